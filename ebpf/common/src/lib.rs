@@ -1,0 +1,2 @@
+//! Records shared by probes and agent.
+#![no_std]
