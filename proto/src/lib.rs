@@ -7,6 +7,7 @@
 pub mod cri {
     /// Package `runtime.v1` as of Kubernetes 1.36.
     #[expect(
+        clippy::allow_attributes_without_reason,
         missing_docs,
         reason = "generated; most names of the interface speak for themselves"
     )]
