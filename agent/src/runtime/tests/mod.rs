@@ -102,7 +102,7 @@ async fn an_error_keeps_code_and_message() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_without_its_essentials_is_an_error() {
-    let (_socket, runtime) = serving(script(|_, _| Ok(say(&cri::VersionRequest::default())?)));
+    let (_socket, runtime) = serving(script(|_, _| say(&cri::VersionRequest::default())));
     let status = runtime.container_status("c1", true).await.unwrap_err();
     assert_eq!(status.to_string(), "ContainerStatus c1: the answer lacks status");
     let metadata =
@@ -245,7 +245,7 @@ async fn features_of_a_recent_runtime() {
             let linux = cri::LinuxRuntimeConfiguration { cgroup_driver: cri::CgroupDriver::Cgroupfs as i32 };
             say(&cri::RuntimeConfigResponse { linux: Some(linux) })
         }
-        "StreamPodSandboxes" => Ok(say_all::<cri::StreamPodSandboxesResponse>([])?),
+        "StreamPodSandboxes" => say_all::<cri::StreamPodSandboxesResponse>([]),
         "StreamContainers" => {
             let portion = |n| cri::StreamContainersResponse { containers: containers(n, 10 << 20).containers };
             say_all(&[portion(1), portion(1)])
@@ -264,4 +264,17 @@ async fn features_of_a_recent_runtime() {
     assert_eq!(listed.len(), 2, "20 MiB in two portions");
     let broken = runtime.list_images(None).await.unwrap_err();
     assert_eq!(broken.code(), Code::Internal, "half a list is none: {broken}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_kind_of_call_can_be_spawned() {
+    let runtime = client(&Socket::default());
+    let mut tasks = tokio::task::JoinSet::new();
+    let (a, b, c, d, e) = (runtime.clone(), runtime.clone(), runtime.clone(), runtime.clone(), runtime);
+    tasks.spawn(async move { a.list_pod_sandboxes(Default::default()).await.is_err() });
+    tasks.spawn(async move { b.list_containers(Default::default()).await.is_err() });
+    tasks.spawn(async move { c.list_images(None).await.is_err() });
+    tasks.spawn(async move { d.container_events().await.is_err() });
+    tasks.spawn(async move { e.features().await.is_err() });
+    assert_eq!(tasks.join_all().await, [true; 5]);
 }
