@@ -1,1 +1,11 @@
-//! The kubelet of events.
+//! keblet: a Kubernetes node agent driven by events. This page is the map.
+//!
+//! ```text
+//!  apiserver ─▶ sources ───────────────┐
+//!  kernel ─┬─▶ events ─▶ pleg ─────────┼─▶ sync ─▶ workers ─▶ runtime · images · volumes · cgroups
+//!  runtime ┘                           │              │
+//!                                      └──────────────┴─▶ status · metrics · server
+//! ```
+
+pub mod model;
+pub mod recorder;

@@ -1,0 +1,43 @@
+//! Desired pods, as the sources hand them to the sync loop.
+
+use std::sync::Arc;
+
+/// A desired pod. Shared, never modified in place: a change is a new object.
+pub type Pod = Arc<k8s_openapi::api::core::v1::Pod>;
+
+/// Where a pod comes from; annotation `kubernetes.io/config.source`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub enum ConfigSource {
+    /// Static pod folder or file.
+    File,
+    /// Static pod URL.
+    Http,
+    /// API server.
+    Api,
+}
+
+impl ConfigSource {
+    /// The annotation's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Http => "http",
+            Self::Api => "api",
+        }
+    }
+}
+
+/// One step from the merged set of desired pods to the next (`facts`: op per batch).
+#[derive(Clone, Debug)]
+pub enum PodUpdate {
+    /// New pods. May be empty: the source is alive and has none.
+    Add(ConfigSource, Vec<Pod>),
+    /// Spec, labels, annotations or deletion fields changed.
+    Update(ConfigSource, Vec<Pod>),
+    /// A deletion timestamp appeared; handled as an update.
+    Delete(ConfigSource, Vec<Pod>),
+    /// The source no longer has these pods.
+    Remove(ConfigSource, Vec<Pod>),
+    /// Only the status differs from what was known.
+    Reconcile(ConfigSource, Vec<Pod>),
+}

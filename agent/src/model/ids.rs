@@ -1,0 +1,92 @@
+//! Identities. Cheap to clone, compared by content.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+macro_rules! identity {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// The identity as the runtime or the API spells it.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+
+            /// True for the empty string, which names nothing.
+            pub fn is_empty(&self) -> bool {
+                self.0.is_empty()
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self {
+                Self(Arc::from(text))
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(text: String) -> Self {
+                Self(Arc::from(text))
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+identity! {
+    /// `metadata.uid` of a pod; for static pods the hash the source made.
+    PodUid
+}
+identity! {
+    /// The runtime's id of one container instance, without `type://`.
+    ContainerId
+}
+identity! {
+    /// The runtime's id of one pod sandbox instance.
+    SandboxId
+}
+
+/// A pod as logs and events name it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct PodRef {
+    /// The pod's UID.
+    pub uid: PodUid,
+    /// The pod's namespace.
+    pub namespace: Arc<str>,
+    /// The pod's name (with the node suffix, for static pods).
+    pub name: Arc<str>,
+}
+
+impl PodRef {
+    /// `name_namespace`, the full name by which mirror and static pods find each other.
+    pub fn full_name(&self) -> String {
+        format!("{}_{}", self.name, self.namespace)
+    }
+}
+
+impl fmt::Display for PodRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}

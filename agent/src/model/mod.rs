@@ -1,0 +1,40 @@
+//! The words every room shares: identities, what the runtime said of a pod, what happened to it, what shall be
+//! done about it, and the clock. Plain data and pure functions; no I/O, no tokio tasks, no policy.
+
+mod actions;
+mod clock;
+mod desired;
+mod ids;
+mod lifecycle;
+mod outcome;
+mod snapshot;
+
+pub use actions::Blocked;
+pub use actions::ContainerClass;
+pub use actions::KillContainer;
+pub use actions::KillReason;
+pub use actions::PodActions;
+pub use actions::RemoveContainer;
+pub use actions::SandboxPlan;
+pub use actions::StartContainer;
+pub use clock::Clock;
+pub use desired::ConfigSource;
+pub use desired::Pod;
+pub use desired::PodUpdate;
+pub use ids::ContainerId;
+pub use ids::PodRef;
+pub use ids::PodUid;
+pub use ids::SandboxId;
+pub use lifecycle::KernelMoment;
+pub use lifecycle::LifecycleEvent;
+pub use lifecycle::LifecycleKind;
+pub use lifecycle::Source;
+pub use outcome::StartFailure;
+pub use outcome::StartOutcome;
+pub use outcome::SyncOutcome;
+pub use snapshot::ContainerState;
+pub use snapshot::ContainerStatus;
+pub use snapshot::PodSnapshot;
+pub use snapshot::ProvenDeath;
+pub use snapshot::SandboxStatus;
+pub use snapshot::TerminationFile;

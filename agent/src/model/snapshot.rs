@@ -1,0 +1,154 @@
+//! What the runtime said of one pod, with the moment it was asked. Only `pleg` puts snapshots into the pod cache.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::ContainerId;
+use super::PodRef;
+use super::SandboxId;
+
+/// CRI container state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub enum ContainerState {
+    /// Created, not started (yet).
+    Created,
+    /// Its init process runs, as far as known.
+    Running,
+    /// Its init process is gone.
+    Exited,
+    /// The runtime does not know.
+    Unknown,
+}
+
+/// Everything the runtime said of one pod at one moment, all sandboxes included.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodSnapshot {
+    /// Whose snapshot this is. Name and namespace are empty if the runtime knew nothing of the pod.
+    pub pod: PodRef,
+    /// Sandboxes, newest first (attempt, then creation time, then id, descending).
+    pub sandboxes: Vec<SandboxStatus>,
+    /// Containers of all sandboxes, newest first by creation time.
+    pub containers: Vec<ContainerStatus>,
+    /// IPs of the newest sandbox if it is ready; else the last ones known while no sandbox is ready.
+    pub ips: Vec<String>,
+    /// The moment just before the runtime was asked: everything that had happened by then is in here.
+    pub sampled_at: Instant,
+}
+
+impl PodSnapshot {
+    /// A pod of which the runtime knows nothing.
+    pub fn empty(pod: PodRef, sampled_at: Instant) -> Self {
+        Self { pod, sandboxes: Vec::new(), containers: Vec::new(), ips: Vec::new(), sampled_at }
+    }
+
+    /// The newest instance of the container called `name`, over all sandboxes.
+    pub fn newest(&self, name: &str) -> Option<&ContainerStatus> {
+        self.containers.iter().find(|c| c.name == name)
+    }
+
+    /// The container instance with this id.
+    pub fn by_id(&self, id: &ContainerId) -> Option<&ContainerStatus> {
+        self.containers.iter().find(|c| &c.id == id)
+    }
+
+    /// Containers of the newest sandbox, provided it is ready ("active" containers).
+    pub fn active(&self) -> impl Iterator<Item = &ContainerStatus> {
+        let sandbox = self.sandboxes.first().filter(|s| s.ready).map(|s| &s.id);
+        self.containers.iter().filter(move |c| Some(&c.sandbox_id) == sandbox)
+    }
+
+    /// Running containers, newest first.
+    pub fn running(&self) -> impl Iterator<Item = &ContainerStatus> {
+        self.containers.iter().filter(|c| c.state == ContainerState::Running)
+    }
+}
+
+/// CRI `PodSandboxStatus`, reduced to what decisions need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SandboxStatus {
+    /// Sandbox id.
+    pub id: SandboxId,
+    /// `metadata.attempt`.
+    pub attempt: u32,
+    /// SANDBOX_READY.
+    pub ready: bool,
+    /// Nanoseconds since the Unix epoch.
+    pub created_at: i64,
+    /// Primary IP first; empty with host network.
+    pub ips: Vec<String>,
+    /// The sandbox uses the node's network namespace.
+    pub host_network: bool,
+    /// Processes of this pod's containers may outlive their init process (host or shared PID namespace).
+    pub shares_pid_namespace: bool,
+    /// Runtime handler, empty for the default one.
+    pub runtime_handler: String,
+}
+
+/// CRI `ContainerStatus`, with the agent's own annotations read back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ContainerStatus {
+    /// Container id.
+    pub id: ContainerId,
+    /// Sandbox the container lives in.
+    pub sandbox_id: SandboxId,
+    /// `metadata.name`: the container's name in the pod spec.
+    pub name: String,
+    /// `metadata.attempt`.
+    pub attempt: u32,
+    /// Runtime state, with a proven death laid over it.
+    pub state: ContainerState,
+    /// Nanoseconds since the Unix epoch.
+    pub created_at: i64,
+    /// Nanoseconds since the Unix epoch; 0 if never started.
+    pub started_at: i64,
+    /// Nanoseconds since the Unix epoch; 0 while not exited.
+    pub finished_at: i64,
+    /// Exit code (128 + signal for signals). `None` unless exited, or when a death is proven but its code is not
+    /// known yet.
+    pub exit_code: Option<i32>,
+    /// Runtime's brief reason (`Completed`, `Error`, `OOMKilled`, ...). Empty while a proven death is unconfirmed.
+    pub reason: String,
+    /// Runtime's message, with the termination message appended.
+    pub message: String,
+    /// Image as the runtime spells it.
+    pub image: String,
+    /// Image reference (digest or id) the runtime resolved.
+    pub image_ref: String,
+    /// Annotation `io.kubernetes.container.hash`; 0 if missing.
+    pub hash: u64,
+    /// Annotation `io.kubernetes.container.restartCount`; 0 if missing.
+    pub restart_count: u32,
+    /// Log file path.
+    pub log_path: String,
+    /// Where the container leaves its termination message.
+    pub termination: TerminationFile,
+    /// The init process in the host PID namespace, once known. Only runtimes that tell (`info.pid`) have one.
+    pub pid: Option<u32>,
+    /// Set while `state` is `Exited` by kernel proof and the runtime has not confirmed it yet.
+    pub proven: Option<ProvenDeath>,
+}
+
+/// Termination message settings, read back from annotations and mounts.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct TerminationFile {
+    /// Path inside the container.
+    pub container_path: String,
+    /// Host file mounted there, if any.
+    pub host_path: Option<String>,
+    /// `terminationMessagePolicy` is `FallbackToLogsOnError`.
+    pub fallback_to_logs: bool,
+}
+
+/// The kernel's word that a container's init process is gone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProvenDeath {
+    /// When the process was seen to be gone, on this process' monotonic clock.
+    pub seen_at: Instant,
+    /// How long before `seen_at` the kernel recorded the exit, if a probe told.
+    pub kernel_age: Option<Duration>,
+    /// Exit code (128 + signal), if the kernel told.
+    pub exit_code: Option<i32>,
+    /// The process was chosen by the OOM killer.
+    pub oom_killed: bool,
+}
