@@ -8,10 +8,10 @@
 mod cache;
 mod containerd;
 
+pub use cache::BUSYBOX_IMAGE;
 pub use cache::Cache;
 pub use cache::PAUSE_IMAGE;
 pub use cache::PROBE_IMAGE;
-pub use cache::BUSYBOX_IMAGE;
 pub use containerd::Options;
 pub use containerd::PrivateContainerd;
 pub use containerd::Ready;

@@ -155,12 +155,8 @@ mod tests {
 
     #[test]
     fn every_action_is_understood() {
-        let exit = Exit {
-            code: 3,
-            after: Duration::from_millis(250),
-            stamp: Some("/s".into()),
-            once_file: Some("/o".into()),
-        };
+        let exit =
+            Exit { code: 3, after: Duration::from_millis(250), stamp: Some("/s".into()), once_file: Some("/o".into()) };
         let cases = [
             ("run", Action::Run { stamp: None }),
             ("run --stamp /s", Action::Run { stamp: Some("/s".into()) }),

@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use crate::process;
 
-const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n";
+const ANSWER: &[u8] =
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n";
 const LONGEST_REQUEST: usize = 16 * 1024;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Answers every request with 200 until SIGTERM.
 pub fn serve(port: u16) -> Result<u8, String> {
-    let listener =
-        TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(|error| format!("cannot listen on port {port}: {error}"))?;
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
+        .map_err(|error| format!("cannot listen on port {port}: {error}"))?;
     std::thread::Builder::new()
         .name("web".to_owned())
         .spawn(move || accept(&listener))
