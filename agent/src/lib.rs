@@ -7,6 +7,8 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod events;
 pub mod model;
+pub mod pleg;
 pub mod recorder;
 pub mod runtime;
