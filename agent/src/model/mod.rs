@@ -7,6 +7,7 @@ mod desired;
 mod ids;
 mod lifecycle;
 mod outcome;
+mod quantity;
 mod snapshot;
 
 pub use actions::Blocked;
@@ -32,6 +33,8 @@ pub use lifecycle::Source;
 pub use outcome::StartFailure;
 pub use outcome::StartOutcome;
 pub use outcome::SyncOutcome;
+pub use quantity::Amount;
+pub use quantity::QuantityError;
 pub use snapshot::ContainerState;
 pub use snapshot::ContainerStatus;
 pub use snapshot::PodSnapshot;
