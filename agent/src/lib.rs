@@ -12,3 +12,4 @@ pub mod model;
 pub mod pleg;
 pub mod recorder;
 pub mod runtime;
+pub mod workers;
