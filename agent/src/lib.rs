@@ -13,3 +13,4 @@ pub mod model;
 pub mod pleg;
 pub mod recorder;
 pub mod runtime;
+pub mod workers;
