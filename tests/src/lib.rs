@@ -1,1 +1,3 @@
-//! Tests.
+//! Peers for tests that need more than one crate: so far, a simulated container runtime.
+
+pub mod cri;
