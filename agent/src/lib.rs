@@ -7,5 +7,7 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod kernel;
 pub mod model;
 pub mod recorder;
+pub mod workers;
