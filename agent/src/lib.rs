@@ -7,5 +7,9 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod events;
 pub mod model;
+pub mod pleg;
 pub mod recorder;
+pub mod runtime;
+pub mod workers;

@@ -1,0 +1,5 @@
+//! Pod workers: one state machine per pod, the only part that starts or stops containers.
+
+pub mod backoff;
+pub mod plan;
+pub mod refuse;
