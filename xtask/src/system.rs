@@ -28,13 +28,6 @@ pub fn output(command: &mut Command) -> Result<String> {
     bail!("`{line}` ended with {}:\n  {tail}", output.status)
 }
 
-/// Runs a program with our terminal as its own.
-pub fn shown(command: &mut Command) -> Result<()> {
-    let line = describe(command);
-    let status = command.status().with_context(|| format!("cannot run `{line}`"))?;
-    if status.success() { Ok(()) } else { bail!("`{line}` ended with {status}") }
-}
-
 /// The command line, for people.
 pub fn describe(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());

@@ -1,4 +1,5 @@
 //! The private runtime runs pods, survives orders, and leaves nothing behind however its user ends.
+#![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::fs;
 use std::io::BufRead as _;
