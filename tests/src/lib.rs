@@ -1,6 +1,4 @@
-//! Tests.
+//! What tests of more than one room need: a simulated container runtime, and a real one.
 
 pub mod containerd;
-//! Peers for tests that need more than one crate: so far, a simulated container runtime.
-
 pub mod cri;

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  runtime stream ─▶ cri ────┐
-//!  ring buffers ──▶ exits ───┼─▶ Hint ─▶ pleg
+//!  ring buffers ──▶ kernel ──┼─▶ Hint ─▶ pleg
 //!  pidfd ─────────▶ process ─┘ (pinned by the pleg itself)
 //! ```
 

@@ -40,16 +40,17 @@ pub(super) struct PinGone {
 /// The newest exit records and OOM victims, bounded.
 #[derive(Default)]
 pub(super) struct Exits {
-    facts: HashMap<ContainerId, ExitFacts>,
-    order: VecDeque<ContainerId>,
+    /// By container and pid: a container may hold further PID namespaces, whose inits die too.
+    facts: HashMap<(ContainerId, u32), ExitFacts>,
+    order: VecDeque<(ContainerId, u32)>,
     oom_victims: VecDeque<u32>,
 }
 
 impl Exits {
     fn insert(&mut self, facts: ExitFacts) {
-        let id = facts.container.clone();
-        if self.facts.insert(id.clone(), facts).is_none() {
-            self.order.push_back(id);
+        let key = (facts.container.clone(), facts.pid);
+        if self.facts.insert(key.clone(), facts).is_none() {
+            self.order.push_back(key);
         }
         while self.order.len() > EXITS_KEPT {
             if let Some(oldest) = self.order.pop_front() {
@@ -58,8 +59,8 @@ impl Exits {
         }
     }
 
-    fn get(&self, id: &ContainerId) -> Option<&ExitFacts> {
-        self.facts.get(id)
+    fn get(&self, container: &ContainerStatus) -> Option<&ExitFacts> {
+        self.facts.get(&(container.id.clone(), container.pid?))
     }
 
     fn victim(&mut self, pid: u32) {
@@ -85,15 +86,15 @@ impl PlegTask {
                     self.pins.push(Box::pin(async move { PinGone { uid, id, gone: gone.await } }));
                 }
                 Pinned::Gone => {
-                    let death = self.death(&container.id, None);
+                    let death = self.death(container, None);
                     self.remember_death(uid, container.id.clone(), death);
                 }
-                Pinned::Ineligible(reason) if self.exits.get(&container.id).is_none() => {
+                Pinned::Ineligible(reason) if self.exits.get(container).is_none() => {
                     tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "death will not be proven");
                 }
                 // The kernel itself has recorded the end of this container's init.
                 Pinned::Ineligible(_) => {
-                    let death = self.death(&container.id, None);
+                    let death = self.death(container, None);
                     self.remember_death(uid, container.id.clone(), death);
                 }
             }
@@ -109,9 +110,9 @@ impl PlegTask {
         }
     }
 
-    fn death(&self, id: &ContainerId, told: Option<i32>) -> ProvenDeath {
+    fn death(&self, container: &ContainerStatus, told: Option<i32>) -> ProvenDeath {
         let now = Instant::now();
-        let facts = self.exits.get(id);
+        let facts = self.exits.get(container);
         ProvenDeath {
             seen_at: now,
             kernel_age: facts.map(|f| f.at.age(now)),
@@ -123,10 +124,9 @@ impl PlegTask {
     /// The pidfd says "gone": the next one may start.
     pub(super) fn on_gone(&mut self, pinned: PinGone) {
         let Some(known) = self.records.get(&pinned.uid).and_then(|r| r.snapshot.clone()) else { return };
-        if known.by_id(&pinned.id).is_none_or(|c| c.state != ContainerState::Running) {
-            return;
-        }
-        let death = self.death(&pinned.id, pinned.gone.exit_code);
+        let running = known.by_id(&pinned.id).filter(|c| c.state == ContainerState::Running);
+        let Some(container) = running else { return };
+        let death = self.death(container, pinned.gone.exit_code);
         self.remember_death(&pinned.uid, pinned.id, death);
         self.republish(&pinned.uid, &known);
         let attempt = self.records.get(&pinned.uid).map_or(0, |r| r.rechecks);
@@ -136,10 +136,12 @@ impl PlegTask {
     /// A probe's record. Explains a death that is or will be proven by the pidfd; proves nothing alone, because the
     /// process may still hold its files.
     pub(super) fn on_exit_facts(&mut self, facts: ExitFacts) {
-        let id = facts.container.clone();
-        let owner = self.records.iter().find(|(_, r)| r.deaths.get(&id).is_some_and(|d| d.exit_code.is_none()));
+        let (id, pid, code) = (facts.container.clone(), facts.pid, facts.exit_code);
+        let owner = self.records.iter().find(|(_, record)| {
+            record.deaths.get(&id).is_some_and(|death| death.exit_code.is_none())
+                && record.snapshot.as_ref().and_then(|s| s.by_id(&id)).is_some_and(|c| c.pid == Some(pid))
+        });
         let owner = owner.map(|(uid, _)| uid.clone());
-        let code = facts.exit_code;
         self.exits.insert(facts);
         let Some(uid) = owner else { return };
         let Some(record) = self.records.get_mut(&uid) else { return };
@@ -148,7 +150,6 @@ impl PlegTask {
         }
         if let Some(known) = record.snapshot.clone() {
             self.republish(&uid, &known);
-            self.dirty.mark(uid);
         }
     }
 

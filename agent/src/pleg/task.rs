@@ -378,9 +378,8 @@ impl PlegTask {
     }
 
     fn emit(&self, old: Option<&PodSnapshot>, new: Option<&PodSnapshot>, source: Source) {
-        let changes = diff(old, new);
-        let Some(pod) = new.or(old).map(|s| &s.pod).filter(|_| !changes.is_empty()) else { return };
-        for change in changes {
+        let Some(pod) = new.or(old).map(|s| &s.pod) else { return };
+        for change in diff(old, new) {
             let happened = new.and_then(|s| s.by_id(&change.id)).and_then(|c| self.happened(c, change.kind));
             let event = LifecycleEvent {
                 pod: pod.clone(),
@@ -393,7 +392,10 @@ impl PlegTask {
             };
             self.tell(&event);
         }
-        self.dirty.mark(pod.uid.clone());
+        // The worker that asked gets the snapshot itself.
+        if source != Source::Worker && !says_the_same(old, new) {
+            self.dirty.mark(pod.uid.clone());
+        }
     }
 
     /// When the kernel saw it: the probe's time for a proven death, else the runtime's own record of the moment.
@@ -435,5 +437,17 @@ impl PlegTask {
 
     pub(super) fn events_up(&self) -> bool {
         self.config.board.get(Sensor::RuntimeEvents) == Some(SensorState::Up)
+    }
+}
+
+/// True if nothing but the sample time differs.
+fn says_the_same(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> bool {
+    match (old, new) {
+        (Some(old), Some(new)) => {
+            old.containers == new.containers && old.sandboxes == new.sandboxes && old.ips == new.ips
+        }
+        (None, Some(new)) => new.containers.is_empty() && new.sandboxes.is_empty(),
+        (Some(old), None) => old.containers.is_empty() && old.sandboxes.is_empty(),
+        (None, None) => true,
     }
 }
