@@ -9,3 +9,4 @@
 
 pub mod model;
 pub mod recorder;
+pub mod sources;
