@@ -15,3 +15,4 @@ pub mod pleg;
 pub mod recorder;
 pub mod runtime;
 pub mod workers;
+pub mod sources;

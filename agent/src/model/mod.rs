@@ -2,6 +2,7 @@
 //! done about it, and the clock. Plain data and pure functions; no I/O, no tokio tasks, no policy.
 
 mod actions;
+mod amount;
 mod clock;
 mod desired;
 mod hash;
@@ -24,6 +25,8 @@ pub use actions::PodActions;
 pub use actions::RemoveContainer;
 pub use actions::SandboxPlan;
 pub use actions::StartContainer;
+pub use amount::Amount;
+pub use amount::AmountError;
 pub use clock::Clock;
 pub use desired::ConfigSource;
 pub use desired::Pod;
