@@ -7,7 +7,9 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod config;
 pub mod events;
+pub mod kernel;
 pub mod model;
 pub mod pleg;
 pub mod recorder;

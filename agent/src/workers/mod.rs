@@ -3,3 +3,6 @@
 pub mod backoff;
 pub mod plan;
 pub mod refuse;
+//! Pod workers: one state machine per pod, the only code that starts, stops or removes containers.
+
+pub mod generate;

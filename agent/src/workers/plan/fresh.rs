@@ -3,8 +3,10 @@
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::SandboxId;
+use crate::model::restart;
 use crate::model::restart::RestartPolicy;
 use crate::model::spec;
+use crate::model::spec::SpecContainer;
 
 use super::draft::Draft;
 
@@ -17,6 +19,10 @@ enum Again {
 
 pub(super) fn plan(draft: &mut Draft<'_>, attempt: u32, replaces: Option<SandboxId>) {
     let pod = draft.input.pod;
+    // One of them may yet restart the whole pod instead, or leave nothing to make a sandbox for: known with its code.
+    if spec::lasting_containers(pod).any(|container| may_yet_restart_all(draft, &container)) {
+        return draft.await_exit_code();
+    }
     let has_run = !draft.input.snapshot.containers.is_empty();
     if RestartPolicy::of_pod(pod) == RestartPolicy::Never && attempt != 0 && has_run {
         return draft.kill_pod();
@@ -29,7 +35,6 @@ pub(super) fn plan(draft: &mut Draft<'_>, attempt: u32, replaces: Option<Sandbox
         match again(RestartPolicy::of_container(pod, container.spec, draft.input.gates), newest) {
             Again::Yes => starts.push(container),
             Again::Done => {}
-            // Whether there is anything to make a sandbox for is known as soon as the code is.
             Again::AwaitExitCode => draft.await_exit_code(),
         }
     }
@@ -44,6 +49,11 @@ pub(super) fn plan(draft: &mut Draft<'_>, attempt: u32, replaces: Option<Sandbox
         Some(first) => draft.start(&first),
         None => starts.iter().for_each(|container| draft.start(container)),
     }
+}
+
+fn may_yet_restart_all(draft: &Draft<'_>, container: &SpecContainer<'_>) -> bool {
+    let undecided = |last: &ContainerStatus| last.state == ContainerState::Exited && last.exit_code.is_none();
+    draft.newest(container).is_some_and(undecided) && restart::may_restart_all(container.spec, draft.input.gates)
 }
 
 fn again(policy: RestartPolicy, newest: Option<&ContainerStatus>) -> Again {

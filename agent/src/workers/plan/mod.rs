@@ -19,6 +19,8 @@ mod fresh;
 mod init;
 mod regular;
 mod restart_all;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::time::SystemTime;

@@ -1,0 +1,3 @@
+//! The machine: kernel interfaces, read and written without policy.
+
+pub mod cgroup;
