@@ -8,6 +8,7 @@ mod interrupt;
 mod layers;
 mod licences;
 mod paths;
+mod peers;
 mod progress;
 mod report;
 mod run;
@@ -35,6 +36,8 @@ enum Task {
     Setup(setup::Arguments),
     /// Run all tests that this machine can run, and say which it cannot.
     Test(tiers::Arguments),
+    /// Build upstream's kubelet, a peer for benchmarks only, from published Go modules; minutes the first time.
+    Peers,
     /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
     Layers,
     /// Check that every path and test that the documents name exists.
@@ -60,6 +63,7 @@ fn perform(task: Task) -> Result<ExitCode> {
     match task {
         Task::Setup(arguments) => setup::setup(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Test(arguments) => tiers::test(&arguments),
+        Task::Peers => peers::build().map(|()| ExitCode::SUCCESS),
         Task::Layers => layers::check().map(|report| report.tell()),
         Task::DocsPaths => docs_paths::check().map(|report| report.tell()),
         Task::Licences => licences::check().map(|report| report.tell()),

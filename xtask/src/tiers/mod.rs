@@ -9,7 +9,7 @@
 //! Says plainly which tier it could not run and why; with `CI=true` that is a failure. Refuses to hide the runner's own
 //! words: it adds up what they say, no more.
 
-mod machine;
+pub mod machine;
 mod tally;
 
 use std::io::BufRead as _;
@@ -111,6 +111,9 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
             Tier::Runtime => cargo_test(&["--ignored", "--skip", "bpf", "--test-threads", "1"], cache.as_ref())?,
             Tier::Kernel => cargo_test(&["--ignored", "bpf", "--test-threads", "1"], cache.as_ref())?,
         };
+        if tally == Tally::default() {
+            missing.push(format!("{}: no test belongs to it", tier.name()));
+        }
         outcomes.push(Outcome { tier, tally, seconds: start.elapsed().as_secs_f32() });
     }
     Ok(summary(&outcomes, &missing))
