@@ -7,5 +7,6 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod kernel;
 pub mod model;
 pub mod recorder;
