@@ -1,6 +1,3 @@
-//! The machine: kernel interfaces, read and written without policy.
-
-pub mod cgroup;
 //! The machine: kernel probes, processes, cgroup hierarchies and what the node offers.
 //!
 //! Owns every touch of the kernel that is not a cgroup's settings (those are in `cgroup`). Reads and reports, decides
@@ -16,6 +13,7 @@ pub mod cgroup;
 
 pub mod bpf;
 pub mod btf;
+pub mod cgroup;
 pub mod clock;
 pub mod facts;
 pub mod hierarchy;
