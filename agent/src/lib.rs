@@ -7,5 +7,12 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod config;
+pub mod events;
+pub mod kernel;
 pub mod model;
+pub mod pleg;
 pub mod recorder;
+pub mod runtime;
+pub mod sources;
+pub mod workers;

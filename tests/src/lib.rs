@@ -1,3 +1,4 @@
-//! Peers for tests that need more than one crate: so far, a simulated container runtime.
+//! What tests of more than one room need: a simulated container runtime, and a real one.
 
+pub mod containerd;
 pub mod cri;
