@@ -10,6 +10,7 @@
 pub mod config;
 pub mod events;
 pub mod kernel;
+pub mod bench;
 pub mod model;
 pub mod pleg;
 pub mod recorder;
