@@ -7,10 +7,10 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod bench;
 pub mod config;
 pub mod events;
 pub mod kernel;
-pub mod bench;
 pub mod model;
 pub mod pleg;
 pub mod recorder;

@@ -172,7 +172,7 @@ mod tests {
         let pods = pods(WorkloadKind::Crash, 2, folder.path());
         write(&pods[0].main, "start 1\nexit 1000000000\nstart 1065000000\n");
         assert!(durations(WorkloadKind::Crash, &pods, 0).is_err(), "the second pod did nothing");
-        assert_eq!(is_done(&pods[1]).unwrap(), false);
+        assert!(!is_done(&pods[1]).unwrap());
 
         write(&pods[1].main, "start 1\nexit 2000000000\nstart 2100000000\n");
         assert_eq!(durations(WorkloadKind::Crash, &pods, 0).unwrap(), [0.065, 0.1]);
