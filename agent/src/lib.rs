@@ -14,5 +14,5 @@ pub mod model;
 pub mod pleg;
 pub mod recorder;
 pub mod runtime;
-pub mod workers;
 pub mod sources;
+pub mod workers;

@@ -2,7 +2,6 @@
 //! done about it, and the clock. Plain data and pure functions; no I/O, no tokio tasks, no policy.
 
 mod actions;
-mod amount;
 mod clock;
 mod desired;
 mod hash;
@@ -25,12 +24,11 @@ pub use actions::PodActions;
 pub use actions::RemoveContainer;
 pub use actions::SandboxPlan;
 pub use actions::StartContainer;
-pub use amount::Amount;
-pub use amount::AmountError;
 pub use clock::Clock;
 pub use desired::ConfigSource;
 pub use desired::Pod;
 pub use desired::PodUpdate;
+pub use desired::pod_ref;
 pub use hash::container_hash;
 pub use hash::fnv1a_64;
 pub use ids::ContainerId;
