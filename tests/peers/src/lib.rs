@@ -7,6 +7,7 @@
 
 mod cache;
 mod containerd;
+mod view;
 
 pub use cache::BUSYBOX_IMAGE;
 pub use cache::Cache;
@@ -16,3 +17,5 @@ pub use containerd::Options;
 pub use containerd::PrivateContainerd;
 pub use containerd::Ready;
 pub use containerd::Remains;
+pub use view::ContainerView;
+pub use view::PodView;
