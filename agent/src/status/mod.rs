@@ -16,6 +16,8 @@ mod phase;
 mod state;
 mod store;
 mod termination;
+#[cfg(test)]
+mod tests;
 mod time;
 mod transition;
 
