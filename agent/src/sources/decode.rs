@@ -124,9 +124,10 @@ fn read_document(document: Value, origin: &Origin<'_>, manifest: &mut Manifest) 
         ("v1", "Pod") => read_pod(document, "", origin, manifest),
         ("v1", "PodList" | "List") => read_list(document, origin, manifest),
         (_, "") => Err(vec![("kind".into(), "Required value: must be Pod or PodList".into())]),
-        ("v1", _) => {
-            Err(vec![("kind".into(), format!("Unsupported value: \"{}\": supported values: \"Pod\", \"PodList\"", Excerpt(&kind)))])
-        }
+        ("v1", _) => Err(vec![(
+            "kind".into(),
+            format!("Unsupported value: \"{}\": supported values: \"Pod\", \"PodList\"", Excerpt(&kind)),
+        )]),
         ("", _) => Err(vec![("apiVersion".into(), "Required value: must be v1".into())]),
         _ => Err(vec![(
             "apiVersion".into(),
@@ -173,9 +174,8 @@ fn read_pod(mut value: Value, prefix: &str, origin: &Origin<'_>, manifest: &mut 
     }
     references::check(&pod, origin.prevent_api_references).map_err(|refused| named(("spec", refused)))?;
 
-    let same_name = |other: &Pod| {
-        other.metadata.name == pod.metadata.name && other.metadata.namespace == pod.metadata.namespace
-    };
+    let same_name =
+        |other: &Pod| other.metadata.name == pod.metadata.name && other.metadata.namespace == pod.metadata.namespace;
     if manifest.pods.iter().any(same_name) {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         return Err(named(("metadata.name", format!("Duplicate value: \"{name}\""))));
@@ -191,7 +191,9 @@ fn quote_quantities(value: &mut Value) {
         Value::Object(fields) => {
             for (key, value) in fields {
                 match (key.as_str(), &mut *value) {
-                    ("limits" | "requests" | "overhead", Value::Object(amounts)) => amounts.values_mut().for_each(quote),
+                    ("limits" | "requests" | "overhead", Value::Object(amounts)) => {
+                        amounts.values_mut().for_each(quote)
+                    }
                     ("sizeLimit" | "divisor", number) => quote(number),
                     _ => quote_quantities(value),
                 }

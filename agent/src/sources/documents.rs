@@ -175,7 +175,8 @@ mod tests {
 
     #[test]
     fn yaml_is_read_as_the_api_tooling_does() {
-        let text = "a: yes\nb: 0644\nc: 1.5\nd: ~\ne: '1'\nf: 2001-01-01\n1: x\na: no\ng: &g {h: 1}\ni: {<<: *g, j: 2}\n";
+        let text =
+            "a: yes\nb: 0644\nc: 1.5\nd: ~\ne: '1'\nf: 2001-01-01\n1: x\na: no\ng: &g {h: 1}\ni: {<<: *g, j: 2}\n";
         let expected = json!({"a": false, "b": 420, "c": 1.5, "d": null, "e": "1", "f": "2001-01-01", "1": "x",
             "g": {"h": 1}, "i": {"h": 1, "j": 2}});
         assert_eq!(parse(text), Ok(vec![expected]));

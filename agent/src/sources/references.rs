@@ -142,7 +142,10 @@ mod tests {
             (projected(json!({"configMap": {"name": "x"}})), "configmaps"),
             (json!({"containers": [], "resourceClaims": [{"name": "x"}]}), "resourceclaims"),
             (volume(json!({"name": "v", "csi": {"driver": "d"}})), "csidrivers (via CSI volumes)"),
-            (volume(json!({"name": "v", "glusterfs": {"endpoints": "e", "path": "p"}})), "endpoints (via glusterFS volumes)"),
+            (
+                volume(json!({"name": "v", "glusterfs": {"endpoints": "e", "path": "p"}})),
+                "endpoints (via glusterFS volumes)",
+            ),
             (volume(json!({"name": "v", "persistentVolumeClaim": {"claimName": "x"}})), "persistentvolumeclaims"),
             (volume(json!({"name": "v", "ephemeral": {}})), "persistentvolumeclaims (via ephemeral volumes)"),
             (projected(json!({"serviceAccountToken": {"path": "t"}})), "serviceaccounts (via projected volumes)"),

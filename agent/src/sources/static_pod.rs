@@ -77,9 +77,8 @@ fn tolerate_no_execute(tolerations: &mut Vec<Toleration>) {
         ..Toleration::default()
     };
     let empty = |text: &Option<String>| text.as_deref().unwrap_or_default().is_empty();
-    let same = |t: &Toleration| {
-        empty(&t.key) && empty(&t.value) && t.operator == wanted.operator && t.effect == wanted.effect
-    };
+    let same =
+        |t: &Toleration| empty(&t.key) && empty(&t.value) && t.operator == wanted.operator && t.effect == wanted.effect;
     match tolerations.iter().position(same) {
         Some(index) => tolerations[index] = wanted,
         None => tolerations.push(wanted),

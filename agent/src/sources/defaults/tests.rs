@@ -73,7 +73,8 @@ fn pull_policy_follows_the_tag() {
 
 #[test]
 fn requests_follow_limits() {
-    let container = with_container(json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1m"}}}));
+    let container =
+        with_container(json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1m"}}}));
     assert_eq!(container["resources"]["requests"], json!({"cpu": "1m", "memory": "1Gi"}));
 }
 
@@ -123,7 +124,8 @@ fn volumes() {
 #[test]
 fn host_network_makes_every_port_a_host_port() {
     let container = json!({"name": "c", "ports": [{"containerPort": 80}, {"containerPort": 81, "hostPort": 1081}]});
-    let spec = defaulted(json!({"hostNetwork": true, "containers": [container.clone()], "initContainers": [container]}));
+    let spec =
+        defaulted(json!({"hostNetwork": true, "containers": [container.clone()], "initContainers": [container]}));
     for list in ["containers", "initContainers"] {
         assert_eq!(spec[list][0]["ports"][0]["hostPort"], 80);
         assert_eq!(spec[list][0]["ports"][1]["hostPort"], 1081);

@@ -154,10 +154,7 @@ pub fn port(number: i32) -> Complaints {
 /// An IP address of either family.
 pub fn ip(text: &str) -> Complaints {
     let good = text.parse::<std::net::IpAddr>().is_ok();
-    (!good)
-        .then(|| "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned())
-        .into_iter()
-        .collect()
+    (!good).then(|| "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned()).into_iter().collect()
 }
 
 /// A kernel parameter, its parts separated by dots or slashes.
@@ -195,7 +192,11 @@ mod tests {
     #[test]
     fn labels_and_subdomains() {
         let long = "a".repeat(64);
-        check(dns_label, &["a", "a-b", "0", &long[..63]], &["", "-a", "a-", "a.b", "A", "a_b", "a/b", "ä", &long, "a\n"]);
+        check(
+            dns_label,
+            &["a", "a-b", "0", &long[..63]],
+            &["", "-a", "a-", "a.b", "A", "a_b", "a/b", "ä", &long, "a\n"],
+        );
         let very_long = ["a"; 128].join(".");
         check(dns_subdomain, &["a.b", "a-b.c", &very_long[..253]], &["", ".", "a..b", "../a", "a.", "A.b", &very_long]);
         check(dns_search, &[".", "a.b.", "_tcp.example.com", "a_b"], &["", "..", "a b", "-", "a..b"]);

@@ -52,7 +52,9 @@ fn check(probe: &Probe, path: &Path, findings: &mut Findings) {
     one_handler(&handlers, path, findings);
     actions(probe.exec.as_ref(), probe.http_get.as_ref(), probe.tcp_socket.as_ref().map(|t| &t.port), path, findings);
     if let Some(grpc) = &probe.grpc {
-        formats::port(grpc.port).iter().for_each(|c| findings.invalid(&path.child("grpc").child("port"), &grpc.port, c));
+        formats::port(grpc.port)
+            .iter()
+            .for_each(|c| findings.invalid(&path.child("grpc").child("port"), &grpc.port, c));
     }
     let numbers = [
         ("initialDelaySeconds", probe.initial_delay_seconds),

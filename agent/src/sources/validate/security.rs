@@ -91,7 +91,12 @@ fn user_or_group(id: Option<i64>, path: &Path, findings: &mut Findings) {
     }
 }
 
-fn profiles(seccomp: Option<&SeccompProfile>, apparmor: Option<&AppArmorProfile>, path: &Path, findings: &mut Findings) {
+fn profiles(
+    seccomp: Option<&SeccompProfile>,
+    apparmor: Option<&AppArmorProfile>,
+    path: &Path,
+    findings: &mut Findings,
+) {
     if let Some(profile) = seccomp {
         let path = path.child("seccompProfile");
         let file = profile.localhost_profile.as_deref();

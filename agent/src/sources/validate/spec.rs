@@ -163,17 +163,29 @@ fn check_toleration(toleration: &Toleration, path: &Path, findings: &mut Finding
     let operator = text(&toleration.operator);
     if key.is_empty() {
         if operator != "Exists" {
-            findings.invalid(&path.child("operator"), operator, "operator must be Exists when `key` is empty, which means \"match all values and all keys\"");
+            findings.invalid(
+                &path.child("operator"),
+                operator,
+                "operator must be Exists when `key` is empty, which means \"match all values and all keys\"",
+            );
         }
     } else {
         findings.invalid_each(&path.child("key"), key, formats::qualified_name(key));
     }
     match operator {
         "" | "Equal" => {
-            findings.invalid_each(&path.child("operator"), text(&toleration.value), formats::label_value(text(&toleration.value)));
+            findings.invalid_each(
+                &path.child("operator"),
+                text(&toleration.value),
+                formats::label_value(text(&toleration.value)),
+            );
         }
         "Exists" if text(&toleration.value).is_empty() => {}
-        "Exists" => findings.invalid(&path.child("operator"), text(&toleration.value), "value must be empty when `operator` is 'Exists'"),
+        "Exists" => findings.invalid(
+            &path.child("operator"),
+            text(&toleration.value),
+            "value must be empty when `operator` is 'Exists'",
+        ),
         "Gt" | "Lt" => {}
         other => findings.unsupported(&path.child("operator"), other, &["Equal", "Exists"]),
     }

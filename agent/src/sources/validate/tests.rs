@@ -57,7 +57,11 @@ fn the_base_is_valid() {
 fn metadata() {
     check(&[
         ("/metadata/name", json!(""), "metadata.name: Required value: name or generateName is required"),
-        ("/metadata/name", json!("../../etc"), "metadata.name: Invalid value: \"../../etc\": a lowercase RFC 1123 subdomain"),
+        (
+            "/metadata/name",
+            json!("../../etc"),
+            "metadata.name: Invalid value: \"../../etc\": a lowercase RFC 1123 subdomain",
+        ),
         ("/metadata/name", json!("Web"), "metadata.name: Invalid value: \"Web\""),
         ("/metadata/name", json!("a".repeat(254)), "metadata.name: Invalid value"),
         ("/metadata/namespace", json!("a/b"), "metadata.namespace: Invalid value: \"a/b\": a lowercase RFC 1123 label"),
@@ -67,7 +71,11 @@ fn metadata() {
         ("/metadata/labels", json!({"a": "x y"}), "metadata.labels: Invalid value: \"x y\": a valid label must be"),
         ("/metadata/annotations", json!({"A/b": "any \n text"}), ""),
         ("/metadata/annotations", json!({"-": ""}), "metadata.annotations: Invalid value: \"-\""),
-        ("/metadata/annotations", json!({"a": "x".repeat(300_000)}), "metadata.annotations: Too long: may not be more than 262144 bytes"),
+        (
+            "/metadata/annotations",
+            json!({"a": "x".repeat(300_000)}),
+            "metadata.annotations: Too long: may not be more than 262144 bytes",
+        ),
     ]);
 }
 
@@ -75,22 +83,62 @@ fn metadata() {
 fn pod_level_fields() {
     check(&[
         ("/spec/containers", json!([]), "spec.containers: Required value"),
-        ("/spec/restartPolicy", json!("Sometimes"), "spec.restartPolicy: Unsupported value: \"Sometimes\": supported values: \"Always\", \"OnFailure\", \"Never\""),
+        (
+            "/spec/restartPolicy",
+            json!("Sometimes"),
+            "spec.restartPolicy: Unsupported value: \"Sometimes\": supported values: \"Always\", \"OnFailure\", \"Never\"",
+        ),
         ("/spec/dnsPolicy", json!("Any"), "spec.dnsPolicy: Unsupported value"),
-        ("/spec/dnsPolicy", json!("None"), "spec.dnsConfig: Required value: must provide `dnsConfig` when `dnsPolicy` is None"),
-        ("/spec/dnsConfig", json!({"nameservers": ["1.1.1.1", "::1", "1.1.1.2"], "searches": ["a.b", "."], "options": [{"name": "ndots", "value": "2"}]}), ""),
-        ("/spec/dnsConfig", json!({"nameservers": ["1", "::1", "::2", "::3"]}), "spec.dnsConfig.nameservers: Invalid value"),
-        ("/spec/dnsConfig", json!({"nameservers": ["one"]}), "spec.dnsConfig.nameservers[0]: Invalid value: \"one\": must be a valid IP address"),
+        (
+            "/spec/dnsPolicy",
+            json!("None"),
+            "spec.dnsConfig: Required value: must provide `dnsConfig` when `dnsPolicy` is None",
+        ),
+        (
+            "/spec/dnsConfig",
+            json!({"nameservers": ["1.1.1.1", "::1", "1.1.1.2"], "searches": ["a.b", "."], "options": [{"name": "ndots", "value": "2"}]}),
+            "",
+        ),
+        (
+            "/spec/dnsConfig",
+            json!({"nameservers": ["1", "::1", "::2", "::3"]}),
+            "spec.dnsConfig.nameservers: Invalid value",
+        ),
+        (
+            "/spec/dnsConfig",
+            json!({"nameservers": ["one"]}),
+            "spec.dnsConfig.nameservers[0]: Invalid value: \"one\": must be a valid IP address",
+        ),
         ("/spec/dnsConfig", json!({"searches": ["a b"]}), "spec.dnsConfig.searches[0]: Invalid value"),
-        ("/spec/dnsConfig", json!({"options": [{"name": "a\nnameserver 6.6.6.6"}]}), "spec.dnsConfig.options[0].name: Invalid value"),
-        ("/spec/activeDeadlineSeconds", json!(0), "spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive"),
+        (
+            "/spec/dnsConfig",
+            json!({"options": [{"name": "a\nnameserver 6.6.6.6"}]}),
+            "spec.dnsConfig.options[0].name: Invalid value",
+        ),
+        (
+            "/spec/activeDeadlineSeconds",
+            json!(0),
+            "spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive",
+        ),
         ("/spec/hostname", json!("a.b"), "spec.hostname: Invalid value"),
         ("/spec/hostAliases", json!([{"ip": "x", "hostnames": ["a"]}]), "spec.hostAliases[0].ip: Invalid value"),
-        ("/spec/hostAliases", json!([{"ip": "::1", "hostnames": ["a\nb"]}]), "spec.hostAliases[0].hostnames[0]: Invalid value: \"a\\nb\""),
+        (
+            "/spec/hostAliases",
+            json!([{"ip": "::1", "hostnames": ["a\nb"]}]),
+            "spec.hostAliases[0].hostnames[0]: Invalid value: \"a\\nb\"",
+        ),
         ("/spec/nodeSelector", json!({"a": "b c"}), "spec.nodeSelector: Invalid value"),
         ("/spec/runtimeClassName", json!("A"), "spec.runtimeClassName: Invalid value"),
-        ("/spec/ephemeralContainers", json!([{"name": "e", "image": "a"}]), "spec.ephemeralContainers: Forbidden: cannot be set on create"),
-        ("/spec/tolerations", json!([{"key": "a", "operator": "Is"}]), "spec.tolerations[0].operator: Unsupported value: \"Is\""),
+        (
+            "/spec/ephemeralContainers",
+            json!([{"name": "e", "image": "a"}]),
+            "spec.ephemeralContainers: Forbidden: cannot be set on create",
+        ),
+        (
+            "/spec/tolerations",
+            json!([{"key": "a", "operator": "Is"}]),
+            "spec.tolerations[0].operator: Unsupported value: \"Is\"",
+        ),
         ("/spec/tolerations", json!([{"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}]), ""),
         ("/spec/os", json!({"name": "plan9"}), "spec.os.name: Unsupported value"),
     ]);
@@ -107,20 +155,78 @@ fn containers() {
     check(&[
         (at, container(json!({})), ""),
         (at, container(json!({"name": ""})), "spec.containers[1].name: Required value"),
-        (at, container(json!({"name": "A"})), "spec.containers[1].name: Invalid value: \"A\": a lowercase RFC 1123 label"),
+        (
+            at,
+            container(json!({"name": "A"})),
+            "spec.containers[1].name: Invalid value: \"A\": a lowercase RFC 1123 label",
+        ),
         (at, container(json!({"name": "c"})), "spec.containers[1].name: Duplicate value: \"c\""),
-        ("/spec/initContainers/-", container(json!({"name": "c"})), "spec.initContainers[1].name: Duplicate value: \"c\""),
+        (
+            "/spec/initContainers/-",
+            container(json!({"name": "c"})),
+            "spec.initContainers[1].name: Duplicate value: \"c\"",
+        ),
         (at, container(json!({"image": ""})), "spec.containers[1].image: Required value"),
-        (at, container(json!({"image": " a"})), "spec.containers[1].image: Invalid value: \" a\": must not have leading or trailing whitespace"),
-        (at, container(json!({"imagePullPolicy": "Maybe"})), "spec.containers[1].imagePullPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"IfNotPresent\", \"Never\""),
-        (at, container(json!({"terminationMessagePolicy": "x"})), "spec.containers[1].terminationMessagePolicy: Unsupported"),
-        ("/spec/initContainers/-", container(json!({"lifecycle": {}})), "spec.initContainers[1].lifecycle: Forbidden: may not be set for init containers without restartPolicy=Always"),
-        ("/spec/initContainers/-", container(json!({"restartPolicy": "Always", "readinessProbe": {"exec": {"command": ["x"]}}})), ""),
-        (at, container(json!({"restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}]})), "spec.containers[1].restartPolicy: Required value: must specify restartPolicy when restart rules are used"),
-        (at, container(json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]})), ""),
-        (at, container(json!({"restartPolicy": "Never", "restartPolicyRules": vec![json!({"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}); 21]})), "spec.containers[1].restartPolicyRules: Too many: 21: must have at most 20 items"),
-        (at, container(json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": vec![1; 256]}}]})), "spec.containers[1].restartPolicyRules[0].exitCodes.values: Too many: 256"),
-        (at, container(json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Stop", "exitCodes": {"operator": "In", "values": [1]}}]})), "spec.containers[1].restartPolicyRules[0].action: Unsupported value"),
+        (
+            at,
+            container(json!({"image": " a"})),
+            "spec.containers[1].image: Invalid value: \" a\": must not have leading or trailing whitespace",
+        ),
+        (
+            at,
+            container(json!({"imagePullPolicy": "Maybe"})),
+            "spec.containers[1].imagePullPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"IfNotPresent\", \"Never\"",
+        ),
+        (
+            at,
+            container(json!({"terminationMessagePolicy": "x"})),
+            "spec.containers[1].terminationMessagePolicy: Unsupported",
+        ),
+        (
+            "/spec/initContainers/-",
+            container(json!({"lifecycle": {}})),
+            "spec.initContainers[1].lifecycle: Forbidden: may not be set for init containers without restartPolicy=Always",
+        ),
+        (
+            "/spec/initContainers/-",
+            container(json!({"restartPolicy": "Always", "readinessProbe": {"exec": {"command": ["x"]}}})),
+            "",
+        ),
+        (
+            at,
+            container(
+                json!({"restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}]}),
+            ),
+            "spec.containers[1].restartPolicy: Required value: must specify restartPolicy when restart rules are used",
+        ),
+        (
+            at,
+            container(
+                json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]}),
+            ),
+            "",
+        ),
+        (
+            at,
+            container(
+                json!({"restartPolicy": "Never", "restartPolicyRules": vec![json!({"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}); 21]}),
+            ),
+            "spec.containers[1].restartPolicyRules: Too many: 21: must have at most 20 items",
+        ),
+        (
+            at,
+            container(
+                json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": vec![1; 256]}}]}),
+            ),
+            "spec.containers[1].restartPolicyRules[0].exitCodes.values: Too many: 256",
+        ),
+        (
+            at,
+            container(
+                json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Stop", "exitCodes": {"operator": "In", "values": [1]}}]}),
+            ),
+            "spec.containers[1].restartPolicyRules[0].action: Unsupported value",
+        ),
         (at, container(json!({"workingDir": "/a\u{0}"})), "spec.containers[1].workingDir: Invalid value"),
     ]);
 }
@@ -131,19 +237,40 @@ fn ports() {
     check(&[
         (at, json!([{"containerPort": 80, "name": "http"}]), ""),
         (at, json!([{"containerPort": 0}]), "spec.containers[0].ports[0].containerPort: Required value"),
-        (at, json!([{"containerPort": 65536}]), "spec.containers[0].ports[0].containerPort: Invalid value: 65536: must be between 1 and 65535, inclusive"),
+        (
+            at,
+            json!([{"containerPort": 65536}]),
+            "spec.containers[0].ports[0].containerPort: Invalid value: 65536: must be between 1 and 65535, inclusive",
+        ),
         (at, json!([{"containerPort": 1, "hostPort": -1}]), "spec.containers[0].ports[0].hostPort: Invalid value: -1"),
         (at, json!([{"containerPort": 1, "name": "UPPER"}]), "spec.containers[0].ports[0].name: Invalid value"),
-        (at, json!([{"containerPort": 1, "name": "a"}, {"containerPort": 2, "name": "a"}]), "spec.containers[0].ports[1].name: Duplicate value: \"a\""),
-        (at, json!([{"containerPort": 1, "protocol": "ICMP"}]), "spec.containers[0].ports[0].protocol: Unsupported value: \"ICMP\": supported values: \"SCTP\", \"TCP\", \"UDP\""),
-        (at, json!([{"containerPort": 1, "hostPort": 9}, {"containerPort": 2, "hostPort": 9}]), "spec.containers[0].ports[1].hostPort: Duplicate value: \"TCP//9\""),
+        (
+            at,
+            json!([{"containerPort": 1, "name": "a"}, {"containerPort": 2, "name": "a"}]),
+            "spec.containers[0].ports[1].name: Duplicate value: \"a\"",
+        ),
+        (
+            at,
+            json!([{"containerPort": 1, "protocol": "ICMP"}]),
+            "spec.containers[0].ports[0].protocol: Unsupported value: \"ICMP\": supported values: \"SCTP\", \"TCP\", \"UDP\"",
+        ),
+        (
+            at,
+            json!([{"containerPort": 1, "hostPort": 9}, {"containerPort": 2, "hostPort": 9}]),
+            "spec.containers[0].ports[1].hostPort: Duplicate value: \"TCP//9\"",
+        ),
         (at, json!([{"containerPort": 1, "hostPort": 9}, {"containerPort": 2, "hostPort": 9, "protocol": "UDP"}]), ""),
-        (at, json!([{"containerPort": 1, "hostPort": 9, "hostIP": "lo"}]), "spec.containers[0].ports[0].hostIP: Invalid value"),
+        (
+            at,
+            json!([{"containerPort": 1, "hostPort": 9, "hostIP": "lo"}]),
+            "spec.containers[0].ports[0].hostIP: Invalid value",
+        ),
     ]);
     let mut pod = base();
     pod["spec"]["hostNetwork"] = json!(true);
     pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 1, "hostPort": 9}]);
-    let expected = "spec.containers[0].ports[0].hostPort: Invalid value: 9: must match `containerPort` when `hostNetwork` is true";
+    let expected =
+        "spec.containers[0].ports[0].hostPort: Invalid value: 9: must match `containerPort` when `hostNetwork` is true";
     assert_eq!(errors_of(pod), [expected]);
 }
 
@@ -154,17 +281,45 @@ fn environment() {
     check(&[
         (at, json!([{"name": "A", "value": "x".repeat(1 << 20)}]), ""),
         (at, json!([{"name": ""}]), "spec.containers[0].env[0].name: Required value"),
-        (at, json!([{"name": "A=B"}]), "spec.containers[0].env[0].name: Invalid value: \"A=B\": a valid environment variable name"),
+        (
+            at,
+            json!([{"name": "A=B"}]),
+            "spec.containers[0].env[0].name: Invalid value: \"A=B\": a valid environment variable name",
+        ),
         (at, json!([{"name": "A", "value": "\u{0}"}]), "spec.containers[0].env[0].value: Invalid value"),
-        (at, json!([{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]), "spec.containers[0].env[0].valueFrom: Invalid value: \"\": may not be specified when `value` is not empty"),
+        (
+            at,
+            json!([{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
+            "spec.containers[0].env[0].valueFrom: Invalid value: \"\": may not be specified when `value` is not empty",
+        ),
         (at, from(json!({})), "spec.containers[0].env[0].valueFrom: Invalid value: \"\": must specify one of"),
         (at, from(json!({"fieldRef": {"fieldPath": "metadata.labels['app']"}})), ""),
-        (at, from(json!({"fieldRef": {"fieldPath": "spec.secret"}})), "spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: Unsupported value: \"spec.secret\""),
+        (
+            at,
+            from(json!({"fieldRef": {"fieldPath": "spec.secret"}})),
+            "spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: Unsupported value: \"spec.secret\"",
+        ),
         (at, from(json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}})), ""),
-        (at, from(json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "3"}})), "spec.containers[0].env[0].valueFrom.resourceFieldRef.divisor: Invalid value: \"3\": only divisor's values 1m and 1"),
-        (at, from(json!({"resourceFieldRef": {"resource": "cpu"}})), "spec.containers[0].env[0].valueFrom.resourceFieldRef.resource: Unsupported value"),
-        (at, from(json!({"fileKeyRef": {"key": "k", "volumeName": "v", "path": "../x"}})), "spec.containers[0].env[0].valueFrom.fileKeyRef.path: Invalid value: \"../x\": must not contain '..'"),
-        ("/spec/containers/0/envFrom", json!([{}]), "spec.containers[0].envFrom[0]: Invalid value: \"\": must specify one of: `configMapRef` or `secretRef`"),
+        (
+            at,
+            from(json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "3"}})),
+            "spec.containers[0].env[0].valueFrom.resourceFieldRef.divisor: Invalid value: \"3\": only divisor's values 1m and 1",
+        ),
+        (
+            at,
+            from(json!({"resourceFieldRef": {"resource": "cpu"}})),
+            "spec.containers[0].env[0].valueFrom.resourceFieldRef.resource: Unsupported value",
+        ),
+        (
+            at,
+            from(json!({"fileKeyRef": {"key": "k", "volumeName": "v", "path": "../x"}})),
+            "spec.containers[0].env[0].valueFrom.fileKeyRef.path: Invalid value: \"../x\": must not contain '..'",
+        ),
+        (
+            "/spec/containers/0/envFrom",
+            json!([{}]),
+            "spec.containers[0].envFrom[0]: Invalid value: \"\": must specify one of: `configMapRef` or `secretRef`",
+        ),
     ]);
 }
 
@@ -176,25 +331,99 @@ fn volumes_and_mounts() {
         ("/spec/volumes", volume(json!({"name": ""})), "spec.volumes[1].name: Required value"),
         ("/spec/volumes", volume(json!({"name": "../v"})), "spec.volumes[1].name: Invalid value: \"../v\""),
         ("/spec/volumes", volume(json!({"name": "v"})), "spec.volumes[1].name: Duplicate value: \"v\""),
-        ("/spec/volumes", volume(json!({"name": "w", "emptyDir": {}, "hostPath": {"path": "/"}})), "spec.volumes[1].hostPath: Forbidden: may not specify more than 1 volume type"),
-        ("/spec/volumes", volume(json!({"name": "w", "hostPath": {"path": ""}})), "spec.volumes[1].hostPath.path: Required value"),
-        ("/spec/volumes", volume(json!({"name": "w", "hostPath": {"path": "/a/../b"}})), "spec.volumes[1].hostPath.path: Invalid value: \"/a/../b\": must not contain '..'"),
+        (
+            "/spec/volumes",
+            volume(json!({"name": "w", "emptyDir": {}, "hostPath": {"path": "/"}})),
+            "spec.volumes[1].hostPath: Forbidden: may not specify more than 1 volume type",
+        ),
+        (
+            "/spec/volumes",
+            volume(json!({"name": "w", "hostPath": {"path": ""}})),
+            "spec.volumes[1].hostPath.path: Required value",
+        ),
+        (
+            "/spec/volumes",
+            volume(json!({"name": "w", "hostPath": {"path": "/a/../b"}})),
+            "spec.volumes[1].hostPath.path: Invalid value: \"/a/../b\": must not contain '..'",
+        ),
         ("/spec/volumes", volume(json!({"name": "w", "hostPath": {"path": "/a..b"}})), ""),
-        ("/spec/volumes", volume(json!({"name": "w", "hostPath": {"path": "/a", "type": "Dir"}})), "spec.volumes[1].hostPath.type: Unsupported value: \"Dir\""),
-        ("/spec/volumes", volume(json!({"name": "w", "emptyDir": {"sizeLimit": "-1"}})), "spec.volumes[1].emptyDir.sizeLimit: Forbidden"),
-        ("/spec/volumes", volume(json!({"name": "w", "secret": {"secretName": "s", "defaultMode": 512}})), "spec.volumes[1].secret.defaultMode: Invalid value: 512: must be a number between 0 and 0777"),
-        ("/spec/volumes", volume(json!({"name": "w", "configMap": {"name": "m", "items": [{"key": "k", "path": "/a"}]}})), "spec.volumes[1].configMap.items[0].path: Invalid value: \"/a\": must be a relative path"),
-        ("/spec/volumes", volume(json!({"name": "w", "downwardAPI": {"items": [{"path": "..data", "fieldRef": {"fieldPath": "metadata.name"}}]}})), "spec.volumes[1].downwardAPI.items[0].path: Invalid value: \"..data\": must not start with '..'"),
-        ("/spec/volumes", volume(json!({"name": "w", "projected": {"sources": [{}]}})), "spec.volumes[1].projected.sources[0]: Required value: source type must be specified"),
-        (mounts, json!([{"name": "w", "mountPath": "/w"}]), "spec.containers[0].volumeMounts[0].name: Not found: \"w\""),
-        (mounts, json!([{"name": "v", "mountPath": ""}]), "spec.containers[0].volumeMounts[0].mountPath: Required value"),
-        (mounts, json!([{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/a"}]), "spec.containers[0].volumeMounts[1].mountPath: Invalid value: \"/a\": must be unique"),
-        (mounts, json!([{"name": "v", "mountPath": "/a", "subPath": "../x"}]), "spec.containers[0].volumeMounts[0].subPath: Invalid value: \"../x\": must not contain '..'"),
-        (mounts, json!([{"name": "v", "mountPath": "/a", "subPath": "/x"}]), "spec.containers[0].volumeMounts[0].subPath: Invalid value: \"/x\": must be a relative path"),
-        (mounts, json!([{"name": "v", "mountPath": "/a", "subPath": "x", "subPathExpr": "y"}]), "spec.containers[0].volumeMounts[0].subPathExpr: Invalid value: \"y\": subPathExpr and subPath are mutually exclusive"),
-        (mounts, json!([{"name": "v", "mountPath": "/a", "mountPropagation": "Bidirectional"}]), "spec.containers[0].volumeMounts[0].mountPropagation: Forbidden: Bidirectional mount propagation"),
-        (mounts, json!([{"name": "v", "mountPath": "/a", "recursiveReadOnly": "Enabled"}]), "spec.containers[0].volumeMounts[0].recursiveReadOnly: Forbidden: may only be specified when readOnly is true"),
-        ("/spec/containers/0/volumeDevices", json!([{"name": "v", "devicePath": "/dev/x"}]), "spec.containers[0].volumeDevices[0].name: Invalid value"),
+        (
+            "/spec/volumes",
+            volume(json!({"name": "w", "hostPath": {"path": "/a", "type": "Dir"}})),
+            "spec.volumes[1].hostPath.type: Unsupported value: \"Dir\"",
+        ),
+        (
+            "/spec/volumes",
+            volume(json!({"name": "w", "emptyDir": {"sizeLimit": "-1"}})),
+            "spec.volumes[1].emptyDir.sizeLimit: Forbidden",
+        ),
+        (
+            "/spec/volumes",
+            volume(json!({"name": "w", "secret": {"secretName": "s", "defaultMode": 512}})),
+            "spec.volumes[1].secret.defaultMode: Invalid value: 512: must be a number between 0 and 0777",
+        ),
+        (
+            "/spec/volumes",
+            volume(json!({"name": "w", "configMap": {"name": "m", "items": [{"key": "k", "path": "/a"}]}})),
+            "spec.volumes[1].configMap.items[0].path: Invalid value: \"/a\": must be a relative path",
+        ),
+        (
+            "/spec/volumes",
+            volume(
+                json!({"name": "w", "downwardAPI": {"items": [{"path": "..data", "fieldRef": {"fieldPath": "metadata.name"}}]}}),
+            ),
+            "spec.volumes[1].downwardAPI.items[0].path: Invalid value: \"..data\": must not start with '..'",
+        ),
+        (
+            "/spec/volumes",
+            volume(json!({"name": "w", "projected": {"sources": [{}]}})),
+            "spec.volumes[1].projected.sources[0]: Required value: source type must be specified",
+        ),
+        (
+            mounts,
+            json!([{"name": "w", "mountPath": "/w"}]),
+            "spec.containers[0].volumeMounts[0].name: Not found: \"w\"",
+        ),
+        (
+            mounts,
+            json!([{"name": "v", "mountPath": ""}]),
+            "spec.containers[0].volumeMounts[0].mountPath: Required value",
+        ),
+        (
+            mounts,
+            json!([{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/a"}]),
+            "spec.containers[0].volumeMounts[1].mountPath: Invalid value: \"/a\": must be unique",
+        ),
+        (
+            mounts,
+            json!([{"name": "v", "mountPath": "/a", "subPath": "../x"}]),
+            "spec.containers[0].volumeMounts[0].subPath: Invalid value: \"../x\": must not contain '..'",
+        ),
+        (
+            mounts,
+            json!([{"name": "v", "mountPath": "/a", "subPath": "/x"}]),
+            "spec.containers[0].volumeMounts[0].subPath: Invalid value: \"/x\": must be a relative path",
+        ),
+        (
+            mounts,
+            json!([{"name": "v", "mountPath": "/a", "subPath": "x", "subPathExpr": "y"}]),
+            "spec.containers[0].volumeMounts[0].subPathExpr: Invalid value: \"y\": subPathExpr and subPath are mutually exclusive",
+        ),
+        (
+            mounts,
+            json!([{"name": "v", "mountPath": "/a", "mountPropagation": "Bidirectional"}]),
+            "spec.containers[0].volumeMounts[0].mountPropagation: Forbidden: Bidirectional mount propagation",
+        ),
+        (
+            mounts,
+            json!([{"name": "v", "mountPath": "/a", "recursiveReadOnly": "Enabled"}]),
+            "spec.containers[0].volumeMounts[0].recursiveReadOnly: Forbidden: may only be specified when readOnly is true",
+        ),
+        (
+            "/spec/containers/0/volumeDevices",
+            json!([{"name": "v", "devicePath": "/dev/x"}]),
+            "spec.containers[0].volumeDevices[0].name: Invalid value",
+        ),
     ]);
 }
 
@@ -203,14 +432,46 @@ fn resource_amounts() {
     let at = "/spec/containers/0/resources";
     check(&[
         (at, json!({"limits": {"cpu": "1.5", "memory": "1Gi"}, "requests": {"cpu": "100m"}}), ""),
-        (at, json!({"limits": {"cpu": "lots"}}), "spec.containers[0].resources.limits[cpu]: Invalid value: \"lots\": quantities must match the regular expression"),
-        (at, json!({"limits": {"cpu": "-1"}}), "spec.containers[0].resources.limits[cpu]: Invalid value: \"-1\": must be greater than or equal to 0"),
-        (at, json!({"limits": {"cpu": "1"}, "requests": {"cpu": "1001m"}}), "spec.containers[0].resources.requests: Invalid value: \"1001m\": must be less than or equal to cpu limit of 1"),
-        (at, json!({"limits": {"gold": "1"}}), "spec.containers[0].resources.limits[gold]: Invalid value: \"gold\": must be a standard resource type or fully qualified"),
-        (at, json!({"requests": {"example.com/gpu": "1"}}), "spec.containers[0].resources.limits: Required value: Limit must be set for non overcommitable resources"),
-        (at, json!({"limits": {"example.com/gpu": "1500m"}}), "spec.containers[0].resources.limits[example.com/gpu]: Invalid value: \"1500m\": must be an integer"),
-        (at, json!({"limits": {"hugepages-2Mi": "2Mi"}}), "spec.containers[0].resources: Forbidden: HugePages require cpu or memory"),
-        ("/spec/resources", json!({"limits": {"ephemeral-storage": "1Gi"}}), "spec.resources.limits[ephemeral-storage]: Unsupported value"),
+        (
+            at,
+            json!({"limits": {"cpu": "lots"}}),
+            "spec.containers[0].resources.limits[cpu]: Invalid value: \"lots\": quantities must match the regular expression",
+        ),
+        (
+            at,
+            json!({"limits": {"cpu": "-1"}}),
+            "spec.containers[0].resources.limits[cpu]: Invalid value: \"-1\": must be greater than or equal to 0",
+        ),
+        (
+            at,
+            json!({"limits": {"cpu": "1"}, "requests": {"cpu": "1001m"}}),
+            "spec.containers[0].resources.requests: Invalid value: \"1001m\": must be less than or equal to cpu limit of 1",
+        ),
+        (
+            at,
+            json!({"limits": {"gold": "1"}}),
+            "spec.containers[0].resources.limits[gold]: Invalid value: \"gold\": must be a standard resource type or fully qualified",
+        ),
+        (
+            at,
+            json!({"requests": {"example.com/gpu": "1"}}),
+            "spec.containers[0].resources.limits: Required value: Limit must be set for non overcommitable resources",
+        ),
+        (
+            at,
+            json!({"limits": {"example.com/gpu": "1500m"}}),
+            "spec.containers[0].resources.limits[example.com/gpu]: Invalid value: \"1500m\": must be an integer",
+        ),
+        (
+            at,
+            json!({"limits": {"hugepages-2Mi": "2Mi"}}),
+            "spec.containers[0].resources: Forbidden: HugePages require cpu or memory",
+        ),
+        (
+            "/spec/resources",
+            json!({"limits": {"ephemeral-storage": "1Gi"}}),
+            "spec.resources.limits[ephemeral-storage]: Unsupported value",
+        ),
         ("/spec/resources", json!({"limits": {"cpu": "1"}}), ""),
     ]);
 }
@@ -221,14 +482,38 @@ fn probes_and_hooks() {
     check(&[
         (probe, json!({"httpGet": {"port": "http", "path": "/x"}}), ""),
         (probe, json!({}), "spec.containers[0].livenessProbe: Required value: must specify a handler type"),
-        (probe, json!({"exec": {"command": ["x"]}, "tcpSocket": {"port": 1}}), "spec.containers[0].livenessProbe.tcpSocket: Forbidden: may not specify more than 1 handler type"),
+        (
+            probe,
+            json!({"exec": {"command": ["x"]}, "tcpSocket": {"port": 1}}),
+            "spec.containers[0].livenessProbe.tcpSocket: Forbidden: may not specify more than 1 handler type",
+        ),
         (probe, json!({"exec": {"command": []}}), "spec.containers[0].livenessProbe.exec.command: Required value"),
         (probe, json!({"tcpSocket": {"port": 0}}), "spec.containers[0].livenessProbe.tcpSocket.port: Invalid value: 0"),
-        (probe, json!({"tcpSocket": {"port": 1}, "periodSeconds": -1}), "spec.containers[0].livenessProbe.periodSeconds: Invalid value: -1: must be greater than or equal to 0"),
-        (probe, json!({"tcpSocket": {"port": 1}, "successThreshold": 2}), "spec.containers[0].livenessProbe.successThreshold: Invalid value: 2: must be 1"),
-        ("/spec/containers/0/readinessProbe", json!({"grpc": {"port": 1}, "successThreshold": 2, "terminationGracePeriodSeconds": 1}), "spec.containers[0].readinessProbe.terminationGracePeriodSeconds: Invalid value: 1: must not be set for readinessProbes"),
-        (probe, json!({"httpGet": {"port": 1, "httpHeaders": [{"name": "a b", "value": ""}]}}), "spec.containers[0].livenessProbe.httpGet.httpHeaders[0].name: Invalid value"),
-        ("/spec/containers/0/lifecycle", json!({"preStop": {"sleep": {"seconds": 31}}}), "spec.containers[0].lifecycle.preStop.sleep.seconds: Invalid value: 31"),
+        (
+            probe,
+            json!({"tcpSocket": {"port": 1}, "periodSeconds": -1}),
+            "spec.containers[0].livenessProbe.periodSeconds: Invalid value: -1: must be greater than or equal to 0",
+        ),
+        (
+            probe,
+            json!({"tcpSocket": {"port": 1}, "successThreshold": 2}),
+            "spec.containers[0].livenessProbe.successThreshold: Invalid value: 2: must be 1",
+        ),
+        (
+            "/spec/containers/0/readinessProbe",
+            json!({"grpc": {"port": 1}, "successThreshold": 2, "terminationGracePeriodSeconds": 1}),
+            "spec.containers[0].readinessProbe.terminationGracePeriodSeconds: Invalid value: 1: must not be set for readinessProbes",
+        ),
+        (
+            probe,
+            json!({"httpGet": {"port": 1, "httpHeaders": [{"name": "a b", "value": ""}]}}),
+            "spec.containers[0].livenessProbe.httpGet.httpHeaders[0].name: Invalid value",
+        ),
+        (
+            "/spec/containers/0/lifecycle",
+            json!({"preStop": {"sleep": {"seconds": 31}}}),
+            "spec.containers[0].lifecycle.preStop.sleep.seconds: Invalid value: 31",
+        ),
     ]);
 }
 
@@ -237,15 +522,43 @@ fn security() {
     let pod = "/spec/securityContext";
     let container = "/spec/containers/0/securityContext";
     check(&[
-        (pod, json!({"runAsUser": -1}), "spec.securityContext.runAsUser: Invalid value: -1: must be between 0 and 2147483647, inclusive"),
+        (
+            pod,
+            json!({"runAsUser": -1}),
+            "spec.securityContext.runAsUser: Invalid value: -1: must be between 0 and 2147483647, inclusive",
+        ),
         (pod, json!({"supplementalGroups": [1, -1]}), "spec.securityContext.supplementalGroups[1]: Invalid value: -1"),
         (pod, json!({"sysctls": [{"name": "net.ipv4.ip_forward", "value": "1"}]}), ""),
-        (pod, json!({"sysctls": [{"name": "net..x", "value": "1"}]}), "spec.securityContext.sysctls[0].name: Invalid value"),
-        (pod, json!({"sysctls": [{"name": "a.b", "value": "1"}, {"name": "a/b", "value": "1"}]}), "spec.securityContext.sysctls[1].name: Duplicate value: \"a/b\""),
-        (pod, json!({"seccompProfile": {"type": "Localhost"}}), "spec.securityContext.seccompProfile.localhostProfile: Required value: must be set when seccomp type is Localhost"),
-        (pod, json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "../x"}}), "spec.securityContext.seccompProfile.localhostProfile: Invalid value: \"../x\": must not contain '..'"),
-        (pod, json!({"seccompProfile": {"type": "Mine"}}), "spec.securityContext.seccompProfile.type: Unsupported value"),
-        (container, json!({"privileged": true, "allowPrivilegeEscalation": false}), "spec.containers[0].securityContext: Invalid value: \"\": cannot set `allowPrivilegeEscalation` to false and `privileged` to true"),
+        (
+            pod,
+            json!({"sysctls": [{"name": "net..x", "value": "1"}]}),
+            "spec.securityContext.sysctls[0].name: Invalid value",
+        ),
+        (
+            pod,
+            json!({"sysctls": [{"name": "a.b", "value": "1"}, {"name": "a/b", "value": "1"}]}),
+            "spec.securityContext.sysctls[1].name: Duplicate value: \"a/b\"",
+        ),
+        (
+            pod,
+            json!({"seccompProfile": {"type": "Localhost"}}),
+            "spec.securityContext.seccompProfile.localhostProfile: Required value: must be set when seccomp type is Localhost",
+        ),
+        (
+            pod,
+            json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "../x"}}),
+            "spec.securityContext.seccompProfile.localhostProfile: Invalid value: \"../x\": must not contain '..'",
+        ),
+        (
+            pod,
+            json!({"seccompProfile": {"type": "Mine"}}),
+            "spec.securityContext.seccompProfile.type: Unsupported value",
+        ),
+        (
+            container,
+            json!({"privileged": true, "allowPrivilegeEscalation": false}),
+            "spec.containers[0].securityContext: Invalid value: \"\": cannot set `allowPrivilegeEscalation` to false and `privileged` to true",
+        ),
         (container, json!({"procMount": "Unmasked"}), "spec.containers[0].securityContext.procMount: Invalid value"),
     ]);
     let mut pod = base();
