@@ -7,6 +7,15 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod bench;
+pub mod cli;
+pub mod config;
+pub mod events;
+pub mod exit;
+pub mod kernel;
 pub mod model;
+pub mod pleg;
 pub mod recorder;
+pub mod runtime;
 pub mod sources;
+pub mod workers;

@@ -2,13 +2,19 @@
 //! done about it, and the clock. Plain data and pure functions; no I/O, no tokio tasks, no policy.
 
 mod actions;
-mod amount;
 mod clock;
 mod desired;
+mod hash;
 mod ids;
 mod lifecycle;
 mod outcome;
+mod quantity;
+pub mod restart;
+mod sandbox;
 mod snapshot;
+pub mod spec;
+#[cfg(test)]
+pub mod testing;
 
 pub use actions::Blocked;
 pub use actions::ContainerClass;
@@ -18,12 +24,13 @@ pub use actions::PodActions;
 pub use actions::RemoveContainer;
 pub use actions::SandboxPlan;
 pub use actions::StartContainer;
-pub use amount::Amount;
-pub use amount::AmountError;
 pub use clock::Clock;
 pub use desired::ConfigSource;
 pub use desired::Pod;
 pub use desired::PodUpdate;
+pub use desired::pod_ref;
+pub use hash::container_hash;
+pub use hash::fnv1a_64;
 pub use ids::ContainerId;
 pub use ids::PodRef;
 pub use ids::PodUid;
@@ -35,6 +42,9 @@ pub use lifecycle::Source;
 pub use outcome::StartFailure;
 pub use outcome::StartOutcome;
 pub use outcome::SyncOutcome;
+pub use quantity::Amount;
+pub use quantity::QuantityError;
+pub use sandbox::SandboxNeed;
 pub use snapshot::ContainerState;
 pub use snapshot::ContainerStatus;
 pub use snapshot::PodSnapshot;

@@ -78,9 +78,9 @@ fn aggregate(spec: &PodSpec, list: impl Fn(&Container) -> Option<&ResourceList>)
 
 fn add(sum: &mut BTreeMap<String, Amount>, list: Option<&ResourceList>) {
     for (name, quantity) in list.into_iter().flatten() {
-        let amount = quantity.0.parse().unwrap_or_default();
+        let amount: Amount = quantity.0.parse().unwrap_or_default();
         let entry = sum.entry(name.clone()).or_default();
-        *entry = entry.plus(amount);
+        *entry += amount;
     }
 }
 

@@ -1,0 +1,201 @@
+//! Names of cgroups as lists of components, and their paths under both drivers. Pure.
+
+use super::Driver;
+
+/// Suffix of systemd's units for cgroups.
+const SLICE: &str = ".slice";
+/// Root of all pods.
+const KUBEPODS: &str = "kubepods";
+/// Prefix of a pod's own component.
+const POD: &str = "pod";
+
+/// Quality of service class of a pod: which part of the tree it lives in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum QosClass {
+    /// Limits equal requests, for every container.
+    Guaranteed,
+    /// Some requests or limits.
+    Burstable,
+    /// None.
+    BestEffort,
+}
+
+impl QosClass {
+    /// The API's spelling.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Guaranteed => "Guaranteed",
+            Self::Burstable => "Burstable",
+            Self::BestEffort => "BestEffort",
+        }
+    }
+
+    /// Component below `kubepods`, if the class has one.
+    fn component(self) -> Option<&'static str> {
+        match self {
+            Self::Guaranteed => None,
+            Self::Burstable => Some("burstable"),
+            Self::BestEffort => Some("besteffort"),
+        }
+    }
+}
+
+/// A cgroup's components, outermost first; empty for the root.
+#[derive(Clone, PartialEq, Eq, Debug, Hash, Default)]
+pub struct CgroupName(Vec<String>);
+
+/// A component no cgroup name can have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cgroup component {component:?} must not be empty and must not contain \"/\" or \"_\"")]
+pub struct CgroupNameError {
+    /// What was given.
+    pub component: String,
+}
+
+impl CgroupName {
+    /// Reads a `cgroupRoot` setting, which is always in cgroupfs form.
+    ///
+    /// # Errors
+    /// A component with an underscore, which the systemd driver could not tell from a dash.
+    pub fn parse(path: &str) -> Result<Self, CgroupNameError> {
+        path.split('/')
+            .filter(|component| !component.is_empty())
+            .try_fold(Self::default(), |name, component| name.child(component))
+    }
+
+    /// One level deeper.
+    ///
+    /// # Errors
+    /// See [`CgroupNameError`].
+    pub fn child(&self, component: &str) -> Result<Self, CgroupNameError> {
+        if component.is_empty() || component.contains(['/', '_']) {
+            return Err(CgroupNameError { component: component.to_owned() });
+        }
+        let mut components = self.0.clone();
+        components.push(component.to_owned());
+        Ok(Self(components))
+    }
+
+    /// `kubepods` below this root.
+    pub fn kubepods(&self) -> Self {
+        self.known(KUBEPODS)
+    }
+
+    /// The part of the tree for pods of this class.
+    pub fn class(&self, class: QosClass) -> Self {
+        let kubepods = self.kubepods();
+        class.component().map_or_else(|| kubepods.clone(), |component| kubepods.known(component))
+    }
+
+    /// A pod's own cgroup.
+    ///
+    /// # Errors
+    /// A UID that no cgroup can be named after.
+    pub fn pod(&self, class: QosClass, uid: &str) -> Result<Self, CgroupNameError> {
+        self.class(class).child(&format!("{POD}{uid}"))
+    }
+
+    /// For components written in this file, which are valid.
+    fn known(&self, component: &str) -> Self {
+        let mut components = self.0.clone();
+        components.push(component.to_owned());
+        Self(components)
+    }
+
+    /// The components, outermost first.
+    pub fn components(&self) -> &[String] {
+        &self.0
+    }
+
+    /// The cgroup this one is in; `None` for the root.
+    pub fn parent(&self) -> Option<Self> {
+        let (_, parents) = self.0.split_last()?;
+        Some(Self(parents.to_vec()))
+    }
+
+    /// The path below a hierarchy's mount point, with a leading slash: also what the runtime is given as parent.
+    pub fn path(&self, driver: Driver) -> String {
+        match driver {
+            Driver::Cgroupfs => format!("/{}", self.0.join("/")),
+            Driver::Systemd if self.0.is_empty() => "/".to_owned(),
+            Driver::Systemd => {
+                (1..=self.0.len()).map(|depth| format!("/{}", Self(self.0[..depth].to_vec()).unit())).collect()
+            }
+        }
+    }
+
+    /// systemd's unit for this cgroup: dashes inside components become underscores, dashes between them say what
+    /// lies in what.
+    pub fn unit(&self) -> String {
+        if self.0.is_empty() {
+            return format!("-{SLICE}");
+        }
+        let escaped: Vec<String> = self.0.iter().map(|component| component.replace('-', "_")).collect();
+        format!("{}{SLICE}", escaped.join("-"))
+    }
+}
+
+/// The UID in the file name of a pod's cgroup, under either driver; `None` for other cgroups.
+pub fn pod_uid_of(file_name: &str, driver: Driver) -> Option<String> {
+    let uid = |component: &str| Some(component.strip_prefix(POD)?.to_owned()).filter(|uid| !uid.is_empty());
+    match driver {
+        Driver::Cgroupfs => uid(file_name),
+        Driver::Systemd => {
+            let unit = file_name.strip_suffix(SLICE)?;
+            let (_, last) = unit.rsplit_once('-')?;
+            uid(&last.replace('_', "-"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_the_tree() {
+        let root = CgroupName::default();
+        let pod = |class| root.pod(class, "1234-ab").expect("valid");
+        let table = [
+            (root.kubepods(), "/kubepods", "/kubepods.slice"),
+            (
+                pod(QosClass::Burstable),
+                "/kubepods/burstable/pod1234-ab",
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_ab.slice",
+            ),
+            (
+                pod(QosClass::BestEffort),
+                "/kubepods/besteffort/pod1234-ab",
+                "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1234_ab.slice",
+            ),
+            (pod(QosClass::Guaranteed), "/kubepods/pod1234-ab", "/kubepods.slice/kubepods-pod1234_ab.slice"),
+            (CgroupName::parse("/x/").expect("valid").kubepods(), "/x/kubepods", "/x.slice/x-kubepods.slice"),
+            (root.clone(), "/", "/"),
+        ];
+        for (name, cgroupfs, systemd) in table {
+            assert_eq!(name.path(Driver::Cgroupfs), cgroupfs);
+            assert_eq!(name.path(Driver::Systemd), systemd);
+        }
+    }
+
+    #[test]
+    fn uids_come_back() {
+        assert_eq!(pod_uid_of("pod1234-ab", Driver::Cgroupfs).as_deref(), Some("1234-ab"));
+        assert_eq!(pod_uid_of("kubepods-burstable-pod1234_ab.slice", Driver::Systemd).as_deref(), Some("1234-ab"));
+        for other in ["burstable", "pod", "system.slice"] {
+            assert_eq!(pod_uid_of(other, Driver::Cgroupfs), None, "{other}");
+        }
+        for other in ["kubepods-burstable.slice", "podx.slice", "kubepods-podx"] {
+            assert_eq!(pod_uid_of(other, Driver::Systemd), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn bad_components_are_refused() {
+        assert!(CgroupName::default().child("a_b").is_err());
+        assert!(CgroupName::default().child("").is_err());
+        assert!(CgroupName::parse("/a_b").is_err());
+        assert!(CgroupName::default().pod(QosClass::Burstable, "a/../b").is_err());
+        assert_eq!(CgroupName::parse("").expect("valid"), CgroupName::default());
+    }
+}

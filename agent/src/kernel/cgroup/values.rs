@@ -1,0 +1,18 @@
+//! What is written into a cgroup. Plain data.
+
+use std::collections::BTreeMap;
+
+/// Values of a pod's own cgroup.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PodValues {
+    /// cpu.shares; v2 gets the weight that corresponds.
+    pub cpu_shares: u64,
+    /// Quota (-1 for none) and period, microseconds; `None` leaves the kernel's default.
+    pub cpu_max: Option<(i64, u64)>,
+    /// Bytes; `None` or 0 leave the kernel's default.
+    pub memory_max: Option<u64>,
+    /// `podPidsLimit`; `None` leaves the kernel's default.
+    pub pids: Option<i64>,
+    /// Bytes by page size. Every size of the node belongs in here.
+    pub hugepages: BTreeMap<u64, u64>,
+}

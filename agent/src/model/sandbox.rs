@@ -1,0 +1,88 @@
+//! Does a pod need another sandbox than the one it has? One pure rule, used by the plan and by the pod's condition
+//! `PodReadyToStartContainers`.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::PodSnapshot;
+use super::SandboxId;
+use super::spec;
+
+/// What the sandboxes of a pod are good for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SandboxNeed {
+    /// The newest one serves.
+    Keep(SandboxId),
+    /// Another one is needed.
+    Create {
+        /// `metadata.attempt` of the new one.
+        attempt: u32,
+        /// The sandbox it replaces; `None` if there is none, or if that one has another network mode.
+        replaces: Option<SandboxId>,
+    },
+}
+
+impl SandboxNeed {
+    /// Judges the sandboxes the runtime knows against the pod's spec.
+    pub fn of(pod: &Pod, snapshot: &PodSnapshot) -> Self {
+        let Some(newest) = snapshot.sandboxes.first() else {
+            return Self::Create { attempt: 0, replaces: None };
+        };
+        let ready = snapshot.sandboxes.iter().filter(|sandbox| sandbox.ready).count();
+        let host_network = spec::host_network(pod);
+        let attempt = newest.attempt.saturating_add(1);
+        if ready > 1 || !newest.ready {
+            Self::Create { attempt, replaces: Some(newest.id.clone()) }
+        } else if newest.host_network != host_network {
+            Self::Create { attempt, replaces: None }
+        } else if !host_network && newest.ips.is_empty() {
+            Self::Create { attempt, replaces: Some(newest.id.clone()) }
+        } else {
+            Self::Keep(newest.id.clone())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing;
+
+    fn need(host_network: bool, change: impl FnOnce(&mut PodSnapshot)) -> SandboxNeed {
+        let mut pod = testing::pod("Always", &[], &["main"]);
+        pod.spec.get_or_insert_default().host_network = Some(host_network);
+        let mut snapshot = testing::snapshot(vec![]);
+        snapshot.sandboxes[0].host_network = host_network;
+        change(&mut snapshot);
+        SandboxNeed::of(&pod, &snapshot)
+    }
+
+    fn create(attempt: u32, replaces: Option<&str>) -> SandboxNeed {
+        SandboxNeed::Create { attempt, replaces: replaces.map(SandboxId::from) }
+    }
+
+    #[test]
+    fn keeps_a_good_sandbox() {
+        assert_eq!(need(false, |_| ()), SandboxNeed::Keep("sandbox-0".into()));
+        assert_eq!(need(true, |s| s.sandboxes[0].ips.clear()), SandboxNeed::Keep("sandbox-0".into()));
+    }
+
+    #[test]
+    fn replaces_what_cannot_serve() {
+        assert_eq!(need(false, |s| s.sandboxes.clear()), create(0, None));
+        assert_eq!(need(false, |s| s.sandboxes[0].ready = false), create(1, Some("sandbox-0")));
+        assert_eq!(need(false, |s| s.sandboxes[0].ips.clear()), create(1, Some("sandbox-0")));
+        assert_eq!(need(false, |s| s.sandboxes[0].host_network = true), create(1, None));
+        assert_eq!(need(true, |s| s.sandboxes[0].host_network = false), create(1, None));
+        let two_ready = |s: &mut PodSnapshot| s.sandboxes.insert(0, testing::sandbox(1));
+        assert_eq!(need(false, two_ready), create(2, Some("sandbox-1")));
+    }
+
+    #[test]
+    fn an_older_dead_sandbox_does_not_matter() {
+        let replaced = |s: &mut PodSnapshot| {
+            s.sandboxes[0].ready = false;
+            s.sandboxes.insert(0, testing::sandbox(1));
+        };
+        assert_eq!(need(false, replaced), SandboxNeed::Keep("sandbox-1".into()));
+    }
+}

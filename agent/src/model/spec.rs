@@ -1,0 +1,87 @@
+//! Reading a pod's spec: its container lists, their restart policies and what makes a container a sidecar. Only
+//! accessors; an absent spec reads as an empty one.
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::EphemeralContainer;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::ContainerClass;
+
+/// One entry of `spec.initContainers` or `spec.containers`.
+#[derive(Clone, Copy, Debug)]
+pub struct SpecContainer<'a> {
+    /// Which list, and whether an init container is a sidecar.
+    pub class: ContainerClass,
+    /// Position in that list.
+    pub index: usize,
+    /// The entry.
+    pub spec: &'a Container,
+}
+
+impl<'a> SpecContainer<'a> {
+    fn init((index, spec): (usize, &'a Container)) -> Self {
+        let class = if is_sidecar(spec) { ContainerClass::Sidecar } else { ContainerClass::Init };
+        Self { class, index, spec }
+    }
+
+    fn regular((index, spec): (usize, &'a Container)) -> Self {
+        Self { class: ContainerClass::Regular, index, spec }
+    }
+
+    /// The container's name.
+    pub fn name(&self) -> &'a str {
+        &self.spec.name
+    }
+}
+
+/// `spec.containers`.
+pub fn regular_containers(pod: &Pod) -> &[Container] {
+    pod.spec.as_ref().map_or(&[], |spec| &spec.containers)
+}
+
+/// `spec.initContainers`, sidecars among them.
+pub fn init_containers(pod: &Pod) -> &[Container] {
+    pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default()
+}
+
+/// `spec.ephemeralContainers`.
+pub fn ephemeral_containers(pod: &Pod) -> &[EphemeralContainer] {
+    pod.spec.as_ref().and_then(|spec| spec.ephemeral_containers.as_deref()).unwrap_or_default()
+}
+
+/// `spec.initContainers`, classified, in spec order.
+pub fn classified_init(pod: &Pod) -> impl DoubleEndedIterator<Item = SpecContainer<'_>> {
+    init_containers(pod).iter().enumerate().map(SpecContainer::init)
+}
+
+/// `spec.containers`, in spec order.
+pub fn classified_regular(pod: &Pod) -> impl DoubleEndedIterator<Item = SpecContainer<'_>> {
+    regular_containers(pod).iter().enumerate().map(SpecContainer::regular)
+}
+
+/// Init containers and sidecars, then regular containers: everything a restart policy applies to.
+pub fn lasting_containers(pod: &Pod) -> impl Iterator<Item = SpecContainer<'_>> {
+    classified_init(pod).chain(classified_regular(pod))
+}
+
+/// True for an entry of `spec.initContainers` that is to run as long as the pod (KEP-753). Meaningless for regular
+/// containers.
+pub fn is_sidecar(init: &Container) -> bool {
+    init.restart_policy.as_deref() == Some("Always")
+}
+
+/// `spec.hostNetwork`.
+pub fn host_network(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false)
+}
+
+/// A deletion was requested (`metadata.deletionTimestamp`).
+pub fn deletion_requested(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+/// A pod that came from a file or URL (annotation `kubernetes.io/config.source`).
+pub fn is_static(pod: &Pod) -> bool {
+    let source = pod.metadata.annotations.as_ref().and_then(|all| all.get("kubernetes.io/config.source"));
+    source.is_some_and(|source| source != "api")
+}

@@ -1,0 +1,140 @@
+//! Short ways to make pods and snapshots in tests.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::EphemeralContainer;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::*;
+
+/// The test's origin in the runtime's nanoseconds since the Unix epoch.
+pub const T0: i64 = 1_000_000_000_000_000_000;
+
+/// Nanoseconds `seconds` after [`T0`].
+pub fn at(seconds: i64) -> i64 {
+    T0 + seconds * 1_000_000_000
+}
+
+/// The API's time `after` the test's origin.
+pub fn time(after: Duration) -> Time {
+    let nanos = i128::from(T0) + i128::try_from(after.as_nanos()).unwrap_or(0);
+    Time(Timestamp::from_nanosecond(nanos).unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
+/// A container of this name with image `image`.
+pub fn container(name: &str) -> Container {
+    Container { name: name.into(), image: Some("image".into()), ..Container::default() }
+}
+
+/// An init container that is a sidecar.
+pub fn sidecar(name: &str) -> Container {
+    Container { restart_policy: Some("Always".into()), ..container(name) }
+}
+
+/// A pod with this restart policy. Init containers whose name starts with `side` are sidecars.
+pub fn pod(restart_policy: &str, init: &[&str], regular: &[&str]) -> Pod {
+    let init = init.iter().map(|name| if name.starts_with("side") { sidecar(name) } else { container(name) });
+    Pod {
+        metadata: ObjectMeta {
+            name: Some("pod".into()),
+            namespace: Some("ns".into()),
+            uid: Some("uid".into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PodSpec {
+            restart_policy: Some(restart_policy.into()),
+            init_containers: Some(init.collect()),
+            containers: regular.iter().map(|name| container(name)).collect(),
+            ..PodSpec::default()
+        }),
+        ..Pod::default()
+    }
+}
+
+/// A ready sandbox `sandbox-ATTEMPT` with an IP.
+pub fn sandbox(attempt: u32) -> SandboxStatus {
+    SandboxStatus {
+        id: format!("sandbox-{attempt}").into(),
+        attempt,
+        ready: true,
+        created_at: at(i64::from(attempt)),
+        ips: vec!["10.0.0.1".into()],
+        host_network: false,
+        shares_pid_namespace: false,
+        runtime_handler: String::new(),
+    }
+}
+
+/// A snapshot with `sandbox-0` and these containers, newest first.
+pub fn snapshot(containers: Vec<ContainerStatus>) -> PodSnapshot {
+    let pod = PodRef { uid: "uid".into(), namespace: "ns".into(), name: "pod".into() };
+    PodSnapshot {
+        sandboxes: vec![sandbox(0)],
+        ips: vec!["10.0.0.1".into()],
+        containers,
+        ..PodSnapshot::empty(pod, Instant::now())
+    }
+}
+
+/// Instance `NAME-ATTEMPT` in `sandbox-0`, with the hash of [`container`]. Exited ones have code 0 and ended 10 s
+/// after they started.
+pub fn status(name: &str, attempt: u32, state: ContainerState) -> ContainerStatus {
+    let started = state != ContainerState::Created;
+    let exited = state == ContainerState::Exited;
+    let begin = at(i64::from(attempt) * 100);
+    ContainerStatus {
+        id: format!("{name}-{attempt}").into(),
+        sandbox_id: "sandbox-0".into(),
+        name: name.into(),
+        attempt,
+        state,
+        created_at: begin,
+        started_at: if started { begin } else { 0 },
+        finished_at: if exited { begin + 10_000_000_000 } else { 0 },
+        exit_code: exited.then_some(0),
+        reason: if exited { "Completed".into() } else { String::new() },
+        message: String::new(),
+        image: "image".into(),
+        image_ref: "image@sha256:1".into(),
+        hash: hash::container_hash(name, "image"),
+        restart_count: attempt,
+        log_path: String::new(),
+        termination: TerminationFile::default(),
+        pid: None,
+        proven: None,
+    }
+}
+
+/// A running instance.
+pub fn running(name: &str, attempt: u32) -> ContainerStatus {
+    status(name, attempt, ContainerState::Running)
+}
+
+/// An instance that exited with this code.
+pub fn exited(name: &str, attempt: u32, code: i32) -> ContainerStatus {
+    let reason = if code == 0 { "Completed" } else { "Error" };
+    ContainerStatus { exit_code: Some(code), reason: reason.into(), ..status(name, attempt, ContainerState::Exited) }
+}
+
+/// An instance the kernel proved dead and the runtime has not confirmed, with or without its code.
+pub fn proven(name: &str, attempt: u32, code: Option<i32>) -> ContainerStatus {
+    ContainerStatus {
+        exit_code: code,
+        reason: String::new(),
+        proven: Some(ProvenDeath { seen_at: Instant::now(), kernel_age: None, exit_code: code, oom_killed: false }),
+        ..status(name, attempt, ContainerState::Exited)
+    }
+}
+
+/// The pod with an ephemeral container.
+pub fn with_ephemeral(mut pod: Pod, name: &str) -> Pod {
+    let debug = EphemeralContainer { name: name.into(), ..EphemeralContainer::default() };
+    pod.spec.get_or_insert_default().ephemeral_containers.get_or_insert_default().push(debug);
+    pod
+}

@@ -1,0 +1,117 @@
+//! `ContainerConfig` of one container instance. Pure: host paths, image and addresses come in resolved.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use keblet_proto::cri::v1 as cri;
+
+use super::ContainerSpec;
+use super::GenerateError;
+use super::NodeSettings;
+use super::env;
+use super::env::EnvContext;
+use super::names;
+use super::resources;
+use super::security;
+use crate::model::ContainerId;
+use crate::model::container_hash;
+
+/// An image as the runtime resolved it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolvedImage {
+    /// What to create containers from: the runtime's id or digest.
+    pub image_ref: String,
+    /// The user the image wants to run as.
+    pub user: ImageUser,
+}
+
+/// The user an image names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImageUser {
+    /// A number; images without a user run as 0.
+    Id(i64),
+    /// A name, known only inside the image.
+    Name(String),
+}
+
+/// What one instance is made from besides the pod's spec and the node's settings.
+#[derive(Clone, Debug)]
+pub struct Instance<'a> {
+    /// Its image.
+    pub image: &'a ResolvedImage,
+    /// restartCount, attempt, and number of its log file.
+    pub restarts: u32,
+    /// Its variables, from [`env::environment`].
+    pub environment: &'a BTreeMap<String, String>,
+    /// Its mounts, host paths resolved.
+    pub mounts: Vec<cri::Mount>,
+    /// The instance an ephemeral container looks at.
+    pub target: Option<&'a ContainerId>,
+    /// Handler of the pod's sandbox; empty for the runtime's default.
+    pub runtime_handler: &'a str,
+}
+
+/// Generates the configuration of one instance.
+///
+/// # Errors
+/// See [`security::container_security`] and [`resources::container_resources`].
+pub fn container_config(
+    pod: &Pod,
+    spec: &ContainerSpec<'_>,
+    instance: Instance<'_>,
+    settings: &NodeSettings,
+) -> Result<cri::ContainerConfig, GenerateError> {
+    let container = spec.container.as_ref();
+    let stated_image = container.image.as_deref().unwrap_or_default();
+    let hash = container_hash(&container.name, stated_image);
+    let linux = cri::LinuxContainerConfig {
+        resources: Some(resources::container_resources(pod, container, &settings.resources)?),
+        security_context: Some(security::container_security(
+            pod,
+            spec,
+            &instance.image.user,
+            instance.target,
+            &settings.security,
+        )?),
+    };
+    let environment = instance.environment;
+    let envs = environment.iter().map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone().into() });
+    Ok(cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt: instance.restarts }),
+        image: Some(cri::ImageSpec {
+            image: instance.image.image_ref.clone(),
+            user_specified_image: stated_image.to_owned(),
+            runtime_handler: instance.runtime_handler.to_owned(),
+            ..Default::default()
+        }),
+        command: env::expand_words(container.command.as_ref(), environment),
+        args: env::expand_words(container.args.as_ref(), environment),
+        working_dir: container.working_dir.clone().unwrap_or_default(),
+        envs: envs.collect(),
+        mounts: instance.mounts,
+        labels: names::container_labels(pod, &container.name),
+        annotations: names::container_annotations(pod, container, hash, instance.restarts),
+        log_path: names::log_path(&container.name, instance.restarts),
+        stdin: container.stdin.unwrap_or(false),
+        stdin_once: container.stdin_once.unwrap_or(false),
+        tty: container.tty.unwrap_or(false),
+        linux: Some(linux),
+        ..Default::default()
+    })
+}
+
+/// The variables of a container, with the node's addresses as the pod's own under host network.
+///
+/// # Errors
+/// See [`env::environment`].
+pub fn environment(
+    pod: &Pod,
+    spec: &ContainerSpec<'_>,
+    pod_ips: &[String],
+    settings: &NodeSettings,
+) -> Result<BTreeMap<String, String>, GenerateError> {
+    let node_ips = &settings.dns.node_ips;
+    let pod_ips = if crate::model::spec::host_network(pod) { node_ips } else { pod_ips };
+    let context = EnvContext { pod_ips, node_ips, allocatable: &settings.resources.allocatable };
+    env::environment(pod, &spec.container, context)
+}

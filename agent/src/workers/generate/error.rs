@@ -1,0 +1,42 @@
+//! Why no configuration can be made. The texts are what `CreateContainerConfigError` shows.
+
+use crate::model::QuantityError;
+
+/// A spec, file or setting that cannot be turned into a configuration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what each case is")]
+pub enum GenerateError {
+    #[error("quantity of {resource}: {source}")]
+    Quantity { resource: String, source: QuantityError },
+    #[error("{field} {value:?} is not a valid DNS name")]
+    Hostname { field: &'static str, value: String },
+    #[error(
+        "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long (64 characters is the max, {} characters requested)",
+        fqdn.len()
+    )]
+    FqdnTooLong { fqdn: String },
+    #[error("resolver file of the node: nameserver without an address in line {line}")]
+    ResolvConf { line: usize },
+    #[error("nil pod.spec.enableServiceLinks encountered, cannot construct envvars")]
+    NoServiceLinks,
+    #[error("container {container:?}: {what} is not supported yet")]
+    Unsupported { container: String, what: &'static str },
+    #[error("missing value for {names}")]
+    MissingValue { names: String },
+    #[error("unsupported fieldPath: {path}")]
+    FieldPath { path: String },
+    #[error("the address of the node is not known, cannot resolve status.hostIP")]
+    NoNodeIp,
+    #[error("unsupported container resource : {resource}")]
+    ResourceField { resource: String },
+    #[error("container {name} not found")]
+    NoSuchContainer { name: String },
+    #[error("{problem} (pod: {pod:?}, container: {container})")]
+    NonRoot { problem: String, pod: String, container: String },
+    #[error("localhostProfile must be set if seccompProfile type is Localhost (container {container:?})")]
+    SeccompPath { container: String },
+    #[error(
+        "volume mount {mount:?} of container {container:?}: the runtime does not support recursive read-only mounts"
+    )]
+    RecursiveReadOnly { container: String, mount: String },
+}

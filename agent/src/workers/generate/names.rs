@@ -1,0 +1,213 @@
+//! Names on the runtime and on disk: labels, annotations, log files, directories of a pod. Pure.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::path::PathBuf;
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::Pod;
+
+/// Labels and annotations by which containers and sandboxes are recognised.
+pub mod key {
+    /// Label: the pod's name.
+    pub const POD_NAME: &str = "io.kubernetes.pod.name";
+    /// Label: the pod's namespace.
+    pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+    /// Label: the pod's UID.
+    pub const POD_UID: &str = "io.kubernetes.pod.uid";
+    /// Label: the container's name in the spec.
+    pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+    /// Annotation: hash of the container's definition, hexadecimal.
+    pub const HASH: &str = "io.kubernetes.container.hash";
+    /// Annotation: how often the container was restarted.
+    pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
+    /// Annotation: path of the termination message inside the container.
+    pub const TERMINATION_PATH: &str = "io.kubernetes.container.terminationMessagePath";
+    /// Annotation: `File` or `FallbackToLogsOnError`.
+    pub const TERMINATION_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+    /// Annotation: the preStop handler, JSON.
+    pub const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
+    /// Annotation: the container's ports, JSON.
+    pub const PORTS: &str = "io.kubernetes.container.ports";
+    /// Annotation: `metadata.deletionGracePeriodSeconds` of the pod.
+    pub const DELETION_GRACE: &str = "io.kubernetes.pod.deletionGracePeriod";
+    /// Annotation: `spec.terminationGracePeriodSeconds` of the pod.
+    pub const TERMINATION_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
+}
+
+/// Longest file name on the usual file systems.
+const MAX_FILE_NAME: usize = 255;
+
+/// `metadata.name`, empty if absent.
+pub fn pod_name(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// `metadata.namespace`, empty if absent.
+pub fn pod_namespace(pod: &Pod) -> &str {
+    pod.metadata.namespace.as_deref().unwrap_or_default()
+}
+
+/// `metadata.uid`, empty if absent.
+pub fn pod_uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// The pod as messages name it: `name_namespace(uid)`.
+pub fn describe(pod: &Pod) -> String {
+    format!("{}_{}({})", pod_name(pod), pod_namespace(pod), pod_uid(pod))
+}
+
+/// The three labels every sandbox and container of a pod carries.
+fn identity_labels(pod: &Pod) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (key::POD_NAME.to_owned(), pod_name(pod).to_owned()),
+        (key::POD_NAMESPACE.to_owned(), pod_namespace(pod).to_owned()),
+        (key::POD_UID.to_owned(), pod_uid(pod).to_owned()),
+    ])
+}
+
+/// Labels of a sandbox: the pod's own and its identity, which wins.
+pub fn sandbox_labels(pod: &Pod) -> BTreeMap<String, String> {
+    let mut labels = pod.metadata.labels.clone().unwrap_or_default();
+    labels.extend(identity_labels(pod));
+    labels
+}
+
+/// Labels of a container.
+pub fn container_labels(pod: &Pod, container: &str) -> BTreeMap<String, String> {
+    let mut labels = identity_labels(pod);
+    labels.insert(key::CONTAINER_NAME.to_owned(), container.to_owned());
+    labels
+}
+
+/// Annotations of a container: what the agent must find again after its own restart.
+pub fn container_annotations(pod: &Pod, container: &Container, hash: u64, restarts: u32) -> BTreeMap<String, String> {
+    let mut annotations = BTreeMap::from([
+        (key::HASH.to_owned(), format!("{hash:x}")),
+        (key::RESTART_COUNT.to_owned(), restarts.to_string()),
+        (key::TERMINATION_PATH.to_owned(), container.termination_message_path.clone().unwrap_or_default()),
+        (key::TERMINATION_POLICY.to_owned(), container.termination_message_policy.clone().unwrap_or_default()),
+    ]);
+    let mut set = |key: &str, value: Option<String>| {
+        if let Some(value) = value {
+            annotations.insert(key.to_owned(), value);
+        }
+    };
+    set(key::DELETION_GRACE, pod.metadata.deletion_grace_period_seconds.map(|s| s.to_string()));
+    let spec_grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+    set(key::TERMINATION_GRACE, spec_grace.map(|s| s.to_string()));
+    let pre_stop = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.pre_stop.as_ref());
+    set(key::PRE_STOP, pre_stop.and_then(|handler| serde_json::to_string(handler).ok()));
+    let ports = container.ports.as_ref().filter(|ports| !ports.is_empty());
+    set(key::PORTS, ports.and_then(|ports| serde_json::to_string(ports).ok()));
+    annotations
+}
+
+/// Name of the pod's directory below the pod logs directory.
+pub fn log_dir_name(pod: &Pod) -> String {
+    format!("{}_{}_{}", pod_namespace(pod), pod_name(pod), pod_uid(pod))
+}
+
+/// The UID in a name made by [`log_dir_name`].
+pub fn uid_of_log_dir(name: &str) -> Option<&str> {
+    name.rsplit_once('_').map(|(_, uid)| uid)
+}
+
+/// A container's log file relative to its pod's log directory.
+pub fn log_path(container: &str, restarts: u32) -> String {
+    format!("{container}/{restarts}.log")
+}
+
+/// The number the next instance gets going by the log files of former ones: one more than the highest `N` of the
+/// files called `N.log` or `N.log.<something>`; `None` if there is none.
+pub fn restarts_by_logs<'a>(files: impl IntoIterator<Item = &'a str>) -> Option<u32> {
+    files
+        .into_iter()
+        .filter_map(|name| name.split_once(".log").and_then(|(number, _)| number.parse::<u32>().ok()))
+        .max()
+        .map(|highest| highest.saturating_add(1))
+}
+
+/// Name of the link in the node's flat folder of container logs, cut to fit a file name.
+pub fn log_link_name(pod: &Pod, container: &str, id: &str) -> String {
+    let suffix = format!("-{id}.log");
+    let mut base = format!("{}_{}_{container}", pod_name(pod), pod_namespace(pod));
+    base.truncate(base.floor_char_boundary(MAX_FILE_NAME.saturating_sub(suffix.len())));
+    base + &suffix
+}
+
+/// The container id in a name made by [`log_link_name`].
+pub fn id_of_log_link(name: &str) -> Option<&str> {
+    name.strip_suffix(".log")?.rsplit_once('-').map(|(_, id)| id)
+}
+
+/// Where a pod's files live: `<root>/pods/<uid>`.
+pub fn pod_dir(root: &Path, uid: &str) -> PathBuf {
+    root.join("pods").join(uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod() -> Pod {
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "web-node1", "namespace": "default", "uid": "u1", "labels": {"app": "web",
+                "io.kubernetes.pod.uid": "forged"}},
+            "spec": {"terminationGracePeriodSeconds": 7, "containers": [{"name": "c", "image": "i",
+                "ports": [{"containerPort": 80, "protocol": "TCP"}],
+                "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}]},
+        }))
+        .expect("a pod")
+    }
+
+    #[test]
+    fn the_identity_wins_over_the_pods_own_labels() {
+        let labels = sandbox_labels(&pod());
+        assert_eq!(labels["io.kubernetes.pod.uid"], "u1");
+        assert_eq!(labels["app"], "web");
+        let labels = container_labels(&pod(), "c");
+        assert_eq!(labels["io.kubernetes.container.name"], "c");
+        assert!(!labels.contains_key("app"));
+    }
+
+    #[test]
+    fn annotations_hold_what_a_restart_needs() {
+        let pod = pod();
+        let container = &pod.spec.as_ref().expect("a spec").containers[0];
+        let annotations = container_annotations(&pod, container, 0xbeef, 3);
+        let expected = [
+            ("io.kubernetes.container.hash", "beef"),
+            ("io.kubernetes.container.ports", r#"[{"containerPort":80,"protocol":"TCP"}]"#),
+            ("io.kubernetes.container.restartCount", "3"),
+            ("io.kubernetes.container.terminationMessagePath", "/dev/termination-log"),
+            ("io.kubernetes.container.terminationMessagePolicy", "File"),
+            ("io.kubernetes.pod.terminationGracePeriod", "7"),
+        ];
+        let expected: BTreeMap<String, String> = expected.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        assert_eq!(annotations, expected);
+    }
+
+    #[test]
+    fn log_names_round_trip() {
+        let pod = pod();
+        assert_eq!(log_dir_name(&pod), "default_web-node1_u1");
+        assert_eq!(uid_of_log_dir("default_web-node1_u1"), Some("u1"));
+        assert_eq!(log_path("c", 4), "c/4.log");
+        let name = log_link_name(&pod, "c", "0123abc");
+        assert_eq!(name, "web-node1_default_c-0123abc.log");
+        assert_eq!(id_of_log_link(&name), Some("0123abc"));
+        let long = log_link_name(&pod, &"x".repeat(400), &"f".repeat(64));
+        assert_eq!(long.len(), 255);
+        assert_eq!(id_of_log_link(&long), Some("f".repeat(64).as_str()));
+    }
+
+    #[test]
+    fn the_restart_count_follows_the_log_files() {
+        assert_eq!(restarts_by_logs([]), None);
+        assert_eq!(restarts_by_logs(["0.log"]), Some(1));
+        assert_eq!(restarts_by_logs(["2.log", "10.log.20260101-000000.gz", "x.log", "9"]), Some(11));
+        assert_eq!(restarts_by_logs(["other"]), None);
+    }
+}

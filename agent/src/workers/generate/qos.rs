@@ -1,0 +1,219 @@
+//! QoS class, aggregate requests and limits of a pod, and the out-of-memory score that follows from them. Pure.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::GenerateError;
+use crate::kernel::cgroup::QosClass;
+use crate::model::Amount;
+use crate::model::spec;
+
+/// Amounts by resource name.
+pub type Amounts = BTreeMap<String, Amount>;
+
+/// Score of pods the kernel should spare: Guaranteed and node critical ones.
+const GUARANTEED_SCORE: i64 = -997;
+/// Score of BestEffort containers.
+const BEST_EFFORT_SCORE: i64 = 1000;
+/// Resources that count for the QoS class.
+const COMPUTE: [&str; 2] = ["cpu", "memory"];
+/// `priorityClassName` of pods the node cannot do without.
+const NODE_CRITICAL: &str = "system-node-critical";
+/// From this priority on a pod is critical.
+const CRITICAL_PRIORITY: i32 = 2_000_000_000;
+
+/// The class the API server stored, else the computed one (by regular and init containers, or `spec.resources`).
+///
+/// # Errors
+/// A quantity that cannot be read.
+pub fn qos_class(pod: &Pod) -> Result<QosClass, GenerateError> {
+    match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
+        Some("Guaranteed") => return Ok(QosClass::Guaranteed),
+        Some("Burstable") => return Ok(QosClass::Burstable),
+        Some("BestEffort") => return Ok(QosClass::BestEffort),
+        _ => {}
+    }
+    let Some(spec) = &pod.spec else { return Ok(QosClass::BestEffort) };
+    let stated: Vec<Option<&ResourceRequirements>> = match &spec.resources {
+        Some(resources) => vec![Some(resources)],
+        None => containers(pod).map(|container| container.resources.as_ref()).collect(),
+    };
+    let (mut requests, mut limits) = (Amounts::new(), Amounts::new());
+    let mut all_limited = true;
+    for resources in stated {
+        add(&mut requests, &positive(resources.and_then(|r| r.requests.as_ref()))?);
+        let own = positive(resources.and_then(|r| r.limits.as_ref()))?;
+        all_limited &= COMPUTE.iter().all(|name| own.contains_key(*name));
+        add(&mut limits, &own);
+    }
+    Ok(if requests.is_empty() && limits.is_empty() {
+        QosClass::BestEffort
+    } else if all_limited && requests == limits {
+        QosClass::Guaranteed
+    } else {
+        QosClass::Burstable
+    })
+}
+
+/// cpu and memory amounts above zero.
+fn positive(list: Option<&BTreeMap<String, Quantity>>) -> Result<Amounts, GenerateError> {
+    let mut amounts = amounts(list)?;
+    amounts.retain(|name, amount| COMPUTE.contains(&name.as_str()) && amount.is_positive());
+    Ok(amounts)
+}
+
+/// Every container that runs as part of the pod proper: init containers, then regular ones.
+pub(super) fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    spec::init_containers(pod).iter().chain(spec::regular_containers(pod))
+}
+
+/// Reads a resource list.
+///
+/// # Errors
+/// A quantity that cannot be read.
+pub fn amounts(list: Option<&BTreeMap<String, Quantity>>) -> Result<Amounts, GenerateError> {
+    let read = |(name, quantity): (&String, &Quantity)| match Amount::try_from(quantity) {
+        Ok(amount) => Ok((name.clone(), amount)),
+        Err(source) => Err(GenerateError::Quantity { resource: name.clone(), source }),
+    };
+    list.into_iter().flatten().map(read).collect()
+}
+
+/// Which side of `resources` to add up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// `resources.requests`.
+    Requests,
+    /// `resources.limits`.
+    Limits,
+}
+
+impl Side {
+    fn of(self, resources: Option<&ResourceRequirements>) -> Option<&BTreeMap<String, Quantity>> {
+        match self {
+            Self::Requests => resources.and_then(|r| r.requests.as_ref()),
+            Self::Limits => resources.and_then(|r| r.limits.as_ref()),
+        }
+    }
+}
+
+/// What the whole pod needs: the larger of regular containers with all sidecars and any moment of the init sequence
+/// (KEP-753); `spec.resources` wins for what it names (KEP-2837). Overhead (KEP-688) is added if asked for; to limits
+/// only where there is one.
+///
+/// # Errors
+/// A quantity that cannot be read.
+pub fn pod_total(pod: &Pod, side: Side, with_overhead: bool) -> Result<Amounts, GenerateError> {
+    let mut total = containers_total(pod, side)?;
+    let Some(spec) = &pod.spec else { return Ok(total) };
+    for (name, amount) in amounts(side.of(spec.resources.as_ref()))? {
+        if COMPUTE.contains(&name.as_str()) || name.starts_with("hugepages-") {
+            total.insert(name, amount);
+        }
+    }
+    if with_overhead {
+        for (name, amount) in amounts(spec.overhead.as_ref())? {
+            match total.get_mut(&name) {
+                Some(sum) if side == Side::Requests || !sum.is_zero() => *sum += amount,
+                None if side == Side::Requests => {
+                    total.insert(name, amount);
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(total)
+}
+
+/// [`pod_total`] by the containers alone.
+fn containers_total(pod: &Pod, side: Side) -> Result<Amounts, GenerateError> {
+    let mut running = Amounts::new();
+    for container in spec::regular_containers(pod) {
+        add(&mut running, &amounts(side.of(container.resources.as_ref()))?);
+    }
+    let (mut sidecars, mut peak) = (Amounts::new(), Amounts::new());
+    for container in spec::init_containers(pod) {
+        let own = amounts(side.of(container.resources.as_ref()))?;
+        if spec::is_sidecar(container) {
+            add(&mut running, &own);
+            add(&mut sidecars, &own);
+            raise(&mut peak, &sidecars);
+        } else {
+            let mut moment = sidecars.clone();
+            add(&mut moment, &own);
+            raise(&mut peak, &moment);
+        }
+    }
+    raise(&mut running, &peak);
+    Ok(running)
+}
+
+fn add(sum: &mut Amounts, more: &Amounts) {
+    for (name, amount) in more {
+        *sum.entry(name.clone()).or_default() += *amount;
+    }
+}
+
+fn raise(sum: &mut Amounts, floor: &Amounts) {
+    for (name, amount) in floor {
+        let held = sum.entry(name.clone()).or_default();
+        *held = (*held).max(*amount);
+    }
+}
+
+/// `oom_score_adj` of one container.
+///
+/// # Errors
+/// A quantity that cannot be read.
+pub fn oom_score(pod: &Pod, container: &Container, memory_capacity: i64) -> Result<i64, GenerateError> {
+    if is_node_critical(pod) {
+        return Ok(GUARANTEED_SCORE);
+    }
+    match qos_class(pod)? {
+        QosClass::Guaranteed => return Ok(GUARANTEED_SCORE),
+        QosClass::BestEffort => return Ok(BEST_EFFORT_SCORE),
+        QosClass::Burstable => {}
+    }
+    let rest = unclaimed_memory(pod)?;
+    let score = |memory: i64| 1000 - 1000 * i128::from(memory + rest) / i128::from(memory_capacity.max(1));
+    let mut own = score(memory_request(container)?);
+    if spec::init_containers(pod).iter().any(|init| init.name == container.name && spec::is_sidecar(init)) {
+        let smallest =
+            spec::regular_containers(pod).iter().map(memory_request).collect::<Result<Vec<_>, _>>()?.into_iter().min();
+        own = own.min(smallest.map_or(own, score));
+    }
+    // Above the Guaranteed ones, below BestEffort.
+    Ok(i64::try_from(own.clamp(3, 999)).unwrap_or(999))
+}
+
+/// Static, mirror, or of a priority from 2,000,000,000 on.
+pub fn is_critical(pod: &Pod) -> bool {
+    let mirror = |annotations: &BTreeMap<String, String>| annotations.contains_key("kubernetes.io/config.mirror");
+    spec::is_static(pod)
+        || pod.metadata.annotations.as_ref().is_some_and(mirror)
+        || pod.spec.as_ref().and_then(|spec| spec.priority).is_some_and(|priority| priority >= CRITICAL_PRIORITY)
+}
+
+fn is_node_critical(pod: &Pod) -> bool {
+    let class = pod.spec.as_ref().and_then(|spec| spec.priority_class_name.as_deref());
+    is_critical(pod) && class == Some(NODE_CRITICAL)
+}
+
+fn memory_request(container: &Container) -> Result<i64, GenerateError> {
+    let requests = amounts(container.resources.as_ref().and_then(|r| r.requests.as_ref()))?;
+    Ok(requests.get("memory").map_or(0, |amount| amount.value()))
+}
+
+/// Each container's share of what the pod requests beyond its containers' sum (KEP-2837).
+fn unclaimed_memory(pod: &Pod) -> Result<i64, GenerateError> {
+    let Some(spec) = &pod.spec else { return Ok(0) };
+    let stated = amounts(spec.resources.as_ref().and_then(|r| r.requests.as_ref()))?;
+    let Some(stated) = stated.get("memory") else { return Ok(0) };
+    let claimed = containers_total(pod, Side::Requests)?.get("memory").map_or(0, |amount| amount.value());
+    let count = i64::try_from(containers(pod).count().max(1)).unwrap_or(i64::MAX);
+    Ok((stated.value() - claimed).max(0) / count)
+}

@@ -1,0 +1,157 @@
+//! `PodSandboxConfig` of a pod. Pure.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::ContainerPort;
+use k8s_openapi::api::core::v1::Pod;
+use keblet_proto::cri::v1 as cri;
+
+use super::GenerateError;
+use super::NodeSettings;
+use super::dns::pod_dns;
+use super::hostname::hostname;
+use super::hostname::kernel_hostname;
+use super::names;
+use super::resources;
+use super::security;
+use crate::model::spec;
+
+/// A sandbox's configuration and what an operator should know about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SandboxConfig {
+    /// For `RunPodSandbox` and `CreateContainer`.
+    pub config: cri::PodSandboxConfig,
+    /// Warning events due on the pod: reason and message.
+    pub warnings: Vec<(&'static str, String)>,
+}
+
+/// Generates the configuration of sandbox number `attempt`. `cgroup_parent` is empty without QoS cgroups;
+/// `resolv_conf` is the content of the node's resolver file, if the node has one.
+///
+/// # Errors
+/// A host name, resolver file or quantity that cannot be used.
+pub fn sandbox_config(
+    pod: &Pod,
+    attempt: u32,
+    cgroup_parent: &str,
+    resolv_conf: Option<&str>,
+    settings: &NodeSettings,
+) -> Result<SandboxConfig, GenerateError> {
+    let dns = pod_dns(pod, &settings.dns, resolv_conf)?;
+    let kernel_name = if spec::host_network(pod) {
+        String::new()
+    } else {
+        kernel_hostname(pod, &hostname(pod, &settings.dns.cluster_domain)?)?
+    };
+    let linux = cri::LinuxPodSandboxConfig {
+        cgroup_parent: cgroup_parent.to_owned(),
+        security_context: Some(security::sandbox_security(pod)),
+        sysctls: sysctls(pod),
+        overhead: Some(resources::sandbox_overhead(pod, &settings.resources)?),
+        resources: Some(resources::sandbox_resources(pod, &settings.resources)?),
+    };
+    let config = cri::PodSandboxConfig {
+        metadata: Some(cri::PodSandboxMetadata {
+            name: names::pod_name(pod).to_owned(),
+            uid: names::pod_uid(pod).to_owned(),
+            namespace: names::pod_namespace(pod).to_owned(),
+            attempt,
+        }),
+        hostname: kernel_name,
+        log_directory: settings.pod_logs_dir.join(names::log_dir_name(pod)).to_string_lossy().into_owned(),
+        dns_config: Some(dns.config),
+        port_mappings: port_mappings(pod),
+        labels: names::sandbox_labels(pod),
+        annotations: pod.metadata.annotations.clone().unwrap_or_default(),
+        linux: Some(linux),
+        windows: None,
+    };
+    Ok(SandboxConfig { config, warnings: dns.warnings })
+}
+
+/// The kernel writes names with dots; the API allows slashes too.
+fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
+    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let stated = context.and_then(|context| context.sysctls.as_ref());
+    stated.into_iter().flatten().map(|sysctl| (dotted(&sysctl.name), sysctl.value.clone())).collect()
+}
+
+/// `net/ipv4/conf/eth0.1/x` means `net.ipv4.conf.eth0/1.x`: where the first separator is a slash, the two swap.
+fn dotted(name: &str) -> String {
+    match name.find(['.', '/']) {
+        Some(first) if name.as_bytes()[first] == b'/' => name
+            .chars()
+            .map(|c| {
+                if c == '/' {
+                    '.'
+                } else if c == '.' {
+                    '/'
+                } else {
+                    c
+                }
+            })
+            .collect(),
+        _ => name.to_owned(),
+    }
+}
+
+/// Ports of regular containers; within one container the same port is mapped once.
+fn port_mappings(pod: &Pod) -> Vec<cri::PortMapping> {
+    let mut mappings = Vec::new();
+    for container in spec::regular_containers(pod) {
+        let mut seen = Vec::new();
+        for port in container.ports.iter().flatten() {
+            let identity = port_identity(&container.name, port);
+            if !seen.contains(&identity) {
+                seen.push(identity);
+                mappings.push(port_mapping(port));
+            }
+        }
+    }
+    mappings
+}
+
+fn port_identity(container: &str, port: &ContainerPort) -> String {
+    match port.name.as_deref().filter(|name| !name.is_empty()) {
+        Some(name) => format!("{container}-{name}"),
+        None => {
+            let ip = port.host_ip.as_deref().unwrap_or_default();
+            let family = if ip.contains(':') { "v6" } else { "v4" };
+            let host = port.host_port.unwrap_or_default();
+            let protocol = port.protocol.as_deref().unwrap_or("TCP");
+            format!("{container}-{family}-{protocol}-{ip}-{host}-{}", port.container_port)
+        }
+    }
+}
+
+fn port_mapping(port: &ContainerPort) -> cri::PortMapping {
+    let protocol = match port.protocol.as_deref() {
+        Some("UDP") => cri::Protocol::Udp,
+        Some("SCTP") => cri::Protocol::Sctp,
+        _ => cri::Protocol::Tcp,
+    };
+    cri::PortMapping {
+        protocol: protocol as i32,
+        container_port: port.container_port,
+        host_port: port.host_port.unwrap_or_default(),
+        host_ip: port.host_ip.clone().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dotted;
+
+    #[test]
+    fn sysctl_names_are_dotted() {
+        let table = [
+            ("kernel.sem", "kernel.sem"),
+            ("kernel/sem", "kernel.sem"),
+            ("net/ipv4/conf/eth0.1/rp_filter", "net.ipv4.conf.eth0/1.rp_filter"),
+            ("net.ipv4.conf.eth0/1.rp_filter", "net.ipv4.conf.eth0/1.rp_filter"),
+        ];
+        for (given, expected) in table {
+            assert_eq!(dotted(given), expected);
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Security context of sandboxes and containers in the terms of the runtime. Pure.
+
+use k8s_openapi::api::core::v1::AppArmorProfile;
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodSecurityContext;
+use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::api::core::v1::SELinuxOptions;
+use k8s_openapi::api::core::v1::SeccompProfile;
+use keblet_proto::cri::v1 as cri;
+use keblet_proto::cri::v1::security_profile::ProfileType;
+
+use super::ContainerSpec;
+use super::GenerateError;
+use super::ImageUser;
+use super::SecuritySettings;
+use super::names;
+use crate::model::ContainerId;
+
+const MASKED_PATHS: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+const LEGACY_APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+/// `LinuxContainerConfig.security_context`. `target` is the instance an ephemeral container looks at.
+///
+/// # Errors
+/// The image or the spec breaks `runAsNonRoot`; a localhost profile without a path.
+#[expect(deprecated, reason = "older runtimes read only the string form of the AppArmor profile")]
+pub fn container_security(
+    pod: &Pod,
+    spec: &ContainerSpec<'_>,
+    user: &ImageUser,
+    target: Option<&ContainerId>,
+    settings: &SecuritySettings,
+) -> Result<cri::LinuxContainerSecurityContext, GenerateError> {
+    let container = spec.container.as_ref();
+    let own = container.security_context.clone().unwrap_or_default();
+    let of_pod = pod_context(pod);
+    let run_as_user = own.run_as_user.or(of_pod.and_then(|sc| sc.run_as_user));
+    let non_root = own.run_as_non_root.or(of_pod.and_then(|sc| sc.run_as_non_root)).unwrap_or(false);
+    if non_root {
+        verify_non_root(pod, container, run_as_user, user)?;
+    }
+    let apparmor = apparmor(pod, container);
+    let unmasked = own.proc_mount.as_deref() == Some("Unmasked");
+    let mut out = cri::LinuxContainerSecurityContext {
+        capabilities: own.capabilities.map(|list| cri::Capability {
+            add_capabilities: list.add.unwrap_or_default(),
+            drop_capabilities: list.drop.unwrap_or_default(),
+            ..Default::default()
+        }),
+        privileged: own.privileged.unwrap_or(false),
+        namespace_options: Some(namespaces(pod, target)),
+        selinux_options: selinux(own.se_linux_options.as_ref().or(of_pod.and_then(|sc| sc.se_linux_options.as_ref()))),
+        run_as_group: own.run_as_group.or(of_pod.and_then(|sc| sc.run_as_group)).map(int64),
+        readonly_rootfs: own.read_only_root_filesystem.unwrap_or(false),
+        supplemental_groups: supplemental_groups(of_pod),
+        apparmor_profile: apparmor.as_ref().map(legacy_apparmor).unwrap_or_default(),
+        no_new_privs: own.allow_privilege_escalation == Some(false),
+        masked_paths: if unmasked { Vec::new() } else { masked_paths(settings) },
+        readonly_paths: if unmasked { Vec::new() } else { READONLY_PATHS.map(str::to_owned).to_vec() },
+        seccomp: Some(seccomp(pod, container, settings)?),
+        apparmor,
+        supplemental_groups_policy: groups_policy(of_pod),
+        ..Default::default()
+    };
+    match (run_as_user, user) {
+        (Some(uid), _) => out.run_as_user = Some(int64(uid)),
+        (None, ImageUser::Id(uid)) => out.run_as_user = Some(int64(*uid)),
+        (None, ImageUser::Name(name)) => out.run_as_username.clone_from(name),
+    }
+    Ok(out)
+}
+
+/// `LinuxPodSandboxConfig.security_context`.
+pub fn sandbox_security(pod: &Pod) -> cri::LinuxSandboxSecurityContext {
+    let context = pod_context(pod);
+    cri::LinuxSandboxSecurityContext {
+        namespace_options: Some(namespaces(pod, None)),
+        selinux_options: selinux(context.and_then(|sc| sc.se_linux_options.as_ref())),
+        run_as_user: context.and_then(|sc| sc.run_as_user).map(int64),
+        run_as_group: context.and_then(|sc| sc.run_as_group).map(int64),
+        supplemental_groups: supplemental_groups(context),
+        privileged: any_privileged(pod),
+        seccomp: Some(profile(ProfileType::RuntimeDefault, String::new())),
+        supplemental_groups_policy: groups_policy(context),
+        ..Default::default()
+    }
+}
+
+fn pod_context(pod: &Pod) -> Option<&PodSecurityContext> {
+    pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref())
+}
+
+fn int64(value: i64) -> cri::Int64Value {
+    cri::Int64Value { value }
+}
+
+fn verify_non_root(
+    pod: &Pod,
+    container: &Container,
+    run_as_user: Option<i64>,
+    user: &ImageUser,
+) -> Result<(), GenerateError> {
+    let problem = match (run_as_user, user) {
+        (Some(0), _) => "container's runAsUser breaks non-root policy".to_owned(),
+        (Some(_), _) => return Ok(()),
+        (None, ImageUser::Id(0)) => "container has runAsNonRoot and image will run as root".to_owned(),
+        (None, ImageUser::Id(uid)) if i32::try_from(*uid).is_err() => {
+            format!("container has runAsNonRoot and image has an invalid user id ({uid})")
+        }
+        (None, ImageUser::Id(_)) => return Ok(()),
+        (None, ImageUser::Name(name)) => {
+            format!(
+                "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root"
+            )
+        }
+    };
+    Err(GenerateError::NonRoot { problem, pod: names::describe(pod), container: container.name.clone() })
+}
+
+fn supplemental_groups(context: Option<&PodSecurityContext>) -> Vec<i64> {
+    let Some(context) = context else { return Vec::new() };
+    context.fs_group.into_iter().chain(context.supplemental_groups.iter().flatten().copied()).collect()
+}
+
+fn groups_policy(context: Option<&PodSecurityContext>) -> i32 {
+    let strict = context.and_then(|sc| sc.supplemental_groups_policy.as_deref()) == Some("Strict");
+    let policy = if strict { cri::SupplementalGroupsPolicy::Strict } else { cri::SupplementalGroupsPolicy::Merge };
+    policy as i32
+}
+
+fn selinux(options: Option<&SELinuxOptions>) -> Option<cri::SeLinuxOption> {
+    options.map(|options| cri::SeLinuxOption {
+        user: options.user.clone().unwrap_or_default(),
+        role: options.role.clone().unwrap_or_default(),
+        r#type: options.type_.clone().unwrap_or_default(),
+        level: options.level.clone().unwrap_or_default(),
+    })
+}
+
+fn masked_paths(settings: &SecuritySettings) -> Vec<String> {
+    MASKED_PATHS.iter().map(|path| (*path).to_owned()).chain(settings.thermal_throttle.iter().cloned()).collect()
+}
+
+fn any_privileged(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let privileged = |sc: &Option<k8s_openapi::api::core::v1::SecurityContext>| {
+        sc.as_ref().and_then(|sc| sc.privileged).unwrap_or(false)
+    };
+    spec.init_containers.iter().flatten().chain(&spec.containers).any(|c| privileged(&c.security_context))
+        || spec.ephemeral_containers.iter().flatten().any(|c| privileged(&c.security_context))
+}
+
+/// Namespace modes of the pod. `target` turns a container of its own PID namespace into a guest of that one.
+pub fn namespaces(pod: &Pod, target: Option<&ContainerId>) -> cri::NamespaceOption {
+    let spec = pod.spec.as_ref();
+    let flag = |field: fn(&PodSpec) -> Option<bool>| spec.and_then(field).unwrap_or(false);
+    let shared = |host: bool| if host { cri::NamespaceMode::Node } else { cri::NamespaceMode::Pod };
+    let pid = if flag(|spec| spec.host_pid) {
+        cri::NamespaceMode::Node
+    } else if flag(|spec| spec.share_process_namespace) {
+        cri::NamespaceMode::Pod
+    } else if target.is_some() {
+        cri::NamespaceMode::Target
+    } else {
+        cri::NamespaceMode::Container
+    };
+    let host_users = spec.and_then(|spec| spec.host_users);
+    cri::NamespaceOption {
+        network: shared(flag(|spec| spec.host_network)) as i32,
+        pid: pid as i32,
+        ipc: shared(flag(|spec| spec.host_ipc)) as i32,
+        target_id: target
+            .filter(|_| pid == cri::NamespaceMode::Target)
+            .map(|id| id.as_str().to_owned())
+            .unwrap_or_default(),
+        userns_options: host_users
+            .filter(|host| *host)
+            .map(|_| cri::UserNamespace { mode: cri::NamespaceMode::Node as i32, ..Default::default() }),
+    }
+}
+
+fn profile(kind: ProfileType, localhost_ref: String) -> cri::SecurityProfile {
+    cri::SecurityProfile { profile_type: kind as i32, localhost_ref }
+}
+
+/// The container's profile, else the pod's, else the node's default.
+fn seccomp(
+    pod: &Pod,
+    container: &Container,
+    settings: &SecuritySettings,
+) -> Result<cri::SecurityProfile, GenerateError> {
+    let of_pod = pod_context(pod).and_then(|sc| sc.seccomp_profile.as_ref());
+    let stated = container.security_context.as_ref().and_then(|sc| sc.seccomp_profile.as_ref()).or(of_pod);
+    match stated {
+        Some(stated) => stated_seccomp(stated, &container.name, settings),
+        None if settings.seccomp_default => Ok(profile(ProfileType::RuntimeDefault, String::new())),
+        None => Ok(profile(ProfileType::Unconfined, String::new())),
+    }
+}
+
+fn stated_seccomp(
+    stated: &SeccompProfile,
+    container: &str,
+    settings: &SecuritySettings,
+) -> Result<cri::SecurityProfile, GenerateError> {
+    match stated.type_.as_str() {
+        "RuntimeDefault" => Ok(profile(ProfileType::RuntimeDefault, String::new())),
+        "Localhost" => match stated.localhost_profile.as_deref().filter(|path| !path.is_empty()) {
+            Some(path) => {
+                Ok(profile(ProfileType::Localhost, settings.seccomp_root.join(path).to_string_lossy().into_owned()))
+            }
+            None => Err(GenerateError::SeccompPath { container: container.to_owned() }),
+        },
+        _ => Ok(profile(ProfileType::Unconfined, String::new())),
+    }
+}
+
+/// The container's field, else the annotation of old, else the pod's field.
+fn apparmor(pod: &Pod, container: &Container) -> Option<cri::SecurityProfile> {
+    if let Some(stated) = container.security_context.as_ref().and_then(|sc| sc.app_armor_profile.as_ref()) {
+        return Some(stated_apparmor(stated));
+    }
+    let annotations = pod.metadata.annotations.as_ref();
+    let annotation = annotations.and_then(|map| map.get(&format!("{LEGACY_APPARMOR}{}", container.name)));
+    match annotation.map(String::as_str) {
+        Some("runtime/default") => return Some(profile(ProfileType::RuntimeDefault, String::new())),
+        Some("unconfined") => return Some(profile(ProfileType::Unconfined, String::new())),
+        Some(text) => {
+            if let Some(name) = text.strip_prefix("localhost/") {
+                return Some(profile(ProfileType::Localhost, name.to_owned()));
+            }
+        }
+        None => {}
+    }
+    pod_context(pod).and_then(|sc| sc.app_armor_profile.as_ref()).map(stated_apparmor)
+}
+
+fn stated_apparmor(stated: &AppArmorProfile) -> cri::SecurityProfile {
+    match stated.type_.as_str() {
+        "RuntimeDefault" => profile(ProfileType::RuntimeDefault, String::new()),
+        "Localhost" => profile(ProfileType::Localhost, stated.localhost_profile.clone().unwrap_or_default()),
+        _ => profile(ProfileType::Unconfined, String::new()),
+    }
+}
+
+/// The profile as older runtimes read it.
+fn legacy_apparmor(profile: &cri::SecurityProfile) -> String {
+    match profile.profile_type() {
+        ProfileType::RuntimeDefault => "runtime/default".to_owned(),
+        ProfileType::Unconfined => "unconfined".to_owned(),
+        ProfileType::Localhost => format!("localhost/{}", profile.localhost_ref),
+    }
+}

@@ -1,0 +1,78 @@
+//! What generation needs to know of the node and its configuration.
+
+use std::path::PathBuf;
+
+use super::qos::Amounts;
+
+/// Everything about the node that ends up in configurations.
+#[derive(Clone, Debug, Default)]
+pub struct NodeSettings {
+    /// Where container logs go (`podLogsDir`).
+    pub pod_logs_dir: PathBuf,
+    /// Name lookup.
+    pub dns: DnsSettings,
+    /// Requests and limits.
+    pub resources: ResourceSettings,
+    /// Security defaults.
+    pub security: SecuritySettings,
+}
+
+/// Settings for name lookup.
+#[derive(Clone, Debug, Default)]
+pub struct DnsSettings {
+    /// `clusterDNS`, valid addresses only.
+    pub cluster_dns: Vec<String>,
+    /// `clusterDomain`.
+    pub cluster_domain: String,
+    /// Addresses of the node, primary first.
+    pub node_ips: Vec<String>,
+}
+
+/// Settings for requests and limits.
+#[derive(Clone, Debug, Default)]
+pub struct ResourceSettings {
+    /// CFS period in microseconds (`cpuCFSQuotaPeriod`); `None` if `cpuCFSQuota` is off.
+    pub cfs_period: Option<u64>,
+    /// Memory of the machine, bytes.
+    pub memory_capacity: i64,
+    /// What the node has to give: cpu, memory, ephemeral-storage.
+    pub allocatable: Amounts,
+    /// Huge page sizes of the node, bytes.
+    pub hugepage_sizes: Vec<u64>,
+    /// The node runs cgroup v2.
+    pub cgroup_v2: bool,
+    /// `singleProcessOOMKill`; always true on cgroup v1.
+    pub single_process_oom_kill: bool,
+    /// `memorySwap.swapBehavior` and whether the kernel can limit swap.
+    pub swap: Swap,
+    /// `podPidsLimit` if above zero.
+    pub pod_pids_limit: Option<i64>,
+}
+
+/// Swap for containers (KEP-2400).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Swap {
+    /// The kernel cannot limit it; nothing is set.
+    #[default]
+    NoController,
+    /// `NoSwap`.
+    Forbidden,
+    /// `LimitedSwap`.
+    Limited {
+        /// Swap of the machine, bytes.
+        node_swap: i64,
+    },
+}
+
+/// Security defaults.
+#[derive(Clone, Debug, Default)]
+pub struct SecuritySettings {
+    /// `seccompDefault`: RuntimeDefault where no profile is set.
+    pub seccomp_default: bool,
+    /// `<root>/seccomp`, where localhost profiles are.
+    pub seccomp_root: PathBuf,
+    /// `thermal_throttle` folders of the CPUs, hidden from containers.
+    pub thermal_throttle: Vec<String>,
+    /// The runtime's default handler can do recursive read-only mounts.
+    pub recursive_read_only: bool,
+}

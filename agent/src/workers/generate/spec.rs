@@ -1,0 +1,102 @@
+//! One view of regular, init and ephemeral containers. Pure.
+
+use std::borrow::Cow;
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::EphemeralContainer;
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::model::ContainerClass;
+use crate::model::StartContainer;
+
+/// A container of the pod spec, whichever list it is in.
+#[derive(Clone, Debug)]
+pub struct ContainerSpec<'a> {
+    /// Which list.
+    pub class: ContainerClass,
+    /// The definition; ephemeral containers are brought into the same form.
+    pub container: Cow<'a, Container>,
+    /// `targetContainerName` of an ephemeral container.
+    pub target: Option<&'a str>,
+}
+
+impl<'a> ContainerSpec<'a> {
+    /// The container a planned start is about; `None` if the spec has no such entry.
+    pub fn of_start(pod: &'a Pod, start: &StartContainer) -> Option<Self> {
+        let spec = pod.spec.as_ref()?;
+        let found = match start.class {
+            ContainerClass::Regular => Self::plain(start.class, spec.containers.get(start.index)?),
+            ContainerClass::Init | ContainerClass::Sidecar => {
+                Self::plain(start.class, spec.init_containers.as_ref()?.get(start.index)?)
+            }
+            ContainerClass::Ephemeral => Self::ephemeral(spec.ephemeral_containers.as_ref()?.get(start.index)?),
+        };
+        (found.container.name == start.name).then_some(found)
+    }
+
+    /// The container of this name.
+    pub fn named(pod: &'a Pod, name: &str) -> Option<Self> {
+        let spec = pod.spec.as_ref()?;
+        let is_sidecar = |c: &Container| c.restart_policy.as_deref() == Some("Always");
+        let init = spec.init_containers.iter().flatten().map(|container| {
+            let class = if is_sidecar(container) { ContainerClass::Sidecar } else { ContainerClass::Init };
+            Self::plain(class, container)
+        });
+        let regular = spec.containers.iter().map(|container| Self::plain(ContainerClass::Regular, container));
+        init.chain(regular).find(|found| found.container.name == name).or_else(|| {
+            spec.ephemeral_containers.iter().flatten().find(|container| container.name == name).map(Self::ephemeral)
+        })
+    }
+
+    /// `spec.containers{name}` and the like, for events.
+    pub fn field_path(&self) -> String {
+        let list = match self.class {
+            ContainerClass::Regular => "containers",
+            ContainerClass::Init | ContainerClass::Sidecar => "initContainers",
+            ContainerClass::Ephemeral => "ephemeralContainers",
+        };
+        format!("spec.{list}{{{}}}", self.container.name)
+    }
+
+    fn plain(class: ContainerClass, container: &'a Container) -> Self {
+        Self { class, container: Cow::Borrowed(container), target: None }
+    }
+
+    fn ephemeral(container: &'a EphemeralContainer) -> Self {
+        Self {
+            class: ContainerClass::Ephemeral,
+            container: Cow::Owned(as_container(container.clone())),
+            target: container.target_container_name.as_deref().filter(|name| !name.is_empty()),
+        }
+    }
+}
+
+fn as_container(from: EphemeralContainer) -> Container {
+    Container {
+        args: from.args,
+        command: from.command,
+        env: from.env,
+        env_from: from.env_from,
+        image: from.image,
+        image_pull_policy: from.image_pull_policy,
+        lifecycle: from.lifecycle,
+        liveness_probe: from.liveness_probe,
+        name: from.name,
+        ports: from.ports,
+        readiness_probe: from.readiness_probe,
+        resize_policy: from.resize_policy,
+        resources: from.resources,
+        restart_policy: from.restart_policy,
+        restart_policy_rules: from.restart_policy_rules,
+        security_context: from.security_context,
+        startup_probe: from.startup_probe,
+        stdin: from.stdin,
+        stdin_once: from.stdin_once,
+        termination_message_path: from.termination_message_path,
+        termination_message_policy: from.termination_message_policy,
+        tty: from.tty,
+        volume_devices: from.volume_devices,
+        volume_mounts: from.volume_mounts,
+        working_dir: from.working_dir,
+    }
+}
