@@ -18,4 +18,5 @@ pub mod pleg;
 pub mod recorder;
 pub mod runtime;
 pub mod sources;
+pub mod sync;
 pub mod workers;
