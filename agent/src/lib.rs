@@ -19,4 +19,5 @@ pub mod recorder;
 pub mod runtime;
 pub mod sources;
 pub mod status;
+pub mod sync;
 pub mod workers;
