@@ -8,11 +8,11 @@
 //! Each step looks whether its product is there and fits, so the second run takes no time. Refuses to install anything
 //! on the system and to change its configuration.
 
-mod apt;
+pub mod apt;
 mod images;
 mod packages;
 mod probe;
-mod sources;
+pub mod sources;
 
 use anyhow::Context as _;
 use anyhow::Result;
