@@ -94,7 +94,7 @@ fn play(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt: &I
     command.arg("--config").arg(&node.config).arg("--root-dir").arg(&node.root);
     let mut agent = Agent::start(&mut command, &node, containerd)?;
     let mut screen = Screen::new(arguments.verbose);
-    screen.started(agent.pid());
+    screen.started(agent.pid(), &containerd.endpoint());
     let mut world = World::new(stamps, node.pod_logs.clone());
     let mut scenes = scenes::all(machine::lacks_for_kernel());
     let watched = watch(
