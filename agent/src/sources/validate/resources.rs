@@ -80,10 +80,14 @@ fn resource_name(name: &str, path: &Path, findings: &mut Findings) {
     }
 }
 
+/// What upstream says of a text that is no quantity.
+pub(super) const QUANTITY_FORM: &str =
+    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
+
 fn amount(name: &str, quantity: &Quantity, path: &Path, findings: &mut Findings) -> Option<Amount> {
     match quantity.0.parse::<Amount>() {
-        Err(error) => {
-            findings.invalid(path, &quantity.0, &error.to_string());
+        Err(_) => {
+            findings.invalid(path, &quantity.0, QUANTITY_FORM);
             None
         }
         Ok(amount) => {

@@ -13,6 +13,7 @@ use super::super::field::Findings;
 use super::super::field::Path;
 use super::env;
 use super::formats;
+use super::resources::QUANTITY_FORM;
 use super::spec::first_of_its_name;
 use super::text;
 use crate::model::Amount;
@@ -86,7 +87,7 @@ fn source(volume: &Volume, path: &Path, findings: &mut Findings) {
         match limit.0.parse::<Amount>() {
             Ok(amount) if !amount.is_negative() => {}
             Ok(_) => findings.forbidden(&path, "SizeLimit field must be a valid resource quantity"),
-            Err(error) => findings.invalid(&path, &limit.0, &error.to_string()),
+            Err(_) => findings.invalid(&path, &limit.0, QUANTITY_FORM),
         }
     }
     if let Some(secret) = &volume.secret {
