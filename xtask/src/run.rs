@@ -1,6 +1,7 @@
 //! `cargo xtask containerd`: a private runtime at hand, for experiments and for programs that need one.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::Command;
 use std::process::ExitCode;
 use std::thread;
@@ -25,7 +26,7 @@ const POLL: Duration = Duration::from_millis(50);
 pub struct Arguments {
     /// Folder for the runtime's files [default: a new one in the temporary folder].
     #[arg(long)]
-    dir: Option<std::path::PathBuf>,
+    dir: Option<PathBuf>,
     /// A command to run; the runtime ends with it. It finds the socket in KEBLET_RUNTIME_ENDPOINT, the cgroup for its
     /// pods in KEBLET_CGROUP_ROOT and a folder that is removed at the end in KEBLET_RUNTIME_DIR.
     #[arg(last = true)]
@@ -36,6 +37,8 @@ pub struct Arguments {
 pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let cache = setup::prepare()?;
+    // Not the whole workspace: a runtime is of use also while the agent does not compile.
+    build("building the runtime's supervisor", &["--package", "keblet-peers", "--bin", "private-containerd"])?;
     let containerd = start(&cache, arguments.dir.clone())?;
     let result = match arguments.command.split_first() {
         Some((program, rest)) => command(program, rest, &containerd, &interrupt),
@@ -52,24 +55,31 @@ pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     result
 }
 
-/// Builds the supervisor and starts a runtime.
-pub fn start(cache: &Cache, dir: Option<std::path::PathBuf>) -> Result<PrivateContainerd> {
-    let supervisor = build_supervisor()?;
-    step("starting a private containerd", || {
-        PrivateContainerd::start(cache, &Options { dir, supervisor: Some(supervisor) })
-    })
+/// Starts a runtime with a supervisor that is built already.
+pub fn start(cache: &Cache, dir: Option<PathBuf>) -> Result<PrivateContainerd> {
+    let options = Options { dir, supervisor: Some(supervisor()) };
+    step("starting a private containerd", || PrivateContainerd::start(cache, &options))
 }
 
-/// Builds the program that owns a private runtime.
-pub fn build_supervisor() -> Result<std::path::PathBuf> {
-    step("building the supervisor of the runtime", || {
-        system::quiet(
-            Command::new(paths::cargo())
-                .args(["build", "--quiet", "--package", "keblet-peers", "--bin", "private-containerd"])
-                .current_dir(paths::repository()),
-        )
-    })?;
-    Ok(paths::target().join("debug/private-containerd"))
+/// The program that owns a private runtime, once it is built.
+pub fn supervisor() -> PathBuf {
+    paths::target().join("debug/private-containerd")
+}
+
+/// The agent, once it is built.
+pub fn agent() -> PathBuf {
+    paths::target().join("debug/keblet")
+}
+
+/// Builds all programs of the workspace, in one go, so that demo and tests share what is built.
+pub fn build_programs() -> Result<()> {
+    build("building keblet (minutes, the first time)", &["--workspace", "--exclude", "xtask", "--bins"])
+}
+
+fn build(name: &str, selection: &[&str]) -> Result<()> {
+    let mut command = Command::new(paths::cargo());
+    command.args(["build", "--quiet"]).args(selection).current_dir(paths::repository());
+    step(name, || system::quiet(&mut command))
 }
 
 fn command(
