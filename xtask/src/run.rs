@@ -1,4 +1,4 @@
-//! `cargo xtask containerd`: a private runtime at hand, for experiments and for programs that need one.
+//! `cargo xtask containerd` and `bench`: a private runtime around a program that needs one, or at hand for experiments.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,6 +15,7 @@ use keblet_peers::PrivateContainerd;
 
 use crate::interrupt::Interrupt;
 use crate::paths;
+use crate::peers;
 use crate::progress::step;
 use crate::setup;
 use crate::system;
@@ -33,12 +34,43 @@ pub struct Arguments {
     command: Vec<OsString>,
 }
 
+/// What to measure.
+#[derive(clap::Args)]
+pub struct BenchArguments {
+    /// Measure upstream's kubelet beside keblet; builds it first if need be, which takes minutes.
+    #[arg(long)]
+    with_kubelet: bool,
+    /// Further arguments of `keblet bench pleg`, such as `--pods 20`.
+    #[arg(last = true)]
+    rest: Vec<OsString>,
+}
+
+/// Builds a release and runs its benchmark on a private runtime.
+pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
+    let interrupt = Interrupt::install()?;
+    let cache = setup::prepare()?;
+    let kubelet = if arguments.with_kubelet { Some(peers::kubelet()?) } else { None };
+    build_supervisor()?;
+    build("building a release of keblet (minutes, the first time)", &["--release", "--package", "keblet"])?;
+    let containerd = start(&cache, None)?;
+    let keblet = paths::target().join("release/keblet").into_os_string();
+    let mut words: Vec<OsString> = ["bench", "pleg", "--runtime-endpoint"].map(OsString::from).into();
+    words.push(containerd.endpoint().into());
+    if let Some(kubelet) = kubelet {
+        words.push("--peer".into());
+        words.push(format!("kubelet={} --config {{config}} --root-dir {{root}}", kubelet.display()).into());
+    }
+    words.extend(arguments.rest.iter().cloned());
+    let result = command(&keblet, &words, &containerd, &interrupt);
+    step("removing pods and runtime", || containerd.stop())?;
+    result
+}
+
 /// Runs the command, or waits for Ctrl-C.
 pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let cache = setup::prepare()?;
-    // Not the whole workspace: a runtime is of use also while the agent does not compile.
-    build("building the runtime's supervisor", &["--package", "keblet-peers", "--bin", "private-containerd"])?;
+    build_supervisor()?;
     let containerd = start(&cache, arguments.dir.clone())?;
     let result = match arguments.command.split_first() {
         Some((program, rest)) => command(program, rest, &containerd, &interrupt),
@@ -74,6 +106,11 @@ pub fn agent() -> PathBuf {
 /// Builds all programs of the workspace, in one go, so that demo and tests share what is built.
 pub fn build_programs() -> Result<()> {
     build("building keblet (minutes, the first time)", &["--workspace", "--exclude", "xtask", "--bins"])
+}
+
+/// Not the whole workspace: a runtime is of use also while the agent does not compile.
+fn build_supervisor() -> Result<()> {
+    build("building the runtime's supervisor", &["--package", "keblet-peers", "--bin", "private-containerd"])
 }
 
 fn build(name: &str, selection: &[&str]) -> Result<()> {
