@@ -52,7 +52,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     let kubelet = if arguments.with_kubelet { Some(peers::kubelet()?) } else { None };
     build_supervisor()?;
     build("building a release of keblet (minutes, the first time)", &["--release", "--package", "keblet"])?;
-    let containerd = start(&cache, None)?;
+    let mut containerd = start(&cache, None)?;
     let keblet = paths::target().join("release/keblet").into_os_string();
     let mut words: Vec<OsString> = ["bench", "pleg", "--runtime-endpoint"].map(OsString::from).into();
     words.push(containerd.endpoint().into());
@@ -61,7 +61,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         words.push(format!("kubelet={} --config {{config}} --root-dir {{root}}", kubelet.display()).into());
     }
     words.extend(arguments.rest.iter().cloned());
-    let result = command(&keblet, &words, &containerd, &interrupt);
+    let result = command(&keblet, &words, &mut containerd, &interrupt);
     step("removing pods and runtime", || containerd.stop())?;
     result
 }
@@ -71,9 +71,9 @@ pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let cache = setup::prepare()?;
     build_supervisor()?;
-    let containerd = start(&cache, arguments.dir.clone())?;
+    let mut containerd = start(&cache, arguments.dir.clone())?;
     let result = match arguments.command.split_first() {
-        Some((program, rest)) => command(program, rest, &containerd, &interrupt),
+        Some((program, rest)) => command(program, rest, &mut containerd, &interrupt),
         None => {
             println!("{}", serde_json::to_string_pretty(containerd.ready()).context("cannot encode what is ready")?);
             eprintln!("Ctrl-C ends it.");
@@ -122,7 +122,7 @@ fn build(name: &str, selection: &[&str]) -> Result<()> {
 fn command(
     program: &OsString,
     arguments: &[OsString],
-    containerd: &PrivateContainerd,
+    containerd: &mut PrivateContainerd,
     interrupt: &Interrupt,
 ) -> Result<ExitCode> {
     let mut child = Command::new(program)
@@ -132,6 +132,7 @@ fn command(
         .env("KEBLET_RUNTIME_DIR", &containerd.ready().dir)
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
+    containerd.adopt(child.id())?;
     loop {
         if let Some(status) = child.try_wait().context("cannot wait for the command")? {
             let code = status.code().and_then(|code| u8::try_from(code).ok());
