@@ -7,8 +7,11 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod bench;
+pub mod cli;
 pub mod config;
 pub mod events;
+pub mod exit;
 pub mod kernel;
 pub mod model;
 pub mod pleg;

@@ -3,6 +3,7 @@
 //! Owns what a developer types: `setup`, `test`, `demo` and the checks of the tree. Refuses to link with the agent, so
 //! that the first command of a clean clone starts within seconds.
 
+mod demo;
 mod docs_paths;
 mod interrupt;
 mod layers;
@@ -34,6 +35,8 @@ struct Arguments {
 enum Task {
     /// Fetch and build what tests and demo need, into `.cache` (or KEBLET_CACHE); quick when all is there.
     Setup(setup::Arguments),
+    /// Show the agent at work on a private container runtime, live; ends by itself and leaves nothing behind.
+    Demo(demo::Arguments),
     /// Run all tests that this machine can run, and say which it cannot.
     Test(tiers::Arguments),
     /// Build upstream's kubelet, a peer for benchmarks only, from published Go modules; minutes the first time.
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
 fn perform(task: Task) -> Result<ExitCode> {
     match task {
         Task::Setup(arguments) => setup::setup(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Demo(arguments) => demo::demo(&arguments),
         Task::Test(arguments) => tiers::test(&arguments),
         Task::Peers => peers::build().map(|()| ExitCode::SUCCESS),
         Task::Layers => layers::check().map(|report| report.tell()),

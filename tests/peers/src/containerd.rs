@@ -19,6 +19,7 @@ use serde::Deserialize;
 use serde::Serialize;
 
 use crate::Cache;
+use crate::PodView;
 
 const PROGRAM: &str = "private-containerd";
 
@@ -58,7 +59,7 @@ pub struct Remains {
 /// A container runtime with its own root, state, socket, network and cgroup.
 ///
 /// Dropping it stops the runtime and removes all that it brought forth, which takes as long as it takes. The agent
-/// that used it must be gone before, or it starts again what is being removed.
+/// that used it must be gone before, or it starts again what is being removed; see [`Self::adopt`].
 #[derive(Debug)]
 pub struct PrivateContainerd {
     supervisor: Child,
@@ -120,6 +121,16 @@ impl PrivateContainerd {
     pub fn restart(&mut self) -> Result<()> {
         self.ready = self.order("start").context("cannot start containerd again")?;
         Ok(())
+    }
+
+    /// What the runtime says of all its pods.
+    pub fn pods(&mut self) -> Result<Vec<PodView>> {
+        self.order("list").context("cannot list the runtime's pods")
+    }
+
+    /// Names a process that uses the runtime: should we be killed, it is killed too, before the clean-up.
+    pub fn adopt(&mut self, pid: u32) -> Result<()> {
+        self.order(&format!("adopt {pid}")).with_context(|| format!("cannot adopt process {pid}"))
     }
 
     /// Stops the runtime, removes all that it brought forth, and says what could not be removed.

@@ -1,6 +1,6 @@
 //! A container runtime for one user, that leaves nothing behind.
 //!
-//! Owns containerd, its files, network and cgroup from start to end. Takes orders on standard input (`kill`, `start`)
+//! Owns containerd, its files, network and cgroup from start to end. Takes orders on standard input
 //! and answers each with a line of JSON; the end of the input, SIGTERM or SIGINT end it all: pods are removed through
 //! CRI, then what is left by force. As a process of its own it does so also when its user was killed. Refuses to touch
 //! the system's runtime and anything it did not start.
@@ -8,6 +8,7 @@
 mod config;
 mod cri;
 mod network;
+mod processes;
 mod runtime;
 mod traces;
 
@@ -29,8 +30,9 @@ use crate::runtime::Runtime;
 
 /// Runs a private containerd until the end of standard input, then removes all that it brought forth.
 ///
-/// Prints a line of JSON with its socket when it is ready. Orders on standard input: `kill` kills containerd with
-/// SIGKILL, `start` starts it again.
+/// Prints a line of JSON with its socket when it is ready, and one in answer to each order on standard input:
+/// `list` shows all pods, `kill` kills containerd with SIGKILL, `start` starts it again, `adopt PID` names a process
+/// that is to be killed before the clean-up.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -84,8 +86,11 @@ async fn serve(runtime: &mut Runtime) -> Result<()> {
         match order.trim() {
             "kill" => say(&runtime.kill().await?)?,
             "start" => say(&runtime.start().await?)?,
-            "" => {}
-            other => eprintln!("private-containerd: unknown order {other:?}; there are `kill` and `start`"),
+            "list" => say(&runtime.pods().await?)?,
+            other => match other.strip_prefix("adopt ").map(str::parse) {
+                Some(Ok(pid)) => say(&runtime.adopt(pid)?)?,
+                _ => eprintln!("private-containerd: unknown order {other:?}; see --help"),
+            },
         }
     }
     Ok(())
