@@ -11,3 +11,4 @@ pub mod kernel;
 pub mod model;
 pub mod recorder;
 pub mod workers;
+pub mod runtime;

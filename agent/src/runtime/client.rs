@@ -1,0 +1,141 @@
+//! The handle that all rooms share.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use keblet_proto::cri::v1::image_service_client::ImageServiceClient;
+use keblet_proto::cri::v1::runtime_service_client::RuntimeServiceClient;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncWrite;
+use tokio::net::UnixStream;
+use tonic::transport::Channel;
+
+use super::CallObserver;
+use super::Operation;
+use super::RuntimeEndpoint;
+use super::call::Call;
+use super::events::EventSupportCell;
+use super::transport;
+
+/// Largest message either way, as upstream has it.
+pub(super) const MESSAGE_LIMIT: usize = 16 << 20;
+
+/// A container runtime. Cheap to clone: all clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Runtime {
+    pub(super) inner: Arc<Inner>,
+}
+
+/// How to speak with a runtime.
+#[derive(Clone, Debug)]
+pub struct RuntimeOptions {
+    /// `runtimeRequestTimeout`: the deadline of every call that has no longer one.
+    pub request_timeout: Duration,
+    /// Told of every call.
+    pub observer: Arc<dyn CallObserver>,
+}
+
+impl Default for RuntimeOptions {
+    /// Upstream's default of 2 minutes, and nobody watching.
+    fn default() -> Self {
+        Self { request_timeout: Duration::from_secs(120), observer: Arc::new(()) }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+    runtime_endpoint: String,
+    image_endpoint: String,
+    options: RuntimeOptions,
+    pub(super) streaming_lists: AtomicBool,
+    pub(super) events: EventSupportCell,
+}
+
+impl Runtime {
+    /// A runtime behind a unix socket, which need not exist yet: the first call connects. `images` is
+    /// `imageServiceEndpoint`, by default the runtime's own. Needs a tokio runtime around it.
+    pub fn new(runtime: &RuntimeEndpoint, images: Option<&RuntimeEndpoint>, options: RuntimeOptions) -> Self {
+        let channel = unix_channel(runtime);
+        let image_channel = images.filter(|images| *images != runtime).map_or_else(|| channel.clone(), unix_channel);
+        let image_endpoint = images.unwrap_or(runtime).to_string();
+        Self::assemble(channel, runtime.to_string(), image_channel, image_endpoint, options)
+    }
+
+    /// A runtime behind any transport. `connect` is asked for a new stream whenever there is none; `name` takes the
+    /// endpoint's place in errors.
+    pub fn with_connector<F, Fut, IO>(name: &str, connect: F, options: RuntimeOptions) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = io::Result<IO>> + Send + 'static,
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let channel = transport::channel(connect);
+        Self::assemble(channel.clone(), name.to_owned(), channel, name.to_owned(), options)
+    }
+
+    fn assemble(
+        runtime: Channel,
+        runtime_endpoint: String,
+        images: Channel,
+        image_endpoint: String,
+        options: RuntimeOptions,
+    ) -> Self {
+        let inner = Inner {
+            runtime: RuntimeServiceClient::new(runtime)
+                .max_decoding_message_size(MESSAGE_LIMIT)
+                .max_encoding_message_size(MESSAGE_LIMIT),
+            images: ImageServiceClient::new(images)
+                .max_decoding_message_size(MESSAGE_LIMIT)
+                .max_encoding_message_size(MESSAGE_LIMIT),
+            runtime_endpoint,
+            image_endpoint,
+            options,
+            streaming_lists: AtomicBool::new(false),
+            events: EventSupportCell::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Where the runtime is, as errors spell it.
+    pub fn endpoint(&self) -> &str {
+        &self.inner.runtime_endpoint
+    }
+
+    pub(super) fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        self.inner.runtime.clone()
+    }
+
+    pub(super) fn images(&self) -> ImageServiceClient<Channel> {
+        self.inner.images.clone()
+    }
+
+    /// A call to the runtime service with the usual deadline.
+    pub(super) fn call<'a>(&'a self, operation: Operation, object: &'a str) -> Call<'a> {
+        Call {
+            operation,
+            object,
+            endpoint: &self.inner.runtime_endpoint,
+            deadline: Some(self.inner.options.request_timeout),
+            observer: &*self.inner.options.observer,
+        }
+    }
+
+    /// A call to the image service with the usual deadline.
+    pub(super) fn image_call<'a>(&'a self, operation: Operation, object: &'a str) -> Call<'a> {
+        Call { endpoint: &self.inner.image_endpoint, ..self.call(operation, object) }
+    }
+
+    /// The usual deadline.
+    pub(super) fn request_timeout(&self) -> Duration {
+        self.inner.options.request_timeout
+    }
+}
+
+fn unix_channel(endpoint: &RuntimeEndpoint) -> Channel {
+    let path = endpoint.path().to_owned();
+    transport::channel(move || UnixStream::connect(path.clone()))
+}

@@ -1,0 +1,132 @@
+//! The runtime's event stream.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Context;
+use std::task::Poll;
+
+use futures_util::Stream;
+use futures_util::StreamExt;
+use futures_util::stream;
+use futures_util::stream::BoxStream;
+use keblet_proto::cri::v1 as cri;
+
+use super::Operation;
+use super::Runtime;
+use super::RuntimeError;
+
+/// Whether a runtime streams events, as far as anybody tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EventSupport {
+    /// Nobody subscribed yet.
+    Untried,
+    /// The last subscription stood.
+    Yes,
+    /// The runtime does not have the call.
+    No,
+}
+
+/// `EventSupport` that many can set.
+#[derive(Debug, Default)]
+pub(super) struct EventSupportCell(AtomicU8);
+
+impl EventSupportCell {
+    fn set(&self, support: EventSupport) {
+        self.0.store(support as u8, Relaxed);
+    }
+
+    fn get(&self) -> EventSupport {
+        match self.0.load(Relaxed) {
+            0 => EventSupport::Untried,
+            1 => EventSupport::Yes,
+            _ => EventSupport::No,
+        }
+    }
+}
+
+/// Container events as the runtime sends them. Ends when the runtime ends it, or with an error as the last item. Dropping
+/// it ends the subscription.
+pub struct ContainerEvents(Option<BoxStream<'static, Result<cri::ContainerEventResponse, RuntimeError>>>);
+
+impl Stream for ContainerEvents {
+    type Item = Result<cri::ContainerEventResponse, RuntimeError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(events) = &mut self.0 else { return Poll::Ready(None) };
+        let item = std::task::ready!(events.poll_next_unpin(cx));
+        if !matches!(item, Some(Ok(_))) {
+            self.0 = None;
+        }
+        Poll::Ready(item)
+    }
+}
+
+impl fmt::Debug for ContainerEvents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ContainerEvents")
+    }
+}
+
+impl Runtime {
+    /// Subscribes to container events. Returns once the subscription may be taken to stand, so that a list asked for
+    /// afterwards leaves no gap. The stream itself has no deadline.
+    ///
+    /// Runtimes built with grpc-go send nothing, not even headers, before the first event, so a subscription that stands
+    /// is silent. A `Version` call sent after it on the same connection and answered is the sign that it was received.
+    pub async fn container_events(&self) -> Result<ContainerEvents, RuntimeError> {
+        let mut events = self.open_events();
+        let first = tokio::select! {
+            biased;
+            first = events.next() => Some(first),
+            version = self.version() => version.map(|_| None)?,
+        };
+        let first = match first {
+            None => None,
+            Some(Some(Ok(event))) => Some(Ok(event)),
+            Some(Some(Err(error))) => return Err(error),
+            Some(None) => return Err(self.ended()),
+        };
+        self.inner.events.set(EventSupport::Yes);
+        Ok(ContainerEvents(Some(stream::iter(first).chain(events).boxed())))
+    }
+
+    /// Whether subscribing worked so far.
+    pub fn event_support(&self) -> EventSupport {
+        self.inner.events.get()
+    }
+
+    /// The bare stream; sends its request when first polled.
+    fn open_events(&self) -> BoxStream<'static, Result<cri::ContainerEventResponse, RuntimeError>> {
+        let opening = self.clone();
+        let reading = self.clone();
+        stream::once(async move {
+            let call = opening.call(Operation::GetContainerEvents, "").within(None);
+            let open = async |r| opening.runtime().get_container_events(r).await;
+            call.send(cri::GetEventsRequest {}, open).await.inspect_err(|error| {
+                if error.is_unimplemented() {
+                    opening.inner.events.set(EventSupport::No);
+                }
+            })
+        })
+        .flat_map(move |opened| match opened {
+            Ok(events) => {
+                let reading = reading.clone();
+                let explain = move |status| reading.call(Operation::GetContainerEvents, "").error(&status);
+                events.map(move |event| event.map_err(&explain)).boxed()
+            }
+            Err(error) => stream::once(async { Err(error) }).boxed(),
+        })
+        .boxed()
+    }
+
+    fn ended(&self) -> RuntimeError {
+        RuntimeError::Unreachable {
+            operation: Operation::GetContainerEvents,
+            object: "".into(),
+            endpoint: self.endpoint().into(),
+            why: "it ended the event stream at once".into(),
+        }
+    }
+}

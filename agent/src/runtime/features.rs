@@ -1,0 +1,137 @@
+//! What the runtime is and what it can do, learnt by trying.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use futures_util::TryStreamExt;
+use keblet_proto::cri::v1 as cri;
+use tonic::Response;
+use tonic::Status;
+use tonic::Streaming;
+
+use super::Backoff;
+use super::EventSupport;
+use super::Operation;
+use super::Runtime;
+use super::RuntimeError;
+
+/// Version of the caller's API that upstream sends, and that runtimes expect.
+const CALLER_VERSION: &str = "0.1.0";
+
+/// A filter that meets no sandbox: asks whether a list can be streamed without listing anything.
+const NO_SANDBOX: &str = "keblet.dev/no-such-sandbox";
+
+/// A runtime's identity and abilities.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Features {
+    /// Such as `containerd`.
+    pub runtime_name: String,
+    /// The runtime's own version.
+    pub runtime_version: String,
+    /// `v1`.
+    pub runtime_api_version: String,
+    /// The cgroup driver the runtime uses; `None` if it does not tell, and the configuration decides.
+    pub cgroup_driver: Option<cri::CgroupDriver>,
+    /// Lists can be streamed in portions, and are from now on.
+    pub streaming_lists: bool,
+    /// Whether the event stream works, as far as anybody subscribed. It is not tried for this: containerd before 2.0
+    /// has one queue for all readers, so that every subscription given up costs the real one an event.
+    pub events: EventSupport,
+}
+
+impl Runtime {
+    /// Name and versions of the runtime.
+    pub async fn version(&self) -> Result<cri::VersionResponse, RuntimeError> {
+        let message = cri::VersionRequest { version: CALLER_VERSION.to_owned() };
+        let call = self.call(Operation::Version, "");
+        call.send(message, async |r| self.runtime().version(r).await).await
+    }
+
+    /// Health of the runtime (conditions `RuntimeReady` and `NetworkReady`), its handlers and their features.
+    pub async fn status(&self, verbose: bool) -> Result<cri::StatusResponse, RuntimeError> {
+        let call = self.call(Operation::Status, "");
+        let answer = call.send(cri::StatusRequest { verbose }, async |r| self.runtime().status(r).await).await?;
+        call.required("status", answer.status.as_ref())?;
+        Ok(answer)
+    }
+
+    /// The cgroup driver the runtime uses; `None` if it does not know this call or does not tell.
+    pub async fn runtime_config(&self) -> Result<Option<cri::CgroupDriver>, RuntimeError> {
+        let call = self.call(Operation::RuntimeConfig, "");
+        match call.send(cri::RuntimeConfigRequest {}, async |r| self.runtime().runtime_config(r).await).await {
+            Ok(answer) => Ok(answer.linux.map(|linux| linux.cgroup_driver())),
+            Err(error) if error.is_unimplemented() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Learns what the runtime can do. To be asked again after a reconnect: it may be another version.
+    pub async fn features(&self) -> Result<Features, RuntimeError> {
+        let version = self.version().await?;
+        let cgroup_driver = self.runtime_config().await?;
+        let streaming_lists = self.try_streaming_lists().await?;
+        self.inner.streaming_lists.store(streaming_lists, Relaxed);
+        Ok(Features {
+            runtime_name: version.runtime_name,
+            runtime_version: version.runtime_version,
+            runtime_api_version: version.runtime_api_version,
+            cgroup_driver,
+            streaming_lists,
+            events: self.event_support(),
+        })
+    }
+
+    /// Waits, for ever if need be, until the runtime answers; says so once when it does not and once when it does again.
+    pub async fn until_ready(&self) -> cri::VersionResponse {
+        let mut backoff = Backoff::new();
+        let mut complained = false;
+        loop {
+            let error = match self.version().await {
+                Ok(version) => {
+                    if complained {
+                        tracing::info!(
+                            endpoint = self.endpoint(),
+                            version = version.runtime_version,
+                            "runtime answers"
+                        );
+                    }
+                    return version;
+                }
+                Err(error) => error,
+            };
+            if !std::mem::replace(&mut complained, true) {
+                tracing::warn!(%error, "waiting for the runtime");
+            }
+            tokio::time::sleep(backoff.next_delay()).await;
+        }
+    }
+
+    async fn try_streaming_lists(&self) -> Result<bool, RuntimeError> {
+        let filter = cri::PodSandboxFilter { id: NO_SANDBOX.to_owned(), ..Default::default() };
+        let message = cri::StreamPodSandboxesRequest { filter: Some(filter) };
+        let call = self.call(Operation::ListPodSandbox, "");
+        let stream = async |r| read_all(self.runtime().stream_pod_sandboxes(r).await?, |m| m.pod_sandboxes).await;
+        match call.send(message, stream).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_unimplemented() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether lists are known to be streamed.
+    pub(super) fn streams_lists(&self) -> bool {
+        self.inner.streaming_lists.load(Relaxed)
+    }
+}
+
+/// All portions of a streamed list; a list that breaks off is no list.
+pub(super) async fn read_all<M, T>(
+    stream: Response<Streaming<M>>,
+    items: impl Fn(M) -> Vec<T>,
+) -> Result<Response<Vec<T>>, Status> {
+    let mut stream = stream.into_inner();
+    let mut all = Vec::new();
+    while let Some(portion) = stream.try_next().await? {
+        all.extend(items(portion));
+    }
+    Ok(Response::new(all))
+}

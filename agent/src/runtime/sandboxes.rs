@@ -1,0 +1,100 @@
+//! Calls on pod sandboxes.
+
+use std::collections::BTreeMap;
+
+use keblet_proto::cri::v1 as cri;
+
+use super::Operation;
+use super::Runtime;
+use super::RuntimeError;
+use super::features::read_all;
+
+/// What the runtime says of one sandbox.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SandboxInspection {
+    /// The sandbox; its metadata is present.
+    pub status: cri::PodSandboxStatus,
+    /// The runtime's own words, when asked for verbosely.
+    pub info: BTreeMap<String, String>,
+    /// The sandbox's containers, from runtimes that add them.
+    pub containers: Vec<cri::ContainerStatus>,
+    /// Unix nanoseconds at which `containers` held; 0 where they are not given.
+    pub timestamp: i64,
+}
+
+impl Runtime {
+    /// Creates and starts a sandbox, network included, and returns its id. An empty `runtime_handler` is the default
+    /// one. May take twice the usual deadline.
+    pub async fn run_pod_sandbox(
+        &self,
+        config: cri::PodSandboxConfig,
+        runtime_handler: &str,
+    ) -> Result<String, RuntimeError> {
+        let name = full_name(&config);
+        let call = self.call(Operation::RunPodSandbox, &name).within(Some(self.request_timeout().saturating_mul(2)));
+        let message = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: runtime_handler.to_owned() };
+        let answer = call.send(message, async |r| self.runtime().run_pod_sandbox(r).await).await?;
+        call.required_id("pod_sandbox_id", answer.pod_sandbox_id)
+    }
+
+    /// Kills what runs in the sandbox and frees its network. May be repeated.
+    pub async fn stop_pod_sandbox(&self, id: &str) -> Result<(), RuntimeError> {
+        let message = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
+        let call = self.call(Operation::StopPodSandbox, id);
+        call.send(message, async |r| self.runtime().stop_pod_sandbox(r).await).await.map(drop)
+    }
+
+    /// Removes the sandbox and its containers. May be repeated.
+    pub async fn remove_pod_sandbox(&self, id: &str) -> Result<(), RuntimeError> {
+        let message = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
+        let call = self.call(Operation::RemovePodSandbox, id);
+        call.send(message, async |r| self.runtime().remove_pod_sandbox(r).await).await.map(drop)
+    }
+
+    /// Looks at one sandbox.
+    pub async fn pod_sandbox_status(&self, id: &str, verbose: bool) -> Result<SandboxInspection, RuntimeError> {
+        let message = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose };
+        let call = self.call(Operation::PodSandboxStatus, id);
+        let answer = call.send(message, async |r| self.runtime().pod_sandbox_status(r).await).await?;
+        let status = call.required("status", answer.status)?;
+        call.required("status.metadata", status.metadata.as_ref())?;
+        Ok(SandboxInspection {
+            status,
+            info: answer.info,
+            containers: answer.containers_statuses,
+            timestamp: answer.timestamp,
+        })
+    }
+
+    /// Sandboxes that meet all conditions of `filter`; all of them by default.
+    pub async fn list_pod_sandboxes(
+        &self,
+        filter: cri::PodSandboxFilter,
+    ) -> Result<Vec<cri::PodSandbox>, RuntimeError> {
+        let call = self.call(Operation::ListPodSandbox, "");
+        if self.streams_lists() {
+            let message = cri::StreamPodSandboxesRequest { filter: Some(filter) };
+            let stream = async |r| read_all(self.runtime().stream_pod_sandboxes(r).await?, |m| m.pod_sandboxes).await;
+            return call.send(message, stream).await;
+        }
+        let message = cri::ListPodSandboxRequest { filter: Some(filter) };
+        Ok(call.send(message, async |r| self.runtime().list_pod_sandbox(r).await).await?.items)
+    }
+
+    /// Changes what the pod as a whole may use. Runtimes of before CRI 1.32 answer `Unimplemented`.
+    pub async fn update_pod_sandbox_resources(
+        &self,
+        id: &str,
+        overhead: Option<cri::LinuxContainerResources>,
+        resources: Option<cri::LinuxContainerResources>,
+    ) -> Result<(), RuntimeError> {
+        let message = cri::UpdatePodSandboxResourcesRequest { pod_sandbox_id: id.to_owned(), overhead, resources };
+        let call = self.call(Operation::UpdatePodSandboxResources, id);
+        call.send(message, async |r| self.runtime().update_pod_sandbox_resources(r).await).await.map(drop)
+    }
+}
+
+/// `namespace/name`: a sandbox to be made has no id yet.
+fn full_name(config: &cri::PodSandboxConfig) -> String {
+    config.metadata.as_ref().map_or_else(String::new, |m| format!("{}/{}", m.namespace, m.name))
+}
