@@ -28,10 +28,10 @@ impl RestartPolicy {
     }
 
     /// The policy in force for a container: its own, else the pod's.
-    pub fn of_container(pod: &Pod, container: &Container) -> Self {
+    pub fn of_container(pod: &Pod, container: &Container, gates: RestartGates) -> Self {
         match container.restart_policy.as_deref() {
-            None => Self::of_pod(pod),
-            own => Self::parse(own),
+            Some(own) if gates.container_rules => Self::parse(Some(own)),
+            _ => Self::of_pod(pod),
         }
     }
 
@@ -55,6 +55,8 @@ impl RestartPolicy {
 /// Feature gates restart decisions depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RestartGates {
+    /// `ContainerRestartRules`: restart policies and rules of single containers.
+    pub container_rules: bool,
     /// `RestartAllContainersOnContainerExits`.
     pub all_containers: bool,
 }
@@ -62,7 +64,7 @@ pub struct RestartGates {
 impl Default for RestartGates {
     /// The gates' defaults in Kubernetes 1.36.
     fn default() -> Self {
-        Self { all_containers: true }
+        Self { container_rules: true, all_containers: true }
     }
 }
 
@@ -104,21 +106,21 @@ pub fn should_start(
 
 /// Whether rules or policy want the container again after this exit code.
 pub fn restarts_after(pod: &Pod, container: &Container, exit_code: i32, gates: RestartGates) -> bool {
-    match matching_action(container, exit_code) {
+    match matching_action(container, exit_code, gates) {
         Some("Restart") => true,
         Some("RestartAllContainers") if gates.all_containers => true,
-        _ => RestartPolicy::of_container(pod, container).restarts_after(exit_code),
+        _ => RestartPolicy::of_container(pod, container, gates).restarts_after(exit_code),
     }
 }
 
 /// Whether this exit code of this container restarts the whole pod in place.
 pub fn restarts_all_after(container: &Container, exit_code: i32, gates: RestartGates) -> bool {
-    gates.all_containers && matching_action(container, exit_code) == Some("RestartAllContainers")
+    gates.all_containers && matching_action(container, exit_code, gates) == Some("RestartAllContainers")
 }
 
 /// Whether some exit code of this container could restart the whole pod in place.
 pub fn may_restart_all(container: &Container, gates: RestartGates) -> bool {
-    gates.all_containers && rules(container).any(|(action, _)| action == "RestartAllContainers")
+    gates.all_containers && rules(container, gates).any(|(action, _)| action == "RestartAllContainers")
 }
 
 /// Whether the pod is to restart all its containers in place: because it is on the way (`announced`: its status
@@ -136,17 +138,18 @@ pub fn demands_restart_all(container: &Container, status: &ContainerStatus, gate
 }
 
 fn restarts_after_any(pod: &Pod, container: &Container, gates: RestartGates) -> bool {
-    RestartPolicy::of_container(pod, container) == RestartPolicy::Always && !may_restart_all(container, gates)
+    RestartPolicy::of_container(pod, container, gates) == RestartPolicy::Always && !may_restart_all(container, gates)
 }
 
 /// The action of the first rule that matches.
-fn matching_action(container: &Container, exit_code: i32) -> Option<&str> {
-    let mut rules = rules(container);
+fn matching_action(container: &Container, exit_code: i32, gates: RestartGates) -> Option<&str> {
+    let mut rules = rules(container, gates);
     rules.find(|(_, codes)| matches(codes, exit_code)).map(|(action, _)| action)
 }
 
-fn rules(container: &Container) -> impl Iterator<Item = (&str, &ContainerRestartRuleOnExitCodes)> {
-    let rules = container.restart_policy.as_ref().and(container.restart_policy_rules.as_deref()).unwrap_or_default();
+fn rules(container: &Container, gates: RestartGates) -> impl Iterator<Item = (&str, &ContainerRestartRuleOnExitCodes)> {
+    let applies = gates.container_rules && container.restart_policy.is_some();
+    let rules = container.restart_policy_rules.as_deref().filter(|_| applies).unwrap_or_default();
     rules.iter().filter_map(|rule| Some((rule.action.as_str(), rule.exit_codes.as_ref()?)))
 }
 
@@ -169,7 +172,7 @@ mod tests {
     use super::*;
     use crate::model::testing;
 
-    const GATES: RestartGates = RestartGates { all_containers: true };
+    const GATES: RestartGates = RestartGates { container_rules: true, all_containers: true };
 
     fn rule(action: &str, operator: &str, values: &[i32]) -> ContainerRestartRule {
         ContainerRestartRule {
@@ -233,9 +236,12 @@ mod tests {
         }
         let without_policy = container(None, rules);
         assert!(!restarts_after(&pod, &without_policy, 42, GATES), "rules need a policy of the container's own");
-        let off = RestartGates { all_containers: false };
+        let off = RestartGates { all_containers: false, ..GATES };
         assert!(!restarts_after(&pod, &c, 43, off));
         assert!(!restarts_all_after(&c, 43, off));
+        let ungated = RestartGates { container_rules: false, ..GATES };
+        assert!(!restarts_after(&pod, &c, 42, ungated));
+        assert!(!restarts_all_after(&c, 43, ungated));
     }
 
     #[test]

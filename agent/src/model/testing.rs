@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::EphemeralContainer;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 use super::*;
 
-/// Ten seconds of test time, in the runtime's nanoseconds: later than the epoch, whatever is subtracted.
+/// The test's origin in the runtime's nanoseconds since the Unix epoch.
 pub const T0: i64 = 1_000_000_000_000_000_000;
 
 /// Nanoseconds `seconds` after [`T0`].
@@ -129,4 +130,11 @@ pub fn proven(name: &str, attempt: u32, code: Option<i32>) -> ContainerStatus {
         proven: Some(ProvenDeath { seen_at: Instant::now(), kernel_age: None, exit_code: code, oom_killed: false }),
         ..status(name, attempt, ContainerState::Exited)
     }
+}
+
+/// The pod with an ephemeral container.
+pub fn with_ephemeral(mut pod: Pod, name: &str) -> Pod {
+    let debug = EphemeralContainer { name: name.into(), ..EphemeralContainer::default() };
+    pod.spec.get_or_insert_default().ephemeral_containers.get_or_insert_default().push(debug);
+    pod
 }

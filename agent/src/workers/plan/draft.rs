@@ -1,0 +1,151 @@
+//! A plan in the making: the words in which the other parts express decisions.
+
+use k8s_openapi::api::core::v1::Container;
+
+use crate::model::Blocked;
+use crate::model::ContainerClass;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::KillContainer;
+use crate::model::KillReason;
+use crate::model::PodActions;
+use crate::model::RemoveContainer;
+use crate::model::SandboxId;
+use crate::model::SandboxPlan;
+use crate::model::StartContainer;
+use crate::model::spec;
+use crate::model::spec::SpecContainer;
+use crate::workers::backoff;
+
+use super::PlanInput;
+
+/// The plan so far. Starts are kept per class, because they are found in another order than they are executed in.
+pub(super) struct Draft<'a> {
+    pub(super) input: &'a PlanInput<'a>,
+    pub(super) actions: PodActions,
+    ephemeral: Vec<StartContainer>,
+    init: Vec<StartContainer>,
+    regular: Vec<StartContainer>,
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(input: &'a PlanInput<'a>) -> Self {
+        let actions = PodActions {
+            kill_pod: false,
+            sandbox: SandboxPlan::None,
+            kill: Vec::new(),
+            remove: Vec::new(),
+            prune: Vec::new(),
+            start: Vec::new(),
+            await_confirmation: false,
+        };
+        Self { input, actions, ephemeral: Vec::new(), init: Vec::new(), regular: Vec::new() }
+    }
+
+    pub(super) fn finish(mut self) -> PodActions {
+        if self.actions.remove.is_empty() && self.actions.prune.is_empty() {
+            self.prune_old_init();
+        }
+        self.init.sort_by_key(|start| start.index);
+        self.actions.start = [self.ephemeral, self.init, self.regular].concat();
+        self.actions
+    }
+
+    /// The newest instance of a container, over all sandboxes.
+    pub(super) fn newest(&self, container: &SpecContainer<'_>) -> Option<&'a ContainerStatus> {
+        self.input.snapshot.newest(container.name())
+    }
+
+    /// The container is dead and what follows hangs on its exit code.
+    pub(super) fn await_exit_code(&mut self) {
+        self.actions.await_confirmation = true;
+    }
+
+    pub(super) fn start(&mut self, container: &SpecContainer<'_>) {
+        let start = StartContainer {
+            class: container.class,
+            index: container.index,
+            ..self.start_of(container.name(), Some(container.spec))
+        };
+        match container.class {
+            ContainerClass::Regular => self.regular.push(start),
+            _ => self.init.push(start),
+        }
+    }
+
+    /// Ephemeral containers run once: any instance, whatever its state, is enough.
+    pub(super) fn start_new_ephemeral(&mut self) {
+        for (index, container) in spec::ephemeral_containers(self.input.pod).iter().enumerate() {
+            if self.input.snapshot.newest(&container.name).is_none() {
+                self.ephemeral.push(StartContainer { index, ..self.start_of(&container.name, None) });
+            }
+        }
+    }
+
+    pub(super) fn has_regular_starts(&self) -> bool {
+        !self.regular.is_empty()
+    }
+
+    /// The pod is done: nothing is started, what still runs is ended with its sandbox. No ephemeral container is
+    /// started either; there is no sandbox left to start it in.
+    pub(super) fn kill_pod(&mut self) {
+        self.actions.kill_pod = true;
+        self.actions.sandbox = SandboxPlan::None;
+        self.actions.kill.clear();
+        self.ephemeral.clear();
+        self.init.clear();
+        self.regular.clear();
+    }
+
+    /// Another sandbox: the pod is killed and its init containers are forgotten, so that they run again.
+    pub(super) fn replace_sandbox(&mut self, attempt: u32, replaces: Option<SandboxId>) {
+        self.actions.kill_pod = true;
+        self.actions.sandbox = SandboxPlan::Create { attempt, replaces };
+        let snapshot = self.input.snapshot;
+        let of_init = |c: &&ContainerStatus| spec::init_containers(self.input.pod).iter().any(|i| i.name == c.name);
+        let instances = snapshot.containers.iter().filter(of_init);
+        self.actions.prune.extend(instances.map(|instance| remove(instance, false)));
+    }
+
+    pub(super) fn kill(&mut self, instance: &ContainerStatus, reason: KillReason, message: String) {
+        let (id, name) = (instance.id.clone(), instance.name.clone());
+        self.actions.kill.push(KillContainer { id, name, reason, message, grace_override: None });
+    }
+
+    /// Of each init container and sidecar only the newest dead instance stays; the logs of the others go with them.
+    fn prune_old_init(&mut self) {
+        let snapshot = self.input.snapshot;
+        for container in spec::init_containers(self.input.pod) {
+            let dead = snapshot.containers.iter().filter(|instance| {
+                instance.name == container.name
+                    && matches!(instance.state, ContainerState::Exited | ContainerState::Unknown)
+            });
+            self.actions.prune.extend(dead.skip(1).map(|instance| remove(instance, false)));
+        }
+    }
+
+    fn start_of(&self, name: &str, container: Option<&Container>) -> StartContainer {
+        let snapshot = self.input.snapshot;
+        let newest = snapshot.newest(name);
+        let mut instances = snapshot.containers.iter().filter(|instance| instance.name == name);
+        let exited = instances.find(|instance| instance.state == ContainerState::Exited);
+        let last_finished_at = exited.map(|instance| instance.finished_at);
+        StartContainer {
+            class: ContainerClass::Ephemeral,
+            index: 0,
+            name: name.to_owned(),
+            restart_count: newest.map(|instance| instance.restart_count.saturating_add(1)),
+            last_finished_at,
+            blocked: container.zip(last_finished_at).and_then(|(container, at)| self.crash_loop(container, at)),
+        }
+    }
+
+    fn crash_loop(&self, container: &Container, finished_at: i64) -> Option<Blocked> {
+        let PlanInput { pod, history, now, .. } = self.input;
+        history.blocked_since(&backoff::crash_loop_key(pod, container), backoff::wall_time(finished_at), *now)
+    }
+}
+
+pub(super) fn remove(instance: &ContainerStatus, keep_logs: bool) -> RemoveContainer {
+    RemoveContainer { id: instance.id.clone(), name: instance.name.clone(), keep_logs }
+}

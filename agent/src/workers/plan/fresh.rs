@@ -1,0 +1,70 @@
+//! The pod needs another sandbox: what to start in it, or why not to make it.
+
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::SandboxId;
+use crate::model::restart;
+use crate::model::restart::RestartPolicy;
+use crate::model::spec;
+use crate::model::spec::SpecContainer;
+
+use super::draft::Draft;
+
+/// Fate of a regular container whose pod starts over.
+enum Again {
+    Yes,
+    Done,
+    AwaitExitCode,
+}
+
+pub(super) fn plan(draft: &mut Draft<'_>, attempt: u32, replaces: Option<SandboxId>) {
+    let pod = draft.input.pod;
+    // One of them may yet restart the whole pod instead, or leave nothing to make a sandbox for: known with its code.
+    if spec::lasting_containers(pod).any(|container| may_yet_restart_all(draft, &container)) {
+        return draft.await_exit_code();
+    }
+    let has_run = !draft.input.snapshot.containers.is_empty();
+    if RestartPolicy::of_pod(pod) == RestartPolicy::Never && attempt != 0 && has_run {
+        return draft.kill_pod();
+    }
+    let mut starts = Vec::new();
+    let mut seen = false;
+    for container in spec::classified_regular(pod) {
+        let newest = draft.newest(&container);
+        seen |= newest.is_some_and(|status| status.state != ContainerState::Unknown);
+        match again(RestartPolicy::of_container(pod, container.spec, draft.input.gates), newest) {
+            Again::Yes => starts.push(container),
+            Again::Done => {}
+            Again::AwaitExitCode => draft.await_exit_code(),
+        }
+    }
+    if draft.actions.await_confirmation {
+        return;
+    }
+    if starts.is_empty() && seen {
+        return draft.kill_pod();
+    }
+    draft.replace_sandbox(attempt, replaces);
+    match spec::classified_init(pod).next() {
+        Some(first) => draft.start(&first),
+        None => starts.iter().for_each(|container| draft.start(container)),
+    }
+}
+
+fn may_yet_restart_all(draft: &Draft<'_>, container: &SpecContainer<'_>) -> bool {
+    let undecided = |last: &ContainerStatus| last.state == ContainerState::Exited && last.exit_code.is_none();
+    draft.newest(container).is_some_and(undecided) && restart::may_restart_all(container.spec, draft.input.gates)
+}
+
+fn again(policy: RestartPolicy, newest: Option<&ContainerStatus>) -> Again {
+    match newest {
+        Some(last) if policy == RestartPolicy::OnFailure && last.state == ContainerState::Exited => {
+            match last.exit_code {
+                Some(0) => Again::Done,
+                Some(_) => Again::Yes,
+                None => Again::AwaitExitCode,
+            }
+        }
+        _ => Again::Yes,
+    }
+}

@@ -1,0 +1,170 @@
+//! Init containers one after the other, sidecars for good (KEP-753).
+//!
+//! Read from the last to the first: finished init containers may have been removed, so the latest one with an
+//! instance tells how far the pod is. Everything before it is done; only sidecars among those are still looked after.
+
+use crate::model::ContainerClass;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::KillReason;
+use crate::model::container_hash;
+use crate::model::restart;
+use crate::model::restart::RestartPolicy;
+use crate::model::restart::Verdict;
+use crate::model::spec;
+use crate::model::spec::SpecContainer;
+
+use super::ProbeResult;
+use super::draft::Draft;
+
+/// How far initialisation is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Progress {
+    /// Regular containers may run.
+    Done,
+    /// Not yet.
+    Underway,
+    /// An init container failed for good.
+    Failed,
+}
+
+/// What one entry with an instance means for the pod.
+enum Step {
+    /// This entry is done: the next one may start, or, after the last one, the regular containers.
+    Next,
+    /// Nothing follows from it (yet).
+    Wait,
+    /// The pod cannot be initialised.
+    Fail,
+}
+
+pub(super) fn plan(draft: &mut Draft<'_>) -> Progress {
+    let entries: Vec<_> = spec::classified_init(draft.input.pod).collect();
+    let mut initialised = entries.is_empty() || already_initialised(draft);
+    let mut later_has_run = initialised;
+    for entry in entries.iter().rev() {
+        let sidecar = entry.class == ContainerClass::Sidecar;
+        let Some(newest) = draft.newest(entry) else {
+            if later_has_run && sidecar {
+                draft.start(entry);
+            }
+            continue;
+        };
+        if later_has_run && !sidecar {
+            continue;
+        }
+        match if sidecar { sidecar_step(draft, entry, newest) } else { init_step(draft, entry, newest) } {
+            Step::Next => match entries.get(entry.index + 1) {
+                None => initialised = true,
+                Some(next) if !later_has_run => draft.start(next),
+                Some(_) => {}
+            },
+            Step::Wait => {}
+            Step::Fail => return Progress::Failed,
+        }
+        later_has_run = true;
+    }
+    if !later_has_run && let Some(first) = entries.first() {
+        draft.start(first);
+    }
+    if initialised { Progress::Done } else { Progress::Underway }
+}
+
+/// A regular container that runs or is about to proves that initialisation was done. One that exited does not: it
+/// may be from before a reboot.
+fn already_initialised(draft: &Draft<'_>) -> bool {
+    spec::classified_regular(draft.input.pod)
+        .filter_map(|container| draft.newest(&container))
+        .any(|status| matches!(status.state, ContainerState::Created | ContainerState::Running))
+}
+
+fn init_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> Step {
+    let pod = draft.input.pod;
+    match newest.state {
+        ContainerState::Running => Step::Wait,
+        ContainerState::Created => start(draft, entry),
+        ContainerState::Exited if succeeded(newest) => Step::Next,
+        ContainerState::Exited if newest.exit_code.is_none() => {
+            draft.await_exit_code();
+            Step::Wait
+        }
+        ContainerState::Exited => match restart::should_start(pod, entry.spec, Some(newest), draft.input.gates) {
+            Verdict::Yes => start(draft, entry),
+            Verdict::No | Verdict::AwaitExitCode => Step::Fail,
+        },
+        ContainerState::Unknown
+            if RestartPolicy::of_container(pod, entry.spec, draft.input.gates) == RestartPolicy::Never =>
+        {
+            Step::Fail
+        }
+        ContainerState::Unknown => kill_unknown_and_start(draft, entry, newest),
+    }
+}
+
+fn sidecar_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> Step {
+    match newest.state {
+        ContainerState::Running => running_sidecar_step(draft, entry, newest),
+        ContainerState::Created => start(draft, entry),
+        // The exit code matters only if it could restart the whole pod instead.
+        ContainerState::Exited
+            if newest.exit_code.is_none() && restart::may_restart_all(entry.spec, draft.input.gates) =>
+        {
+            draft.await_exit_code();
+            Step::Wait
+        }
+        ContainerState::Exited => start(draft, entry),
+        ContainerState::Unknown => kill_unknown_and_start(draft, entry, newest),
+    }
+}
+
+fn running_sidecar_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> Step {
+    let probes = draft.input.probes;
+    if entry.spec.startup_probe.is_some() {
+        match probes.startup.get(&newest.id) {
+            Some(ProbeResult::Success) => {}
+            Some(ProbeResult::Failure) => {
+                kill_and_start(draft, entry, newest, KillReason::Startup, "failed startup probe");
+                return Step::Wait;
+            }
+            Some(ProbeResult::Unknown) | None => return Step::Wait,
+        }
+    }
+    let liveness = entry.spec.liveness_probe.as_ref().and_then(|_| probes.liveness.get(&newest.id));
+    if newest.hash != container_hash(entry.name(), entry.spec.image.as_deref().unwrap_or_default()) {
+        kill_and_start(draft, entry, newest, KillReason::DefinitionChanged, "definition changed");
+    } else if liveness == Some(&ProbeResult::Failure) {
+        kill_and_start(draft, entry, newest, KillReason::Liveness, "failed liveness probe");
+    }
+    Step::Next
+}
+
+fn succeeded(exited: &ContainerStatus) -> bool {
+    exited.exit_code == Some(0) && exited.reason != "OOMKilled"
+}
+
+fn start(draft: &mut Draft<'_>, entry: &SpecContainer<'_>) -> Step {
+    draft.start(entry);
+    Step::Wait
+}
+
+fn kill_unknown_and_start(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> Step {
+    kill_and_start(
+        draft,
+        entry,
+        newest,
+        KillReason::UnknownState,
+        r#"is in "unknown" state, try killing it before restart"#,
+    );
+    Step::Wait
+}
+
+fn kill_and_start(
+    draft: &mut Draft<'_>,
+    entry: &SpecContainer<'_>,
+    newest: &ContainerStatus,
+    reason: KillReason,
+    what: &str,
+) {
+    draft.kill(newest, reason, format!("Init container {} {what}", entry.name()));
+    draft.start(entry);
+}

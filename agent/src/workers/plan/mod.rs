@@ -1,0 +1,108 @@
+//! What shall happen to one pod now: a pure function of spec, snapshot, history and clock. Decides completely, one
+//! step at a time; refuses to do anything, to read a clock and to guess an exit code.
+//!
+//! ```text
+//!  restart-all pending? ─yes─▶ remove every instance      (restart_all)
+//!        │ no
+//!  another sandbox?     ─yes─▶ kill pod, create, start    (fresh)
+//!        │ no
+//!  ephemeral ─▶ init and sidecars (init) ─▶ regular       (regular)
+//! ```
+//!
+//! Two assumptions make the plan safe. The snapshot was sampled after the worker's own last action, so an instance in
+//! state Created is the leftover of a start that failed, never one in flight. And a death proven by the kernel is
+//! final, so it is acted on before the runtime confirms it; only where the exit code matters and is not known yet
+//! does the plan leave the container alone and say so (`PodActions::await_confirmation`).
+
+mod draft;
+mod fresh;
+mod init;
+mod regular;
+mod restart_all;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::model::ContainerId;
+use crate::model::PodActions;
+use crate::model::PodSnapshot;
+use crate::model::SandboxNeed;
+use crate::model::SandboxPlan;
+use crate::model::restart;
+use crate::model::restart::RestartGates;
+use crate::workers::backoff::BackoffHistory;
+
+use draft::Draft;
+
+/// A published probe result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProbeResult {
+    /// The container is well.
+    Success,
+    /// It is not.
+    Failure,
+    /// Probing began, nothing is decided.
+    Unknown,
+}
+
+/// Probe results by container instance. An instance without an entry has no result yet.
+#[derive(Clone, Debug, Default)]
+pub struct ProbeResults {
+    /// Liveness probes.
+    pub liveness: HashMap<ContainerId, ProbeResult>,
+    /// Startup probes.
+    pub startup: HashMap<ContainerId, ProbeResult>,
+}
+
+/// Everything a plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanInput<'a> {
+    /// The desired pod, with its allocated resources.
+    pub pod: &'a Pod,
+    /// What the runtime said of it, sampled after the worker's last action.
+    pub snapshot: &'a PodSnapshot,
+    /// Crash-loop history. The plan only reads it; who executes a start records it.
+    pub history: &'a BackoffHistory,
+    /// Probe results.
+    pub probes: &'a ProbeResults,
+    /// The pod's published status has condition AllContainersRestarting=True (KEP-5532).
+    pub restarting_all: bool,
+    /// Feature gates.
+    pub gates: RestartGates,
+    /// The wall clock, comparable with the runtime's finish times.
+    pub now: SystemTime,
+}
+
+/// The next actions for one pod.
+pub fn plan(input: &PlanInput<'_>) -> PodActions {
+    let need = SandboxNeed::of(input.pod, input.snapshot);
+    let restart_all = restart::restart_all_pending(input.pod, input.snapshot, input.restarting_all, input.gates);
+    let mut draft = Draft::new(input);
+    match (need, restart_all) {
+        (SandboxNeed::Create { attempt, replaces }, true) => draft.replace_sandbox(attempt, replaces),
+        (SandboxNeed::Create { attempt, replaces }, false) => fresh::plan(&mut draft, attempt, replaces),
+        (SandboxNeed::Keep(id), true) => {
+            draft.actions.sandbox = SandboxPlan::Keep(id);
+            restart_all::plan(&mut draft);
+        }
+        (SandboxNeed::Keep(id), false) => {
+            draft.actions.sandbox = SandboxPlan::Keep(id);
+            keep_sandbox(&mut draft);
+        }
+    }
+    draft.finish()
+}
+
+/// The sandbox stays: bring every container to where it should be.
+fn keep_sandbox(draft: &mut Draft<'_>) {
+    draft.start_new_ephemeral();
+    match init::plan(draft) {
+        init::Progress::Done => regular::plan(draft),
+        init::Progress::Underway => {}
+        init::Progress::Failed => draft.kill_pod(),
+    }
+}

@@ -1,0 +1,36 @@
+//! RestartAllContainers (KEP-5532): every instance of the pod's init and regular containers goes, sandbox, volumes
+//! and logs stay, and the next pass starts over from the first init container.
+//!
+//! The instances whose exit demanded it go last, so that the demand stands until everything else is gone.
+
+use crate::model::ContainerState;
+use crate::model::KillContainer;
+use crate::model::KillReason;
+use crate::model::restart;
+use crate::model::spec;
+
+use super::draft::Draft;
+use super::draft::remove;
+
+pub(super) fn plan(draft: &mut Draft<'_>) {
+    let (pod, snapshot) = (draft.input.pod, draft.input.snapshot);
+    let instances = spec::classified_regular(pod).chain(spec::classified_init(pod)).flat_map(|container| {
+        let own = snapshot.containers.iter().filter(move |instance| instance.name == container.name());
+        own.map(move |instance| (container, instance))
+    });
+    let gates = draft.input.gates;
+    let (last, first): (Vec<_>, Vec<_>) =
+        instances.partition(|(container, instance)| restart::demands_restart_all(container.spec, instance, gates));
+    for (_, instance) in first.into_iter().chain(last) {
+        if instance.state != ContainerState::Exited {
+            draft.actions.kill.push(KillContainer {
+                id: instance.id.clone(),
+                name: instance.name.clone(),
+                reason: KillReason::RestartAll,
+                message: "killing".to_owned(),
+                grace_override: Some(0),
+            });
+        }
+        draft.actions.remove.push(remove(instance, true));
+    }
+}

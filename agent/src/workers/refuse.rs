@@ -1,0 +1,267 @@
+//! Which pods this agent cannot run yet. A pod that needs something missing is refused as a whole, with every field
+//! named, instead of being run without it. Says nothing about pods that are invalid or do not fit.
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::EnvFromSource;
+use k8s_openapi::api::core::v1::EnvVar;
+use k8s_openapi::api::core::v1::EphemeralContainer;
+use k8s_openapi::api::core::v1::Lifecycle;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::api::core::v1::Probe;
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::api::core::v1::Volume;
+use k8s_openapi::api::core::v1::VolumeDevice;
+
+use crate::model::spec;
+
+/// `status.reason` of a refused pod.
+pub const REASON: &str = "PodFeatureUnsupported";
+
+/// Why a pod is not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// For `status.reason`.
+    pub reason: &'static str,
+    /// For `status.message` and the log: every field the pod needs and the agent lacks.
+    pub message: String,
+}
+
+/// The refusal of a pod that uses unsupported fields; `None` if all of it can be honoured.
+pub fn unsupported(pod: &Pod) -> Option<Refusal> {
+    let spec = pod.spec.as_ref()?;
+    let mut fields = Fields::default();
+    fields.pod(spec);
+    for (index, volume) in spec.volumes.iter().flatten().enumerate() {
+        fields.volume(&format!("spec.volumes[{index}]"), volume);
+    }
+    for (list, containers) in [("initContainers", spec::init_containers(pod)), ("containers", &spec.containers)] {
+        for (index, container) in containers.iter().enumerate() {
+            fields.container(&format!("spec.{list}[{index}]"), &View::of(container));
+        }
+    }
+    for (index, container) in spec::ephemeral_containers(pod).iter().enumerate() {
+        fields.container(&format!("spec.ephemeralContainers[{index}]"), &View::of_ephemeral(container));
+    }
+    let message = format!("Pod needs what this node does not support yet: {}", fields.0.join(", "));
+    (!fields.0.is_empty()).then_some(Refusal { reason: REASON, message })
+}
+
+/// The fields of a container that may be unsupported, whichever list it is in.
+struct View<'a> {
+    probes: [(&'static str, Option<&'a Probe>); 3],
+    lifecycle: Option<&'a Lifecycle>,
+    env: &'a [EnvVar],
+    env_from: &'a [EnvFromSource],
+    resources: Option<&'a ResourceRequirements>,
+    devices: &'a [VolumeDevice],
+}
+
+macro_rules! view {
+    ($container:expr) => {
+        Self {
+            probes: [
+                ("livenessProbe", $container.liveness_probe.as_ref()),
+                ("readinessProbe", $container.readiness_probe.as_ref()),
+                ("startupProbe", $container.startup_probe.as_ref()),
+            ],
+            lifecycle: $container.lifecycle.as_ref(),
+            env: $container.env.as_deref().unwrap_or_default(),
+            env_from: $container.env_from.as_deref().unwrap_or_default(),
+            resources: $container.resources.as_ref(),
+            devices: $container.volume_devices.as_deref().unwrap_or_default(),
+        }
+    };
+}
+
+impl<'a> View<'a> {
+    fn of(container: &'a Container) -> Self {
+        view!(container)
+    }
+
+    fn of_ephemeral(container: &'a EphemeralContainer) -> Self {
+        view!(container)
+    }
+}
+
+/// Paths of the fields stumbled on.
+#[derive(Default)]
+struct Fields(Vec<String>);
+
+impl Fields {
+    fn note(&mut self, found: bool, path: impl Into<String>) {
+        if found {
+            self.0.push(path.into());
+        }
+    }
+
+    fn pod(&mut self, spec: &PodSpec) {
+        self.note(spec.host_users == Some(false), "spec.hostUsers");
+        self.note(spec.image_pull_secrets.as_ref().is_some_and(|l| !l.is_empty()), "spec.imagePullSecrets");
+        self.note(spec.resource_claims.as_ref().is_some_and(|l| !l.is_empty()), "spec.resourceClaims");
+    }
+
+    fn volume(&mut self, path: &str, volume: &Volume) {
+        if let Some(empty_dir) = &volume.empty_dir {
+            let medium = empty_dir.medium.as_deref().unwrap_or_default();
+            return self.note(!medium.is_empty(), format!("{path}.emptyDir.medium"));
+        }
+        if volume.host_path.is_none() {
+            self.note(true, format!("{path}.{}", volume_type(volume)));
+        }
+    }
+
+    fn container(&mut self, path: &str, container: &View<'_>) {
+        for (field, probe) in container.probes {
+            self.note(probe.is_some(), format!("{path}.{field}"));
+        }
+        if let Some(lifecycle) = container.lifecycle {
+            self.note(lifecycle.post_start.is_some(), format!("{path}.lifecycle.postStart"));
+            self.note(lifecycle.pre_stop.is_some(), format!("{path}.lifecycle.preStop"));
+            self.note(lifecycle.stop_signal.is_some(), format!("{path}.lifecycle.stopSignal"));
+        }
+        for (index, variable) in container.env.iter().enumerate() {
+            self.env(&format!("{path}.env[{index}].valueFrom"), variable);
+        }
+        for (index, source) in container.env_from.iter().enumerate() {
+            self.note(source.config_map_ref.is_some(), format!("{path}.envFrom[{index}].configMapRef"));
+            self.note(source.secret_ref.is_some(), format!("{path}.envFrom[{index}].secretRef"));
+        }
+        let claims = container.resources.and_then(|resources| resources.claims.as_ref());
+        self.note(claims.is_some_and(|claims| !claims.is_empty()), format!("{path}.resources.claims"));
+        self.note(!container.devices.is_empty(), format!("{path}.volumeDevices"));
+    }
+
+    fn env(&mut self, path: &str, variable: &EnvVar) {
+        let Some(source) = &variable.value_from else {
+            return;
+        };
+        self.note(source.config_map_key_ref.is_some(), format!("{path}.configMapKeyRef"));
+        self.note(source.secret_key_ref.is_some(), format!("{path}.secretKeyRef"));
+        self.note(source.file_key_ref.is_some(), format!("{path}.fileKeyRef"));
+    }
+}
+
+/// The API's field name of a volume's source: whatever is set beside its name.
+fn volume_type(volume: &Volume) -> String {
+    let fields = serde_json::to_value(volume).ok();
+    let set = fields.as_ref().and_then(|value| value.as_object());
+    let source = set.and_then(|fields| fields.keys().find(|field| *field != "name"));
+    source.map_or_else(|| "(no source)".to_owned(), Clone::clone)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({ "metadata": { "name": "p" }, "spec": spec })).expect("a pod")
+    }
+
+    fn container(extra: serde_json::Value) -> serde_json::Value {
+        let mut container = json!({ "name": "c", "image": "i" });
+        let fields = container.as_object_mut().expect("an object");
+        fields.extend(extra.as_object().expect("an object").clone());
+        container
+    }
+
+    #[test]
+    fn names_the_field_it_stumbles_on() {
+        let probe = json!({ "exec": { "command": ["true"] } });
+        let key = json!({ "name": "n", "key": "k" });
+        let file = json!({ "volumeName": "v", "path": "p", "key": "k" });
+        for (extra, path) in [
+            (json!({ "livenessProbe": probe }), "livenessProbe"),
+            (json!({ "readinessProbe": probe }), "readinessProbe"),
+            (json!({ "startupProbe": probe }), "startupProbe"),
+            (json!({ "lifecycle": { "postStart": probe } }), "lifecycle.postStart"),
+            (json!({ "lifecycle": { "preStop": probe } }), "lifecycle.preStop"),
+            (json!({ "lifecycle": { "stopSignal": "SIGUSR1" } }), "lifecycle.stopSignal"),
+            (
+                json!({ "env": [{ "name": "A", "value": "1" }, { "name": "B", "valueFrom": { "configMapKeyRef": key } }] }),
+                "env[1].valueFrom.configMapKeyRef",
+            ),
+            (
+                json!({ "env": [{ "name": "B", "valueFrom": { "secretKeyRef": key } }] }),
+                "env[0].valueFrom.secretKeyRef",
+            ),
+            (json!({ "env": [{ "name": "B", "valueFrom": { "fileKeyRef": file } }] }), "env[0].valueFrom.fileKeyRef"),
+            (json!({ "envFrom": [{ "configMapRef": { "name": "n" } }] }), "envFrom[0].configMapRef"),
+            (json!({ "envFrom": [{ "secretRef": { "name": "n" } }] }), "envFrom[0].secretRef"),
+            (json!({ "resources": { "claims": [{ "name": "n" }] } }), "resources.claims"),
+            (json!({ "volumeDevices": [{ "name": "n", "devicePath": "/dev/x" }] }), "volumeDevices"),
+        ] {
+            for list in ["initContainers", "containers", "ephemeralContainers"] {
+                let mut spec = json!({ "containers": [container(json!({}))] });
+                let plain = container(json!({}));
+                spec[list] = json!([plain, container(extra.clone())]);
+                let refusal = unsupported(&pod(spec)).unwrap_or_else(|| panic!("{path} in {list} must be refused"));
+                assert_eq!(refusal.reason, "PodFeatureUnsupported");
+                let expected = format!("Pod needs what this node does not support yet: spec.{list}[1].{path}");
+                assert_eq!(refusal.message, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_volumes_it_cannot_make() {
+        for (volume, path) in [
+            (json!({ "name": "v", "configMap": { "name": "n" } }), "configMap"),
+            (json!({ "name": "v", "secret": { "secretName": "n" } }), "secret"),
+            (
+                json!({ "name": "v", "projected": { "sources": [{ "serviceAccountToken": { "path": "t" } }] } }),
+                "projected",
+            ),
+            (json!({ "name": "v", "persistentVolumeClaim": { "claimName": "n" } }), "persistentVolumeClaim"),
+            (json!({ "name": "v", "csi": { "driver": "d" } }), "csi"),
+            (json!({ "name": "v", "image": { "reference": "r" } }), "image"),
+            (json!({ "name": "v", "emptyDir": { "medium": "Memory" } }), "emptyDir.medium"),
+            (json!({ "name": "v" }), "(no source)"),
+        ] {
+            let spec =
+                json!({ "containers": [container(json!({}))], "volumes": [{ "name": "e", "emptyDir": {} }, volume] });
+            let refusal = unsupported(&pod(spec)).unwrap_or_else(|| panic!("{path} must be refused"));
+            assert!(refusal.message.ends_with(&format!(": spec.volumes[1].{path}")), "{}", refusal.message);
+        }
+    }
+
+    #[test]
+    fn names_all_of_them_in_one_message() {
+        let refusal = unsupported(&pod(json!({
+            "hostUsers": false,
+            "imagePullSecrets": [{ "name": "n" }],
+            "resourceClaims": [{ "name": "n", "resourceClaimName": "m" }],
+            "containers": [container(json!({ "livenessProbe": {}, "startupProbe": {} }))],
+        })));
+        assert_eq!(
+            refusal.expect("refused").message,
+            "Pod needs what this node does not support yet: spec.hostUsers, spec.imagePullSecrets, \
+             spec.resourceClaims, spec.containers[0].livenessProbe, spec.containers[0].startupProbe"
+        );
+    }
+
+    #[test]
+    fn takes_what_it_supports() {
+        let env = json!([
+            { "name": "A", "value": "1" },
+            { "name": "B", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } },
+            { "name": "C", "valueFrom": { "resourceFieldRef": { "resource": "limits.cpu" } } },
+        ]);
+        let mounts = json!([{ "name": "e", "mountPath": "/e", "subPathExpr": "$(A)" }]);
+        let full =
+            container(json!({ "env": env, "volumeMounts": mounts, "lifecycle": {}, "resources": { "claims": [] } }));
+        let pod = pod(json!({
+            "hostNetwork": true,
+            "hostUsers": true,
+            "imagePullSecrets": [],
+            "containers": [full],
+            "initContainers": [full],
+            "ephemeralContainers": [full],
+            "volumes": [{ "name": "e", "emptyDir": { "sizeLimit": "1Gi" } }, { "name": "h", "hostPath": { "path": "/" } }],
+        }));
+        assert_eq!(unsupported(&pod), None);
+        assert_eq!(unsupported(&Pod::default()), None);
+    }
+}
