@@ -6,10 +6,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=cri");
     let descriptors = protox::compile(ROOTS, ["."])?;
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
-    std::fs::write(
-        out.join("descriptors.bin"),
-        prost::Message::encode_to_vec(&descriptors),
-    )?;
+    std::fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))?;
     tonic_prost_build::configure()
         // Ordered maps: equal messages encode to equal bytes, and small maps cost no hashing.
         .btree_map(".")

@@ -7,8 +7,11 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod config;
+pub mod events;
 pub mod kernel;
 pub mod model;
+pub mod pleg;
 pub mod recorder;
 pub mod workers;
 pub mod runtime;

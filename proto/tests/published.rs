@@ -10,8 +10,7 @@ use std::process::{Command, Stdio};
 use prost::Message;
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{
-    DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet,
-    MethodDescriptorProto,
+    DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet, MethodDescriptorProto,
 };
 
 /// Every fact of an interface by its full name: `runtime.v1.Mount.readonly` to `3 optional bool`.
@@ -50,11 +49,7 @@ fn a_difference_is_found() {
             .find(|m| m.name() == "ContainerMetadata")
             .expect("ContainerMetadata");
         fault(message);
-        assert_eq!(
-            differences(&facts(&wrong), &intact).len(),
-            1,
-            "fault {index}"
-        );
+        assert_eq!(differences(&facts(&wrong), &intact).len(), 1, "fault {index}");
     }
 }
 
@@ -85,13 +80,11 @@ fn differences(ours: &Facts, published: &Facts) -> Vec<String> {
         .iter()
         .filter(|(name, _)| !ours.contains_key(*name))
         .map(|(name, fact)| format!("{name}: missing, published as {fact}"));
-    let wrong = ours
-        .iter()
-        .filter_map(|(name, fact)| match published.get(name) {
-            Some(theirs) if theirs == fact => None,
-            Some(theirs) => Some(format!("{name}: {fact}, published as {theirs}")),
-            None => Some(format!("{name}: {fact}, not published")),
-        });
+    let wrong = ours.iter().filter_map(|(name, fact)| match published.get(name) {
+        Some(theirs) if theirs == fact => None,
+        Some(theirs) => Some(format!("{name}: {fact}, published as {theirs}")),
+        None => Some(format!("{name}: {fact}, not published")),
+    });
     missing.chain(wrong).collect()
 }
 
@@ -120,23 +113,10 @@ fn facts(set: &FileDescriptorSet) -> Facts {
 fn message_facts(facts: &mut Facts, scope: &str, message: &DescriptorProto) {
     let name = format!("{scope}.{}", message.name());
     let map = message.options.as_ref().is_some_and(|o| o.map_entry());
-    let reserved: Vec<_> = message
-        .reserved_range
-        .iter()
-        .map(|r| r.start()..r.end())
-        .collect();
-    facts.insert(
-        name.clone(),
-        format!(
-            "message, map entry {map}, reserved {reserved:?} {:?}",
-            message.reserved_name
-        ),
-    );
+    let reserved: Vec<_> = message.reserved_range.iter().map(|r| r.start()..r.end()).collect();
+    facts.insert(name.clone(), format!("message, map entry {map}, reserved {reserved:?} {:?}", message.reserved_name));
     for field in &message.field {
-        facts.insert(
-            format!("{name}.{}", field.name()),
-            field_fact(message, field),
-        );
+        facts.insert(format!("{name}.{}", field.name()), field_fact(message, field));
     }
     for nested in &message.nested_type {
         message_facts(facts, &name, nested);
@@ -148,9 +128,7 @@ fn message_facts(facts: &mut Facts, scope: &str, message: &DescriptorProto) {
 
 fn field_fact(message: &DescriptorProto, field: &FieldDescriptorProto) -> String {
     let options = field.options.as_ref();
-    let oneof = field
-        .oneof_index
-        .map(|index| message.oneof_decl[index as usize].name().to_owned());
+    let oneof = field.oneof_index.map(|index| message.oneof_decl[index as usize].name().to_owned());
     format!(
         "{} {:?} {:?} {} {} oneof {oneof:?} packed {:?} deprecated {}",
         field.number(),
@@ -167,10 +145,7 @@ fn enum_facts(facts: &mut Facts, scope: &str, enumeration: &EnumDescriptorProto)
     let name = format!("{scope}.{}", enumeration.name());
     facts.insert(name.clone(), "enum".to_owned());
     for value in &enumeration.value {
-        facts.insert(
-            format!("{name}.{}", value.name()),
-            value.number().to_string(),
-        );
+        facts.insert(format!("{name}.{}", value.name()), value.number().to_string());
     }
 }
 

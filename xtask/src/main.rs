@@ -1,2 +1,68 @@
 //! Developer commands.
-fn main() {}
+//!
+//! Owns what a developer types: `setup`, `test`, `demo` and the checks of the tree. Refuses to link with the agent, so
+//! that the first command of a clean clone starts within seconds.
+
+mod docs_paths;
+mod interrupt;
+mod layers;
+mod licences;
+mod paths;
+mod progress;
+mod report;
+mod run;
+mod setup;
+mod system;
+mod tiers;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+use clap::Subcommand;
+
+/// Developer commands of keblet.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Fetch and build what tests and demo need, into `.cache` (or KEBLET_CACHE); quick when all is there.
+    Setup(setup::Arguments),
+    /// Run all tests that this machine can run, and say which it cannot.
+    Test(tiers::Arguments),
+    /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
+    Layers,
+    /// Check that every path and test that the documents name exists.
+    DocsPaths,
+    /// Check licences and sources of all crates against `deny.toml`.
+    Licences,
+    /// Run a private containerd: until Ctrl-C, or around a command that finds it through KEBLET_RUNTIME_ENDPOINT.
+    Containerd(run::Arguments),
+}
+
+fn main() -> ExitCode {
+    let task = Arguments::parse().command;
+    match perform(task) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(task: Task) -> Result<ExitCode> {
+    match task {
+        Task::Setup(arguments) => setup::setup(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Test(arguments) => tiers::test(&arguments),
+        Task::Layers => layers::check().map(|report| report.tell()),
+        Task::DocsPaths => docs_paths::check().map(|report| report.tell()),
+        Task::Licences => licences::check().map(|report| report.tell()),
+        Task::Containerd(arguments) => run::containerd(&arguments),
+    }
+}

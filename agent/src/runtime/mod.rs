@@ -24,6 +24,7 @@ mod features;
 mod images;
 mod operation;
 mod sandboxes;
+mod state;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -42,3 +43,5 @@ pub use events::EventSupport;
 pub use features::Features;
 pub use operation::Operation;
 pub use sandboxes::SandboxInspection;
+pub use state::RuntimeState;
+pub use state::watch_runtime;

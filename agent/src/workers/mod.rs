@@ -1,8 +1,14 @@
-//! Pod workers: one state machine per pod, the only code that starts, stops or removes containers.
-
-pub mod generate;
-//! Pod workers: one state machine per pod, the only part that starts or stops containers.
+//! Pod workers: one state machine per pod, the only part that creates, starts, stops or removes containers.
+//!
+//! ```text
+//!  sync loop ─▶ pod_workers ─▶ mailbox (state) ─▶ worker ─▶ plan (pure) ─▶ act (effects)
+//!                                                   ▲                        │
+//!                                 pleg: inspection ─┴────────────────────────┘
+//! ```
 
 pub mod backoff;
+pub mod gate;
+pub mod generate;
 pub mod plan;
 pub mod refuse;
+pub mod state;

@@ -1,0 +1,119 @@
+//! The effective configuration as a table: value, where it was set, and whether keblet acts on it.
+//!
+//! Which fields are honoured is said where they are defined ([`super::kubelet`], [`super::flags::FlagSettings`]); which
+//! gates are, here.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::flags::{FlagValues, Target, find};
+use super::gates::{Gate, Stage};
+use super::keblet::KebletConfiguration;
+use super::kubelet::KubeletConfiguration;
+use super::schema::{self, Described, Field};
+use super::settings::{Origin, Settings, lookup, to_json};
+use super::{FlagSettings, keblet, kubelet};
+
+/// Gates whose value changes what keblet does. All others are accepted and make no difference.
+const HONOURED_GATES: &[Gate] = &[
+    Gate::ContainerRestartRules,
+    Gate::CustomCPUCFSQuotaPeriod,
+    Gate::DisableCPUQuotaWithExclusiveCPUs,
+    Gate::HostnameOverride,
+    Gate::KubeletCrashLoopBackOffMax,
+    Gate::PreventStaticPodAPIReferences,
+    Gate::ReduceDefaultCrashLoopBackOffDecay,
+    Gate::RestartAllContainersOnContainerExits,
+];
+
+/// One effective value.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Which document it belongs to: the kind, or `flags`.
+    pub document: &'static str,
+    /// Path of the field there.
+    pub field: String,
+    /// Its value; `null` when nothing is set and nothing stands in for that.
+    pub value: Value,
+    /// Where it was set.
+    pub origin: String,
+    /// It was set somewhere.
+    pub set: bool,
+    /// keblet acts on it.
+    pub honoured: bool,
+    /// What it means.
+    pub meaning: &'static str,
+}
+
+/// Every field of all three documents.
+pub fn rows(settings: &Settings) -> Vec<Row> {
+    let origins = &settings.origins;
+    let mut rows = Vec::new();
+    let mut add = |document, fields, values: Value, origin: &dyn Fn(&str) -> Origin| {
+        schema::walk(fields, &mut |path, field: &'static Field| {
+            let origin = origin(path);
+            rows.push(Row {
+                document,
+                field: path.to_owned(),
+                value: at(&values, path).cloned().unwrap_or_default(),
+                set: !matches!(origin, Origin::Default | Origin::LegacyDefault),
+                origin: origin.to_string(),
+                honoured: field.honoured,
+                meaning: field.doc,
+            });
+        });
+    };
+    let kubelet = to_json(&settings.kubelet).into();
+    add(kubelet::KIND, KubeletConfiguration::FIELDS, kubelet, &|path| written(&origins.kubelet, path));
+    let keblet = to_json(&settings.keblet).into();
+    add(keblet::KIND, KebletConfiguration::FIELDS, keblet, &|path| written(&origins.keblet, path));
+    let flags = to_json(&settings.flags).into();
+    add("flags", FlagSettings::FIELDS, flags, &|path| lookup(&origins.flags, path));
+    rows
+}
+
+/// The origin of a field, or of the last thing set below it. A section that is written does not mean that each of its
+/// fields is.
+fn written(origins: &std::collections::BTreeMap<String, Origin>, path: &str) -> Origin {
+    if let Some(origin) = origins.get(path) {
+        return origin.clone();
+    }
+    let below = |known: &str| known.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
+    origins.iter().filter(|(known, _)| below(known)).map(|(_, origin)| origin.clone()).next_back().unwrap_or_default()
+}
+
+fn at<'a>(values: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(values, |value, name| value.get(name))
+}
+
+/// What should be said once at start.
+pub(super) fn notices(settings: &Settings, flags: &FlagValues) -> Vec<String> {
+    let mut notices = Vec::new();
+    for flag in flags.deprecated() {
+        notices.push(match flag.target {
+            Target::Field(path) => {
+                format!("flag --{} is deprecated; set {path} in the file of --config instead", flag.name)
+            }
+            Target::Own => format!("flag --{} is deprecated and will be removed", flag.name),
+            Target::Nothing => format!("flag --{} is deprecated and has no effect", flag.name),
+        });
+    }
+    for (gate, value) in settings.gates.named() {
+        let spec = gate.spec();
+        if matches!(spec.stage, Stage::GA | Stage::Deprecated) {
+            notices.push(format!("feature gate {gate}={value} will be removed in a future release"));
+        } else if value != spec.default && !HONOURED_GATES.contains(&gate) {
+            notices.push(format!("feature gate {gate}={value} is accepted but not honoured yet"));
+        }
+    }
+    let ignored = |row: &Row| row.set && !row.honoured;
+    for row in rows(settings).iter().filter(|row| ignored(row)) {
+        let name = if find(&row.field).is_some_and(|flag| flag.target == Target::Own) && row.document == "flags" {
+            format!("--{}", row.field)
+        } else {
+            format!("{} ({})", row.field, row.origin)
+        };
+        notices.push(format!("{name} is accepted but not honoured yet"));
+    }
+    notices
+}

@@ -1,0 +1,101 @@
+//! The command line as configuration: which flags exist, what each sets, and how its text becomes a value.
+//!
+//! Owns no parser of argument lists (the command line's own parser feeds [`FlagValues`]) and knows no precedence.
+
+mod own;
+mod table;
+mod text;
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+pub use own::FlagSettings;
+pub use table::{FLAGS, Flag, Kind, Target, find};
+
+use super::document;
+
+/// What is wrong with a flag.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--{flag}: {problem}")]
+pub struct FlagError {
+    /// Its name.
+    pub flag: &'static str,
+    /// What is wrong with the value.
+    pub problem: String,
+}
+
+/// The flags that were given: for each, its texts in the order they came.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FlagValues(BTreeMap<&'static str, Vec<String>>);
+
+/// Brings a flag to its canonical spelling: underscores are hyphens, as long as no `=value` is touched.
+pub fn normalize(argument: &str) -> String {
+    match argument.split_once('=') {
+        Some((name, value)) if name.starts_with("--") => format!("{}={value}", name.replace('_', "-")),
+        None if argument.starts_with("--") => argument.replace('_', "-"),
+        _ => argument.to_owned(),
+    }
+}
+
+impl FlagValues {
+    /// Adds one occurrence.
+    pub fn push(&mut self, flag: &'static Flag, text: impl Into<String>) {
+        self.0.entry(flag.name).or_default().push(text.into());
+    }
+
+    /// Every flag given, by name, with its value.
+    pub fn values(&self) -> Result<Vec<(&'static Flag, Value)>, FlagError> {
+        let mut values = Vec::new();
+        for (name, texts) in &self.0 {
+            let Some(flag) = find(name) else { continue };
+            let mut value = None;
+            for text in texts {
+                let next = text::read(flag.kind, text).map_err(|problem| FlagError { flag: flag.name, problem })?;
+                value = Some(text::join(value, next));
+            }
+            values.extend(value.map(|value| (flag, value)));
+        }
+        Ok(values)
+    }
+
+    /// The settings that only flags can make.
+    pub fn own(&self) -> Result<FlagSettings, FlagError> {
+        let mut map = Map::new();
+        for (flag, value) in self.values()? {
+            if flag.target == Target::Own {
+                map.insert(flag.name.to_owned(), value);
+            }
+        }
+        document::decode(Value::Object(map)).map_err(|problem| FlagError {
+            flag: find(&problem.field).map_or("config", |flag| flag.name),
+            problem: problem.message,
+        })
+    }
+
+    /// The flags whose use is discouraged, with what to use instead.
+    pub fn deprecated(&self) -> impl Iterator<Item = &'static Flag> {
+        self.0.keys().filter_map(|name| find(name)).filter(|flag| flag.deprecated)
+    }
+
+    /// Every flag given, by name, with its texts.
+    pub fn texts(&self) -> impl Iterator<Item = (&'static str, &[String])> {
+        self.0.iter().map(|(name, texts)| (*name, texts.as_slice()))
+    }
+}
+
+impl<'a> FromIterator<(&'a str, &'a str)> for FlagValues {
+    /// From known flags and texts; unknown names are left out, as no parser lets them through.
+    fn from_iter<I: IntoIterator<Item = (&'a str, &'a str)>>(pairs: I) -> Self {
+        let mut values = Self::default();
+        for (name, text) in pairs {
+            if let Some(flag) = find(name) {
+                values.push(flag, text);
+            }
+        }
+        values
+    }
+}
+
+#[cfg(test)]
+mod tests;

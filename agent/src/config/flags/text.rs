@@ -1,0 +1,139 @@
+//! From the text of a flag to a value, one function per form.
+
+use std::net::IpAddr;
+
+use serde_json::{Map, Value, json};
+
+use super::table::Kind;
+use crate::config::duration::GoDuration;
+use crate::config::quantity::Quantity;
+
+/// Reads one occurrence of a flag.
+pub(super) fn read(kind: Kind, text: &str) -> Result<Value, String> {
+    match kind {
+        Kind::Bool => boolean(text).map(Value::Bool),
+        Kind::Int => integer(text).map(Value::from),
+        Kind::Text => Ok(text.into()),
+        Kind::Ip => checked::<IpAddr>(text, || format!("{text:?} is not an IP address")),
+        Kind::Duration => text.parse::<GoDuration>().map(|_| text.into()).map_err(|error| error.to_string()),
+        Kind::Quantity => text.parse::<Quantity>().map(|_| text.into()).map_err(|error| error.to_string()),
+        Kind::List => Ok(parts(text).map(Value::from).collect()),
+        Kind::Map => pairs(text, '=', |value| Ok(value.into())),
+        Kind::Options => pair(text, '=').map(|(key, value)| json!({ key: value })),
+        Kind::Switches => pairs(text, '=', |value| boolean(value).map(Value::Bool)),
+        Kind::Thresholds => pairs(text, '<', |value| Ok(value.into())),
+        Kind::Headers => headers(text),
+        Kind::ReservedMemory => parts_at(text, ';').map(reserved_memory).collect(),
+        Kind::Taints => parts(text).map(taint).collect(),
+        Kind::VModule => parts(text).map(vmodule).collect(),
+    }
+}
+
+/// Adds a further occurrence: lists and maps grow, anything else is replaced.
+pub(super) fn join(first: Option<Value>, next: Value) -> Value {
+    match (first, next) {
+        (Some(Value::Array(mut list)), Value::Array(more)) => {
+            list.extend(more);
+            Value::Array(list)
+        }
+        (Some(Value::Object(mut map)), Value::Object(more)) => {
+            for (key, value) in more {
+                let joined = match (map.remove(&key), value) {
+                    // Only headers have lists as values: a name may come several times.
+                    (Some(Value::Array(list)), Value::Array(more)) => {
+                        join(Some(Value::Array(list)), Value::Array(more))
+                    }
+                    (_, value) => value,
+                };
+                map.insert(key, joined);
+            }
+            Value::Object(map)
+        }
+        (_, next) => next,
+    }
+}
+
+fn parts_at(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    text.split(separator).map(str::trim).filter(|part| !part.is_empty())
+}
+
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    parts_at(text, ',')
+}
+
+fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(format!("{text:?} is neither true nor false")),
+    }
+}
+
+/// Whole numbers, also in hexadecimal, octal or binary with their prefix.
+fn integer(text: &str) -> Result<i64, String> {
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => (-1, digits),
+        None => (1, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let lower = digits.to_ascii_lowercase();
+    let magnitude = if let Some(hex) = lower.strip_prefix("0x") {
+        i64::from_str_radix(hex, 16)
+    } else if let Some(binary) = lower.strip_prefix("0b") {
+        i64::from_str_radix(binary, 2)
+    } else if let Some(octal) = lower.strip_prefix("0o").or(lower.strip_prefix('0').filter(|rest| !rest.is_empty())) {
+        i64::from_str_radix(octal, 8)
+    } else {
+        lower.parse()
+    };
+    magnitude.map(|magnitude| sign * magnitude).map_err(|_| format!("{text:?} is not a whole number"))
+}
+
+fn checked<T: std::str::FromStr>(text: &str, problem: impl FnOnce() -> String) -> Result<Value, String> {
+    text.parse::<T>().map(|_| text.into()).map_err(|_| problem())
+}
+
+fn pair(text: &str, separator: char) -> Result<(&str, &str), String> {
+    text.split_once(separator)
+        .map(|(key, value)| (key.trim(), value.trim()))
+        .ok_or_else(|| format!("{text:?} has no {separator:?}; expected key{separator}value"))
+}
+
+fn pairs(text: &str, separator: char, read: impl Fn(&str) -> Result<Value, String>) -> Result<Value, String> {
+    let mut map = Map::new();
+    for part in parts(text) {
+        let (key, value) = pair(part, separator)?;
+        map.insert(key.to_owned(), read(value).map_err(|problem| format!("{key}: {problem}"))?);
+    }
+    Ok(Value::Object(map))
+}
+
+fn headers(text: &str) -> Result<Value, String> {
+    let mut map = Map::new();
+    for part in parts(text) {
+        let (name, value) = pair(part, ':')?;
+        let values = map.remove(name);
+        map.insert(name.to_owned(), join(values, json!([value])));
+    }
+    Ok(Value::Object(map))
+}
+
+fn reserved_memory(text: &str) -> Result<Value, String> {
+    let (node, limits) = pair(text, ':')?;
+    let node = integer(node)?;
+    let limits = pairs(limits, '=', |amount| {
+        amount.parse::<Quantity>().map(|_| amount.into()).map_err(|error| error.to_string())
+    })?;
+    Ok(json!({ "numaNode": node, "limits": limits }))
+}
+
+fn taint(text: &str) -> Result<Value, String> {
+    let (key, effect) =
+        text.rsplit_once(':').ok_or_else(|| format!("{text:?} has no effect; expected key=value:Effect"))?;
+    let (key, value) = key.split_once('=').unwrap_or((key, ""));
+    Ok(json!({ "key": key, "value": value, "effect": effect }))
+}
+
+fn vmodule(text: &str) -> Result<Value, String> {
+    let (pattern, verbosity) = pair(text, '=')?;
+    Ok(json!({ "filePattern": pattern, "verbosity": integer(verbosity)? }))
+}

@@ -1,0 +1,286 @@
+//! Every feature gate a node agent of Kubernetes 1.36 accepts: name, default, stage, whether it can still be changed, and
+//! the gates it needs. Gates of other components are accepted too, because clusters set one list everywhere.
+
+use super::gates::Stage;
+
+/// What 1.36 says of one gate.
+#[derive(Debug)]
+pub struct GateSpec {
+    /// Its name in flags and documents.
+    pub name: &'static str,
+    /// On unless said otherwise.
+    pub default: bool,
+    /// How settled it is.
+    pub stage: Stage,
+    /// Only the default is accepted.
+    pub locked: bool,
+    /// Gates that must be on for this one to be on.
+    pub needs: &'static [Gate],
+}
+
+macro_rules! gates {
+    ($( $name:ident $default:ident $stage:ident $lock:ident [$($needs:ident),*]; )*) => {
+        /// A feature gate.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Gate {
+            $( #[doc = concat!("`", stringify!($name), "`")] $name, )*
+        }
+
+        /// The gates in the order of [`Gate`].
+        pub(super) const GATES: &[(Gate, GateSpec)] = &[
+            $( (Gate::$name, GateSpec {
+                name: stringify!($name),
+                default: gates!(@default $default),
+                stage: Stage::$stage,
+                locked: gates!(@lock $lock),
+                needs: &[$(Gate::$needs),*],
+            }), )*
+        ];
+    };
+    (@default on) => { true };
+    (@default off) => { false };
+    (@lock locked) => { true };
+    (@lock free) => { false };
+}
+
+gates! {
+    AggregatedDiscoveryRemoveBetaType on Deprecated locked [];
+    AllowDNSOnlyNodeCSR off Deprecated free [];
+    AllowInsecureKubeletCertificateSigningRequests off Deprecated free [];
+    AllowOverwriteTerminationGracePeriodSeconds off Deprecated locked [];
+    AllowParsingUserUIDFromCertAuth on Beta free [];
+    AllowServiceExternalIPs on GA free [];
+    AllowUnsafeMalformedObjectDeletion off Alpha free [];
+    AnonymousAuthConfigurableEndpoints on GA locked [];
+    AnyVolumeDataSource on GA locked [];
+    APIResponseCompression on Beta free [];
+    APIServerIdentity on Beta free [];
+    APIServerTracing on GA locked [];
+    APIServingWithRoutine off Alpha free [];
+    AtomicFIFO on Beta free [];
+    AuthorizeNodeWithSelectors on GA locked [AuthorizeWithSelectors];
+    AuthorizePodWebsocketUpgradeCreatePermission on Beta free [];
+    AuthorizeWithSelectors on GA locked [];
+    BtreeWatchCache on GA locked [];
+    CBORServingAndStorage off Alpha free [];
+    ChangeContainerStatusOnKubeletRestart off Deprecated free [];
+    ClearingNominatedNodeNameAfterBinding on Beta free [];
+    ClientsAllowCARotation on Beta free [];
+    ClientsAllowCBOR off Alpha free [];
+    ClientsAllowTLSCacheGC on Beta free [];
+    ClientsPreferCBOR off Alpha free [];
+    CloudControllerManagerWatchBasedRoutesReconciliation off Alpha free [];
+    CloudControllerManagerWebhook off Alpha free [];
+    ClusterTrustBundle off Beta free [];
+    ClusterTrustBundleProjection off Beta free [ClusterTrustBundle];
+    ComponentFlagz on Beta free [];
+    ComponentStatusz on Beta free [];
+    ConcurrentWatchObjectDecode off Beta free [];
+    ConsistentListFromCache on GA locked [];
+    ConstrainedImpersonation on Beta free [];
+    ContainerCheckpoint on Beta free [];
+    ContainerRestartRules on Beta free [];
+    ContainerStopSignals off Alpha free [];
+    ContextualLogging on Beta free [];
+    CoordinatedLeaderElection off Beta free [];
+    CPUManagerPolicyAlphaOptions off Alpha free [];
+    CPUManagerPolicyBetaOptions on Beta free [];
+    CPUManagerPolicyOptions on GA locked [];
+    CRDObservedGenerationTracking on Beta free [];
+    CRDValidationRatcheting on GA locked [];
+    CRIListStreaming off Alpha free [];
+    CrossNamespaceVolumeDataSource off Alpha free [];
+    CSIServiceAccountTokenSecrets on GA locked [];
+    CSIVolumeHealth off Alpha free [];
+    CustomCPUCFSQuotaPeriod on GA free [];
+    CustomResourceFieldSelectors on GA locked [];
+    DeclarativeValidation on GA locked [];
+    DeclarativeValidationBeta on Beta free [DeclarativeValidation];
+    DeclarativeValidationTakeover off Deprecated free [DeclarativeValidation];
+    DeploymentReplicaSetTerminatingReplicas on Beta free [];
+    DetectCacheInconsistency on Beta free [];
+    DisableAllocatorDualWrite on GA locked [MultiCIDRServiceAllocator];
+    DisableCPUQuotaWithExclusiveCPUs on Deprecated free [];
+    DisableNodeKubeProxyVersion on Deprecated locked [];
+    DRAAdminAccess on GA locked [DynamicResourceAllocation];
+    DRAConsumableCapacity on Beta free [DynamicResourceAllocation];
+    DRADeviceBindingConditions on Beta free [DRAResourceClaimDeviceStatus, DynamicResourceAllocation];
+    DRADeviceTaintRules off Beta free [DRADeviceTaints];
+    DRADeviceTaints on Beta free [DynamicResourceAllocation];
+    DRAExtendedResource on Beta free [DynamicResourceAllocation];
+    DRAListTypeAttributes off Alpha free [DynamicResourceAllocation];
+    DRANodeAllocatableResources off Alpha free [DynamicResourceAllocation];
+    DRAPartitionableDevices on Beta free [DynamicResourceAllocation];
+    DRAPrioritizedList on GA free [DynamicResourceAllocation];
+    DRAResourceClaimDeviceStatus on Beta free [];
+    DRAResourceClaimGranularStatusAuthorization on Beta free [DRAResourceClaimDeviceStatus, DynamicResourceAllocation];
+    DRAResourcePoolStatus off Alpha free [DynamicResourceAllocation];
+    DRASchedulerFilterTimeout on Beta free [DynamicResourceAllocation];
+    DRAWorkloadResourceClaims off Alpha free [DynamicResourceAllocation, GenericWorkload];
+    DynamicResourceAllocation on GA locked [];
+    EnvFiles on Beta free [];
+    EventedPLEG off Alpha free [];
+    ExecProbeTimeout on GA locked [];
+    ExtendWebSocketsToKubelet on Beta free [NodeDeclaredFeatures];
+    ExternalServiceAccountTokenSigner on GA locked [];
+    GangScheduling off Alpha free [GenericWorkload];
+    GenericWorkload off Alpha free [];
+    GitRepoVolumeDriver off Deprecated locked [];
+    GracefulNodeShutdown on Beta free [];
+    GracefulNodeShutdownBasedOnPodPriority on Beta free [GracefulNodeShutdown];
+    HostnameOverride on Beta free [];
+    HPAConfigurableTolerance on Beta free [];
+    HPAScaleToZero off Alpha free [];
+    ImageMaximumGCAge on GA locked [];
+    ImageVolume on GA locked [];
+    ImageVolumeWithDigest off Alpha free [ImageVolume];
+    InformerResourceVersion on GA free [];
+    InOrderInformers on GA locked [];
+    InOrderInformersBatchProcess on Beta free [];
+    InPlacePodLevelResourcesVerticalScaling on Beta free [InPlacePodVerticalScaling, NodeDeclaredFeatures, PodLevelResources];
+    InPlacePodVerticalScaling on GA locked [];
+    InPlacePodVerticalScalingExclusiveCPUs off Alpha free [InPlacePodVerticalScaling];
+    InPlacePodVerticalScalingExclusiveMemory off Alpha free [InPlacePodVerticalScaling];
+    InPlacePodVerticalScalingInitContainers on Beta free [InPlacePodVerticalScaling, NodeDeclaredFeatures];
+    JobBackoffLimitPerIndex on GA locked [];
+    JobManagedBy on GA locked [];
+    JobPodReplacementPolicy on GA locked [];
+    JobSuccessPolicy on GA locked [];
+    KMSv1 off Deprecated free [];
+    KubeletCgroupDriverFromCRI on GA locked [];
+    KubeletCrashLoopBackOffMax on Beta free [];
+    KubeletEnsureSecretPulledImages on Beta free [];
+    KubeletFineGrainedAuthz on GA locked [];
+    KubeletInUserNamespace off Alpha free [];
+    KubeletPodResourcesDynamicResources on GA locked [];
+    KubeletPodResourcesGet on GA locked [];
+    KubeletPodResourcesListUseActivePods on Deprecated free [];
+    KubeletPSI on GA locked [];
+    KubeletRegistrationGetOnExistsOnly off Deprecated free [];
+    KubeletSeparateDiskGC on Beta free [];
+    KubeletServiceAccountTokenForCredentialProviders on Beta free [];
+    KubeletTracing on GA locked [];
+    ListFromCacheSnapshot on Beta free [];
+    LocalStorageCapacityIsolationFSQuotaMonitoring off Beta free [];
+    LogarithmicScaleDown on GA locked [];
+    LoggingAlphaOptions off Alpha free [];
+    LoggingBetaOptions on Beta free [];
+    ManifestBasedAdmissionControlConfig off Alpha free [];
+    MatchLabelKeysInPodAffinity on GA locked [];
+    MatchLabelKeysInPodTopologySpread on Beta free [];
+    MatchLabelKeysInPodTopologySpreadSelectorMerge on Beta free [MatchLabelKeysInPodTopologySpread];
+    MaxUnavailableStatefulSet off Beta free [];
+    MemoryQoS off Alpha free [];
+    MultiCIDRServiceAllocator on GA locked [];
+    MutableCSINodeAllocatableCount on GA locked [];
+    MutablePodResourcesForSuspendedJobs on Beta free [];
+    MutablePVNodeAffinity off Alpha free [];
+    MutableSchedulingDirectivesForSuspendedJobs on Beta free [];
+    MutatingAdmissionPolicy on GA free [];
+    NativeHistograms off Alpha free [];
+    NFTablesProxyMode on GA locked [];
+    NodeDeclaredFeatures on Beta free [];
+    NodeInclusionPolicyInPodTopologySpread on GA locked [];
+    NodeLogQuery on GA locked [];
+    NodeSwap on GA locked [];
+    NominatedNodeNameForExpectation on Beta free [];
+    OpenAPIEnums on Beta free [];
+    OpportunisticBatching on Beta free [];
+    OrderedNamespaceDeletion on GA locked [];
+    PersistentVolumeClaimUnusedSinceTime off Alpha free [];
+    PLEGOnDemandRelist on Beta free [];
+    PodAndContainerStatsFromCRI off Alpha free [];
+    PodCertificateRequest off Beta free [AuthorizeNodeWithSelectors];
+    PodDeletionCost on Beta free [];
+    PodLevelResourceManagers off Alpha free [PodLevelResources];
+    PodLevelResources on Beta free [];
+    PodLifecycleSleepAction on GA locked [];
+    PodLifecycleSleepActionAllowZero on GA locked [PodLifecycleSleepAction];
+    PodLogsQuerySplitStreams off Alpha free [];
+    PodObservedGenerationTracking on GA locked [];
+    PodReadyToStartContainersCondition on Beta free [];
+    PodsAPI off Alpha free [];
+    PodSchedulingReadiness on GA locked [];
+    PodTopologyLabelsAdmission on Beta free [];
+    PortForwardWebsockets on Beta free [];
+    PreferSameTrafficDistribution on GA locked [];
+    PreventStaticPodAPIReferences on Beta free [];
+    ProcMountType on GA locked [UserNamespacesSupport];
+    QOSReserved off Alpha free [];
+    RecoverVolumeExpansionFailure on GA locked [];
+    RecursiveReadOnlyMounts on GA locked [];
+    ReduceDefaultCrashLoopBackOffDecay off Alpha free [];
+    RelaxedDNSSearchValidation on GA locked [];
+    RelaxedEnvironmentVariableValidation on GA locked [];
+    RelaxedServiceNameValidation on Beta free [];
+    ReloadKubeletClientCAFile on Beta free [];
+    ReloadKubeletServerCertificateFile on Beta free [];
+    RemoteRequestHeaderUID on Beta free [];
+    ResilientWatchCacheInitialization on GA locked [];
+    ResourceHealthStatus on Beta free [DynamicResourceAllocation];
+    ResourceHealthStatusMessage on Beta free [ResourceHealthStatus];
+    RestartAllContainersOnContainerExits on Beta free [ContainerRestartRules, NodeDeclaredFeatures];
+    RetryGenerateName on GA locked [];
+    RotateKubeletServerCertificate on Beta free [];
+    RuntimeClassInImageCriApi off Alpha free [];
+    SchedulerAsyncAPICalls off Beta free [];
+    SchedulerAsyncPreemption on Beta free [];
+    SchedulerPopFromBackoffQ on Beta free [];
+    SchedulerQueueingHints on GA locked [];
+    SELinuxChangePolicy on GA locked [];
+    SELinuxMount off Beta free [];
+    SELinuxMountReadWriteOncePod on GA locked [];
+    SeparateCacheWatchRPC off Deprecated locked [];
+    SeparateTaintEvictionController on GA locked [];
+    ServiceAccountNodeAudienceRestriction on Beta free [];
+    ServiceAccountTokenJTI on GA locked [];
+    ServiceAccountTokenNodeBinding on GA locked [ServiceAccountTokenNodeBindingValidation];
+    ServiceAccountTokenNodeBindingValidation on GA locked [];
+    ServiceAccountTokenPodNodeInfo on GA locked [];
+    ServiceCIDRStatusFieldWiping on Deprecated free [];
+    ShardedListAndWatch off Alpha free [];
+    SidecarContainers on GA locked [];
+    SizeBasedListCostEstimate on Beta free [];
+    StaleControllerConsistencyDaemonSet on Beta free [AtomicFIFO];
+    StaleControllerConsistencyJob on Beta free [AtomicFIFO];
+    StaleControllerConsistencyReplicaSet on Beta free [AtomicFIFO];
+    StaleControllerConsistencyStatefulSet on Beta free [AtomicFIFO];
+    StatefulSetSemanticRevisionComparison on Beta free [];
+    StorageCapacityScoring off Alpha free [];
+    StorageNamespaceIndex on Deprecated free [];
+    StorageVersionAPI off Alpha free [APIServerIdentity];
+    StorageVersionHash on Beta free [];
+    StorageVersionMigrator off Beta free [];
+    StreamingCollectionEncodingToJSON on GA locked [];
+    StreamingCollectionEncodingToProtobuf on GA locked [];
+    StrictIPCIDRValidation on Beta free [];
+    StructuredAuthenticationConfiguration on GA locked [];
+    StructuredAuthenticationConfigurationEgressSelector on Beta free [StructuredAuthenticationConfiguration];
+    StructuredAuthenticationConfigurationJWKSMetrics on Beta free [StructuredAuthenticationConfiguration];
+    SupplementalGroupsPolicy on GA locked [];
+    SystemdWatchdog on GA locked [];
+    TaintTolerationComparisonOperators off Alpha free [];
+    TokenRequestServiceAccountUIDValidation on Beta free [];
+    TopologyAwareWorkloadScheduling off Alpha free [GenericWorkload];
+    TopologyManagerPolicyAlphaOptions off Alpha free [];
+    TopologyManagerPolicyBetaOptions on Beta free [];
+    TopologyManagerPolicyOptions on GA locked [];
+    TranslateStreamCloseWebsocketRequests on Beta free [];
+    UnauthenticatedHTTP2DOSMitigation on Beta free [];
+    UnknownVersionInteroperabilityProxy on Beta free [APIServerIdentity];
+    UnlockWhileProcessingFIFO on Beta free [];
+    UserNamespacesHostNetworkSupport off Alpha free [NodeDeclaredFeatures, UserNamespacesSupport];
+    UserNamespacesSupport on GA locked [];
+    VolumeAttributesClass on GA locked [];
+    VolumeLimitScaling off Alpha free [];
+    WatchCacheInitializationPostStartHook on Beta free [];
+    WatchList on Beta free [];
+    WatchListClient on Beta free [];
+    WindowsCPUAndMemoryAffinity off Alpha free [];
+    WindowsGracefulNodeShutdown on Beta free [GracefulNodeShutdown];
+    WindowsHostNetwork off Deprecated free [];
+    WinDSR on GA locked [];
+    WinOverlay on GA locked [];
+    WorkloadAwarePreemption off Alpha free [GangScheduling];
+    WorkloadWithJob off Alpha free [GenericWorkload];
+}

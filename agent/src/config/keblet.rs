@@ -1,0 +1,40 @@
+//! `KebletConfiguration` (`keblet.dev/v1alpha1`): what the standard document has no field for.
+//!
+//! It may stand as a second document in the file of `--config` or in a file of its own (`--keblet-config`).
+
+use super::duration::GoDuration;
+use super::schema::document;
+
+/// `apiVersion` of the document.
+pub const API_VERSION: &str = "keblet.dev/v1alpha1";
+/// `kind` of the document.
+pub const KIND: &str = "KebletConfiguration";
+
+document! {
+    /// keblet's own settings. An empty document is a good one.
+    #[derive(Eq)]
+    pub struct KebletConfiguration {
+        sensors "sensors": Sensors, nested, used, "Which ways of noticing changes are used.";
+        relist "relist": Relist, nested, used, "How often the runtime is listed as a whole.";
+    }
+}
+
+document! {
+    /// `sensors`: each can be turned off, to measure what it brings or to work around a fault. Relisting always stays.
+    #[derive(Eq)]
+    pub struct Sensors {
+        runtime_events "runtimeEvents": bool = true, pointer, used, "Read the runtime's event stream (CRI GetContainerEvents).";
+        bpf "bpf": bool = true, pointer, used, "Load the kernel probes for exits, OOM kills and cgroups.";
+        pidfd "pidfd": bool = true, pointer, used, "Hold a pidfd on the init process of each running container.";
+    }
+}
+
+document! {
+    /// `relist`
+    #[derive(Eq)]
+    pub struct Relist {
+        period "period": GoDuration = GoDuration::secs(300), pointer, used, "Time between two relists while every sensor is up.";
+        degraded_period "degradedPeriod": GoDuration = GoDuration::secs(1), pointer, used, "Time between two relists while the event stream is down.";
+        fixed_period "fixedPeriod": Option<GoDuration>, pointer, used, "Always relist at this period, whatever the sensors do; for comparing with polling.";
+    }
+}

@@ -1,0 +1,31 @@
+//! What keblet is told to do: the kubelet's flags and documents, and keblet's own, as one checked, immutable value.
+//!
+//! ```text
+//! defaults ─▶ --config file ─▶ --config-dir drop-ins ─▶ flags ─▶ checks ─▶ Settings
+//! ```
+//!
+//! Reads the named files and nothing else: no clock, no host facts (those come in through [`Settings::check_host`]), no
+//! reloading. Stricter than upstream in one point: an unknown field is an error everywhere, never a warning.
+
+pub mod document;
+mod draft;
+pub mod duration;
+pub mod explain;
+pub mod flags;
+mod gate_table;
+pub mod gates;
+pub mod keblet;
+pub mod kubelet;
+pub mod kubelet_sections;
+mod load;
+pub mod quantity;
+pub mod schema;
+mod settings;
+mod validate;
+
+pub use flags::{FlagSettings, FlagValues};
+pub use gates::{FeatureGates, Gate};
+pub use keblet::KebletConfiguration;
+pub use kubelet::KubeletConfiguration;
+pub use load::load;
+pub use settings::{ConfigError, HostFacts, Origin, Settings, Violation};

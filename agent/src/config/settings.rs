@@ -1,0 +1,258 @@
+//! The result of loading: effective values, where each came from, and why loading failed if it did.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use serde_json::{Map, Value, json};
+
+use super::document::{DocumentError, Place};
+use super::flags::{FlagError, FlagSettings};
+use super::gates::FeatureGates;
+use super::keblet::KebletConfiguration;
+use super::kubelet::{self, KubeletConfiguration};
+use super::schema::{self, Described, Presence};
+
+/// Where an effective value was set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// Nowhere.
+    #[default]
+    Default,
+    /// Nowhere, and the value is the one kept for starts without a configuration file.
+    LegacyDefault,
+    /// In the configuration file (or keblet's own).
+    File(Place),
+    /// In a drop-in file.
+    DropIn(Place),
+    /// On the command line.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::LegacyDefault => f.write_str("default without --config"),
+            Self::File(place) | Self::DropIn(place) => place.fmt(f),
+            Self::Flag(name) => write!(f, "--{name}"),
+        }
+    }
+}
+
+/// A value that is well-formed but not acceptable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Where it was set.
+    pub origin: Origin,
+    /// Path of the field.
+    pub field: String,
+    /// What is wrong.
+    pub message: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.origin, self.field, self.message)
+    }
+}
+
+/// Why there are no settings.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A named file or directory cannot be read.
+    #[error("cannot read {}: {source}", file.display())]
+    Read {
+        /// The file or directory.
+        file: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file is not what it should be.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// A document is well-formed but of the wrong kind, or there are too many or too few.
+    #[error("{place}: {problem}")]
+    Kind {
+        /// The document.
+        place: Place,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A flag's value does not make sense.
+    #[error(transparent)]
+    Flag(#[from] FlagError),
+    /// Feature gates are reported alone, because other checks depend on them.
+    #[error("invalid feature gates: {}", list(violations))]
+    Gates {
+        /// All that is wrong with them.
+        violations: Vec<Violation>,
+    },
+    /// Values are not acceptable.
+    #[error("invalid configuration: {}", list(violations))]
+    Invalid {
+        /// All of them.
+        violations: Vec<Violation>,
+    },
+}
+
+/// One entry stays in the line, several get a line each.
+fn list<T: fmt::Display>(items: &[T]) -> String {
+    match items {
+        [one] => one.to_string(),
+        many => many.iter().map(|item| format!("\n  {item}")).collect(),
+    }
+}
+
+/// What the checks have to know of the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostFacts {
+    /// `/sys/fs/cgroup` is not a cgroup v2 file system; hybrid hosts count as v1.
+    pub cgroup_v1: bool,
+    /// Some swap is in use.
+    pub swap_active: bool,
+}
+
+/// The effective configuration. Made once by [`super::load`], never changed.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The standard document, defaults filled in, drop-ins and flags on top.
+    pub kubelet: KubeletConfiguration,
+    /// keblet's own document.
+    pub keblet: KebletConfiguration,
+    /// What only flags can set.
+    pub flags: FlagSettings,
+    /// Which features are on.
+    pub gates: FeatureGates,
+    pub(super) origins: Origins,
+    pub(super) notices: Vec<String>,
+}
+
+/// Where fields of the three documents were set.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Origins {
+    pub(super) kubelet: BTreeMap<String, Origin>,
+    pub(super) keblet: BTreeMap<String, Origin>,
+    pub(super) flags: BTreeMap<String, Origin>,
+}
+
+/// The origin of a path, or of the nearest thing around it that was set.
+pub(super) fn lookup(origins: &BTreeMap<String, Origin>, path: &str) -> Origin {
+    let mut path = path;
+    loop {
+        if let Some(origin) = origins.get(path) {
+            return origin.clone();
+        }
+        match path.rfind(['.', '[']) {
+            Some(end) => path = &path[..end],
+            None => return Origin::Default,
+        }
+    }
+}
+
+impl Settings {
+    /// Where a field of the standard document was set, by its path there.
+    pub fn origin(&self, path: &str) -> Origin {
+        lookup(&self.origins.kubelet, path)
+    }
+
+    /// What should be said once at start: deprecated flags, settled gates, settings that are accepted but have no effect.
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    /// Refuses hosts this configuration does not allow.
+    pub fn check_host(&self, host: &HostFacts) -> Result<(), ConfigError> {
+        let mut violations = Vec::new();
+        let mut refuse = |field: &str, message: String| {
+            violations.push(Violation { origin: self.origin(field), field: field.to_owned(), message });
+        };
+        if host.cgroup_v1 && self.kubelet.fail_cgroup_v1 {
+            refuse(
+                "failCgroupV1",
+                "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be \
+                 removed in a future release; to run on this host all the same, set failCgroupV1: false (or \
+                 --fail-cgroupv1=false)"
+                    .to_owned(),
+            );
+        }
+        if host.cgroup_v1 && self.kubelet.single_process_oom_kill == Some(false) {
+            refuse("singleProcessOOMKill", "false is not possible on a cgroup v1 host".to_owned());
+        }
+        if host.cgroup_v1 && self.kubelet.memory_swap.swap_behavior == "LimitedSwap" {
+            refuse("memorySwap.swapBehavior", "LimitedSwap is only possible with cgroup v2".to_owned());
+        }
+        if host.swap_active && self.kubelet.fail_swap_on {
+            refuse(
+                "failSwapOn",
+                "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false"
+                    .to_owned(),
+            );
+        }
+        if violations.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { violations }) }
+    }
+
+    /// The answer of `/configz`: the effective standard document, without what absence says as well.
+    pub fn configz(&self) -> Value {
+        let mut document = prune(to_json(&self.kubelet));
+        document.insert("kind".to_owned(), kubelet::KIND.into());
+        document.insert("apiVersion".to_owned(), kubelet::API_VERSION.into());
+        json!({ "kubeletconfig": document })
+    }
+}
+
+/// A document as JSON; optional fields that are not set are left out.
+pub(super) fn to_json<T: serde::Serialize>(document: &T) -> Map<String, Value> {
+    // Documents are structs of strings, numbers, lists and string maps: serialising them cannot fail.
+    match serde_json::to_value(document) {
+        Ok(Value::Object(mut map)) => {
+            strip_nulls(&mut map);
+            map
+        }
+        _ => Map::new(),
+    }
+}
+
+/// Removes every `null`: it says the same as absence.
+pub(super) fn strip_nulls(map: &mut Map<String, Value>) {
+    map.retain(|_, value| !value.is_null());
+    for value in map.values_mut() {
+        if let Value::Object(inner) = value {
+            strip_nulls(inner);
+        }
+    }
+}
+
+/// Removes plain fields that are zero, as the API's own encoding does. Durations are always written.
+pub(super) fn prune(mut map: Map<String, Value>) -> Map<String, Value> {
+    schema::walk(KubeletConfiguration::FIELDS, &mut |path, field| {
+        if field.presence == Presence::Value {
+            remove_if(&mut map, path, is_empty);
+        }
+    });
+    map
+}
+
+/// Removes the field at a dotted path if its value says so.
+pub(super) fn remove_if(map: &mut Map<String, Value>, path: &str, says: fn(&Value) -> bool) -> bool {
+    match path.split_once('.') {
+        Some((section, rest)) => match map.get_mut(section) {
+            Some(Value::Object(inner)) => remove_if(inner, rest, says),
+            _ => false,
+        },
+        None if map.get(path).is_some_and(says) => map.remove(path).is_some(),
+        None => false,
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+    }
+}

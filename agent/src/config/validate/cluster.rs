@@ -1,0 +1,165 @@
+//! Node registration, API client, sysctls, and the flags that name the node.
+
+use std::net::IpAddr;
+
+use super::Problems;
+use crate::config::duration::GoDuration;
+use crate::config::flags::FlagSettings;
+use crate::config::gates::FeatureGates;
+use crate::config::kubelet::KubeletConfiguration;
+use crate::config::kubelet_sections::Taint;
+
+const CHANGE_STRATEGIES: [&str; 3] = ["Get", "Cache", "Watch"];
+const TAINT_EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+
+/// Sysctl prefixes that belong to a namespace of the pod.
+const NAMESPACED: [&str; 5] = ["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue.", "net."];
+
+/// Labels under Kubernetes' own domains a node may give itself.
+const OWN_LABELS: [&str; 11] = [
+    "kubernetes.io/hostname",
+    "kubernetes.io/os",
+    "kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type",
+    "node.kubernetes.io/instance-type",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+];
+
+pub(super) fn check(config: &KubeletConfiguration, _gates: &FeatureGates, problems: &mut Problems) {
+    problems.require(!config.run_once, "runOnce", || "running once is no longer supported".to_owned());
+    problems.require(config.sync_frequency > GoDuration::default(), "syncFrequency", || {
+        format!("{} must be greater than zero", config.sync_frequency)
+    });
+    for (field, value) in [
+        ("kubeAPIQPS", config.kube_api_qps),
+        ("kubeAPIBurst", config.kube_api_burst),
+        ("eventRecordQPS", config.event_record_qps),
+        ("eventBurst", config.event_burst),
+        ("maxPods", config.max_pods),
+        ("podsPerCore", config.pods_per_core),
+    ] {
+        problems.at_least(field, value, 0);
+    }
+    problems.at_least("nodeStatusMaxImages", config.node_status_max_images, -1);
+    problems.at_least("nodeLeaseDurationSeconds", config.node_lease_duration_seconds, 1);
+    problems.one_of(
+        "configMapAndSecretChangeDetectionStrategy",
+        &config.config_map_and_secret_change_detection_strategy,
+        &CHANGE_STRATEGIES,
+    );
+    problems.one_of("hairpinMode", &config.hairpin_mode, &["promiscuous-bridge", "hairpin-veth", "none"]);
+    for (field, bit) in
+        [("iptablesMasqueradeBit", config.iptables_masquerade_bit), ("iptablesDropBit", config.iptables_drop_bit)]
+    {
+        problems.range(field, bit, 0..=31);
+    }
+    for (index, entry) in config.register_with_taints.iter().enumerate() {
+        taint(&format!("registerWithTaints[{index}]"), entry, problems);
+    }
+    for (index, pattern) in config.allowed_unsafe_sysctls.iter().enumerate() {
+        sysctl(&format!("allowedUnsafeSysctls[{index}]"), pattern, problems);
+    }
+}
+
+fn taint(field: &str, taint: &Taint, problems: &mut Problems) {
+    problems.require(is_qualified_name(&taint.key), field, || format!("key {:?} is not a valid taint key", taint.key));
+    problems.require(is_label_value(&taint.value), field, || format!("value {:?} is not valid", taint.value));
+    problems.require(TAINT_EFFECTS.contains(&taint.effect.as_str()), field, || {
+        format!("effect {:?} is not one of {}", taint.effect, TAINT_EFFECTS.join(", "))
+    });
+    problems.require(taint.time_added.is_none(), field, || "timeAdded must not be set".to_owned());
+}
+
+fn sysctl(field: &str, pattern: &str, problems: &mut Problems) {
+    let dotted = pattern.replace('/', ".");
+    let name = dotted.strip_suffix('*').unwrap_or(&dotted);
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | '-');
+    let valid = !name.is_empty()
+        && name.len() <= 253
+        && name.chars().all(plain)
+        && !name.starts_with('.')
+        && !name.contains("..")
+        && (name.len() < dotted.len() || !name.ends_with('.'));
+    problems.require(valid, field, || format!("{pattern:?} is neither a sysctl nor a prefix that ends in '*'"));
+    problems.require(!valid || NAMESPACED.iter().any(|prefix| name.starts_with(prefix)), field, || {
+        format!("{pattern:?} is not a sysctl of a namespace")
+    });
+}
+
+pub(super) fn check_flags(flags: &FlagSettings, problems: &mut Problems) {
+    problems.one_of("cloud-provider", &flags.cloud_provider, &["", "external"]);
+    problems.require(!flags.exit_on_lock_contention || !flags.lock_file.is_empty(), "exit-on-lock-contention", || {
+        "cannot be used without --lock-file".to_owned()
+    });
+    let (config, folder) = (&flags.image_credential_provider_config, &flags.image_credential_provider_bin_dir);
+    problems.require(config.is_empty() == folder.is_empty(), "image-credential-provider-config", || {
+        "must be set together with --image-credential-provider-bin-dir".to_owned()
+    });
+    for (key, value) in &flags.node_labels {
+        node_label(key, value, problems);
+    }
+    node_ip(&flags.node_ip, problems);
+}
+
+fn node_label(key: &str, value: &str, problems: &mut Problems) {
+    let field = "node-labels";
+    problems.require(is_qualified_name(key), field, || format!("{key:?} is not a valid label key"));
+    problems.require(is_label_value(value), field, || format!("{key}: {value:?} is not a valid label value"));
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let below = |parent: &str| domain == parent || domain.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'));
+    let reserved = below("kubernetes.io") || below("k8s.io");
+    let allowed = below("kubelet.kubernetes.io") || below("node.kubernetes.io") || OWN_LABELS.contains(&key);
+    problems.require(!reserved || allowed, field, || {
+        format!("{key} is in a domain of Kubernetes and not among the labels a node may give itself")
+    });
+}
+
+fn node_ip(text: &str, problems: &mut Problems) {
+    let field = "node-ip";
+    // Entries that are no addresses are left out, as upstream does.
+    let addresses: Vec<IpAddr> = text.split(',').filter_map(|entry| entry.trim().parse().ok()).collect();
+    problems.require(addresses.len() <= 2, field, || format!("{text:?} holds more than two addresses"));
+    if let [first, second] = addresses[..] {
+        problems.require(first.is_ipv4() != second.is_ipv4(), field, || {
+            format!("{text:?} must hold one address of each family")
+        });
+        problems.require(!first.is_unspecified() && !second.is_unspecified(), field, || {
+            format!("{text:?} must not hold an unspecified address")
+        });
+    }
+}
+
+/// `name` or `domain/name`, as label and taint keys are.
+pub(super) fn is_qualified_name(key: &str) -> bool {
+    let (domain, name) = match key.split_once('/') {
+        Some((domain, name)) => (Some(domain), name),
+        None => (None, key),
+    };
+    domain.is_none_or(is_subdomain) && !name.is_empty() && is_label_value(name)
+}
+
+fn is_subdomain(domain: &str) -> bool {
+    let edge = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    !domain.is_empty()
+        && domain.len() <= 253
+        && domain.split('.').all(|part| {
+            part.bytes().all(|c| edge(c) || c == b'-')
+                && part.bytes().next().is_some_and(edge)
+                && part.bytes().last().is_some_and(edge)
+        })
+}
+
+/// Empty, or up to 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+fn is_label_value(value: &str) -> bool {
+    let edge = |c: u8| c.is_ascii_alphanumeric();
+    value.is_empty()
+        || (value.len() <= 63
+            && value.bytes().all(|c| edge(c) || matches!(c, b'-' | b'_' | b'.'))
+            && value.bytes().next().is_some_and(edge)
+            && value.bytes().last().is_some_and(edge))
+}

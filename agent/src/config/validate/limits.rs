@@ -1,0 +1,200 @@
+//! Runtime, images, logs, eviction thresholds, back-off and node shutdown.
+
+use super::Problems;
+use crate::config::duration::GoDuration;
+use crate::config::gates::{FeatureGates, Gate};
+use crate::config::kubelet::KubeletConfiguration;
+use crate::config::quantity::Quantity;
+
+const SIGNALS: [&str; 9] = [
+    "memory.available",
+    "nodefs.available",
+    "nodefs.inodesFree",
+    "imagefs.available",
+    "imagefs.inodesFree",
+    "containerfs.available",
+    "containerfs.inodesFree",
+    "allocatableMemory.available",
+    "pid.available",
+];
+
+const CREDENTIAL_POLICIES: [&str; 4] =
+    ["NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify"];
+
+pub(super) fn check(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Problems) {
+    images(config, problems);
+    credentials(config, gates, problems);
+    logs(config, problems);
+    eviction(config, problems);
+    back_off(config, gates, problems);
+    shutdown(config, gates, problems);
+}
+
+fn images(config: &KubeletConfiguration, problems: &mut Problems) {
+    problems.require(!config.container_runtime_endpoint.is_empty(), "containerRuntimeEndpoint", || {
+        "must not be empty".to_owned()
+    });
+    if let Some(pulls) = config.max_parallel_image_pulls {
+        problems.at_least("maxParallelImagePulls", pulls, 1);
+        problems.require(pulls <= 1 || !config.serialize_image_pulls, "maxParallelImagePulls", || {
+            format!("{pulls} needs serializeImagePulls: false")
+        });
+    }
+    problems.at_least("registryPullQPS", config.registry_pull_qps, 0);
+    problems.at_least("registryBurst", config.registry_burst, 0);
+    let (minimum, maximum) = (config.image_minimum_gc_age, config.image_maximum_gc_age);
+    problems.at_least("imageMinimumGCAge", minimum, GoDuration::default());
+    problems.at_least("imageMaximumGCAge", maximum, GoDuration::default());
+    problems.require(maximum <= GoDuration::default() || maximum > minimum, "imageMaximumGCAge", || {
+        format!("{maximum} must be longer than imageMinimumGCAge ({minimum})")
+    });
+    let (high, low) = (config.image_gc_high_threshold_percent, config.image_gc_low_threshold_percent);
+    problems.range("imageGCHighThresholdPercent", high, 0..=100);
+    problems.range("imageGCLowThresholdPercent", low, 0..=100);
+    problems.require(low < high, "imageGCLowThresholdPercent", || {
+        format!("{low} must be below imageGCHighThresholdPercent ({high})")
+    });
+}
+
+fn credentials(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Problems) {
+    let policy = &config.image_pull_credentials_verification_policy;
+    let list = &config.preloaded_images_verification_allowlist;
+    let (policy_field, list_field) = ("imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist");
+    if !gates.enabled(Gate::KubeletEnsureSecretPulledImages) {
+        problems.gated(!policy.is_empty(), policy_field, gates, Gate::KubeletEnsureSecretPulledImages);
+        problems.gated(!list.is_empty(), list_field, gates, Gate::KubeletEnsureSecretPulledImages);
+        return;
+    }
+    problems.one_of(policy_field, policy, &CREDENTIAL_POLICIES);
+    problems.require(list.is_empty() || policy == "NeverVerifyAllowlistedImages", list_field, || {
+        "only used with the policy NeverVerifyAllowlistedImages".to_owned()
+    });
+    for (index, pattern) in list.iter().enumerate() {
+        let path = pattern.strip_suffix("/*").unwrap_or(pattern);
+        let last = path.rsplit('/').next().unwrap_or(path);
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '/' | ':');
+        let valid = !path.is_empty() && path.chars().all(plain) && !last.contains(':');
+        problems.require(valid, &format!("{list_field}[{index}]"), || {
+            format!("{pattern:?} is not an image name without tag and digest, optionally ending in \"/*\"")
+        });
+    }
+}
+
+fn logs(config: &KubeletConfiguration, problems: &mut Problems) {
+    if let Err(error) = config.container_log_max_size.parse::<Quantity>() {
+        problems.add("containerLogMaxSize", error.to_string());
+    }
+    problems.at_least("containerLogMaxFiles", config.container_log_max_files, 2);
+    problems.at_least("containerLogMaxWorkers", config.container_log_max_workers, 1);
+    problems.at_least("containerLogMonitorInterval", config.container_log_monitor_interval, GoDuration::secs(3));
+    let folder = &config.pod_logs_dir;
+    let clean = folder == "/"
+        || folder.strip_prefix('/').is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")));
+    problems.require(folder.is_ascii() && clean, "podLogsDir", || {
+        format!("{folder:?} is not an absolute path in ASCII without empty, \".\" and \"..\" parts")
+    });
+}
+
+/// `15%` as 15.
+pub(super) fn percentage(text: &str) -> Option<f64> {
+    text.strip_suffix('%')?.parse().ok().filter(|percent: &f64| percent.is_finite())
+}
+
+fn eviction(config: &KubeletConfiguration, problems: &mut Problems) {
+    for (field, thresholds) in [("evictionHard", &config.eviction_hard), ("evictionSoft", &config.eviction_soft)] {
+        for (signal, value) in thresholds {
+            threshold(field, signal, value, problems);
+        }
+    }
+    for signal in config.eviction_soft.keys() {
+        let path = format!("evictionSoft.{signal}");
+        problems.require(config.eviction_soft_grace_period.contains_key(signal), &path, || {
+            format!("grace period must be specified for the soft eviction threshold {signal}")
+        });
+    }
+    for (signal, period) in &config.eviction_soft_grace_period {
+        let path = format!("evictionSoftGracePeriod.{signal}");
+        known_signal(&path, signal, problems);
+        match period.parse::<GoDuration>() {
+            Err(error) => problems.add(path, error.to_string()),
+            Ok(duration) => problems.require(!duration.is_negative(), &path, || {
+                format!("invalid eviction grace period specified: {period}, must be a positive value")
+            }),
+        }
+    }
+    for (signal, value) in &config.eviction_minimum_reclaim {
+        minimum_reclaim(signal, value, problems);
+    }
+}
+
+fn known_signal(path: &str, signal: &str, problems: &mut Problems) {
+    problems.require(SIGNALS.contains(&signal), path, || format!("unsupported eviction signal {signal}"));
+}
+
+fn threshold(field: &str, signal: &str, value: &str, problems: &mut Problems) {
+    let path = format!("{field}.{signal}");
+    known_signal(&path, signal, problems);
+    if value.ends_with('%') {
+        match percentage(value) {
+            None => problems.add(path, format!("{value:?} is not a percentage")),
+            Some(percent) if percent < 0.0 => {
+                problems.add(path, format!("eviction percentage threshold {signal} must be >= 0%: {value}"));
+            }
+            Some(percent) if percent > 100.0 => {
+                problems.add(path, format!("eviction percentage threshold {signal} must be <= 100%: {value}"));
+            }
+            Some(_) => {}
+        }
+        return;
+    }
+    match value.parse::<Quantity>() {
+        Err(error) => problems.add(path, error.to_string()),
+        Ok(quantity) => problems
+            .require(quantity.signum() > 0, &path, || format!("eviction threshold {signal} must be positive: {value}")),
+    }
+}
+
+fn minimum_reclaim(signal: &str, value: &str, problems: &mut Problems) {
+    let path = format!("evictionMinimumReclaim.{signal}");
+    known_signal(&path, signal, problems);
+    if value.ends_with('%') {
+        problems.require(percentage(value).is_some_and(|percent| percent > 0.0), &path, || {
+            format!("eviction percentage minimum reclaim {signal} must be positive: {value}")
+        });
+        return;
+    }
+    match value.parse::<Quantity>() {
+        Err(error) => problems.add(path, error.to_string()),
+        Ok(quantity) => problems.require(quantity.signum() >= 0, &path, || {
+            format!("negative eviction minimum reclaim specified for {signal}")
+        }),
+    }
+}
+
+fn back_off(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Problems) {
+    let field = "crashLoopBackOff.maxContainerRestartPeriod";
+    if let Some(period) = config.crash_loop_back_off.max_container_restart_period {
+        problems.gated(true, field, gates, Gate::KubeletCrashLoopBackOffMax);
+        problems.range(field, period, GoDuration::secs(1)..=GoDuration::secs(300));
+    }
+}
+
+fn shutdown(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Problems) {
+    let (total, critical) = (config.shutdown_grace_period, config.shutdown_grace_period_critical_pods);
+    let fields = [("shutdownGracePeriod", total), ("shutdownGracePeriodCriticalPods", critical)];
+    for (field, period) in fields {
+        problems.require(period.is_zero() || period >= GoDuration::secs(1), field, || {
+            format!("{period} must be 0s or at least 1s")
+        });
+        problems.gated(!period.is_zero(), field, gates, Gate::GracefulNodeShutdown);
+    }
+    problems.require(critical <= total, "shutdownGracePeriodCriticalPods", || {
+        format!("{critical} is longer than shutdownGracePeriod ({total})")
+    });
+    let by_priority = "shutdownGracePeriodByPodPriority";
+    let used = !config.shutdown_grace_period_by_pod_priority.is_empty();
+    problems.gated(used, by_priority, gates, Gate::GracefulNodeShutdownBasedOnPodPriority);
+    problems.require(!used || (total.is_zero() && critical.is_zero()), by_priority, || {
+        "cannot be used with shutdownGracePeriod or shutdownGracePeriodCriticalPods".to_owned()
+    });
+}

@@ -1,0 +1,136 @@
+//! The runtime's event stream as hints.
+//!
+//! Subscribes, asks for a relist once the subscription stands, and hands on what arrives. A stream that ends is
+//! reopened for ever, with capped delays. Statuses inside events are not used: runtimes take them and stamp them in
+//! no reliable order, sometimes leave them out, and tell of one sandbox only.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use keblet_proto::cri::v1;
+use keblet_proto::cri::v1::ContainerEventType;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::Expect;
+use super::Hint;
+use super::RelistReason;
+use super::sensors::Sensor;
+use super::sensors::SensorBoard;
+use super::sensors::SensorState;
+use crate::model::Clock;
+use crate::model::ContainerId;
+use crate::model::PodUid;
+use crate::runtime::Backoff;
+use crate::runtime::ContainerEvents;
+use crate::runtime::Runtime;
+use crate::runtime::RuntimeError;
+
+/// A runtime that lacks the call is asked again this often: it may have been upgraded.
+const UNIMPLEMENTED_RETRY: Duration = Duration::from_secs(60);
+
+/// containerd keeps up to 1000 events while nobody reads, and replays them to the next subscriber. Those older than
+/// the subscription by this much are covered by the relist that follows it.
+const STALE: Duration = Duration::from_secs(5);
+
+/// Follows the event stream until `shutdown`.
+pub async fn follow(
+    runtime: Runtime,
+    hints: mpsc::Sender<Hint>,
+    board: SensorBoard,
+    clock: Clock,
+    shutdown: CancellationToken,
+) {
+    let mut backoff = Backoff::new();
+    let following = async {
+        loop {
+            let error = match runtime.container_events().await {
+                Ok(events) => {
+                    backoff.reset();
+                    board.set(Sensor::RuntimeEvents, SensorState::Up);
+                    send(&hints, Hint::Gap(RelistReason::Reconnect)).await;
+                    read(events, &hints, clock).await
+                }
+                Err(error) => Some(error),
+            };
+            let missing = error.as_ref().is_some_and(RuntimeError::is_unimplemented);
+            let reason = error.map_or_else(|| "the runtime ended the stream".to_owned(), |e| e.to_string());
+            board.set(Sensor::RuntimeEvents, SensorState::Down(reason));
+            let delay = if missing { UNIMPLEMENTED_RETRY } else { backoff.next_delay() };
+            tokio::time::sleep(delay).await;
+        }
+    };
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = following => {}
+    }
+}
+
+async fn send(hints: &mpsc::Sender<Hint>, hint: Hint) {
+    // Without a PLEG there is nobody to tell; the shutdown token ends this task.
+    let _ = hints.send(hint).await;
+}
+
+/// Hands events on until the stream ends; returns its last error.
+async fn read(mut events: ContainerEvents, hints: &mpsc::Sender<Hint>, clock: Clock) -> Option<RuntimeError> {
+    let stale = clock.wall_nanos_before(STALE);
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(event) if event.created_at != 0 && event.created_at < stale => {}
+            Ok(event) => {
+                if let Some(hint) = hint(event) {
+                    send(hints, hint).await;
+                }
+            }
+            Err(error) => return Some(error),
+        }
+    }
+    None
+}
+
+/// Where an event says to look. Creations say nothing: who creates a container looks for itself. An event that names
+/// no pod means: look everywhere.
+fn hint(event: v1::ContainerEventResponse) -> Option<Hint> {
+    let expect = match ContainerEventType::try_from(event.container_event_type) {
+        Ok(ContainerEventType::ContainerCreatedEvent) => return None,
+        Ok(ContainerEventType::ContainerStartedEvent) => Expect::Started,
+        Ok(ContainerEventType::ContainerStoppedEvent) => Expect::Stopped,
+        Ok(ContainerEventType::ContainerDeletedEvent) => Expect::Deleted,
+        Err(_) => return Some(Hint::Gap(RelistReason::Unattributed)),
+    };
+    let uid = event.pod_sandbox_status.and_then(|s| s.metadata).map(|m| m.uid).filter(|uid| !uid.is_empty());
+    Some(match uid {
+        Some(uid) => Hint::Runtime { uid: PodUid::from(uid), id: ContainerId::from(event.container_id), expect },
+        None => Hint::Gap(RelistReason::Unattributed),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: ContainerEventType, uid: &str) -> v1::ContainerEventResponse {
+        let metadata = v1::PodSandboxMetadata { uid: uid.into(), ..Default::default() };
+        v1::ContainerEventResponse {
+            container_id: "c".into(),
+            container_event_type: kind as i32,
+            pod_sandbox_status: Some(v1::PodSandboxStatus { metadata: Some(metadata), ..Default::default() }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn an_event_without_a_pod_makes_us_look_everywhere() {
+        let mut nameless = event(ContainerEventType::ContainerDeletedEvent, "");
+        assert!(matches!(hint(nameless.clone()), Some(Hint::Gap(RelistReason::Unattributed))));
+        nameless.pod_sandbox_status = None;
+        assert!(matches!(hint(nameless), Some(Hint::Gap(RelistReason::Unattributed))));
+    }
+
+    #[test]
+    fn creations_need_no_look_and_stops_do() {
+        assert!(hint(event(ContainerEventType::ContainerCreatedEvent, "u")).is_none());
+        let stopped = hint(event(ContainerEventType::ContainerStoppedEvent, "u"));
+        assert!(matches!(stopped, Some(Hint::Runtime { expect: Expect::Stopped, .. })));
+    }
+}

@@ -1,0 +1,95 @@
+//! Proven deaths over snapshots: what the kernel knows before the runtime says so. Pure.
+//!
+//! A dead process never runs again, so a death is laid over every later snapshot that still says "running" until the
+//! runtime confirms it, or until the contradiction has lasted too long to be the runtime's usual lag; then the
+//! runtime wins.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::model::ContainerId;
+use crate::model::ContainerState;
+use crate::model::PodSnapshot;
+use crate::model::ProvenDeath;
+
+/// A runtime that still says "running" this long after a proven death contradicts the kernel. containerd needs about
+/// 45 ms on an idle machine; a starved one needs seconds.
+pub(super) const CONTRADICTION: Duration = Duration::from_secs(15);
+
+/// What laying deaths over a snapshot led to.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Overlay {
+    /// Deaths the runtime has now confirmed, or whose container is gone: forget them.
+    pub settled: Vec<ContainerId>,
+    /// Deaths the runtime still denies after [`CONTRADICTION`].
+    pub contradicted: Vec<ContainerId>,
+    /// Deaths still waiting for the runtime.
+    pub pending: bool,
+}
+
+/// Lays `deaths` over `snapshot`. `finished_at` tells the wall-clock nanoseconds of a death.
+pub(super) fn lay_over(
+    snapshot: &mut PodSnapshot,
+    deaths: &HashMap<ContainerId, ProvenDeath>,
+    finished_at: impl Fn(&ProvenDeath) -> i64,
+) -> Overlay {
+    let mut overlay = Overlay::default();
+    for (id, death) in deaths {
+        let Some(container) = snapshot.containers.iter_mut().find(|c| &c.id == id) else {
+            overlay.settled.push(id.clone());
+            continue;
+        };
+        if container.state == ContainerState::Exited && container.proven.is_none() {
+            overlay.settled.push(id.clone());
+        } else if snapshot.sampled_at > death.seen_at + CONTRADICTION {
+            overlay.contradicted.push(id.clone());
+        } else {
+            container.state = ContainerState::Exited;
+            container.exit_code = death.exit_code;
+            container.finished_at = finished_at(death);
+            container.proven = Some(*death);
+            overlay.pending = true;
+        }
+    }
+    overlay
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::pleg::testing::container;
+    use crate::pleg::testing::snapshot;
+
+    fn death(at: Instant) -> ProvenDeath {
+        ProvenDeath { seen_at: at, kernel_age: None, exit_code: Some(3), oom_killed: false }
+    }
+
+    #[test]
+    fn a_death_outlives_stale_snapshots_until_confirmed() {
+        let now = Instant::now();
+        let deaths = HashMap::from([(ContainerId::from("a"), death(now))]);
+
+        let mut stale = snapshot(now, vec![container("a", "web", ContainerState::Running)]);
+        let overlay = lay_over(&mut stale, &deaths, |_| 99);
+        assert!(overlay.pending && overlay.settled.is_empty());
+        assert_eq!(stale.containers[0].state, ContainerState::Exited);
+        assert_eq!((stale.containers[0].exit_code, stale.containers[0].finished_at), (Some(3), 99));
+
+        let mut confirmed = snapshot(now, vec![container("a", "web", ContainerState::Exited)]);
+        assert_eq!(lay_over(&mut confirmed, &deaths, |_| 99).settled, vec![ContainerId::from("a")]);
+        assert!(confirmed.containers[0].proven.is_none());
+    }
+
+    #[test]
+    fn the_runtime_wins_a_long_contradiction() {
+        let now = Instant::now();
+        let deaths = HashMap::from([(ContainerId::from("a"), death(now))]);
+        let later = now + CONTRADICTION + Duration::from_millis(1);
+        let mut late = snapshot(later, vec![container("a", "web", ContainerState::Running)]);
+        let overlay = lay_over(&mut late, &deaths, |_| 99);
+        assert_eq!(overlay.contradicted, vec![ContainerId::from("a")]);
+        assert_eq!(late.containers[0].state, ContainerState::Running);
+    }
+}

@@ -1,0 +1,125 @@
+//! Old snapshot against new snapshot: lifecycle events, by the table of the generic PLEG. Pure.
+
+use crate::model::ContainerId;
+use crate::model::ContainerState;
+use crate::model::LifecycleKind;
+use crate::model::PodSnapshot;
+
+/// A change of one container or sandbox between two snapshots.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// The instance (a sandbox counts as a container).
+    pub id: ContainerId,
+    /// Name in the spec; empty for sandboxes.
+    pub name: String,
+    /// What happened.
+    pub kind: LifecycleKind,
+    /// Exit code, where the new snapshot tells.
+    pub exit_code: Option<i32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Running,
+    Exited,
+    Unknown,
+    Absent,
+}
+
+impl From<ContainerState> for Seen {
+    fn from(state: ContainerState) -> Self {
+        match state {
+            ContainerState::Running => Self::Running,
+            ContainerState::Exited => Self::Exited,
+            ContainerState::Created | ContainerState::Unknown => Self::Unknown,
+        }
+    }
+}
+
+struct Item {
+    id: ContainerId,
+    name: String,
+    seen: Seen,
+    exit_code: Option<i32>,
+}
+
+fn items(snapshot: &PodSnapshot) -> Vec<Item> {
+    let containers = snapshot.containers.iter().map(|c| Item {
+        id: c.id.clone(),
+        name: c.name.clone(),
+        seen: c.state.into(),
+        exit_code: c.exit_code,
+    });
+    let sandboxes = snapshot.sandboxes.iter().map(|s| Item {
+        id: ContainerId::from(s.id.as_str()),
+        name: String::new(),
+        seen: if s.ready { Seen::Running } else { Seen::Exited },
+        exit_code: None,
+    });
+    containers.chain(sandboxes).collect()
+}
+
+/// Lifecycle events between two snapshots of the same pod, old items first. `None` means the pod was not known.
+pub fn diff(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> Vec<Change> {
+    let old = old.map(items).unwrap_or_default();
+    let new = new.map(items).unwrap_or_default();
+    let mut changes = Vec::new();
+    for before in &old {
+        match new.iter().find(|n| n.id == before.id) {
+            Some(now) => push(&mut changes, now, before.seen, now.seen),
+            None => push(&mut changes, before, before.seen, Seen::Absent),
+        }
+    }
+    for now in new.iter().filter(|n| !old.iter().any(|o| o.id == n.id)) {
+        push(&mut changes, now, Seen::Absent, now.seen);
+    }
+    changes
+}
+
+fn push(changes: &mut Vec<Change>, item: &Item, old: Seen, new: Seen) {
+    for kind in kinds(old, new) {
+        changes.push(Change {
+            id: item.id.clone(),
+            name: item.name.clone(),
+            kind: *kind,
+            exit_code: if *kind == LifecycleKind::ContainerDied { item.exit_code } else { None },
+        });
+    }
+}
+
+fn kinds(old: Seen, new: Seen) -> &'static [LifecycleKind] {
+    use LifecycleKind::ContainerChanged;
+    use LifecycleKind::ContainerDied;
+    use LifecycleKind::ContainerRemoved;
+    use LifecycleKind::ContainerStarted;
+    match (old, new) {
+        (a, b) if a == b => &[],
+        (_, Seen::Running) => &[ContainerStarted],
+        (_, Seen::Exited) => &[ContainerDied],
+        (_, Seen::Unknown) => &[ContainerChanged],
+        (Seen::Exited, Seen::Absent) => &[ContainerRemoved],
+        (_, Seen::Absent) => &[ContainerDied, ContainerRemoved],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LifecycleKind::*;
+    use super::*;
+
+    #[test]
+    fn follows_the_table_of_the_generic_pleg() {
+        use Seen::*;
+        let table: [(Seen, [&[LifecycleKind]; 4]); 4] = [
+            (Running, [&[], &[ContainerDied], &[ContainerChanged], &[ContainerDied, ContainerRemoved]]),
+            (Exited, [&[ContainerStarted], &[], &[ContainerChanged], &[ContainerRemoved]]),
+            (Unknown, [&[ContainerStarted], &[ContainerDied], &[], &[ContainerDied, ContainerRemoved]]),
+            (Absent, [&[ContainerStarted], &[ContainerDied], &[ContainerChanged], &[]]),
+        ];
+        for (old, row) in table {
+            for (new, expected) in [Running, Exited, Unknown, Absent].into_iter().zip(row) {
+                assert_eq!(kinds(old, new), expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What other rooms hold: reading the cache, asking for an inspection.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::RwLock;
+
+use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio::sync::oneshot;
+
+use super::DirtyPods;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
+
+/// The published snapshots. Only the PLEG task writes.
+pub(super) type Published = Arc<RwLock<HashMap<PodUid, Arc<PodSnapshot>>>>;
+
+/// Asks waiting for the task.
+pub(super) const COMMAND_CAPACITY: usize = 1024;
+
+/// A pod could not be looked at.
+#[derive(Clone, Debug, Error)]
+pub enum InspectError {
+    /// The runtime failed.
+    #[error("inspecting pod {uid}: {message}")]
+    Runtime {
+        /// The pod.
+        uid: PodUid,
+        /// The runtime's error.
+        message: Arc<str>,
+    },
+    /// The agent is shutting down.
+    #[error("the PLEG has stopped")]
+    Stopped,
+}
+
+pub(super) type Reply = oneshot::Sender<Result<Arc<PodSnapshot>, InspectError>>;
+
+pub(super) enum Command {
+    /// Any snapshot taken since the agent started will do.
+    View(PodUid, Reply),
+    /// A snapshot sampled from now on.
+    Inspect(PodUid, Reply),
+    /// The pod's worker begins to act: its own inspection will follow.
+    Acting(PodUid),
+}
+
+/// Reads the pod cache and asks for inspections. Cheap to clone.
+#[derive(Clone)]
+pub struct PlegHandle {
+    pub(super) published: Published,
+    pub(super) commands: mpsc::Sender<Command>,
+    pub(super) dirty: DirtyPods,
+}
+
+impl PlegHandle {
+    /// The cached snapshot, without waiting. `None` does not mean that the runtime knows nothing of the pod.
+    pub fn cached(&self, uid: &PodUid) -> Option<Arc<PodSnapshot>> {
+        self.published.read().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
+    }
+
+    /// All cached snapshots, in no order.
+    pub fn all(&self) -> Vec<Arc<PodSnapshot>> {
+        self.published.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// The cached snapshot, or an empty one if a list of all pods has shown that the runtime knows nothing of this
+    /// pod. Waits for the first such list. Enough for a worker that has not acted yet.
+    pub async fn view(&self, uid: &PodUid) -> Result<Arc<PodSnapshot>, InspectError> {
+        if let Some(snapshot) = self.cached(uid) {
+            return Ok(snapshot);
+        }
+        self.ask(|reply| Command::View(uid.clone(), reply)).await
+    }
+
+    /// A snapshot sampled after this call was made. Fails when the runtime does.
+    pub async fn inspect(&self, uid: &PodUid) -> Result<Arc<PodSnapshot>, InspectError> {
+        self.ask(|reply| Command::Inspect(uid.clone(), reply)).await
+    }
+
+    /// Tells that the pod's worker is about to act and will ask for an inspection afterwards: until then hints about
+    /// this pod need no inspection of their own.
+    pub async fn acting(&self, uid: &PodUid) {
+        // A stopped PLEG needs no telling.
+        let _ = self.commands.send(Command::Acting(uid.clone())).await;
+    }
+
+    /// Waits for pods with news.
+    pub async fn news(&self) -> Vec<PodUid> {
+        self.dirty.take().await
+    }
+
+    async fn ask(&self, command: impl FnOnce(Reply) -> Command) -> Result<Arc<PodSnapshot>, InspectError> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).await.map_err(|_| InspectError::Stopped)?;
+        answer.await.map_err(|_| InspectError::Stopped)?
+    }
+}

@@ -1,0 +1,172 @@
+//! Asking the runtime about pods: the only way (besides proven death) for state to enter the cache.
+//!
+//! One inspection is two filtered lists and then a status call for whatever the lists say has changed: an instance
+//! that was exited stays as it was, one that was and is running too. The sample time is taken before the lists, so a
+//! snapshot never claims to know more than it does.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures_util::future::try_join_all;
+use keblet_proto::cri::v1;
+use tokio::time::Instant;
+
+use super::convert;
+use super::termination;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::PodRef;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
+use crate::model::SandboxId;
+use crate::model::SandboxStatus;
+use crate::runtime::Runtime;
+use crate::runtime::RuntimeError;
+
+/// What the lists say of one pod.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Listing {
+    pub sandboxes: Vec<v1::PodSandbox>,
+    pub containers: Vec<v1::Container>,
+}
+
+/// Lists every pod the runtime knows, by UID. Objects without a pod UID are not ours and ignored.
+pub(super) async fn list_all(runtime: &Runtime) -> Result<(Instant, HashMap<PodUid, Listing>), RuntimeError> {
+    let sampled_at = Instant::now();
+    let (sandboxes, containers) = futures_util::try_join!(
+        runtime.list_pod_sandboxes(v1::PodSandboxFilter::default()),
+        runtime.list_containers(v1::ContainerFilter::default())
+    )?;
+    let mut pods: HashMap<PodUid, Listing> = HashMap::new();
+    for sandbox in sandboxes {
+        let uid = sandbox.metadata.as_ref().map(|m| m.uid.as_str()).filter(|uid| !uid.is_empty());
+        if let Some(uid) = uid {
+            pods.entry(PodUid::from(uid)).or_default().sandboxes.push(sandbox);
+        }
+    }
+    for container in containers {
+        let uid = container.labels.get(convert::LABEL_POD_UID).filter(|uid| !uid.is_empty());
+        if let Some(uid) = uid {
+            pods.entry(PodUid::from(uid.as_str())).or_default().containers.push(container);
+        }
+    }
+    Ok((sampled_at, pods))
+}
+
+/// Lists one pod.
+pub(super) async fn list_one(runtime: &Runtime, uid: &PodUid) -> Result<(Instant, Listing), RuntimeError> {
+    let sampled_at = Instant::now();
+    let labels = BTreeMap::from([(convert::LABEL_POD_UID.to_owned(), uid.as_str().to_owned())]);
+    let of_sandboxes = v1::PodSandboxFilter { label_selector: labels.clone(), ..Default::default() };
+    let of_containers = v1::ContainerFilter { label_selector: labels, ..Default::default() };
+    let (sandboxes, containers) =
+        futures_util::try_join!(runtime.list_pod_sandboxes(of_sandboxes), runtime.list_containers(of_containers))?;
+    Ok((sampled_at, Listing { sandboxes, containers }))
+}
+
+/// True if `listing` tells nothing that `known` does not already say.
+pub(super) fn agrees(listing: &Listing, known: &PodSnapshot) -> bool {
+    listing.sandboxes.len() == known.sandboxes.len()
+        && listing.containers.len() == known.containers.len()
+        && listing.sandboxes.iter().all(|s| reusable_sandbox(s, known).is_some())
+        && listing.containers.iter().all(|c| reusable_container(c, known).is_some())
+}
+
+/// Completes a listing to a snapshot. `previous` saves calls; it must be an older snapshot of the same pod.
+pub(super) async fn complete(
+    runtime: &Runtime,
+    uid: &PodUid,
+    sampled_at: Instant,
+    listing: Listing,
+    previous: Option<Arc<PodSnapshot>>,
+) -> Result<PodSnapshot, RuntimeError> {
+    let previous = previous.as_deref();
+    let pod = pod_ref(uid, &listing, previous);
+    let sandboxes = try_join_all(listing.sandboxes.iter().map(|s| sandbox_status(runtime, s, previous)));
+    let containers = try_join_all(listing.containers.iter().map(|c| container_status(runtime, c, previous)));
+    let (sandboxes, containers) = futures_util::try_join!(sandboxes, containers)?;
+    let mut sandboxes: Vec<SandboxStatus> = sandboxes.into_iter().flatten().collect();
+    let mut containers: Vec<ContainerStatus> = containers.into_iter().flatten().collect();
+    sandboxes.sort_by(|a, b| (b.attempt, b.created_at, &b.id).cmp(&(a.attempt, a.created_at, &a.id)));
+    containers.sort_by(|a, b| (b.created_at, b.attempt, &b.id).cmp(&(a.created_at, a.attempt, &a.id)));
+    let ips = ips(&sandboxes, previous);
+    Ok(PodSnapshot { pod, sandboxes, containers, ips, sampled_at })
+}
+
+fn ips(sandboxes: &[SandboxStatus], previous: Option<&PodSnapshot>) -> Vec<String> {
+    match sandboxes.first() {
+        Some(newest) if newest.ready => newest.ips.clone(),
+        _ if sandboxes.iter().any(|s| s.ready) => Vec::new(),
+        _ => previous.map(|p| p.ips.clone()).unwrap_or_default(),
+    }
+}
+
+fn pod_ref(uid: &PodUid, listing: &Listing, previous: Option<&PodSnapshot>) -> PodRef {
+    if let Some(meta) = listing.sandboxes.iter().find_map(|s| s.metadata.as_ref()) {
+        return PodRef { uid: uid.clone(), namespace: meta.namespace.as_str().into(), name: meta.name.as_str().into() };
+    }
+    if let Some(container) = listing.containers.first() {
+        let label = |name: &str| container.labels.get(name).map(String::as_str).unwrap_or_default();
+        return PodRef {
+            uid: uid.clone(),
+            namespace: label(convert::LABEL_POD_NAMESPACE).into(),
+            name: label(convert::LABEL_POD_NAME).into(),
+        };
+    }
+    let unknown = || PodRef { uid: uid.clone(), namespace: "".into(), name: "".into() };
+    previous.map_or_else(unknown, |p| p.pod.clone())
+}
+
+fn reusable_sandbox<'a>(listed: &v1::PodSandbox, known: &'a PodSnapshot) -> Option<&'a SandboxStatus> {
+    let ready = listed.state == v1::PodSandboxState::SandboxReady as i32;
+    known.sandboxes.iter().find(|s| {
+        let settled = !s.ready || s.host_network || !s.ips.is_empty();
+        s.id.as_str() == listed.id && s.ready == ready && settled
+    })
+}
+
+fn reusable_container<'a>(listed: &v1::Container, known: &'a PodSnapshot) -> Option<&'a ContainerStatus> {
+    let state = convert::state(listed.state);
+    let settled = matches!(state, ContainerState::Running | ContainerState::Exited);
+    known.containers.iter().find(|c| settled && c.id.as_str() == listed.id && c.state == state && c.proven.is_none())
+}
+
+async fn sandbox_status(
+    runtime: &Runtime,
+    listed: &v1::PodSandbox,
+    previous: Option<&PodSnapshot>,
+) -> Result<Option<SandboxStatus>, RuntimeError> {
+    if let Some(known) = previous.and_then(|p| reusable_sandbox(listed, p)) {
+        return Ok(Some(known.clone()));
+    }
+    match runtime.pod_sandbox_status(&listed.id, false).await {
+        Ok(reply) => Ok(Some(convert::sandbox(reply.status))),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Verbose, because only then the runtime tells the pid that proves deaths; asked once per running instance.
+async fn container_status(
+    runtime: &Runtime,
+    listed: &v1::Container,
+    previous: Option<&PodSnapshot>,
+) -> Result<Option<ContainerStatus>, RuntimeError> {
+    if let Some(known) = previous.and_then(|p| reusable_container(listed, p)) {
+        return Ok(Some(known.clone()));
+    }
+    let running = convert::state(listed.state) == ContainerState::Running;
+    let reply = match runtime.container_status(&listed.id, running).await {
+        Ok(reply) => reply,
+        Err(error) if error.is_not_found() => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let sandbox = SandboxId::from(listed.pod_sandbox_id.as_str());
+    let pid = reply.pid();
+    let mut container = convert::container(reply.status, pid, sandbox);
+    if container.state == ContainerState::Exited {
+        termination::append_message(&mut container).await;
+    }
+    Ok(Some(container))
+}

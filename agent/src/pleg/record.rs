@@ -1,0 +1,189 @@
+//! What the PLEG keeps of one pod, and when that makes another inspection due.
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::time::delay_queue;
+
+use super::handle::Reply;
+use crate::events::Expect;
+use crate::model::ContainerId;
+use crate::model::ContainerState;
+use crate::model::PodSnapshot;
+use crate::model::ProvenDeath;
+use crate::model::Source;
+
+/// Hints kept per pod; beyond that "something happened" is remembered instead of what.
+const HINTS_PER_POD: usize = 32;
+
+/// A hint not yet served.
+#[derive(Clone, Debug)]
+pub(super) struct PendingHint {
+    pub id: ContainerId,
+    pub expect: Expect,
+    pub at: Instant,
+}
+
+/// Somebody waits for a snapshot sampled at or after `since`.
+pub(super) struct Waiter {
+    pub since: Instant,
+    pub reply: Reply,
+}
+
+/// One pod's record. The published snapshot is `snapshot`; nobody but the task changes it.
+#[derive(Default)]
+pub(super) struct PodRecord {
+    pub snapshot: Option<Arc<PodSnapshot>>,
+    /// Deaths the kernel proved and the runtime has not confirmed.
+    pub deaths: HashMap<ContainerId, ProvenDeath>,
+    /// Containers whose init is pinned, or can or must not be.
+    pub pins: HashSet<ContainerId>,
+    /// An inspection is under way, with this sample time.
+    pub inflight: Option<Instant>,
+    /// Another one is due when it ends.
+    pub again: Option<Instant>,
+    pub waiters: Vec<Waiter>,
+    pub hints: Vec<PendingHint>,
+    /// The worker acts since then; its own inspection will follow.
+    pub acting_since: Option<Instant>,
+    /// The sensor that made us look.
+    pub source: Option<Source>,
+    pub recheck: Option<delay_queue::Key>,
+    pub rechecks: u32,
+    pub failures: u32,
+}
+
+impl PodRecord {
+    /// Remembers a hint. Too many become one.
+    pub fn hint(&mut self, hint: PendingHint) {
+        if self.hints.len() >= HINTS_PER_POD {
+            self.hints.clear();
+            self.again = Some(hint.at);
+        } else {
+            self.hints.push(hint);
+        }
+    }
+
+    /// Forgets what a snapshot sampled at `sampled_at` has answered.
+    pub fn settle(&mut self, sampled_at: Instant) {
+        let snapshot = self.snapshot.clone();
+        self.hints.retain(|hint| hint.at > sampled_at && !satisfied(hint, snapshot.as_deref()));
+        self.again = self.again.filter(|at| *at > sampled_at);
+    }
+
+    /// Forgets hints that the present snapshot already answers.
+    pub fn settle_now(&mut self) {
+        let snapshot = self.snapshot.clone();
+        self.hints.retain(|hint| !satisfied(hint, snapshot.as_deref()));
+    }
+
+    /// True if an inspection should start now.
+    pub fn wants_inspection(&self) -> bool {
+        self.inflight.is_none()
+            && (!self.waiters.is_empty()
+                || (self.acting_since.is_none() && (self.again.is_some() || !self.hints.is_empty())))
+    }
+
+    /// True if nothing is known and nobody asks: the record can go.
+    pub fn is_vacant(&self) -> bool {
+        self.snapshot.is_none() && self.inflight.is_none() && self.waiters.is_empty() && self.acting_since.is_none()
+    }
+}
+
+/// True if the snapshot already shows what the hint is about.
+fn satisfied(hint: &PendingHint, snapshot: Option<&PodSnapshot>) -> bool {
+    let Some(snapshot) = snapshot else { return hint.expect == Expect::Deleted };
+    if let Some(container) = snapshot.by_id(&hint.id) {
+        return match hint.expect {
+            Expect::Started => matches!(container.state, ContainerState::Running | ContainerState::Exited),
+            Expect::Stopped => container.state == ContainerState::Exited && container.proven.is_none(),
+            Expect::Deleted => false,
+        };
+    }
+    match snapshot.sandboxes.iter().find(|s| s.id.as_str() == hint.id.as_str()) {
+        Some(sandbox) => match hint.expect {
+            Expect::Started => true,
+            Expect::Stopped => !sandbox.ready,
+            Expect::Deleted => false,
+        },
+        None => hint.expect == Expect::Deleted,
+    }
+}
+
+/// How long to wait before looking again at a pod whose proven death the runtime has not confirmed. With the event
+/// stream up the runtime's own event comes first; without it, looking is all there is.
+pub(super) fn recheck_delay(attempt: u32, events_up: bool) -> Duration {
+    let first = if events_up { Duration::from_secs(1) } else { Duration::from_millis(50) };
+    first.saturating_mul(2u32.saturating_pow(attempt.min(10))).min(Duration::from_secs(10))
+}
+
+/// How long to wait after a failed inspection.
+pub(super) fn retry_delay(failures: u32) -> Duration {
+    Duration::from_millis(200).saturating_mul(2u32.saturating_pow(failures.min(10))).min(Duration::from_secs(10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pleg::testing::container;
+    use crate::pleg::testing::snapshot;
+
+    fn record(state: ContainerState, now: Instant) -> PodRecord {
+        let snapshot = snapshot(now, vec![container("a", "web", state)]);
+        PodRecord { snapshot: Some(Arc::new(snapshot)), ..Default::default() }
+    }
+
+    fn hint(expect: Expect, at: Instant) -> PendingHint {
+        PendingHint { id: ContainerId::from("a"), expect, at }
+    }
+
+    #[tokio::test]
+    async fn a_hint_is_served_by_a_later_sample_or_by_what_it_announced() {
+        let now = Instant::now();
+        let later = now + Duration::from_millis(5);
+        let mut stale = record(ContainerState::Running, now);
+        stale.hint(hint(Expect::Stopped, later));
+        stale.settle(now);
+        assert!(stale.wants_inspection(), "sampled before the hint and not stopped: look again");
+        stale.settle(later + Duration::from_millis(1));
+        assert!(!stale.wants_inspection(), "sampled after the hint: inspection is truth");
+
+        let mut early = record(ContainerState::Running, now);
+        early.hint(hint(Expect::Started, later));
+        early.settle(now);
+        assert!(!early.wants_inspection(), "already seen running");
+    }
+
+    #[tokio::test]
+    async fn hints_wait_for_an_acting_worker_but_waiters_do_not() {
+        let now = Instant::now();
+        let mut record = record(ContainerState::Running, now);
+        record.acting_since = Some(now);
+        record.hint(hint(Expect::Stopped, now));
+        assert!(!record.wants_inspection());
+        let (reply, _answer) = tokio::sync::oneshot::channel();
+        record.waiters.push(Waiter { since: now, reply });
+        assert!(record.wants_inspection());
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_hints_is_bounded_and_not_forgotten() {
+        let now = Instant::now();
+        let mut record = record(ContainerState::Running, now);
+        for n in 0..1000 {
+            record.hint(PendingHint { id: ContainerId::from(n.to_string()), expect: Expect::Stopped, at: now });
+        }
+        assert!(record.hints.len() <= HINTS_PER_POD && record.wants_inspection());
+    }
+
+    #[test]
+    fn rechecks_back_off_and_are_capped() {
+        assert_eq!(recheck_delay(0, false), Duration::from_millis(50));
+        assert_eq!(recheck_delay(0, true), Duration::from_secs(1));
+        assert_eq!(recheck_delay(40, true), Duration::from_secs(10));
+        assert_eq!(retry_delay(0), Duration::from_millis(200));
+    }
+}

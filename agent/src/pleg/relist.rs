@@ -1,0 +1,163 @@
+//! Lists of all pods: the safety net. Changes nothing by itself; pods whose lists differ from the cache are
+//! inspected, pods that no list names are dropped.
+
+use std::collections::BTreeSet;
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::inspect;
+use super::inspect::Listing;
+use super::record::retry_delay;
+use super::task::Done;
+use super::task::PlegTask;
+use crate::events::RelistReason;
+use crate::events::sensors::Sensor;
+use crate::events::sensors::SensorState;
+use crate::model::PodUid;
+use crate::model::Source;
+use crate::runtime::Operation;
+use crate::runtime::RuntimeError;
+
+/// When the next list is due, and what the last ones said.
+#[derive(Default)]
+pub(super) struct Relists {
+    /// Sample time of the newest successful list: whoever was not in it did not exist then.
+    pub covered_at: Option<Instant>,
+    inflight: Option<(Instant, RelistReason)>,
+    previous: Option<Instant>,
+    wanted: BTreeSet<RelistReason>,
+    not_before: Option<Instant>,
+    failures: u32,
+}
+
+impl Relists {
+    /// Asks for a list sampled from now on.
+    pub fn request(&mut self, reason: RelistReason, now: Instant) {
+        self.wanted.insert(reason);
+        self.not_before = Some(self.not_before.map_or(now, |at| at.min(now)));
+    }
+
+    /// The sample time of the first list, for those who can wait for it.
+    pub fn began_or_now(&self) -> Instant {
+        self.covered_at.or(self.inflight.map(|(at, _)| at)).unwrap_or_else(Instant::now)
+    }
+
+    /// Forgets a list that will never end.
+    pub fn abandon(&mut self) {
+        self.inflight = None;
+    }
+}
+
+impl PlegTask {
+    /// When the next list is due; far away while one is under way.
+    pub(super) fn relist_due(&self) -> Instant {
+        let now = Instant::now();
+        if self.relists.inflight.is_some() {
+            return now + Duration::from_secs(3600);
+        }
+        let period = self.config.periods.current(self.config.board.get(Sensor::RuntimeEvents).as_ref());
+        let periodic = self.relists.previous.map_or(now, |at| at + period);
+        match (self.relists.failures, self.relists.not_before) {
+            (0, Some(at)) => at.min(periodic),
+            (0, None) => periodic,
+            (failures, _) => self.relists.previous.map_or(now, |at| at + retry_delay(failures)),
+        }
+    }
+
+    /// Starts a list if it is due. At most one runs.
+    pub(super) fn relist_if_due(&mut self) {
+        let now = Instant::now();
+        if self.relist_due() > now {
+            return;
+        }
+        let reason = self.relists.wanted.pop_first().unwrap_or(RelistReason::Period);
+        self.relists.wanted.clear();
+        self.relists.not_before = None;
+        self.relists.inflight = Some((now, reason));
+        let runtime = self.runtime.clone();
+        let limit = self.config.inspection_timeout;
+        self.work.spawn(async move {
+            let result = match tokio::time::timeout(limit, inspect::list_all(&runtime)).await {
+                Ok(result) => result,
+                Err(_) => Err(RuntimeError::Deadline {
+                    operation: Operation::ListPodSandbox,
+                    object: "".into(),
+                    endpoint: runtime.endpoint().into(),
+                    deadline: limit,
+                }),
+            };
+            Done::Listed { began: now, result }
+        });
+    }
+
+    pub(super) fn on_listed(
+        &mut self,
+        began: Instant,
+        result: Result<(Instant, HashMap<PodUid, Listing>), RuntimeError>,
+    ) {
+        let now = Instant::now();
+        let reason = self.relists.inflight.take().map_or(RelistReason::Period, |(_, reason)| reason);
+        let interval = self.relists.previous.map(|previous| began - previous);
+        // The period is a gap between lists, so that a slow runtime is not asked all the time.
+        self.relists.previous = Some(now);
+        self.config.observer.relist(reason, now - began, interval, result.is_ok());
+        match result {
+            Ok((sampled_at, pods)) => {
+                self.relists.failures = 0;
+                self.relists.covered_at = Some(sampled_at);
+                self.config.board.set(Sensor::Relist, SensorState::Up);
+                self.compare(sampled_at, pods);
+            }
+            Err(error) => {
+                self.relists.failures = self.relists.failures.saturating_add(1);
+                self.relists.request(reason, now);
+                self.config.board.set(Sensor::Relist, SensorState::Down(error.to_string()));
+            }
+        }
+    }
+
+    fn compare(&mut self, sampled_at: Instant, mut pods: HashMap<PodUid, Listing>) {
+        let known: Vec<PodUid> = self.records.keys().cloned().collect();
+        for uid in known {
+            if !pods.contains_key(&uid) {
+                self.not_listed(&uid, sampled_at);
+            }
+        }
+        for (uid, listing) in pods.drain() {
+            self.listed(&uid, sampled_at, listing);
+        }
+    }
+
+    fn not_listed(&mut self, uid: &PodUid, sampled_at: Instant) {
+        let Some(record) = self.records.get(uid) else { return };
+        if record.inflight.is_some() || record.acting_since.is_some() {
+            return;
+        }
+        match &record.snapshot {
+            Some(snapshot) if snapshot.sampled_at > sampled_at => {}
+            _ if !record.waiters.is_empty() => self.absent(uid, sampled_at),
+            _ => self.forget(uid),
+        }
+    }
+
+    fn listed(&mut self, uid: &PodUid, sampled_at: Instant, listing: Listing) {
+        let record = self.records.entry(uid.clone()).or_default();
+        let newer = record.snapshot.as_ref().is_some_and(|known| known.sampled_at > sampled_at);
+        if newer || record.snapshot.as_ref().is_some_and(|known| inspect::agrees(&listing, known)) {
+            return;
+        }
+        record.source.get_or_insert(Source::Relist);
+        if record.inflight.is_some() {
+            record.again = Some(sampled_at);
+            return;
+        }
+        let previous = record.snapshot.clone();
+        let runtime = self.runtime.clone();
+        let target = uid.clone();
+        self.spawn_inspection(uid, sampled_at, async move {
+            inspect::complete(&runtime, &target, sampled_at, listing, previous).await
+        });
+    }
+}

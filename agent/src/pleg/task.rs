@@ -1,0 +1,453 @@
+//! The PLEG's loop: the only place where the cache is written. It never waits for the runtime itself; every call
+//! runs in a task of its own and comes back as a `Done`, so one hung pod delays only itself.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::time::DelayQueue;
+
+use super::DirtyPods;
+use super::PlegObserver;
+use super::diff::diff;
+use super::handle::COMMAND_CAPACITY;
+use super::handle::Command;
+use super::handle::InspectError;
+use super::handle::PlegHandle;
+use super::handle::Published;
+use super::handle::Reply;
+use super::inspect;
+use super::inspect::Listing;
+use super::proof::Exits;
+use super::proof::PinFuture;
+use super::record::PendingHint;
+use super::record::PodRecord;
+use super::record::Waiter;
+use super::record::recheck_delay;
+use super::record::retry_delay;
+use super::relist::Relists;
+use crate::events::Hint;
+use crate::events::process::ProcessWatch;
+use crate::events::sensors::RelistPeriods;
+use crate::events::sensors::Sensor;
+use crate::events::sensors::SensorBoard;
+use crate::events::sensors::SensorState;
+use crate::model::Clock;
+use crate::model::ContainerState;
+use crate::model::KernelMoment;
+use crate::model::LifecycleEvent;
+use crate::model::LifecycleKind;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
+use crate::model::Source;
+use crate::runtime::Runtime;
+use crate::runtime::RuntimeError;
+
+/// A worker that acts longer than this no longer keeps hints about its pod from being looked into.
+const ACTING_LIMIT: Duration = Duration::from_secs(1);
+
+/// What the PLEG is made of.
+pub struct PlegConfig {
+    /// How often all pods are listed.
+    pub periods: RelistPeriods,
+    /// Inspections of single pods under way at the same time. A hung one holds its place.
+    pub parallel_inspections: usize,
+    /// Limit of one inspection; a slower runtime counts as failing for that pod.
+    pub inspection_timeout: Duration,
+    /// Proves deaths.
+    pub watch: Arc<dyn ProcessWatch>,
+    /// Counts.
+    pub observer: Arc<dyn PlegObserver>,
+    /// Wall clock for the finish time of proven deaths.
+    pub clock: Clock,
+    /// Sensors' states.
+    pub board: SensorBoard,
+}
+
+/// Starts the PLEG. It ends when `shutdown` is cancelled.
+pub fn start(
+    runtime: Runtime,
+    hints: mpsc::Receiver<Hint>,
+    config: PlegConfig,
+    shutdown: CancellationToken,
+) -> (PlegHandle, tokio::task::JoinHandle<()>) {
+    let (sender, commands) = mpsc::channel(COMMAND_CAPACITY);
+    let handle = PlegHandle { published: Published::default(), commands: sender, dirty: DirtyPods::default() };
+    let task = PlegTask {
+        slots: Arc::new(Semaphore::new(config.parallel_inspections)),
+        runtime,
+        records: HashMap::new(),
+        published: handle.published.clone(),
+        dirty: handle.dirty.clone(),
+        work: JoinSet::new(),
+        pins: FuturesUnordered::new(),
+        exits: Exits::default(),
+        rechecks: DelayQueue::new(),
+        relists: Relists::default(),
+        config,
+    };
+    (handle, tokio::spawn(task.run(hints, commands, shutdown)))
+}
+
+/// What a spawned call brings back.
+pub(super) enum Done {
+    Inspected { uid: PodUid, sampled_at: Instant, result: Result<PodSnapshot, InspectError> },
+    Listed { began: Instant, result: Result<(Instant, HashMap<PodUid, Listing>), RuntimeError> },
+}
+
+pub(super) struct PlegTask {
+    pub(super) config: PlegConfig,
+    pub(super) runtime: Runtime,
+    pub(super) records: HashMap<PodUid, PodRecord>,
+    published: Published,
+    pub(super) dirty: DirtyPods,
+    pub(super) work: JoinSet<Done>,
+    pub(super) pins: FuturesUnordered<PinFuture>,
+    pub(super) exits: Exits,
+    rechecks: DelayQueue<PodUid>,
+    pub(super) relists: Relists,
+    slots: Arc<Semaphore>,
+}
+
+impl PlegTask {
+    async fn run(
+        mut self,
+        mut hints: mpsc::Receiver<Hint>,
+        mut commands: mpsc::Receiver<Command>,
+        shutdown: CancellationToken,
+    ) {
+        let mut sensors = self.config.board.subscribe();
+        self.relists.request(crate::events::RelistReason::Start, Instant::now());
+        loop {
+            self.relist_if_due();
+            let relist_at = self.relist_due();
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                // Facts before the moment they explain: an exit record tells the code of the process that is gone.
+                Some(hint) = hints.recv() => self.on_hint(hint),
+                Some(pinned) = self.pins.next(), if !self.pins.is_empty() => self.on_gone(pinned),
+                Some(done) = self.work.join_next(), if !self.work.is_empty() => self.on_done(done),
+                Some(command) = commands.recv() => self.on_command(command),
+                Some(due) = self.rechecks.next(), if !self.rechecks.is_empty() => self.on_recheck(due.into_inner()),
+                Ok(()) = sensors.changed() => {}
+                () = tokio::time::sleep_until(relist_at) => {}
+            }
+        }
+        self.work.shutdown().await;
+    }
+
+    fn on_hint(&mut self, hint: Hint) {
+        match hint {
+            Hint::Runtime { uid, id, expect } => {
+                let record = self.records.entry(uid.clone()).or_default();
+                record.hint(PendingHint { id, expect, at: Instant::now() });
+                record.settle_now();
+                record.source.get_or_insert(Source::Runtime);
+                self.look_or_defer(&uid);
+            }
+            Hint::Exit(facts) => self.on_exit_facts(facts),
+            Hint::Oom(facts) => self.on_oom_facts(&facts),
+            Hint::Gap(reason) => self.relists.request(reason, Instant::now()),
+        }
+    }
+
+    fn on_command(&mut self, command: Command) {
+        let now = Instant::now();
+        match command {
+            Command::View(uid, reply) => self.on_view(uid, reply),
+            Command::Inspect(uid, reply) => {
+                let record = self.records.entry(uid.clone()).or_default();
+                record.acting_since = None;
+                record.source = Some(Source::Worker);
+                record.waiters.push(Waiter { since: now, reply });
+                self.inspect_if_wanted(&uid);
+            }
+            Command::Acting(uid) => self.records.entry(uid).or_default().acting_since = Some(now),
+        }
+    }
+
+    fn on_view(&mut self, uid: PodUid, reply: Reply) {
+        let record = self.records.entry(uid.clone()).or_default();
+        if let Some(snapshot) = &record.snapshot {
+            // A closed receiver has lost interest.
+            let _ = reply.send(Ok(snapshot.clone()));
+            return;
+        }
+        record.waiters.push(Waiter { since: self.relists.began_or_now(), reply });
+        if let Some(sampled_at) = self.relists.covered_at.filter(|_| record.inflight.is_none()) {
+            self.absent(&uid, sampled_at);
+        }
+    }
+
+    /// The runtime knows nothing of this pod, as of `sampled_at`.
+    pub(super) fn absent(&mut self, uid: &PodUid, sampled_at: Instant) {
+        let pod = crate::model::PodRef { uid: uid.clone(), namespace: "".into(), name: "".into() };
+        self.install(uid, PodSnapshot::empty(pod, sampled_at));
+    }
+
+    /// Inspects a pod that has unserved hints, unless its worker is acting: then its own inspection serves them, or
+    /// a recheck if that takes too long.
+    fn look_or_defer(&mut self, uid: &PodUid) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if record.acting_since.is_some() && record.recheck.is_none() && !record.hints.is_empty() {
+            record.recheck = Some(self.rechecks.insert(uid.clone(), ACTING_LIMIT));
+        }
+        self.inspect_if_wanted(uid);
+    }
+
+    fn on_recheck(&mut self, uid: PodUid) {
+        let now = Instant::now();
+        let Some(record) = self.records.get_mut(&uid) else { return };
+        record.recheck = None;
+        record.rechecks = record.rechecks.saturating_add(1);
+        if record.acting_since.is_some_and(|since| now >= since + ACTING_LIMIT) {
+            record.acting_since = None;
+        }
+        record.again = Some(now);
+        self.inspect_if_wanted(&uid);
+    }
+
+    pub(super) fn recheck_later(&mut self, uid: &PodUid, delay: Duration) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if record.recheck.is_none() {
+            record.recheck = Some(self.rechecks.insert(uid.clone(), delay));
+        }
+    }
+
+    pub(super) fn inspect_if_wanted(&mut self, uid: &PodUid) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if !record.wants_inspection() {
+            return;
+        }
+        let previous = record.snapshot.clone();
+        let runtime = self.runtime.clone();
+        let target = uid.clone();
+        self.spawn_inspection(uid, Instant::now(), async move {
+            let (sampled_at, listing) = inspect::list_one(&runtime, &target).await?;
+            inspect::complete(&runtime, &target, sampled_at, listing, previous).await
+        });
+    }
+
+    /// Runs `look` for a pod, bounded in number and time.
+    pub(super) fn spawn_inspection(
+        &mut self,
+        uid: &PodUid,
+        began: Instant,
+        look: impl Future<Output = Result<PodSnapshot, RuntimeError>> + Send + 'static,
+    ) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.inflight = Some(began);
+        let uid = uid.clone();
+        let slots = self.slots.clone();
+        let limit = self.config.inspection_timeout;
+        let observer = self.config.observer.clone();
+        self.work.spawn(async move {
+            let _slot = slots.acquire().await;
+            let start = Instant::now();
+            let failed = |message: String| InspectError::Runtime { uid: uid.clone(), message: message.into() };
+            let result = match tokio::time::timeout(limit, look).await {
+                Ok(result) => result.map_err(|error| failed(error.to_string())),
+                Err(_) => Err(failed(format!("no answer within {limit:?}"))),
+            };
+            observer.inspection(start.elapsed(), result.is_ok());
+            Done::Inspected { uid, sampled_at: began, result }
+        });
+    }
+
+    fn on_done(&mut self, done: Result<Done, tokio::task::JoinError>) {
+        match done {
+            Ok(Done::Inspected { uid, sampled_at, result }) => self.on_inspected(&uid, sampled_at, result),
+            Ok(Done::Listed { began, result }) => self.on_listed(began, result),
+            // Only a panic in a conversion gets here; the pods concerned are found again by the relist.
+            Err(error) => {
+                tracing::error!(%error, "an inspection ended abnormally");
+                for record in self.records.values_mut() {
+                    record.inflight = None;
+                }
+                self.relists.abandon();
+                self.relists.request(crate::events::RelistReason::Dropped, Instant::now());
+            }
+        }
+    }
+
+    fn on_inspected(&mut self, uid: &PodUid, began: Instant, result: Result<PodSnapshot, InspectError>) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.inflight = None;
+        match result {
+            Ok(snapshot) => {
+                record.failures = 0;
+                self.install(uid, snapshot);
+            }
+            Err(error) => {
+                tracing::warn!(pod_uid = %uid, %error, "inspection failed");
+                record.failures = record.failures.saturating_add(1);
+                let delay = retry_delay(record.failures);
+                for waiter in std::mem::take(&mut record.waiters) {
+                    if waiter.since <= began {
+                        // A closed receiver has lost interest.
+                        let _ = waiter.reply.send(Err(error.clone()));
+                    } else {
+                        record.waiters.push(waiter);
+                    }
+                }
+                self.recheck_later(uid, delay);
+            }
+        }
+        self.inspect_if_wanted(uid);
+    }
+
+    /// The one way into the cache. Pins what runs, lays proven deaths over what the runtime says, tells what changed.
+    pub(super) fn install(&mut self, uid: &PodUid, mut snapshot: PodSnapshot) {
+        let Some(record) = self.records.get(uid) else { return };
+        let sampled_at = snapshot.sampled_at;
+        let source = record.source.unwrap_or(Source::Relist);
+        if record.snapshot.as_ref().is_some_and(|known| known.sampled_at > sampled_at) {
+            self.answer(uid, sampled_at);
+            return;
+        }
+        self.pin_running(uid, &snapshot);
+        let pending = self.lay_deaths_over(uid, &mut snapshot);
+        self.publish(uid, snapshot, source);
+        self.answer(uid, sampled_at);
+        if let Some(record) = self.records.get_mut(uid).filter(|r| r.hints.is_empty() && r.again.is_none()) {
+            record.source = None;
+        }
+        self.schedule_confirmation(uid, pending);
+        if self.records.get(uid).is_some_and(PodRecord::is_vacant) {
+            self.forget(uid);
+        }
+    }
+
+    /// After a successful inspection: look again only while a proven death is unconfirmed.
+    fn schedule_confirmation(&mut self, uid: &PodUid, pending: bool) {
+        let events_up = self.events_up();
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if let Some(key) = record.recheck.take_if(|_| record.hints.is_empty()) {
+            self.rechecks.try_remove(&key);
+        }
+        if pending {
+            let delay = recheck_delay(record.rechecks, events_up);
+            self.recheck_later(uid, delay);
+        } else {
+            record.rechecks = 0;
+        }
+    }
+
+    /// Replaces the cached snapshot and emits the difference.
+    pub(super) fn publish(&mut self, uid: &PodUid, snapshot: PodSnapshot, source: Source) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let old = record.snapshot.take();
+        let new = Arc::new(snapshot);
+        record.snapshot = Some(new.clone());
+        self.published.write().unwrap_or_else(PoisonError::into_inner).insert(uid.clone(), new.clone());
+        self.emit(old.as_deref(), Some(&new), source);
+    }
+
+    fn answer(&mut self, uid: &PodUid, sampled_at: Instant) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.settle(sampled_at);
+        let Some(snapshot) = record.snapshot.clone() else { return };
+        for waiter in std::mem::take(&mut record.waiters) {
+            if waiter.since <= snapshot.sampled_at {
+                // A closed receiver has lost interest.
+                let _ = waiter.reply.send(Ok(snapshot.clone()));
+            } else {
+                record.waiters.push(waiter);
+            }
+        }
+    }
+
+    /// Drops a pod the runtime no longer knows.
+    pub(super) fn forget(&mut self, uid: &PodUid) {
+        if let Some(record) = self.records.remove(uid) {
+            if let Some(key) = &record.recheck {
+                self.rechecks.try_remove(key);
+            }
+            self.published.write().unwrap_or_else(PoisonError::into_inner).remove(uid);
+            self.emit(record.snapshot.as_deref(), None, Source::Relist);
+        }
+    }
+
+    fn emit(&self, old: Option<&PodSnapshot>, new: Option<&PodSnapshot>, source: Source) {
+        let Some(pod) = new.or(old).map(|s| &s.pod) else { return };
+        for change in diff(old, new) {
+            let happened = new.and_then(|s| s.by_id(&change.id)).and_then(|c| self.happened(c, change.kind));
+            let event = LifecycleEvent {
+                pod: pod.clone(),
+                kind: change.kind,
+                container: Some(change.id),
+                container_name: change.name,
+                exit_code: change.exit_code,
+                source,
+                happened,
+            };
+            self.tell(&event);
+        }
+        // The worker that asked gets the snapshot itself.
+        if source != Source::Worker && !says_the_same(old, new) {
+            self.dirty.mark(pod.uid.clone());
+        }
+    }
+
+    /// When the kernel saw it: the probe's time for a proven death, else the runtime's own record of the moment.
+    fn happened(&self, container: &crate::model::ContainerStatus, kind: LifecycleKind) -> Option<KernelMoment> {
+        let now = Instant::now();
+        let (stamp, wall) = match (kind, &container.proven) {
+            (LifecycleKind::ContainerDied, Some(death)) => {
+                return Some(KernelMoment(death.seen_at.checked_sub(death.kernel_age.unwrap_or_default())?));
+            }
+            (LifecycleKind::ContainerDied, None) if container.state == ContainerState::Exited => {
+                (container.finished_at, self.config.clock.wall_nanos())
+            }
+            (LifecycleKind::ContainerStarted, _) => (container.started_at, self.config.clock.wall_nanos()),
+            _ => return None,
+        };
+        let age = u64::try_from(wall.checked_sub(stamp).filter(|_| stamp > 0)?).ok()?;
+        now.checked_sub(Duration::from_nanos(age)).map(KernelMoment)
+    }
+
+    fn tell(&self, event: &LifecycleEvent) {
+        let latency = event.happened.map(|moment| moment.age(Instant::now()));
+        self.config.observer.event(event, latency);
+        if event.kind == LifecycleKind::ContainerChanged {
+            return;
+        }
+        tracing::info!(
+            target: "keblet::events",
+            pod = %event.pod,
+            pod_uid = %event.pod.uid,
+            container = event.container_name,
+            id = event.container.as_ref().map(crate::model::ContainerId::as_str),
+            event = event.kind.as_str(),
+            source = event.source.as_str(),
+            exit_code = event.exit_code,
+            latency_ms = latency.map(|l| l.as_secs_f64() * 1000.0),
+            "pod lifecycle event"
+        );
+    }
+
+    pub(super) fn events_up(&self) -> bool {
+        self.config.board.get(Sensor::RuntimeEvents) == Some(SensorState::Up)
+    }
+}
+
+/// True if nothing but the sample time differs.
+fn says_the_same(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> bool {
+    match (old, new) {
+        (Some(old), Some(new)) => {
+            old.containers == new.containers && old.sandboxes == new.sandboxes && old.ips == new.ips
+        }
+        (None, Some(new)) => new.containers.is_empty() && new.sandboxes.is_empty(),
+        (Some(old), None) => old.containers.is_empty() && old.sandboxes.is_empty(),
+        (None, None) => true,
+    }
+}

@@ -1,0 +1,124 @@
+//! The termination message of an exited container: what its process left in the file mounted for it, or else the
+//! tail of its log (`terminationMessagePolicy: FallbackToLogsOnError`).
+
+use std::io::SeekFrom;
+
+use tokio::fs::File;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncSeekExt;
+
+use crate::model::ContainerStatus;
+
+/// Longest message taken from the file, in bytes (API: 4096).
+const FILE_LIMIT: u64 = 4096;
+/// Longest message taken from the log, in bytes and lines.
+const LOG_LIMIT: usize = 2048;
+const LOG_LINES: usize = 80;
+/// How much of the log file is read to find those lines: every line carries a time stamp, a stream and a tag.
+const LOG_WINDOW: u64 = 64 * 1024;
+
+/// Appends the termination message, if there is one, to the runtime's own message.
+pub(super) async fn append_message(container: &mut ContainerStatus) {
+    let message = match from_file(container).await {
+        Some(message) => message,
+        None if wants_log(container) => from_log(container).await,
+        None => return,
+    };
+    if message.is_empty() {
+        return;
+    }
+    if !container.message.is_empty() {
+        container.message.push_str(": ");
+    }
+    container.message.push_str(&message);
+}
+
+fn wants_log(container: &ContainerStatus) -> bool {
+    container.termination.fallback_to_logs
+        && container.exit_code.is_some_and(|code| code != 0)
+        && container.reason != "ContainerCannotRun"
+        && !container.log_path.is_empty()
+}
+
+/// `None` if there is no file, or nothing in it.
+async fn from_file(container: &ContainerStatus) -> Option<String> {
+    let path = container.termination.host_path.as_deref()?;
+    match tail(path, FILE_LIMIT).await {
+        Ok(bytes) if bytes.is_empty() => None,
+        Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => Some(format!("Error on reading termination log {path}: {error}")),
+    }
+}
+
+async fn from_log(container: &ContainerStatus) -> String {
+    match tail(&container.log_path, LOG_WINDOW).await {
+        Ok(bytes) => last_lines(&String::from_utf8_lossy(&bytes)),
+        Err(error) => format!("Error on reading termination message from logs: {error}"),
+    }
+}
+
+async fn tail(path: &str, limit: u64) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(path).await?;
+    let length = file.metadata().await?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(limit))).await?;
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes).await?;
+    Ok(bytes)
+}
+
+/// The content of the last lines of a CRI log (`<time> <stream> <tag> <content>`), within the limits.
+fn last_lines(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
+    let text = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
+    let mut start = text.len().saturating_sub(LOG_LIMIT);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    text[start..].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ContainerState;
+    use crate::pleg::testing::container;
+
+    #[tokio::test]
+    async fn takes_the_end_of_the_file_and_keeps_the_runtimes_own_words() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("{}end", "x".repeat(5000))).unwrap();
+        let mut c = container("a", "web", ContainerState::Exited);
+        c.message = "runtime says".into();
+        c.termination.host_path = Some(file.path().to_str().unwrap().into());
+        append_message(&mut c).await;
+        assert!(c.message.starts_with("runtime says: xxx") && c.message.ends_with("end"));
+        assert_eq!(c.message.len(), "runtime says: ".len() + 4096);
+    }
+
+    #[tokio::test]
+    async fn falls_back_to_the_log_only_on_error_and_only_if_asked() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(log.path(), "2026-01-01T00:00:00Z stdout F one\n2026-01-01T00:00:01Z stderr F two words\n")
+            .unwrap();
+        let mut c = container("a", "web", ContainerState::Exited);
+        c.log_path = log.path().to_str().unwrap().into();
+        c.exit_code = Some(1);
+        append_message(&mut c).await;
+        assert_eq!(c.message, "");
+        c.termination.fallback_to_logs = true;
+        append_message(&mut c).await;
+        assert_eq!(c.message, "one\ntwo words");
+        c.message.clear();
+        c.exit_code = Some(0);
+        append_message(&mut c).await;
+        assert_eq!(c.message, "");
+    }
+
+    #[test]
+    fn the_log_tail_is_bounded_and_cut_between_characters() {
+        let line = format!("t stdout F {}\n", "ä".repeat(100));
+        let text = last_lines(&line.repeat(200));
+        assert!(text.len() <= LOG_LIMIT && text.len() > LOG_LIMIT - 4);
+    }
+}

@@ -1,0 +1,44 @@
+//! Small snapshots for this room's tests.
+
+use tokio::time::Instant;
+
+use crate::model::ContainerId;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::PodRef;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
+use crate::model::SandboxId;
+use crate::model::TerminationFile;
+
+pub(crate) fn pod(uid: &str) -> PodRef {
+    PodRef { uid: PodUid::from(uid), namespace: "default".into(), name: uid.into() }
+}
+
+pub(crate) fn snapshot(sampled_at: Instant, containers: Vec<ContainerStatus>) -> PodSnapshot {
+    PodSnapshot { containers, ..PodSnapshot::empty(pod("p"), sampled_at) }
+}
+
+pub(crate) fn container(id: &str, name: &str, state: ContainerState) -> ContainerStatus {
+    ContainerStatus {
+        id: ContainerId::from(id),
+        sandbox_id: SandboxId::from("s"),
+        name: name.to_owned(),
+        attempt: 0,
+        state,
+        created_at: 1,
+        started_at: 2,
+        finished_at: 0,
+        exit_code: (state == ContainerState::Exited).then_some(0),
+        reason: String::new(),
+        message: String::new(),
+        image: String::new(),
+        image_ref: String::new(),
+        hash: 0,
+        restart_count: 0,
+        log_path: String::new(),
+        termination: TerminationFile::default(),
+        pid: Some(4711),
+        proven: None,
+    }
+}

@@ -1,0 +1,142 @@
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use proptest::prelude::*;
+
+use super::*;
+
+fn pod(grace: Option<i64>, deletion: Option<i64>) -> Pod {
+    Arc::new(v1::Pod {
+        metadata: ObjectMeta {
+            deletion_timestamp: deletion.map(|_| Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH)),
+            deletion_grace_period_seconds: deletion,
+            ..Default::default()
+        },
+        spec: Some(v1::PodSpec { termination_grace_period_seconds: grace, ..Default::default() }),
+        status: None,
+    })
+}
+
+fn state() -> PodState {
+    PodState::new(PodRef { uid: "u".into(), namespace: "default".into(), name: "p".into() })
+}
+
+fn killed(grace: Option<i64>) -> Request {
+    Request::Kill(KillOptions { grace, evicted: false })
+}
+
+#[test]
+fn the_grace_period_only_shrinks_and_is_at_least_one_second() {
+    let now = Instant::now();
+    let mut s = state();
+    s.request(Request::Create(pod(Some(30), None)), now);
+    assert!(s.request(killed(None), now).cancel, "the first kill cancels");
+    assert_eq!(s.begin_terminating(), Some(30));
+    assert!(!s.request(killed(Some(60)), now).cancel);
+    assert_eq!(s.begin_terminating(), Some(30), "longer is ignored");
+    assert!(s.request(killed(Some(5)), now).cancel, "shorter cancels");
+    assert_eq!(s.begin_terminating(), Some(5));
+    s.request(killed(Some(0)), now);
+    assert_eq!(s.begin_terminating(), Some(1));
+}
+
+#[test]
+fn a_deletion_timestamp_ends_the_pod_with_its_own_grace() {
+    let now = Instant::now();
+    let mut s = state();
+    s.request(Request::Create(pod(Some(30), None)), now);
+    s.take_work();
+    assert!(s.request(Request::Update(pod(Some(30), Some(7))), now).cancel);
+    assert_eq!(s.take_work(), Some(Phase::Terminating));
+    assert_eq!(s.begin_terminating(), Some(7));
+    s.terminating_done();
+    assert_eq!(s.take_work(), Some(Phase::Terminated));
+    assert!(s.content_may_be_removed());
+}
+
+#[test]
+fn a_create_after_the_end_was_requested_is_remembered_for_later() {
+    let now = Instant::now();
+    let mut s = state();
+    s.request(Request::Create(pod(None, None)), now);
+    s.request(killed(None), now);
+    assert_eq!(s.request(Request::Create(pod(None, None)), now), Reaction::default());
+    assert!(s.restart_requested());
+}
+
+#[test]
+fn a_pod_known_to_the_runtime_alone_ends_without_clean_up_of_its_own() {
+    let now = Instant::now();
+    let mut s = state();
+    assert!(s.request(Request::KillRuntimeOnly, now).wake);
+    assert_eq!(s.take_work(), Some(Phase::Terminating));
+    s.terminating_done();
+    assert_eq!((s.phase(), s.take_work()), (Phase::Finished, None));
+}
+
+#[test]
+fn every_request_while_terminating_runs_the_step_again() {
+    let now = Instant::now();
+    let mut s = state();
+    s.request(Request::Create(pod(None, None)), now);
+    s.request(killed(None), now);
+    assert_eq!(s.take_work(), Some(Phase::Terminating));
+    assert_eq!(s.take_work(), None);
+    s.request(Request::Sync, now);
+    assert_eq!(s.take_work(), Some(Phase::Terminating));
+}
+
+#[test]
+fn finished_is_final() {
+    let now = Instant::now();
+    let mut s = state();
+    s.request(Request::Create(pod(None, None)), now);
+    s.request(killed(None), now);
+    s.take_work();
+    s.terminating_done();
+    s.take_work();
+    s.terminated_done();
+    for request in [Request::Sync, killed(Some(1)), Request::Update(pod(None, None)), Request::KillRuntimeOnly] {
+        assert_eq!(s.request(request, now), Reaction::default());
+    }
+    assert_eq!(s.take_work(), None);
+}
+
+fn any_request() -> impl Strategy<Value = Request> {
+    prop_oneof![
+        Just(Request::Create(pod(Some(30), None))),
+        Just(Request::Update(pod(Some(10), None))),
+        (0i64..40).prop_map(|s| Request::Update(pod(Some(10), Some(s)))),
+        Just(Request::Sync),
+        proptest::option::of(0i64..60).prop_map(killed),
+        Just(Request::KillRuntimeOnly),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn life_goes_one_way_and_grace_never_grows(steps in proptest::collection::vec((any_request(), any::<bool>()), 0..40)) {
+        let now = Instant::now();
+        let mut s = state();
+        let mut phase = s.phase();
+        let mut grace: Option<i64> = None;
+        for (request, work) in steps {
+            s.request(request, now);
+            if work && let Some(work) = s.take_work() {
+                match work {
+                    Phase::Terminating => { s.begin_terminating(); s.terminating_done(); }
+                    Phase::Terminated => s.terminated_done(),
+                    Phase::Syncing | Phase::Finished => {}
+                }
+            }
+            prop_assert!(s.phase() >= phase);
+            if let (Some(before), Some(after)) = (grace, s.grace) {
+                prop_assert!(after <= before && after >= 1);
+            }
+            phase = s.phase();
+            grace = s.grace;
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Names, folders and configuration of one private runtime. Pure but for creating the folder; refuses to start things.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use keblet_peers::Cache;
+use keblet_peers::PAUSE_IMAGE;
+use serde_json::json;
+
+/// What belongs to one private runtime, by name.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// The folder of all its files.
+    pub dir: PathBuf,
+    /// The bridge its pods are attached to.
+    pub bridge: String,
+    /// The cgroup its user may fill, from the root of each hierarchy.
+    pub cgroup_root: String,
+    /// Third and second number of the pods' network `10.a.b.0/24`.
+    network: (u8, u8),
+}
+
+impl Layout {
+    /// Chooses names that nobody else has, and creates the folder.
+    pub fn create(dir: Option<PathBuf>) -> Result<Self> {
+        let id = format!("{:06x}", fastrand::u32(..1 << 24));
+        let dir = match dir {
+            Some(dir) => {
+                std::path::absolute(&dir).with_context(|| format!("no absolute path for {}", dir.display()))?
+            }
+            None => std::env::temp_dir().join(format!("keblet-{id}")),
+        };
+        let layout = Self {
+            bridge: format!("kb-{id}"),
+            cgroup_root: format!("/keblet-{id}"),
+            network: (fastrand::u8(64..128), fastrand::u8(..)),
+            dir,
+        };
+        for folder in [&layout.dir, &layout.cni_conf(), &layout.temporary()] {
+            fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        }
+        Ok(layout)
+    }
+
+    /// The CRI socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("containerd.sock")
+    }
+
+    /// containerd's configuration file.
+    pub fn config(&self) -> PathBuf {
+        self.dir.join("config.toml")
+    }
+
+    /// What containerd prints.
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("containerd.log")
+    }
+
+    /// The folder of CNI network lists.
+    pub fn cni_conf(&self) -> PathBuf {
+        self.dir.join("net.d")
+    }
+
+    /// The file that says how pods are attached to the network.
+    pub fn cni_list(&self) -> PathBuf {
+        self.cni_conf().join("10-keblet.conflist")
+    }
+
+    /// containerd's folder for short-lived mounts.
+    pub fn temporary(&self) -> PathBuf {
+        self.dir.join("tmp")
+    }
+
+    /// The pods' network.
+    pub fn subnet(&self) -> String {
+        let (a, b) = self.network;
+        format!("10.{a}.{b}.0/24")
+    }
+
+    /// The host's address on the bridge, with the length of the prefix.
+    pub fn host_address(&self) -> String {
+        let (a, b) = self.network;
+        format!("10.{a}.{b}.1/24")
+    }
+}
+
+/// containerd's configuration. Nothing in it points outside the layout's folder and the cache.
+pub fn containerd(layout: &Layout, cache: &Cache) -> String {
+    let path = |relative: &str| quoted(&layout.dir.join(relative));
+    format!(
+        r#"version = 2
+root = {root}
+state = {state}
+temp = {temporary}
+disabled_plugins = [
+  "io.containerd.internal.v1.opt",
+  "io.containerd.internal.v1.tracing",
+  "io.containerd.nri.v1.nri",
+  "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.blockfile",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.tracing.processor.v1.otlp",
+]
+
+[grpc]
+address = {socket}
+
+[ttrpc]
+address = {ttrpc}
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = {sandbox_image}
+# Hosts without CAP_SYS_RESOURCE or AppArmor run the tests too.
+restrict_oom_score_adj = true
+disable_apparmor = true
+enable_cdi = false
+# Network namespaces among the other files, not in a folder of the system's.
+netns_mounts_under_state_dir = true
+stream_server_address = "127.0.0.1"
+stream_server_port = "0"
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = {cni_bin}
+conf_dir = {cni_conf}
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "overlayfs"
+default_runtime_name = "runc"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+BinaryName = {runc}
+Root = {runc_root}
+SystemdCgroup = false
+"#,
+        root = path("root"),
+        state = path("state"),
+        temporary = quoted(&layout.temporary()),
+        socket = quoted(&layout.socket()),
+        ttrpc = path("containerd.sock.ttrpc"),
+        sandbox_image = quoted(Path::new(PAUSE_IMAGE)),
+        cni_bin = quoted(&cache.cni_bin()),
+        cni_conf = quoted(&layout.cni_conf()),
+        runc = quoted(&cache.runc()),
+        runc_root = path("runc"),
+    )
+}
+
+/// How pods are attached to the network: to the bridge, without a way out of the machine.
+pub fn cni(layout: &Layout) -> String {
+    let list = json!({
+        "cniVersion": "1.0.0",
+        "name": "keblet",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": layout.bridge,
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": layout.dir.join("ipam"),
+                    "ranges": [[{ "subnet": layout.subnet() }]],
+                },
+            },
+            { "type": "portmap", "capabilities": { "portMappings": true } },
+        ],
+    });
+    format!("{list:#}\n")
+}
+
+/// A TOML basic string.
+fn quoted(path: &Path) -> String {
+    let mut text = String::from('"');
+    for character in path.to_string_lossy().chars() {
+        match character {
+            '"' | '\\' => text.extend(['\\', character]),
+            other => text.push(other),
+        }
+    }
+    text.push('"');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout() -> Layout {
+        Layout {
+            dir: "/nowhere/a \"b\"".into(),
+            bridge: "kb-000001".into(),
+            cgroup_root: "/keblet-000001".into(),
+            network: (64, 7),
+        }
+    }
+
+    #[test]
+    fn everything_lies_in_the_folder_or_the_cache() {
+        let text = containerd(&layout(), &Cache::at("/cache"));
+        let paths: Vec<&str> =
+            text.lines().filter_map(|line| line.split_once(" = \"/")).map(|(_, path)| path).collect();
+        assert_eq!(paths.len(), 9, "{text}");
+        for path in paths {
+            assert!(path.starts_with("nowhere/a \\\"b\\\"/") || path.starts_with("cache/"), "{path}");
+        }
+    }
+
+    #[test]
+    fn pods_get_addresses_beside_the_hosts() {
+        let list: serde_json::Value = serde_json::from_str(&cni(&layout())).unwrap();
+        assert_eq!(list["plugins"][0]["ipam"]["ranges"][0][0]["subnet"], "10.64.7.0/24");
+        assert_eq!(layout().host_address(), "10.64.7.1/24");
+    }
+}

@@ -1,0 +1,106 @@
+//! The few CRI calls that starting and cleaning up need. Refuses to be a client for anybody else.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use keblet_proto::cri::v1::ListContainersRequest;
+use keblet_proto::cri::v1::ListImagesRequest;
+use keblet_proto::cri::v1::ListPodSandboxRequest;
+use keblet_proto::cri::v1::RemoveContainerRequest;
+use keblet_proto::cri::v1::RemovePodSandboxRequest;
+use keblet_proto::cri::v1::StatusRequest;
+use keblet_proto::cri::v1::StopPodSandboxRequest;
+use keblet_proto::cri::v1::image_service_client::ImageServiceClient;
+use keblet_proto::cri::v1::runtime_service_client::RuntimeServiceClient;
+use tonic::transport::Channel;
+use tonic::transport::Endpoint;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Removing many pods is mostly waiting, but each removal runs the OCI runtime and CNI plugins.
+const REMOVALS_AT_ONCE: usize = 8;
+
+/// A connection to the private runtime.
+#[derive(Clone)]
+pub struct Cri {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+}
+
+impl Cri {
+    /// Connects to the socket.
+    pub async fn connect(socket: &Path) -> Result<Self> {
+        let address = format!("unix:{}", socket.display());
+        let channel = Endpoint::from_shared(address)
+            .with_context(|| format!("{} is no address", socket.display()))?
+            .timeout(DEADLINE)
+            .connect()
+            .await
+            .with_context(|| format!("nobody answers at {}", socket.display()))?;
+        Ok(Self { runtime: RuntimeServiceClient::new(channel.clone()), images: ImageServiceClient::new(channel) })
+    }
+
+    /// Fails with what is missing while runtime or network are not ready.
+    pub async fn ready(&mut self) -> Result<()> {
+        let status = self.runtime.status(StatusRequest::default()).await.context("cannot ask for the status")?;
+        let conditions = status.into_inner().status.map(|status| status.conditions).unwrap_or_default();
+        match conditions.iter().find(|condition| !condition.status) {
+            Some(missing) => anyhow::bail!("{}: {} {}", missing.r#type, missing.reason, missing.message),
+            None => Ok(()),
+        }
+    }
+
+    /// The names of all images.
+    pub async fn images(&mut self) -> Result<Vec<String>> {
+        let images = self.images.list_images(ListImagesRequest::default()).await.context("cannot list images")?;
+        Ok(images.into_inner().images.into_iter().flat_map(|image| image.repo_tags).collect())
+    }
+
+    /// Removes every pod and container. Goes on after failures and returns them.
+    pub async fn remove_all(&mut self) -> Vec<String> {
+        let mut failures = Vec::new();
+        match self.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await {
+            Ok(pods) => {
+                let removals = pods.into_inner().items.into_iter().map(|pod| self.clone().remove_pod(pod.id));
+                failures.extend(
+                    stream::iter(removals)
+                        .buffer_unordered(REMOVALS_AT_ONCE)
+                        .filter_map(async |r| r.err())
+                        .map(|e| format!("{e:#}"))
+                        .collect::<Vec<_>>()
+                        .await,
+                );
+            }
+            Err(status) => failures.push(format!("cannot list pods: {}", status.message())),
+        }
+        match self.runtime.list_containers(ListContainersRequest::default()).await {
+            Ok(containers) => {
+                for container in containers.into_inner().containers {
+                    let id = container.id;
+                    if let Err(status) =
+                        self.runtime.remove_container(RemoveContainerRequest { container_id: id.clone() }).await
+                    {
+                        failures.push(format!("cannot remove container {id}: {}", status.message()));
+                    }
+                }
+            }
+            Err(status) => failures.push(format!("cannot list containers: {}", status.message())),
+        }
+        failures
+    }
+
+    async fn remove_pod(mut self, id: String) -> Result<()> {
+        self.runtime
+            .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: id.clone() })
+            .await
+            .with_context(|| format!("cannot stop pod {id}"))?;
+        self.runtime
+            .remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: id.clone() })
+            .await
+            .with_context(|| format!("cannot remove pod {id}"))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! A container runtime for one user, that leaves nothing behind.
+//!
+//! Owns containerd, its files, network and cgroup from start to end. Takes orders on standard input (`kill`, `start`)
+//! and answers each with a line of JSON; the end of the input, SIGTERM or SIGINT end it all: pods are removed through
+//! CRI, then what is left by force. As a process of its own it does so also when its user was killed. Refuses to touch
+//! the system's runtime and anything it did not start.
+
+mod config;
+mod cri;
+mod network;
+mod runtime;
+mod traces;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use clap::Parser;
+use keblet_peers::Cache;
+use keblet_peers::Remains;
+use serde::Serialize;
+use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::signal;
+use tokio::sync::mpsc;
+
+use crate::config::Layout;
+use crate::runtime::Runtime;
+
+/// Runs a private containerd until the end of standard input, then removes all that it brought forth.
+///
+/// Prints a line of JSON with its socket when it is ready. Orders on standard input: `kill` kills containerd with
+/// SIGKILL, `start` starts it again.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Folder filled by `cargo xtask setup`.
+    #[arg(long)]
+    cache: Option<PathBuf>,
+    /// Folder for all files of the runtime, removed at the end [default: a new one in the temporary folder].
+    #[arg(long)]
+    dir: Option<PathBuf>,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match supervise(Arguments::parse()).await {
+        Ok(remains) if remains.left.is_empty() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("private-containerd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn supervise(arguments: Arguments) -> Result<Remains> {
+    // Before anything exists, so that no signal can end us between making a thing and knowing of it.
+    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
+    let cache = arguments.cache.map_or_else(Cache::locate, Cache::at);
+    let layout = Layout::create(arguments.dir)?;
+    let mut runtime = Runtime::new(cache, layout);
+    let served = tokio::select! {
+        served = serve(&mut runtime) => served,
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
+    let remains = Remains { left: runtime.clean_up().await };
+    for left in &remains.left {
+        eprintln!("private-containerd: left behind: {left}");
+    }
+    served?;
+    // The user may be gone, and then nobody reads this.
+    let _ = say(&remains);
+    Ok(remains)
+}
+
+/// Starts the runtime and follows orders until they end.
+async fn serve(runtime: &mut Runtime) -> Result<()> {
+    say(&runtime.start_new().await?)?;
+    let mut orders = orders()?;
+    while let Some(order) = orders.recv().await {
+        match order.trim() {
+            "kill" => say(&runtime.kill().await?)?,
+            "start" => say(&runtime.start().await?)?,
+            "" => {}
+            other => eprintln!("private-containerd: unknown order {other:?}; there are `kill` and `start`"),
+        }
+    }
+    Ok(())
+}
+
+/// The lines of standard input, until it ends. Read by a thread of its own, which the end of the process may find waiting.
+fn orders() -> Result<mpsc::Receiver<String>> {
+    let (sender, receiver) = mpsc::channel(1);
+    std::thread::Builder::new()
+        .name("orders".to_owned())
+        .spawn(move || {
+            for line in std::io::stdin().lines().map_while(Result::ok) {
+                if sender.blocking_send(line).is_err() {
+                    return;
+                }
+            }
+        })
+        .context("cannot start a thread for orders")?;
+    Ok(receiver)
+}
+
+fn say(answer: &impl Serialize) -> Result<()> {
+    use std::io::Write as _;
+    let mut line = serde_json::to_string(answer).context("cannot encode the answer")?;
+    line.push('\n');
+    std::io::stdout().write_all(line.as_bytes()).context("cannot answer")
+}

@@ -1,0 +1,237 @@
+//! One containerd, from its first file to its last trace.
+
+use std::fs;
+use std::fs::File;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::bail;
+use keblet_peers::BUSYBOX_IMAGE;
+use keblet_peers::Cache;
+use keblet_peers::PAUSE_IMAGE;
+use keblet_peers::PROBE_IMAGE;
+use keblet_peers::Ready;
+use nix::sys::signal::Signal;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+use tokio::process::Child;
+use tokio::process::Command;
+use tokio::time::Instant;
+use tokio::time::sleep;
+use tokio::time::timeout;
+
+use crate::config;
+use crate::config::Layout;
+use crate::cri::Cri;
+use crate::network;
+use crate::traces::SharedFolders;
+use crate::traces::Traces;
+
+const START_DEADLINE: Duration = Duration::from_secs(30);
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+const REMOVE_DEADLINE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
+const LOG_TAIL: usize = 15;
+
+/// A containerd with all that belongs to it.
+pub struct Runtime {
+    cache: Cache,
+    layout: Layout,
+    containerd: Option<Child>,
+    shared: Option<SharedFolders>,
+}
+
+impl Runtime {
+    /// Names a runtime; nothing but its folder exists yet.
+    pub fn new(cache: Cache, layout: Layout) -> Self {
+        Self { cache, layout, containerd: None, shared: None }
+    }
+
+    /// Makes network, cgroups and configuration, starts containerd and gives it the test images.
+    pub async fn start_new(&mut self) -> Result<Ready> {
+        self.cache.check()?;
+        self.shared = Some(SharedFolders::enter()?);
+        write(&self.layout.config(), &config::containerd(&self.layout, &self.cache))?;
+        write(&self.layout.cni_list(), &config::cni(&self.layout))?;
+        Traces::of(&self.layout).create_cgroups()?;
+        network::create(&self.layout, &self.cache).await?;
+        let ready = self.start().await?;
+        self.import_images().await?;
+        Ok(ready)
+    }
+
+    /// Starts containerd and waits until it answers.
+    pub async fn start(&mut self) -> Result<Ready> {
+        if self.containerd.is_some() {
+            bail!("containerd runs already");
+        }
+        let log = File::options()
+            .append(true)
+            .create(true)
+            .open(self.layout.log())
+            .with_context(|| format!("cannot open {}", self.layout.log().display()))?;
+        let program = self.cache.containerd_bin().join("containerd");
+        let containerd = self
+            .command("containerd")
+            .arg("--config")
+            .arg(self.layout.config())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("cannot share the log")?)
+            .stderr(log)
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let pid = containerd.id().context("containerd ended at once")?;
+        self.containerd = Some(containerd);
+        self.wait_until_ready().await?;
+        Ok(Ready {
+            dir: self.layout.dir.clone(),
+            socket: self.layout.socket(),
+            pid: i32::try_from(pid).context("containerd has a strange process id")?,
+            cgroup_root: self.layout.cgroup_root.clone(),
+            bridge: self.layout.bridge.clone(),
+            pod_subnet: self.layout.subnet(),
+        })
+    }
+
+    /// Kills containerd with SIGKILL.
+    pub async fn kill(&mut self) -> Result<()> {
+        let mut containerd = self.containerd.take().context("containerd does not run")?;
+        containerd.kill().await.context("cannot kill containerd")
+    }
+
+    /// Removes everything and returns what is left all the same.
+    pub async fn clean_up(&mut self) -> Vec<String> {
+        let mut failures = self.remove_pods().await;
+        self.stop().await;
+        let traces = Traces::of(&self.layout);
+        failures.extend(traces.remove().await);
+        if let Err(error) = network::remove(&self.layout, &self.cache).await {
+            failures.push(format!("{error:#}"));
+        }
+        if let Some(shared) = self.shared.take() {
+            failures.extend(shared.leave());
+        }
+        // A failed call matters only if it left something; what is left is looked for afresh.
+        let mut left = traces.left();
+        if network::exists(&self.layout) {
+            left.push(format!("network interface {}", self.layout.bridge));
+        }
+        if !left.is_empty() {
+            left.extend(failures);
+        }
+        left
+    }
+
+    /// Through CRI, as long as containerd lives or can be revived.
+    async fn remove_pods(&mut self) -> Vec<String> {
+        if self.shared.is_none() {
+            return Vec::new();
+        }
+        let alive = match self.containerd.as_mut().map(Child::try_wait) {
+            Some(Ok(None)) => true,
+            Some(_) | None => {
+                self.containerd = None;
+                false
+            }
+        };
+        if !alive && let Err(error) = self.start().await {
+            return vec![format!("{error:#}")];
+        }
+        let removal = async {
+            match Cri::connect(&self.layout.socket()).await {
+                Ok(mut cri) => cri.remove_all().await,
+                Err(error) => vec![format!("{error:#}")],
+            }
+        };
+        timeout(REMOVE_DEADLINE, removal).await.unwrap_or_else(|_| vec!["removing the pods took too long".to_owned()])
+    }
+
+    async fn stop(&mut self) {
+        let Some(mut containerd) = self.containerd.take() else { return };
+        if let Some(pid) = containerd.id().and_then(|pid| i32::try_from(pid).ok()) {
+            // It is our child and not reaped yet, so the process id is still its own.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+        }
+        if timeout(STOP_DEADLINE, containerd.wait()).await.is_err() {
+            let _ = containerd.kill().await;
+        }
+    }
+
+    async fn wait_until_ready(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START_DEADLINE;
+        loop {
+            let attempt = async { Cri::connect(&self.layout.socket()).await?.ready().await };
+            let error = match attempt.await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if let Some(containerd) = &mut self.containerd
+                && let Some(status) = containerd.try_wait().context("cannot wait for containerd")?
+            {
+                bail!("containerd ended with {status}; it said:\n{}", self.log_tail());
+            }
+            if Instant::now() > deadline {
+                return Err(error.context(format!("containerd is not ready; it said:\n{}", self.log_tail())));
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    async fn import_images(&self) -> Result<()> {
+        let images = self.cache.images();
+        let output = self
+            .command("ctr")
+            .arg("--address")
+            .arg(self.layout.socket())
+            .args(["--namespace", "k8s.io", "images", "import"])
+            .arg(&images)
+            .output()
+            .await
+            .context("cannot run ctr")?;
+        if !output.status.success() {
+            bail!("cannot import {}: {}", images.display(), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        // The CRI plugin hears of new images by an event of its own.
+        let mut cri = Cri::connect(&self.layout.socket()).await?;
+        let deadline = Instant::now() + START_DEADLINE;
+        loop {
+            let names = cri.images().await?;
+            let missing = [PAUSE_IMAGE, PROBE_IMAGE, BUSYBOX_IMAGE]
+                .into_iter()
+                .find(|image| !names.iter().any(|name| name == image));
+            match missing {
+                None => return Ok(()),
+                Some(image) if Instant::now() > deadline => bail!("{image} is not in {}", images.display()),
+                Some(_) => sleep(POLL).await,
+            }
+        }
+    }
+
+    /// A program of the cache, which finds its fellows and libraries there.
+    fn command(&self, program: &str) -> Command {
+        let bin = self.cache.containerd_bin();
+        let mut path = bin.clone().into_os_string();
+        if let Some(inherited) = std::env::var_os("PATH") {
+            path.push(":");
+            path.push(inherited);
+        }
+        let mut command = Command::new(bin.join(program));
+        command.env("PATH", path).env("LD_LIBRARY_PATH", self.cache.libraries()).env_remove("NOTIFY_SOCKET");
+        command
+    }
+
+    fn log_tail(&self) -> String {
+        let log = fs::read(self.layout.log()).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(LOG_TAIL)..].join("\n")
+    }
+}
+
+fn write(path: &std::path::Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

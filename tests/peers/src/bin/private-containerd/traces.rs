@@ -1,0 +1,317 @@
+//! What a runtime leaves on the host: processes, mounts, cgroups, files. Owns finding and removing them.
+//!
+//! Comes after the clean-up through CRI, for what that missed. Refuses to touch anything that does not bear the
+//! runtime's own names, and to delete through a mount.
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::fs;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use nix::fcntl::Flock;
+use nix::fcntl::FlockArg;
+use nix::mount::MntFlags;
+use nix::mount::umount2;
+use nix::sys::signal::Signal;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+use tokio::time::Instant;
+use tokio::time::sleep;
+
+use crate::config::Layout;
+
+const DYING_DEADLINE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(20);
+
+/// The traces of one runtime.
+pub struct Traces {
+    dir: PathBuf,
+    socket: PathBuf,
+    cgroup_root: String,
+}
+
+impl Traces {
+    /// Those of a runtime with this layout.
+    pub fn of(layout: &Layout) -> Self {
+        Self { dir: layout.dir.clone(), socket: layout.socket(), cgroup_root: layout.cgroup_root.clone() }
+    }
+
+    /// Makes the runtime's cgroup in every hierarchy.
+    pub fn create_cgroups(&self) -> Result<()> {
+        for cgroup in self.cgroups() {
+            fs::create_dir(&cgroup).with_context(|| format!("cannot create cgroup {}", cgroup.display()))?;
+            // A new cgroup of the v1 cpuset controller has no CPUs, and nobody can enter it until it has.
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                let (own, parent) = (cgroup.join(file), cgroup.join("..").join(file));
+                if cgroup.join("cpuset.sched_load_balance").exists() {
+                    let value = fs::read(&parent).with_context(|| format!("cannot read {}", parent.display()))?;
+                    fs::write(&own, value).with_context(|| format!("cannot write {}", own.display()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes everything and returns what failed on the way.
+    pub async fn remove(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        kill_and_wait(|| self.processes()).await;
+        for mount in self.mounts().iter().rev() {
+            if let Err(errno) = umount2(mount, MntFlags::MNT_DETACH) {
+                failures.push(format!("cannot unmount {}: {errno}", mount.display()));
+            }
+        }
+        for cgroup in self.cgroups() {
+            kill_and_wait(|| members(&cgroup)).await;
+            if let Err(error) = remove_cgroup(&cgroup).await {
+                failures.push(format!("cannot remove cgroup {}: {error}", cgroup.display()));
+            }
+        }
+        if self.mounts().is_empty()
+            && let Err(error) = fs::remove_dir_all(&self.dir)
+            && error.kind() != ErrorKind::NotFound
+        {
+            failures.push(format!("cannot remove {}: {error}", self.dir.display()));
+        }
+        failures
+    }
+
+    /// What is still there.
+    pub fn left(&self) -> Vec<String> {
+        let mut left: Vec<String> = self.processes().into_iter().map(|pid| format!("process {pid}")).collect();
+        left.extend(self.mounts().iter().map(|mount| format!("mount {}", mount.display())));
+        left.extend(
+            self.cgroups().iter().filter(|path| path.exists()).map(|path| format!("cgroup {}", path.display())),
+        );
+        if self.dir.exists() {
+            left.push(format!("folder {}", self.dir.display()));
+        }
+        left
+    }
+
+    /// The shims, known by the socket they were given, and all their descendants.
+    fn processes(&self) -> Vec<i32> {
+        let socket = self.socket.as_os_str().as_encoded_bytes();
+        let mut parents = HashMap::new();
+        let mut ours = HashSet::new();
+        for pid in process_ids() {
+            let Some(parent) = parent(pid) else { continue };
+            parents.insert(pid, parent);
+            let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = command.split(|byte| *byte == 0);
+            if words.by_ref().any(|word| word == b"-address") && words.next() == Some(socket) {
+                ours.insert(pid);
+            }
+        }
+        loop {
+            let children: Vec<i32> = parents
+                .iter()
+                .filter(|(pid, parent)| ours.contains(parent) && !ours.contains(pid))
+                .map(|(pid, _)| *pid)
+                .collect();
+            if children.is_empty() {
+                return ours.into_iter().collect();
+            }
+            ours.extend(children);
+        }
+    }
+
+    fn mounts(&self) -> Vec<PathBuf> {
+        mounts().into_iter().map(|mount| mount.point).filter(|point| point.starts_with(&self.dir)).collect()
+    }
+
+    fn cgroups(&self) -> Vec<PathBuf> {
+        hierarchies().into_iter().map(|root| root.join(self.cgroup_root.trim_start_matches('/'))).collect()
+    }
+}
+
+/// Folders whose names are fixed in containerd and its shim, so that all runtimes of a host share them.
+///
+/// Whoever uses them holds a shared lock; who can get it exclusively is the last one and removes them, if they are empty
+/// and no containerd of the system's lives there.
+pub struct SharedFolders {
+    lock: Flock<File>,
+}
+
+impl SharedFolders {
+    const SOCKETS: &str = "/run/containerd/s";
+    const SYSTEM: &str = "/run/containerd/containerd.sock";
+    const ALL: [&str; 4] = [Self::SOCKETS, "/run/containerd", "/var/lib/cni/results", "/var/lib/cni"];
+    /// Where the CRI plugin puts containers of pods that name no cgroup.
+    const CGROUP: &str = "k8s.io";
+
+    /// Makes the folders and holds them.
+    pub fn enter() -> Result<Self> {
+        loop {
+            fs::create_dir_all(Self::SOCKETS).with_context(|| format!("cannot create {}", Self::SOCKETS))?;
+            let folder = File::open(Self::SOCKETS).with_context(|| format!("cannot open {}", Self::SOCKETS))?;
+            let lock = Flock::lock(folder, FlockArg::LockShared)
+                .map_err(|(_, errno)| errno)
+                .with_context(|| format!("cannot lock {}", Self::SOCKETS))?;
+            // The last user may have removed the folder while we opened it.
+            let held = lock.metadata().context("cannot look at the locked folder")?.ino();
+            if fs::metadata(Self::SOCKETS).is_ok_and(|now| now.ino() == held) {
+                return Ok(Self { lock });
+            }
+        }
+    }
+
+    /// Removes them if nobody else is there, and returns what failed.
+    pub fn leave(self) -> Vec<String> {
+        if self.lock.relock(FlockArg::LockExclusiveNonblock).is_err() || Path::new(Self::SYSTEM).exists() {
+            return Vec::new();
+        }
+        let cgroups = hierarchies().into_iter().map(|root| root.join(Self::CGROUP));
+        let folders = Self::ALL.into_iter().map(PathBuf::from);
+        cgroups.chain(folders).filter_map(|path| remove_empty(&path).err()).collect()
+    }
+}
+
+fn remove_empty(path: &Path) -> Result<(), String> {
+    match fs::remove_dir(path) {
+        Err(error) => match error.kind() {
+            ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty | ErrorKind::ResourceBusy => Ok(()),
+            _ => Err(format!("cannot remove {}: {error}", path.display())),
+        },
+        Ok(()) => Ok(()),
+    }
+}
+
+async fn kill_and_wait(victims: impl Fn() -> Vec<i32>) {
+    let deadline = Instant::now() + DYING_DEADLINE;
+    loop {
+        let alive = victims();
+        if alive.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        for pid in alive {
+            // Gone meanwhile is as good as killed.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// All processes of a cgroup and those below it.
+fn members(cgroup: &Path) -> Vec<i32> {
+    let own = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    let mut pids: Vec<i32> = own.lines().filter_map(|line| line.parse().ok()).collect();
+    pids.extend(children(cgroup).iter().flat_map(|child| members(child)));
+    pids
+}
+
+/// Removes a cgroup and those below it; a dead process may hold one for a moment.
+async fn remove_cgroup(cgroup: &Path) -> std::io::Result<()> {
+    let mut order = vec![cgroup.to_owned()];
+    let mut next = 0;
+    while let Some(parent) = order.get(next) {
+        order.extend(children(&parent.clone()));
+        next += 1;
+    }
+    let deadline = Instant::now() + DYING_DEADLINE;
+    for path in order.iter().rev() {
+        loop {
+            match fs::remove_dir(path) {
+                Ok(()) => break,
+                Err(error) if error.kind() == ErrorKind::NotFound => break,
+                Err(error) if Instant::now() > deadline => return Err(error),
+                Err(_) => sleep(POLL).await,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn children(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+fn process_ids() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The parent of a process that is not a zombie.
+fn parent(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold spaces and parentheses; the last one ends it.
+    let (_, after) = stat.rsplit_once(')')?;
+    let mut words = after.split_whitespace();
+    let state = words.next()?;
+    let parent = words.next()?.parse().ok()?;
+    (state != "Z").then_some(parent)
+}
+
+struct Mount {
+    point: PathBuf,
+    kind: String,
+}
+
+/// Where cgroup hierarchies are mounted.
+fn hierarchies() -> Vec<PathBuf> {
+    mounts()
+        .into_iter()
+        .filter(|mount| mount.kind == "cgroup" || mount.kind == "cgroup2")
+        .map(|mount| mount.point)
+        .collect()
+}
+
+fn mounts() -> Vec<Mount> {
+    parse_mounts(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+}
+
+fn parse_mounts(mountinfo: &str) -> Vec<Mount> {
+    mountinfo
+        .lines()
+        .filter_map(|line| {
+            let (before, after) = line.split_once(" - ")?;
+            let point = PathBuf::from(unescape(before.split(' ').nth(4)?));
+            Some(Mount { point, kind: after.split(' ').next()?.to_owned() })
+        })
+        .collect()
+}
+
+/// Undoes the kernel's octal escapes of blanks and backslashes.
+fn unescape(text: &str) -> String {
+    ["\\040", "\\011", "\\012", "\\134"]
+        .into_iter()
+        .zip([" ", "\t", "\n", "\\"])
+        .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_are_read_with_their_kind() {
+        let text = "\
+36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
+37 35 0:30 / /sys/fs/cgroup/cpu rw,relatime shared:2 master:1 - cgroup cgroup rw,cpu
+38 35 0:31 / /a\\040b rw - overlay overlay rw
+";
+        let read: Vec<(String, String)> =
+            parse_mounts(text).into_iter().map(|mount| (mount.point.display().to_string(), mount.kind)).collect();
+        let expected = [("/mnt2", "ext3"), ("/sys/fs/cgroup/cpu", "cgroup"), ("/a b", "overlay")];
+        assert_eq!(read, expected.map(|(point, kind)| (point.to_owned(), kind.to_owned())));
+    }
+
+    #[test]
+    fn a_process_knows_its_parent() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(parent(own), Some(nix::unistd::getppid().as_raw()));
+        assert_eq!(parent(i32::MAX), None);
+    }
+}

@@ -1,0 +1,176 @@
+//! The private runtime runs pods, survives orders, and leaves nothing behind however its user ends.
+#![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
+
+use std::fs;
+use std::io::BufRead as _;
+use std::io::BufReader;
+use std::io::Read as _;
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Stdio;
+use std::time::Duration;
+use std::time::Instant;
+
+use keblet_peers::Cache;
+use keblet_peers::Options;
+use keblet_peers::PROBE_IMAGE;
+use keblet_peers::PrivateContainerd;
+use keblet_peers::Ready;
+use keblet_proto::cri::v1::ContainerConfig;
+use keblet_proto::cri::v1::ContainerMetadata;
+use keblet_proto::cri::v1::CreateContainerRequest;
+use keblet_proto::cri::v1::ImageSpec;
+use keblet_proto::cri::v1::LinuxPodSandboxConfig;
+use keblet_proto::cri::v1::ListContainersRequest;
+use keblet_proto::cri::v1::PodSandboxConfig;
+use keblet_proto::cri::v1::PodSandboxMetadata;
+use keblet_proto::cri::v1::PodSandboxStatusRequest;
+use keblet_proto::cri::v1::RunPodSandboxRequest;
+use keblet_proto::cri::v1::StartContainerRequest;
+use keblet_proto::cri::v1::runtime_service_client::RuntimeServiceClient;
+use tonic::transport::Channel;
+use tonic::transport::Endpoint;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn options() -> Options {
+    Options { dir: None, supervisor: Some(PathBuf::from(env!("CARGO_BIN_EXE_private-containerd"))) }
+}
+
+async fn connect(ready: &Ready) -> RuntimeServiceClient<Channel> {
+    let address = format!("unix:{}", ready.socket.display());
+    RuntimeServiceClient::new(Endpoint::from_shared(address).unwrap().connect().await.unwrap())
+}
+
+/// Runs a pod of one container and returns its address.
+async fn run_pod(ready: &Ready, name: &str, command: &[&str]) -> String {
+    let mut cri = connect(ready).await;
+    let sandbox = PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: name.to_owned(),
+            uid: format!("uid-{name}"),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        }),
+        linux: Some(LinuxPodSandboxConfig {
+            cgroup_parent: format!("{}/{name}", ready.cgroup_root),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let run = RunPodSandboxRequest { config: Some(sandbox.clone()), ..Default::default() };
+    let pod = cri.run_pod_sandbox(run).await.unwrap().into_inner().pod_sandbox_id;
+    let config = ContainerConfig {
+        metadata: Some(ContainerMetadata { name: "main".to_owned(), attempt: 0 }),
+        image: Some(ImageSpec { image: PROBE_IMAGE.to_owned(), ..Default::default() }),
+        command: command.iter().map(|&word| word.to_owned()).collect(),
+        ..Default::default()
+    };
+    let create =
+        CreateContainerRequest { pod_sandbox_id: pod.clone(), config: Some(config), sandbox_config: Some(sandbox) };
+    let container_id = cri.create_container(create).await.unwrap().into_inner().container_id;
+    cri.start_container(StartContainerRequest { container_id }).await.unwrap();
+    let status = PodSandboxStatusRequest { pod_sandbox_id: pod, ..Default::default() };
+    let status = cri.pod_sandbox_status(status).await.unwrap().into_inner().status.unwrap();
+    status.network.unwrap().ip
+}
+
+fn get(address: &str) -> String {
+    let deadline = Instant::now() + PATIENCE;
+    let mut stream = loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => break stream,
+            Err(error) if Instant::now() > deadline => panic!("{address}: {error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: pod\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// Looks for traces with means other than the supervisor's own.
+fn assert_nothing_left(ready: &Ready) {
+    assert!(!ready.dir.exists(), "{} is left", ready.dir.display());
+    assert!(!Path::new("/sys/class/net").join(&ready.bridge).exists(), "{} is left", ready.bridge);
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let dir = ready.dir.display().to_string();
+    assert!(!mounts.contains(&dir), "mounts are left:\n{mounts}");
+    for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+        let cgroup = hierarchy.path().join(ready.cgroup_root.trim_start_matches('/'));
+        assert!(!cgroup.exists(), "{} is left", cgroup.display());
+    }
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let command = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let command = String::from_utf8_lossy(&command).replace('\0', " ");
+        assert!(!command.contains(&dir), "process is left: {command}");
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs root and `cargo xtask setup`"]
+async fn pods_run_are_reached_and_vanish() {
+    let containerd = PrivateContainerd::start(&Cache::locate(), &options()).unwrap();
+    let ready = containerd.ready().clone();
+    let address = run_pod(&ready, "web", &["/probe", "web", "--port", "8080"]).await;
+    let answer = get(&format!("{address}:8080"));
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    containerd.stop().unwrap();
+    assert_nothing_left(&ready);
+}
+
+#[tokio::test]
+#[ignore = "needs root and `cargo xtask setup`"]
+async fn containers_outlive_containerd() {
+    let mut containerd = PrivateContainerd::start(&Cache::locate(), &options()).unwrap();
+    let ready = containerd.ready().clone();
+    let address = run_pod(&ready, "web", &["/probe", "web", "--port", "8080"]).await;
+    containerd.kill().unwrap();
+    assert!(!Path::new(&format!("/proc/{}", ready.pid)).exists());
+    assert!(get(&format!("{address}:8080")).starts_with("HTTP/1.1 200 OK\r\n"));
+    containerd.restart().unwrap();
+    assert_ne!(containerd.ready().pid, ready.pid);
+    let mut cri = connect(&ready).await;
+    let containers = cri.list_containers(ListContainersRequest::default()).await.unwrap().into_inner().containers;
+    assert_eq!(containers.len(), 1);
+    containerd.stop().unwrap();
+    assert_nothing_left(&ready);
+}
+
+#[tokio::test]
+#[ignore = "needs root and `cargo xtask setup`"]
+async fn nothing_is_left_when_the_user_dies() {
+    let mut supervisor = Command::new(env!("CARGO_BIN_EXE_private-containerd"))
+        .arg("--cache")
+        .arg(Cache::locate().root())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut answers = BufReader::new(supervisor.stdout.take().unwrap());
+    let mut line = String::new();
+    answers.read_line(&mut line).unwrap();
+    let ready: Ready = serde_json::from_str(&line).unwrap();
+    for name in ["one", "two", "three"] {
+        run_pod(&ready, name, &["/probe", "run"]).await;
+    }
+    // A killed user's pipes close without a word; and its runtime may have been dead already.
+    writeln!(supervisor.stdin.as_mut().unwrap(), "kill").unwrap();
+    line.clear();
+    answers.read_line(&mut line).unwrap();
+    assert_eq!(line, "null\n");
+    drop(answers);
+    drop(supervisor.stdin.take());
+    assert!(supervisor.wait().unwrap().success());
+    assert_nothing_left(&ready);
+}
+
+#[test]
+fn a_missing_cache_is_said_with_its_cure() {
+    let error = PrivateContainerd::start(&Cache::at("/nowhere"), &options()).unwrap_err();
+    assert!(error.to_string().contains("cargo xtask setup"), "{error:#}");
+}

@@ -1,0 +1,191 @@
+//! The command line. Owns its grammar; refuses to act on it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Shown for `--help` and after a mistake.
+pub const HELP: &str = "\
+Test program of keblet's images.
+
+Usage:
+  probe run [--stamp PATH]                        live until SIGTERM, reap orphans as PID 1, exit 0
+  probe exit [--code K] [--after-ms N] [--stamp PATH] [--once-file PATH]
+                                                  exit with K after N ms; with --once-file only the first time
+                                                  (the file is created then), later starts live until SIGTERM
+  probe oom --mb N [--child]                      touch N MiB; with --child a child does, and the parent lives on
+  probe web [--port P]                            answer every HTTP request with 200 (port 8080)
+  probe fork-exit                                 fork a child that lives on, then exit 0
+
+A stamp file gets one line `start NANOSECONDS` at the start and `exit NANOSECONDS` just before the exit, both of
+CLOCK_MONOTONIC.
+";
+
+/// What to do.
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    /// Live until SIGTERM.
+    Run {
+        /// Where to write the stamps.
+        stamp: Option<PathBuf>,
+    },
+    /// Exit after a while.
+    Exit(Exit),
+    /// Allocate memory and touch it.
+    Oom {
+        /// How much, in MiB.
+        megabytes: usize,
+        /// Whether a forked child does it.
+        child: bool,
+    },
+    /// Serve HTTP.
+    Web {
+        /// The TCP port on all addresses.
+        port: u16,
+    },
+    /// Leave an orphan behind.
+    ForkExit,
+}
+
+/// How to exit.
+#[derive(Debug, Default, PartialEq)]
+pub struct Exit {
+    /// Exit code.
+    pub code: u8,
+    /// How long to live before.
+    pub after: Duration,
+    /// Where to write the stamps.
+    pub stamp: Option<PathBuf>,
+    /// Exit only if this file is not there yet, and create it.
+    pub once_file: Option<PathBuf>,
+}
+
+impl Action {
+    /// Reads a command line without the program's name.
+    pub fn parse(arguments: &[String]) -> Result<Self, String> {
+        let (name, rest) = arguments.split_first().ok_or("no action given")?;
+        let mut options = Options(rest.iter());
+        match name.as_str() {
+            "run" => {
+                let mut stamp = None;
+                while let Some(option) = options.next() {
+                    match option {
+                        "--stamp" => stamp = Some(options.path(option)?),
+                        _ => return Err(unknown(name, option)),
+                    }
+                }
+                Ok(Self::Run { stamp })
+            }
+            "exit" => Exit::parse(options).map(Self::Exit),
+            "oom" => {
+                let (mut megabytes, mut child) = (None, false);
+                while let Some(option) = options.next() {
+                    match option {
+                        "--mb" => megabytes = Some(options.number(option)?),
+                        "--child" => child = true,
+                        _ => return Err(unknown(name, option)),
+                    }
+                }
+                Ok(Self::Oom { megabytes: megabytes.ok_or("oom: --mb is missing")?, child })
+            }
+            "web" => {
+                let mut port = 8080;
+                while let Some(option) = options.next() {
+                    match option {
+                        "--port" => port = options.number(option)?,
+                        _ => return Err(unknown(name, option)),
+                    }
+                }
+                Ok(Self::Web { port })
+            }
+            "fork-exit" => options.next().map_or(Ok(Self::ForkExit), |option| Err(unknown(name, option))),
+            _ => Err(format!("unknown action {name:?}")),
+        }
+    }
+}
+
+impl Exit {
+    fn parse(mut options: Options<'_>) -> Result<Self, String> {
+        let mut exit = Self::default();
+        while let Some(option) = options.next() {
+            match option {
+                "--code" => exit.code = options.number(option)?,
+                "--after-ms" => exit.after = Duration::from_millis(options.number(option)?),
+                "--stamp" => exit.stamp = Some(options.path(option)?),
+                "--once-file" => exit.once_file = Some(options.path(option)?),
+                _ => return Err(unknown("exit", option)),
+            }
+        }
+        Ok(exit)
+    }
+}
+
+struct Options<'a>(std::slice::Iter<'a, String>);
+
+impl<'a> Options<'a> {
+    fn next(&mut self) -> Option<&'a str> {
+        self.0.next().map(String::as_str)
+    }
+
+    fn value(&mut self, option: &str) -> Result<&'a str, String> {
+        self.next().ok_or_else(|| format!("{option} needs a value"))
+    }
+
+    fn path(&mut self, option: &str) -> Result<PathBuf, String> {
+        self.value(option).map(PathBuf::from)
+    }
+
+    fn number<T: std::str::FromStr>(&mut self, option: &str) -> Result<T, String> {
+        let value = self.value(option)?;
+        value.parse().map_err(|_| format!("{option}: {value:?} is not a number that fits"))
+    }
+}
+
+fn unknown(action: &str, option: &str) -> String {
+    format!("{action}: unknown option {option:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Action, String> {
+        let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Action::parse(&arguments)
+    }
+
+    #[test]
+    fn every_action_is_understood() {
+        let exit =
+            Exit { code: 3, after: Duration::from_millis(250), stamp: Some("/s".into()), once_file: Some("/o".into()) };
+        let cases = [
+            ("run", Action::Run { stamp: None }),
+            ("run --stamp /s", Action::Run { stamp: Some("/s".into()) }),
+            ("exit", Action::Exit(Exit::default())),
+            ("exit --code 3 --after-ms 250 --stamp /s --once-file /o", Action::Exit(exit)),
+            ("oom --mb 64", Action::Oom { megabytes: 64, child: false }),
+            ("oom --child --mb 64", Action::Oom { megabytes: 64, child: true }),
+            ("web", Action::Web { port: 8080 }),
+            ("web --port 80", Action::Web { port: 80 }),
+            ("fork-exit", Action::ForkExit),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(parse(line), Ok(expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let cases = [
+            ("", "no action given"),
+            ("sleep", "unknown action \"sleep\""),
+            ("run --port 1", "run: unknown option \"--port\""),
+            ("exit --code 256", "--code: \"256\" is not a number that fits"),
+            ("exit --stamp", "--stamp needs a value"),
+            ("oom --child", "oom: --mb is missing"),
+            ("fork-exit now", "fork-exit: unknown option \"now\""),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(parse(line), Err(expected.to_owned()), "{line}");
+        }
+    }
+}

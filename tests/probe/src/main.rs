@@ -1,0 +1,48 @@
+//! The one program of the test images.
+//!
+//! Owns what a container does in tests, the demo and the benchmark: live, exit, run out of memory, serve HTTP, leave
+//! an orphan. Refuses to know anything of pods, runtimes or the agent. It says what it does in stamps taken from the
+//! monotonic clock, so that latency is measured by the containers themselves.
+
+mod arguments;
+mod memory;
+mod process;
+mod stamp;
+mod web;
+
+use std::process::ExitCode;
+
+use arguments::Action;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_none_or(|first| first == "--help" || first == "help") {
+        print!("{}", arguments::HELP);
+        return ExitCode::SUCCESS;
+    }
+    let action = match Action::parse(&arguments) {
+        Ok(action) => action,
+        Err(reason) => {
+            eprintln!("probe: {reason}\n\n{}", arguments::HELP);
+            return ExitCode::from(64);
+        }
+    };
+    match perform(action) {
+        Ok(code) => ExitCode::from(code),
+        Err(reason) => {
+            eprintln!("probe: {reason}");
+            ExitCode::from(70)
+        }
+    }
+}
+
+fn perform(action: Action) -> Result<u8, String> {
+    process::block_signals()?;
+    match action {
+        Action::Run { stamp } => process::run(&stamp),
+        Action::Exit(exit) => process::exit(&exit),
+        Action::Oom { megabytes, child } => memory::exhaust(megabytes, child),
+        Action::Web { port } => web::serve(port),
+        Action::ForkExit => process::fork_and_exit(),
+    }
+}

@@ -1,0 +1,115 @@
+//! Living and ending. Owns signals and the duties of PID 1.
+
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+use std::time::Instant;
+
+use nix::poll::PollFd;
+use nix::poll::PollFlags;
+use nix::poll::PollTimeout;
+use nix::poll::poll;
+use nix::sys::signal::SigSet;
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+use nix::sys::wait::WaitPidFlag;
+use nix::sys::wait::WaitStatus;
+use nix::sys::wait::waitpid;
+use nix::unistd::ForkResult;
+use nix::unistd::fork;
+
+use crate::arguments::Exit;
+use crate::stamp;
+
+/// Keeps SIGTERM, SIGINT and SIGCHLD pending until they are asked for; to be called before any thread or child exists.
+///
+/// PID 1 gets no signal it has no handler for, but a blocked one that is waited for reaches it all the same.
+pub fn block_signals() -> Result<(), String> {
+    awaited().thread_block().map_err(|errno| format!("cannot block signals: {errno}"))
+}
+
+/// Lives until told to end, reaping every child that ends.
+pub fn run(stamp: &Option<PathBuf>) -> Result<u8, String> {
+    stamp::write(stamp, "start")?;
+    live(None)?;
+    stamp::write(stamp, "exit")?;
+    Ok(0)
+}
+
+/// Exits as told, or lives on when it already did so once.
+pub fn exit(exit: &Exit) -> Result<u8, String> {
+    stamp::write(&exit.stamp, "start")?;
+    let again = match &exit.once_file {
+        Some(path) => !create(path)?,
+        None => false,
+    };
+    let told = live((!again).then_some(exit.after))?;
+    stamp::write(&exit.stamp, "exit")?;
+    Ok(if told { 0 } else { exit.code })
+}
+
+/// Leaves a child behind that lives on in the same PID namespace.
+pub fn fork_and_exit() -> Result<u8, String> {
+    // SAFETY: the process has one thread, so the child may go on with ordinary code.
+    match unsafe { fork() }.map_err(|errno| format!("cannot fork: {errno}"))? {
+        ForkResult::Parent { child } => {
+            println!("child {child} lives on");
+            Ok(0)
+        }
+        ForkResult::Child => run(&None),
+    }
+}
+
+/// Reaps children until SIGTERM or SIGINT arrives (true) or the time is over (false).
+pub fn live(time: Option<Duration>) -> Result<bool, String> {
+    let deadline = time.map(|time| Instant::now() + time);
+    let signals = SignalFd::new(&awaited()).map_err(|errno| format!("cannot wait for signals: {errno}"))?;
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        // Rounded up, so that the loop does not spin through the last millisecond.
+        let timeout = left.map_or(PollTimeout::NONE, |left| {
+            PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
+        });
+        let mut ready = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        let count = poll(&mut ready, timeout).map_err(|errno| format!("cannot wait for signals: {errno}"))?;
+        if count == 0 {
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return Ok(false);
+            }
+            continue;
+        }
+        match signals.read_signal().map_err(|errno| format!("cannot read a signal: {errno}"))? {
+            Some(info) if info.ssi_signo == Signal::SIGCHLD as u32 => reap(),
+            Some(_) => return Ok(true),
+            None => {}
+        }
+    }
+}
+
+fn awaited() -> SigSet {
+    [Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD].into_iter().collect()
+}
+
+/// Reaps all children that have ended, and says how.
+fn reap() {
+    loop {
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::Exited(pid, code)) => println!("child {pid} exited with code {code}"),
+            Ok(WaitStatus::Signaled(pid, signal, _)) => println!("child {pid} was killed by {signal}"),
+            Ok(WaitStatus::StillAlive) | Err(_) => return,
+            Ok(_) => {}
+        }
+    }
+}
+
+/// Creates the file; false if it is there already.
+fn create(path: &Path) -> Result<bool, String> {
+    match OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(format!("cannot create {}: {error}", path.display())),
+    }
+}

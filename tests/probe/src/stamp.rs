@@ -1,0 +1,20 @@
+//! Stamp files: when a container's process started and ended, by its own clock.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use nix::time::ClockId;
+use nix::time::clock_gettime;
+
+/// Appends `WORD NANOSECONDS` (CLOCK_MONOTONIC) to the stamp file, if there is one.
+///
+/// The line goes out in one write, so that several processes may share a file.
+pub fn write(path: &Option<PathBuf>, word: &str) -> Result<(), String> {
+    let Some(path) = path else { return Ok(()) };
+    let fail = |error: std::io::Error| format!("cannot append to stamp file {}: {error}", path.display());
+    let mut file = OpenOptions::new().append(true).create(true).open(path).map_err(fail)?;
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_err(|errno| fail(errno.into()))?;
+    let line = format!("{word} {}{:09}\n", now.tv_sec(), now.tv_nsec());
+    file.write_all(line.as_bytes()).map_err(fail)
+}

@@ -1,0 +1,202 @@
+//! The runtime's container events on their way to whoever reads them.
+//!
+//! Two habits are simulated. containerd 1.7: one queue of 1,000 shared by all readers; events pile up while nobody
+//! reads, each goes to one reader, overflow is dropped, and a reader whose connection died still swallows one more.
+//! containerd 2: a queue per reader, nothing kept for those who come later.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use keblet_proto::cri::v1;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+/// Slots of a queue, as in containerd.
+pub const QUEUE_SLOTS: usize = 1000;
+
+/// How events reach readers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// One queue, each event to one reader (containerd 1.7).
+    Shared,
+    /// A queue for each reader (containerd 2).
+    PerReader,
+    /// The runtime has no such call: Unimplemented.
+    Unsupported,
+}
+
+type Event = v1::ContainerEventResponse;
+type SharedReceiver = Arc<tokio::sync::Mutex<mpsc::Receiver<Event>>>;
+
+/// The queue, or queues.
+#[derive(Debug)]
+pub struct EventQueue {
+    delivery: Delivery,
+    state: Mutex<State>,
+    dropped: AtomicU64,
+    delivered: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct State {
+    shared: (mpsc::Sender<Event>, SharedReceiver),
+    readers: Vec<mpsc::Sender<Event>>,
+    recent: VecDeque<Event>,
+}
+
+impl EventQueue {
+    /// An empty queue.
+    pub fn new(delivery: Delivery) -> Self {
+        let state = State { shared: shared(), readers: Vec::new(), recent: VecDeque::new() };
+        Self { delivery, state: Mutex::new(state), dropped: AtomicU64::new(0), delivered: Arc::default() }
+    }
+
+    /// Events lost because a queue was full.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Events handed to a reader's connection.
+    pub fn delivered(&self) -> u64 {
+        self.delivered.load(Ordering::Relaxed)
+    }
+
+    /// Adds an event; never waits.
+    pub fn push(&self, event: Event) {
+        let mut state = self.lock();
+        if state.recent.len() == QUEUE_SLOTS {
+            state.recent.pop_front();
+        }
+        state.recent.push_back(event.clone());
+        let lose = || _ = self.dropped.fetch_add(1, Ordering::Relaxed);
+        match self.delivery {
+            Delivery::Shared => {
+                if state.shared.0.try_send(event).is_err() {
+                    lose();
+                }
+            }
+            Delivery::PerReader => state.readers.retain(|reader| match reader.try_send(event.clone()) {
+                Ok(()) => true,
+                Err(mpsc::error::TrySendError::Full(_)) => {
+                    lose();
+                    true
+                }
+                Err(mpsc::error::TrySendError::Closed(_)) => false,
+            }),
+            Delivery::Unsupported => {}
+        }
+    }
+
+    /// A new reader's stream. Ends when `life` does.
+    pub fn read(&self, life: CancellationToken) -> Result<ReceiverStream<Result<Event, Status>>, Status> {
+        let receiver = match self.delivery {
+            Delivery::Unsupported => return Err(Status::unimplemented("unknown method GetContainerEvents")),
+            Delivery::Shared => Arc::clone(&self.lock().shared.1),
+            Delivery::PerReader => {
+                let (sender, receiver) = mpsc::channel(QUEUE_SLOTS);
+                self.lock().readers.push(sender);
+                Arc::new(tokio::sync::Mutex::new(receiver))
+            }
+        };
+        let (to_connection, stream) = mpsc::channel(1);
+        let delivered = Arc::clone(&self.delivered);
+        // Waits for the next event even when its connection is dead, and loses that event: as the real one does.
+        let forward = async move {
+            while let Some(event) = next(&receiver).await {
+                if to_connection.send(Ok(event)).await.is_err() {
+                    return;
+                }
+                delivered.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        tokio::spawn(async move { life.run_until_cancelled_owned(forward).await });
+        Ok(ReceiverStream::new(stream))
+    }
+
+    /// What a restart of the runtime leaves: nothing, or the last `replay` events once more.
+    pub fn reset(&self, replay: usize) {
+        let mut state = self.lock();
+        state.shared = shared();
+        state.readers.clear();
+        let skip = state.recent.len().saturating_sub(replay);
+        for event in state.recent.iter().skip(skip) {
+            // The queue is new, and no longer than what is kept.
+            let _ = state.shared.0.try_send(event.clone());
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn next(receiver: &SharedReceiver) -> Option<Event> {
+    receiver.lock().await.recv().await
+}
+
+fn shared() -> (mpsc::Sender<Event>, SharedReceiver) {
+    let (sender, receiver) = mpsc::channel(QUEUE_SLOTS);
+    (sender, Arc::new(tokio::sync::Mutex::new(receiver)))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_stream::StreamExt;
+
+    use super::*;
+
+    fn event(id: usize) -> Event {
+        Event { container_id: id.to_string(), ..Default::default() }
+    }
+
+    async fn ids(stream: &mut ReceiverStream<Result<Event, Status>>, count: usize) -> Vec<String> {
+        let events: Vec<_> = stream.take(count).collect().await;
+        events.into_iter().map(|event| event.expect("no reader fails here").container_id).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_pile_up_and_the_overflow_is_dropped() {
+        let queue = EventQueue::new(Delivery::Shared);
+        (0..QUEUE_SLOTS + 5).for_each(|id| queue.push(event(id)));
+        assert_eq!(queue.dropped(), 5);
+        let mut reader = queue.read(CancellationToken::new()).expect("supported");
+        let all = ids(&mut reader, QUEUE_SLOTS).await;
+        assert_eq!((all.first().map(String::as_str), all.last().map(String::as_str)), (Some("0"), Some("999")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dead_reader_swallows_one_event() {
+        let queue = EventQueue::new(Delivery::Shared);
+        let dead = queue.read(CancellationToken::new()).expect("supported");
+        tokio::task::yield_now().await;
+        drop(dead);
+        let mut reader = queue.read(CancellationToken::new()).expect("supported");
+        tokio::task::yield_now().await;
+        (0..3).for_each(|id| queue.push(event(id)));
+        assert_eq!(ids(&mut reader, 2).await, ["1", "2"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn per_reader_queues_give_every_event_to_every_reader() {
+        let queue = EventQueue::new(Delivery::PerReader);
+        queue.push(event(0));
+        let mut readers = [0, 1].map(|_| queue.read(CancellationToken::new()).expect("supported"));
+        (1..3).for_each(|id| queue.push(event(id)));
+        for reader in &mut readers {
+            assert_eq!(ids(reader, 2).await, ["1", "2"]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_restart_clears_or_replays() {
+        let queue = EventQueue::new(Delivery::Shared);
+        (0..4).for_each(|id| queue.push(event(id)));
+        queue.reset(2);
+        queue.push(event(4));
+        let mut reader = queue.read(CancellationToken::new()).expect("supported");
+        assert_eq!(ids(&mut reader, 3).await, ["2", "3", "4"]);
+    }
+}

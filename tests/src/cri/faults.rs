@@ -1,0 +1,188 @@
+//! Faults: which calls misbehave and how, and what happens to events on their way.
+//!
+//! Decides only; `call` and `events` carry it out. Every draw comes from the simulation's one seeded generator.
+
+use std::time::Duration;
+
+use tonic::Code;
+
+use super::method::Method;
+
+/// What goes wrong with a call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Trouble {
+    /// The work begins this much later.
+    Slow(Duration),
+    /// The work is done in time, but the answer (and so whatever it says of the past) arrives this much later.
+    LateAnswer(Duration),
+    /// No work, no answer, ever.
+    Hang,
+    /// The work is done, the answer never comes.
+    HangAfter,
+    /// Fails without effect.
+    Fail(Code, String),
+    /// Has its effect, yet fails.
+    FailAfter(Code, String),
+}
+
+/// One rule: calls it applies to, and what becomes of them.
+#[derive(Clone, Debug)]
+pub struct CallFault {
+    method: Option<Method>,
+    object: String,
+    probability: f64,
+    times: Option<u32>,
+    trouble: Trouble,
+}
+
+impl CallFault {
+    /// Every call of `method` has this trouble.
+    pub fn on(method: Method, trouble: Trouble) -> Self {
+        Self { method: Some(method), object: String::new(), probability: 1.0, times: None, trouble }
+    }
+
+    /// Every call of any method has this trouble.
+    pub fn on_all(trouble: Trouble) -> Self {
+        Self { method: None, object: String::new(), probability: 1.0, times: None, trouble }
+    }
+
+    /// Only calls about an object with this in its name: a container is `NAME_POD_NAMESPACE_UID_ATTEMPT`, a sandbox
+    /// `POD_NAMESPACE_UID_ATTEMPT`, a list the pod UID it filters by.
+    pub fn about(self, object: &str) -> Self {
+        Self { object: object.to_owned(), ..self }
+    }
+
+    /// Only this share of the calls.
+    pub fn with_probability(self, probability: f64) -> Self {
+        Self { probability, ..self }
+    }
+
+    /// Only the next `times` calls.
+    pub fn times(self, times: u32) -> Self {
+        Self { times: Some(times), ..self }
+    }
+
+    fn applies(&self, method: Method, object: &str, rng: &mut fastrand::Rng) -> bool {
+        self.times != Some(0)
+            && self.method.is_none_or(|only| only == method)
+            && object.contains(&self.object)
+            && (self.probability >= 1.0 || rng.f64() < self.probability)
+    }
+}
+
+/// Probabilities of what befalls an event between the runtime and its reader.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EventFaults {
+    /// Never delivered.
+    pub lost: f64,
+    /// Delivered up to `late_by` later, so behind others.
+    pub late: f64,
+    /// Longest delay of a late event.
+    pub late_by: Duration,
+    /// Delivered twice.
+    pub doubled: f64,
+    /// Delivered after its successor.
+    pub swapped: f64,
+    /// Without container statuses.
+    pub bare: f64,
+    /// Without sandbox status.
+    pub anonymous: f64,
+    /// The snapshot inside was taken, then another event overtook it, and only then it got its time stamp.
+    pub stale: f64,
+    /// How much later than its snapshot a stale event is stamped and sent.
+    pub stale_by: Duration,
+}
+
+/// What befalls one event.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EventFate {
+    /// Never delivered.
+    pub lost: bool,
+    /// Delivered this much later than it was stamped.
+    pub late: Duration,
+    /// Delivered twice.
+    pub doubled: bool,
+    /// Delivered after its successor.
+    pub swapped: bool,
+    /// Without container statuses.
+    pub bare: bool,
+    /// Without sandbox status.
+    pub anonymous: bool,
+    /// Stamped (and sent) this much later than its snapshot was taken.
+    pub stale: Duration,
+}
+
+/// All rules in force.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    calls: Vec<CallFault>,
+    /// What befalls events.
+    pub events: EventFaults,
+}
+
+impl Faults {
+    /// Adds a rule; the newest matching one decides.
+    pub fn add(&mut self, fault: CallFault) {
+        self.calls.push(fault);
+    }
+
+    /// From now on nothing goes wrong. Calls already hanging keep hanging.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    pub(super) fn draw_call(&mut self, method: Method, object: &str, rng: &mut fastrand::Rng) -> Option<Trouble> {
+        let rule = self.calls.iter_mut().rev().find(|rule| rule.applies(method, object, rng))?;
+        if let Some(times) = &mut rule.times {
+            *times -= 1;
+        }
+        Some(rule.trouble.clone())
+    }
+
+    pub(super) fn draw_event(&self, rng: &mut fastrand::Rng) -> EventFate {
+        let faults = &self.events;
+        if *faults == EventFaults::default() {
+            return EventFate::default();
+        }
+        let mut happens = |probability: f64| probability > 0.0 && rng.f64() < probability;
+        let (lost, late, doubled) = (happens(faults.lost), happens(faults.late), happens(faults.doubled));
+        let (swapped, bare, anonymous) = (happens(faults.swapped), happens(faults.bare), happens(faults.anonymous));
+        let stale = if happens(faults.stale) { faults.stale_by } else { Duration::ZERO };
+        let late = if late { faults.late_by.mul_f64(rng.f64()) } else { Duration::ZERO };
+        EventFate { lost, late, doubled, swapped, bare, anonymous, stale }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_match_by_method_object_and_count() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut faults = Faults::default();
+        faults.add(CallFault::on(Method::StartContainer, Trouble::Hang).about("main_web_").times(1));
+        assert_eq!(faults.draw_call(Method::StartContainer, "side_web_default_u_0", &mut rng), None);
+        assert_eq!(faults.draw_call(Method::StopContainer, "main_web_default_u_0", &mut rng), None);
+        assert_eq!(faults.draw_call(Method::StartContainer, "main_web_default_u_0", &mut rng), Some(Trouble::Hang));
+        assert_eq!(faults.draw_call(Method::StartContainer, "main_web_default_u_0", &mut rng), None);
+    }
+
+    #[test]
+    fn probabilities_are_drawn_from_the_seed() {
+        let share = |seed| {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut faults = Faults::default();
+            faults.add(CallFault::on_all(Trouble::Hang).with_probability(0.25));
+            (0..1000).filter(|_| faults.draw_call(Method::Version, "", &mut rng).is_some()).count()
+        };
+        assert!((200..300).contains(&share(7)), "{}", share(7));
+        assert_eq!(share(7), share(7));
+    }
+
+    #[test]
+    fn no_event_faults_means_no_fate() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        assert_eq!(Faults::default().draw_event(&mut rng), EventFate::default());
+    }
+}

@@ -1,0 +1,181 @@
+//! The kernel's side of the simulation: process ids, exit and OOM records, and the moment a process is gone.
+//!
+//! It knows a death at once, long before the runtime reports it. It keeps the order of the real kernel: the exit
+//! record comes first, while sockets may still be open; the process is *gone* (its pidfd readable) a little later.
+//! It never tells what the runtime believes.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::program::Exit;
+
+/// Records kept for a slow subscriber before it loses the oldest (and learns how many).
+const FACT_BACKLOG: usize = 4096;
+
+/// What a kernel probe reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KernelFact {
+    /// A container's init process exited. Its files may still be open.
+    Exit(ExitRecord),
+    /// The OOM killer chose a victim.
+    Oom(OomRecord),
+}
+
+/// The exit of one container's init process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExitRecord {
+    /// Process id in the host's PID namespace.
+    pub pid: u32,
+    /// Container (or sandbox) whose init this was.
+    pub container_id: String,
+    /// How it ended.
+    pub exit: Exit,
+    /// When the kernel saw it.
+    pub at: Instant,
+    /// Whether it was the init of a PID namespace of its own, so that nothing of the container outlives it.
+    pub ns_init: bool,
+}
+
+/// One OOM kill.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OomRecord {
+    /// The victim.
+    pub pid: u32,
+    /// Container whose cgroup it lived in.
+    pub container_id: String,
+    /// Whether the victim is the container's init (then an exit record follows).
+    pub init: bool,
+    /// When the kernel saw it.
+    pub at: Instant,
+}
+
+/// A process as pinned by whoever opened it: stays the same process whatever becomes of its number.
+#[derive(Clone, Debug)]
+pub struct Pinned {
+    /// Container whose cgroup the process lies in.
+    pub container_id: String,
+    /// Full cgroup path of that container.
+    pub cgroup: String,
+    gone: CancellationToken,
+}
+
+impl Pinned {
+    /// Resolves when the process is gone. Cancel-safe; at once for one already gone.
+    pub async fn gone(&self) {
+        self.gone.cancelled().await;
+    }
+
+    /// Whether the process is gone.
+    pub fn is_gone(&self) -> bool {
+        self.gone.is_cancelled()
+    }
+}
+
+#[derive(Debug)]
+struct Process {
+    container_id: String,
+    cgroup: String,
+    gone: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Table {
+    next: u32,
+    forced: Vec<u32>,
+    alive: HashMap<u32, Process>,
+}
+
+/// The simulated kernel. Cheap to share behind an `Arc`.
+#[derive(Debug)]
+pub struct Kernel {
+    table: Mutex<Table>,
+    facts: broadcast::Sender<KernelFact>,
+    to_gone: Duration,
+}
+
+impl Kernel {
+    /// A kernel whose processes are gone `to_gone` after their exit record.
+    pub fn new(to_gone: Duration) -> Self {
+        let table = Table { next: 1000, forced: Vec::new(), alive: HashMap::new() };
+        Self { table: Mutex::new(table), facts: broadcast::Sender::new(FACT_BACKLOG), to_gone }
+    }
+
+    /// All facts from now on.
+    pub fn subscribe(&self) -> broadcast::Receiver<KernelFact> {
+        self.facts.subscribe()
+    }
+
+    /// Pins the process that has `pid` now, as pidfd_open does; none if there is no such process.
+    pub fn open(&self, pid: u32) -> Option<Pinned> {
+        let table = self.lock();
+        let process = table.alive.get(&pid)?;
+        Some(Pinned {
+            container_id: process.container_id.clone(),
+            cgroup: process.cgroup.clone(),
+            gone: process.gone.clone(),
+        })
+    }
+
+    /// Waits until the process that has `pid` now is gone. At once if there is none.
+    pub async fn wait_gone(&self, pid: u32) {
+        if let Some(pinned) = self.open(pid) {
+            pinned.gone().await;
+        }
+    }
+
+    /// Hands out `pid` to the next process, provided it is free by then.
+    pub fn reuse(&self, pid: u32) {
+        self.lock().forced.push(pid);
+    }
+
+    /// How many processes are alive.
+    pub fn alive(&self) -> usize {
+        self.lock().alive.len()
+    }
+
+    pub(super) fn spawn(&self, container_id: &str, cgroup: &str) -> u32 {
+        let mut table = self.lock();
+        let forced = table.forced.iter().position(|pid| !table.alive.contains_key(pid));
+        let pid = match forced {
+            Some(at) => table.forced.remove(at),
+            None => {
+                table.next += 1;
+                table.next
+            }
+        };
+        let process = Process {
+            container_id: container_id.to_owned(),
+            cgroup: cgroup.to_owned(),
+            gone: CancellationToken::new(),
+        };
+        table.alive.insert(pid, process);
+        pid
+    }
+
+    /// Time between a process' exit record and its being gone.
+    pub(super) fn to_gone(&self) -> Duration {
+        self.to_gone
+    }
+
+    /// The process is gone: wakes those who pinned it and frees its number.
+    pub(super) fn gone(&self, pid: u32) {
+        let process = self.lock().alive.remove(&pid);
+        if let Some(process) = process {
+            process.gone.cancel();
+        }
+    }
+
+    pub(super) fn publish(&self, fact: KernelFact) {
+        // An error only says that nobody listens, which is a node without probes.
+        let _ = self.facts.send(fact);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,228 @@
+//! What the runtime knows: sandboxes, containers, and the names they hold.
+//!
+//! Beside the runtime's belief (`status`) each record keeps the truth about its process; only the lifecycle code
+//! may carry the one over into the other. No clock, no waiting, no faults in here.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use keblet_proto::cri::v1;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::program::{Exit, Program};
+
+/// A pod sandbox.
+#[derive(Debug)]
+pub struct Sandbox {
+    /// Sandbox id.
+    pub id: String,
+    /// The name it holds: `POD_NAMESPACE_UID_ATTEMPT`.
+    pub name: String,
+    /// As given by the client.
+    pub config: v1::PodSandboxConfig,
+    /// As given by the client.
+    pub runtime_handler: String,
+    /// Unix nanoseconds.
+    pub created_at: i64,
+    /// What the runtime says.
+    pub ready: bool,
+    /// Empty on the host network.
+    pub ip: String,
+    /// The pause process, while alive.
+    pub pid: Option<u32>,
+    /// Fires when the runtime has recorded the end of the pause process.
+    pub stopped: CancellationToken,
+}
+
+/// A container.
+#[derive(Debug)]
+pub struct Container {
+    /// Container id.
+    pub id: String,
+    /// Its sandbox.
+    pub sandbox_id: String,
+    /// The name it holds: `NAME_POD_NAMESPACE_UID_ATTEMPT`.
+    pub name: String,
+    /// As given by the client.
+    pub config: v1::ContainerConfig,
+    /// The image it was resolved to.
+    pub image: v1::Image,
+    /// Absolute log path, empty if none was asked for.
+    pub log_path: String,
+    /// Resource limits in force.
+    pub resources: Option<v1::LinuxContainerResources>,
+    /// Cgroup the container's processes lie in.
+    pub cgroup: String,
+    /// Whose PID namespace it lives in.
+    pub pid_mode: v1::NamespaceMode,
+    /// What it does once started.
+    pub program: Program,
+    /// What the runtime says.
+    pub status: Belief,
+    /// The truth.
+    pub process: Option<Process>,
+    /// A start is under way.
+    pub starting: bool,
+    /// A removal is under way.
+    pub removing: bool,
+    /// Fires when the runtime has recorded its end.
+    pub stopped: CancellationToken,
+}
+
+/// What the runtime says of a container.
+#[derive(Clone, Debug)]
+pub struct Belief {
+    /// Container state.
+    pub state: v1::ContainerState,
+    /// Host pid while running.
+    pub pid: u32,
+    /// Unix nanoseconds.
+    pub created_at: i64,
+    /// Unix nanoseconds, 0 before.
+    pub started_at: i64,
+    /// Unix nanoseconds, 0 before.
+    pub finished_at: i64,
+    /// Valid once exited.
+    pub exit_code: i32,
+    /// Reason the runtime recorded, empty for an ordinary exit.
+    pub reason: String,
+    /// Message the runtime recorded.
+    pub message: String,
+}
+
+/// A container's init process as it truly is.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Host pid.
+    pub pid: u32,
+    /// Its death: how, and when in Unix nanoseconds.
+    pub dead: Option<(Exit, i64)>,
+}
+
+impl Container {
+    /// Whether a process of it is truly alive.
+    pub fn is_alive(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| process.dead.is_none())
+    }
+
+    /// Whether its init is the init of a PID namespace of its own.
+    pub fn ns_init(&self) -> bool {
+        self.pid_mode == v1::NamespaceMode::Container
+    }
+
+    /// `metadata` of its config.
+    pub fn metadata(&self) -> v1::ContainerMetadata {
+        self.config.metadata.clone().unwrap_or_default()
+    }
+}
+
+impl Sandbox {
+    /// `metadata` of its config.
+    pub fn metadata(&self) -> v1::PodSandboxMetadata {
+        self.config.metadata.clone().unwrap_or_default()
+    }
+
+    /// Namespace options the client asked for.
+    pub fn namespaces(&self) -> v1::NamespaceOption {
+        let security = self.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+        security.and_then(|context| context.namespace_options.clone()).unwrap_or_default()
+    }
+}
+
+/// All sandboxes and containers.
+#[derive(Debug, Default)]
+pub struct Store {
+    /// By id.
+    pub sandboxes: BTreeMap<String, Sandbox>,
+    /// By id.
+    pub containers: BTreeMap<String, Container>,
+    by_sandbox: HashMap<String, BTreeSet<String>>,
+    sandbox_names: HashMap<String, String>,
+    container_names: HashMap<String, String>,
+}
+
+impl Store {
+    /// Holds a sandbox name for `id`, unless another holds it.
+    pub fn reserve_sandbox(&mut self, name: &str, id: &str) -> Result<(), Status> {
+        reserve(&mut self.sandbox_names, "sandbox", name, id)
+    }
+
+    /// Holds a container name for `id`, unless another holds it.
+    pub fn reserve_container(&mut self, name: &str, id: &str) -> Result<(), Status> {
+        reserve(&mut self.container_names, "container", name, id)
+    }
+
+    /// Gives up a name whose object never came to be.
+    pub fn release(&mut self, id: &str) {
+        self.sandbox_names.retain(|_, holder| holder != id);
+        self.container_names.retain(|_, holder| holder != id);
+    }
+
+    /// The sandbox, or containerd's error.
+    pub fn sandbox(&self, id: &str) -> Result<&Sandbox, Status> {
+        self.sandboxes.get(id).ok_or_else(|| {
+            Status::not_found(format!("an error occurred when try to find sandbox: sandbox {id:?}: not found"))
+        })
+    }
+
+    /// The container, or containerd's error.
+    pub fn container(&self, id: &str) -> Result<&Container, Status> {
+        self.containers.get(id).ok_or_else(|| missing_container(id))
+    }
+
+    /// The container, or containerd's error.
+    pub fn container_mut(&mut self, id: &str) -> Result<&mut Container, Status> {
+        self.containers.get_mut(id).ok_or_else(|| missing_container(id))
+    }
+
+    /// Adds a container to its sandbox.
+    pub fn insert_container(&mut self, container: Container) {
+        self.by_sandbox.entry(container.sandbox_id.clone()).or_default().insert(container.id.clone());
+        self.containers.insert(container.id.clone(), container);
+    }
+
+    /// Forgets a container and frees its name.
+    pub fn remove_container(&mut self, id: &str) -> Option<Container> {
+        let container = self.containers.remove(id)?;
+        self.container_names.remove(&container.name);
+        if let Some(ids) = self.by_sandbox.get_mut(&container.sandbox_id) {
+            ids.remove(id);
+        }
+        Some(container)
+    }
+
+    /// Forgets a sandbox and frees its name.
+    pub fn remove_sandbox(&mut self, id: &str) {
+        if let Some(sandbox) = self.sandboxes.remove(id) {
+            self.sandbox_names.remove(&sandbox.name);
+            self.by_sandbox.remove(id);
+        }
+    }
+
+    /// Ids of the containers of a sandbox.
+    pub fn containers_of(&self, sandbox_id: &str) -> Vec<String> {
+        self.by_sandbox.get(sandbox_id).map(|ids| ids.iter().cloned().collect()).unwrap_or_default()
+    }
+
+    /// Forgets names held by nothing, as a runtime that rebuilds its tables does.
+    pub fn rebuild_names(&mut self) {
+        self.sandbox_names = self.sandboxes.values().map(|s| (s.name.clone(), s.id.clone())).collect();
+        self.container_names = self.containers.values().map(|c| (c.name.clone(), c.id.clone())).collect();
+    }
+}
+
+fn reserve(names: &mut HashMap<String, String>, kind: &str, name: &str, id: &str) -> Result<(), Status> {
+    match names.get(name) {
+        Some(holder) if holder != id => Err(Status::unknown(format!(
+            "failed to reserve {kind} name {name:?}: name {name:?} is reserved for {holder:?}"
+        ))),
+        _ => {
+            names.insert(name.to_owned(), id.to_owned());
+            Ok(())
+        }
+    }
+}
+
+fn missing_container(id: &str) -> Status {
+    Status::not_found(format!("an error occurred when try to find container {id:?}: not found"))
+}

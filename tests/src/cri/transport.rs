@@ -1,0 +1,184 @@
+//! How clients reach the simulated runtime: an in-memory duplex for deterministic tests, a unix socket for whole
+//! processes. Knows connections, not calls.
+//!
+//! When the runtime goes down every connection breaks at once, as with a killed process; connecting then fails.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use hyper_util::rt::TokioIo;
+use keblet_proto::cri::v1::image_service_server::ImageServiceServer;
+use keblet_proto::cri::v1::runtime_service_server::RuntimeServiceServer;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::transport::server::Connected;
+use tonic::transport::{Channel, Endpoint, Server, Uri};
+
+use super::engine::Engine;
+use super::image_service::ImageApi;
+use super::runtime_service::RuntimeApi;
+
+/// Largest message, as containerd and kubelets have it.
+const MAX_MESSAGE: usize = 16 << 20;
+/// Bytes in flight per direction of an in-memory connection.
+const PIPE_BYTES: usize = 256 << 10;
+/// Connections waiting to be accepted.
+const BACKLOG: usize = 16;
+
+/// An in-memory address of the runtime.
+#[derive(Clone, Debug)]
+pub struct MemoryEndpoint {
+    engine: Arc<Engine>,
+    accept: mpsc::Sender<io::Result<Cut<DuplexStream>>>,
+}
+
+impl MemoryEndpoint {
+    pub(super) fn serve(engine: Arc<Engine>) -> Self {
+        let (accept, incoming) = mpsc::channel(BACKLOG);
+        let server = router(&engine).serve_with_incoming(ReceiverStream::new(incoming));
+        tokio::spawn(server);
+        Self { engine, accept }
+    }
+
+    /// Opens a connection; refused while the runtime is down.
+    pub async fn connect(&self) -> io::Result<DuplexStream> {
+        let life = self.engine.life();
+        if life.is_cancelled() {
+            return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
+        }
+        let (client, server) = tokio::io::duplex(PIPE_BYTES);
+        let refused = |_| io::Error::from(io::ErrorKind::ConnectionRefused);
+        self.accept.send(Ok(Cut::new(server, life))).await.map_err(refused)?;
+        Ok(client)
+    }
+
+    /// A gRPC channel that connects on first use, and again after each break.
+    pub fn channel(&self) -> Channel {
+        let endpoint = self.clone();
+        let connector = tower::service_fn(move |_: Uri| {
+            let endpoint = endpoint.clone();
+            async move { endpoint.connect().await.map(TokioIo::new) }
+        });
+        Endpoint::from_static("http://runtime.sim").connect_with_connector_lazy(connector)
+    }
+}
+
+/// A unix socket of the runtime. The file is there while the runtime is up.
+#[derive(Debug)]
+pub struct SocketEndpoint {
+    path: PathBuf,
+    closed: CancellationToken,
+}
+
+impl SocketEndpoint {
+    /// Binds `path` now, and again after each restart of the runtime, until dropped.
+    pub(super) fn serve(engine: Arc<Engine>, path: &Path) -> io::Result<Self> {
+        let closed = CancellationToken::new();
+        let mut listener = Some(UnixListener::bind(path)?);
+        let (this, path) = (Self { path: path.to_owned(), closed: closed.clone() }, path.to_owned());
+        let serve = async move {
+            let mut changes = engine.changes();
+            loop {
+                let life = engine.life();
+                let bound = match listener.take() {
+                    Some(bound) => Ok(bound),
+                    None => UnixListener::bind(&path),
+                };
+                if let (false, Ok(bound)) = (life.is_cancelled(), bound) {
+                    let cut = life.clone();
+                    let incoming =
+                        UnixListenerStream::new(bound).map(move |io| Ok::<_, io::Error>(Cut::new(io?, cut.clone())));
+                    // Ends with the life; its error could only be that of a listener torn down.
+                    let _ = router(&engine).serve_with_incoming_shutdown(incoming, life.cancelled()).await;
+                    let _ = std::fs::remove_file(&path);
+                }
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::spawn(async move { closed.run_until_cancelled_owned(serve).await });
+        Ok(this)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketEndpoint {
+    fn drop(&mut self) {
+        self.closed.cancel();
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn router(engine: &Arc<Engine>) -> tonic::transport::server::Router {
+    let runtime = RuntimeServiceServer::new(RuntimeApi(Arc::clone(engine)));
+    let images = ImageServiceServer::new(ImageApi(Arc::clone(engine)));
+    Server::builder()
+        .add_service(runtime.max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE))
+        .add_service(images.max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE))
+}
+
+/// A connection that breaks when the runtime's life ends.
+#[derive(Debug)]
+struct Cut<IO> {
+    io: IO,
+    end: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl<IO> Cut<IO> {
+    fn new(io: IO, life: CancellationToken) -> Self {
+        Self { io, end: Box::pin(life.cancelled_owned()) }
+    }
+
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.end.as_mut().poll(cx) {
+            Poll::Ready(()) => Err(io::Error::from(io::ErrorKind::ConnectionReset)),
+            Poll::Pending => Ok(()),
+        }
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Cut<IO> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Cut<IO> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+impl Connected for Cut<DuplexStream> {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl Connected for Cut<UnixStream> {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}

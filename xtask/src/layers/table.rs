@@ -1,0 +1,131 @@
+//! The table of who may use whom. Pure.
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::bail;
+use serde::Deserialize;
+
+/// What no file that decides may touch: clocks, tasks, input and output.
+const IMPURE: [&[&str]; 9] = [
+    &["tokio"],
+    &["tonic"],
+    &["std", "fs"],
+    &["std", "net"],
+    &["std", "process"],
+    &["std", "thread"],
+    &["std", "env"],
+    &["Instant", "now"],
+    &["SystemTime", "now"],
+];
+
+/// `agent/layers.toml`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    everywhere: Vec<String>,
+    pure: Vec<String>,
+    pure_may: Vec<String>,
+    all: Vec<String>,
+    module: Vec<Row>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    name: String,
+    duty: String,
+    may: Vec<String>,
+}
+
+impl Table {
+    /// Reads the table and checks that it has no way back.
+    pub fn parse(text: &str) -> Result<Self> {
+        let table: Self = toml::from_str(text).context("it cannot be read")?;
+        for (rank, row) in table.module.iter().enumerate() {
+            if row.duty.is_empty() {
+                bail!("module {} has no duty", row.name);
+            }
+            let above = &table.module[..rank];
+            if above.iter().any(|other| other.name == row.name) {
+                bail!("module {} has two rows", row.name);
+            }
+            if let Some(wrong) = row.may.iter().find(|name| !above.iter().any(|other| other.name == **name)) {
+                bail!("module {} may use {wrong}, which does not stand above it", row.name);
+            }
+        }
+        Ok(table)
+    }
+
+    /// Whether a file's module stands in the table.
+    pub fn known(&self, module: &[String]) -> Result<(), String> {
+        let Some(top) = module.first() else { return Ok(()) };
+        if self.all.contains(top) || self.row(top).is_some() {
+            return Ok(());
+        }
+        Err(format!("module {top} has no row in the table"))
+    }
+
+    /// Whether a module may use a path. Paths within the crate start with `crate`, others with a crate's or type's name.
+    pub fn allows(&self, module: &[String], path: &[String]) -> Result<(), String> {
+        let Some(top) = module.first() else { return Ok(()) };
+        let own = match path.split_first() {
+            Some((first, rest)) if first == "crate" => rest,
+            _ => return self.outside(module, path),
+        };
+        let Some(target) = own.first() else { return Ok(()) };
+        // The crate's own items that are no module, such as `crate::Result`, come from lib.rs, which is not a room.
+        let is_module = self.row(target).is_some() || self.all.contains(target);
+        if !is_module {
+            return Ok(());
+        }
+        if let Some(pure) = self.pure_root(module) {
+            if self.pure_may.contains(target) || own.starts_with(pure) {
+                return Ok(());
+            }
+            let shown = if target == top { own[..own.len().min(2)].join("::") } else { target.clone() };
+            return Err(format!("a file that decides may not use {shown}"));
+        }
+        if self.all.contains(top) || target == top || self.everywhere.contains(target) {
+            return Ok(());
+        }
+        match self.row(top) {
+            Some(row) if row.may.contains(target) => Ok(()),
+            _ => Err(format!("{top} may not use {target}")),
+        }
+    }
+
+    fn outside(&self, module: &[String], path: &[String]) -> Result<(), String> {
+        if self.pure_root(module).is_none() {
+            return Ok(());
+        }
+        match IMPURE.iter().find(|impure| path.iter().take(impure.len()).eq(impure.iter())) {
+            Some(impure) => Err(format!("a file that decides may not use {}", impure.join("::"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The module whose name makes a file one that decides: itself or a folder above it.
+    fn pure_root<'a>(&self, module: &'a [String]) -> Option<&'a [String]> {
+        let depth = module.iter().position(|name| self.pure.contains(name))?;
+        Some(&module[..=depth])
+    }
+
+    fn row(&self, name: &str) -> Option<&Row> {
+        self.module.iter().find(|row| row.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_back_in_the_table_is_refused() {
+        let row = |name: &str, may: &str| format!("[[module]]\nname = \"{name}\"\nduty = \"d\"\nmay = [{may}]\n");
+        let head = "everywhere = []\npure = []\npure_may = []\nall = []\n";
+        let cycle = format!("{head}{}{}", row("a", "\"b\""), row("b", "\"a\""));
+        assert_eq!(Table::parse(&cycle).unwrap_err().to_string(), "module a may use b, which does not stand above it");
+        let twice = format!("{head}{}{}", row("a", ""), row("a", ""));
+        assert_eq!(Table::parse(&twice).unwrap_err().to_string(), "module a has two rows");
+    }
+}

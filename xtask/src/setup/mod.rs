@@ -1,0 +1,57 @@
+//! `cargo xtask setup`: everything tests and demo need from outside the tree, in the cache.
+//!
+//! ```text
+//! Debian packages ─▶ packages/   containerd, runc, CNI plugins, busybox: unpacked, not installed
+//! tests/probe ─────▶ probe/      the test program, linked statically
+//!         both ────▶ images/     one archive of all test images
+//! ```
+//! Each step looks whether its product is there and fits, so the second run takes no time. Refuses to install anything
+//! on the system and to change its configuration.
+
+mod apt;
+mod images;
+mod packages;
+mod probe;
+mod sources;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use keblet_peers::Cache;
+
+/// What to set up.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Throw away what is in the cache first.
+    #[arg(long)]
+    fresh: bool,
+}
+
+/// Fills the cache and says what is in it.
+pub fn setup(arguments: &Arguments) -> Result<()> {
+    if arguments.fresh {
+        let root = Cache::locate();
+        for folder in ["packages", "images", "probe"] {
+            let folder = root.root().join(folder);
+            if folder.exists() {
+                std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+            }
+        }
+    }
+    let cache = prepare()?;
+    for line in packages::versions(&cache)? {
+        println!("{line}");
+    }
+    println!("ready in {}", cache.root().display());
+    Ok(())
+}
+
+/// Fills the cache as far as it is not filled, for commands that need it.
+pub fn prepare() -> Result<Cache> {
+    let cache = Cache::locate();
+    std::fs::create_dir_all(cache.root()).with_context(|| format!("cannot create {}", cache.root().display()))?;
+    packages::unpack(&cache)?;
+    let probe = probe::build(&cache)?;
+    images::pack(&cache, &probe)?;
+    cache.check()?;
+    Ok(cache)
+}

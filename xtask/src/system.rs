@@ -1,0 +1,35 @@
+//! Running programs. Owns how a failure is told; refuses to hide a program's output when it failed.
+
+use std::process::Command;
+use std::process::Stdio;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::bail;
+
+const TAIL: usize = 25;
+
+/// Runs a program quietly; what it said is shown when it fails.
+pub fn quiet(command: &mut Command) -> Result<()> {
+    output(command).map(drop)
+}
+
+/// Runs a program and returns what it wrote to standard output.
+pub fn output(command: &mut Command) -> Result<String> {
+    let line = describe(command);
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{line}`"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    let said = format!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    let lines: Vec<&str> = said.lines().collect();
+    let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n  ");
+    bail!("`{line}` ended with {}:\n  {tail}", output.status)
+}
+
+/// The command line, for people.
+pub fn describe(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}

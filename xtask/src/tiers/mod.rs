@@ -1,0 +1,191 @@
+//! `cargo xtask test`: all tests that this machine can run, in tiers.
+//!
+//! ```text
+//! tree      layers, paths in documents, licences
+//! workspace unit tests and the simulated tier: anywhere
+//! runtime   tests marked #[ignore]: a private containerd; root
+//! kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
+//! ```
+//! Says plainly which tier it could not run and why; with `CI=true` that is a failure. Refuses to hide the runner's own
+//! words: it adds up what they say, no more.
+
+mod machine;
+mod tally;
+
+use std::io::BufRead as _;
+use std::io::BufReader;
+use std::io::IsTerminal as _;
+use std::process::Command;
+use std::process::ExitCode;
+use std::process::Stdio;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use keblet_peers::Cache;
+
+use crate::docs_paths;
+use crate::layers;
+use crate::licences;
+use crate::paths;
+use crate::progress::step;
+use crate::run;
+use crate::setup;
+use crate::system;
+use tally::Tally;
+
+/// What to test.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Run only these tiers.
+    #[arg(long, value_enum)]
+    tier: Vec<Tier>,
+}
+
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Tier {
+    /// Layers, paths in documents, licences.
+    Tree,
+    /// Unit tests and the simulated tier.
+    Workspace,
+    /// Tests on a real container runtime.
+    Runtime,
+    /// Tests that load BPF programs.
+    Kernel,
+}
+
+impl Tier {
+    const ALL: [Self; 4] = [Self::Tree, Self::Workspace, Self::Runtime, Self::Kernel];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tree => "tree",
+            Self::Workspace => "workspace",
+            Self::Runtime => "runtime",
+            Self::Kernel => "kernel",
+        }
+    }
+
+    /// What this machine lacks for the tier.
+    fn lacks(self) -> Option<String> {
+        match self {
+            Self::Tree | Self::Workspace => None,
+            Self::Runtime => machine::lacks_for_runtime(),
+            Self::Kernel => machine::lacks_for_kernel(),
+        }
+    }
+}
+
+/// How a tier ended.
+struct Outcome {
+    tier: Tier,
+    tally: Tally,
+    seconds: f32,
+}
+
+/// Runs the tiers and ends with the sum of passed and failed tests.
+pub fn test(arguments: &Arguments) -> Result<ExitCode> {
+    let wanted = |tier: &Tier| arguments.tier.is_empty() || arguments.tier.contains(tier);
+    let mut missing = Vec::new();
+    let mut tiers = Vec::new();
+    for tier in Tier::ALL.into_iter().filter(wanted) {
+        match tier.lacks() {
+            None => tiers.push(tier),
+            Some(lack) => missing.push(format!("{}: {lack}", tier.name())),
+        }
+    }
+    if tiers.contains(&Tier::Workspace) && !machine::has_program("go") {
+        missing.push("comparison with the published CRI: `go` is not installed".to_owned());
+    }
+    let mut outcomes = Vec::new();
+    let mut cache = None;
+    for tier in tiers {
+        if cache.is_none() && matches!(tier, Tier::Runtime | Tier::Kernel) {
+            cache = Some(prepare()?);
+        }
+        println!("\n== {}", tier.name());
+        let start = Instant::now();
+        let tally = match tier {
+            Tier::Tree => tree()?,
+            Tier::Workspace => cargo_test(&[], None)?,
+            Tier::Runtime => cargo_test(&["--ignored", "--skip", "bpf", "--test-threads", "1"], cache.as_ref())?,
+            Tier::Kernel => cargo_test(&["--ignored", "bpf", "--test-threads", "1"], cache.as_ref())?,
+        };
+        outcomes.push(Outcome { tier, tally, seconds: start.elapsed().as_secs_f32() });
+    }
+    Ok(summary(&outcomes, &missing))
+}
+
+/// What the tests on a real runtime need: the cache, the runtime's supervisor and the agent itself.
+fn prepare() -> Result<Cache> {
+    let cache = setup::prepare()?;
+    run::build_supervisor()?;
+    step("building the agent", || {
+        system::quiet(
+            Command::new(paths::cargo())
+                .args(["build", "--quiet", "--package", "keblet", "--bin", "keblet"])
+                .current_dir(paths::repository()),
+        )
+    })?;
+    Ok(cache)
+}
+
+fn tree() -> Result<Tally> {
+    let mut tally = Tally::default();
+    for report in [layers::check()?, docs_paths::check()?, licences::check()?] {
+        let passed = report.tell() == ExitCode::SUCCESS;
+        tally.passed += usize::from(passed);
+        tally.failed += usize::from(!passed);
+    }
+    Ok(tally)
+}
+
+/// Runs the workspace's tests, shows what the runner says and adds it up.
+fn cargo_test(arguments: &[&str], cache: Option<&Cache>) -> Result<Tally> {
+    let mut command = Command::new(paths::cargo());
+    command.args(["test", "--workspace", "--no-fail-fast", "--"]).args(arguments).current_dir(paths::repository());
+    let colour = if std::io::stdout().is_terminal() { "always" } else { "never" };
+    command.env("CARGO_TERM_COLOR", colour);
+    if let Some(cache) = cache {
+        let products = paths::target().join("debug");
+        command
+            .env("KEBLET_CACHE", cache.root())
+            .env("KEBLET_PRIVATE_CONTAINERD", products.join("private-containerd"))
+            .env("KEBLET_BIN", products.join("keblet"));
+    }
+    let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
+    let mut tally = Tally::default();
+    let output = child.stdout.take().context("cargo test has no standard output")?;
+    for line in BufReader::new(output).lines() {
+        let line = line.context("cannot read what cargo test says")?;
+        println!("{line}");
+        tally.read(&line);
+    }
+    let status = child.wait().context("cannot wait for cargo test")?;
+    // A crate that does not compile or a runner that crashes reports no test.
+    if !status.success() && tally.failed == 0 {
+        tally.failed = 1;
+        println!("cargo test ended with {status} and counted no failed test; that counts as one");
+    }
+    Ok(tally)
+}
+
+fn summary(outcomes: &[Outcome], missing: &[String]) -> ExitCode {
+    println!("\n{:<10} {:>7} {:>7} {:>9}", "tier", "passed", "failed", "seconds");
+    let mut total = Tally::default();
+    for Outcome { tier, tally, seconds } in outcomes {
+        println!("{:<10} {:>7} {:>7} {seconds:>9.1}", tier.name(), tally.passed, tally.failed);
+        total.passed += tally.passed;
+        total.failed += tally.failed;
+    }
+    let strict = std::env::var("CI").is_ok_and(|ci| ci == "true");
+    for lack in missing {
+        println!("not run: {lack}");
+    }
+    if strict && !missing.is_empty() {
+        println!("CI=true, so each tier that was not run is a failure");
+        total.failed += missing.len();
+    }
+    println!("{} passed, {} failed", total.passed, total.failed);
+    if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

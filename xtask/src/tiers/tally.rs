@@ -1,0 +1,63 @@
+//! Adding up what the test runner says. Pure.
+
+/// How many tests passed and failed.
+#[derive(Debug, Default, PartialEq)]
+pub struct Tally {
+    /// Passed.
+    pub passed: usize,
+    /// Failed.
+    pub failed: usize,
+}
+
+impl Tally {
+    /// Adds a line of the runner's output, if it is a result.
+    pub fn read(&mut self, line: &str) {
+        let plain = without_colours(line);
+        let Some(result) = plain.strip_prefix("test result: ") else { return };
+        for part in result.split([';', '.']) {
+            let mut words = part.split_whitespace();
+            if let (Some(count), Some(what)) = (words.next().and_then(|word| word.parse::<usize>().ok()), words.next())
+            {
+                match what {
+                    "passed" => self.passed += count,
+                    "failed" => self.failed += count,
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+fn without_colours(line: &str) -> String {
+    let mut plain = String::new();
+    let mut characters = line.chars();
+    while let Some(character) = characters.next() {
+        if character == '\u{1b}' {
+            // An escape sequence of colours ends with its first letter.
+            characters.by_ref().find(char::is_ascii_alphabetic);
+        } else {
+            plain.push(character);
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_add_up_and_other_lines_do_not() {
+        let mut tally = Tally::default();
+        for line in [
+            "running 3 tests",
+            "test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 1.00s",
+            "test a::b ... ok",
+            "test result: \u{1b}[31mFAILED\u{1b}[m. 5 passed; 3 failed; 0 ignored; 0 measured; 7 filtered out; finished in 0.02s",
+            "I said: test result: ok. 9 passed; 9 failed",
+        ] {
+            tally.read(line);
+        }
+        assert_eq!(tally, Tally { passed: 7, failed: 3 });
+    }
+}
