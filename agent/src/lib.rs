@@ -13,5 +13,6 @@ pub mod kernel;
 pub mod model;
 pub mod pleg;
 pub mod recorder;
-pub mod workers;
 pub mod runtime;
+pub mod volumes;
+pub mod workers;

@@ -113,7 +113,7 @@ impl Systemd {
     {
         tracing::debug!(unit, verb, "asking systemd");
         let result = tokio::time::timeout(JOB_LIMIT, self.run_job(method, body)).await;
-        self.keep_if_alive(result.unwrap_or_else(|_| Err(Failure::Timeout))).await
+        self.keep_if_alive(result.unwrap_or(Err(Failure::Timeout))).await
     }
 
     async fn run_job<B>(&self, method: &'static str, body: &B) -> Result<(), Failure>

@@ -250,7 +250,7 @@ async fn slices_through_systemd() {
     assert!(below(fixture.0.path(), path).is_dir());
     fixture.settle(path);
     cgroups.update_pod(QosClass::BestEffort, "u-1", &values()).await.expect("values");
-    let quota = fixture.read(&format!("{path}/cpu.max").trim_start_matches('/').to_owned());
+    let quota = fixture.read(format!("{path}/cpu.max").trim_start_matches('/'));
     assert_eq!(quota.as_deref(), Some("51000 100000"), "rounded up to whole percents");
     assert_eq!(cgroups.pods(), BTreeMap::from([("u-1".to_owned(), QosClass::BestEffort)]));
     server.abort();
