@@ -22,4 +22,5 @@ pub mod server;
 pub mod sources;
 pub mod status;
 pub mod sync;
+pub mod volumes;
 pub mod workers;
