@@ -20,4 +20,5 @@ pub mod recorder;
 pub mod runtime;
 pub mod server;
 pub mod sources;
+pub mod wiring;
 pub mod workers;
