@@ -9,6 +9,7 @@
 
 pub mod config;
 pub mod events;
+pub mod images;
 pub mod kernel;
 pub mod model;
 pub mod pleg;

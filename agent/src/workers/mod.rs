@@ -6,6 +6,7 @@
 //!                                 pleg: inspection ─┴────────────────────────┘
 //! ```
 
+pub mod act;
 pub mod backoff;
 pub mod gate;
 pub mod generate;
