@@ -7,13 +7,22 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod bench;
+pub mod cli;
 pub mod config;
 pub mod events;
+pub mod exit;
 pub mod images;
 pub mod kernel;
+pub mod metrics;
 pub mod model;
 pub mod pleg;
 pub mod recorder;
 pub mod runtime;
+pub mod server;
+pub mod sources;
+pub mod status;
+pub mod sync;
 pub mod volumes;
+pub mod wiring;
 pub mod workers;

@@ -10,6 +10,8 @@
 //! ```
 
 pub mod cri;
+pub mod kernel;
+pub mod pidfd;
 pub mod process;
 pub mod sensors;
 

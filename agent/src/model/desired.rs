@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use super::PodRef;
+use super::PodUid;
+
 /// A desired pod. Shared, never modified in place: a change is a new object.
 pub type Pod = Arc<k8s_openapi::api::core::v1::Pod>;
 
@@ -40,4 +43,14 @@ pub enum PodUpdate {
     Remove(ConfigSource, Vec<Pod>),
     /// Only the status differs from what was known.
     Reconcile(ConfigSource, Vec<Pod>),
+}
+
+/// The pod's identity.
+pub fn pod_ref(pod: &k8s_openapi::api::core::v1::Pod) -> PodRef {
+    let meta = &pod.metadata;
+    PodRef {
+        uid: PodUid::from(meta.uid.as_deref().unwrap_or_default()),
+        namespace: meta.namespace.as_deref().unwrap_or_default().into(),
+        name: meta.name.as_deref().unwrap_or_default().into(),
+    }
 }

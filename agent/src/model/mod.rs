@@ -28,6 +28,7 @@ pub use clock::Clock;
 pub use desired::ConfigSource;
 pub use desired::Pod;
 pub use desired::PodUpdate;
+pub use desired::pod_ref;
 pub use hash::container_hash;
 pub use hash::fnv1a_64;
 pub use ids::ContainerId;

@@ -85,6 +85,16 @@ impl Amount {
         self.nanos > 0
     }
 
+    /// True if the amount is less than zero.
+    pub fn is_negative(self) -> bool {
+        self.nanos < 0
+    }
+
+    /// True if the amount is a whole number of units.
+    pub fn is_whole(self) -> bool {
+        self.nanos % NANOS == 0
+    }
+
     /// The API's text type, in canonical form.
     pub fn to_quantity(self) -> Quantity {
         Quantity(self.to_string())

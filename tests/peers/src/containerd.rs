@@ -19,6 +19,7 @@ use serde::Deserialize;
 use serde::Serialize;
 
 use crate::Cache;
+use crate::PodView;
 
 const PROGRAM: &str = "private-containerd";
 
@@ -48,6 +49,16 @@ pub struct Ready {
     pub pod_subnet: String,
 }
 
+/// The answer to an order.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer<T> {
+    /// What was asked for.
+    Ok(T),
+    /// Why it could not be done.
+    Error(String),
+}
+
 /// What could not be cleaned up; empty if all is well.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Remains {
@@ -58,7 +69,7 @@ pub struct Remains {
 /// A container runtime with its own root, state, socket, network and cgroup.
 ///
 /// Dropping it stops the runtime and removes all that it brought forth, which takes as long as it takes. The agent
-/// that used it must be gone before, or it starts again what is being removed.
+/// that used it must be gone before, or it starts again what is being removed; see [`Self::adopt`].
 #[derive(Debug)]
 pub struct PrivateContainerd {
     supervisor: Child,
@@ -122,6 +133,16 @@ impl PrivateContainerd {
         Ok(())
     }
 
+    /// What the runtime says of all its pods.
+    pub fn pods(&mut self) -> Result<Vec<PodView>> {
+        self.order("list").context("cannot list the runtime's pods")
+    }
+
+    /// Names a process that uses the runtime: should we be killed, it is killed too, before the clean-up.
+    pub fn adopt(&mut self, pid: u32) -> Result<()> {
+        self.order(&format!("adopt {pid}")).with_context(|| format!("cannot adopt process {pid}"))
+    }
+
     /// Stops the runtime, removes all that it brought forth, and says what could not be removed.
     pub fn stop(mut self) -> Result<()> {
         self.orders = None;
@@ -135,7 +156,10 @@ impl PrivateContainerd {
     fn order<T: for<'de> Deserialize<'de>>(&mut self, order: &str) -> Result<T> {
         let orders = self.orders.as_mut().context("the runtime is being stopped")?;
         writeln!(orders, "{order}").context("the supervisor is gone")?;
-        answer(&mut self.answers)
+        match answer(&mut self.answers)? {
+            Answer::Ok(answer) => Ok(answer),
+            Answer::Error(error) => bail!(error),
+        }
     }
 }
 

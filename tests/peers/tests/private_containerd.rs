@@ -24,7 +24,6 @@ use keblet_proto::cri::v1::ContainerMetadata;
 use keblet_proto::cri::v1::CreateContainerRequest;
 use keblet_proto::cri::v1::ImageSpec;
 use keblet_proto::cri::v1::LinuxPodSandboxConfig;
-use keblet_proto::cri::v1::ListContainersRequest;
 use keblet_proto::cri::v1::PodSandboxConfig;
 use keblet_proto::cri::v1::PodSandboxMetadata;
 use keblet_proto::cri::v1::PodSandboxStatusRequest;
@@ -114,13 +113,16 @@ fn assert_nothing_left(ready: &Ready) {
 #[tokio::test]
 #[ignore = "needs root and `cargo xtask setup`"]
 async fn pods_run_are_reached_and_vanish() {
-    let containerd = PrivateContainerd::start(&Cache::locate(), &options()).unwrap();
+    let mut containerd = PrivateContainerd::start(&Cache::locate(), &options()).unwrap();
+    let mut user = Command::new("sleep").arg("600").spawn().unwrap();
+    containerd.adopt(user.id()).unwrap();
     let ready = containerd.ready().clone();
     let address = run_pod(&ready, "web", &["/probe", "web", "--port", "8080"]).await;
     let answer = get(&format!("{address}:8080"));
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     containerd.stop().unwrap();
     assert_nothing_left(&ready);
+    assert!(!user.wait().unwrap().success());
 }
 
 #[tokio::test]
@@ -131,12 +133,16 @@ async fn containers_outlive_containerd() {
     let address = run_pod(&ready, "web", &["/probe", "web", "--port", "8080"]).await;
     containerd.kill().unwrap();
     assert!(!Path::new(&format!("/proc/{}", ready.pid)).exists());
+    containerd.pods().unwrap_err();
     assert!(get(&format!("{address}:8080")).starts_with("HTTP/1.1 200 OK\r\n"));
     containerd.restart().unwrap();
     assert_ne!(containerd.ready().pid, ready.pid);
-    let mut cri = connect(&ready).await;
-    let containers = cri.list_containers(ListContainersRequest::default()).await.unwrap().into_inner().containers;
-    assert_eq!(containers.len(), 1);
+    let pods = containerd.pods().unwrap();
+    assert_eq!(pods.len(), 1);
+    assert_eq!(pods[0].ip, address);
+    let main = pods[0].latest("main").unwrap();
+    assert_eq!((main.state.as_str(), main.attempt), ("running", 0));
+    assert!(Path::new(&format!("/proc/{}", main.pid.unwrap())).exists());
     containerd.stop().unwrap();
     assert_nothing_left(&ready);
 }
@@ -162,7 +168,7 @@ async fn nothing_is_left_when_the_user_dies() {
     writeln!(supervisor.stdin.as_mut().unwrap(), "kill").unwrap();
     line.clear();
     answers.read_line(&mut line).unwrap();
-    assert_eq!(line, "null\n");
+    assert_eq!(line, "{\"ok\":null}\n");
     drop(answers);
     drop(supervisor.stdin.take());
     assert!(supervisor.wait().unwrap().success());

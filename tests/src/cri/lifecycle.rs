@@ -199,7 +199,8 @@ impl Engine {
             tokio::time::sleep(engine.kernel.to_gone()).await;
             engine.kernel.gone(pid);
         });
-        let (engine, id, delay) = (Arc::clone(self), id.to_owned(), self.vary(self.world().exit_report));
+        let delay = self.world().exit_report;
+        let (engine, id, delay) = (Arc::clone(self), id.to_owned(), self.vary(delay));
         self.in_background(async move {
             tokio::time::sleep(delay).await;
             if engine.bury_sandbox(&id) {

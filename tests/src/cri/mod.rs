@@ -13,6 +13,7 @@
 //! [`SimRuntime`] is the test's hand on it; [`Ledger`] the truth to judge a client by.
 
 mod chaos;
+pub mod client;
 mod clock;
 mod containers;
 mod engine;

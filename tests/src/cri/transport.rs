@@ -87,16 +87,11 @@ impl SocketEndpoint {
             let mut changes = engine.changes();
             loop {
                 let life = engine.life();
-                let bound = match listener.take() {
-                    Some(bound) => Ok(bound),
-                    None => UnixListener::bind(&path),
-                };
-                if let (false, Ok(bound)) = (life.is_cancelled(), bound) {
-                    let cut = life.clone();
-                    let incoming =
-                        UnixListenerStream::new(bound).map(move |io| Ok::<_, io::Error>(Cut::new(io?, cut.clone())));
-                    // Ends with the life; its error could only be that of a listener torn down.
-                    let _ = router(&engine).serve_with_incoming_shutdown(incoming, life.cancelled()).await;
+                if !life.is_cancelled() {
+                    match listener.take().map_or_else(|| UnixListener::bind(&path), Ok) {
+                        Ok(bound) => serve_life(&engine, bound, life).await,
+                        Err(error) => tracing::error!(path = %path.display(), %error, "cannot bind again"),
+                    }
                     let _ = std::fs::remove_file(&path);
                 }
                 if changes.changed().await.is_err() {
@@ -119,6 +114,14 @@ impl Drop for SocketEndpoint {
         self.closed.cancel();
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+/// Serves one life of the runtime on a socket.
+async fn serve_life(engine: &Arc<Engine>, bound: UnixListener, life: CancellationToken) {
+    let cut = life.clone();
+    let incoming = UnixListenerStream::new(bound).map(move |io| Ok::<_, io::Error>(Cut::new(io?, cut.clone())));
+    // A listener does not fail; it goes when the runtime does.
+    let _ = life.run_until_cancelled(router(engine).serve_with_incoming(incoming)).await;
 }
 
 fn router(engine: &Arc<Engine>) -> tonic::transport::server::Router {

@@ -78,8 +78,10 @@ impl Table {
         if !is_module {
             return Ok(());
         }
-        if let Some(pure) = self.pure_root(module) {
-            if self.pure_may.contains(target) || own.starts_with(pure) {
+        if self.pure_root(module).is_some() {
+            // What decides may be spread over several files of a module, all of which decide.
+            let decides = target == top && own.iter().any(|name| self.pure.contains(name));
+            if self.pure_may.contains(target) || decides {
                 return Ok(());
             }
             let shown = if target == top { own[..own.len().min(2)].join("::") } else { target.clone() };

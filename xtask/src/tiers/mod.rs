@@ -9,7 +9,7 @@
 //! Says plainly which tier it could not run and why; with `CI=true` that is a failure. Refuses to hide the runner's own
 //! words: it adds up what they say, no more.
 
-mod machine;
+pub mod machine;
 mod tally;
 
 use std::io::BufRead as _;
@@ -28,10 +28,8 @@ use crate::docs_paths;
 use crate::layers;
 use crate::licences;
 use crate::paths;
-use crate::progress::step;
 use crate::run;
 use crate::setup;
-use crate::system;
 use tally::Tally;
 
 /// What to test.
@@ -111,6 +109,9 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
             Tier::Runtime => cargo_test(&["--ignored", "--skip", "bpf", "--test-threads", "1"], cache.as_ref())?,
             Tier::Kernel => cargo_test(&["--ignored", "bpf", "--test-threads", "1"], cache.as_ref())?,
         };
+        if tally == Tally::default() {
+            missing.push(format!("{}: no test belongs to it", tier.name()));
+        }
         outcomes.push(Outcome { tier, tally, seconds: start.elapsed().as_secs_f32() });
     }
     Ok(summary(&outcomes, &missing))
@@ -119,14 +120,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 /// What the tests on a real runtime need: the cache, the runtime's supervisor and the agent itself.
 fn prepare() -> Result<Cache> {
     let cache = setup::prepare()?;
-    run::build_supervisor()?;
-    step("building the agent", || {
-        system::quiet(
-            Command::new(paths::cargo())
-                .args(["build", "--quiet", "--package", "keblet", "--bin", "keblet"])
-                .current_dir(paths::repository()),
-        )
-    })?;
+    run::build_programs()?;
     Ok(cache)
 }
 
@@ -147,11 +141,10 @@ fn cargo_test(arguments: &[&str], cache: Option<&Cache>) -> Result<Tally> {
     let colour = if std::io::stdout().is_terminal() { "always" } else { "never" };
     command.env("CARGO_TERM_COLOR", colour);
     if let Some(cache) = cache {
-        let products = paths::target().join("debug");
         command
             .env("KEBLET_CACHE", cache.root())
-            .env("KEBLET_PRIVATE_CONTAINERD", products.join("private-containerd"))
-            .env("KEBLET_BIN", products.join("keblet"));
+            .env("KEBLET_PRIVATE_CONTAINERD", run::supervisor())
+            .env("KEBLET_BIN", run::agent());
     }
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
     let mut tally = Tally::default();

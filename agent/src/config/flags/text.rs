@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::table::Kind;
 use crate::config::duration::GoDuration;
-use crate::config::quantity::Quantity;
+use crate::model::Amount;
 
 /// Reads one occurrence of a flag.
 pub(super) fn read(kind: Kind, text: &str) -> Result<Value, String> {
@@ -16,7 +16,7 @@ pub(super) fn read(kind: Kind, text: &str) -> Result<Value, String> {
         Kind::Text => Ok(text.into()),
         Kind::Ip => checked::<IpAddr>(text, || format!("{text:?} is not an IP address")),
         Kind::Duration => text.parse::<GoDuration>().map(|_| text.into()).map_err(|error| error.to_string()),
-        Kind::Quantity => text.parse::<Quantity>().map(|_| text.into()).map_err(|error| error.to_string()),
+        Kind::Quantity => text.parse::<Amount>().map(|_| text.into()).map_err(|error| error.to_string()),
         Kind::List => Ok(parts(text).map(Value::from).collect()),
         Kind::Map => pairs(text, '=', |value| Ok(value.into())),
         Kind::Options => pair(text, '=').map(|(key, value)| json!({ key: value })),
@@ -121,7 +121,7 @@ fn reserved_memory(text: &str) -> Result<Value, String> {
     let (node, limits) = pair(text, ':')?;
     let node = integer(node)?;
     let limits = pairs(limits, '=', |amount| {
-        amount.parse::<Quantity>().map(|_| amount.into()).map_err(|error| error.to_string())
+        amount.parse::<Amount>().map(|_| amount.into()).map_err(|error| error.to_string())
     })?;
     Ok(json!({ "numaNode": node, "limits": limits }))
 }

@@ -4,7 +4,7 @@ use super::Problems;
 use crate::config::duration::GoDuration;
 use crate::config::gates::{FeatureGates, Gate};
 use crate::config::kubelet::KubeletConfiguration;
-use crate::config::quantity::Quantity;
+use crate::model::Amount;
 
 const SIGNALS: [&str; 9] = [
     "memory.available",
@@ -81,7 +81,7 @@ fn credentials(config: &KubeletConfiguration, gates: &FeatureGates, problems: &m
 }
 
 fn logs(config: &KubeletConfiguration, problems: &mut Problems) {
-    if let Err(error) = config.container_log_max_size.parse::<Quantity>() {
+    if let Err(error) = config.container_log_max_size.parse::<Amount>() {
         problems.add("containerLogMaxSize", error.to_string());
     }
     problems.at_least("containerLogMaxFiles", config.container_log_max_files, 2);
@@ -147,10 +147,10 @@ fn threshold(field: &str, signal: &str, value: &str, problems: &mut Problems) {
         }
         return;
     }
-    match value.parse::<Quantity>() {
+    match value.parse::<Amount>() {
         Err(error) => problems.add(path, error.to_string()),
-        Ok(quantity) => problems
-            .require(quantity.signum() > 0, &path, || format!("eviction threshold {signal} must be positive: {value}")),
+        Ok(amount) => problems
+            .require(amount.is_positive(), &path, || format!("eviction threshold {signal} must be positive: {value}")),
     }
 }
 
@@ -163,9 +163,9 @@ fn minimum_reclaim(signal: &str, value: &str, problems: &mut Problems) {
         });
         return;
     }
-    match value.parse::<Quantity>() {
+    match value.parse::<Amount>() {
         Err(error) => problems.add(path, error.to_string()),
-        Ok(quantity) => problems.require(quantity.signum() >= 0, &path, || {
+        Ok(amount) => problems.require(amount >= Amount::ZERO, &path, || {
             format!("negative eviction minimum reclaim specified for {signal}")
         }),
     }

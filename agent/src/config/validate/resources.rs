@@ -7,7 +7,7 @@ use super::limits::percentage;
 use crate::config::duration::GoDuration;
 use crate::config::gates::{FeatureGates, Gate};
 use crate::config::kubelet::{KubeletConfiguration, StringMap};
-use crate::config::quantity::Quantity;
+use crate::model::Amount;
 
 const ENFORCEABLE: [&str; 6] =
     ["none", "pods", "system-reserved", "system-reserved-compressible", "kube-reserved", "kube-reserved-compressible"];
@@ -67,9 +67,9 @@ fn reserved(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut 
             problems.require(RESERVABLE.contains(&resource.as_str()), &path, || {
                 format!("cannot reserve {resource:?} resource")
             });
-            match amount.parse::<Quantity>() {
+            match amount.parse::<Amount>() {
                 Err(error) => problems.add(path, error.to_string()),
-                Ok(quantity) => problems.require(quantity.signum() >= 0, &path, || format!("{amount:?} is negative")),
+                Ok(amount) => problems.require(amount >= Amount::ZERO, &path, || format!("{amount:?} is negative")),
             }
         }
     }
@@ -171,7 +171,7 @@ fn memory_manager(config: &KubeletConfiguration, problems: &mut Problems) {
             problems.require(kind == "memory" || kind.starts_with("hugepages-"), &path, || {
                 "only memory and hugepages can be reserved".to_owned()
             });
-            problems.require(amount.parse::<Quantity>().is_ok_and(|amount| amount.signum() > 0), &path, || {
+            problems.require(amount.parse::<Amount>().is_ok_and(Amount::is_positive), &path, || {
                 format!("{amount:?} is not a quantity above zero")
             });
             problems.require(seen.insert((reservation.numa_node, kind)), &path, || {

@@ -4,6 +4,7 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
+use super::gc;
 use super::kill;
 use crate::model::PodSnapshot;
 use crate::recorder::EventType;
@@ -91,6 +92,31 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
         volumes.remove_orphan(uid)
     })
     .await
+}
+
+/// Removes dead containers and sandboxes of a pod that nobody desires, with their logs, and its directories and cgroup.
+/// Goes on after failures and returns them.
+pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
+    let mut failed = gc::remove_dead(ctx, snapshot, None, true).await;
+    for sandbox in &snapshot.sandboxes {
+        let id = sandbox.id.as_str();
+        let removed = match ctx.runtime.stop_pod_sandbox(id).await {
+            Ok(()) => ctx.runtime.remove_pod_sandbox(id).await,
+            Err(error) => Err(error),
+        };
+        match removed {
+            Err(error) if !error.is_not_found() => failed.push(error.to_string()),
+            _ => {}
+        }
+    }
+    let (pod, uid) = (&snapshot.pod, snapshot.pod.uid.as_str());
+    let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));
+    match tokio::fs::remove_dir_all(&logs).await {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => failed.push(format!("removing {}: {error}", logs.display())),
+        _ => {}
+    }
+    failed.extend(cleanup_orphan(ctx, uid).await.err());
+    failed
 }
 
 /// Deleting trees may take long: not on a thread that drives tasks.

@@ -7,15 +7,24 @@ use anyhow::Context as _;
 use anyhow::Result;
 use futures_util::StreamExt as _;
 use futures_util::stream;
+use keblet_peers::ContainerView;
+use keblet_peers::PodView;
+use keblet_proto::cri::v1::ContainerFilter;
+use keblet_proto::cri::v1::ContainerState;
+use keblet_proto::cri::v1::ContainerStatusRequest;
+use keblet_proto::cri::v1::ContainerStatusResponse;
 use keblet_proto::cri::v1::ListContainersRequest;
 use keblet_proto::cri::v1::ListImagesRequest;
 use keblet_proto::cri::v1::ListPodSandboxRequest;
+use keblet_proto::cri::v1::PodSandboxState;
+use keblet_proto::cri::v1::PodSandboxStatusRequest;
 use keblet_proto::cri::v1::RemoveContainerRequest;
 use keblet_proto::cri::v1::RemovePodSandboxRequest;
 use keblet_proto::cri::v1::StatusRequest;
 use keblet_proto::cri::v1::StopPodSandboxRequest;
 use keblet_proto::cri::v1::image_service_client::ImageServiceClient;
 use keblet_proto::cri::v1::runtime_service_client::RuntimeServiceClient;
+use tonic::Code;
 use tonic::transport::Channel;
 use tonic::transport::Endpoint;
 
@@ -57,6 +66,50 @@ impl Cri {
     pub async fn images(&mut self) -> Result<Vec<String>> {
         let images = self.images.list_images(ListImagesRequest::default()).await.context("cannot list images")?;
         Ok(images.into_inner().images.into_iter().flat_map(|image| image.repo_tags).collect())
+    }
+
+    /// All pods with their containers.
+    pub async fn pods(&mut self) -> Result<Vec<PodView>> {
+        let sandboxes =
+            self.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await.context("cannot list pods")?;
+        let mut pods = Vec::new();
+        for sandbox in sandboxes.into_inner().items {
+            let metadata = sandbox.metadata.clone().unwrap_or_default();
+            let containers = self.containers(&sandbox.id).await?;
+            let request = PodSandboxStatusRequest { pod_sandbox_id: sandbox.id.clone(), ..Default::default() };
+            let status = self.runtime.pod_sandbox_status(request).await;
+            let status = status.with_context(|| format!("cannot ask for pod {}", sandbox.id))?.into_inner().status;
+            pods.push(PodView {
+                namespace: metadata.namespace,
+                name: metadata.name,
+                attempt: metadata.attempt,
+                ready: sandbox.state() == PodSandboxState::SandboxReady,
+                ip: status.and_then(|status| status.network).map(|network| network.ip).unwrap_or_default(),
+                id: sandbox.id,
+                containers,
+            });
+        }
+        Ok(pods)
+    }
+
+    async fn containers(&mut self, pod: &str) -> Result<Vec<ContainerView>> {
+        let filter = ContainerFilter { pod_sandbox_id: pod.to_owned(), ..Default::default() };
+        let request = ListContainersRequest { filter: Some(filter) };
+        let listed = self.runtime.list_containers(request).await.context("cannot list containers")?;
+        let mut views = Vec::new();
+        for container in listed.into_inner().containers {
+            let request = ContainerStatusRequest { container_id: container.id.clone(), verbose: true };
+            match self.runtime.container_status(request).await {
+                Ok(status) => views.extend(view(status.into_inner())),
+                // It was removed meanwhile.
+                Err(status) if status.code() == Code::NotFound => {}
+                Err(status) => {
+                    return Err(status).with_context(|| format!("cannot ask for container {}", container.id));
+                }
+            }
+        }
+        views.sort_by(|left, right| (&left.name, left.attempt).cmp(&(&right.name, right.attempt)));
+        Ok(views)
     }
 
     /// Removes every pod and container. Goes on after failures and returns them.
@@ -103,4 +156,28 @@ impl Cri {
             .with_context(|| format!("cannot remove pod {id}"))?;
         Ok(())
     }
+}
+
+fn view(response: ContainerStatusResponse) -> Option<ContainerView> {
+    let status = response.status?;
+    let state = match status.state() {
+        ContainerState::ContainerCreated => "created",
+        ContainerState::ContainerRunning => "running",
+        ContainerState::ContainerExited => "exited",
+        ContainerState::ContainerUnknown => "unknown",
+    };
+    let info: Option<serde_json::Value> = response.info.get("info").and_then(|info| serde_json::from_str(info).ok());
+    let pid = info.and_then(|info| info["pid"].as_i64()).and_then(|pid| i32::try_from(pid).ok());
+    let metadata = status.metadata.unwrap_or_default();
+    Some(ContainerView {
+        id: status.id,
+        name: metadata.name,
+        attempt: metadata.attempt,
+        state: state.to_owned(),
+        exit_code: status.exit_code,
+        reason: status.reason,
+        pid: pid.filter(|pid| *pid > 0),
+        started_at: status.started_at,
+        finished_at: status.finished_at,
+    })
 }

@@ -1,6 +1,6 @@
 //! A container runtime for one user, that leaves nothing behind.
 //!
-//! Owns containerd, its files, network and cgroup from start to end. Takes orders on standard input (`kill`, `start`)
+//! Owns containerd, its files, network and cgroup from start to end. Takes orders on standard input
 //! and answers each with a line of JSON; the end of the input, SIGTERM or SIGINT end it all: pods are removed through
 //! CRI, then what is left by force. As a process of its own it does so also when its user was killed. Refuses to touch
 //! the system's runtime and anything it did not start.
@@ -8,6 +8,7 @@
 mod config;
 mod cri;
 mod network;
+mod processes;
 mod runtime;
 mod traces;
 
@@ -16,10 +17,14 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use anyhow::bail;
 use clap::Parser;
+use keblet_peers::Answer;
 use keblet_peers::Cache;
 use keblet_peers::Remains;
 use serde::Serialize;
+use serde_json::Value;
+use serde_json::json;
 use tokio::signal::unix::SignalKind;
 use tokio::signal::unix::signal;
 use tokio::sync::mpsc;
@@ -29,8 +34,9 @@ use crate::runtime::Runtime;
 
 /// Runs a private containerd until the end of standard input, then removes all that it brought forth.
 ///
-/// Prints a line of JSON with its socket when it is ready. Orders on standard input: `kill` kills containerd with
-/// SIGKILL, `start` starts it again.
+/// Prints a line of JSON with its socket when it is ready, and one in answer to each order on standard input,
+/// `{"ok": …}` or `{"error": "…"}`: `list` shows all pods, `kill` kills containerd with SIGKILL, `start` starts it again, `adopt PID` names a process
+/// that is to be killed before the clean-up.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -81,14 +87,22 @@ async fn serve(runtime: &mut Runtime) -> Result<()> {
     say(&runtime.start_new().await?)?;
     let mut orders = orders()?;
     while let Some(order) = orders.recv().await {
-        match order.trim() {
-            "kill" => say(&runtime.kill().await?)?,
-            "start" => say(&runtime.start().await?)?,
-            "" => {}
-            other => eprintln!("private-containerd: unknown order {other:?}; there are `kill` and `start`"),
-        }
+        let answer = follow(runtime, order.trim()).await;
+        say(&answer.map_or_else(|error| Answer::Error(format!("{error:#}")), Answer::Ok))?;
     }
     Ok(())
+}
+
+/// Follows one order. A failed one is told and changes nothing for the next.
+async fn follow(runtime: &mut Runtime, order: &str) -> Result<Value> {
+    let answer = match order.split_once(' ') {
+        None if order == "kill" => json!(runtime.kill().await?),
+        None if order == "start" => json!(runtime.start().await?),
+        None if order == "list" => json!(runtime.pods().await?),
+        Some(("adopt", pid)) => json!(runtime.adopt(pid.parse().with_context(|| format!("{pid:?} is no process id"))?)),
+        _ => bail!("unknown order {order:?}; see --help"),
+    };
+    Ok(answer)
 }
 
 /// The lines of standard input, until it ends. Read by a thread of its own, which the end of the process may find waiting.

@@ -12,6 +12,7 @@ use keblet_peers::BUSYBOX_IMAGE;
 use keblet_peers::Cache;
 use keblet_peers::PAUSE_IMAGE;
 use keblet_peers::PROBE_IMAGE;
+use keblet_peers::PodView;
 use keblet_peers::Ready;
 use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
@@ -26,6 +27,7 @@ use crate::config;
 use crate::config::Layout;
 use crate::cri::Cri;
 use crate::network;
+use crate::processes::Process;
 use crate::traces::SharedFolders;
 use crate::traces::Traces;
 
@@ -41,12 +43,14 @@ pub struct Runtime {
     layout: Layout,
     containerd: Option<Child>,
     shared: Option<SharedFolders>,
+    /// Processes that would start again what is being removed.
+    users: Vec<Process>,
 }
 
 impl Runtime {
     /// Names a runtime; nothing but its folder exists yet.
     pub fn new(cache: Cache, layout: Layout) -> Self {
-        Self { cache, layout, containerd: None, shared: None }
+        Self { cache, layout, containerd: None, shared: None, users: Vec::new() }
     }
 
     /// Makes network, cgroups and configuration, starts containerd and gives it the test images.
@@ -103,8 +107,21 @@ impl Runtime {
         containerd.kill().await.context("cannot kill containerd")
     }
 
+    /// What the runtime says of its pods.
+    pub async fn pods(&self) -> Result<Vec<PodView>> {
+        Cri::connect(&self.layout.socket()).await?.pods().await
+    }
+
+    /// Remembers a process that is to be killed before the clean-up. One that is gone already needs no killing.
+    pub fn adopt(&mut self, pid: i32) {
+        self.users.extend(Process::find(pid));
+    }
+
     /// Removes everything and returns what is left all the same.
     pub async fn clean_up(&mut self) -> Vec<String> {
+        for user in self.users.drain(..) {
+            user.kill().await;
+        }
         let mut failures = self.remove_pods().await;
         self.stop().await;
         let traces = Traces::of(&self.layout);

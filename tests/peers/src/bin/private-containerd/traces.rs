@@ -3,8 +3,6 @@
 //! Comes after the clean-up through CRI, for what that missed. Refuses to touch anything that does not bear the
 //! runtime's own names, and to delete through a mount.
 
-use std::collections::HashMap;
-use std::collections::HashSet;
 use std::fs;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -19,13 +17,12 @@ use nix::fcntl::Flock;
 use nix::fcntl::FlockArg;
 use nix::mount::MntFlags;
 use nix::mount::umount2;
-use nix::sys::signal::Signal;
-use nix::sys::signal::kill;
-use nix::unistd::Pid;
 use tokio::time::Instant;
 use tokio::time::sleep;
 
 use crate::config::Layout;
+use crate::processes;
+use crate::processes::kill_and_wait;
 
 const DYING_DEADLINE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
@@ -96,31 +93,8 @@ impl Traces {
         left
     }
 
-    /// The shims, known by the socket they were given, and all their descendants.
     fn processes(&self) -> Vec<i32> {
-        let socket = self.socket.as_os_str().as_encoded_bytes();
-        let mut parents = HashMap::new();
-        let mut ours = HashSet::new();
-        for pid in process_ids() {
-            let Some(parent) = parent(pid) else { continue };
-            parents.insert(pid, parent);
-            let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let mut words = command.split(|byte| *byte == 0);
-            if words.by_ref().any(|word| word == b"-address") && words.next() == Some(socket) {
-                ours.insert(pid);
-            }
-        }
-        loop {
-            let children: Vec<i32> = parents
-                .iter()
-                .filter(|(pid, parent)| ours.contains(parent) && !ours.contains(pid))
-                .map(|(pid, _)| *pid)
-                .collect();
-            if children.is_empty() {
-                return ours.into_iter().collect();
-            }
-            ours.extend(children);
-        }
+        processes::of_socket(&self.socket)
     }
 
     fn mounts(&self) -> Vec<PathBuf> {
@@ -184,21 +158,6 @@ fn remove_empty(path: &Path) -> Result<(), String> {
     }
 }
 
-async fn kill_and_wait(victims: impl Fn() -> Vec<i32>) {
-    let deadline = Instant::now() + DYING_DEADLINE;
-    loop {
-        let alive = victims();
-        if alive.is_empty() || Instant::now() > deadline {
-            return;
-        }
-        for pid in alive {
-            // Gone meanwhile is as good as killed.
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
-        sleep(POLL).await;
-    }
-}
-
 /// All processes of a cgroup and those below it.
 fn members(cgroup: &Path) -> Vec<i32> {
     let own = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
@@ -236,22 +195,6 @@ fn children(folder: &Path) -> Vec<PathBuf> {
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .map(|entry| entry.path())
         .collect()
-}
-
-fn process_ids() -> Vec<i32> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
-}
-
-/// The parent of a process that is not a zombie.
-fn parent(pid: i32) -> Option<i32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold spaces and parentheses; the last one ends it.
-    let (_, after) = stat.rsplit_once(')')?;
-    let mut words = after.split_whitespace();
-    let state = words.next()?;
-    let parent = words.next()?.parse().ok()?;
-    (state != "Z").then_some(parent)
 }
 
 struct Mount {
@@ -306,12 +249,5 @@ mod tests {
             parse_mounts(text).into_iter().map(|mount| (mount.point.display().to_string(), mount.kind)).collect();
         let expected = [("/mnt2", "ext3"), ("/sys/fs/cgroup/cpu", "cgroup"), ("/a b", "overlay")];
         assert_eq!(read, expected.map(|(point, kind)| (point.to_owned(), kind.to_owned())));
-    }
-
-    #[test]
-    fn a_process_knows_its_parent() {
-        let own = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(parent(own), Some(nix::unistd::getppid().as_raw()));
-        assert_eq!(parent(i32::MAX), None);
     }
 }

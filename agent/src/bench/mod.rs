@@ -1,0 +1,67 @@
+//! `keblet bench pleg`: how fast and how dear node agents are on a real runtime, side by side in one run.
+//!
+//! Owns the measurement: the pods it makes, the bare clients (floors) it compares with, the agents it starts, and what
+//! is reported. Refuses to judge by its own watch where the containers can tell: times of processes are the stamps that
+//! the processes themselves write. It touches only pods that carry its label and removes them through CRI, for what is
+//! removed behind CRI's back looks like a crash loop to the next agent.
+//!
+//! ```text
+//!  args ─▶ session ─▶ each round: each workload: each column in turn
+//!                        │ floor: bare CRI client     ─┐
+//!                        │ agent: a child process      ├─▶ stamps, usage ─▶ results ─▶ report
+//!                        └ site: clean before and after┘
+//! ```
+
+mod agent;
+mod args;
+mod column;
+mod exposition;
+mod floor;
+mod manifest;
+mod report;
+mod results;
+mod session;
+mod site;
+mod stamps;
+mod targets;
+mod usage;
+mod workload;
+
+pub use args::Peer;
+pub use args::PlegArgs;
+pub use args::WorkloadKind;
+
+use anyhow::Context as _;
+use anyhow::bail;
+use session::Session;
+use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::signal;
+
+/// Measures, prints and writes the report. Ends by itself; an interrupt ends it early. Either way what it made is
+/// removed first.
+pub async fn run_pleg(args: PlegArgs) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut session = Session::prepare(args).await?;
+    let measured = tokio::select! {
+        measured = session.measure() => measured,
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        _ = terminate.recv() => Err(anyhow::anyhow!("told to end")),
+    };
+    let cleaned = session.clean_up().await;
+    measured?;
+    cleaned?;
+
+    let report = session.into_report();
+    report::write(&report)?;
+    if report.check && !report.is_good() {
+        bail!("a target was missed or a pod went wrong, see above");
+    }
+    Ok(())
+}
+
+/// What can be measured.
+#[derive(clap::Subcommand, Clone, Debug)]
+pub enum Command {
+    /// The way from an event on the node to the agent's action, and what it costs
+    Pleg(PlegArgs),
+}

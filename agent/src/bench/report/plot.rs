@@ -1,0 +1,103 @@
+//! How values are distributed, as an SVG: the share of values (upwards) up to each time (to the right, logarithmic).
+
+use anyhow::anyhow;
+use plotters::prelude::*;
+
+use super::Metric;
+use super::Report;
+use crate::bench::results::Series;
+
+const SIZE: (u32, u32) = (860, 300);
+/// Colours that stay apart for most eyes, also beside each other.
+const PALETTE: [RGBColor; 8] = [
+    RGBColor(120, 120, 120),
+    RGBColor(20, 20, 20),
+    RGBColor(0, 114, 178),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+];
+
+/// The colour of a column, as CSS has it.
+pub(super) fn css_colour(column: usize) -> String {
+    let RGBColor(red, green, blue) = PALETTE[column % PALETTE.len()];
+    format!("rgb({red},{green},{blue})")
+}
+
+/// The plot, `None` if no column has more than a single value.
+pub(super) fn distribution(report: &Report, metric: Metric) -> anyhow::Result<Option<String>> {
+    let lines: Vec<_> = report
+        .columns
+        .iter()
+        .enumerate()
+        .filter_map(|(index, column)| Some((index, steps(report.results.get(metric, column)?)?)))
+        .collect();
+    let times = || lines.iter().flat_map(|(_, line)| line.iter().map(|(time, _)| *time));
+    let (Some(least), Some(most)) = (times().reduce(f64::min), times().reduce(f64::max)) else { return Ok(None) };
+    let mut svg = String::new();
+    draw(&mut svg, metric, &lines, least * 0.8..most * 1.25).map_err(|error| anyhow!("cannot plot: {error}"))?;
+    Ok(Some(svg))
+}
+
+type Line = Vec<(f64, f64)>;
+
+fn draw(
+    svg: &mut String,
+    metric: Metric,
+    lines: &[(usize, Line)],
+    times: std::ops::Range<f64>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
+    let mut chart = ChartBuilder::on(&root)
+        .margin(8)
+        .x_label_area_size(28)
+        .y_label_area_size(44)
+        .build_cartesian_2d(times.log_scale(), 0.0..1.0)?;
+    chart
+        .configure_mesh()
+        .light_line_style(WHITE)
+        .x_label_formatter(&|time| metric.show(*time))
+        .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
+        .draw()?;
+    for (index, line) in lines {
+        let colour = PALETTE[index % PALETTE.len()];
+        chart.draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(2)))?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+/// The empirical distribution as stairs; needs two positive values.
+fn steps(series: &Series) -> Option<Line> {
+    let Series::Values(values) = series else { return None };
+    let mut values: Vec<f64> = values.iter().copied().filter(|value| *value > 0.0).collect();
+    if values.len() < 2 {
+        return None;
+    }
+    values.sort_by(f64::total_cmp);
+    let share = |index: usize| index as f64 / values.len() as f64;
+    Some(values.iter().enumerate().flat_map(|(i, time)| [(*time, share(i)), (*time, share(i + 1))]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::report;
+    use super::*;
+
+    #[test]
+    fn stairs_rise_from_nothing_to_all() {
+        let line = steps(&Series::Values(vec![0.2, 0.1])).unwrap();
+        assert_eq!(line, [(0.1, 0.0), (0.1, 0.5), (0.2, 0.5), (0.2, 1.0)]);
+        assert_eq!(steps(&Series::Values(vec![0.2])), None);
+    }
+
+    #[test]
+    fn a_plot_has_a_line_per_column() {
+        let svg = distribution(&report(), Metric::Restart).unwrap().unwrap();
+        assert!(svg.starts_with("<svg"), "{svg}");
+        assert!(svg.matches("stroke-width=\"2\"").count() == 3, "{svg}");
+        assert_eq!(distribution(&report(), Metric::IdleAgentCpu).unwrap(), None);
+    }
+}

@@ -1,0 +1,215 @@
+//! What containers wrote of themselves.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use anyhow::bail;
+use nix::time::ClockId;
+use nix::time::clock_gettime;
+use tokio::time::Instant;
+
+use super::WorkloadKind;
+use super::workload::BenchContainer;
+use super::workload::BenchPod;
+
+/// Times are exact whatever this is; it only delays the next step.
+const POLL: Duration = Duration::from_millis(100);
+
+/// One line of a stamp file; nanoseconds of CLOCK_MONOTONIC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stamp {
+    /// A process began.
+    Start(u64),
+    /// A process is about to exit.
+    Exit(u64),
+}
+
+/// CLOCK_MONOTONIC now, in nanoseconds.
+pub(super) fn monotonic_now() -> anyhow::Result<u64> {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read CLOCK_MONOTONIC")?;
+    let seconds = u64::try_from(now.tv_sec()).context("CLOCK_MONOTONIC is negative")?;
+    let nanos = u64::try_from(now.tv_nsec()).context("CLOCK_MONOTONIC is negative")?;
+    Ok(seconds * 1_000_000_000 + nanos)
+}
+
+/// Waits until every pod of a batch has done all it shall do.
+pub(super) async fn wait_done(pods: &[BenchPod], limit: Duration) -> anyhow::Result<()> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let mut waiting = Vec::new();
+        for pod in pods {
+            if !is_done(pod)? {
+                waiting.push(pod.name.as_str());
+            }
+        }
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            let limit = humantime::format_duration(limit);
+            bail!("after {limit} {} of {} pods are not done, {} among them", waiting.len(), pods.len(), waiting[0]);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+fn is_done(pod: &BenchPod) -> anyhow::Result<bool> {
+    let starts = read(&pod.main)?.iter().filter(|stamp| matches!(stamp, Stamp::Start(_))).count();
+    Ok(starts >= if pod.crashes { 2 } else { 1 })
+}
+
+/// The stamps of a container; none while it did not start.
+pub(super) fn read(container: &BenchContainer) -> anyhow::Result<Vec<Stamp>> {
+    read_file(&container.stamps)
+}
+
+fn read_file(path: &Path) -> anyhow::Result<Vec<Stamp>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&text).with_context(|| format!("stamp file {}", path.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+/// Complete lines only: one may be in the making.
+fn parse(text: &str) -> anyhow::Result<Vec<Stamp>> {
+    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+    complete.lines().map(parse_line).collect()
+}
+
+fn parse_line(line: &str) -> anyhow::Result<Stamp> {
+    let (word, nanos) = line.split_once(' ').with_context(|| format!("line {line:?} is no stamp"))?;
+    let nanos = nanos.parse().with_context(|| format!("line {line:?} is no stamp"))?;
+    match word {
+        "start" => Ok(Stamp::Start(nanos)),
+        "exit" => Ok(Stamp::Exit(nanos)),
+        _ => bail!("line {line:?} is no stamp"),
+    }
+}
+
+/// What the batch took, in seconds: a value per pod, or one for all pods that started at `begin`.
+pub(super) fn durations(kind: WorkloadKind, pods: &[BenchPod], begin: u64) -> anyhow::Result<Vec<f64>> {
+    match kind {
+        WorkloadKind::Crash => pods.iter().map(restart).collect(),
+        WorkloadKind::Chain | WorkloadKind::Chains => pods.iter().map(chain).collect(),
+        WorkloadKind::Start => {
+            let starts: Vec<_> = pods.iter().map(|pod| first_start(&pod.main)).collect::<Result<_, _>>()?;
+            Ok(vec![seconds(begin, starts.into_iter().max().unwrap_or(begin))])
+        }
+        WorkloadKind::Idle => Ok(Vec::new()),
+    }
+}
+
+fn restart(pod: &BenchPod) -> anyhow::Result<f64> {
+    let (exit, start) = crash(pod)?;
+    Ok(seconds(exit, start))
+}
+
+/// When the first process of a crashing pod exited, and when the second one began.
+pub(super) fn crash(pod: &BenchPod) -> anyhow::Result<(u64, u64)> {
+    match read(&pod.main)?.as_slice() {
+        [Stamp::Start(_), Stamp::Exit(exit), Stamp::Start(start)] => Ok((*exit, *start)),
+        other => bail!("pod {}: expected start, exit, start but found {other:?}", pod.name),
+    }
+}
+
+fn chain(pod: &BenchPod) -> anyhow::Result<f64> {
+    let first = pod.init.first().with_context(|| format!("pod {} has no init container", pod.name))?;
+    Ok(seconds(first_start(first)?, first_start(&pod.main)?))
+}
+
+fn first_start(container: &BenchContainer) -> anyhow::Result<u64> {
+    match read(container)?.first() {
+        Some(Stamp::Start(nanos)) => Ok(*nanos),
+        other => bail!("{}: expected a start but found {other:?}", container.stamps.display()),
+    }
+}
+
+/// Processes that ran although they should not have: more starts than the pod's story has.
+pub(super) fn surplus_starts(pod: &BenchPod) -> anyhow::Result<Option<String>> {
+    for container in pod.init.iter().chain([&pod.main]) {
+        let starts = read(container)?.iter().filter(|stamp| matches!(stamp, Stamp::Start(_))).count();
+        let due = if pod.crashes && container.name == pod.main.name { 2 } else { 1 };
+        if starts != due {
+            return Ok(Some(format!("container {} started {starts} times instead of {due}", container.name)));
+        }
+    }
+    Ok(None)
+}
+
+/// From `begin` to `end`; negative if it is the other way round, which must show.
+pub(super) fn seconds(begin: u64, end: u64) -> f64 {
+    (end as f64 - begin as f64) / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::workload::batches;
+    use super::*;
+
+    fn write(container: &BenchContainer, text: &str) {
+        std::fs::write(&container.stamps, text).unwrap();
+    }
+
+    fn pods(kind: WorkloadKind, count: u32, folder: &Path) -> Vec<BenchPod> {
+        batches(kind, count, "p", folder).remove(0)
+    }
+
+    #[test]
+    fn lines() {
+        assert_eq!(parse("start 5\nexit 7\nstart 9\n").unwrap(), [Stamp::Start(5), Stamp::Exit(7), Stamp::Start(9)]);
+        assert_eq!(parse("start 5\nexi").unwrap(), [Stamp::Start(5)], "the last line is not complete");
+        assert_eq!(parse("").unwrap(), []);
+        for bad in ["start\n", "begin 5\n", "start 5 6\n", "start -1\n"] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_crash_is_from_exit_to_the_next_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let pods = pods(WorkloadKind::Crash, 2, folder.path());
+        write(&pods[0].main, "start 1\nexit 1000000000\nstart 1065000000\n");
+        assert!(durations(WorkloadKind::Crash, &pods, 0).is_err(), "the second pod did nothing");
+        assert!(!is_done(&pods[1]).unwrap());
+
+        write(&pods[1].main, "start 1\nexit 2000000000\nstart 2100000000\n");
+        assert_eq!(durations(WorkloadKind::Crash, &pods, 0).unwrap(), [0.065, 0.1]);
+        assert_eq!(surplus_starts(&pods[1]).unwrap(), None);
+        write(&pods[1].main, "start 1\nexit 2\nstart 3\nstart 4\n");
+        assert!(surplus_starts(&pods[1]).unwrap().unwrap().contains("3 times instead of 2"));
+    }
+
+    #[test]
+    fn a_chain_is_from_the_first_process_to_the_main_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let pods = pods(WorkloadKind::Chain, 1, folder.path());
+        for (index, container) in pods[0].init.iter().enumerate() {
+            write(container, &format!("start {0}\nexit {0}\n", (index as u64 + 1) * 100_000_000));
+        }
+        write(&pods[0].main, "start 500000000\n");
+        assert_eq!(durations(WorkloadKind::Chain, &pods, 0).unwrap(), [0.4]);
+    }
+
+    #[test]
+    fn a_start_is_from_the_agents_to_the_last_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let pods = pods(WorkloadKind::Start, 3, folder.path());
+        for (pod, text) in pods.iter().zip(["start 2000000000\n", "start 4000000000\n", "start 3000000000\n"]) {
+            write(&pod.main, text);
+        }
+        assert_eq!(durations(WorkloadKind::Start, &pods, 1_000_000_000).unwrap(), [3.0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_ends_with_the_names_of_who_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let pods = pods(WorkloadKind::Start, 2, folder.path());
+        write(&pods[0].main, "start 1\n");
+        let error = wait_done(&pods, Duration::from_secs(60)).await.unwrap_err().to_string();
+        assert_eq!(error, "after 1m 1 of 2 pods are not done, p-1 among them");
+        write(&pods[1].main, "start 1\n");
+        wait_done(&pods, Duration::ZERO).await.unwrap();
+    }
+}

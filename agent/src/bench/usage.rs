@@ -1,0 +1,65 @@
+//! What a process consumed, from `/proc`.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::unistd::SysconfVar;
+use nix::unistd::sysconf;
+
+/// Processor time a process used since it began, all threads, user and system.
+pub(super) fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let ticks = ticks(&stat).with_context(|| format!("{path} is not understood"))?;
+    let per_second = sysconf(SysconfVar::CLK_TCK)?.context("the kernel's tick is unknown")?;
+    Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+}
+
+/// `utime` and `stime`, fields 14 and 15. The name in field 2 may contain anything, parentheses included.
+fn ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+/// Resident memory of a process, in bytes.
+pub(super) fn resident(pid: u32) -> anyhow::Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let status = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    kilobytes(&status, "VmRSS:").map(|kb| kb * 1024).with_context(|| format!("{path} has no VmRSS"))
+}
+
+fn kilobytes(status: &str, key: &str) -> Option<u64> {
+    let rest = status.lines().find_map(|line| line.strip_prefix(key))?;
+    rest.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_stat() {
+        let stat = "42 (a) b) S 1 42 42 0 -1 4194560 1 2 3 4 150 25 0 0 20 0 9 0 100 1 2 3";
+        assert_eq!(ticks(stat), Some(175));
+        assert_eq!(ticks("42 (a"), None);
+    }
+
+    #[test]
+    fn fields_of_status() {
+        assert_eq!(kilobytes("VmHWM:\t  9 kB\nVmRSS:\t  1234 kB\n", "VmRSS:"), Some(1234));
+        assert_eq!(kilobytes("Name:\tkthread\n", "VmRSS:"), None);
+    }
+
+    #[test]
+    fn this_process_is_readable() {
+        let pid = std::process::id();
+        assert!(resident(pid).unwrap() > 100_000);
+        let before = cpu_time(pid).unwrap();
+        let end = std::time::Instant::now() + Duration::from_millis(50);
+        while std::time::Instant::now() < end {}
+        assert!(cpu_time(pid).unwrap() > before);
+    }
+}

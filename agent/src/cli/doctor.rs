@@ -1,0 +1,227 @@
+//! `keblet doctor`: what this node offers, what each lack costs, and whether the agent can run here at all.
+//!
+//! Only looks. Judgement of the kernel is `kernel::facts`' business; this adds the runtime and the configuration.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use super::host;
+use super::output::{self, Format};
+use super::run_args::RunArgs;
+use crate::config::{Settings, load};
+use crate::exit::Exit;
+use crate::kernel::facts::{Fact, NodeFacts};
+use crate::runtime::{EventSupport, Features, Runtime, RuntimeEndpoint, RuntimeOptions};
+
+/// How long the runtime may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// `keblet doctor`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// How to write the answer
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Format,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// One thing this node has or lacks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    pub topic: String,
+    /// What was found.
+    pub found: String,
+    /// What a lack costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<String>,
+    /// The agent cannot run like this.
+    pub fatal: bool,
+}
+
+impl Finding {
+    fn good(topic: &str, found: impl Into<String>) -> Self {
+        Self { topic: topic.to_owned(), found: found.into(), cost: None, fatal: false }
+    }
+
+    fn lack(topic: &str, found: impl Into<String>, cost: &str) -> Self {
+        Self { cost: Some(cost.to_owned()), ..Self::good(topic, found) }
+    }
+
+    fn fatal(topic: &str, found: impl Into<String>, cost: &str) -> Self {
+        Self { fatal: true, ..Self::lack(topic, found, cost) }
+    }
+}
+
+impl From<Fact> for Finding {
+    fn from(fact: Fact) -> Self {
+        Self { cost: fact.cost, ..Self::good(fact.topic, fact.found) }
+    }
+}
+
+/// Looks around and reports. Fails only if the agent could not run here.
+pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let mut findings: Vec<Finding> = NodeFacts::observe().judge().into_iter().map(Finding::from).collect();
+    match load(&args.run.flags) {
+        Ok(settings) => {
+            findings.push(configuration(&settings));
+            findings.extend(runtime(&settings).await);
+        }
+        Err(error) => findings.push(Finding::fatal("configuration", error.to_string(), "the agent does not start")),
+    }
+    report(&findings, args.output, out).context("cannot print the findings")
+}
+
+fn configuration(settings: &Settings) -> Finding {
+    match settings.check_host(&host::facts()) {
+        Ok(()) => Finding::good("configuration", "acceptable"),
+        Err(error) => Finding::fatal("configuration", error.to_string(), "the agent refuses to start"),
+    }
+}
+
+/// Asks the runtime what it is and what it can do.
+async fn runtime(settings: &Settings) -> Vec<Finding> {
+    const TOPIC: &str = "container runtime";
+    let unreachable = "the agent waits for it, not ready, and starts nothing";
+    let endpoint: RuntimeEndpoint = match settings.kubelet.container_runtime_endpoint.parse() {
+        Ok(endpoint) => endpoint,
+        Err(error) => return vec![Finding::fatal(TOPIC, format!("{error}"), "the agent does not start")],
+    };
+    let runtime = Runtime::new(&endpoint, None, RuntimeOptions { request_timeout: PATIENCE, ..Default::default() });
+    match tokio::time::timeout(PATIENCE, runtime.features()).await {
+        Ok(Ok(features)) => runtime_findings(&endpoint, &features),
+        Ok(Err(error)) => {
+            let hint = RuntimeEndpoint::discover(Path::new("/")).filter(|found| *found != endpoint);
+            let hint = hint.map(|found| format!("; there is one at {found}")).unwrap_or_default();
+            vec![Finding::fatal(TOPIC, format!("{error}{hint}"), unreachable)]
+        }
+        Err(_) => vec![Finding::fatal(TOPIC, format!("{endpoint} does not answer within {PATIENCE:?}"), unreachable)],
+    }
+}
+
+fn runtime_findings(endpoint: &RuntimeEndpoint, features: &Features) -> Vec<Finding> {
+    let name = format!("{} {} at {endpoint}", features.runtime_name, features.runtime_version);
+    let streams = if features.streaming_lists { "yes" } else { "no" };
+    let driver = match features.cgroup_driver {
+        Some(driver) => Finding::good("cgroup driver", format!("{driver:?}, says the runtime").to_lowercase()),
+        None => {
+            Finding::lack("cgroup driver", "the runtime does not say", "cgroupDriver in the configuration must match")
+        }
+    };
+    vec![Finding::good("container runtime", name), events(features), driver, Finding::good("streamed lists", streams)]
+}
+
+fn events(features: &Features) -> Finding {
+    const TOPIC: &str = "runtime events";
+    let cost = "relisting every second instead of every 5 minutes";
+    match features.events {
+        EventSupport::Yes => Finding::good(TOPIC, "yes"),
+        EventSupport::No => Finding::lack(TOPIC, "no", cost),
+        // Subscribing would take an event away from the agent that runs; the version has to do.
+        EventSupport::Untried if too_old(&features.runtime_name, &features.runtime_version) => {
+            Finding::lack(TOPIC, "no, this version is too old", cost)
+        }
+        EventSupport::Untried => Finding::good(TOPIC, "yes, as of this version"),
+    }
+}
+
+/// Events came with containerd 1.7 and CRI-O 1.26.
+fn too_old(name: &str, version: &str) -> bool {
+    let mut numbers = version.trim_start_matches('v').split(['.', '-', '~', '+']).map_while(|n| n.parse::<u32>().ok());
+    let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    match name {
+        "containerd" => found < (1, 7),
+        "cri-o" => found < (1, 26),
+        _ => false,
+    }
+}
+
+fn report(findings: &[Finding], format: Format, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let fatal = findings.iter().any(|finding| finding.fatal);
+    match format {
+        Format::Json => output::json(out, &serde_json::json!({ "canRun": !fatal, "findings": findings }))?,
+        Format::Text => {
+            let rows: Vec<[String; 4]> = findings.iter().map(row).collect();
+            output::table(out, &rows)?;
+            let lacks = findings.iter().filter(|finding| finding.cost.is_some()).count();
+            let verdict = match (fatal, lacks) {
+                (true, _) => "keblet cannot run here.".to_owned(),
+                (false, 0) => "keblet can run here, with everything.".to_owned(),
+                (false, lacks) => format!("keblet can run here, without some of its senses ({lacks})."),
+            };
+            writeln!(out, "\n{verdict}")?;
+        }
+    }
+    Ok(if fatal { Exit::Failure } else { Exit::Success })
+}
+
+fn row(finding: &Finding) -> [String; 4] {
+    let mark = match (finding.fatal, &finding.cost) {
+        (true, _) => "✗",
+        (false, Some(_)) => "!",
+        (false, None) => "✓",
+    };
+    let cost = finding.cost.as_deref().map(|cost| format!("→ {cost}")).unwrap_or_default();
+    [mark.to_owned(), finding.topic.clone(), finding.found.clone(), cost]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(findings: &[Finding], format: Format) -> (String, Exit) {
+        let mut out = Vec::new();
+        let exit = report(findings, format, &mut out).unwrap();
+        (String::from_utf8(out).unwrap(), exit)
+    }
+
+    #[test]
+    fn only_what_is_fatal_fails() {
+        let lack = Finding::lack("pidfd", "no", "later");
+        let (text, exit) = printed(&[Finding::good("kernel", "6.12"), lack.clone()], Format::Text);
+        assert_eq!(exit, Exit::Success);
+        assert_eq!(
+            text,
+            "✓  kernel  6.12\n!  pidfd   no    → later\n\nkeblet can run here, without some of its senses (1).\n"
+        );
+        let (text, exit) = printed(&[lack, Finding::fatal("container runtime", "none", "waits")], Format::Text);
+        assert_eq!(exit, Exit::Failure);
+        assert!(text.ends_with("keblet cannot run here.\n"), "{text}");
+    }
+
+    #[test]
+    fn json_says_the_same() {
+        let (text, _) =
+            printed(&[Finding::good("kernel", "6.12"), Finding::lack("pidfd", "no", "later")], Format::Json);
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(answer["canRun"], true);
+        assert_eq!(answer["findings"][1]["cost"], "later");
+        assert_eq!(answer["findings"][0].get("cost"), None);
+    }
+
+    #[test]
+    fn versions_with_events() {
+        for (name, version, old) in [
+            ("containerd", "1.6.20~ds1", true),
+            ("containerd", "v1.7.24", false),
+            ("containerd", "2.1.9-k3s1", false),
+            ("cri-o", "1.25.1", true),
+            ("cri-o", "1.32.0", false),
+            ("other", "0.1", false),
+        ] {
+            assert_eq!(too_old(name, version), old, "{name} {version}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_missing_runtime_is_fatal() {
+        let flags = [("container-runtime-endpoint", "unix:///nonexistent/runtime.sock")].into_iter().collect();
+        let findings = runtime(&load(&flags).unwrap()).await;
+        assert!(findings[0].fatal && findings[0].found.contains("/nonexistent/runtime.sock"), "{findings:?}");
+    }
+}

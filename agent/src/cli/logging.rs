@@ -1,0 +1,92 @@
+//! Where log lines go and which are written.
+//!
+//! The standard verbosity decides: 0 tells of the agent itself and of trouble, 2 of what happens to pods, 4 why, 6 and
+//! more every call. Lines go to stderr, one per event.
+
+use std::io::IsTerminal;
+
+use anyhow::anyhow;
+use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::config::kubelet_sections::Logging;
+
+/// The directives of a verbosity. Libraries only tell of trouble, until everything is asked for.
+fn directives(verbosity: u32) -> &'static str {
+    match verbosity {
+        0 | 1 => "warn,keblet=info,keblet::recorder=warn",
+        2 | 3 => "warn,keblet=info",
+        4 | 5 => "warn,keblet=debug",
+        6..=8 => "info,keblet=trace",
+        _ => "trace",
+    }
+}
+
+fn subscriber<W>(logging: &Logging, writer: W, colour: bool) -> Box<dyn tracing::Subscriber + Send + Sync>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let filter = EnvFilter::new(directives(logging.verbosity));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colour);
+    match logging.format.as_str() {
+        "json" => Box::new(builder.json().flatten_event(true).with_span_list(false).finish()),
+        _ => Box::new(builder.finish()),
+    }
+}
+
+/// Starts logging as configured. To be called once.
+pub fn init(logging: &Logging) -> anyhow::Result<()> {
+    let colour = std::io::stderr().is_terminal();
+    subscriber(logging, std::io::stderr, colour).try_init().map_err(|error| anyhow!("cannot start logging: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Buffer(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Buffer {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lines(format: &str, verbosity: u32) -> Vec<String> {
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
+        let logging = Logging { format: format.to_owned(), verbosity, ..Logging::default() };
+        tracing::subscriber::with_default(subscriber(&logging, move || writer.clone(), false), || {
+            tracing::info!(target: "keblet::pleg", pod = "a/b", "seen");
+            tracing::info!(target: "keblet::recorder", "Started");
+            tracing::debug!(target: "keblet::pleg", "why");
+            tracing::info!(target: "h2", "chatter");
+        });
+        let bytes = buffer.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn verbosity_decides_what_is_written() {
+        for (verbosity, count) in [(0, 1), (2, 2), (4, 3), (6, 4), (10, 4)] {
+            assert_eq!(lines("text", verbosity).len(), count, "-v={verbosity}");
+        }
+    }
+
+    #[test]
+    fn json_lines_are_json() {
+        let lines = lines("json", 0);
+        let line: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
+        assert_eq!((line["pod"].as_str(), line["message"].as_str()), (Some("a/b"), Some("seen")));
+        assert_eq!(line["level"], "INFO");
+    }
+}

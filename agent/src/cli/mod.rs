@@ -1,0 +1,83 @@
+//! The command line: what can be asked of keblet, and the commands that only look and tell.
+//!
+//! Called as `kubelet` it is `keblet run`, so that a node can swap one binary for the other. Constructs nothing of the
+//! agent; that is the business of `wiring`.
+
+pub mod config;
+pub mod docs;
+pub mod doctor;
+pub mod host;
+pub mod logging;
+pub mod output;
+pub mod process;
+pub mod run_args;
+pub mod version;
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::{Parser, Subcommand};
+
+use crate::bench;
+use crate::config::flags::normalize;
+pub use run_args::RunArgs;
+
+/// A Kubernetes node agent driven by events instead of polling.
+#[derive(Debug, Parser)]
+#[command(name = "keblet", version, propagate_version = false, disable_help_subcommand = true, max_term_width = 120)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the node agent. Takes the flags and the configuration file of a kubelet
+    Run(RunArgs),
+    /// Look at the configuration without running anything
+    #[command(subcommand)]
+    Config(config::Command),
+    /// Say what this node offers, and what each lack costs
+    Doctor(doctor::Args),
+    /// Measure
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Say which version this is
+    Version(version::Args),
+    /// Print completions for a shell
+    Completions(docs::CompletionsArgs),
+    /// Print the manual page
+    Man(docs::ManArgs),
+    /// Measure node agents side by side on a real runtime
+    #[command(subcommand)]
+    Bench(bench::Command),
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Compare event-driven with polling agents on one runtime
+    Pleg(crate::bench::PlegArgs),
+}
+
+/// Reads a command line, the program's own name first.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(canonical(arguments))
+}
+
+/// Inserts `run` when called as `kubelet`, and turns underscores in flag names into hyphens, as kubelets accept them.
+fn canonical(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments = arguments.into_iter();
+    let program = arguments.next().unwrap_or_else(|| "keblet".into());
+    let as_kubelet = Path::new(&program).file_name().is_some_and(|name| name == "kubelet");
+    let rest = arguments.map(|argument| match argument.into_string() {
+        Ok(text) => normalize(&text).into(),
+        Err(argument) => argument,
+    });
+    std::iter::once(program).chain(as_kubelet.then(|| "run".into())).chain(rest).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,66 @@
+//! The process itself: memory arenas, threads, and the signals that end it.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// Worker threads; the agent waits far more than it computes.
+const WORKERS: usize = 2;
+/// Threads for calls that block, such as file access. Those that are idle end soon.
+const BLOCKING: usize = 8;
+const BLOCKING_KEEP_ALIVE: Duration = Duration::from_secs(2);
+const STACK: usize = 1 << 20;
+
+/// Keeps the allocator from holding an arena per thread and from hoarding freed memory. To be called before any thread
+/// is started.
+pub fn save_memory() {
+    #[cfg(target_env = "gnu")]
+    {
+        const TRIM_THRESHOLD: libc::c_int = 128 << 10;
+        for (parameter, value) in [(libc::M_ARENA_MAX, 2), (libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD)] {
+            // SAFETY: mallopt reads two integers and changes the allocator's own state; no other thread exists yet.
+            let accepted = unsafe { libc::mallopt(parameter, value) };
+            debug_assert_eq!(accepted, 1, "mallopt({parameter}) refused {value}");
+        }
+    }
+}
+
+/// The async runtime, at most two workers wide.
+pub fn runtime() -> io::Result<Runtime> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Builder::new_multi_thread()
+        .worker_threads(cores.min(WORKERS))
+        .max_blocking_threads(BLOCKING)
+        .thread_keep_alive(BLOCKING_KEEP_ALIVE)
+        .thread_stack_size(STACK)
+        .thread_name("keblet")
+        .enable_all()
+        .build()
+}
+
+/// A token that is cancelled by the first SIGTERM or SIGINT; the second ends the process at once. Must be called inside
+/// the async runtime.
+pub fn shutdown() -> io::Result<CancellationToken> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let token = CancellationToken::new();
+    let cancelled = token.clone();
+    tokio::spawn(async move {
+        loop {
+            let name = tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+            };
+            if cancelled.is_cancelled() {
+                tracing::warn!(signal = name, "told to end again, ending at once");
+                std::process::exit(128 + if name == "SIGTERM" { libc::SIGTERM } else { libc::SIGINT });
+            }
+            tracing::info!(signal = name, "told to end; containers keep running");
+            cancelled.cancel();
+        }
+    });
+    Ok(token)
+}

@@ -1,0 +1,30 @@
+//! `keblet version`.
+
+use std::io::Write;
+
+use serde_json::json;
+
+use super::output::{self, Format};
+
+/// The Kubernetes version whose kubelet this agent stands in for; reported to the cluster.
+pub const KUBERNETES: &str = "v1.36.3";
+
+/// keblet's own version.
+pub const KEBLET: &str = env!("CARGO_PKG_VERSION");
+
+/// `keblet version`
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Args {
+    /// How to write the answer
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// Says which version this is.
+pub fn run(args: Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    match args.output {
+        Format::Text => writeln!(out, "keblet {KEBLET}\nKubernetes {KUBERNETES}")?,
+        Format::Json => output::json(out, &json!({ "keblet": KEBLET, "kubernetes": KUBERNETES }))?,
+    }
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! The probes' records as hints: whose init exited, who was OOM-killed.
+//!
+//! Loads the probes, watches the cgroup tree that pods live in (the kernel side watches what is made below it), maps
+//! cgroups to containers, and hands on what concerns one. Where the probes cannot be loaded the sensors are down with
+//! a reason, and the agent runs on.
+
+use std::path::PathBuf;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::ExitFacts;
+use super::Hint;
+use super::OomFacts;
+use super::RelistReason;
+use super::sensors::Sensor;
+use super::sensors::SensorBoard;
+use super::sensors::SensorState;
+use crate::kernel::bpf;
+use crate::kernel::bpf::KernelRecord;
+use crate::kernel::bpf::Loaded;
+use crate::kernel::bpf::ProbeStatus;
+use crate::kernel::bpf::Probes;
+use crate::kernel::bpf::Records;
+use crate::kernel::bpf::Told;
+use crate::kernel::clock::BootTime;
+use crate::kernel::hierarchy::Hierarchy;
+use crate::kernel::index::ContainerIndex;
+use crate::model::KernelMoment;
+
+/// Where to look.
+#[derive(Clone, Debug)]
+pub struct KernelOptions {
+    /// The cgroup below which pods live, in the watched hierarchy (`/kubepods`, `/` for all).
+    pub cgroup_root: String,
+    /// The kernel's type information.
+    pub btf: PathBuf,
+}
+
+/// Loads the probes and starts following them. Returns a handle for counters, or `None` if they cannot be loaded.
+pub async fn start(
+    options: KernelOptions,
+    hierarchy: Hierarchy,
+    hints: mpsc::Sender<Hint>,
+    board: SensorBoard,
+    shutdown: CancellationToken,
+) -> Option<Probes> {
+    let loading = bpf::Options { btf: options.btf, ..bpf::Options::new(hierarchy.clone()) };
+    let Loaded { probes, records, status } = match bpf::load(loading).await {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            for sensor in [Sensor::Exits, Sensor::Oom, Sensor::Cgroups, Sensor::Reclaim] {
+                board.set(sensor, SensorState::Down(error.to_string()));
+            }
+            return None;
+        }
+    };
+    report(&board, &status);
+    let mut index = ContainerIndex::new();
+    match probes.watch_tree(&hierarchy, &options.cgroup_root) {
+        Ok(found) => found.iter().for_each(|(id, path)| index.cgroup_created(*id, None, path)),
+        Err(error) => board.set(Sensor::Exits, SensorState::Degraded(error.to_string())),
+    }
+    let follower = Follower { records, index, hints, board };
+    tokio::spawn(async move {
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = follower.follow() => {}
+        }
+    });
+    Some(probes)
+}
+
+fn report(board: &SensorBoard, status: &[ProbeStatus]) {
+    for (sensor, prefix) in
+        [(Sensor::Exits, "process"), (Sensor::Oom, "oom"), (Sensor::Cgroups, "cgroup"), (Sensor::Reclaim, "reclaim")]
+    {
+        let programs = status.iter().filter(|probe| probe.program.starts_with(prefix));
+        board.set(sensor, state(&programs.collect::<Vec<_>>()));
+    }
+}
+
+/// Up with all its programs, down without any, degraded in between.
+fn state(programs: &[&ProbeStatus]) -> SensorState {
+    let down: Vec<String> =
+        programs.iter().filter_map(|p| p.down.as_ref().map(|why| format!("{}: {why}", p.program))).collect();
+    match down.len() {
+        0 => SensorState::Up,
+        some if some < programs.len() => SensorState::Degraded(down.join("; ")),
+        _ => SensorState::Down(down.join("; ")),
+    }
+}
+
+struct Follower {
+    records: Records,
+    index: ContainerIndex,
+    hints: mpsc::Sender<Hint>,
+    board: SensorBoard,
+}
+
+impl Follower {
+    async fn follow(mut self) {
+        loop {
+            let hint = match self.records.next().await {
+                Ok(Told::Record(record)) => self.hint(record),
+                Ok(Told::Lost(lost)) => {
+                    tracing::warn!(
+                        deaths = lost.deaths,
+                        cgroups = lost.cgroups,
+                        watches = lost.watches,
+                        "kernel records lost"
+                    );
+                    Some(Hint::Gap(RelistReason::Dropped))
+                }
+                Err(error) => {
+                    let reason = format!("reading the ring buffers: {error}");
+                    self.board.set(Sensor::Exits, SensorState::Down(reason.clone()));
+                    self.board.set(Sensor::Oom, SensorState::Down(reason));
+                    return;
+                }
+            };
+            // A full channel makes us wait; what the kernel cannot write meanwhile it counts as lost.
+            if let Some(hint) = hint
+                && self.hints.send(hint).await.is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    fn hint(&mut self, record: KernelRecord) -> Option<Hint> {
+        let at = moment(record.at());
+        match record {
+            KernelRecord::CgroupCreated(event) => {
+                self.index.cgroup_created(event.id, Some(event.parent), &event.path);
+                None
+            }
+            KernelRecord::CgroupRemoved(event) => {
+                self.index.cgroup_removed(event.id);
+                None
+            }
+            KernelRecord::Exit(exit) if exit.pid_ns_init => {
+                let member = self.index.by_cgroup(exit.cgroup?)?;
+                let exit_code = exit.status.code();
+                Some(Hint::Exit(ExitFacts { container: member.container, pid: exit.pid, exit_code, at }))
+            }
+            KernelRecord::Exit(_) => None,
+            KernelRecord::Oom(oom) => {
+                let container = oom.cgroup.and_then(|id| self.index.by_cgroup(id)).map(|member| member.container);
+                container.as_ref().filter(|_| oom.watched)?;
+                Some(Hint::Oom(OomFacts {
+                    container,
+                    pid: oom.pid,
+                    comm: oom.victim.map(|victim| victim.comm).unwrap_or_default(),
+                    anon_kib: oom.memory.map_or(0, |memory| memory.anon_kib),
+                    at,
+                }))
+            }
+        }
+    }
+}
+
+fn moment(at: BootTime) -> KernelMoment {
+    let now = Instant::now();
+    BootTime::now().map_or(KernelMoment(now), |boot_now| at.to_moment(boot_now, now))
+}

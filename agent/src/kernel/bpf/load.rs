@@ -1,0 +1,315 @@
+//! Loads the probe object and attaches each program. Blocking: milliseconds of system calls.
+
+use std::io;
+
+use aya::Btf as AyaBtf;
+use aya::Ebpf;
+use aya::EbpfError;
+use aya::EbpfLoader;
+use aya::Endianness;
+use aya::Pod;
+use aya::maps::MapData;
+use aya::maps::MapError;
+use aya::maps::RingBuf;
+use aya::programs::FEntry;
+use aya::programs::Program;
+use aya::programs::ProgramError;
+use aya::programs::RawTracePoint;
+use keblet_ebpf_common as common;
+use keblet_ebpf_common::names;
+use thiserror::Error;
+
+use super::Options;
+use super::ProbeStatus;
+use super::offsets;
+use super::offsets::Resolved;
+use super::watch::Probes;
+use crate::kernel::btf::Btf;
+use crate::kernel::btf::BtfError;
+use crate::kernel::facts::Capabilities;
+use crate::kernel::hierarchy::HierarchyKind;
+use crate::kernel::proc;
+
+/// The kernel side, built by `cargo xtask ebpf`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/../ebpf/prebuilt/probes.o"));
+
+/// Why no probe works.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// The kernel tells nothing, or not enough, of its types.
+    #[error("{0}")]
+    Btf(#[from] BtfError),
+    /// The system call is forbidden.
+    #[error("bpf() is refused ({source}): {why}")]
+    Refused {
+        /// What the system said.
+        source: io::Error,
+        /// What is missing, as far as can be told.
+        why: String,
+    },
+    /// Process ids of the probes would name other processes in the agent's own PID namespace.
+    #[error("the agent runs in a PID namespace of its own, so the kernel's process ids mean nothing to it")]
+    PidNamespace,
+    /// The object does not load.
+    #[error("cannot load the probes: {0}")]
+    Object(String),
+    /// The ring buffers cannot be waited for.
+    #[error("cannot wait for the ring buffers: {0}")]
+    Register(io::Error),
+    /// The loading thread ended early.
+    #[error("loading was aborted: {0}")]
+    Aborted(String),
+}
+
+/// What a loaded object consists of.
+pub(super) struct Parts {
+    pub(super) probes: Probes,
+    pub(super) rings: Rings,
+    pub(super) status: Vec<ProbeStatus>,
+}
+
+/// The two ring buffers.
+pub(super) struct Rings {
+    pub(super) deaths: RingBuf<MapData>,
+    pub(super) cgroups: RingBuf<MapData>,
+}
+
+/// A program and where it belongs.
+struct Spec {
+    program: &'static str,
+    hooks: &'static [&'static str],
+    yields: &'static str,
+    /// What it needs that the kernel may not have.
+    needs: fn(&Resolved) -> Option<String>,
+}
+
+const SPECS: [Spec; 7] = [
+    Spec {
+        program: "process_exit",
+        hooks: &["sched_process_exit"],
+        yields: "exits with code and time",
+        needs: |found| first([&found.task, &found.cgroup]),
+    },
+    Spec {
+        program: "oom_victim",
+        hooks: &["mark_victim"],
+        yields: "OOM kills",
+        needs: |found| first([&found.task, &found.cgroup, &found.oom]),
+    },
+    Spec {
+        program: "oom_scope",
+        hooks: &[OOM_FUNCTION],
+        yields: "the limit that an OOM kill enforced, on kernels without cgroup v1",
+        needs: |found| first([&found.scope, &found.cgroup]),
+    },
+    Spec {
+        program: "cgroup_created",
+        hooks: &["cgroup_mkdir"],
+        yields: "containers too short-lived to be seen otherwise",
+        needs: |found| first([&found.cgroup]),
+    },
+    Spec {
+        program: "cgroup_removed",
+        hooks: &["cgroup_rmdir"],
+        yields: "removal of cgroups",
+        needs: |found| first([&found.cgroup]),
+    },
+    Spec {
+        program: "reclaim_begin",
+        hooks: &["mm_vmscan_memcg_reclaim_begin", "mm_vmscan_direct_reclaim_begin"],
+        yields: "reclaim stalls (beginning)",
+        needs: |found| first([&found.task, &found.cgroup]),
+    },
+    Spec {
+        program: "reclaim_end",
+        hooks: &["mm_vmscan_memcg_reclaim_end", "mm_vmscan_direct_reclaim_end"],
+        yields: "reclaim stalls (end)",
+        needs: |found| first([&found.task, &found.cgroup]),
+    },
+];
+
+/// The function whose entry tells whose limit fired.
+const OOM_FUNCTION: &str = "out_of_memory";
+
+fn first<const N: usize>(reasons: [&Option<String>; N]) -> Option<String> {
+    reasons.into_iter().flatten().next().cloned()
+}
+
+/// Loads the object with globals for this kernel and attaches what can be attached.
+pub(super) fn load(options: &Options) -> Result<Parts, LoadError> {
+    if !proc::in_host_pid_namespace() {
+        return Err(LoadError::PidNamespace);
+    }
+    try_bpf()?;
+    let btf = Btf::read(&options.btf)?;
+    let found = offsets::resolve(&btf);
+    let config = Global(config(&btf, options, &found)?);
+    let scope_function = btf.function(OOM_FUNCTION);
+    drop(btf);
+
+    let global_offsets = Global(found.offsets);
+    let mut loader = EbpfLoader::new();
+    loader.btf(None).override_global(names::CONFIG, &config, true).override_global(
+        names::OFFSETS,
+        &global_offsets,
+        true,
+    );
+    if let Some(bytes) = options.deaths_ring {
+        loader.map_max_entries(names::DEATHS, bytes);
+    }
+    let mut ebpf = loader.load(OBJECT).map_err(|error| object_error(&error))?;
+    let status = SPECS.iter().map(|spec| bring_up(&mut ebpf, spec, &found, &scope_function)).collect();
+    let rings = Rings { deaths: ring(&mut ebpf, names::DEATHS)?, cgroups: ring(&mut ebpf, names::CGROUPS)? };
+    let probes = Probes::new(ebpf)?;
+    Ok(Parts { probes, rings, status })
+}
+
+/// Asks for the smallest map there is, since the loader takes a refusal for an old kernel.
+fn try_bpf() -> Result<(), LoadError> {
+    match super::super::facts::bpf_allowed() {
+        Ok(()) => {
+            let lacking = Capabilities::of_this_process().lacking_for_bpf();
+            if lacking.is_empty() {
+                return Ok(());
+            }
+            let why = format!("the agent lacks {}", lacking.join(" and "));
+            Err(LoadError::Refused { source: io::Error::from_raw_os_error(libc::EPERM), why })
+        }
+        Err(source) => {
+            let lacking = Capabilities::of_this_process().lacking_for_bpf();
+            let why = if source.raw_os_error() == Some(libc::ENOSYS) {
+                "the kernel has no such system call".to_owned()
+            } else if lacking.is_empty() {
+                "the agent has the capabilities, so a seccomp filter, a security module or lockdown forbids it"
+                    .to_owned()
+            } else {
+                format!("the agent lacks {}", lacking.join(" and "))
+            };
+            Err(LoadError::Refused { source, why })
+        }
+    }
+}
+
+fn config(btf: &Btf, options: &Options, found: &Resolved) -> Result<common::Config, BtfError> {
+    let subsystem = match options.hierarchy.kind {
+        HierarchyKind::Unified => common::SUBSYSTEM_DEFAULT_HIERARCHY,
+        HierarchyKind::V1(controller) => btf.constant(&format!("{}_cgrp_id", controller.as_str()))?,
+    };
+    Ok(common::Config {
+        hierarchy: options.hierarchy.number,
+        subsystem,
+        memory: btf.constant("memory_cgrp_id").unwrap_or(common::ABSENT),
+        reserved: 0,
+        page_kib: proc::page_size() / 1024,
+        victim_is_task: u32::from(found.victim_is_task),
+    })
+}
+
+/// A global of the probes, seen as the plain bytes that the loader wants.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Global<T>(T);
+
+// SAFETY: integers only, without padding.
+unsafe impl Pod for Global<common::Config> {}
+// SAFETY: integers only, without padding.
+unsafe impl Pod for Global<common::Offsets> {}
+
+fn bring_up(ebpf: &mut Ebpf, spec: &Spec, found: &Resolved, scope_function: &Result<u32, BtfError>) -> ProbeStatus {
+    let down = (spec.needs)(found).or_else(|| attach(ebpf, spec, scope_function).err());
+    ProbeStatus { program: spec.program, hooks: spec.hooks, yields: spec.yields, down }
+}
+
+fn attach(ebpf: &mut Ebpf, spec: &Spec, scope_function: &Result<u32, BtfError>) -> Result<(), String> {
+    let program = ebpf.program_mut(spec.program).ok_or("the probe object has no such program")?;
+    match program {
+        Program::RawTracePoint(program) => attach_tracepoint(program, spec.hooks),
+        Program::FEntry(program) => {
+            let id = scope_function.as_ref().map_err(ToString::to_string)?;
+            attach_function(program, *id)
+        }
+        _ => Err("the probe object has another kind of program".to_owned()),
+    }
+}
+
+fn attach_tracepoint(program: &mut RawTracePoint, hooks: &[&str]) -> Result<(), String> {
+    program.load().map_err(|error| describe(&error))?;
+    for hook in hooks {
+        program.attach(hook).map_err(|error| format!("{hook}: {}", describe(&error)))?;
+    }
+    Ok(())
+}
+
+fn attach_function(program: &mut FEntry, id: u32) -> Result<(), String> {
+    let btf = stand_in(OOM_FUNCTION, id).map_err(|error| error.to_string())?;
+    program.load(OOM_FUNCTION, &btf).map_err(|error| describe(&error))?;
+    program.attach().map_err(|error| describe(&error))?;
+    Ok(())
+}
+
+/// Type information in which `function` has the id `id` and nothing else has a name.
+///
+/// The loader takes nothing but the id from it. Letting it parse the kernel's own would cost some 30 MB and most of
+/// the loading time.
+fn stand_in(function: &str, id: u32) -> Result<AyaBtf, aya::BtfError> {
+    const FORWARD: u32 = 7 << 24;
+    const FUNCTION: u32 = 12 << 24;
+    let others = id.saturating_sub(1) as usize;
+    let mut types: Vec<u32> = [0, FORWARD, 0].repeat(others);
+    types.extend([1, FUNCTION, 1]);
+    let types_len = types.len() as u32 * 4;
+    let strings_len = function.len() as u32 + 2;
+    let mut data: Vec<u8> = Vec::with_capacity(24 + (types_len + strings_len) as usize);
+    data.extend(0xeb9f_u16.to_ne_bytes());
+    data.extend([1, 0]);
+    data.extend([24, 0, types_len, types_len, strings_len].iter().flat_map(|word: &u32| word.to_ne_bytes()));
+    data.extend(types.iter().flat_map(|word| word.to_ne_bytes()));
+    data.push(0);
+    data.extend(function.as_bytes());
+    data.push(0);
+    AyaBtf::parse(&data, Endianness::default())
+}
+
+fn ring(ebpf: &mut Ebpf, name: &str) -> Result<RingBuf<MapData>, LoadError> {
+    let map = ebpf.take_map(name).ok_or_else(|| LoadError::Object(format!("it has no map {name}")))?;
+    RingBuf::try_from(map).map_err(|error| LoadError::Object(format!("map {name}: {error}")))
+}
+
+fn object_error(error: &EbpfError) -> LoadError {
+    match error {
+        EbpfError::MapError(MapError::CreateError { name, io_error, .. }) => {
+            LoadError::Object(format!("map {name} cannot be made: {io_error}"))
+        }
+        other => LoadError::Object(with_sources(other)),
+    }
+}
+
+/// One line: the verifier's log, if there is one, ends in its verdict and is otherwise left out.
+fn describe(error: &ProgramError) -> String {
+    match error {
+        ProgramError::LoadError { io_error, verifier_log } => {
+            let log = verifier_log.to_string();
+            let statistics = ["processed ", "stack depth ", "verification time "];
+            let is_statistics = |line: &&str| statistics.iter().any(|start| line.starts_with(start));
+            let verdict = log.lines().rev().find(|line| !line.is_empty() && !is_statistics(line));
+            match verdict {
+                Some(verdict) => format!("the verifier refuses it ({io_error}): {verdict}"),
+                None => format!("the kernel refuses it: {io_error}"),
+            }
+        }
+        other => with_sources(other),
+    }
+}
+
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        source = inner.source();
+    }
+    text
+}

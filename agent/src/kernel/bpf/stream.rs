@@ -1,0 +1,111 @@
+//! Reading the ring buffers: asleep until the kernel has written something.
+
+use std::io;
+
+use aya::maps::MapData;
+use aya::maps::RingBuf;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::KernelRecord;
+use super::load::Rings;
+use super::record::decode;
+use super::watch::Losses;
+use super::watch::Probes;
+
+/// What the probes tell, in the order in which it happened.
+pub struct Records {
+    deaths: Ring,
+    cgroups: Ring,
+    probes: Probes,
+    /// Losses already told.
+    told: Losses,
+}
+
+/// One ring buffer and the record at its head.
+struct Ring {
+    fd: AsyncFd<RingBuf<MapData>>,
+    head: Option<KernelRecord>,
+}
+
+/// The next thing to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// A probe saw something.
+    Record(KernelRecord),
+    /// Something could not be told, or not be watched: list everything. Counts since the last time.
+    Lost(Losses),
+}
+
+impl Records {
+    pub(super) fn new(rings: Rings, probes: Probes) -> io::Result<Self> {
+        Ok(Self {
+            deaths: Ring::new(rings.deaths)?,
+            cgroups: Ring::new(rings.cgroups)?,
+            probes,
+            told: Losses::default(),
+        })
+    }
+
+    /// Waits for the next record. Costs nothing while nothing happens. Cancelling loses no record.
+    pub async fn next(&mut self) -> io::Result<Told> {
+        loop {
+            if let Some(record) = self.earliest() {
+                return Ok(Told::Record(record));
+            }
+            // Whatever was dropped, was dropped while the rings were full: so it is counted by now.
+            if let Some(lost) = self.new_losses() {
+                return Ok(Told::Lost(lost));
+            }
+            tokio::select! {
+                ready = self.deaths.written() => ready?,
+                ready = self.cgroups.written() => ready?,
+            }
+        }
+    }
+
+    /// The older of the two heads, so that a cgroup is told before what happens in it.
+    fn earliest(&mut self) -> Option<KernelRecord> {
+        self.deaths.fill();
+        self.cgroups.fill();
+        let first = match (&self.deaths.head, &self.cgroups.head) {
+            (Some(death), Some(cgroup)) if death.at() < cgroup.at() => &mut self.deaths,
+            (_, Some(_)) => &mut self.cgroups,
+            (_, None) => &mut self.deaths,
+        };
+        first.head.take()
+    }
+
+    fn new_losses(&mut self) -> Option<Losses> {
+        let now = self.probes.losses();
+        let told = std::mem::replace(&mut self.told, now);
+        let lost = Losses {
+            deaths: now.deaths.saturating_sub(told.deaths),
+            cgroups: now.cgroups.saturating_sub(told.cgroups),
+            watches: now.watches.saturating_sub(told.watches),
+        };
+        (lost != Losses::default()).then_some(lost)
+    }
+}
+
+impl Ring {
+    fn new(ring: RingBuf<MapData>) -> io::Result<Self> {
+        // SAFETY: the ring owns the map's descriptor, keeps it open until it is dropped, and always names the same one.
+        let fd = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }?;
+        Ok(Self { fd, head: None })
+    }
+
+    fn fill(&mut self) {
+        while self.head.is_none() {
+            let Some(item) = self.fd.get_mut().next() else { return };
+            self.head = decode(&item);
+        }
+    }
+
+    /// Returns once the kernel has written since the last call. Clears before the caller looks, so that what is written
+    /// while it looks wakes it again.
+    async fn written(&mut self) -> io::Result<()> {
+        self.fd.readable_mut().await?.clear_ready();
+        Ok(())
+    }
+}

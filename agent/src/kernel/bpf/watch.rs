@@ -1,0 +1,196 @@
+//! What the probes watch and count: the agent's side of their maps.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use aya::Ebpf;
+use aya::Pod;
+use aya::maps::HashMap;
+use aya::maps::MapData;
+use aya::maps::MapError;
+use aya::maps::PerCpuArray;
+use keblet_ebpf_common::Loss;
+use keblet_ebpf_common::WatchedCgroup;
+use keblet_ebpf_common::names;
+use keblet_ebpf_common::watch;
+use thiserror::Error;
+
+use super::CgroupId;
+use super::LoadError;
+use crate::kernel::hierarchy::Hierarchy;
+
+/// `BPF_NOEXIST`: leave an entry alone that is there already.
+const ONLY_NEW: u64 = 1;
+
+/// Something cannot be watched.
+#[derive(Debug, Error)]
+pub enum WatchError {
+    /// The map is full: what is watched no longer fits.
+    #[error("cannot watch {what}: all {limit} places are taken")]
+    Full {
+        /// The pid or cgroup.
+        what: String,
+        /// Size of the map.
+        limit: u32,
+    },
+    /// The system call failed.
+    #[error("cannot watch {what}: {source}")]
+    Refused {
+        /// The pid or cgroup.
+        what: String,
+        /// Why.
+        source: MapError,
+    },
+    /// A cgroup's directory cannot be read.
+    #[error("cannot watch cgroup {path}: {source}")]
+    Unreadable {
+        /// Path in the hierarchy.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Value of the cgroup map, as the plain bytes that the map wants.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Watched(WatchedCgroup);
+
+// SAFETY: integers only, without padding.
+unsafe impl Pod for Watched {}
+
+/// What was lost since the probes were loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Exit and OOM records.
+    pub deaths: u64,
+    /// Cgroup records.
+    pub cgroups: u64,
+    /// New cgroups that could not be watched.
+    pub watches: u64,
+}
+
+/// Memory reclaim that processes of a cgroup had to do themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stalls {
+    /// How often.
+    pub count: u64,
+    /// How long in all.
+    pub time: Duration,
+}
+
+/// The loaded probes: what they watch and count. Cheap to clone; every call is one or a few short system calls.
+#[derive(Clone)]
+pub struct Probes {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    pids: Mutex<HashMap<MapData, u32, u32>>,
+    cgroups: Mutex<HashMap<MapData, u64, Watched>>,
+    drops: PerCpuArray<MapData, u64>,
+    /// Holds the programs and their links: they are attached as long as this lives.
+    _ebpf: Ebpf,
+}
+
+impl Probes {
+    pub(super) fn new(mut ebpf: Ebpf) -> Result<Self, LoadError> {
+        let mut take =
+            |name: &str| ebpf.take_map(name).ok_or_else(|| LoadError::Object(format!("it has no map {name}")));
+        let bad = |name: &str, error: MapError| LoadError::Object(format!("map {name}: {error}"));
+        let pids = HashMap::try_from(take(names::WATCHED_PIDS)?).map_err(|e| bad(names::WATCHED_PIDS, e))?;
+        let cgroups = HashMap::try_from(take(names::WATCHED_CGROUPS)?).map_err(|e| bad(names::WATCHED_CGROUPS, e))?;
+        let drops = PerCpuArray::try_from(take(names::DROPS)?).map_err(|e| bad(names::DROPS, e))?;
+        let shared = Shared { pids: Mutex::new(pids), cgroups: Mutex::new(cgroups), drops, _ebpf: ebpf };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Tells the exit of process `pid`, once: the kernel forgets the pid with that exit.
+    pub fn watch_pid(&self, pid: u32) -> Result<(), WatchError> {
+        let mut pids = self.shared.pids.lock().unwrap_or_else(PoisonError::into_inner);
+        pids.insert(pid, 0, 0).map_err(|source| full_or_refused(format!("process {pid}"), MAX_PIDS, source))
+    }
+
+    /// Forgets process `pid`; no error if it is not watched.
+    pub fn unwatch_pid(&self, pid: u32) {
+        let mut pids = self.shared.pids.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = pids.remove(&pid);
+    }
+
+    /// Watches a cgroup: exits of inits of PID namespaces and OOM victims in it, stalls, and the cgroups made below it,
+    /// which are then watched alike. With `all_exits` every process that ends in it (not below it) is told.
+    pub fn watch_cgroup(&self, id: CgroupId, all_exits: bool) -> Result<(), WatchError> {
+        let flags = if all_exits { watch::ALL_EXITS } else { 0 };
+        self.insert(id, flags, 0)
+    }
+
+    /// Forgets a cgroup; cgroups below it stay watched. No error if it is not watched.
+    pub fn unwatch_cgroup(&self, id: CgroupId) {
+        let mut cgroups = self.shared.cgroups.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = cgroups.remove(&id.0);
+    }
+
+    /// Watches the cgroup at `path` and all that are below it already. Returns them all, with their paths: what is made
+    /// while this runs is told by a record, or found here, or both.
+    pub fn watch_tree(&self, hierarchy: &Hierarchy, path: &str) -> Result<Vec<(CgroupId, String)>, WatchError> {
+        let unreadable = |source| WatchError::Unreadable { path: path.to_owned(), source };
+        let mut found = vec![(hierarchy.id_of(path).map_err(unreadable)?, path.to_owned())];
+        let mut next = 0;
+        while let Some((id, path)) = found.get(next).cloned() {
+            // First watch, then look below: a child made in between inherits.
+            match self.insert(id, 0, ONLY_NEW) {
+                Err(WatchError::Refused { source, .. }) if is_errno(&source, libc::EEXIST) => {}
+                other => other?,
+            }
+            found.extend(hierarchy.children(&path));
+            next += 1;
+        }
+        Ok(found)
+    }
+
+    fn insert(&self, id: CgroupId, flags: u32, mode: u64) -> Result<(), WatchError> {
+        let value = Watched(WatchedCgroup { flags, ..WatchedCgroup::default() });
+        let mut cgroups = self.shared.cgroups.lock().unwrap_or_else(PoisonError::into_inner);
+        cgroups
+            .insert(id.0, value, mode)
+            .map_err(|source| full_or_refused(format!("cgroup {}", id.0), MAX_CGROUPS, source))
+    }
+
+    /// Whether a cgroup is watched, be it by the agent or because its parent is.
+    pub fn watches_cgroup(&self, id: CgroupId) -> bool {
+        let cgroups = self.shared.cgroups.lock().unwrap_or_else(PoisonError::into_inner);
+        cgroups.get(&id.0, 0).is_ok()
+    }
+
+    /// Reclaim stalls of a watched cgroup since it is watched.
+    pub fn stalls(&self, id: CgroupId) -> Option<Stalls> {
+        let cgroups = self.shared.cgroups.lock().unwrap_or_else(PoisonError::into_inner);
+        let Watched(value) = cgroups.get(&id.0, 0).ok()?;
+        Some(Stalls { count: value.stalls, time: Duration::from_nanos(value.stall_ns) })
+    }
+
+    /// What was lost since the probes were loaded.
+    pub fn losses(&self) -> Losses {
+        let count = |what: Loss| {
+            let values = self.shared.drops.get(&(what as u32), 0);
+            values.map_or(0, |values| values.iter().sum())
+        };
+        Losses { deaths: count(Loss::Deaths), cgroups: count(Loss::Cgroups), watches: count(Loss::Watches) }
+    }
+}
+
+/// Places in the map of pids, as the probes define it.
+const MAX_PIDS: u32 = 4096;
+/// Places in the map of cgroups, as the probes define it.
+const MAX_CGROUPS: u32 = 8192;
+
+fn full_or_refused(what: String, limit: u32, source: MapError) -> WatchError {
+    if is_errno(&source, libc::E2BIG) { WatchError::Full { what, limit } } else { WatchError::Refused { what, source } }
+}
+
+fn is_errno(error: &MapError, errno: i32) -> bool {
+    matches!(error, MapError::SyscallError(call) if call.io_error.raw_os_error() == Some(errno))
+}

@@ -1,0 +1,68 @@
+//! The kernel's clock: moments in nanoseconds of `CLOCK_BOOTTIME`, as probes stamp them.
+//!
+//! The boot clock is the one that `/proc/<pid>/stat` counts start times in; it differs from the agent's monotonic
+//! clock only by the time the machine slept.
+
+use std::time::Duration;
+
+use nix::time::ClockId;
+use tokio::time::Instant;
+
+use crate::model::KernelMoment;
+
+/// Nanoseconds of `CLOCK_BOOTTIME`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootTime(pub u64);
+
+impl BootTime {
+    /// The moment now; `None` on kernels without that clock.
+    pub fn now() -> Option<Self> {
+        let now = nix::time::clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
+        let seconds = u64::try_from(now.tv_sec()).ok()?;
+        let nanos = u64::try_from(now.tv_nsec()).ok()?;
+        Some(Self(seconds.checked_mul(1_000_000_000)?.checked_add(nanos)?))
+    }
+
+    /// Time from this moment to `later`, zero if that is earlier.
+    pub fn until(self, later: Self) -> Duration {
+        Duration::from_nanos(later.0.saturating_sub(self.0))
+    }
+
+    /// The same moment on the agent's clock, given that both clocks read `boot_now` and `now` together.
+    pub fn to_moment(self, boot_now: Self, now: Instant) -> KernelMoment {
+        KernelMoment(now.checked_sub(self.until(boot_now)).unwrap_or(now))
+    }
+
+    /// Clock ticks as `/proc/<pid>/stat` counts them, rounded down like the kernel does.
+    pub fn ticks(self, ticks_per_second: u64) -> u64 {
+        self.0 / (1_000_000_000 / ticks_per_second.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_forward() {
+        let first = BootTime::now().expect("Linux has a boot clock");
+        let second = BootTime::now().expect("Linux has a boot clock");
+        assert!(second >= first);
+        assert!(first.until(second) < Duration::from_secs(60));
+        assert_eq!(BootTime(5).until(BootTime(3)), Duration::ZERO);
+    }
+
+    #[test]
+    fn converts_to_the_agents_clock() {
+        let now = Instant::now() + Duration::from_secs(10);
+        let moment = BootTime(4_000_000_000).to_moment(BootTime(5_500_000_000), now);
+        assert_eq!(moment.age(now), Duration::from_millis(1500));
+        let future = BootTime(9).to_moment(BootTime(3), now);
+        assert_eq!(future.age(now), Duration::ZERO);
+    }
+
+    #[test]
+    fn counts_ticks_like_proc() {
+        assert_eq!(BootTime(12_349_999_999).ticks(100), 1234);
+    }
+}

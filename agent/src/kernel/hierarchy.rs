@@ -1,0 +1,260 @@
+//! Which cgroup hierarchy containers live in, and its ids.
+//!
+//! Owns the choice of one hierarchy (a machine with cgroup v1 has a dozen) and the two ways between a cgroup's path and
+//! its id. Knows nothing of limits: those are in `cgroup`.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::bpf::CgroupId;
+
+/// A v1 controller whose hierarchy containers can be followed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Controller {
+    /// Limits memory: the hierarchy in which OOM kills happen.
+    Memory,
+    /// Limits process numbers.
+    Pids,
+}
+
+impl Controller {
+    /// The kernel's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Pids => "pids",
+        }
+    }
+}
+
+/// Version of a hierarchy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HierarchyKind {
+    /// cgroup v1, found by one of its controllers.
+    V1(Controller),
+    /// The one hierarchy of cgroup v2.
+    Unified,
+}
+
+/// The hierarchy that containers are followed in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Version and controller.
+    pub kind: HierarchyKind,
+    /// Its number in `/proc/<pid>/cgroup`; 0 for v2.
+    pub number: u32,
+    /// Where it is mounted.
+    pub mount: PathBuf,
+    /// The cgroup that is mounted there, `/` unless the agent sees only a part of the tree.
+    pub root: String,
+}
+
+/// No hierarchy can be used.
+#[derive(Debug, Error)]
+pub enum HierarchyError {
+    /// A file of the agent's own process cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// Neither kind is mounted.
+    #[error("neither a cgroup v1 hierarchy with the memory or pids controller nor cgroup v2 is mounted")]
+    None,
+}
+
+impl Hierarchy {
+    /// The hierarchy of this machine: v1 memory where it is mounted (also on hybrid machines, where container processes
+    /// stay at the root of v2), else v1 pids, else v2.
+    pub fn find() -> Result<Self, HierarchyError> {
+        let read =
+            |path: &'static str| std::fs::read_to_string(path).map_err(|source| HierarchyError::Read { path, source });
+        let mounts = read("/proc/self/mountinfo")?;
+        let memberships = read("/proc/self/cgroup")?;
+        Self::choose(&mounts, &memberships).ok_or(HierarchyError::None)
+    }
+
+    /// The choice, from the text of `mountinfo` and `cgroup` of a process.
+    pub fn choose(mounts: &str, memberships: &str) -> Option<Self> {
+        let mounts: Vec<Mount<'_>> = mounts.lines().filter_map(Mount::parse).collect();
+        let v1 = [Controller::Memory, Controller::Pids].into_iter().find_map(|controller| {
+            let number = number_of(memberships, controller)?;
+            let is_it = |mount: &&Mount<'_>| {
+                mount.kind == "cgroup" && mount.options.split(',').any(|option| option == controller.as_str())
+            };
+            Some(shortest(mounts.iter().filter(is_it))?.hierarchy(HierarchyKind::V1(controller), number))
+        });
+        v1.or_else(|| {
+            let unified = shortest(mounts.iter().filter(|mount| mount.kind == "cgroup2"))?;
+            Some(unified.hierarchy(HierarchyKind::Unified, 0))
+        })
+    }
+
+    /// Where the cgroup at `path` (from the root of the hierarchy) is found in the file system; `None` if it lies
+    /// outside of what is mounted.
+    pub fn directory(&self, path: &str) -> Option<PathBuf> {
+        let inner = Path::new(path).strip_prefix(&self.root).ok()?;
+        if inner.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
+            return None;
+        }
+        Some(self.mount.join(inner))
+    }
+
+    /// Id of the cgroup at `path`: the inode number of its directory (kernels since 5.5).
+    pub fn id_of(&self, path: &str) -> io::Result<CgroupId> {
+        let outside = || io::Error::new(io::ErrorKind::NotFound, "it lies outside of the mounted hierarchy");
+        let directory = self.directory(path).ok_or_else(outside)?;
+        std::fs::metadata(directory).map(|meta| CgroupId(meta.ino()))
+    }
+
+    /// Cgroups directly below `path`; none if it is gone.
+    pub fn children(&self, path: &str) -> Vec<(CgroupId, String)> {
+        let entries = self.directory(path).and_then(|directory| std::fs::read_dir(directory).ok());
+        let Some(entries) = entries else { return Vec::new() };
+        entries
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .filter_map(|entry| {
+                let name = entry.file_name().into_string().ok()?;
+                let id = CgroupId(entry.metadata().ok()?.ino());
+                Some((id, format!("{}/{name}", path.trim_end_matches('/'))))
+            })
+            .collect()
+    }
+
+    /// The path that a process has in this hierarchy, from the text of its `/proc/<pid>/cgroup`.
+    pub fn path_in<'a>(&self, memberships: &'a str) -> Option<&'a str> {
+        memberships.lines().find_map(|line| {
+            let (number, rest) = line.split_once(':')?;
+            let (_, path) = rest.split_once(':')?;
+            (number.parse() == Ok(self.number)).then_some(path)
+        })
+    }
+}
+
+/// One line of `mountinfo`.
+struct Mount<'a> {
+    root: &'a str,
+    point: &'a str,
+    kind: &'a str,
+    options: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let (first, second) = line.split_once(" - ")?;
+        let mut first = first.split(' ').skip(3);
+        let mut second = second.split(' ');
+        Some(Self {
+            root: first.next()?,
+            point: first.next()?,
+            kind: second.next()?,
+            options: second.nth(1).unwrap_or_default(),
+        })
+    }
+
+    fn hierarchy(&self, kind: HierarchyKind, number: u32) -> Hierarchy {
+        Hierarchy { kind, number, mount: unescape(self.point).into(), root: unescape(self.root) }
+    }
+}
+
+fn shortest<'a>(mounts: impl Iterator<Item = &'a Mount<'a>>) -> Option<&'a Mount<'a>> {
+    mounts.min_by_key(|mount| mount.point.len())
+}
+
+fn number_of(memberships: &str, controller: Controller) -> Option<u32> {
+    memberships.lines().find_map(|line| {
+        let (number, rest) = line.split_once(':')?;
+        let (controllers, _) = rest.split_once(':')?;
+        controllers.split(',').any(|name| name == controller.as_str()).then(|| number.parse().ok())?
+    })
+}
+
+/// `mountinfo` writes blanks, tabs, newlines and backslashes as three octal digits.
+fn unescape(text: &str) -> String {
+    ["\\040", "\\011", "\\012", "\\134"]
+        .into_iter()
+        .zip([" ", "\t", "\n", "\\"])
+        .fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID_MOUNTS: &str = "\
+25 22 0:22 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+30 25 0:27 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+31 25 0:28 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+32 25 0:29 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+    const HYBRID: &str = "9:name=systemd:/\n8:pids:/p\n4:memory:/m/x:y\n0::/\n";
+
+    #[test]
+    fn hybrid_machines_are_v1() {
+        let hierarchy = Hierarchy::choose(HYBRID_MOUNTS, HYBRID).expect("memory is mounted");
+        assert_eq!(hierarchy.kind, HierarchyKind::V1(Controller::Memory));
+        assert_eq!(hierarchy.number, 4);
+        assert_eq!(hierarchy.mount, Path::new("/sys/fs/cgroup/memory"));
+        assert_eq!(hierarchy.path_in(HYBRID), Some("/m/x:y"));
+    }
+
+    #[test]
+    fn pids_stand_in_for_memory() {
+        let mounts: String = HYBRID_MOUNTS
+            .lines()
+            .filter(|line| !line.contains("memory"))
+            .fold(String::new(), |all, line| all + line + "\n");
+        let hierarchy = Hierarchy::choose(&mounts, HYBRID).expect("pids is mounted");
+        assert_eq!(hierarchy.kind, HierarchyKind::V1(Controller::Pids));
+        assert_eq!(hierarchy.number, 8);
+    }
+
+    #[test]
+    fn v2_is_taken_alone() {
+        let mounts = "30 25 0:27 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let hierarchy = Hierarchy::choose(mounts, "0::/init.scope\n").expect("v2 is mounted");
+        assert_eq!(hierarchy.kind, HierarchyKind::Unified);
+        assert_eq!(hierarchy.number, 0);
+        assert_eq!(hierarchy.path_in("0::/init.scope\n"), Some("/init.scope"));
+    }
+
+    #[test]
+    fn the_shortest_mount_counts() {
+        let mounts =
+            "1 2 0:1 / /var/lib/x/memory rw - cgroup none rw,memory\n2 2 0:1 / /cg/memory rw - cgroup none rw,memory\n";
+        let hierarchy = Hierarchy::choose(mounts, "4:memory:/\n").expect("mounted");
+        assert_eq!(hierarchy.mount, Path::new("/cg/memory"));
+    }
+
+    #[test]
+    fn nothing_mounted_is_none() {
+        assert_eq!(Hierarchy::choose("", HYBRID), None);
+        assert_eq!(Hierarchy::choose("garbage\n - \n", "garbage\n::\n"), None);
+    }
+
+    #[test]
+    fn directories_respect_the_mounted_root() {
+        let hierarchy = Hierarchy {
+            kind: HierarchyKind::Unified,
+            number: 0,
+            mount: "/sys/fs/cgroup".into(),
+            root: "/part".to_owned(),
+        };
+        assert_eq!(hierarchy.directory("/part/a/b"), Some("/sys/fs/cgroup/a/b".into()));
+        assert_eq!(hierarchy.directory("/part"), Some("/sys/fs/cgroup/".into()));
+        assert_eq!(hierarchy.directory("/other"), None);
+        assert_eq!(hierarchy.directory("/part/../x"), None);
+    }
+
+    #[test]
+    fn mount_points_are_unescaped() {
+        assert_eq!(unescape("/a\\040b\\134"), "/a b\\");
+    }
+}

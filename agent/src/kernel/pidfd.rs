@@ -1,0 +1,192 @@
+//! Pinning processes: a file descriptor that stands for one process and no other.
+//!
+//! Owns the proof that a process is gone. A pidfd names one life of a pid: once opened, the number may be reused without
+//! confusion. It becomes readable when the whole process is gone - last thread ended, files closed, PID namespace
+//! emptied if it was that namespace's init - which is later than the exit record of a probe, and the moment from which
+//! something else may take its place. Needs Linux 5.3.
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::AsRawFd as _;
+use std::os::fd::FromRawFd as _;
+use std::os::fd::OwnedFd;
+use std::os::fd::RawFd;
+
+use nix::poll::PollFd;
+use nix::poll::PollFlags;
+use nix::poll::PollTimeout;
+use thiserror::Error;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::bpf::ExitStatus;
+use super::clock::BootTime;
+use super::hierarchy::Hierarchy;
+use super::proc;
+use super::proc::ProcessFacts;
+
+/// A process could not be pinned.
+#[derive(Debug, Error)]
+pub enum PinError {
+    /// It is dead: never there, gone, or gone while it was looked at.
+    #[error("process {pid} is already gone")]
+    AlreadyGone {
+        /// The pid asked for.
+        pid: u32,
+    },
+    /// The pid names a thread of a process.
+    #[error("{pid} is a thread, not a process")]
+    Thread {
+        /// The pid asked for.
+        pid: u32,
+    },
+    /// The system refuses: an old kernel, no permission, too many open files.
+    #[error("cannot pin process {pid}: {source}")]
+    System {
+        /// The pid asked for.
+        pid: u32,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A process that was alive after its facts had been read: they are its own.
+#[derive(Debug)]
+pub struct PinnedProcess {
+    pid: u32,
+    facts: ProcessFacts,
+    fd: AsyncFd<PidFd>,
+}
+
+/// Pins process `pid`. Must be called inside a tokio runtime; reads a few files of `/proc`, so it does not block
+/// noticeably.
+///
+/// Order proves identity: open the descriptor, read the facts, then see that the process still lives. The number cannot
+/// have passed to another process in between.
+pub fn pin(pid: u32) -> Result<PinnedProcess, PinError> {
+    let fd = PidFd::open(pid)?;
+    let system = |source| PinError::System { pid, source };
+    let facts = ProcessFacts::read(pid);
+    if fd.is_gone().map_err(system)? {
+        return Err(PinError::AlreadyGone { pid });
+    }
+    let facts = facts.map_err(system)?;
+    // SAFETY: a `PidFd` owns its descriptor, keeps it open until it is dropped, and always names the same one.
+    let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    let fd = fd.map_err(|error| system(error.into()))?;
+    Ok(PinnedProcess { pid, facts, fd })
+}
+
+impl PinnedProcess {
+    /// Process id in the agent's PID namespace.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// What `/proc` told while it was pinned.
+    pub fn facts(&self) -> &ProcessFacts {
+        &self.facts
+    }
+
+    /// Its cgroup in `hierarchy`.
+    pub fn cgroup_path(&self, hierarchy: &Hierarchy) -> Option<&str> {
+        hierarchy.path_in(&self.facts.cgroups)
+    }
+
+    /// It leads a PID namespace of its own: with it dies everything that runs in the container. False for host and
+    /// shared PID namespaces, where a dead init proves nothing.
+    pub fn is_pid_ns_init(&self) -> bool {
+        self.facts.is_pid_ns_init()
+    }
+
+    /// Whether a probe's record with this pid and start time speaks of this process.
+    pub fn is(&self, pid: u32, started: BootTime) -> bool {
+        let ticks = started.ticks(u64::from(proc::ticks_per_second()));
+        self.pid == pid && self.facts.start_ticks == ticks
+    }
+
+    /// Resolves when the process is gone; at once if it is. Cancel-safe.
+    pub async fn gone(&self) -> io::Result<()> {
+        // Readiness is never cleared: a dead process stays dead.
+        self.fd.readable().await.map(|_| ())
+    }
+
+    /// How it ended, once its parent has reaped it. `None` before that, and on kernels that do not tell (before 6.15).
+    pub fn exit_status(&self) -> Option<ExitStatus> {
+        self.fd.get_ref().exit_status()
+    }
+}
+
+/// The descriptor itself.
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// Opens a descriptor for process `pid`, which may be a zombie.
+    pub fn open(pid: u32) -> Result<Self, PinError> {
+        let Ok(number) = libc::pid_t::try_from(pid) else {
+            return Err(PinError::AlreadyGone { pid });
+        };
+        // SAFETY: the system call takes two integers and touches no memory.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
+        if fd < 0 {
+            let source = io::Error::last_os_error();
+            return Err(match source.raw_os_error() {
+                Some(libc::ESRCH) => PinError::AlreadyGone { pid },
+                // Up to 6.8 a thread's id gives EINVAL, later ENOENT.
+                Some(libc::EINVAL | libc::ENOENT) if pid > 0 => PinError::Thread { pid },
+                _ => PinError::System { pid, source },
+            });
+        }
+        // SAFETY: the kernel has just opened this descriptor for us alone; it fits, as descriptors are small integers.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
+    }
+
+    /// Whether the process is gone (a zombie is).
+    pub fn is_gone(&self) -> io::Result<bool> {
+        use std::os::fd::AsFd as _;
+        let mut polled = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        nix::poll::poll(&mut polled, PollTimeout::ZERO)?;
+        Ok(polled[0].any().unwrap_or(true))
+    }
+
+    /// How the process ended, if it is reaped and the kernel tells.
+    pub fn exit_status(&self) -> Option<ExitStatus> {
+        let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
+        // SAFETY: the descriptor is open, and the request's number carries the size of the structure that the kernel
+        // may write.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO as _, &raw mut info) };
+        let told = result == 0 && info.mask & PIDFD_INFO_EXIT != 0;
+        told.then(|| ExitStatus::from_wait_status(info.exit_code as u32))
+    }
+}
+
+impl std::os::fd::AsRawFd for PidFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// The first version of the kernel's `struct pidfd_info`; later kernels accept it.
+#[derive(Default)]
+#[repr(C)]
+struct PidfdInfo {
+    mask: u64,
+    cgroup_id: u64,
+    pid: u32,
+    tgid: u32,
+    ppid: u32,
+    /// Real, effective, saved and file system user and group ids.
+    ids: [u32; 8],
+    exit_code: i32,
+}
+
+const PIDFD_INFO_EXIT: u64 = 1 << 3;
+/// `_IOWR(0xFF, 11, struct pidfd_info)`.
+const PIDFD_GET_INFO: u64 = 3 << 30 | (size_of::<PidfdInfo>() as u64) << 16 | 0xFF << 8 | 11;
+
+const _: () = assert!(size_of::<PidfdInfo>() == 64);
+
+#[cfg(test)]
+#[path = "pidfd_tests.rs"]
+mod tests;

@@ -1,0 +1,84 @@
+//! Volume mounts and block devices of a container.
+
+use std::collections::HashSet;
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::VolumeMount;
+
+use super::super::field::Findings;
+use super::super::field::Path;
+use super::container::Volumes;
+use super::text;
+use super::volume::VolumeKind;
+
+pub fn check_all(container: &Container, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
+    let privileged = container.security_context.as_ref().and_then(|c| c.privileged) == Some(true);
+    let mut places = HashSet::new();
+    for (i, mount) in container.volume_mounts.iter().flatten().enumerate() {
+        let path = path.child("volumeMounts").index(i);
+        name(&mount.name, volumes, &path, findings);
+        place(&mount.mount_path, "mountPath", &mut places, &path, findings);
+        check(mount, volumes.get(mount.name.as_str()).copied(), privileged, &path, findings);
+    }
+    for (i, device) in container.volume_devices.iter().flatten().enumerate() {
+        let path = path.child("volumeDevices").index(i);
+        name(&device.name, volumes, &path, findings);
+        place(&device.device_path, "devicePath", &mut places, &path, findings);
+        super::no_backsteps(&device.device_path, &path.child("devicePath"), findings);
+        if volumes.get(device.name.as_str()).is_some_and(|&kind| kind != VolumeKind::Claim) {
+            let message = "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode";
+            findings.invalid(&path.child("name"), &device.name, message);
+        }
+    }
+}
+
+fn name(name: &str, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
+    if name.is_empty() {
+        findings.required(&path.child("name"), "");
+    } else if !volumes.contains_key(name) {
+        findings.not_found(&path.child("name"), name);
+    }
+}
+
+fn place<'a>(place: &'a str, field: &str, taken: &mut HashSet<&'a str>, path: &Path, findings: &mut Findings) {
+    let path = path.child(field);
+    if place.is_empty() {
+        findings.required(&path, "");
+    } else if !taken.insert(place) {
+        findings.invalid(&path, place, "must be unique");
+    }
+    super::no_control(place, &path, findings);
+}
+
+fn check(mount: &VolumeMount, kind: Option<VolumeKind>, privileged: bool, path: &Path, findings: &mut Findings) {
+    let sub_path = text(&mount.sub_path);
+    let expression = text(&mount.sub_path_expr);
+    super::local_path(sub_path, &path.child("subPath"), findings);
+    super::local_path(expression, &path.child("subPathExpr"), findings);
+    if !sub_path.is_empty() && !expression.is_empty() {
+        let path = path.child("subPathExpr");
+        findings.invalid(&path, expression, "subPathExpr and subPath are mutually exclusive");
+    }
+    let propagation = text(&mount.mount_propagation);
+    if !propagation.is_empty() {
+        let path = path.child("mountPropagation");
+        findings.one_of(&path, propagation, &["Bidirectional", "HostToContainer", "None"]);
+        if propagation == "Bidirectional" && !privileged {
+            findings.forbidden(&path, "Bidirectional mount propagation is available only to privileged containers");
+        }
+        if kind == Some(VolumeKind::Image) && propagation != "None" {
+            findings.invalid(&path, propagation, "cannot be set for image volumes");
+        }
+    }
+    let recursive = text(&mount.recursive_read_only);
+    if !recursive.is_empty() {
+        let path = path.child("recursiveReadOnly");
+        findings.one_of(&path, recursive, &["Disabled", "Enabled", "IfPossible"]);
+        if recursive != "Disabled" && mount.read_only != Some(true) {
+            findings.forbidden(&path, "may only be specified when readOnly is true");
+        }
+        if recursive != "Disabled" && !matches!(propagation, "" | "None") {
+            findings.forbidden(&path, "may only be specified when mountPropagation is None or not specified");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Resource requests and limits of containers and of the pod as a whole.
+
+use std::collections::BTreeMap;
+use std::collections::HashSet;
+
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::super::field::Findings;
+use super::super::field::Path;
+use super::formats;
+use crate::model::Amount;
+
+type ResourceList = BTreeMap<String, Quantity>;
+
+const CONTAINER_RESOURCES: [&str; 3] = ["cpu", "ephemeral-storage", "memory"];
+const POD_RESOURCES: [&str; 2] = ["cpu", "memory"];
+
+fn huge_pages(name: &str) -> bool {
+    name.starts_with("hugepages-")
+}
+
+/// Resources of one container.
+pub fn check_container(requirements: &ResourceRequirements, path: &Path, findings: &mut Findings) {
+    for (field, list) in [("limits", &requirements.limits), ("requests", &requirements.requests)] {
+        for (name, quantity) in list.iter().flatten() {
+            let path = path.child(field).key(name);
+            resource_name(name, &path, findings);
+            amount(name, quantity, &path, findings);
+        }
+    }
+    requests_within_limits(requirements, path, findings);
+    let mut names = requirements.limits.iter().chain(&requirements.requests).flat_map(BTreeMap::keys);
+    let ordinary = names.clone().any(|n| n == "cpu" || n == "memory");
+    if names.any(|n| huge_pages(n)) && !ordinary {
+        findings.forbidden(path, "HugePages require cpu or memory");
+    }
+    let mut claims = HashSet::new();
+    for (i, claim) in requirements.claims.iter().flatten().enumerate() {
+        let path = path.child("claims").index(i);
+        if claim.name.is_empty() {
+            findings.required(&path.child("name"), "");
+        } else if !claims.insert((&claim.name, &claim.request)) {
+            findings.duplicate(&path, &claim.name);
+        }
+    }
+}
+
+/// Resources of the pod (KEP-2837).
+pub fn check_pod(requirements: &ResourceRequirements, path: &Path, findings: &mut Findings) {
+    for (field, list) in [("limits", &requirements.limits), ("requests", &requirements.requests)] {
+        for (name, quantity) in list.iter().flatten() {
+            let path = path.child(field).key(name);
+            if !POD_RESOURCES.contains(&name.as_str()) && !huge_pages(name) {
+                findings.unsupported(&path, name, &["cpu", "hugepages-*", "memory"]);
+            }
+            amount(name, quantity, &path, findings);
+        }
+    }
+    requests_within_limits(requirements, path, findings);
+    if requirements.claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
+        findings.forbidden(&path.child("claims"), "claims may not be set for Resources at pod-level");
+    }
+}
+
+/// A bare list, such as the pod's overhead.
+pub fn check_list(list: &ResourceList, path: &Path, findings: &mut Findings) {
+    for (name, quantity) in list {
+        let path = path.key(name);
+        resource_name(name, &path, findings);
+        amount(name, quantity, &path, findings);
+    }
+}
+
+fn resource_name(name: &str, path: &Path, findings: &mut Findings) {
+    findings.invalid_each(path, name, formats::qualified_name(name));
+    if !name.contains('/') && !CONTAINER_RESOURCES.contains(&name) && !huge_pages(name) {
+        findings.invalid(path, name, "must be a standard resource type or fully qualified");
+        findings.invalid(path, name, "must be a standard resource for containers");
+    }
+}
+
+/// What upstream says of a text that is no quantity.
+pub(super) const QUANTITY_FORM: &str =
+    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
+
+fn amount(name: &str, quantity: &Quantity, path: &Path, findings: &mut Findings) -> Option<Amount> {
+    match quantity.0.parse::<Amount>() {
+        Err(_) => {
+            findings.invalid(path, &quantity.0, QUANTITY_FORM);
+            None
+        }
+        Ok(amount) => {
+            if amount.is_negative() {
+                findings.invalid(path, &quantity.0, "must be greater than or equal to 0");
+            }
+            if !CONTAINER_RESOURCES.contains(&name) && !amount.is_whole() {
+                findings.invalid(path, &quantity.0, "must be an integer");
+            }
+            Some(amount)
+        }
+    }
+}
+
+fn requests_within_limits(requirements: &ResourceRequirements, path: &Path, findings: &mut Findings) {
+    for (name, request) in requirements.requests.iter().flatten() {
+        let overcommit = CONTAINER_RESOURCES.contains(&name.as_str());
+        let path = path.child("requests");
+        let Some(limit) = requirements.limits.as_ref().and_then(|limits| limits.get(name)) else {
+            if !overcommit {
+                let path = Path::root(path.as_str().trim_end_matches(".requests")).child("limits");
+                findings.required(&path, "Limit must be set for non overcommitable resources");
+            }
+            continue;
+        };
+        let (Ok(requested), Ok(limited)) = (request.0.parse::<Amount>(), limit.0.parse::<Amount>()) else { continue };
+        let shown = super::super::field::Excerpt(&limit.0);
+        if !overcommit && requested != limited {
+            findings.invalid(&path, &request.0, &format!("must be equal to {name} limit of {shown}"));
+        } else if requested > limited {
+            findings.invalid(&path, &request.0, &format!("must be less than or equal to {name} limit of {shown}"));
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Volumes: names, one source each, and the sources a node serves by itself.
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+
+use k8s_openapi::api::core::v1::DownwardAPIVolumeFile;
+use k8s_openapi::api::core::v1::HostPathVolumeSource;
+use k8s_openapi::api::core::v1::KeyToPath;
+use k8s_openapi::api::core::v1::ProjectedVolumeSource;
+use k8s_openapi::api::core::v1::Volume;
+
+use super::super::field::Findings;
+use super::super::field::Path;
+use super::env;
+use super::formats;
+use super::resources::QUANTITY_FORM;
+use super::spec::first_of_its_name;
+use super::text;
+use crate::model::Amount;
+
+/// As far as mounts care.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum VolumeKind {
+    /// Could be a block device.
+    Claim,
+    /// The content of an image.
+    Image,
+    /// Any other.
+    Other,
+}
+
+const HOST_PATH_TYPES: [&str; 8] =
+    ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
+const DOWNWARD_FIELDS: [&str; 5] =
+    ["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
+
+/// Checks all volumes; what is left are those with a usable name.
+pub fn check_all<'a>(volumes: &'a [Volume], path: &Path, findings: &mut Findings) -> HashMap<&'a str, VolumeKind> {
+    let mut seen = HashSet::new();
+    let mut usable = HashMap::new();
+    for (i, volume) in volumes.iter().enumerate() {
+        let path = path.index(i);
+        if volume.name.is_empty() {
+            findings.required(&path.child("name"), "");
+        } else {
+            let complaints = formats::dns_label(&volume.name);
+            let good = complaints.is_empty();
+            findings.invalid_each(&path.child("name"), &volume.name, complaints);
+            if good && first_of_its_name(&volume.name, &mut seen, &path.child("name"), findings) {
+                usable.insert(volume.name.as_str(), kind(volume));
+            }
+        }
+        one_source(volume, &path, findings);
+        source(volume, &path, findings);
+    }
+    usable
+}
+
+fn kind(volume: &Volume) -> VolumeKind {
+    if volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() {
+        VolumeKind::Claim
+    } else if volume.image.is_some() {
+        VolumeKind::Image
+    } else {
+        VolumeKind::Other
+    }
+}
+
+/// The JSON form of a volume is its name and one field per source.
+fn one_source(volume: &Volume, path: &Path, findings: &mut Findings) {
+    let value = serde_json::to_value(volume).unwrap_or_default();
+    let mut sources = value.as_object().into_iter().flat_map(|o| o.keys()).filter(|&k| k != "name");
+    if sources.next().is_none() {
+        findings.required(path, "must specify a volume type");
+    }
+    for extra in sources {
+        findings.forbidden(&path.child(extra), "may not specify more than 1 volume type");
+    }
+}
+
+fn source(volume: &Volume, path: &Path, findings: &mut Findings) {
+    if let Some(host_path) = &volume.host_path {
+        check_host_path(host_path, &path.child("hostPath"), findings);
+    }
+    if let Some(limit) = volume.empty_dir.as_ref().and_then(|e| e.size_limit.as_ref()) {
+        let path = path.child("emptyDir").child("sizeLimit");
+        match limit.0.parse::<Amount>() {
+            Ok(amount) if !amount.is_negative() => {}
+            Ok(_) => findings.forbidden(&path, "SizeLimit field must be a valid resource quantity"),
+            Err(_) => findings.invalid(&path, &limit.0, QUANTITY_FORM),
+        }
+    }
+    if let Some(secret) = &volume.secret {
+        let path = path.child("secret");
+        if text(&secret.secret_name).is_empty() {
+            findings.required(&path.child("secretName"), "");
+        }
+        files(secret.default_mode, secret.items.as_deref(), &path, findings);
+    }
+    if let Some(map) = &volume.config_map {
+        let path = path.child("configMap");
+        if map.name.is_empty() {
+            findings.required(&path.child("name"), "");
+        }
+        files(map.default_mode, map.items.as_deref(), &path, findings);
+    }
+    if let Some(downward) = &volume.downward_api {
+        let path = path.child("downwardAPI");
+        mode(downward.default_mode, &path.child("defaultMode"), findings);
+        for (i, file) in downward.items.iter().flatten().enumerate() {
+            downward_file(file, &path.child("items").index(i), findings);
+        }
+    }
+    if let Some(projected) = &volume.projected {
+        check_projected(projected, &path.child("projected"), findings);
+    }
+    if let Some(image) = &volume.image {
+        let path = path.child("image");
+        if text(&image.reference).is_empty() {
+            findings.required(&path.child("reference"), "");
+        }
+        findings.one_of(&path.child("pullPolicy"), text(&image.pull_policy), &["Always", "IfNotPresent", "Never"]);
+    }
+    if let Some(nfs) = &volume.nfs {
+        let path = path.child("nfs");
+        if nfs.server.is_empty() {
+            findings.required(&path.child("server"), "");
+        }
+        if nfs.path.is_empty() {
+            findings.required(&path.child("path"), "");
+        } else if !nfs.path.starts_with('/') {
+            findings.invalid(&path.child("path"), &nfs.path, "must be an absolute path");
+        }
+    }
+    if volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.claim_name.is_empty()) {
+        findings.required(&path.child("persistentVolumeClaim").child("claimName"), "");
+    }
+}
+
+fn check_host_path(host_path: &HostPathVolumeSource, path: &Path, findings: &mut Findings) {
+    if host_path.path.is_empty() {
+        findings.required(&path.child("path"), "");
+    } else {
+        super::no_backsteps(&host_path.path, &path.child("path"), findings);
+    }
+    findings.one_of(&path.child("type"), text(&host_path.type_), &HOST_PATH_TYPES);
+}
+
+fn mode(mode: Option<i32>, path: &Path, findings: &mut Findings) {
+    if let Some(mode) = mode.filter(|m| !(0..=0o777).contains(m)) {
+        findings.invalid(path, &mode, "must be a number between 0 and 0777 (octal), both inclusive");
+    }
+}
+
+fn files(default_mode: Option<i32>, items: Option<&[KeyToPath]>, path: &Path, findings: &mut Findings) {
+    mode(default_mode, &path.child("defaultMode"), findings);
+    for (i, item) in items.unwrap_or_default().iter().enumerate() {
+        let path = path.child("items").index(i);
+        if item.key.is_empty() {
+            findings.required(&path.child("key"), "");
+        }
+        file_path(&item.path, &path.child("path"), findings);
+        mode(item.mode, &path.child("mode"), findings);
+    }
+}
+
+/// Where a file appears inside its volume. Names that start with `..` belong to the volume's own bookkeeping.
+fn file_path(file: &str, path: &Path, findings: &mut Findings) {
+    if file.is_empty() {
+        findings.required(path, "");
+        return;
+    }
+    super::local_path(file, path, findings);
+    if file.starts_with("..") && !file.split('/').any(|part| part == "..") {
+        findings.invalid(path, file, "must not start with '..'");
+    }
+}
+
+fn downward_file(file: &DownwardAPIVolumeFile, path: &Path, findings: &mut Findings) {
+    file_path(&file.path, &path.child("path"), findings);
+    match (&file.field_ref, &file.resource_field_ref) {
+        (Some(field), None) => env::field_ref(field, &DOWNWARD_FIELDS, &path.child("fieldRef"), findings),
+        (None, Some(resource)) => {
+            let path = path.child("resourceFieldRef");
+            if text(&resource.container_name).is_empty() {
+                findings.required(&path.child("containerName"), "");
+            }
+            env::resource_ref(resource, &path, findings);
+        }
+        (Some(_), Some(_)) => {
+            findings.invalid(path, "resource", "fieldRef and resourceFieldRef can not be specified simultaneously");
+        }
+        (None, None) => findings.required(path, "one of fieldRef and resourceFieldRef is required"),
+    }
+    mode(file.mode, &path.child("mode"), findings);
+}
+
+fn check_projected(projected: &ProjectedVolumeSource, path: &Path, findings: &mut Findings) {
+    mode(projected.default_mode, &path.child("defaultMode"), findings);
+    for (i, source) in projected.sources.iter().flatten().enumerate() {
+        let path = path.child("sources").index(i);
+        let value = serde_json::to_value(source).unwrap_or_default();
+        match value.as_object().map_or(0, serde_json::Map::len) {
+            0 => findings.required(&path, "source type must be specified"),
+            1 => {}
+            _ => findings.forbidden(&path, "may not specify more than 1 volume type per source"),
+        }
+        if let Some(downward) = &source.downward_api {
+            for (j, file) in downward.items.iter().flatten().enumerate() {
+                downward_file(file, &path.child("downwardAPI").child("items").index(j), findings);
+            }
+        }
+        if let Some(map) = &source.config_map {
+            files(None, map.items.as_deref(), &path.child("configMap"), findings);
+        }
+        if let Some(secret) = &source.secret {
+            files(None, secret.items.as_deref(), &path.child("secret"), findings);
+        }
+        if let Some(token) = &source.service_account_token {
+            file_path(&token.path, &path.child("serviceAccountToken").child("path"), findings);
+        }
+    }
+}

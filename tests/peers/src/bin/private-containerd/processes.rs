@@ -1,0 +1,128 @@
+//! Processes: finding those that belong to a runtime, and killing them. Refuses to kill by name.
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+use tokio::time::Instant;
+use tokio::time::sleep;
+
+const DYING_DEADLINE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(20);
+
+/// A process that is known by more than its number, which may be given to another one.
+pub struct Process {
+    pid: i32,
+    start: u64,
+}
+
+impl Process {
+    /// Finds a living process.
+    pub fn find(pid: i32) -> Option<Self> {
+        Stat::read(pid).map(|stat| Self { pid, start: stat.start })
+    }
+
+    /// Kills it, unless it is gone, and waits until it is.
+    pub async fn kill(&self) {
+        kill_and_wait(|| match Stat::read(self.pid) {
+            Some(stat) if stat.start == self.start => vec![self.pid],
+            _ => Vec::new(),
+        })
+        .await;
+    }
+}
+
+/// The shims, known by the socket they were given, and all their descendants.
+pub fn of_socket(socket: &Path) -> Vec<i32> {
+    let socket = socket.as_os_str().as_encoded_bytes();
+    let mut parents = HashMap::new();
+    let mut ours = HashSet::new();
+    for pid in ids() {
+        let Some(stat) = Stat::read(pid) else { continue };
+        parents.insert(pid, stat.parent);
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = command.split(|byte| *byte == 0);
+        if words.by_ref().any(|word| word == b"-address") && words.next() == Some(socket) {
+            ours.insert(pid);
+        }
+    }
+    loop {
+        let is_new_child = |pid: &i32, parent: &i32| ours.contains(parent) && !ours.contains(pid);
+        let children: Vec<i32> =
+            parents.iter().filter(|(pid, parent)| is_new_child(pid, parent)).map(|(pid, _)| *pid).collect();
+        if children.is_empty() {
+            return ours.into_iter().collect();
+        }
+        ours.extend(children);
+    }
+}
+
+/// Kills what the function names until it names nobody any more.
+pub async fn kill_and_wait(victims: impl Fn() -> Vec<i32>) {
+    let deadline = Instant::now() + DYING_DEADLINE;
+    loop {
+        let alive = victims();
+        if alive.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        for pid in alive {
+            // Gone meanwhile is as good as killed.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        sleep(POLL).await;
+    }
+}
+
+fn ids() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// What the kernel says of a process that is not a zombie.
+struct Stat {
+    parent: i32,
+    /// In clock ticks since the machine started.
+    start: u64,
+}
+
+impl Stat {
+    fn read(pid: i32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name may hold spaces and parentheses; the last one ends it.
+        let (_, after) = stat.rsplit_once(')')?;
+        let words: Vec<&str> = after.split_whitespace().collect();
+        if *words.first()? == "Z" {
+            return None;
+        }
+        Some(Self { parent: words.get(1)?.parse().ok()?, start: words.get(19)?.parse().ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_knows_its_parent() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(Stat::read(own).unwrap().parent, nix::unistd::getppid().as_raw());
+        assert!(Stat::read(i32::MAX).is_none());
+    }
+
+    #[tokio::test]
+    async fn an_adopted_process_dies_and_another_of_its_number_does_not() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let process = Process::find(pid).unwrap();
+        let reused = Process { pid, start: process.start + 1 };
+        reused.kill().await;
+        assert!(child.try_wait().unwrap().is_none());
+        process.kill().await;
+        assert!(!child.wait().unwrap().success());
+    }
+}

@@ -1,0 +1,64 @@
+//! Full ring buffers and maps: what is lost is counted, and told.
+
+use keblet::kernel::bpf::Losses;
+use keblet::kernel::bpf::Options;
+use keblet::kernel::bpf::Told;
+
+use crate::support::DEADLINE;
+use crate::support::TestCgroup;
+use crate::support::load_with;
+use crate::support::machine_lacks;
+
+#[tokio::test]
+async fn losses_are_counted_and_told_once() {
+    if machine_lacks().is_some() {
+        return;
+    }
+    let cgroup = TestCgroup::new();
+    let mut options = Options::new(cgroup.hierarchy.clone());
+    options.deaths_ring = Some(4096);
+    let mut loaded = load_with(options).await;
+    loaded.probes.watch_cgroup(cgroup.id(), true).expect("room");
+    assert_eq!(loaded.probes.losses(), Losses::default());
+
+    let processes = 200;
+    let mut shell = cgroup.shell(&format!("for i in $(seq {processes}); do /bin/true; done; exit 0"));
+    shell.go();
+    assert_eq!(shell.wait(), 0);
+
+    let mut told = 0;
+    let lost = loop {
+        let next = tokio::time::timeout(DEADLINE, loaded.records.next()).await;
+        match next.expect("losses are told").expect("readable") {
+            Told::Record(_) => told += 1,
+            Told::Lost(losses) => break losses,
+        }
+    };
+    assert!(told > 0, "the buffer held some");
+    assert_eq!(lost, loaded.probes.losses());
+    assert_eq!((lost.cgroups, lost.watches), (0, 0));
+    // Every process, `seq` and the shells that ran them: `true` 200 times, `seq`, its subshell or not, the shell.
+    assert!(told + lost.deaths >= processes + 2, "{told} told, {} lost", lost.deaths);
+
+    // The next process is told again, without a second word of the old losses.
+    let mut shell = cgroup.shell("exit 0");
+    shell.go();
+    let next = tokio::time::timeout(DEADLINE, loaded.records.next()).await.expect("told").expect("readable");
+    assert!(matches!(next, Told::Record(_)), "{next:?}");
+}
+
+#[tokio::test]
+async fn a_full_map_of_pids_is_an_error() {
+    if machine_lacks().is_some() {
+        return;
+    }
+    let cgroup = TestCgroup::new();
+    let loaded = load_with(Options::new(cgroup.hierarchy.clone())).await;
+    // Numbers beyond any pid, so that no process is meant.
+    let first = 1 << 30;
+    let refused = (first..).find_map(|pid| loaded.probes.watch_pid(pid).err().map(|error| (pid, error)));
+    let (pid, error) = refused.expect("no map is endless");
+    assert_eq!(error.to_string(), format!("cannot watch process {pid}: all {} places are taken", pid - first));
+    loaded.probes.unwatch_pid(first);
+    loaded.probes.watch_pid(pid).expect("a place was freed");
+}
