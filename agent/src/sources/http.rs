@@ -128,7 +128,8 @@ impl HttpSource {
     }
 
     fn client(&self) -> Result<reqwest::Client, FetchError> {
-        let failed = |source: reqwest::Error| FetchError::Client { url: self.url.clone(), source: source.without_url() };
+        let failed =
+            |source: reqwest::Error| FetchError::Client { url: self.url.clone(), source: source.without_url() };
         reqwest::Client::builder().timeout(TIMEOUT).default_headers(self.header_map()).build().map_err(failed)
     }
 
@@ -140,7 +141,9 @@ impl HttpSource {
                     (Ok(name), Ok(value)) => {
                         map.append(name, value);
                     }
-                    _ => tracing::error!(source = "http", header = %name.escape_debug(), "staticPodURLHeader is no valid header, ignored"),
+                    _ => {
+                        tracing::error!(source = "http", header = %name.escape_debug(), "staticPodURLHeader is no valid header, ignored")
+                    }
                 }
             }
         }
@@ -151,7 +154,8 @@ impl HttpSource {
     /// one seen last.
     async fn fetch(&self, client: &reqwest::Client, last: &mut Vec<u8>) -> Result<Option<Vec<Pod>>, FetchError> {
         let url = || self.url.clone();
-        let failed = |source: reqwest::Error| FetchError::Request { url: self.url.clone(), source: source.without_url() };
+        let failed =
+            |source: reqwest::Error| FetchError::Request { url: self.url.clone(), source: source.without_url() };
         let mut response = client.get(&self.url).send().await.map_err(failed)?;
         if response.status() != reqwest::StatusCode::OK {
             return Err(FetchError::Status { url: url(), status: response.status() });

@@ -143,8 +143,9 @@ impl Merger {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let source = source.as_str();
-        let message =
-            format!("Error validating pod {namespace}/{name} from {source} due to duplicate pod name \"{name}\", ignoring");
+        let message = format!(
+            "Error validating pod {namespace}/{name} from {source} due to duplicate pod name \"{name}\", ignoring"
+        );
         self.recorder.pod_event(pod, "", EventType::Warning, "FailedValidation", &message);
     }
 }

@@ -45,7 +45,9 @@ pub fn config() -> SourcesConfig {
 
 /// A manifest of one pod.
 pub fn manifest(name: &str, image: &str) -> String {
-    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n  - {{name: c, image: \"{image}\"}}\n")
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n  - {{name: c, image: \"{image}\"}}\n"
+    )
 }
 
 impl Watcher {

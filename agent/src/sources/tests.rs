@@ -137,14 +137,29 @@ fn errors_name_document_line_and_field() {
         ("- a\n".into(), "document 1: line 1: kind: Required value: must be Pod or PodList"),
         (WEB.replace("kind: Pod", "kind: Deployment"), "document 1: line 3: kind: Unsupported value: \"Deployment\""),
         (WEB.replace("v1", "v2"), "document 1: line 2: apiVersion: Unsupported value: \"v2\""),
-        (WEB.replace("name: web\nspec", "namespace: x\nspec"), "document 1: line 5: metadata.name: Required value: name is needed for the pod"),
+        (
+            WEB.replace("name: web\nspec", "namespace: x\nspec"),
+            "document 1: line 5: metadata.name: Required value: name is needed for the pod",
+        ),
         (WEB.replace("image: nginx:1", "image: [1]"), "document 1: line 9: spec.containers[0].image: invalid type"),
-        (WEB.replace("image: nginx:1", "tty: maybe"), "document 1: line 9: spec.containers[0].tty: invalid type: string"),
+        (
+            WEB.replace("image: nginx:1", "tty: maybe"),
+            "document 1: line 9: spec.containers[0].tty: invalid type: string",
+        ),
         (WEB.replace("image: nginx:1", ""), "document 1: line 8: spec.containers[0].image: Required value"),
-        (WEB.replace("- name: web", "- name: Web_1"), "document 1: line 8: spec.containers[0].name: Invalid value: \"Web_1\""),
-        (WEB.replace("spec:", "spec:\n  serviceAccountName: x"), "document 1: line 7: spec: Forbidden: static pods may not reference serviceaccounts"),
+        (
+            WEB.replace("- name: web", "- name: Web_1"),
+            "document 1: line 8: spec.containers[0].name: Invalid value: \"Web_1\"",
+        ),
+        (
+            WEB.replace("spec:", "spec:\n  serviceAccountName: x"),
+            "document 1: line 7: spec: Forbidden: static pods may not reference serviceaccounts",
+        ),
         (WEB.replace("  - name", "\t- name"), "line 8: is neither YAML nor JSON"),
-        (format!("{WEB}---\n{}", WEB.replace("nginx:1", "''")), "document 2: line 19: spec.containers[0].image: Required value"),
+        (
+            format!("{WEB}---\n{}", WEB.replace("nginx:1", "''")),
+            "document 2: line 19: spec.containers[0].image: Required value",
+        ),
         ("{\"apiVersion\": \"v1\",\n oops".into(), "line 2: is neither YAML nor JSON"),
     ] {
         let error = refused(&text);
@@ -169,7 +184,9 @@ fn hostile_names_never_become_pods() {
 
 #[test]
 fn a_megabyte_of_environment_is_fine_ten_of_anything_are_not() {
-    let env = |bytes: usize| WEB.replace("image: nginx:1", &format!("image: a\n    env: [{{name: A, value: {}}}]", "x".repeat(bytes)));
+    let env = |bytes: usize| {
+        WEB.replace("image: nginx:1", &format!("image: a\n    env: [{{name: A, value: {}}}]", "x".repeat(bytes)))
+    };
     assert_eq!(read(&env(1 << 20)).pods.len(), 1);
     let too_big = env(usize::try_from(MAX_MANIFEST_BYTES).expect("fits"));
     assert!(refused(&too_big).starts_with("is too big: must be under 10485760 bytes"));
@@ -183,7 +200,8 @@ fn not_utf8() {
 
 #[test]
 fn unknown_fields_are_named() {
-    let text = WEB.replace("image: nginx:1", "image: nginx:1\n    comand: [x]\n    env: [{name: A, vaule: b}]\n    args: null");
+    let text = WEB
+        .replace("image: nginx:1", "image: nginx:1\n    comand: [x]\n    env: [{name: A, vaule: b}]\n    args: null");
     assert_eq!(read(&text).unknown_fields, ["spec.containers[0].comand", "spec.containers[0].env[0].vaule"]);
     assert_eq!(read(WEB).unknown_fields, Vec::<String>::new());
 }

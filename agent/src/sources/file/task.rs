@@ -76,19 +76,10 @@ impl Looker {
     fn new(source: &FileSource) -> Self {
         // Components, put together again, have no trailing slashes.
         let path: PathBuf = source.path.components().collect();
-        let view = View {
-            path,
-            node_name: source.node_name.clone(),
-            prevent_api_references: source.prevent_api_references,
-        };
-        let mut looker = Self {
-            view,
-            store: Store::default(),
-            holds: Holds::default(),
-            watch: None,
-            deaf: None,
-            alarm: None,
-        };
+        let view =
+            View { path, node_name: source.node_name.clone(), prevent_api_references: source.prevent_api_references };
+        let mut looker =
+            Self { view, store: Store::default(), holds: Holds::default(), watch: None, deaf: None, alarm: None };
         looker.arm();
         looker
     }
@@ -170,7 +161,9 @@ impl Looker {
 fn log(folder: &Path, report: Report) {
     let path = |name: &std::ffi::OsStr| if name.is_empty() { folder.to_owned() } else { folder.join(name) };
     match report {
-        Report::Path(problem) => tracing::error!(source = "file", path = %folder.display(), "static pod path {problem}"),
+        Report::Path(problem) => {
+            tracing::error!(source = "file", path = %folder.display(), "static pod path {problem}")
+        }
         Report::PathGood => tracing::info!(source = "file", path = %folder.display(), "static pod path is usable"),
         Report::Bad(name, error) => {
             tracing::error!(source = "file", file = %path(&name).display(), "manifest refused: {error}");

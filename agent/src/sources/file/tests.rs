@@ -57,7 +57,11 @@ async fn pods_come_change_and_go_with_their_files() {
     fs::create_dir(dir.path().join("sub")).expect("made");
     let mut watcher = watch(dir.path());
     watcher.until(["a-n=1"]).await;
-    write(dir.path(), "b.json", "{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"b\"},\"spec\":{\"containers\":[{\"name\":\"c\",\"image\":\"1\"}]}}");
+    write(
+        dir.path(),
+        "b.json",
+        "{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"b\"},\"spec\":{\"containers\":[{\"name\":\"c\",\"image\":\"1\"}]}}",
+    );
     watcher.until(["a-n=1", "b-n=1"]).await;
     write(dir.path(), "a.yaml", &manifest("a", "2"));
     watcher.until(["a-n=2", "b-n=1"]).await;

@@ -4,7 +4,6 @@ use keblet::kernel::bpf::Exit;
 use keblet::kernel::bpf::ExitStatus;
 use keblet::kernel::bpf::KernelRecord;
 use keblet::kernel::bpf::Oom;
-use keblet::kernel::bpf::OomLimit;
 use keblet::kernel::hierarchy::Controller;
 use keblet::kernel::hierarchy::HierarchyKind;
 
@@ -44,7 +43,7 @@ async fn a_victim_is_named_with_its_cgroup_and_the_limit() {
     .await;
     assert!(oom.watched);
     assert_ne!(oom.pid, shell.pid(), "the child was chosen, not the shell");
-    assert_eq!(oom.limit, OomLimit::Cgroup(pod.id()), "the pod's limit fired, not the container's");
+    assert_eq!(oom.limit, Some(pod.id()), "the pod's limit fired, not the container's");
     let victim = oom.victim.expect("this kernel hands over the task");
     assert_eq!(victim.comm, "tail");
     assert!(!victim.pid_ns_init);
