@@ -44,6 +44,8 @@ enum Task {
     Peers,
     /// Build the kernel side and keep the object that the agent embeds.
     Ebpf(ebpf::Arguments),
+    /// Run `keblet bench pleg` of a release build on a private containerd.
+    Bench(run::BenchArguments),
     /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
     Layers,
     /// Check that every path and test that the documents name exists.
@@ -72,6 +74,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Test(arguments) => tiers::test(&arguments),
         Task::Peers => peers::build().map(|()| ExitCode::SUCCESS),
         Task::Ebpf(arguments) => ebpf::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Bench(arguments) => run::bench(&arguments),
         Task::Layers => layers::check().map(|report| report.tell()),
         Task::DocsPaths => docs_paths::check().map(|report| report.tell()),
         Task::Licences => licences::check().map(|report| report.tell()),

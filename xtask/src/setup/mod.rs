@@ -14,6 +14,8 @@ mod packages;
 mod probe;
 pub mod sources;
 
+use std::fs::File;
+
 use anyhow::Context as _;
 use anyhow::Result;
 use keblet_peers::Cache;
@@ -49,6 +51,10 @@ pub fn setup(arguments: &Arguments) -> Result<()> {
 pub fn prepare() -> Result<Cache> {
     let cache = Cache::locate();
     std::fs::create_dir_all(cache.root()).with_context(|| format!("cannot create {}", cache.root().display()))?;
+    // Two commands that fill the same cache at the same time wait for each other.
+    let lock = cache.root().join("lock");
+    let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
+    lock.lock().context("cannot lock the cache")?;
     packages::unpack(&cache)?;
     let probe = probe::build(&cache)?;
     images::pack(&cache, &probe)?;
