@@ -101,4 +101,6 @@ impl PlegObserver for Seen {
     fn contradiction(&self) {
         self.note(|log| log.contradictions += 1);
     }
+
+    fn oom_kill(&self, _is_init: Option<bool>) {}
 }
