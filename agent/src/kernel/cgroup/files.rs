@@ -14,6 +14,9 @@ use super::arith;
 use super::error::OnPath as _;
 use super::layout::below;
 
+/// Marks limits on reservations of huge pages, which kernels before 5.7 do not have.
+const RESERVED: &str = ".rsvd.";
+
 /// True if the cgroup is there in every hierarchy that matters.
 pub(super) fn exists(layout: &Layout, path: &str) -> bool {
     let dirs = layout.required_dirs(path);
@@ -133,7 +136,10 @@ pub(super) fn write_values(layout: &Layout, path: &str, values: &PodValues) -> R
         if layout.is_v2() && !has_controller(&dir, controller) {
             continue;
         }
-        let file = dir.join(name);
+        let file = dir.join(&name);
+        if name.contains(RESERVED) && !file.exists() {
+            continue;
+        }
         let result = fs::write(&file, value).on("write", &file);
         if first.is_ok() {
             first = result;
@@ -177,10 +183,11 @@ fn files_of(is_v2: bool, values: &PodValues) -> Vec<(&'static str, String, Strin
     if let Some(pids) = pids {
         file("pids", "pids.max", pids);
     }
+    let limit = if is_v2 { "max" } else { "limit_in_bytes" };
     for (size, bytes) in &values.hugepages {
         let size = arith::page_size_name(*size);
-        let name = if is_v2 { format!("hugetlb.{size}.max") } else { format!("hugetlb.{size}.limit_in_bytes") };
-        file("hugetlb", &name, bytes.to_string());
+        file("hugetlb", &format!("hugetlb.{size}.{limit}"), bytes.to_string());
+        file("hugetlb", &format!("hugetlb.{size}{RESERVED}{limit}"), bytes.to_string());
     }
     files
 }
@@ -261,7 +268,14 @@ mod tests {
     fn values_by_version() {
         assert_eq!(
             texts(true, &values()),
-            ["cpu.weight=39", "cpu.max=50000 100000", "memory.max=67108864", "pids.max=100", "hugetlb.2MB.max=0"]
+            [
+                "cpu.weight=39",
+                "cpu.max=50000 100000",
+                "memory.max=67108864",
+                "pids.max=100",
+                "hugetlb.2MB.max=0",
+                "hugetlb.2MB.rsvd.max=0"
+            ]
         );
         assert_eq!(
             texts(false, &values()),
@@ -271,7 +285,8 @@ mod tests {
                 "cpu.cfs_quota_us=50000",
                 "memory.limit_in_bytes=67108864",
                 "pids.max=100",
-                "hugetlb.2MB.limit_in_bytes=0"
+                "hugetlb.2MB.limit_in_bytes=0",
+                "hugetlb.2MB.rsvd.limit_in_bytes=0"
             ]
         );
     }
