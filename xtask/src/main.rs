@@ -3,7 +3,9 @@
 //! Owns what a developer types: `setup`, `test`, `demo` and the checks of the tree. Refuses to link with the agent, so
 //! that the first command of a clean clone starts within seconds.
 
+mod demo;
 mod docs_paths;
+mod ebpf;
 mod interrupt;
 mod layers;
 mod licences;
@@ -34,10 +36,16 @@ struct Arguments {
 enum Task {
     /// Fetch and build what tests and demo need, into `.cache` (or KEBLET_CACHE); quick when all is there.
     Setup(setup::Arguments),
+    /// Show the agent at work on a private container runtime, live; ends by itself and leaves nothing behind.
+    Demo(demo::Arguments),
     /// Run all tests that this machine can run, and say which it cannot.
     Test(tiers::Arguments),
     /// Build upstream's kubelet, a peer for benchmarks only, from published Go modules; minutes the first time.
     Peers,
+    /// Build the kernel side and keep the object that the agent embeds.
+    Ebpf(ebpf::Arguments),
+    /// Run `keblet bench pleg` of a release build on a private containerd.
+    Bench(run::BenchArguments),
     /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
     Layers,
     /// Check that every path and test that the documents name exists.
@@ -62,8 +70,11 @@ fn main() -> ExitCode {
 fn perform(task: Task) -> Result<ExitCode> {
     match task {
         Task::Setup(arguments) => setup::setup(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Demo(arguments) => demo::demo(&arguments),
         Task::Test(arguments) => tiers::test(&arguments),
         Task::Peers => peers::build().map(|()| ExitCode::SUCCESS),
+        Task::Ebpf(arguments) => ebpf::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Bench(arguments) => run::bench(&arguments),
         Task::Layers => layers::check().map(|report| report.tell()),
         Task::DocsPaths => docs_paths::check().map(|report| report.tell()),
         Task::Licences => licences::check().map(|report| report.tell()),

@@ -18,6 +18,7 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
+use crate::bench;
 use crate::config::flags::normalize;
 pub use run_args::RunArgs;
 
@@ -46,6 +47,9 @@ pub enum Command {
     Completions(docs::CompletionsArgs),
     /// Print the manual page
     Man(docs::ManArgs),
+    /// Measure node agents side by side on a real runtime
+    #[command(subcommand)]
+    Bench(bench::Command),
 }
 
 /// Reads a command line, the program's own name first.

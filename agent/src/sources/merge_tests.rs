@@ -107,7 +107,8 @@ fn local_annotations_and_foreign_fields_keep_their_first_values() {
     let seen = "1970-01-01T00:00:01.000000000Z";
     let annotations = |update: &PodUpdate| pods_of(update)[0].metadata.annotations.clone().unwrap_or_default();
     assert_eq!(annotations(&added[0])[CONFIG_SEEN], seen);
-    let patch = json!({"metadata": {"resourceVersion": "2", "generation": 3, "annotations": {"y": "1", CONFIG_SEEN: "z"}}});
+    let patch =
+        json!({"metadata": {"resourceVersion": "2", "generation": 3, "annotations": {"y": "1", CONFIG_SEEN: "z"}}});
     let updated = step(&mut map, vec![pod("a", patch)], 9);
     let got = annotations(&updated[0]);
     assert_eq!(got[CONFIG_SEEN], seen);

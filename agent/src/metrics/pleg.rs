@@ -1,0 +1,145 @@
+//! Relists, inspections and lifecycle events.
+
+use std::time::{Duration, SystemTime};
+
+use prometheus::{Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec};
+
+use super::buckets;
+use super::register::Register;
+use crate::model::{LifecycleKind, Source};
+
+/// The pod lifecycle event generator.
+#[derive(Debug)]
+pub struct Pleg {
+    relist: Histogram,
+    interval: Histogram,
+    last_seen: Gauge,
+    discarded: IntCounter,
+    pod_relist: Histogram,
+    connected: IntCounter,
+    connection_errors: IntCounter,
+    stream_latency: Histogram,
+    relists: IntCounterVec,
+    inspections: IntCounterVec,
+    events: IntCounterVec,
+    latency: HistogramVec,
+    contradictions: IntCounter,
+}
+
+impl Pleg {
+    pub(super) fn new(register: &Register<'_>) -> Self {
+        Self {
+            relist: register.histogram(
+                "kubelet_pleg_relist_duration_seconds",
+                "[ALPHA] Duration of listing all pods.",
+                buckets::USUAL,
+            ),
+            interval: register.histogram(
+                "kubelet_pleg_relist_interval_seconds",
+                "[ALPHA] Time between the starts of two lists of all pods.",
+                buckets::USUAL,
+            ),
+            last_seen: register.float_gauge(
+                "kubelet_pleg_last_seen_seconds",
+                "[ALPHA] Unix time at which the last list of all pods began.",
+            ),
+            discarded: register.counter(
+                "kubelet_pleg_discard_events",
+                "[ALPHA] Lifecycle events that found no room and were dropped.",
+            ),
+            pod_relist: register.histogram(
+                "kubelet_pleg_pod_relist_duration_seconds",
+                "[ALPHA] Duration of inspecting one pod.",
+                buckets::USUAL,
+            ),
+            connected: register.counter(
+                "kubelet_evented_pleg_connection_success_count",
+                "[ALPHA] Times the runtime's event stream stood.",
+            ),
+            connection_errors: register.counter(
+                "kubelet_evented_pleg_connection_error_count",
+                "[ALPHA] Times the runtime's event stream could not be had.",
+            ),
+            stream_latency: register.histogram(
+                "kubelet_evented_pleg_connection_latency_seconds",
+                "[ALPHA] From the creation of a runtime event to its receipt.",
+                buckets::USUAL,
+            ),
+            relists: register.counters(
+                "keblet_relists_total",
+                "Lists of all pods, by what asked for them and how they ended.",
+                &["reason", "result"],
+            ),
+            inspections: register.counters(
+                "keblet_inspections_total",
+                "Inspections of one pod, by how they ended.",
+                &["result"],
+            ),
+            events: register.counters(
+                "keblet_events_total",
+                "Pod lifecycle events, by kind and by who noticed first.",
+                &["source", "type"],
+            ),
+            latency: register.histograms(
+                "keblet_event_latency_seconds",
+                "From the moment in the kernel to the lifecycle event, where the moment is known.",
+                buckets::LATENCY,
+                &["source", "type"],
+            ),
+            contradictions: register
+                .counter("keblet_contradictions_total", "Deaths the kernel proved and the runtime denied."),
+        }
+    }
+
+    /// A list of all pods ended. `interval` is the time since the one before began.
+    pub fn relist(&self, reason: &'static str, took: Duration, interval: Option<Duration>, ok: bool) {
+        self.relists.with_label_values(&[reason, result(ok)]).inc();
+        self.relist.observe(took.as_secs_f64());
+        if let Some(interval) = interval {
+            self.interval.observe(interval.as_secs_f64());
+        }
+        let began = SystemTime::now().checked_sub(took).and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+        if let Some(began) = began {
+            self.last_seen.set(began.as_secs_f64());
+        }
+    }
+
+    /// An inspection of one pod ended.
+    pub fn inspection(&self, took: Duration, ok: bool) {
+        self.inspections.with_label_values(&[result(ok)]).inc();
+        self.pod_relist.observe(took.as_secs_f64());
+    }
+
+    /// A lifecycle event, with the time since it happened, where that is known.
+    pub fn event(&self, source: Source, kind: LifecycleKind, latency: Option<Duration>) {
+        let labels = [source.as_str(), kind.as_str()];
+        self.events.with_label_values(&labels).inc();
+        if let Some(latency) = latency {
+            self.latency.with_label_values(&labels).observe(latency.as_secs_f64());
+        }
+    }
+
+    /// Lifecycle events were dropped.
+    pub fn discarded(&self, count: u64) {
+        self.discarded.inc_by(count);
+    }
+
+    /// Kernel and runtime disagreed about a death.
+    pub fn contradiction(&self) {
+        self.contradictions.inc();
+    }
+
+    /// The runtime's event stream stands, or could not be had.
+    pub fn stream(&self, connected: bool) {
+        if connected { self.connected.inc() } else { self.connection_errors.inc() }
+    }
+
+    /// A runtime event arrived, so long after the runtime made it.
+    pub fn stream_event(&self, latency: Duration) {
+        self.stream_latency.observe(latency.as_secs_f64());
+    }
+}
+
+fn result(ok: bool) -> &'static str {
+    if ok { "ok" } else { "error" }
+}

@@ -1,0 +1,202 @@
+//! Pods and containers, counted and timed.
+
+use std::time::Duration;
+
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+
+use super::buckets;
+use super::register::Register;
+
+/// Pods and containers.
+#[derive(Debug)]
+pub struct Pods {
+    desired: IntGaugeVec,
+    active: IntGaugeVec,
+    working: IntGaugeVec,
+    running: IntGauge,
+    running_containers: IntGaugeVec,
+    restarted: IntCounterVec,
+    orphaned: IntCounter,
+    containers_per_pod: Histogram,
+    start: Histogram,
+    status_sync: Histogram,
+    started: IntCounter,
+    start_errors: IntCounter,
+    started_containers: IntCounterVec,
+    container_start_errors: IntCounterVec,
+    terminated_containers: IntCounterVec,
+}
+
+/// Where a pod comes from, as far as these families tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodOrigin {
+    /// A file or URL.
+    Static,
+    /// The API server.
+    Api,
+    /// Known from the runtime alone.
+    Unknown,
+}
+
+impl PodOrigin {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Static => "true",
+            Self::Api => "",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Pods with a worker, by what they have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Working {
+    /// `sync`, `terminating` or `terminated`.
+    pub lifecycle: &'static str,
+    /// `desired`, `orphan` or `runtime_only`.
+    pub config: &'static str,
+    /// Where they come from.
+    pub origin: PodOrigin,
+}
+
+impl Pods {
+    pub(super) fn new(register: &Register<'_>) -> Self {
+        Self {
+            desired: register.gauges("kubelet_desired_pods", "[ALPHA] Pods the sources want here.", &["static"]),
+            active: register.gauges("kubelet_active_pods", "[ALPHA] Pods that count for admission.", &["static"]),
+            working: register.gauges(
+                "kubelet_working_pods",
+                "[ALPHA] Pods with a worker, by its phase and what is known of them.",
+                &["config", "lifecycle", "static"],
+            ),
+            running: register.gauge("kubelet_running_pods", "[ALPHA] Pods with a running sandbox."),
+            running_containers: register.gauges(
+                "kubelet_running_containers",
+                "[ALPHA] Containers the runtime knows, by state.",
+                &["container_state"],
+            ),
+            restarted: register.counters(
+                "kubelet_restarted_pods_total",
+                "[ALPHA] Pods removed and wanted again under the same UID.",
+                &["static"],
+            ),
+            orphaned: register.counter(
+                "kubelet_orphaned_runtime_pods_total",
+                "[ALPHA] Pods found in the runtime that no worker knew.",
+            ),
+            containers_per_pod: register.histogram(
+                "kubelet_containers_per_pod_count",
+                "[ALPHA] Containers of each new pod.",
+                buckets::CONTAINERS,
+            ),
+            start: register.histogram(
+                "kubelet_pod_start_duration_seconds",
+                "[ALPHA] From first seeing a pod to finding it running.",
+                buckets::POD_START,
+            ),
+            status_sync: register.histogram(
+                "kubelet_pod_status_sync_duration_seconds",
+                "[ALPHA] From a status change to the API server's acknowledgement.",
+                buckets::STATUS_SYNC,
+            ),
+            started: register.counter("kubelet_started_pods_total", "[ALPHA] Sandboxes whose creation was tried."),
+            start_errors: register
+                .counter("kubelet_started_pods_errors_total", "[ALPHA] Sandboxes whose creation failed."),
+            started_containers: register.counters(
+                "kubelet_started_containers_total",
+                "[ALPHA] Containers whose start was tried.",
+                &["container_type"],
+            ),
+            container_start_errors: register.counters(
+                "kubelet_started_containers_errors_total",
+                "[ALPHA] Containers whose start failed, by reason.",
+                &["container_type", "code"],
+            ),
+            terminated_containers: register.counters(
+                "kubelet_terminated_containers_total",
+                "[ALPHA] Containers that ended.",
+                &["container_type", "exit_code", "reason"],
+            ),
+        }
+    }
+
+    /// Pods the sources want.
+    pub fn desired(&self, origin: PodOrigin, count: usize) {
+        self.desired.with_label_values(&[origin.label()]).set(gauge(count));
+    }
+
+    /// Pods that count for admission.
+    pub fn active(&self, origin: PodOrigin, count: usize) {
+        self.active.with_label_values(&[origin.label()]).set(gauge(count));
+    }
+
+    /// Pods with a worker; replaces all earlier counts.
+    pub fn working(&self, counts: impl IntoIterator<Item = (Working, usize)>) {
+        self.working.reset();
+        for (group, count) in counts {
+            let labels = [group.config, group.lifecycle, group.origin.label()];
+            self.working.with_label_values(&labels).set(gauge(count));
+        }
+    }
+
+    /// What the runtime runs: pods, and containers by state (`created`, `running`, `exited`, `unknown`).
+    pub fn running(&self, pods: usize, containers: impl IntoIterator<Item = (&'static str, usize)>) {
+        self.running.set(gauge(pods));
+        self.running_containers.reset();
+        for (state, count) in containers {
+            self.running_containers.with_label_values(&[state]).set(gauge(count));
+        }
+    }
+
+    /// A pod was removed and is wanted again under the same UID.
+    pub fn restarted(&self, origin: PodOrigin) {
+        self.restarted.with_label_values(&[origin.label()]).inc();
+    }
+
+    /// The runtime has a pod that no worker knows.
+    pub fn orphaned(&self) {
+        self.orphaned.inc();
+    }
+
+    /// A new pod with so many containers.
+    pub fn created(&self, containers: usize) {
+        self.containers_per_pod.observe(containers as f64);
+    }
+
+    /// A pod was found running, so long after it was first seen.
+    pub fn running_after(&self, since_seen: Duration) {
+        self.start.observe(since_seen.as_secs_f64());
+    }
+
+    /// The API server acknowledged a status, so long after it changed.
+    pub fn status_synced(&self, since_change: Duration) {
+        self.status_sync.observe(since_change.as_secs_f64());
+    }
+
+    /// The creation of a sandbox was tried.
+    pub fn sandbox_started(&self, ok: bool) {
+        self.started.inc();
+        if !ok {
+            self.start_errors.inc();
+        }
+    }
+
+    /// The start of a container was tried. `kind` is `container`, `init_container` or `ephemeral_container`, `error` the
+    /// reason of the failure, such as `ErrImagePull`.
+    pub fn container_started(&self, kind: &'static str, error: Option<&str>) {
+        self.started_containers.with_label_values(&[kind]).inc();
+        if let Some(reason) = error {
+            self.container_start_errors.with_label_values(&[kind, reason]).inc();
+        }
+    }
+
+    /// A container ended.
+    pub fn container_terminated(&self, kind: &'static str, exit_code: i32, reason: &str) {
+        self.terminated_containers.with_label_values(&[kind, &exit_code.to_string(), reason]).inc();
+    }
+}
+
+/// A count as a gauge value.
+fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

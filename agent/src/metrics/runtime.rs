@@ -1,0 +1,136 @@
+//! Calls to the container runtime, image pulls and cgroups.
+
+use std::time::Duration;
+
+use prometheus::{HistogramVec, IntCounterVec};
+
+use super::buckets;
+use super::register::Register;
+
+/// The container runtime.
+#[derive(Debug)]
+pub struct Runtime {
+    calls: IntCounterVec,
+    durations: HistogramVec,
+    errors: IntCounterVec,
+    sandbox: HistogramVec,
+    sandbox_errors: IntCounterVec,
+    pull: HistogramVec,
+    cgroups: HistogramVec,
+}
+
+/// Upper ends of the size classes of images, in MiB.
+const IMAGE_SIZES: [(u64, &str); 11] = [
+    (10, "0-10MB"),
+    (100, "10MB-100MB"),
+    (500, "100MB-500MB"),
+    (1 << 10, "500MB-1GB"),
+    (5 << 10, "1GB-5GB"),
+    (10 << 10, "5GB-10GB"),
+    (20 << 10, "10GB-20GB"),
+    (30 << 10, "20GB-30GB"),
+    (40 << 10, "30GB-40GB"),
+    (60 << 10, "40GB-60GB"),
+    (100 << 10, "60GB-100GB"),
+];
+
+/// The size class of an image; 0 bytes means that the size is not known.
+fn image_size(bytes: u64) -> &'static str {
+    if bytes == 0 {
+        return "N/A";
+    }
+    IMAGE_SIZES.iter().find(|(mebibytes, _)| bytes <= mebibytes << 20).map_or("GT100GB", |(_, class)| class)
+}
+
+impl Runtime {
+    pub(super) fn new(register: &Register<'_>) -> Self {
+        Self {
+            calls: register.counters(
+                "kubelet_runtime_operations_total",
+                "[ALPHA] Calls to the container runtime.",
+                &["operation_type"],
+            ),
+            durations: register.histograms(
+                "kubelet_runtime_operations_duration_seconds",
+                "[ALPHA] Duration of calls to the container runtime.",
+                buckets::RUNTIME_CALL,
+                &["operation_type"],
+            ),
+            errors: register.counters(
+                "kubelet_runtime_operations_errors_total",
+                "[ALPHA] Calls to the container runtime that failed.",
+                &["operation_type"],
+            ),
+            sandbox: register.histograms(
+                "kubelet_run_podsandbox_duration_seconds",
+                "[ALPHA] Duration of making a sandbox.",
+                buckets::USUAL,
+                &["runtime_handler"],
+            ),
+            sandbox_errors: register.counters(
+                "kubelet_run_podsandbox_errors_total",
+                "[ALPHA] Sandboxes that could not be made.",
+                &["runtime_handler"],
+            ),
+            pull: register.histograms(
+                "kubelet_image_pull_duration_seconds",
+                "[ALPHA] Duration of image pulls, by size.",
+                buckets::IMAGE_PULL,
+                &["image_size_in_bytes"],
+            ),
+            cgroups: register.histograms(
+                "kubelet_cgroup_manager_duration_seconds",
+                "[ALPHA] Duration of operations on pod cgroups.",
+                buckets::USUAL,
+                &["operation_type"],
+            ),
+        }
+    }
+
+    /// A call ended; `operation` is upstream's label.
+    pub fn call(&self, operation: &'static str, took: Duration, ok: bool) {
+        self.calls.with_label_values(&[operation]).inc();
+        self.durations.with_label_values(&[operation]).observe(took.as_secs_f64());
+        if !ok {
+            self.errors.with_label_values(&[operation]).inc();
+        }
+    }
+
+    /// A sandbox was made, or not.
+    pub fn sandbox(&self, handler: &str, took: Duration, ok: bool) {
+        self.sandbox.with_label_values(&[handler]).observe(took.as_secs_f64());
+        if !ok {
+            self.sandbox_errors.with_label_values(&[handler]).inc();
+        }
+    }
+
+    /// An image was pulled; 0 bytes if its size is not known.
+    pub fn pulled(&self, bytes: u64, took: Duration) {
+        self.pull.with_label_values(&[image_size(bytes)]).observe(took.as_secs_f64());
+    }
+
+    /// An operation (`create`, `update`, `destroy`) on a pod's cgroup ended.
+    pub fn cgroup(&self, operation: &'static str, took: Duration) {
+        self.cgroups.with_label_values(&[operation]).observe(took.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_classes() {
+        for (bytes, class) in [
+            (0, "N/A"),
+            (1, "0-10MB"),
+            (10 << 20, "0-10MB"),
+            ((10 << 20) + 1, "10MB-100MB"),
+            (1 << 30, "500MB-1GB"),
+            (100 << 30, "60GB-100GB"),
+            ((100 << 30) + 1, "GT100GB"),
+        ] {
+            assert_eq!(image_size(bytes), class, "{bytes}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+use std::time::Duration;
+
+use super::*;
+use crate::model::{LifecycleKind, Source};
+
+/// Uses every method once, so that every family shows.
+fn used() -> Arc<Metrics> {
+    let metrics = Metrics::new();
+    let short = Duration::from_millis(3);
+    let info =
+        BuildInfo { git_version: "v1.36.3", major: "1", minor: "36", platform: "linux/amd64", compiler: "rustc" };
+    metrics.node.name("node-1");
+    metrics.node.cgroup_version(2);
+    metrics.node.runtime_losing_support("1.37.0");
+    metrics.node.build(&info);
+    metrics.node.feature("EventedPLEG", "ALPHA", false);
+    metrics.pods.desired(PodOrigin::Static, 3);
+    metrics.pods.active(PodOrigin::Api, 2);
+    let working = Working { lifecycle: "sync", config: "desired", origin: PodOrigin::Static };
+    metrics.pods.working([(working, 3)]);
+    metrics.pods.running(3, [("running", 4), ("exited", 1)]);
+    metrics.pods.restarted(PodOrigin::Static);
+    metrics.pods.orphaned();
+    metrics.pods.created(2);
+    metrics.pods.running_after(short);
+    metrics.pods.status_synced(short);
+    metrics.pods.sandbox_started(false);
+    metrics.pods.container_started("container", Some("ErrImagePull"));
+    metrics.pods.container_terminated("container", 137, "OOMKilled");
+    metrics.workers.synced(SyncKind::Create, short);
+    metrics.workers.started(short);
+    metrics.workers.planned(short);
+    metrics.workers.acted("start-container", short, false);
+    metrics.pleg.relist("period", short, Some(Duration::from_secs(300)), true);
+    metrics.pleg.inspection(short, true);
+    metrics.pleg.event(Source::Kernel, LifecycleKind::ContainerDied, Some(short));
+    metrics.pleg.discarded(2);
+    metrics.pleg.contradiction();
+    metrics.pleg.stream(true);
+    metrics.pleg.stream(false);
+    metrics.pleg.stream_event(short);
+    metrics.runtime.call("version", short, false);
+    metrics.runtime.sandbox("", short, false);
+    metrics.runtime.pulled(1 << 20, short);
+    metrics.runtime.cgroup("create", short);
+    metrics.sensors.state("exits", SensorLevel::Degraded);
+    metrics.sensors.dropped("exits", 5);
+    metrics.sensors.oom_kill("init");
+    let request = Request { method: "GET", path: "pods", server: "readonly", long_running: false };
+    metrics.http.began(&request);
+    metrics.http.ended(&request, short);
+    metrics
+}
+
+/// Every family's name and type, as clients see them. The file is the promise.
+#[test]
+fn families_are_those_promised() {
+    let text = used().render().unwrap();
+    let mut families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+    families.sort_unstable();
+    assert_eq!(families.join("\n"), include_str!("testdata/families.txt").trim_end());
+}
+
+#[test]
+fn labels_and_values() {
+    let text = used().render().unwrap();
+    for line in [
+        "kubelet_node_name{node=\"node-1\"} 1",
+        "kubelet_desired_pods{static=\"true\"} 3",
+        "kubelet_active_pods{static=\"\"} 2",
+        "kubelet_working_pods{config=\"desired\",lifecycle=\"sync\",static=\"true\"} 3",
+        "kubelet_running_containers{container_state=\"running\"} 4",
+        "kubelet_started_pods_total 1",
+        "kubelet_started_pods_errors_total 1",
+        "kubelet_started_containers_errors_total{code=\"ErrImagePull\",container_type=\"container\"} 1",
+        "kubelet_terminated_containers_total{container_type=\"container\",exit_code=\"137\",reason=\"OOMKilled\"} 1",
+        "kubelet_pod_worker_duration_seconds_bucket{operation_type=\"create\",le=\"0.005\"} 1",
+        "kubelet_pleg_discard_events 2",
+        "kubelet_pleg_relist_interval_seconds_bucket{le=\"10\"} 0",
+        "kubelet_runtime_operations_errors_total{operation_type=\"version\"} 1",
+        "kubelet_runtime_operations_duration_seconds_bucket{operation_type=\"version\",le=\"745.0580596923828\"} 1",
+        "kubelet_image_pull_duration_seconds_count{image_size_in_bytes=\"0-10MB\"} 1",
+        "kubernetes_feature_enabled{name=\"EventedPLEG\",stage=\"ALPHA\"} 0",
+        "keblet_event_latency_seconds_bucket{source=\"kernel\",type=\"ContainerDied\",le=\"0.005\"} 1",
+        "keblet_event_latency_seconds_bucket{source=\"kernel\",type=\"ContainerDied\",le=\"0.002\"} 0",
+        "keblet_relists_total{reason=\"period\",result=\"ok\"} 1",
+        "keblet_sensor_state{sensor=\"exits\",state=\"degraded\"} 1",
+        "keblet_sensor_state{sensor=\"exits\",state=\"up\"} 0",
+        "keblet_hints_dropped_total{queue=\"exits\"} 5",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn counts_are_replaced_as_a_whole() {
+    let metrics = used();
+    metrics.pods.working([]);
+    metrics.pods.running(0, []);
+    metrics.node.name("node-2");
+    let text = metrics.render().unwrap();
+    assert!(!text.contains("kubelet_working_pods{") && !text.contains("kubelet_running_containers{"));
+    assert!(!text.contains("node-1"), "an old name does not stay");
+}
+
+#[test]
+fn without_use_only_unlabelled_families_show() {
+    let text = Metrics::new().render().unwrap();
+    assert!(text.contains("\nkubelet_started_pods_total 0\n"));
+    assert!(!text.contains("kubelet_runtime_operations_total"));
+}
+
+#[test]
+fn the_process_is_seen() {
+    let text = Metrics::new().render().unwrap();
+    let value = |name: &str| -> f64 {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    };
+    assert!(value("process_resident_memory_bytes ") > 1e6);
+    assert!(value("process_open_fds ") >= 3.0);
+    assert!(value("process_max_fds ") >= value("process_open_fds "));
+    assert!(value("process_start_time_seconds ") > 1.6e9);
+    assert!(value("process_cpu_seconds_total ") >= 0.0);
+}

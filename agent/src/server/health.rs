@@ -1,0 +1,49 @@
+//! The health server: alive or not, and with `?verbose` how each sensor is.
+//!
+//! A sensor that is down makes nobody unhealthy, for the agent works without it; so its line decides nothing.
+
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+
+use super::checks::{Check, Wanted, overall, single};
+use super::{Handles, SensorReport};
+
+/// The server answering is all the check there is.
+fn ping() -> Check {
+    Check { name: "ping", outcome: Ok(()) }
+}
+
+pub(super) fn router(handles: Handles) -> Router {
+    Router::new()
+        .route("/healthz", any(healthz))
+        .route("/healthz/ping", any(async || text(single(&ping()))))
+        .fallback(not_found)
+        .with_state(handles)
+}
+
+async fn healthz(State(handles): State<Handles>, Query(query): Query<Vec<(String, String)>>) -> Response {
+    let wanted = Wanted::new(&query);
+    let sensors = if wanted.verbose { (handles.sensors)().iter().map(line).collect() } else { Vec::new() };
+    text(overall(&[ping()], &wanted, &sensors))
+}
+
+/// How a sensor is, in one line.
+pub(super) fn line(report: &SensorReport) -> String {
+    let mark = if matches!(report.state, "up" | "off") { '+' } else { '!' };
+    let reason = report.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    format!("[{mark}]sensor {} {}{reason}", report.sensor, report.state)
+}
+
+/// Plain text, not to be taken for anything else by a browser that guesses.
+pub(super) fn text((status, body): (StatusCode, String)) -> Response {
+    let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    (status, headers, body).into_response()
+}
+
+/// The answer to paths nobody knows.
+pub(super) async fn not_found() -> Response {
+    text((StatusCode::NOT_FOUND, "404 page not found\n".to_owned()))
+}

@@ -1,0 +1,195 @@
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+
+/// A port nobody listens on right now.
+async fn free_port() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// Both servers, and what they read.
+struct Served {
+    health: SocketAddr,
+    read_only: SocketAddr,
+    metrics: Arc<Metrics>,
+    sync_loop_seconds: Arc<AtomicU64>,
+    shutdown: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+async fn serve(pods: Vec<Arc<Pod>>) -> Served {
+    let metrics = Metrics::new();
+    let sync_loop_seconds = Arc::new(AtomicU64::new(0));
+    let age = sync_loop_seconds.clone();
+    let down = SensorReport { sensor: "exits", state: "down", reason: Some("no CAP_BPF".to_owned()) };
+    let up = SensorReport { sensor: "relist", state: "up", reason: None };
+    let handles = Handles {
+        pods: Arc::new(move || pods.clone()),
+        sensors: Arc::new(move || vec![down.clone(), up.clone()]),
+        sync_loop_age: Arc::new(move || Some(Duration::from_secs(age.load(Ordering::Relaxed)))),
+        metrics: metrics.clone(),
+    };
+    let (health, read_only) = (free_port().await, free_port().await);
+    let options = Options { healthz: Some(health), read_only: Some(read_only), sync_loop_limit: SYNC_LOOP_LEAST };
+    let shutdown = CancellationToken::new();
+    let task = tokio::spawn(run(options, handles, shutdown.clone()));
+    Served { health, read_only, metrics, sync_loop_seconds, shutdown, task }
+}
+
+/// One request on a connection of its own; status line, headers in lower case, body.
+async fn request(address: SocketAddr, method: &str, path: &str, headers: &str) -> (u16, String, String) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let mut stream = loop {
+        match TcpStream::connect(address).await {
+            Ok(stream) => break stream,
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "cannot connect: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    let text = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, head.to_lowercase(), body.to_owned())
+}
+
+async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let (status, _, body) = request(address, "GET", path, "").await;
+    (status, body)
+}
+
+#[tokio::test]
+async fn health_server() {
+    let served = serve(Vec::new()).await;
+    let health = served.health;
+    assert_eq!(get(health, "/healthz").await, (200, "ok".to_owned()));
+    assert_eq!(get(health, "/healthz/ping").await, (200, "ok".to_owned()));
+    assert_eq!(
+        get(health, "/healthz?verbose").await.1,
+        "[+]ping ok\n[!]sensor exits down: no CAP_BPF\n[+]sensor relist up\nhealthz check passed\n"
+    );
+    for unknown in ["/", "/pods", "/metrics", "/healthz/syncloop"] {
+        assert_eq!(get(health, unknown).await, (404, "404 page not found\n".to_owned()), "{unknown}");
+    }
+}
+
+#[tokio::test]
+async fn read_only_health_follows_the_sync_loop() {
+    let served = serve(Vec::new()).await;
+    assert_eq!(get(served.read_only, "/healthz").await, (200, "ok".to_owned()));
+    served.sync_loop_seconds.store(301, Ordering::Relaxed);
+    let failed = "[+]ping ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
+    assert_eq!(get(served.read_only, "/healthz").await, (500, failed.to_owned()));
+    let reason = "internal server error: sync Loop took longer than expected\n";
+    assert_eq!(get(served.read_only, "/healthz/syncloop").await, (500, reason.to_owned()));
+    assert_eq!(get(served.read_only, "/healthz?exclude=syncloop").await.0, 200);
+    assert_eq!(get(served.health, "/healthz").await.0, 200, "the health server only says that it answers");
+}
+
+#[tokio::test]
+async fn pods_are_a_list_of_plain_items() {
+    assert_eq!(
+        get(serve(Vec::new()).await.read_only, "/pods").await,
+        (200, r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#.to_owned())
+    );
+    let pod: Pod = serde_json::from_value(serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web-node-1", "namespace": "default", "uid": "u"},
+        "spec": {"containers": [{"name": "c", "image": "i"}]},
+        "status": {"phase": "Running"}
+    }))
+    .unwrap();
+    let served = serve(vec![Arc::new(pod)]).await;
+    let (status, head, body) = request(served.read_only, "GET", "/pods/", "").await;
+    assert_eq!(status, 200);
+    assert!(head.contains("content-type: application/json"), "{head}");
+    let list: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let item = &list["items"][0];
+    assert_eq!((&item["metadata"]["name"], &item["status"]["phase"]), (&"web-node-1".into(), &"Running".into()));
+    assert_eq!((item.get("kind"), item.get("apiVersion")), (None, None));
+}
+
+#[tokio::test]
+async fn what_the_read_only_port_refuses() {
+    let served = serve(Vec::new()).await;
+    let address = served.read_only;
+    for path in ["/exec/a/b/c", "/run/a/b/c", "/containerLogs/a/b/c", "/runningpods/", "/debug/pprof/heap", "/logs/"] {
+        let answer = (405, "Debug endpoints are disabled.\n".to_owned());
+        assert_eq!(get(address, path).await, answer, "{path}");
+    }
+    for path in ["/", "/configz", "/nope", "/flagz"] {
+        assert_eq!(get(address, path).await, (404, "404 page not found\n".to_owned()), "{path}");
+    }
+    let (status, head, body) = request(address, "POST", "/pods", "").await;
+    assert_eq!((status, body.as_str()), (405, "405: Method Not Allowed"));
+    assert!(head.contains("allow: get"), "{head}");
+    let (status, _, body) = request(address, "GET", "/pods", "Accept: text/html\r\n").await;
+    assert_eq!((status, body.as_str()), (406, "406: Not Acceptable\n\nAvailable representations: application/json"));
+}
+
+#[tokio::test]
+async fn metrics_are_exposed_and_requests_counted() {
+    let served = serve(Vec::new()).await;
+    served.metrics.node.name("node-1");
+    get(served.read_only, "/pods").await;
+    let (status, head, body) = request(served.read_only, "GET", "/metrics", "").await;
+    assert_eq!(status, 200);
+    assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
+    assert!(head.contains("process-start-time-unix: 1"), "{head}");
+    let count =
+        r#"kubelet_http_requests_total{long_running="false",method="GET",path="pods",server_type="readonly"} 1"#;
+    for line in ["kubelet_node_name{node=\"node-1\"} 1", count] {
+        assert!(body.lines().any(|found| found == line), "{line} is missing in\n{body}");
+    }
+}
+
+#[tokio::test]
+async fn servers_end_when_told() {
+    let served = serve(Vec::new()).await;
+    get(served.health, "/healthz").await;
+    served.shutdown.cancel();
+    tokio::time::timeout(Duration::from_secs(10), served.task).await.expect("must end").unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_port_that_is_taken_is_tried_again() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let handles = Handles {
+        pods: Arc::new(Vec::new),
+        sensors: Arc::new(Vec::new),
+        sync_loop_age: Arc::new(|| None),
+        metrics: Metrics::new(),
+    };
+    let options = Options { healthz: Some(address), read_only: None, sync_loop_limit: SYNC_LOOP_LEAST };
+    let task = tokio::spawn(run(options, handles, CancellationToken::new()));
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    drop(taken);
+    assert_eq!(get(address, "/healthz").await, (200, "ok".to_owned()));
+    task.abort();
+}
+
+#[test]
+fn options_from_the_configuration() {
+    let options = |change: fn(&mut KubeletConfiguration)| {
+        let mut config = KubeletConfiguration::default();
+        change(&mut config);
+        Options::new(&config)
+    };
+    let default = options(|_| {});
+    assert_eq!(default.healthz, Some(([127, 0, 0, 1], 10248).into()));
+    assert_eq!((default.read_only, default.sync_loop_limit), (None, SYNC_LOOP_LEAST));
+    assert_eq!(options(|config| config.healthz_port = 0).healthz, None);
+    assert_eq!(options(|config| config.read_only_port = 10255).read_only, Some(([0, 0, 0, 0], 10255).into()));
+    let disabled = options(|config| (config.read_only_port, config.enable_server) = (10255, false));
+    assert_eq!(disabled.read_only, None);
+    let slow = options(|config| config.sync_frequency = crate::config::duration::GoDuration::mins(10));
+    assert_eq!(slow.sync_loop_limit, Duration::from_secs(1200));
+}

@@ -1,0 +1,224 @@
+//! Which pods the folder asks for, given what a look found and what was known before. Pure.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::listing::Listing;
+use super::listing::Reading;
+use super::listing::Stamp;
+use crate::model::Pod;
+
+/// How long a vanished file keeps its pods.
+pub const LINGER: Duration = Duration::from_millis(50);
+
+/// Something worth a log line; never twice for the same state of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Report {
+    /// The path itself cannot be used.
+    Path(String),
+    /// The path can be used again.
+    PathGood,
+    /// A file gives no pods.
+    Bad(OsString, String),
+    /// A file that gave no pods does.
+    Good(OsString),
+    /// A file sets fields that pods do not have.
+    Unknown(OsString, Vec<String>),
+    /// Several files have the same pod (namespace/name): the last of them counts.
+    Conflict(String, Vec<OsString>),
+}
+
+/// What follows from a look.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    /// The complete set, if it is not the one given last.
+    pub set: Option<Vec<Pod>>,
+    /// What to log.
+    pub reports: Vec<Report>,
+    /// Look again at this time even if nothing is heard.
+    pub look_again: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    stamp: Option<Stamp>,
+    pods: Vec<Pod>,
+    error: Option<String>,
+    missing_since: Option<Instant>,
+}
+
+/// namespace/name.
+type Key = String;
+
+/// Everything known of the folder's files.
+#[derive(Debug, Default)]
+pub struct Store {
+    entries: BTreeMap<OsString, Entry>,
+    /// The file that each pod comes from.
+    owners: BTreeMap<Key, OsString>,
+    conflicts: BTreeMap<Key, Vec<OsString>>,
+    path_problem: Option<String>,
+    /// The set given last.
+    given: Option<Vec<Pod>>,
+}
+
+impl Store {
+    /// Stamps of the files that need not be read again.
+    pub fn known(&self) -> HashMap<OsString, Stamp> {
+        self.entries.iter().filter_map(|(name, entry)| Some((name.clone(), entry.stamp?))).collect()
+    }
+
+    /// Takes in a look at `now`. Only `periodic` looks give up files that stay bad and settle conflicts.
+    pub fn apply(&mut self, listing: Listing, periodic: bool, now: Instant) -> Verdict {
+        let mut verdict = Verdict::default();
+        let (files, usable) = match listing {
+            Listing::Folder(files) => {
+                self.path_is(None, &mut verdict.reports);
+                (files, true)
+            }
+            Listing::Single(reading) => {
+                self.path_is(None, &mut verdict.reports);
+                // A single file that is bad never takes its pod down.
+                let usable = !matches!(reading, Reading::Bad(..)) && self.single_is_good(&reading);
+                (BTreeMap::from([(OsString::new(), reading)]), usable)
+            }
+            Listing::Missing => {
+                self.path_is(Some("does not exist".to_owned()), &mut verdict.reports);
+                (BTreeMap::new(), true)
+            }
+            Listing::Unusable(problem) => {
+                self.path_is(Some(problem), &mut verdict.reports);
+                return verdict;
+            }
+        };
+        let giving_up = periodic && usable;
+        verdict.look_again = self.missing(&files, now);
+        for (name, reading) in files {
+            self.entry(name, reading, giving_up, &mut verdict.reports);
+        }
+        if usable {
+            let set = self.set(periodic, &mut verdict.reports);
+            if self.given.as_ref().is_none_or(|given| !same(given, &set)) {
+                self.given = Some(set.clone());
+                verdict.set = Some(set);
+            }
+        }
+        verdict
+    }
+
+    fn path_is(&mut self, problem: Option<String>, reports: &mut Vec<Report>) {
+        if self.path_problem != problem {
+            reports.push(problem.clone().map_or(Report::PathGood, Report::Path));
+            self.path_problem = problem;
+        }
+    }
+
+    fn single_is_good(&self, reading: &Reading) -> bool {
+        let known_good = self.entries.get(&OsString::new()).is_some_and(|e| e.error.is_none());
+        matches!(reading, Reading::Good(..)) || known_good
+    }
+
+    /// Lets vanished files go once they were gone long enough; says when to look for the others.
+    fn missing(&mut self, files: &BTreeMap<OsString, Reading>, now: Instant) -> Option<Instant> {
+        let mut look_again = None;
+        self.entries.retain(|name, entry| {
+            if files.contains_key(name) {
+                entry.missing_since = None;
+                return true;
+            }
+            let gone_at = *entry.missing_since.get_or_insert(now) + LINGER;
+            let lingers = now < gone_at && !entry.pods.is_empty();
+            if lingers {
+                look_again = Some(look_again.map_or(gone_at, |at: Instant| at.min(gone_at)));
+            }
+            lingers
+        });
+        look_again
+    }
+
+    fn entry(&mut self, name: OsString, reading: Reading, giving_up: bool, reports: &mut Vec<Report>) {
+        match reading {
+            Reading::Held => {}
+            Reading::Unchanged => {
+                if let Some(entry) = self.entries.get_mut(&name).filter(|e| giving_up && e.error.is_some()) {
+                    entry.pods.clear();
+                }
+            }
+            Reading::Good(stamp, manifest) => {
+                let entry = self.entries.entry(name.clone()).or_default();
+                let news = entry.error.is_some() || !same(&entry.pods, &manifest.pods);
+                if entry.error.take().is_some() {
+                    reports.push(Report::Good(name.clone()));
+                }
+                if news {
+                    entry.pods = manifest.pods;
+                    if !manifest.unknown_fields.is_empty() {
+                        reports.push(Report::Unknown(name, manifest.unknown_fields));
+                    }
+                }
+                entry.stamp = stamp;
+            }
+            Reading::Bad(stamp, message) => {
+                let entry = self.entries.entry(name.clone()).or_default();
+                let same_as_before = entry.error.as_ref() == Some(&message);
+                if same_as_before && giving_up {
+                    entry.pods.clear();
+                }
+                if !same_as_before {
+                    reports.push(Report::Bad(name, message.clone()));
+                }
+                entry.error = Some(message);
+                entry.stamp = stamp;
+            }
+        }
+    }
+
+    /// All pods in the order of their files, each once.
+    fn set(&mut self, periodic: bool, reports: &mut Vec<Report>) -> Vec<Pod> {
+        let mut claims: BTreeMap<Key, Vec<&OsString>> = BTreeMap::new();
+        for (name, entry) in &self.entries {
+            for pod in &entry.pods {
+                claims.entry(key(pod)).or_default().push(name);
+            }
+        }
+        let mut owners = BTreeMap::new();
+        let mut conflicts = BTreeMap::new();
+        for (key, files) in claims {
+            let incumbent = self.owners.get(&key).filter(|owner| !periodic && files.contains(owner));
+            let Some(owner) = incumbent.or(files.last().copied()) else { continue };
+            owners.insert(key.clone(), owner.clone());
+            if files.len() > 1 {
+                conflicts.insert(key, files.into_iter().cloned().collect::<Vec<_>>());
+            }
+        }
+        self.owners = owners;
+        if periodic {
+            for (key, files) in conflicts.iter().filter(|(key, files)| self.conflicts.get(*key) != Some(files)) {
+                reports.push(Report::Conflict(key.clone(), files.clone()));
+            }
+            self.conflicts = conflicts;
+        }
+        let owned = |name: &OsString, pod: &Pod| self.owners.get(&key(pod)) == Some(name);
+        let pods = self.entries.iter().flat_map(|(name, entry)| entry.pods.iter().filter(move |pod| owned(name, pod)));
+        pods.cloned().collect()
+    }
+}
+
+fn key(pod: &Pod) -> Key {
+    let part = |text: &Option<String>| text.clone().unwrap_or_default();
+    format!("{}/{}", part(&pod.metadata.namespace), part(&pod.metadata.name))
+}
+
+/// The same pods in the same order.
+fn same(a: &[Pod], b: &[Pod]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| Arc::ptr_eq(a, b) || a == b)
+}
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;

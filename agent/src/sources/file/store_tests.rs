@@ -1,0 +1,225 @@
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::sources::decode::Manifest;
+
+fn pod(name: &str) -> Pod {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "d"}, "spec": {"containers": []}});
+    Arc::new(serde_json::from_value::<ApiPod>(pod).expect("a pod"))
+}
+
+/// A pod that tells which file and version it is from.
+fn from(name: &str, mark: &str) -> Pod {
+    let mut pod = ApiPod::clone(&pod(name));
+    pod.metadata.uid = Some(mark.to_owned());
+    Arc::new(pod)
+}
+
+fn good(pods: Vec<Pod>) -> Reading {
+    Reading::Good(None, Manifest { pods, unknown_fields: vec![] })
+}
+
+fn bad() -> Reading {
+    Reading::Bad(None, "broken".to_owned())
+}
+
+fn folder<const N: usize>(files: [(&str, Reading); N]) -> Listing {
+    Listing::Folder(files.into_iter().map(|(name, reading)| (OsString::from(name), reading)).collect())
+}
+
+fn marks(verdict: &Verdict) -> Option<Vec<String>> {
+    let mark = |pod: &Pod| pod.metadata.uid.clone().or(pod.metadata.name.clone()).unwrap_or_default();
+    verdict.set.as_ref().map(|set| set.iter().map(mark).collect())
+}
+
+struct Folder {
+    store: Store,
+    now: Instant,
+}
+
+impl Folder {
+    fn new() -> Self {
+        Self { store: Store::default(), now: Instant::now() }
+    }
+
+    fn after(&mut self, pause: Duration) -> &mut Self {
+        self.now += pause;
+        self
+    }
+
+    fn event(&mut self, listing: Listing) -> Verdict {
+        self.store.apply(listing, false, self.now)
+    }
+
+    fn periodic(&mut self, listing: Listing) -> Verdict {
+        self.store.apply(listing, true, self.now)
+    }
+}
+
+fn set<const N: usize>(marks: [&str; N]) -> Option<Vec<String>> {
+    Some(marks.map(str::to_owned).to_vec())
+}
+
+#[test]
+fn the_first_look_gives_a_set_even_if_empty_and_equal_sets_are_not_repeated() {
+    let mut files = Folder::new();
+    assert_eq!(marks(&files.periodic(Listing::Missing)), set([]));
+    assert_eq!(marks(&files.periodic(Listing::Missing)), None);
+    assert_eq!(marks(&files.event(folder([("a", good(vec![pod("a")]))]))), set(["a"]));
+    assert_eq!(marks(&files.periodic(folder([("a", good(vec![pod("a")]))]))), None, "read again, equal");
+    assert_eq!(marks(&files.periodic(folder([("a", Reading::Unchanged)]))), None);
+}
+
+#[test]
+fn a_vanished_file_keeps_its_pods_for_a_moment() {
+    let mut files = Folder::new();
+    files.periodic(folder([("a", good(vec![pod("a")]))]));
+    let verdict = files.event(folder([]));
+    assert_eq!((marks(&verdict), verdict.look_again), (None, Some(files.now + LINGER)));
+    let again = files.after(LINGER).event(folder([]));
+    assert_eq!((marks(&again), again.look_again), (set([]), None));
+}
+
+#[test]
+fn a_file_that_comes_back_in_time_was_never_gone() {
+    let mut files = Folder::new();
+    files.periodic(folder([("a", good(vec![pod("a")]))]));
+    files.event(Listing::Missing);
+    assert_eq!(marks(&files.after(LINGER / 2).event(folder([("a", good(vec![pod("a")]))]))), None);
+    assert_eq!(marks(&files.after(LINGER).event(folder([("a", Reading::Unchanged)]))), None);
+}
+
+#[test]
+fn a_file_gone_bad_keeps_its_pods_until_a_second_look_that_is_periodic() {
+    let mut files = Folder::new();
+    files.periodic(folder([("a", good(vec![pod("a")]))]));
+    let verdict = files.event(folder([("a", bad())]));
+    assert_eq!(verdict.reports, [Report::Bad("a".into(), "broken".into())]);
+    assert_eq!(marks(&verdict), None);
+    assert_eq!(marks(&files.event(folder([("a", bad())]))), None, "events do not count");
+    let verdict = files.periodic(folder([("a", bad())]));
+    assert_eq!((marks(&verdict), verdict.reports), (set([]), vec![]), "said once");
+    let verdict = files.event(folder([("a", good(vec![pod("a")]))]));
+    assert_eq!((marks(&verdict), verdict.reports), (set(["a"]), vec![Report::Good("a".into())]));
+}
+
+#[test]
+fn a_periodic_look_that_first_sees_the_damage_takes_nothing_down() {
+    let mut files = Folder::new();
+    files.periodic(folder([("a", good(vec![pod("a")]))]));
+    assert_eq!(marks(&files.periodic(folder([("a", bad())]))), None);
+    assert_eq!(marks(&files.periodic(folder([("a", Reading::Unchanged)]))), set([]));
+}
+
+#[test]
+fn a_file_being_written_is_as_it_was() {
+    let mut files = Folder::new();
+    files.periodic(folder([("a", good(vec![pod("a")])), ("b", Reading::Held)]));
+    assert_eq!(marks(&files.event(folder([("a", Reading::Held), ("b", Reading::Held)]))), None);
+    assert_eq!(marks(&files.event(folder([("a", Reading::Held), ("b", good(vec![pod("b")]))]))), set(["a", "b"]));
+}
+
+#[test]
+fn of_two_files_with_one_pod_the_holder_keeps_it_until_a_periodic_look() {
+    let mut files = Folder::new();
+    files.periodic(folder([("x.yaml", good(vec![from("x", "1")]))]));
+    let both = || folder([("x.yaml", Reading::Unchanged), ("x.yaml~", good(vec![from("x", "2")]))]);
+    assert_eq!(marks(&files.event(both())), None);
+    let verdict = files.periodic(both());
+    assert_eq!(marks(&verdict), set(["2"]), "the last file name wins");
+    assert_eq!(verdict.reports, [Report::Conflict("d/x".into(), vec!["x.yaml".into(), "x.yaml~".into()])]);
+    assert_eq!(files.periodic(both()).reports, [], "said once");
+    files.event(folder([("x.yaml", Reading::Unchanged)]));
+    let verdict = files.after(LINGER).event(folder([("x.yaml", Reading::Unchanged)]));
+    assert_eq!(marks(&verdict), set(["1"]), "deleting one of the two brings the other's pod");
+}
+
+#[test]
+fn an_editor_that_moves_the_old_file_away_changes_the_pod_once() {
+    let mut files = Folder::new();
+    files.periodic(folder([("x.yaml", good(vec![from("x", "1")]))]));
+    assert_eq!(marks(&files.event(folder([("x.yaml~", good(vec![from("x", "backup")]))]))), None);
+    assert_eq!(marks(&files.event(folder([("x.yaml", Reading::Held), ("x.yaml~", Reading::Unchanged)]))), None);
+    let saved = folder([("x.yaml", good(vec![from("x", "2")])), ("x.yaml~", Reading::Unchanged)]);
+    assert_eq!(marks(&files.event(saved)), set(["2"]));
+    assert_eq!(marks(&files.event(folder([("x.yaml", Reading::Unchanged)]))), None);
+    assert_eq!(marks(&files.after(LINGER).event(folder([("x.yaml", Reading::Unchanged)]))), None);
+}
+
+#[test]
+fn a_changed_name_inside_a_file_replaces_the_pod_at_once() {
+    let mut files = Folder::new();
+    files.periodic(folder([("a", good(vec![pod("old")]))]));
+    assert_eq!(marks(&files.event(folder([("a", good(vec![pod("new")]))]))), set(["new"]));
+}
+
+#[test]
+fn a_path_that_cannot_be_used_changes_nothing() {
+    let mut files = Folder::new();
+    files.periodic(folder([("a", good(vec![pod("a")]))]));
+    let verdict = files.periodic(Listing::Unusable("cannot stat".into()));
+    assert_eq!((marks(&verdict), verdict.reports), (None, vec![Report::Path("cannot stat".into())]));
+    assert_eq!(files.periodic(Listing::Unusable("cannot stat".into())).reports, [], "said once");
+    assert_eq!(files.periodic(folder([("a", Reading::Unchanged)])).reports, [Report::PathGood]);
+}
+
+#[test]
+fn a_single_file_that_is_bad_never_takes_its_pod_down() {
+    let mut files = Folder::new();
+    assert_eq!(marks(&files.periodic(Listing::Single(bad()))), None, "broken from the start: no set at all");
+    assert_eq!(marks(&files.event(Listing::Single(good(vec![pod("a")])))), set(["a"]));
+    for _ in 0..3 {
+        assert_eq!(marks(&files.periodic(Listing::Single(bad()))), None);
+        assert_eq!(marks(&files.periodic(Listing::Single(Reading::Unchanged))), None);
+    }
+    files.event(Listing::Missing);
+    assert_eq!(marks(&files.after(LINGER).event(Listing::Missing)), set([]));
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Good(u8),
+    Bad,
+    Held,
+}
+
+proptest! {
+    /// Whatever happened before: once the folder is quiet, two periodic looks later the set is what the files say.
+    #[test]
+    fn quiet_folders_converge(
+        history in prop::collection::vec((prop::collection::btree_map(0u8..4, prop_oneof![
+            (0u8..3).prop_map(Kind::Good), Just(Kind::Bad), Just(Kind::Held)], 0..4), any::<bool>(), 0u64..80), 0..10),
+        last in prop::collection::btree_map(0u8..4, prop_oneof![(0u8..3).prop_map(Kind::Good), Just(Kind::Bad)], 0..4),
+    ) {
+        let listing = |files: &BTreeMap<u8, Kind>| Listing::Folder(files.iter().map(|(file, kind)| {
+            let reading = match kind {
+                Kind::Good(name) => good(vec![from(&format!("p{name}"), &format!("p{name} of {file}"))]),
+                Kind::Bad => bad(),
+                Kind::Held => Reading::Held,
+            };
+            (OsString::from(file.to_string()), reading)
+        }).collect());
+        let mut files = Folder::new();
+        let mut seen: Option<Vec<String>> = None;
+        for (step, periodic, pause) in &history {
+            let now = files.after(Duration::from_millis(*pause)).now;
+            seen = marks(&files.store.apply(listing(step), *periodic, now)).or(seen);
+        }
+        for _ in 0..3 {
+            seen = marks(&files.after(LINGER).periodic(listing(&last))).or(seen);
+        }
+        let mut expected: BTreeMap<u8, String> = BTreeMap::new();
+        for (file, kind) in &last {
+            if let Kind::Good(name) = kind {
+                expected.insert(*name, format!("p{name} of {file}"));
+            }
+        }
+        let mut seen = seen.unwrap_or_default();
+        seen.sort();
+        prop_assert_eq!(seen, expected.into_values().collect::<Vec<_>>());
+    }
+}

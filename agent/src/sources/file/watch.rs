@@ -1,0 +1,185 @@
+//! inotify on what the path is at the moment: a folder, a single file (by its folder), or nothing yet (by the nearest
+//! ancestor that exists). Tells when to look and when the path became something else; reads no file.
+
+use std::ffi::OsStr;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use inotify::EventMask;
+use inotify::EventStream;
+use inotify::Inotify;
+use inotify::WatchDescriptor;
+use inotify::WatchMask;
+use tokio::time::Instant;
+
+use super::holds::Holds;
+
+/// A burst is over when nothing was heard for this long...
+const QUIET: Duration = Duration::from_millis(2);
+/// ...or when it has lasted this long.
+const BURST: Duration = Duration::from_millis(20);
+
+/// What a burst of events calls for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wake {
+    /// Look.
+    Look,
+    /// The path is something else now: watch anew, then look.
+    Rearm,
+}
+
+/// What is being watched. Two equal targets need no new watch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Target {
+    /// The folder itself, by device and inode.
+    Folder(u64, u64),
+    /// A file, by the folder it is in.
+    Single(PathBuf, u64, u64),
+    /// Nothing: the nearest ancestor that exists.
+    Ancestor(PathBuf, u64, u64),
+}
+
+impl Target {
+    fn of(path: &Path) -> Self {
+        let id = |path: &Path| fs::metadata(path).map_or((0, 0), |m| (m.dev(), m.ino()));
+        match fs::metadata(path) {
+            Ok(meta) if meta.is_dir() => return Self::Folder(meta.dev(), meta.ino()),
+            Ok(_) => {
+                let parent = parent(path);
+                let (device, inode) = id(&parent);
+                return Self::Single(parent, device, inode);
+            }
+            Err(_) => {}
+        }
+        let mut ancestor = parent(path);
+        while !ancestor.is_dir() && ancestor.as_os_str() != "/" && ancestor.as_os_str() != "." {
+            ancestor = parent(&ancestor);
+        }
+        let (device, inode) = id(&ancestor);
+        Self::Ancestor(ancestor, device, inode)
+    }
+}
+
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
+        Some(parent) => parent.to_owned(),
+        None => PathBuf::from("/"),
+    }
+}
+
+/// A live inotify instance. Dropping it ends the watch.
+pub struct Watch {
+    events: EventStream<Vec<u8>>,
+    target: Target,
+    main: WatchDescriptor,
+    /// The entry of the main watch's folder that matters, unless all do.
+    only: Option<OsString>,
+    /// A symbolic link that leads to the folder, watched in the folder the link is in.
+    link: Option<(WatchDescriptor, OsString)>,
+}
+
+impl Watch {
+    /// Starts to watch. What happens from now on is heard; what happened before must be looked at.
+    pub fn arm(path: &Path) -> io::Result<Self> {
+        let inotify = Inotify::init()?;
+        let mut watches = inotify.watches();
+        let places = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVE | WatchMask::ONLYDIR;
+        let own = WatchMask::DELETE_SELF | WatchMask::MOVE_SELF;
+        let files = places | own | WatchMask::MODIFY | WatchMask::CLOSE_WRITE | WatchMask::ATTRIB;
+        let target = Target::of(path);
+        let name = path.file_name().map(OsStr::to_owned);
+        let (main, only) = match &target {
+            Target::Folder(..) => (watches.add(path, files)?, None),
+            Target::Single(parent, ..) => (watches.add(parent, files)?, name.clone()),
+            Target::Ancestor(ancestor, ..) => {
+                let rest = path.strip_prefix(ancestor).unwrap_or(path);
+                let next = rest.components().next().map(|c| c.as_os_str().to_owned());
+                (watches.add(ancestor, places | own)?, next)
+            }
+        };
+        let is_link = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink());
+        let link = match (&target, name) {
+            (Target::Folder(..), Some(name)) if is_link => Some((watches.add(parent(path), places)?, name)),
+            _ => None,
+        };
+        Ok(Self { events: inotify.into_event_stream(vec![0; 4096])?, target, main, only, link })
+    }
+
+    /// False when the path is not what is being watched any more.
+    pub fn is_current(&self, path: &Path) -> bool {
+        Target::of(path) == self.target
+    }
+
+    /// Waits for a burst of events that matter and takes it in whole. Cancel-safe: an event read is noted.
+    pub async fn next(&mut self, holds: &mut Holds) -> Wake {
+        let mut wake = loop {
+            let Some(wake) = self.one(holds).await else { continue };
+            break wake;
+        };
+        let end = Instant::now() + BURST;
+        while wake == Wake::Look {
+            let until = (Instant::now() + QUIET).min(end);
+            match tokio::time::timeout_at(until, self.one(holds)).await {
+                Ok(Some(Wake::Rearm)) => wake = Wake::Rearm,
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        wake
+    }
+
+    /// One event; `None` if it does not matter.
+    async fn one(&mut self, holds: &mut Holds) -> Option<Wake> {
+        let event = match self.events.next().await {
+            Some(Ok(event)) => event,
+            // The instance is unusable: a new one may do.
+            Some(Err(_)) | None => return Some(Wake::Rearm),
+        };
+        let mask = event.mask;
+        if mask.contains(EventMask::Q_OVERFLOW) {
+            holds.clear();
+            return Some(Wake::Look);
+        }
+        if let Some((link, name)) = &self.link
+            && event.wd == *link
+        {
+            return (event.name.as_ref() == Some(name)).then_some(Wake::Rearm);
+        }
+        let own = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::UNMOUNT | EventMask::IGNORED;
+        if event.wd == self.main && mask.intersects(own) {
+            return Some(Wake::Rearm);
+        }
+        let name = event.name?;
+        match (&self.target, &self.only) {
+            (_, Some(only)) if *only != name => None,
+            (Target::Ancestor(..), _) => Some(Wake::Rearm),
+            (Target::Single(..), _) if mask.contains(EventMask::ISDIR) => Some(Wake::Rearm),
+            (Target::Single(..), _) => {
+                holds.note(OsStr::new(""), mask, Instant::now());
+                Some(Wake::Look)
+            }
+            (Target::Folder(..), _) => folder_event(&name, mask, holds),
+        }
+    }
+}
+
+/// Hidden files are not manifests; but names that start with two dots are what links of atomically swapped folders
+/// go through.
+fn folder_event(name: &OsStr, mask: EventMask, holds: &mut Holds) -> Option<Wake> {
+    let bytes = name.as_bytes();
+    if bytes.starts_with(b".") {
+        return bytes.starts_with(b"..").then_some(Wake::Look);
+    }
+    holds.note(name, mask, Instant::now());
+    // A write alone calls for nothing: the file is held until it is closed.
+    let only_written = mask == EventMask::MODIFY;
+    (!only_written).then_some(Wake::Look)
+}

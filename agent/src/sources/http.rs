@@ -1,0 +1,212 @@
+//! Static pods from a URL, polled. An answer that cannot be used leaves the pods as they are.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+use http::HeaderName;
+use http::HeaderValue;
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use super::decode;
+use super::decode::MAX_MANIFEST_BYTES;
+use super::static_pod::Origin;
+use crate::model::ConfigSource;
+use crate::model::Pod;
+
+/// How long one request may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Failures in a row that are logged; later ones are not, until one request succeeds.
+const LOGGED_FAILURES: u32 = 4;
+
+/// Settings of the URL source.
+#[derive(Clone)]
+pub struct HttpSource {
+    /// Where to ask.
+    pub url: String,
+    /// Headers of every request: name and values. May hold secrets, never logged.
+    pub headers: Vec<(String, Vec<String>)>,
+    /// How often to ask (`httpCheckFrequency`).
+    pub check_frequency: Duration,
+    /// This node's name.
+    pub node_name: String,
+    /// Gate PreventStaticPodAPIReferences.
+    pub prevent_api_references: bool,
+}
+
+/// Why an answer gives no pods.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// The client could not be built.
+    #[error("cannot set up requests to {url}: {source}")]
+    Client {
+        /// Where to.
+        url: String,
+        /// Why not.
+        source: reqwest::Error,
+    },
+    /// No answer, or it broke off.
+    #[error("cannot get {url}: {source}")]
+    Request {
+        /// From where.
+        url: String,
+        /// Why not.
+        source: reqwest::Error,
+    },
+    /// An answer other than 200.
+    #[error("{url} answers {status}")]
+    Status {
+        /// Who.
+        url: String,
+        /// With what.
+        status: reqwest::StatusCode,
+    },
+    /// More than a manifest may hold.
+    #[error("the answer of {url} is too big: must be under {MAX_MANIFEST_BYTES} bytes")]
+    TooBig {
+        /// Whose.
+        url: String,
+    },
+    /// Nothing at all: the pods of this source go.
+    #[error("zero-length data received from {url}")]
+    Empty {
+        /// From where.
+        url: String,
+    },
+    /// Something else than pods.
+    #[error("the answer of {url} is no usable manifest: {source}")]
+    Manifest {
+        /// From where.
+        url: String,
+        /// What is wrong.
+        source: decode::ManifestError,
+    },
+}
+
+impl HttpSource {
+    /// Sends complete sets until cancelled or until nobody listens.
+    pub async fn run(self, sets: mpsc::Sender<(ConfigSource, Vec<Pod>)>, cancel: CancellationToken) {
+        tokio::select! {
+            () = cancel.cancelled() => {}
+            () = self.poll(sets) => {}
+        }
+    }
+
+    async fn poll(self, sets: mpsc::Sender<(ConfigSource, Vec<Pod>)>) {
+        let client = match self.client() {
+            Ok(client) => client,
+            Err(error) => {
+                tracing::error!(source = "http", "{error}");
+                return;
+            }
+        };
+        let mut tick = tokio::time::interval(self.check_frequency.max(Duration::from_millis(100)));
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let headers = self.header_map();
+        let mut last_body = Vec::new();
+        let mut failures = 0;
+        loop {
+            tick.tick().await;
+            let answer = self.fetch(client.get(&self.url).headers(headers.clone()), &mut last_body).await;
+            let set = match answer {
+                Ok(set) => {
+                    failures = 0;
+                    set
+                }
+                Err(error) => {
+                    failures += 1;
+                    report(&error, failures);
+                    matches!(error, FetchError::Empty { .. }).then(Vec::new)
+                }
+            };
+            if let Some(set) = set
+                && sets.send((ConfigSource::Http, set)).await.is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    fn client(&self) -> Result<reqwest::Client, FetchError> {
+        let failed =
+            |source: reqwest::Error| FetchError::Client { url: self.url.clone(), source: source.without_url() };
+        reqwest::Client::builder().timeout(TIMEOUT).build().map_err(failed)
+    }
+
+    fn header_map(&self) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, values) in &self.headers {
+            for value in values {
+                match (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+                    (Ok(name), Ok(value)) => {
+                        map.append(name, value);
+                    }
+                    _ => {
+                        tracing::error!(source = "http", header = %name.escape_debug(), "staticPodURLHeader is no valid header, ignored")
+                    }
+                }
+            }
+        }
+        map
+    }
+
+    /// The set, or `None` if the body is the one seen last. An unusable body is an error once; then it, too, is the
+    /// one seen last.
+    async fn fetch(
+        &self,
+        request: reqwest::RequestBuilder,
+        last: &mut Vec<u8>,
+    ) -> Result<Option<Vec<Pod>>, FetchError> {
+        let url = || self.url.clone();
+        let failed =
+            |source: reqwest::Error| FetchError::Request { url: self.url.clone(), source: source.without_url() };
+        let mut response = request.send().await.map_err(failed)?;
+        if response.status() != reqwest::StatusCode::OK {
+            return Err(FetchError::Status { url: url(), status: response.status() });
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(failed)? {
+            body.extend_from_slice(&chunk);
+            if body.len() as u64 >= MAX_MANIFEST_BYTES {
+                return Err(FetchError::TooBig { url: url() });
+            }
+        }
+        if body.is_empty() {
+            // The same body as before the empty one brings its pods back.
+            last.clear();
+            return Err(FetchError::Empty { url: url() });
+        }
+        if body == *last {
+            return Ok(None);
+        }
+        let origin = Origin {
+            source: ConfigSource::Http,
+            location: &self.url,
+            node_name: &self.node_name,
+            prevent_api_references: self.prevent_api_references,
+        };
+        let manifest = decode::decode(&body, &origin);
+        *last = body;
+        let manifest = manifest.map_err(|source| FetchError::Manifest { url: url(), source })?;
+        if !manifest.unknown_fields.is_empty() {
+            let fields = manifest.unknown_fields.join(", ");
+            tracing::warn!(source = "http", url = self.url, fields, "manifest sets unknown fields, ignored");
+        }
+        Ok(Some(manifest.pods))
+    }
+}
+
+fn report(error: &FetchError, failures: u32) {
+    if failures < LOGGED_FAILURES {
+        tracing::warn!(source = "http", failures, "{error}");
+    } else if failures == LOGGED_FAILURES {
+        tracing::warn!(source = "http", failures, "{error}; further failures are not logged until a request succeeds");
+    } else {
+        tracing::debug!(source = "http", failures, "{error}");
+    }
+}
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;

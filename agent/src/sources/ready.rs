@@ -1,0 +1,79 @@
+//! Which sources have been heard: destructive work waits until all of them were.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+
+use crate::model::ConfigSource;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    /// Its first set was merged.
+    delivered: bool,
+    /// An update of it went through the sync loop.
+    seen: bool,
+}
+
+/// Shared by the merger, which delivers, and the sync loop, which sees. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct SourcesHandle {
+    /// One entry per configured source. A std lock: held for a look, never across an await.
+    progress: Arc<Mutex<Vec<(ConfigSource, Progress)>>>,
+}
+
+impl SourcesHandle {
+    pub(super) fn new(sources: Vec<ConfigSource>) -> Self {
+        let progress = sources.into_iter().map(|source| (source, Progress::default())).collect();
+        Self { progress: Arc::new(Mutex::new(progress)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(ConfigSource, Progress)>> {
+        // Plain flags: a panic elsewhere cannot leave them half-written.
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, source: ConfigSource, note: impl Fn(&mut Progress)) {
+        self.lock().iter_mut().filter(|(s, _)| *s == source).for_each(|(_, progress)| note(progress));
+    }
+
+    pub(super) fn mark_delivered(&self, source: ConfigSource) {
+        self.note(source, |progress| progress.delivered = true);
+    }
+
+    /// The sync loop has handled an update of this source.
+    pub fn mark_seen(&self, source: ConfigSource) {
+        self.note(source, |progress| progress.seen = true);
+    }
+
+    /// Every configured source has delivered a complete set and the sync loop has handled an update of it. True at
+    /// once without sources.
+    pub fn all_ready(&self) -> bool {
+        self.lock().iter().all(|(_, progress)| progress.delivered && progress.seen)
+    }
+
+    /// The sources that [`SourcesHandle::all_ready`] still waits for.
+    pub fn waiting_for(&self) -> Vec<ConfigSource> {
+        let waiting = |progress: &Progress| !(progress.delivered && progress.seen);
+        self.lock().iter().filter(|(_, p)| waiting(p)).map(|(source, _)| *source).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_needs_delivery_and_sight_of_every_source() {
+        assert!(SourcesHandle::new(vec![]).all_ready());
+        let handle = SourcesHandle::new(vec![ConfigSource::File, ConfigSource::Http]);
+        handle.mark_delivered(ConfigSource::File);
+        handle.mark_seen(ConfigSource::File);
+        assert_eq!(handle.waiting_for(), [ConfigSource::Http]);
+        handle.mark_seen(ConfigSource::Http);
+        assert!(!handle.all_ready(), "seen but not delivered");
+        handle.mark_seen(ConfigSource::Api);
+        handle.mark_delivered(ConfigSource::Http);
+        assert!(handle.all_ready());
+    }
+}

@@ -1,0 +1,116 @@
+//! For tests: runs the sources and follows what they deliver.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::SourcesConfig;
+use super::SourcesHandle;
+use super::start;
+use crate::model::Clock;
+use crate::model::Pod;
+use crate::model::PodUpdate;
+use crate::recorder::Recorder;
+
+/// Long enough for the busiest machine, and never waited for when all is well.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The receiving end, with what follows from the updates so far.
+pub struct Watcher {
+    updates: mpsc::Receiver<PodUpdate>,
+    pub handle: SourcesHandle,
+    /// Pods by name.
+    pub pods: BTreeMap<String, Pod>,
+    /// Kinds of updates so far: "add web-n", "remove web-n", ...
+    pub log: Vec<String>,
+    pub cancel: CancellationToken,
+}
+
+/// A configuration without sources.
+pub fn config() -> SourcesConfig {
+    SourcesConfig {
+        static_pod_path: None,
+        // Events alone must do.
+        file_check_frequency: Duration::from_secs(3600),
+        static_pod_url: None,
+        static_pod_url_headers: vec![],
+        http_check_frequency: Duration::from_secs(3600),
+        node_name: "n".into(),
+        prevent_static_pod_api_references: true,
+    }
+}
+
+/// A manifest of one pod.
+pub fn manifest(name: &str, image: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n  - {{name: c, image: \"{image}\"}}\n"
+    )
+}
+
+impl Watcher {
+    pub fn start(config: SourcesConfig) -> Self {
+        let cancel = CancellationToken::new();
+        let (updates, handle) = start(config, Clock::System, Recorder::default(), cancel.clone());
+        Self { updates, handle, pods: BTreeMap::new(), log: Vec::new(), cancel }
+    }
+
+    /// Takes in one update.
+    pub async fn update(&mut self) {
+        let update = tokio::time::timeout(DEADLINE, self.updates.recv()).await;
+        let update = update.unwrap_or_else(|_| panic!("no update in {DEADLINE:?}; so far {:?}", self.log));
+        let (kind, source, pods) = match update.expect("the stream is open") {
+            PodUpdate::Add(source, pods) => ("add", source, pods),
+            PodUpdate::Update(source, pods) => ("update", source, pods),
+            PodUpdate::Delete(source, pods) => ("delete", source, pods),
+            PodUpdate::Remove(source, pods) => ("remove", source, pods),
+            PodUpdate::Reconcile(source, pods) => ("reconcile", source, pods),
+        };
+        self.handle.mark_seen(source);
+        if pods.is_empty() {
+            self.log.push(kind.to_owned());
+        }
+        for pod in pods {
+            let name = pod.metadata.name.clone().expect("a name");
+            self.log.push(format!("{kind} {name}"));
+            if kind == "remove" {
+                self.pods.remove(&name);
+            } else {
+                self.pods.insert(name, pod);
+            }
+        }
+    }
+
+    /// name=image of every pod.
+    pub fn images(&self) -> Vec<String> {
+        let image = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.containers[0].image.clone()).unwrap_or_default();
+        self.pods.iter().map(|(name, pod)| format!("{name}={}", image(pod))).collect()
+    }
+
+    /// Takes in updates until the pods are these.
+    pub async fn until<const N: usize>(&mut self, images: [&str; N]) {
+        let end = Instant::now() + DEADLINE;
+        while self.images() != images {
+            assert!(Instant::now() < end, "not {images:?} but {:?} after {:?}", self.images(), self.log);
+            self.update().await;
+        }
+    }
+
+    /// Waits for the end of the stream.
+    pub async fn closed(&mut self) {
+        while self.updates.recv().await.is_some() {}
+    }
+
+    /// Takes the log since the last call.
+    pub fn take_log(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.log)
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}

@@ -1,0 +1,236 @@
+//! Whole manifests to whole pods.
+
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::decode::MAX_MANIFEST_BYTES;
+use super::decode::Manifest;
+use super::decode::decode;
+use super::static_pod::Origin;
+use crate::model::ConfigSource;
+
+const ORIGIN: Origin<'static> = Origin {
+    source: ConfigSource::File,
+    location: "/manifests/web.yaml",
+    node_name: "node-1",
+    prevent_api_references: true,
+};
+
+const WEB: &str = "
+apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+spec:
+  containers:
+  - name: web
+    image: nginx:1
+";
+
+fn read(text: &str) -> Manifest {
+    decode(text.as_bytes(), &ORIGIN).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn refused(text: &str) -> String {
+    match decode(text.as_bytes(), &ORIGIN) {
+        Ok(manifest) => panic!("not refused: {manifest:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn only(text: &str) -> ApiPod {
+    let manifest = read(text);
+    assert_eq!(manifest.pods.len(), 1, "{text}");
+    ApiPod::clone(&manifest.pods[0])
+}
+
+fn uid(text: &str, origin: &Origin<'_>) -> String {
+    let manifest = decode(text.as_bytes(), origin).expect("a manifest");
+    manifest.pods[0].metadata.uid.clone().expect("a UID")
+}
+
+#[test]
+fn a_static_pod_gets_its_identity() {
+    let pod = only(WEB);
+    let uid = pod.metadata.uid.clone().expect("a UID");
+    assert!(uid.len() == 32 && uid.bytes().all(|b| b.is_ascii_hexdigit()), "{uid}");
+    assert_eq!(pod.metadata.name.as_deref(), Some("web-node-1"));
+    assert_eq!(pod.metadata.namespace.as_deref(), Some("default"));
+    let annotations = pod.metadata.annotations.expect("annotations");
+    assert_eq!(annotations["kubernetes.io/config.hash"], uid);
+    assert_eq!(annotations["kubernetes.io/config.source"], "file");
+    let spec = pod.spec.expect("a spec");
+    assert_eq!(spec.node_name.as_deref(), Some("node-1"));
+    let tolerations = serde_json::to_value(spec.tolerations).expect("JSON");
+    assert_eq!(tolerations, json!([{"operator": "Exists", "effect": "NoExecute"}]));
+    assert_eq!(pod.status.and_then(|s| s.phase).as_deref(), Some("Pending"));
+}
+
+#[test]
+fn the_uid_follows_content_and_place_but_not_spelling() {
+    let of = |text: &str| uid(text, &ORIGIN);
+    let base = of(WEB);
+    assert_eq!(of(WEB), base);
+    let respelt = r#"{"kind":"Pod","apiVersion":"v1","spec":{"restartPolicy":"Always","containers":[
+        {"image":"nginx:1","name":"web"}]},"metadata":{"name":"web"}}"#;
+    assert_eq!(of(respelt), base, "JSON, other order, a default spelt out");
+    assert_ne!(of(&WEB.replace("nginx:1", "nginx:2")), base);
+    let elsewhere = Origin { location: "/manifests/b.yaml", ..ORIGIN };
+    assert_ne!(uid(WEB, &elsewhere), base);
+    let other_node = Origin { node_name: "node-2", ..ORIGIN };
+    assert_ne!(uid(WEB, &other_node), base);
+    let url = Origin { source: ConfigSource::Http, ..ORIGIN };
+    assert_eq!(uid(WEB, &url), uid(WEB, &Origin { node_name: "node-2", ..url }), "URLs are hashed without the host");
+    assert_eq!(of(&WEB.replace("name: web\nspec", "name: web\n  uid: mine\nspec")), "mine");
+}
+
+#[test]
+fn uids_do_not_change_between_releases() {
+    // Changing this value restarts every static pod of every node that upgrades: then say so in the changelog.
+    assert_eq!(uid(WEB, &ORIGIN), "e4b512f5979a810ff50c744211a2127a");
+}
+
+#[test]
+fn url_pods_get_no_toleration() {
+    let origin = Origin { source: ConfigSource::Http, ..ORIGIN };
+    let manifest = decode(WEB.as_bytes(), &origin).expect("a manifest");
+    let pod = &manifest.pods[0];
+    assert_eq!(pod.spec.as_ref().and_then(|s| s.tolerations.clone()), None);
+    assert_eq!(pod.metadata.annotations.as_ref().expect("annotations")["kubernetes.io/config.source"], "http");
+}
+
+#[test]
+fn an_equal_toleration_is_not_doubled() {
+    let text = WEB.replace("spec:\n", "spec:\n  tolerations: [{operator: Exists, effect: NoExecute}]\n");
+    assert_eq!(only(&text).spec.and_then(|s| s.tolerations).map(|t| t.len()), Some(1));
+}
+
+#[test]
+fn documents_and_lists() {
+    let second = WEB.replace("name: web", "name: db");
+    assert_eq!(read(&format!("---{WEB}---\n# nothing\n---{second}")).pods.len(), 2);
+    let list = r#"{"apiVersion":"v1","kind":"PodList","items":[
+        {"metadata":{"name":"a"},"spec":{"containers":[{"name":"c","image":"i"}]}},
+        {"apiVersion":"v1","kind":"Pod","metadata":{"name":"b"},"spec":{"containers":[{"name":"c","image":"i"}]}}]}"#;
+    assert_eq!(read(list).pods.len(), 2);
+    assert_eq!(read("{\"apiVersion\":\"v1\",\"kind\":\"PodList\",\"items\":[]}").pods.len(), 0);
+    assert_eq!(
+        refused(&format!("{WEB}---{WEB}")),
+        "document 2: line 14: metadata.name: Duplicate value: \"web-node-1\""
+    );
+}
+
+#[test]
+fn bare_numbers_are_quantities() {
+    let text = WEB.replace("image: nginx:1", "image: nginx:1\n    resources: {limits: {cpu: 1, memory: 1.5}}");
+    let pod = only(&text);
+    let resources = pod.spec.expect("a spec").containers[0].resources.clone().expect("resources");
+    assert_eq!(serde_json::to_value(&resources.limits).expect("JSON"), json!({"cpu": "1", "memory": "1.5"}));
+}
+
+#[test]
+fn errors_name_document_line_and_field() {
+    for (text, expected) in [
+        (String::new(), "holds no document"),
+        ("# only a comment\n".into(), "holds no document"),
+        ("- a\n".into(), "document 1: line 1: kind: Required value: must be Pod or PodList"),
+        (WEB.replace("kind: Pod", "kind: Deployment"), "document 1: line 3: kind: Unsupported value: \"Deployment\""),
+        (WEB.replace("v1", "v2"), "document 1: line 2: apiVersion: Unsupported value: \"v2\""),
+        (
+            WEB.replace("name: web\nspec", "namespace: x\nspec"),
+            "document 1: line 5: metadata.name: Required value: name is needed for the pod",
+        ),
+        (WEB.replace("image: nginx:1", "image: [1]"), "document 1: line 9: spec.containers[0].image: invalid type"),
+        (
+            WEB.replace("image: nginx:1", "tty: maybe"),
+            "document 1: line 9: spec.containers[0].tty: invalid type: string",
+        ),
+        (WEB.replace("image: nginx:1", ""), "document 1: line 8: spec.containers[0].image: Required value"),
+        (
+            WEB.replace("- name: web", "- name: Web_1"),
+            "document 1: line 8: spec.containers[0].name: Invalid value: \"Web_1\"",
+        ),
+        (
+            WEB.replace("spec:", "spec:\n  serviceAccountName: x"),
+            "document 1: line 7: spec: Forbidden: static pods may not reference serviceaccounts",
+        ),
+        (WEB.replace("  - name", "\t- name"), "line 8: is neither YAML nor JSON"),
+        (
+            format!("{WEB}---\n{}", WEB.replace("nginx:1", "''")),
+            "document 2: line 19: spec.containers[0].image: Required value",
+        ),
+        ("{\"apiVersion\": \"v1\",\n oops".into(), "line 2: is neither YAML nor JSON"),
+    ] {
+        let error = refused(&text);
+        assert!(error.starts_with(expected), "{expected:?} is not the start of {error:?}");
+    }
+    let list = r#"{"apiVersion":"v1","kind":"PodList","items":[{"metadata":{"name":"a"},"spec":{"containers":[]}}]}"#;
+    assert!(refused(list).starts_with("document 1: line 1: items[0].spec.containers: Required value"));
+}
+
+#[test]
+fn hostile_names_never_become_pods() {
+    for name in ["../../etc/passwd", "a/b", "..", "a\\u0000b", "a\\nb", "%2e%2e", "\\u202e"] {
+        let text = WEB.replacen("name: web", &format!("name: \"{name}\""), 1);
+        assert!(refused(&text).contains("metadata.name: Invalid value"), "{name}");
+        let text = WEB.replace("- name: web", &format!("- name: \"{name}\""));
+        assert!(refused(&text).contains("spec.containers[0].name: Invalid value"), "{name}");
+        let text = WEB.replacen("name: web", &format!("name: web\n  uid: \"{name}/\""), 1);
+        assert!(refused(&text).contains("metadata.uid: Invalid value"), "{name}");
+        assert!(!refused(&text).contains('\n'), "one line");
+    }
+}
+
+#[test]
+fn a_megabyte_of_environment_is_fine_ten_of_anything_are_not() {
+    let env = |bytes: usize| {
+        WEB.replace("image: nginx:1", &format!("image: a\n    env: [{{name: A, value: {}}}]", "x".repeat(bytes)))
+    };
+    assert_eq!(read(&env(1 << 20)).pods.len(), 1);
+    let too_big = env(usize::try_from(MAX_MANIFEST_BYTES).expect("fits"));
+    assert!(refused(&too_big).starts_with("is too big: must be under 10485760 bytes"));
+}
+
+#[test]
+fn not_utf8() {
+    let error = decode(b"kind: Pod\nname: \xff\n", &ORIGIN).expect_err("refused");
+    assert_eq!(error.to_string(), "line 2: is not valid UTF-8");
+}
+
+#[test]
+fn unknown_fields_are_named() {
+    let text = WEB
+        .replace("image: nginx:1", "image: nginx:1\n    comand: [x]\n    env: [{name: A, vaule: b}]\n    args: null");
+    assert_eq!(read(&text).unknown_fields, ["spec.containers[0].comand", "spec.containers[0].env[0].vaule"]);
+    assert_eq!(read(WEB).unknown_fields, Vec::<String>::new());
+}
+
+#[test]
+fn the_gate_allows_references() {
+    let text = WEB.replace("spec:", "spec:\n  serviceAccountName: x");
+    let origin = Origin { prevent_api_references: false, ..ORIGIN };
+    assert!(decode(text.as_bytes(), &origin).is_ok());
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = decode(&bytes, &ORIGIN);
+    }
+
+    #[test]
+    fn arbitrary_text_never_panics(text in "[-a-z0-9{}\\[\\]:,&*!|>'\"\n #%@`~?.]{0,300}") {
+        let _ = decode(text.as_bytes(), &ORIGIN);
+    }
+
+    /// Cutting or garbling a good manifest anywhere gives pods or a one-line error.
+    #[test]
+    fn damaged_manifests_never_panic(at in 0usize..WEB.len(), with in any::<u8>(), cut in any::<bool>()) {
+        let mut bytes = WEB.as_bytes().to_vec();
+        if cut { bytes.truncate(at) } else { bytes[at] = with }
+        if let Err(error) = decode(&bytes, &ORIGIN) {
+            prop_assert!(!error.to_string().contains('\n'), "{}", error);
+        }
+    }
+}

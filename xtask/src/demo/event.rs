@@ -1,0 +1,106 @@
+//! The agent's event lines. Owns reading them; refuses to interpret them.
+
+use serde_json::Value;
+
+/// The log target of pod lifecycle events.
+const TARGET: &str = "keblet::events";
+
+/// One pod lifecycle event, as the agent logged it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Event {
+    /// `namespace/name`.
+    pub pod: String,
+    /// The container's name; empty for the pod's sandbox.
+    pub container: String,
+    /// `ContainerStarted`, `ContainerDied`, `OomKilled`, …
+    pub kind: String,
+    /// Who noticed: `runtime`, `kernel`, `relist` or `worker`.
+    pub source: String,
+    /// Milliseconds since the kernel saw it, if the kernel told.
+    pub latency_ms: Option<f64>,
+    /// Exit code of a dead container, if known.
+    pub exit_code: Option<i64>,
+    /// Whom the kernel killed for memory, by name and process id.
+    pub victim: Option<String>,
+}
+
+impl Event {
+    /// Reads a line of the JSON log; `None` if it is none of an event.
+    pub fn parse(line: &str) -> Option<Self> {
+        let record: Value = serde_json::from_str(line).ok()?;
+        if record["target"] != TARGET {
+            return None;
+        }
+        // Fields stand in an object of their own or beside the target, as the formatter is set.
+        let fields = if record["fields"].is_object() { &record["fields"] } else { &record };
+        let text = |name: &str| fields[name].as_str().unwrap_or_default().to_owned();
+        Some(Self {
+            pod: text("pod"),
+            container: text("container"),
+            kind: text("event"),
+            source: text("source"),
+            latency_ms: number(&fields["latency_ms"]),
+            exit_code: fields["exit_code"].as_i64(),
+            victim: victim(&fields["victim"]),
+        })
+    }
+
+    /// The pod's name without its namespace and the node's name, which every static pod carries.
+    pub fn pod_name(&self) -> &str {
+        let name = self.pod.split_once('/').map_or(self.pod.as_str(), |(_, name)| name);
+        name.strip_suffix(&format!("-{}", super::pods::NODE)).unwrap_or(name)
+    }
+}
+
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().or_else(|| value.as_str()?.parse().ok())
+}
+
+fn victim(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) if !text.is_empty() => Some(text.clone()),
+        Value::Object(victim) => Some(format!("{}[{}]", victim.get("comm")?.as_str()?, victim.get("pid")?)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_of_the_log_are_read() {
+        let expected = Event {
+            pod: "default/crash-demo".to_owned(),
+            container: "main".to_owned(),
+            kind: "ContainerDied".to_owned(),
+            source: "kernel".to_owned(),
+            latency_ms: Some(0.7),
+            exit_code: Some(3),
+            victim: None,
+        };
+        let fields = r#""pod":"default/crash-demo","container":"main","event":"ContainerDied","source":"kernel","latency_ms":0.7,"exit_code":3"#;
+        let nested = format!(r#"{{"level":"INFO","target":"keblet::events","fields":{{"message":"x",{fields}}}}}"#);
+        let flat = format!(r#"{{"level":"INFO","target":"keblet::events","message":"x",{fields}}}"#);
+        assert_eq!(Event::parse(&nested), Some(expected.clone()));
+        assert_eq!(Event::parse(&flat), Some(expected.clone()));
+        assert_eq!(expected.pod_name(), "crash");
+    }
+
+    #[test]
+    fn other_lines_are_none() {
+        assert_eq!(Event::parse("panicked at"), None);
+        assert_eq!(Event::parse(r#"{"target":"keblet::sync","fields":{"pod":"a/b"}}"#), None);
+    }
+
+    #[test]
+    fn a_victim_has_a_name_and_a_number() {
+        let line = |victim: &str| {
+            format!(r#"{{"target":"keblet::events","fields":{{"event":"OomKilled","victim":{victim}}}}}"#)
+        };
+        let victim = |text: &str| Event::parse(&line(text)).and_then(|event| event.victim);
+        assert_eq!(victim(r#""probe[77]""#).as_deref(), Some("probe[77]"));
+        assert_eq!(victim(r#"{"comm":"probe","pid":77}"#).as_deref(), Some("probe[77]"));
+        assert_eq!(victim("null"), None);
+    }
+}

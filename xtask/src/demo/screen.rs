@@ -1,0 +1,106 @@
+//! The terminal. Owns columns and colours; refuses to decide anything.
+
+use std::io::IsTerminal as _;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::event::Event;
+use super::scenes::Scene;
+use super::world::World;
+
+/// Where lines go.
+pub struct Screen {
+    start: Instant,
+    colours: bool,
+    verbose: bool,
+}
+
+const GREEN: &str = "32";
+const RED: &str = "31";
+const YELLOW: &str = "33";
+const CYAN: &str = "36";
+const DIM: &str = "2";
+
+impl Screen {
+    /// Time counts from here.
+    pub fn new(verbose: bool) -> Self {
+        Self { start: Instant::now(), colours: std::io::stdout().is_terminal(), verbose }
+    }
+
+    /// The head of the table of events.
+    pub fn started(&self, pid: u32, endpoint: &str) {
+        println!("\nkeblet runs as process {pid} on {endpoint}");
+        println!("latency is the time since the kernel saw it\n");
+        let head = format!(
+            "{:>8}  {:<8} {:<8} {:<18} {:<8} {:>10}  {}",
+            "seconds", "pod", "container", "event", "source", "latency", ""
+        );
+        println!("{}", self.paint(DIM, head.trim_end()));
+    }
+
+    /// One event.
+    pub fn event(&self, event: &Event) {
+        let latency = event.latency_ms.map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms"));
+        let mut detail = Vec::new();
+        detail.extend(event.exit_code.map(|code| format!("exit code {code}")));
+        detail.extend(event.victim.as_ref().map(|victim| format!("victim {victim}")));
+        let colour = match event.kind.as_str() {
+            "OomKilled" => RED,
+            "ContainerDied" => YELLOW,
+            "ContainerStarted" => GREEN,
+            _ => DIM,
+        };
+        let container = if event.container.is_empty() { "(sandbox)" } else { &event.container };
+        println!(
+            "{:>8.3}  {:<8} {container:<9} {} {:<8} {latency:>10}  {}",
+            self.start.elapsed().as_secs_f64(),
+            event.pod_name(),
+            self.paint(colour, &format!("{:<17}", event.kind)),
+            event.source,
+            detail.join(", "),
+        );
+    }
+
+    /// A line of the agent that is no event.
+    pub fn other(&self, line: &str) {
+        if !self.verbose {
+            return;
+        }
+        let level =
+            serde_json::from_str::<Value>(line).ok().and_then(|record| record["level"].as_str().map(str::to_owned));
+        if matches!(level.as_deref(), None | Some("WARN" | "ERROR")) {
+            println!("{}", self.paint(DIM, line));
+        }
+    }
+
+    /// What the demo itself did or found.
+    pub fn note(&self, scene: &str, text: &str) {
+        let seconds = self.start.elapsed().as_secs_f64();
+        println!("{seconds:>8.3}  {scene:<8} {}", self.paint(CYAN, text));
+    }
+
+    /// The table at the end.
+    pub fn summary(&self, scenes: &[Scene], world: &World) {
+        println!("\n{:<7} {:<42} {:<10} proof", "scene", "what is shown", "result");
+        for scene in scenes {
+            let (result, proof) = scene.result(world);
+            let colour = if result == "ok" { GREEN } else { RED };
+            println!("{:<7} {:<42} {} {proof}", scene.name, scene.title, self.paint(colour, &format!("{result:<10}")));
+        }
+        let kernel: Vec<f64> =
+            world.events.iter().filter(|event| event.source == "kernel").filter_map(|event| event.latency_ms).collect();
+        let slowest = kernel.iter().copied().fold(0.0, f64::max);
+        let seconds = self.start.elapsed().as_secs_f32();
+        println!(
+            "\n{} events in {seconds:.1} s, {} of them from the kernel{}",
+            world.events.len(),
+            kernel.len(),
+            if kernel.is_empty() { String::new() } else { format!(", none later than {slowest:.1} ms") },
+        );
+    }
+
+    fn paint(&self, colour: &str, text: &str) -> String {
+        if self.colours { format!("\u{1b}[{colour}m{text}\u{1b}[0m") } else { text.to_owned() }
+    }
+}
