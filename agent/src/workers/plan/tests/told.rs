@@ -68,6 +68,8 @@ impl Listener {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     /// From its first sync to its rest, a pod is told of truly: Running while a regular container runs at the end,
     /// Succeeded or Failed once its plan is to kill it for good.
     #[test]
