@@ -1,4 +1,4 @@
-//! What tests of more than one room need: a simulated container runtime, and a real one.
+//! Peers for tests that need more than one crate: a simulated container runtime, and the agent on a simulated node.
 
-pub mod containerd;
 pub mod cri;
+pub mod node;

@@ -5,6 +5,7 @@
 
 mod demo;
 mod docs_paths;
+mod ebpf;
 mod interrupt;
 mod layers;
 mod licences;
@@ -41,6 +42,10 @@ enum Task {
     Test(tiers::Arguments),
     /// Build upstream's kubelet, a peer for benchmarks only, from published Go modules; minutes the first time.
     Peers,
+    /// Build the kernel side and keep the object that the agent embeds.
+    Ebpf(ebpf::Arguments),
+    /// Run `keblet bench pleg` of a release build on a private containerd.
+    Bench(run::BenchArguments),
     /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
     Layers,
     /// Check that every path and test that the documents name exists.
@@ -68,6 +73,8 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Demo(arguments) => demo::demo(&arguments),
         Task::Test(arguments) => tiers::test(&arguments),
         Task::Peers => peers::build().map(|()| ExitCode::SUCCESS),
+        Task::Ebpf(arguments) => ebpf::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Bench(arguments) => run::bench(&arguments),
         Task::Layers => layers::check().map(|report| report.tell()),
         Task::DocsPaths => docs_paths::check().map(|report| report.tell()),
         Task::Licences => licences::check().map(|report| report.tell()),

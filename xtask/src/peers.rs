@@ -28,13 +28,28 @@ const BINARY: &str = "upstream";
 
 /// Builds the programs unless they are there, and says where they are.
 pub fn build() -> Result<()> {
+    let folder = provide()?;
+    for program in PROGRAMS {
+        let path = folder.join(program);
+        let version = system::output(Command::new(&path).arg("--version"))?;
+        println!("{}: {}", path.display(), version.trim());
+    }
+    Ok(())
+}
+
+/// Upstream's kubelet, built if need be.
+pub fn kubelet() -> Result<PathBuf> {
+    Ok(provide()?.join("kubelet"))
+}
+
+fn provide() -> Result<PathBuf> {
     let source = paths::repository().join("tests/upstream");
     let folder = Cache::locate().root().join("peers");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let digest = digest(&source)?;
     let stamp = folder.join("stamp");
     if fs::read_to_string(&stamp).is_ok_and(|there| there == digest) && folder.join(BINARY).exists() {
-        return tell(&folder);
+        return Ok(folder);
     }
     if !machine::has_program("go") {
         bail!("upstream's programs are written in Go, and `go` is not on the path (Go 1.26 or newer)");
@@ -50,16 +65,7 @@ pub fn build() -> Result<()> {
         }
     }
     fs::write(&stamp, digest).with_context(|| format!("cannot write {}", stamp.display()))?;
-    tell(&folder)
-}
-
-fn tell(folder: &Path) -> Result<()> {
-    for program in PROGRAMS {
-        let path = folder.join(program);
-        let version = system::output(Command::new(&path).arg("--version"))?;
-        println!("{}: {}", path.display(), version.trim());
-    }
-    Ok(())
+    Ok(folder)
 }
 
 fn go_build(source: &Path, binary: &Path, version: &str) -> Result<()> {

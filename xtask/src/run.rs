@@ -1,6 +1,7 @@
-//! `cargo xtask containerd`: a private runtime at hand, for experiments and for programs that need one.
+//! `cargo xtask containerd` and `bench`: a private runtime around a program that needs one, or at hand for experiments.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::Command;
 use std::process::ExitCode;
 use std::thread;
@@ -14,6 +15,7 @@ use keblet_peers::PrivateContainerd;
 
 use crate::interrupt::Interrupt;
 use crate::paths;
+use crate::peers;
 use crate::progress::step;
 use crate::setup;
 use crate::system;
@@ -25,20 +27,53 @@ const POLL: Duration = Duration::from_millis(50);
 pub struct Arguments {
     /// Folder for the runtime's files [default: a new one in the temporary folder].
     #[arg(long)]
-    dir: Option<std::path::PathBuf>,
+    dir: Option<PathBuf>,
     /// A command to run; the runtime ends with it. It finds the socket in KEBLET_RUNTIME_ENDPOINT, the cgroup for its
     /// pods in KEBLET_CGROUP_ROOT and a folder that is removed at the end in KEBLET_RUNTIME_DIR.
     #[arg(last = true)]
     command: Vec<OsString>,
 }
 
+/// What to measure.
+#[derive(clap::Args)]
+pub struct BenchArguments {
+    /// Measure upstream's kubelet beside keblet; builds it first if need be, which takes minutes.
+    #[arg(long)]
+    with_kubelet: bool,
+    /// Further arguments of `keblet bench pleg`, such as `--pods 20`.
+    #[arg(last = true)]
+    rest: Vec<OsString>,
+}
+
+/// Builds a release and runs its benchmark on a private runtime.
+pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
+    let interrupt = Interrupt::install()?;
+    let cache = setup::prepare()?;
+    let kubelet = if arguments.with_kubelet { Some(peers::kubelet()?) } else { None };
+    build_supervisor()?;
+    build("building a release of keblet (minutes, the first time)", &["--release", "--package", "keblet"])?;
+    let mut containerd = start(&cache, None)?;
+    let keblet = paths::target().join("release/keblet").into_os_string();
+    let mut words: Vec<OsString> = ["bench", "pleg", "--runtime-endpoint"].map(OsString::from).into();
+    words.push(containerd.endpoint().into());
+    if let Some(kubelet) = kubelet {
+        words.push("--peer".into());
+        words.push(format!("kubelet={} --config {{config}} --root-dir {{root}}", kubelet.display()).into());
+    }
+    words.extend(arguments.rest.iter().cloned());
+    let result = command(&keblet, &words, &mut containerd, &interrupt);
+    step("removing pods and runtime", || containerd.stop())?;
+    result
+}
+
 /// Runs the command, or waits for Ctrl-C.
 pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let cache = setup::prepare()?;
-    let containerd = start(&cache, arguments.dir.clone())?;
+    build_supervisor()?;
+    let mut containerd = start(&cache, arguments.dir.clone())?;
     let result = match arguments.command.split_first() {
-        Some((program, rest)) => command(program, rest, &containerd, &interrupt),
+        Some((program, rest)) => command(program, rest, &mut containerd, &interrupt),
         None => {
             println!("{}", serde_json::to_string_pretty(containerd.ready()).context("cannot encode what is ready")?);
             eprintln!("Ctrl-C ends it.");
@@ -52,30 +87,42 @@ pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     result
 }
 
-/// Builds the supervisor and starts a runtime.
-pub fn start(cache: &Cache, dir: Option<std::path::PathBuf>) -> Result<PrivateContainerd> {
-    let supervisor = build_supervisor()?;
-    step("starting a private containerd", || {
-        PrivateContainerd::start(cache, &Options { dir, supervisor: Some(supervisor) })
-    })
+/// Starts a runtime with a supervisor that is built already.
+pub fn start(cache: &Cache, dir: Option<PathBuf>) -> Result<PrivateContainerd> {
+    let options = Options { dir, supervisor: Some(supervisor()) };
+    step("starting a private containerd", || PrivateContainerd::start(cache, &options))
 }
 
-/// Builds the program that owns a private runtime.
-pub fn build_supervisor() -> Result<std::path::PathBuf> {
-    step("building the supervisor of the runtime", || {
-        system::quiet(
-            Command::new(paths::cargo())
-                .args(["build", "--quiet", "--package", "keblet-peers", "--bin", "private-containerd"])
-                .current_dir(paths::repository()),
-        )
-    })?;
-    Ok(paths::target().join("debug/private-containerd"))
+/// The program that owns a private runtime, once it is built.
+pub fn supervisor() -> PathBuf {
+    paths::target().join("debug/private-containerd")
+}
+
+/// The agent, once it is built.
+pub fn agent() -> PathBuf {
+    paths::target().join("debug/keblet")
+}
+
+/// Builds all programs of the workspace, in one go, so that demo and tests share what is built.
+pub fn build_programs() -> Result<()> {
+    build("building keblet (minutes, the first time)", &["--workspace", "--exclude", "xtask", "--bins"])
+}
+
+/// Not the whole workspace: a runtime is of use also while the agent does not compile.
+fn build_supervisor() -> Result<()> {
+    build("building the runtime's supervisor", &["--package", "keblet-peers", "--bin", "private-containerd"])
+}
+
+fn build(name: &str, selection: &[&str]) -> Result<()> {
+    let mut command = Command::new(paths::cargo());
+    command.args(["build", "--quiet"]).args(selection).current_dir(paths::repository());
+    step(name, || system::quiet(&mut command))
 }
 
 fn command(
     program: &OsString,
     arguments: &[OsString],
-    containerd: &PrivateContainerd,
+    containerd: &mut PrivateContainerd,
     interrupt: &Interrupt,
 ) -> Result<ExitCode> {
     let mut child = Command::new(program)
@@ -85,6 +132,7 @@ fn command(
         .env("KEBLET_RUNTIME_DIR", &containerd.ready().dir)
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
+    containerd.adopt(child.id())?;
     loop {
         if let Some(status) = child.try_wait().context("cannot wait for the command")? {
             let code = status.code().and_then(|code| u8::try_from(code).ok());

@@ -155,6 +155,9 @@ impl Agent {
         let Ok(log) = std::fs::read(self.folder.join("agent.log")) else { return String::new() };
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<_> = log.lines().rev().take(8).collect();
+        if lines.is_empty() {
+            return ", without a word".to_owned();
+        }
         lines.iter().rev().fold("; its last words:".to_owned(), |text, line| format!("{text}\n    {line}"))
     }
 }

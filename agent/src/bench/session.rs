@@ -41,6 +41,9 @@ const IDLE_SETTLE: Duration = Duration::from_secs(10);
 /// For an agent to come to rest after its start, before pods arrive.
 const START_SETTLE: Duration = Duration::from_millis(500);
 
+/// What goes wrong with one pod mostly goes wrong with all.
+const FAILURES_SHOWN: usize = 5;
+
 /// keblet's histogram of the time from the kernel's moment to the PLEG event.
 const EVENT_LATENCY: &str = "keblet_event_latency_seconds";
 /// Counts CRI calls, under upstream's name.
@@ -274,15 +277,17 @@ impl Session {
     /// Takes the stamps, and looks whether every container ran as often as it should.
     async fn collect(&mut self, turn: &Turn<'_>, begins: &[u64]) -> anyhow::Result<()> {
         tokio::time::sleep(SURPLUS_WATCH).await;
+        let pods = turn.batches.concat();
+        let mut wrong = site::inspect(&self.runtime, &pods).await?;
+        for pod in &pods {
+            wrong.extend(stamps::surplus_starts(pod)?.map(|surplus| format!("pod {}: {surplus}", pod.name)));
+        }
+        let more = wrong.len().saturating_sub(FAILURES_SHOWN);
+        wrong.truncate(FAILURES_SHOWN);
+        wrong.extend((more > 0).then(|| format!("and {more} more of the kind")));
+        wrong.into_iter().for_each(|wrong| self.fail(turn, wrong));
+
         for (batch, begin) in turn.batches.iter().zip(begins) {
-            for pod in batch {
-                if let Some(surplus) = stamps::surplus_starts(pod)? {
-                    self.fail(turn, format!("pod {}: {surplus}", pod.name));
-                }
-            }
-            for wrong in site::inspect(&self.runtime, batch).await? {
-                self.fail(turn, wrong);
-            }
             let metric = match turn.kind {
                 WorkloadKind::Crash => Metric::Restart,
                 WorkloadKind::Chain => Metric::Chain,

@@ -123,12 +123,19 @@ pub fn may_restart_all(container: &Container, gates: RestartGates) -> bool {
     gates.all_containers && rules(container, gates).any(|(action, _)| action == "RestartAllContainers")
 }
 
-/// Whether the pod is to restart all its containers in place: because it is on the way (`announced`: its status
-/// says AllContainersRestarting) with instances still to be removed, or because a newest instance of an init or
-/// regular container exited with a code whose rule demands it.
-pub fn restart_all_pending(pod: &Pod, snapshot: &PodSnapshot, announced: bool, gates: RestartGates) -> bool {
+/// Whether a restart of all containers is due: because it is on the way (`announced`: the pod's status says
+/// AllContainersRestarting), or because a newest instance of an init or regular container exited with a code whose
+/// rule demands it.
+pub fn restart_all_due(pod: &Pod, snapshot: &PodSnapshot, announced: bool, gates: RestartGates) -> bool {
     let mut newest = spec::lasting_containers(pod).filter_map(|c| Some((c.spec, snapshot.newest(c.name())?)));
-    gates.all_containers && newest.any(|(container, status)| announced || demands_restart_all(container, status, gates))
+    let announced = announced && spec::lasting_containers(pod).any(|c| may_restart_all(c.spec, gates));
+    announced || newest.any(|(container, status)| demands_restart_all(container, status, gates))
+}
+
+/// Whether a restart of all containers is due and instances are still to be removed for it.
+pub fn restart_all_pending(pod: &Pod, snapshot: &PodSnapshot, announced: bool, gates: RestartGates) -> bool {
+    restart_all_due(pod, snapshot, announced, gates)
+        && spec::lasting_containers(pod).any(|container| snapshot.newest(container.name()).is_some())
 }
 
 /// Whether this instance exited with a code whose rule restarts the whole pod.

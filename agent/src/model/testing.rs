@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::ContainerRestartRule;
+use k8s_openapi::api::core::v1::ContainerRestartRuleOnExitCodes;
 use k8s_openapi::api::core::v1::EphemeralContainer;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodSpec;
@@ -137,4 +139,19 @@ pub fn with_ephemeral(mut pod: Pod, name: &str) -> Pod {
     let debug = EphemeralContainer { name: name.into(), ..EphemeralContainer::default() };
     pod.spec.get_or_insert_default().ephemeral_containers.get_or_insert_default().push(debug);
     pod
+}
+
+/// The pod as a static one.
+pub fn into_static(mut pod: Pod) -> Pod {
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert("kubernetes.io/config.source".into(), "file".into());
+    pod
+}
+
+/// Gives a container a policy and one rule of its own: this action on exit code 42.
+pub fn set_rule(container: &mut Container, policy: &str, action: &str) {
+    let codes = ContainerRestartRuleOnExitCodes { operator: "In".into(), values: Some(vec![42]) };
+    container.restart_policy = Some(policy.into());
+    container.restart_policy_rules =
+        Some(vec![ContainerRestartRule { action: action.into(), exit_codes: Some(codes) }]);
 }

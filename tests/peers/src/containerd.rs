@@ -49,6 +49,16 @@ pub struct Ready {
     pub pod_subnet: String,
 }
 
+/// The answer to an order.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer<T> {
+    /// What was asked for.
+    Ok(T),
+    /// Why it could not be done.
+    Error(String),
+}
+
 /// What could not be cleaned up; empty if all is well.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Remains {
@@ -146,7 +156,10 @@ impl PrivateContainerd {
     fn order<T: for<'de> Deserialize<'de>>(&mut self, order: &str) -> Result<T> {
         let orders = self.orders.as_mut().context("the runtime is being stopped")?;
         writeln!(orders, "{order}").context("the supervisor is gone")?;
-        answer(&mut self.answers)
+        match answer(&mut self.answers)? {
+            Answer::Ok(answer) => Ok(answer),
+            Answer::Error(error) => bail!(error),
+        }
     }
 }
 

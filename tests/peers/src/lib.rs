@@ -17,6 +17,7 @@ pub use cache::BUSYBOX_IMAGE;
 pub use cache::Cache;
 pub use cache::PAUSE_IMAGE;
 pub use cache::PROBE_IMAGE;
+pub use containerd::Answer;
 pub use containerd::Options;
 pub use containerd::PrivateContainerd;
 pub use containerd::Ready;

@@ -133,6 +133,7 @@ async fn containers_outlive_containerd() {
     let address = run_pod(&ready, "web", &["/probe", "web", "--port", "8080"]).await;
     containerd.kill().unwrap();
     assert!(!Path::new(&format!("/proc/{}", ready.pid)).exists());
+    containerd.pods().unwrap_err();
     assert!(get(&format!("{address}:8080")).starts_with("HTTP/1.1 200 OK\r\n"));
     containerd.restart().unwrap();
     assert_ne!(containerd.ready().pid, ready.pid);
@@ -167,7 +168,7 @@ async fn nothing_is_left_when_the_user_dies() {
     writeln!(supervisor.stdin.as_mut().unwrap(), "kill").unwrap();
     line.clear();
     answers.read_line(&mut line).unwrap();
-    assert_eq!(line, "null\n");
+    assert_eq!(line, "{\"ok\":null}\n");
     drop(answers);
     drop(supervisor.stdin.take());
     assert!(supervisor.wait().unwrap().success());

@@ -119,6 +119,7 @@ fn random_step(rng: &mut fastrand::Rng, targets: &[(String, String)]) -> Step {
             anonymous: rng.f64() * 0.3,
             stale: rng.f64() * 0.5,
             stale_by: millis(rng, 500),
+            misdated: rng.f64() * 0.3,
         }),
         58..76 => Step::Calls(random_call_fault(rng)),
         76..82 => Step::ExitReport(millis(rng, 2000)),

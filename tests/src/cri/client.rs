@@ -1,5 +1,8 @@
 //! A plain CRI client for tests: short words for the calls, no policy, no deadlines of its own.
 
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use keblet_proto::cri::v1;
 use keblet_proto::cri::v1::image_service_client::ImageServiceClient;
 use keblet_proto::cri::v1::runtime_service_client::RuntimeServiceClient;
@@ -13,22 +16,32 @@ pub struct Client {
     pub runtime: RuntimeServiceClient<Channel>,
     /// The ImageService.
     pub images: ImageServiceClient<Channel>,
+    /// Labels of the sandboxes it ran, which their containers carry too.
+    labels: Arc<Mutex<HashMap<String, BTreeMap<String, String>>>>,
 }
 
 impl Client {
     /// A client on this channel.
     pub fn new(channel: Channel) -> Self {
-        Self { runtime: RuntimeServiceClient::new(channel.clone()), images: ImageServiceClient::new(channel) }
+        Self {
+            runtime: RuntimeServiceClient::new(channel.clone()),
+            images: ImageServiceClient::new(channel),
+            labels: Arc::default(),
+        }
     }
 
     /// Runs a sandbox; returns its id.
     pub async fn run_sandbox(&mut self, config: v1::PodSandboxConfig) -> Result<String, Status> {
+        let labels = config.labels.clone();
         let request = v1::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
-        Ok(self.runtime.run_pod_sandbox(request).await?.into_inner().pod_sandbox_id)
+        let id = self.runtime.run_pod_sandbox(request).await?.into_inner().pod_sandbox_id;
+        self.lock().insert(id.clone(), labels);
+        Ok(id)
     }
 
-    /// Creates a container; returns its id.
-    pub async fn create(&mut self, sandbox_id: &str, config: v1::ContainerConfig) -> Result<String, Status> {
+    /// Creates a container with its pod's labels; returns its id.
+    pub async fn create(&mut self, sandbox_id: &str, mut config: v1::ContainerConfig) -> Result<String, Status> {
+        config.labels.extend(self.lock().get(sandbox_id).cloned().unwrap_or_default());
         let request = v1::CreateContainerRequest {
             pod_sandbox_id: sandbox_id.to_owned(),
             config: Some(config),
@@ -91,6 +104,10 @@ impl Client {
     /// The event stream.
     pub async fn events(&mut self) -> Result<Streaming<v1::ContainerEventResponse>, Status> {
         Ok(self.runtime.get_container_events(v1::GetEventsRequest {}).await?.into_inner())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, BTreeMap<String, String>>> {
+        self.labels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -188,13 +188,13 @@ impl Engine {
             return;
         }
         if fate.stale.is_zero() && fate.late.is_zero() {
-            event.created_at = self.clock.now_ns();
+            event.created_at = fate.stamp(self.clock.now_ns());
             return self.dispatch(event, fate);
         }
         let engine = Arc::clone(self);
         self.in_background(async move {
             tokio::time::sleep(fate.stale).await;
-            event.created_at = engine.clock.now_ns();
+            event.created_at = fate.stamp(engine.clock.now_ns());
             tokio::time::sleep(fate.late).await;
             engine.dispatch(event, fate);
         });

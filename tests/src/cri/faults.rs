@@ -91,6 +91,8 @@ pub struct EventFaults {
     pub stale: f64,
     /// How much later than its snapshot a stale event is stamped and sent.
     pub stale_by: Duration,
+    /// Stamped in another unit: seconds or microseconds where nanoseconds belong, or nanoseconds taken for seconds.
+    pub misdated: f64,
 }
 
 /// What befalls one event.
@@ -110,6 +112,16 @@ pub struct EventFate {
     pub anonymous: bool,
     /// Stamped (and sent) this much later than its snapshot was taken.
     pub stale: Duration,
+    /// The stamp's unit: what one nanosecond is counted as, as a power of a thousand.
+    pub unit: i8,
+}
+
+impl EventFate {
+    /// The time stamp as this event carries it.
+    pub(super) fn stamp(&self, nanos: i64) -> i64 {
+        let factor = 1000_i64.pow(u32::from(self.unit.unsigned_abs()));
+        if self.unit < 0 { nanos / factor } else { nanos.saturating_mul(factor) }
+    }
 }
 
 /// All rules in force.
@@ -144,12 +156,15 @@ impl Faults {
         if *faults == EventFaults::default() {
             return EventFate::default();
         }
-        let mut happens = |probability: f64| probability > 0.0 && rng.f64() < probability;
-        let (lost, late, doubled) = (happens(faults.lost), happens(faults.late), happens(faults.doubled));
-        let (swapped, bare, anonymous) = (happens(faults.swapped), happens(faults.bare), happens(faults.anonymous));
-        let stale = if happens(faults.stale) { faults.stale_by } else { Duration::ZERO };
+        let happens = |rng: &mut fastrand::Rng, probability: f64| probability > 0.0 && rng.f64() < probability;
+        let (lost, late, doubled) =
+            (happens(rng, faults.lost), happens(rng, faults.late), happens(rng, faults.doubled));
+        let (swapped, bare, anonymous) =
+            (happens(rng, faults.swapped), happens(rng, faults.bare), happens(rng, faults.anonymous));
+        let stale = if happens(rng, faults.stale) { faults.stale_by } else { Duration::ZERO };
         let late = if late { faults.late_by.mul_f64(rng.f64()) } else { Duration::ZERO };
-        EventFate { lost, late, doubled, swapped, bare, anonymous, stale }
+        let unit = if happens(rng, faults.misdated) { [-3, -1, 3][rng.usize(..3)] } else { 0 };
+        EventFate { lost, late, doubled, swapped, bare, anonymous, stale, unit }
     }
 }
 

@@ -146,6 +146,11 @@ impl SimRuntime {
         of_pod.len()
     }
 
+    /// Whether a container's init leads a PID namespace of its own.
+    pub fn leads_pid_namespace(&self, container_id: &str) -> bool {
+        self.engine.world().store.containers.get(container_id).is_some_and(super::store::Container::ns_init)
+    }
+
     /// Statuses of a pod's containers as the runtime would tell them now, oldest first; costs no call.
     pub fn statuses(&self, pod: &str) -> Vec<v1::ContainerStatus> {
         let world = self.engine.world();

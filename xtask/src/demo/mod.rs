@@ -30,11 +30,9 @@ use keblet_peers::PrivateContainerd;
 use keblet_peers::log_tail;
 
 use crate::interrupt::Interrupt;
-use crate::paths;
 use crate::progress::step;
 use crate::run;
 use crate::setup;
-use crate::system;
 use crate::tiers::machine;
 use event::Event;
 use scenes::Scene;
@@ -65,7 +63,7 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
         bail!("{lack}: run the demo as root");
     }
     let cache = setup::prepare()?;
-    build_agent()?;
+    run::build_programs()?;
     let mut containerd = run::start(&cache, None)?;
     let played = play(arguments, &mut containerd, &interrupt);
     let cleaned = step("removing pods and runtime", || containerd.stop());
@@ -89,12 +87,12 @@ fn play(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt: &I
     for pod in pods::all(&stamps) {
         node.write_manifest(pod.name, &pod.manifest)?;
     }
-    let mut command = Command::new(paths::target().join("debug/keblet"));
+    let mut command = Command::new(run::agent());
     command.args(["run", "--log-format", "json", "--hostname-override", pods::NODE]);
     command.arg("--config").arg(&node.config).arg("--root-dir").arg(&node.root);
     let mut agent = Agent::start(&mut command, &node, containerd)?;
     let mut screen = Screen::new(arguments.verbose);
-    screen.started(agent.pid());
+    screen.started(agent.pid(), &containerd.endpoint());
     let mut world = World::new(stamps, node.pod_logs.clone());
     let mut scenes = scenes::all(machine::lacks_for_kernel());
     let watched = watch(
@@ -176,14 +174,4 @@ fn watch(
         scene.confirm(world);
     }
     Ok(())
-}
-
-fn build_agent() -> Result<()> {
-    step("building keblet (minutes, the first time)", || {
-        system::quiet(
-            Command::new(paths::cargo())
-                .args(["build", "--quiet", "--package", "keblet", "--bin", "keblet"])
-                .current_dir(paths::repository()),
-        )
-    })
 }

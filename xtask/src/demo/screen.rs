@@ -29,8 +29,9 @@ impl Screen {
     }
 
     /// The head of the table of events.
-    pub fn started(&self, pid: u32) {
-        println!("\nkeblet runs with process id {pid}; latency is the time since the kernel saw it\n");
+    pub fn started(&self, pid: u32, endpoint: &str) {
+        println!("\nkeblet runs as process {pid} on {endpoint}");
+        println!("latency is the time since the kernel saw it\n");
         let head = format!(
             "{:>8}  {:<8} {:<8} {:<18} {:<8} {:>10}  {}",
             "seconds", "pod", "container", "event", "source", "latency", ""

@@ -56,6 +56,13 @@ impl Apt {
         Ok(())
     }
 
+    /// The version that would be downloaded; `None` if there is no such package.
+    pub fn candidate(&self, package: &str) -> Result<Option<String>> {
+        let text = system::output(self.command("apt-cache").args(["policy", package]))?;
+        let version = text.lines().find_map(|line| line.trim().strip_prefix("Candidate:")).map(str::trim);
+        Ok(version.filter(|version| *version != "(none)").map(str::to_owned))
+    }
+
     fn command(&self, program: &str) -> Command {
         let folder = self.folder.path();
         let mut command = Command::new(program);

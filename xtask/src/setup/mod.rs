@@ -8,11 +8,13 @@
 //! Each step looks whether its product is there and fits, so the second run takes no time. Refuses to install anything
 //! on the system and to change its configuration.
 
-mod apt;
+pub mod apt;
 mod images;
 mod packages;
 mod probe;
-mod sources;
+pub mod sources;
+
+use std::fs::File;
 
 use anyhow::Context as _;
 use anyhow::Result;
@@ -49,6 +51,10 @@ pub fn setup(arguments: &Arguments) -> Result<()> {
 pub fn prepare() -> Result<Cache> {
     let cache = Cache::locate();
     std::fs::create_dir_all(cache.root()).with_context(|| format!("cannot create {}", cache.root().display()))?;
+    // Two commands that fill the same cache at the same time wait for each other.
+    let lock = cache.root().join("lock");
+    let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
+    lock.lock().context("cannot lock the cache")?;
     packages::unpack(&cache)?;
     let probe = probe::build(&cache)?;
     images::pack(&cache, &probe)?;

@@ -28,10 +28,8 @@ use crate::docs_paths;
 use crate::layers;
 use crate::licences;
 use crate::paths;
-use crate::progress::step;
 use crate::run;
 use crate::setup;
-use crate::system;
 use tally::Tally;
 
 /// What to test.
@@ -122,14 +120,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 /// What the tests on a real runtime need: the cache, the runtime's supervisor and the agent itself.
 fn prepare() -> Result<Cache> {
     let cache = setup::prepare()?;
-    run::build_supervisor()?;
-    step("building the agent", || {
-        system::quiet(
-            Command::new(paths::cargo())
-                .args(["build", "--quiet", "--package", "keblet", "--bin", "keblet"])
-                .current_dir(paths::repository()),
-        )
-    })?;
+    run::build_programs()?;
     Ok(cache)
 }
 
@@ -150,11 +141,10 @@ fn cargo_test(arguments: &[&str], cache: Option<&Cache>) -> Result<Tally> {
     let colour = if std::io::stdout().is_terminal() { "always" } else { "never" };
     command.env("CARGO_TERM_COLOR", colour);
     if let Some(cache) = cache {
-        let products = paths::target().join("debug");
         command
             .env("KEBLET_CACHE", cache.root())
-            .env("KEBLET_PRIVATE_CONTAINERD", products.join("private-containerd"))
-            .env("KEBLET_BIN", products.join("keblet"));
+            .env("KEBLET_PRIVATE_CONTAINERD", run::supervisor())
+            .env("KEBLET_BIN", run::agent());
     }
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
     let mut tally = Tally::default();

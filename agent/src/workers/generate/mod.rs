@@ -11,7 +11,6 @@ pub mod hosts;
 pub mod mounts;
 pub mod names;
 pub mod qos;
-pub mod refuse;
 pub mod resources;
 pub mod sandbox;
 pub mod security;

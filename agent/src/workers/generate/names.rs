@@ -1,8 +1,6 @@
 //! Names on the runtime and on disk: labels, annotations, log files, directories of a pod. Pure.
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
@@ -140,11 +138,6 @@ pub fn log_link_name(pod: &Pod, container: &str, id: &str) -> String {
 /// The container id in a name made by [`log_link_name`].
 pub fn id_of_log_link(name: &str) -> Option<&str> {
     name.strip_suffix(".log")?.rsplit_once('-').map(|(_, id)| id)
-}
-
-/// Where a pod's files live: `<root>/pods/<uid>`.
-pub fn pod_dir(root: &Path, uid: &str) -> PathBuf {
-    root.join("pods").join(uid)
 }
 
 #[cfg(test)]

@@ -13,8 +13,6 @@ use std::time::Duration;
 use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Container;
-use k8s_openapi::api::core::v1::ContainerRestartRule;
-use k8s_openapi::api::core::v1::ContainerRestartRuleOnExitCodes;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::model::ContainerStatus;
@@ -22,6 +20,7 @@ use crate::model::PodActions;
 use crate::model::PodSnapshot;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
+use crate::model::testing::set_rule;
 use crate::workers::backoff;
 use crate::workers::backoff::BackoffHistory;
 
@@ -114,13 +113,4 @@ fn init_container<'a>(pod: &'a mut Pod, name: &str) -> &'a mut Container {
 fn regular_container<'a>(pod: &'a mut Pod, name: &str) -> &'a mut Container {
     let list = &mut pod.spec.get_or_insert_default().containers;
     list.iter_mut().find(|container| container.name == name).expect("a container of that name")
-}
-
-/// Gives a container a policy and one rule of its own: this action on exit code 42.
-fn set_rule(container: &mut Container, policy: &str, action: &str) {
-    container.restart_policy = Some(policy.into());
-    container.restart_policy_rules = Some(vec![ContainerRestartRule {
-        action: action.into(),
-        exit_codes: Some(ContainerRestartRuleOnExitCodes { operator: "In".into(), values: Some(vec![42]) }),
-    }]);
 }

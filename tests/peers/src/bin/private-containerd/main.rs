@@ -17,10 +17,14 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use anyhow::bail;
 use clap::Parser;
+use keblet_peers::Answer;
 use keblet_peers::Cache;
 use keblet_peers::Remains;
 use serde::Serialize;
+use serde_json::Value;
+use serde_json::json;
 use tokio::signal::unix::SignalKind;
 use tokio::signal::unix::signal;
 use tokio::sync::mpsc;
@@ -30,8 +34,8 @@ use crate::runtime::Runtime;
 
 /// Runs a private containerd until the end of standard input, then removes all that it brought forth.
 ///
-/// Prints a line of JSON with its socket when it is ready, and one in answer to each order on standard input:
-/// `list` shows all pods, `kill` kills containerd with SIGKILL, `start` starts it again, `adopt PID` names a process
+/// Prints a line of JSON with its socket when it is ready, and one in answer to each order on standard input,
+/// `{"ok": …}` or `{"error": "…"}`: `list` shows all pods, `kill` kills containerd with SIGKILL, `start` starts it again, `adopt PID` names a process
 /// that is to be killed before the clean-up.
 #[derive(Parser)]
 #[command(version)]
@@ -83,17 +87,22 @@ async fn serve(runtime: &mut Runtime) -> Result<()> {
     say(&runtime.start_new().await?)?;
     let mut orders = orders()?;
     while let Some(order) = orders.recv().await {
-        match order.trim() {
-            "kill" => say(&runtime.kill().await?)?,
-            "start" => say(&runtime.start().await?)?,
-            "list" => say(&runtime.pods().await?)?,
-            other => match other.strip_prefix("adopt ").map(str::parse) {
-                Some(Ok(pid)) => say(&runtime.adopt(pid)?)?,
-                _ => eprintln!("private-containerd: unknown order {other:?}; see --help"),
-            },
-        }
+        let answer = follow(runtime, order.trim()).await;
+        say(&answer.map_or_else(|error| Answer::Error(format!("{error:#}")), Answer::Ok))?;
     }
     Ok(())
+}
+
+/// Follows one order. A failed one is told and changes nothing for the next.
+async fn follow(runtime: &mut Runtime, order: &str) -> Result<Value> {
+    let answer = match order.split_once(' ') {
+        None if order == "kill" => json!(runtime.kill().await?),
+        None if order == "start" => json!(runtime.start().await?),
+        None if order == "list" => json!(runtime.pods().await?),
+        Some(("adopt", pid)) => json!(runtime.adopt(pid.parse().with_context(|| format!("{pid:?} is no process id"))?)),
+        _ => bail!("unknown order {order:?}; see --help"),
+    };
+    Ok(answer)
 }
 
 /// The lines of standard input, until it ends. Read by a thread of its own, which the end of the process may find waiting.

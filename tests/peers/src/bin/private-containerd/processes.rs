@@ -6,8 +6,6 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use anyhow::Result;
 use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
@@ -25,9 +23,8 @@ pub struct Process {
 
 impl Process {
     /// Finds a living process.
-    pub fn find(pid: i32) -> Result<Self> {
-        let stat = Stat::read(pid).with_context(|| format!("there is no process {pid}"))?;
-        Ok(Self { pid, start: stat.start })
+    pub fn find(pid: i32) -> Option<Self> {
+        Stat::read(pid).map(|stat| Self { pid, start: stat.start })
     }
 
     /// Kills it, unless it is gone, and waits until it is.

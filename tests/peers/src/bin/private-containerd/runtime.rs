@@ -112,10 +112,9 @@ impl Runtime {
         Cri::connect(&self.layout.socket()).await?.pods().await
     }
 
-    /// Remembers a process that is to be killed before the clean-up.
-    pub fn adopt(&mut self, pid: i32) -> Result<()> {
-        self.users.push(Process::find(pid)?);
-        Ok(())
+    /// Remembers a process that is to be killed before the clean-up. One that is gone already needs no killing.
+    pub fn adopt(&mut self, pid: i32) {
+        self.users.extend(Process::find(pid));
     }
 
     /// Removes everything and returns what is left all the same.

@@ -1,0 +1,204 @@
+//! Slices through systemd's D-Bus interface: start, properties, stop. Knows nothing of pods.
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use tokio::sync::Mutex;
+use zbus::Connection;
+use zbus::MessageStream;
+use zbus::ObjectPath;
+use zbus::OwnedObjectPath;
+use zbus::Variant;
+use zbus::message::Type;
+
+use super::CgroupError;
+use super::PodValues;
+use super::arith;
+
+const SERVICE: &str = "org.freedesktop.systemd1";
+const OBJECT: &str = "/org/freedesktop/systemd1";
+const MANAGER: &str = "org.freedesktop.systemd1.Manager";
+/// How long a job of systemd may take.
+const JOB_LIMIT: Duration = Duration::from_secs(30);
+
+type Property<'a> = (&'static str, Variant<'a>);
+
+/// The connection to systemd, made when first needed and again after it broke.
+#[derive(Debug, Default)]
+pub(super) struct Systemd {
+    connection: Mutex<Option<Connection>>,
+}
+
+impl Systemd {
+    /// Checks that systemd runs here; connects later.
+    pub(super) fn new() -> Result<Self, CgroupError> {
+        if Path::new("/run/systemd/system").is_dir() { Ok(Self::default()) } else { Err(CgroupError::NoSystemd) }
+    }
+
+    /// Uses a connection that exists already.
+    #[cfg(test)]
+    pub(super) fn over(connection: Connection) -> Self {
+        Self { connection: Mutex::new(Some(connection)) }
+    }
+
+    /// Starts a slice; one that runs already is fine.
+    pub(super) async fn start(&self, unit: &str, parent: Option<&str>, is_v2: bool) -> Result<(), CgroupError> {
+        let mut properties: Vec<Property<'_>> = vec![("Description", format!("libcontainer container {unit}").into())];
+        if let Some(parent) = parent {
+            properties.push(("Wants", vec![parent.to_owned()].into()));
+        }
+        for name in ["MemoryAccounting", "CPUAccounting", "TasksAccounting"] {
+            properties.push((name, true.into()));
+        }
+        properties.push((if is_v2 { "IOAccounting" } else { "BlockIOAccounting" }, true.into()));
+        properties.push(("DefaultDependencies", false.into()));
+        let auxiliary: Vec<(String, Vec<Property<'_>>)> = Vec::new();
+        let body = (unit, "replace", properties, auxiliary);
+        match self.job("start", unit, "StartTransientUnit", &body).await {
+            Err(Failure::Exists) => Ok(()),
+            result => result.map_err(|failure| failure.on("start", unit)),
+        }
+    }
+
+    /// Sets what systemd must know lest it undo it.
+    pub(super) async fn set(&self, unit: &str, values: &PodValues, is_v2: bool) -> Result<(), CgroupError> {
+        let properties = properties_of(values, is_v2);
+        if properties.is_empty() {
+            return Ok(());
+        }
+        let result = match self.connection().await {
+            Ok(connection) => call(&connection, "SetUnitProperties", &(unit, true, properties)).await.map(drop),
+            Err(failure) => Err(failure),
+        };
+        self.keep_if_alive(result).await.map_err(|failure| failure.on("set properties of", unit))
+    }
+
+    /// Stops a slice and forgets a failure of it; one that does not exist is fine.
+    pub(super) async fn stop(&self, unit: &str) -> Result<(), CgroupError> {
+        match self.job("stop", unit, "StopUnit", &(unit, "replace")).await {
+            Ok(()) | Err(Failure::Missing) => {}
+            Err(failure) => return Err(failure.on("stop", unit)),
+        }
+        if let Ok(connection) = self.connection().await {
+            // Only a unit that failed has something to forget.
+            let _ = call(&connection, "ResetFailedUnit", &(unit,)).await;
+        }
+        Ok(())
+    }
+
+    async fn connection(&self) -> Result<Connection, Failure> {
+        let mut slot = self.connection.lock().await;
+        if let Some(connection) = slot.as_ref() {
+            return Ok(connection.clone());
+        }
+        let connection = Connection::system().await?;
+        // Without it systemd sends no signals.
+        call(&connection, "Subscribe", &()).await?;
+        Ok(slot.insert(connection).clone())
+    }
+
+    /// After anything but an answer of systemd the connection is made anew.
+    async fn keep_if_alive<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
+        if matches!(result, Err(Failure::Transport(_))) {
+            self.connection.lock().await.take();
+        }
+        result
+    }
+
+    /// Calls a method that answers with a job, and waits until the job is over.
+    async fn job<B>(&self, verb: &'static str, unit: &str, method: &'static str, body: &B) -> Result<(), Failure>
+    where
+        B: serde::Serialize + zbus::wire::DynamicType,
+    {
+        tracing::debug!(unit, verb, "asking systemd");
+        let result = tokio::time::timeout(JOB_LIMIT, self.run_job(method, body)).await;
+        self.keep_if_alive(result.unwrap_or(Err(Failure::Timeout))).await
+    }
+
+    async fn run_job<B>(&self, method: &'static str, body: &B) -> Result<(), Failure>
+    where
+        B: serde::Serialize + zbus::wire::DynamicType,
+    {
+        let connection = self.connection().await?;
+        let rule = zbus::MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("JobRemoved").build()?;
+        let mut removed = MessageStream::for_match_rule(rule, &connection, None).await?;
+        let answer = call(&connection, method, body).await?;
+        let job: OwnedObjectPath = answer.body().deserialize()?;
+        while let Some(signal) = removed.next().await {
+            let signal = signal?;
+            let signal_body = signal.body();
+            let (_, path, _, outcome): (u32, ObjectPath<'_>, &str, &str) = signal_body.deserialize()?;
+            if path == *job {
+                return if outcome == "done" { Ok(()) } else { Err(Failure::Job(outcome.to_owned())) };
+            }
+        }
+        Err(Failure::Job("connection closed".to_owned()))
+    }
+}
+
+async fn call<B>(connection: &Connection, method: &'static str, body: &B) -> Result<zbus::Message, Failure>
+where
+    B: serde::Serialize + zbus::wire::DynamicType,
+{
+    Ok(connection.call_method(Some(SERVICE), OBJECT, Some(MANAGER), method, body).await?)
+}
+
+/// What systemd, or the way to it, answered.
+enum Failure {
+    Exists,
+    Missing,
+    Timeout,
+    Job(String),
+    Refused(String),
+    Transport(String),
+}
+
+impl From<zbus::Error> for Failure {
+    fn from(error: zbus::Error) -> Self {
+        match &error {
+            zbus::Error::MethodError(name, _, _) => match name.as_str() {
+                "org.freedesktop.systemd1.UnitExists" => Self::Exists,
+                "org.freedesktop.systemd1.NoSuchUnit" => Self::Missing,
+                _ => Self::Refused(error.to_string()),
+            },
+            _ => Self::Transport(error.to_string()),
+        }
+    }
+}
+
+impl Failure {
+    fn on(self, verb: &'static str, unit: &str) -> CgroupError {
+        let detail = match self {
+            Self::Exists => "it exists already".to_owned(),
+            Self::Missing => "there is no such unit".to_owned(),
+            Self::Timeout => format!("no answer within {} s", JOB_LIMIT.as_secs()),
+            Self::Job(outcome) => format!("its job ended as {outcome:?}"),
+            Self::Refused(detail) | Self::Transport(detail) => detail,
+        };
+        CgroupError::Systemd { verb, unit: unit.to_owned(), detail }
+    }
+}
+
+fn properties_of(values: &PodValues, is_v2: bool) -> Vec<Property<'static>> {
+    let mut properties: Vec<Property<'static>> = Vec::new();
+    if let Some(bytes) = values.memory_max.filter(|bytes| *bytes > 0) {
+        properties.push((if is_v2 { "MemoryMax" } else { "MemoryLimit" }, bytes.into()));
+    }
+    if values.cpu_shares > 0 {
+        properties.push(if is_v2 {
+            ("CPUWeight", arith::weight(values.cpu_shares).into())
+        } else {
+            ("CPUShares", values.cpu_shares.into())
+        });
+    }
+    if let Some((quota, period)) = values.cpu_max.filter(|(quota, _)| *quota != 0) {
+        properties.push(("CPUQuotaPeriodUSec", period.into()));
+        properties.push(("CPUQuotaPerSecUSec", arith::systemd_quota_per_second(quota, period).into()));
+    }
+    if let Some(limit) = values.pids {
+        let tasks = u64::try_from(limit).map_or(u64::MAX, |limit| limit.max(1));
+        properties.push(("TasksMax", tasks.into()));
+    }
+    properties
+}

@@ -1,0 +1,265 @@
+//! The tree on this machine's own v1 hierarchies (as root, in a subtree of its own), on a fixture of v2, and against a
+//! made-up systemd.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use futures_util::StreamExt as _;
+use zbus::Connection;
+use zbus::Guid;
+use zbus::MessageStream;
+use zbus::OwnedVariant;
+
+use super::files;
+use super::layout::below;
+use super::systemd::Systemd;
+use super::*;
+
+fn values() -> PodValues {
+    PodValues {
+        cpu_shares: 1024,
+        cpu_max: Some((50_500, 100_000)),
+        memory_max: Some(64 << 20),
+        pids: Some(100),
+        hugepages: BTreeMap::new(),
+    }
+}
+
+/// A subtree of the machine's v1 hierarchies that is gone when the test is over.
+struct OwnSubtree {
+    layout: Layout,
+    root: CgroupName,
+}
+
+impl OwnSubtree {
+    /// `None` (with a word) where the test cannot run.
+    fn make(name: &str) -> Option<Self> {
+        let layout = Layout::detect().expect("the machine's cgroups can be looked at");
+        if layout.is_v2() || !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: needs root and cgroup v1");
+            return None;
+        }
+        let root = CgroupName::parse(&format!("keblet-test-{name}-{}", std::process::id())).expect("a name");
+        files::create(&layout, &root.path(Driver::Cgroupfs)).expect("root may make cgroups");
+        Some(Self { layout, root })
+    }
+
+    fn read(&self, controller: &str, path: &str, file: &str) -> String {
+        let mount = self.layout.mount_of(controller).expect("the controller is mounted");
+        std::fs::read_to_string(below(mount, path).join(file)).expect("the file").trim().to_owned()
+    }
+}
+
+impl Drop for OwnSubtree {
+    fn drop(&mut self) {
+        if let Err(error) = files::remove(&self.layout, &self.root.path(Driver::Cgroupfs)) {
+            eprintln!("left behind: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pods_life_on_v1() {
+    let Some(own) = OwnSubtree::make("life") else { return };
+    let cgroups = Cgroups::new(own.layout.clone(), Driver::Cgroupfs, own.root.clone()).expect("cgroupfs");
+    cgroups.ensure_tree().await.expect("the tree");
+    assert!(!cgroups.pod_exists(QosClass::Burstable, "u-1"));
+    cgroups.ensure_pod(QosClass::Burstable, "u-1", 1500, &values()).await.expect("a pod");
+    assert!(cgroups.pod_exists(QosClass::Burstable, "u-1"));
+    let path = cgroups.parent_for_runtime(QosClass::Burstable, "u-1").expect("a path");
+    assert!(path.ends_with("/kubepods/burstable/podu-1"), "{path}");
+    assert_eq!(own.read("cpu", &path, "cpu.shares"), "1024");
+    assert_eq!(own.read("cpu", &path, "cpu.cfs_quota_us"), "50500");
+    assert_eq!(own.read("memory", &path, "memory.limit_in_bytes"), (64u64 << 20).to_string());
+    assert_eq!(own.read("pids", &path, "pids.max"), "100");
+    assert!(!own.read("cpuset", &path, "cpuset.cpus").is_empty());
+    let class = own.root.class(QosClass::Burstable).path(Driver::Cgroupfs);
+    assert_eq!(own.read("cpu", &class, "cpu.shares"), "1536");
+
+    // An existing cgroup is not touched.
+    let other = PodValues { cpu_shares: 7, ..values() };
+    cgroups.ensure_pod(QosClass::Burstable, "u-1", 1500, &other).await.expect("it exists");
+    assert_eq!(own.read("cpu", &path, "cpu.shares"), "1024");
+    cgroups.starve_pod(QosClass::Burstable, "u-1").await.expect("a value");
+    assert_eq!(own.read("cpu", &path, "cpu.shares"), "2");
+    assert_eq!(cgroups.pods(), BTreeMap::from([("u-1".to_owned(), QosClass::Burstable)]));
+
+    let mut child = Command::new("sleep").arg("600").spawn().expect("a process");
+    for mount in own.layout.mounts() {
+        let nested = below(mount, &path).join("container");
+        std::fs::create_dir(&nested).expect("a container's cgroup");
+        let cpuset =
+            |file: &str, from: &Path| std::fs::read_to_string(from.join(file)).map(|text| (file.to_owned(), text));
+        for (file, text) in
+            ["cpuset.cpus", "cpuset.mems"].iter().filter_map(|file| cpuset(file, &below(mount, &path)).ok())
+        {
+            std::fs::write(nested.join(file), text).expect("a cpuset");
+        }
+        std::fs::write(nested.join("cgroup.procs"), child.id().to_string()).expect("the process moves");
+    }
+    cgroups.destroy_pod(QosClass::Burstable, "u-1").await.expect("gone");
+    let status = child.wait().expect("its end");
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    assert!(cgroups.pods().is_empty());
+    assert_eq!(own.read("cpu", &class, "cpu.shares"), "2");
+    cgroups.destroy_tree().await.expect("gone");
+    for mount in own.layout.mounts() {
+        assert_eq!(files::subdirs(&below(mount, &own.root.path(Driver::Cgroupfs))), Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn a_missing_root_is_named() {
+    let layout = Layout::detect().expect("the machine's cgroups");
+    let root = CgroupName::parse("/keblet-test-not-there").expect("a name");
+    let cgroups = Cgroups::new(layout, Driver::Cgroupfs, root).expect("cgroupfs");
+    let error = cgroups.ensure_tree().await.expect_err("no such root").to_string();
+    assert!(error.starts_with("cgroup [\"keblet-test-not-there\"] has some missing "), "{error}");
+}
+
+#[tokio::test]
+async fn a_tree_that_cannot_be_written_is_an_error_on_that_pod() {
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::write(dir.path().join("cpu"), "").expect("a file where a folder should be");
+    let controllers = BTreeMap::from([("cpu".to_owned(), dir.path().join("cpu"))]);
+    let layout = Layout::V1 { controllers, unified: None };
+    let cgroups = Cgroups::new(layout, Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    let error = cgroups.ensure_pod(QosClass::BestEffort, "u", 0, &values()).await.expect_err("refused").to_string();
+    assert!(error.starts_with("cannot create ") && error.contains("/cpu/kubepods: Not a directory"), "{error}");
+}
+
+/// A folder that looks like a v2 hierarchy; what the kernel would add to new cgroups is added by `settle`.
+struct V2Fixture(tempfile::TempDir);
+
+impl V2Fixture {
+    const CONTROLLERS: &str = "cpuset cpu io memory pids\n";
+
+    fn make() -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::write(dir.path().join("cgroup.controllers"), Self::CONTROLLERS).expect("a file");
+        Self(dir)
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::V2 { mount: self.0.path().to_owned() }
+    }
+
+    fn settle(&self, path: &str) {
+        let mut dir = self.0.path().to_owned();
+        for component in path.split('/').filter(|component| !component.is_empty()) {
+            dir.push(component);
+            std::fs::write(dir.join("cgroup.controllers"), Self::CONTROLLERS).expect("a file");
+        }
+    }
+
+    fn read(&self, path: &str) -> Option<String> {
+        std::fs::read_to_string(self.0.path().join(path)).ok()
+    }
+}
+
+#[tokio::test]
+async fn a_pods_values_on_v2() {
+    let fixture = V2Fixture::make();
+    let path = "/kubepods/podu-1";
+    files::create(&fixture.layout(), path).expect("folders");
+    for level in ["", "kubepods/"] {
+        let enabled = fixture.read(&format!("{level}cgroup.subtree_control"));
+        assert_eq!(enabled.as_deref(), Some("+cpuset +cpu +io +memory +pids"), "{level}");
+    }
+    assert_eq!(fixture.read("kubepods/podu-1/cgroup.subtree_control"), None);
+    assert_eq!(files::missing(&fixture.layout(), path), ["cpu", "cpuset", "memory", "pids"]);
+    fixture.settle(path);
+    let cgroups = Cgroups::new(fixture.layout(), Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    assert!(cgroups.pod_exists(QosClass::Guaranteed, "u-1"));
+    let with_hugepages = PodValues { hugepages: [(2 << 20, 0)].into(), ..values() };
+    cgroups.update_pod(QosClass::Guaranteed, "u-1", &with_hugepages).await.expect("values");
+    let read = |file: &str| fixture.read(&format!("kubepods/podu-1/{file}"));
+    assert_eq!(read("cpu.weight").as_deref(), Some("39"));
+    assert_eq!(read("cpu.max").as_deref(), Some("50500 100000"));
+    assert_eq!(read("memory.max").as_deref(), Some("67108864"));
+    assert_eq!(read("pids.max").as_deref(), Some("100"));
+    assert_eq!(read("hugetlb.2MB.max"), None, "the controller is not there");
+}
+
+/// Answers like systemd's manager: a job per call, done at once; keeps what it was asked.
+async fn fake_systemd(stream: std::os::unix::net::UnixStream, asked: Arc<Mutex<Vec<String>>>) {
+    let guid = Guid::generate();
+    let connection =
+        zbus::connection::Builder::unix_stream(stream).server(guid).p2p().build().await.expect("a connection");
+    let mut messages = MessageStream::from(&connection);
+    let mut jobs = 0u32;
+    while let Some(Ok(message)) = messages.next().await {
+        let header = message.header();
+        let Some(method) = header.member().map(|member| member.to_string()) else { continue };
+        let body = message.body();
+        match method.as_str() {
+            "StartTransientUnit" => {
+                type Properties = Vec<(String, OwnedVariant)>;
+                let (unit, mode, properties, _): (String, String, Properties, Vec<(String, Properties)>) =
+                    body.deserialize().expect("the method's arguments");
+                let names: Vec<String> = properties.into_iter().map(|(name, _)| name).collect();
+                asked.lock().expect("unpoisoned").push(format!("start {unit} {mode} {}", names.join(",")));
+                jobs += 1;
+                finish_job(&connection, &header, jobs, &unit).await;
+            }
+            "StopUnit" => {
+                let (unit, _): (String, String) = body.deserialize().expect("the method's arguments");
+                asked.lock().expect("unpoisoned").push(format!("stop {unit}"));
+                jobs += 1;
+                finish_job(&connection, &header, jobs, &unit).await;
+            }
+            "SetUnitProperties" => {
+                let (unit, runtime, properties): (String, bool, Vec<(String, OwnedVariant)>) =
+                    body.deserialize().expect("the method's arguments");
+                let texts: Vec<String> = properties
+                    .into_iter()
+                    .map(|(name, value)| format!("{name}={}", u64::try_from(value).expect("a number")))
+                    .collect();
+                asked.lock().expect("unpoisoned").push(format!("set {unit} {runtime} {}", texts.join(",")));
+                connection.reply(&header, &()).await.expect("an answer");
+            }
+            _ => connection.reply(&header, &()).await.expect("an answer"),
+        }
+    }
+}
+
+async fn finish_job(connection: &Connection, call: &zbus::message::Header<'_>, id: u32, unit: &str) {
+    let path = format!("/org/freedesktop/systemd1/job/{id}");
+    let job = zbus::ObjectPath::try_from(path.as_str()).expect("a path");
+    connection.reply(call, &job).await.expect("an answer");
+    let manager = "org.freedesktop.systemd1.Manager";
+    let body = (id, &job, unit, "done");
+    let object = "/org/freedesktop/systemd1";
+    connection.emit_signal(None::<&str>, object, manager, "JobRemoved", &body).await.expect("a signal");
+}
+
+#[tokio::test]
+async fn slices_through_systemd() {
+    let fixture = V2Fixture::make();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let server = tokio::spawn(fake_systemd(theirs, Arc::clone(&asked)));
+    let connection = zbus::connection::Builder::unix_stream(ours).p2p().build().await.expect("a connection");
+    let cgroups = Cgroups::with_systemd(fixture.layout(), CgroupName::default(), Systemd::over(connection));
+    cgroups.ensure_pod(QosClass::BestEffort, "u-1", 0, &values()).await.expect("a pod");
+    let path = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu_1.slice";
+    assert_eq!(cgroups.parent_for_runtime(QosClass::BestEffort, "u-1").expect("a path"), path);
+    assert!(below(fixture.0.path(), path).is_dir());
+    fixture.settle(path);
+    cgroups.update_pod(QosClass::BestEffort, "u-1", &values()).await.expect("values");
+    let quota = fixture.read(format!("{path}/cpu.max").trim_start_matches('/'));
+    assert_eq!(quota.as_deref(), Some("51000 100000"), "rounded up to whole percents");
+    assert_eq!(cgroups.pods(), BTreeMap::from([("u-1".to_owned(), QosClass::BestEffort)]));
+    server.abort();
+    let unit = "kubepods-besteffort-podu_1.slice";
+    let set = format!(
+        "set {unit} true MemoryMax=67108864,CPUWeight=39,CPUQuotaPeriodUSec=100000,CPUQuotaPerSecUSec=510000,TasksMax=100"
+    );
+    let start = format!(
+        "start {unit} replace Description,Wants,MemoryAccounting,CPUAccounting,TasksAccounting,IOAccounting,DefaultDependencies"
+    );
+    assert_eq!(*asked.lock().expect("unpoisoned"), [start, set.clone(), set]);
+}

@@ -1,0 +1,46 @@
+//! Host and pod addresses in a status.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::HostIP;
+use k8s_openapi::api::core::v1::PodIP;
+use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::model::spec;
+
+use super::StatusInput;
+
+/// Fills `hostIP(s)` and `podIP(s)`. Pods in the node's network take the node's addresses; what was set for them
+/// before stays, and only a second family may be added.
+pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
+    let node = input.node.map(|node| node.ips.as_slice()).unwrap_or_default();
+    let mut ips = one_per_family(&input.snapshot.ips, node.first().map(String::as_str));
+    if spec::host_network(input.pod) {
+        let before = input.old.pod_ips.iter().flatten().map(|ip| ip.ip.clone());
+        if ips.is_empty() {
+            ips = before.collect();
+        }
+        if ips.is_empty() {
+            ips.extend(node.first().cloned());
+        }
+        let second = node.get(1).filter(|second| ips.len() == 1 && family(second) != family(&ips[0]));
+        ips.extend(second.cloned());
+    }
+    status.host_ip = node.first().cloned();
+    status.host_ips = (!node.is_empty()).then(|| node.iter().map(|ip| HostIP { ip: ip.clone() }).collect());
+    status.pod_ip = ips.first().cloned();
+    status.pod_ips = (!ips.is_empty()).then(|| ips.into_iter().map(|ip| PodIP { ip }).collect());
+}
+
+/// The first address of the primary family (the node's, else IPv4), then the first of the other, in canonical text.
+fn one_per_family(ips: &[String], node: Option<&str>) -> Vec<String> {
+    let primary_is_v6 = node.is_some_and(|ip| family(ip) == Some(true));
+    let parsed: Vec<IpAddr> = ips.iter().filter_map(|ip| ip.parse().ok()).collect();
+    let first = |v6: bool| parsed.iter().find(|ip| ip.is_ipv6() == v6).map(ToString::to_string);
+    [first(primary_is_v6), first(!primary_is_v6)].into_iter().flatten().collect()
+}
+
+/// True for IPv6.
+fn family(ip: &str) -> Option<bool> {
+    ip.parse::<IpAddr>().ok().map(|ip| ip.is_ipv6())
+}

@@ -1,0 +1,202 @@
+//! The conditions of a pod. Transition times are the store's to fill in.
+
+use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::api::core::v1::PodCondition;
+use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::model::SandboxNeed;
+use crate::model::restart;
+use crate::model::spec;
+use crate::model::spec::SpecContainer;
+
+use super::StatusInput;
+use super::state;
+
+pub(super) const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
+const CONTAINERS_READY: &str = "ContainersReady";
+const DISRUPTION_TARGET: &str = "DisruptionTarget";
+const INITIALIZED: &str = "Initialized";
+const POD_SCHEDULED: &str = "PodScheduled";
+const READY: &str = "Ready";
+const READY_TO_START: &str = "PodReadyToStartContainers";
+
+/// Conditions only the agent writes.
+const OWNED: [&str; 8] = [
+    POD_SCHEDULED,
+    READY_TO_START,
+    INITIALIZED,
+    READY,
+    CONTAINERS_READY,
+    "PodResizePending",
+    "PodResizeInProgress",
+    ALL_CONTAINERS_RESTARTING,
+];
+
+/// True for conditions the agent writes, alone or (DisruptionTarget) with others.
+pub(super) fn is_written_here(type_: &str) -> bool {
+    OWNED.contains(&type_) || type_ == DISRUPTION_TARGET
+}
+
+/// All conditions of a pod with this phase and these container statuses.
+pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodCondition> {
+    let api = input.api().and_then(|api| api.conditions.as_deref()).unwrap_or_default();
+    let disrupted = input.old.conditions.iter().flatten().find(|c| c.type_ == DISRUPTION_TARGET);
+    let foreign = |c: &&PodCondition| {
+        !OWNED.contains(&c.type_.as_str()) && !(disrupted.is_some() && c.type_ == DISRUPTION_TARGET)
+    };
+    let mut conditions: Vec<PodCondition> = api.iter().filter(foreign).chain(disrupted).cloned().collect();
+    let containers_ready = containers_ready(input, status);
+    let gates = readiness_gates(input, &conditions);
+    let ready = if containers_ready.is_true { gates } else { containers_ready.clone() };
+    let verdicts = [
+        (READY_TO_START, sandbox_serves(input)),
+        (INITIALIZED, initialized(input, status)),
+        (READY, ready),
+        (CONTAINERS_READY, containers_ready),
+        (POD_SCHEDULED, Verdict::yes()),
+    ];
+    let generation = input.pod.metadata.generation;
+    conditions.extend(verdicts.into_iter().map(|(type_, verdict)| verdict.condition(type_, generation)));
+    conditions.extend(restarting_all(input, status).map(|verdict| verdict.condition(ALL_CONTAINERS_RESTARTING, None)));
+    conditions
+}
+
+/// A condition without its type.
+#[derive(Clone, Debug)]
+struct Verdict {
+    is_true: bool,
+    reason: &'static str,
+    message: String,
+}
+
+impl Verdict {
+    fn yes() -> Self {
+        Self { is_true: true, reason: "", message: String::new() }
+    }
+
+    fn no(reason: &'static str, message: String) -> Self {
+        Self { is_true: false, reason, message }
+    }
+
+    /// True, unless there are complaints.
+    fn unless(complaints: &[String], reason: &'static str) -> Self {
+        if complaints.is_empty() { Self::yes() } else { Self::no(reason, complaints.join(", ")) }
+    }
+
+    fn condition(self, type_: &str, observed_generation: Option<i64>) -> PodCondition {
+        PodCondition {
+            type_: type_.to_owned(),
+            status: if self.is_true { "True" } else { "False" }.to_owned(),
+            reason: (!self.reason.is_empty()).then(|| self.reason.to_owned()),
+            message: (!self.message.is_empty()).then_some(self.message),
+            observed_generation,
+            ..PodCondition::default()
+        }
+    }
+}
+
+fn sandbox_serves(input: &StatusInput<'_>) -> Verdict {
+    match SandboxNeed::of(input.pod, input.snapshot) {
+        SandboxNeed::Keep(_) => Verdict::yes(),
+        SandboxNeed::Create { .. } => Verdict::no("", String::new()),
+    }
+}
+
+fn initialized(input: &StatusInput<'_>, status: &PodStatus) -> Verdict {
+    let entries: Vec<_> = spec::classified_init(input.pod).collect();
+    let statuses = status.init_container_statuses.as_deref();
+    if statuses.is_none() && !entries.is_empty() {
+        return Verdict::no("UnknownContainerStatuses", String::new());
+    }
+    let is_done = |entry: &SpecContainer<'_>, status: &ContainerStatus| {
+        if spec::is_sidecar(entry.spec) { status.started == Some(true) } else { status.ready }
+    };
+    let (unknown, incomplete) = sort_out(&entries, statuses.unwrap_or_default(), is_done);
+    if status.phase.as_deref() == Some("Succeeded") && unknown.is_empty() {
+        return Verdict { reason: "PodCompleted", ..Verdict::yes() };
+    }
+    let began = |status: &ContainerStatus| {
+        let state = status.state.as_ref();
+        state.is_some_and(|state| state.running.is_some()) || state::terminated(state).is_some()
+    };
+    let initialized_before =
+        input.old.conditions.iter().flatten().any(|c| c.type_ == INITIALIZED && c.status == "True");
+    if status.container_statuses.iter().flatten().any(began) || (input.gates.all_containers && initialized_before) {
+        return Verdict::yes();
+    }
+    Verdict::unless(&complaints(&unknown, &incomplete, "incomplete"), "ContainersNotInitialized")
+}
+
+fn containers_ready(input: &StatusInput<'_>, status: &PodStatus) -> Verdict {
+    let Some(regular) = status.container_statuses.as_deref() else {
+        return Verdict::no("UnknownContainerStatuses", String::new());
+    };
+    let statuses = [status.init_container_statuses.as_deref().unwrap_or_default(), regular].concat();
+    let sidecars = spec::classified_init(input.pod).filter(|entry| spec::is_sidecar(entry.spec));
+    let entries: Vec<_> = sidecars.chain(spec::classified_regular(input.pod)).collect();
+    let (unknown, unready) = sort_out(&entries, &statuses, |_, status| status.ready);
+    match status.phase.as_deref() {
+        Some("Succeeded") if unknown.is_empty() => Verdict::no("PodCompleted", String::new()),
+        Some("Failed") => Verdict::no("PodFailed", String::new()),
+        _ => Verdict::unless(&complaints(&unknown, &unready, "unready"), "ContainersNotReady"),
+    }
+}
+
+/// Names of entries without a status, and of those whose status does not satisfy.
+fn sort_out<'a>(
+    entries: &[SpecContainer<'a>],
+    statuses: &[ContainerStatus],
+    satisfies: impl Fn(&SpecContainer<'a>, &ContainerStatus) -> bool,
+) -> (Vec<&'a str>, Vec<&'a str>) {
+    let (mut unknown, mut lacking) = (Vec::new(), Vec::new());
+    for entry in entries {
+        match statuses.iter().find(|status| status.name == entry.name()) {
+            None => unknown.push(entry.name()),
+            Some(status) if !satisfies(entry, status) => lacking.push(entry.name()),
+            Some(_) => {}
+        }
+    }
+    (unknown, lacking)
+}
+
+fn complaints(unknown: &[&str], lacking: &[&str], what: &str) -> Vec<String> {
+    let complain = |names: &[&str], what: &str| {
+        (!names.is_empty()).then(|| format!("containers with {what} status: [{}]", names.join(" ")))
+    };
+    [complain(unknown, "unknown"), complain(lacking, what)].into_iter().flatten().collect()
+}
+
+/// `spec.readinessGates`: conditions others write and the pod waits for.
+fn readiness_gates(input: &StatusInput<'_>, foreign: &[PodCondition]) -> Verdict {
+    let gates = input.pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+    let complaints: Vec<String> = gates
+        .filter_map(|gate| {
+            let name = &gate.condition_type;
+            match foreign.iter().find(|c| &c.type_ == name) {
+                None => Some(format!(r#"corresponding condition of pod readiness gate "{name}" does not exist."#)),
+                Some(c) if c.status != "True" => {
+                    Some(format!(r#"the status of pod readiness gate "{name}" is not "True", but {}"#, c.status))
+                }
+                Some(_) => None,
+            }
+        })
+        .collect();
+    Verdict::unless(&complaints, "ReadinessGatesNotReady")
+}
+
+/// Only for pods with a rule that may restart all their containers.
+fn restarting_all(input: &StatusInput<'_>, status: &PodStatus) -> Option<Verdict> {
+    let ruled = spec::lasting_containers(input.pod).any(|c| restart::may_restart_all(c.spec, input.gates));
+    let announced = input.announced_restart_all();
+    let pending = restart::restart_all_pending(input.pod, input.snapshot, announced, input.gates);
+    ruled.then(|| match status.phase.as_deref() {
+        Some("Succeeded") => Verdict::no("PodCompleted", String::new()),
+        Some("Failed") => Verdict::no("PodFailed", String::new()),
+        _ if pending => Verdict {
+            is_true: true,
+            reason: "RestartAllContainersStarted",
+            message: "container exited with restart policy rule".to_owned(),
+        },
+        _ => Verdict::no("", String::new()),
+    })
+}

@@ -1,0 +1,288 @@
+//! The statuses of a pod's containers: each from its newest two instances, from the status before where the runtime
+//! has forgotten, and from the last failed start.
+
+use std::borrow::Cow;
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::ContainerState as ApiState;
+use k8s_openapi::api::core::v1::ContainerStateTerminated;
+use k8s_openapi::api::core::v1::ContainerStatus as ApiStatus;
+use k8s_openapi::api::core::v1::VolumeMount;
+use k8s_openapi::api::core::v1::VolumeMountStatus;
+
+use crate::model::ContainerClass;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::restart;
+use crate::model::restart::Verdict;
+use crate::model::spec;
+use crate::model::spec::SpecContainer;
+
+use super::StatusInput;
+use super::state;
+
+/// Reason of a container that is removed for a restart of all (KEP-5532).
+pub(super) const RESTARTING_ALL: &str = "RestartingAllContainers";
+/// All termination messages of a pod together, in bytes.
+const MESSAGES_LIMIT: usize = 12 * 1024;
+
+/// `status.initContainerStatuses`, in spec order.
+pub(super) fn init(input: &StatusInput<'_>) -> Option<Vec<ApiStatus>> {
+    let old = input.old.init_container_statuses.as_deref();
+    statuses(input, spec::classified_init(input.pod).map(Entry::of).collect(), old)
+}
+
+/// `status.containerStatuses`, by name.
+pub(super) fn regular(input: &StatusInput<'_>) -> Option<Vec<ApiStatus>> {
+    let old = input.old.container_statuses.as_deref();
+    by_name(statuses(input, spec::classified_regular(input.pod).map(Entry::of).collect(), old))
+}
+
+/// `status.ephemeralContainerStatuses`, by name.
+pub(super) fn ephemeral(input: &StatusInput<'_>) -> Option<Vec<ApiStatus>> {
+    let entries = spec::ephemeral_containers(input.pod).iter().map(|container| Entry {
+        class: ContainerClass::Ephemeral,
+        mounts: container.volume_mounts.as_deref().unwrap_or_default(),
+        spec: Cow::Owned(Container {
+            name: container.name.clone(),
+            image: container.image.clone(),
+            ..Container::default()
+        }),
+    });
+    by_name(statuses(input, entries.collect(), input.old.ephemeral_container_statuses.as_deref()))
+}
+
+fn by_name(statuses: Option<Vec<ApiStatus>>) -> Option<Vec<ApiStatus>> {
+    statuses.map(|mut statuses| {
+        statuses.sort_by(|a, b| a.name.cmp(&b.name));
+        statuses
+    })
+}
+
+fn statuses(input: &StatusInput<'_>, entries: Vec<Entry<'_>>, old: Option<&[ApiStatus]>) -> Option<Vec<ApiStatus>> {
+    let announced = input.announced_restart_all();
+    let view = View {
+        input,
+        has_init: !spec::init_containers(input.pod).is_empty(),
+        restart_all: restart::restart_all_due(input.pod, input.snapshot, announced, input.gates),
+    };
+    let each = entries.iter().map(|entry| {
+        let old = old.unwrap_or_default().iter().find(|status| status.name == entry.name());
+        view.status(entry, old)
+    });
+    (!entries.is_empty()).then(|| each.collect())
+}
+
+/// One container of the spec, whichever list it is in.
+struct Entry<'a> {
+    class: ContainerClass,
+    mounts: &'a [VolumeMount],
+    spec: Cow<'a, Container>,
+}
+
+impl<'a> Entry<'a> {
+    fn of(container: SpecContainer<'a>) -> Self {
+        Self {
+            class: container.class,
+            mounts: container.spec.volume_mounts.as_deref().unwrap_or_default(),
+            spec: Cow::Borrowed(container.spec),
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.spec.name
+    }
+}
+
+/// What all containers of a pod have in common.
+struct View<'a> {
+    input: &'a StatusInput<'a>,
+    has_init: bool,
+    restart_all: bool,
+}
+
+impl View<'_> {
+    fn status(&self, entry: &Entry<'_>, old: Option<&ApiStatus>) -> ApiStatus {
+        let mut instances = self.input.snapshot.containers.iter().filter(|instance| instance.name == entry.name());
+        let newest = instances.next();
+        let mut status = match newest {
+            None => self.without_instance(entry, old),
+            Some(newest) => self.converted(entry, newest, instances.next(), old),
+        };
+        if !self.assume_completed(entry, newest, &mut status) {
+            self.lay_failure_over(entry, newest, &mut status);
+        }
+        self.cut_messages(&mut status);
+        status
+    }
+
+    /// What is said of a container the runtime does not know (any more).
+    fn without_instance(&self, entry: &Entry<'_>, old: Option<&ApiStatus>) -> ApiStatus {
+        let reason = if self.has_init { "PodInitializing" } else { "ContainerCreating" };
+        let mut status = ApiStatus {
+            name: entry.name().to_owned(),
+            image: entry.spec.image.clone().unwrap_or_default(),
+            state: Some(state::waiting(reason, "")),
+            volume_mounts: mounts(entry.mounts),
+            ..ApiStatus::default()
+        };
+        let Some(old) = old else {
+            return status;
+        };
+        status.restart_count = old.restart_count;
+        status.last_state.clone_from(&old.last_state);
+        if self.restart_all && !is_waiting(old) {
+            let message = "The container is removed because RestartAllContainers in place";
+            status.state = Some(state::waiting(RESTARTING_ALL, message));
+            status.last_state = Some(state::lost(RESTARTING_ALL, message));
+            status.restart_count += 1;
+        } else if state::terminated(old.state.as_ref()).is_some() {
+            return old.clone();
+        } else if is_running(old) && state::terminated(old.last_state.as_ref()).is_none() {
+            let message = "The container could not be located when the pod was deleted.  \
+                           The container used to be Running";
+            status.last_state = Some(state::lost(state::UNKNOWN, message));
+            status.restart_count += i32::from(!spec::deletion_requested(self.input.pod));
+        }
+        status
+    }
+
+    fn converted(
+        &self,
+        entry: &Entry<'_>,
+        newest: &ContainerStatus,
+        second: Option<&ContainerStatus>,
+        old: Option<&ApiStatus>,
+    ) -> ApiStatus {
+        let id = state::id(newest, self.input.runtime_type);
+        let state = self.state_of(newest, old);
+        let started = old.and_then(|old| old.started).filter(|_| state.running.is_some());
+        ApiStatus {
+            name: entry.name().to_owned(),
+            restart_count: self.restart_count(newest, &id, old),
+            image: newest.image.clone(),
+            image_id: newest.image_ref.clone(),
+            last_state: self.last_state(second, &id, old),
+            container_id: Some(id),
+            state: Some(state),
+            started,
+            allocated_resources: entry.spec.resources.as_ref().and_then(|resources| resources.requests.clone()),
+            resources: Some(entry.spec.resources.clone().unwrap_or_default()),
+            // Fixed when the container is first reported; the spec is what it would have been fixed to.
+            volume_mounts: old.map_or_else(|| mounts(entry.mounts), |old| old.volume_mounts.clone()),
+            ..ApiStatus::default()
+        }
+    }
+
+    fn state_of(&self, newest: &ContainerStatus, old: Option<&ApiStatus>) -> ApiState {
+        if newest.state == ContainerState::Unknown && old.is_some_and(is_running) {
+            let reason = if self.restart_all { RESTARTING_ALL } else { state::UNKNOWN };
+            return state::lost(reason, "The container could not be located when the pod was terminated");
+        }
+        // A dead container whose exit code is awaited cannot be reported as terminated yet.
+        state::of_instance(newest, self.input.runtime_type).unwrap_or_else(|| state::running(newest))
+    }
+
+    /// The state before the present one: of the second newest instance, else as the status before tells it.
+    fn last_state(&self, second: Option<&ContainerStatus>, id: &str, old: Option<&ApiStatus>) -> Option<ApiState> {
+        second.and_then(|second| state::of_instance(second, self.input.runtime_type)).or_else(|| {
+            let old = old?;
+            let ended = state::terminated(old.state.as_ref()).is_some() && old.container_id.as_deref() != Some(id);
+            if ended { old.state.clone() } else { old.last_state.clone() }
+        })
+    }
+
+    fn restart_count(&self, newest: &ContainerStatus, id: &str, old: Option<&ApiStatus>) -> i32 {
+        let annotated = i32::try_from(newest.restart_count).unwrap_or(i32::MAX);
+        let Some(old) = old else {
+            return annotated;
+        };
+        let lost = newest.state == ContainerState::Unknown && is_running(old);
+        // Another instance after an end that was reported: a restart, even where its count began anew.
+        let uncounted = newest.state == ContainerState::Running
+            && state::terminated(old.state.as_ref()).is_some()
+            && old.container_id.as_deref() != Some(id)
+            && old.restart_count >= annotated;
+        if lost || uncounted {
+            old.restart_count.saturating_add(1)
+        } else if self.input.gates.all_containers {
+            annotated.max(old.restart_count)
+        } else {
+            annotated
+        }
+    }
+
+    /// An init container that is gone while regular containers exist must have done its work.
+    fn assume_completed(&self, entry: &Entry<'_>, newest: Option<&ContainerStatus>, status: &mut ApiStatus) -> bool {
+        let made = |container: SpecContainer<'_>| {
+            let newest = self.input.snapshot.newest(container.name());
+            newest.is_some_and(|newest| newest.state != ContainerState::Unknown)
+        };
+        let applies = entry.class == ContainerClass::Init
+            && newest.is_none()
+            && is_waiting(status)
+            && spec::classified_regular(self.input.pod).any(made);
+        if applies {
+            let message = "Unable to get init container status from container runtime and pod has been initialized, \
+                           treat it as exited normally";
+            let terminated = ContainerStateTerminated {
+                reason: Some("Completed".to_owned()),
+                message: Some(message.to_owned()),
+                ..ContainerStateTerminated::default()
+            };
+            status.state = Some(ApiState { terminated: Some(terminated), ..ApiState::default() });
+        }
+        applies
+    }
+
+    /// A container that is to be started but could not be is waiting, and says why.
+    fn lay_failure_over(&self, entry: &Entry<'_>, newest: Option<&ContainerStatus>, status: &mut ApiStatus) {
+        let Some(failure) = self.input.reasons.get(entry.name()) else {
+            return;
+        };
+        let in_init_list = matches!(entry.class, ContainerClass::Init | ContainerClass::Sidecar);
+        let done = newest.is_some_and(|n| n.state == ContainerState::Exited && n.exit_code == Some(0));
+        let verdict = restart::should_start(self.input.pod, &entry.spec, newest, self.input.gates);
+        if (in_init_list && done) || verdict != Verdict::Yes {
+            return;
+        }
+        if state::terminated(status.state.as_ref()).is_some() {
+            status.last_state = status.state.take();
+        }
+        status.state = Some(state::waiting(&failure.token, &failure.message));
+    }
+
+    fn cut_messages(&self, status: &mut ApiStatus) {
+        let pod = self.input.pod;
+        let containers = spec::lasting_containers(pod).count() + spec::ephemeral_containers(pod).len();
+        let limit = MESSAGES_LIMIT / containers.max(1);
+        for state in [&mut status.state, &mut status.last_state].into_iter().flatten() {
+            if let Some(message) = state.terminated.as_mut().and_then(|terminated| terminated.message.as_mut()) {
+                message.truncate(message.floor_char_boundary(limit));
+            }
+        }
+    }
+}
+
+fn is_running(status: &ApiStatus) -> bool {
+    status.state.as_ref().is_some_and(|state| state.running.is_some())
+}
+
+fn is_waiting(status: &ApiStatus) -> bool {
+    status.state.as_ref().is_some_and(|state| state.waiting.is_some())
+}
+
+fn mounts(mounts: &[VolumeMount]) -> Option<Vec<VolumeMountStatus>> {
+    let each = mounts.iter().map(|mount| {
+        let read_only = mount.read_only == Some(true);
+        let recursive = if mount.recursive_read_only.as_deref() == Some("Enabled") { "Enabled" } else { "Disabled" };
+        VolumeMountStatus {
+            name: mount.name.clone(),
+            mount_path: mount.mount_path.clone(),
+            read_only: read_only.then_some(true),
+            recursive_read_only: read_only.then(|| recursive.to_owned()),
+            ..VolumeMountStatus::default()
+        }
+    });
+    (!mounts.is_empty()).then(|| each.collect())
+}

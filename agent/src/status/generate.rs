@@ -1,0 +1,148 @@
+//! The whole status of one pod, in the order its parts depend on each other.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::model::ContainerState;
+use crate::model::PodSnapshot;
+use crate::model::StartFailure;
+use crate::model::restart::RestartGates;
+use crate::model::spec;
+
+use super::addresses;
+use super::conditions;
+use super::containers;
+use super::phase;
+use super::time;
+
+/// The node's own addresses, primary one first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeAddresses {
+    /// At most one per family.
+    pub ips: Vec<String>,
+}
+
+/// Everything a pod's status depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct StatusInput<'a> {
+    /// The pod as its source has it, its API status included.
+    pub pod: &'a Pod,
+    /// What the runtime said of it.
+    pub snapshot: &'a PodSnapshot,
+    /// The status before: the store's, else the pod's own.
+    pub old: &'a PodStatus,
+    /// The last failed start of each container that has not been started since, by container name.
+    pub reasons: &'a HashMap<String, StartFailure>,
+    /// `status.qosClass` by the spec; kept as it is once set.
+    pub qos_class: &'a str,
+    /// The pod's containers are stopped for good.
+    pub is_terminal: bool,
+    /// The runtime's type, the part of container ids before `://`.
+    pub runtime_type: &'a str,
+    /// Addresses of the node, if known.
+    pub node: Option<&'a NodeAddresses>,
+    /// Feature gates.
+    pub gates: RestartGates,
+    /// The wall clock.
+    pub now: SystemTime,
+}
+
+impl StatusInput<'_> {
+    /// The status of the API object.
+    pub(super) fn api(&self) -> Option<&PodStatus> {
+        self.pod.status.as_ref()
+    }
+
+    /// The last status said that all containers are being restarted (KEP-5532).
+    pub(super) fn announced_restart_all(&self) -> bool {
+        let mut conditions = self.old.conditions.iter().flatten();
+        conditions.any(|c| c.type_ == conditions::ALL_CONTAINERS_RESTARTING && c.status == "True")
+    }
+}
+
+/// The status of a pod. Times of conditions and the start time are left for the store, which knows what they were.
+pub fn generate(input: &StatusInput<'_>) -> PodStatus {
+    let mut status = PodStatus {
+        init_container_statuses: containers::init(input),
+        container_statuses: containers::regular(input),
+        ephemeral_container_statuses: containers::ephemeral(input),
+        qos_class: Some(qos_class(input)),
+        observed_generation: input.pod.metadata.generation,
+        ..PodStatus::default()
+    };
+    set_phase(input, &mut status);
+    set_started_and_ready(input, &mut status);
+    status.conditions = Some(conditions::all(input, &status));
+    addresses::set(input, &mut status);
+    status
+}
+
+fn qos_class(input: &StatusInput<'_>) -> String {
+    let kept = input.api().and_then(|status| status.qos_class.clone());
+    kept.unwrap_or_else(|| input.qos_class.to_owned())
+}
+
+fn set_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
+    let terminal = |status: Option<&PodStatus>| status.and_then(|s| s.phase.clone()).filter(|p| phase::is_terminal(p));
+    let computed = phase::of(input, status).to_owned();
+    let kept = || terminal(Some(input.old)).or_else(|| terminal(input.api()));
+    let phase = if phase::is_terminal(&computed) { computed } else { kept().unwrap_or(computed) };
+    if input.old.phase.as_deref() == Some(phase.as_str()) {
+        let kept = |field: fn(&PodStatus) -> &Option<String>| {
+            let given = |text: &&String| !text.is_empty();
+            let old = field(input.old).as_ref().filter(given);
+            old.or_else(|| input.api().and_then(|api| field(api).as_ref())).cloned()
+        };
+        status.reason = kept(|s| &s.reason);
+        status.message = kept(|s| &s.message);
+    }
+    status.phase = Some(phase);
+    if deadline_exceeded(input) {
+        status.phase = Some("Failed".to_owned());
+        status.reason = Some("DeadlineExceeded".to_owned());
+        status.message = Some("Pod was active on the node longer than the specified deadline".to_owned());
+    }
+    if let Some(phase) = terminal(input.api()) {
+        status.phase = Some(phase);
+    }
+}
+
+/// `spec.activeDeadlineSeconds`, counted from `status.startTime`.
+fn deadline_exceeded(input: &StatusInput<'_>) -> bool {
+    let limit = input.pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
+    let now = time::of_wall(input.now).0.as_second();
+    let start = input.old.start_time.as_ref().map(|start| start.0.as_second());
+    limit.zip(start).is_some_and(|(limit, start)| start.saturating_add(limit) <= now)
+}
+
+/// Without probes, a container is started and ready as soon as it runs. One that is proven dead is neither, even
+/// while its exit code, and with it its new state, is still awaited.
+fn set_started_and_ready(input: &StatusInput<'_>, status: &mut PodStatus) {
+    let alive = |container: &ContainerStatus| {
+        let newest = input.snapshot.newest(&container.name);
+        is_running(container) && newest.is_none_or(|newest| newest.state == ContainerState::Running)
+    };
+    for container in status.container_statuses.iter_mut().flatten() {
+        container.ready = alive(container);
+        container.started = Some(container.ready);
+    }
+    for container in status.init_container_statuses.iter_mut().flatten() {
+        let started = alive(container);
+        container.started = Some(started);
+        let entry = spec::init_containers(input.pod).iter().find(|entry| entry.name == container.name);
+        container.ready = if entry.is_some_and(spec::is_sidecar) { started } else { has_succeeded(container) };
+    }
+}
+
+fn is_running(status: &ContainerStatus) -> bool {
+    status.state.as_ref().is_some_and(|state| state.running.is_some())
+}
+
+fn has_succeeded(status: &ContainerStatus) -> bool {
+    let terminated = status.state.as_ref().and_then(|state| state.terminated.as_ref());
+    terminated.is_some_and(|terminated| terminated.exit_code == 0)
+}

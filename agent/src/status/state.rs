@@ -1,0 +1,84 @@
+//! From a runtime's container state to the API's.
+
+use k8s_openapi::api::core::v1::ContainerState as ApiState;
+use k8s_openapi::api::core::v1::ContainerStateRunning;
+use k8s_openapi::api::core::v1::ContainerStateTerminated;
+use k8s_openapi::api::core::v1::ContainerStateWaiting;
+
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+
+use super::time;
+
+/// Reason of a container whose end nobody saw.
+pub(super) const UNKNOWN: &str = "ContainerStatusUnknown";
+
+/// The API state of an instance; `None` if it is dead and its exit code is awaited.
+pub(super) fn of_instance(instance: &ContainerStatus, runtime_type: &str) -> Option<ApiState> {
+    match instance.state {
+        ContainerState::Running => Some(running(instance)),
+        ContainerState::Exited => Some(exited(instance, instance.exit_code?, id(instance, runtime_type))),
+        ContainerState::Created | ContainerState::Unknown => Some(waiting("", "")),
+    }
+}
+
+/// Running since the instance was started.
+pub(super) fn running(instance: &ContainerStatus) -> ApiState {
+    let started_at = Some(time::of_nanos(instance.started_at));
+    ApiState { running: Some(ContainerStateRunning { started_at }), ..ApiState::default() }
+}
+
+/// Waiting; empty texts are left out.
+pub(super) fn waiting(reason: &str, message: &str) -> ApiState {
+    let waiting = ContainerStateWaiting { reason: given(reason), message: given(message) };
+    ApiState { waiting: Some(waiting), ..ApiState::default() }
+}
+
+/// Terminated in a way nobody saw.
+pub(super) fn lost(reason: &str, message: &str) -> ApiState {
+    let terminated = ContainerStateTerminated {
+        exit_code: 137,
+        reason: given(reason),
+        message: given(message),
+        ..ContainerStateTerminated::default()
+    };
+    ApiState { terminated: Some(terminated), ..ApiState::default() }
+}
+
+/// The terminated part of a state.
+pub(super) fn terminated(state: Option<&ApiState>) -> Option<&ContainerStateTerminated> {
+    state.and_then(|state| state.terminated.as_ref())
+}
+
+/// The API's spelling of a container id.
+pub(super) fn id(instance: &ContainerStatus, runtime_type: &str) -> String {
+    format!("{runtime_type}://{}", instance.id)
+}
+
+fn exited(instance: &ContainerStatus, exit_code: i32, id: String) -> ApiState {
+    let terminated = ContainerStateTerminated {
+        container_id: Some(id),
+        exit_code,
+        reason: given(reason(instance, exit_code)),
+        message: given(&instance.message),
+        started_at: Some(time::of_nanos(instance.started_at)),
+        finished_at: Some(time::of_nanos(instance.finished_at)),
+        signal: None,
+    };
+    ApiState { terminated: Some(terminated), ..ApiState::default() }
+}
+
+/// The runtime's reason verbatim. Until it confirms a death that the kernel told with its code, the reason it will
+/// most likely give; its word replaces this one.
+fn reason(instance: &ContainerStatus, exit_code: i32) -> &str {
+    match instance.proven {
+        Some(proven) if proven.oom_killed => "OOMKilled",
+        Some(_) if instance.reason.is_empty() && exit_code == 0 => "Completed",
+        Some(_) if instance.reason.is_empty() => "Error",
+        _ => &instance.reason,
+    }
+}
+
+fn given(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}

@@ -1,0 +1,138 @@
+//! What was last said of each pod. The one place statuses are remembered; single-threaded, sends nothing, reads no
+//! clock.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::model::PodUid;
+use crate::model::restart::RestartGates;
+use crate::model::spec;
+
+use super::IllegalTransition;
+use super::termination;
+use super::time;
+use super::transition;
+
+/// A remembered status.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored {
+    /// The status.
+    pub status: PodStatus,
+    /// Grows with every change, from 1.
+    pub version: u64,
+    /// The pod is over and nothing will be added: its API object may go. Never taken back.
+    pub is_finished: bool,
+    /// When this version was made.
+    pub at: SystemTime,
+}
+
+/// The statuses of all pods of this node.
+#[derive(Debug, Default)]
+pub struct StatusStore {
+    gates: RestartGates,
+    entries: HashMap<PodUid, Stored>,
+}
+
+impl StatusStore {
+    /// An empty store.
+    pub fn new(gates: RestartGates) -> Self {
+        Self { gates, entries: HashMap::new() }
+    }
+
+    /// What was last said of a pod.
+    pub fn get(&self, uid: &str) -> Option<&Stored> {
+        self.entries.get(uid)
+    }
+
+    /// What a new status of `pod` is to be compared with: the stored one, else that of its mirror pod, else its own.
+    pub fn basis<'a>(&'a self, uid: &str, pod: &'a Pod, mirror: Option<&'a Pod>) -> Option<&'a PodStatus> {
+        let stored = self.entries.get(uid).map(|entry| &entry.status);
+        stored.or_else(|| mirror.unwrap_or(pod).status.as_ref())
+    }
+
+    /// Takes over a status. True if it differs from the last one, or must be sent anyway because the pod is being
+    /// deleted.
+    ///
+    /// # Errors
+    /// If it revives a container that ended for good; the store is unchanged then.
+    pub fn set(
+        &mut self,
+        uid: &PodUid,
+        pod: &Pod,
+        mirror: Option<&Pod>,
+        status: PodStatus,
+        now: SystemTime,
+    ) -> Result<bool, IllegalTransition> {
+        self.update(uid, pod, mirror, status, now, Update { force: false, finish: false })
+    }
+
+    /// The pod is over: completes its status and marks it finished (static pods stay unfinished, their source
+    /// decides). True if there is a new version, as there always is for a legal one.
+    ///
+    /// # Errors
+    /// As for `set`.
+    pub fn terminate_pod(
+        &mut self,
+        uid: &PodUid,
+        pod: &Pod,
+        mirror: Option<&Pod>,
+        now: SystemTime,
+    ) -> Result<bool, IllegalTransition> {
+        let stored = self.entries.get(uid).map(|entry| &entry.status);
+        let last = stored.or(pod.status.as_ref()).cloned().unwrap_or_default();
+        let status = termination::complete(pod, last);
+        self.update(uid, pod, mirror, status, now, Update { force: true, finish: !spec::is_static(pod) })
+    }
+
+    /// Forgets a pod.
+    pub fn remove(&mut self, uid: &str) -> Option<Stored> {
+        self.entries.remove(uid)
+    }
+
+    /// Forgets every pod `known` denies.
+    pub fn retain(&mut self, mut known: impl FnMut(&PodUid) -> bool) {
+        self.entries.retain(|uid, _| known(uid));
+    }
+
+    /// All pods remembered, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &Stored)> {
+        self.entries.iter()
+    }
+
+    fn update(
+        &mut self,
+        uid: &PodUid,
+        pod: &Pod,
+        mirror: Option<&Pod>,
+        mut status: PodStatus,
+        now: SystemTime,
+        how: Update,
+    ) -> Result<bool, IllegalTransition> {
+        let nothing = PodStatus::default();
+        let old = self.basis(uid.as_str(), pod, mirror).unwrap_or(&nothing);
+        transition::check(pod, old, &status, self.gates)?;
+        let seconds = time::of_wall(now);
+        transition::set_condition_times(old, &mut status, &seconds);
+        status.start_time = old.start_time.clone().or_else(|| status.start_time.take()).or(Some(seconds));
+        status.observed_generation = status.observed_generation.max(old.observed_generation);
+        let entry = self.entries.get(uid);
+        let forced = how.force || spec::deletion_requested(pod);
+        if !forced && entry.is_some_and(|entry| transition::is_same(&entry.status, &status)) {
+            return Ok(false);
+        }
+        let version = entry.map_or(1, |entry| entry.version + 1);
+        let is_finished = how.finish || entry.is_some_and(|entry| entry.is_finished);
+        self.entries.insert(uid.clone(), Stored { status, version, is_finished, at: now });
+        Ok(true)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Update {
+    /// Make a new version even if nothing differs.
+    force: bool,
+    finish: bool,
+}

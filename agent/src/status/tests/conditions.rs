@@ -1,0 +1,151 @@
+//! The condition table.
+
+use k8s_openapi::api::core::v1::PodCondition;
+use k8s_openapi::api::core::v1::PodReadinessGate;
+
+use crate::model::testing::*;
+
+use super::Situation;
+use super::condition;
+use super::verdict;
+
+fn foreign(type_: &str, status: &str) -> PodCondition {
+    PodCondition { type_: type_.into(), status: status.into(), ..PodCondition::default() }
+}
+
+#[test]
+fn a_running_pod_is_ready() {
+    let status =
+        Situation::new(pod("Always", &["one", "side"], &["a"]), vec![running("a", 0), running("side", 0)]).generate();
+    for type_ in ["PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"] {
+        assert_eq!(verdict(&status, type_), "True", "{type_}");
+    }
+    assert!(status.conditions.iter().flatten().all(|condition| condition.type_ != "AllContainersRestarting"));
+}
+
+#[test]
+fn sandboxes_decide_on_ready_to_start() {
+    let situation = Situation::new(pod("Always", &[], &["a"]), vec![]);
+    assert_eq!(verdict(&situation.generate(), "PodReadyToStartContainers"), "True");
+    let lost = situation.with(|s| s.snapshot.sandboxes[0].ready = false);
+    assert_eq!(verdict(&lost.generate(), "PodReadyToStartContainers"), "False");
+}
+
+#[test]
+fn initialised_names_what_is_missing() {
+    let rows = [
+        (vec![], "False ContainersNotInitialized containers with incomplete status: [one side]"),
+        (vec![exited("one", 0, 0)], "False ContainersNotInitialized containers with incomplete status: [side]"),
+        (vec![running("side", 0), exited("one", 0, 0)], "True"),
+        (vec![running("a", 0)], "True"),
+        (vec![exited("a", 0, 1)], "True"),
+    ];
+    for (containers, expected) in rows {
+        let status = Situation::new(pod("Always", &["one", "side"], &["a"]), containers.clone()).generate();
+        assert_eq!(verdict(&status, "Initialized"), expected, "{containers:?}");
+    }
+    let done = Situation::new(pod("Never", &["one"], &["a"]), vec![exited("a", 0, 0), exited("one", 0, 0)]).generate();
+    assert_eq!(verdict(&done, "Initialized"), "True PodCompleted");
+}
+
+#[test]
+fn initialised_once_is_initialised_for_good() {
+    let again = Situation::new(pod("Always", &["one"], &["a"]), vec![running("a", 0)]).then(vec![running("one", 1)]);
+    assert_eq!(verdict(&again.generate(), "Initialized"), "True");
+    let off = again.with(|s| s.gates.all_containers = false);
+    assert_eq!(
+        verdict(&off.generate(), "Initialized"),
+        "False ContainersNotInitialized containers with incomplete status: [one]"
+    );
+}
+
+#[test]
+fn readiness_names_who_is_not() {
+    let rows = [
+        ("Always", vec![running("a", 0)], "False ContainersNotReady containers with unready status: [side b]"),
+        (
+            "Always",
+            vec![running("a", 0), running("b", 0)],
+            "False ContainersNotReady containers with unready status: [side]",
+        ),
+        ("Never", vec![exited("a", 0, 0), exited("b", 0, 0), exited("side", 0, 0)], "False PodCompleted"),
+        ("Never", vec![exited("a", 0, 1), exited("b", 0, 0), exited("side", 0, 0)], "False PodFailed"),
+    ];
+    for (policy, containers, expected) in rows {
+        let status = Situation::new(pod(policy, &["side"], &["a", "b"]), containers.clone()).generate();
+        assert_eq!(verdict(&status, "ContainersReady"), expected, "{containers:?}");
+        assert_eq!(verdict(&status, "Ready"), expected, "{containers:?}");
+    }
+}
+
+#[test]
+fn readiness_gates_hold_ready_back() {
+    let gated = Situation::new(pod("Always", &[], &["a"]), vec![running("a", 0)]).with(|s| {
+        let gates = ["x", "y", "z"].map(|name| PodReadinessGate { condition_type: name.into() });
+        s.pod.spec.as_mut().expect("a spec").readiness_gates = Some(gates.to_vec());
+        s.pod.status.get_or_insert_default().conditions = Some(vec![foreign("y", "False"), foreign("z", "True")]);
+    });
+    let status = gated.generate();
+    assert_eq!(verdict(&status, "ContainersReady"), "True");
+    assert_eq!(
+        verdict(&status, "Ready"),
+        r#"False ReadinessGatesNotReady corresponding condition of pod readiness gate "x" does not exist., the status of pod readiness gate "y" is not "True", but False"#
+    );
+    let open = gated.with(|s| {
+        s.pod.status.get_or_insert_default().conditions =
+            Some(["x", "y", "z"].map(|name| foreign(name, "True")).to_vec());
+    });
+    assert_eq!(verdict(&open.generate(), "Ready"), "True");
+}
+
+#[test]
+fn conditions_of_others_are_kept() {
+    let told = Situation::new(pod("Always", &[], &["a"]), vec![running("a", 0)]).with(|s| {
+        let api = vec![foreign("mine", "True"), foreign("Ready", "Unknown"), foreign("DisruptionTarget", "False")];
+        s.pod.status.get_or_insert_default().conditions = Some(api);
+        s.old.conditions = Some(vec![foreign("DisruptionTarget", "True"), foreign("stale", "True")]);
+    });
+    let status = told.generate();
+    assert_eq!(verdict(&status, "mine"), "True");
+    assert_eq!(verdict(&status, "Ready"), "True");
+    assert_eq!(verdict(&status, "DisruptionTarget"), "True");
+    let types: Vec<_> = status.conditions.iter().flatten().map(|c| c.type_.as_str()).collect();
+    assert_eq!(
+        types,
+        [
+            "mine",
+            "DisruptionTarget",
+            "PodReadyToStartContainers",
+            "Initialized",
+            "Ready",
+            "ContainersReady",
+            "PodScheduled"
+        ]
+    );
+}
+
+#[test]
+fn a_restart_of_all_has_its_condition() {
+    let ruled = |containers| {
+        Situation::new(pod("Never", &[], &["a"]), containers).with(|s| {
+            set_rule(&mut s.pod.spec.as_mut().expect("a spec").containers[0], "Never", "RestartAllContainers")
+        })
+    };
+    assert_eq!(verdict(&ruled(vec![running("a", 0)]).generate(), "AllContainersRestarting"), "False");
+    assert_eq!(verdict(&ruled(vec![exited("a", 0, 1)]).generate(), "AllContainersRestarting"), "False PodFailed");
+    let demanded = ruled(vec![exited("a", 0, 42)]);
+    assert_eq!(
+        verdict(&demanded.generate(), "AllContainersRestarting"),
+        "True RestartAllContainersStarted container exited with restart policy rule"
+    );
+    let gone = demanded.then(vec![]);
+    assert_eq!(verdict(&gone.generate(), "AllContainersRestarting"), "False");
+}
+
+#[test]
+fn conditions_carry_the_generation() {
+    let status =
+        Situation::new(pod("Always", &[], &["a"]), vec![]).with(|s| s.pod.metadata.generation = Some(7)).generate();
+    assert_eq!(condition(&status, "Ready").observed_generation, Some(7));
+    assert_eq!(status.observed_generation, Some(7));
+}

@@ -1,0 +1,294 @@
+//! Container statuses: states, counts, waiting reasons.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::api::core::v1::VolumeMount;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::ProvenDeath;
+use crate::model::testing::*;
+
+use super::Situation;
+use super::container;
+use super::story;
+
+fn one(policy: &str, containers: Vec<ContainerStatus>) -> Situation {
+    Situation::new(pod(policy, &[], &["a"]), containers)
+}
+
+#[test]
+fn what_never_ran_waits() {
+    assert_eq!(story(&one("Always", vec![]).generate(), "a"), "waiting ContainerCreating after none, 0");
+    let chain = Situation::new(with_ephemeral(pod("Always", &["one"], &["a"]), "debug"), vec![]).generate();
+    for name in ["one", "a", "debug"] {
+        assert_eq!(story(&chain, name), "waiting PodInitializing after none, 0");
+    }
+    let status = one("Always", vec![]).generate();
+    let a = container(&status, "a");
+    assert_eq!((a.image.as_str(), a.image_id.as_str(), &a.container_id), ("image", "", &None));
+}
+
+#[test]
+fn instances_become_states() {
+    let rows = [
+        (vec![running("a", 0)], "running after none, 0"),
+        (vec![status("a", 0, ContainerState::Created)], "waiting after none, 0"),
+        (vec![status("a", 0, ContainerState::Unknown)], "waiting after none, 0"),
+        (vec![exited("a", 0, 3)], "terminated 3 Error after none, 0"),
+        (vec![running("a", 1), exited("a", 0, 3)], "running after terminated 3 Error, 1"),
+        (
+            vec![exited("a", 2, 0), exited("a", 1, 3), exited("a", 0, 4)],
+            "terminated 0 Completed after terminated 3 Error, 2",
+        ),
+    ];
+    for (containers, expected) in rows {
+        assert_eq!(story(&one("Always", containers.clone()).generate(), "a"), expected, "{containers:?}");
+    }
+}
+
+#[test]
+fn details_come_from_the_runtime() {
+    let mut end = exited("a", 4, 3);
+    end.message = "it broke".into();
+    end.finished_at += 999_999_999;
+    let status = one("Always", vec![end]).generate();
+    let a = container(&status, "a");
+    assert_eq!(a.container_id.as_deref(), Some("containerd://a-4"));
+    assert_eq!((a.image.as_str(), a.image_id.as_str()), ("image", "image@sha256:1"));
+    let terminated = a.state.as_ref().and_then(|state| state.terminated.as_ref()).expect("terminated");
+    assert_eq!(terminated.container_id.as_deref(), Some("containerd://a-4"));
+    assert_eq!(terminated.message.as_deref(), Some("it broke"));
+    assert_eq!(terminated.started_at, Some(time(std::time::Duration::from_secs(400))));
+    assert_eq!(terminated.finished_at, Some(time(std::time::Duration::from_secs(410))), "whole seconds");
+}
+
+#[test]
+fn restart_counts_never_fall() {
+    let counted = one("Always", vec![running("a", 5)]).then(vec![running("a", 2)]);
+    assert_eq!(story(&counted.generate(), "a"), "running after none, 5");
+    let off = counted.with(|s| s.gates.all_containers = false);
+    assert_eq!(story(&off.generate(), "a"), "running after none, 2");
+    let mut anew = running("a", 0);
+    anew.id = "another".into();
+    let recounted = one("Always", vec![exited("a", 0, 1)]).then(vec![anew]);
+    assert_eq!(story(&recounted.generate(), "a"), "running after terminated 1 Error, 1");
+}
+
+#[test]
+fn a_proof_the_runtime_contradicts_counts_no_restart() {
+    let contradicted = one("Always", vec![proven("a", 0, Some(1))]).then(vec![running("a", 0)]);
+    assert_eq!(story(&contradicted.generate(), "a"), "running after none, 0");
+}
+
+#[test]
+fn proven_deaths_are_told_as_far_as_they_are_known() {
+    let oom = |mut status: ContainerStatus| {
+        status.proven = status.proven.map(|proven| ProvenDeath { oom_killed: true, ..proven });
+        status
+    };
+    let rows = [
+        (proven("a", 0, Some(0)), "terminated 0 Completed after none, 0"),
+        (proven("a", 0, Some(2)), "terminated 2 Error after none, 0"),
+        (oom(proven("a", 0, Some(137))), "terminated 137 OOMKilled after none, 0"),
+        (proven("a", 0, None), "running after none, 0"),
+    ];
+    for (newest, expected) in rows {
+        assert_eq!(story(&one("Always", vec![newest.clone()]).generate(), "a"), expected, "{newest:?}");
+    }
+    let awaited = one("Always", vec![proven("a", 0, None)]).generate();
+    let a = container(&awaited, "a");
+    assert_eq!((a.ready, a.started), (false, Some(false)), "it is known to be dead");
+    let restarted = one("Always", vec![running("a", 1), proven("a", 0, None)]).generate();
+    assert_eq!(story(&restarted, "a"), "running after none, 1");
+}
+
+#[test]
+fn what_the_runtime_forgot_is_remembered() {
+    let forgotten = |containers| one("Always", containers).then(vec![]);
+    let running = forgotten(vec![running("a", 3)]);
+    assert_eq!(
+        story(&running.generate(), "a"),
+        "waiting ContainerCreating after terminated 137 ContainerStatusUnknown, 4"
+    );
+    let deleting = running.with(|s| s.pod.metadata.deletion_timestamp = Some(time(std::time::Duration::ZERO)));
+    assert_eq!(
+        story(&deleting.generate(), "a"),
+        "waiting ContainerCreating after terminated 137 ContainerStatusUnknown, 3"
+    );
+    let ended = forgotten(vec![exited("a", 3, 2)]);
+    assert_eq!(story(&ended.generate(), "a"), "terminated 2 Error after none, 3");
+    let with_past = one("Always", vec![self::running("a", 1), exited("a", 0, 2)]).then(vec![]);
+    assert_eq!(story(&with_past.generate(), "a"), "waiting ContainerCreating after terminated 2 Error, 1");
+    let counted_once = running_twice_forgotten();
+    assert_eq!(
+        story(&counted_once.generate(), "a"),
+        "waiting ContainerCreating after terminated 137 ContainerStatusUnknown, 4"
+    );
+}
+
+fn running_twice_forgotten() -> Situation {
+    one("Always", vec![running("a", 3)]).then(vec![]).then(vec![])
+}
+
+#[test]
+fn an_unknown_state_after_running_is_an_end() {
+    let lost = one("Always", vec![running("a", 0)]).then(vec![status("a", 0, ContainerState::Unknown)]);
+    assert_eq!(story(&lost.generate(), "a"), "terminated 137 ContainerStatusUnknown after none, 1");
+}
+
+#[test]
+fn the_last_end_is_remembered_when_its_instance_is_gone() {
+    let renewed = one("Always", vec![exited("a", 0, 2)]).then(vec![running("a", 1)]);
+    assert_eq!(story(&renewed.generate(), "a"), "running after terminated 2 Error, 1");
+    let later = renewed.then(vec![running("a", 1)]);
+    assert_eq!(story(&later.generate(), "a"), "running after terminated 2 Error, 1");
+}
+
+#[test]
+fn failed_starts_are_shown_as_waiting() {
+    let crashing = one("Always", vec![exited("a", 0, 1)]).failed("a", "CrashLoopBackOff").generate();
+    assert_eq!(story(&crashing, "a"), "waiting CrashLoopBackOff after terminated 1 Error, 0");
+    let state = container(&crashing, "a").state.clone().expect("a state");
+    assert_eq!(state.waiting.and_then(|w| w.message).as_deref(), Some("CrashLoopBackOff detail"));
+    let rows = [
+        ("Always", vec![], "waiting ErrImagePull after none, 0"),
+        ("Never", vec![exited("a", 0, 1)], "terminated 1 Error after none, 0"),
+        ("Always", vec![running("a", 0)], "running after none, 0"),
+        ("Always", vec![status("a", 0, ContainerState::Created)], "waiting ErrImagePull after none, 0"),
+        ("OnFailure", vec![proven("a", 0, None)], "running after none, 0"),
+    ];
+    for (policy, containers, expected) in rows {
+        let status = one(policy, containers.clone()).failed("a", "ErrImagePull").generate();
+        assert_eq!(story(&status, "a"), expected, "{policy} {containers:?}");
+    }
+    let deleting = one("Always", vec![exited("a", 0, 1)]).failed("a", "CrashLoopBackOff");
+    let deleting = deleting.with(|s| s.pod.metadata.deletion_timestamp = Some(time(std::time::Duration::ZERO)));
+    assert_eq!(story(&deleting.generate(), "a"), "terminated 1 Error after none, 0");
+}
+
+#[test]
+fn finished_entries_of_the_init_list_are_not_overlaid() {
+    let both = Situation::new(pod("Always", &["one", "side"], &["a"]), vec![exited("side", 0, 0), exited("one", 0, 0)]);
+    let status = both.failed("one", "X").failed("side", "CrashLoopBackOff").generate();
+    assert_eq!(story(&status, "one"), "terminated 0 Completed after none, 0");
+    assert_eq!(story(&status, "side"), "terminated 0 Completed after none, 0");
+    let failing =
+        Situation::new(pod("Always", &["one"], &["a"]), vec![exited("one", 0, 1)]).failed("one", "CrashLoopBackOff");
+    assert_eq!(story(&failing.generate(), "one"), "waiting CrashLoopBackOff after terminated 1 Error, 0");
+}
+
+#[test]
+fn init_containers_gone_from_the_runtime_count_as_done() {
+    for regular in [running("a", 0), exited("a", 0, 1), status("a", 0, ContainerState::Created)] {
+        let status = Situation::new(pod("Always", &["one", "side"], &["a"]), vec![regular]).generate();
+        assert_eq!(story(&status, "one"), "terminated 0 Completed after none, 0");
+        assert_eq!(story(&status, "side"), "waiting PodInitializing after none, 0");
+    }
+    let overlaid = Situation::new(pod("Always", &["one"], &["a"]), vec![running("a", 0)]).failed("one", "X");
+    assert_eq!(story(&overlaid.generate(), "one"), "terminated 0 Completed after none, 0");
+}
+
+#[test]
+fn a_restart_of_all_is_told_until_it_is_done() {
+    let ruled = |mut pod: Pod| {
+        set_rule(&mut pod.spec.as_mut().expect("a spec").containers[0], "Never", "RestartAllContainers");
+        pod
+    };
+    let both = vec![exited("a", 0, 42), running("b", 0)];
+    let before = Situation::new(ruled(pod("Never", &[], &["a", "b"])), vec![running("a", 0), running("b", 0)]);
+    let demanded = before.then(both);
+    assert_eq!(story(&demanded.generate(), "a"), "terminated 42 Error after none, 0");
+    let half = demanded.then(vec![exited("a", 0, 42)]);
+    assert_eq!(
+        story(&half.generate(), "b"),
+        "waiting RestartingAllContainers after terminated 137 RestartingAllContainers, 1"
+    );
+    assert_eq!(half.phase(), "Running");
+    let gone = half.then(vec![]);
+    assert_eq!(
+        story(&gone.generate(), "a"),
+        "waiting RestartingAllContainers after terminated 137 RestartingAllContainers, 1"
+    );
+    let begun = gone.then(vec![running("b", 1), running("a", 1)]);
+    assert_eq!(story(&begun.generate(), "a"), "running after terminated 137 RestartingAllContainers, 1");
+    assert_eq!(begun.phase(), "Running");
+}
+
+#[test]
+fn ready_and_started_follow_the_process() {
+    let status = Situation::new(
+        with_ephemeral(pod("Always", &["one", "side"], &["a"]), "debug"),
+        vec![running("debug", 0), running("a", 0), running("side", 0), exited("one", 0, 0)],
+    )
+    .generate();
+    let flags = |name| (container(&status, name).ready, container(&status, name).started);
+    assert_eq!(flags("a"), (true, Some(true)));
+    assert_eq!(flags("side"), (true, Some(true)));
+    assert_eq!(flags("one"), (true, Some(false)), "done, and so ready");
+    assert_eq!(flags("debug"), (false, None));
+    let failing = Situation::new(pod("Always", &["one"], &["a"]), vec![exited("one", 0, 1)]).generate();
+    assert!(!container(&failing, "one").ready);
+}
+
+#[test]
+fn lists_are_ordered() {
+    let status = Situation::new(pod("Always", &["z", "y"], &["d", "c"]), vec![]).generate();
+    let names = |list: &Option<Vec<k8s_openapi::api::core::v1::ContainerStatus>>| -> Vec<String> {
+        list.iter().flatten().map(|status| status.name.clone()).collect()
+    };
+    assert_eq!(names(&status.container_statuses), ["c", "d"]);
+    assert_eq!(names(&status.init_container_statuses), ["z", "y"]);
+    assert_eq!(status.ephemeral_container_statuses, None);
+}
+
+#[test]
+fn messages_share_a_limit() {
+    let long = |mut status: ContainerStatus| {
+        status.message = "ä".repeat(10_000);
+        status
+    };
+    let situation =
+        Situation::new(pod("Always", &[], &["a", "b", "c"]), vec![long(exited("a", 1, 1)), long(exited("a", 0, 1))]);
+    let status = situation.generate();
+    let a = container(&status, "a");
+    for state in [&a.state, &a.last_state] {
+        let message = state.as_ref().and_then(|s| s.terminated.as_ref()).and_then(|t| t.message.as_ref());
+        assert_eq!(message.map(String::len), Some(4096));
+    }
+}
+
+#[test]
+fn mounts_and_resources_are_reported() {
+    let requests = BTreeMap::from([("cpu".to_owned(), Quantity("1".into()))]);
+    let resources = ResourceRequirements { requests: Some(requests.clone()), ..ResourceRequirements::default() };
+    let mount = |name: &str, read_only| VolumeMount {
+        name: name.into(),
+        mount_path: format!("/{name}"),
+        read_only,
+        ..VolumeMount::default()
+    };
+    let waiting = one("Always", vec![]).with(|s| {
+        let a = &mut s.pod.spec.as_mut().expect("a spec").containers[0];
+        a.resources = Some(resources.clone());
+        a.volume_mounts = Some(vec![mount("x", None), mount("y", Some(true))]);
+    });
+    let status = waiting.generate();
+    let a = container(&status, "a");
+    let mounts: Vec<_> = a
+        .volume_mounts
+        .iter()
+        .flatten()
+        .map(|m| (m.mount_path.as_str(), m.read_only, m.recursive_read_only.as_deref()))
+        .collect();
+    assert_eq!(mounts, [("/x", None, None), ("/y", Some(true), Some("Disabled"))]);
+    assert_eq!((&a.resources, &a.allocated_resources), (&None, &None));
+    let mounted = a.volume_mounts.clone();
+    let running = waiting.then(vec![running("a", 0)]).generate();
+    let a = container(&running, "a");
+    assert_eq!((&a.volume_mounts, &a.resources), (&mounted, &Some(resources)));
+    assert_eq!(a.allocated_resources, Some(requests));
+}

@@ -1,0 +1,146 @@
+//! The phase table.
+
+use crate::model::ContainerState;
+use crate::model::testing::*;
+
+use super::Situation;
+
+#[test]
+fn regular_containers_make_the_phase() {
+    let rows = [
+        ("Always", vec![], "Pending"),
+        ("Always", vec![running("a", 0)], "Pending"),
+        ("Always", vec![running("a", 0), running("b", 0)], "Running"),
+        ("Always", vec![running("a", 0), exited("b", 0, 1)], "Running"),
+        ("Never", vec![running("a", 0), exited("b", 0, 1)], "Running"),
+        ("Always", vec![exited("a", 0, 0), exited("b", 0, 0)], "Running"),
+        ("OnFailure", vec![exited("a", 0, 0), exited("b", 0, 1)], "Running"),
+        ("OnFailure", vec![exited("a", 0, 0), exited("b", 0, 0)], "Succeeded"),
+        ("Never", vec![exited("a", 0, 0), exited("b", 0, 0)], "Succeeded"),
+        ("Never", vec![exited("a", 0, 0), exited("b", 0, 1)], "Failed"),
+        ("Never", vec![running("a", 0), status("b", 0, ContainerState::Created)], "Pending"),
+        ("Never", vec![proven("a", 0, None), exited("b", 0, 0)], "Running"),
+        ("Never", vec![proven("a", 0, Some(0)), exited("b", 0, 0)], "Succeeded"),
+    ];
+    for (policy, containers, expected) in rows {
+        let situation = Situation::new(pod(policy, &[], &["a", "b"]), containers.clone());
+        assert_eq!(situation.phase(), expected, "{policy} {containers:?}");
+    }
+}
+
+#[test]
+fn rules_keep_a_pod_running() {
+    let ruled = |code| {
+        let situation = Situation::new(pod("Never", &[], &["a"]), vec![exited("a", 0, code)]);
+        situation.with(|s| set_rule(&mut s.pod.spec.as_mut().expect("a spec").containers[0], "Never", "Restart"))
+    };
+    assert_eq!((ruled(42).phase(), ruled(1).phase()), ("Running".into(), "Failed".into()));
+}
+
+#[test]
+fn init_containers_hold_the_pod_pending_or_fail_it() {
+    let rows = [
+        ("Always", vec![], "Pending"),
+        ("Always", vec![running("one", 0)], "Pending"),
+        ("Always", vec![exited("one", 0, 1)], "Pending"),
+        ("OnFailure", vec![exited("one", 0, 1)], "Pending"),
+        ("Never", vec![exited("one", 0, 1)], "Failed"),
+        ("Never", vec![exited("one", 0, 0)], "Pending"),
+        ("Never", vec![running("a", 0), exited("one", 0, 0)], "Running"),
+        ("Never", vec![running("a", 0)], "Running"),
+        ("Always", vec![exited("a", 0, 1), running("one", 0)], "Pending"),
+    ];
+    for (policy, containers, expected) in rows {
+        let situation = Situation::new(pod(policy, &["one"], &["a"]), containers.clone());
+        assert_eq!(situation.phase(), expected, "{policy} {containers:?}");
+    }
+}
+
+#[test]
+fn an_init_container_that_waits_is_judged_by_its_last_end() {
+    let failing = Situation::new(pod("Never", &["one"], &["a"]), vec![exited("one", 0, 1)]);
+    let failing = failing.with(|s| {
+        set_rule(
+            &mut s.pod.spec.as_mut().expect("a spec").init_containers.as_mut().expect("one")[0],
+            "OnFailure",
+            "Restart",
+        );
+    });
+    assert_eq!(failing.failed("one", "CrashLoopBackOff").phase(), "Pending");
+}
+
+#[test]
+fn sidecars_alone_keep_a_pod_running() {
+    let rows = [
+        (vec![running("side", 0)], "Pending"),
+        (vec![running("a", 0), running("side", 0)], "Running"),
+        (vec![running("a", 0), exited("side", 0, 1)], "Running"),
+        (vec![exited("a", 0, 0), running("side", 0)], "Running"),
+        (vec![exited("a", 0, 0), exited("side", 0, 1)], "Succeeded"),
+        (vec![running("a", 0)], "Pending"),
+    ];
+    for (containers, expected) in rows {
+        let situation = Situation::new(pod("Never", &["side"], &["a"]), containers.clone());
+        assert_eq!(situation.phase(), expected, "{containers:?}");
+    }
+}
+
+#[test]
+fn a_waiting_container_with_a_past_has_stopped() {
+    let crashing = Situation::new(pod("Always", &[], &["a"]), vec![exited("a", 0, 1)]);
+    assert_eq!(crashing.failed("a", "CrashLoopBackOff").phase(), "Running");
+    let never_ran = Situation::new(pod("Always", &[], &["a"]), vec![]);
+    assert_eq!(never_ran.failed("a", "ErrImagePull").phase(), "Pending");
+}
+
+#[test]
+fn a_stopped_pod_gets_a_verdict_unless_it_is_static() {
+    let stopped = |codes: [i32; 2]| {
+        let [a, b] = codes;
+        let situation = Situation::new(pod("Always", &[], &["a", "b"]), vec![exited("a", 0, a), exited("b", 0, b)]);
+        situation.with(|s| s.is_terminal = true)
+    };
+    assert_eq!(stopped([0, 0]).phase(), "Succeeded");
+    assert_eq!(stopped([0, 1]).phase(), "Failed");
+    assert_eq!(stopped([0, 1]).with(|s| s.pod = into_static(s.pod.clone())).phase(), "Running");
+}
+
+#[test]
+fn a_terminal_phase_is_never_left() {
+    let running = || Situation::new(pod("Always", &[], &["a"]), vec![running("a", 0)]);
+    let before = running().with(|s| s.old.phase = Some("Failed".into()));
+    assert_eq!(before.phase(), "Failed");
+    let told = running().with(|s| s.pod.status.get_or_insert_default().phase = Some("Succeeded".into()));
+    assert_eq!(told.phase(), "Succeeded");
+    let both = before.with(|s| s.pod.status.get_or_insert_default().phase = Some("Succeeded".into()));
+    assert_eq!(both.phase(), "Succeeded", "the API's word wins");
+}
+
+#[test]
+fn reason_and_message_stay_with_their_phase() {
+    let evicted = Situation::new(pod("Always", &[], &["a"]), vec![running("a", 0)]).with(|s| {
+        s.old.phase = Some("Failed".into());
+        s.old.reason = Some("Evicted".into());
+        s.pod.status.get_or_insert_default().message = Some("The node was low on resource".into());
+    });
+    let status = evicted.generate();
+    assert_eq!(status.reason.as_deref(), Some("Evicted"));
+    assert_eq!(status.message.as_deref(), Some("The node was low on resource"));
+    let other = evicted.with(|s| s.old.phase = Some("Pending".into())).generate();
+    assert_eq!((other.phase.as_deref(), other.reason), (Some("Running"), None));
+}
+
+#[test]
+fn the_active_deadline_fails_a_pod() {
+    let limited = |seconds| {
+        Situation::new(pod("Always", &[], &["a"]), vec![running("a", 0)]).with(|s| {
+            s.pod.spec.as_mut().expect("a spec").active_deadline_seconds = Some(seconds);
+            s.old.start_time = Some(time(std::time::Duration::ZERO));
+        })
+    };
+    assert_eq!(limited(5_001).phase(), "Running");
+    let status = limited(5_000).generate();
+    assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("DeadlineExceeded")));
+    let not_started = limited(5_000).with(|s| s.old.start_time = None);
+    assert_eq!(not_started.phase(), "Running");
+}

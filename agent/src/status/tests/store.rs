@@ -1,0 +1,289 @@
+//! The store: versions, times, refusals, and the last word on a pod.
+
+use std::time::Duration;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodCondition;
+use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::model::PodUid;
+use crate::model::restart::RestartGates;
+use crate::model::testing;
+use crate::status::IllegalTransition;
+use crate::status::StatusStore;
+use crate::status::Stored;
+
+use super::api_status;
+use super::brief;
+use super::condition;
+use super::has_ended;
+use super::is_running;
+use super::state;
+
+fn store() -> StatusStore {
+    StatusStore::new(RestartGates::default())
+}
+
+fn uid() -> PodUid {
+    "uid".into()
+}
+
+/// `seconds` and a bit after the test's origin.
+fn at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH
+        + Duration::from_nanos(testing::T0.unsigned_abs())
+        + Duration::from_millis(seconds * 1000 + 400)
+}
+
+fn ready(status: &str) -> PodStatus {
+    let condition = PodCondition { type_: "Ready".into(), status: status.into(), ..PodCondition::default() };
+    PodStatus { phase: Some("Running".into()), conditions: Some(vec![condition]), ..PodStatus::default() }
+}
+
+fn of_containers(containers: Vec<ContainerStatus>) -> PodStatus {
+    PodStatus { phase: Some("Running".into()), container_statuses: Some(containers), ..PodStatus::default() }
+}
+
+fn of_init(containers: Vec<ContainerStatus>) -> PodStatus {
+    PodStatus { phase: Some("Pending".into()), init_container_statuses: Some(containers), ..PodStatus::default() }
+}
+
+fn stored<'a>(store: &'a StatusStore) -> &'a Stored {
+    store.get("uid").expect("a stored status")
+}
+
+#[test]
+fn only_changes_make_versions() {
+    let pod = testing::pod("Always", &[], &["a"]);
+    let mut store = store();
+    assert_eq!(store.get("uid"), None);
+    assert_eq!(store.set(&uid(), &pod, None, ready("False"), at(0)), Ok(true));
+    assert_eq!(store.set(&uid(), &pod, None, ready("False"), at(1)), Ok(false));
+    assert_eq!((stored(&store).version, stored(&store).at), (1, at(0)));
+    assert_eq!(store.set(&uid(), &pod, None, ready("True"), at(2)), Ok(true));
+    assert_eq!((stored(&store).version, stored(&store).at), (2, at(2)));
+}
+
+#[test]
+fn what_others_write_is_no_change() {
+    let pod = testing::pod("Always", &[], &["a"]);
+    let mut store = store();
+    store.set(&uid(), &pod, None, ready("True"), at(0)).expect("legal");
+    let mut more = ready("True");
+    let foreign = PodCondition { type_: "mine".into(), status: "True".into(), ..PodCondition::default() };
+    more.conditions.as_mut().expect("conditions").push(foreign);
+    assert_eq!(store.set(&uid(), &pod, None, more, at(1)), Ok(false));
+    let mut reasoned = ready("True");
+    reasoned.conditions.as_mut().expect("conditions")[0].reason = Some("Why".into());
+    assert_eq!(store.set(&uid(), &pod, None, reasoned, at(1)), Ok(true));
+}
+
+#[test]
+fn a_pod_being_deleted_is_always_sent() {
+    let mut pod = testing::pod("Always", &[], &["a"]);
+    let mut store = store();
+    store.set(&uid(), &pod, None, ready("True"), at(0)).expect("legal");
+    pod.metadata.deletion_timestamp = Some(testing::time(Duration::ZERO));
+    assert_eq!(store.set(&uid(), &pod, None, ready("True"), at(1)), Ok(true));
+    assert_eq!(stored(&store).version, 2);
+}
+
+#[test]
+fn times_are_of_the_turn() {
+    let pod = testing::pod("Always", &[], &["a"]);
+    let mut store = store();
+    let since = |store: &StatusStore| condition(&stored(store).status, "Ready").last_transition_time.clone();
+    store.set(&uid(), &pod, None, ready("False"), at(0)).expect("legal");
+    assert_eq!(stored(&store).status.start_time, Some(testing::time(Duration::ZERO)), "whole seconds");
+    let mut reasoned = ready("False");
+    reasoned.message = Some("changed".into());
+    store.set(&uid(), &pod, None, reasoned, at(5)).expect("legal");
+    assert_eq!(since(&store), Some(testing::time(Duration::ZERO)));
+    store.set(&uid(), &pod, None, ready("True"), at(9)).expect("legal");
+    assert_eq!(since(&store), Some(testing::time(Duration::from_secs(9))));
+    assert_eq!(stored(&store).status.start_time, Some(testing::time(Duration::ZERO)));
+}
+
+#[test]
+fn the_past_is_the_stores_then_the_mirrors_then_the_pods() {
+    let own = Pod { status: Some(ready("own")), ..testing::pod("Always", &[], &["a"]) };
+    let mirror = Pod { status: Some(ready("mirror")), ..own.clone() };
+    let mut store = store();
+    assert_eq!(store.basis("uid", &own, None), own.status.as_ref());
+    assert_eq!(store.basis("uid", &own, Some(&mirror)), mirror.status.as_ref());
+    store.set(&uid(), &own, Some(&mirror), ready("mirror"), at(3)).expect("legal");
+    assert_eq!(store.basis("uid", &own, Some(&mirror)), Some(&stored(&store).status));
+}
+
+#[test]
+fn the_generation_never_falls() {
+    let pod = testing::pod("Always", &[], &["a"]);
+    let mut store = store();
+    let of = |generation| PodStatus { observed_generation: generation, ..ready("True") };
+    store.set(&uid(), &pod, None, of(Some(4)), at(0)).expect("legal");
+    assert_eq!(store.set(&uid(), &pod, None, of(Some(3)), at(1)), Ok(false));
+    assert_eq!(stored(&store).status.observed_generation, Some(4));
+}
+
+#[test]
+fn what_ended_for_good_is_not_revived() {
+    let rows = [
+        ("Never", 1, false),
+        ("Never", 0, false),
+        ("OnFailure", 0, false),
+        ("OnFailure", 1, true),
+        ("Always", 0, true),
+    ];
+    for (policy, code, legal) in rows {
+        let pod = testing::pod(policy, &["one", "side"], &["a"]);
+        let mut store = store();
+        store.set(&uid(), &pod, None, of_containers(vec![api_status("a", has_ended(code))]), at(0)).expect("legal");
+        let before = stored(&store).clone();
+        let revived = store.set(&uid(), &pod, None, of_containers(vec![api_status("a", is_running())]), at(1));
+        assert_eq!(revived.is_ok(), legal, "{policy} {code}");
+        if !legal {
+            assert_eq!(revived, Err(IllegalTransition::Revived { kind: "container", name: "a".into() }));
+            assert_eq!(stored(&store), &before);
+        }
+        let mut store = self::store();
+        let ended = vec![api_status("one", has_ended(code)), api_status("side", has_ended(code))];
+        store.set(&uid(), &pod, None, of_init(ended), at(0)).expect("legal");
+        let waiting = || state::waiting("PodInitializing", "");
+        let sidecar = vec![api_status("one", has_ended(code)), api_status("side", is_running())];
+        assert_eq!(store.set(&uid(), &pod, None, of_init(sidecar), at(1)), Ok(true), "sidecars may come back");
+        let init = vec![api_status("one", waiting()), api_status("side", is_running())];
+        assert_eq!(store.set(&uid(), &pod, None, of_init(init), at(2)).is_ok(), legal, "{policy} {code}");
+    }
+}
+
+#[test]
+fn rules_make_a_revival_legal() {
+    for action in ["Restart", "RestartAllContainers"] {
+        let mut pod = testing::pod("Never", &[], &["a", "b"]);
+        testing::set_rule(&mut pod.spec.as_mut().expect("a spec").containers[0], "Never", action);
+        for (name, code, legal) in [("a", 42, true), ("a", 1, action != "Restart"), ("b", 42, action != "Restart")] {
+            let mut store = store();
+            store
+                .set(&uid(), &pod, None, of_containers(vec![api_status(name, has_ended(code))]), at(0))
+                .expect("legal");
+            let revived = store.set(&uid(), &pod, None, of_containers(vec![api_status(name, is_running())]), at(1));
+            assert_eq!(revived.is_ok(), legal, "{action} {name} {code}");
+        }
+    }
+}
+
+#[test]
+fn init_statuses_must_line_up_with_the_spec() {
+    let pod = testing::pod("Never", &["one"], &["a"]);
+    let mut store = store();
+    let shifted = || of_init(vec![api_status("other", is_running())]);
+    store.set(&uid(), &pod, None, shifted(), at(0)).expect("nothing to compare with yet");
+    let error = store.set(&uid(), &pod, None, shifted(), at(1)).expect_err("misaligned");
+    assert_eq!(error, IllegalTransition::Misaligned { index: 0, name: "other".into() });
+    assert!(error.to_string().contains("init container other at position 0"), "{error}");
+}
+
+#[test]
+fn a_terminated_pod_gets_an_end_for_everything() {
+    let mut pod = testing::pod("Always", &[], &["a", "b"]);
+    pod.status = Some(PodStatus::default());
+    let mut store = store();
+    let last = of_containers(vec![api_status("a", is_running()), api_status("b", has_ended(0))]);
+    store.set(&uid(), &pod, None, last, at(0)).expect("legal");
+    assert_eq!(store.terminate_pod(&uid(), &pod, None, at(1)), Ok(true));
+    let entry = stored(&store).clone();
+    let ends: Vec<_> = entry.status.container_statuses.iter().flatten().map(|c| brief(c.state.as_ref())).collect();
+    assert_eq!(ends, ["terminated 137 ContainerStatusUnknown", "terminated 0"]);
+    assert_eq!((entry.status.phase.as_deref(), entry.is_finished), (Some("Failed"), true));
+    assert_eq!(store.terminate_pod(&uid(), &pod, None, at(2)), Ok(true), "always sent");
+    let again = stored(&store).status.clone();
+    store.set(&uid(), &pod, None, PodStatus { message: Some("late".into()), ..again }, at(3)).expect("legal");
+    assert!(stored(&store).is_finished, "never taken back");
+}
+
+#[test]
+fn a_static_pod_keeps_its_phase_and_stays_unfinished() {
+    let pod = testing::into_static(testing::pod("Always", &[], &["a"]));
+    let mut store = store();
+    store.set(&uid(), &pod, None, of_containers(vec![api_status("a", is_running())]), at(0)).expect("legal");
+    store.terminate_pod(&uid(), &pod, None, at(1)).expect("legal");
+    let entry = stored(&store);
+    assert_eq!((entry.status.phase.as_deref(), entry.is_finished), (Some("Running"), false));
+    assert_eq!(
+        brief(entry.status.container_statuses.as_ref().expect("one")[0].state.as_ref()),
+        "terminated 137 ContainerStatusUnknown"
+    );
+}
+
+#[test]
+fn init_containers_that_never_began_were_not_lost() {
+    let waiting = || state::waiting("PodInitializing", "");
+    let rows = [
+        (vec![waiting(), waiting(), waiting()], 1),
+        (vec![has_ended(0), waiting(), waiting()], 1),
+        (vec![has_ended(0), is_running(), waiting()], 2),
+        (vec![waiting(), waiting(), is_running()], 3),
+    ];
+    for (states, lost_until) in rows {
+        let pod = testing::pod("Always", &["x", "y", "z"], &["a"]);
+        let mut store = store();
+        let list: Vec<_> =
+            ["x", "y", "z"].into_iter().zip(states).map(|(name, state)| api_status(name, state)).collect();
+        let mut last = of_init(list);
+        last.container_statuses = Some(vec![api_status("a", waiting())]);
+        store.set(&uid(), &pod, None, last, at(0)).expect("legal");
+        store.terminate_pod(&uid(), &pod, None, at(1)).expect("legal");
+        let status = &stored(&store).status;
+        let ended: Vec<_> = status
+            .init_container_statuses
+            .iter()
+            .flatten()
+            .map(|c| brief(c.state.as_ref()).starts_with("terminated"))
+            .collect();
+        assert_eq!(ended, [true, lost_until > 1, lost_until > 2]);
+        let regular = brief(status.container_statuses.as_ref().expect("one")[0].state.as_ref());
+        assert_eq!(regular, "waiting PodInitializing", "the pod was never initialised");
+    }
+}
+
+#[test]
+fn the_api_status_tells_whether_a_pod_was_initialised() {
+    let waiting = || state::waiting("PodInitializing", "");
+    let started = |mut status: ContainerStatus| {
+        status.started = Some(true);
+        status
+    };
+    let rows = [
+        ("one", None, false),
+        ("one", Some(of_init(vec![api_status("one", has_ended(1))])), false),
+        ("one", Some(of_init(vec![api_status("one", has_ended(0))])), true),
+        ("side", Some(of_init(vec![api_status("side", is_running())])), false),
+        ("side", Some(of_init(vec![started(api_status("side", is_running()))])), true),
+        ("one", Some(of_containers(vec![api_status("a", is_running())])), true),
+        ("one", Some(of_containers(vec![api_status("a", waiting())])), false),
+    ];
+    for (init, told, initialised) in rows {
+        let pod = Pod { status: told.clone(), ..testing::pod("Always", &[init], &["a"]) };
+        let mut store = store();
+        let last = PodStatus { container_statuses: Some(vec![api_status("a", waiting())]), ..ready("False") };
+        store.set(&uid(), &pod, None, last, at(0)).expect("legal");
+        store.terminate_pod(&uid(), &pod, None, at(1)).expect("legal");
+        let regular = brief(stored(&store).status.container_statuses.as_ref().expect("one")[0].state.as_ref());
+        assert_eq!(regular.starts_with("terminated"), initialised, "{init} {told:?}");
+    }
+}
+
+#[test]
+fn pods_can_be_forgotten() {
+    let pod = testing::pod("Always", &[], &["a"]);
+    let mut store = store();
+    for name in ["one", "two", "three"] {
+        store.set(&name.into(), &pod, None, ready("True"), at(0)).expect("legal");
+    }
+    assert!(store.remove("one").is_some());
+    assert!(store.remove("one").is_none());
+    store.retain(|uid| uid.as_str() == "two");
+    assert_eq!(store.iter().map(|(uid, _)| uid.as_str()).collect::<Vec<_>>(), ["two"]);
+}

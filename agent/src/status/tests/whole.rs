@@ -1,0 +1,60 @@
+//! Addresses, QoS class and what a settled pod's status looks like as a whole.
+
+use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::model::testing::*;
+use crate::status::NodeAddresses;
+
+use super::Situation;
+
+fn addresses(status: &PodStatus) -> (Vec<String>, Vec<String>) {
+    let pods = status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).collect();
+    let hosts = status.host_ips.iter().flatten().map(|ip| ip.ip.clone()).collect();
+    (pods, hosts)
+}
+
+fn node(ips: &[&str]) -> Option<NodeAddresses> {
+    Some(NodeAddresses { ips: ips.iter().map(|ip| (*ip).to_owned()).collect() })
+}
+
+#[test]
+fn pod_ips_are_one_per_family_the_nodes_first() {
+    let ips = ["10.0.0.1", "10.0.0.2", "FD00::0:1", "nonsense"];
+    let situation = Situation::new(pod("Always", &[], &["a"]), vec![])
+        .with(|s| s.snapshot.ips = ips.iter().map(|ip| (*ip).to_owned()).collect());
+    let status = situation.generate();
+    assert_eq!(addresses(&status), (vec!["10.0.0.1".into(), "fd00::1".into()], vec![]));
+    assert_eq!((status.pod_ip.as_deref(), status.host_ip), (Some("10.0.0.1"), None));
+    let status = situation.with(|s| s.node = node(&["fd00::9", "192.0.2.1"])).generate();
+    let expected = (vec!["fd00::1".into(), "10.0.0.1".into()], vec!["fd00::9".into(), "192.0.2.1".into()]);
+    assert_eq!(addresses(&status), expected);
+    assert_eq!((status.pod_ip.as_deref(), status.host_ip.as_deref()), (Some("fd00::1"), Some("fd00::9")));
+}
+
+#[test]
+fn host_network_pods_take_the_nodes_addresses_once() {
+    let hosted = Situation::new(pod("Always", &[], &["a"]), vec![]).with(|s| {
+        s.pod.spec.as_mut().expect("a spec").host_network = Some(true);
+        s.snapshot.ips.clear();
+    });
+    assert_eq!(hosted.generate().pod_ip, None);
+    let known = hosted.with(|s| s.node = node(&["192.0.2.1"]));
+    assert_eq!(known.generate().pod_ip.as_deref(), Some("192.0.2.1"));
+    let moved = known.then(vec![]).with(|s| s.node = node(&["192.0.2.7", "fd00::7"]));
+    assert_eq!(addresses(&moved.generate()).0, ["192.0.2.1", "fd00::7"], "the first stays, a second family is added");
+}
+
+#[test]
+fn the_qos_class_is_kept_once_set() {
+    let situation = Situation::new(pod("Always", &[], &["a"]), vec![]);
+    assert_eq!(situation.generate().qos_class.as_deref(), Some("BestEffort"));
+    let set = situation.with(|s| s.pod.status.get_or_insert_default().qos_class = Some("Guaranteed".into()));
+    assert_eq!(set.generate().qos_class.as_deref(), Some("Guaranteed"));
+}
+
+#[test]
+fn a_settled_pod_has_a_settled_status() {
+    let settled = || vec![running("a", 1), running("side", 0), exited("a", 0, 1), exited("one", 0, 0)];
+    let second = Situation::new(pod("Always", &["one", "side"], &["a"]), settled()).then(settled()).then(settled());
+    assert_eq!(second.generate(), second.old);
+}

@@ -1,0 +1,154 @@
+//! subPath: a part of a volume, pinned by a bind mount before the container sees it. A container of the same pod may
+//! write in the volume meanwhile; what was checked is what is mounted.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Component;
+use std::path::Path;
+use std::path::PathBuf;
+
+use nix::mount::MntFlags;
+use nix::mount::MsFlags;
+use nix::mount::mount;
+use nix::mount::umount2;
+use nix::sys::stat::Mode;
+use nix::sys::stat::SFlag;
+use nix::sys::stat::fstat;
+use nix::sys::stat::mkdirat;
+
+use super::VolumeError;
+use super::beneath;
+use super::error::OnPath as _;
+use super::layout::PRIVATE;
+
+/// Mounts `volume`/`sub_path` at `target`, making directories that are missing in the volume. A mount of the same file
+/// that is there already stays.
+pub(super) fn bind(volume: &Path, sub_path: &str, target: &Path) -> io::Result<()> {
+    let pinned = pin(volume, sub_path)?;
+    let wanted = fstat(&pinned)?;
+    if let Ok(held) = fs::metadata(target) {
+        if is_mount_point(target)? {
+            if (held.dev(), held.ino()) == (wanted.st_dev, wanted.st_ino) {
+                return Ok(());
+            }
+            unmount(target)?;
+        }
+        remove_target(target)?;
+    }
+    make_target(target, SFlag::from_bits_truncate(wanted.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR)?;
+    let source = format!("/proc/self/fd/{}", pinned.as_raw_fd());
+    mount(Some(source.as_str()), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+    Ok(())
+}
+
+/// Opens the file the subPath names: links are followed as long as they stay inside the volume, then the resolved path
+/// is walked again with links refused, so that a link put there in between is not.
+fn pin(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
+    let refused = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("subPath {sub_path:?} {what}"));
+    let relative = Path::new(sub_path);
+    if !relative.components().all(|component| matches!(component, Component::Normal(_) | Component::CurDir)) {
+        return Err(refused("must be relative and must not contain '..'"));
+    }
+    let base = volume.canonicalize()?;
+    let (existing, missing) = existing_prefix(&base, relative)?;
+    let inside = existing.strip_prefix(&base).map_err(|_| refused("leads out of the volume"))?.to_owned();
+    let root = beneath::open_root(&base)?;
+    make_missing(&root, &inside, &missing, fs::metadata(&base)?.mode() & 0o777)?;
+    let resolved: PathBuf = inside.components().chain(missing.components()).collect();
+    beneath::name_below(&root, or_itself(&resolved))
+}
+
+/// The directory itself, where nothing of a path is left.
+fn or_itself(path: &Path) -> &Path {
+    if path.as_os_str().is_empty() { Path::new(".") } else { path }
+}
+
+/// The longest part of `base`/`relative` that exists, resolved, and the rest.
+fn existing_prefix(base: &Path, relative: &Path) -> io::Result<(PathBuf, PathBuf)> {
+    let components: Vec<Component<'_>> = relative.components().collect();
+    for length in (0..=components.len()).rev() {
+        let (head, tail): (PathBuf, PathBuf) =
+            (components[..length].iter().collect(), components[length..].iter().collect());
+        let path = base.join(head);
+        match path.canonicalize() {
+            Ok(resolved) => return Ok((resolved, tail)),
+            // A link to nowhere is not a missing directory: making one in its place would follow it later.
+            Err(_) if fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) => {
+                return Err(io::Error::other(format!("{} is a link that leads nowhere", path.display())));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
+fn make_missing(root: &OwnedFd, inside: &Path, missing: &Path, mode: u32) -> io::Result<()> {
+    let mut path = inside.to_owned();
+    for component in missing.components() {
+        let parent = beneath::name_below(root, or_itself(&path))?;
+        match mkdirat(&parent, component.as_os_str(), Mode::from_bits_truncate(mode)) {
+            Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        path.push(component);
+    }
+    Ok(())
+}
+
+fn make_target(target: &Path, is_dir: bool) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(PRIVATE);
+    if is_dir {
+        return builder.create(target);
+    }
+    if let Some(parent) = target.parent() {
+        builder.create(parent)?;
+    }
+    fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o640).open(target).map(drop)
+}
+
+fn remove_target(target: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(target)?.is_dir() { fs::remove_dir(target) } else { fs::remove_file(target) }
+}
+
+/// A directory or file on which something is mounted, also from the same file system.
+fn is_mount_point(path: &Path) -> io::Result<bool> {
+    let Some((parent, name)) = path.parent().zip(path.file_name()) else { return Ok(true) };
+    let how = nix::fcntl::OpenHow::new()
+        .flags(nix::fcntl::OFlag::O_PATH | nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_CLOEXEC)
+        .resolve(nix::fcntl::ResolveFlag::RESOLVE_NO_XDEV);
+    match nix::fcntl::openat2(beneath::open_root(parent)?, name, how) {
+        Ok(_) => Ok(false),
+        Err(nix::errno::Errno::EXDEV) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn unmount(target: &Path) -> io::Result<()> {
+    Ok(umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?)
+}
+
+/// Unmounts every subPath below `dir` (`<volume>/<container>/<index>`) and removes what they were mounted on.
+pub(super) fn unmount_all(dir: &Path) -> Result<(), VolumeError> {
+    for volume in children(dir) {
+        for container in children(&volume) {
+            for target in children(&container) {
+                if is_mount_point(&target).on("inspect", &target)? {
+                    unmount(&target).on("unmount", &target)?;
+                }
+                remove_target(&target).on("remove", &target)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn children(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}

@@ -1,0 +1,213 @@
+//! Volumes in a temporary folder; what needs root says so.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+use super::*;
+
+fn pod(volumes: serde_json::Value, mounts: serde_json::Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u-1"},
+        "spec": {"volumes": volumes, "containers": [{"name": "c", "image": "i", "volumeMounts": mounts}]},
+    }))
+    .expect("a pod")
+}
+
+fn with_empty_dir() -> Pod {
+    pod(
+        json!([{"name": "v", "emptyDir": {}}, {"name": "unused", "emptyDir": {}}]),
+        json!([{"name": "v", "mountPath": "/v"}]),
+    )
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).expect("it exists").permissions().mode() & 0o7777
+}
+
+fn make() -> (tempfile::TempDir, Volumes) {
+    let root = tempfile::tempdir().expect("a folder");
+    let volumes = Volumes::new(root.path());
+    volumes.make_pod_dirs("u-1").expect("the pod's folders");
+    (root, volumes)
+}
+
+#[test]
+fn an_empty_dir_lives_and_dies_with_its_pod() {
+    let (root, volumes) = make();
+    let pod = with_empty_dir();
+    assert_eq!(mode(&root.path().join("pods/u-1")), 0o750);
+    volumes.set_up(&pod).expect("set up");
+    let dir = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v");
+    assert_eq!(mode(&dir), 0o777);
+    assert!(!dir.with_file_name("unused").exists(), "nobody mounts it");
+    let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
+    assert_eq!(volumes.mount_source(&pod, "c", 0, mount, None).expect("a path"), dir);
+
+    std::fs::write(dir.join("data"), "kept").expect("a file");
+    volumes.set_up(&pod).expect("set up again");
+    assert_eq!(std::fs::read_to_string(dir.join("data")).expect("the file"), "kept");
+    let error = volumes.remove_orphan("u-1").expect_err("content is never deleted with the folder");
+    assert!(matches!(error, VolumeError::NotEmpty { .. }), "{error}");
+
+    assert!(!volumes.is_torn_down("u-1"));
+    volumes.tear_down("u-1").expect("gone");
+    assert!(volumes.is_torn_down("u-1"));
+    assert_eq!(volumes.pods_on_disk().expect("a list"), ["u-1"]);
+    volumes.make_termination_file("u-1", "c").expect("a file");
+    volumes.remove_orphan("u-1").expect("gone");
+    assert_eq!(volumes.pods_on_disk().expect("a list"), Vec::<String>::new());
+    volumes.tear_down("u-1").expect("twice is fine");
+}
+
+#[test]
+fn teardown_follows_no_link_and_digs_deep() {
+    let (root, volumes) = make();
+    volumes.set_up(&with_empty_dir()).expect("set up");
+    let outside = tempfile::tempdir().expect("a folder");
+    std::fs::write(outside.path().join("precious"), "x").expect("a file");
+    let dir = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v");
+    symlink(outside.path(), dir.join("link")).expect("a link");
+    let mut deep = dir.clone();
+    for _ in 0..150 {
+        deep.push("d");
+        std::fs::create_dir(&deep).expect("a folder");
+        std::fs::write(deep.join("f"), "").expect("a file");
+    }
+    for n in 0..1100 {
+        std::fs::write(dir.join(n.to_string()), "").expect("a file");
+    }
+    volumes.tear_down("u-1").expect("gone");
+    assert!(volumes.is_torn_down("u-1"));
+    assert!(outside.path().join("precious").exists());
+}
+
+#[test]
+fn names_cannot_lead_elsewhere() {
+    let (_root, volumes) = make();
+    for uid in ["", "..", ".", "../u", "a/b"] {
+        assert!(matches!(volumes.make_pod_dirs(uid), Err(VolumeError::NotAFileName { .. })), "{uid:?}");
+    }
+}
+
+#[test]
+fn host_path_types() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| dir.path().join(name).to_str().expect("text").to_owned();
+    std::fs::write(at("file"), "").expect("a file");
+    let _listener = UnixListener::bind(at("socket")).expect("a socket");
+    let table = [
+        ("dir/new", "DirectoryOrCreate", None),
+        ("dir/new", "Directory", None),
+        ("dir/new", "File", Some("is not a file")),
+        ("made", "FileOrCreate", None),
+        ("made", "File", None),
+        ("made", "Directory", Some("is not a directory")),
+        ("file", "DirectoryOrCreate", Some("is not a directory")),
+        ("dir/new", "FileOrCreate", Some("is not a file")),
+        ("no/parent", "FileOrCreate", Some("cannot create")),
+        ("socket", "Socket", None),
+        ("file", "Socket", Some("is not a socket file")),
+        ("file", "CharDevice", Some("is not a character device")),
+        ("file", "BlockDevice", Some("is not a block device")),
+        ("absent", "", None),
+        ("absent", "Directory", Some("is not a directory")),
+        ("a/../b", "", Some("'..'")),
+        ("file", "Sock", Some("unknown type")),
+    ];
+    for (name, kind, expected) in table {
+        match (host_path::check(&at(name), kind), expected) {
+            (Ok(()), None) => {}
+            (Err(error), Some(text)) => assert!(error.to_string().contains(text), "{name} {kind}: {error}"),
+            (result, _) => panic!("{name} {kind}: {result:?}"),
+        }
+    }
+    assert!(!dir.path().join("absent").exists());
+    assert!(host_path::check("/dev/null", "CharDevice").is_ok());
+}
+
+/// `None` (with a word) where mounting is not possible.
+fn mountable() -> Option<()> {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: needs root to mount");
+    }
+    root.then_some(())
+}
+
+#[test]
+fn a_sub_path_is_pinned_inside_its_volume() {
+    let Some(()) = mountable() else { return };
+    let (_root, volumes) = make();
+    let source = tempfile::tempdir().expect("a folder");
+    let pod = pod(
+        json!([{"name": "h", "hostPath": {"path": source.path()}}]),
+        json!([{"name": "h", "mountPath": "/h", "subPath": "a/b"}]),
+    );
+    let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
+    let bind = |index, sub_path: &str| volumes.mount_source(&pod, "c", index, mount, Some(sub_path));
+    let target = bind(0, "a/b").expect("made and mounted");
+    std::fs::write(source.path().join("a/b/f"), "1").expect("a file");
+    assert_eq!(std::fs::read_to_string(target.join("f")).expect("seen through the mount"), "1");
+    assert_eq!(bind(0, "a/b").expect("still the same"), target);
+
+    symlink("a", source.path().join("in")).expect("a link");
+    symlink(source.path().join("a"), source.path().join("in-absolute")).expect("a link");
+    for (index, path) in [(1, "in/b/f"), (2, "in-absolute/b/f")] {
+        let file = bind(index, path).expect("links inside are fine");
+        assert_eq!(std::fs::read_to_string(file).expect("a file"), "1");
+    }
+    symlink("/etc", source.path().join("out")).expect("a link");
+    symlink("nowhere", source.path().join("dangling")).expect("a link");
+    for path in ["out", "out/new", "../x", "/etc", "a/../../x", "dangling/x"] {
+        let error = bind(9, path).expect_err("refused").to_string();
+        assert!(error.starts_with("failed to prepare subPath for volumeMount \"h\" of container \"c\""), "{error}");
+    }
+    assert!(!Path::new("/etc/new").exists());
+    volumes.tear_down("u-1").expect("unmounted and gone");
+    assert_eq!(std::fs::read_to_string(source.path().join("a/b/f")).expect("the host's file stays"), "1");
+}
+
+#[test]
+fn a_mount_in_a_volume_is_not_emptied() {
+    let Some(()) = mountable() else { return };
+    let (root, volumes) = make();
+    volumes.set_up(&with_empty_dir()).expect("set up");
+    let other = tempfile::tempdir_in(root.path()).expect("a folder of the same file system");
+    std::fs::write(other.path().join("precious"), "x").expect("a file");
+    let point = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v/point");
+    std::fs::create_dir(&point).expect("a folder");
+    let flags = nix::mount::MsFlags::MS_BIND;
+    nix::mount::mount(Some(other.path()), &point, None::<&str>, flags, None::<&str>).expect("a bind mount");
+    let result = volumes.tear_down("u-1");
+    nix::mount::umount(&point).expect("unmounted");
+    let error = result.expect_err("a mount point is in the way").to_string();
+    assert!(error.contains("is a mount point"), "{error}");
+    assert!(other.path().join("precious").exists());
+    volumes.tear_down("u-1").expect("now it goes");
+}
+
+#[test]
+fn the_hosts_file_changes_in_place() {
+    use std::os::unix::fs::MetadataExt as _;
+    let (_root, volumes) = make();
+    let file = volumes.write_hosts_file("u-1", "one\n").expect("written");
+    let inode = std::fs::metadata(&file).expect("it exists").ino();
+    volumes.write_hosts_file("u-1", "two\n").expect("written");
+    assert_eq!(std::fs::read_to_string(&file).expect("text"), "two\n");
+    assert_eq!(std::fs::metadata(&file).expect("it exists").ino(), inode);
+    assert_eq!(mode(&file), 0o644);
+}
+
+#[test]
+fn every_attempt_has_its_own_termination_file() {
+    let (_root, volumes) = make();
+    let one = volumes.make_termination_file("u-1", "c").expect("a file");
+    let two = volumes.make_termination_file("u-1", "c").expect("a file");
+    assert_ne!(one, two);
+    assert_eq!(mode(&one), 0o666);
+}

@@ -1,0 +1,100 @@
+//! The observing half of the agent: sensors and PLEG, no workers. The test is the only one who acts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use keblet::events::process::{NoProcessWatch, ProcessWatch};
+use keblet::events::sensors::{RelistPeriods, Sensor, SensorBoard, SensorState};
+use keblet::events::{HINT_CAPACITY, cri};
+use keblet::model::Clock;
+use keblet::pleg::{self, PlegConfig, PlegHandle};
+use keblet::runtime::{Runtime, RuntimeOptions};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::kernel;
+use super::seen::Seen;
+use crate::cri::SimRuntime;
+
+/// Which sensors the agent has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Senses {
+    /// The runtime's event stream.
+    pub events: bool,
+    /// Pins of container inits.
+    pub pidfd: bool,
+    /// Exit and OOM probes.
+    pub probes: bool,
+}
+
+impl Senses {
+    /// As on a machine that has everything.
+    pub const ALL: Self = Self { events: true, pidfd: true, probes: true };
+    /// The runtime's events alone.
+    pub const EVENTS: Self = Self { events: true, pidfd: false, probes: false };
+    /// Nothing but lists.
+    pub const LISTS: Self = Self { events: false, pidfd: false, probes: false };
+}
+
+/// The agent's clock on a simulated node.
+pub fn clock(sim: &SimRuntime) -> Clock {
+    Clock::Derived { origin: sim.clock().wall(sim.clock().start()), start: sim.clock().start() }
+}
+
+/// The agent's runtime client, connected in memory.
+pub fn runtime(sim: &SimRuntime) -> Runtime {
+    let endpoint = sim.memory();
+    let connect = move || {
+        let endpoint = endpoint.clone();
+        async move { endpoint.connect().await }
+    };
+    Runtime::with_connector("memory:///runtime.sim", connect, RuntimeOptions::default())
+}
+
+/// Sensors and PLEG of one agent. Dropping it is like killing the agent.
+pub struct Eyes {
+    /// The pod cache.
+    pub pleg: PlegHandle,
+    /// Sensors' states.
+    pub board: SensorBoard,
+    /// What was seen.
+    pub seen: Seen,
+    _tasks: JoinSet<()>,
+}
+
+impl Eyes {
+    /// Opens them on a node.
+    pub fn open(sim: &SimRuntime, senses: Senses) -> Self {
+        let (board, seen, runtime) = (SensorBoard::default(), Seen::default(), runtime(sim));
+        let (hints, hints_in) = mpsc::channel(HINT_CAPACITY);
+        let shutdown = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        let watch: Arc<dyn ProcessWatch> = if senses.pidfd { kernel::shared(sim) } else { Arc::new(NoProcessWatch) };
+        let config = PlegConfig {
+            periods: RelistPeriods::default(),
+            parallel_inspections: 64,
+            inspection_timeout: Duration::from_secs(30),
+            watch,
+            observer: Arc::new(seen.clone()),
+            clock: clock(sim),
+            board: board.clone(),
+        };
+        if senses.events {
+            tasks.spawn(cri::follow(runtime.clone(), hints.clone(), board.clone(), clock(sim), shutdown.clone()));
+        } else {
+            board.set(Sensor::RuntimeEvents, SensorState::Off);
+        }
+        if senses.probes {
+            tasks.spawn(kernel::follow_kernel(sim.kernel().subscribe(), hints));
+        }
+        let (pleg, task) = pleg::start(runtime, hints_in, config, shutdown.clone());
+        // The guard ends the PLEG, which runs in a task of its own, together with the others.
+        let guard = shutdown.drop_guard();
+        tasks.spawn(async move {
+            let _guard = guard;
+            let _ = task.await;
+        });
+        Self { pleg, board, seen, _tasks: tasks }
+    }
+}

@@ -1,0 +1,80 @@
+//! The simulated kernel in the agent's words: pins for its process watch, records as its hints.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use keblet::events::process::{Gone, Pinned, ProcessWatch};
+use keblet::events::{ExitFacts, Hint, OomFacts, RelistReason};
+use keblet::model::{ContainerId, KernelMoment};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, mpsc};
+
+use crate::cri::{KernelFact, SimRuntime};
+
+/// Pins processes of the simulated kernel, with the checks a real one allows.
+#[derive(Debug)]
+pub struct SimWatch {
+    sim: SimRuntime,
+    asked: Mutex<HashSet<u32>>,
+}
+
+impl SimWatch {
+    /// A watch on this node's processes.
+    pub fn new(sim: &SimRuntime) -> Self {
+        Self { sim: sim.clone(), asked: Mutex::default() }
+    }
+
+    /// Pids the agent has tried to pin.
+    pub fn asked(&self) -> HashSet<u32> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl ProcessWatch for SimWatch {
+    fn pin(&self, pid: u32, id: &ContainerId) -> Pinned {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
+        let Some(process) = self.sim.kernel().open(pid) else { return Pinned::Gone };
+        if process.container_id != id.as_str() {
+            return Pinned::Ineligible(format!("process {pid} lies in the cgroup of {}", process.container_id));
+        }
+        if !self.sim.leads_pid_namespace(id.as_str()) {
+            return Pinned::Ineligible(format!("process {pid} does not lead a PID namespace of its own"));
+        }
+        Pinned::Watching(Box::pin(async move {
+            process.gone().await;
+            Gone { exit_code: None }
+        }))
+    }
+}
+
+/// Hands the simulated probes' records on as hints, as the agent's own follower does with real ones.
+pub async fn follow_kernel(mut facts: broadcast::Receiver<KernelFact>, hints: mpsc::Sender<Hint>) {
+    loop {
+        let hint = match facts.recv().await {
+            Ok(KernelFact::Exit(exit)) if exit.ns_init => Hint::Exit(ExitFacts {
+                container: ContainerId::from(exit.container_id),
+                pid: exit.pid,
+                exit_code: exit.exit.code(),
+                at: KernelMoment(exit.at),
+            }),
+            Ok(KernelFact::Exit(_)) => continue,
+            Ok(KernelFact::Oom(oom)) => Hint::Oom(OomFacts {
+                container: Some(ContainerId::from(oom.container_id)),
+                pid: oom.pid,
+                comm: "simulated".to_owned(),
+                anon_kib: 0,
+                at: KernelMoment(oom.at),
+            }),
+            Err(RecvError::Lagged(_)) => Hint::Gap(RelistReason::Dropped),
+            Err(RecvError::Closed) => return,
+        };
+        if hints.send(hint).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Shares a watch with the agent.
+pub(super) fn shared(sim: &SimRuntime) -> Arc<dyn ProcessWatch> {
+    Arc::new(SimWatch::new(sim))
+}

@@ -1,0 +1,104 @@
+//! What the agent saw: every lifecycle event, relist and contradiction, for a test to judge.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use keblet::events::RelistReason;
+use keblet::model::{LifecycleEvent, LifecycleKind};
+use keblet::pleg::PlegObserver;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// A record of what one agent saw. Clones share it; agents may share it too, one after the other.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    log: Arc<Mutex<Log>>,
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    events: Vec<(Instant, LifecycleEvent)>,
+    relists: Vec<(Instant, RelistReason, bool)>,
+    inspections: u64,
+    contradictions: u64,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self { log: Arc::default(), changes: watch::Sender::new(0) }
+    }
+}
+
+impl Seen {
+    /// All events of one kind about one container instance, with when they were told.
+    pub fn of(&self, kind: LifecycleKind, container: &str) -> Vec<(Instant, LifecycleEvent)> {
+        let about = |event: &LifecycleEvent| event.container.as_ref().is_some_and(|id| id.as_str() == container);
+        self.log().events.iter().filter(|(_, event)| event.kind == kind && about(event)).cloned().collect()
+    }
+
+    /// How often a container instance was seen to die.
+    pub fn deaths(&self, container: &str) -> usize {
+        self.of(LifecycleKind::ContainerDied, container).len()
+    }
+
+    /// All events, oldest first.
+    pub fn events(&self) -> Vec<(Instant, LifecycleEvent)> {
+        self.log().events.clone()
+    }
+
+    /// Relists that ended: when, why, whether they succeeded.
+    pub fn relists(&self) -> Vec<(Instant, RelistReason, bool)> {
+        self.log().relists.clone()
+    }
+
+    /// Inspections of single pods that ended.
+    pub fn inspections(&self) -> u64 {
+        self.log().inspections
+    }
+
+    /// Times the runtime denied a proven death for too long.
+    pub fn contradictions(&self) -> u64 {
+        self.log().contradictions
+    }
+
+    /// Waits until what was seen meets a condition; false if that takes longer than `limit`.
+    pub async fn until(&self, limit: Duration, met: impl Fn(&Self) -> bool) -> bool {
+        let mut changes = self.changes.subscribe();
+        let wait = async {
+            while !met(self) {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(limit, wait).await.is_ok()
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Log)) {
+        note(&mut self.log());
+        self.changes.send_modify(|count| *count += 1);
+    }
+}
+
+impl PlegObserver for Seen {
+    fn event(&self, event: &LifecycleEvent, _latency: Option<Duration>) {
+        self.note(|log| log.events.push((Instant::now(), event.clone())));
+    }
+
+    fn relist(&self, reason: RelistReason, _took: Duration, _interval: Option<Duration>, ok: bool) {
+        self.note(|log| log.relists.push((Instant::now(), reason, ok)));
+    }
+
+    fn inspection(&self, _took: Duration, _ok: bool) {
+        self.note(|log| log.inspections += 1);
+    }
+
+    fn contradiction(&self) {
+        self.note(|log| log.contradictions += 1);
+    }
+}

@@ -1,0 +1,479 @@
+//! The failure modes of event-driven PLEGs, at the level of the PLEG: each test fails with the naive design that its
+//! comment names. The test acts on the runtime itself, as a pod's worker would.
+
+use std::time::Duration;
+
+use keblet::events::sensors::{Sensor, SensorState};
+use keblet::model::{ContainerState, LifecycleKind, PodSnapshot, PodUid, Source};
+use keblet_tests::cri::client::{Client, container, sandbox};
+use keblet_tests::cri::*;
+use keblet_tests::node::{Eyes, Senses};
+use tokio::time::{Instant, sleep};
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn node() -> (SimRuntime, Client) {
+    node_with(Options::default())
+}
+
+fn node_with(options: Options) -> (SimRuntime, Client) {
+    let sim = SimRuntime::new(options);
+    sim.images(|images| images.store("busybox", 1 << 20));
+    let client = Client::new(sim.memory().channel());
+    (sim, client)
+}
+
+fn uid(pod: &str) -> PodUid {
+    PodUid::from(format!("{pod}-uid"))
+}
+
+/// Opens the eyes and waits until they see: events up, first list done.
+async fn awake(sim: &SimRuntime, senses: Senses) -> Eyes {
+    let eyes = Eyes::open(sim, senses);
+    let up = eyes.seen.until(secs(5), |seen| seen.relists().iter().filter(|(_, _, ok)| *ok).count() >= 2).await;
+    assert!(up || !senses.events, "{:?}", eyes.board.report());
+    eyes
+}
+
+/// State of a container in the pod cache.
+fn cached(eyes: &Eyes, pod: &str, id: &str) -> Option<ContainerState> {
+    state(eyes.pleg.cached(&uid(pod)).as_deref()?, id)
+}
+
+fn state(snapshot: &PodSnapshot, id: &str) -> Option<ContainerState> {
+    snapshot.containers.iter().find(|c| c.id.as_str() == id).map(|c| c.state)
+}
+
+async fn run(client: &mut Client, pod: &str, program: &str) -> (String, String) {
+    let sandbox_id = client.run_sandbox(sandbox(pod, 0)).await.expect("sandbox");
+    let id = client.launch(&sandbox_id, container("main", 0, program)).await.expect("launch");
+    (sandbox_id, id)
+}
+
+/// How long after its true death a container was first seen dead.
+fn latency(sim: &SimRuntime, eyes: &Eyes, id: &str) -> Duration {
+    let (died, _) = sim.ledger(|l| l.instance(id).and_then(|i| i.exited)).expect("dead");
+    let (seen, _) = eyes.seen.of(LifecycleKind::ContainerDied, id).first().expect("seen").clone();
+    seen.saturating_duration_since(died)
+}
+
+/// F1. Naive: the CREATED event puts the state Created into the cache, where a worker that acts takes it for news and
+/// starts another. Here a worker's view after its own action is sampled after that action, whatever events say.
+#[tokio::test(start_paused = true)]
+async fn f01_a_view_after_an_action_shows_that_action() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
+    // Created long before it is started, so that the event has every chance to be served in between.
+    let id = client.create(&pod, container("main", 0, "run")).await.expect("create");
+    eyes.seen.until(secs(2), |_| cached(&eyes, "web", &id).is_some()).await;
+    sim.faults(|f| f.events = EventFaults { late: 1.0, late_by: ms(500), ..EventFaults::default() });
+    client.start(&id).await.expect("start");
+    let view = eyes.pleg.inspect(&uid("web")).await.expect("view");
+    assert_eq!(state(&view, &id), Some(ContainerState::Running));
+    sleep(secs(3)).await;
+    assert_eq!(cached(&eyes, "web", &id), Some(ContainerState::Running), "late events brought nothing older back");
+}
+
+/// F2. Naive: a pod that was not looked at yet reads as a pod without containers.
+#[tokio::test(start_paused = true)]
+async fn f02_a_pod_not_seen_yet_is_not_an_empty_pod() {
+    let (sim, mut client) = node();
+    let (_, id) = run(&mut client, "web", "run").await;
+    sim.faults(|f| {
+        f.add(CallFault::on(Method::ContainerStatus, Trouble::Slow(secs(8))));
+        f.add(CallFault::on(Method::ListContainers, Trouble::Slow(secs(3))));
+    });
+    let eyes = Eyes::open(&sim, Senses::ALL);
+    let begin = Instant::now();
+    let view = eyes.pleg.view(&uid("web")).await.expect("view");
+    assert_eq!(state(&view, &id), Some(ContainerState::Running));
+    assert!(begin.elapsed() >= secs(8), "it waited for a real look: {:?}", begin.elapsed());
+    let nobody = eyes.pleg.view(&uid("nobody")).await.expect("view");
+    assert!(nobody.containers.is_empty() && nobody.sandboxes.is_empty());
+}
+
+/// F3. Naive: the worker waits for an event stamped after its own action, or for a 5 s tick.
+#[tokio::test(start_paused = true)]
+async fn f03_a_worker_gets_its_view_without_waiting_for_events() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    let (_, id) = run(&mut client, "web", "run").await;
+    sim.faults(|f| f.events.lost = 1.0);
+    client.stop(&id, 5).await.expect("stop");
+    let begin = Instant::now();
+    let view = eyes.pleg.inspect(&uid("web")).await.expect("view");
+    assert_eq!(state(&view, &id), Some(ContainerState::Exited));
+    assert!(begin.elapsed() < ms(20), "{:?}", begin.elapsed());
+}
+
+/// F4. Naive: a clock tick declares what is cached to be fresh. Here "fresh" is a read of the runtime, even while the
+/// event stream lags behind for seconds.
+#[tokio::test(start_paused = true)]
+async fn f04_freshness_is_a_real_read() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::EVENTS).await;
+    let (_, id) = run(&mut client, "web", "run").await;
+    assert!(eyes.seen.until(secs(2), |_| cached(&eyes, "web", &id) == Some(ContainerState::Running)).await);
+    sim.faults(|f| f.events = EventFaults { late: 1.0, late_by: secs(60), ..EventFaults::default() });
+    sim.kill("web", "main", Exit::Code(1)).expect("alive");
+    sleep(secs(6)).await;
+    assert_eq!(cached(&eyes, "web", &id), Some(ContainerState::Running), "nothing has told it yet");
+    let view = eyes.pleg.inspect(&uid("web")).await.expect("view");
+    assert_eq!(state(&view, &id), Some(ContainerState::Exited));
+}
+
+/// F5. Naive: payloads are state, ordered by their stamps; a RUNNING snapshot stamped after the exit wins for ever.
+#[tokio::test(start_paused = true)]
+async fn f05_a_snapshot_stamped_too_late_does_not_bring_the_dead_back() {
+    for senses in [Senses::ALL, Senses::EVENTS] {
+        let (sim, mut client) = node();
+        let eyes = awake(&sim, senses).await;
+        let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
+        let id = client.create(&pod, container("main", 0, "exit 1 20ms")).await.expect("create");
+        sim.faults(|f| f.events = EventFaults { stale: 1.0, stale_by: ms(400), ..EventFaults::default() });
+        let starting = tokio::spawn({
+            let (mut client, id) = (client.clone(), id.clone());
+            async move { client.start(&id).await }
+        });
+        sim.until("exited", secs(2), |l| l.instance(&id).is_some_and(|i| i.exited.is_some())).await.expect("exit");
+        starting.await.expect("no panic").expect("start");
+        sim.faults(Faults::clear);
+        assert!(eyes.seen.until(secs(3), |seen| seen.deaths(&id) == 1).await, "{senses:?}");
+        sleep(secs(5)).await;
+        assert_eq!(cached(&eyes, "web", &id), Some(ContainerState::Exited), "{senses:?}");
+        assert_eq!(eyes.seen.deaths(&id), 1, "{senses:?}");
+    }
+}
+
+/// F6. Naive: stamps decide; one in a wrong unit lies in the far future (or past) and freezes the pod (or hides the
+/// event).
+#[tokio::test(start_paused = true)]
+async fn f06_stamps_of_the_runtime_decide_nothing() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::EVENTS).await;
+    sim.faults(|f| f.events.misdated = 1.0);
+    for pod in ["a", "b", "c", "d", "e", "f"] {
+        let (_, id) = run(&mut client, pod, "exit 1 200ms").await;
+        assert!(eyes.seen.until(secs(2), |seen| seen.deaths(&id) == 1).await, "{pod}: {:?}", eyes.seen.events());
+        assert!(latency(&sim, &eyes, &id) < ms(100), "{:?}", latency(&sim, &eyes, &id));
+    }
+}
+
+/// F7. Naive: a time stamp in PodSandboxStatus is taken for the promise of container statuses beside it.
+#[tokio::test(start_paused = true)]
+async fn f07_missing_statuses_are_not_missing_containers() {
+    let features = Features { status_timestamp: true, status_containers: false, ..Features::containerd_1_7() };
+    let (sim, mut client) = node_with(Options { features, ..Options::default() });
+    let eyes = awake(&sim, Senses::ALL).await;
+    sim.faults(|f| f.events.bare = 1.0);
+    let (pod, id) = run(&mut client, "web", "run").await;
+    let second = client.launch(&pod, container("side", 0, "run")).await.expect("launch");
+    let view = eyes.pleg.inspect(&uid("web")).await.expect("view");
+    assert_eq!(view.containers.len(), 2);
+    sim.kill("web", "side", Exit::Code(1)).expect("alive");
+    assert!(eyes.seen.until(secs(1), |seen| seen.deaths(&second) == 1).await);
+    sleep(secs(1)).await;
+    assert_eq!(cached(&eyes, "web", &id), Some(ContainerState::Running));
+}
+
+/// F8. Naive: what the stream did not bring did not happen. Here the kernel brings it, or else the next list does, and
+/// a reconnect is followed by a list of its own.
+#[tokio::test(start_paused = true)]
+async fn f08_missed_events_are_made_good() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    sim.faults(|f| f.events.lost = 1.0);
+    let (_, id) = run(&mut client, "web", "run").await;
+    eyes.pleg.inspect(&uid("web")).await.expect("view");
+    sim.kill("web", "main", Exit::Code(4)).expect("alive");
+    assert!(eyes.seen.until(ms(10), |seen| seen.deaths(&id) == 1).await, "the kernel tells at once");
+    sleep(secs(30)).await;
+    assert_eq!(eyes.seen.deaths(&id), 1, "and once");
+    let confirmed = eyes.pleg.cached(&uid("web")).expect("cached");
+    assert_eq!(confirmed.containers[0].reason, "Error", "confirmed although no event came");
+}
+
+/// F8, without kernel sensors, and more events than the runtime's queue holds while nobody reads.
+#[tokio::test(start_paused = true)]
+async fn f08_an_overflown_queue_is_made_good_by_the_list_after_the_connect() {
+    let (sim, mut client) = node();
+    let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
+    for attempt in 0..350 {
+        let id = client.launch(&pod, container("churn", attempt, "exit 0 1ms")).await.expect("launch");
+        sleep(ms(50)).await;
+        client.remove(&id).await.expect("remove");
+    }
+    let id = client.launch(&pod, container("main", 0, "exit 3 1ms")).await.expect("launch");
+    sleep(ms(100)).await;
+    assert!(sim.events().0 > 0, "events were dropped");
+    let eyes = awake(&sim, Senses::EVENTS).await;
+    assert!(eyes.seen.until(secs(1), |seen| seen.deaths(&id) == 1).await);
+    let running = client.launch(&pod, container("next", 0, "exit 1 1s")).await.expect("launch");
+    assert!(eyes.seen.until(secs(2), |seen| seen.deaths(&running) == 1).await, "the stream is not stuck in the past");
+}
+
+/// F8, a reader whose connection died swallows one more event: the exit that follows a reconnect must not depend on it.
+#[tokio::test(start_paused = true)]
+async fn f08_an_agent_that_comes_after_a_killed_one_misses_nothing() {
+    let (sim, mut client) = node();
+    let (_, id) = run(&mut client, "web", "run").await;
+    drop(awake(&sim, Senses::EVENTS).await);
+    let eyes = awake(&sim, Senses::ALL).await;
+    assert_eq!(cached(&eyes, "web", &id), Some(ContainerState::Running));
+    sim.kill("web", "main", Exit::Code(1)).expect("alive");
+    assert!(eyes.seen.until(ms(10), |seen| seen.deaths(&id) == 1).await, "its event goes to the dead reader");
+    sleep(secs(20)).await;
+    assert_eq!(eyes.pleg.cached(&uid("web")).expect("cached").containers[0].reason, "Error");
+}
+
+/// F9. Naive: an event's one sandbox is written as the whole pod; late news of an old one hide the new one.
+#[tokio::test(start_paused = true)]
+async fn f09_events_of_an_old_sandbox_hide_nothing_of_the_new_one() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    let (old, dead) = run(&mut client, "web", "run").await;
+    sim.faults(|f| f.events = EventFaults { late: 1.0, late_by: secs(3), ..EventFaults::default() });
+    client.stop_sandbox(&old).await.expect("stop");
+    let new = client.run_sandbox(sandbox("web", 1)).await.expect("sandbox");
+    let id = client.launch(&new, container("main", 1, "run")).await.expect("launch");
+    let view = eyes.pleg.inspect(&uid("web")).await.expect("view");
+    assert_eq!((view.sandboxes.len(), view.containers.len()), (2, 2));
+    assert!(view.sandboxes[0].ready && !view.sandboxes[1].ready, "newest first");
+    client.remove_sandbox(&old).await.expect("remove");
+    sleep(secs(10)).await;
+    let view = eyes.pleg.cached(&uid("web")).expect("still there");
+    assert_eq!((view.sandboxes.len(), state(&view, &id)), (1, Some(ContainerState::Running)));
+    assert_eq!((eyes.seen.deaths(&dead), eyes.seen.deaths(&id)), (1, 0));
+}
+
+/// F10. Naive: an event without a sandbox status is dropped, and the pod leaks or stays as it was.
+#[tokio::test(start_paused = true)]
+async fn f10_an_event_that_names_no_pod_makes_it_look_everywhere() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::EVENTS).await;
+    let (pod, id) = run(&mut client, "web", "run").await;
+    assert!(eyes.seen.until(secs(1), |_| cached(&eyes, "web", &id) == Some(ContainerState::Running)).await);
+    sim.faults(|f| f.events.anonymous = 1.0);
+    sim.kill("web", "main", Exit::Code(1)).expect("alive");
+    assert!(eyes.seen.until(ms(200), |seen| seen.deaths(&id) == 1).await);
+    client.remove_sandbox(&pod).await.expect("remove");
+    let removed = |seen: &keblet_tests::node::Seen| !seen.of(LifecycleKind::ContainerRemoved, &pod).is_empty();
+    assert!(eyes.seen.until(secs(2), removed).await);
+    assert!(eyes.pleg.cached(&uid("web")).is_none(), "nothing leaks");
+}
+
+/// F11. Naive: lists are compared with lists and events write beside them, so that a wrong entry is confirmed by two
+/// equal lists. Here every comparison is with what was last published.
+#[tokio::test(start_paused = true)]
+async fn f11_lists_are_compared_with_what_was_published() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::LISTS).await;
+    let (_, id) = run(&mut client, "web", "run").await;
+    assert!(eyes.seen.until(secs(3), |_| cached(&eyes, "web", &id) == Some(ContainerState::Running)).await);
+    // A worker's inspection publishes the death; the lists before and after it agree with each other or with it.
+    sim.kill("web", "main", Exit::Code(1)).expect("alive");
+    sleep(ms(60)).await;
+    eyes.pleg.inspect(&uid("web")).await.expect("view");
+    sleep(secs(10)).await;
+    assert_eq!(cached(&eyes, "web", &id), Some(ContainerState::Exited));
+    assert_eq!(eyes.seen.deaths(&id), 1, "told once, by whoever came first");
+}
+
+/// F12. Naive: five immediate retries burn out while the socket is away, and events are never used again.
+#[tokio::test(start_paused = true)]
+async fn f12_events_come_back_after_any_absence_of_the_runtime() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::EVENTS).await;
+    let (_, lives) = run(&mut client, "lives", "run").await;
+    let (_, dies) = run(&mut client, "dies", "run").await;
+    sleep(secs(1)).await;
+    sim.go_down();
+    sleep(secs(1)).await;
+    assert!(matches!(eyes.board.get(Sensor::RuntimeEvents), Some(SensorState::Down(_))));
+    sim.kill("dies", "main", Exit::Code(1)).expect("alive");
+    sleep(secs(3600)).await;
+    sim.come_up(Recovery::default());
+    assert!(eyes.seen.until(secs(30), |seen| seen.deaths(&dies) == 1).await, "the list after the reconnect");
+    assert!(eyes.seen.until(secs(30), |_| eyes.board.get(Sensor::RuntimeEvents) == Some(SensorState::Up)).await);
+    sleep(secs(5)).await;
+    let before = sim.ledger(Ledger::total);
+    sleep(secs(200)).await;
+    assert_eq!(sim.ledger(Ledger::total), before, "event-driven again: nothing happens, nothing is asked");
+    sim.kill("lives", "main", Exit::Code(1)).expect("alive");
+    assert!(eyes.seen.until(ms(100), |seen| seen.deaths(&lives) == 1).await);
+}
+
+/// F13. Naive: a full channel makes the PLEG unhealthy, the unhealthy node stops its only reader, for ever.
+#[tokio::test(start_paused = true)]
+async fn f13_a_flood_nobody_reads_locks_nothing_up() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    sim.faults(|f| f.events.doubled = 1.0);
+    let mut pods = Vec::new();
+    for pod in 0..10 {
+        pods.push(client.run_sandbox(sandbox(&format!("p{pod}"), 0)).await.expect("sandbox"));
+    }
+    for attempt in 0..40 {
+        for pod in &pods {
+            client.launch(pod, container("churn", attempt, "exit 0 1ms")).await.expect("launch");
+        }
+    }
+    let last = client.launch(&pods[0], container("main", 0, "exit 1 100ms")).await.expect("launch");
+    assert!(eyes.seen.until(secs(5), |seen| seen.deaths(&last) == 1).await);
+    assert_eq!(eyes.pleg.news().await.len(), 10, "thousands of events are ten pods with news");
+    let died: Vec<usize> = sim.ledger(|l| l.instances().iter().map(|i| eyes.seen.deaths(&i.id)).collect());
+    assert_eq!(died, [1; 401]);
+}
+
+/// F14. Naive: gauges count events up and down while lists reset them. Here what is counted is the one cache.
+#[tokio::test(start_paused = true)]
+async fn f14_running_containers_are_counted_from_one_source() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    sim.faults(|f| f.events = EventFaults { doubled: 0.7, lost: 0.3, swapped: 0.3, ..EventFaults::default() });
+    for pod in ["a", "b", "c", "d"] {
+        run(&mut client, pod, "exit 1 1s until 1").await;
+        run(&mut client, &format!("{pod}-stays"), "run").await;
+        eyes.pleg.inspect(&uid(pod)).await.expect("view");
+        eyes.pleg.inspect(&uid(&format!("{pod}-stays"))).await.expect("view");
+    }
+    sleep(secs(3)).await;
+    let running: usize = eyes.pleg.all().iter().map(|snapshot| snapshot.running().count()).sum();
+    assert_eq!((running, sim.ledger(Ledger::live_count)), (4, 4));
+}
+
+/// F15. Naive: each event is a transition. Runtimes repeat, reorder and omit them.
+#[tokio::test(start_paused = true)]
+async fn f15_repeated_and_reordered_events_are_one_death() {
+    for seed in 0..8 {
+        let (sim, mut client) = node_with(Options { seed, ..Options::default() });
+        let eyes = awake(&sim, if seed % 2 == 0 { Senses::ALL } else { Senses::EVENTS }).await;
+        sim.faults(|f| {
+            f.events =
+                EventFaults { doubled: 0.6, swapped: 0.6, late: 0.6, late_by: ms(900), ..EventFaults::default() };
+        });
+        let (_, id) = run(&mut client, "web", "exit 1 300ms").await;
+        assert!(eyes.seen.until(secs(3), |seen| seen.deaths(&id) == 1).await, "seed {seed}");
+        sleep(secs(5)).await;
+        assert_eq!(eyes.seen.deaths(&id), 1, "seed {seed}");
+        assert!(eyes.seen.of(LifecycleKind::ContainerStarted, &id).len() <= 1, "seed {seed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_kernel_tells_of_a_death_long_before_the_runtime() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    let (_, id) = run(&mut client, "web", "exit 7 2s").await;
+    eyes.pleg.inspect(&uid("web")).await.expect("view");
+    assert!(eyes.seen.until(secs(3), |seen| seen.deaths(&id) == 1).await);
+    assert!(latency(&sim, &eyes, &id) <= ms(2), "{:?}", latency(&sim, &eyes, &id));
+    let (_, event) = eyes.seen.of(LifecycleKind::ContainerDied, &id).remove(0);
+    assert_eq!((event.source, event.exit_code), (Source::Kernel, Some(7)));
+    let proven = eyes.pleg.cached(&uid("web")).expect("cached");
+    assert!(proven.containers[0].proven.is_some() && proven.containers[0].reason.is_empty());
+    sleep(secs(1)).await;
+    let confirmed = eyes.pleg.cached(&uid("web")).expect("cached");
+    assert!(confirmed.containers[0].proven.is_none());
+    assert_eq!((confirmed.containers[0].reason.as_str(), confirmed.containers[0].exit_code), ("Error", Some(7)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_death_without_its_own_pid_namespace_is_left_to_the_runtime() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    let mut config = sandbox("host", 0);
+    let host = keblet_proto::cri::v1::NamespaceMode::Node.into();
+    let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
+    security.namespace_options.as_mut().expect("set").pid = host;
+    let pod = client.run_sandbox(config).await.expect("sandbox");
+    let mut main = container("main", 0, "exit 1 1s fork");
+    let security = main.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
+    security.namespace_options.as_mut().expect("set").pid = host;
+    let id = client.launch(&pod, main).await.expect("launch");
+    eyes.pleg.inspect(&uid("host")).await.expect("view");
+    assert!(eyes.seen.until(secs(2), |seen| seen.deaths(&id) == 1).await);
+    let lag = latency(&sim, &eyes, &id);
+    assert!((ms(45)..ms(60)).contains(&lag), "not before the runtime buried it: {lag:?}");
+    assert!(sim.ledger(|l| l.live("host", "main").is_none()), "nothing of it lived when it was told dead");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reused_pid_proves_nothing_about_its_former_owner() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses { probes: false, ..Senses::ALL }).await;
+    sim.set_exit_report(secs(2));
+    let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
+    // Dies before anybody has looked, and its number goes to another container while the runtime still names it.
+    let first = client.launch(&pod, container("first", 0, "exit 0 1ms")).await.expect("launch");
+    let pid = sim.ledger(|l| l.instance(&first).and_then(|i| i.pid)).expect("started");
+    sim.kernel().wait_gone(pid).await;
+    sim.kernel().reuse(pid);
+    let second = client.launch(&pod, container("second", 0, "run")).await.expect("launch");
+    assert_eq!(sim.ledger(|l| l.instance(&second).and_then(|i| i.pid)), Some(pid));
+    eyes.pleg.inspect(&uid("web")).await.expect("view");
+    sleep(secs(5)).await;
+    assert_eq!(cached(&eyes, "web", &second), Some(ContainerState::Running));
+    assert_eq!((eyes.seen.deaths(&first), eyes.seen.deaths(&second)), (1, 0));
+    sim.kill("web", "second", Exit::Code(1)).expect("alive");
+    assert!(eyes.seen.until(ms(10), |seen| seen.deaths(&second) == 1).await, "its own death is still proven");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_runtime_wins_a_lasting_contradiction() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    sim.set_exit_report(secs(60));
+    let (_, id) = run(&mut client, "web", "exit 1 1s").await;
+    eyes.pleg.inspect(&uid("web")).await.expect("view");
+    assert!(eyes.seen.until(secs(2), |seen| seen.deaths(&id) == 1).await);
+    sleep(secs(40)).await;
+    assert_eq!(eyes.seen.contradictions(), 1, "counted");
+    assert_eq!(cached(&eyes, "web", &id), Some(ContainerState::Running));
+    sleep(secs(40)).await;
+    assert_eq!(cached(&eyes, "web", &id), Some(ContainerState::Exited));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hung_inspection_delays_its_own_pod_alone() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    sim.faults(|f| f.add(CallFault::on(Method::ContainerStatus, Trouble::Hang).about("_stuck_")));
+    let (_, stuck) = run(&mut client, "stuck", "run").await;
+    let (_, other) = run(&mut client, "other", "exit 1 2s").await;
+    let begin = Instant::now();
+    let name = uid("stuck");
+    let hung = eyes.pleg.inspect(&name);
+    let fine = async {
+        eyes.pleg.inspect(&uid("other")).await.expect("view");
+        begin.elapsed()
+    };
+    let (hung, fine) = tokio::join!(hung, fine);
+    assert!(fine < ms(20), "{fine:?}");
+    assert!(begin.elapsed() >= secs(30) && hung.is_err(), "{hung:?}");
+    assert_eq!(eyes.seen.deaths(&other), 1);
+    sim.faults(Faults::clear);
+    assert!(eyes.seen.until(secs(30), |_| cached(&eyes, "stuck", &stuck) == Some(ContainerState::Running)).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_pods_cost_no_calls() {
+    let (sim, client) = node();
+    for pod in 0..200 {
+        run(&mut client.clone(), &format!("p{pod}"), "run").await;
+    }
+    let eyes = awake(&sim, Senses::ALL).await;
+    assert!(eyes.seen.until(secs(30), |_| eyes.pleg.all().len() == 200).await);
+    sleep(secs(10)).await;
+    let before = sim.ledger(Ledger::total);
+    sleep(secs(600)).await;
+    let calls = sim.ledger(Ledger::total) - before;
+    assert!(calls <= 6, "two periodic lists in ten minutes, nothing per pod: {calls} calls");
+}
