@@ -1,2 +1,73 @@
-//! The binary.
-fn main() {}
+//! The binary: parse, load configuration, build, run, drain.
+
+use std::io;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use keblet::cli::{self, BenchCommand, Command, RunArgs, config, docs, doctor, host, logging, process, version};
+use keblet::config::{Settings, load};
+use keblet::exit::Exit;
+use keblet::wiring;
+
+/// How long the parts may take to end after the process was told to.
+const DRAIN: Duration = Duration::from_secs(10);
+
+fn main() -> Exit {
+    process::save_memory();
+    match cli::parse(std::env::args_os()) {
+        Ok(cli) => execute(cli.command).unwrap_or_else(|error| {
+            eprintln!("keblet: {error:#}");
+            Exit::of(&error)
+        }),
+        Err(message) => {
+            let exit = if message.use_stderr() { Exit::Usage } else { Exit::Success };
+            message.print().map_or(Exit::Failure, |()| exit)
+        }
+    }
+}
+
+fn execute(command: Command) -> anyhow::Result<Exit> {
+    let out = &mut io::stdout().lock();
+    match command {
+        Command::Run(args) => return run(&args),
+        Command::Doctor(args) => return process::runtime()?.block_on(doctor::run(&args, out)),
+        Command::Bench(BenchCommand::Pleg(args)) => process::runtime()?.block_on(keblet::bench::run_pleg(args))?,
+        Command::Config(command) => config::run(command, out)?,
+        Command::Version(args) => version::run(args, out)?,
+        Command::Completions(args) => docs::completions(&args, out)?,
+        Command::Man(args) => docs::man(&args, out)?,
+    }
+    Ok(Exit::Success)
+}
+
+/// The node agent, until it is told to end.
+fn run(args: &RunArgs) -> anyhow::Result<Exit> {
+    if let Some(version) = &args.version {
+        println!("Kubernetes {version}");
+        return Ok(Exit::Success);
+    }
+    let settings = load(&args.flags)?;
+    logging::init(&settings.kubelet.logging)?;
+    settings.check_host(&host::facts())?;
+    for notice in settings.notices() {
+        tracing::warn!("{notice}");
+    }
+    let runtime = process::runtime().context("cannot start the async runtime")?;
+    let outcome = runtime.block_on(until_told_to_end(settings));
+    runtime.shutdown_background();
+    outcome.map(|()| Exit::Success)
+}
+
+/// Runs the agent; once told to end, its parts have [`DRAIN`] to do so.
+async fn until_told_to_end(settings: Settings) -> anyhow::Result<()> {
+    let shutdown = process::shutdown().context("cannot wait for signals")?;
+    let agent = wiring::run(settings, shutdown.clone());
+    let overdue = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(DRAIN).await;
+    };
+    tokio::select! {
+        ended = agent => ended,
+        () = overdue => bail!("some part did not end within {DRAIN:?}"),
+    }
+}

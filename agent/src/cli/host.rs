@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use anyhow::{Context as _, ensure};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use crate::config::HostFacts;
@@ -13,6 +14,17 @@ pub fn facts() -> HostFacts {
         cgroup_v1: is_cgroup_v1(Path::new("/sys/fs/cgroup")),
         swap_active: swap_active(&fs::read_to_string("/proc/swaps").unwrap_or_default()),
     }
+}
+
+/// The name of this node: `--hostname-override`, or the hostname; trimmed and in lower case.
+pub fn node_name(hostname_override: &str) -> anyhow::Result<String> {
+    let name = match hostname_override {
+        "" => nix::unistd::gethostname().context("cannot read the hostname")?.to_string_lossy().into_owned(),
+        name => name.to_owned(),
+    };
+    let name = name.trim().to_lowercase();
+    ensure!(!name.is_empty(), "the hostname is empty; name the node by --hostname-override");
+    Ok(name)
 }
 
 /// Anything but a cgroup v2 file system counts as v1, hybrid hosts included.
@@ -35,6 +47,13 @@ mod tests {
         assert!(!swap_active(""));
         assert!(!swap_active(heading));
         assert!(swap_active(&format!("{heading}/dev/sda2  partition  8388604  0  -2\n")));
+    }
+
+    #[test]
+    fn node_names() {
+        assert_eq!(node_name(" Node-1 ").unwrap(), "node-1");
+        assert!(node_name("  ").is_err());
+        assert!(!node_name("").unwrap().is_empty());
     }
 
     #[test]

@@ -41,6 +41,9 @@ pub enum Command {
     Config(config::Command),
     /// Say what this node offers, and what each lack costs
     Doctor(doctor::Args),
+    /// Measure
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Say which version this is
     Version(version::Args),
     /// Print completions for a shell
@@ -50,6 +53,13 @@ pub enum Command {
     /// Measure node agents side by side on a real runtime
     #[command(subcommand)]
     Bench(bench::Command),
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Compare event-driven with polling agents on one runtime
+    Pleg(crate::bench::PlegArgs),
 }
 
 /// Reads a command line, the program's own name first.

@@ -15,6 +15,9 @@ pub trait PlegObserver: Send + Sync + 'static {
     fn inspection(&self, took: Duration, ok: bool);
     /// Runtime and kernel disagreed about a death.
     fn contradiction(&self);
+    /// The kernel killed a process for want of memory: a container's init, another process of a container, or (`None`)
+    /// one of a container that is not known.
+    fn oom_kill(&self, is_init: Option<bool>);
 }
 
 /// Counts nothing.
@@ -25,4 +28,5 @@ impl PlegObserver for NoObserver {
     fn relist(&self, _reason: RelistReason, _took: Duration, _interval: Option<Duration>, _ok: bool) {}
     fn inspection(&self, _took: Duration, _ok: bool) {}
     fn contradiction(&self) {}
+    fn oom_kill(&self, _is_init: Option<bool>) {}
 }

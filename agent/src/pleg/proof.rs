@@ -159,6 +159,8 @@ impl PlegTask {
         let owner = facts.container.as_ref().and_then(|id| {
             self.records.values().filter_map(|r| r.snapshot.as_ref()).find_map(|s| s.by_id(id).map(|c| (s, c)))
         });
+        let is_init = owner.map(|(_, container)| container.pid == Some(facts.pid));
+        self.config.observer.oom_kill(is_init);
         tracing::info!(
             target: "keblet::events",
             pod = owner.map(|(snapshot, _)| snapshot.pod.to_string()),
@@ -167,7 +169,7 @@ impl PlegTask {
             source = Source::Kernel.as_str(),
             victim = facts.comm,
             victim_pid = facts.pid,
-            is_init = owner.map(|(_, container)| container.pid == Some(facts.pid)),
+            is_init,
             anon_kib = facts.anon_kib,
             latency_ms = facts.at.age(Instant::now()).as_secs_f64() * 1000.0,
             "pod lifecycle event"

@@ -1,4 +1,4 @@
-//! The health server: alive or not, and with `?verbose` how each sensor is.
+//! The health server: alive (`/healthz`), able to start containers (`/readyz`), and with `?verbose` how each sensor is.
 //!
 //! A sensor that is down makes nobody unhealthy, for the agent works without it; so its line decides nothing.
 
@@ -19,6 +19,7 @@ fn ping() -> Check {
 pub(super) fn router(handles: Handles) -> Router {
     Router::new()
         .route("/healthz", any(healthz))
+        .route("/readyz", any(readyz))
         .route("/healthz/ping", any(async || text(single(&ping()))))
         .fallback(not_found)
         .with_state(handles)
@@ -28,6 +29,11 @@ async fn healthz(State(handles): State<Handles>, Query(query): Query<Vec<(String
     let wanted = Wanted::new(&query);
     let sensors = if wanted.verbose { (handles.sensors)().iter().map(line).collect() } else { Vec::new() };
     text(overall(&[ping()], &wanted, &sensors))
+}
+
+async fn readyz(State(handles): State<Handles>, Query(query): Query<Vec<(String, String)>>) -> Response {
+    let runtime = Check { name: "runtime", outcome: (handles.ready)() };
+    text(overall(&[ping(), runtime], &Wanted::new(&query), &[]))
 }
 
 /// How a sensor is, in one line.

@@ -43,6 +43,10 @@ pub struct Handles {
     pub sensors: Arc<dyn Fn() -> Vec<SensorReport> + Send + Sync>,
     /// Time since the sync loop last came round; `None` before it has started.
     pub sync_loop_age: Arc<dyn Fn() -> Option<Duration> + Send + Sync>,
+    /// Whether containers can be started now, or why not.
+    pub ready: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
+    /// Brings the gauges up to date, before metrics are shown.
+    pub refresh: Arc<dyn Fn() + Send + Sync>,
     /// Everything that is counted.
     pub metrics: Arc<Metrics>,
 }

@@ -133,6 +133,7 @@ impl Serialize for Item<'_> {
 }
 
 async fn exposition(State(reads): State<Reads>) -> Response {
+    (reads.handles.refresh)();
     let metrics = &reads.handles.metrics;
     match metrics.render() {
         Ok(body) => {

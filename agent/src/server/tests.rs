@@ -32,6 +32,8 @@ async fn serve(pods: Vec<Arc<Pod>>) -> Served {
         pods: Arc::new(move || pods.clone()),
         sensors: Arc::new(move || vec![down.clone(), up.clone()]),
         sync_loop_age: Arc::new(move || Some(Duration::from_secs(age.load(Ordering::Relaxed)))),
+        ready: Arc::new(|| Err("no runtime yet".to_owned())),
+        refresh: Arc::new(|| ()),
         metrics: metrics.clone(),
     };
     let (health, read_only) = (free_port().await, free_port().await);
@@ -166,6 +168,8 @@ async fn a_port_that_is_taken_is_tried_again() {
         pods: Arc::new(Vec::new),
         sensors: Arc::new(Vec::new),
         sync_loop_age: Arc::new(|| None),
+        ready: Arc::new(|| Ok(())),
+        refresh: Arc::new(|| ()),
         metrics: Metrics::new(),
     };
     let options = Options { healthz: Some(address), read_only: None, sync_loop_limit: SYNC_LOOP_LEAST };

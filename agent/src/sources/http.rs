@@ -103,12 +103,11 @@ impl HttpSource {
         };
         let mut tick = tokio::time::interval(self.check_frequency.max(Duration::from_millis(100)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let headers = self.header_map();
         let mut last_body = Vec::new();
         let mut failures = 0;
         loop {
             tick.tick().await;
-            let answer = self.fetch(client.get(&self.url).headers(headers.clone()), &mut last_body).await;
+            let answer = self.fetch(&client, &mut last_body).await;
             let set = match answer {
                 Ok(set) => {
                     failures = 0;
@@ -131,7 +130,7 @@ impl HttpSource {
     fn client(&self) -> Result<reqwest::Client, FetchError> {
         let failed =
             |source: reqwest::Error| FetchError::Client { url: self.url.clone(), source: source.without_url() };
-        reqwest::Client::builder().timeout(TIMEOUT).build().map_err(failed)
+        reqwest::Client::builder().timeout(TIMEOUT).default_headers(self.header_map()).build().map_err(failed)
     }
 
     fn header_map(&self) -> HeaderMap {
@@ -153,15 +152,11 @@ impl HttpSource {
 
     /// The set, or `None` if the body is the one seen last. An unusable body is an error once; then it, too, is the
     /// one seen last.
-    async fn fetch(
-        &self,
-        request: reqwest::RequestBuilder,
-        last: &mut Vec<u8>,
-    ) -> Result<Option<Vec<Pod>>, FetchError> {
+    async fn fetch(&self, client: &reqwest::Client, last: &mut Vec<u8>) -> Result<Option<Vec<Pod>>, FetchError> {
         let url = || self.url.clone();
         let failed =
             |source: reqwest::Error| FetchError::Request { url: self.url.clone(), source: source.without_url() };
-        let mut response = request.send().await.map_err(failed)?;
+        let mut response = client.get(&self.url).send().await.map_err(failed)?;
         if response.status() != reqwest::StatusCode::OK {
             return Err(FetchError::Status { url: url(), status: response.status() });
         }

@@ -9,6 +9,7 @@
 //! ```
 
 mod addresses;
+mod board;
 mod conditions;
 mod containers;
 mod generate;
@@ -21,6 +22,8 @@ mod tests;
 mod time;
 mod transition;
 
+pub use board::Knowledge;
+pub use board::Statuses;
 pub use generate::NodeAddresses;
 pub use generate::StatusInput;
 pub use generate::generate;

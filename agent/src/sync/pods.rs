@@ -12,6 +12,7 @@ use crate::model::ConfigSource;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodUid;
+use crate::model::pod_ref;
 use crate::sources::static_pod::CONFIG_HASH;
 use crate::sources::static_pod::CONFIG_MIRROR;
 use crate::sources::static_pod::CONFIG_SOURCE;
@@ -44,16 +45,6 @@ pub fn is_mirror_of(mirror: &ApiPod, pod: &ApiPod) -> bool {
         && mirror.metadata.namespace == pod.metadata.namespace
         && hash.is_some()
         && annotation(mirror, CONFIG_MIRROR) == hash
-}
-
-/// The pod's identity, for logs, workers and look-ups.
-pub fn pod_ref(pod: &ApiPod) -> PodRef {
-    let text = |value: &Option<String>| value.as_deref().unwrap_or_default().to_owned();
-    PodRef {
-        uid: PodUid::from(text(&pod.metadata.uid)),
-        namespace: text(&pod.metadata.namespace).into(),
-        name: text(&pod.metadata.name).into(),
-    }
 }
 
 /// Pods by UID, and the newest of each full name.

@@ -73,12 +73,12 @@ fn teardown_follows_no_link_and_digs_deep() {
     let dir = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v");
     symlink(outside.path(), dir.join("link")).expect("a link");
     let mut deep = dir.clone();
-    for _ in 0..300 {
+    for _ in 0..150 {
         deep.push("d");
         std::fs::create_dir(&deep).expect("a folder");
         std::fs::write(deep.join("f"), "").expect("a file");
     }
-    for n in 0..2500 {
+    for n in 0..1100 {
         std::fs::write(dir.join(n.to_string()), "").expect("a file");
     }
     volumes.tear_down("u-1").expect("gone");

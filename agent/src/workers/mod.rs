@@ -6,9 +6,14 @@
 //!                                 pleg: inspection ─┴────────────────────────┘
 //! ```
 
+pub mod act;
 pub mod backoff;
 pub mod gate;
 pub mod generate;
+pub mod mailbox;
 pub mod plan;
+pub mod pod_workers;
 pub mod refuse;
 pub mod state;
+mod syncing;
+pub mod worker;

@@ -96,6 +96,11 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Path of the cgroup that all pods live below, in every hierarchy.
+    pub fn kubepods_path(&self) -> String {
+        self.root.kubepods().path(self.driver)
+    }
+
     /// True if the pod's cgroup is complete. A UID that cannot name a cgroup has none.
     pub fn pod_exists(&self, class: QosClass, uid: &str) -> bool {
         let name = self.root.pod(class, uid);

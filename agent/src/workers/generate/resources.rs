@@ -201,3 +201,11 @@ fn all_limited(pod: &Pod, name: &str) -> bool {
     };
     has(spec.resources.as_ref()) || qos::containers(pod).all(|container| has(container.resources.as_ref()))
 }
+
+/// What the whole pod requests, in thousandths of a cpu: its part of what its class weighs.
+///
+/// # Errors
+/// A quantity that cannot be read.
+pub fn requested_milli_cpu(pod: &Pod) -> Result<i64, GenerateError> {
+    Ok(qos::pod_total(pod, Side::Requests, true)?.get("cpu").map_or(0, |amount| amount.milli_value()))
+}

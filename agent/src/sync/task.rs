@@ -1,0 +1,228 @@
+//! The sync loop: desired pods and news of the runtime become requests to pod workers. Dispatches, decides nothing
+//! about containers, never waits for the runtime.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::shared::SharedPods;
+use crate::model::Clock;
+use crate::model::ConfigSource;
+use crate::model::Pod;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
+use crate::model::PodUpdate;
+use crate::model::pod_ref;
+use crate::pleg::PlegHandle;
+use crate::recorder::EventType;
+use crate::recorder::Recorder;
+use crate::sources::SourcesHandle;
+use crate::status::Statuses;
+use crate::workers::pod_workers::PodWorkers;
+use crate::workers::refuse;
+use crate::workers::state::KillOptions;
+use crate::workers::state::PodState;
+use crate::workers::state::Request;
+use crate::workers::state::is_terminal;
+
+/// Housekeeping waits this long for more reasons, so that a burst costs one pass.
+const HOUSEKEEPING_DELAY: Duration = Duration::from_millis(100);
+/// While something was left to do (a failed removal, a source not ready), housekeeping runs again after this.
+const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(2);
+
+/// The loop shows that it is alive at least this often.
+const PULSE: Duration = Duration::from_secs(60);
+/// How long workers may take to complete what they are doing when the agent ends.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Removes what pods that nobody knows any more have left on the node (directories, cgroups). Implemented by the
+/// volumes and cgroup rooms; blocking calls belong into it, not into the loop.
+pub trait Leftovers: Send + Sync + 'static {
+    /// Starts removing the leftovers of every pod not in `keep`. Must not block. Returns false if it should be called
+    /// again soon.
+    fn sweep(&self, keep: &HashSet<PodUid>) -> bool;
+}
+
+/// What the sync loop works on.
+pub struct SyncLoop {
+    /// Desired pods.
+    pub pods: SharedPods,
+    /// Workers.
+    pub workers: PodWorkers,
+    /// News and the cache.
+    pub pleg: PlegHandle,
+    /// Which sources have spoken.
+    pub sources: SourcesHandle,
+    /// Published statuses.
+    pub statuses: Statuses,
+    /// Time.
+    pub clock: Clock,
+    /// Events.
+    pub recorder: Recorder,
+    /// What dead pods leave.
+    pub leftovers: Arc<dyn Leftovers>,
+    /// When housekeeping is due.
+    pub housekeeping: Option<Instant>,
+}
+
+impl SyncLoop {
+    /// Runs until `shutdown`. Containers are left as they are.
+    pub async fn run(mut self, mut updates: mpsc::Receiver<PodUpdate>, shutdown: CancellationToken) {
+        let pleg = self.pleg.clone();
+        loop {
+            let housekeeping = self.housekeeping;
+            let due = async {
+                match housekeeping {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            self.pods.turn();
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                () = tokio::time::sleep(PULSE) => {}
+                Some(update) = updates.recv() => self.on_update(update),
+                news = pleg.news() => self.on_news(news),
+                finished = self.workers.finished() => self.on_finished(&finished),
+                () = due => self.keep_house(),
+            }
+        }
+        self.workers.stop(DRAIN).await;
+    }
+
+    fn on_update(&mut self, update: PodUpdate) {
+        let source = match update {
+            PodUpdate::Add(source, mut pods) => {
+                pods.sort_by(|a, b| a.metadata.creation_timestamp.cmp(&b.metadata.creation_timestamp));
+                pods.into_iter().for_each(|pod| self.add(pod));
+                source
+            }
+            PodUpdate::Update(source, pods) | PodUpdate::Delete(source, pods) => {
+                pods.into_iter().for_each(|pod| self.update(pod));
+                source
+            }
+            PodUpdate::Remove(source, pods) => {
+                pods.iter().for_each(|pod| self.remove(pod));
+                source
+            }
+            PodUpdate::Reconcile(source, pods) => {
+                pods.into_iter().for_each(|pod| self.pods.set(pod));
+                source
+            }
+        };
+        self.seen(source);
+    }
+
+    fn seen(&mut self, source: ConfigSource) {
+        let before = self.sources.all_ready();
+        self.sources.mark_seen(source);
+        if !before && self.sources.all_ready() {
+            self.housekeep_soon(HOUSEKEEPING_DELAY);
+        }
+    }
+
+    fn add(&mut self, pod: Pod) {
+        self.pods.set(pod.clone());
+        let id = pod_ref(&pod);
+        if self.reject_unsupported(&pod) {
+            return;
+        }
+        if is_terminal(&pod) && !self.workers.knows(&id.uid) && !self.runs(&id.uid) {
+            self.workers.start(PodState::already_terminated(id, pod, Instant::now()));
+            return;
+        }
+        self.workers.request(&id, Request::Create(pod));
+    }
+
+    /// A pod that needs what this agent lacks is refused whole, never half-run.
+    fn reject_unsupported(&mut self, pod: &Pod) -> bool {
+        let Some(refusal) = refuse::unsupported(pod) else { return false };
+        self.recorder.pod_event(pod, "", EventType::Warning, refusal.reason, &refusal.message);
+        self.statuses.reject(pod, refusal.reason, &refusal.message, self.clock.wall());
+        true
+    }
+
+    fn runs(&self, uid: &PodUid) -> bool {
+        self.pleg.cached(uid).is_none_or(|s| s.running().next().is_some() || s.sandboxes.iter().any(|s| s.ready))
+    }
+
+    fn update(&mut self, pod: Pod) {
+        self.pods.set(pod.clone());
+        if !self.workers.knows(&pod_ref(&pod).uid) && self.reject_unsupported(&pod) {
+            return;
+        }
+        self.workers.request(&pod_ref(&pod), Request::Update(pod));
+    }
+
+    fn remove(&mut self, pod: &Pod) {
+        let id = pod_ref(pod);
+        self.pods.remove(pod);
+        self.workers.request(&id, Request::Kill(KillOptions::default()));
+        self.housekeep_soon(HOUSEKEEPING_DELAY);
+    }
+
+    fn on_news(&mut self, news: Vec<PodUid>) {
+        for uid in news {
+            if self.workers.knows(&uid) {
+                self.workers.poke(&uid);
+            }
+            if self.pods.by_uid(&uid).is_none() {
+                self.housekeep_soon(HOUSEKEEPING_DELAY);
+            }
+        }
+    }
+
+    fn on_finished(&mut self, uid: &PodUid) {
+        if self.pods.by_uid(uid).is_none() {
+            self.statuses.remove(uid);
+        }
+        self.housekeep_soon(HOUSEKEEPING_DELAY);
+    }
+
+    fn housekeep_soon(&mut self, delay: Duration) {
+        let at = Instant::now() + delay;
+        self.housekeeping = Some(self.housekeeping.map_or(at, |due| due.min(at)));
+    }
+
+    /// Ends what nobody desires, starts anew what was asked for again, sweeps leftovers. Does nothing before every
+    /// source has spoken: until then no pod is known to be undesired.
+    fn keep_house(&mut self) {
+        self.housekeeping = None;
+        if !self.sources.all_ready() {
+            return;
+        }
+        let desired: HashSet<PodUid> = self.pods.all().iter().map(|pod| pod_ref(pod).uid).collect();
+        let known = self.workers.sync_known(&desired);
+        let again: Vec<Pod> = known.restart.iter().filter_map(|uid| self.pods.by_uid(uid)).collect();
+        for pod in again {
+            self.workers.request(&pod_ref(&pod), Request::Create(pod));
+        }
+        for snapshot in self.pleg.all() {
+            self.end_if_unknown(&desired, &snapshot);
+        }
+        let mut keep = desired;
+        keep.extend(self.pleg.all().iter().map(|s| s.pod.uid.clone()));
+        keep.extend(self.workers.uids());
+        if !self.leftovers.sweep(&keep) {
+            self.housekeep_soon(HOUSEKEEPING_RETRY);
+        }
+    }
+
+    /// A pod of the runtime that no source desires and no worker looks after is ended, and its remains are removed.
+    fn end_if_unknown(&mut self, desired: &HashSet<PodUid>, snapshot: &PodSnapshot) {
+        let uid = &snapshot.pod.uid;
+        let nothing = snapshot.containers.is_empty() && snapshot.sandboxes.is_empty();
+        if nothing || self.workers.knows(uid) {
+            return;
+        }
+        let rejected = desired.contains(uid) && snapshot.running().next().is_some();
+        if rejected || !desired.contains(uid) {
+            tracing::info!(pod = %snapshot.pod, "ending a pod that no source desires");
+            self.workers.request(&snapshot.pod, Request::KillRuntimeOnly);
+        }
+    }
+}

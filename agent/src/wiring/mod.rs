@@ -1,0 +1,205 @@
+//! The only place that knows every room: constructs, connects, runs, drains. Decides nothing.
+
+mod cgroups;
+mod counting;
+mod housekeeping;
+mod node;
+mod pods;
+mod sensors;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Gate;
+use crate::config::Settings;
+use crate::events;
+use crate::events::sensors::RelistPeriods;
+use crate::events::sensors::SensorBoard;
+use crate::images::Images;
+use crate::metrics::Metrics;
+use crate::model::Clock;
+use crate::model::restart::RestartGates;
+use crate::pleg;
+use crate::pleg::PlegConfig;
+use crate::pleg::PlegHandle;
+use crate::recorder::Recorder;
+use crate::runtime::Runtime;
+use crate::runtime::RuntimeEndpoint;
+use crate::runtime::RuntimeOptions;
+use crate::runtime::RuntimeState;
+use crate::runtime::watch_runtime;
+use crate::server;
+use crate::sources;
+use crate::sources::SourcesConfig;
+use crate::status::Statuses;
+use crate::sync::SharedPods;
+use crate::sync::SyncLoop;
+use crate::volumes::Volumes;
+use crate::workers::act::ActContext;
+use crate::workers::gate::StartGate;
+use crate::workers::pod_workers::PodWorkers;
+use crate::workers::worker::WorkerContext;
+use counting::Counting;
+
+/// Single pods looked at in the same moment.
+const PARALLEL_INSPECTIONS: usize = 64;
+/// A runtime that takes longer to describe one pod counts as failing for that pod.
+const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Runs the agent until `shutdown` is cancelled. Containers are left running.
+///
+/// # Errors
+/// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
+pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let metrics = Metrics::new();
+    let counting = Counting::new(metrics.clone());
+    let node = node::describe(&settings, &metrics)?;
+    let runtime = connect(&settings, &counting)?;
+    let board = SensorBoard::default();
+    let (state_sender, state) = watch::channel(RuntimeState::Unknown);
+    tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
+
+    let shared = SharedPods::default();
+    let server = pods::Server { metrics: &metrics, board: &board, shared: &shared };
+    let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
+    let serving = tokio::spawn(server::run(
+        server::Options::new(&settings.kubelet),
+        server.handles(state.clone(), later),
+        shutdown.clone(),
+    ));
+
+    tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
+    let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
+        return serving.await.context("ending the servers");
+    };
+    let cgroups = cgroups::prepare(&settings, &runtime).await?;
+    let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
+    let sensing =
+        sensors::start(&settings, &runtime, cgroups.as_ref(), hints, board.clone(), shutdown.clone()).await;
+    let config = PlegConfig {
+        periods: relist_periods(&settings),
+        parallel_inspections: PARALLEL_INSPECTIONS,
+        inspection_timeout: INSPECTION_TIMEOUT,
+        watch: sensing.watch,
+        observer: counting.clone(),
+        clock: Clock::System,
+        board: board.clone(),
+    };
+    let (pleg, pleg_task) = pleg::start(runtime.clone(), hint_receiver, config, shutdown.clone());
+
+    let gates = restart_gates(&settings);
+    let statuses = Statuses::new(version.runtime_name, node.addresses(), gates);
+    started.send_replace(Some((statuses.clone(), pleg.clone())));
+    let recorder = Recorder::default();
+    let volumes = Volumes::new(&settings.flags.root_dir);
+    let act = ActContext::new(
+        runtime.clone(),
+        Images::new(runtime.clone(), node::pull_limits(&settings)),
+        volumes,
+        cgroups,
+        node.settings(&settings),
+        node::files(&settings),
+        network_of(state.clone()),
+        recorder.clone(),
+        Clock::System,
+    );
+    let context = Arc::new(WorkerContext {
+        pleg: pleg.clone(),
+        act,
+        statuses: statuses.clone(),
+        gate: StartGate::default(),
+        clock: Clock::System,
+        recorder: recorder.clone(),
+        runtime: state,
+        gates,
+        max_backoff: max_backoff(&settings),
+        observer: counting,
+        ending: CancellationToken::new(),
+    });
+    let (updates, sources) =
+        sources::start(sources_config(&settings, &node.name), Clock::System, recorder.clone(), shutdown.clone());
+    let sync = SyncLoop {
+        pods: shared,
+        workers: PodWorkers::new(context.clone()),
+        pleg,
+        sources,
+        statuses,
+        clock: Clock::System,
+        recorder,
+        leftovers: Arc::new(housekeeping::Sweeper::new(context)),
+        housekeeping: None,
+    };
+    tracing::info!(node = node.name, runtime = %version.runtime_version, "node agent started");
+    sync.run(updates, shutdown.clone()).await;
+    pleg_task.await.context("ending the PLEG")?;
+    serving.await.context("ending the servers")
+}
+
+fn connect(settings: &Settings, counting: &Arc<Counting>) -> anyhow::Result<Runtime> {
+    let field = &settings.kubelet.container_runtime_endpoint;
+    let endpoint: RuntimeEndpoint =
+        field.parse().with_context(|| format!("containerRuntimeEndpoint {field:?}"))?;
+    let images = &settings.kubelet.image_service_endpoint;
+    let images: Option<RuntimeEndpoint> = match images.as_str() {
+        "" => None,
+        text => Some(text.parse().with_context(|| format!("imageServiceEndpoint {text:?}"))?),
+    };
+    let options = RuntimeOptions {
+        request_timeout: settings.kubelet.runtime_request_timeout.std(),
+        observer: counting.clone(),
+    };
+    Ok(Runtime::new(&endpoint, images.as_ref(), options))
+}
+
+/// What of the runtime's state concerns pods with a network of their own.
+fn network_of(mut state: watch::Receiver<RuntimeState>) -> watch::Receiver<Option<String>> {
+    let error = |state: &RuntimeState| state.network_error().map(str::to_owned);
+    let (sender, network) = watch::channel(error(&state.borrow()));
+    tokio::spawn(async move {
+        while state.changed().await.is_ok() {
+            let now = error(&state.borrow_and_update());
+            sender.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
+        }
+    });
+    network
+}
+
+fn relist_periods(settings: &Settings) -> RelistPeriods {
+    let relist = &settings.keblet.relist;
+    RelistPeriods {
+        event_driven: relist.period.std(),
+        polling: relist.degraded_period.std(),
+        fixed: relist.fixed_period.map(crate::config::duration::GoDuration::std),
+    }
+}
+
+fn restart_gates(settings: &Settings) -> RestartGates {
+    RestartGates {
+        container_rules: settings.gates.enabled(Gate::ContainerRestartRules),
+        all_containers: settings.gates.enabled(Gate::RestartAllContainersOnContainerExits),
+    }
+}
+
+fn max_backoff(settings: &Settings) -> Duration {
+    let configured = settings.kubelet.crash_loop_back_off.max_container_restart_period;
+    configured.map_or(crate::workers::backoff::DEFAULT_MAX, crate::config::duration::GoDuration::std)
+}
+
+fn sources_config(settings: &Settings, node_name: &str) -> SourcesConfig {
+    let kubelet = &settings.kubelet;
+    let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    SourcesConfig {
+        static_pod_path: set(&kubelet.static_pod_path).map(Into::into),
+        file_check_frequency: kubelet.file_check_frequency.std(),
+        static_pod_url: set(&kubelet.static_pod_url),
+        static_pod_url_headers: kubelet.static_pod_url_header.clone().into_iter().collect(),
+        http_check_frequency: kubelet.http_check_frequency.std(),
+        node_name: node_name.to_owned(),
+        prevent_static_pod_api_references: settings.gates.enabled(Gate::PreventStaticPodAPIReferences),
+    }
+}

@@ -1,0 +1,173 @@
+//! What the rooms need to know of this node, from configuration and machine.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+
+use super::cgroups;
+use crate::cli::version;
+use crate::config::Settings;
+use crate::images::PullLimits;
+use crate::metrics::BuildInfo;
+use crate::metrics::Metrics;
+use crate::model::Amount;
+use crate::status::NodeAddresses;
+use crate::workers::act::NodeFiles;
+use crate::workers::generate::DnsSettings;
+use crate::workers::generate::NodeSettings;
+use crate::workers::generate::ResourceSettings;
+use crate::workers::generate::SecuritySettings;
+use crate::workers::generate::Swap;
+
+/// This node.
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    ips: Vec<String>,
+}
+
+/// Finds out name and addresses, makes the agent's directories, and tells the metrics.
+pub fn describe(settings: &Settings, metrics: &Metrics) -> anyhow::Result<Node> {
+    let hostname = nix::unistd::gethostname().context("reading the host name")?;
+    let configured = settings.flags.hostname_override.trim().to_lowercase();
+    let name = if configured.is_empty() { hostname.to_string_lossy().trim().to_lowercase() } else { configured };
+    anyhow::ensure!(!name.is_empty(), "the node has no name: set --hostname-override");
+    let ips = settings.flags.node_ip.split(',').map(str::trim).filter(|ip| !ip.is_empty());
+    let ips = ips.map(|ip| ip.parse::<IpAddr>().map(|ip| ip.to_string()).with_context(|| format!("--node-ip {ip:?}")));
+    let node = Node { name, ips: ips.collect::<anyhow::Result<_>>()? };
+    make_directories(settings)?;
+    metrics.node.name(&node.name);
+    metrics.node.cgroup_version(if cgroups::is_v2() { 2 } else { 1 });
+    let (major, minor) = version::KUBERNETES.trim_start_matches('v').split_once('.').unwrap_or_default();
+    metrics.node.build(&BuildInfo {
+        git_version: version::KUBERNETES,
+        major,
+        minor: minor.split('.').next().unwrap_or_default(),
+        platform: "linux/amd64",
+        compiler: "rustc",
+    });
+    Ok(node)
+}
+
+/// The agent's own directories (facts of the standard kubelet: which, in which order, with which mode).
+fn make_directories(settings: &Settings) -> anyhow::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let root = &settings.flags.root_dir;
+    let logs = PathBuf::from(&settings.kubelet.pod_logs_dir);
+    let wanted = [
+        (root.clone(), 0o750),
+        (logs, 0o750),
+        (root.join("pods"), 0o750),
+        (root.join("plugins"), 0o750),
+        (root.join("plugins_registry"), 0o750),
+        (root.join("pod-resources"), 0o750),
+        (root.join("checkpoints"), 0o700),
+        (PathBuf::from("/var/log/containers"), 0o755),
+    ];
+    for (path, mode) in wanted {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(mode)
+            .create(&path)
+            .with_context(|| format!("making directory {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Limits on image pulls.
+pub fn pull_limits(settings: &Settings) -> PullLimits {
+    let kubelet = &settings.kubelet;
+    let parallel = kubelet.max_parallel_image_pulls.and_then(|max| usize::try_from(max).ok());
+    let serialize = kubelet.serialize_image_pulls;
+    PullLimits {
+        parallel: if serialize { Some(1) } else { parallel },
+        per_second: u32::try_from(kubelet.registry_pull_qps).unwrap_or(0),
+        burst: u32::try_from(kubelet.registry_burst).unwrap_or(0),
+    }
+}
+
+/// Files of the node.
+pub fn files(settings: &Settings) -> NodeFiles {
+    let resolv_conf = settings.kubelet.resolv_conf.clone();
+    NodeFiles { resolv_conf: Some(resolv_conf).filter(|path| !path.is_empty()).map(Into::into), ..NodeFiles::default() }
+}
+
+impl Node {
+    /// The node's addresses, if it was told any.
+    pub fn addresses(&self) -> Option<NodeAddresses> {
+        Some(NodeAddresses { ips: self.ips.clone() }).filter(|addresses| !addresses.ips.is_empty())
+    }
+
+    /// What ends up in the configurations of sandboxes and containers.
+    pub fn settings(&self, settings: &Settings) -> NodeSettings {
+        let kubelet = &settings.kubelet;
+        let root = &settings.flags.root_dir;
+        let cluster_dns = kubelet.cluster_dns.iter().filter(|ip| ip.parse::<IpAddr>().is_ok()).cloned().collect();
+        NodeSettings {
+            pod_logs_dir: PathBuf::from(&kubelet.pod_logs_dir),
+            dns: DnsSettings {
+                cluster_dns,
+                cluster_domain: kubelet.cluster_domain.clone(),
+                node_ips: self.ips.clone(),
+            },
+            resources: resources(settings),
+            security: SecuritySettings {
+                seccomp_default: kubelet.seccomp_default || settings.flags.seccomp_default,
+                seccomp_root: root.join("seccomp"),
+                thermal_throttle: thermal_throttle(),
+                recursive_read_only: false,
+            },
+        }
+    }
+}
+
+fn resources(settings: &Settings) -> ResourceSettings {
+    let kubelet = &settings.kubelet;
+    let cgroup_v2 = cgroups::is_v2();
+    let memory = memory_total();
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let period = kubelet.cpu_cfs_quota_period.std().as_micros();
+    let allocatable = [
+        ("cpu".to_owned(), Amount::units(i64::try_from(cpus).unwrap_or(i64::MAX))),
+        ("memory".to_owned(), Amount::bytes(memory)),
+    ];
+    ResourceSettings {
+        cfs_period: kubelet.cpu_cfs_quota.then(|| u64::try_from(period).unwrap_or(u64::MAX)),
+        memory_capacity: memory,
+        allocatable: allocatable.into(),
+        hugepage_sizes: hugepage_sizes(),
+        cgroup_v2,
+        single_process_oom_kill: !cgroup_v2 || kubelet.single_process_oom_kill.unwrap_or(false),
+        swap: if cgroup_v2 { Swap::Forbidden } else { Swap::NoController },
+        pod_pids_limit: Some(kubelet.pod_pids_limit).filter(|limit| *limit > 0),
+    }
+}
+
+/// `MemTotal`, in bytes.
+fn memory_total() -> i64 {
+    let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = table.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")).and_then(|n| n.trim().parse::<i64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// Sizes of huge pages this kernel has, in bytes.
+fn hugepage_sizes() -> Vec<u64> {
+    let entries = fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
+    let size = |name: &str| name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok();
+    entries.filter_map(|entry| size(entry.file_name().to_str()?)).map(|kib| kib * 1024).collect()
+}
+
+/// The processors' thermal folders, hidden from containers.
+fn thermal_throttle() -> Vec<String> {
+    let entries = fs::read_dir("/sys/devices/system/cpu").into_iter().flatten().flatten();
+    let mut found: Vec<String> = entries
+        .map(|entry| entry.path().join("thermal_throttle"))
+        .filter(|path| path.is_dir())
+        .map(|path| path.to_string_lossy().into_owned())
+        .collect();
+    found.sort();
+    found
+}

@@ -1,0 +1,108 @@
+//! What the servers read.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::events::sensors::SensorBoard;
+use crate::metrics::Metrics;
+use crate::metrics::PodOrigin;
+use crate::metrics::SensorLevel;
+use crate::model::ContainerState;
+use crate::model::Pod;
+use crate::model::pod_ref;
+use crate::pleg::PlegHandle;
+use crate::runtime::RuntimeState;
+use crate::server::Handles;
+use crate::server::SensorReport;
+use crate::status::Statuses;
+use crate::sync::SharedPods;
+
+/// What the handles are made from.
+pub struct Server<'a> {
+    /// Everything that is counted.
+    pub metrics: &'a Arc<Metrics>,
+    /// Sensors.
+    pub board: &'a SensorBoard,
+    /// Desired pods.
+    pub shared: &'a SharedPods,
+}
+
+/// Statuses and pod cache, once the runtime has been reached.
+pub type Later = watch::Receiver<Option<(Statuses, PlegHandle)>>;
+
+impl Server<'_> {
+    /// Read-only handles for the servers.
+    pub fn handles(&self, runtime: watch::Receiver<RuntimeState>, later: Later) -> Handles {
+        let (shared, statuses) = (self.shared.clone(), later.clone());
+        let board = self.board.clone();
+        let age = self.shared.clone();
+        let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later, board: board.clone() };
+        let ready = runtime;
+        Handles {
+            pods: Arc::new(move || pods(&shared, &statuses)),
+            sensors: Arc::new(move || sensors(&board)),
+            sync_loop_age: Arc::new(move || age.last_turn().map(|at| at.elapsed())),
+            ready: Arc::new(move || match &*ready.borrow() {
+                RuntimeState::Ready { .. } => Ok(()),
+                RuntimeState::NotReady(reason) => Err(reason.clone()),
+                RuntimeState::Unknown => Err("the container runtime has not answered yet".to_owned()),
+            }),
+            refresh: Arc::new(move || gauges.refresh()),
+            metrics: self.metrics.clone(),
+        }
+    }
+}
+
+fn sensors(board: &SensorBoard) -> Vec<SensorReport> {
+    let report = |(sensor, state): (crate::events::sensors::Sensor, crate::events::sensors::SensorState)| SensorReport {
+        sensor: sensor.as_str(),
+        state: state.as_str(),
+        reason: state.reason().map(str::to_owned),
+    };
+    board.report().into_iter().map(report).collect()
+}
+
+fn pods(shared: &SharedPods, later: &Later) -> Vec<Pod> {
+    let statuses = later.borrow().as_ref().map(|(statuses, _)| statuses.clone());
+    let with_status = |pod: Pod| match statuses.as_ref().and_then(|s| s.get(&pod_ref(&pod).uid)) {
+        Some(status) => {
+            let mut shown = k8s_openapi::api::core::v1::Pod::clone(&pod);
+            shown.status = Some(status);
+            Arc::new(shown)
+        }
+        None => pod,
+    };
+    shared.all().into_iter().map(with_status).collect()
+}
+
+/// Gauges are read off the agent's state when somebody asks for metrics.
+struct Gauges {
+    metrics: Arc<Metrics>,
+    shared: SharedPods,
+    later: Later,
+    board: SensorBoard,
+}
+
+impl Gauges {
+    fn refresh(&self) {
+        for (sensor, state) in self.board.report() {
+            if let Some(level) = SensorLevel::named(state.as_str()) {
+                self.metrics.sensors.state(sensor.as_str(), level);
+            }
+        }
+        self.metrics.pods.desired(PodOrigin::Static, self.shared.all().len());
+        let Some((_, pleg)) = &*self.later.borrow() else { return };
+        let snapshots = pleg.all();
+        let running = snapshots.iter().filter(|s| s.sandboxes.iter().any(|sandbox| sandbox.ready)).count();
+        let count = |state| snapshots.iter().flat_map(|s| &s.containers).filter(|c| c.state == state).count();
+        let states = [
+            ("created", ContainerState::Created),
+            ("running", ContainerState::Running),
+            ("exited", ContainerState::Exited),
+            ("unknown", ContainerState::Unknown),
+        ];
+        self.metrics.pods.running(running, states.map(|(name, state)| (name, count(state))));
+    }
+}
+

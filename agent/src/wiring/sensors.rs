@@ -1,0 +1,83 @@
+//! Starting the sensors that the configuration asks for.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Settings;
+use crate::events::Hint;
+use crate::events::cri;
+use crate::events::kernel;
+use crate::events::kernel::KernelOptions;
+use crate::events::pidfd::PidfdWatch;
+use crate::events::process::NoProcessWatch;
+use crate::events::process::ProcessWatch;
+use crate::events::sensors::Sensor;
+use crate::events::sensors::SensorBoard;
+use crate::events::sensors::SensorState;
+use crate::kernel::bpf::Probes;
+use crate::kernel::btf;
+use crate::kernel::cgroup::Cgroups;
+use crate::kernel::hierarchy::Hierarchy;
+use crate::model::Clock;
+use crate::runtime::Runtime;
+
+/// The sensors at work.
+pub struct Sensing {
+    /// Proves deaths.
+    pub watch: Arc<dyn ProcessWatch>,
+    /// The loaded probes; they stay attached as long as this lives.
+    pub probes: Option<Probes>,
+}
+
+/// Starts what is switched on. What cannot be started says so on the board.
+pub async fn start(
+    settings: &Settings,
+    runtime: &Runtime,
+    cgroups: Option<&Cgroups>,
+    hints: mpsc::Sender<Hint>,
+    board: SensorBoard,
+    shutdown: CancellationToken,
+) -> Sensing {
+    let sensors = &settings.keblet.sensors;
+    let hierarchy = Hierarchy::find();
+    let probes = match &hierarchy {
+        Ok(hierarchy) if sensors.bpf => {
+            let cgroup_root = cgroups.map_or_else(|| "/".to_owned(), Cgroups::kubepods_path);
+            let options = KernelOptions { cgroup_root, btf: btf::VMLINUX.into() };
+            kernel::start(options, hierarchy.clone(), hints.clone(), board.clone(), shutdown.clone()).await
+        }
+        Ok(_) => {
+            without_probes(&board, &SensorState::Off);
+            None
+        }
+        Err(error) => {
+            without_probes(&board, &SensorState::Down(error.to_string()));
+            None
+        }
+    };
+    let watch: Arc<dyn ProcessWatch> = match hierarchy {
+        Ok(hierarchy) if sensors.pidfd => Arc::new(PidfdWatch::new(hierarchy, board.clone(), probes.is_some())),
+        Ok(_) => {
+            board.set(Sensor::Pidfd, SensorState::Off);
+            Arc::new(NoProcessWatch)
+        }
+        Err(error) => {
+            board.set(Sensor::Pidfd, SensorState::Down(error.to_string()));
+            Arc::new(NoProcessWatch)
+        }
+    };
+    if sensors.runtime_events {
+        tokio::spawn(cri::follow(runtime.clone(), hints, board, Clock::System, shutdown));
+    } else {
+        board.set(Sensor::RuntimeEvents, SensorState::Off);
+    }
+    Sensing { watch, probes }
+}
+
+fn without_probes(board: &SensorBoard, state: &SensorState) {
+    for sensor in [Sensor::Exits, Sensor::Oom, Sensor::Cgroups, Sensor::Reclaim] {
+        board.set(sensor, state.clone());
+    }
+}

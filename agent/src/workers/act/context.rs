@@ -1,0 +1,85 @@
+//! What carrying out a plan needs.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use tokio::sync::watch;
+
+use super::image::PullHistory;
+use crate::images::Images;
+use crate::kernel::cgroup::Cgroups;
+use crate::model::Clock;
+use crate::recorder::Recorder;
+use crate::runtime::Runtime;
+use crate::volumes::Volumes;
+use crate::workers::generate::NodeSettings;
+
+/// Hands and tools of all pod workers. Shared by reference; holds no state of any pod but what pulling its images
+/// taught.
+#[derive(Debug)]
+pub struct ActContext {
+    /// The container runtime.
+    pub runtime: Runtime,
+    /// Images and the limits on pulling them.
+    pub images: Images,
+    /// Pods' directories and volumes.
+    pub volumes: Volumes,
+    /// The cgroup tree; `None` with `cgroupsPerQOS: false`.
+    pub cgroups: Option<Cgroups>,
+    /// What the node's configuration says of sandboxes and containers.
+    pub settings: NodeSettings,
+    /// Files of the node.
+    pub files: NodeFiles,
+    /// Why the runtime's network is not ready; `None` once it is. Pods on the host's network do not care.
+    pub network: watch::Receiver<Option<String>>,
+    /// Told what happened.
+    pub recorder: Recorder,
+    /// The wall clock.
+    pub clock: Clock,
+    pulls: Mutex<PullHistory>,
+}
+
+/// Files of the node that pods' files are made from or linked in.
+#[derive(Clone, Debug)]
+pub struct NodeFiles {
+    /// `resolvConf`; `None` if set to the empty string.
+    pub resolv_conf: Option<PathBuf>,
+    /// The node's hosts file.
+    pub hosts: PathBuf,
+    /// Folder of links to all containers' logs; `None` for no links.
+    pub log_links: Option<PathBuf>,
+}
+
+impl Default for NodeFiles {
+    fn default() -> Self {
+        Self {
+            resolv_conf: Some("/etc/resolv.conf".into()),
+            hosts: "/etc/hosts".into(),
+            log_links: Some("/var/log/containers".into()),
+        }
+    }
+}
+
+impl ActContext {
+    /// Puts the tools together.
+    #[expect(clippy::too_many_arguments, reason = "each tool is made elsewhere; there is nothing to default")]
+    pub fn new(
+        runtime: Runtime,
+        images: Images,
+        volumes: Volumes,
+        cgroups: Option<Cgroups>,
+        settings: NodeSettings,
+        files: NodeFiles,
+        network: watch::Receiver<Option<String>>,
+        recorder: Recorder,
+        clock: Clock,
+    ) -> Self {
+        let pulls = Mutex::new(PullHistory::default());
+        Self { runtime, images, volumes, cgroups, settings, files, network, recorder, clock, pulls }
+    }
+
+    pub(super) fn pulls(&self) -> std::sync::MutexGuard<'_, PullHistory> {
+        // A panic elsewhere leaves a usable history behind.
+        self.pulls.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}

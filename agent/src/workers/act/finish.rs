@@ -1,0 +1,131 @@
+//! The ends of a pod's life: its processes, then its volumes and cgroup. Containers, sandboxes, logs and the pod's
+//! directory stay for whoever wants to read them, until `gc` takes them.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::ActContext;
+use super::gc;
+use super::kill;
+use crate::model::PodSnapshot;
+use crate::recorder::EventType;
+use crate::volumes::VolumeError;
+use crate::workers::generate::names;
+use crate::workers::generate::qos;
+
+/// Stops all containers and sandboxes of a pod that ends (the kill of `SyncTerminatingPod`). `grace_override` is the
+/// worker's effective grace period, if termination came with one. To be retried until it succeeds and a snapshot sampled
+/// afterwards shows nothing running.
+///
+/// # Errors
+/// What could not be stopped.
+pub async fn terminate_pod(
+    ctx: &ActContext,
+    pod: &Pod,
+    snapshot: &PodSnapshot,
+    grace_override: Option<i64>,
+) -> Result<(), String> {
+    told(ctx, pod, kill::kill_pod(ctx, pod, snapshot, grace_override).await)
+}
+
+/// Stops what runs of a pod that nobody desires and whose spec nobody knows: two seconds for every container, no order.
+///
+/// # Errors
+/// What could not be stopped.
+pub async fn kill_orphan(ctx: &ActContext, snapshot: &PodSnapshot) -> Result<(), String> {
+    terminate_pod(ctx, &stand_in(snapshot), snapshot, Some(1)).await
+}
+
+/// A pod as far as its containers tell.
+fn stand_in(snapshot: &PodSnapshot) -> Pod {
+    use k8s_openapi::api::core::v1::Container;
+    let container = |name: &String, image: &String| Container {
+        name: name.clone(),
+        image: Some(image.clone()),
+        ..Container::default()
+    };
+    let mut pod = Pod::default();
+    pod.metadata.uid = Some(snapshot.pod.uid.to_string());
+    pod.metadata.name = Some(snapshot.pod.name.to_string());
+    pod.metadata.namespace = Some(snapshot.pod.namespace.to_string());
+    let containers = snapshot.containers.iter().map(|status| container(&status.name, &status.image)).collect();
+    pod.spec = Some(k8s_openapi::api::core::v1::PodSpec { containers, ..Default::default() });
+    pod
+}
+
+fn told(ctx: &ActContext, pod: &Pod, failed: Vec<String>) -> Result<(), String> {
+    if failed.is_empty() {
+        return Ok(());
+    }
+    let message = format!("error killing pod: [{}]", failed.join(", "));
+    ctx.pod_event(pod, EventType::Warning, "FailedKillPod", &message);
+    Err(message)
+}
+
+/// Frees what a pod that has stopped still holds (`SyncTerminatedPod`): volumes first, then the cgroup with whatever is
+/// left in it. To be retried until it succeeds.
+///
+/// # Errors
+/// What could not be freed.
+pub async fn cleanup_pod(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
+    let uid = names::pod_uid(pod);
+    ctx.images.forget_pod(uid);
+    ctx.pulls().forget_pod(uid);
+    blocking(ctx, uid, |volumes, uid| volumes.tear_down(uid)).await?;
+    let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
+    let class = qos::qos_class(pod).map_err(|error| error.to_string())?;
+    cgroups.destroy_pod(class, uid).await.map_err(|error| error.to_string())
+}
+
+/// Frees what is left of a pod nobody knows: cgroup, volumes, directory.
+///
+/// # Errors
+/// What could not be freed.
+pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
+    ctx.images.forget_pod(uid);
+    ctx.pulls().forget_pod(uid);
+    let class = ctx.cgroups.as_ref().and_then(|cgroups| cgroups.pods().get(uid).copied());
+    if let (Some(cgroups), Some(class)) = (&ctx.cgroups, class) {
+        cgroups.destroy_pod(class, uid).await.map_err(|error| error.to_string())?;
+    }
+    blocking(ctx, uid, |volumes, uid| {
+        volumes.tear_down(uid)?;
+        volumes.remove_orphan(uid)
+    })
+    .await
+}
+
+/// Removes dead containers and sandboxes of a pod that nobody desires, with their logs, and its directories and cgroup.
+/// Goes on after failures and returns them.
+pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
+    let mut failed = gc::remove_dead(ctx, snapshot, None, true).await;
+    for sandbox in &snapshot.sandboxes {
+        let id = sandbox.id.as_str();
+        let removed = match ctx.runtime.stop_pod_sandbox(id).await {
+            Ok(()) => ctx.runtime.remove_pod_sandbox(id).await,
+            Err(error) => Err(error),
+        };
+        match removed {
+            Err(error) if !error.is_not_found() => failed.push(error.to_string()),
+            _ => {}
+        }
+    }
+    let (pod, uid) = (&snapshot.pod, snapshot.pod.uid.as_str());
+    let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));
+    match tokio::fs::remove_dir_all(&logs).await {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => failed.push(format!("removing {}: {error}", logs.display())),
+        _ => {}
+    }
+    failed.extend(cleanup_orphan(ctx, uid).await.err());
+    failed
+}
+
+/// Deleting trees may take long: not on a thread that drives tasks.
+async fn blocking(
+    ctx: &ActContext,
+    uid: &str,
+    work: impl FnOnce(&crate::volumes::Volumes, &str) -> Result<(), VolumeError> + Send + 'static,
+) -> Result<(), String> {
+    let (volumes, uid) = (ctx.volumes.clone(), uid.to_owned());
+    let done = tokio::task::spawn_blocking(move || work(&volumes, &uid)).await;
+    done.map_err(|error| format!("tearing down volumes: {error}"))?.map_err(|error| error.to_string())
+}

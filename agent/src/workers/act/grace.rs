@@ -1,0 +1,113 @@
+//! Grace periods and the order in which containers of one pod end. Pure.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::Probe;
+
+use crate::model::KillReason;
+use crate::model::spec;
+
+/// Least time the runtime gives a container, seconds: also for grace periods of 0 and 1.
+const FLOOR: i64 = 2;
+
+/// Seconds a container has to end: the deletion's grace period, else the spec's, else the floor's; a failed probe's own
+/// one (KEP-2238); an override replaces them all.
+pub fn grace_period(pod: &Pod, container: &Container, reason: KillReason, grace_override: Option<i64>) -> i64 {
+    let of_probe = |probe: &Option<Probe>| probe.as_ref().and_then(|probe| probe.termination_grace_period_seconds);
+    let of_spec = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+    let stated = match reason {
+        KillReason::Liveness => of_probe(&container.liveness_probe).or(of_spec),
+        KillReason::Startup => of_probe(&container.startup_probe).or(of_spec),
+        _ => of_spec,
+    };
+    let base = pod.metadata.deletion_grace_period_seconds.or(stated).unwrap_or(FLOOR);
+    grace_override.unwrap_or(base)
+}
+
+/// What the runtime is told after `waited` was spent on the way.
+pub(super) fn remaining(grace: i64, waited: Duration) -> Duration {
+    let waited = i64::try_from(waited.as_secs()).unwrap_or(i64::MAX);
+    Duration::from_secs(grace.saturating_sub(waited).max(FLOOR).unsigned_abs())
+}
+
+/// How long who waits for a kill waits: 1.5 times the grace period, at least 10 s.
+pub fn blocking_kill_limit(grace: i64) -> Duration {
+    Duration::from_secs(grace.max(0).unsigned_abs()).mul_f64(1.5).max(Duration::from_secs(10))
+}
+
+/// Names of the containers whose end this one waits for when the whole pod ends: a sidecar waits for every regular
+/// container and for the sidecar after it (KEP-753); nobody else waits.
+pub(super) fn waits_for<'a>(pod: &'a Pod, name: &str) -> Vec<&'a str> {
+    let sidecars: Vec<&str> = spec::init_containers(pod)
+        .iter()
+        .filter(|init| spec::is_sidecar(init))
+        .map(|init| init.name.as_str())
+        .collect();
+    let Some(position) = sidecars.iter().position(|sidecar| *sidecar == name) else { return Vec::new() };
+    let regular = spec::regular_containers(pod).iter().map(|container| container.name.as_str());
+    regular.chain(sidecars.get(position + 1).copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(deletion: Option<i64>, spec_grace: Option<i64>) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"deletionGracePeriodSeconds": deletion},
+            "spec": {
+                "terminationGracePeriodSeconds": spec_grace,
+                "initContainers": [{"name": "once"}, {"name": "s1", "restartPolicy": "Always"},
+                    {"name": "s2", "restartPolicy": "Always"}],
+                "containers": [{"name": "a", "livenessProbe": {"terminationGracePeriodSeconds": 99}}, {"name": "b"}],
+            },
+        }))
+        .expect("a pod")
+    }
+
+    #[test]
+    fn grace_periods() {
+        use KillReason::{DefinitionChanged, Liveness, PodKilled, Startup};
+        let table = [
+            (None, None, PodKilled, None, 2),
+            (None, Some(30), PodKilled, None, 30),
+            (Some(5), Some(30), PodKilled, None, 5),
+            (Some(5), Some(30), PodKilled, Some(1), 1),
+            (None, Some(30), Liveness, None, 99),
+            (Some(5), Some(30), Liveness, None, 5),
+            (None, Some(30), Startup, None, 30),
+            (None, Some(30), DefinitionChanged, Some(0), 0),
+        ];
+        for (deletion, spec_grace, reason, grace_override, expected) in table {
+            let pod = pod(deletion, spec_grace);
+            let container = &spec::regular_containers(&pod)[0];
+            assert_eq!(grace_period(&pod, container, reason, grace_override), expected, "{deletion:?} {reason:?}");
+        }
+    }
+
+    #[test]
+    fn the_runtime_gets_two_seconds_at_least() {
+        let table = [(0, 0, 2), (1, 0, 2), (30, 0, 30), (30, 10_999, 20), (30, 40_000, 2), (-3, 0, 2)];
+        for (grace, waited, expected) in table {
+            assert_eq!(remaining(grace, Duration::from_millis(waited)), Duration::from_secs(expected));
+        }
+    }
+
+    #[test]
+    fn waiting_for_a_kill_is_bounded() {
+        assert_eq!([0, 4, 30].map(|grace| blocking_kill_limit(grace).as_secs()), [10, 10, 45]);
+    }
+
+    #[test]
+    fn sidecars_end_last_and_in_reverse() {
+        let pod = pod(None, None);
+        assert_eq!(waits_for(&pod, "a"), Vec::<&str>::new());
+        assert_eq!(waits_for(&pod, "once"), Vec::<&str>::new());
+        assert_eq!(waits_for(&pod, "s1"), ["a", "b", "s2"]);
+        assert_eq!(waits_for(&pod, "s2"), ["a", "b"]);
+    }
+}

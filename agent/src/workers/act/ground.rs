@@ -1,0 +1,81 @@
+//! What a pod stands on before anything of it is created: network, cgroup, directories, volumes.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::ActContext;
+use super::kill;
+use crate::model::PodSnapshot;
+use crate::model::spec;
+use crate::recorder::EventType;
+use crate::workers::generate::GenerateError;
+use crate::workers::generate::names;
+use crate::workers::generate::qos;
+use crate::workers::generate::resources;
+
+/// Why a pod's ground could not be prepared.
+pub(super) enum NoGround {
+    /// The runtime's network is down: retry soon.
+    Network(String),
+    /// The cgroup was gone under a running pod, which has been killed: look again.
+    Killed(Vec<String>),
+    /// Something failed.
+    Failed(String),
+}
+
+/// Prepares everything that is missing; costs some microseconds where nothing is.
+pub(super) async fn prepare(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Result<(), NoGround> {
+    check_network(ctx, pod)?;
+    ensure_cgroup(ctx, pod, snapshot).await?;
+    let uid = names::pod_uid(pod);
+    ctx.volumes.make_pod_dirs(uid).map_err(|error| {
+        let message = format!("error making pod data directories: {error}");
+        ctx.pod_event(pod, EventType::Warning, "Failed", &message);
+        NoGround::Failed(message)
+    })?;
+    ctx.volumes.set_up(pod).map_err(|error| {
+        let message = format!("Unable to attach or mount volumes: {error}");
+        ctx.pod_event(pod, EventType::Warning, "FailedMount", &message);
+        NoGround::Failed(message)
+    })
+}
+
+fn check_network(ctx: &ActContext, pod: &Pod) -> Result<(), NoGround> {
+    let trouble = ctx.network.borrow().clone().filter(|_| !spec::host_network(pod));
+    trouble.map_or(Ok(()), |trouble| {
+        let message = format!("network is not ready: {trouble}");
+        ctx.pod_event(pod, EventType::Warning, "NetworkNotReady", &message);
+        Err(NoGround::Network(message))
+    })
+}
+
+/// Makes the pod's cgroup unless it is there. Containers that run without it are beyond control: the pod is killed
+/// first and looked at again.
+async fn ensure_cgroup(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Result<(), NoGround> {
+    let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
+    let uid = names::pod_uid(pod);
+    let bad_spec = |error: GenerateError| NoGround::Failed(error.to_string());
+    let class = qos::qos_class(pod).map_err(bad_spec)?;
+    if cgroups.pod_exists(class, uid) {
+        return Ok(());
+    }
+    let is_regular = |name: &str| spec::regular_containers(pod).iter().any(|container| container.name == name);
+    if snapshot.running().any(|container| is_regular(&container.name)) {
+        return Err(NoGround::Killed(kill::kill_pod(ctx, pod, snapshot, None).await));
+    }
+    let values = resources::pod_cgroup_values(pod, &ctx.settings.resources).map_err(bad_spec)?;
+    let milli_cpu = resources::requested_milli_cpu(pod).map_err(bad_spec)?;
+    cgroups.ensure_pod(class, uid, milli_cpu, &values).await.map_err(|error| {
+        let message = format!("unable to ensure pod container exists: {error}");
+        ctx.pod_event(pod, EventType::Warning, "FailedCreatePodContainer", &message);
+        NoGround::Failed(format!(
+            "failed to ensure that the pod: {uid} cgroups exist and are correctly applied: {error}"
+        ))
+    })
+}
+
+/// `cgroup_parent` of the pod's sandbox and containers; empty without QoS cgroups.
+pub(super) fn cgroup_parent(ctx: &ActContext, pod: &Pod) -> Result<String, String> {
+    let Some(cgroups) = &ctx.cgroups else { return Ok(String::new()) };
+    let class = qos::qos_class(pod).map_err(|error| error.to_string())?;
+    cgroups.parent_for_runtime(class, names::pod_uid(pod)).map_err(|error| error.to_string())
+}

@@ -1,0 +1,115 @@
+//! Removing dead containers and their logs.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::ActContext;
+use super::kill;
+use super::kill::Kill;
+use super::report;
+use crate::model::ContainerState;
+use crate::model::KillReason;
+use crate::model::PodSnapshot;
+use crate::model::RemoveContainer;
+use crate::workers::generate::names;
+
+/// Removes one instance; one that still runs is killed first, without grace.
+pub(super) async fn remove_planned(
+    ctx: &ActContext,
+    pod: &Pod,
+    snapshot: &PodSnapshot,
+    remove: &RemoveContainer,
+) -> Result<(), String> {
+    let status = snapshot.by_id(&remove.id);
+    if status.is_some_and(|status| status.state != ContainerState::Exited) {
+        let reason = KillReason::RestartAll;
+        let kill = Kill { id: &remove.id, name: &remove.name, reason, message: "killing", grace_override: Some(0) };
+        kill::kill_container(ctx, pod, kill).await?;
+    }
+    let log_path = status.map(|status| status.log_path.as_str()).filter(|_| !remove.keep_logs);
+    remove_instance(ctx, remove.id.as_str(), log_path)
+        .await
+        .map_err(|error| report::failed("RemoveContainer", &remove.name, "RemoveContainerError", &error))
+}
+
+/// Removes an instance the runtime knows. `log_path` is the log file to delete first, with its rotated ones and its
+/// link; a log that cannot be deleted keeps the instance, else nobody would find it again.
+pub(super) async fn remove_instance(ctx: &ActContext, id: &str, log_path: Option<&str>) -> Result<(), String> {
+    if let Some(path) = log_path.filter(|path| !path.is_empty()) {
+        remove_logs(Path::new(path))
+            .map_err(|error| format!("failed to remove container {id:?} log {path:?}: {error}"))?;
+        if let Some(links) = &ctx.files.log_links {
+            remove_link(links, id).map_err(|error| format!("failed to remove container {id:?} log link: {error}"))?;
+        }
+    }
+    match ctx.runtime.remove_container(id).await {
+        Err(error) if !error.is_not_found() => Err(error.rpc_text()),
+        _ => Ok(()),
+    }
+}
+
+/// Deletes a log file and those rotated from it.
+fn remove_logs(log: &Path) -> io::Result<()> {
+    let Some((dir, name)) = log.parent().zip(log.file_name().and_then(|name| name.to_str())) else { return Ok(()) };
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        result => result?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let is_ours = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|other| other.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')));
+        if is_ours {
+            ignore_missing(fs::remove_file(entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the link of a container among the links to all logs.
+fn remove_link(links: &Path, id: &str) -> io::Result<()> {
+    for entry in fs::read_dir(links).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().and_then(names::id_of_log_link) == Some(id) {
+            ignore_missing(fs::remove_file(entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
+fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_goes_with_its_rotated_ones_and_its_link() {
+        let dir = tempfile::tempdir().expect("a folder");
+        for name in ["1.log", "1.log.20260101-000000", "1.log.20260101-000000.gz", "10.log", "11.log", "1.logbook"] {
+            fs::write(dir.path().join(name), "").expect("a file");
+        }
+        remove_logs(&dir.path().join("1.log")).expect("gone");
+        let mut left: Vec<_> =
+            fs::read_dir(dir.path()).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["1.logbook", "10.log", "11.log"]);
+        remove_logs(&dir.path().join("1.log")).expect("twice is fine");
+        remove_logs(Path::new("/nowhere/at/all.log")).expect("no folder, no log");
+
+        std::os::unix::fs::symlink("x", dir.path().join("p_ns_c-abc.log")).expect("a link");
+        remove_link(dir.path(), "bc").expect("not ours");
+        assert!(dir.path().join("p_ns_c-abc.log").is_symlink());
+        remove_link(dir.path(), "abc").expect("gone");
+        assert!(!dir.path().join("p_ns_c-abc.log").is_symlink());
+    }
+}

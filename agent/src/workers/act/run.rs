@@ -1,0 +1,163 @@
+//! One plan, carried out in upstream's order.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::ActContext;
+use super::ground;
+use super::ground::NoGround;
+use super::kill;
+use super::kill::Kill;
+use super::remove;
+use super::sandbox;
+use super::sandbox::Sandbox;
+use super::start::Scene;
+use super::start::held_back;
+use crate::model::ContainerClass;
+use crate::model::PodActions;
+use crate::model::PodSnapshot;
+use crate::model::RemoveContainer;
+use crate::model::SandboxPlan;
+use crate::model::StartOutcome;
+use crate::model::SyncOutcome;
+use crate::recorder::EventType;
+use crate::workers::generate::names;
+
+/// Carries out `actions`, decided on `snapshot`, for `pod`. Runs to its end: kills take up to their grace periods, pulls
+/// as long as they take. Nothing is retried here.
+pub async fn execute(ctx: &ActContext, pod: &Pod, actions: &PodActions, snapshot: &PodSnapshot) -> SyncOutcome {
+    let mut outcome = SyncOutcome::default();
+    if let Err(Stop) = steps(ctx, pod, actions, snapshot, &mut outcome).await {
+        tracing::debug!(pod = names::describe(pod), errors = ?outcome.errors, "plan not carried out to its end");
+    }
+    outcome
+}
+
+/// The rest of the plan is not to be carried out; the outcome says why.
+struct Stop;
+
+async fn steps(
+    ctx: &ActContext,
+    pod: &Pod,
+    actions: &PodActions,
+    snapshot: &PodSnapshot,
+    outcome: &mut SyncOutcome,
+) -> Result<(), Stop> {
+    let creates = matches!(actions.sandbox, SandboxPlan::Create { .. });
+    let starts = actions.start.iter().any(|start| start.blocked.is_none());
+    if creates || starts {
+        stand(ctx, pod, snapshot, outcome).await?;
+    }
+    if let SandboxPlan::Create { replaces: Some(_), .. } = &actions.sandbox {
+        let message = "Pod sandbox changed, it will be killed and re-created.";
+        ctx.pod_event(pod, EventType::Normal, "SandboxChanged", message);
+    }
+    kills(ctx, pod, actions, snapshot, outcome).await?;
+    for remove in &actions.remove {
+        stop_at(outcome, remove::remove_planned(ctx, pod, snapshot, remove).await)?;
+    }
+    outcome.restart_all_done = !actions.remove.is_empty();
+    if creates {
+        prune(ctx, pod, snapshot, &actions.prune).await;
+    }
+    if let Some(sandbox) = in_sandbox(ctx, pod, actions, snapshot, outcome).await? {
+        start_all(ctx, pod, actions, snapshot, &sandbox, outcome).await;
+    }
+    if !creates {
+        // Nothing waits for it, and a restarting init container should not.
+        prune(ctx, pod, snapshot, &actions.prune).await;
+    }
+    Ok(())
+}
+
+fn stop_at<T>(outcome: &mut SyncOutcome, result: Result<T, String>) -> Result<T, Stop> {
+    result.map_err(|error| {
+        outcome.errors.push(error);
+        Stop
+    })
+}
+
+async fn stand(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, outcome: &mut SyncOutcome) -> Result<(), Stop> {
+    match ground::prepare(ctx, pod, snapshot).await {
+        Ok(()) => return Ok(()),
+        Err(NoGround::Network(error)) => {
+            outcome.network_not_ready = true;
+            outcome.errors.push(error);
+        }
+        Err(NoGround::Killed(errors)) => outcome.errors.extend(errors),
+        Err(NoGround::Failed(error)) => outcome.errors.push(error),
+    }
+    Err(Stop)
+}
+
+/// The whole pod at once, or single containers one after the other; the first failure ends the sync.
+async fn kills(
+    ctx: &ActContext,
+    pod: &Pod,
+    actions: &PodActions,
+    snapshot: &PodSnapshot,
+    outcome: &mut SyncOutcome,
+) -> Result<(), Stop> {
+    if actions.kill_pod {
+        outcome.errors.extend(kill::kill_pod(ctx, pod, snapshot, None).await);
+        return if outcome.errors.is_empty() { Ok(()) } else { Err(Stop) };
+    }
+    for planned in &actions.kill {
+        let kill = Kill {
+            id: &planned.id,
+            name: &planned.name,
+            reason: planned.reason,
+            message: &planned.message,
+            grace_override: planned.grace_override,
+        };
+        stop_at(outcome, kill::kill_container(ctx, pod, kill).await)?;
+    }
+    Ok(())
+}
+
+async fn prune(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, old: &[RemoveContainer]) {
+    for remove in old {
+        if let Err(error) = remove::remove_planned(ctx, pod, snapshot, remove).await {
+            tracing::warn!(pod = names::describe(pod), container = remove.name, error, "old instance not removed");
+        }
+    }
+}
+
+/// The sandbox to start containers in, if any are to be started.
+async fn in_sandbox(
+    ctx: &ActContext,
+    pod: &Pod,
+    actions: &PodActions,
+    snapshot: &PodSnapshot,
+    outcome: &mut SyncOutcome,
+) -> Result<Option<Sandbox>, Stop> {
+    let sandbox = match &actions.sandbox {
+        SandboxPlan::None => return Ok(None),
+        SandboxPlan::Keep(_) if actions.start.is_empty() => return Ok(None),
+        SandboxPlan::Keep(id) => sandbox::keep(ctx, pod, snapshot, id),
+        SandboxPlan::Create { attempt, .. } => sandbox::create(ctx, pod, *attempt).await,
+    };
+    stop_at(outcome, sandbox).map(Some)
+}
+
+/// Starts one after the other. Only a failed init container keeps the following ones from starting.
+async fn start_all(
+    ctx: &ActContext,
+    pod: &Pod,
+    actions: &PodActions,
+    snapshot: &PodSnapshot,
+    sandbox: &Sandbox,
+    outcome: &mut SyncOutcome,
+) {
+    let scene = Scene { ctx, pod, snapshot, sandbox };
+    for start in &actions.start {
+        let result = match held_back(ctx, pod, start) {
+            Some(failure) => Err(failure),
+            None => scene.start(start).await,
+        };
+        let ends = result.is_err() && start.class == ContainerClass::Init;
+        outcome.starts.push(StartOutcome { name: start.name.clone(), result });
+        if ends {
+            break;
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Making sandboxes, and the configuration every container of one is created with.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt as _;
+
+use k8s_openapi::api::core::v1::Pod;
+use keblet_proto::cri::v1 as cri;
+
+use super::ActContext;
+use super::ground;
+use super::report;
+use crate::model::PodSnapshot;
+use crate::model::SandboxId;
+use crate::model::spec;
+use crate::recorder::EventType;
+use crate::workers::generate::names;
+use crate::workers::generate::sandbox::SandboxConfig;
+use crate::workers::generate::sandbox::sandbox_config;
+
+/// The sandbox that containers are started in.
+pub(super) struct Sandbox {
+    pub(super) id: SandboxId,
+    pub(super) config: cri::PodSandboxConfig,
+    /// Primary first; empty with the host's network.
+    pub(super) ips: Vec<String>,
+    /// Empty for the runtime's default.
+    pub(super) runtime_handler: String,
+}
+
+/// The sandbox that is there already.
+pub(super) fn keep(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, id: &SandboxId) -> Result<Sandbox, String> {
+    let status = snapshot.sandboxes.iter().find(|sandbox| &sandbox.id == id);
+    let attempt = status.map_or(0, |status| status.attempt);
+    let config = configure(ctx, pod, attempt).map_err(|error| {
+        let message = format!("GeneratePodSandboxConfig for pod {:?} failed: {error}", names::describe(pod));
+        report::failed("ConfigPodSandbox", &names::describe(pod), "ConfigPodSandboxError", &message)
+    })?;
+    let runtime_handler = status.map(|status| status.runtime_handler.clone()).unwrap_or_default();
+    Ok(Sandbox { id: id.clone(), config: config.config, ips: snapshot.ips.clone(), runtime_handler })
+}
+
+/// A new one, with its address.
+pub(super) async fn create(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<Sandbox, String> {
+    let described = names::describe(pod);
+    let error = |message: String| {
+        let text = format!("Failed to create pod sandbox: {message}");
+        ctx.pod_event(pod, EventType::Warning, "FailedCreatePodSandBox", &text);
+        report::failed("CreatePodSandbox", &described, "CreatePodSandboxError", &message)
+    };
+    let generated = configure(ctx, pod, attempt)
+        .map_err(|problem| error(format!("Failed to generate sandbox config for pod {described:?}: {problem}")))?;
+    for (reason, message) in &generated.warnings {
+        ctx.pod_event(pod, EventType::Warning, reason, message);
+    }
+    let config = generated.config;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(&config.log_directory)
+        .map_err(|problem| error(format!("Failed to create log directory for pod {described:?}: {problem}")))?;
+    let id =
+        ctx.runtime.run_pod_sandbox(config.clone(), "").await.map_err(|problem| {
+            error(format!("Failed to create sandbox for pod {described:?}: {}", problem.rpc_text()))
+        })?;
+    let ips = addresses(ctx, pod, &id).await?;
+    Ok(Sandbox { id: id.into(), config, ips, runtime_handler: String::new() })
+}
+
+/// Addresses of a sandbox just made: hosts file and environment of its containers need them.
+async fn addresses(ctx: &ActContext, pod: &Pod, id: &str) -> Result<Vec<String>, String> {
+    let inspection = ctx.runtime.pod_sandbox_status(id, false).await.map_err(|error| {
+        let text = format!("Unable to get pod sandbox status: {}", error.rpc_text());
+        ctx.pod_event(pod, EventType::Warning, "FailedPodSandBoxStatus", &text);
+        text
+    })?;
+    if spec::host_network(pod) {
+        return Ok(Vec::new());
+    }
+    let network = inspection.status.network.unwrap_or_default();
+    let additional = network.additional_ips.into_iter().map(|additional| additional.ip);
+    Ok(std::iter::once(network.ip).chain(additional).filter(|ip| !ip.is_empty()).collect())
+}
+
+fn configure(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<SandboxConfig, String> {
+    let resolv_conf = match &ctx.files.resolv_conf {
+        Some(path) => {
+            let text = fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            Some(text)
+        }
+        None => None,
+    };
+    let parent = ground::cgroup_parent(ctx, pod)?;
+    sandbox_config(pod, attempt, &parent, resolv_conf.as_deref(), &ctx.settings).map_err(|error| error.to_string())
+}

@@ -1,0 +1,187 @@
+//! A runtime of few words for these tests: answers what a plan asks, keeps every call, fails where told to.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use keblet_proto::cri::v1 as cri;
+use prost::Message;
+use tonic::Status;
+
+use crate::runtime::Runtime;
+use crate::runtime::RuntimeOptions;
+use crate::runtime::tests::server::Answer;
+use crate::runtime::tests::server::Script;
+use crate::runtime::tests::server::Socket;
+use crate::runtime::tests::server::say;
+
+/// What the runtime holds and what it was asked.
+#[derive(Default)]
+pub(super) struct State {
+    /// Every call as `Method what`.
+    pub(super) calls: Vec<String>,
+    /// Images by name.
+    pub(super) images: BTreeMap<String, cri::Image>,
+    /// Images that a pull brings.
+    pub(super) registry: BTreeMap<String, cri::Image>,
+    /// Answers to come instead of the usual one, by method, one per call.
+    pub(super) failures: HashMap<&'static str, Vec<Status>>,
+    /// How long a container takes to stop, by id.
+    pub(super) stops: HashMap<String, Duration>,
+    /// What containers were created with.
+    pub(super) created: Vec<cri::ContainerConfig>,
+    /// What sandboxes were made from.
+    pub(super) sandboxes: Vec<cri::PodSandboxConfig>,
+    /// For the lists.
+    pub(super) listed: Vec<cri::Container>,
+    pub(super) listed_sandboxes: Vec<cri::PodSandbox>,
+    /// For ContainerStatus, by id.
+    pub(super) log_paths: BTreeMap<String, String>,
+}
+
+/// The runtime's side, shared with the test.
+#[derive(Clone, Default)]
+pub(super) struct Fake(Arc<Mutex<State>>);
+
+impl Fake {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("unpoisoned")
+    }
+
+    /// Calls since the last time they were taken.
+    pub(super) fn take_calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.state().calls)
+    }
+
+    /// The next call of this method fails.
+    pub(super) fn fail(&self, method: &'static str, status: Status) {
+        self.state().failures.entry(method).or_default().push(status);
+    }
+
+    /// A client of this runtime.
+    pub(super) fn client(&self) -> Runtime {
+        let socket = Socket::default();
+        let fake = self.clone();
+        let script: Script = Arc::new(move |method, message| {
+            let fake = fake.clone();
+            let method = method.to_owned();
+            async move { fake.answer(&method, message).await }.boxed()
+        });
+        socket.serve(script);
+        Runtime::with_connector("unix:///run/fake.sock", move || socket.clone().connect(), RuntimeOptions::default())
+    }
+
+    async fn answer(&self, method: &str, message: Bytes) -> Answer {
+        let failure = self.state().failures.get_mut(method).filter(|left| !left.is_empty()).map(|left| left.remove(0));
+        let usual = self.usual(method, message).await;
+        failure.map_or(usual, Err)
+    }
+
+    fn note(&self, call: String) {
+        self.state().calls.push(call);
+    }
+
+    async fn usual(&self, method: &str, message: Bytes) -> Answer {
+        match method {
+            "RunPodSandbox" => {
+                let config = read::<cri::RunPodSandboxRequest>(message).config.expect("a configuration");
+                self.note(format!("{method} {}", config.metadata.as_ref().expect("metadata").attempt));
+                self.state().sandboxes.push(config);
+                say(&cri::RunPodSandboxResponse { pod_sandbox_id: "sandbox-new".into() })
+            }
+            "PodSandboxStatus" => self.sandbox_status(method, message),
+            "CreateContainer" => {
+                let config = read::<cri::CreateContainerRequest>(message).config.expect("a configuration");
+                let metadata = config.metadata.clone().expect("metadata");
+                self.note(format!("{method} {}/{}", metadata.name, metadata.attempt));
+                self.state().created.push(config);
+                say(&cri::CreateContainerResponse { container_id: format!("{}-{}", metadata.name, metadata.attempt) })
+            }
+            "StartContainer" => {
+                self.note(format!("{method} {}", read::<cri::StartContainerRequest>(message).container_id));
+                say(&cri::StartContainerResponse {})
+            }
+            "StopContainer" => {
+                let request: cri::StopContainerRequest = read(message);
+                self.note(format!("{method} {} {}", request.container_id, request.timeout));
+                let takes = self.state().stops.get(&request.container_id).copied().unwrap_or_default();
+                tokio::time::sleep(takes).await;
+                say(&cri::StopContainerResponse {})
+            }
+            "RemoveContainer" => {
+                self.note(format!("{method} {}", read::<cri::RemoveContainerRequest>(message).container_id));
+                say(&cri::RemoveContainerResponse {})
+            }
+            "StopPodSandbox" => {
+                self.note(format!("{method} {}", read::<cri::StopPodSandboxRequest>(message).pod_sandbox_id));
+                say(&cri::StopPodSandboxResponse {})
+            }
+            "RemovePodSandbox" => {
+                self.note(format!("{method} {}", read::<cri::RemovePodSandboxRequest>(message).pod_sandbox_id));
+                say(&cri::RemovePodSandboxResponse {})
+            }
+            "ImageStatus" | "PullImage" => self.image(method, message),
+            "ListContainers" => say(&cri::ListContainersResponse { containers: self.state().listed.clone() }),
+            "ListPodSandbox" => say(&cri::ListPodSandboxResponse { items: self.state().listed_sandboxes.clone() }),
+            "ContainerStatus" => self.container_status(message),
+            method => panic!("unexpected {method}"),
+        }
+    }
+
+    fn sandbox_status(&self, method: &str, message: Bytes) -> Answer {
+        let id = read::<cri::PodSandboxStatusRequest>(message).pod_sandbox_id;
+        self.note(format!("{method} {id}"));
+        say(&cri::PodSandboxStatusResponse {
+            status: Some(cri::PodSandboxStatus {
+                id,
+                metadata: Some(cri::PodSandboxMetadata::default()),
+                network: Some(cri::PodSandboxNetworkStatus { ip: "10.0.0.9".into(), additional_ips: Vec::new() }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        })
+    }
+
+    fn image(&self, method: &str, message: Bytes) -> Answer {
+        let mut state = self.state();
+        if method == "ImageStatus" {
+            let name = read::<cri::ImageStatusRequest>(message).image.expect("an image").image;
+            state.calls.push(format!("{method} {name}"));
+            let image = state.images.get(&name).cloned();
+            return say(&cri::ImageStatusResponse { image, info: BTreeMap::new() });
+        }
+        let name = read::<cri::PullImageRequest>(message).image.expect("an image").image;
+        state.calls.push(format!("{method} {name}"));
+        let Some(image) = state.registry.get(&name).cloned() else {
+            return Err(Status::unknown(format!("{name}: not in the registry")));
+        };
+        let image_ref = image.id.clone();
+        state.images.insert(name, image);
+        say(&cri::PullImageResponse { image_ref })
+    }
+
+    fn container_status(&self, message: Bytes) -> Answer {
+        let id = read::<cri::ContainerStatusRequest>(message).container_id;
+        let Some(log_path) = self.state().log_paths.get(&id).cloned() else {
+            return Err(Status::not_found(id));
+        };
+        say(&cri::ContainerStatusResponse {
+            status: Some(cri::ContainerStatus {
+                id,
+                metadata: Some(cri::ContainerMetadata::default()),
+                log_path,
+                ..Default::default()
+            }),
+            info: BTreeMap::new(),
+        })
+    }
+}
+
+fn read<M: Message + Default>(message: Bytes) -> M {
+    M::decode(message).expect("a message")
+}

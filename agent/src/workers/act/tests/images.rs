@@ -1,0 +1,145 @@
+//! Image policies, pulls and their back-off.
+
+use tonic::Status;
+
+use super::*;
+
+fn with_policy(image: &str, policy: &str) -> Pod {
+    pod(json!({"containers": [{"name": "c", "image": image, "imagePullPolicy": policy}]}))
+}
+
+async fn started(node: &Node, pod: &Pod) -> Result<ContainerId, StartFailure> {
+    let outcome = execute(&node.ctx, pod, &actions(keep(), vec![regular(0, "c")]), &running(&[])).await;
+    outcome.starts.into_iter().next().expect("a start").result
+}
+
+#[tokio::test(start_paused = true)]
+async fn policies() {
+    let ends = ["CreateContainer c/0", "StartContainer c-0"];
+    let pulled = ["PullImage here:1", "ImageStatus here:1"];
+    let table: [(&str, &str, &str, Vec<&str>); 8] = [
+        ("here:1", "IfNotPresent", "", [&["ImageStatus here:1"][..], &ends].concat()),
+        ("here:1", "Never", "", [&["ImageStatus here:1"][..], &ends].concat()),
+        ("here:1", "Always", "", [&pulled[..], &ends].concat()),
+        ("here:1", "", "", [&["ImageStatus here:1"][..], &ends].concat()),
+        ("untagged", "", "", [&["PullImage untagged:latest", "ImageStatus untagged:latest"][..], &ends].concat()),
+        ("absent:1", "Never", "ErrImageNeverPull", vec!["ImageStatus absent:1"]),
+        ("absent:1", "IfNotPresent", "ErrImagePull", vec!["ImageStatus absent:1", "PullImage absent:1"]),
+        ("BAD", "IfNotPresent", "InvalidImageName", Vec::new()),
+    ];
+    for (image_name, policy, token, calls) in table {
+        let node = Node::new();
+        node.has_image("here:1", "sha256:here");
+        for name in ["here:1", "untagged:latest"] {
+            node.runtime.state().registry.insert(name.into(), image("sha256:pulled"));
+        }
+        let result = started(&node, &with_policy(image_name, policy)).await;
+        let got = result.map_or_else(|failure| failure.token, |_| String::new());
+        assert_eq!(got, token, "{image_name} {policy}");
+        assert_eq!(node.runtime.take_calls(), calls, "{image_name} {policy}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_pull_backs_off() {
+    let node = Node::new();
+    let pod = with_policy("absent:1", "IfNotPresent");
+    let failure = started(&node, &pod).await.expect_err("absent");
+    assert_eq!((failure.token.as_str(), failure.message.as_str()), ("ErrImagePull", "absent:1: not in the registry"));
+    node.runtime.take_calls();
+    let failure = started(&node, &pod).await.expect_err("held back");
+    assert_eq!(failure.token, "ImagePullBackOff");
+    assert_eq!(failure.message, "Back-off pulling image \"absent:1\": ErrImagePull: absent:1: not in the registry");
+    assert_eq!(failure.retry_at, None);
+    assert_eq!(node.runtime.take_calls(), ["ImageStatus absent:1"]);
+    tokio::time::advance(Duration::from_secs(11)).await;
+    node.runtime.state().registry.insert("absent:1".into(), image("sha256:late"));
+    started(&node, &pod).await.expect("pulled");
+    assert_eq!(node.runtime.state().created[0].image.as_ref().expect("an image").image, "sha256:late");
+}
+
+#[tokio::test(start_paused = true)]
+async fn runtimes_name_the_kind_of_a_failed_pull() {
+    let table = [
+        (
+            Status::unknown("RegistryUnavailable: pull: refused"),
+            "RegistryUnavailable",
+            "image pull failed for absent:1 because the registry is unavailable: pull: refused",
+        ),
+        (
+            Status::unknown("SignatureValidationFailed: bad"),
+            "SignatureValidationFailed",
+            "image pull failed for absent:1 because the signature validation failed: bad",
+        ),
+        (Status::not_found("no such"), "ErrImagePull", "rpc error: code = NotFound desc = no such"),
+    ];
+    for (status, token, message) in table {
+        let node = Node::new();
+        node.runtime.fail("PullImage", status);
+        let failure = started(&node, &with_policy("absent:1", "Always")).await.expect_err("failed");
+        assert_eq!((failure.token.as_str(), failure.message.as_str()), (token, message));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_cannot_be_looked_at() {
+    let node = Node::new();
+    node.runtime.fail("ImageStatus", Status::internal("broken"));
+    let failure = started(&node, &with_policy("x:1", "IfNotPresent")).await.expect_err("failed");
+    assert_eq!(failure.token, "ImageInspectError");
+    assert_eq!(failure.message, "Failed to inspect image \"\": rpc error: code = Internal desc = broken");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_image_is_found_out_and_pulled_again() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:old");
+    let pod = pod(json!({}));
+    started(&node, &pod).await.expect("started");
+    node.runtime.take_calls();
+    node.runtime.state().images.clear();
+    node.runtime.state().registry.insert("app:1".into(), image("sha256:old"));
+    node.runtime.fail("CreateContainer", Status::not_found("image not found"));
+    started(&node, &pod).await.expect("started again");
+    assert_eq!(
+        node.runtime.take_calls(),
+        [
+            "CreateContainer c/0",
+            "ImageStatus app:1",
+            "PullImage app:1",
+            "ImageStatus app:1",
+            "CreateContainer c/0",
+            "StartContainer c-0"
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_that_cannot_be_created_is_not_tried_twice_with_the_same_image() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let pod = pod(json!({}));
+    started(&node, &pod).await.expect("started");
+    node.runtime.take_calls();
+    node.runtime.fail("CreateContainer", Status::unknown("name c is reserved"));
+    let failure = started(&node, &pod).await.expect_err("failed");
+    assert_eq!((failure.token.as_str(), failure.message.as_str()), ("CreateContainerError", "name c is reserved"));
+    assert_eq!(node.runtime.take_calls(), ["CreateContainer c/0", "ImageStatus app:1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_memory_is_refreshed_after_the_start() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let pod = pod(json!({}));
+    started(&node, &pod).await.expect("started");
+    node.has_image("app:1", "sha256:2");
+    tokio::time::advance(Duration::from_secs(61)).await;
+    node.runtime.take_calls();
+    started(&node, &pod).await.expect("started");
+    assert_eq!(node.runtime.take_calls(), ["CreateContainer c/0", "StartContainer c-0", "ImageStatus app:1"]);
+    started(&node, &pod).await.expect("started");
+    let used: Vec<String> =
+        node.runtime.state().created.iter().map(|config| config.image.clone().expect("an image").image).collect();
+    assert_eq!(used, ["sha256:1", "sha256:1", "sha256:2"]);
+}

@@ -1,0 +1,172 @@
+//! Plans carried out against a small fake of the runtime, on paused time.
+
+mod ends;
+mod fake;
+mod images;
+mod starts;
+
+use std::path::Path;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::Pod;
+use keblet_proto::cri::v1 as cri;
+use serde_json::Value;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::*;
+use crate::images::Images;
+use crate::images::PullLimits;
+use crate::model::testing;
+use crate::model::*;
+use crate::recorder::Recorder;
+use crate::volumes::Volumes;
+use crate::workers::generate::NodeSettings;
+use crate::workers::generate::ResourceSettings;
+use fake::Fake;
+
+/// A node in a temporary folder.
+struct Node {
+    dir: tempfile::TempDir,
+    runtime: Fake,
+    network: watch::Sender<Option<String>>,
+    ctx: ActContext,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self::with_cgroups(None)
+    }
+
+    fn with_cgroups(cgroups: Option<crate::kernel::cgroup::Cgroups>) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::write(dir.path().join("resolv.conf"), "nameserver 192.0.2.53\n").expect("a file");
+        std::fs::create_dir(dir.path().join("links")).expect("a folder");
+        let runtime = Fake::default();
+        let client = runtime.client();
+        let (network, ready) = watch::channel(None);
+        let limits = PullLimits { per_second: 0, ..PullLimits::default() };
+        let ctx = ActContext::new(
+            client.clone(),
+            Images::new(client, limits),
+            Volumes::new(&dir.path().join("root")),
+            cgroups,
+            settings(dir.path()),
+            NodeFiles {
+                resolv_conf: Some(dir.path().join("resolv.conf")),
+                log_links: Some(dir.path().join("links")),
+                ..NodeFiles::default()
+            },
+            ready,
+            Recorder::default(),
+            Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)),
+        );
+        Self { dir, runtime, network, ctx }
+    }
+
+    fn has_image(&self, name: &str, id: &str) {
+        self.runtime.state().images.insert(name.into(), image(id));
+    }
+
+    fn path(&self, relative: &str) -> std::path::PathBuf {
+        self.dir.path().join(relative)
+    }
+}
+
+fn settings(dir: &Path) -> NodeSettings {
+    let resources = ResourceSettings { memory_capacity: 1 << 30, single_process_oom_kill: true, ..Default::default() };
+    NodeSettings { pod_logs_dir: dir.join("logs"), resources, ..NodeSettings::default() }
+}
+
+fn image(id: &str) -> cri::Image {
+    cri::Image { id: id.into(), size: 7, ..Default::default() }
+}
+
+/// A pod as the API would default it; `spec` replaces fields.
+fn pod(spec: Value) -> Pod {
+    let mut full = json!({
+        "enableServiceLinks": true, "restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "dnsPolicy": "Default",
+        "containers": [container("c")],
+    });
+    full.as_object_mut().expect("an object").extend(spec.as_object().expect("an object").clone());
+    serde_json::from_value(json!({"metadata": {"name": "pod", "namespace": "ns", "uid": "uid"}, "spec": full}))
+        .expect("a pod")
+}
+
+fn container(name: &str) -> Value {
+    json!({"name": name, "image": "app:1", "imagePullPolicy": "IfNotPresent",
+        "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"})
+}
+
+fn actions(sandbox: SandboxPlan, start: Vec<StartContainer>) -> PodActions {
+    PodActions {
+        kill_pod: false,
+        sandbox,
+        kill: Vec::new(),
+        remove: Vec::new(),
+        prune: Vec::new(),
+        start,
+        await_confirmation: false,
+    }
+}
+
+fn keep() -> SandboxPlan {
+    SandboxPlan::Keep("sandbox-0".into())
+}
+
+fn create() -> SandboxPlan {
+    SandboxPlan::Create { attempt: 0, replaces: None }
+}
+
+fn start(class: ContainerClass, index: usize, name: &str, restarts: Option<u32>) -> StartContainer {
+    StartContainer { class, index, name: name.into(), restart_count: restarts, last_finished_at: None, blocked: None }
+}
+
+fn regular(index: usize, name: &str) -> StartContainer {
+    start(ContainerClass::Regular, index, name, None)
+}
+
+fn empty() -> PodSnapshot {
+    let pod = PodRef { uid: "uid".into(), namespace: "ns".into(), name: "pod".into() };
+    PodSnapshot::empty(pod, Instant::now())
+}
+
+fn status(name: &str, attempt: u32, state: ContainerState) -> ContainerStatus {
+    ContainerStatus {
+        id: format!("{name}-{attempt}").into(),
+        sandbox_id: "sandbox-0".into(),
+        name: name.into(),
+        attempt,
+        state,
+        created_at: testing::at(i64::from(attempt)),
+        started_at: testing::at(i64::from(attempt)),
+        finished_at: 0,
+        exit_code: None,
+        reason: String::new(),
+        message: String::new(),
+        image: "app:1".into(),
+        image_ref: "sha256:1".into(),
+        hash: 0,
+        restart_count: attempt,
+        log_path: String::new(),
+        termination: TerminationFile::default(),
+        pid: None,
+        proven: None,
+    }
+}
+
+fn running(names: &[&str]) -> PodSnapshot {
+    testing::snapshot(names.iter().map(|name| status(name, 0, ContainerState::Running)).collect())
+}
+
+fn tokens(outcome: &SyncOutcome) -> Vec<(&str, &str)> {
+    let token = |start: &'_ StartOutcome| -> &'static str {
+        match &start.result {
+            Ok(_) => "started",
+            Err(failure) => Box::leak(failure.token.clone().into_boxed_str()),
+        }
+    };
+    outcome.starts.iter().map(|start| (start.name.as_str(), token(start))).collect()
+}

@@ -1,0 +1,221 @@
+//! Sandboxes and starts.
+
+use tonic::Status;
+
+use super::*;
+use crate::kernel::cgroup::CgroupName;
+use crate::kernel::cgroup::Cgroups;
+use crate::kernel::cgroup::Driver;
+use crate::kernel::cgroup::Layout;
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_from_nothing() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let pod = pod(json!({
+        "hostAliases": [{"ip": "192.0.2.9", "hostnames": ["alias"]}],
+        "volumes": [{"name": "v", "emptyDir": {}}],
+        "containers": [{"name": "c", "image": "app:1", "imagePullPolicy": "IfNotPresent",
+            "terminationMessagePath": "/dev/termination-log",
+            "env": [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+    }));
+    let outcome = execute(&node.ctx, &pod, &actions(create(), vec![regular(0, "c")]), &empty()).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_eq!(outcome.starts, [StartOutcome { name: "c".into(), result: Ok("c-0".into()) }]);
+    assert_eq!(
+        node.runtime.take_calls(),
+        [
+            "RunPodSandbox 0",
+            "PodSandboxStatus sandbox-new",
+            "ImageStatus app:1",
+            "CreateContainer c/0",
+            "StartContainer c-0"
+        ]
+    );
+    let state = node.runtime.state();
+    assert_eq!(state.sandboxes[0].dns_config.as_ref().expect("dns").servers, ["192.0.2.53"]);
+    let logs = node.path("logs/ns_pod_uid");
+    assert_eq!(state.sandboxes[0].log_directory, logs.to_string_lossy());
+    assert!(logs.join("c").is_dir());
+    let config = &state.created[0];
+    assert_eq!(config.envs, [cri::KeyValue { key: "IP".into(), value: "10.0.0.9".into() }]);
+    let host_path = |path: &str| {
+        let mount = config.mounts.iter().find(|mount| mount.container_path == path);
+        std::path::PathBuf::from(&mount.unwrap_or_else(|| panic!("no mount at {path}")).host_path)
+    };
+    assert_eq!(host_path("/v"), node.path("root/pods/uid/volumes/kubernetes.io~empty-dir/v"));
+    let hosts = std::fs::read_to_string(host_path("/etc/hosts")).expect("the hosts file");
+    assert!(hosts.contains("10.0.0.9\tpod\n") && hosts.contains("192.0.2.9\talias\n"), "{hosts}");
+    assert!(host_path("/dev/termination-log").is_file());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_is_two_calls() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let pod = pod(json!({}));
+    execute(&node.ctx, &pod, &actions(create(), vec![regular(0, "c")]), &empty()).await;
+    node.runtime.take_calls();
+    let snapshot = testing::snapshot(vec![status("c", 0, ContainerState::Exited)]);
+    let again = actions(keep(), vec![start(ContainerClass::Regular, 0, "c", Some(1))]);
+    let outcome = execute(&node.ctx, &pod, &again, &snapshot).await;
+    assert_eq!(outcome.starts, [StartOutcome { name: "c".into(), result: Ok("c-1".into()) }]);
+    assert_eq!(node.runtime.take_calls(), ["CreateContainer c/1", "StartContainer c-1"]);
+    let annotations = &node.runtime.state().created[1].annotations;
+    assert_eq!(annotations["io.kubernetes.container.restartCount"], "1");
+    assert_eq!(annotations["io.kubernetes.container.hash"], format!("{:x}", container_hash("c", "app:1")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_instance_the_log_files_tell_the_restart_count() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let dir = node.path("logs/ns_pod_uid/c");
+    std::fs::create_dir_all(&dir).expect("a folder");
+    std::fs::write(dir.join("4.log"), "").expect("a log");
+    execute(&node.ctx, &pod(json!({})), &actions(create(), vec![regular(0, "c")]), &empty()).await;
+    assert!(node.runtime.take_calls().contains(&"CreateContainer c/5".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_failed_init_container_stops_the_rest() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let pod = pod(json!({"initContainers": [container("i"), {"name": "s", "image": "app:1", "restartPolicy": "Always",
+        "imagePullPolicy": "IfNotPresent"}], "containers": [container("a"), container("b")]}));
+    let list = vec![
+        start(ContainerClass::Sidecar, 1, "s", None),
+        regular(0, "a"),
+        regular(1, "b"),
+        start(ContainerClass::Init, 0, "i", None),
+        regular(0, "a"),
+    ];
+    node.runtime.fail("StartContainer", Status::unknown("s-0 broke"));
+    node.runtime.fail("CreateContainer", Status::unknown("no"));
+    let outcome = execute(&node.ctx, &pod, &actions(keep(), list), &running(&[])).await;
+    // The sidecar cannot be created, `a` cannot be started; both leave the others alone.
+    assert_eq!(
+        tokens(&outcome),
+        [
+            ("s", "CreateContainerError"),
+            ("a", "RunContainerError"),
+            ("b", "started"),
+            ("i", "started"),
+            ("a", "started")
+        ]
+    );
+    let outcome_of_init = {
+        node.runtime.fail("CreateContainer", Status::unknown("no"));
+        let list = vec![start(ContainerClass::Init, 0, "i", Some(1)), regular(0, "a")];
+        execute(&node.ctx, &pod, &actions(keep(), list), &running(&[])).await
+    };
+    assert_eq!(tokens(&outcome_of_init), [("i", "CreateContainerError")]);
+    let failure = outcome_of_init.starts[0].result.clone().expect_err("failed");
+    assert_eq!(failure.message, "no");
+}
+
+#[tokio::test(start_paused = true)]
+async fn back_off_holds_a_start_without_a_call() {
+    let node = Node::new();
+    let until = SystemTime::UNIX_EPOCH + Duration::from_secs(5);
+    let blocked = Some(Blocked { backoff: Duration::from_secs(80), until });
+    let held = StartContainer { blocked, ..regular(0, "c") };
+    let outcome = execute(&node.ctx, &pod(json!({})), &actions(keep(), vec![held]), &running(&[])).await;
+    let failure = outcome.starts[0].result.clone().expect_err("held back");
+    assert_eq!(failure.token, "CrashLoopBackOff");
+    assert_eq!(failure.message, "back-off 1m20s restarting failed container=c pod=pod_ns(uid)");
+    assert_eq!(failure.retry_at, Some(until));
+    assert_eq!(node.runtime.take_calls(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bad_spec_is_a_configuration_error() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let pod = pod(json!({"securityContext": {"runAsNonRoot": true}}));
+    let outcome = execute(&node.ctx, &pod, &actions(keep(), vec![regular(0, "c")]), &running(&[])).await;
+    let failure = outcome.starts[0].result.clone().expect_err("refused");
+    assert_eq!(failure.token, "CreateContainerConfigError");
+    assert!(failure.message.contains("image will run as root"), "{failure:?}");
+    assert_eq!(node.runtime.take_calls(), ["ImageStatus app:1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sandbox_trouble_ends_the_sync() {
+    let node = Node::new();
+    node.runtime.fail("RunPodSandbox", Status::unknown("no network"));
+    let plan = actions(create(), vec![regular(0, "c")]);
+    let outcome = execute(&node.ctx, &pod(json!({})), &plan, &empty()).await;
+    assert_eq!(outcome.starts, []);
+    assert_eq!(
+        outcome.errors,
+        [
+            r#"failed to "CreatePodSandbox" for "pod_ns(uid)" with CreatePodSandboxError: "Failed to create sandbox for pod \"pod_ns(uid)\": rpc error: code = Unknown desc = no network""#
+        ]
+    );
+    std::fs::remove_file(node.path("resolv.conf")).expect("gone");
+    let outcome = execute(&node.ctx, &pod(json!({})), &actions(keep(), vec![regular(0, "c")]), &running(&[])).await;
+    assert!(outcome.errors[0].contains("ConfigPodSandboxError"), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_waits_for_the_network_unless_it_is_the_hosts() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    node.network.send_replace(Some("cni not initialized".into()));
+    let plan = actions(create(), vec![regular(0, "c")]);
+    let outcome = execute(&node.ctx, &pod(json!({})), &plan, &empty()).await;
+    assert!(outcome.network_not_ready);
+    assert_eq!(outcome.errors, ["network is not ready: cni not initialized"]);
+    assert_eq!(node.runtime.take_calls(), Vec::<String>::new());
+    let outcome = execute(&node.ctx, &pod(json!({"hostNetwork": true})), &plan, &empty()).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    let hosts = node.runtime.state().created[0].mounts[0].host_path.clone();
+    let hosts = std::fs::read_to_string(hosts).expect("the hosts file");
+    assert!(hosts.starts_with("# Kubernetes-managed hosts file (host network)."), "{hosts}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_fails_keeps_the_pod_from_starting() {
+    let node = Node::new();
+    let pod = pod(json!({
+        "volumes": [{"name": "v", "hostPath": {"path": "/etc/passwd", "type": "Directory"}}],
+        "containers": [{"name": "c", "image": "app:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+    }));
+    let outcome = execute(&node.ctx, &pod, &actions(create(), vec![regular(0, "c")]), &empty()).await;
+    let expected = "Unable to attach or mount volumes: hostPath type check failed: /etc/passwd is not a directory";
+    assert_eq!(outcome.errors, [expected]);
+    assert_eq!(node.runtime.take_calls(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pods_cgroup_is_made_and_missed() {
+    let tree = tempfile::tempdir().expect("a folder");
+    let controllers = [("cpu".to_owned(), tree.path().to_owned())].into();
+    let layout = Layout::V1 { controllers, unified: None };
+    let cgroups = Cgroups::new(layout, Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    let node = Node::with_cgroups(Some(cgroups));
+    node.has_image("app:1", "sha256:1");
+    let pod = pod(json!({}));
+    let plan = actions(create(), vec![regular(0, "c")]);
+    assert!(execute(&node.ctx, &pod, &plan, &empty()).await.is_ok());
+    let dir = tree.path().join("kubepods/besteffort/poduid");
+    assert_eq!(std::fs::read_to_string(dir.join("cpu.shares")).expect("a value"), "2");
+    let parent = node.runtime.state().sandboxes[0].linux.clone().expect("linux").cgroup_parent;
+    assert_eq!(parent, "/kubepods/besteffort/poduid");
+
+    // Containers that run without their cgroup are killed first.
+    std::fs::remove_dir_all(&dir).expect("gone");
+    node.runtime.take_calls();
+    let outcome = execute(&node.ctx, &pod, &actions(keep(), vec![regular(0, "c")]), &running(&["c"])).await;
+    assert_eq!(node.runtime.take_calls(), ["StopContainer c-0 30", "StopPodSandbox sandbox-0"]);
+    assert_eq!(outcome.starts, []);
+    assert!(!dir.exists());
+
+    std::fs::remove_dir_all(tree.path().join("kubepods")).expect("gone");
+    std::fs::write(tree.path().join("kubepods"), "in the way").expect("a file");
+    let outcome = execute(&node.ctx, &pod, &plan, &empty()).await;
+    let expected = "failed to ensure that the pod: uid cgroups exist and are correctly applied: cannot create ";
+    assert!(outcome.errors[0].starts_with(expected), "{outcome:?}");
+}

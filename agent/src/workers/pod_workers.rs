@@ -1,0 +1,145 @@
+//! All workers: starts one per pod UID, hands requests on, and finds out what nobody desires any more.
+//!
+//! Owned by the sync loop; nobody else makes requests.
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::mailbox::Mailbox;
+use super::state::Phase;
+use super::state::PodState;
+use super::state::Request;
+use super::worker::Worker;
+use super::worker::WorkerContext;
+use crate::model::PodRef;
+use crate::model::PodUid;
+
+/// The workers of all pods.
+pub struct PodWorkers {
+    context: Arc<WorkerContext>,
+    boxes: HashMap<PodUid, Arc<Mailbox>>,
+    tasks: JoinSet<PodUid>,
+}
+
+/// What housekeeping found.
+#[derive(Debug, Default, PartialEq)]
+pub struct Known {
+    /// Desired pods whose UID was asked for again after its end and that can start anew now.
+    pub restart: Vec<PodUid>,
+}
+
+impl PodWorkers {
+    /// No workers yet.
+    pub fn new(context: Arc<WorkerContext>) -> Self {
+        Self { context, boxes: HashMap::new(), tasks: JoinSet::new() }
+    }
+
+    /// Hands a request to the pod's worker, starting one if there is none. Updates and syncs of unknown pods are
+    /// dropped: a worker begins with a creation or a kill.
+    pub fn request(&mut self, pod: &PodRef, request: Request) {
+        if !self.boxes.contains_key(&pod.uid) {
+            if matches!(request, Request::Sync) {
+                return;
+            }
+            self.start(PodState::new(pod.clone()));
+        }
+        if let Some(mailbox) = self.boxes.get(&pod.uid) {
+            let reaction = mailbox.state().request(request, self.context.clock.now());
+            mailbox.react(reaction);
+        }
+    }
+
+    /// Something happened to the pod in the runtime.
+    pub fn poke(&mut self, uid: &PodUid) {
+        if let Some(mailbox) = self.boxes.get(uid) {
+            let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());
+            mailbox.react(reaction);
+        }
+    }
+
+    /// Starts a worker with a given state (a terminal pod that only needs cleaning up).
+    pub fn start(&mut self, state: PodState) {
+        let uid = state.pod_ref.uid.clone();
+        let mailbox = Mailbox::new(state);
+        self.boxes.insert(uid.clone(), mailbox.clone());
+        let worker = Worker::new(uid.clone(), mailbox, self.context.clone());
+        self.tasks.spawn(async move {
+            worker.run().await;
+            uid
+        });
+    }
+
+    /// Waits until a worker has finished its pod, and returns which.
+    pub async fn finished(&mut self) -> PodUid {
+        loop {
+            match self.tasks.join_next().await {
+                Some(Ok(uid)) => return uid,
+                Some(Err(error)) if error.is_panic() => {
+                    // The pod's state is lost with its worker; housekeeping starts another one from what is desired
+                    // and what runs.
+                    tracing::error!(%error, "a pod worker ended abnormally");
+                    self.boxes.retain(|_, mailbox| Arc::strong_count(mailbox) > 1);
+                }
+                Some(Err(_)) => {}
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Goes through all known UIDs: forgets finished ones that nobody desires (or that are asked for again), ends
+    /// orphans.
+    pub fn sync_known(&mut self, desired: &HashSet<PodUid>) -> Known {
+        let now = self.context.clock.now();
+        let mut known = Known::default();
+        self.boxes.retain(|uid, mailbox| {
+            let mut state = mailbox.state();
+            let wanted = desired.contains(uid);
+            if wanted && !state.restart_requested() {
+                return true;
+            }
+            if state.phase() == Phase::Finished {
+                if wanted {
+                    known.restart.push(uid.clone());
+                }
+                return false;
+            }
+            if !wanted && !state.termination_requested() {
+                let reaction = state.orphaned(now);
+                drop(state);
+                mailbox.react(reaction);
+            }
+            true
+        });
+        known
+    }
+
+    /// Is there a worker (also a finished one) for this UID?
+    pub fn knows(&self, uid: &PodUid) -> bool {
+        self.boxes.contains_key(uid)
+    }
+
+    /// Number of workers by phase, for metrics.
+    pub fn count(&self, phase: Phase) -> usize {
+        self.boxes.values().filter(|mailbox| mailbox.state().phase() == phase).count()
+    }
+
+    /// Every UID there is a worker for.
+    pub fn uids(&self) -> impl Iterator<Item = PodUid> + '_ {
+        self.boxes.keys().cloned()
+    }
+
+    /// Ends all workers: what they are doing is completed within `grace`, then they are dropped. Containers are left
+    /// as they are.
+    pub async fn stop(mut self, grace: Duration) {
+        self.context.ending.cancel();
+        let rest = async { while self.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(grace, rest).await.is_err() {
+            tracing::warn!(workers = self.tasks.len(), "workers still act at the end; the next start will look at their pods");
+        }
+        self.tasks.shutdown().await;
+    }
+}

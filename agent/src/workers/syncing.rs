@@ -1,0 +1,219 @@
+//! A worker's syncing phase: look, decide, act, look again, until the pod is as it should be.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use tokio::time::Instant;
+
+use super::act;
+use super::backoff;
+use super::generate::qos::qos_class;
+use super::plan::PlanInput;
+use super::plan::ProbeResults;
+use super::plan::plan;
+use super::worker::Next;
+use super::worker::Worker;
+use crate::kernel::cgroup::QosClass;
+use crate::model::ContainerClass;
+use crate::model::ContainerId;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::Pod;
+use crate::model::PodActions;
+use crate::model::PodSnapshot;
+use crate::model::StartContainer;
+use crate::model::StartFailure;
+use crate::model::SyncOutcome;
+use crate::model::spec;
+use crate::recorder::EventType;
+use crate::status::Knowledge;
+
+/// What the syncing phase remembers between passes.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// Why containers are not running, by name: upstream's reason cache.
+    pub reasons: HashMap<String, StartFailure>,
+    pub probes: ProbeResults,
+}
+
+impl Worker {
+    /// Brings the pod to where it should be. Returns when nothing is left to do for now.
+    pub(super) async fn sync(&mut self) -> Next {
+        loop {
+            self.runtime_ready().await;
+            if self.context.ending.is_cancelled() {
+                return Next::Wait(None);
+            }
+            let Some(pod) = self.pod() else { return Next::Wait(None) };
+            if self.mailbox.state().termination_requested() {
+                // Another request is already waiting.
+                return Next::Phase;
+            }
+            let view = match self.view().await {
+                Ok(view) => view,
+                Err(error) => return self.failed_sync(&pod, &error),
+            };
+            if self.publish_status(&pod, &view, false) {
+                self.mailbox.state().sync_was_terminal(Instant::now());
+                return Next::Phase;
+            }
+            let actions = self.decide(&pod, &view);
+            if actions.is_idle() {
+                return self.settled(&pod, &view).await;
+            }
+            let (actions, blocked) = self.hold_back(&pod, actions);
+            if actions.is_idle() {
+                self.publish_status(&pod, &view, false);
+                self.tidy(&view).await;
+                return Next::Wait(blocked.map(|until| self.at(until)));
+            }
+            if let Some(next) = self.execute(&pod, &view, &actions, blocked).await {
+                return next;
+            }
+        }
+    }
+
+    fn decide(&self, pod: &Pod, view: &PodSnapshot) -> PodActions {
+        let began = Instant::now();
+        let actions = plan(&PlanInput {
+            pod,
+            snapshot: view,
+            history: &self.history,
+            probes: &self.syncing.probes,
+            restarting_all: self.context.statuses.restarting_all(&self.uid),
+            gates: self.context.gates,
+            now: self.context.clock.wall(),
+        });
+        self.context.observer.planned(began.elapsed());
+        actions
+    }
+
+    /// Executes a plan. `None` means: look and decide again at once.
+    async fn execute(
+        &mut self,
+        pod: &Pod,
+        view: &Arc<PodSnapshot>,
+        actions: &PodActions,
+        blocked: Option<SystemTime>,
+    ) -> Option<Next> {
+        let began = Instant::now();
+        self.record_starts(pod, actions);
+        self.context.pleg.acting(&self.uid).await;
+        let outcome = act::execute(&self.context.act, pod, actions, view).await;
+        self.acted();
+        self.context.observer.acted(began.elapsed(), &outcome);
+        self.remember(&outcome);
+        if outcome.is_ok() {
+            return None;
+        }
+        for error in &outcome.errors {
+            tracing::warn!(pod = %self.pod_ref(), error, "pod sync failed");
+        }
+        let after = self.view().await;
+        if let Ok(after) = &after {
+            self.publish_status(pod, after, false);
+        }
+        // Another container's death or a request has its own wake-up; this is for what just failed.
+        match blocked {
+            Some(until) => Some(Next::Wait(Some(self.at(until)))),
+            None => Some(self.retry(outcome.network_not_ready)),
+        }
+    }
+
+    /// Nothing to do: tidy up, and wake for what time alone will change.
+    async fn settled(&mut self, pod: &Pod, view: &Arc<PodSnapshot>) -> Next {
+        self.syncing.reasons.retain(|name, _| view.newest(name).is_none_or(|c| c.state != ContainerState::Running));
+        self.tidy(view).await;
+        let deadline = self.context.statuses.active_deadline(pod);
+        Next::Wait(deadline.map(|at| self.at(at)))
+    }
+
+    /// Removes dead instances beyond the newest one of each container, now that nothing more urgent is to be done.
+    async fn tidy(&mut self, view: &PodSnapshot) {
+        let surplus = surplus(view);
+        if surplus.is_empty() {
+            return;
+        }
+        self.context.pleg.acting(&self.uid).await;
+        for newest in surplus {
+            for error in act::gc::remove_dead(&self.context.act, view, Some(newest), false).await {
+                tracing::warn!(pod = %self.pod_ref(), error, "dead container not removed");
+            }
+        }
+        self.acted();
+        if let Err(error) = self.context.pleg.inspect(&self.uid).await {
+            tracing::debug!(pod = %self.pod_ref(), %error, "the tidied pod could not be looked at");
+        }
+    }
+
+    /// A start counts for the back-off when it is attempted, also if it then fails.
+    fn record_starts(&mut self, pod: &Pod, actions: &PodActions) {
+        let now = self.context.clock.wall();
+        for start in actions.start.iter().filter(|s| s.blocked.is_none()) {
+            let Some(finished) = start.last_finished_at else { continue };
+            let mut containers = spec::init_containers(pod).iter().chain(spec::regular_containers(pod));
+            let Some(container) = containers.find(|c| c.name == start.name) else { continue };
+            self.history.record(&backoff::crash_loop_key(pod, container), backoff::wall_time(finished), now);
+        }
+    }
+
+    /// Takes starts that the back-off forbids out of the plan and makes them visible; returns when the first of them
+    /// is due.
+    fn hold_back(&mut self, pod: &Pod, mut actions: PodActions) -> (PodActions, Option<SystemTime>) {
+        let blocked: Vec<StartContainer> = actions.start.extract_if(.., |start| start.blocked.is_some()).collect();
+        let mut first = None;
+        for start in &blocked {
+            let Some(block) = &start.blocked else { continue };
+            first = Some(first.map_or(block.until, |first: SystemTime| first.min(block.until)));
+            let failure = StartFailure {
+                token: "CrashLoopBackOff".to_owned(),
+                message: backoff::crash_loop_message(pod, &start.name, block.backoff),
+                retry_at: Some(block.until),
+            };
+            if self.syncing.reasons.insert(start.name.clone(), failure.clone()).as_ref() != Some(&failure) {
+                let message = format!("Back-off restarting failed container {} in pod {}", start.name, self.pod_ref().full_name());
+                self.context.recorder.pod_event(pod, &field_path(start), EventType::Warning, "BackOff", &message);
+            }
+        }
+        (actions, first)
+    }
+
+    fn remember(&mut self, outcome: &SyncOutcome) {
+        for start in &outcome.starts {
+            match &start.result {
+                Ok(_) => self.syncing.reasons.remove(&start.name),
+                Err(failure) => self.syncing.reasons.insert(start.name.clone(), failure.clone()),
+            };
+        }
+    }
+
+    /// Publishes the pod's status as of `view`. Returns true if its phase is terminal.
+    pub(super) fn publish_status(&self, pod: &Pod, view: &PodSnapshot, terminal: bool) -> bool {
+        let knowledge = Knowledge {
+            reasons: &self.syncing.reasons,
+            qos_class: qos_class(pod).map_or("BestEffort", QosClass::as_str),
+            is_terminal: terminal,
+        };
+        self.context.statuses.publish(pod, view, knowledge, self.context.clock.wall())
+    }
+}
+
+fn field_path(start: &StartContainer) -> String {
+    let list = match start.class {
+        ContainerClass::Regular => "containers",
+        ContainerClass::Init | ContainerClass::Sidecar => "initContainers",
+        ContainerClass::Ephemeral => "ephemeralContainers",
+    };
+    format!("spec.{list}{{{}}}", start.name)
+}
+
+/// The newest dead instance of every container that has more than one.
+fn surplus(view: &PodSnapshot) -> Vec<&ContainerId> {
+    let dead = |c: &&ContainerStatus| c.state == ContainerState::Exited && c.proven.is_none();
+    let mut names: HashMap<&str, (usize, &ContainerId)> = HashMap::new();
+    for container in view.containers.iter().filter(dead) {
+        names.entry(&container.name).or_insert((0, &container.id)).0 += 1;
+    }
+    names.into_values().filter(|(count, _)| *count > 1).map(|(_, newest)| newest).collect()
+}
