@@ -58,10 +58,3 @@ pub async fn run_pleg(args: PlegArgs) -> anyhow::Result<()> {
     }
     Ok(())
 }
-
-/// What can be measured.
-#[derive(clap::Subcommand, Clone, Debug)]
-pub enum Command {
-    /// The way from an event on the node to the agent's action, and what it costs
-    Pleg(PlegArgs),
-}

@@ -18,7 +18,6 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
-use crate::bench;
 use crate::config::flags::normalize;
 pub use run_args::RunArgs;
 
@@ -50,9 +49,6 @@ pub enum Command {
     Completions(docs::CompletionsArgs),
     /// Print the manual page
     Man(docs::ManArgs),
-    /// Measure node agents side by side on a real runtime
-    #[command(subcommand)]
-    Bench(bench::Command),
 }
 
 /// What can be measured.

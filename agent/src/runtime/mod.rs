@@ -26,7 +26,7 @@ mod operation;
 mod sandboxes;
 mod state;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod transport;
 
 pub use backoff::Backoff;

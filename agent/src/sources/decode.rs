@@ -167,7 +167,7 @@ fn read_pod(mut value: Value, prefix: &str, origin: &Origin<'_>, manifest: &mut 
     let named = |(path, message): (&str, String)| vec![(format!("{prefix}{path}"), message)];
 
     defaults::apply(&mut pod);
-    static_pod::establish(&mut pod, origin).map_err(|message| named(("metadata.name", message)))?;
+    static_pod::establish(&mut pod, origin).map_err(named)?;
     let findings = validate::pod(&pod);
     if !findings.is_empty() {
         return Err(findings.into_iter().map(|e| (format!("{prefix}{}", e.path.as_str()), e.problem)).collect());

@@ -28,14 +28,19 @@ pub struct Origin<'a> {
     pub prevent_api_references: bool,
 }
 
-/// Completes a pod (with API defaults applied). The error is about `metadata.name`.
-pub fn establish(pod: &mut Pod, origin: &Origin<'_>) -> Result<(), String> {
+/// Completes a pod (with API defaults applied). The error is a field's path and what is wrong with it.
+pub fn establish(pod: &mut Pod, origin: &Origin<'_>) -> Result<(), (&'static str, String)> {
     let Some(name) = pod.metadata.name.clone().filter(|name| !name.is_empty()) else {
-        return Err("Required value: name is needed for the pod".to_owned());
+        return Err(("metadata.name", "Required value: name is needed for the pod".to_owned()));
     };
+    // What was copied from the API would pass for the API's copy of a static pod, and never run.
+    if pod.metadata.annotations.as_ref().is_some_and(|a| a.contains_key(CONFIG_MIRROR)) {
+        let message = format!("Forbidden: {CONFIG_MIRROR} marks the API's copy of a static pod");
+        return Err(("metadata.annotations", message));
+    }
     let uid = match pod.metadata.uid.clone().filter(|uid| !uid.is_empty()) {
         Some(uid) => uid,
-        None => content_uid(pod, origin)?,
+        None => content_uid(pod, origin).map_err(|message| ("metadata", message))?,
     };
     pod.metadata.name = Some(format!("{name}-{}", origin.node_name.to_lowercase()));
     if pod.metadata.namespace.as_deref().unwrap_or_default().is_empty() {

@@ -193,6 +193,12 @@ fn a_megabyte_of_environment_is_fine_ten_of_anything_are_not() {
 }
 
 #[test]
+fn a_copy_of_a_mirror_pod_is_refused() {
+    let text = WEB.replacen("name: web", "name: web\n  annotations: {kubernetes.io/config.mirror: x}", 1);
+    assert!(refused(&text).starts_with("document 1: line 6: metadata.annotations: Forbidden"));
+}
+
+#[test]
 fn not_utf8() {
     let error = decode(b"kind: Pod\nname: \xff\n", &ORIGIN).expect_err("refused");
     assert_eq!(error.to_string(), "line 2: is not valid UTF-8");

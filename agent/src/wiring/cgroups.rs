@@ -29,7 +29,8 @@ pub async fn prepare(settings: &Settings, runtime: &Runtime) -> anyhow::Result<O
         None if kubelet.cgroup_driver == "systemd" => Driver::Systemd,
         None => Driver::Cgroupfs,
     };
-    let root = CgroupName::parse(&kubelet.cgroup_root).with_context(|| format!("cgroupRoot {:?}", kubelet.cgroup_root))?;
+    let root =
+        CgroupName::parse(&kubelet.cgroup_root).with_context(|| format!("cgroupRoot {:?}", kubelet.cgroup_root))?;
     let layout = Layout::detect().context("finding the cgroup hierarchies")?;
     let cgroups = Cgroups::new(layout, driver, root).context("setting up the cgroup driver")?;
     cgroups.ensure_tree().await.context("making the cgroups of pods")?;

@@ -1,9 +1,9 @@
 //! The only place that knows every room: constructs, connects, runs, drains. Decides nothing.
 
 mod cgroups;
-mod counting;
 mod housekeeping;
 mod node;
+mod observers;
 mod pods;
 mod sensors;
 
@@ -44,7 +44,7 @@ use crate::workers::act::ActContext;
 use crate::workers::gate::StartGate;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::worker::WorkerContext;
-use counting::Counting;
+use observers::Observers;
 
 /// Single pods looked at in the same moment.
 const PARALLEL_INSPECTIONS: usize = 64;
@@ -57,10 +57,13 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let metrics = Metrics::new();
-    let counting = Counting::new(metrics.clone());
-    let node = node::describe(&settings, &metrics)?;
-    let runtime = connect(&settings, &counting)?;
+    let observers = Arc::new(Observers(metrics.clone()));
+    let node = node::describe(&settings)?;
+    let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
+    observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
+    let runtime = connect(&settings, &observers)?;
     let board = SensorBoard::default();
+    tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
     let (state_sender, state) = watch::channel(RuntimeState::Unknown);
     tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
 
@@ -79,14 +82,13 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     };
     let cgroups = cgroups::prepare(&settings, &runtime).await?;
     let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
-    let sensing =
-        sensors::start(&settings, &runtime, cgroups.as_ref(), hints, board.clone(), shutdown.clone()).await;
+    let sensing = sensors::start(&settings, &runtime, cgroups.as_ref(), hints, board.clone(), shutdown.clone()).await;
     let config = PlegConfig {
         periods: relist_periods(&settings),
         parallel_inspections: PARALLEL_INSPECTIONS,
         inspection_timeout: INSPECTION_TIMEOUT,
         watch: sensing.watch,
-        observer: counting.clone(),
+        observer: observers.clone(),
         clock: Clock::System,
         board: board.clone(),
     };
@@ -118,7 +120,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         runtime: state,
         gates,
         max_backoff: max_backoff(&settings),
-        observer: counting,
+        observer: observers,
         ending: CancellationToken::new(),
     });
     let (updates, sources) =
@@ -140,19 +142,16 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     serving.await.context("ending the servers")
 }
 
-fn connect(settings: &Settings, counting: &Arc<Counting>) -> anyhow::Result<Runtime> {
+fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Runtime> {
     let field = &settings.kubelet.container_runtime_endpoint;
-    let endpoint: RuntimeEndpoint =
-        field.parse().with_context(|| format!("containerRuntimeEndpoint {field:?}"))?;
+    let endpoint: RuntimeEndpoint = field.parse().with_context(|| format!("containerRuntimeEndpoint {field:?}"))?;
     let images = &settings.kubelet.image_service_endpoint;
     let images: Option<RuntimeEndpoint> = match images.as_str() {
         "" => None,
         text => Some(text.parse().with_context(|| format!("imageServiceEndpoint {text:?}"))?),
     };
-    let options = RuntimeOptions {
-        request_timeout: settings.kubelet.runtime_request_timeout.std(),
-        observer: counting.clone(),
-    };
+    let options =
+        RuntimeOptions { request_timeout: settings.kubelet.runtime_request_timeout.std(), observer: observers.clone() };
     Ok(Runtime::new(&endpoint, images.as_ref(), options))
 }
 

@@ -7,11 +7,9 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 
 use super::cgroups;
-use crate::cli::version;
+use crate::cli::host;
 use crate::config::Settings;
 use crate::images::PullLimits;
-use crate::metrics::BuildInfo;
-use crate::metrics::Metrics;
 use crate::model::Amount;
 use crate::status::NodeAddresses;
 use crate::workers::act::NodeFiles;
@@ -28,26 +26,13 @@ pub struct Node {
     ips: Vec<String>,
 }
 
-/// Finds out name and addresses, makes the agent's directories, and tells the metrics.
-pub fn describe(settings: &Settings, metrics: &Metrics) -> anyhow::Result<Node> {
-    let hostname = nix::unistd::gethostname().context("reading the host name")?;
-    let configured = settings.flags.hostname_override.trim().to_lowercase();
-    let name = if configured.is_empty() { hostname.to_string_lossy().trim().to_lowercase() } else { configured };
-    anyhow::ensure!(!name.is_empty(), "the node has no name: set --hostname-override");
+/// Finds out name and addresses, and makes the agent's directories.
+pub fn describe(settings: &Settings) -> anyhow::Result<Node> {
+    let name = host::node_name(&settings.flags.hostname_override)?;
     let ips = settings.flags.node_ip.split(',').map(str::trim).filter(|ip| !ip.is_empty());
     let ips = ips.map(|ip| ip.parse::<IpAddr>().map(|ip| ip.to_string()).with_context(|| format!("--node-ip {ip:?}")));
     let node = Node { name, ips: ips.collect::<anyhow::Result<_>>()? };
     make_directories(settings)?;
-    metrics.node.name(&node.name);
-    metrics.node.cgroup_version(if cgroups::is_v2() { 2 } else { 1 });
-    let (major, minor) = version::KUBERNETES.trim_start_matches('v').split_once('.').unwrap_or_default();
-    metrics.node.build(&BuildInfo {
-        git_version: version::KUBERNETES,
-        major,
-        minor: minor.split('.').next().unwrap_or_default(),
-        platform: "linux/amd64",
-        compiler: "rustc",
-    });
     Ok(node)
 }
 

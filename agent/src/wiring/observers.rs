@@ -9,11 +9,12 @@ use crate::cli::version::KUBERNETES;
 use crate::config::{FeatureGates, Gate};
 use crate::events::RelistReason;
 use crate::events::sensors::{Sensor, SensorBoard, SensorState};
-use crate::metrics::{BuildInfo, Metrics, SensorLevel};
-use crate::model::LifecycleEvent;
+use crate::metrics::{BuildInfo, Metrics, SensorLevel, SyncKind};
+use crate::model::{LifecycleEvent, SyncOutcome};
 use crate::pleg::PlegObserver;
 use crate::runtime::{CallObserver, FinishedCall};
 use crate::server::SensorReport;
+use crate::workers::worker::WorkerObserver;
 
 /// Counts what it is told.
 #[derive(Clone, Debug)]
@@ -43,6 +44,38 @@ impl PlegObserver for Observers {
 
     fn contradiction(&self) {
         self.0.pleg.contradiction();
+    }
+
+    fn oom_kill(&self, is_init: Option<bool>) {
+        let victim = match is_init {
+            Some(true) => "init",
+            Some(false) => "child",
+            None => "other",
+        };
+        self.0.sensors.oom_kill(victim);
+    }
+}
+
+impl WorkerObserver for Observers {
+    fn planned(&self, took: Duration) {
+        self.0.workers.planned(took);
+    }
+
+    fn acted(&self, took: Duration, outcome: &SyncOutcome) {
+        self.0.workers.acted("sync", took, outcome.is_ok());
+        for start in &outcome.starts {
+            let error = start.result.as_ref().err().map(|failure| failure.token.as_str());
+            self.0.pods.container_started("container", error);
+        }
+    }
+
+    fn pass(&self, operation: &'static str, took: Duration) {
+        let kind = match operation {
+            "terminating" => SyncKind::Kill,
+            "terminated" => SyncKind::Terminated,
+            _ => SyncKind::Sync,
+        };
+        self.0.workers.synced(kind, took);
     }
 }
 

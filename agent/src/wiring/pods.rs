@@ -4,17 +4,16 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use super::observers::sensor_reports;
 use crate::events::sensors::SensorBoard;
 use crate::metrics::Metrics;
 use crate::metrics::PodOrigin;
-use crate::metrics::SensorLevel;
 use crate::model::ContainerState;
 use crate::model::Pod;
 use crate::model::pod_ref;
 use crate::pleg::PlegHandle;
 use crate::runtime::RuntimeState;
 use crate::server::Handles;
-use crate::server::SensorReport;
 use crate::status::Statuses;
 use crate::sync::SharedPods;
 
@@ -37,11 +36,11 @@ impl Server<'_> {
         let (shared, statuses) = (self.shared.clone(), later.clone());
         let board = self.board.clone();
         let age = self.shared.clone();
-        let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later, board: board.clone() };
+        let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later };
         let ready = runtime;
         Handles {
             pods: Arc::new(move || pods(&shared, &statuses)),
-            sensors: Arc::new(move || sensors(&board)),
+            sensors: Arc::new(move || sensor_reports(&board)),
             sync_loop_age: Arc::new(move || age.last_turn().map(|at| at.elapsed())),
             ready: Arc::new(move || match &*ready.borrow() {
                 RuntimeState::Ready { .. } => Ok(()),
@@ -52,15 +51,6 @@ impl Server<'_> {
             metrics: self.metrics.clone(),
         }
     }
-}
-
-fn sensors(board: &SensorBoard) -> Vec<SensorReport> {
-    let report = |(sensor, state): (crate::events::sensors::Sensor, crate::events::sensors::SensorState)| SensorReport {
-        sensor: sensor.as_str(),
-        state: state.as_str(),
-        reason: state.reason().map(str::to_owned),
-    };
-    board.report().into_iter().map(report).collect()
 }
 
 fn pods(shared: &SharedPods, later: &Later) -> Vec<Pod> {
@@ -81,16 +71,10 @@ struct Gauges {
     metrics: Arc<Metrics>,
     shared: SharedPods,
     later: Later,
-    board: SensorBoard,
 }
 
 impl Gauges {
     fn refresh(&self) {
-        for (sensor, state) in self.board.report() {
-            if let Some(level) = SensorLevel::named(state.as_str()) {
-                self.metrics.sensors.state(sensor.as_str(), level);
-            }
-        }
         self.metrics.pods.desired(PodOrigin::Static, self.shared.all().len());
         let Some((_, pleg)) = &*self.later.borrow() else { return };
         let snapshots = pleg.all();
@@ -105,4 +89,3 @@ impl Gauges {
         self.metrics.pods.running(running, states.map(|(name, state)| (name, count(state))));
     }
 }
-

@@ -27,8 +27,8 @@ use crate::runtime::Runtime;
 pub struct Sensing {
     /// Proves deaths.
     pub watch: Arc<dyn ProcessWatch>,
-    /// The loaded probes; they stay attached as long as this lives.
-    pub probes: Option<Probes>,
+    /// The loaded probes; they stay attached as long as this, or the stream of their records, lives.
+    pub _probes: Option<Probes>,
 }
 
 /// Starts what is switched on. What cannot be started says so on the board.
@@ -73,7 +73,7 @@ pub async fn start(
     } else {
         board.set(Sensor::RuntimeEvents, SensorState::Off);
     }
-    Sensing { watch, probes }
+    Sensing { watch, _probes: probes }
 }
 
 fn without_probes(board: &SensorBoard, state: &SensorState) {

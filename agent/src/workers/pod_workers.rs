@@ -138,7 +138,10 @@ impl PodWorkers {
         self.context.ending.cancel();
         let rest = async { while self.tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(grace, rest).await.is_err() {
-            tracing::warn!(workers = self.tasks.len(), "workers still act at the end; the next start will look at their pods");
+            tracing::warn!(
+                workers = self.tasks.len(),
+                "workers still act at the end; the next start will look at their pods"
+            );
         }
         self.tasks.shutdown().await;
     }

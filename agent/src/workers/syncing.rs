@@ -172,7 +172,11 @@ impl Worker {
                 retry_at: Some(block.until),
             };
             if self.syncing.reasons.insert(start.name.clone(), failure.clone()).as_ref() != Some(&failure) {
-                let message = format!("Back-off restarting failed container {} in pod {}", start.name, self.pod_ref().full_name());
+                let message = format!(
+                    "Back-off restarting failed container {} in pod {}",
+                    start.name,
+                    self.pod_ref().full_name()
+                );
                 self.context.recorder.pod_event(pod, &field_path(start), EventType::Warning, "BackOff", &message);
             }
         }

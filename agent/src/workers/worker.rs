@@ -204,7 +204,8 @@ impl Worker {
     /// Waits until the runtime is ready, or the agent ends; it makes no sense to act before.
     pub(super) async fn runtime_ready(&self) {
         let mut runtime = self.context.runtime.clone();
-        let ready = self.context.ending.run_until_cancelled(async { runtime.wait_for(RuntimeState::is_ready).await.is_ok() });
+        let ready =
+            self.context.ending.run_until_cancelled(async { runtime.wait_for(RuntimeState::is_ready).await.is_ok() });
         if ready.await == Some(false) {
             self.context.ending.cancelled().await;
         }

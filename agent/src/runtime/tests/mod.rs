@@ -1,7 +1,7 @@
 //! The client against a server over in-memory pipes, on paused time.
 
 mod events;
-mod server;
+pub(crate) mod server;
 
 use std::sync::Arc;
 use std::sync::Mutex;

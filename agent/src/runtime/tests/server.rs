@@ -29,24 +29,24 @@ use tonic::codec::EncodeBuf;
 use tonic::codec::Encoder;
 
 /// What the server says: messages, one after the other, or a status in their place.
-pub(super) type Answer = Result<BoxStream<'static, Result<Bytes, Status>>, Status>;
+pub(crate) type Answer = Result<BoxStream<'static, Result<Bytes, Status>>, Status>;
 
 /// Answers a call, by its name and its encoded request.
-pub(super) type Script = Arc<dyn Fn(&str, Bytes) -> BoxFuture<'static, Answer> + Send + Sync>;
+pub(crate) type Script = Arc<dyn Fn(&str, Bytes) -> BoxFuture<'static, Answer> + Send + Sync>;
 
 /// One message.
-pub(super) fn say(message: &impl Message) -> Answer {
+pub(crate) fn say(message: &impl Message) -> Answer {
     say_all([message])
 }
 
 /// Several messages.
-pub(super) fn say_all<'a, M: Message + 'a>(messages: impl IntoIterator<Item = &'a M>) -> Answer {
+pub(crate) fn say_all<'a, M: Message + 'a>(messages: impl IntoIterator<Item = &'a M>) -> Answer {
     let messages: Vec<_> = messages.into_iter().map(|m| Ok(m.encode_to_vec().into())).collect();
     Ok(stream::iter(messages).boxed())
 }
 
 /// A script that needs no waiting.
-pub(super) fn script(answer: impl Fn(&str, Bytes) -> Answer + Send + Sync + 'static) -> Script {
+pub(crate) fn script(answer: impl Fn(&str, Bytes) -> Answer + Send + Sync + 'static) -> Script {
     Arc::new(move |method, message| {
         let answer = answer(method, message);
         Box::pin(async move { answer })
@@ -55,7 +55,7 @@ pub(super) fn script(answer: impl Fn(&str, Bytes) -> Answer + Send + Sync + 'sta
 
 /// A socket on which a server may or may not listen.
 #[derive(Clone, Default)]
-pub(super) struct Socket(Arc<Mutex<State>>);
+pub(crate) struct Socket(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -66,24 +66,24 @@ struct State {
 
 impl Socket {
     /// A server appears.
-    pub(super) fn serve(&self, script: Script) {
+    pub(crate) fn serve(&self, script: Script) {
         self.0.lock().unwrap().script = Some(script);
     }
 
     /// The server vanishes, and every connection with it.
-    pub(super) fn vanish(&self) {
+    pub(crate) fn vanish(&self) {
         let mut state = self.0.lock().unwrap();
         state.script = None;
         state.pipes.abort_all();
     }
 
     /// How often a client connected.
-    pub(super) fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         self.0.lock().unwrap().connections
     }
 
     /// A client connects.
-    pub(super) async fn connect(self) -> io::Result<DuplexStream> {
+    pub(crate) async fn connect(self) -> io::Result<DuplexStream> {
         let mut state = self.0.lock().unwrap();
         let script = state.script.clone().ok_or(io::ErrorKind::ConnectionRefused)?;
         state.connections += 1;
@@ -163,6 +163,6 @@ impl Decoder for Raw {
 }
 
 /// Keeps the type of a stream out of the tests.
-pub(super) fn endless(events: impl Stream<Item = Result<Bytes, Status>> + Send + 'static) -> Answer {
+pub(crate) fn endless(events: impl Stream<Item = Result<Bytes, Status>> + Send + 'static) -> Answer {
     Ok(events.chain(stream::pending()).boxed())
 }

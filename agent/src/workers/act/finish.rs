@@ -112,7 +112,9 @@ pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<Str
     let (pod, uid) = (&snapshot.pod, snapshot.pod.uid.as_str());
     let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));
     match tokio::fs::remove_dir_all(&logs).await {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => failed.push(format!("removing {}: {error}", logs.display())),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            failed.push(format!("removing {}: {error}", logs.display()))
+        }
         _ => {}
     }
     failed.extend(cleanup_orphan(ctx, uid).await.err());
