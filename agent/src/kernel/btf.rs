@@ -35,7 +35,7 @@ pub enum BtfError {
     /// The bytes are no BTF, or are cut off.
     #[error("malformed type information: {0}")]
     Malformed(&'static str),
-    /// The kernel has no such type, member, function or constant.
+    /// The kernel has no such type, member or constant.
     #[error("the kernel has no {0}")]
     Missing(String),
 }
@@ -331,11 +331,6 @@ impl Btf {
                 })
             })
             .ok_or_else(|| BtfError::Missing(format!("constant {name}")))
-    }
-
-    /// Id of a function, as programs that attach to function entries want it.
-    pub fn function(&self, name: &str) -> Result<u32, BtfError> {
-        self.find(Kind::Func, name).map(|(id, _)| id).ok_or_else(|| BtfError::Missing(format!("function {name}")))
     }
 
     /// Whether a tracepoint hands over a pointer as its argument number `index`, counted from 0.

@@ -46,7 +46,7 @@ impl Builder {
 
 /// 1 int; 2 `struct upid {int nr; int pad}`; 3 array of 2 of it; 4 anonymous struct with `inner`
 /// at 4; 5 `struct pid { int level; anonymous at 8; upid numbers[] at 16 }`; 6 enum; 7 pointer to
-/// 5; 8 prototype (pointer, pointer); 9 pointer to it; 10 typedef of 9; 11 function.
+/// 5; 8 prototype (pointer, pointer); 9 pointer to it; 10 typedef of 9.
 fn sample() -> Vec<u8> {
     let mut builder = Builder::default();
     let [nr, inner, level, numbers] = ["nr", "inner", "level", "numbers"].map(|name| builder.name(name));
@@ -62,12 +62,11 @@ fn sample() -> Vec<u8> {
     builder.ty("", 13, 2, 0, &[0, 7, 0, 7]);
     builder.ty("", 2, 0, 8, &[]);
     builder.ty("btf_trace_mark_victim", 8, 0, 9, &[]);
-    builder.ty("out_of_memory", 12, 0, 8, &[]);
     builder.build()
 }
 
 #[test]
-fn finds_members_elements_constants_and_functions() {
+fn finds_members_elements_and_constants() {
     let btf = Btf::parse(sample()).expect("the sample is well formed");
     assert_eq!(btf.offset("pid.level").expect("there"), 0);
     assert_eq!(btf.offset("pid.inner").expect("in the anonymous part"), 12);
@@ -78,7 +77,6 @@ fn finds_members_elements_constants_and_functions() {
     assert!(btf.within(first, "level").is_none());
     assert!(btf.elements(first).is_none());
     assert_eq!(btf.constant("memory_cgrp_id").expect("there"), 3);
-    assert_eq!(btf.function("out_of_memory").expect("there"), 11);
     assert!(btf.tracepoint_takes_pointer("mark_victim", 0).expect("there"));
 }
 
@@ -89,7 +87,6 @@ fn names_what_is_missing() {
     assert_eq!(text(btf.offset("pid.nope")), "the kernel has no member pid.nope");
     assert_eq!(text(btf.offset("task.pid")), "the kernel has no struct task");
     assert_eq!(text(btf.constant("x")), "the kernel has no constant x");
-    assert_eq!(text(btf.function("pid")), "the kernel has no function pid");
     assert!(btf.tracepoint_takes_pointer("mark_victim", 1).is_err());
     assert!(btf.tracepoint_takes_pointer("none", 0).is_err());
 }
@@ -136,7 +133,6 @@ proptest! {
             let _ = btf.offset("pid.inner");
             let _ = btf.place("pid.numbers").map(|place| btf.elements(place));
             let _ = btf.constant("memory_cgrp_id");
-            let _ = btf.function("out_of_memory");
             let _ = btf.tracepoint_takes_pointer("mark_victim", 0);
         }
     }
@@ -165,5 +161,4 @@ fn reads_the_running_kernel() {
     let pid = btf.offset("task_struct.pid").expect("there");
     assert_eq!(btf.offset("task_struct.tgid").expect("there"), pid + 4);
     assert!(btf.constant("MM_ANONPAGES").expect("there") < 8);
-    assert!(btf.function("out_of_memory").expect("there") > 0);
 }

@@ -18,5 +18,6 @@ pub mod clock;
 pub mod facts;
 pub mod hierarchy;
 pub mod index;
+pub mod memory;
 pub mod pidfd;
 pub mod proc;

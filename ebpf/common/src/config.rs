@@ -73,10 +73,12 @@ pub struct Offsets {
     pub mm_rss_file: u32,
     /// Index of the shared memory counter in `mm_struct.rss_stat`.
     pub mm_rss_shmem: u32,
-    pub oom_control_memcg: u32,
     pub mem_cgroup_css: u32,
+    /// The kernel's mark of subtrees that are out of memory.
     /// [`ABSENT`] on kernels built without support for cgroup v1.
     pub mem_cgroup_oom_lock: u32,
+    /// Always 0.
+    pub reserved: u32,
 }
 
 const _: () = {

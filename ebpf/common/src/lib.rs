@@ -18,7 +18,6 @@ pub use record::CgroupRecord;
 pub use record::ExitRecord;
 pub use record::Head;
 pub use record::OomRecord;
-pub use record::OomScope;
 pub use record::PATH_LEN;
 pub use record::WatchedCgroup;
 pub use record::flags;

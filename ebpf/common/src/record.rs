@@ -34,14 +34,12 @@ pub mod flags {
     pub const CGROUP_KNOWN: u32 = 1 << 4;
     /// The memory split of an OOM victim could be read.
     pub const MEMORY_KNOWN: u32 = 1 << 5;
-    /// The cgroup whose limit fired could be read (or the machine ran out: see `LIMIT_GLOBAL`).
+    /// The cgroup whose limit fired could be read.
     pub const LIMIT_KNOWN: u32 = 1 << 6;
-    /// No cgroup limit fired, the machine itself was out of memory.
-    pub const LIMIT_GLOBAL: u32 = 1 << 7;
     /// The victim's name, times and score could be read.
-    pub const TASK_KNOWN: u32 = 1 << 8;
+    pub const TASK_KNOWN: u32 = 1 << 7;
     /// The path did not fit; `path` holds the last component alone.
-    pub const NAME_ONLY: u32 = 1 << 9;
+    pub const NAME_ONLY: u32 = 1 << 8;
 }
 
 /// How a cgroup is watched, bits of [`WatchedCgroup::flags`].
@@ -97,7 +95,7 @@ pub struct OomRecord {
     pub head: Head,
     /// Id of the victim's cgroup in the chosen hierarchy.
     pub cgroup_id: u64,
-    /// Id of the cgroup whose limit fired, in the memory hierarchy; 0 if the machine was out.
+    /// Id of the cgroup whose limit fired, in the memory hierarchy.
     pub limit_cgroup_id: u64,
     /// When the victim started: nanoseconds of `CLOCK_BOOTTIME`.
     pub start_ns: u64,
@@ -151,18 +149,6 @@ pub struct WatchedCgroup {
     pub stall_ns: u64,
 }
 
-/// The out-of-memory situation being handled: at most one exists in a kernel, under its `oom_lock`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct OomScope {
-    /// Thread that handles it.
-    pub tid: u32,
-    /// [`flags::LIMIT_KNOWN`] and [`flags::LIMIT_GLOBAL`].
-    pub flags: u32,
-    /// Id of the cgroup whose limit fired.
-    pub cgroup_id: u64,
-}
-
 // No hidden padding: each size is the sum of its fields.
 const _: () = {
     assert!(size_of::<Head>() == 16);
@@ -171,7 +157,6 @@ const _: () = {
     assert!(size_of::<CgroupRecord>() == 40 + PATH_LEN);
     assert!(size_of::<CgroupRecord>().is_multiple_of(8));
     assert!(size_of::<WatchedCgroup>() == 24);
-    assert!(size_of::<OomScope>() == 16);
     assert!(offset_of!(ExitRecord, comm) == 48);
     assert!(offset_of!(OomRecord, comm) == 88);
     assert!(offset_of!(CgroupRecord, path) == 40);
@@ -216,7 +201,6 @@ mod tests {
             flags::CGROUP_KNOWN,
             flags::MEMORY_KNOWN,
             flags::LIMIT_KNOWN,
-            flags::LIMIT_GLOBAL,
             flags::TASK_KNOWN,
             flags::NAME_ONLY,
         ];

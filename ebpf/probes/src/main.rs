@@ -3,8 +3,7 @@
 //! | program | hook | since | says |
 //! |---|---|---|---|
 //! | `process_exit` | raw tracepoint `sched_process_exit` | 5.8 | a watched process ended |
-//! | `oom_scope` | function entry `out_of_memory` | 5.5 (BTF) | whose limit fired |
-//! | `oom_victim` | raw tracepoint `mark_victim` | 5.8 | whom the OOM killer chose |
+//! | `oom_victim` | raw tracepoint `mark_victim` | 5.8, sizes 6.9 | whom the OOM killer chose, and whose limit fired |
 //! | `cgroup_created` | raw tracepoint `cgroup_mkdir` | 5.8 | a cgroup below a watched one |
 //! | `cgroup_removed` | raw tracepoint `cgroup_rmdir` | 5.8 | its end |
 //! | `reclaim_begin`, `reclaim_end` | raw tracepoints `mm_vmscan_*_reclaim_*` | 5.8 | stalls, counted in a map |

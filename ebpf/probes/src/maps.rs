@@ -2,7 +2,6 @@
 
 use aya_ebpf::Global;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::Array;
 use aya_ebpf::maps::HashMap;
 use aya_ebpf::maps::LruHashMap;
 use aya_ebpf::maps::PerCpuArray;
@@ -11,7 +10,6 @@ use core::mem::MaybeUninit;
 use keblet_ebpf_common::Config;
 use keblet_ebpf_common::Loss;
 use keblet_ebpf_common::Offsets;
-use keblet_ebpf_common::OomScope;
 use keblet_ebpf_common::WatchedCgroup;
 
 /// The agent's choices, written before the programs are loaded.
@@ -49,10 +47,6 @@ pub static WATCHED_CGROUPS: HashMap<u64, WatchedCgroup> = HashMap::with_max_entr
 /// OOM victims that have not exited yet: process id to time of the choice.
 #[map]
 pub static OOM_VICTIMS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(256, 0);
-
-/// The one out-of-memory situation being handled.
-#[map]
-pub static OOM_SCOPE: Array<OomScope> = Array::with_max_entries(1, 0);
 
 /// Threads that are reclaiming memory: thread id to time of the beginning.
 #[map]

@@ -1,29 +1,22 @@
-//! OOM kills: whose limit fired, and whom the kernel chose.
+//! OOM kills: whom the kernel chose, and whose limit fired.
 //!
-//! Two ways lead to the limit. `out_of_memory` runs under the kernel's `oom_lock` and chooses its
-//! victim in the same thread, so what `oom_scope` saw last belongs to the next victim of that
-//! thread. Where function-entry programs are not allowed, kernels with support for cgroup v1 (used
-//! or not) still mark the subtree that is out of memory: the uppermost marked cgroup above the
-//! victim is the one whose limit fired. (If two limits on one path fire at once, that names the
-//! upper one.) With neither, the victim is told without the limit.
+//! Kernels with support for cgroup v1, whether it is used or not, mark the subtree that is out of memory: the uppermost
+//! marked cgroup above the victim is the one whose limit fired. (If two limits on one path fire at once, that names the
+//! upper one.) Without a mark - the machine itself was out of memory, a limit was lowered, or the kernel was built without
+//! v1 - the victim is told without a limit.
 
-use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::bpf_get_current_task;
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
-use aya_ebpf::macros::fentry;
 use aya_ebpf::macros::raw_tracepoint;
-use aya_ebpf::programs::FEntryContext;
 use aya_ebpf::programs::RawTracePointContext;
 use keblet_ebpf_common::ABSENT;
 use keblet_ebpf_common::Head;
 use keblet_ebpf_common::Loss;
 use keblet_ebpf_common::OomRecord;
-use keblet_ebpf_common::OomScope;
 use keblet_ebpf_common::flags;
 use keblet_ebpf_common::kind;
 
 use crate::maps::DEATHS;
-use crate::maps::OOM_SCOPE;
 use crate::maps::OOM_VICTIMS;
 use crate::maps::WATCHED_CGROUPS;
 use crate::maps::config;
@@ -36,25 +29,6 @@ use crate::task::read;
 
 /// How far up the tree is searched; container cgroups lie about five levels deep.
 const MAX_LEVELS: u32 = 16;
-
-/// The kernel starts to look for a victim.
-#[fentry(function = "out_of_memory")]
-pub fn oom_scope(ctx: FEntryContext) -> i32 {
-    let control: u64 = ctx.arg(0);
-    let (flags, cgroup_id) = match follow(control, offset!(oom_control_memcg)) {
-        None => (flags::LIMIT_KNOWN | flags::LIMIT_GLOBAL, 0),
-        Some(memcg) => match memcg_cgroup_id(memcg) {
-            Some(id) => (flags::LIMIT_KNOWN, id),
-            None => (0, 0),
-        },
-    };
-    if let Some(slot) = OOM_SCOPE.get_ptr_mut(0) {
-        let scope = OomScope { tid: bpf_get_current_pid_tgid() as u32, flags, cgroup_id };
-        // SAFETY: the verifier has seen the null check; `oom_lock` admits one writer at a time.
-        unsafe { *slot = scope };
-    }
-    0
-}
 
 /// The kernel has chosen its victim.
 #[raw_tracepoint(tracepoint = "mark_victim")]
@@ -86,11 +60,7 @@ fn report(victim: Option<Task>, pid: u32) {
     if let Some(victim) = victim {
         describe(&mut record, victim);
     }
-    let scope = scope_of_this_thread();
-    if scope.flags != 0 {
-        record.head.flags |= scope.flags;
-        record.limit_cgroup_id = scope.cgroup_id;
-    } else if let Some(id) = victim.and_then(marked_above) {
+    if let Some(id) = victim.and_then(marked_above) {
         record.head.flags |= flags::LIMIT_KNOWN;
         record.limit_cgroup_id = id;
     }
@@ -177,13 +147,4 @@ fn marked_above(victim: Task) -> Option<u64> {
         return None;
     }
     memcg_cgroup_id(marked)
-}
-
-#[inline(always)]
-fn scope_of_this_thread() -> OomScope {
-    let tid = bpf_get_current_pid_tgid() as u32;
-    match OOM_SCOPE.get(0) {
-        Some(scope) if scope.tid == tid && tid != 0 => *scope,
-        _ => OomScope::default(),
-    }
 }

@@ -22,6 +22,7 @@ struct Log {
     relists: Vec<(Instant, RelistReason, bool)>,
     inspections: u64,
     contradictions: u64,
+    oom_kills: Vec<Option<bool>>,
 }
 
 impl Default for Seen {
@@ -60,6 +61,11 @@ impl Seen {
     /// Times the runtime denied a proven death for too long.
     pub fn contradictions(&self) -> u64 {
         self.log().contradictions
+    }
+
+    /// OOM kills: of a container's init, of another of its processes, or of nothing known.
+    pub fn oom_kills(&self) -> Vec<Option<bool>> {
+        self.log().oom_kills.clone()
     }
 
     /// Waits until what was seen meets a condition; false if that takes longer than `limit`.
@@ -102,5 +108,7 @@ impl PlegObserver for Seen {
         self.note(|log| log.contradictions += 1);
     }
 
-    fn oom_kill(&self, _is_init: Option<bool>) {}
+    fn oom_kill(&self, is_init: Option<bool>) {
+        self.note(|log| log.oom_kills.push(is_init));
+    }
 }

@@ -3,9 +3,5 @@
 //! Needs root, BTF and a mounted cgroup hierarchy. Where the machine lacks one of them the tests say so and pass, unless
 //! `CI` is set. Every test has cgroups and processes of its own and removes them.
 
-mod degraded;
-mod exits;
-mod oom;
-mod overflow;
-mod pids;
+mod bpf;
 mod support;

@@ -60,11 +60,10 @@ pub async fn load(hierarchy: &Hierarchy) -> Loaded {
     load_with(Options::new(hierarchy.clone())).await
 }
 
-/// Probes with `options`; every one must be up. Function-entry programs are forbidden on some machines, and one is a
-/// second way to know what another one tells.
+/// Probes with `options`; every one must be up.
 pub async fn load_with(options: Options) -> Loaded {
     let loaded = bpf::load(options).await.expect("the probes load");
-    for probe in loaded.status.iter().filter(|probe| probe.program != "oom_scope") {
+    for probe in &loaded.status {
         assert_eq!(probe.down, None, "{}", probe.program);
     }
     loaded

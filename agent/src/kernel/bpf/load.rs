@@ -2,16 +2,13 @@
 
 use std::io;
 
-use aya::Btf as AyaBtf;
 use aya::Ebpf;
 use aya::EbpfError;
 use aya::EbpfLoader;
-use aya::Endianness;
 use aya::Pod;
 use aya::maps::MapData;
 use aya::maps::MapError;
 use aya::maps::RingBuf;
-use aya::programs::FEntry;
 use aya::programs::Program;
 use aya::programs::ProgramError;
 use aya::programs::RawTracePoint;
@@ -83,7 +80,7 @@ struct Spec {
     needs: fn(&Resolved) -> Option<String>,
 }
 
-const SPECS: [Spec; 7] = [
+const SPECS: [Spec; 6] = [
     Spec {
         program: "process_exit",
         hooks: &["sched_process_exit"],
@@ -93,14 +90,8 @@ const SPECS: [Spec; 7] = [
     Spec {
         program: "oom_victim",
         hooks: &["mark_victim"],
-        yields: "OOM kills",
+        yields: "OOM kills with victim, sizes and limit",
         needs: |found| first([&found.task, &found.cgroup, &found.oom]),
-    },
-    Spec {
-        program: "oom_scope",
-        hooks: &[OOM_FUNCTION],
-        yields: "the limit that an OOM kill enforced, on kernels without cgroup v1",
-        needs: |found| first([&found.scope, &found.cgroup]),
     },
     Spec {
         program: "cgroup_created",
@@ -128,9 +119,6 @@ const SPECS: [Spec; 7] = [
     },
 ];
 
-/// The function whose entry tells whose limit fired.
-const OOM_FUNCTION: &str = "out_of_memory";
-
 fn first<const N: usize>(reasons: [&Option<String>; N]) -> Option<String> {
     reasons.into_iter().flatten().next().cloned()
 }
@@ -144,7 +132,6 @@ pub(super) fn load(options: &Options) -> Result<Parts, LoadError> {
     let btf = Btf::read(&options.btf)?;
     let found = offsets::resolve(&btf);
     let config = Global(config(&btf, options, &found)?);
-    let scope_function = btf.function(OOM_FUNCTION);
     drop(btf);
 
     let global_offsets = Global(found.offsets);
@@ -158,7 +145,7 @@ pub(super) fn load(options: &Options) -> Result<Parts, LoadError> {
         loader.map_max_entries(names::DEATHS, bytes);
     }
     let mut ebpf = loader.load(OBJECT).map_err(|error| object_error(&error))?;
-    let status = SPECS.iter().map(|spec| bring_up(&mut ebpf, spec, &found, &scope_function)).collect();
+    let status = SPECS.iter().map(|spec| bring_up(&mut ebpf, spec, &found)).collect();
     let rings = Rings { deaths: ring(&mut ebpf, names::DEATHS)?, cgroups: ring(&mut ebpf, names::CGROUPS)? };
     let probes = Probes::new(ebpf)?;
     Ok(Parts { probes, rings, status })
@@ -215,20 +202,16 @@ unsafe impl Pod for Global<common::Config> {}
 // SAFETY: integers only, without padding.
 unsafe impl Pod for Global<common::Offsets> {}
 
-fn bring_up(ebpf: &mut Ebpf, spec: &Spec, found: &Resolved, scope_function: &Result<u32, BtfError>) -> ProbeStatus {
-    let down = (spec.needs)(found).or_else(|| attach(ebpf, spec, scope_function).err());
+fn bring_up(ebpf: &mut Ebpf, spec: &Spec, found: &Resolved) -> ProbeStatus {
+    let down = (spec.needs)(found).or_else(|| attach(ebpf, spec).err());
     ProbeStatus { program: spec.program, hooks: spec.hooks, yields: spec.yields, down }
 }
 
-fn attach(ebpf: &mut Ebpf, spec: &Spec, scope_function: &Result<u32, BtfError>) -> Result<(), String> {
-    let program = ebpf.program_mut(spec.program).ok_or("the probe object has no such program")?;
-    match program {
-        Program::RawTracePoint(program) => attach_tracepoint(program, spec.hooks),
-        Program::FEntry(program) => {
-            let id = scope_function.as_ref().map_err(ToString::to_string)?;
-            attach_function(program, *id)
-        }
-        _ => Err("the probe object has another kind of program".to_owned()),
+fn attach(ebpf: &mut Ebpf, spec: &Spec) -> Result<(), String> {
+    match ebpf.program_mut(spec.program) {
+        Some(Program::RawTracePoint(program)) => attach_tracepoint(program, spec.hooks),
+        Some(_) => Err("the probe object has another kind of program".to_owned()),
+        None => Err("the probe object has no such program".to_owned()),
     }
 }
 
@@ -238,36 +221,6 @@ fn attach_tracepoint(program: &mut RawTracePoint, hooks: &[&str]) -> Result<(), 
         program.attach(hook).map_err(|error| format!("{hook}: {}", describe(&error)))?;
     }
     Ok(())
-}
-
-fn attach_function(program: &mut FEntry, id: u32) -> Result<(), String> {
-    let btf = stand_in(OOM_FUNCTION, id).map_err(|error| error.to_string())?;
-    program.load(OOM_FUNCTION, &btf).map_err(|error| describe(&error))?;
-    program.attach().map_err(|error| describe(&error))?;
-    Ok(())
-}
-
-/// Type information in which `function` has the id `id` and nothing else has a name.
-///
-/// The loader takes nothing but the id from it. Letting it parse the kernel's own would cost some 30 MB and most of
-/// the loading time.
-fn stand_in(function: &str, id: u32) -> Result<AyaBtf, aya::BtfError> {
-    const FORWARD: u32 = 7 << 24;
-    const FUNCTION: u32 = 12 << 24;
-    let others = id.saturating_sub(1) as usize;
-    let mut types: Vec<u32> = [0, FORWARD, 0].repeat(others);
-    types.extend([1, FUNCTION, 1]);
-    let types_len = types.len() as u32 * 4;
-    let strings_len = function.len() as u32 + 2;
-    let mut data: Vec<u8> = Vec::with_capacity(24 + (types_len + strings_len) as usize);
-    data.extend(0xeb9f_u16.to_ne_bytes());
-    data.extend([1, 0]);
-    data.extend([24, 0, types_len, types_len, strings_len].iter().flat_map(|word: &u32| word.to_ne_bytes()));
-    data.extend(types.iter().flat_map(|word| word.to_ne_bytes()));
-    data.push(0);
-    data.extend(function.as_bytes());
-    data.push(0);
-    AyaBtf::parse(&data, Endianness::default())
 }
 
 fn ring(ebpf: &mut Ebpf, name: &str) -> Result<RingBuf<MapData>, LoadError> {

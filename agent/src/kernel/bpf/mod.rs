@@ -21,7 +21,6 @@ pub use record::Exit;
 pub use record::ExitStatus;
 pub use record::KernelRecord;
 pub use record::Oom;
-pub use record::OomLimit;
 pub use record::OomMemory;
 pub use record::OomVictim;
 pub use stream::Records;
@@ -32,6 +31,7 @@ pub use watch::Stalls;
 pub use watch::WatchError;
 
 use super::hierarchy::Hierarchy;
+use super::memory;
 
 /// What to load the probes with.
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ pub struct Loaded {
 pub struct ProbeStatus {
     /// Name of the program.
     pub program: &'static str,
-    /// Where it is attached: tracepoints, or a kernel function.
+    /// The tracepoints it is attached to.
     pub hooks: &'static [&'static str],
     /// What is lost without it.
     pub yields: &'static str,
@@ -76,7 +76,13 @@ pub struct ProbeStatus {
 
 /// Loads and attaches the probes on a blocking thread. Cancelling leaves nothing attached.
 pub async fn load(options: Options) -> Result<Loaded, LoadError> {
-    let parts = tokio::task::spawn_blocking(move || load::load(&options)).await;
+    let work = move || {
+        memory::return_large_blocks();
+        let parts = load::load(&options);
+        memory::return_all();
+        parts
+    };
+    let parts = tokio::task::spawn_blocking(work).await;
     let load::Parts { probes, rings, status } = parts.map_err(|error| LoadError::Aborted(error.to_string()))??;
     let records = Records::new(rings, probes.clone()).map_err(LoadError::Register)?;
     Ok(Loaded { probes, records, status })

@@ -22,8 +22,6 @@ pub struct Resolved {
     pub cgroup: Option<String>,
     /// Why the OOM program cannot work.
     pub oom: Option<String>,
-    /// Why the program that reads the limit that fired cannot work.
-    pub scope: Option<String>,
 }
 
 /// Looks up everything that the probes read.
@@ -32,7 +30,6 @@ pub fn resolve(btf: &Btf) -> Resolved {
     let offsets = &mut resolved.offsets;
     resolved.cgroup = cgroup(btf, offsets).err().map(|error| error.to_string());
     resolved.task = task(btf, offsets).err().map(|error| error.to_string());
-    resolved.scope = scope(btf, offsets).err().map(|error| error.to_string());
     resolved.oom = memory(btf, offsets).err().map(|error| error.to_string());
     match btf.tracepoint_takes_pointer("mark_victim", 0) {
         Ok(is_task) => resolved.victim_is_task = is_task,
@@ -78,11 +75,6 @@ fn cgroup(btf: &Btf, to: &mut Offsets) -> Result<(), BtfError> {
     Ok(())
 }
 
-/// Not needed by any program alone: kernels built without cgroup v1 lack it.
-fn oom_mark(btf: &Btf) -> u32 {
-    btf.offset("mem_cgroup.oom_lock").unwrap_or(ABSENT)
-}
-
 fn memory(btf: &Btf, to: &mut Offsets) -> Result<(), BtfError> {
     to.task_mm = btf.offset("task_struct.mm")?;
     to.mm_total_vm = btf.offset("mm_struct.total_vm")?;
@@ -90,6 +82,9 @@ fn memory(btf: &Btf, to: &mut Offsets) -> Result<(), BtfError> {
     to.mm_rss_anon = btf.constant("MM_ANONPAGES")?;
     to.mm_rss_file = btf.constant("MM_FILEPAGES")?;
     to.mm_rss_shmem = btf.constant("MM_SHMEMPAGES")?;
+    to.mem_cgroup_css = btf.offset("mem_cgroup.css")?;
+    // Kernels built without cgroup v1 have no such mark: then the limit stays unknown.
+    to.mem_cgroup_oom_lock = btf.offset("mem_cgroup.oom_lock").unwrap_or(ABSENT);
     let (first, stride) = resident_counters(btf)?;
     to.mm_rss_first = first;
     to.mm_rss_stride = stride;
@@ -107,13 +102,6 @@ fn resident_counters(btf: &Btf) -> Result<(u32, u32), BtfError> {
     let counts = btf.within(rss, "count").ok_or_else(unknown)?;
     let (first, stride) = btf.elements(counts).ok_or_else(unknown)?;
     Ok((first.offset, stride))
-}
-
-fn scope(btf: &Btf, to: &mut Offsets) -> Result<(), BtfError> {
-    to.mem_cgroup_oom_lock = oom_mark(btf);
-    to.oom_control_memcg = btf.offset("oom_control.memcg")?;
-    to.mem_cgroup_css = btf.offset("mem_cgroup.css")?;
-    Ok(())
 }
 
 fn missing(what: &str) -> BtfError {

@@ -102,23 +102,13 @@ pub struct Oom {
     pub cgroup: Option<CgroupId>,
     /// That cgroup is watched.
     pub watched: bool,
-    /// Whose limit fired.
-    pub limit: OomLimit,
+    /// The cgroup (of the memory hierarchy) whose limit fired. `None` if the machine itself was out of memory, and on
+    /// kernels that do not let it be read.
+    pub limit: Option<CgroupId>,
     /// Who the victim is; before kernel 6.9 often unknown.
     pub victim: Option<OomVictim>,
     /// Its memory when it was chosen.
     pub memory: Option<OomMemory>,
-}
-
-/// Whose limit made the kernel kill.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OomLimit {
-    /// The limit of this cgroup (of the memory hierarchy).
-    Cgroup(CgroupId),
-    /// The machine had no memory left.
-    Machine,
-    /// Could not be read.
-    Unknown,
 }
 
 /// The victim as a process.
@@ -217,11 +207,7 @@ fn oom(record: &OomRecord) -> Oom {
         at: BootTime(record.head.time_ns),
         cgroup: has(flags::CGROUP_KNOWN).then_some(CgroupId(record.cgroup_id)),
         watched: has(flags::WATCHED_CGROUP),
-        limit: match (has(flags::LIMIT_KNOWN), has(flags::LIMIT_GLOBAL)) {
-            (false, _) => OomLimit::Unknown,
-            (true, true) => OomLimit::Machine,
-            (true, false) => OomLimit::Cgroup(CgroupId(record.limit_cgroup_id)),
-        },
+        limit: has(flags::LIMIT_KNOWN).then_some(CgroupId(record.limit_cgroup_id)),
         victim: has(flags::TASK_KNOWN).then(|| OomVictim {
             started: BootTime(record.start_ns),
             comm: text(&record.comm),

@@ -64,16 +64,13 @@ fn an_oom_kill_says_what_is_unknown() {
     };
     let unknown = oom(&record);
     assert_eq!((unknown.cgroup, unknown.victim, unknown.memory), (None, None, None));
-    assert_eq!(unknown.limit, OomLimit::Unknown);
+    assert_eq!(unknown.limit, None);
 
     record.limit_cgroup_id = 8;
     record.head.flags = flags::LIMIT_KNOWN | flags::MEMORY_KNOWN;
     let known = oom(&record);
-    assert_eq!(known.limit, OomLimit::Cgroup(CgroupId(8)));
+    assert_eq!(known.limit, Some(CgroupId(8)));
     assert_eq!(known.memory.map(|memory| memory.anon_kib), Some(64));
-
-    record.head.flags = flags::LIMIT_KNOWN | flags::LIMIT_GLOBAL;
-    assert_eq!(oom(&record).limit, OomLimit::Machine);
 }
 
 #[test]

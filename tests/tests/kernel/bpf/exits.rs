@@ -28,6 +28,7 @@ async fn created(records: &mut Records, name: &str) -> CgroupEvent {
 }
 
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn a_watched_process_tells_code_and_times() {
     if machine_lacks().is_some() {
         return;
@@ -52,6 +53,7 @@ async fn a_watched_process_tells_code_and_times() {
 }
 
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn a_signal_is_told_as_one() {
     if machine_lacks().is_some() {
         return;
@@ -68,6 +70,7 @@ async fn a_signal_is_told_as_one() {
 
 /// A process whose first thread ends before the others: the process ends with the last one, and once.
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn a_process_ends_with_its_last_thread() {
     if machine_lacks().is_some() {
         return;
@@ -94,6 +97,7 @@ async fn a_process_ends_with_its_last_thread() {
 /// The first process of a PID namespace, in a cgroup that nobody but the kernel knew: it lives less than a millisecond
 /// after its start, and the agent is not even reading.
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn an_instant_container_is_not_missed() {
     if machine_lacks().is_some() {
         return;
@@ -141,6 +145,7 @@ async fn an_instant_container_is_not_missed() {
 }
 
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn unwatched_cgroups_tell_nothing() {
     if machine_lacks().is_some() {
         return;
@@ -163,6 +168,7 @@ async fn unwatched_cgroups_tell_nothing() {
 
 /// Cgroups that exist already when the agent starts are watched as well.
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn a_tree_is_watched_with_what_is_in_it() {
     if machine_lacks().is_some() {
         return;
@@ -189,6 +195,7 @@ async fn a_tree_is_watched_with_what_is_in_it() {
 
 /// The order inside the kernel: the record first, the pidfd when the process is gone altogether; both at once for us.
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn the_record_precedes_the_pidfd() {
     if machine_lacks().is_some() {
         return;

@@ -64,6 +64,7 @@ impl Drop for Sleeper {
 }
 
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn the_second_life_of_a_pid_is_not_the_first() {
     if machine_lacks().is_some() {
         return;

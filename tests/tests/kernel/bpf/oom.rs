@@ -4,7 +4,6 @@ use keblet::kernel::bpf::Exit;
 use keblet::kernel::bpf::ExitStatus;
 use keblet::kernel::bpf::KernelRecord;
 use keblet::kernel::bpf::Oom;
-use keblet::kernel::bpf::OomLimit;
 use keblet::kernel::hierarchy::Controller;
 use keblet::kernel::hierarchy::HierarchyKind;
 
@@ -18,6 +17,7 @@ const HOG: &str = "tail /dev/zero";
 const LIMIT: u64 = 24 << 20;
 
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn a_victim_is_named_with_its_cgroup_and_the_limit() {
     if machine_lacks().is_some() {
         return;
@@ -43,7 +43,7 @@ async fn a_victim_is_named_with_its_cgroup_and_the_limit() {
     .await;
     assert!(oom.watched);
     assert_ne!(oom.pid, shell.pid(), "the child was chosen, not the shell");
-    assert_eq!(oom.limit, OomLimit::Cgroup(pod.id()), "the pod's limit fired, not the container's");
+    assert_eq!(oom.limit, Some(pod.id()), "the pod's limit fired, not the container's");
     let victim = oom.victim.expect("this kernel hands over the task");
     assert_eq!(victim.comm, "tail");
     assert!(!victim.pid_ns_init);

@@ -10,6 +10,7 @@ use crate::support::load_with;
 use crate::support::machine_lacks;
 
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn losses_are_counted_and_told_once() {
     if machine_lacks().is_some() {
         return;
@@ -48,6 +49,7 @@ async fn losses_are_counted_and_told_once() {
 }
 
 #[tokio::test]
+#[ignore = "needs root and BPF"]
 async fn a_full_map_of_pids_is_an_error() {
     if machine_lacks().is_some() {
         return;
