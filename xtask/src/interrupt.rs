@@ -3,34 +3,26 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
-use std::thread;
 
 use anyhow::Context as _;
 use anyhow::Result;
-use nix::sys::signal::SigSet;
-use nix::sys::signal::Signal;
+use signal_hook::consts::SIGHUP;
+use signal_hook::consts::SIGINT;
+use signal_hook::consts::SIGTERM;
+use signal_hook::flag;
 
 /// Whether somebody wants us to end.
-#[derive(Clone)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Takes over SIGINT, SIGTERM and SIGHUP. To be called before any thread is started; programs started later get
-    /// the signals as ever, as the standard library clears the mask for them.
+    /// Takes over SIGINT, SIGTERM and SIGHUP. By handlers, which programs that we start do not inherit; a blocked
+    /// signal would stay blocked in them.
     pub fn install() -> Result<Self> {
-        let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
-        signals.thread_block().context("cannot block signals")?;
-        let flag = Arc::new(AtomicBool::new(false));
-        let raised = Arc::clone(&flag);
-        thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || {
-                while signals.wait().is_ok() {
-                    raised.store(true, Ordering::SeqCst);
-                }
-            })
-            .context("cannot start a thread for signals")?;
-        Ok(Self(flag))
+        let raised = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            flag::register(signal, Arc::clone(&raised)).with_context(|| format!("cannot handle signal {signal}"))?;
+        }
+        Ok(Self(raised))
     }
 
     /// True once one of the signals came.

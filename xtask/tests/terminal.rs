@@ -78,6 +78,10 @@ fn assert_nothing_left(folder: &str) {
     let bridge = name.replace("keblet-", "kb-");
     assert!(!Path::new("/sys/class/net").join(&bridge).exists(), "{bridge} is left");
     assert!(!fs::read_to_string("/proc/self/mounts").unwrap().contains(folder), "a mount is left");
+    for link in fs::read_dir("/var/log/containers").into_iter().flatten().flatten() {
+        let target = fs::read_link(link.path()).unwrap_or_default();
+        assert!(!target.starts_with(folder), "{} is left", link.path().display());
+    }
     for process in fs::read_dir("/proc").unwrap().flatten() {
         let command = fs::read(process.path().join("cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command).replace('\0', " ");

@@ -146,8 +146,10 @@ fn report(findings: &[Finding], format: Format, out: &mut dyn Write) -> anyhow::
     match format {
         Format::Json => output::json(out, &serde_json::json!({ "canRun": !fatal, "findings": findings }))?,
         Format::Text => {
-            let rows: Vec<[String; 4]> = findings.iter().map(row).collect();
-            output::table(out, &rows)?;
+            let width = findings.iter().map(|finding| finding.topic.chars().count()).max().unwrap_or(0);
+            for finding in findings {
+                write!(out, "{}", lines(finding, width))?;
+            }
             let lacks = findings.iter().filter(|finding| finding.cost.is_some()).count();
             let verdict = match (fatal, lacks) {
                 (true, _) => "keblet cannot run here.".to_owned(),
@@ -160,14 +162,17 @@ fn report(findings: &[Finding], format: Format, out: &mut dyn Write) -> anyhow::
     Ok(if fatal { Exit::Failure } else { Exit::Success })
 }
 
-fn row(finding: &Finding) -> [String; 4] {
+/// A finding, and below it what a lack costs.
+fn lines(finding: &Finding, width: usize) -> String {
     let mark = match (finding.fatal, &finding.cost) {
-        (true, _) => "✗",
-        (false, Some(_)) => "!",
-        (false, None) => "✓",
+        (true, _) => '✗',
+        (false, Some(_)) => '!',
+        (false, None) => '✓',
     };
-    let cost = finding.cost.as_deref().map(|cost| format!("→ {cost}")).unwrap_or_default();
-    [mark.to_owned(), finding.topic.clone(), finding.found.clone(), cost]
+    let Finding { topic, found, cost, .. } = finding;
+    let indent = width + 4;
+    let cost = cost.as_deref().map(|cost| format!("{:indent$}→ {cost}\n", "")).unwrap_or_default();
+    format!("{mark} {topic:width$}  {found}\n{cost}")
 }
 
 #[cfg(test)]
@@ -187,7 +192,7 @@ mod tests {
         assert_eq!(exit, Exit::Success);
         assert_eq!(
             text,
-            "✓  kernel  6.12\n!  pidfd   no    → later\n\nkeblet can run here, without some of its senses (1).\n"
+            "✓ kernel  6.12\n! pidfd   no\n          → later\n\nkeblet can run here, without some of its senses (1).\n"
         );
         let (text, exit) = printed(&[lack, Finding::fatal("container runtime", "none", "waits")], Format::Text);
         assert_eq!(exit, Exit::Failure);

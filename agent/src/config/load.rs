@@ -88,7 +88,7 @@ fn check_gates(asked: &BTreeMap<String, bool>, origin: impl Fn(&str) -> Origin) 
 }
 
 fn read(file: &Path) -> Result<Vec<Document>, ConfigError> {
-    let text = fs::read_to_string(file).map_err(|source| ConfigError::Read { file: file.to_owned(), source })?;
+    let text = fs::read_to_string(file).map_err(|cause| ConfigError::Read { file: file.to_owned(), cause })?;
     let documents = document::parse(file, &text)?;
     if documents.is_empty() {
         let place = Place { file: file.to_owned(), line: 0 };
@@ -207,7 +207,7 @@ fn keblet_document(
 fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let failed = |file: &Path| {
         let file = file.to_owned();
-        move |source| ConfigError::Read { file, source }
+        move |cause| ConfigError::Read { file, cause }
     };
     let mut found = Vec::new();
     if !fs::symlink_metadata(folder).map_err(failed(folder))?.is_dir() {

@@ -62,12 +62,12 @@ impl fmt::Display for Violation {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A named file or directory cannot be read.
-    #[error("cannot read {}: {source}", file.display())]
+    #[error("cannot read {}: {cause}", file.display())]
     Read {
         /// The file or directory.
         file: PathBuf,
         /// What the system said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A file is not what it should be.
     #[error(transparent)]

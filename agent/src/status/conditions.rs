@@ -41,9 +41,8 @@ pub(super) fn is_written_here(type_: &str) -> bool {
 pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodCondition> {
     let api = input.api().and_then(|api| api.conditions.as_deref()).unwrap_or_default();
     let disrupted = input.old.conditions.iter().flatten().find(|c| c.type_ == DISRUPTION_TARGET);
-    let foreign = |c: &&PodCondition| {
-        !OWNED.contains(&c.type_.as_str()) && !(disrupted.is_some() && c.type_ == DISRUPTION_TARGET)
-    };
+    let replaced = |type_: &str| OWNED.contains(&type_) || (disrupted.is_some() && type_ == DISRUPTION_TARGET);
+    let foreign = |c: &&PodCondition| !replaced(&c.type_);
     let mut conditions: Vec<PodCondition> = api.iter().filter(foreign).chain(disrupted).cloned().collect();
     let containers_ready = containers_ready(input, status);
     let gates = readiness_gates(input, &conditions);

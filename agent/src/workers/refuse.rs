@@ -98,6 +98,7 @@ impl Fields {
     fn pod(&mut self, spec: &PodSpec) {
         self.note(spec.host_users == Some(false), "spec.hostUsers");
         self.note(spec.image_pull_secrets.as_ref().is_some_and(|l| !l.is_empty()), "spec.imagePullSecrets");
+        self.note(spec.runtime_class_name.as_ref().is_some_and(|name| !name.is_empty()), "spec.runtimeClassName");
         self.note(spec.resource_claims.as_ref().is_some_and(|l| !l.is_empty()), "spec.resourceClaims");
     }
 
@@ -232,13 +233,14 @@ mod tests {
         let refusal = unsupported(&pod(json!({
             "hostUsers": false,
             "imagePullSecrets": [{ "name": "n" }],
+            "runtimeClassName": "kata",
             "resourceClaims": [{ "name": "n", "resourceClaimName": "m" }],
             "containers": [container(json!({ "livenessProbe": {}, "startupProbe": {} }))],
         })));
         assert_eq!(
             refusal.expect("refused").message,
             "Pod needs what this node does not support yet: spec.hostUsers, spec.imagePullSecrets, \
-             spec.resourceClaims, spec.containers[0].livenessProbe, spec.containers[0].startupProbe"
+             spec.runtimeClassName, spec.resourceClaims, spec.containers[0].livenessProbe, spec.containers[0].startupProbe"
         );
     }
 

@@ -171,7 +171,9 @@ impl Worker {
                 message: backoff::crash_loop_message(pod, &start.name, block.backoff),
                 retry_at: Some(block.until),
             };
-            if self.syncing.reasons.insert(start.name.clone(), failure.clone()).as_ref() != Some(&failure) {
+            let known = self.syncing.reasons.insert(start.name.clone(), failure.clone());
+            // The runtime's own finish time moves the end of the back-off a little; that is no news.
+            if known.is_none_or(|known| known.message != failure.message) {
                 let message = format!(
                     "Back-off restarting failed container {} in pod {}",
                     start.name,

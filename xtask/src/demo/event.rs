@@ -41,7 +41,7 @@ impl Event {
             source: text("source"),
             latency_ms: number(&fields["latency_ms"]),
             exit_code: fields["exit_code"].as_i64(),
-            victim: victim(&fields["victim"]),
+            victim: victim(fields),
         })
     }
 
@@ -56,12 +56,10 @@ fn number(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }
 
-fn victim(value: &Value) -> Option<String> {
-    match value {
-        Value::String(text) if !text.is_empty() => Some(text.clone()),
-        Value::Object(victim) => Some(format!("{}[{}]", victim.get("comm")?.as_str()?, victim.get("pid")?)),
-        _ => None,
-    }
+/// `name[pid]`; a victim without a name is not named.
+fn victim(fields: &Value) -> Option<String> {
+    let name = fields["victim"].as_str().filter(|name| !name.is_empty())?;
+    Some(fields["victim_pid"].as_i64().map_or_else(|| name.to_owned(), |pid| format!("{name}[{pid}]")))
 }
 
 #[cfg(test)]
@@ -95,12 +93,12 @@ mod tests {
 
     #[test]
     fn a_victim_has_a_name_and_a_number() {
-        let line = |victim: &str| {
-            format!(r#"{{"target":"keblet::events","fields":{{"event":"OomKilled","victim":{victim}}}}}"#)
+        let victim = |fields: &str| {
+            let line = format!(r#"{{"target":"keblet::events","event":"OomKilled",{fields}}}"#);
+            Event::parse(&line).and_then(|event| event.victim)
         };
-        let victim = |text: &str| Event::parse(&line(text)).and_then(|event| event.victim);
-        assert_eq!(victim(r#""probe[77]""#).as_deref(), Some("probe[77]"));
-        assert_eq!(victim(r#"{"comm":"probe","pid":77}"#).as_deref(), Some("probe[77]"));
-        assert_eq!(victim("null"), None);
+        assert_eq!(victim(r#""victim":"probe","victim_pid":77"#).as_deref(), Some("probe[77]"));
+        assert_eq!(victim(r#""victim":"","victim_pid":77"#), None);
+        assert_eq!(victim(r#""victim":null"#), None);
     }
 }

@@ -28,6 +28,7 @@ use keblet_peers::Agent;
 use keblet_peers::Node;
 use keblet_peers::PrivateContainerd;
 use keblet_peers::log_tail;
+use serde_json::json;
 
 use crate::interrupt::Interrupt;
 use crate::progress::step;
@@ -81,14 +82,14 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Starts the agent, watches until all scenes are over, and ends the agent, whatever happened.
 fn play(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt: &Interrupt) -> Result<ExitCode> {
-    let node = Node::create(containerd.ready(), &serde_json::json!({}))?;
+    let node = Node::create(containerd.ready(), &json!({ "logging": { "format": "json" } }))?;
     let stamps = containerd.ready().dir.join("stamps");
     std::fs::create_dir_all(&stamps).with_context(|| format!("cannot create {}", stamps.display()))?;
     for pod in pods::all(&stamps) {
         node.write_manifest(pod.name, &pod.manifest)?;
     }
     let mut command = Command::new(run::agent());
-    command.args(["run", "--log-format", "json", "--hostname-override", pods::NODE]);
+    command.args(["run", "--hostname-override", pods::NODE]);
     command.arg("--config").arg(&node.config).arg("--root-dir").arg(&node.root);
     let mut agent = Agent::start(&mut command, &node, containerd)?;
     let mut screen = Screen::new(arguments.verbose);
@@ -104,7 +105,7 @@ fn play(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt: &I
     );
     let ended = agent.end(END_PATIENCE);
     let interrupted = interrupt.raised();
-    if !interrupted && (watched.is_err() || scenes.iter().any(|scene| !scene.shown())) {
+    if ended.is_err() || !interrupted && (watched.is_err() || scenes.iter().any(|scene| !scene.shown())) {
         eprintln!("\nThe agent's last words:\n{}\n", log_tail(&node.log, LOG_LINES));
     }
     watched?;

@@ -64,6 +64,7 @@ fn pod(name: &'static str, stamps: &Path, containers: &[Value], inits: &[Value])
         "spec": {
             "restartPolicy": "Always",
             "terminationGracePeriodSeconds": 5,
+            "dnsPolicy": "Default",
             "initContainers": inits,
             "containers": containers,
             "volumes": [{ "name": "stamps", "hostPath": { "path": stamps, "type": "Directory" } }],

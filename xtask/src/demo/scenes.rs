@@ -18,7 +18,7 @@ use super::stamps;
 use super::world::World;
 
 /// A web pod has stayed up when it answered this often.
-const ANSWERS: usize = 5;
+const ANSWERS: usize = 10;
 /// A restart later than this is not at once: polling agents need about a second.
 const AT_ONCE_MS: f64 = 500.0;
 const HTTP_PATIENCE: Duration = Duration::from_secs(2);

@@ -386,6 +386,17 @@ fn notices_name_what_has_no_effect() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever a file holds, loading ends in settings or in an error that names the file.
+    #[test]
+    fn any_text_is_settings_or_an_error(text in "(maxPods|port|logging|[a-z]{1,5})?: ?(\\{|\\[|&a |\\*a|!!int |[-0-9.]{0,4}|'|\"|\\|\n  )?[ -~\n\t]{0,30}") {
+        let case = Case::new().main(&text);
+        if let Err(error) = load(&case.flags) {
+            prop_assert!(error.to_string().contains("main.yaml"), "{error}");
+        }
+    }
+
     /// The last layer that names a field decides, whichever layers there are.
     #[test]
     fn precedence(file in proptest::option::of(1..50i32), first in proptest::option::of(50..100i32),

@@ -50,7 +50,7 @@ fn of_init(containers: Vec<ContainerStatus>) -> PodStatus {
     PodStatus { phase: Some("Pending".into()), init_container_statuses: Some(containers), ..PodStatus::default() }
 }
 
-fn stored<'a>(store: &'a StatusStore) -> &'a Stored {
+fn stored(store: &StatusStore) -> &Stored {
     store.get("uid").expect("a stored status")
 }
 

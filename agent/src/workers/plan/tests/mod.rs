@@ -8,6 +8,7 @@ mod restart_all;
 mod sandbox;
 mod simulation;
 mod strategies;
+mod told;
 
 use std::time::Duration;
 use std::time::SystemTime;

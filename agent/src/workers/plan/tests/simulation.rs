@@ -21,8 +21,8 @@ use super::strategies::situations;
 const STEPS: usize = 400;
 
 /// A pod's world. Every container still has these ends ahead; `None` is a start that fails half-way.
-struct World {
-    situation: Situation,
+pub(super) struct World {
+    pub(super) situation: Situation,
     ends: HashMap<String, Vec<Option<i32>>>,
     /// Restart counts already used, as the log folder would tell.
     counts: HashMap<String, u32>,
@@ -30,7 +30,7 @@ struct World {
 }
 
 impl World {
-    fn new(mut situation: Situation, ends: &[Option<i32>]) -> Self {
+    pub(super) fn new(mut situation: Situation, ends: &[Option<i32>]) -> Self {
         situation.restarting_all = false;
         situation.probes = super::ProbeResults::default();
         for container in spec_containers(&mut situation) {
@@ -45,7 +45,16 @@ impl World {
 
     /// Plans and acts until nothing is left to do. The number of steps it took.
     fn settle(&mut self) -> Result<usize, TestCaseError> {
+        self.settle_watched(|_| Ok(()))
+    }
+
+    /// `settle`, with someone looking at each situation before it is planned for.
+    pub(super) fn settle_watched(
+        &mut self,
+        mut watch: impl FnMut(&mut Situation) -> Result<(), TestCaseError>,
+    ) -> Result<usize, TestCaseError> {
         for step in 0..STEPS {
+            watch(&mut self.situation)?;
             let actions = self.situation.plan();
             if self.is_settled(&actions) {
                 return Ok(step);
@@ -73,7 +82,7 @@ impl World {
         spec::classified_init(&self.situation.pod).any(|c| c.class == ContainerClass::Init && self.runs(c.name()))
     }
 
-    fn apply(&mut self, actions: &PodActions) -> Result<(), TestCaseError> {
+    pub(super) fn apply(&mut self, actions: &PodActions) -> Result<(), TestCaseError> {
         let now = self.created;
         let snapshot = &mut self.situation.snapshot;
         for container in &mut snapshot.containers {
@@ -170,7 +179,7 @@ fn spec_containers(situation: &mut Situation) -> impl Iterator<Item = &mut k8s_o
     situation.pod.spec.iter_mut().flat_map(|spec| spec.init_containers.iter_mut().flatten())
 }
 
-fn ends() -> impl Strategy<Value = Vec<Option<i32>>> {
+pub(super) fn ends() -> impl Strategy<Value = Vec<Option<i32>>> {
     proptest::collection::vec(prop::sample::select(vec![None, Some(0), Some(1), Some(42)]), 0..4)
 }
 

@@ -57,7 +57,7 @@ fn assemble((pod, histories, sandboxes, (announced, seconds), probes): Parts) ->
     situation
 }
 
-fn pods() -> impl Strategy<Value = Pod> {
+pub(super) fn pods() -> impl Strategy<Value = Pod> {
     let init = proptest::collection::vec(containers(true), 0..4);
     let regular = proptest::collection::vec(containers(false), 1..4);
     ("Always|OnFailure|Never", init, regular, any::<bool>(), prop::bool::weighted(0.1)).prop_map(

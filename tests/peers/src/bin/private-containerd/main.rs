@@ -10,6 +10,7 @@ mod cri;
 mod network;
 mod processes;
 mod runtime;
+mod shared;
 mod traces;
 
 use std::path::PathBuf;

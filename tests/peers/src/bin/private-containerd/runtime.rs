@@ -28,7 +28,7 @@ use crate::config::Layout;
 use crate::cri::Cri;
 use crate::network;
 use crate::processes::Process;
-use crate::traces::SharedFolders;
+use crate::shared::SharedFolders;
 use crate::traces::Traces;
 
 const START_DEADLINE: Duration = Duration::from_secs(30);

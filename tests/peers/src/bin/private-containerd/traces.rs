@@ -4,17 +4,13 @@
 //! runtime's own names, and to delete through a mount.
 
 use std::fs;
-use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use anyhow::Result;
-use nix::fcntl::Flock;
-use nix::fcntl::FlockArg;
 use nix::mount::MntFlags;
 use nix::mount::umount2;
 use tokio::time::Instant;
@@ -23,6 +19,7 @@ use tokio::time::sleep;
 use crate::config::Layout;
 use crate::processes;
 use crate::processes::kill_and_wait;
+use crate::shared::LOG_LINKS;
 
 const DYING_DEADLINE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
@@ -71,6 +68,11 @@ impl Traces {
                 failures.push(format!("cannot remove cgroup {}: {error}", cgroup.display()));
             }
         }
+        for link in self.log_links() {
+            if let Err(error) = fs::remove_file(&link) {
+                failures.push(format!("cannot remove {}: {error}", link.display()));
+            }
+        }
         if self.mounts().is_empty()
             && let Err(error) = fs::remove_dir_all(&self.dir)
             && error.kind() != ErrorKind::NotFound
@@ -87,6 +89,7 @@ impl Traces {
         left.extend(
             self.cgroups().iter().filter(|path| path.exists()).map(|path| format!("cgroup {}", path.display())),
         );
+        left.extend(self.log_links().iter().map(|link| format!("link {}", link.display())));
         if self.dir.exists() {
             left.push(format!("folder {}", self.dir.display()));
         }
@@ -97,64 +100,19 @@ impl Traces {
         processes::of_socket(&self.socket)
     }
 
+    /// The agent's links to the logs of containers, in the folder that log collectors know.
+    fn log_links(&self) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(LOG_LINKS) else { return Vec::new() };
+        let links = entries.flatten().map(|entry| entry.path());
+        links.filter(|link| fs::read_link(link).is_ok_and(|target| target.starts_with(&self.dir))).collect()
+    }
+
     fn mounts(&self) -> Vec<PathBuf> {
         mounts().into_iter().map(|mount| mount.point).filter(|point| point.starts_with(&self.dir)).collect()
     }
 
     fn cgroups(&self) -> Vec<PathBuf> {
         hierarchies().into_iter().map(|root| root.join(self.cgroup_root.trim_start_matches('/'))).collect()
-    }
-}
-
-/// Folders whose names are fixed in containerd and its shim, so that all runtimes of a host share them.
-///
-/// Whoever uses them holds a shared lock; who can get it exclusively is the last one and removes them, if they are empty
-/// and no containerd of the system's lives there.
-pub struct SharedFolders {
-    lock: Flock<File>,
-}
-
-impl SharedFolders {
-    const SOCKETS: &str = "/run/containerd/s";
-    const SYSTEM: &str = "/run/containerd/containerd.sock";
-    const ALL: [&str; 4] = [Self::SOCKETS, "/run/containerd", "/var/lib/cni/results", "/var/lib/cni"];
-    /// Where the CRI plugin puts containers of pods that name no cgroup.
-    const CGROUP: &str = "k8s.io";
-
-    /// Makes the folders and holds them.
-    pub fn enter() -> Result<Self> {
-        loop {
-            fs::create_dir_all(Self::SOCKETS).with_context(|| format!("cannot create {}", Self::SOCKETS))?;
-            let folder = File::open(Self::SOCKETS).with_context(|| format!("cannot open {}", Self::SOCKETS))?;
-            let lock = Flock::lock(folder, FlockArg::LockShared)
-                .map_err(|(_, errno)| errno)
-                .with_context(|| format!("cannot lock {}", Self::SOCKETS))?;
-            // The last user may have removed the folder while we opened it.
-            let held = lock.metadata().context("cannot look at the locked folder")?.ino();
-            if fs::metadata(Self::SOCKETS).is_ok_and(|now| now.ino() == held) {
-                return Ok(Self { lock });
-            }
-        }
-    }
-
-    /// Removes them if nobody else is there, and returns what failed.
-    pub fn leave(self) -> Vec<String> {
-        if self.lock.relock(FlockArg::LockExclusiveNonblock).is_err() || Path::new(Self::SYSTEM).exists() {
-            return Vec::new();
-        }
-        let cgroups = hierarchies().into_iter().map(|root| root.join(Self::CGROUP));
-        let folders = Self::ALL.into_iter().map(PathBuf::from);
-        cgroups.chain(folders).filter_map(|path| remove_empty(&path).err()).collect()
-    }
-}
-
-fn remove_empty(path: &Path) -> Result<(), String> {
-    match fs::remove_dir(path) {
-        Err(error) => match error.kind() {
-            ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty | ErrorKind::ResourceBusy => Ok(()),
-            _ => Err(format!("cannot remove {}: {error}", path.display())),
-        },
-        Ok(()) => Ok(()),
     }
 }
 
@@ -203,7 +161,7 @@ struct Mount {
 }
 
 /// Where cgroup hierarchies are mounted.
-fn hierarchies() -> Vec<PathBuf> {
+pub fn hierarchies() -> Vec<PathBuf> {
     mounts()
         .into_iter()
         .filter(|mount| mount.kind == "cgroup" || mount.kind == "cgroup2")

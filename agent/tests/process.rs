@@ -1,0 +1,96 @@
+//! The binary as a service manager sees it: exit codes, signals, and what it says on the way.
+
+use std::io::Read as _;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+fn keblet(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_keblet"));
+    command.args(arguments);
+    command
+}
+
+fn output(mut command: Command) -> Output {
+    command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn exit_codes() {
+    let code = |arguments: &[&str]| output(keblet(arguments)).status.code();
+    assert_eq!(code(&["version"]), Some(0));
+    assert_eq!(code(&["run", "--help"]), Some(0));
+    assert_eq!(code(&["run", "--no-such-flag"]), Some(2));
+    assert_eq!(code(&["run", "--port=x"]), Some(2));
+    assert_eq!(code(&["run", "--port=70000"]), Some(3));
+    assert_eq!(code(&["config", "check", "--config=/nonexistent.yaml"]), Some(3));
+    assert_eq!(code(&["config", "check", "--ignore-host"]), Some(0));
+}
+
+#[test]
+fn errors_say_it_once_and_where() {
+    let missing = output(keblet(&["config", "explain", "--config=/nonexistent.yaml"]));
+    assert_eq!(stderr(&missing), "keblet: cannot read /nonexistent.yaml: No such file or directory (os error 2)\n");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kubelet.yaml");
+    std::fs::write(&file, "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPodz: 1\n")
+        .unwrap();
+    let bad = output(keblet(&["run", "--config", file.to_str().unwrap()]));
+    let expected = format!("keblet: {}:3: maxPodz: unknown field; did you mean maxPods?\n", file.display());
+    assert_eq!((bad.status.code(), stderr(&bad)), (Some(3), expected));
+}
+
+#[test]
+fn called_as_kubelet() {
+    let mut command = keblet(&["--version"]);
+    command.arg0("/usr/bin/kubelet");
+    assert_eq!(String::from_utf8_lossy(&output(command).stdout), "Kubernetes v1.36.3\n");
+}
+
+/// Ends the agent also when a test fails.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn runs_without_a_runtime_and_ends_when_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let mut command = keblet(&["run", "--fail-cgroupv1=false", "--fail-swap-on=false", "--read-only-port=0"]);
+    command.arg(format!("--root-dir={}", folder.path().join("root").display()));
+    command.arg(format!("--container-runtime-endpoint=unix://{}", folder.path().join("no.sock").display()));
+    command.arg(format!("--healthz-port={port}"));
+    let mut agent = Agent(command.stderr(Stdio::piped()).spawn().unwrap());
+
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+        assert_eq!(agent.0.try_wait().unwrap(), None, "the agent ended by itself");
+        assert!(Instant::now() < deadline, "the health server never came up");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill(Pid::from_raw(agent.0.id().cast_signed()), Signal::SIGTERM).unwrap();
+    let status = loop {
+        if let Some(status) = agent.0.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < deadline, "the agent does not end");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut said = String::new();
+    agent.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert!(said.contains("told to end"), "{said}");
+}
