@@ -310,6 +310,23 @@ async fn f12_events_come_back_after_any_absence_of_the_runtime() {
     assert!(eyes.seen.until(ms(100), |seen| seen.deaths(&lives) == 1).await);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_is_away_is_not_asked_all_the_time() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::EVENTS).await;
+    let (_, id) = run(&mut client, "web", "exit 1 1s").await;
+    sim.faults(|f| f.add(CallFault::on(Method::ListContainers, Trouble::Slow(ms(500)))));
+    sim.until("reported", secs(2), |l| l.instance(&id).is_some_and(|i| i.reported.is_some())).await.expect("exit");
+    sleep(ms(100)).await;
+    sim.go_down();
+    let before = eyes.seen.inspections();
+    sleep(secs(600)).await;
+    let tries = eyes.seen.inspections() - before;
+    assert!((1..100).contains(&tries), "the unserved hint is tried again, but with delays: {tries}");
+    sim.come_up(Recovery::default());
+    assert!(eyes.seen.until(secs(30), |seen| seen.deaths(&id) == 1).await);
+}
+
 /// F13. Naive: a full channel makes the PLEG unhealthy, the unhealthy node stops its only reader, for ever.
 #[tokio::test(start_paused = true)]
 async fn f13_a_flood_nobody_reads_locks_nothing_up() {

@@ -12,7 +12,8 @@ const WORKERS: usize = 2;
 /// Threads for calls that block, such as file access. Those that are idle end soon.
 const BLOCKING: usize = 8;
 const BLOCKING_KEEP_ALIVE: Duration = Duration::from_secs(2);
-const STACK: usize = 1 << 20;
+/// Address space per thread, of which only what is touched costs memory.
+const STACK: usize = 4 << 20;
 
 /// Keeps the allocator from holding an arena per thread and from hoarding freed memory. To be called before any thread
 /// is started.

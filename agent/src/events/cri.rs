@@ -30,7 +30,8 @@ use crate::runtime::RuntimeError;
 const UNIMPLEMENTED_RETRY: Duration = Duration::from_secs(60);
 
 /// containerd keeps up to 1000 events while nobody reads, and replays them to the next subscriber. Those older than
-/// the subscription by this much are covered by the relist that follows it.
+/// the subscription by this much are not looked into one by one: one list answers them all. They are not dropped,
+/// because only the runtime's stamp makes them old, and stamps can be wrong (another unit, a clock set back).
 const STALE: Duration = Duration::from_secs(5);
 
 /// Follows the event stream until `shutdown`.
@@ -76,7 +77,9 @@ async fn read(mut events: ContainerEvents, hints: &mpsc::Sender<Hint>, clock: Cl
     let stale = clock.wall_nanos_before(STALE);
     while let Some(event) = events.next().await {
         match event {
-            Ok(event) if event.created_at != 0 && event.created_at < stale => {}
+            Ok(event) if event.created_at != 0 && event.created_at < stale => {
+                send(hints, Hint::Gap(RelistReason::Backlog)).await;
+            }
             Ok(event) => {
                 if let Some(hint) = hint(event) {
                     send(hints, hint).await;

@@ -96,6 +96,8 @@ pub enum RelistReason {
     Dropped,
     /// An event named no pod.
     Unattributed,
+    /// Events arrived that are older than the subscription.
+    Backlog,
     /// Runtime and kernel disagree.
     Contradiction,
 }
@@ -109,6 +111,7 @@ impl RelistReason {
             Self::Reconnect => "reconnect",
             Self::Dropped => "dropped",
             Self::Unattributed => "unattributed",
+            Self::Backlog => "backlog",
             Self::Contradiction => "contradiction",
         }
     }

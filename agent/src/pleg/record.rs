@@ -80,11 +80,13 @@ impl PodRecord {
         self.hints.retain(|hint| !satisfied(hint, snapshot.as_deref()));
     }
 
-    /// True if an inspection should start now.
+    /// True if an inspection should start now. After a failed one only those who wait for an answer get another try
+    /// before the retry is due; hints keep.
     pub fn wants_inspection(&self) -> bool {
+        let retrying = self.failures > 0 && self.recheck.is_some();
+        let reason_to_look = self.again.is_some() || !self.hints.is_empty();
         self.inflight.is_none()
-            && (!self.waiters.is_empty()
-                || (self.acting_since.is_none() && (self.again.is_some() || !self.hints.is_empty())))
+            && (!self.waiters.is_empty() || (self.acting_since.is_none() && !retrying && reason_to_look))
     }
 
     /// True if nothing is known and nobody asks: the record can go.

@@ -55,25 +55,35 @@ impl Call<'_> {
 
     /// Sends `message` by way of `rpc` and waits for the answer until the deadline. The runtime learns the deadline too,
     /// so that it gives up when we do.
-    pub(super) async fn send<M: Message, T>(
+    ///
+    /// tonic's futures hold a large message several times over: on the heap they burden no caller's stack.
+    pub(super) fn send<M: Message, T>(
         &self,
         message: M,
         rpc: impl AsyncFnOnce(Request<M>) -> Result<Response<T>, Status>,
-    ) -> Result<T, RuntimeError> {
-        if message.encoded_len() > MESSAGE_LIMIT {
-            return Err(self.too_large(message.encoded_len()));
-        }
+    ) -> impl Future<Output = Result<T, RuntimeError>> {
+        let length = message.encoded_len();
         let mut request = Request::new(message);
         if let Some(deadline) = self.deadline {
             request.set_timeout(deadline);
         }
+        let answer = Box::pin(rpc(request));
+        async move {
+            if length > MESSAGE_LIMIT {
+                return Err(self.too_large(length));
+            }
+            self.observe(answer).await.map(Response::into_inner)
+        }
+    }
+
+    async fn observe<T>(&self, answer: impl Future<Output = Result<T, Status>>) -> Result<T, RuntimeError> {
         let start = Instant::now();
-        let outcome = self.await_until_deadline(start, rpc(request)).await;
+        let outcome = self.await_until_deadline(start, answer).await;
         let duration = start.elapsed();
         let error = outcome.as_ref().err().map(RuntimeError::code);
         self.observer.finished(FinishedCall { operation: self.operation, duration, error });
         tracing::trace!(operation = %self.operation, object = self.object, ?duration, ?error, "CRI call");
-        outcome.map(Response::into_inner)
+        outcome
     }
 
     async fn await_until_deadline<T>(

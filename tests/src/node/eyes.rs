@@ -43,13 +43,13 @@ pub fn clock(sim: &SimRuntime) -> Clock {
 }
 
 /// The agent's runtime client, connected in memory.
-pub fn runtime(sim: &SimRuntime) -> Runtime {
+pub fn runtime(sim: &SimRuntime, options: RuntimeOptions) -> Runtime {
     let endpoint = sim.memory();
     let connect = move || {
         let endpoint = endpoint.clone();
         async move { endpoint.connect().await }
     };
-    Runtime::with_connector("memory:///runtime.sim", connect, RuntimeOptions::default())
+    Runtime::with_connector("memory:///runtime.sim", connect, options)
 }
 
 /// Sensors and PLEG of one agent. Dropping it is like killing the agent.
@@ -66,7 +66,12 @@ pub struct Eyes {
 impl Eyes {
     /// Opens them on a node.
     pub fn open(sim: &SimRuntime, senses: Senses) -> Self {
-        let (board, seen, runtime) = (SensorBoard::default(), Seen::default(), runtime(sim));
+        Self::open_on(sim, senses, &runtime(sim, RuntimeOptions::default()), Seen::default())
+    }
+
+    /// Opens them on a node, through this client, with what they see written to `seen`.
+    pub fn open_on(sim: &SimRuntime, senses: Senses, runtime: &Runtime, seen: Seen) -> Self {
+        let board = SensorBoard::default();
         let (hints, hints_in) = mpsc::channel(HINT_CAPACITY);
         let shutdown = CancellationToken::new();
         let mut tasks = JoinSet::new();
@@ -88,7 +93,7 @@ impl Eyes {
         if senses.probes {
             tasks.spawn(kernel::follow_kernel(sim.kernel().subscribe(), hints));
         }
-        let (pleg, task) = pleg::start(runtime, hints_in, config, shutdown.clone());
+        let (pleg, task) = pleg::start(runtime.clone(), hints_in, config, shutdown.clone());
         // The guard ends the PLEG, which runs in a task of its own, together with the others.
         let guard = shutdown.drop_guard();
         tasks.spawn(async move {

@@ -22,6 +22,7 @@ struct Log {
     relists: Vec<(Instant, RelistReason, bool)>,
     inspections: u64,
     contradictions: u64,
+    oom_kills: Vec<Option<bool>>,
 }
 
 impl Default for Seen {
@@ -62,6 +63,11 @@ impl Seen {
         self.log().contradictions
     }
 
+    /// OOM kills: of a container's init, of another of its processes, or of nothing known.
+    pub fn oom_kills(&self) -> Vec<Option<bool>> {
+        self.log().oom_kills.clone()
+    }
+
     /// Waits until what was seen meets a condition; false if that takes longer than `limit`.
     pub async fn until(&self, limit: Duration, met: impl Fn(&Self) -> bool) -> bool {
         let mut changes = self.changes.subscribe();
@@ -100,5 +106,9 @@ impl PlegObserver for Seen {
 
     fn contradiction(&self) {
         self.note(|log| log.contradictions += 1);
+    }
+
+    fn oom_kill(&self, is_init: Option<bool>) {
+        self.note(|log| log.oom_kills.push(is_init));
     }
 }

@@ -8,6 +8,8 @@ use super::Report;
 use crate::bench::results::Series;
 
 const SIZE: (u32, u32) = (860, 300);
+/// Beside the least and the greatest time, in powers of ten.
+const MARGIN: f64 = 0.08;
 /// Colours that stay apart for most eyes, also beside each other.
 const PALETTE: [RGBColor; 8] = [
     RGBColor(120, 120, 120),
@@ -35,9 +37,11 @@ pub(super) fn distribution(report: &Report, metric: Metric) -> anyhow::Result<Op
         .filter_map(|(index, column)| Some((index, steps(report.results.get(metric, column)?)?)))
         .collect();
     let times = || lines.iter().flat_map(|(_, line)| line.iter().map(|(time, _)| *time));
+    // Logarithms on a plain axis: a logarithmic one labels whole powers of ten only, of which there may be none.
     let (Some(least), Some(most)) = (times().reduce(f64::min), times().reduce(f64::max)) else { return Ok(None) };
     let mut svg = String::new();
-    draw(&mut svg, metric, &lines, least * 0.8..most * 1.25).map_err(|error| anyhow!("cannot plot: {error}"))?;
+    draw(&mut svg, metric, &lines, least.log10() - MARGIN..most.log10() + MARGIN)
+        .map_err(|error| anyhow!("cannot plot: {error}"))?;
     Ok(Some(svg))
 }
 
@@ -47,23 +51,26 @@ fn draw(
     svg: &mut String,
     metric: Metric,
     lines: &[(usize, Line)],
-    times: std::ops::Range<f64>,
+    powers: std::ops::Range<f64>,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     let mut chart = ChartBuilder::on(&root)
         .margin(8)
         .x_label_area_size(28)
         .y_label_area_size(44)
-        .build_cartesian_2d(times.log_scale(), 0.0..1.0)?;
+        .build_cartesian_2d(powers, 0.0..1.0)?;
     chart
         .configure_mesh()
         .light_line_style(WHITE)
-        .x_label_formatter(&|time| metric.show(*time))
+        .x_label_formatter(&|power| metric.show(10f64.powf(*power)))
         .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
         .draw()?;
     for (index, line) in lines {
         let colour = PALETTE[index % PALETTE.len()];
-        chart.draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(2)))?;
+        chart.draw_series(LineSeries::new(
+            line.iter().map(|(time, share)| (time.log10(), *share)),
+            colour.stroke_width(2),
+        ))?;
     }
     root.present()?;
     Ok(())

@@ -278,3 +278,15 @@ async fn every_kind_of_call_can_be_spawned() {
     tasks.spawn(async move { e.features().await.is_err() });
     assert_eq!(tasks.join_all().await, [true; 5]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn calls_are_small_enough_to_nest() {
+    let runtime = client(&Socket::default());
+    let sizes = [
+        size_of_val(&runtime.run_pod_sandbox(Default::default(), "")),
+        size_of_val(&runtime.create_container("", Default::default(), Default::default())),
+        size_of_val(&runtime.pull_image(Default::default(), None, None)),
+        size_of_val(&runtime.container_events()),
+    ];
+    assert!(sizes.iter().all(|size| *size < 8 << 10), "{sizes:?}");
+}

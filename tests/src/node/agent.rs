@@ -1,0 +1,171 @@
+//! The whole agent on a simulated node: sensors, PLEG, sync loop, workers, joined as the wiring joins them. Desired
+//! pods come from the test instead of a folder.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use keblet::images::{Images, PullLimits};
+use keblet::model::restart::RestartGates;
+use keblet::model::{ConfigSource, Pod, PodUid, PodUpdate};
+use keblet::recorder::Recorder;
+use keblet::runtime::{Runtime, RuntimeOptions, RuntimeState, watch_runtime};
+use keblet::sources::{self, SourcesConfig};
+use keblet::status::Statuses;
+use keblet::sync::{Leftovers, SharedPods, SyncLoop};
+use keblet::volumes::Volumes;
+use keblet::workers::act::{ActContext, NodeFiles};
+use keblet::workers::backoff;
+use keblet::workers::gate::StartGate;
+use keblet::workers::generate::NodeSettings;
+use keblet::workers::pod_workers::PodWorkers;
+use keblet::workers::worker::{NoWorkerObserver, WorkerContext};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::eyes::{Eyes, Senses, clock};
+use super::seen::Seen;
+use crate::cri::SimRuntime;
+
+/// Updates that may wait for the sync loop.
+const UPDATES: usize = 64;
+
+/// One agent. Dropping it is like SIGKILL: whatever it was doing stops where it was.
+pub struct Agent {
+    /// Its sensors and PLEG.
+    pub eyes: Eyes,
+    /// The statuses it publishes.
+    pub statuses: Statuses,
+    updates: mpsc::Sender<PodUpdate>,
+    tasks: JoinSet<()>,
+    ending: CancellationToken,
+    _aside: DropGuard,
+}
+
+impl Agent {
+    /// Starts an agent that keeps its files below `root` and wants these pods.
+    pub fn start(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>) -> Self {
+        Self::start_seeing(sim, senses, root, pods, Seen::default())
+    }
+
+    /// As [`Agent::start`], with what it sees written to `seen`.
+    pub fn start_seeing(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>, seen: Seen) -> Self {
+        let runtime = super::eyes::runtime(sim, RuntimeOptions::default());
+        let eyes = Eyes::open_on(sim, senses, &runtime, seen);
+        let (aside, ending) = (CancellationToken::new(), CancellationToken::new());
+        let mut tasks = JoinSet::new();
+        let (state_sender, state) = watch::channel(RuntimeState::Unknown);
+        tasks.spawn(watch_runtime(runtime.clone(), state_sender, eyes.board.subscribe(), aside.clone()));
+        let gates = RestartGates::default();
+        let statuses = Statuses::new("containerd".to_owned(), None, gates);
+        let context = Arc::new(WorkerContext {
+            pleg: eyes.pleg.clone(),
+            act: act(sim, &runtime, root, state.clone(), &mut tasks),
+            statuses: statuses.clone(),
+            gate: StartGate::default(),
+            clock: clock(sim),
+            recorder: Recorder::default(),
+            runtime: state,
+            gates,
+            max_backoff: backoff::DEFAULT_MAX,
+            observer: Arc::new(NoWorkerObserver),
+            ending: CancellationToken::new(),
+        });
+        let (_, sources) = sources::start(no_sources(), clock(sim), Recorder::default(), aside.clone());
+        let sync = SyncLoop {
+            pods: SharedPods::default(),
+            workers: PodWorkers::new(context),
+            pleg: eyes.pleg.clone(),
+            sources,
+            statuses: statuses.clone(),
+            clock: clock(sim),
+            recorder: Recorder::default(),
+            leftovers: Arc::new(NothingLeft),
+            housekeeping: None,
+        };
+        let (updates, receiver) = mpsc::channel(UPDATES);
+        // The channel is empty: the first set is there before the loop begins.
+        let _ = updates.try_send(PodUpdate::Add(ConfigSource::File, pods));
+        tasks.spawn(sync.run(receiver, ending.clone()));
+        Self { eyes, statuses, updates, tasks, ending, _aside: aside.drop_guard() }
+    }
+
+    /// A pod becomes desired.
+    pub async fn add(&self, pod: Pod) {
+        self.send(PodUpdate::Add(ConfigSource::File, vec![pod])).await;
+    }
+
+    /// A desired pod changes, under the same UID.
+    pub async fn update(&self, pod: Pod) {
+        self.send(PodUpdate::Update(ConfigSource::File, vec![pod])).await;
+    }
+
+    /// A pod is no longer desired.
+    pub async fn remove(&self, pod: Pod) {
+        self.send(PodUpdate::Remove(ConfigSource::File, vec![pod])).await;
+    }
+
+    /// Ends the agent as SIGTERM does; its containers stay.
+    pub async fn shut_down(mut self) {
+        self.ending.cancel();
+        while self.tasks.join_next().await.is_some_and(|ended| ended.is_err()) {}
+    }
+
+    async fn send(&self, update: PodUpdate) {
+        // A loop that has ended wants nothing any more.
+        let _ = self.updates.send(update).await;
+    }
+}
+
+fn act(
+    sim: &SimRuntime,
+    runtime: &Runtime,
+    root: &Path,
+    mut state: watch::Receiver<RuntimeState>,
+    tasks: &mut JoinSet<()>,
+) -> ActContext {
+    let (network_sender, network) = watch::channel(Some("not asked yet".to_owned()));
+    tasks.spawn(async move {
+        loop {
+            network_sender.send_replace(state.borrow_and_update().network_error().map(str::to_owned));
+            if state.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+    let limits = PullLimits { parallel: None, per_second: 0, burst: 0 };
+    ActContext::new(
+        runtime.clone(),
+        Images::new(runtime.clone(), limits),
+        Volumes::new(root),
+        None,
+        NodeSettings { pod_logs_dir: root.join("logs"), ..NodeSettings::default() },
+        NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: None },
+        network,
+        Recorder::default(),
+        clock(sim),
+    )
+}
+
+fn no_sources() -> SourcesConfig {
+    SourcesConfig {
+        static_pod_path: None,
+        file_check_frequency: Duration::from_secs(20),
+        static_pod_url: None,
+        static_pod_url_headers: Vec::new(),
+        http_check_frequency: Duration::from_secs(20),
+        node_name: "sim".to_owned(),
+        prevent_static_pod_api_references: false,
+    }
+}
+
+/// Simulated pods leave no cgroups, and their directories go with the test's folder.
+struct NothingLeft;
+
+impl Leftovers for NothingLeft {
+    fn sweep(&self, _keep: &HashSet<PodUid>) -> bool {
+        true
+    }
+}

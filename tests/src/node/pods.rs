@@ -1,0 +1,94 @@
+//! Short ways to write static pods whose containers run simulated programs.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, Pod as ApiPod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use keblet::model::Pod;
+
+/// A static pod in the making: on the host network, restarted always, with 5 s of grace.
+#[derive(Clone, Debug)]
+pub struct PodOf(ApiPod);
+
+/// A static pod `default/NAME` with UID `NAME-uid`.
+pub fn pod(name: &str) -> PodOf {
+    let source = ("kubernetes.io/config.source".to_owned(), "file".to_owned());
+    PodOf(ApiPod {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: Some("default".to_owned()),
+            uid: Some(format!("{name}-uid")),
+            annotations: Some([source].into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PodSpec {
+            host_network: Some(true),
+            dns_policy: Some("Default".to_owned()),
+            restart_policy: Some("Always".to_owned()),
+            termination_grace_period_seconds: Some(5),
+            enable_service_links: Some(false),
+            ..PodSpec::default()
+        }),
+        status: None,
+    })
+}
+
+impl PodOf {
+    /// With a container that runs this program.
+    pub fn running(mut self, container: &str, program: &str) -> Self {
+        self.spec().containers.push(container_of(container, program));
+        self
+    }
+
+    /// With an init container that runs this program.
+    pub fn after(mut self, container: &str, program: &str) -> Self {
+        self.spec().init_containers.get_or_insert_default().push(container_of(container, program));
+        self
+    }
+
+    /// With a sidecar that runs this program.
+    pub fn beside(mut self, container: &str, program: &str) -> Self {
+        let sidecar = Container { restart_policy: Some("Always".to_owned()), ..container_of(container, program) };
+        self.spec().init_containers.get_or_insert_default().push(sidecar);
+        self
+    }
+
+    /// With another restart policy.
+    pub fn restarted(mut self, policy: &str) -> Self {
+        self.spec().restart_policy = Some(policy.to_owned());
+        self
+    }
+
+    /// In the host's PID namespace.
+    pub fn host_pid(mut self) -> Self {
+        self.spec().host_pid = Some(true);
+        self
+    }
+
+    /// Under another UID.
+    pub fn uid(mut self, uid: &str) -> Self {
+        self.0.metadata.uid = Some(uid.to_owned());
+        self
+    }
+
+    /// Done.
+    pub fn build(self) -> Pod {
+        Arc::new(self.0)
+    }
+
+    fn spec(&mut self) -> &mut PodSpec {
+        self.0.spec.get_or_insert_default()
+    }
+}
+
+fn container_of(name: &str, program: &str) -> Container {
+    Container {
+        name: name.to_owned(),
+        image: Some("busybox".to_owned()),
+        image_pull_policy: Some("IfNotPresent".to_owned()),
+        command: Some(program.split_whitespace().map(str::to_owned).collect()),
+        termination_message_path: Some("/dev/termination-log".to_owned()),
+        termination_message_policy: Some("File".to_owned()),
+        ..Container::default()
+    }
+}

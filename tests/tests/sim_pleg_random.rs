@@ -1,0 +1,128 @@
+//! The PLEG under random schedules: deaths, lost and garbled events, failing and hanging calls, runtime restarts, and
+//! an agent killed and started again. Whatever happened: no death is told twice, none is missed, and once the trouble
+//! ends the cache says what is true.
+
+use std::time::Duration;
+
+use keblet::model::{ContainerState, LifecycleKind, PodUid};
+use keblet_proto::cri::v1;
+use keblet_tests::cri::client::{Client, container, sandbox};
+use keblet_tests::cri::*;
+use keblet_tests::node::{Eyes, Senses};
+use tokio::time::{sleep, timeout};
+
+const PODS: [&str; 3] = ["a", "b", "c"];
+const SPAN: Duration = Duration::from_secs(40);
+/// Hung calls end by the client's deadline; then the next list or retry tells the truth.
+const SETTLE: Duration = Duration::from_secs(60);
+
+/// Launches a container whenever a pod's last one is dead, like a worker without any sense.
+async fn keep_busy(sim: SimRuntime, mut client: Client, pod: &'static str, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for attempt in 0.. {
+        let program = format!("exit {} {}ms", rng.u8(..), rng.u32(1..20_000));
+        let launch = async {
+            let sandbox_id = client.run_sandbox(sandbox(pod, attempt)).await?;
+            client.launch(&sandbox_id, container("main", attempt, &program)).await
+        };
+        // Trouble may hit us as well as the agent.
+        let launched = timeout(Duration::from_secs(4), launch).await;
+        sleep(Duration::from_millis(rng.u64(0..6000))).await;
+        if let Ok(Ok(id)) = launched
+            && attempt % 4 == 3
+        {
+            let _ = timeout(Duration::from_secs(4), client.remove(&id)).await;
+        }
+        if sim.ledger(|l| l.history(pod, "main").count() > 12) {
+            return;
+        }
+    }
+}
+
+async fn schedule(seed: u64) {
+    let sim = SimRuntime::new(Options { seed, jitter: 0.3, ..Options::default() });
+    sim.images(|images| images.store("busybox", 1));
+    let client = Client::new(sim.memory().channel());
+    let senses = [Senses::ALL, Senses::EVENTS, Senses { probes: false, ..Senses::ALL }, Senses::LISTS];
+    let senses = senses[usize::try_from(seed % 4).unwrap_or(0)];
+    let mut eyes = Eyes::open(&sim, senses);
+    let targets: Vec<_> = PODS.iter().map(|pod| (pod.to_string(), "main".to_owned())).collect();
+    let chaos = Chaos::random(seed, SPAN, 14, &targets);
+    let plan = format!("{chaos:#?}");
+    let busy: Vec<_> = PODS.iter().map(|pod| tokio::spawn(keep_busy(sim.clone(), client.clone(), pod, seed))).collect();
+    chaos
+        .run(&sim, async || {
+            judge_deaths(&sim, &eyes, seed);
+            eyes = Eyes::open(&sim, senses);
+        })
+        .await;
+    for task in busy {
+        task.abort();
+    }
+    sleep(SETTLE).await;
+    judge_deaths(&sim, &eyes, seed);
+    judge_cache(&sim, &eyes, seed, &plan);
+}
+
+/// No death is told twice by the same agent.
+fn judge_deaths(sim: &SimRuntime, eyes: &Eyes, seed: u64) {
+    for instance in sim.ledger(|l| l.instances().to_vec()) {
+        let deaths = eyes.seen.of(LifecycleKind::ContainerDied, &instance.id);
+        assert!(deaths.len() <= 1, "seed {seed}: {} died twice: {deaths:#?}", instance.id);
+        let early = deaths.iter().any(|(at, _)| instance.gone.is_none_or(|gone| *at < gone));
+        let removed = instance.removed.is_some() || instance.started.is_none();
+        assert!(!early || removed, "seed {seed}: {} was told dead before it was gone: {deaths:#?}", instance.id);
+    }
+}
+
+/// The cache is what the runtime says, and the runtime's every death was told.
+fn judge_cache(sim: &SimRuntime, eyes: &Eyes, seed: u64, plan: &str) {
+    for pod in PODS {
+        let cached = eyes.pleg.cached(&PodUid::from(format!("{pod}-uid")));
+        let mut cached: Vec<_> =
+            cached.iter().flat_map(|s| &s.containers).map(|c| (c.id.to_string(), c.state)).collect();
+        let mut truth: Vec<_> = sim.statuses(pod).into_iter().map(|s| (s.id.clone(), told(s.state()))).collect();
+        cached.sort();
+        truth.sort();
+        assert_eq!(cached, truth, "seed {seed}: pod {pod}\n{plan}\n{}", sim.ledger(Ledger::to_string));
+        for (id, _) in truth.iter().filter(|(_, state)| *state == ContainerState::Exited) {
+            assert_eq!(eyes.seen.deaths(id), 1, "seed {seed}: the death of {id} was not told\n{plan}");
+        }
+    }
+}
+
+fn told(state: v1::ContainerState) -> ContainerState {
+    match state {
+        v1::ContainerState::ContainerCreated => ContainerState::Created,
+        v1::ContainerState::ContainerRunning => ContainerState::Running,
+        v1::ContainerState::ContainerExited => ContainerState::Exited,
+        v1::ContainerState::ContainerUnknown => ContainerState::Unknown,
+    }
+}
+
+/// Runs seeds on paused time; `SIM_SEEDS=from..to` runs others.
+fn seeds(default: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    let chosen = std::env::var("SIM_SEEDS").ok();
+    let range = chosen.as_deref().and_then(|text| text.split_once(".."));
+    match range.map(|(from, to)| (from.parse(), to.parse())) {
+        Some((Ok(from), Ok(to))) => from..to,
+        _ => default,
+    }
+}
+
+fn run(seeds: std::ops::Range<u64>) {
+    for seed in seeds {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.expect("a runtime").block_on(schedule(seed));
+    }
+}
+
+#[test]
+fn random_schedules_first_half() {
+    run(seeds(0..150));
+}
+
+#[test]
+fn random_schedules_second_half() {
+    run(seeds(150..300));
+}
