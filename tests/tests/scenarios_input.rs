@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
 use keblet_tests::agent::Scene;
+use keblet_tests::agent::kill;
 use keblet_tests::agent::processes_with;
 use nix::mount::MsFlags;
 use nix::mount::mount;
@@ -184,5 +185,23 @@ fn a_full_log_folder_is_survived() -> Result<()> {
     let mut scene = Scene::new()?;
     let folder = scene.node.pod_logs.clone();
     full_disk(&mut scene, &folder)?;
+    scene.finish()
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn a_log_on_a_full_disk_is_survived() -> Result<()> {
+    let mut scene = Scene::new()?;
+    scene.put_runner("victim")?;
+    // Every line written there fails for want of space.
+    scene.start_under(&["sh", "-c", "exec \"$@\" 2>/dev/full", "sh"])?;
+    let first = scene.until_running("victim")?;
+    kill(&first)?;
+    scene.until("the next instance", |scene| {
+        Ok(scene.running("victim")?.filter(|container| container.id != first.id))
+    })?;
+    scene.put_runner("late")?;
+    scene.until_running("late")?;
+    ensure!(scene.health("/healthz").is_some_and(|(code, _)| code == 200), "the agent is ill");
     scene.finish()
 }
