@@ -63,7 +63,13 @@ impl Agent {
         pods: u32,
     ) -> anyhow::Result<Self> {
         let (healthz_port, metrics_port) = (free_port()?, free_port()?);
-        let mut text = kubelet_configuration(folder, endpoint, pods, healthz_port, metrics_port).to_string();
+        let mut config = kubelet_configuration(folder, endpoint, pods);
+        config["healthzPort"] = json!(healthz_port);
+        config["readOnlyPort"] = json!(metrics_port);
+        // Other agents would leave certificates on the node.
+        config["enableServer"] = json!(!matches!(column, Column::Peer(..)));
+        config["port"] = json!(free_port()?);
+        let mut text = config.to_string();
         if let Some(own) = keblet_configuration(column) {
             text = format!("{text}\n---\n{own}\n");
         }
@@ -199,13 +205,7 @@ fn quoted(path: &Path) -> String {
 
 /// The same for every agent: no cgroups of its own, so that the machine is left as it was, and nothing that acts on its
 /// own while pods are measured.
-fn kubelet_configuration(
-    folder: &Path,
-    endpoint: &RuntimeEndpoint,
-    pods: u32,
-    healthz_port: u16,
-    metrics_port: u16,
-) -> Value {
+fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, pods: u32) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -215,11 +215,8 @@ fn kubelet_configuration(
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],
-        "enableServer": false,
         "address": "127.0.0.1",
-        "readOnlyPort": metrics_port,
         "healthzBindAddress": "127.0.0.1",
-        "healthzPort": healthz_port,
         "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
         "authorization": {"mode": "AlwaysAllow"},
         "maxPods": pods.max(110) + 10,

@@ -227,12 +227,13 @@ impl Session {
             }
             agent.while_alive(stamps::wait_done(batch, turn.limit)).await?;
         }
-        match turn.kind {
-            WorkloadKind::Idle => self.watch_idle(turn, agent.pid(), Some(&agent)).await?,
-            WorkloadKind::Crash => self.read_event_latency(turn, &agent).await?,
-            _ => {}
+        if turn.kind == WorkloadKind::Idle {
+            self.watch_idle(turn, agent.pid(), Some(&agent)).await?;
         }
         self.collect(turn, &begins).await?;
+        if turn.kind == WorkloadKind::Crash {
+            self.read_event_latency(turn, &agent).await?;
+        }
         agent.stop().await
     }
 
