@@ -104,11 +104,13 @@ fn a_killed_agent_duplicates_nothing() -> Result<()> {
     let victims: Vec<ContainerView> = running(&scene.containerd.pods()?).into_iter().take(2).collect();
     victims.iter().try_for_each(kill)?;
     let dead: BTreeSet<&str> = victims.iter().map(|container| container.id.as_str()).collect();
+    scene.until_true("the runtime has noticed", |scene| {
+        Ok(running(&scene.containerd.pods()?).iter().all(|container| !dead.contains(container.id.as_str())))
+    })?;
 
     scene.start()?;
     let mut restarted = 0;
     for (name, alive) in all_running(&mut scene)? {
-        ensure!(!dead.contains(alive.id.as_str()), "{name} is dead, the runtime says it runs");
         let sandboxes = scene.sandboxes(&name)?;
         ensure!(sandboxes.iter().filter(|sandbox| sandbox.ready).count() == 1, "{name}: {sandboxes:?}");
         // A start that was cut off may have left a dead instance; what lives was started once.
