@@ -55,19 +55,19 @@ use tokio::sync::watch;
 const PATIENCE: Duration = Duration::from_secs(20);
 const UID: &str = "0a1b2c3d-act";
 
-/// Calls to the runtime and how long they took.
+/// Calls to the runtime, in order.
 #[derive(Debug, Default)]
-struct Calls(Mutex<Vec<(Operation, Duration)>>);
+struct Calls(Mutex<Vec<Operation>>);
 
 impl Calls {
-    fn take(&self) -> Vec<(Operation, Duration)> {
+    fn take(&self) -> Vec<Operation> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
 
 impl CallObserver for Calls {
     fn finished(&self, call: FinishedCall) {
-        self.0.lock().unwrap().push((call.operation, call.duration));
+        self.0.lock().unwrap().push(call.operation);
     }
 }
 
@@ -314,32 +314,22 @@ async fn a_pod_lives_and_ends_on_containerd() {
 
 #[tokio::test]
 #[ignore = "real runtime"]
-async fn a_restart_costs_little_more_than_its_two_calls() {
-    const ROUNDS: u32 = 12;
+async fn a_restart_is_two_calls_to_the_runtime() {
     let node = Node::start().await;
     let host = node.dir.join("act/host");
     fs::create_dir_all(host.join("inner")).unwrap();
     let pod = pod(&host, "true");
     let outcome = execute(&node.ctx, &pod, &plan(CREATE, None), &node.snapshot().await).await;
     assert!(outcome.is_ok(), "{outcome:?}");
-    let (mut whole, mut own) = (Vec::new(), Vec::new());
-    for round in 1..=ROUNDS {
+    for round in 1..=3 {
         let snapshot = settled(&node).await;
         let keep = SandboxPlan::Keep(snapshot.sandboxes[0].id.clone());
         node.calls.take();
-        let since = Instant::now();
         let outcome = execute(&node.ctx, &pod, &plan(keep, Some(round)), &snapshot).await;
-        let took = since.elapsed();
         assert!(outcome.is_ok(), "{outcome:?}");
         let calls = node.calls.take();
-        let names: Vec<Operation> = calls.iter().map(|(operation, _)| *operation).collect();
-        assert_eq!(names, [Operation::CreateContainer, Operation::StartContainer]);
-        whole.push(took);
-        own.push(took - calls.iter().map(|(_, took)| *took).sum::<Duration>());
+        assert_eq!(calls, [Operation::CreateContainer, Operation::StartContainer]);
     }
-    let (whole, own) = (median(whole), median(own));
-    println!("a restart takes {whole:?}, of which {own:?} are not the runtime's");
-    assert!(own < whole / 20, "{own:?} of {whole:?}");
     terminate_pod(&node.ctx, &pod, &node.snapshot().await, Some(1)).await.unwrap();
     cleanup_pod(&node.ctx, &pod).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
@@ -357,9 +347,4 @@ async fn settled(node: &Node) -> PodSnapshot {
         assert!(Instant::now() < deadline, "still running: {snapshot:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
 }

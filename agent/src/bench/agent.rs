@@ -44,15 +44,6 @@ pub(super) struct Agent {
     http: reqwest::Client,
 }
 
-/// Where the files of one measurement lie.
-pub(super) fn make_folders(folder: &Path) -> anyhow::Result<()> {
-    for name in ["manifests", "root", "stamps", "logs"] {
-        let path = folder.join(name);
-        std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
-    }
-    Ok(())
-}
-
 impl Agent {
     /// Starts the agent of `column` (`keblet` itself, or a peer's command) for up to `pods` pods.
     pub(super) fn start(
@@ -63,7 +54,13 @@ impl Agent {
         pods: u32,
     ) -> anyhow::Result<Self> {
         let (healthz_port, metrics_port) = (free_port()?, free_port()?);
-        let mut text = kubelet_configuration(folder, endpoint, pods, healthz_port, metrics_port).to_string();
+        let mut config = kubelet_configuration(folder, endpoint, pods);
+        config["healthzPort"] = json!(healthz_port);
+        config["readOnlyPort"] = json!(metrics_port);
+        // Other agents would leave certificates on the node.
+        config["enableServer"] = json!(!matches!(column, Column::Peer(..)));
+        config["port"] = json!(free_port()?);
+        let mut text = config.to_string();
         if let Some(own) = keblet_configuration(column) {
             text = format!("{text}\n---\n{own}\n");
         }
@@ -199,13 +196,7 @@ fn quoted(path: &Path) -> String {
 
 /// The same for every agent: no cgroups of its own, so that the machine is left as it was, and nothing that acts on its
 /// own while pods are measured.
-fn kubelet_configuration(
-    folder: &Path,
-    endpoint: &RuntimeEndpoint,
-    pods: u32,
-    healthz_port: u16,
-    metrics_port: u16,
-) -> Value {
+fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, pods: u32) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -215,11 +206,8 @@ fn kubelet_configuration(
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],
-        "enableServer": false,
         "address": "127.0.0.1",
-        "readOnlyPort": metrics_port,
         "healthzBindAddress": "127.0.0.1",
-        "healthzPort": healthz_port,
         "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
         "authorization": {"mode": "AlwaysAllow"},
         "maxPods": pods.max(110) + 10,
@@ -262,6 +250,7 @@ fn free_port() -> anyhow::Result<u16> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::folder;
     use super::*;
 
     fn line(column: &Column, folder: &str) -> Vec<String> {
@@ -300,7 +289,7 @@ mod tests {
     #[tokio::test]
     async fn an_agent_that_ends_is_reported_with_its_last_words() {
         let folder = tempfile::tempdir().unwrap();
-        make_folders(folder.path()).unwrap();
+        folder::make(folder.path()).unwrap();
         let peer = Column::Peer("bad".to_owned(), "sh -c 'echo no such {config}; exit 3'".to_owned());
         let endpoint = "unix:///none".parse().unwrap();
         let mut agent = Agent::start(&peer, Path::new("/none"), &endpoint, folder.path(), 1).unwrap();
@@ -311,7 +300,7 @@ mod tests {
     #[tokio::test]
     async fn a_stopped_agent_is_gone() {
         let folder = tempfile::tempdir().unwrap();
-        make_folders(folder.path()).unwrap();
+        folder::make(folder.path()).unwrap();
         let peer = Column::Peer("sleepy".to_owned(), "sleep 1000 # {config}".to_owned());
         let agent =
             Agent::start(&peer, Path::new("/none"), &"unix:///none".parse().unwrap(), folder.path(), 1).unwrap();

@@ -29,6 +29,8 @@ where
 {
     let filter = EnvFilter::new(directives(logging.verbosity));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colour);
+    // Complaints about a line that cannot be written would go to stderr, which cannot be written either: a panic.
+    let builder = builder.log_internal_errors(false);
     match logging.format.as_str() {
         "json" => Box::new(builder.json().flatten_event(true).with_span_list(false).finish()),
         _ => Box::new(builder.finish()),

@@ -1,6 +1,7 @@
 //! The status store as workers and servers share it: one lock, short calls.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -102,9 +103,9 @@ impl Statuses {
         }
     }
 
-    /// Forgets a pod.
-    pub fn remove(&self, uid: &PodUid) {
-        self.store().remove(uid.as_str());
+    /// Forgets every pod that is not in `known`.
+    pub fn retain(&self, known: &HashSet<PodUid>) {
+        self.store().retain(|uid| known.contains(uid));
     }
 
     /// What was last said of a pod.

@@ -87,7 +87,7 @@ impl SyncLoop {
                 () = tokio::time::sleep(PULSE) => {}
                 Some(update) = updates.recv() => self.on_update(update),
                 news = pleg.news() => self.on_news(news),
-                finished = self.workers.finished() => self.on_finished(&finished),
+                _ = self.workers.finished() => self.housekeep_soon(HOUSEKEEPING_DELAY),
                 () = due => self.keep_house(),
             }
         }
@@ -176,13 +176,6 @@ impl SyncLoop {
         }
     }
 
-    fn on_finished(&mut self, uid: &PodUid) {
-        if self.pods.by_uid(uid).is_none() {
-            self.statuses.remove(uid);
-        }
-        self.housekeep_soon(HOUSEKEEPING_DELAY);
-    }
-
     fn housekeep_soon(&mut self, delay: Duration) {
         let at = Instant::now() + delay;
         self.housekeeping = Some(self.housekeeping.map_or(at, |due| due.min(at)));
@@ -195,11 +188,15 @@ impl SyncLoop {
         if !self.sources.all_ready() {
             return;
         }
-        let desired: HashSet<PodUid> = self.pods.all().iter().map(|pod| pod_ref(pod).uid).collect();
+        let pods = self.pods.all();
+        let desired: HashSet<PodUid> = pods.iter().map(|pod| pod_ref(pod).uid).collect();
         let known = self.workers.sync_known(&desired);
-        let again: Vec<Pod> = known.restart.iter().filter_map(|uid| self.pods.by_uid(uid)).collect();
-        for pod in again {
-            self.workers.request(&pod_ref(&pod), Request::Create(pod));
+        for pod in pods {
+            let id = pod_ref(&pod);
+            let lost = !self.workers.knows(&id.uid) && refuse::unsupported(&pod).is_none();
+            if known.restart.contains(&id.uid) || lost {
+                self.workers.request(&id, Request::Create(pod));
+            }
         }
         for snapshot in self.pleg.all() {
             self.end_if_unknown(&desired, &snapshot);
@@ -207,6 +204,7 @@ impl SyncLoop {
         let mut keep = desired;
         keep.extend(self.pleg.all().iter().map(|s| s.pod.uid.clone()));
         keep.extend(self.workers.uids());
+        self.statuses.retain(&keep);
         if !self.leftovers.sweep(&keep) {
             self.housekeep_soon(HOUSEKEEPING_RETRY);
         }

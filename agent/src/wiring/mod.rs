@@ -7,6 +7,7 @@ mod observers;
 mod pods;
 mod sensors;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Gate;
+use crate::config::Origin;
 use crate::config::Settings;
 use crate::events;
 use crate::events::sensors::RelistPeriods;
@@ -144,7 +146,11 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
 
 fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Runtime> {
     let field = &settings.kubelet.container_runtime_endpoint;
-    let endpoint: RuntimeEndpoint = field.parse().with_context(|| format!("containerRuntimeEndpoint {field:?}"))?;
+    let unset = matches!(settings.origin("containerRuntimeEndpoint"), Origin::Default | Origin::LegacyDefault);
+    let endpoint = match RuntimeEndpoint::discover(Path::new("/")) {
+        Some(found) if unset => found,
+        _ => field.parse().with_context(|| format!("containerRuntimeEndpoint {field:?}"))?,
+    };
     let images = &settings.kubelet.image_service_endpoint;
     let images: Option<RuntimeEndpoint> = match images.as_str() {
         "" => None,

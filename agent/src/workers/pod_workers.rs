@@ -73,20 +73,20 @@ impl PodWorkers {
         });
     }
 
-    /// Waits until a worker has finished its pod, and returns which.
-    pub async fn finished(&mut self) -> PodUid {
-        loop {
-            match self.tasks.join_next().await {
-                Some(Ok(uid)) => return uid,
-                Some(Err(error)) if error.is_panic() => {
-                    // The pod's state is lost with its worker; housekeeping starts another one from what is desired
-                    // and what runs.
-                    tracing::error!(%error, "a pod worker ended abnormally");
-                    self.boxes.retain(|_, mailbox| Arc::strong_count(mailbox) > 1);
-                }
-                Some(Err(_)) => {}
-                None => std::future::pending().await,
+    /// Waits until a worker has finished its pod, and returns which; `None` if one ended abnormally. Then the pod's
+    /// state is lost with it, and housekeeping starts another worker from what is desired and what runs.
+    pub async fn finished(&mut self) -> Option<PodUid> {
+        match self.tasks.join_next().await {
+            Some(Ok(uid)) => Some(uid),
+            Some(Err(error)) => {
+                tracing::error!(%error, "a pod worker ended abnormally");
+                self.boxes.retain(|_, mailbox| {
+                    let finished = mailbox.state().phase() == Phase::Finished;
+                    finished || Arc::strong_count(mailbox) > 1
+                });
+                None
             }
+            None => std::future::pending().await,
         }
     }
 

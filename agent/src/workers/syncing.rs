@@ -40,6 +40,7 @@ pub(super) struct Memory {
 impl Worker {
     /// Brings the pod to where it should be. Returns when nothing is left to do for now.
     pub(super) async fn sync(&mut self) -> Next {
+        let mut before: Option<PodActions> = None;
         loop {
             self.runtime_ready().await;
             if self.context.ending.is_cancelled() {
@@ -68,9 +69,15 @@ impl Worker {
                 self.tidy(&view).await;
                 return Next::Wait(blocked.map(|until| self.at(until)));
             }
+            if before.as_ref() == Some(&actions) {
+                // It was carried out without an error and has changed nothing: not again at once.
+                tracing::warn!(pod = %self.pod_ref(), "a plan had no effect");
+                return self.retry(false);
+            }
             if let Some(next) = self.execute(&pod, &view, &actions, blocked).await {
                 return next;
             }
+            before = Some(actions);
         }
     }
 

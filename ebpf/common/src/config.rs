@@ -74,14 +74,15 @@ pub struct Offsets {
     /// Index of the shared memory counter in `mm_struct.rss_stat`.
     pub mm_rss_shmem: u32,
     pub mem_cgroup_css: u32,
-    /// The kernel's mark of subtrees that are out of memory.
+    /// The kernel's mark of subtrees that are out of memory;
     /// [`ABSENT`] on kernels built without support for cgroup v1.
     pub mem_cgroup_oom_lock: u32,
-    /// Always 0.
-    pub reserved: u32,
+    pub mem_cgroup_memory: u32,
+    pub page_counter_usage: u32,
+    pub page_counter_max: u32,
 }
 
 const _: () = {
     assert!(size_of::<Config>() == 24);
-    assert!(size_of::<Offsets>() == 38 * 4);
+    assert!(size_of::<Offsets>() == 40 * 4);
 };

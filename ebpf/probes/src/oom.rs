@@ -2,8 +2,9 @@
 //!
 //! Kernels with support for cgroup v1, whether it is used or not, mark the subtree that is out of memory: the uppermost
 //! marked cgroup above the victim is the one whose limit fired. (If two limits on one path fire at once, that names the
-//! upper one.) Without a mark - the machine itself was out of memory, a limit was lowered, or the kernel was built without
-//! v1 - the victim is told without a limit.
+//! upper one.) Other kernels tell it nowhere, so the probe repeats their test: the limit that fired is the first full one
+//! on the way up from the thread that asked for memory. If that is not above the victim, nothing is claimed: then the
+//! machine itself was out of memory, or a limit was lowered by hand.
 
 use aya_ebpf::helpers::bpf_get_current_task;
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
@@ -29,6 +30,8 @@ use crate::task::read;
 
 /// How far up the tree is searched; container cgroups lie about five levels deep.
 const MAX_LEVELS: u32 = 16;
+/// Pages that the kernel takes from a cgroup at once, on behalf of a CPU.
+const SET_ASIDE: u64 = 64;
 
 /// The kernel has chosen its victim.
 #[raw_tracepoint(tracepoint = "mark_victim")]
@@ -60,7 +63,7 @@ fn report(victim: Option<Task>, pid: u32) {
     if let Some(victim) = victim {
         describe(&mut record, victim);
     }
-    if let Some(id) = victim.and_then(marked_above) {
+    if let Some(id) = victim.and_then(limit_above) {
         record.head.flags |= flags::LIMIT_KNOWN;
         record.limit_cgroup_id = id;
     }
@@ -118,33 +121,73 @@ fn pages(count: i64) -> u64 {
     count as u64 * config!(page_kib) as u64
 }
 
+/// Id of the cgroup whose limit fired.
 #[inline(always)]
-fn memcg_cgroup_id(memcg: u64) -> Option<u64> {
-    let css = memcg + offset!(mem_cgroup_css);
+fn limit_above(victim: Task) -> Option<u64> {
+    if config!(memory) == ABSENT {
+        return None;
+    }
+    let victim = victim.subsystem(config!(memory))?;
+    let css = if offset!(mem_cgroup_oom_lock) == ABSENT as u64 {
+        // SAFETY: the helper has no preconditions.
+        let asking = Task(unsafe { bpf_get_current_task() });
+        let full = first_full(asking.subsystem(config!(memory))?);
+        if is_above(full, victim) { full } else { 0 }
+    } else {
+        last_marked(victim)
+    };
+    if css == 0 {
+        return None;
+    }
     Cgroup(follow(css, offset!(css_cgroup))?).id()
 }
 
-/// The uppermost cgroup above the victim that is marked as out of memory.
+// From here on zero stands for none: the verifier follows each path, and an `Option` that lives through a loop leaves a
+// register unset on one of them.
+
+/// The uppermost of `css` and what lies above it that is marked as out of memory.
 #[inline(always)]
-fn marked_above(victim: Task) -> Option<u64> {
-    if config!(memory) == ABSENT || offset!(mem_cgroup_oom_lock) == ABSENT as u64 {
-        return None;
-    }
-    let mut css = victim.subsystem(config!(memory))?;
-    // Zero for none: the verifier follows each path, and an `Option` here leaves a register unset on one.
+fn last_marked(mut css: u64) -> u64 {
     let mut marked = 0;
     for _ in 0..MAX_LEVELS {
         let memcg = css - offset!(mem_cgroup_css);
         if read::<u8>(memcg, offset!(mem_cgroup_oom_lock)).unwrap_or(0) != 0 {
-            marked = memcg;
+            marked = css;
         }
         css = follow(css, offset!(css_parent)).unwrap_or(0);
         if css == 0 {
             break;
         }
     }
-    if marked == 0 {
-        return None;
+    marked
+}
+
+/// The lowest of `css` and what lies above it that has no room for another page.
+#[inline(always)]
+fn first_full(mut css: u64) -> u64 {
+    for _ in 0..MAX_LEVELS {
+        let counter = css - offset!(mem_cgroup_css) + offset!(mem_cgroup_memory);
+        let usage: u64 = read(counter, offset!(page_counter_usage)).unwrap_or(0);
+        let max: u64 = read(counter, offset!(page_counter_max)).unwrap_or(u64::MAX);
+        // Between its own test and this one the kernel may have taken back what it set aside for a CPU.
+        if usage + SET_ASIDE >= max {
+            return css;
+        }
+        css = follow(css, offset!(css_parent)).unwrap_or(0);
+        if css == 0 {
+            break;
+        }
     }
-    memcg_cgroup_id(marked)
+    0
+}
+
+#[inline(always)]
+fn is_above(upper: u64, mut css: u64) -> bool {
+    for _ in 0..MAX_LEVELS {
+        if css == upper || css == 0 {
+            break;
+        }
+        css = follow(css, offset!(css_parent)).unwrap_or(0);
+    }
+    css == upper && css != 0
 }

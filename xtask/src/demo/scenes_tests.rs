@@ -71,10 +71,20 @@ fn a_crash_needs_event_runtime_and_stamps() {
 
     fs::write(folder.path().join("crash"), "start 0\nexit 1000000000\n").unwrap();
     assert!(!shown(&crash(&world)), "without the second start");
-    fs::write(folder.path().join("crash"), "start 0\nexit 1000000000\nstart 2000000000\n").unwrap();
-    assert_eq!(failure(crash(&world)), "the next process came 1000 ms after the exit");
+    fs::write(folder.path().join("crash"), "start 0\nexit 1000000000\nstart 2001000000\n").unwrap();
+    assert_eq!(failure(crash(&world)), "the next process came 1001 ms after the exit");
     world.pods = vec![pod("crash", vec![container("main", 2, "running")])];
     assert_eq!(failure(crash(&world)), "it was restarted 2 times for one crash");
+}
+
+#[test]
+fn a_crash_that_only_polling_found_does_not_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = world(folder.path());
+    world.pods = vec![pod("crash", vec![container("main", 1, "running")])];
+    let died = Event { exit_code: Some(3), ..event("crash", "main", "ContainerDied") };
+    world.events = vec![Event { source: "relist".to_owned(), ..died }];
+    assert_eq!(failure(crash(&world)), "a relist found the crash, no event told of it");
 }
 
 #[test]

@@ -83,7 +83,10 @@ fn memory(btf: &Btf, to: &mut Offsets) -> Result<(), BtfError> {
     to.mm_rss_file = btf.constant("MM_FILEPAGES")?;
     to.mm_rss_shmem = btf.constant("MM_SHMEMPAGES")?;
     to.mem_cgroup_css = btf.offset("mem_cgroup.css")?;
-    // Kernels built without cgroup v1 have no such mark: then the limit stays unknown.
+    to.mem_cgroup_memory = btf.offset("mem_cgroup.memory")?;
+    to.page_counter_usage = btf.offset("page_counter.usage")?;
+    to.page_counter_max = btf.offset("page_counter.max")?;
+    // Kernels built without cgroup v1 have no such mark: then the probe goes by the counters.
     to.mem_cgroup_oom_lock = btf.offset("mem_cgroup.oom_lock").unwrap_or(ABSENT);
     let (first, stride) = resident_counters(btf)?;
     to.mm_rss_first = first;

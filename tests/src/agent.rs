@@ -1,0 +1,290 @@
+//! The agent as a process on a real runtime, for tests of what goes wrong around it.
+//!
+//! Owns the stage: a private containerd, the node's folders, the agent's start and end, and three witnesses that are not
+//! the agent (the runtime, the stamps of the containers, `/proc`). Refuses to judge. Everything waits on conditions with
+//! a deadline; a failed wait shows the agent's last words.
+
+use std::fs;
+use std::io::Read as _;
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::net::TcpStream;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::bail;
+use keblet_peers::Agent;
+use keblet_peers::Cache;
+use keblet_peers::ContainerView;
+use keblet_peers::Node;
+use keblet_peers::Options;
+use keblet_peers::PROBE_IMAGE;
+use keblet_peers::PodView;
+use keblet_peers::PrivateContainerd;
+use keblet_peers::log_tail;
+use serde_json::Value;
+use serde_json::json;
+
+/// For anything that has to happen; generous, for a machine that does much else.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+/// The node's name, which the agent appends to the names of static pods.
+pub const NODE: &str = "scene";
+const POLL: Duration = Duration::from_millis(20);
+const WORDS: usize = 30;
+
+/// A private runtime, a node's folders and the agent on it. Dropping it kills the agent and then removes everything.
+pub struct Scene {
+    agent: Option<Agent>,
+    /// The runtime, which also tells what it knows of its pods.
+    pub containerd: PrivateContainerd,
+    /// The node's folders and ports.
+    pub node: Node,
+    /// Where containers write their stamps, under the same path inside and outside.
+    pub stamps: PathBuf,
+}
+
+impl Scene {
+    /// Starts a runtime and prepares a node; the agent is yet to be started.
+    pub fn new() -> Result<Self> {
+        let containerd = PrivateContainerd::start(&Cache::locate(), &Options::default())?;
+        let node = Node::create(containerd.ready(), &json!({ "logging": { "format": "json", "verbosity": 2 } }))?;
+        let stamps = containerd.ready().dir.join("stamps");
+        fs::create_dir(&stamps).with_context(|| format!("cannot create {}", stamps.display()))?;
+        Ok(Self { agent: None, containerd, node, stamps })
+    }
+
+    /// Starts the agent, also again.
+    pub fn start(&mut self) -> Result<()> {
+        self.start_under(&[])
+    }
+
+    /// Starts the agent under a program that becomes it, such as `setpriv` with its options.
+    pub fn start_under(&mut self, wrapper: &[&str]) -> Result<()> {
+        let keblet = program()?;
+        let mut command = match wrapper.split_first() {
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(&keblet);
+                command
+            }
+            None => Command::new(&keblet),
+        };
+        command.args(["run", "--hostname-override", NODE]);
+        command.arg("--config").arg(&self.node.config).arg("--root-dir").arg(&self.node.root);
+        self.agent = Some(Agent::start(&mut command, &self.node, &mut self.containerd)?);
+        Ok(())
+    }
+
+    /// Kills the agent with SIGKILL.
+    pub fn kill_agent(&mut self) -> Result<()> {
+        self.agent.take().context("no agent is running")?.kill()
+    }
+
+    /// Ends agent and runtime the gentle way; fails if the agent does not end well or anything is left.
+    pub fn finish(mut self) -> Result<()> {
+        let status = self.agent.take().context("no agent is running")?.end(PATIENCE)?;
+        if !status.success() {
+            bail!("the agent ended with {status}");
+        }
+        let Self { containerd, agent: _, node: _, stamps: _ } = self;
+        containerd.stop()
+    }
+
+    /// Puts a pod with one container `main` that runs `/probe` with these arguments.
+    pub fn put(&self, name: &str, arguments: &[&str]) -> Result<()> {
+        self.node.write_manifest(name, &self.pod(name, arguments))
+    }
+
+    /// The manifest that [`Self::put`] writes.
+    pub fn pod(&self, name: &str, arguments: &[&str]) -> Value {
+        let command: Vec<&str> = std::iter::once("/probe").chain(arguments.iter().copied()).collect();
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "name": name, "namespace": "default" },
+            "spec": {
+                "restartPolicy": "Always",
+                "terminationGracePeriodSeconds": 10,
+                "hostNetwork": true,
+                "dnsPolicy": "Default",
+                "containers": [{
+                    "name": "main",
+                    "image": PROBE_IMAGE,
+                    "imagePullPolicy": "Never",
+                    "command": command,
+                    "volumeMounts": [{ "name": "stamps", "mountPath": self.stamps }],
+                }],
+                "volumes": [{ "name": "stamps", "hostPath": { "path": self.stamps, "type": "Directory" } }],
+            },
+        })
+    }
+
+    /// Puts a pod that lives until it is told to end and stamps under its name.
+    pub fn put_runner(&self, name: &str) -> Result<()> {
+        self.put(name, &["run", "--stamp", &self.stamp(name)])
+    }
+
+    /// The stamp file of a pod.
+    pub fn stamp(&self, name: &str) -> String {
+        self.stamps.join(name).display().to_string()
+    }
+
+    /// What a pod's containers stamped, in order: a word and its nanosecond.
+    pub fn stamped(&self, name: &str) -> Vec<(String, u64)> {
+        let text = fs::read_to_string(self.stamps.join(name)).unwrap_or_default();
+        let line = |line: &str| line.split_once(' ').and_then(|(word, at)| Some((word.to_owned(), at.parse().ok()?)));
+        text.lines().filter_map(line).collect()
+    }
+
+    /// How often a pod's container started, by its own word.
+    pub fn starts(&self, name: &str) -> usize {
+        self.stamped(name).iter().filter(|(word, _)| word == "start").count()
+    }
+
+    /// All sandboxes of a pod, oldest first, as the runtime knows them.
+    pub fn sandboxes(&mut self, name: &str) -> Result<Vec<PodView>> {
+        let full = format!("{name}-{NODE}");
+        let mut pods: Vec<_> = self.containerd.pods()?.into_iter().filter(|pod| pod.name == full).collect();
+        pods.sort_by_key(|pod| pod.attempt);
+        Ok(pods)
+    }
+
+    /// A pod's only running container; `None` while there is none.
+    pub fn running(&mut self, name: &str) -> Result<Option<ContainerView>> {
+        Ok(running(&self.sandboxes(name)?).into_iter().next())
+    }
+
+    /// Waits until `condition` gives something. Fails with the agent's last words, also when the agent ends meanwhile.
+    pub fn until<T>(&mut self, what: &str, mut condition: impl FnMut(&mut Self) -> Result<Option<T>>) -> Result<T> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = condition(self).with_context(|| format!("waiting for: {what}"))? {
+                return Ok(found);
+            }
+            if let Some(agent) = &mut self.agent
+                && let Some(status) = agent.ended()?
+            {
+                bail!("the agent ended with {status} while we waited for: {what}\n{}", self.last_words());
+            }
+            if Instant::now() > deadline {
+                bail!("never came: {what}\n{}", self.last_words());
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// [`Self::until`] for a plain yes or no.
+    pub fn until_true(&mut self, what: &str, mut condition: impl FnMut(&mut Self) -> Result<bool>) -> Result<()> {
+        self.until(what, |scene| Ok(condition(scene)?.then_some(())))
+    }
+
+    /// Waits until the pod has a running container and returns it.
+    pub fn until_running(&mut self, name: &str) -> Result<ContainerView> {
+        self.until(&format!("{name} running"), |scene| scene.running(name))
+    }
+
+    /// The agent's log lines that are JSON, of all its runs.
+    pub fn log(&self) -> Vec<Value> {
+        let text = fs::read_to_string(&self.node.log).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// Whether a line of the log has all these words.
+    pub fn said(&self, words: &[&str]) -> bool {
+        let text = fs::read_to_string(&self.node.log).unwrap_or_default();
+        text.lines().any(|line| words.iter().all(|word| line.contains(word)))
+    }
+
+    /// The lifecycle events of a kind (`ContainerDied`, …) that the agent told of a pod's container `main`.
+    pub fn events(&self, name: &str, kind: &str) -> Vec<Value> {
+        let pod = format!("default/{name}-{NODE}");
+        let wanted = |line: &Value| {
+            line["target"] == "keblet::events"
+                && line["event"] == kind
+                && line["pod"] == pod.as_str()
+                && line["container"] == "main"
+        };
+        self.log().into_iter().filter(wanted).collect()
+    }
+
+    /// The health server's answer.
+    pub fn health(&self, path: &str) -> Option<(u16, String)> {
+        get(self.node.healthz_port, path)
+    }
+
+    /// The status of a pod in `/pods`; null if there is none.
+    pub fn status(&self, name: &str) -> Value {
+        let body = get(self.node.read_only_port, "/pods").map(|(_, body)| body).unwrap_or_default();
+        let list: Value = serde_json::from_str(&body).unwrap_or_default();
+        let full = format!("{name}-{NODE}");
+        let pods = list["items"].as_array().cloned().unwrap_or_default();
+        pods.into_iter()
+            .find(|pod| pod["metadata"]["name"] == full)
+            .map(|pod| pod["status"].clone())
+            .unwrap_or_default()
+    }
+
+    fn last_words(&self) -> String {
+        format!("the agent's last words:\n{}", log_tail(&self.node.log, WORDS))
+    }
+}
+
+/// All running containers of some sandboxes.
+pub fn running(sandboxes: &[PodView]) -> Vec<ContainerView> {
+    let containers = sandboxes.iter().flat_map(|pod| &pod.containers);
+    containers.filter(|container| container.state == "running").cloned().collect()
+}
+
+/// The processes with this word among their arguments.
+pub fn processes_with(word: &str) -> Vec<i32> {
+    processes(|folder| {
+        fs::read(folder.join("cmdline"))
+            .is_ok_and(|line| line.split(|byte| *byte == 0).any(|part| part == word.as_bytes()))
+    })
+}
+
+/// The processes in a cgroup that is named after a container.
+pub fn processes_of(container: &str) -> Vec<i32> {
+    processes(|folder| fs::read_to_string(folder.join("cgroup")).is_ok_and(|text| text.contains(container)))
+}
+
+fn processes(wanted: impl Fn(&Path) -> bool) -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let number = |entry: &fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let alive = entries.flatten().filter(|entry| number(entry).is_some() && wanted(&entry.path()));
+    alive.filter_map(|entry| number(&entry)).collect()
+}
+
+/// Kills a container's first process, as a crash would.
+pub fn kill(container: &ContainerView) -> Result<()> {
+    let pid = container.pid.context("the container does not run")?;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL)
+        .with_context(|| format!("cannot kill process {pid} of container {}", container.name))
+}
+
+/// The agent's binary: `KEBLET_BIN`, or the one beside the test.
+fn program() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("KEBLET_BIN") {
+        return Ok(PathBuf::from(path));
+    }
+    let test = std::env::current_exe().context("cannot tell which program is running")?;
+    let found = test.ancestors().skip(1).take(2).map(|folder| folder.join("keblet")).find(|path| path.is_file());
+    found.with_context(|| format!("no keblet beside {}: run `cargo build -p keblet`", test.display()))
+}
+
+/// One HTTP request; `None` while nobody answers.
+fn get(port: u16, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+    // HTTP/1.0: the answer comes unchunked and ends with the connection.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+}

@@ -1,0 +1,135 @@
+//! The runtime or the agent is killed with SIGKILL under running and starting pods: what died is started again, what
+//! lives is left alone. The witnesses are the runtime, the containers' stamps and `/proc`.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use anyhow::ensure;
+use keblet_peers::ContainerView;
+use keblet_tests::agent::Scene;
+use keblet_tests::agent::kill;
+use keblet_tests::agent::processes_with;
+use keblet_tests::agent::running;
+
+const PODS: usize = 20;
+
+fn names() -> Vec<String> {
+    (0..PODS).map(|n| format!("pod-{n:02}")).collect()
+}
+
+/// Waits until every pod has a running container.
+fn all_running(scene: &mut Scene) -> Result<BTreeMap<String, ContainerView>> {
+    names().into_iter().map(|name| scene.until_running(&name).map(|container| (name, container))).collect()
+}
+
+fn count_running(scene: &mut Scene) -> Result<usize> {
+    Ok(running(&scene.containerd.pods()?).len())
+}
+
+/// Of no pod two containers run at once, by the runtime's word and by the process table.
+fn ensure_single(scene: &mut Scene) -> Result<()> {
+    for name in names() {
+        let alive = running(&scene.sandboxes(&name)?);
+        ensure!(alive.len() <= 1, "{name} runs twice: {alive:?}");
+        let processes = processes_with(&scene.stamp(&name));
+        ensure!(processes.len() <= 1, "{name} has processes {processes:?}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn a_killed_runtime_costs_only_what_died() -> Result<()> {
+    let mut scene = Scene::new()?;
+    for name in names() {
+        scene.put_runner(&name)?;
+    }
+    scene.start()?;
+    let before = all_running(&mut scene)?;
+
+    // Some die in the same moment as the runtime, some while it is away, one when it is back.
+    let victims: Vec<String> = names().into_iter().step_by(3).collect();
+    let (at_once, later) = victims.split_at(2);
+    let (away, back) = later.split_at(later.len() - 1);
+    at_once.iter().try_for_each(|name| kill(&before[name]))?;
+    scene.containerd.kill()?;
+    away.iter().try_for_each(|name| kill(&before[name]))?;
+    // The agent has to notice that the runtime is gone, not to be spared it.
+    scene.until_true("the agent is not ready", |scene| {
+        Ok(scene.health("/readyz").is_some_and(|(code, _)| code == 500))
+    })?;
+    scene.containerd.restart()?;
+    back.iter().try_for_each(|name| kill(&before[name]))?;
+
+    for name in &victims {
+        scene.until(&format!("{name} restarted"), |scene| {
+            Ok(scene.running(name)?.filter(|container| container.id != before[name].id))
+        })?;
+    }
+    scene.until_true("the agent is ready again", |scene| {
+        Ok(scene.health("/readyz").is_some_and(|(code, _)| code == 200))
+    })?;
+    for name in names() {
+        let died = victims.contains(&name);
+        let container = scene.until_running(&name)?;
+        ensure!((container.id != before[&name].id) == died, "{name}: died {died}, {container:?}");
+        ensure!(container.attempt == u32::from(died), "{name}: {container:?}");
+        ensure!(scene.starts(&name) == 1 + usize::from(died), "{name}: {:?}", scene.stamped(&name));
+        ensure!(scene.sandboxes(&name)?.len() == 1, "{name} has another sandbox");
+        let seen = scene.events(&name, "ContainerDied");
+        ensure!(seen.len() == usize::from(died), "{name}: {seen:?}");
+    }
+    ensure_single(&mut scene)?;
+    scene.finish()
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn a_killed_agent_duplicates_nothing() -> Result<()> {
+    let mut scene = Scene::new()?;
+    for name in names() {
+        scene.put_runner(&name)?;
+    }
+    // Killed as soon as so many sandboxes or containers are there: before the first container, amid them, near the end.
+    for (sandboxes, containers) in [(1, 0), (3, 1), (6, 5), (PODS, 12)] {
+        scene.start()?;
+        scene.until_true(&format!("{sandboxes} sandboxes, {containers} containers"), |scene| {
+            Ok(scene.containerd.pods()?.len() >= sandboxes && count_running(scene)? >= containers)
+        })?;
+        scene.kill_agent()?;
+        ensure_single(&mut scene)?;
+    }
+    // Two die while no agent looks.
+    let victims: Vec<ContainerView> = running(&scene.containerd.pods()?).into_iter().take(2).collect();
+    victims.iter().try_for_each(kill)?;
+    let dead: BTreeSet<&str> = victims.iter().map(|container| container.id.as_str()).collect();
+    scene.until_true("the runtime has noticed", |scene| {
+        Ok(running(&scene.containerd.pods()?).iter().all(|container| !dead.contains(container.id.as_str())))
+    })?;
+
+    scene.start()?;
+    let mut restarted = 0;
+    for (name, alive) in all_running(&mut scene)? {
+        let sandboxes = scene.sandboxes(&name)?;
+        ensure!(sandboxes.iter().filter(|sandbox| sandbox.ready).count() == 1, "{name}: {sandboxes:?}");
+        // A start that was cut off may have left a dead instance; what lives was started once.
+        let instances = sandboxes.iter().flat_map(|sandbox| &sandbox.containers);
+        let ended = instances.filter(|container| container.state == "exited").count();
+        ensure!(scene.starts(&name) <= 1 + ended, "{name} started {:?}: {sandboxes:?}", scene.stamped(&name));
+        ensure!(processes_with(&scene.stamp(&name)) == [alive.pid.unwrap_or_default()], "{name}: {alive:?}");
+        restarted += usize::from(sandboxes.iter().any(|s| s.containers.iter().any(|c| dead.contains(c.id.as_str()))));
+    }
+    ensure!(restarted == dead.len(), "{restarted} of {dead:?} were found and restarted");
+
+    // One more end and start with everything running changes nothing at all.
+    let before = all_running(&mut scene)?;
+    scene.kill_agent()?;
+    scene.start()?;
+    scene.put_runner("last")?;
+    scene.until_running("last")?;
+    let after = all_running(&mut scene)?;
+    ensure!(before == after, "{before:?}\n{after:?}");
+    ensure_single(&mut scene)?;
+    scene.finish()
+}

@@ -1,0 +1,107 @@
+//! The agent with fewer rights than it would like, and pods whose death proves nothing: exits are still handled, and it
+//! says what it lacks.
+
+use anyhow::Result;
+use anyhow::ensure;
+use keblet_tests::agent::Scene;
+use keblet_tests::agent::kill;
+use keblet_tests::agent::processes_of;
+
+/// Runs the agent under `wrapper`, lets a container die, and returns what it says of its sensors.
+fn exits_are_handled_under(wrapper: &[&str]) -> Result<String> {
+    let mut scene = Scene::new()?;
+    scene.put_runner("victim")?;
+    scene.put_runner("bystander")?;
+    scene.start_under(wrapper)?;
+    let (victim, bystander) = (scene.until_running("victim")?, scene.until_running("bystander")?);
+    kill(&victim)?;
+    let next = scene.until("the next instance", |scene| {
+        Ok(scene.running("victim")?.filter(|container| container.id != victim.id))
+    })?;
+    ensure!(next.attempt == 1, "{next:?}");
+    scene.until_true("its stamp", |scene| Ok(scene.starts("victim") == 2))?;
+    ensure!(scene.running("bystander")? == Some(bystander), "another pod was touched");
+    let deaths = scene.until("the event", |scene| {
+        Ok(Some(scene.events("victim", "ContainerDied")).filter(|events| !events.is_empty()))
+    })?;
+    ensure!(deaths.len() == 1 && deaths[0]["exit_code"] == 137, "{deaths:?}");
+    let (code, sensors) = scene.health("/healthz?verbose").unwrap_or_default();
+    ensure!(code == 200, "{sensors}");
+    // Told once, not again and again.
+    let warnings = scene
+        .log()
+        .into_iter()
+        .filter(|line| line["level"] == "WARN" && line["message"].as_str().is_some_and(|text| text.contains("probes")));
+    ensure!(warnings.count() <= 1, "told more than once");
+    scene.finish()?;
+    Ok(sensors)
+}
+
+/// A sensor's line in the health report.
+fn line<'a>(report: &'a str, sensor: &str) -> &'a str {
+    report.lines().find(|line| line.contains(&format!("sensor {sensor} "))).unwrap_or_default()
+}
+
+/// The probes are down for a reason that has this word; what needs none of them is up.
+fn ensure_without_probes(report: &str, reason: &str) -> Result<()> {
+    let exits = line(report, "exits");
+    ensure!(exits.starts_with("[!]sensor exits down: ") && exits.contains(reason), "{report}");
+    ensure!(line(report, "runtime-events").starts_with("[+]sensor runtime-events up"), "{report}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn without_the_right_to_load_probes() -> Result<()> {
+    // CAP_SYS_ADMIN would allow it as well.
+    let report = exits_are_handled_under(&["setpriv", "--bounding-set", "-bpf,-perfmon,-sys_admin"])?;
+    ensure_without_probes(&report, "CAP_BPF")?;
+    ensure!(line(&report, "pidfd").starts_with("[+]sensor pidfd up"), "{report}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn without_any_capability() -> Result<()> {
+    let report = exits_are_handled_under(&["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"])?;
+    ensure_without_probes(&report, "CAP_BPF")
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn with_a_kernel_that_hides_its_types() -> Result<()> {
+    let hide = "mount -t tmpfs none /sys/kernel/btf && exec \"$@\"";
+    let report = exits_are_handled_under(&["unshare", "--mount", "sh", "-c", hide, "sh"])?;
+    ensure_without_probes(&report, "/sys/kernel/btf/vmlinux")
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn in_the_hosts_pid_namespace_only_the_runtime_is_believed() -> Result<()> {
+    let mut scene = Scene::new()?;
+    // The first process ends at once and leaves a child; a pod beside it shows that the sensors are at work.
+    let mut pod = scene.pod("orphan", &["fork-exit"]);
+    pod["spec"]["hostPID"] = true.into();
+    scene.node.write_manifest("orphan", &pod)?;
+    scene.put_runner("private")?;
+    scene.start()?;
+    let private = scene.until_running("private")?;
+    kill(&private)?;
+    scene.until_true("the private pod's death", |scene| Ok(!scene.events("private", "ContainerDied").is_empty()))?;
+
+    let sandboxes = scene.until("a second instance", |scene| {
+        let sandboxes = scene.sandboxes("orphan")?;
+        let second = sandboxes.iter().flat_map(|pod| &pod.containers).any(|c| c.attempt == 1 && c.started_at > 0);
+        Ok(second.then_some(sandboxes))
+    })?;
+    ensure!(sandboxes.len() == 1, "{sandboxes:?}");
+    let instance = |attempt| sandboxes[0].containers.iter().find(|container| container.attempt == attempt);
+    let (Some(first), Some(second)) = (instance(0), instance(1)) else { anyhow::bail!("{sandboxes:?}") };
+    ensure!(first.state == "exited" && first.exit_code == 0, "{first:?}");
+    // No early start: not before the runtime had recorded the end, nor while anything of the first one lived.
+    ensure!(second.started_at > first.finished_at, "{first:?} {second:?}");
+    ensure!(processes_of(&first.id).is_empty(), "the first instance's child lives beside the second instance");
+    let deaths = scene.events("orphan", "ContainerDied");
+    ensure!(!deaths.is_empty() && deaths.iter().all(|event| event["source"] == "runtime"), "{deaths:?}");
+    scene.finish()
+}
