@@ -12,8 +12,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use keblet_proto::cri::v1::{PodSandboxState, PodSandboxStatus};
 use keblet_tests::cri::*;
 use keblet_tests::node::{Agent, PodOf, Seen, Senses, pod};
+use tokio::time::Instant;
 
 const SPAN: Duration = Duration::from_secs(25);
 /// Long enough for a hung call's deadline, a full crash-loop back-off and a periodic list, one after the other.
@@ -86,6 +88,28 @@ impl World<'_> {
         lives && ledger.live_count() == expected
     }
 
+    /// Waits until what is desired runs, in sandboxes that are ready, and stays so.
+    async fn settle(&self, plan: &str) {
+        let start = Instant::now();
+        loop {
+            if let Err(unmet) = self.sim.until("converged", CONVERGENCE, |ledger| self.converged(ledger)).await {
+                panic!("seed {}, {:?}: {:?} desired\n{plan}\n{unmet}", self.seed, self.senses, self.desired);
+            }
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            let ready = |s: &PodSandboxStatus| s.state() == PodSandboxState::SandboxReady;
+            let grounded = |name: &&str| self.sim.sandboxes(name).iter().filter(|s| ready(s)).count() == 1;
+            if self.sim.ledger(|ledger| self.converged(ledger)) && self.desired.keys().all(grounded) {
+                return;
+            }
+            assert!(
+                start.elapsed() < CONVERGENCE,
+                "seed {} keeps changing\n{plan}\n{}",
+                self.seed,
+                self.sim.ledger(Ledger::clone)
+            );
+        }
+    }
+
     /// Holds at every moment, so judged once at the end of all.
     fn judge(&self, plan: &str) {
         let ledger = self.sim.ledger(Ledger::clone);
@@ -129,11 +153,7 @@ async fn schedule(seed: u64) {
     let chaos = Chaos::random(seed, SPAN, 10, &targets);
     let plan = format!("{chaos:#?}");
     chaos.run(&sim, async || world.agent_step().await).await;
-    if let Err(unmet) = sim.until("converged", CONVERGENCE, |ledger| world.converged(ledger)).await {
-        panic!("seed {seed}, {:?}: {:?} desired\n{plan}\n{unmet}", world.senses, world.desired);
-    }
-    // What the last action led to is told too.
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    world.settle(&plan).await;
     world.judge(&plan);
 }
 
