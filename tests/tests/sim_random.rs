@@ -96,9 +96,7 @@ impl World<'_> {
                 panic!("seed {}, {:?}: {:?} desired\n{plan}\n{unmet}", self.seed, self.senses, self.desired);
             }
             tokio::time::sleep(Duration::from_secs(5)).await;
-            let ready = |s: &PodSandboxStatus| s.state() == PodSandboxState::SandboxReady;
-            let grounded = |name: &&str| self.sim.sandboxes(name).iter().filter(|s| ready(s)).count() == 1;
-            if self.sim.ledger(|ledger| self.converged(ledger)) && self.desired.keys().all(grounded) {
+            if self.sim.ledger(|ledger| self.converged(ledger)) && NAMES.iter().all(|name| self.grounded(name)) {
                 return;
             }
             assert!(
@@ -108,6 +106,15 @@ impl World<'_> {
                 self.sim.ledger(Ledger::clone)
             );
         }
+    }
+
+    /// A desired pod has one ready sandbox; of those no longer desired nothing is left.
+    fn grounded(&self, name: &str) -> bool {
+        let uid = self.desired.get(name).map(|generation| format!("{name}-uid-{generation}"));
+        let sandboxes = self.sim.sandboxes(name);
+        let known = |s: &PodSandboxStatus| s.metadata.as_ref().map(|metadata| &metadata.uid) == uid.as_ref();
+        let ready = sandboxes.iter().filter(|s| s.state() == PodSandboxState::SandboxReady).count();
+        sandboxes.iter().all(known) && ready == usize::from(uid.is_some())
     }
 
     /// Holds at every moment, so judged once at the end of all.
