@@ -258,6 +258,7 @@ fn plan(sandbox: SandboxPlan, restart_count: Option<u32>) -> PodActions {
         name: "main".to_owned(),
         restart_count,
         last_finished_at: None,
+        replaces: Vec::new(),
         blocked: None,
     };
     PodActions {

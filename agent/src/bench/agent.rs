@@ -44,15 +44,6 @@ pub(super) struct Agent {
     http: reqwest::Client,
 }
 
-/// Where the files of one measurement lie.
-pub(super) fn make_folders(folder: &Path) -> anyhow::Result<()> {
-    for name in ["manifests", "root", "stamps", "logs"] {
-        let path = folder.join(name);
-        std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
-    }
-    Ok(())
-}
-
 impl Agent {
     /// Starts the agent of `column` (`keblet` itself, or a peer's command) for up to `pods` pods.
     pub(super) fn start(
@@ -259,6 +250,7 @@ fn free_port() -> anyhow::Result<u16> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::folder;
     use super::*;
 
     fn line(column: &Column, folder: &str) -> Vec<String> {
@@ -297,7 +289,7 @@ mod tests {
     #[tokio::test]
     async fn an_agent_that_ends_is_reported_with_its_last_words() {
         let folder = tempfile::tempdir().unwrap();
-        make_folders(folder.path()).unwrap();
+        folder::make(folder.path()).unwrap();
         let peer = Column::Peer("bad".to_owned(), "sh -c 'echo no such {config}; exit 3'".to_owned());
         let endpoint = "unix:///none".parse().unwrap();
         let mut agent = Agent::start(&peer, Path::new("/none"), &endpoint, folder.path(), 1).unwrap();
@@ -308,7 +300,7 @@ mod tests {
     #[tokio::test]
     async fn a_stopped_agent_is_gone() {
         let folder = tempfile::tempdir().unwrap();
-        make_folders(folder.path()).unwrap();
+        folder::make(folder.path()).unwrap();
         let peer = Column::Peer("sleepy".to_owned(), "sleep 1000 # {config}".to_owned());
         let agent =
             Agent::start(&peer, Path::new("/none"), &"unix:///none".parse().unwrap(), folder.path(), 1).unwrap();

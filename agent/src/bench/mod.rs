@@ -17,6 +17,7 @@ mod args;
 mod column;
 mod exposition;
 mod floor;
+mod folder;
 mod manifest;
 mod report;
 mod results;

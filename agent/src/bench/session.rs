@@ -19,6 +19,7 @@ use super::column::Column;
 use super::floor::Floor;
 use super::floor::Sense;
 use super::floor::Stopped;
+use super::folder;
 use super::report::Environment;
 use super::report::Report;
 use super::results::Metric;
@@ -120,7 +121,7 @@ impl Session {
     /// Removes pods and files.
     pub(super) async fn clean_up(&mut self) -> anyhow::Result<()> {
         site::sweep(&self.runtime).await?;
-        remove_folder(self.work.path())
+        folder::remove(self.work.path())
     }
 
     /// What was measured.
@@ -156,7 +157,7 @@ impl Session {
         let index = self.columns.iter().position(|c| c == column).unwrap_or_default();
         let prefix = format!("{what}-{round}-{index}");
         let folder = self.work.path().join(&prefix);
-        agent::make_folders(&folder)?;
+        folder::make(&folder)?;
         let batches = workload::batches(kind, self.args.pods, &prefix, &folder.join("stamps"));
         let limit = workload::time_limit(kind, self.args.pods);
         let turn = Turn { column, kind, folder, batches, limit };
@@ -169,7 +170,10 @@ impl Session {
             self.fail(&turn, format!("{error:#}"));
         }
         site::sweep(&self.runtime).await?;
-        remove_folder(&turn.folder)
+        if let Err(error) = folder::remove(&turn.folder) {
+            self.fail(&turn, format!("{error:#}"));
+        }
+        Ok(())
     }
 
     async fn measure_floor(&mut self, turn: &Turn<'_>) -> anyhow::Result<()> {
@@ -314,13 +318,4 @@ impl Session {
 async fn calls(agent: Option<&Agent>) -> Option<f64> {
     let exposition = agent?.exposition().await.inspect_err(|error| tracing::debug!(%error, "no metrics")).ok()?;
     exposition.sum(CRI_CALLS)
-}
-
-fn remove_folder(folder: &Path) -> anyhow::Result<()> {
-    match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
 }

@@ -52,6 +52,10 @@ pub struct StartContainer {
     /// Finish time (ns since the Unix epoch) of the newest exited instance, if any: what the crash-loop back-off
     /// goes by.
     pub last_finished_at: Option<i64>,
+    /// Instances that were created and, as far as the runtime says, never started. Their start may have been asked for
+    /// by a call that nobody waits for any more, and may still succeed: they are removed first, and as long as the
+    /// runtime refuses that, nothing is started.
+    pub replaces: Vec<ContainerId>,
     /// Set when the crash-loop back-off forbids the start for now.
     pub blocked: Option<Blocked>,
 }

@@ -9,6 +9,7 @@ use super::config;
 use super::image;
 use super::image::FoundImage;
 use super::image::Origin;
+use super::remove;
 use super::report;
 use super::sandbox::Sandbox;
 use crate::model::ContainerId;
@@ -50,6 +51,7 @@ impl Scene<'_> {
             return Err(report::failure("CreateContainerConfigError", message));
         };
         let found = image::ensure(ctx, pod, &spec, &sandbox.config).await?;
+        self.give_up(&spec, &start.replaces).await?;
         let restarts = config::restart_count(ctx, pod, start);
         let (found, id) = self.create(&spec, found, restarts).await?;
         ctx.container_event(pod, &spec, EventType::Normal, "Created", "Container created");
@@ -63,6 +65,17 @@ impl Scene<'_> {
             self.look_again(&found).await;
         }
         Ok(id)
+    }
+
+    /// Removes instances that must not be started any more. The runtime refuses while a start of one is under way.
+    async fn give_up(self, spec: &ContainerSpec<'_>, unstarted: &[ContainerId]) -> Result<(), StartFailure> {
+        for id in unstarted {
+            if let Err(error) = remove::remove_instance(self.ctx, id.as_str(), None).await {
+                let message = format!("an earlier start may still succeed: {}", error.replace(id.as_str(), "it"));
+                return Err(self.ctx.start_failed(self.pod, spec, CREATE_ERROR, message));
+            }
+        }
+        Ok(())
     }
 
     /// Creates the instance. A remembered image may be gone or another by now: then it is looked for once more.

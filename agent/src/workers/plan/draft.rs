@@ -130,12 +130,15 @@ impl<'a> Draft<'a> {
         let mut instances = snapshot.containers.iter().filter(|instance| instance.name == name);
         let exited = instances.find(|instance| instance.state == ContainerState::Exited);
         let last_finished_at = exited.map(|instance| instance.finished_at);
+        let of_name = snapshot.containers.iter().filter(|instance| instance.name == name);
+        let unstarted = of_name.filter(|instance| instance.state == ContainerState::Created);
         StartContainer {
             class: ContainerClass::Ephemeral,
             index: 0,
             name: name.to_owned(),
             restart_count: newest.map(|instance| instance.restart_count.saturating_add(1)),
             last_finished_at,
+            replaces: unstarted.map(|instance| instance.id.clone()).collect(),
             blocked: container.zip(last_finished_at).and_then(|(container, at)| self.crash_loop(container, at)),
         }
     }

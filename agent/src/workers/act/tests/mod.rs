@@ -121,7 +121,15 @@ fn create() -> SandboxPlan {
 }
 
 fn start(class: ContainerClass, index: usize, name: &str, restarts: Option<u32>) -> StartContainer {
-    StartContainer { class, index, name: name.into(), restart_count: restarts, last_finished_at: None, blocked: None }
+    StartContainer {
+        class,
+        index,
+        name: name.into(),
+        restart_count: restarts,
+        last_finished_at: None,
+        replaces: vec![],
+        blocked: None,
+    }
 }
 
 fn regular(index: usize, name: &str) -> StartContainer {

@@ -41,7 +41,9 @@ fn rules_override_policies() {
 fn leftovers_of_failed_starts_are_started_again() {
     for policy in ["Always", "Never"] {
         let created = Situation::new(pod(policy, &[], &["a"]), vec![status("a", 0, ContainerState::Created)]);
-        assert_eq!(brief(&created.plan()), "start a");
+        let actions = created.plan();
+        assert_eq!(brief(&actions), "start a");
+        assert_eq!(actions.start[0].replaces, ["a-0".into()], "its start may still succeed: it goes first");
         let lost = Situation::new(pod(policy, &[], &["a"]), vec![status("a", 0, ContainerState::Unknown)]);
         let actions = lost.plan();
         assert_eq!(brief(&actions), "kill a-0, start a");

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
+use crate::model::ContainerStatus;
 use crate::model::PodActions;
 use crate::model::SandboxPlan;
 use crate::model::StartContainer;
@@ -111,6 +112,10 @@ impl World {
 
     fn start(&mut self, start: &StartContainer) -> Result<(), TestCaseError> {
         prop_assert!(!self.runs(&start.name), "{} would run twice", start.name);
+        let containers = &mut self.situation.snapshot.containers;
+        containers.retain(|container| !start.replaces.contains(&container.id));
+        let unstarted = |c: &ContainerStatus| c.name == start.name && c.state == ContainerState::Created;
+        prop_assert!(!containers.iter().any(unstarted), "an unstarted {} is left beside the new one", start.name);
         if let Some(finished) = start.last_finished_at {
             let container = spec::lasting_containers(&self.situation.pod).find(|c| c.name() == start.name);
             let key = container.map(|c| backoff::crash_loop_key(&self.situation.pod, c.spec)).unwrap_or_default();

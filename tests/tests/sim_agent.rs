@@ -1,0 +1,422 @@
+//! The whole agent on the simulated node: what a pod goes through, told by the ledger of what truly happened.
+
+use std::path::Path;
+use std::time::Duration;
+
+use keblet_proto::cri::v1;
+use keblet_tests::cri::*;
+use keblet_tests::node::{Agent, PodOf, Seen, Senses, pod};
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
+use tonic::Code;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+struct Node {
+    sim: SimRuntime,
+    folder: TempDir,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    fn with(options: Options) -> Self {
+        let sim = SimRuntime::new(options);
+        sim.images(|images| images.store("busybox", 1 << 20));
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
+        Self { sim, folder }
+    }
+
+    fn root(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn start(&self, senses: Senses, pods: impl IntoIterator<Item = PodOf>) -> Agent {
+        Agent::start(&self.sim, senses, self.root(), pods.into_iter().map(PodOf::build).collect())
+    }
+
+    async fn running(&self, pod: &str, container: &str) {
+        let live = |l: &Ledger| l.live(pod, container).is_some();
+        if let Err(unmet) = self.sim.until(&format!("{pod}/{container} runs"), secs(900), live).await {
+            panic!("{unmet}");
+        }
+    }
+
+    /// Attempts of one container, in the order they were started.
+    fn attempts(&self, pod: &str, container: &str) -> Vec<u32> {
+        self.sim.ledger(|l| l.history(pod, container).filter(|i| i.started.is_some()).map(|i| i.attempt).collect())
+    }
+
+    fn no_duplicates(&self) {
+        self.sim.ledger(|l| {
+            assert!(l.duplicates().is_empty(), "{:#?}\n{l}", l.duplicates());
+            assert!(l.fallen_attempts().is_empty(), "{:#?}\n{l}", l.fallen_attempts());
+        });
+    }
+
+    /// From the death of one attempt to the start of the next.
+    fn gap(&self, pod: &str, container: &str, attempt: u32) -> Duration {
+        self.sim.ledger(|l| {
+            let of = |n: u32| l.history(pod, container).find(|i| i.attempt == n).expect("that attempt");
+            let (died, _) = of(attempt).exited.expect("dead");
+            of(attempt + 1).started.expect("started") - died
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_comes_up_and_stays_up_for_nothing() {
+    let node = Node::new();
+    let _agent = node.start(Senses::ALL, [pod("web").running("main", "run").running("side", "run")]);
+    node.running("web", "main").await;
+    node.running("web", "side").await;
+    sleep(secs(5)).await;
+    let before = node.sim.ledger(|l| (l.total(), l.clone()));
+    sleep(secs(250)).await;
+    let status_calls = node.sim.ledger(|l| l.count(Method::Status)) - before.1.count(Method::Status);
+    let calls = node.sim.ledger(Ledger::total) - before.0 - status_calls;
+    assert_eq!(calls, 0, "{}", node.sim.ledger(Ledger::to_string));
+    assert_eq!(node.attempts("web", "main"), [0]);
+}
+
+/// F3 and the point of it all: a crash costs what the runtime needs to create and start, not what it needs to notice.
+#[tokio::test(start_paused = true)]
+async fn a_crash_is_answered_while_the_runtime_still_buries() {
+    for (senses, most) in [(Senses::ALL, 60), (Senses::EVENTS, 115), (Senses::LISTS, 1400)] {
+        let node = Node::new();
+        let _agent = node.start(senses, [pod("web").running("main", "exit 1 20s until 1")]);
+        node.running("web", "main").await;
+        sleep(secs(30)).await;
+        assert_eq!(node.attempts("web", "main"), [0, 1]);
+        let gap = node.gap("web", "main", 0);
+        assert!(gap <= ms(most), "{senses:?}: {gap:?}");
+        node.no_duplicates();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chain_of_init_containers_waits_for_nothing_but_the_runtime() {
+    for (senses, most) in [(Senses::ALL, 500), (Senses::EVENTS, 700)] {
+        let node = Node::new();
+        let chain = pod("chain").after("one", "exit 0").after("two", "exit 0").after("three", "exit 0");
+        let begin = Instant::now();
+        let _agent = node.start(senses, [chain.after("four", "exit 0").running("main", "run")]);
+        node.running("chain", "main").await;
+        assert!(begin.elapsed() <= ms(most), "{senses:?}: {:?}", begin.elapsed());
+        let order: Vec<String> = node.sim.ledger(|l| l.instances().iter().map(|i| i.container.clone()).collect());
+        assert_eq!(order, ["one", "two", "three", "four", "main"]);
+    }
+}
+
+/// F3: sync, terminating, terminated, without waiting for events or ticks in between.
+#[tokio::test(start_paused = true)]
+async fn f03_a_removed_pod_is_gone_at_once() {
+    let node = Node::new();
+    let web = pod("web").running("main", "term 10ms");
+    let agent = node.start(Senses::ALL, [web.clone()]);
+    node.running("web", "main").await;
+    let begin = Instant::now();
+    agent.remove(web.build()).await;
+    let removed = |l: &Ledger| l.history("web", "main").all(|i| i.removed.is_some());
+    node.sim.until("removed", secs(30), removed).await.expect("removed");
+    assert!(begin.elapsed() < ms(400), "{:?}", begin.elapsed());
+    sleep(secs(5)).await;
+    assert!(node.sim.sandboxes("web").is_empty(), "{:?}", node.sim.sandboxes("web"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deaf_container_is_killed_after_its_grace() {
+    let node = Node::new();
+    let web = pod("web").running("main", "term ignore");
+    let agent = node.start(Senses::ALL, [web.clone()]);
+    node.running("web", "main").await;
+    let begin = Instant::now();
+    agent.remove(web.build()).await;
+    node.sim.until("dead", secs(30), |l| l.live_count() == 0).await.expect("dead");
+    assert!((secs(5)..secs(6)).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn crash_loops_back_off() {
+    let node = Node::new();
+    let _agent = node.start(Senses::ALL, [pod("web").running("main", "exit 1 1s until 4")]);
+    node.sim
+        .until("fifth life", secs(300), |l| l.live("web", "main").is_some_and(|i| i.attempt == 4))
+        .await
+        .expect("up");
+    let gaps: Vec<u64> = (0..4).map(|attempt| node.gap("web", "main", attempt).as_secs()).collect();
+    assert_eq!(gaps, [0, 10, 20, 40]);
+    node.no_duplicates();
+}
+
+/// F1: a start that the agent gave up on, but the runtime did not.
+#[tokio::test(start_paused = true)]
+async fn f01_a_start_that_succeeds_after_all_is_not_repeated() {
+    for trouble in [
+        Trouble::HangAfter,
+        Trouble::Slow(secs(130)),
+        Trouble::FailAfter(Code::Unknown, "simulated".to_owned()),
+        Trouble::LateAnswer(secs(125)),
+    ] {
+        let node = Node::new();
+        node.sim.faults(|f| f.add(CallFault::on(Method::StartContainer, trouble.clone()).times(1)));
+        let _agent = node.start(Senses::ALL, [pod("web").running("main", "run")]);
+        node.running("web", "main").await;
+        sleep(secs(600)).await;
+        node.no_duplicates();
+        assert_eq!(node.sim.ledger(Ledger::live_count), 1, "{trouble:?}");
+    }
+}
+
+/// F1: a container left over from a start that finished and failed is no reason to wait for ever.
+#[tokio::test(start_paused = true)]
+async fn f01_a_start_that_failed_for_good_is_tried_again() {
+    for (method, code) in [(Method::StartContainer, Code::Unknown), (Method::CreateContainer, Code::Unavailable)] {
+        let node = Node::new();
+        node.sim.faults(|f| f.add(CallFault::on(method, Trouble::Fail(code, "simulated".to_owned())).times(1)));
+        let _agent = node.start(Senses::ALL, [pod("web").running("main", "run")]);
+        node.running("web", "main").await;
+        sleep(secs(60)).await;
+        node.no_duplicates();
+        assert_eq!(node.sim.ledger(Ledger::live_count), 1, "{method:?}");
+    }
+}
+
+/// F1, the worst case of the record: CREATED served, STARTED late or lost, the start slow, many static pods at once.
+#[tokio::test(start_paused = true)]
+async fn f01_no_duplicates_when_events_lag_behind_starts() {
+    for senses in [Senses::ALL, Senses::EVENTS] {
+        let node = Node::new();
+        node.sim.faults(|f| {
+            f.events = EventFaults { late: 0.8, late_by: secs(4), lost: 0.3, doubled: 0.3, ..EventFaults::default() };
+            f.add(CallFault::on(Method::StartContainer, Trouble::Slow(ms(700))).with_probability(0.5));
+            f.add(CallFault::on(Method::StartContainer, Trouble::LateAnswer(ms(900))).with_probability(0.3));
+        });
+        let pods = (0..20).map(|n| pod(&format!("p{n}")).running("main", "exit 1 2s until 2"));
+        let _agent = node.start(senses, pods);
+        let all = |l: &Ledger| (0..20).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt >= 2));
+        // A lost event that nothing else tells of waits for the next list.
+        node.sim.until("all settled", secs(3000), all).await.unwrap_or_else(|unmet| panic!("{senses:?}: {unmet}"));
+        node.no_duplicates();
+        let starts = node.sim.ledger(|l| l.instances().iter().filter(|i| i.started.is_some()).count());
+        assert_eq!(starts, 60, "{senses:?}: three lives each");
+    }
+}
+
+/// F2 and design rule 5: an agent that comes back touches nothing, however slowly the runtime answers it.
+#[tokio::test(start_paused = true)]
+async fn f02_a_restarted_agent_touches_nothing() {
+    for slow in [ms(0), secs(7)] {
+        let node = Node::new();
+        let pods = || (0..10).map(|n| pod(&format!("p{n}")).running("main", "run").running("side", "run"));
+        let agent = node.start(Senses::ALL, pods());
+        node.sim.until("all up", secs(60), |l| l.live_count() == 20).await.expect("up");
+        sleep(secs(3)).await;
+        drop(agent);
+        let acts = |l: &Ledger| -> u64 { l.counts().iter().filter(|(m, _)| m.acts()).map(|(_, n)| n).sum() };
+        let before = node.sim.ledger(acts);
+        node.sim.faults(|f| {
+            f.add(CallFault::on(Method::ContainerStatus, Trouble::Slow(slow)));
+            f.add(CallFault::on(Method::ListContainers, Trouble::Slow(slow)));
+        });
+        let _agent = node.start(Senses::ALL, pods());
+        sleep(secs(120)).await;
+        assert_eq!(node.sim.ledger(acts), before, "{}", node.sim.ledger(Ledger::to_string));
+        assert_eq!(node.sim.ledger(Ledger::live_count), 20);
+    }
+}
+
+/// Design rule 5, at every step: killed after each single call of a start-up, a restart and a removal.
+#[tokio::test(start_paused = true)]
+async fn an_agent_killed_at_any_call_leaves_nothing_to_regret() {
+    for step in 0.. {
+        let node = Node::new();
+        let wanted = || {
+            let init = pod("init").after("first", "exit 0 50ms").running("main", "run");
+            [init, pod("crash").running("main", "exit 1 200ms until 1")]
+        };
+        let agent = node.start(Senses::ALL, wanted());
+        let calls = node.sim.until("that many calls", secs(20), |l| l.total() > step).await;
+        drop(agent);
+        let _agent = node.start(Senses::ALL, wanted());
+        let settled =
+            |l: &Ledger| l.live("init", "main").is_some() && l.live("crash", "main").is_some_and(|i| i.attempt > 0);
+        node.sim.until("settled", secs(120), settled).await.unwrap_or_else(|unmet| panic!("step {step}: {unmet}"));
+        sleep(secs(60)).await;
+        node.no_duplicates();
+        assert_eq!(node.sim.ledger(Ledger::live_count), 2, "step {step}");
+        assert!(node.attempts("crash", "main").len() <= 3, "step {step}: {:?}", node.attempts("crash", "main"));
+        // A start that was under way when the agent died may be given up and made again, never doubled.
+        assert!(node.attempts("init", "main").len() <= 2, "step {step}: {:?}", node.attempts("init", "main"));
+        if calls.is_err() {
+            assert!(step > 20, "the start-up took more than {step} calls");
+            return;
+        }
+    }
+}
+
+/// F9: a pod whose sandbox died gets a new one; counts go on; the old one's late events do no harm.
+#[tokio::test(start_paused = true)]
+async fn f09_a_dead_sandbox_is_replaced_and_counts_go_on() {
+    let node = Node::new();
+    node.sim.faults(|f| f.events = EventFaults { late: 0.5, late_by: secs(3), ..EventFaults::default() });
+    let _agent = node.start(Senses::ALL, [pod("web").running("main", "exit 1 500ms until 1").running("side", "run")]);
+    node.sim
+        .until("second life", secs(60), |l| l.live("web", "main").is_some_and(|i| i.attempt == 1))
+        .await
+        .expect("up");
+    sleep(secs(5)).await;
+    assert_eq!(node.sim.kill_sandboxes("web"), 1);
+    let again = |l: &Ledger| {
+        l.live("web", "main").is_some_and(|i| i.attempt == 2) && l.live("web", "side").is_some_and(|i| i.attempt == 1)
+    };
+    node.sim.until("both in a new sandbox", secs(120), again).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    sleep(secs(30)).await;
+    node.no_duplicates();
+    let ready = |s: &v1::PodSandboxStatus| s.state() == v1::PodSandboxState::SandboxReady;
+    assert_eq!(node.sim.sandboxes("web").iter().filter(|s| ready(s)).count(), 1);
+    assert_eq!(node.sim.ledger(Ledger::live_count), 2);
+}
+
+/// F12: the runtime goes and comes back under running pods, and some die meanwhile.
+#[tokio::test(start_paused = true)]
+async fn f12_only_the_dead_are_restarted_when_the_runtime_comes_back() {
+    for recovery in [Recovery::default(), Recovery { lose_exit_codes: true, replay_events: 30 }] {
+        let node = Node::new();
+        let agent = node.start(Senses::ALL, (0..20).map(|n| pod(&format!("p{n}")).running("main", "run")));
+        node.sim.until("all up", secs(60), |l| l.live_count() == 20).await.expect("up");
+        sleep(secs(10)).await;
+        node.sim.go_down();
+        let dead: Vec<String> = (0..6).map(|n| format!("p{}", n * 3)).collect();
+        let ids: Vec<String> =
+            dead.iter().map(|p| node.sim.kill(p, "main", Exit::Code(1)).expect("alive").id).collect();
+        sleep(secs(8)).await;
+        node.sim.come_up(recovery);
+        node.sim.until("all up again", secs(60), |l| l.live_count() == 20).await.unwrap_or_else(|u| panic!("{u}"));
+        sleep(secs(30)).await;
+        node.no_duplicates();
+        for n in 0..20 {
+            let name = format!("p{n}");
+            let expected: &[u32] = if dead.contains(&name) { &[0, 1] } else { &[0] };
+            assert_eq!(node.attempts(&name, "main"), expected, "{name}");
+        }
+        assert_eq!(ids.iter().map(|id| agent.eyes.seen.deaths(id)).collect::<Vec<_>>(), [1; 6]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_its_own_pid_namespace_nothing_starts_early() {
+    let node = Node::new();
+    let _agent = node.start(Senses::ALL, [pod("host").host_pid().running("main", "exit 1 20s until 1 fork")]);
+    node.running("host", "main").await;
+    sleep(secs(30)).await;
+    assert_eq!(node.attempts("host", "main"), [0, 1]);
+    node.no_duplicates();
+    assert!(node.gap("host", "main", 0) >= ms(45), "{:?}", node.gap("host", "main", 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_hung_call_delays_its_own_pod_alone() {
+    for method in [Method::StartContainer, Method::ContainerStatus, Method::RunPodSandbox, Method::StopContainer] {
+        let node = Node::new();
+        node.sim.faults(|f| f.add(CallFault::on(method, Trouble::Hang).about("stuck_default_").times(3)));
+        let pods = (0..5).map(|n| pod(&format!("p{n}")).running("main", "exit 1 15s until 1"));
+        let begin = Instant::now();
+        let _agent = node.start(Senses::ALL, pods.chain([pod("stuck").running("main", "run")]));
+        let others = |l: &Ledger| (0..5).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 1));
+        node.sim.until("the others go on", secs(20), others).await.unwrap_or_else(|u| panic!("{method:?}: {u}"));
+        assert!(begin.elapsed() < secs(17), "{method:?}: {:?}", begin.elapsed());
+        node.sim.faults(Faults::clear);
+        node.running("stuck", "main").await;
+        node.no_duplicates();
+    }
+}
+
+/// A new UID under the old name waits for the old one to be gone, then starts at once.
+#[tokio::test(start_paused = true)]
+async fn an_edited_static_pod_replaces_its_former_self() {
+    let node = Node::new();
+    let old = pod("web").running("main", "term 1s");
+    let agent = node.start(Senses::ALL, [old.clone()]);
+    node.running("web", "main").await;
+    let begin = Instant::now();
+    agent.remove(old.build()).await;
+    agent.add(pod("web").uid("web-uid-2").running("main", "run").build()).await;
+    let new_lives = |l: &Ledger| l.live("web", "main").is_some_and(|i| i.pod_uid == "web-uid-2");
+    node.sim.until("the new one runs", secs(30), new_lives).await.unwrap_or_else(|u| panic!("{u}"));
+    assert!(begin.elapsed() < ms(1700), "{:?}", begin.elapsed());
+    let overlap = node.sim.ledger(|l| {
+        let gone = l.history("web", "main").find(|i| i.pod_uid == "web-uid").and_then(|i| i.gone).expect("gone");
+        l.live("web", "main").and_then(|i| i.started).expect("started") < gone
+    });
+    assert!(!overlap, "never both at once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_policies_are_kept() {
+    let node = Node::new();
+    let never = pod("never").restarted("Never").running("main", "exit 3 1s");
+    let failure =
+        pod("failure").restarted("OnFailure").running("good", "exit 0 1s").running("bad", "exit 1 1s until 2");
+    let always = pod("always").running("main", "exit 0 1s until 2");
+    let _agent = node.start(Senses::ALL, [never, failure, always]);
+    sleep(secs(120)).await;
+    assert_eq!(node.attempts("never", "main"), [0]);
+    assert_eq!(node.attempts("failure", "good"), [0]);
+    assert_eq!(node.attempts("failure", "bad"), [0, 1, 2]);
+    assert_eq!(node.attempts("always", "main"), [0, 1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_nobody_desires_any_more_is_ended_by_the_next_agent() {
+    let node = Node::new();
+    let agent = node.start(Senses::ALL, [pod("stays").running("main", "run"), pod("goes").running("main", "run")]);
+    node.running("stays", "main").await;
+    node.running("goes", "main").await;
+    sleep(secs(1)).await;
+    drop(agent);
+    let _agent = node.start(Senses::ALL, [pod("stays").running("main", "run")]);
+    let ended = |l: &Ledger| l.live("goes", "main").is_none();
+    node.sim.until("ended", secs(30), ended).await.unwrap_or_else(|u| panic!("{u}"));
+    assert_eq!(node.attempts("stays", "main"), [0]);
+}
+
+/// Every exit is told once, whoever tells it, and restart counts follow.
+#[tokio::test(start_paused = true)]
+async fn every_exit_is_seen_exactly_once() {
+    let node = Node::new();
+    let seen = Seen::default();
+    let pods = (0..10).map(|n| pod(&format!("p{n}")).running("main", "exit 1 3s until 3").build()).collect();
+    let _agent = Agent::start_seeing(&node.sim, Senses::ALL, node.root(), pods, seen.clone());
+    let done = |l: &Ledger| (0..10).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 3));
+    node.sim.until("fourth lives", secs(300), done).await.unwrap_or_else(|u| panic!("{u}"));
+    sleep(secs(5)).await;
+    let deaths: Vec<usize> =
+        node.sim.ledger(|l| l.instances().iter().filter(|i| i.exited.is_some()).map(|i| seen.deaths(&i.id)).collect());
+    assert_eq!(deaths, [1; 30]);
+}
+
+/// Calls per minute of idle pods, for one and for ten times as many.
+#[tokio::test(start_paused = true)]
+async fn a_thousand_idle_pods_ask_no_more_than_a_hundred() {
+    let mut per_minute = Vec::new();
+    for count in [100_usize, 1000] {
+        let node = Node::new();
+        let _agent = node.start(Senses::ALL, (0..count).map(|n| pod(&format!("p{n}")).running("main", "run")));
+        node.sim.until("all up", secs(600), |l| l.live_count() == count).await.expect("up");
+        sleep(secs(30)).await;
+        let before = node.sim.ledger(Ledger::total);
+        sleep(secs(600)).await;
+        per_minute.push((node.sim.ledger(Ledger::total) - before) / 10);
+    }
+    assert!(per_minute[1] <= per_minute[0] && per_minute[0] <= 3, "{per_minute:?}");
+}
