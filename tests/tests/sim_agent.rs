@@ -313,6 +313,27 @@ async fn f12_only_the_dead_are_restarted_when_the_runtime_comes_back() {
     }
 }
 
+/// The worker's own inspection brings the news, at a moment when the worker has already decided to do nothing.
+#[tokio::test(start_paused = true)]
+async fn a_death_while_the_worker_tidies_up_is_not_overlooked() {
+    let node = Node::new();
+    // The first removal fails, so that it is made again beside the third life, and ends just after the death of that.
+    node.sim.faults(|f| {
+        f.add(CallFault::on(Method::RemoveContainer, Trouble::Slow(ms(3300))));
+        f.add(CallFault::on(Method::RemoveContainer, Trouble::Fail(Code::Unknown, "not now".to_owned())).times(1));
+    });
+    let _agent = node.start(Senses::EVENTS, [pod("web").running("main", "exit 1 3s until 3")]);
+    let removed = |l: &Ledger| l.history("web", "main").next().is_some_and(|i| i.removed.is_some());
+    node.sim.until("the first life is removed", secs(60), removed).await.unwrap_or_else(|u| panic!("{u}"));
+    let just_died = node.sim.ledger(|l| {
+        let third = l.history("web", "main").find(|i| i.attempt == 2).expect("a third life");
+        third.exited.is_some_and(|(at, _)| at.elapsed() < secs(1)) && third.reported.is_some()
+    });
+    assert!(just_died, "the removal ended at the wrong moment: {}", node.sim.ledger(Ledger::to_string));
+    let fourth = |l: &Ledger| l.live("web", "main").is_some_and(|i| i.attempt == 3);
+    node.sim.until("the fourth life", secs(60), fourth).await.unwrap_or_else(|u| panic!("{u}"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_its_own_pid_namespace_nothing_starts_early() {
     let node = Node::new();

@@ -379,7 +379,9 @@ impl PlegTask {
 
     fn emit(&self, old: Option<&PodSnapshot>, new: Option<&PodSnapshot>, source: Source) {
         let Some(pod) = new.or(old).map(|s| &s.pod) else { return };
-        for change in diff(old, new) {
+        let changes = diff(old, new);
+        let death = changes.iter().any(|change| change.kind == LifecycleKind::ContainerDied);
+        for change in changes {
             let happened = new.and_then(|s| s.by_id(&change.id)).and_then(|c| self.happened(c, change.kind));
             let event = LifecycleEvent {
                 pod: pod.clone(),
@@ -392,8 +394,9 @@ impl PlegTask {
             };
             self.tell(&event);
         }
-        // The worker that asked gets the snapshot itself.
-        if source != Source::Worker && !says_the_same(old, new) {
+        // The worker that asked gets the snapshot itself. But it may be past deciding (tidying up, about to wait), and a
+        // death must not go by.
+        if (source != Source::Worker || death) && !says_the_same(old, new) {
             self.dirty.mark(pod.uid.clone());
         }
     }
