@@ -21,6 +21,7 @@ mod dirty;
 mod handle;
 mod inspect;
 mod observer;
+mod oom;
 mod proof;
 mod record;
 mod relist;

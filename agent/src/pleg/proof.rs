@@ -12,7 +12,6 @@ use super::death;
 use super::record::recheck_delay;
 use super::task::PlegTask;
 use crate::events::ExitFacts;
-use crate::events::OomFacts;
 use crate::events::RelistReason;
 use crate::events::process::Gone;
 use crate::events::process::Pinned;
@@ -63,7 +62,7 @@ impl Exits {
         self.facts.get(&(container.id.clone(), container.pid?))
     }
 
-    fn victim(&mut self, pid: u32) {
+    pub(super) fn victim(&mut self, pid: u32) {
         self.oom_victims.push_back(pid);
         if self.oom_victims.len() > 256 {
             self.oom_victims.pop_front();
@@ -151,29 +150,6 @@ impl PlegTask {
         if let Some(known) = record.snapshot.clone() {
             self.republish(&uid, &known);
         }
-    }
-
-    /// An OOM victim. If it is a container's init, its death will carry the verdict.
-    pub(super) fn on_oom_facts(&mut self, facts: &OomFacts) {
-        self.exits.victim(facts.pid);
-        let owner = facts.container.as_ref().and_then(|id| {
-            self.records.values().filter_map(|r| r.snapshot.as_ref()).find_map(|s| s.by_id(id).map(|c| (s, c)))
-        });
-        let is_init = owner.map(|(_, container)| container.pid == Some(facts.pid));
-        self.config.observer.oom_kill(is_init);
-        tracing::info!(
-            target: "keblet::events",
-            pod = owner.map(|(snapshot, _)| snapshot.pod.to_string()),
-            container = owner.map(|(_, container)| container.name.as_str()),
-            event = "OomKilled",
-            source = Source::Kernel.as_str(),
-            victim = facts.comm,
-            victim_pid = facts.pid,
-            is_init,
-            anon_kib = facts.anon_kib,
-            latency_ms = facts.at.age(Instant::now()).as_secs_f64() * 1000.0,
-            "pod lifecycle event"
-        );
     }
 
     /// The cached snapshot once more, with the deaths known by now.

@@ -26,6 +26,7 @@ use super::handle::Published;
 use super::handle::Reply;
 use super::inspect;
 use super::inspect::Listing;
+use super::oom::UnownedKills;
 use super::proof::Exits;
 use super::proof::PinFuture;
 use super::record::PendingHint;
@@ -90,6 +91,7 @@ pub fn start(
         work: JoinSet::new(),
         pins: FuturesUnordered::new(),
         exits: Exits::default(),
+        unowned: UnownedKills::default(),
         rechecks: DelayQueue::new(),
         relists: Relists::default(),
         config,
@@ -112,6 +114,7 @@ pub(super) struct PlegTask {
     pub(super) work: JoinSet<Done>,
     pub(super) pins: FuturesUnordered<PinFuture>,
     pub(super) exits: Exits,
+    pub(super) unowned: UnownedKills,
     rechecks: DelayQueue<PodUid>,
     pub(super) relists: Relists,
     slots: Arc<Semaphore>,
@@ -155,7 +158,7 @@ impl PlegTask {
                 self.look_or_defer(&uid);
             }
             Hint::Exit(facts) => self.on_exit_facts(facts),
-            Hint::Oom(facts) => self.on_oom_facts(&facts),
+            Hint::Oom(facts) => self.on_oom_facts(facts),
             Hint::Gap(reason) => self.relists.request(reason, Instant::now()),
         }
     }
@@ -317,6 +320,7 @@ impl PlegTask {
         self.pin_running(uid, &snapshot);
         let pending = self.lay_deaths_over(uid, &mut snapshot);
         self.publish(uid, snapshot, source);
+        self.find_owners(uid);
         self.answer(uid, sampled_at);
         if let Some(record) = self.records.get_mut(uid).filter(|r| r.hints.is_empty() && r.again.is_none()) {
             record.source = None;
