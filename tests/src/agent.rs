@@ -34,7 +34,8 @@ use serde_json::json;
 pub const PATIENCE: Duration = Duration::from_secs(90);
 /// The node's name, which the agent appends to the names of static pods.
 pub const NODE: &str = "scene";
-const POLL: Duration = Duration::from_millis(20);
+/// Each look asks the runtime about every container, which costs it more than the agent does.
+const POLL: Duration = Duration::from_millis(50);
 const WORDS: usize = 30;
 
 /// A private runtime, a node's folders and the agent on it. Dropping it kills the agent and then removes everything.

@@ -3,9 +3,11 @@
 
 use anyhow::Result;
 use anyhow::ensure;
+use keblet_peers::BUSYBOX_IMAGE;
 use keblet_tests::agent::Scene;
 use keblet_tests::agent::kill;
 use keblet_tests::agent::processes_of;
+use serde_json::json;
 
 /// Runs the agent under `wrapper`, lets a container die, and returns what it says of its sensors.
 fn exits_are_handled_under(wrapper: &[&str]) -> Result<String> {
@@ -79,15 +81,19 @@ fn with_a_kernel_that_hides_its_types() -> Result<()> {
 #[ignore = "real runtime"]
 fn in_the_hosts_pid_namespace_only_the_runtime_is_believed() -> Result<()> {
     let mut scene = Scene::new()?;
-    // The first process ends at once and leaves a child; a pod beside it shows that the sensors are at work.
-    let mut pod = scene.pod("orphan", &["fork-exit"]);
+    // The first process lives long enough to be watched, and then leaves a child.
+    let mut pod = scene.pod("orphan", &[]);
     pod["spec"]["hostPID"] = true.into();
+    let main = &mut pod["spec"]["containers"][0];
+    main["image"] = BUSYBOX_IMAGE.into();
+    main["command"] = json!(["/bin/sh", "-c", "sleep 36000 & sleep 3"]);
     scene.node.write_manifest("orphan", &pod)?;
-    scene.put_runner("private")?;
     scene.start()?;
-    let private = scene.until_running("private")?;
-    kill(&private)?;
-    scene.until_true("the private pod's death", |scene| Ok(!scene.events("private", "ContainerDied").is_empty()))?;
+    // Not for want of a sensor that would have told of the end at once.
+    scene.until_true("pidfds at work", |scene| {
+        let (_, report) = scene.health("/healthz?verbose").unwrap_or_default();
+        Ok(line(&report, "pidfd").starts_with("[+]sensor pidfd up"))
+    })?;
 
     let sandboxes = scene.until("a second instance", |scene| {
         let sandboxes = scene.sandboxes("orphan")?;

@@ -77,8 +77,12 @@ impl Cri {
             let metadata = sandbox.metadata.clone().unwrap_or_default();
             let containers = self.containers(&sandbox.id).await?;
             let request = PodSandboxStatusRequest { pod_sandbox_id: sandbox.id.clone(), ..Default::default() };
-            let status = self.runtime.pod_sandbox_status(request).await;
-            let status = status.with_context(|| format!("cannot ask for pod {}", sandbox.id))?.into_inner().status;
+            let status = match self.runtime.pod_sandbox_status(request).await {
+                Ok(status) => status.into_inner().status,
+                // It was removed meanwhile.
+                Err(status) if status.code() == Code::NotFound => continue,
+                Err(status) => return Err(status).with_context(|| format!("cannot ask for pod {}", sandbox.id)),
+            };
             pods.push(PodView {
                 namespace: metadata.namespace,
                 name: metadata.name,
