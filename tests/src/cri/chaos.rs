@@ -151,7 +151,9 @@ fn random_call_fault(rng: &mut fastrand::Rng) -> CallFault {
         ListContainers,
         ContainerStatus,
     ];
-    let delay = Duration::from_millis(rng.u64(1..5000));
+    // Some delays outlast every deadline a client may set, so that effects come when nobody waits any more.
+    let longest = if rng.u8(0..6) == 0 { 300_000 } else { 5000 };
+    let delay = Duration::from_millis(rng.u64(1..longest));
     let trouble = match rng.u8(0..6) {
         0 => Trouble::Slow(delay),
         1 => Trouble::LateAnswer(delay),
