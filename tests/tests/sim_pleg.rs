@@ -314,6 +314,8 @@ async fn f12_events_come_back_after_any_absence_of_the_runtime() {
 async fn a_runtime_that_is_away_is_not_asked_all_the_time() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::EVENTS).await;
+    // An event that carries the exit itself would leave nothing to ask.
+    sim.faults(|f| f.events.bare = 1.0);
     let (_, id) = run(&mut client, "web", "exit 1 1s").await;
     sim.faults(|f| f.add(CallFault::on(Method::ListContainers, Trouble::Slow(ms(500)))));
     sim.until("reported", secs(2), |l| l.instance(&id).is_some_and(|i| i.reported.is_some())).await.expect("exit");

@@ -1,8 +1,8 @@
 //! The runtime's event stream as hints.
 //!
 //! Subscribes, asks for a relist once the subscription stands, and hands on what arrives. A stream that ends is
-//! reopened for ever, with capped delays. Statuses inside events are not used: runtimes take them and stamp them in
-//! no reliable order, sometimes leave them out, and tell of one sandbox only.
+//! reopened for ever, with capped delays. Of the statuses inside events only exits are handed on: runtimes take and stamp
+//! statuses in no reliable order, sometimes leave them out, and tell of one sandbox only; but an exit is final.
 
 use std::time::Duration;
 
@@ -101,11 +101,12 @@ fn hint(event: v1::ContainerEventResponse) -> Option<Hint> {
         Ok(ContainerEventType::ContainerDeletedEvent) => Expect::Deleted,
         Err(_) => return Some(Hint::Gap(RelistReason::Unattributed)),
     };
+    let (id, statuses) = (event.container_id, event.containers_statuses);
     let uid = event.pod_sandbox_status.and_then(|s| s.metadata).map(|m| m.uid).filter(|uid| !uid.is_empty());
-    Some(match uid {
-        Some(uid) => Hint::Runtime { uid: PodUid::from(uid), id: ContainerId::from(event.container_id), expect },
-        None => Hint::Gap(RelistReason::Unattributed),
-    })
+    let Some(uid) = uid else { return Some(Hint::Gap(RelistReason::Unattributed)) };
+    let has_exited = |s: &v1::ContainerStatus| s.id == id && s.state() == v1::ContainerState::ContainerExited;
+    let exited = statuses.into_iter().find(has_exited).filter(|_| expect == Expect::Stopped).map(Box::new);
+    Some(Hint::Runtime { uid: PodUid::from(uid), id: ContainerId::from(id), expect, exited })
 }
 
 #[cfg(test)]
@@ -134,6 +135,21 @@ mod tests {
     fn creations_need_no_look_and_stops_do() {
         assert!(hint(event(ContainerEventType::ContainerCreatedEvent, "u")).is_none());
         let stopped = hint(event(ContainerEventType::ContainerStoppedEvent, "u"));
-        assert!(matches!(stopped, Some(Hint::Runtime { expect: Expect::Stopped, .. })));
+        assert!(matches!(stopped, Some(Hint::Runtime { expect: Expect::Stopped, exited: None, .. })));
+    }
+
+    #[test]
+    fn only_the_exit_of_the_container_itself_is_believed() {
+        let status = |id: &str, state: v1::ContainerState| v1::ContainerStatus {
+            id: id.into(),
+            state: state as i32,
+            ..Default::default()
+        };
+        let mut stopped = event(ContainerEventType::ContainerStoppedEvent, "u");
+        stopped.containers_statuses = vec![status("d", v1::ContainerState::ContainerExited)];
+        stopped.containers_statuses.push(status("c", v1::ContainerState::ContainerRunning));
+        assert!(matches!(hint(stopped.clone()), Some(Hint::Runtime { exited: None, .. })), "stamped too late");
+        stopped.containers_statuses[1] = status("c", v1::ContainerState::ContainerExited);
+        assert!(matches!(hint(stopped), Some(Hint::Runtime { exited: Some(_), .. })));
     }
 }

@@ -15,6 +15,8 @@ pub mod pidfd;
 pub mod process;
 pub mod sensors;
 
+use keblet_proto::cri::v1::ContainerStatus;
+
 use crate::model::ContainerId;
 use crate::model::KernelMoment;
 use crate::model::PodUid;
@@ -45,6 +47,9 @@ pub enum Hint {
         id: ContainerId,
         /// What the PLEG should see when it looks.
         expect: Expect,
+        /// For a stop: what the event itself says of the container, if it says that it has exited. An exit is final,
+        /// so it may be believed whatever the order in which events arrive.
+        exited: Option<Box<ContainerStatus>>,
     },
     /// The kernel recorded the exit of a container's init process.
     Exit(ExitFacts),

@@ -18,6 +18,7 @@ mod convert;
 mod death;
 mod diff;
 mod dirty;
+mod exited;
 mod handle;
 mod inspect;
 mod observer;

@@ -18,6 +18,7 @@ use tokio_util::time::DelayQueue;
 use super::DirtyPods;
 use super::PlegObserver;
 use super::diff::diff;
+use super::exited::keep_exits;
 use super::handle::COMMAND_CAPACITY;
 use super::handle::Command;
 use super::handle::InspectError;
@@ -43,6 +44,7 @@ use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
 use crate::model::Clock;
 use crate::model::ContainerState;
+use crate::model::ContainerStatus;
 use crate::model::KernelMoment;
 use crate::model::LifecycleEvent;
 use crate::model::LifecycleKind;
@@ -102,6 +104,7 @@ pub fn start(
 /// What a spawned call brings back.
 pub(super) enum Done {
     Inspected { uid: PodUid, sampled_at: Instant, result: Result<PodSnapshot, InspectError> },
+    Exited { uid: PodUid, container: Box<ContainerStatus> },
     Listed { began: Instant, result: Result<(Instant, HashMap<PodUid, Listing>), RuntimeError> },
 }
 
@@ -150,7 +153,10 @@ impl PlegTask {
 
     fn on_hint(&mut self, hint: Hint) {
         match hint {
-            Hint::Runtime { uid, id, expect } => {
+            Hint::Runtime { uid, exited: Some(status), .. } if self.runs(&uid, &status.id) => {
+                self.take_exit(uid, *status);
+            }
+            Hint::Runtime { uid, id, expect, .. } => {
                 let record = self.records.entry(uid.clone()).or_default();
                 record.hint(PendingHint { id, expect, at: Instant::now() });
                 record.settle_now();
@@ -269,6 +275,7 @@ impl PlegTask {
     fn on_done(&mut self, done: Result<Done, tokio::task::JoinError>) {
         match done {
             Ok(Done::Inspected { uid, sampled_at, result }) => self.on_inspected(&uid, sampled_at, result),
+            Ok(Done::Exited { uid, container }) => self.on_exited(&uid, *container),
             Ok(Done::Listed { began, result }) => self.on_listed(began, result),
             // Only a panic in a conversion gets here; the pods concerned are found again by the relist.
             Err(error) => {
@@ -316,6 +323,9 @@ impl PlegTask {
         if record.snapshot.as_ref().is_some_and(|known| known.sampled_at > sampled_at) {
             self.answer(uid, sampled_at);
             return;
+        }
+        if let Some(known) = record.snapshot.clone() {
+            keep_exits(&known, &mut snapshot);
         }
         self.pin_running(uid, &snapshot);
         let pending = self.lay_deaths_over(uid, &mut snapshot);
@@ -406,7 +416,7 @@ impl PlegTask {
     }
 
     /// When the kernel saw it: the probe's time for a proven death, else the runtime's own record of the moment.
-    fn happened(&self, container: &crate::model::ContainerStatus, kind: LifecycleKind) -> Option<KernelMoment> {
+    fn happened(&self, container: &ContainerStatus, kind: LifecycleKind) -> Option<KernelMoment> {
         let now = Instant::now();
         let (stamp, wall) = match (kind, &container.proven) {
             (LifecycleKind::ContainerDied, Some(death)) => {

@@ -1,0 +1,96 @@
+//! Exits that the runtime's events tell themselves. An exited container never runs again, so its final status may be
+//! put into the cached snapshot as it comes, without asking: the same licence as a proven death, by the runtime's own
+//! word. Anything else in an event is a hint.
+
+use std::time::Duration;
+
+use keblet_proto::cri::v1;
+
+use super::task::Done;
+use super::task::PlegTask;
+use super::termination;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
+use crate::model::Source;
+
+/// An event tells of one container; whether others changed unheard is looked up this much later, unless the pod's
+/// worker has looked by then.
+const VERIFY: Duration = Duration::from_secs(1);
+
+impl PlegTask {
+    /// The cache has this container as running, or as dead by the kernel's word alone.
+    pub(super) fn runs(&self, uid: &PodUid, id: &str) -> bool {
+        let snapshot = self.records.get(uid).and_then(|record| record.snapshot.as_ref());
+        let container = snapshot.and_then(|s| s.containers.iter().find(|c| c.id.as_str() == id));
+        container.is_some_and(|c| c.state == ContainerState::Running || c.proven.is_some())
+    }
+
+    /// Reads the termination message that belongs to an exit, off the loop.
+    pub(super) fn take_exit(&mut self, uid: PodUid, status: v1::ContainerStatus) {
+        let snapshot = self.records.get(&uid).and_then(|record| record.snapshot.as_ref());
+        let known = snapshot.and_then(|s| s.containers.iter().find(|c| c.id.as_str() == status.id));
+        let Some(mut container) = known.cloned().map(Box::new) else { return };
+        container.state = ContainerState::Exited;
+        container.exit_code = Some(status.exit_code);
+        container.finished_at = status.finished_at;
+        container.reason = status.reason;
+        container.message = status.message;
+        container.proven = None;
+        self.work.spawn(async move {
+            termination::append_message(&mut container).await;
+            Done::Exited { uid, container }
+        });
+    }
+
+    /// Puts the exit into the cached snapshot, unless a later look has found more.
+    pub(super) fn on_exited(&mut self, uid: &PodUid, container: ContainerStatus) {
+        if !self.runs(uid, container.id.as_str()) {
+            return;
+        }
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.deaths.remove(&container.id);
+        record.rechecks = 0;
+        let Some(known) = record.snapshot.clone() else { return };
+        let mut snapshot = PodSnapshot::clone(&known);
+        if let Some(place) = snapshot.containers.iter_mut().find(|c| c.id == container.id) {
+            *place = container;
+        }
+        if let Some(record) = self.records.get_mut(uid) {
+            record.settle_now();
+        }
+        self.publish(uid, snapshot, Source::Runtime);
+        self.recheck_later(uid, VERIFY);
+    }
+}
+
+/// An inspection that began before an exit was told may still say "running": what was seen to have exited stays so.
+pub(super) fn keep_exits(known: &PodSnapshot, snapshot: &mut PodSnapshot) {
+    for container in &mut snapshot.containers {
+        let before = known.by_id(&container.id);
+        if let Some(before) = before.filter(|c| c.state == ContainerState::Exited && c.proven.is_none()) {
+            container.clone_from(before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::pleg::testing::container;
+    use crate::pleg::testing::snapshot;
+
+    #[test]
+    fn an_exit_is_not_taken_back_by_an_older_look() {
+        let now = Instant::now();
+        let known = snapshot(now, vec![container("a", "web", ContainerState::Exited)]);
+        let running = |id: &str| container(id, "web", ContainerState::Running);
+        let mut late = snapshot(now, vec![running("b"), running("a")]);
+        keep_exits(&known, &mut late);
+        assert_eq!(late.containers[1].state, ContainerState::Exited);
+        assert_eq!(late.containers[0].state, ContainerState::Running, "another instance is another matter");
+    }
+}
