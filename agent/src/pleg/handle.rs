@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::sync::oneshot;
 
 use super::DirtyPods;
+use crate::model::ContainerId;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 
@@ -40,8 +41,8 @@ pub(super) type Reply = oneshot::Sender<Result<Arc<PodSnapshot>, InspectError>>;
 pub(super) enum Command {
     /// Any snapshot taken since the agent started will do.
     View(PodUid, Reply),
-    /// A snapshot sampled from now on.
-    Inspect(PodUid, Reply),
+    /// A snapshot sampled from now on; these containers have just been started.
+    Inspect(PodUid, Vec<ContainerId>, Reply),
     /// The pod's worker begins to act: its own inspection will follow.
     Acting(PodUid),
 }
@@ -76,7 +77,12 @@ impl PlegHandle {
 
     /// A snapshot sampled after this call was made. Fails when the runtime does.
     pub async fn inspect(&self, uid: &PodUid) -> Result<Arc<PodSnapshot>, InspectError> {
-        self.ask(|reply| Command::Inspect(uid.clone(), reply)).await
+        self.inspect_with(uid, Vec::new()).await
+    }
+
+    /// The same for a worker that has just started `fresh`: their statuses are asked for beside the lists.
+    pub async fn inspect_with(&self, uid: &PodUid, fresh: Vec<ContainerId>) -> Result<Arc<PodSnapshot>, InspectError> {
+        self.ask(|reply| Command::Inspect(uid.clone(), fresh, reply)).await
     }
 
     /// Tells that the pod's worker is about to act and will ask for an inspection afterwards: until then hints about

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::convert;
 use super::termination;
+use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::PodRef;
@@ -21,6 +22,7 @@ use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::SandboxId;
 use crate::model::SandboxStatus;
+use crate::runtime::ContainerInspection;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 
@@ -73,18 +75,30 @@ pub(super) fn agrees(listing: &Listing, known: &PodSnapshot) -> bool {
         && listing.containers.iter().all(|c| reusable_container(c, known).is_some())
 }
 
-/// Completes a listing to a snapshot. `previous` saves calls; it must be an older snapshot of the same pod.
+/// Statuses asked for beside the lists, by container id.
+pub(super) type Early = HashMap<String, ContainerInspection>;
+
+/// Asks for containers that the lists will surely show as new. What cannot be had is asked for again later.
+pub(super) async fn early(runtime: &Runtime, ids: Vec<ContainerId>) -> Early {
+    let asked = ids.iter().map(|id| async { (id.to_string(), runtime.container_status(id.as_str(), true).await.ok()) });
+    let answers = futures_util::future::join_all(asked).await;
+    answers.into_iter().filter_map(|(id, answer)| Some((id, answer?))).collect()
+}
+
+/// Completes a listing to a snapshot. `previous` and `early` save calls: an older snapshot of the same pod, and
+/// statuses asked for after `sampled_at`.
 pub(super) async fn complete(
     runtime: &Runtime,
     uid: &PodUid,
     sampled_at: Instant,
     listing: Listing,
     previous: Option<Arc<PodSnapshot>>,
+    early: &Early,
 ) -> Result<PodSnapshot, RuntimeError> {
     let previous = previous.as_deref();
     let pod = pod_ref(uid, &listing, previous);
     let sandboxes = try_join_all(listing.sandboxes.iter().map(|s| sandbox_status(runtime, s, previous)));
-    let containers = try_join_all(listing.containers.iter().map(|c| container_status(runtime, c, previous)));
+    let containers = try_join_all(listing.containers.iter().map(|c| container_status(runtime, c, previous, early)));
     let (sandboxes, containers) = futures_util::try_join!(sandboxes, containers)?;
     let mut sandboxes: Vec<SandboxStatus> = sandboxes.into_iter().flatten().collect();
     let mut containers: Vec<ContainerStatus> = containers.into_iter().flatten().collect();
@@ -152,15 +166,19 @@ async fn container_status(
     runtime: &Runtime,
     listed: &v1::Container,
     previous: Option<&PodSnapshot>,
+    early: &Early,
 ) -> Result<Option<ContainerStatus>, RuntimeError> {
     if let Some(known) = previous.and_then(|p| reusable_container(listed, p)) {
         return Ok(Some(known.clone()));
     }
     let running = convert::state(listed.state) == ContainerState::Running;
-    let reply = match runtime.container_status(&listed.id, running).await {
-        Ok(reply) => reply,
-        Err(error) if error.is_not_found() => return Ok(None),
-        Err(error) => return Err(error),
+    let reply = match early.get(&listed.id) {
+        Some(reply) => reply.clone(),
+        None => match runtime.container_status(&listed.id, running).await {
+            Ok(reply) => reply,
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(error),
+        },
     };
     let sandbox = SandboxId::from(listed.pod_sandbox_id.as_str());
     let pid = reply.pid();

@@ -46,6 +46,8 @@ pub(super) struct PodRecord {
     /// Another one is due when it ends.
     pub again: Option<Instant>,
     pub waiters: Vec<Waiter>,
+    /// Containers the worker has just started: the next inspection will need their statuses.
+    pub fresh: Vec<ContainerId>,
     pub hints: Vec<PendingHint>,
     /// The worker acts since then; its own inspection will follow.
     pub acting_since: Option<Instant>,

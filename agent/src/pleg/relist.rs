@@ -157,7 +157,7 @@ impl PlegTask {
         let runtime = self.runtime.clone();
         let target = uid.clone();
         self.spawn_inspection(uid, sampled_at, async move {
-            inspect::complete(&runtime, &target, sampled_at, listing, previous).await
+            inspect::complete(&runtime, &target, sampled_at, listing, previous, &inspect::Early::new()).await
         });
     }
 }

@@ -173,10 +173,11 @@ impl PlegTask {
         let now = Instant::now();
         match command {
             Command::View(uid, reply) => self.on_view(uid, reply),
-            Command::Inspect(uid, reply) => {
+            Command::Inspect(uid, fresh, reply) => {
                 let record = self.records.entry(uid.clone()).or_default();
                 record.acting_since = None;
                 record.source = Some(Source::Worker);
+                record.fresh.extend(fresh);
                 record.waiters.push(Waiter { since: now, reply });
                 self.inspect_if_wanted(&uid);
             }
@@ -238,11 +239,13 @@ impl PlegTask {
             return;
         }
         let previous = record.snapshot.clone();
+        let fresh = std::mem::take(&mut record.fresh);
         let runtime = self.runtime.clone();
         let target = uid.clone();
         self.spawn_inspection(uid, Instant::now(), async move {
-            let (sampled_at, listing) = inspect::list_one(&runtime, &target).await?;
-            inspect::complete(&runtime, &target, sampled_at, listing, previous).await
+            let (listed, early) = tokio::join!(inspect::list_one(&runtime, &target), inspect::early(&runtime, fresh));
+            let (sampled_at, listing) = listed?;
+            inspect::complete(&runtime, &target, sampled_at, listing, previous, &early).await
         });
     }
 

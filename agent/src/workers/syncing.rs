@@ -35,6 +35,8 @@ pub(super) struct Memory {
     /// Why containers are not running, by name: upstream's reason cache.
     pub reasons: HashMap<String, StartFailure>,
     pub probes: ProbeResults,
+    /// What was started since the last look.
+    pub started: Vec<ContainerId>,
 }
 
 impl Worker {
@@ -195,7 +197,10 @@ impl Worker {
     fn remember(&mut self, outcome: &SyncOutcome) {
         for start in &outcome.starts {
             match &start.result {
-                Ok(_) => self.syncing.reasons.remove(&start.name),
+                Ok(id) => {
+                    self.syncing.started.push(id.clone());
+                    self.syncing.reasons.remove(&start.name)
+                }
                 Err(failure) => self.syncing.reasons.insert(start.name.clone(), failure.clone()),
             };
         }

@@ -192,12 +192,13 @@ impl Worker {
     }
 
     /// A snapshot that knows everything this worker has done.
-    pub(super) async fn view(&self) -> Result<Arc<PodSnapshot>, InspectError> {
+    pub(super) async fn view(&mut self) -> Result<Arc<PodSnapshot>, InspectError> {
+        let fresh = std::mem::take(&mut self.syncing.started);
         let pleg = &self.context.pleg;
         let Some(acted_at) = self.acted_at else { return pleg.view(&self.uid).await };
         match pleg.cached(&self.uid) {
             Some(snapshot) if snapshot.sampled_at > acted_at => Ok(snapshot),
-            _ => pleg.inspect(&self.uid).await,
+            _ => pleg.inspect_with(&self.uid, fresh).await,
         }
     }
 
