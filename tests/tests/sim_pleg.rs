@@ -496,3 +496,14 @@ async fn idle_pods_cost_no_calls() {
     let calls = sim.ledger(Ledger::total) - before;
     assert!(calls <= 6, "two periodic lists in ten minutes, nothing per pod: {calls} calls");
 }
+
+/// A process may die of memory before any snapshot shows its container. The kill is told once its owner is known.
+#[tokio::test(start_paused = true)]
+async fn an_oom_kill_before_the_first_look_is_not_nameless() {
+    let (sim, mut client) = node();
+    let eyes = awake(&sim, Senses::ALL).await;
+    let (_, id) = run(&mut client, "web", "run").await;
+    assert_eq!(cached(&eyes, "web", &id), None, "not seen yet");
+    sim.oom_child("web", "main").expect("alive");
+    assert!(eyes.seen.until(secs(5), |seen| seen.oom_kills() == [Some(false)]).await, "{:?}", eyes.seen.oom_kills());
+}
