@@ -103,12 +103,13 @@ fn answer(arguments: &[&str]) -> String {
 
 #[test]
 fn explain_shows_what_was_set_and_what_has_no_effect() {
-    let text = answer(&["keblet", "config", "explain", "--sync-frequency=2m", "--provider-id=x", "--root-dir=/srv"]);
+    let text =
+        answer(&["keblet", "config", "explain", "--file-check-frequency=2m", "--provider-id=x", "--root-dir=/srv"]);
     let line = |start: &str| {
         let line = text.lines().find(|line| line.trim_start().starts_with(start));
         line.unwrap_or_else(|| panic!("no {start} in\n{text}")).split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(line("syncFrequency"), "syncFrequency 2m0s --sync-frequency");
+    assert_eq!(line("fileCheckFrequency"), "fileCheckFrequency 2m0s --file-check-frequency");
     assert_eq!(line("providerID"), "providerID x --provider-id not honoured yet");
     assert_eq!(line("root-dir"), "root-dir /srv --root-dir");
     assert!(!text.contains("maxPods"), "defaults are left out");

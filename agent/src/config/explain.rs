@@ -18,11 +18,9 @@ use super::{FlagSettings, keblet, kubelet};
 const HONOURED_GATES: &[Gate] = &[
     Gate::ContainerRestartRules,
     Gate::CustomCPUCFSQuotaPeriod,
-    Gate::DisableCPUQuotaWithExclusiveCPUs,
     Gate::HostnameOverride,
     Gate::KubeletCrashLoopBackOffMax,
     Gate::PreventStaticPodAPIReferences,
-    Gate::ReduceDefaultCrashLoopBackOffDecay,
     Gate::RestartAllContainersOnContainerExits,
 ];
 

@@ -39,7 +39,7 @@ document! {
         enable_server "enableServer": bool = true, pointer, used, "Run the HTTP servers.";
         static_pod_path "staticPodPath": String, value, used, "File or directory with static pods.";
         pod_logs_dir "podLogsDir": String = "/var/log/pods", value, used, "Root of the container log files.";
-        sync_frequency "syncFrequency": GoDuration = GoDuration::mins(1), value, used, "Longest time between two syncs of one pod.";
+        sync_frequency "syncFrequency": GoDuration = GoDuration::mins(1), value, later, "Longest time between two syncs of one pod.";
         file_check_frequency "fileCheckFrequency": GoDuration = GoDuration::secs(20), value, used, "Time between two reads of the static pod path.";
         http_check_frequency "httpCheckFrequency": GoDuration = GoDuration::secs(20), value, used, "Time between two reads of the static pod URL.";
         static_pod_url "staticPodURL": String, value, used, "URL with static pods.";

@@ -366,12 +366,12 @@ fn notices_name_what_has_no_effect() {
     let settings = Case::new()
         .main("maxPods: 7\nproviderID: x\nfeatureGates: {MemoryQoS: true, NodeSwap: true}\n")
         .flag("cert-dir", "/srv")
-        .flag("sync-frequency", "2m")
+        .flag("file-check-frequency", "2m")
         .flag("log-cadvisor-usage", "true")
         .load();
     let notices = settings.notices().join("\n");
     for expected in [
-        "flag --sync-frequency is deprecated; set syncFrequency in the file of --config instead",
+        "flag --file-check-frequency is deprecated; set fileCheckFrequency in the file of --config instead",
         "flag --log-cadvisor-usage is deprecated and has no effect",
         "feature gate NodeSwap=true will be removed in a future release",
         "feature gate MemoryQoS=true is accepted but not honoured yet",
@@ -382,7 +382,7 @@ fn notices_name_what_has_no_effect() {
     assert!(notices.lines().any(
         |line| line.starts_with("providerID (") && line.ends_with("main.yaml:4) is accepted but not honoured yet")
     ));
-    assert!(!notices.contains("syncFrequency ("), "a field that is honoured has no notice");
+    assert!(!notices.contains("fileCheckFrequency ("), "a field that is honoured has no notice");
 }
 
 proptest! {
