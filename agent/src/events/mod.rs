@@ -21,8 +21,8 @@ use crate::model::ContainerId;
 use crate::model::KernelMoment;
 use crate::model::PodUid;
 
-/// Hints waiting for the PLEG. When full, the runtime stream waits (it has its own queue) and kernel records are
-/// dropped, counted and made good by a relist.
+/// Hints waiting for the PLEG. When full, the senders wait: the runtime has a queue of its own, and what the kernel
+/// cannot write meanwhile it counts as lost, which a relist makes good.
 pub const HINT_CAPACITY: usize = 4096;
 
 /// What a container should look like once the hint has been served.
