@@ -7,6 +7,7 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod apiserver;
 pub mod bench;
 pub mod cli;
 pub mod config;

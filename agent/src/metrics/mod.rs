@@ -10,6 +10,7 @@ mod pleg;
 mod pods;
 mod process;
 mod register;
+mod rest_client;
 mod runtime;
 mod sensors;
 mod workers;
@@ -22,6 +23,7 @@ pub use http::{Http, Request};
 pub use node::{BuildInfo, Node};
 pub use pleg::Pleg;
 pub use pods::{PodOrigin, Pods, Working};
+pub use rest_client::RestClient;
 pub use runtime::Runtime;
 pub use sensors::{SensorLevel, Sensors};
 pub use workers::{SyncKind, Workers};
@@ -49,6 +51,8 @@ pub struct Metrics {
     pub sensors: Sensors,
     /// Requests to our own servers.
     pub http: Http,
+    /// Requests to the API server.
+    pub rest_client: RestClient,
     /// Unix time at which the process started, in seconds.
     pub process_start: f64,
 }
@@ -65,8 +69,9 @@ impl Metrics {
         let runtime = Runtime::new(&register);
         let sensors = Sensors::new(&register);
         let http = Http::new(&register);
+        let rest_client = RestClient::new(&register);
         let process_start = process::register(&register);
-        Arc::new(Self { registry, node, pods, workers, pleg, runtime, sensors, http, process_start })
+        Arc::new(Self { registry, node, pods, workers, pleg, runtime, sensors, http, rest_client, process_start })
     }
 
     /// The text exposition, version 0.0.4.

@@ -21,9 +21,11 @@ use crate::pleg::PlegHandle;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::sources::SourcesHandle;
+use crate::sources::hostile;
 use crate::status::Statuses;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::refuse;
+use crate::workers::refuse::Refusal;
 use crate::workers::state::KillOptions;
 use crate::workers::state::PodState;
 use crate::workers::state::Request;
@@ -140,7 +142,11 @@ impl SyncLoop {
 
     /// A pod that needs what this agent lacks is refused whole, never half-run.
     fn reject_unsupported(&mut self, pod: &Pod) -> bool {
-        let Some(refusal) = refuse::unsupported(pod) else { return false };
+        let hostile = || {
+            let message = format!("Pod is invalid: {}", hostile::content(pod)?);
+            Some(Refusal { reason: "FailedValidation", message })
+        };
+        let Some(refusal) = hostile().or_else(|| refuse::unsupported(pod)) else { return false };
         self.recorder.pod_event(pod, "", EventType::Warning, refusal.reason, &refusal.message);
         self.statuses.reject(pod, refusal.reason, &refusal.message, self.clock.wall());
         true

@@ -1,5 +1,6 @@
 //! The only place that knows every room: constructs, connects, runs, drains. Decides nothing.
 
+mod apiserver;
 mod cgroups;
 mod housekeeping;
 mod node;
@@ -16,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::apiserver::ApiServer;
 use crate::config::Gate;
 use crate::config::Origin;
 use crate::config::Settings;
@@ -63,6 +65,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let node = node::describe(&settings)?;
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
+    let api = apiserver::connect(&settings, &metrics)?;
     let runtime = connect(&settings, &observers)?;
     let board = SensorBoard::default();
     tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
@@ -125,8 +128,12 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         observer: observers,
         ending: CancellationToken::new(),
     });
-    let (updates, sources) =
-        sources::start(sources_config(&settings, &node.name), Clock::System, recorder.clone(), shutdown.clone());
+    let (updates, sources) = sources::start(
+        sources_config(&settings, &node.name, api.as_ref()),
+        Clock::System,
+        recorder.clone(),
+        shutdown.clone(),
+    );
     let sync = SyncLoop {
         pods: shared,
         workers: PodWorkers::new(context.clone()),
@@ -195,7 +202,7 @@ fn max_backoff(settings: &Settings) -> Duration {
     configured.map_or(crate::workers::backoff::DEFAULT_MAX, crate::config::duration::GoDuration::std)
 }
 
-fn sources_config(settings: &Settings, node_name: &str) -> SourcesConfig {
+fn sources_config(settings: &Settings, node_name: &str, api: Option<&ApiServer>) -> SourcesConfig {
     let kubelet = &settings.kubelet;
     let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     SourcesConfig {
@@ -206,5 +213,6 @@ fn sources_config(settings: &Settings, node_name: &str) -> SourcesConfig {
         http_check_frequency: kubelet.http_check_frequency.std(),
         node_name: node_name.to_owned(),
         prevent_static_pod_api_references: settings.gates.enabled(Gate::PreventStaticPodAPIReferences),
+        api: api.map(|api| api.main.clone()),
     }
 }
