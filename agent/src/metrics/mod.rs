@@ -9,6 +9,7 @@ mod node;
 mod pleg;
 mod pods;
 mod process;
+mod recorder;
 mod register;
 mod runtime;
 mod sensors;
@@ -22,6 +23,7 @@ pub use http::{Http, Request};
 pub use node::{BuildInfo, Node};
 pub use pleg::Pleg;
 pub use pods::{PodOrigin, Pods, Working};
+pub use recorder::Recorder;
 pub use runtime::Runtime;
 pub use sensors::{SensorLevel, Sensors};
 pub use workers::{SyncKind, Workers};
@@ -47,6 +49,8 @@ pub struct Metrics {
     pub runtime: Runtime,
     /// State and losses of the sensors.
     pub sensors: Sensors,
+    /// Events that reach nobody.
+    pub recorder: Recorder,
     /// Requests to our own servers.
     pub http: Http,
     /// Unix time at which the process started, in seconds.
@@ -64,9 +68,10 @@ impl Metrics {
         let pleg = Pleg::new(&register);
         let runtime = Runtime::new(&register);
         let sensors = Sensors::new(&register);
+        let recorder = Recorder::new(&register);
         let http = Http::new(&register);
         let process_start = process::register(&register);
-        Arc::new(Self { registry, node, pods, workers, pleg, runtime, sensors, http, process_start })
+        Arc::new(Self { registry, node, pods, workers, pleg, runtime, sensors, recorder, http, process_start })
     }
 
     /// The text exposition, version 0.0.4.
