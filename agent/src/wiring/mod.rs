@@ -6,6 +6,7 @@ mod housekeeping;
 mod node;
 mod observers;
 mod pods;
+mod recording;
 mod sensors;
 
 use std::path::Path;
@@ -31,7 +32,6 @@ use crate::model::restart::RestartGates;
 use crate::pleg;
 use crate::pleg::PlegConfig;
 use crate::pleg::PlegHandle;
-use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
@@ -66,6 +66,9 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
     let api = apiserver::connect(&settings, &metrics)?;
+    let events_client = api.as_ref().map(|api| api.events.clone());
+    let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
+    recording::announce(&recorder, cgroup_version);
     let runtime = connect(&settings, &observers)?;
     let board = SensorBoard::default();
     tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
@@ -102,7 +105,6 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let gates = restart_gates(&settings);
     let statuses = Statuses::new(version.runtime_name, node.addresses(), gates);
     started.send_replace(Some((statuses.clone(), pleg.clone())));
-    let recorder = Recorder::default();
     let volumes = Volumes::new(&settings.flags.root_dir);
     let act = ActContext::new(
         runtime.clone(),
