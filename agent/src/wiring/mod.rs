@@ -8,6 +8,7 @@ mod observers;
 mod pods;
 mod recording;
 mod sensors;
+mod status;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -103,7 +104,14 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let (pleg, pleg_task) = pleg::start(runtime.clone(), hint_receiver, config, shutdown.clone());
 
     let gates = restart_gates(&settings);
-    let statuses = Statuses::new(version.runtime_name, node.addresses(), gates);
+    let parts = status::StatusParts {
+        runtime_name: version.runtime_name,
+        addresses: watch::channel(node.addresses()).1,
+        node: watch::channel(None).1,
+        client: None,
+        gates,
+    };
+    let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
     started.send_replace(Some((statuses.clone(), pleg.clone())));
     let volumes = Volumes::new(&settings.flags.root_dir);
     let act = ActContext::new(
@@ -144,6 +152,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         statuses,
         clock: Clock::System,
         recorder,
+        mirrors,
         leftovers: Arc::new(housekeeping::Sweeper::new(context)),
         housekeeping: None,
     };

@@ -281,6 +281,7 @@ impl Worker {
         if let Some(pod) = &pod {
             self.publish_status(pod, after, true);
         } else {
+            self.context.statuses.stopped(&self.uid, self.context.clock.wall());
             self.remove_content(after).await;
         }
         self.mailbox.state().terminating_done();
