@@ -16,6 +16,7 @@ pub mod images;
 pub mod kernel;
 pub mod metrics;
 pub mod model;
+pub mod objects;
 pub mod pleg;
 pub mod recorder;
 pub mod runtime;
