@@ -3,6 +3,7 @@
 mod cgroups;
 mod housekeeping;
 mod node;
+mod node_object;
 mod observers;
 mod pods;
 mod sensors;
@@ -61,6 +62,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
     let node = node::describe(&settings)?;
+    node_object::check(&settings)?;
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
     let runtime = connect(&settings, &observers)?;
@@ -68,6 +70,24 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
     let (state_sender, state) = watch::channel(RuntimeState::Unknown);
     tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
+
+    let recorder = Recorder::default();
+    let images = Images::new(runtime.clone(), node::pull_limits(&settings));
+    let own_node = node_object::start(
+        node_object::Parts {
+            settings: &settings,
+            name: &node.name,
+            runtime: runtime.clone(),
+            state: state.clone(),
+            board: board.clone(),
+            images: images.changes(),
+            shutting_down: watch::channel(false).1,
+            tell: node_object::teller(&node.name),
+            metrics: metrics.clone(),
+        },
+        node_object::clients(&settings).await?,
+        shutdown.clone(),
+    );
 
     let shared = SharedPods::default();
     let server = pods::Server { metrics: &metrics, board: &board, shared: &shared };
@@ -97,13 +117,12 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let (pleg, pleg_task) = pleg::start(runtime.clone(), hint_receiver, config, shutdown.clone());
 
     let gates = restart_gates(&settings);
-    let statuses = Statuses::new(version.runtime_name, node.addresses(), gates);
+    let statuses = Statuses::new(version.runtime_name, Some(own_node.addresses.borrow().clone()), gates);
     started.send_replace(Some((statuses.clone(), pleg.clone())));
-    let recorder = Recorder::default();
     let volumes = Volumes::new(&settings.flags.root_dir);
     let act = ActContext::new(
         runtime.clone(),
-        Images::new(runtime.clone(), node::pull_limits(&settings)),
+        images,
         volumes,
         cgroups,
         node.settings(&settings),
