@@ -17,6 +17,8 @@ pub mod images;
 pub mod kernel;
 pub mod metrics;
 pub mod model;
+pub mod node;
+pub mod objects;
 pub mod pleg;
 pub mod recorder;
 pub mod runtime;

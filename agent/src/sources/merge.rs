@@ -167,13 +167,16 @@ fn foreign(pod: &ApiPod) -> impl Iterator<Item = (&String, &String)> {
 }
 
 fn with_status(old: &ApiPod, new: &ApiPod) -> Pod {
-    Arc::new(ApiPod { status: new.status.clone(), ..old.clone() })
+    let mut pod = ApiPod { status: new.status.clone(), ..old.clone() };
+    pod.metadata.resource_version = new.metadata.resource_version.clone();
+    Arc::new(pod)
 }
 
-/// The new content in the old object: owner references, finalizers and resource version stay, and so do the local
-/// annotations.
+/// The new content in the old object: owner references and finalizers stay, and so do the local annotations. The resource
+/// version tells how old the status is.
 fn with_semantics(old: &ApiPod, new: &ApiPod) -> Pod {
     let mut pod = ApiPod { spec: new.spec.clone(), status: new.status.clone(), ..old.clone() };
+    pod.metadata.resource_version = new.metadata.resource_version.clone();
     pod.metadata.labels = new.metadata.labels.clone();
     pod.metadata.deletion_timestamp = new.metadata.deletion_timestamp.clone();
     pod.metadata.deletion_grace_period_seconds = new.metadata.deletion_grace_period_seconds;

@@ -170,9 +170,10 @@ impl Merger {
     fn duplicate(&self, source: ConfigSource, pod: &Pod) {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let source = source.as_str();
         let message = format!(
-            "Error validating pod {namespace}/{name} from {source} due to duplicate pod name \"{name}\", ignoring"
+            "Error validating pod {name}_{namespace}({uid}) from {source} due to duplicate pod name {name:?}, ignoring"
         );
         self.recorder.pod_event(pod, "", EventType::Warning, "FailedValidation", &message);
     }

@@ -6,7 +6,9 @@ mod housekeeping;
 mod node;
 mod observers;
 mod pods;
+mod recording;
 mod sensors;
+mod status;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,7 +33,6 @@ use crate::model::restart::RestartGates;
 use crate::pleg;
 use crate::pleg::PlegConfig;
 use crate::pleg::PlegHandle;
-use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
@@ -66,6 +67,9 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
     let api = apiserver::connect(&settings, &metrics)?;
+    let events_client = api.as_ref().map(|api| api.events.clone());
+    let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
+    recording::announce(&recorder, cgroup_version);
     let runtime = connect(&settings, &observers)?;
     let board = SensorBoard::default();
     tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
@@ -100,9 +104,15 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let (pleg, pleg_task) = pleg::start(runtime.clone(), hint_receiver, config, shutdown.clone());
 
     let gates = restart_gates(&settings);
-    let statuses = Statuses::new(version.runtime_name, node.addresses(), gates);
+    let parts = status::StatusParts {
+        runtime_name: version.runtime_name,
+        addresses: watch::channel(node.addresses()).1,
+        node: watch::channel(None).1,
+        client: None,
+        gates,
+    };
+    let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
     started.send_replace(Some((statuses.clone(), pleg.clone())));
-    let recorder = Recorder::default();
     let volumes = Volumes::new(&settings.flags.root_dir);
     let act = ActContext::new(
         runtime.clone(),
@@ -142,6 +152,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         statuses,
         clock: Clock::System,
         recorder,
+        mirrors,
         leftovers: Arc::new(housekeeping::Sweeper::new(context)),
         housekeeping: None,
     };
