@@ -141,7 +141,7 @@ impl SyncLoop {
         }
         let id = pod_ref(&pod);
         if is_terminal(&pod) && !self.workers.knows(&id.uid) && !self.runs(&id.uid) {
-            self.workers.start(PodState::already_terminated(id, pod, Instant::now()));
+            self.workers.start(PodState::already_terminated(id, pod.clone(), Instant::now()));
         } else if !self.reject_unsupported(&pod) {
             self.workers.request(&id, Request::Create(pod.clone()));
         }
