@@ -61,7 +61,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         words.push(format!("kubelet={} --config {{config}} --root-dir {{root}}", kubelet.display()).into());
     }
     words.extend(arguments.rest.iter().cloned());
-    let result = command(&keblet, &words, &mut containerd, &interrupt);
+    let result = command(&keblet, &words, &environment(&containerd), &mut containerd, &interrupt);
     step("removing pods and runtime", || containerd.stop())?;
     result
 }
@@ -73,7 +73,7 @@ pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     build_supervisor()?;
     let mut containerd = start(&cache, arguments.dir.clone())?;
     let result = match arguments.command.split_first() {
-        Some((program, rest)) => command(program, rest, &mut containerd, &interrupt),
+        Some((program, rest)) => command(program, rest, &environment(&containerd), &mut containerd, &interrupt),
         None => {
             println!("{}", serde_json::to_string_pretty(containerd.ready()).context("cannot encode what is ready")?);
             eprintln!("Ctrl-C ends it.");
@@ -98,6 +98,11 @@ pub fn supervisor() -> PathBuf {
     paths::target().join("debug/private-containerd")
 }
 
+/// The program that owns a private control plane, once it is built.
+pub fn control_plane_supervisor() -> PathBuf {
+    paths::target().join("debug/private-control-plane")
+}
+
 /// The agent, once it is built.
 pub fn agent() -> PathBuf {
     paths::target().join("debug/keblet")
@@ -113,23 +118,40 @@ fn build_supervisor() -> Result<()> {
     build("building the runtime's supervisor", &["--package", "keblet-peers", "--bin", "private-containerd"])
 }
 
+/// What starts a cluster: the supervisors, and the agent if it is to be its node.
+pub fn build_cluster(agent: bool) -> Result<()> {
+    if agent {
+        return build_programs();
+    }
+    build("building the supervisors", &["--package", "keblet-peers", "--bins"])
+}
+
 fn build(name: &str, selection: &[&str]) -> Result<()> {
     let mut command = Command::new(paths::cargo());
     command.args(["build", "--quiet"]).args(selection).current_dir(paths::repository());
     step(name, || system::quiet(&mut command))
 }
 
-fn command(
+/// How a command finds the runtime.
+pub fn environment(containerd: &PrivateContainerd) -> Vec<(&'static str, OsString)> {
+    vec![
+        ("KEBLET_RUNTIME_ENDPOINT", containerd.endpoint().into()),
+        ("KEBLET_CGROUP_ROOT", containerd.ready().cgroup_root.clone().into()),
+        ("KEBLET_RUNTIME_DIR", containerd.ready().dir.clone().into()),
+    ]
+}
+
+/// Runs a command beside the runtime, which kills it should we be killed.
+pub fn command(
     program: &OsString,
     arguments: &[OsString],
+    environment: &[(&'static str, OsString)],
     containerd: &mut PrivateContainerd,
     interrupt: &Interrupt,
 ) -> Result<ExitCode> {
     let mut child = Command::new(program)
         .args(arguments)
-        .env("KEBLET_RUNTIME_ENDPOINT", containerd.endpoint())
-        .env("KEBLET_CGROUP_ROOT", &containerd.ready().cgroup_root)
-        .env("KEBLET_RUNTIME_DIR", &containerd.ready().dir)
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
     containerd.adopt(child.id())?;

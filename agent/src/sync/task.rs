@@ -25,9 +25,11 @@ use crate::pleg::PlegHandle;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::sources::SourcesHandle;
+use crate::sources::hostile;
 use crate::status::Statuses;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::refuse;
+use crate::workers::refuse::Refusal;
 use crate::workers::state::KillOptions;
 use crate::workers::state::PodState;
 use crate::workers::state::Request;
@@ -154,7 +156,11 @@ impl SyncLoop {
         if spec::deletion_requested(pod) || is_terminal(pod) {
             return false;
         }
-        let Some(refusal) = refuse::unsupported(pod) else { return false };
+        let hostile = || {
+            let message = format!("Pod is invalid: {}", hostile::content(pod)?);
+            Some(Refusal { reason: "FailedValidation", message })
+        };
+        let Some(refusal) = hostile().or_else(|| refuse::unsupported(pod)) else { return false };
         let uid = pod_ref(pod).uid;
         if self.statuses.get(&uid).is_none() {
             self.recorder.pod_event(pod, "", EventType::Warning, refusal.reason, &refusal.message);

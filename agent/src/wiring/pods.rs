@@ -45,7 +45,7 @@ impl Server<'_> {
             sync_loop_age: Arc::new(move || age.last_turn().map(|at| at.elapsed())),
             ready: Arc::new(move || match &*ready.borrow() {
                 RuntimeState::Ready { .. } => Ok(()),
-                RuntimeState::NotReady(reason) => Err(reason.clone()),
+                RuntimeState::Unreachable(reason) | RuntimeState::NotReady(reason) => Err(reason.clone()),
                 RuntimeState::Unknown => Err("the container runtime has not answered yet".to_owned()),
             }),
             refresh: Arc::new(move || gauges.refresh()),

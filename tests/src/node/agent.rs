@@ -159,6 +159,7 @@ fn no_sources() -> SourcesConfig {
         http_check_frequency: Duration::from_secs(20),
         node_name: "sim".to_owned(),
         prevent_static_pod_api_references: false,
+        api: None,
     }
 }
 
