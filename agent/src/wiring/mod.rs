@@ -108,7 +108,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         runtime_name: version.runtime_name,
         addresses: watch::channel(node.addresses()).1,
         node: watch::channel(None).1,
-        client: None,
+        client: api.as_ref().map(|api| api.main.clone()),
         gates,
     };
     let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
