@@ -83,10 +83,6 @@ pub fn files(settings: &Settings) -> NodeFiles {
 }
 
 impl Node {
-    /// The node's addresses, as far as it was told any.
-    pub fn addresses(&self) -> NodeAddresses {
-        NodeAddresses { ips: self.ips.clone() }
-    }
 
     /// What ends up in the configurations of sandboxes and containers.
     pub fn settings(&self, settings: &Settings) -> NodeSettings {
