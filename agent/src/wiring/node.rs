@@ -123,6 +123,7 @@ fn resources(settings: &Settings) -> ResourceSettings {
         memory_capacity: memory,
         allocatable: allocatable.into(),
         hugepage_sizes: hugepage_sizes(),
+        page_size: page_size(),
         cgroup_v2,
         single_process_oom_kill: !cgroup_v2 || kubelet.single_process_oom_kill.unwrap_or(false),
         swap: if cgroup_v2 { Swap::Forbidden } else { Swap::NoController },
@@ -136,6 +137,12 @@ fn memory_total() -> i64 {
     let line = table.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")).and_then(|n| n.trim().parse::<i64>().ok());
     kib.unwrap_or(0) * 1024
+}
+
+/// Size of a page, bytes; 0 if the system does not say.
+fn page_size() -> usize {
+    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
 }
 
 /// Sizes of huge pages this kernel has, in bytes.
