@@ -47,6 +47,7 @@ operations! {
     ExecSync "exec_sync" "ExecSync"
     GetContainerEvents "get_container_events" "GetContainerEvents"
     RuntimeConfig "runtime_config" "RuntimeConfig"
+    UpdateRuntimeConfig "update_runtime_config" "UpdateRuntimeConfig"
     ListImages "list_images" "ListImages"
     ImageStatus "image_status" "ImageStatus"
     PullImage "pull_image" "PullImage"
@@ -68,7 +69,7 @@ mod tests {
     const UPSTREAM: &str = "version, status, create_container, start_container, stop_container, remove_container, \
         list_containers, container_status, update_container, reopen_container_log, exec_sync, run_podsandbox, \
         stop_podsandbox, remove_podsandbox, podsandbox_status, list_podsandbox, update_podsandbox_resources, \
-        list_images, image_status, pull_image, remove_image, image_fs_info, get_container_events, runtime_config";
+        list_images, image_status, pull_image, remove_image, image_fs_info, get_container_events, runtime_config, update_runtime_config";
 
     #[test]
     fn metric_labels_are_upstreams() {

@@ -80,9 +80,9 @@ pub fn files(settings: &Settings) -> NodeFiles {
 }
 
 impl Node {
-    /// The node's addresses, if it was told any.
-    pub fn addresses(&self) -> Option<NodeAddresses> {
-        Some(NodeAddresses { ips: self.ips.clone() }).filter(|addresses| !addresses.ips.is_empty())
+    /// The node's addresses, as far as it was told any.
+    pub fn addresses(&self) -> NodeAddresses {
+        NodeAddresses { ips: self.ips.clone() }
     }
 
     /// What ends up in the configurations of sandboxes and containers.
