@@ -11,7 +11,9 @@
 mod checks;
 mod health;
 mod listen;
+mod mounted;
 mod readonly;
+pub mod secure;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::KubeletConfiguration;
 use crate::metrics::Metrics;
+pub use mounted::Mounted;
 
 /// The state of one sensor, as told to people.
 #[derive(Clone, Debug, PartialEq, Eq)]
