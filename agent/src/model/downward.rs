@@ -58,7 +58,8 @@ fn subscripted(pod: &Pod, path: &str) -> Option<String> {
 }
 
 fn lines(map: Option<&BTreeMap<String, String>>) -> String {
-    let lines: Vec<String> = map.into_iter().flatten().map(|(key, value)| format!("{key}={}", go_quoted(value))).collect();
+    let lines: Vec<String> =
+        map.into_iter().flatten().map(|(key, value)| format!("{key}={}", go_quoted(value))).collect();
     lines.join("\n")
 }
 

@@ -14,11 +14,11 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Strategy;
-use super::interest::Changed;
-use super::interest::InterestId;
 use super::error::ObjectError;
 use super::error::code;
 use super::error::describe;
+use super::interest::Changed;
+use super::interest::InterestId;
 use super::kind::Kind;
 use super::single;
 use super::single::News;

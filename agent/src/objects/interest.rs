@@ -47,7 +47,10 @@ impl Interest {
 
 impl std::fmt::Debug for Interest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Interest").field("uid", &self.uid).field("generation", &self.generation()).finish_non_exhaustive()
+        f.debug_struct("Interest")
+            .field("uid", &self.uid)
+            .field("generation", &self.generation())
+            .finish_non_exhaustive()
     }
 }
 

@@ -178,7 +178,9 @@ impl Volumes {
             for job in jobs {
                 match job.run(&dirs) {
                     Ok(api::Written::Unchanged) => {}
-                    Ok(api::Written::Changed) => tracing::debug!(pod_uid = job.uid, volume = job.volume, "volume written"),
+                    Ok(api::Written::Changed) => {
+                        tracing::debug!(pod_uid = job.uid, volume = job.volume, "volume written")
+                    }
                     Err(error) => failed.push(FailedVolume { volume: job.volume, error }),
                 }
             }

@@ -4,6 +4,7 @@ mod apiserver;
 mod cgroups;
 mod housekeeping;
 mod node;
+mod objects;
 mod observers;
 mod pods;
 mod recording;
@@ -124,7 +125,8 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         network_of(state.clone()),
         recorder.clone(),
         Clock::System,
-    );
+    )
+    .with_objects(objects::start(&settings, api.as_ref(), None));
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,

@@ -247,8 +247,9 @@ mod tests {
         ]);
         let env_from = json!([{ "configMapRef": { "name": "n" } }, { "secretRef": { "name": "n" } }]);
         let mounts = json!([{ "name": "e", "mountPath": "/e", "subPathExpr": "$(A)" }]);
-        let full =
-            container(json!({ "env": env, "envFrom": env_from, "volumeMounts": mounts, "lifecycle": {}, "resources": { "claims": [] } }));
+        let full = container(
+            json!({ "env": env, "envFrom": env_from, "volumeMounts": mounts, "lifecycle": {}, "resources": { "claims": [] } }),
+        );
         let pod = pod(json!({
             "hostNetwork": true,
             "hostUsers": true,

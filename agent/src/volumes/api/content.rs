@@ -117,18 +117,16 @@ mod tests {
     }
 
     fn shown(payload: &Payload) -> Vec<String> {
-        let show = |(path, file): (&str, &File)| {
-            format!("{path} {:o} {}", file.mode, String::from_utf8_lossy(&file.data))
-        };
+        let show =
+            |(path, file): (&str, &File)| format!("{path} {:o} {}", file.mode, String::from_utf8_lossy(&file.data));
         payload.files().map(show).collect()
     }
 
     #[test]
     fn keys_become_files() {
-        let map: ConfigMap = serde_json::from_value(
-            json!({"data": {"a": "1", "b.conf": "two"}, "binaryData": {"c": "AAEC"}}),
-        )
-        .expect("a ConfigMap");
+        let map: ConfigMap =
+            serde_json::from_value(json!({"data": {"a": "1", "b.conf": "two"}, "binaryData": {"c": "AAEC"}}))
+                .expect("a ConfigMap");
         let all = of_config_map(Some(&map), form(&[])).expect("files");
         assert_eq!(shown(&all), ["a 644 1", "b.conf 644 two", "c 644 \0\u{1}\u{2}"]);
         let some = items(json!([{"key": "b.conf", "path": "etc/b"}, {"key": "c", "path": "c", "mode": 256}]));
@@ -155,7 +153,8 @@ mod tests {
             let map: ConfigMap = serde_json::from_value(json!({"data": {"x": ""}})).expect("a ConfigMap");
             assert!(error(of_config_map(Some(&map), form(&hostile))).starts_with("invalid path"), "{path}");
         }
-        let hostile: ConfigMap = serde_json::from_value(json!({"data": {"../../etc/cron.d/x": ""}})).expect("a ConfigMap");
+        let hostile: ConfigMap =
+            serde_json::from_value(json!({"data": {"../../etc/cron.d/x": ""}})).expect("a ConfigMap");
         assert!(error(of_config_map(Some(&hostile), form(&[]))).starts_with("invalid path"));
     }
 

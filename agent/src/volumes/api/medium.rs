@@ -35,7 +35,9 @@ pub(super) fn prepare(dir: &Path, memory: Option<Option<i64>>) -> Result<(), Vol
         }
     }
     match memory {
-        Some(size) if !mounts::is_mount_point(dir).on("inspect", dir)? => mount_memory(dir, size).on("mount tmpfs on", dir),
+        Some(size) if !mounts::is_mount_point(dir).on("inspect", dir)? => {
+            mount_memory(dir, size).on("mount tmpfs on", dir)
+        }
         _ => Ok(()),
     }
 }

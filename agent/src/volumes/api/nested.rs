@@ -23,7 +23,8 @@ pub(super) fn of(pod: &Pod, volume: &str) -> Vec<String> {
     for mounts in lasting.chain(ephemeral).flatten() {
         for own in mounts.iter().filter(|mount| mount.name == volume) {
             let Some(base) = cleaned(own) else { continue };
-            let below = mounts.iter().filter_map(cleaned).filter_map(|path| Some(path.strip_prefix(&base).ok()?.to_owned()));
+            let below =
+                mounts.iter().filter_map(cleaned).filter_map(|path| Some(path.strip_prefix(&base).ok()?.to_owned()));
             found.extend(below.filter(|path| !path.as_os_str().is_empty()));
         }
     }
@@ -33,7 +34,9 @@ pub(super) fn of(pod: &Pod, volume: &str) -> Vec<String> {
 
 /// The mount path from `/` on; `None` if it climbs.
 fn cleaned(mount: &VolumeMount) -> Option<PathBuf> {
-    let parts = Path::new(&mount.mount_path).components().filter(|part| !matches!(part, Component::RootDir | Component::CurDir));
+    let parts = Path::new(&mount.mount_path)
+        .components()
+        .filter(|part| !matches!(part, Component::RootDir | Component::CurDir));
     parts.map(|part| matches!(part, Component::Normal(_)).then_some(part)).collect()
 }
 
@@ -62,7 +65,8 @@ mod tests {
     fn what_lies_inside() {
         let pod = |mounts: &[(&str, &str)]| -> Pod {
             let mounts: Vec<_> = mounts.iter().map(|(name, path)| json!({"name": name, "mountPath": path})).collect();
-            serde_json::from_value(json!({"spec": {"containers": [{"name": "c", "volumeMounts": mounts}]}})).expect("a pod")
+            serde_json::from_value(json!({"spec": {"containers": [{"name": "c", "volumeMounts": mounts}]}}))
+                .expect("a pod")
         };
         for (mounts, expected) in [
             (vec![("v", "/a"), ("w", "/b")], vec![]),

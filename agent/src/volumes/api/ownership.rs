@@ -77,8 +77,14 @@ mod tests {
     #[test]
     fn modes() {
         let nobody = Owners::default();
-        assert_eq!((nobody.credential_mode(0o644), nobody.file_mode(0o400), nobody.dir_mode(0o755)), (0o644, 0o400, 0o755));
+        assert_eq!(
+            (nobody.credential_mode(0o644), nobody.file_mode(0o400), nobody.dir_mode(0o755)),
+            (0o644, 0o400, 0o755)
+        );
         let group = Owners { user: None, group: Some(5) };
-        assert_eq!((group.credential_mode(0o644), group.file_mode(0o600), group.dir_mode(0o755)), (0o600, 0o640, 0o2755));
+        assert_eq!(
+            (group.credential_mode(0o644), group.file_mode(0o600), group.dir_mode(0o755)),
+            (0o600, 0o640, 0o2755)
+        );
     }
 }

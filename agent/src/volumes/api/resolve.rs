@@ -68,7 +68,8 @@ impl Resolver<'_> {
     }
 
     async fn config_map(&self, name: &str, form: Form<'_>) -> Result<Payload, VolumeError> {
-        let object: Option<Arc<ConfigMap>> = found(self.objects.config_map(self.namespace(), name).await, form.optional)?;
+        let object: Option<Arc<ConfigMap>> =
+            found(self.objects.config_map(self.namespace(), name).await, form.optional)?;
         content::of_config_map(object.as_deref(), form)
     }
 

@@ -58,8 +58,8 @@ pub(super) async fn configure(
 ) -> Result<cri::ContainerConfig, String> {
     let target = target(spec, snapshot)?;
     let objects = env_objects::look_up(ctx, pod, &spec.container).await.map_err(|error| error.to_string())?;
-    let environment = container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings)
-        .map_err(|error| error.to_string())?;
+    let environment =
+        container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings).map_err(|error| error.to_string())?;
     make_log_dir(&log_dir(ctx, pod).join(&spec.container.name))?;
     let mut mounts = volume_mounts(ctx, pod, spec, &environment)?;
     mounts.extend(hosts_mount(ctx, pod, spec, sandbox)?);

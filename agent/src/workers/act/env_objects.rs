@@ -41,7 +41,8 @@ fn references(container: &Container) -> (BTreeSet<&str>, BTreeSet<&str>) {
     let sources = || container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref());
     let wholes = || container.env_from.iter().flatten();
     let config_maps = sources().filter_map(|source| Some(source.config_map_key_ref.as_ref()?.name.as_str()));
-    let config_maps = config_maps.chain(wholes().filter_map(|source| Some(source.config_map_ref.as_ref()?.name.as_str())));
+    let config_maps =
+        config_maps.chain(wholes().filter_map(|source| Some(source.config_map_ref.as_ref()?.name.as_str())));
     let secrets = sources().filter_map(|source| Some(source.secret_key_ref.as_ref()?.name.as_str()));
     let secrets = secrets.chain(wholes().filter_map(|source| Some(source.secret_ref.as_ref()?.name.as_str())));
     (config_maps.collect(), secrets.collect())

@@ -27,9 +27,9 @@ mod report;
 mod run;
 mod sandbox;
 mod start;
-mod volumes;
 #[cfg(test)]
 mod tests;
+mod volumes;
 
 pub use context::ActContext;
 pub use context::NodeFiles;

@@ -30,7 +30,9 @@ pub enum GenerateError {
     Object { message: String },
     #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
     NoSuchKey { key: String, kind: &'static str, namespace: String, name: String },
-    #[error("environment variable {name:?} cannot be given to a process: a name must not be empty or contain '=' or NUL, a value must not contain NUL")]
+    #[error(
+        "environment variable {name:?} cannot be given to a process: a name must not be empty or contain '=' or NUL, a value must not contain NUL"
+    )]
     EnvText { name: String },
     #[error("environment variable {name:?} takes {size} bytes, more than the {limit} a process can be given")]
     EnvVariableSize { name: String, size: usize, limit: usize },
