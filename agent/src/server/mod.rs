@@ -16,6 +16,7 @@ mod listen;
 pub mod logs;
 mod readonly;
 pub mod streams;
+pub mod usage;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
