@@ -53,6 +53,7 @@ operations! {
     ListPodSandboxStats "list_podsandbox_stats" "ListPodSandboxStats"
     GetContainerEvents "get_container_events" "GetContainerEvents"
     RuntimeConfig "runtime_config" "RuntimeConfig"
+    UpdateRuntimeConfig "update_runtime_config" "UpdateRuntimeConfig"
     ListImages "list_images" "ListImages"
     ImageStatus "image_status" "ImageStatus"
     PullImage "pull_image" "PullImage"
@@ -75,7 +76,7 @@ mod tests {
         list_containers, container_status, update_container, reopen_container_log, exec_sync, exec, attach, \
         port_forward, checkpoint_container, list_container_stats, list_podsandbox_stats, run_podsandbox, \
         stop_podsandbox, remove_podsandbox, podsandbox_status, list_podsandbox, update_podsandbox_resources, \
-        list_images, image_status, pull_image, remove_image, image_fs_info, get_container_events, runtime_config";
+        list_images, image_status, pull_image, remove_image, image_fs_info, get_container_events, runtime_config, update_runtime_config";
 
     #[test]
     fn metric_labels_are_upstreams() {

@@ -63,7 +63,7 @@ fn draw(
         .configure_mesh()
         .light_line_style(WHITE)
         .x_label_formatter(&|power| metric.show(10f64.powf(*power)))
-        .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
+        .y_label_formatter(&|share: &f64| format!("{:.0} %", share * 100.0))
         .draw()?;
     for (index, line) in lines {
         let colour = PALETTE[index % PALETTE.len()];
