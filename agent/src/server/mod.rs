@@ -25,6 +25,7 @@ mod pod_list;
 pub mod secure;
 pub mod streams;
 mod zpages;
+pub mod usage;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
