@@ -8,10 +8,16 @@
 //!  10255 read-only  /healthz /pods /metrics             off unless asked for
 //! ```
 
+mod answer;
 mod checks;
+mod containers;
 mod health;
 mod listen;
+pub mod logs;
+mod mounted;
 mod readonly;
+pub mod secure;
+pub mod streams;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,8 +26,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio_util::sync::CancellationToken;
 
+pub use self::containers::Containers;
 use crate::config::KubeletConfiguration;
 use crate::metrics::Metrics;
+pub use mounted::Mounted;
 
 /// The state of one sensor, as told to people.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@ mod apiserver;
 mod cgroups;
 mod housekeeping;
 mod node;
+mod node_object;
 mod objects;
 mod observers;
 mod pods;
@@ -65,6 +66,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
     let node = node::describe(&settings)?;
+    node_object::check(&settings)?;
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
     let api = apiserver::connect(&settings, &metrics)?;
@@ -76,6 +78,25 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
     let (state_sender, state) = watch::channel(RuntimeState::Unknown);
     tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
+
+    let images = Images::new(runtime.clone(), node::pull_limits(&settings));
+    let own_node = node_object::start(
+        node_object::Parts {
+            settings: &settings,
+            name: &node.name,
+            runtime: runtime.clone(),
+            state: state.clone(),
+            board: board.clone(),
+            images: images.changes(),
+            shutting_down: watch::channel(false).1,
+            tell: node_object::teller(&recorder),
+            metrics: metrics.clone(),
+        },
+        api.as_ref(),
+        shutdown.clone(),
+    );
+
+    let objects = objects::start(&settings, api.as_ref(), Some(own_node.node.clone()));
 
     let shared = SharedPods::default();
     let server = pods::Server { metrics: &metrics, board: &board, shared: &shared };
@@ -107,9 +128,9 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let gates = restart_gates(&settings);
     let parts = status::StatusParts {
         runtime_name: version.runtime_name,
-        addresses: watch::channel(node.addresses()).1,
-        node: watch::channel(None).1,
-        client: None,
+        addresses: own_node.addresses,
+        node: own_node.node,
+        client: api.as_ref().map(|api| api.main.clone()),
         gates,
     };
     let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
@@ -117,7 +138,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let volumes = Volumes::new(&settings.flags.root_dir);
     let act = ActContext::new(
         runtime.clone(),
-        Images::new(runtime.clone(), node::pull_limits(&settings)),
+        images,
         volumes,
         cgroups,
         node.settings(&settings),
@@ -126,7 +147,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         recorder.clone(),
         Clock::System,
     )
-    .with_objects(objects::start(&settings, api.as_ref(), None));
+    .with_objects(objects);
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,
