@@ -91,7 +91,8 @@ mod tests {
     #[test]
     fn methods_and_types() {
         let headers = |accept: &str| [(header::ACCEPT, accept.parse().unwrap())].into_iter().collect::<HeaderMap>();
-        let status = |method: Method, accept: &str| match admit(&[Method::GET, Method::POST], &method, &headers(accept)) {
+        let status = |method: Method, accept: &str| match admit(&[Method::GET, Method::POST], &method, &headers(accept))
+        {
             Ok(()) => 200,
             Err(answer) => answer.status().as_u16(),
         };

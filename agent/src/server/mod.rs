@@ -14,7 +14,9 @@ mod containers;
 mod health;
 mod listen;
 pub mod logs;
+mod mounted;
 mod readonly;
+pub mod secure;
 pub mod streams;
 
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::containers::Containers;
 use crate::config::KubeletConfiguration;
 use crate::metrics::Metrics;
+pub use mounted::Mounted;
 
 /// The state of one sensor, as told to people.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ mod cgroups;
 mod housekeeping;
 mod node;
 mod node_object;
+mod objects;
 mod observers;
 mod pods;
 mod recording;
@@ -143,7 +144,8 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         network_of(state.clone()),
         recorder.clone(),
         Clock::System,
-    );
+    )
+    .with_objects(objects::start(&settings, api.as_ref(), None));
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,

@@ -55,7 +55,10 @@ struct Handles {
 pub fn router(containers: Containers, checkpoints: Option<PathBuf>) -> Router {
     let has_checkpoints = checkpoints.is_some();
     let of_container = |prefix: &str| {
-        [format!("{prefix}/{{namespace}}/{{pod}}/{{container}}"), format!("{prefix}/{{namespace}}/{{pod}}/{{uid}}/{{container}}")]
+        [
+            format!("{prefix}/{{namespace}}/{{pod}}/{{container}}"),
+            format!("{prefix}/{{namespace}}/{{pod}}/{{uid}}/{{container}}"),
+        ]
     };
     let of_pod = ["/portForward/{namespace}/{pod}".to_owned(), "/portForward/{namespace}/{pod}/{uid}".to_owned()];
     let mut router = Router::new();
@@ -121,11 +124,7 @@ async fn exec(State(handles): State<Handles>, params: RawPathParams, request: Re
     }
 }
 
-async fn exec_url(
-    containers: &Containers,
-    named: &Named,
-    parameters: &Parameters,
-) -> Result<String, Refusal> {
+async fn exec_url(containers: &Containers, named: &Named, parameters: &Parameters) -> Result<String, Refusal> {
     let streams = Streams::parse(&parameters.all).map_err(Refusal::bad)?;
     let pod = containers.desired(&named.namespace, &named.pod)?;
     let id = containers.running(&pod, &named.container).await?;
@@ -147,11 +146,7 @@ async fn attach(State(handles): State<Handles>, params: RawPathParams, request: 
     }
 }
 
-async fn attach_url(
-    containers: &Containers,
-    named: &Named,
-    parameters: &Parameters,
-) -> Result<String, Refusal> {
+async fn attach_url(containers: &Containers, named: &Named, parameters: &Parameters) -> Result<String, Refusal> {
     let streams = Streams::parse(&parameters.all).map_err(Refusal::bad)?;
     let pod = containers.desired(&named.namespace, &named.pod)?;
     let identity = pod_ref(&pod);
