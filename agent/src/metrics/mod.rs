@@ -11,7 +11,9 @@ mod pleg;
 mod pods;
 mod process;
 mod protobuf;
+mod recorder;
 mod register;
+mod rest_client;
 mod runtime;
 mod sensors;
 mod slis;
@@ -27,6 +29,8 @@ pub use node::{BuildInfo, Node};
 pub use pleg::Pleg;
 pub use pods::{PodOrigin, Pods, Working};
 pub use protobuf::{PROTOBUF_FORMAT, encode as encode_protobuf};
+pub use recorder::Recorder;
+pub use rest_client::RestClient;
 pub use runtime::Runtime;
 pub use sensors::{SensorLevel, Sensors};
 pub use slis::Slis;
@@ -53,10 +57,14 @@ pub struct Metrics {
     pub runtime: Runtime,
     /// State and losses of the sensors.
     pub sensors: Sensors,
+    /// Events that reach nobody.
+    pub recorder: Recorder,
     /// Requests to our own servers.
     pub http: Http,
     /// Outcomes of health checks; shown apart from the others.
     pub slis: Slis,
+    /// Requests to the API server.
+    pub rest_client: RestClient,
     /// Unix time at which the process started, in seconds.
     pub process_start: f64,
 }
@@ -72,9 +80,24 @@ impl Metrics {
         let pleg = Pleg::new(&register);
         let runtime = Runtime::new(&register);
         let sensors = Sensors::new(&register);
+        let recorder = Recorder::new(&register);
         let http = Http::new(&register);
+        let rest_client = RestClient::new(&register);
         let process_start = process::register(&register);
-        Arc::new(Self { registry, node, pods, workers, pleg, runtime, sensors, http, slis: Slis::new(), process_start })
+        Arc::new(Self {
+            registry,
+            node,
+            pods,
+            workers,
+            pleg,
+            runtime,
+            sensors,
+            recorder,
+            http,
+            rest_client,
+            slis: Slis::new(),
+            process_start,
+        })
     }
 
     /// Everything but what has a page of its own.

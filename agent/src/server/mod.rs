@@ -9,17 +9,21 @@
 //!  10248 health     HTTP    /healthz /healthz/ping, for probes of the agent itself
 //! ```
 
+mod answer;
 mod checks;
+mod containers;
 mod debug;
 mod door;
 mod endpoints;
 mod exposition;
 mod health;
 mod listen;
+pub mod logs;
 mod mounted;
 mod paths;
 mod pod_list;
 pub mod secure;
+pub mod streams;
 mod zpages;
 
 use std::collections::BTreeMap;
@@ -32,6 +36,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+pub use self::containers::Containers;
 use crate::config::{FeatureGates, Gate, KubeletConfiguration};
 use crate::metrics::Metrics;
 use door::Door;
