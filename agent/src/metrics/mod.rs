@@ -61,10 +61,10 @@ pub struct Metrics {
     pub recorder: Recorder,
     /// Requests to our own servers.
     pub http: Http,
-    /// Outcomes of health checks; shown apart from the others.
-    pub slis: Slis,
     /// Requests to the API server.
     pub rest_client: RestClient,
+    /// Outcomes of health checks; shown apart from the others.
+    pub slis: Slis,
     /// Unix time at which the process started, in seconds.
     pub process_start: f64,
 }

@@ -24,6 +24,7 @@ mod paths;
 mod pod_list;
 pub mod secure;
 pub mod streams;
+pub mod usage;
 mod zpages;
 
 use std::collections::BTreeMap;

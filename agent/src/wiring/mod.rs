@@ -98,6 +98,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         shutdown.clone(),
     );
 
+    let objects = objects::start(&settings, api.as_ref(), Some(own_node.node.clone()));
+
     let shared = SharedPods::default();
     let read = pods::Server { metrics: &metrics, board: &board, shared: &shared, settings: &settings, verbosity };
     let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
@@ -150,7 +152,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         recorder.clone(),
         Clock::System,
     )
-    .with_objects(objects::start(&settings, api.as_ref(), None));
+    .with_objects(objects);
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,
