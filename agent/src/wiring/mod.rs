@@ -5,10 +5,12 @@ mod cgroups;
 mod housekeeping;
 mod node;
 mod node_object;
+mod objects;
 mod observers;
 mod pods;
 mod recording;
 mod sensors;
+mod server;
 mod status;
 
 use std::path::Path;
@@ -21,6 +23,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
+use crate::cli::logging::Verbosity;
 use crate::config::Gate;
 use crate::config::Origin;
 use crate::config::Settings;
@@ -39,7 +42,7 @@ use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
-use crate::server;
+use crate::server::Mounted;
 use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::status::Statuses;
@@ -61,7 +64,7 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
-pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
     let node = node::describe(&settings)?;
@@ -96,13 +99,16 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     );
 
     let shared = SharedPods::default();
-    let server = pods::Server { metrics: &metrics, board: &board, shared: &shared };
+    let read = pods::Server { metrics: &metrics, board: &board, shared: &shared, settings: &settings, verbosity };
     let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
-    let serving = tokio::spawn(server::run(
-        server::Options::new(&settings.kubelet),
-        server.handles(state.clone(), later),
-        shutdown.clone(),
-    ));
+    let parts = server::Parts {
+        node: node.name.clone(),
+        handles: read.handles(state.clone(), later),
+        mounted: Mounted::default(),
+        api: api.as_ref().map(|api| api.main.clone()),
+        serving: None,
+    };
+    let serving = server::start(&settings, parts, shutdown.clone()).await?;
 
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
@@ -143,7 +149,8 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         network_of(state.clone()),
         recorder.clone(),
         Clock::System,
-    );
+    )
+    .with_objects(objects::start(&settings, api.as_ref(), None));
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,

@@ -93,15 +93,18 @@ mod tests {
             (json!({"state": ended("")}), false, "container \"c\" in pod \"p\" is terminated"),
             (json!({"lastState": ended("")}), false, "container \"c\" in pod \"p\" is terminated"),
             (
-                json!({"state": {"waiting": {"reason": "ErrImagePull"}}}), false,
+                json!({"state": {"waiting": {"reason": "ErrImagePull"}}}),
+                false,
                 "container \"c\" in pod \"p\" is waiting to start: image can't be pulled",
             ),
             (
-                json!({"state": {"waiting": {"reason": "ImagePullBackOff"}}}), false,
+                json!({"state": {"waiting": {"reason": "ImagePullBackOff"}}}),
+                false,
                 "container \"c\" in pod \"p\" is waiting to start: trying and failing to pull image",
             ),
             (
-                json!({"state": {"waiting": {"reason": "ContainerCreating"}}}), false,
+                json!({"state": {"waiting": {"reason": "ContainerCreating"}}}),
+                false,
                 "container \"c\" in pod \"p\" is waiting to start: ContainerCreating",
             ),
             (json!({}), false, "container \"c\" in pod \"p\" is waiting to start - no logs yet"),

@@ -104,8 +104,7 @@ mod tests {
         "2026-01-01T00:00:02.5Z stderr F o\n",
         "2026-01-01T00:00:03Z stdout F three\n",
     ];
-    const RULES: Rules =
-        Rules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: Wanted::All };
+    const RULES: Rules = Rules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: Wanted::All };
 
     fn filtered(rules: Rules) -> String {
         let (mut filter, mut out) = (Filter::new(rules), Vec::new());

@@ -81,12 +81,8 @@ type Refusal = (StatusCode, String);
 impl ContainerLogs {
     async fn answer(&self, namespace: &str, name: &str, container: &str, uri: &Uri) -> Result<Response, Refusal> {
         let query = query::parse(&answer::query_of(uri)).map_err(|bad| match bad {
-            BadQuery::Undecodable => {
-                (StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#.to_owned())
-            }
-            BadQuery::Invalid => {
-                (StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#.to_owned())
-            }
+            BadQuery::Undecodable => (StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#.to_owned()),
+            BadQuery::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#.to_owned()),
         })?;
         let not_found = |text| (StatusCode::NOT_FOUND, text);
         let pod = (self.containers.pod)(namespace, name)

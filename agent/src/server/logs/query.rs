@@ -114,9 +114,14 @@ mod tests {
 
     #[test]
     fn flags_are_true_for_all_but_0_and_false() {
-        for (text, follow) in
-            [("", false), ("follow", true), ("follow=", true), ("follow=0", false), ("follow=FALSE", false), ("follow=x", true)]
-        {
+        for (text, follow) in [
+            ("", false),
+            ("follow", true),
+            ("follow=", true),
+            ("follow=0", false),
+            ("follow=FALSE", false),
+            ("follow=x", true),
+        ] {
             assert_eq!(query(text).unwrap().follow, follow, "{text}");
         }
         assert_eq!(query("follow=0&follow=1").map(|q| q.follow), Ok(false), "the first value counts");
@@ -136,12 +141,19 @@ mod tests {
 
     #[test]
     fn what_is_refused() {
-        for text in ["tailLines=", "tailLines=a", "limitBytes=1.5", "sinceSeconds=9999999999999999999", "sinceTime=today"] {
+        for text in
+            ["tailLines=", "tailLines=a", "limitBytes=1.5", "sinceSeconds=9999999999999999999", "sinceTime=today"]
+        {
             assert_eq!(query(text), Err(BadQuery::Undecodable), "{text}");
         }
         for text in [
-            "tailLines=-1", "limitBytes=0", "sinceSeconds=0", "sinceSeconds=1&sinceTime=2026-01-01T00:00:00Z",
-            "stream=both", "stream=", "stream=Stdout&tailLines=1",
+            "tailLines=-1",
+            "limitBytes=0",
+            "sinceSeconds=0",
+            "sinceSeconds=1&sinceTime=2026-01-01T00:00:00Z",
+            "stream=both",
+            "stream=",
+            "stream=Stdout&tailLines=1",
         ] {
             assert_eq!(query(text), Err(BadQuery::Invalid), "{text}");
         }

@@ -69,12 +69,12 @@ impl Reader {
     /// # Errors
     /// The file cannot be opened.
     pub(super) fn open(path: &Path, lines: Option<u64>, filter: Filter) -> Result<Self, ReadError> {
-        let resolved =
-            fs::canonicalize(path).map_err(|source| ReadError::Resolve { path: path.to_owned(), source })?;
+        let resolved = fs::canonicalize(path).map_err(|source| ReadError::Resolve { path: path.to_owned(), source })?;
         let (file, id) = open(&resolved).map_err(|source| ReadError::Open { path: resolved.clone(), source })?;
         let position = match lines {
-            Some(lines) => tail::start(&file, lines)
-                .map_err(|source| ReadError::Read { path: resolved.clone(), source })?,
+            Some(lines) => {
+                tail::start(&file, lines).map_err(|source| ReadError::Read { path: resolved.clone(), source })?
+            }
             None => 0,
         };
         Ok(Self { path: resolved, file, id, position, line: Vec::new(), skipping: false, filter })

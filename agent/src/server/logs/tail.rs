@@ -52,8 +52,14 @@ mod tests {
     #[test]
     fn table() {
         for (text, lines, expected) in [
-            ("", 3, 0), ("a\nb\nc\n", 2, 2), ("a\nb\nc\n", 3, 0), ("a\nb\nc\n", 9, 0), ("a\nb\nc\n", 0, 6),
-            ("a\nb\npart", 1, 2), ("a\nb\npart", 0, 4), ("no newline", 1, 0),
+            ("", 3, 0),
+            ("a\nb\nc\n", 2, 2),
+            ("a\nb\nc\n", 3, 0),
+            ("a\nb\nc\n", 9, 0),
+            ("a\nb\nc\n", 0, 6),
+            ("a\nb\npart", 1, 2),
+            ("a\nb\npart", 0, 4),
+            ("no newline", 1, 0),
         ] {
             assert_eq!(start(&file(text.as_bytes()), lines).unwrap(), expected, "{text:?} {lines}");
         }

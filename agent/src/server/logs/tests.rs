@@ -131,9 +131,14 @@ async fn what_is_refused() {
         ("/containerLogs/ns/pod/other", 404, "container \"other\" not found in pod \"pod\""),
         ("/containerLogs/ns/pod/main?tailLines=x", 400, "{\"message\": \"Unable to decode query.\"}"),
         ("/containerLogs/ns/pod/main?tailLines=-1", 422, "{\"message\": \"Invalid request.\"}"),
-        ("/containerLogs/ns/pod/main?previous=true", 400, "previous terminated container \"main\" in pod \"pod\" not found"),
         (
-            "/containerLogs/ns/pod/main?stream=Stderr", 400,
+            "/containerLogs/ns/pod/main?previous=true",
+            400,
+            "previous terminated container \"main\" in pod \"pod\" not found",
+        ),
+        (
+            "/containerLogs/ns/pod/main?stream=Stderr",
+            400,
             "unable to return the given log stream: \"Stderr\". Please enable PodLogsQuerySplitStreams feature gate in \
              kubelet",
         ),
@@ -250,10 +255,8 @@ async fn a_thousand_followers() {
     for _ in 0..1000 {
         bodies.push(node.get(&format!("{PATH}?follow=true")).await.into_body());
     }
-    let tasks: Vec<_> = bodies
-        .into_iter()
-        .map(|mut body| tokio::spawn(async move { bytes(&mut body, 14).await }))
-        .collect();
+    let tasks: Vec<_> =
+        bodies.into_iter().map(|mut body| tokio::spawn(async move { bytes(&mut body, 14).await })).collect();
     node.log().write_all(line(1).as_bytes()).unwrap();
     node.log().write_all(line(2).as_bytes()).unwrap();
     for task in tasks {

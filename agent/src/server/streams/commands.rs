@@ -53,9 +53,8 @@ pub(super) async fn checkpoint(
     if !has_container(&pod, container) {
         return Err(Refusal::not_found(format!("container {container} does not exist")));
     }
-    let failed = |why: &str| {
-        Refusal::internal(format!("checkpointing of {namespace}/{name}/{container} failed ({why})"))
-    };
+    let failed =
+        |why: &str| Refusal::internal(format!("checkpointing of {namespace}/{name}/{container} failed ({why})"));
     let timeout = effective_timeout(query, containers.runtime.usual_deadline())?;
     let timeout = timeout.ok_or_else(|| failed("CheckpointContainer requires the timeout value to be > 0"))?;
     let id = containers.running(&pod, container).await.map_err(|refusal| failed(refusal.text()))?;

@@ -49,7 +49,10 @@ struct Handles {
 pub fn router(containers: Containers, checkpoints: Option<PathBuf>) -> Router {
     let has_checkpoints = checkpoints.is_some();
     let of_container = |prefix: &str| {
-        [format!("{prefix}/{{namespace}}/{{pod}}/{{container}}"), format!("{prefix}/{{namespace}}/{{pod}}/{{uid}}/{{container}}")]
+        [
+            format!("{prefix}/{{namespace}}/{{pod}}/{{container}}"),
+            format!("{prefix}/{{namespace}}/{{pod}}/{{uid}}/{{container}}"),
+        ]
     };
     let of_pod = ["/portForward/{namespace}/{pod}".to_owned(), "/portForward/{namespace}/{pod}/{uid}".to_owned()];
     let mut router = Router::new();

@@ -51,8 +51,7 @@ pub(super) fn ports(query: &[(String, String)]) -> Result<Vec<i32>, String> {
             return Err("query parameter \"port\" cannot be empty".to_owned());
         }
         for one in value.split(',') {
-            let port: u16 =
-                one.parse().map_err(|error| format!("unable to parse \"{value}\" as a port: {error}"))?;
+            let port: u16 = one.parse().map_err(|error| format!("unable to parse \"{value}\" as a port: {error}"))?;
             if port == 0 {
                 return Err(format!("port \"{value}\" must be > 0"));
             }
@@ -73,7 +72,10 @@ pub(super) fn asks_for_websocket(headers: &HeaderMap) -> bool {
 }
 
 fn has_word(headers: &HeaderMap, name: &header::HeaderName, word: &str) -> bool {
-    headers.get_all(name).iter().any(|value| value.to_str().is_ok_and(|value| value.to_ascii_lowercase().contains(word)))
+    headers
+        .get_all(name)
+        .iter()
+        .any(|value| value.to_str().is_ok_and(|value| value.to_ascii_lowercase().contains(word)))
 }
 
 /// The protocols offered in the first `Sec-WebSocket-Protocol` line.

@@ -52,9 +52,9 @@ impl Node {
                 "Exec" => say(&cri::ExecResponse { url }),
                 "Attach" => say(&cri::AttachResponse { url }),
                 "PortForward" => say(&cri::PortForwardResponse { url }),
-                "ExecSync" => say(&cri::ExecSyncResponse {
-                    stdout: "out ".into(), stderr: "err".into(), ..Default::default()
-                }),
+                "ExecSync" => {
+                    say(&cri::ExecSyncResponse { stdout: "out ".into(), stderr: "err".into(), ..Default::default() })
+                }
                 "CheckpointContainer" => say(&cri::CheckpointContainerResponse {}),
                 _ => Err(Status::unimplemented(method.to_owned())),
             }
@@ -125,7 +125,11 @@ async fn echo() -> (String, Arc<Mutex<Vec<(String, HeaderMap)>>>) {
                 let (mut read, mut write) = tokio::io::split(TokioIo::new(upgrade.await.unwrap()));
                 let _ = tokio::io::copy(&mut read, &mut write).await;
             });
-            let headers = [("connection", "Upgrade"), ("upgrade", "SPDY/3.1"), ("x-stream-protocol-version", "v4.channel.k8s.io")];
+            let headers = [
+                ("connection", "Upgrade"),
+                ("upgrade", "SPDY/3.1"),
+                ("x-stream-protocol-version", "v4.channel.k8s.io"),
+            ];
             (StatusCode::SWITCHING_PROTOCOLS, headers)
         }
     };
@@ -148,7 +152,10 @@ async fn bytes_flow_both_ways_until_one_side_ends() {
     let node = Node::start(&url).await;
     let target = "/exec/ns/pod/some-uid/main?input=1&output=1&error=1&command=cat&command=a+b";
     let (head, mut stream) = node.send("POST", target, UPGRADE).await;
-    assert!(head.starts_with("http/1.1 101") && head.contains("x-stream-protocol-version: v4.channel.k8s.io"), "{head}");
+    assert!(
+        head.starts_with("http/1.1 101") && head.contains("x-stream-protocol-version: v4.channel.k8s.io"),
+        "{head}"
+    );
     let text: Vec<u8> = (0..200_000_u32).map(|n| n as u8).collect();
     let (mut read, mut write) = stream.split();
     let sent = async { write.write_all(&text).await.unwrap() };
@@ -237,7 +244,10 @@ async fn what_is_refused() {
         ("POST", "/checkpoint/ns/pod/nope", "", 404, "container nope does not exist"),
         ("POST", "/checkpoint/ns/pod/main?timeout=x", "", 404, "cannot parse value of timeout parameter"),
         (
-            "POST", "/checkpoint/ns/pod/main?timeout=-1", "", 500,
+            "POST",
+            "/checkpoint/ns/pod/main?timeout=-1",
+            "",
+            500,
             "checkpointing of ns/pod/main failed (CheckpointContainer requires the timeout value to be > 0)",
         ),
     ] {
@@ -253,7 +263,9 @@ async fn what_is_refused() {
 
 #[tokio::test]
 async fn the_runtimes_errors_are_told() {
-    for (code, status) in [(Status::not_found("gone"), 404), (Status::resource_exhausted("busy"), 429), (Status::unknown("x"), 500)] {
+    for (code, status) in
+        [(Status::not_found("gone"), 404), (Status::resource_exhausted("busy"), 429), (Status::unknown("x"), 500)]
+    {
         let text = format!("rpc error: code = {:?} desc = {}", code.code(), code.message());
         let node = Node::with(Asked::default(), move |method, _| match method {
             "ListContainers" => say(&cri::ListContainersResponse {
@@ -310,6 +322,10 @@ async fn checkpoints_are_written_where_they_belong() {
     assert_eq!(status, 200, "{text}");
     let asked: cri::CheckpointContainerRequest = node.asked("CheckpointContainer");
     assert_eq!((asked.container_id.as_str(), asked.timeout), ("main-0", 300));
-    assert!(asked.location.contains("/checkpoint-pod_ns-main-") && asked.location.ends_with(".tar"), "{}", asked.location);
+    assert!(
+        asked.location.contains("/checkpoint-pod_ns-main-") && asked.location.ends_with(".tar"),
+        "{}",
+        asked.location
+    );
     assert_eq!(text, serde_json::json!({ "items": [asked.location] }).to_string());
 }
