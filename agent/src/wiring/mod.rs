@@ -12,6 +12,7 @@ mod recording;
 mod sensors;
 mod server;
 mod status;
+mod streams;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -42,7 +43,6 @@ use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
-use crate::server::Mounted;
 use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::status::Statuses;
@@ -105,8 +105,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
     let parts = server::Parts {
         node: node.name.clone(),
+        mounted: streams::mounted(&settings, &node.name, &shared, &later, &runtime, &metrics)?,
         handles: read.handles(state.clone(), later),
-        mounted: Mounted::default(),
         api: api.as_ref().map(|api| api.main.clone()),
         serving: None,
     };
