@@ -10,7 +10,9 @@ mod observers;
 mod pods;
 mod recording;
 mod sensors;
+mod server;
 mod status;
+mod streams;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
+use crate::cli::logging::Verbosity;
 use crate::config::Gate;
 use crate::config::Origin;
 use crate::config::Settings;
@@ -40,7 +43,6 @@ use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
-use crate::server;
 use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::status::Statuses;
@@ -62,7 +64,7 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
-pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
     let node = node::describe(&settings)?;
@@ -99,17 +101,20 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let objects = objects::start(&settings, api.as_ref(), Some(own_node.node.clone()));
 
     let shared = SharedPods::default();
-    let server = pods::Server { metrics: &metrics, board: &board, shared: &shared };
+    let read = pods::Server { metrics: &metrics, board: &board, shared: &shared, settings: &settings, verbosity };
     let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
-    let serving = tokio::spawn(server::run(
-        server::Options::new(&settings.kubelet),
-        server.handles(state.clone(), later),
-        shutdown.clone(),
-    ));
+    let parts = server::Parts {
+        node: node.name.clone(),
+        mounted: streams::mounted(&settings, &node.name, &shared, &later, &runtime, &metrics)?,
+        handles: read.handles(state.clone(), later),
+        api: api.as_ref().map(|api| api.main.clone()),
+        serving: None,
+    };
+    let serving = server::start(&settings, parts, shutdown.clone());
 
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
-        return serving.await.context("ending the servers");
+        return serving.await.context("ending the servers")?;
     };
     let cgroups = cgroups::prepare(&settings, &runtime).await?;
     let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
@@ -182,7 +187,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     tracing::info!(node = node.name, runtime = %version.runtime_version, "node agent started");
     sync.run(updates, shutdown.clone()).await;
     pleg_task.await.context("ending the PLEG")?;
-    serving.await.context("ending the servers")
+    serving.await.context("ending the servers")?
 }
 
 fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Runtime> {

@@ -198,7 +198,8 @@ async fn a_stateful_set_starts_in_order_behind_its_headless_service() {
     let said = tenant.kubectl().ok(&["get", "endpointslices", "-o", "name"]).await.unwrap();
     let slice = said.trim().rsplit('/').next().unwrap();
     let addresses = |slice: Option<&EndpointSlice>| {
-        let ready = slice?.endpoints.iter().flatten().filter(|one| one.conditions.as_ref().and_then(|c| c.ready) == Some(true));
+        let ready =
+            slice?.endpoints.iter().flatten().filter(|one| one.conditions.as_ref().and_then(|c| c.ready) == Some(true));
         let mut names: Vec<String> = ready.filter_map(|one| one.hostname.clone()).collect();
         names.sort();
         (names == ["db-0", "db-1"]).then_some(())

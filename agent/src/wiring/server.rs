@@ -1,0 +1,88 @@
+//! The servers, from configuration to running task.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Settings;
+use crate::server;
+use crate::server::Handles;
+use crate::server::Mounted;
+use crate::server::secure;
+use crate::server::secure::Reviews;
+use crate::server::secure::Secure;
+use crate::server::secure::Serving;
+use crate::server::secure::ServingSource;
+
+/// What the servers are made from, beside the settings.
+pub struct Parts {
+    /// Name of the node, and of the host a certificate is made for.
+    pub node: String,
+    /// What is read.
+    pub handles: Handles,
+    /// Paths of other rooms.
+    pub mounted: Mounted,
+    /// Access to the API server, if there is one.
+    pub api: Option<kube::Client>,
+    /// The serving certificate, if it is requested from the cluster.
+    pub serving: Option<Serving>,
+}
+
+/// Opens the ports and answers until `shutdown`, all in tasks of its own: keys may have to be made first, and the rest
+/// of the agent need not wait for them. If the main port cannot be opened, everything is told to end, and the task's
+/// result says why.
+pub fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> JoinHandle<anyhow::Result<()>> {
+    let options = server::Options::new(&settings.kubelet, &settings.gates);
+    let plain = server::run(options.clone(), parts.handles.clone(), parts.mounted.clone(), shutdown.clone());
+    let plain = tokio::spawn(plain);
+    let settings = settings.clone();
+    tokio::spawn(async move {
+        if settings.kubelet.enable_server
+            && let Err(error) = main(&settings, options, parts, shutdown.clone()).await
+        {
+            shutdown.cancel();
+            return Err(error);
+        }
+        plain.await.context("ending the servers")
+    })
+}
+
+async fn main(
+    settings: &Settings,
+    options: server::Options,
+    parts: Parts,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let Parts { node, mut handles, mounted, api, serving } = parts;
+    let source = match serving {
+        Some(serving) => ServingSource::Given(serving),
+        None => files(settings.clone(), node.clone()).await?,
+    };
+    show_pair(&mut handles, &source);
+    let reviews = api.map(|client| Arc::new(client) as Arc<dyn Reviews>);
+    let main = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews).await;
+    let main = main.context("starting the main server")?;
+    server::run_main(main, options, handles, mounted, shutdown).await;
+    Ok(())
+}
+
+/// The serving pair in files, made if there is none.
+async fn files(settings: Settings, node: String) -> anyhow::Result<ServingSource> {
+    let make = move || {
+        let (config, gates) = (&settings.kubelet, &settings.gates);
+        secure::serving_files(config, gates, &settings.flags.cert_dir, &node)
+    };
+    let made = tokio::task::spawn_blocking(make).await.context("making the serving certificate")?;
+    made.context("preparing the serving certificate")
+}
+
+/// Those who look at the configuration see the pair that was made.
+fn show_pair(handles: &mut Handles, source: &ServingSource) {
+    let ServingSource::Files { certificate, key, .. } = source else { return };
+    let mut configz = serde_json::Value::clone(&handles.configz);
+    configz["kubeletconfig"]["tlsCertFile"] = certificate.to_string_lossy().into();
+    configz["kubeletconfig"]["tlsPrivateKeyFile"] = key.to_string_lossy().into();
+    handles.configz = Arc::new(configz);
+}
