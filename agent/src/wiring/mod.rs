@@ -98,6 +98,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         shutdown.clone(),
     );
 
+    let objects = objects::start(&settings, api.as_ref(), Some(own_node.node.clone()));
+
     let shared = SharedPods::default();
     let read = pods::Server { metrics: &metrics, board: &board, shared: &shared, settings: &settings, verbosity };
     let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
@@ -108,11 +110,11 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         api: api.as_ref().map(|api| api.main.clone()),
         serving: None,
     };
-    let serving = server::start(&settings, parts, shutdown.clone()).await?;
+    let serving = server::start(&settings, parts, shutdown.clone());
 
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
-        return serving.await.context("ending the servers");
+        return serving.await.context("ending the servers")?;
     };
     let cgroups = cgroups::prepare(&settings, &runtime).await?;
     let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
@@ -150,7 +152,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         recorder.clone(),
         Clock::System,
     )
-    .with_objects(objects::start(&settings, api.as_ref(), None));
+    .with_objects(objects);
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,
@@ -185,7 +187,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     tracing::info!(node = node.name, runtime = %version.runtime_version, "node agent started");
     sync.run(updates, shutdown.clone()).await;
     pleg_task.await.context("ending the PLEG")?;
-    serving.await.context("ending the servers")
+    serving.await.context("ending the servers")?
 }
 
 fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Runtime> {

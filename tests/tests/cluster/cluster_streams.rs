@@ -93,8 +93,8 @@ async fn exec_on_a_terminal_is_a_terminal() {
     session.say("test -t 0 && echo is$((1+1))terminal\n").await.unwrap();
     session.until_said("is2terminal").await.unwrap();
     // Interrupts what runs, not the shell.
-    session.say("sleep 3600\n").await.unwrap();
-    session.until_said("sleep 3600").await.unwrap();
+    session.say("echo sleeping$((1+3)); sleep 3600\n").await.unwrap();
+    session.until_said("sleeping4").await.unwrap();
     session.say("\u{3}").await.unwrap();
     session.say("echo still$((1+2))here\n").await.unwrap();
     session.until_said("still3here").await.unwrap();
