@@ -7,6 +7,7 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod apiserver;
 pub mod bench;
 pub mod cli;
 pub mod config;
@@ -17,6 +18,7 @@ pub mod kernel;
 pub mod metrics;
 pub mod model;
 pub mod node;
+pub mod objects;
 pub mod pleg;
 pub mod recorder;
 pub mod runtime;

@@ -36,6 +36,8 @@ mod runtime_view;
 mod standalone;
 mod startup;
 mod status;
+#[cfg(test)]
+mod tests;
 mod time;
 
 pub use cache::NodeCache;

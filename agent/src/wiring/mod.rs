@@ -1,12 +1,15 @@
 //! The only place that knows every room: constructs, connects, runs, drains. Decides nothing.
 
+mod apiserver;
 mod cgroups;
 mod housekeeping;
 mod node;
 mod node_object;
 mod observers;
 mod pods;
+mod recording;
 mod sensors;
+mod status;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::apiserver::ApiServer;
 use crate::config::Gate;
 use crate::config::Origin;
 use crate::config::Settings;
@@ -30,7 +34,6 @@ use crate::model::restart::RestartGates;
 use crate::pleg;
 use crate::pleg::PlegConfig;
 use crate::pleg::PlegHandle;
-use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
@@ -65,13 +68,16 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     node_object::check(&settings)?;
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
+    let api = apiserver::connect(&settings, &metrics)?;
+    let events_client = api.as_ref().map(|api| api.events.clone());
+    let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
+    recording::announce(&recorder, cgroup_version);
     let runtime = connect(&settings, &observers)?;
     let board = SensorBoard::default();
     tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
     let (state_sender, state) = watch::channel(RuntimeState::Unknown);
     tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
 
-    let recorder = Recorder::default();
     let images = Images::new(runtime.clone(), node::pull_limits(&settings));
     let own_node = node_object::start(
         node_object::Parts {
@@ -82,10 +88,10 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
             board: board.clone(),
             images: images.changes(),
             shutting_down: watch::channel(false).1,
-            tell: node_object::teller(&node.name),
+            recorder: recorder.clone(),
             metrics: metrics.clone(),
         },
-        node_object::clients(&settings).await?,
+        api.as_ref(),
         shutdown.clone(),
     );
 
@@ -117,7 +123,14 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let (pleg, pleg_task) = pleg::start(runtime.clone(), hint_receiver, config, shutdown.clone());
 
     let gates = restart_gates(&settings);
-    let statuses = Statuses::new(version.runtime_name, Some(own_node.addresses.borrow().clone()), gates);
+    let parts = status::StatusParts {
+        runtime_name: version.runtime_name,
+        addresses: own_node.addresses.clone(),
+        node: own_node.node,
+        client: api.as_ref().map(|api| api.main.clone()),
+        gates,
+    };
+    let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
     started.send_replace(Some((statuses.clone(), pleg.clone())));
     let volumes = Volumes::new(&settings.flags.root_dir);
     let act = ActContext::new(
@@ -125,7 +138,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         images,
         volumes,
         cgroups,
-        node.settings(&settings),
+        node.settings(&settings, own_node.addresses),
         node::files(&settings),
         network_of(state.clone()),
         recorder.clone(),
@@ -144,8 +157,12 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         observer: observers,
         ending: CancellationToken::new(),
     });
-    let (updates, sources) =
-        sources::start(sources_config(&settings, &node.name), Clock::System, recorder.clone(), shutdown.clone());
+    let (updates, sources) = sources::start(
+        sources_config(&settings, &node.name, api.as_ref()),
+        Clock::System,
+        recorder.clone(),
+        shutdown.clone(),
+    );
     let sync = SyncLoop {
         pods: shared,
         workers: PodWorkers::new(context.clone()),
@@ -154,6 +171,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         statuses,
         clock: Clock::System,
         recorder,
+        mirrors,
         leftovers: Arc::new(housekeeping::Sweeper::new(context)),
         housekeeping: None,
     };
@@ -214,7 +232,7 @@ fn max_backoff(settings: &Settings) -> Duration {
     configured.map_or(crate::workers::backoff::DEFAULT_MAX, crate::config::duration::GoDuration::std)
 }
 
-fn sources_config(settings: &Settings, node_name: &str) -> SourcesConfig {
+fn sources_config(settings: &Settings, node_name: &str, api: Option<&ApiServer>) -> SourcesConfig {
     let kubelet = &settings.kubelet;
     let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     SourcesConfig {
@@ -225,5 +243,6 @@ fn sources_config(settings: &Settings, node_name: &str) -> SourcesConfig {
         http_check_frequency: kubelet.http_check_frequency.std(),
         node_name: node_name.to_owned(),
         prevent_static_pod_api_references: settings.gates.enabled(Gate::PreventStaticPodAPIReferences),
+        api: api.map(|api| api.main.clone()),
     }
 }

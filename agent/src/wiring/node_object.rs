@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use kube::Api;
-use kube::Client;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::apiserver::ApiServer;
 use crate::cli::version::KUBERNETES;
 use crate::config::Settings;
 use crate::events::sensors::Sensor;
@@ -26,20 +26,12 @@ use crate::node::NodeConfig;
 use crate::node::PlegHealth;
 use crate::node::Pressures;
 use crate::node::StatusLoop;
-use crate::node::TellNode;
 use crate::node::ThisHost;
 use crate::node::resources::ResourceConfig;
+use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
-
-/// The clients the Node room speaks through.
-pub struct Clients {
-    /// For registration and the watch.
-    pub main: Client,
-    /// For status and Lease: without a rate limit.
-    pub heartbeat: Client,
-}
 
 /// What the Node room is joined to.
 pub struct Parts<'a> {
@@ -58,7 +50,7 @@ pub struct Parts<'a> {
     /// The machine is going down.
     pub shutting_down: watch::Receiver<bool>,
     /// Events of the node.
-    pub tell: TellNode,
+    pub recorder: Recorder,
     /// What is counted.
     pub metrics: Arc<Metrics>,
 }
@@ -71,28 +63,6 @@ pub struct NodeHandles {
     pub addresses: watch::Receiver<NodeAddresses>,
 }
 
-/// Clients of the API server that `--kubeconfig` names; none without it.
-///
-/// # Errors
-/// The file cannot be used.
-pub async fn clients(settings: &Settings) -> anyhow::Result<Option<Clients>> {
-    let path = &settings.flags.kubeconfig;
-    if path.is_empty() {
-        return Ok(None);
-    }
-    let tried = || format!("--kubeconfig {path}");
-    let kubeconfig = kube::config::Kubeconfig::read_from(path).with_context(tried)?;
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.with_context(tried)?;
-    let client = Client::try_from(config).with_context(tried)?;
-    Ok(Some(Clients { main: client.clone(), heartbeat: client }))
-}
-
-/// Tells events of the node to the log.
-pub fn teller(name: &str) -> TellNode {
-    let node = name.to_owned();
-    Arc::new(move |_, reason, message| tracing::info!(target: "keblet::recorder", node, reason, "{message}"))
-}
-
 /// Checks that the machine has what is reserved of it.
 ///
 /// # Errors
@@ -103,27 +73,30 @@ pub fn check(settings: &Settings) -> anyhow::Result<()> {
     node::resources::check(&sizes, &config).context("reserving resources")
 }
 
-/// Starts the Node room. Without clients the node is standalone: its addresses are found out, and nobody is told.
-pub fn start(parts: Parts<'_>, clients: Option<Clients>, shutdown: CancellationToken) -> NodeHandles {
+/// Starts the Node room. Without an API server the node is standalone: its addresses are found out, and nobody is told.
+pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationToken) -> NodeHandles {
     let config = Arc::new(NodeConfig::new(parts.settings, parts.name, KUBERNETES));
     let root_dir = parts.settings.flags.root_dir.clone();
     let host = ThisHost::new(parts.runtime, root_dir, config.addresses.clone());
-    let (addresses_sender, addresses) = watch::channel(NodeAddresses::default());
+    // What the flag says holds until the machine has been looked at.
+    let told = config.addresses.node_ips.iter().filter(|ip| !ip.is_unspecified()).map(ToString::to_string);
+    let (addresses_sender, addresses) = watch::channel(NodeAddresses { ips: told.collect() });
     let cache = NodeCache::default();
     let node = cache.subscribe();
-    let Some(clients) = clients else {
+    let Some(api) = api else {
         tokio::spawn(shutdown.run_until_cancelled_owned(node::standalone(config, host, addresses_sender)));
         return NodeHandles { node, addresses };
     };
-    let nodes = Api::all(clients.main.clone());
+    let nodes = Api::all(api.main.clone());
     tokio::spawn(node::follow(nodes, config.name.clone(), cache.clone(), shutdown.clone()));
-    let lease = LeaseKeeper::new(config.clone(), clients.heartbeat.clone(), cache.clone(), Clock::System);
+    let lease = LeaseKeeper::new(config.clone(), api.heartbeat.clone(), cache.clone(), Clock::System);
     tokio::spawn(lease.run(shutdown.clone()));
+    let recorder = parts.recorder;
     let status = StatusLoop::new(Inputs {
         config,
         host,
-        main: clients.main,
-        heartbeat: clients.heartbeat,
+        main: api.main.clone(),
+        heartbeat: api.heartbeat.clone(),
         cache,
         runtime: parts.state,
         health: health(parts.board, shutdown.clone()),
@@ -132,7 +105,7 @@ pub fn start(parts: Parts<'_>, clients: Option<Clients>, shutdown: CancellationT
         shutting_down: parts.shutting_down,
         images: parts.images,
         addresses: addresses_sender,
-        tell: parts.tell,
+        tell: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
         metrics: parts.metrics,
         clock: Clock::System,
     });

@@ -12,6 +12,7 @@ use crate::events::sensors::{Sensor, SensorBoard, SensorState};
 use crate::metrics::{BuildInfo, Metrics, SensorLevel, SyncKind};
 use crate::model::{LifecycleEvent, SyncOutcome};
 use crate::pleg::PlegObserver;
+use crate::recorder::{Loss, RecorderObserver};
 use crate::runtime::{CallObserver, FinishedCall};
 use crate::server::SensorReport;
 use crate::workers::worker::WorkerObserver;
@@ -76,6 +77,12 @@ impl WorkerObserver for Observers {
             _ => SyncKind::Sync,
         };
         self.0.workers.synced(kind, took);
+    }
+}
+
+impl RecorderObserver for Observers {
+    fn lost(&self, why: Loss) {
+        self.0.recorder.lost(why.as_str());
     }
 }
 

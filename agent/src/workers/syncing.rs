@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::act;
 use super::backoff;
+use super::generate::names;
 use super::generate::qos::qos_class;
 use super::plan::PlanInput;
 use super::plan::ProbeResults;
@@ -183,11 +184,8 @@ impl Worker {
             let known = self.syncing.reasons.insert(start.name.clone(), failure.clone());
             // The runtime's own finish time moves the end of the back-off a little; that is no news.
             if known.is_none_or(|known| known.message != failure.message) {
-                let message = format!(
-                    "Back-off restarting failed container {} in pod {}",
-                    start.name,
-                    self.pod_ref().full_name()
-                );
+                let described = names::describe(pod);
+                let message = format!("Back-off restarting failed container {} in pod {described}", start.name);
                 self.context.recorder.pod_event(pod, &field_path(start), EventType::Warning, "BackOff", &message);
             }
         }

@@ -258,10 +258,9 @@ impl Worker {
         let after = self.view().await;
         if let Err(error) = killed {
             if let Some(pod) = &pod {
-                let message = format!("error killing pod: {error}");
-                self.context.recorder.pod_event(pod, "", EventType::Warning, "FailedKillPod", &message);
+                self.context.recorder.pod_event(pod, "", EventType::Warning, "FailedKillPod", &error);
             }
-            tracing::warn!(pod = %self.pod_ref(), %error, "killing the pod failed");
+            tracing::warn!(pod = %self.pod_ref(), %error, "the pod is to be killed again");
             return self.retry(false);
         }
         match after {
@@ -282,6 +281,7 @@ impl Worker {
         if let Some(pod) = &pod {
             self.publish_status(pod, after, true);
         } else {
+            self.context.statuses.stopped(&self.uid, self.context.clock.wall());
             self.remove_content(after).await;
         }
         self.mailbox.state().terminating_done();

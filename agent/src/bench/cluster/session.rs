@@ -107,8 +107,7 @@ struct Node<'a> {
 impl Session {
     /// Checks that everything needed is there, and removes what an earlier run may have left.
     pub(super) async fn prepare(args: ClusterArgs) -> anyhow::Result<Self> {
-        // Whoever installed one before is as good.
-        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        crate::apiserver::tls::install_crypto();
         let columns = Column::chosen(&args)?;
         let found = || RuntimeEndpoint::discover(Path::new("/"));
         let endpoint = args.runtime_endpoint.clone().or_else(found);

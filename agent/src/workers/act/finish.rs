@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::Pod;
 use super::ActContext;
 use super::gc;
 use super::kill;
+use super::report;
 use crate::model::PodSnapshot;
-use crate::recorder::EventType;
 use crate::volumes::VolumeError;
 use crate::workers::generate::names;
 use crate::workers::generate::qos;
@@ -24,7 +24,10 @@ pub async fn terminate_pod(
     snapshot: &PodSnapshot,
     grace_override: Option<i64>,
 ) -> Result<(), String> {
-    told(ctx, pod, kill::kill_pod(ctx, pod, snapshot, grace_override).await)
+    match report::aggregate(&kill::kill_pod(ctx, pod, snapshot, grace_override).await) {
+        Some(failed) => Err(format!("error killing pod: {failed}")),
+        None => Ok(()),
+    }
 }
 
 /// Stops what runs of a pod that nobody desires and whose spec nobody knows: two seconds for every container, no order.
@@ -50,15 +53,6 @@ fn stand_in(snapshot: &PodSnapshot) -> Pod {
     let containers = snapshot.containers.iter().map(|status| container(&status.name, &status.image)).collect();
     pod.spec = Some(k8s_openapi::api::core::v1::PodSpec { containers, ..Default::default() });
     pod
-}
-
-fn told(ctx: &ActContext, pod: &Pod, failed: Vec<String>) -> Result<(), String> {
-    if failed.is_empty() {
-        return Ok(());
-    }
-    let message = format!("error killing pod: [{}]", failed.join(", "));
-    ctx.pod_event(pod, EventType::Warning, "FailedKillPod", &message);
-    Err(message)
 }
 
 /// Frees what a pod that has stopped still holds (`SyncTerminatedPod`): volumes first, then the cgroup with whatever is

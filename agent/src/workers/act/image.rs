@@ -74,6 +74,8 @@ pub(super) enum Origin {
     Pulled,
 }
 
+const CONFIG_ERROR: &str = "CreateContainerConfigError";
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Policy {
     Always,
@@ -92,8 +94,24 @@ fn policy(spec: &ContainerSpec<'_>) -> Policy {
     }
 }
 
-/// Finds or pulls the image of a container.
+/// Finds or pulls the image of a container. A failure is told as event by its token; where there is none of the image
+/// step, by its text.
 pub(super) async fn ensure(
+    ctx: &ActContext,
+    pod: &Pod,
+    spec: &ContainerSpec<'_>,
+    sandbox: &cri::PodSandboxConfig,
+) -> Result<FoundImage, StartFailure> {
+    let found = find_or_pull(ctx, pod, spec, sandbox).await;
+    if let Err(failure) = &found {
+        let config = failure.token == CONFIG_ERROR;
+        let told = if config { &failure.message } else { &failure.token };
+        ctx.container_event(pod, spec, EventType::Warning, "Failed", &format!("Error: {told}"));
+    }
+    found
+}
+
+async fn find_or_pull(
     ctx: &ActContext,
     pod: &Pod,
     spec: &ContainerSpec<'_>,
@@ -177,7 +195,7 @@ async fn pull(
             "Failed",
             &format!("Failed to pull image {stated:?}: {text}"),
         );
-        ctx.start_failed_by_image(pod, spec, failure)
+        failure
     })?;
     let facts = inspect_pulled(ctx, &name, image_ref).await?;
     let message = format!(
@@ -205,13 +223,13 @@ fn check_backoff(
     let last = pulls.last_errors.get(key).map(|last| format!(": {last}")).unwrap_or_default();
     drop(pulls);
     ctx.container_event(pod, spec, EventType::Normal, "BackOff", &message);
-    Err(ctx.start_failed_by_image(pod, spec, report::failure("ImagePullBackOff", message + &last)))
+    Err(report::failure("ImagePullBackOff", message + &last))
 }
 
 /// The user and the size are the image's; the pull tells neither.
 async fn inspect_pulled(ctx: &ActContext, name: &str, image_ref: String) -> Result<ImageFacts, StartFailure> {
     let facts = ctx.images.inspect(name).await;
-    let facts = facts.map_err(|error| report::failure("CreateContainerConfigError", error.message()))?;
+    let facts = facts.map_err(|error| report::failure(CONFIG_ERROR, error.message()))?;
     let none = ImageFacts { image_ref: String::new(), uid: None, username: String::new(), size: 0 };
     Ok(ImageFacts { image_ref, ..facts.unwrap_or(none) })
 }
@@ -242,12 +260,4 @@ fn resolved(facts: ImageFacts) -> ResolvedImage {
         (None, true) => ImageUser::Id(0),
     };
     ResolvedImage { image_ref: facts.image_ref, user }
-}
-
-impl ActContext {
-    /// Failures of the image step are told by their token.
-    fn start_failed_by_image(&self, pod: &Pod, spec: &ContainerSpec<'_>, failure: StartFailure) -> StartFailure {
-        self.container_event(pod, spec, EventType::Warning, "Failed", &format!("Error: {}", failure.token));
-        failure
-    }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
@@ -17,6 +18,17 @@ pub(super) fn failed(action: &str, target: &str, token: &str, message: &str) -> 
 /// A start that failed, with nothing known of when to retry.
 pub(super) fn failure(token: &str, message: impl Into<String>) -> StartFailure {
     StartFailure { token: token.to_owned(), message: message.into(), retry_at: None }
+}
+
+/// Several errors as one text, each once; one alone stands without brackets.
+pub(super) fn aggregate(errors: &[String]) -> Option<String> {
+    let distinct: IndexSet<&str> = errors.iter().map(String::as_str).collect();
+    let joined = distinct.iter().copied().collect::<Vec<_>>().join(", ");
+    match distinct.len() {
+        0 => None,
+        1 => Some(joined),
+        _ => Some(format!("[{joined}]")),
+    }
 }
 
 impl ActContext {
@@ -83,6 +95,16 @@ mod tests {
             [(0, "0s"), (7, "7ms"), (1000, "1s"), (1230, "1.23s"), (123_400, "2m3.4s"), (3_600_001, "1h0m0.001s")];
         for (millis, expected) in table {
             assert_eq!(duration(Duration::from_millis(millis)), expected);
+        }
+    }
+
+    #[test]
+    fn aggregates() {
+        let table: [(&[&str], Option<&str>); 4] =
+            [(&[], None), (&["a"], Some("a")), (&["a", "a"], Some("a")), (&["b", "a", "b"], Some("[b, a]"))];
+        for (errors, expected) in table {
+            let errors: Vec<String> = errors.iter().map(|error| (*error).to_owned()).collect();
+            assert_eq!(aggregate(&errors).as_deref(), expected);
         }
     }
 

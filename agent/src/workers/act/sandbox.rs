@@ -42,28 +42,38 @@ pub(super) fn keep(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, id: &San
 /// A new one, with its address.
 pub(super) async fn create(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<Sandbox, String> {
     let described = names::describe(pod);
-    let error = |message: String| {
-        let text = format!("Failed to create pod sandbox: {message}");
-        ctx.pod_event(pod, EventType::Warning, "FailedCreatePodSandBox", &text);
+    // The event tells what went wrong, the sync's result also what was tried.
+    let error = |tried: &str, problem: String| {
+        if !spec::deletion_requested(pod) {
+            let text = format!("Failed to create pod sandbox: {problem}");
+            ctx.pod_event(pod, EventType::Warning, "FailedCreatePodSandBox", &text);
+        }
+        let message = format!("Failed to {tried} for pod {described:?}: {problem}");
         report::failed("CreatePodSandbox", &described, "CreatePodSandboxError", &message)
     };
-    let generated = configure(ctx, pod, attempt)
-        .map_err(|problem| error(format!("Failed to generate sandbox config for pod {described:?}: {problem}")))?;
+    let generated = configure(ctx, pod, attempt).map_err(|problem| error("generate sandbox config", problem))?;
     for (reason, message) in &generated.warnings {
-        ctx.pod_event(pod, EventType::Warning, reason, message);
+        warn(ctx, pod, reason, message);
     }
     let config = generated.config;
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o755)
         .create(&config.log_directory)
-        .map_err(|problem| error(format!("Failed to create log directory for pod {described:?}: {problem}")))?;
-    let id =
-        ctx.runtime.run_pod_sandbox(config.clone(), "").await.map_err(|problem| {
-            error(format!("Failed to create sandbox for pod {described:?}: {}", problem.rpc_text()))
-        })?;
+        .map_err(|problem| error("create log directory", problem.to_string()))?;
+    let id = ctx.runtime.run_pod_sandbox(config.clone(), "").await;
+    let id = id.map_err(|problem| error("create sandbox", problem.rpc_text()))?;
     let ips = addresses(ctx, pod, &id).await?;
     Ok(Sandbox { id: id.into(), config, ips, runtime_handler: String::new() })
+}
+
+/// A node without cluster DNS is a matter of the node as well.
+fn warn(ctx: &ActContext, pod: &Pod, reason: &str, message: &str) {
+    if reason == "MissingClusterDNS" {
+        let prefix = format!("pod: {:?}. ", names::describe(pod));
+        ctx.recorder.node_event(EventType::Warning, reason, message.strip_prefix(&prefix).unwrap_or(message));
+    }
+    ctx.pod_event(pod, EventType::Warning, reason, message);
 }
 
 /// Addresses of a sandbox just made: hosts file and environment of its containers need them.

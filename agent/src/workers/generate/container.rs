@@ -110,8 +110,8 @@ pub fn environment(
     pod_ips: &[String],
     settings: &NodeSettings,
 ) -> Result<BTreeMap<String, String>, GenerateError> {
-    let node_ips = &settings.dns.node_ips;
-    let pod_ips = if crate::model::spec::host_network(pod) { node_ips } else { pod_ips };
-    let context = EnvContext { pod_ips, node_ips, allocatable: &settings.resources.allocatable };
+    let node_ips = settings.dns.node_ips.now();
+    let pod_ips = if crate::model::spec::host_network(pod) { &node_ips } else { pod_ips };
+    let context = EnvContext { pod_ips, node_ips: &node_ips, allocatable: &settings.resources.allocatable };
     env::environment(pod, &spec.container, context)
 }

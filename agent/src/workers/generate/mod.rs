@@ -24,6 +24,7 @@ pub use container::ResolvedImage;
 pub use error::GenerateError;
 pub use hostname::Hostname;
 pub use settings::DnsSettings;
+pub use settings::NodeIps;
 pub use settings::NodeSettings;
 pub use settings::ResourceSettings;
 pub use settings::SecuritySettings;

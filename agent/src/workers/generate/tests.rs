@@ -39,7 +39,7 @@ fn with_container(fields: Value) -> Pod {
 fn settings() -> NodeSettings {
     NodeSettings {
         pod_logs_dir: "/var/log/pods".into(),
-        dns: DnsSettings { node_ips: vec!["192.0.2.7".into()], ..Default::default() },
+        dns: DnsSettings { node_ips: vec!["192.0.2.7".into()].into(), ..Default::default() },
         resources: ResourceSettings {
             cfs_period: Some(100_000),
             memory_capacity: 16 << 30,

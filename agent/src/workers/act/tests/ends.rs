@@ -41,7 +41,7 @@ async fn waiting_ends_with_the_grace_period() {
     let error = terminate_pod(&node.ctx, &pod, &running(&["a", "s"]), Some(5)).await.expect_err("a was stuck");
     assert_eq!(
         error,
-        r#"error killing pod: [failed to "KillContainer" for "a" with KillContainerError: "rpc error: code = Unknown desc = stuck"]"#
+        r#"error killing pod: failed to "KillContainer" for "a" with KillContainerError: "rpc error: code = Unknown desc = stuck""#
     );
     assert_eq!(node.runtime.take_calls(), ["StopContainer a-0 5", "StopContainer s-0 2", "StopPodSandbox sandbox-0"]);
 }

@@ -1,6 +1,7 @@
 //! Plans carried out against a small fake of the runtime, on paused time.
 
 mod ends;
+mod events;
 mod fake;
 mod images;
 mod starts;
@@ -21,7 +22,8 @@ use crate::images::Images;
 use crate::images::PullLimits;
 use crate::model::testing;
 use crate::model::*;
-use crate::recorder::Recorder;
+use crate::recorder::testing::Told;
+use crate::recorder::testing::listening;
 use crate::volumes::Volumes;
 use crate::workers::generate::NodeSettings;
 use crate::workers::generate::ResourceSettings;
@@ -32,6 +34,7 @@ struct Node {
     dir: tempfile::TempDir,
     runtime: Fake,
     network: watch::Sender<Option<String>>,
+    told: Told,
     ctx: ActContext,
 }
 
@@ -47,6 +50,7 @@ impl Node {
         let runtime = Fake::default();
         let client = runtime.client();
         let (network, ready) = watch::channel(None);
+        let (recorder, told) = listening();
         let limits = PullLimits { per_second: 0, ..PullLimits::default() };
         let ctx = ActContext::new(
             client.clone(),
@@ -60,10 +64,10 @@ impl Node {
                 ..NodeFiles::default()
             },
             ready,
-            Recorder::default(),
+            recorder,
             Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)),
         );
-        Self { dir, runtime, network, ctx }
+        Self { dir, runtime, network, told, ctx }
     }
 
     fn has_image(&self, name: &str, id: &str) {

@@ -1,0 +1,186 @@
+//! Delivery to a simulated API server that fails as told, under paused time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use http::Method;
+use http::Request;
+use http::Response;
+use http_body_util::BodyExt as _;
+use kube::client::Body;
+use serde_json::Value;
+use serde_json::json;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::EventType;
+use super::Loss;
+use super::Recorder;
+use super::RecorderObserver;
+use crate::model::Clock;
+use crate::model::testing;
+
+/// An answer: a status, or no connection at all.
+type Answer = Result<(u16, &'static str), &'static str>;
+
+/// What was asked, and what is still to be answered; then everything succeeds.
+#[derive(Clone, Default)]
+struct Server(Arc<Mutex<(Vec<(Method, String, Value)>, VecDeque<Answer>)>>);
+
+#[derive(Default)]
+struct Losses(Mutex<Vec<Loss>>);
+
+impl RecorderObserver for Losses {
+    fn lost(&self, why: Loss) {
+        self.0.lock().unwrap().push(why);
+    }
+}
+
+impl Server {
+    fn client(&self) -> kube::Client {
+        let server = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| server.clone().answer(request));
+        kube::Client::new(service, "default")
+    }
+
+    async fn answer(self, request: Request<Body>) -> Result<Response<Body>, std::io::Error> {
+        let (head, body) = request.into_parts();
+        let bytes = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
+        let body: Value = serde_json::from_slice(&bytes)?;
+        let answer = {
+            let mut state = self.0.lock().unwrap();
+            state.0.push((head.method, head.uri.path().to_owned(), body.clone()));
+            state.1.pop_front()
+        };
+        let (code, reason) = match answer {
+            Some(Err(error)) => return Err(std::io::Error::other(error)),
+            Some(Ok(status)) => status,
+            None => (201, ""),
+        };
+        let mut answer = json!({
+            "apiVersion": "v1", "kind": "Event", "metadata": { "name": "x" }, "involvedObject": {},
+        });
+        if code >= 400 {
+            answer = json!({ "kind": "Status", "status": "Failure", "reason": reason, "code": code });
+        }
+        let body = Body::from(answer.to_string().into_bytes());
+        Ok(Response::builder().status(code).body(body).unwrap())
+    }
+
+    fn will(&self, answers: impl IntoIterator<Item = Answer>) {
+        self.0.lock().unwrap().1.extend(answers);
+    }
+
+    fn asked(&self) -> Vec<(Method, String, Value)> {
+        self.0.lock().unwrap().0.clone()
+    }
+}
+
+struct Scene {
+    server: Server,
+    losses: Arc<Losses>,
+    recorder: Recorder,
+    shutdown: CancellationToken,
+    delivery: tokio::task::JoinHandle<()>,
+}
+
+fn scene() -> Scene {
+    let (server, losses, shutdown) = (Server::default(), Arc::new(Losses::default()), CancellationToken::new());
+    let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+    let (recorder, queue) = Recorder::delivering("node-1", clock, losses.clone());
+    let delivery = tokio::spawn(queue.deliver(server.client(), shutdown.clone()));
+    Scene { server, losses, recorder, shutdown, delivery }
+}
+
+impl Scene {
+    fn tell(&self, message: &str) {
+        let pod = testing::pod("Always", &[], &["c"]);
+        self.recorder.pod_event(&pod, "spec.containers{c}", EventType::Normal, "Started", message);
+    }
+
+    /// Everything recorded has been told or lost.
+    async fn end(self) -> (Vec<(Method, String, Value)>, Vec<Loss>) {
+        drop(self.recorder);
+        self.delivery.await.unwrap();
+        let losses = self.losses.0.lock().unwrap().clone();
+        (self.server.asked(), losses)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn created_then_patched_then_created_again_if_gone() {
+    let scene = scene();
+    scene.server.will([Ok((201, "")), Ok((200, "")), Ok((404, "NotFound")), Ok((201, ""))]);
+    (0..3).for_each(|_| scene.tell("hello"));
+    scene.recorder.node_event(EventType::Normal, "Starting", "Starting kubelet.");
+    let (asked, losses) = scene.end().await;
+    let folder = "/api/v1/namespaces/ns/events".to_owned();
+    let name = asked[0].2["metadata"]["name"].as_str().unwrap().to_owned();
+    let steps: Vec<_> = asked.iter().map(|(method, path, _)| (method.clone(), path.clone())).collect();
+    let expected = [
+        (Method::POST, folder.clone()),
+        (Method::PATCH, format!("{folder}/{name}")),
+        (Method::PATCH, format!("{folder}/{name}")),
+        (Method::POST, folder),
+        (Method::POST, "/api/v1/namespaces/default/events".to_owned()),
+    ];
+    assert_eq!(steps, expected);
+    assert_eq!(asked[1].2["count"], 2);
+    assert_eq!((&asked[3].2["count"], asked[3].2["metadata"]["name"].as_str()), (&json!(3), Some(name.as_str())));
+    assert_eq!(asked[4].2["involvedObject"], json!({ "apiVersion": "v1", "kind": "Node", "name": "node-1" }));
+    assert_eq!(losses, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unreachable_server_is_tried_twelve_times() {
+    let scene = scene();
+    let began = Instant::now();
+    scene.server.will((0..12).map(|_| Err("connection refused")));
+    scene.tell("lost");
+    scene.tell("told");
+    let (asked, losses) = scene.end().await;
+    assert_eq!(asked.len(), 13);
+    assert_eq!(losses, [Loss::Unreachable]);
+    assert_eq!(asked[12].2["message"], "told");
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(100) && took <= Duration::from_secs(110), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_final() {
+    let scene = scene();
+    scene.server.will([Ok((403, "Forbidden")), Ok((409, "AlreadyExists")), Ok((500, "InternalError"))]);
+    ["a", "b", "c", "d"].into_iter().for_each(|message| scene.tell(message));
+    let (asked, losses) = scene.end().await;
+    assert_eq!(asked.len(), 4);
+    assert_eq!(losses, [Loss::Rejected; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_drops_and_counts() {
+    let scene = scene();
+    scene.server.will((0..12).map(|_| Err("connection refused")));
+    (0..1005).for_each(|_| scene.tell("same"));
+    assert_eq!(scene.losses.0.lock().unwrap().len(), 5);
+    let (_, losses) = scene.end().await;
+    assert_eq!(losses.iter().filter(|loss| **loss == Loss::QueueFull).count(), 5);
+    assert_eq!(losses.iter().filter(|loss| **loss == Loss::Spam).count(), 1000 - 25);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_lets_what_waits_go_once() {
+    let scene = scene();
+    scene.server.will([Err("connection refused")]);
+    ["a", "b", "c"].into_iter().for_each(|message| scene.tell(message));
+    while scene.server.asked().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    scene.shutdown.cancel();
+    scene.delivery.await.unwrap();
+    let messages: Vec<_> = scene.server.asked().iter().map(|(_, _, body)| body["message"].clone()).collect();
+    assert_eq!(messages, ["a", "b", "c"]);
+    assert_eq!(*scene.losses.0.lock().unwrap(), [Loss::Unreachable]);
+}

@@ -1,0 +1,185 @@
+//! Events: upstream's reasons and messages on the object they concern, told to the API server.
+//!
+//! Owns what an Event object says, which events are folded into one, which are dropped, and how they are delivered.
+//! Refuses to judge what is worth an event; that is known where things happen. Nothing is kept over a restart.
+//!
+//! ```text
+//!  rooms ─▶ Recorder ─▶ log line
+//!              └─▶ queue (1000; dropped when full) ─▶ delivery: correlate ─▶ create or patch, one at a time
+//! ```
+//!
+//! Without an API server events are log lines and nothing else.
+
+mod correlate;
+#[cfg(test)]
+mod correlate_tests;
+mod delivery;
+#[cfg(test)]
+mod delivery_tests;
+mod object;
+#[cfg(test)]
+pub mod testing;
+mod text;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::Ordering;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::mpsc;
+
+pub use self::delivery::Queue;
+pub use self::object::EventType;
+use self::object::Occurrence;
+use crate::model::Clock;
+
+/// Events that may wait for the API server; more are dropped and counted.
+const QUEUE: usize = 1000;
+
+/// Told of events that reach nobody. Calls must be quick.
+pub trait RecorderObserver: Send + Sync + 'static {
+    /// An event was not delivered.
+    fn lost(&self, why: Loss);
+}
+
+/// Why an event is not delivered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Loss {
+    /// Too many wait already.
+    QueueFull,
+    /// The object has had too many events.
+    Spam,
+    /// The API server refused it.
+    Rejected,
+    /// The API server could not be reached often enough.
+    Unreachable,
+}
+
+impl Loss {
+    /// The cause as metrics spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::QueueFull => "queue_full",
+            Self::Spam => "spam",
+            Self::Rejected => "rejected",
+            Self::Unreachable => "unreachable",
+        }
+    }
+}
+
+/// Records events. Cheap to clone, never waits.
+#[derive(Clone, Debug, Default)]
+pub struct Recorder {
+    node: Arc<str>,
+    sender: Option<Arc<Sender>>,
+}
+
+struct Sender {
+    queue: mpsc::Sender<Occurrence>,
+    clock: Clock,
+    /// Events are named by their nanosecond: no two get the same.
+    last_nanos: AtomicI64,
+    observer: Arc<dyn RecorderObserver>,
+}
+
+impl Recorder {
+    /// Events of this node as log lines only.
+    pub fn logging(node: &str) -> Self {
+        Self { node: node.into(), sender: None }
+    }
+
+    /// Events of this node as log lines and for the API server: somebody must run [`Queue::deliver`].
+    pub fn delivering(node: &str, clock: Clock, observer: Arc<dyn RecorderObserver>) -> (Self, Queue) {
+        let (queue, receiver) = mpsc::channel(QUEUE);
+        let sender = Sender { queue, clock, last_nanos: AtomicI64::new(0), observer: observer.clone() };
+        let recorder = Self { node: node.into(), sender: Some(Arc::new(sender)) };
+        (recorder, Queue::new(receiver, node, clock, observer))
+    }
+
+    /// An event on a pod, or on one of its containers (`field_path` like `spec.containers{web}`; empty for the pod). A
+    /// static pod's events are on the static pod, not on the API's copy of it.
+    pub fn pod_event(&self, pod: &Pod, field_path: &str, kind: EventType, reason: &str, message: &str) {
+        self.pod_event_annotated(pod, field_path, kind, reason, message, BTreeMap::new());
+    }
+
+    /// [`Self::pod_event`] with annotations on the event.
+    pub fn pod_event_annotated(
+        &self,
+        pod: &Pod,
+        field_path: &str,
+        kind: EventType,
+        reason: &str,
+        message: &str,
+        annotations: BTreeMap<String, String>,
+    ) {
+        self.event(object::pod(pod, field_path), kind, reason, message, annotations);
+    }
+
+    /// An event on this node.
+    pub fn node_event(&self, kind: EventType, reason: &str, message: &str) {
+        self.event(object::node(&self.node), kind, reason, message, BTreeMap::new());
+    }
+
+    /// An event on any object. A reference without namespace is an object of the cluster.
+    pub fn event(
+        &self,
+        object: ObjectReference,
+        kind: EventType,
+        reason: &str,
+        message: &str,
+        annotations: BTreeMap<String, String>,
+    ) {
+        let message = text::harmless(message);
+        log(&object, kind, reason, &message);
+        let Some(sender) = &self.sender else { return };
+        let message = message.into_owned();
+        let (reason, nanos) = (reason.to_owned(), sender.moment());
+        let occurrence = Occurrence { object, kind, reason, message, annotations, nanos };
+        if sender.queue.try_send(occurrence).is_err() {
+            sender.observer.lost(Loss::QueueFull);
+        }
+    }
+}
+
+impl Sender {
+    /// Now, in nanoseconds since the Unix epoch; later than ever before.
+    fn moment(&self) -> i64 {
+        let now = self.clock.wall_nanos();
+        let later = |last: i64| Some(now.max(last.saturating_add(1)));
+        match self.last_nanos.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later) {
+            Ok(last) | Err(last) => now.max(last.saturating_add(1)),
+        }
+    }
+}
+
+fn log(object: &ObjectReference, kind: EventType, reason: &str, message: &str) {
+    let empty = String::new();
+    let part = |text: &Option<String>| text.as_ref().unwrap_or(&empty).clone();
+    let (namespace, name) = (part(&object.namespace), part(&object.name));
+    let (of, field_path) = (part(&object.kind), part(&object.field_path));
+    let separator = if namespace.is_empty() { "" } else { "/" };
+    let object = format_args!("{namespace}{separator}{name}");
+    let message = text::one_line(message);
+    match (kind, of.as_str()) {
+        (EventType::Normal, "Pod") => {
+            tracing::info!(target: "keblet::recorder", pod = %object, field_path, reason, "{message}");
+        }
+        (EventType::Warning, "Pod") => {
+            tracing::warn!(target: "keblet::recorder", pod = %object, field_path, reason, "{message}");
+        }
+        (EventType::Normal, _) => {
+            tracing::info!(target: "keblet::recorder", kind = of, %object, reason, "{message}");
+        }
+        (EventType::Warning, _) => {
+            tracing::warn!(target: "keblet::recorder", kind = of, %object, reason, "{message}");
+        }
+    }
+}
+
+impl std::fmt::Debug for Sender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sender").field("free", &self.queue.capacity()).finish_non_exhaustive()
+    }
+}

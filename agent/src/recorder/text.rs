@@ -1,0 +1,94 @@
+//! What messages may hold. They quote runtimes, registries and containers, so anything can be in them. Pure.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// Longest message, in bytes. Above everything that is bounded at its source, such as the output of a probe.
+pub(super) const MESSAGE_LIMIT: usize = 16 << 10;
+
+const CUT: &str = "...";
+
+/// The message without what would steer a terminal, and not longer than [`MESSAGE_LIMIT`]. Line breaks and tabs stay.
+pub(super) fn harmless(message: &str) -> Cow<'_, str> {
+    let message = escape(message, |c| matches!(c, '\n' | '\t'));
+    if message.len() <= MESSAGE_LIMIT {
+        return message;
+    }
+    let end = message.floor_char_boundary(MESSAGE_LIMIT - CUT.len());
+    Cow::Owned(format!("{}{CUT}", &message[..end]))
+}
+
+/// The message as one line of a log.
+pub(super) fn one_line(message: &str) -> Cow<'_, str> {
+    escape(message, |_| false)
+}
+
+fn escape(message: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let steers = |c: char| (c.is_control() || turns_direction(c)) && !keep(c);
+    if !message.contains(steers) {
+        return Cow::Borrowed(message);
+    }
+    let mut clean = String::with_capacity(message.len() + 16);
+    for c in message.chars() {
+        let number = u32::from(c);
+        let written = match c {
+            c if !steers(c) => {
+                clean.push(c);
+                Ok(())
+            }
+            '\n' => clean.write_str("\\n"),
+            '\r' => clean.write_str("\\r"),
+            '\t' => clean.write_str("\\t"),
+            _ if number < 0x80 => write!(clean, "\\x{number:02x}"),
+            _ => write!(clean, "\\u{number:04x}"),
+        };
+        debug_assert!(written.is_ok(), "writing to a string cannot fail");
+    }
+    Cow::Owned(clean)
+}
+
+/// Characters that make the text around them read in another order.
+fn turns_direction(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_steers_a_terminal_is_spelled_out() {
+        let table = [
+            ("plain: \"quoted\" é 日本", "plain: \"quoted\" é 日本"),
+            ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+            ("\x1b[31mred\x1b[0m\r\n", "\\x1b[31mred\\x1b[0m\\r\n"),
+            ("bell\x07 nul\0 del\x7f", "bell\\x07 nul\\x00 del\\x7f"),
+            ("c1 \u{9b}31m", "c1 \\u009b31m"),
+            ("abc\u{202e}fed", "abc\\u202efed"),
+        ];
+        for (message, expected) in table {
+            assert_eq!(harmless(message), expected);
+        }
+        assert_eq!(one_line("a\nb\tc\r"), "a\\nb\\tc\\r");
+    }
+
+    #[test]
+    fn long_messages_are_cut_between_characters() {
+        let whole = "x".repeat(MESSAGE_LIMIT);
+        assert_eq!(harmless(&whole), whole);
+        let cut = harmless(&"é".repeat(MESSAGE_LIMIT)).into_owned();
+        assert!(cut.len() <= MESSAGE_LIMIT && cut.ends_with("é...") && cut.len() > MESSAGE_LIMIT - 4, "{}", cut.len());
+    }
+
+    proptest! {
+        #[test]
+        fn any_message_becomes_bounded_and_harmless(message in any::<String>(), times in 1_usize..2000) {
+            let clean = harmless(&message.repeat(times)).into_owned();
+            prop_assert!(clean.len() <= MESSAGE_LIMIT);
+            prop_assert!(!clean.chars().any(|c| c.is_control() && c != '\n' && c != '\t'));
+            prop_assert!(!one_line(&clean).contains(['\n', '\t']));
+        }
+    }
+}
