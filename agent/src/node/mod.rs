@@ -33,6 +33,7 @@ mod reconcile;
 mod report;
 pub mod resources;
 mod runtime_view;
+pub mod shutdown;
 mod standalone;
 mod startup;
 mod status;
