@@ -43,6 +43,7 @@ mod time;
 
 pub use cache::NodeCache;
 pub use cache::follow;
+pub use call::Trouble;
 pub use conditions::Pressures;
 pub use config::NodeConfig;
 pub use events::TellNode;

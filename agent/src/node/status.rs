@@ -20,6 +20,7 @@ use super::addresses::Network;
 use super::cache::NodeCache;
 use super::call;
 use super::call::CallError;
+use super::call::Trouble;
 use super::conditions;
 use super::conditions::Pressures;
 use super::conditions::Readiness;
@@ -79,6 +80,8 @@ pub struct Inputs<H> {
     pub addresses: watch::Sender<NodeAddresses>,
     /// Events.
     pub tell: TellNode,
+    /// Called when updates fail repeatedly.
+    pub trouble: Trouble,
     /// Startup durations.
     pub metrics: Arc<Metrics>,
     /// Wall clock.
@@ -190,11 +193,10 @@ impl<H: Host> StatusLoop<H> {
         }
         self.list_images().await;
         for attempt in 0..TRIES {
-            match self.update(&look, attempt > 0).await {
-                Ok(()) => return,
-                Err(error) => {
-                    tracing::warn!(node = self.inputs.config.name, attempt, %error, "node status not updated")
-                }
+            let Err(error) = self.update(&look, attempt > 0).await else { return };
+            tracing::warn!(node = self.inputs.config.name, attempt, %error, "node status not updated");
+            if attempt > 0 && error.is_unanswered() {
+                (self.inputs.trouble)();
             }
         }
     }

@@ -110,15 +110,17 @@ impl Lists {
     fn in_order(mut self, source: ConfigSource, first: bool) -> Vec<PodUpdate> {
         self.removes.sort_by_cached_key(full_name);
         let alive = first && self.adds.is_empty() && self.updates.is_empty() && self.deletes.is_empty();
-        let kinds: [(fn(ConfigSource, Vec<Pod>) -> PodUpdate, Vec<Pod>, bool); 5] = [
-            (PodUpdate::Remove, self.removes, false),
-            (PodUpdate::Add, self.adds, alive),
-            (PodUpdate::Update, self.updates, false),
-            (PodUpdate::Delete, self.deletes, false),
-            (PodUpdate::Reconcile, self.reconciles, false),
+        let some = |kind: fn(ConfigSource, Vec<Pod>) -> PodUpdate, pods: Vec<Pod>, even_empty: bool| {
+            (even_empty || !pods.is_empty()).then(|| kind(source, pods))
+        };
+        let kinds = [
+            some(PodUpdate::Remove, self.removes, false),
+            some(PodUpdate::Add, self.adds, alive),
+            some(PodUpdate::Update, self.updates, false),
+            some(PodUpdate::Delete, self.deletes, false),
+            some(PodUpdate::Reconcile, self.reconciles, false),
         ];
-        let told = kinds.into_iter().filter(|(_, pods, even_empty)| *even_empty || !pods.is_empty());
-        told.map(|(kind, pods, _)| kind(source, pods)).collect()
+        kinds.into_iter().flatten().collect()
     }
 }
 

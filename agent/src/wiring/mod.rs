@@ -5,10 +5,13 @@ mod cgroups;
 mod housekeeping;
 mod node;
 mod node_object;
+mod node_shutdown;
+mod objects;
 mod observers;
 mod pods;
 mod recording;
 mod sensors;
+mod server;
 mod status;
 
 use std::path::Path;
@@ -21,6 +24,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
+use crate::cli::logging::Verbosity;
 use crate::config::Gate;
 use crate::config::Origin;
 use crate::config::Settings;
@@ -39,7 +43,7 @@ use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
-use crate::server;
+use crate::server::Mounted;
 use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::status::Statuses;
@@ -61,7 +65,7 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
-pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
     let node = node::describe(&settings)?;
@@ -79,6 +83,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
 
     let images = Images::new(runtime.clone(), node::pull_limits(&settings));
+    let down = watch::Sender::new(false);
     let own_node = node_object::start(
         node_object::Parts {
             settings: &settings,
@@ -87,7 +92,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
             state: state.clone(),
             board: board.clone(),
             images: images.changes(),
-            shutting_down: watch::channel(false).1,
+            shutting_down: down.subscribe(),
             recorder: recorder.clone(),
             metrics: metrics.clone(),
         },
@@ -95,14 +100,19 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         shutdown.clone(),
     );
 
+    let objects = objects::start(&settings, api.as_ref(), Some(own_node.node.clone()));
+
     let shared = SharedPods::default();
-    let server = pods::Server { metrics: &metrics, board: &board, shared: &shared };
+    let read = pods::Server { metrics: &metrics, board: &board, shared: &shared, settings: &settings, verbosity };
     let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
-    let serving = tokio::spawn(server::run(
-        server::Options::new(&settings.kubelet),
-        server.handles(state.clone(), later),
-        shutdown.clone(),
-    ));
+    let parts = server::Parts {
+        node: node.name.clone(),
+        handles: read.handles(state.clone(), later),
+        mounted: Mounted::default(),
+        api: api.as_ref().map(|api| api.main.clone()),
+        serving: None,
+    };
+    let serving = server::start(&settings, parts, shutdown.clone()).await?;
 
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
@@ -143,7 +153,8 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         network_of(state.clone()),
         recorder.clone(),
         Clock::System,
-    );
+    )
+    .with_objects(objects);
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,
@@ -163,6 +174,17 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         recorder.clone(),
         shutdown.clone(),
     );
+    let orders = node_shutdown::start(
+        node_shutdown::Parts {
+            settings: &settings,
+            pods: shared.clone(),
+            statuses: statuses.clone(),
+            recorder: recorder.clone(),
+            metrics: metrics.clone(),
+            down,
+        },
+        shutdown.clone(),
+    );
     let sync = SyncLoop {
         pods: shared,
         workers: PodWorkers::new(context.clone()),
@@ -172,6 +194,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         clock: Clock::System,
         recorder,
         mirrors,
+        orders,
         leftovers: Arc::new(housekeeping::Sweeper::new(context)),
         housekeeping: None,
     };

@@ -116,11 +116,18 @@ fn resources(settings: &Settings) -> ResourceSettings {
         memory_capacity: sizes.memory,
         allocatable: allocatable(&sizes, &config),
         hugepage_sizes: sizes.hugepages.into_keys().collect(),
+        page_size: page_size(),
         cgroup_v2,
         single_process_oom_kill: !cgroup_v2 || kubelet.single_process_oom_kill.unwrap_or(false),
         swap: if cgroup_v2 { Swap::Forbidden } else { Swap::NoController },
         pod_pids_limit: Some(kubelet.pod_pids_limit).filter(|limit| *limit > 0),
     }
+}
+
+/// Size of a page, bytes; 0 if the system does not say.
+fn page_size() -> usize {
+    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
 }
 
 /// The processors' thermal folders, hidden from containers.

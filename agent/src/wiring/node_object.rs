@@ -27,6 +27,7 @@ use crate::node::PlegHealth;
 use crate::node::Pressures;
 use crate::node::StatusLoop;
 use crate::node::ThisHost;
+use crate::node::Trouble;
 use crate::node::resources::ResourceConfig;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
@@ -89,7 +90,12 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
     };
     let nodes = Api::all(api.main.clone());
     tokio::spawn(node::follow(nodes, config.name.clone(), cache.clone(), shutdown.clone()));
-    let lease = LeaseKeeper::new(config.clone(), api.heartbeat.clone(), cache.clone(), Clock::System);
+    let trouble: Trouble = {
+        let api = api.clone();
+        Arc::new(move || api.retire_connections())
+    };
+    let heartbeat = api.heartbeat.clone();
+    let lease = LeaseKeeper::new(config.clone(), heartbeat, cache.clone(), Clock::System, trouble.clone());
     tokio::spawn(lease.run(shutdown.clone()));
     let recorder = parts.recorder;
     let status = StatusLoop::new(Inputs {
@@ -106,6 +112,7 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
         images: parts.images,
         addresses: addresses_sender,
         tell: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
+        trouble,
         metrics: parts.metrics,
         clock: Clock::System,
     });

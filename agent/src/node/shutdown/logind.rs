@@ -19,7 +19,7 @@ const MANAGER: &str = "org.freedesktop.login1.Manager";
 const DROP_IN: &str = "etc/systemd/logind.conf.d/99-kubelet.conf";
 /// Looks at the delay after logind was told to read its files again.
 const LOOKS: u32 = 5;
-const FIRST_LOOK: Duration = Duration::from_millis(100);
+const FIRST_LOOK: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
 const SIGHUP: i32 = 1;
 
 /// logind cannot be used.
@@ -88,16 +88,17 @@ impl Logind {
         self.configure(needed)?;
         self.reload().await?;
         let mut pause = FIRST_LOOK;
-        let mut is = Duration::ZERO;
-        for _ in 0..LOOKS {
-            is = self.max_delay().await?;
-            if is >= needed {
+        for _ in 1..LOOKS {
+            if self.max_delay().await? >= needed {
                 return Ok(());
             }
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
-        Err(LogindError::TooShort { needed, is })
+        match self.max_delay().await? {
+            is if is >= needed => Ok(()),
+            is => Err(LogindError::TooShort { needed, is }),
+        }
     }
 
     async fn max_delay(&self) -> Result<Duration, LogindError> {
@@ -107,7 +108,7 @@ impl Logind {
         let called = self.connection.call_method(Some(SERVICE), OBJECT, properties, "Get", &arguments).await;
         let answer = called.map_err(during(what))?;
         let value: OwnedVariant = answer.body().deserialize().map_err(during(what))?;
-        let micros = u64::try_from(value).map_err(|error| LogindError::Bus { what, error: error.into() })?;
+        let micros = u64::try_from(value).map_err(during(what))?;
         Ok(Duration::from_micros(micros))
     }
 
@@ -148,8 +149,8 @@ impl Logind {
     /// True when a shutdown begins, false when it is called off. Ends with the connection.
     pub async fn shutdowns(&self) -> Result<impl Stream<Item = bool> + use<>, LogindError> {
         let what = "listening for PrepareForShutdown";
-        let rule = MatchRule::builder().msg_type(Type::Signal).interface(MANAGER);
-        let rule = rule.and_then(|rule| rule.member("PrepareForShutdown")).map_err(during(what))?.build();
+        let rule = MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("PrepareForShutdown");
+        let rule = rule.build().map_err(during(what))?;
         let signals = MessageStream::for_match_rule(rule, &self.connection, None).await.map_err(during(what))?;
         Ok(signals.filter_map(async |signal| signal.ok()?.body().deserialize::<bool>().ok()))
     }

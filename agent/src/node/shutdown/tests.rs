@@ -67,7 +67,8 @@ impl Imitation {
 
     async fn signal(&self, down: bool) {
         let manager = "org.freedesktop.login1.Manager";
-        let sent = self.connection.emit_signal(None::<&str>, "/org/freedesktop/login1", manager, "PrepareForShutdown", &down);
+        let sent =
+            self.connection.emit_signal(None::<&str>, "/org/freedesktop/login1", manager, "PrepareForShutdown", &down);
         sent.await.expect("a signal");
     }
 }
@@ -160,7 +161,9 @@ impl Bench {
             pods: Pods { all: pods.iter().map(pod).collect(), asked: asked_sender, ended: ended_receiver },
             down: down_sender,
             keep_times: Some(root.path().to_owned()),
-            tell: Arc::new(move |_, reason, message| told.lock().expect("unpoisoned").push(format!("{reason}: {message}"))),
+            tell: Arc::new(move |_, reason, message| {
+                told.lock().expect("unpoisoned").push(format!("{reason}: {message}"))
+            }),
             metrics: metrics.clone(),
             clock: Clock::Derived { origin: SystemTime::UNIX_EPOCH + secs(ROOT_UNIX), start: Instant::now() },
         };
@@ -218,7 +221,10 @@ async fn pods_end_before_the_lock_does() {
     bench.until(|| !bench.imitation.holds_lock(), "the lock is given back").await;
     assert_eq!(*bench.events.lock().expect("unpoisoned"), ["Shutdown: Shutdown manager detected shutdown event"]);
     let state = std::fs::read_to_string(bench.root.path().join("graceful_node_shutdown_state")).expect("a state file");
-    assert!(state.contains("\"startTime\":\"2023-11-14T22:13:20Z\"") && state.contains("\"endTime\":\"2023"), "{state}");
+    assert!(
+        state.contains("\"startTime\":\"2023-11-14T22:13:20Z\"") && state.contains("\"endTime\":\"2023"),
+        "{state}"
+    );
     let text = bench.metrics.render().expect("metrics");
     assert!(text.contains("kubelet_graceful_shutdown_start_time_seconds 1700000000"), "{text}");
 }
@@ -264,7 +270,8 @@ async fn logind_is_told_to_wait_long_enough() {
 #[tokio::test]
 async fn a_logind_that_does_not_wait_is_not_used() {
     let bench = Bench::start(5, 5, two_groups(), &[]).await;
-    let looks = || bench.imitation.told.lock().expect("unpoisoned").calls.iter().filter(|call| call.starts_with("get")).count();
+    let looks =
+        || bench.imitation.told.lock().expect("unpoisoned").calls.iter().filter(|call| call.starts_with("get")).count();
     bench.until(|| looks() == 6, "five looks after the first").await;
     bench.until(|| bench.down.has_changed().is_err(), "it gives up").await;
     assert!(!bench.imitation.calls().contains(&INHIBIT.to_owned()));

@@ -166,9 +166,13 @@ async fn a_failed_update_is_tried_five_times_and_read_anew() {
 async fn an_unanswered_update_is_given_up() {
     let bench = Bench::settled(|_| {}).await;
     bench.server.fail(Method::PATCH, None);
+    bench.server.fail(Method::PATCH, None);
     bench.shutting_down.send_replace(true);
     pass(seconds(11)).await;
+    assert_eq!(bench.trouble.load(SeqCst), 0, "once is no trouble");
+    pass(seconds(11)).await;
     assert_eq!(bench.ready().1, "node is shutting down");
+    assert_eq!(bench.trouble.load(SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]

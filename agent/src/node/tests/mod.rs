@@ -6,6 +6,8 @@ mod server;
 
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -104,6 +106,7 @@ struct Bench {
     addresses: watch::Receiver<NodeAddresses>,
     events: Arc<Mutex<Vec<String>>>,
     metrics: Arc<Metrics>,
+    trouble: Arc<AtomicUsize>,
     inputs: Option<Inputs<TestHost>>,
     _running: DropGuard,
     shutdown: CancellationToken,
@@ -118,6 +121,8 @@ impl Bench {
         let (addresses_sender, addresses) = watch::channel(NodeAddresses::default());
         let events = Arc::new(Mutex::new(Vec::new()));
         let (told, metrics) = (events.clone(), Metrics::new());
+        let trouble = Arc::new(AtomicUsize::new(0));
+        let troubles = trouble.clone();
         let inputs = Inputs {
             config: config(change),
             host: host.clone(),
@@ -132,6 +137,9 @@ impl Bench {
             addresses: addresses_sender,
             tell: Arc::new(move |_: EventType, reason: &str, _: &str| {
                 told.lock().expect("nobody panics with it").push(reason.to_owned());
+            }),
+            trouble: Arc::new(move || {
+                troubles.fetch_add(1, SeqCst);
             }),
             metrics: metrics.clone(),
             clock: Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
@@ -150,6 +158,7 @@ impl Bench {
             addresses,
             events,
             metrics,
+            trouble,
             inputs,
             _running: running,
             shutdown,
