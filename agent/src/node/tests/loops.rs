@@ -109,6 +109,27 @@ async fn an_existing_node_is_reconciled() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_restart_of_the_agent_is_no_news() {
+    for (within, expected) in [(seconds(2), "True"), (seconds(60), "False")] {
+        let mut bench = Bench::new(|_| {});
+        let existing = json!({
+            "metadata": { "name": "n" }, "spec": {}, "status": { "conditions": [{ "type": "Ready", "status": "True" }] },
+        });
+        bench.server.put(NODE, existing);
+        bench.cache.offer(serde_json::from_value(bench.server.get(NODE)).expect("a node"));
+        bench.health.send_replace(vec!["PLEG is not healthy: pleg has yet to be successful".to_owned()]);
+        bench.runtime.send_replace(ready());
+        bench.start();
+        pass(within).await;
+        assert_eq!(bench.ready().0, expected);
+        bench.health.send_replace(Vec::new());
+        pass(seconds(1)).await;
+        let told = bench.events().contains(&"NodeNotReady".to_owned());
+        assert_eq!((bench.ready().0.as_str(), told), ("True", expected == "False"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn readiness_is_told_at_once() {
     let bench = Bench::settled(|_| {}).await;
     let moment = Duration::from_millis(100);
@@ -210,6 +231,18 @@ async fn images_are_listed_when_some_came() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cordon_is_told_although_the_status_is_the_same() {
+    let bench = Bench::settled(|_| {}).await;
+    let mut node = bench.server.get(NODE);
+    node["spec"]["unschedulable"] = json!(true);
+    bench.server.put(NODE, node);
+    bench.cache.offer(serde_json::from_value(bench.server.get(NODE)).expect("a node"));
+    pass(Duration::from_millis(100)).await;
+    assert_eq!(bench.events(), ["NodeNotSchedulable"]);
+    assert_eq!(bench.server.calls(), [""; 0], "there is nothing to send");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_others_take_away_comes_back() {
     let bench = Bench::settled(|_| {}).await;
     let mut node = bench.server.get(NODE);
@@ -241,6 +274,7 @@ async fn without_registration_a_node_is_only_updated() {
     bench.start();
     pass(seconds(20)).await;
     assert!(bench.server.calls().iter().all(|call| call == GET));
+    assert_eq!(bench.ready().0, "");
     bench.server.put(NODE, json!({ "metadata": { "name": "n" }, "spec": {}, "status": {} }));
     pass(seconds(11)).await;
     assert_eq!(bench.ready().0, "True");
