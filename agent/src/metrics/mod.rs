@@ -4,6 +4,7 @@
 //! does not compile. Nothing is decided by these numbers, and nothing here waits.
 
 mod buckets;
+mod certificates;
 mod http;
 mod node;
 mod pleg;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 use prometheus::{Encoder as _, Registry, TextEncoder};
 
+pub use certificates::Certificates;
 pub use http::{Http, Request};
 pub use node::{BuildInfo, Node};
 pub use pleg::Pleg;
@@ -55,6 +57,8 @@ pub struct Metrics {
     pub recorder: Recorder,
     /// Requests to our own servers.
     pub http: Http,
+    /// Certificates of this node.
+    pub certificates: Certificates,
     /// Requests to the API server.
     pub rest_client: RestClient,
     /// Unix time at which the process started, in seconds.
@@ -74,6 +78,7 @@ impl Metrics {
         let sensors = Sensors::new(&register);
         let recorder = Recorder::new(&register);
         let http = Http::new(&register);
+        let certificates = Certificates::new(&register);
         let rest_client = RestClient::new(&register);
         let process_start = process::register(&register);
         Arc::new(Self {
@@ -86,7 +91,7 @@ impl Metrics {
             sensors,
             recorder,
             http,
-            rest_client,
+            certificates, rest_client,
             process_start,
         })
     }

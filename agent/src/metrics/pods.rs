@@ -70,7 +70,8 @@ impl Pods {
                 "[ALPHA] Pods with a worker, by its phase and what is known of them.",
                 &["config", "lifecycle", "static"],
             ),
-            mirrors: register.gauge("kubelet_mirror_pods", "[ALPHA] Mirror pods the API server has of static pods here."),
+            mirrors: register
+                .gauge("kubelet_mirror_pods", "[ALPHA] Mirror pods the API server has of static pods here."),
             running: register.gauge("kubelet_running_pods", "[ALPHA] Pods with a running sandbox."),
             running_containers: register.gauges(
                 "kubelet_running_containers",

@@ -184,8 +184,12 @@ impl Name {
 
 fn due(wish: &Wish, mirror: Option<&ApiPod>, node: &Node) -> Due {
     match (wish, mirror) {
-        (Wish::Show(pod), None) if node.metadata.deletion_timestamp.is_none() => Due::Create(Box::new(mirror_pod(pod, node))),
-        (Wish::Show(pod), Some(mirror)) if is_mirror_of(mirror, pod) && !spec::deletion_requested(mirror) => Due::Nothing,
+        (Wish::Show(pod), None) if node.metadata.deletion_timestamp.is_none() => {
+            Due::Create(Box::new(mirror_pod(pod, node)))
+        }
+        (Wish::Show(pod), Some(mirror)) if is_mirror_of(mirror, pod) && !spec::deletion_requested(mirror) => {
+            Due::Nothing
+        }
         (Wish::Leave, Some(mirror)) if !spec::deletion_requested(mirror) => Due::Nothing,
         (_, Some(mirror)) => Due::Delete(pod_ref(mirror)),
         (_, None) => Due::Nothing,

@@ -66,7 +66,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let node = node::describe(&settings)?;
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
-    let api = apiserver::connect(&settings, &metrics)?;
+    let api = apiserver::connect(&settings, &metrics, &shutdown)?;
     let events_client = api.as_ref().map(|api| api.events.clone());
     let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
     recording::announce(&recorder, cgroup_version);

@@ -131,7 +131,8 @@ mod tests {
 
     #[test]
     fn definite_answers_are_told_from_lost_ones() {
-        let of = |code| failure(&kube::Error::Api(Box::new(Status { code, message: "why".into(), ..Status::default() })));
+        let of =
+            |code| failure(&kube::Error::Api(Box::new(Status { code, message: "why".into(), ..Status::default() })));
         assert_eq!(of(404), PodApiError::NotFound);
         assert_eq!(of(409), PodApiError::Conflict("why".into()));
         assert_eq!(of(403), PodApiError::Refused("403 why".into()));

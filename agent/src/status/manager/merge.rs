@@ -59,10 +59,8 @@ fn merge_conditions(api: &PodStatus, own: &PodStatus, told_end: bool, now: &Time
         let known = merged.iter().position(|c| c.type_ == disruption.type_);
         let unturned = known.map(|at| &merged[at]).filter(|before| before.status == disruption.status);
         let since = unturned.and_then(|before| before.last_transition_time.clone());
-        let told = PodCondition {
-            last_transition_time: Some(since.unwrap_or_else(|| now.clone())),
-            ..disruption.clone()
-        };
+        let told =
+            PodCondition { last_transition_time: Some(since.unwrap_or_else(|| now.clone())), ..disruption.clone() };
         match known {
             Some(at) => merged[at] = told,
             None => merged.push(told),
