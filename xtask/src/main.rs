@@ -3,6 +3,7 @@
 //! Owns what a developer types: `setup`, `test`, `demo`, `cluster` and the checks of the tree. Refuses to link with the agent, so
 //! that the first command of a clean clone starts within seconds.
 
+mod bench;
 mod cluster;
 mod demo;
 mod docs_paths;
@@ -49,8 +50,8 @@ enum Task {
     Cluster(cluster::Task),
     /// Build the kernel side and keep the object that the agent embeds.
     Ebpf(ebpf::Arguments),
-    /// Run `keblet bench pleg` of a release build on a private containerd.
-    Bench(run::BenchArguments),
+    /// Run a benchmark of a release build, on a private containerd or in a private cluster.
+    Bench(bench::Arguments),
     /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
     Layers,
     /// Check that every path and test that the documents name exists.
@@ -80,7 +81,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Peers => peers::build().map(|()| ExitCode::SUCCESS),
         Task::Cluster(task) => cluster::perform(&task),
         Task::Ebpf(arguments) => ebpf::run(&arguments).map(|()| ExitCode::SUCCESS),
-        Task::Bench(arguments) => run::bench(&arguments),
+        Task::Bench(arguments) => bench::bench(&arguments),
         Task::Layers => layers::check().map(|report| report.tell()),
         Task::DocsPaths => docs_paths::check().map(|report| report.tell()),
         Task::Licences => licences::check().map(|report| report.tell()),

@@ -1,5 +1,7 @@
-//! `cargo xtask containerd` and `bench`: a private runtime around a program that needs one, or at hand for experiments.
+//! `cargo xtask containerd`: a private runtime around a program that needs one, or at hand for experiments; and the
+//! builds and programs that other commands share.
 
+use std::ffi::OsStr;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,7 +17,6 @@ use keblet_peers::PrivateContainerd;
 
 use crate::interrupt::Interrupt;
 use crate::paths;
-use crate::peers;
 use crate::progress::step;
 use crate::setup;
 use crate::system;
@@ -32,38 +33,6 @@ pub struct Arguments {
     /// pods in KEBLET_CGROUP_ROOT and a folder that is removed at the end in KEBLET_RUNTIME_DIR.
     #[arg(last = true)]
     command: Vec<OsString>,
-}
-
-/// What to measure.
-#[derive(clap::Args)]
-pub struct BenchArguments {
-    /// Measure upstream's kubelet beside keblet; builds it first if need be, which takes minutes.
-    #[arg(long)]
-    with_kubelet: bool,
-    /// Further arguments of `keblet bench pleg`, such as `--pods 20`.
-    #[arg(last = true)]
-    rest: Vec<OsString>,
-}
-
-/// Builds a release and runs its benchmark on a private runtime.
-pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
-    let interrupt = Interrupt::install()?;
-    let cache = setup::prepare()?;
-    let kubelet = if arguments.with_kubelet { Some(peers::kubelet()?) } else { None };
-    build_supervisor()?;
-    build("building a release of keblet (minutes, the first time)", &["--release", "--package", "keblet"])?;
-    let mut containerd = start(&cache, None)?;
-    let keblet = paths::target().join("release/keblet").into_os_string();
-    let mut words: Vec<OsString> = ["bench", "pleg", "--runtime-endpoint"].map(OsString::from).into();
-    words.push(containerd.endpoint().into());
-    if let Some(kubelet) = kubelet {
-        words.push("--peer".into());
-        words.push(format!("kubelet={} --config {{config}} --root-dir {{root}}", kubelet.display()).into());
-    }
-    words.extend(arguments.rest.iter().cloned());
-    let result = command(&keblet, &words, &environment(&containerd), &mut containerd, &interrupt);
-    step("removing pods and runtime", || containerd.stop())?;
-    result
 }
 
 /// Runs the command, or waits for Ctrl-C.
@@ -114,7 +83,7 @@ pub fn build_programs() -> Result<()> {
 }
 
 /// Not the whole workspace: a runtime is of use also while the agent does not compile.
-fn build_supervisor() -> Result<()> {
+pub fn build_supervisor() -> Result<()> {
     build("building the runtime's supervisor", &["--package", "keblet-peers", "--bin", "private-containerd"])
 }
 
@@ -126,7 +95,8 @@ pub fn build_cluster(agent: bool) -> Result<()> {
     build("building the supervisors", &["--package", "keblet-peers", "--bins"])
 }
 
-fn build(name: &str, selection: &[&str]) -> Result<()> {
+/// Builds what `selection` names, quietly.
+pub fn build(name: &str, selection: &[&str]) -> Result<()> {
     let mut command = Command::new(paths::cargo());
     command.args(["build", "--quiet"]).args(selection).current_dir(paths::repository());
     step(name, || system::quiet(&mut command))
@@ -143,7 +113,7 @@ pub fn environment(containerd: &PrivateContainerd) -> Vec<(&'static str, OsStrin
 
 /// Runs a command beside the runtime, which kills it should we be killed.
 pub fn command(
-    program: &OsString,
+    program: &OsStr,
     arguments: &[OsString],
     environment: &[(&'static str, OsString)],
     containerd: &mut PrivateContainerd,

@@ -3,7 +3,9 @@
 //! The standard verbosity decides: 0 tells of the agent itself and of trouble, 2 of what happens to pods, 4 why, 6 and
 //! more every call. Lines go to stderr, one per event.
 
+use std::fmt;
 use std::io::IsTerminal;
+use std::sync::Arc;
 
 use anyhow::anyhow;
 use tracing_subscriber::filter::EnvFilter;
@@ -23,7 +25,29 @@ fn directives(verbosity: u32) -> &'static str {
     }
 }
 
-fn subscriber<W>(logging: &Logging, writer: W, colour: bool) -> Box<dyn tracing::Subscriber + Send + Sync>
+/// Changes how much is logged while the process runs. Cheap to clone.
+#[derive(Clone)]
+pub struct Verbosity(Arc<dyn Fn(u32) -> Result<(), String> + Send + Sync>);
+
+impl Verbosity {
+    /// From now on, `level` decides.
+    ///
+    /// # Errors
+    /// Why it stays as it is.
+    pub fn set(&self, level: u32) -> Result<(), String> {
+        (self.0)(level)
+    }
+}
+
+impl fmt::Debug for Verbosity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Verbosity")
+    }
+}
+
+type Subscriber = Box<dyn tracing::Subscriber + Send + Sync>;
+
+fn subscriber<W>(logging: &Logging, writer: W, colour: bool) -> (Subscriber, Verbosity)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
@@ -32,15 +56,27 @@ where
     // Complaints about a line that cannot be written would go to stderr, which cannot be written either: a panic.
     let builder = builder.log_internal_errors(false);
     match logging.format.as_str() {
-        "json" => Box::new(builder.json().flatten_event(true).with_span_list(false).finish()),
-        _ => Box::new(builder.finish()),
+        "json" => {
+            let builder = builder.json().flatten_event(true).with_span_list(false).with_filter_reloading();
+            let filter = builder.reload_handle();
+            let set = move |level| filter.reload(directives(level)).map_err(|error| error.to_string());
+            (Box::new(builder.finish()), Verbosity(Arc::new(set)))
+        }
+        _ => {
+            let builder = builder.with_filter_reloading();
+            let filter = builder.reload_handle();
+            let set = move |level| filter.reload(directives(level)).map_err(|error| error.to_string());
+            (Box::new(builder.finish()), Verbosity(Arc::new(set)))
+        }
     }
 }
 
 /// Starts logging as configured. To be called once.
-pub fn init(logging: &Logging) -> anyhow::Result<()> {
+pub fn init(logging: &Logging) -> anyhow::Result<Verbosity> {
     let colour = std::io::stderr().is_terminal();
-    subscriber(logging, std::io::stderr, colour).try_init().map_err(|error| anyhow!("cannot start logging: {error}"))
+    let (subscriber, verbosity) = subscriber(logging, std::io::stderr, colour);
+    subscriber.try_init().map_err(|error| anyhow!("cannot start logging: {error}"))?;
+    Ok(verbosity)
 }
 
 #[cfg(test)]
@@ -67,7 +103,8 @@ mod tests {
         let buffer = Buffer::default();
         let writer = buffer.clone();
         let logging = Logging { format: format.to_owned(), verbosity, ..Logging::default() };
-        tracing::subscriber::with_default(subscriber(&logging, move || writer.clone(), false), || {
+        let (subscriber, _) = subscriber(&logging, move || writer.clone(), false);
+        tracing::subscriber::with_default(subscriber, || {
             tracing::info!(target: "keblet::pleg", pod = "a/b", "seen");
             tracing::info!(target: "keblet::recorder", "Started");
             tracing::debug!(target: "keblet::pleg", "why");
@@ -90,5 +127,21 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
         assert_eq!((line["pod"].as_str(), line["message"].as_str()), (Some("a/b"), Some("seen")));
         assert_eq!(line["level"], "INFO");
+    }
+
+    #[test]
+    fn verbosity_changes_while_running() {
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
+        let (subscriber, verbosity) = subscriber(&Logging::default(), move || writer.clone(), false);
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::debug!(target: "keblet::pleg", "unheard");
+            verbosity.set(4).unwrap();
+            tracing::debug!(target: "keblet::pleg", "heard");
+            verbosity.set(0).unwrap();
+            tracing::debug!(target: "keblet::pleg", "unheard");
+        });
+        let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
+        assert_eq!((text.matches(" heard").count(), text.matches("unheard").count()), (1, 0), "{text}");
     }
 }

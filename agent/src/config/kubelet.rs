@@ -54,8 +54,8 @@ document! {
         tls_cipher_suites "tlsCipherSuites": Vec<String>, value, later, "Cipher suites below TLS 1.3, by IANA name.";
         tls_curve_preferences "tlsCurvePreferences": Vec<i32>, value, later, "Key exchange groups by number, in order of preference.";
         tls_min_version "tlsMinVersion": String, value, later, "Lowest TLS version; empty means VersionTLS12.";
-        rotate_certificates "rotateCertificates": bool, value, later, "Renew the client certificate before it expires.";
-        server_tls_bootstrap "serverTLSBootstrap": bool, value, later, "Request the serving certificate from the cluster.";
+        rotate_certificates "rotateCertificates": bool, value, used, "Renew the client certificate before it expires.";
+        server_tls_bootstrap "serverTLSBootstrap": bool, value, used, "Request the serving certificate from the cluster.";
         authentication "authentication": Authentication, nested, later, "How requests to the server are authenticated.";
         authorization "authorization": Authorization, nested, later, "How requests to the server are authorized.";
         registry_pull_qps "registryPullQPS": i32 = 5, pointer, used, "Image pulls per second; 0 means no limit.";
@@ -130,7 +130,7 @@ document! {
         container_log_max_files "containerLogMaxFiles": i32 = 5, pointer, later, "Log files kept per container.";
         container_log_max_workers "containerLogMaxWorkers": i32 = 1, pointer, later, "Log rotations at the same time.";
         container_log_monitor_interval "containerLogMonitorInterval": GoDuration = GoDuration::secs(10), pointer, later, "Time between two looks at log sizes.";
-        config_map_and_secret_change_detection_strategy "configMapAndSecretChangeDetectionStrategy": String = "Watch", value, later, "How changes of referenced objects are noticed.";
+        config_map_and_secret_change_detection_strategy "configMapAndSecretChangeDetectionStrategy": String = "Watch", value, used, "How changes of referenced objects are noticed.";
         system_reserved "systemReserved": StringMap, value, later, "Resources kept for the system.";
         kube_reserved "kubeReserved": StringMap, value, later, "Resources kept for Kubernetes daemons.";
         reserved_system_cpus "reservedSystemCPUs": String, value, later, "CPUs kept for the system, as a list.";

@@ -60,7 +60,7 @@ fn version(node: &Node) -> u64 {
 }
 
 /// Keeps the cache up to date until `shutdown`.
-pub async fn follow(nodes: Api<Node>, name: &str, cache: NodeCache, shutdown: CancellationToken) {
+pub async fn follow(nodes: Api<Node>, name: String, cache: NodeCache, shutdown: CancellationToken) {
     let config = watcher::Config::default().fields(&format!("metadata.name={name}")).streaming_lists();
     let mut events = std::pin::pin!(watcher(nodes, config).default_backoff());
     let mut listing = Listing::default();

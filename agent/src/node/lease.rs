@@ -51,7 +51,8 @@ impl LeaseKeeper {
         let beat = async {
             let mut nodes = self.cache.subscribe();
             // The Lease belongs to the Node: there is nothing to renew before that.
-            let _there = tokio::time::timeout(period, nodes.wait_for(Option::is_some)).await;
+            let there = async { nodes.wait_for(Option::is_some).await.is_ok() };
+            let _is_there = tokio::time::timeout(period, there).await;
             loop {
                 self.round().await;
                 tokio::time::sleep(report::jittered(period, fastrand::f64())).await;

@@ -143,7 +143,7 @@ impl<H: Host> StatusLoop<H> {
     async fn keep(&mut self) {
         let mut runtime = self.inputs.runtime.clone();
         // The first word of the runtime decides whether the node can be Ready at once.
-        let _known = runtime.wait_for(|state| *state != RuntimeState::Unknown).await;
+        drop(runtime.wait_for(|state| *state != RuntimeState::Unknown).await);
         let mut own = self.inputs.cache.subscribe();
         let configured = self.inputs.config.pod_cidr.clone();
         if !configured.is_empty() {
@@ -175,7 +175,7 @@ impl<H: Host> StatusLoop<H> {
             Ok(()) = inputs.health.changed() => {}
             Ok(()) = inputs.pressures.changed() => {}
             Ok(()) = inputs.shutting_down.changed() => {}
-            Ok(_) = own.wait_for(|now| concerns(known.as_deref(), now.as_deref())) => {}
+            true = until_changed(own, known) => {}
             else => std::future::pending().await,
         }
     }
@@ -374,6 +374,11 @@ fn pod_cidr(node: &Node) -> String {
     let spec = node.spec.as_ref();
     let all = spec.and_then(|spec| spec.pod_cidrs.as_ref()).map(|cidrs| cidrs.join(","));
     all.or_else(|| spec?.pod_cidr.clone()).unwrap_or_default()
+}
+
+/// True once the own Node differs from `known` in what the agent acts on; false if nobody watches it any more.
+async fn until_changed(own: &mut watch::Receiver<Option<Arc<Node>>>, known: Option<Arc<Node>>) -> bool {
+    own.wait_for(|now| concerns(known.as_deref(), now.as_deref())).await.is_ok()
 }
 
 /// Did somebody else change what the agent acts on?

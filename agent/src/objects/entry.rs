@@ -14,16 +14,16 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Strategy;
-use super::changes::Changed;
 use super::error::ObjectError;
 use super::error::code;
 use super::error::describe;
+use super::interest::Changed;
+use super::interest::InterestId;
 use super::kind::Kind;
 use super::single;
 use super::single::News;
 use super::single::Place;
 use super::store::Reading;
-use crate::model::PodUid;
 
 /// How long a reader waits for an object that has never been read.
 const FIRST_READ: Duration = Duration::from_secs(1);
@@ -69,7 +69,7 @@ pub(super) struct Entry<K> {
 struct Shared<K> {
     place: Place,
     known: watch::Sender<Known<K>>,
-    users: Mutex<HashMap<PodUid, Use>>,
+    users: Mutex<HashMap<InterestId, Use>>,
     last_read: Mutex<Instant>,
 }
 
@@ -91,8 +91,8 @@ impl<K: Kind> Entry<K> {
     }
 
     /// A pod needs the object. Reading begins at once.
-    pub(super) fn claim(&self, uid: &PodUid, usage: Use) {
-        let first = self.shared.users().insert(uid.clone(), usage).is_none();
+    pub(super) fn claim(&self, id: InterestId, usage: Use) {
+        let first = self.shared.users().insert(id, usage).is_none();
         if self.reading.strategy == Strategy::Watch {
             self.ensure_watch();
         }
@@ -106,9 +106,9 @@ impl<K: Kind> Entry<K> {
     }
 
     /// The pod does not need it any more. True if nobody does.
-    pub(super) fn release(&self, uid: &PodUid) -> bool {
+    pub(super) fn release(&self, id: InterestId) -> bool {
         let mut users = self.shared.users();
-        users.remove(uid);
+        users.remove(&id);
         users.is_empty()
     }
 
@@ -239,7 +239,7 @@ async fn keep_watching<K: Kind>(shared: Arc<Shared<K>>, reading: Reading, _permi
 }
 
 impl<K: Kind> Shared<K> {
-    fn users(&self) -> MutexGuard<'_, HashMap<PodUid, Use>> {
+    fn users(&self) -> MutexGuard<'_, HashMap<InterestId, Use>> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,9 +10,9 @@
 //!  watch of all services ─▶ service_variables          TokenRequest ─▶ Tokens ─▶ token
 //! ```
 
-mod changes;
 mod entry;
 mod error;
+mod interest;
 mod kind;
 mod references;
 mod retry;
@@ -25,7 +25,6 @@ mod tests;
 mod token;
 
 use std::collections::BTreeMap;
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,12 +35,12 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use tokio::sync::watch;
 
-pub use changes::Interest;
 pub use error::ObjectError;
+pub use interest::Interest;
 pub use token::Token;
 pub use token::TokenClaim;
 
-use changes::Changes;
+use interest::InterestId;
 use references::References;
 use services::Services;
 use store::Store;
@@ -86,7 +85,6 @@ struct Inner {
     secrets: Store<Secret>,
     services: Services,
     tokens: Tokens,
-    changes: Changes,
 }
 
 impl std::fmt::Debug for Objects {
@@ -110,7 +108,6 @@ impl Objects {
                 secrets: Store::new(reading),
                 services: Services::start(client.clone()),
                 tokens: Tokens::new(client.clone(), config.clock),
-                changes: Changes::default(),
             })),
         }
     }
@@ -121,29 +118,20 @@ impl Objects {
     }
 
     /// From now on the pod's objects are kept at hand. Again for a pod whose spec has changed: what it no longer refers to
-    /// is let go. The pod's [`Interest`] ends when it is dropped.
+    /// is let go. Dropping `interest` lets go all.
     pub fn register(&self, pod: &Pod, interest: &mut Interest) {
         let Some(inner) = &self.inner else { return };
         let references = References::of(pod);
-        let changed = inner.changes.of(pod, interest);
-        inner.config_maps.register(&interest.uid, &references.config_maps, &changed);
-        inner.secrets.register(&interest.uid, &references.secrets, &changed);
-        let uid = interest.uid.clone();
-        let weak = Arc::downgrade(inner);
-        interest.release = Some(Box::new(move || {
-            if let Some(inner) = weak.upgrade() {
-                inner.forget(&uid);
-            }
-        }));
-    }
-
-    /// Lets go what pods other than `keep` still hold.
-    pub fn retain(&self, keep: &HashSet<PodUid>) {
-        let Some(inner) = &self.inner else { return };
-        for uid in inner.changes.registered() {
-            if !keep.contains(&uid) {
-                inner.forget(&uid);
-            }
+        inner.config_maps.register(interest.id, &references.config_maps, &interest.counter);
+        inner.secrets.register(interest.id, &references.secrets, &interest.counter);
+        if interest.release.is_none() {
+            let (id, uid) = (interest.id, interest.uid.clone());
+            let weak = Arc::downgrade(inner);
+            interest.release = Some(Box::new(move || {
+                if let Some(inner) = weak.upgrade() {
+                    inner.forget(id, &uid);
+                }
+            }));
         }
     }
 
@@ -200,10 +188,9 @@ impl Objects {
 }
 
 impl Inner {
-    fn forget(&self, uid: &PodUid) {
-        self.changes.forget(uid);
-        self.config_maps.forget(uid);
-        self.secrets.forget(uid);
+    fn forget(&self, id: InterestId, uid: &PodUid) {
+        self.config_maps.forget(id);
+        self.secrets.forget(id);
         self.tokens.forget_pod(uid);
     }
 }

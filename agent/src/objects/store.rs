@@ -16,19 +16,19 @@ use tokio::time::Instant;
 
 use super::ObjectsConfig;
 use super::Strategy;
-use super::changes::Changed;
 use super::entry::Entry;
 use super::entry::Use;
 use super::error::ObjectError;
+use super::interest::Changed;
+use super::interest::InterestId;
 use super::kind::Kind;
 use super::references::Names;
 use super::references::Need;
 use super::single::Place;
-use crate::model::PodUid;
 
-/// Watches held at the same time, of all objects together. An HTTP/2 connection to an API server carries 100 requests by
-/// default, and all others have to get through beside them; objects beyond are read by GET, as with strategy Cache.
-pub(super) const MAX_WATCHES: usize = 64;
+/// Watches held at the same time, of all objects together: each is a request that does not end. Objects beyond are read by
+/// GET, as with strategy Cache.
+pub(super) const MAX_WATCHES: usize = 512;
 /// An object that nobody asks for is not watched for longer than this, or five times `syncFrequency`.
 const SHORTEST_IDLE: Duration = Duration::from_secs(60);
 /// How long what a GET brought is good for, unless the node's annotation says otherwise.
@@ -84,11 +84,11 @@ impl<K: Kind> Store<K> {
     }
 
     /// The pod uses exactly these objects from now on.
-    pub(super) fn register(&self, uid: &PodUid, names: &Names, changed: &Changed) {
+    pub(super) fn register(&self, id: InterestId, names: &Names, changed: &Changed) {
         let mut entries = self.lock();
         entries.retain(|place, entry| {
             let wanted = place.namespace == names.namespace && names.needs.contains_key(&place.name);
-            wanted || !entry.release(uid)
+            wanted || !entry.release(id)
         });
         for (name, need) in &names.needs {
             let place = Place { namespace: names.namespace.clone(), name: name.clone() };
@@ -96,13 +96,13 @@ impl<K: Kind> Store<K> {
                 continue;
             }
             let entry = entries.entry(place.clone()).or_insert_with(|| Entry::new(place, self.reading.clone()));
-            entry.claim(uid, Use { changed: changed.clone(), always: *need == Need::Always });
+            entry.claim(id, Use { changed: changed.clone(), always: *need == Need::Always });
         }
     }
 
     /// The pod uses none any more.
-    pub(super) fn forget(&self, uid: &PodUid) {
-        self.lock().retain(|_, entry| !entry.release(uid));
+    pub(super) fn forget(&self, id: InterestId) {
+        self.lock().retain(|_, entry| !entry.release(id));
     }
 
     pub(super) async fn get(&self, namespace: &str, name: &str) -> Result<Arc<K>, ObjectError> {

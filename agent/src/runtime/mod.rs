@@ -25,6 +25,7 @@ mod images;
 mod operation;
 mod sandboxes;
 mod state;
+mod streaming;
 #[cfg(test)]
 pub(crate) mod tests;
 mod transport;

@@ -40,10 +40,13 @@ pub struct Connection {
 impl Connection {
     /// Returns when only a new start can bring the client certificate back; never without rotation.
     pub async fn lost(&mut self) {
-        match &mut self.lost {
-            Some(lost) if lost.await.is_ok() => {}
-            _ => std::future::pending().await,
+        if let Some(lost) = &mut self.lost
+            && lost.await.is_ok()
+        {
+            return;
         }
+        // A sender that is gone says that the agent is ending.
+        std::future::pending().await
     }
 }
 

@@ -1,13 +1,17 @@
 //! The only place that knows every room: constructs, connects, runs, drains. Decides nothing.
 
 mod apiserver;
+mod certificates;
 mod cgroups;
 mod housekeeping;
 mod node;
+mod node_object;
+mod objects;
 mod observers;
 mod pods;
 mod recording;
 mod sensors;
+mod server;
 mod status;
 
 use std::path::Path;
@@ -20,6 +24,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
+use crate::cli::logging::Verbosity;
 use crate::config::Gate;
 use crate::config::Origin;
 use crate::config::Settings;
@@ -38,7 +43,7 @@ use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
-use crate::server;
+use crate::server::Mounted;
 use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::status::Statuses;
@@ -60,13 +65,15 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
-pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
     let node = node::describe(&settings)?;
+    node_object::check(&settings)?;
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
-    let api = apiserver::connect(&settings, &metrics, &shutdown)?;
+    let mut connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
+    let api = connection.api.clone();
     let events_client = api.as_ref().map(|api| api.events.clone());
     let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
     recording::announce(&recorder, cgroup_version);
@@ -76,14 +83,43 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let (state_sender, state) = watch::channel(RuntimeState::Unknown);
     tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
 
-    let shared = SharedPods::default();
-    let server = pods::Server { metrics: &metrics, board: &board, shared: &shared };
-    let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
-    let serving = tokio::spawn(server::run(
-        server::Options::new(&settings.kubelet),
-        server.handles(state.clone(), later),
+    let images = Images::new(runtime.clone(), node::pull_limits(&settings));
+    let own_node = node_object::start(
+        node_object::Parts {
+            settings: &settings,
+            name: &node.name,
+            runtime: runtime.clone(),
+            state: state.clone(),
+            board: board.clone(),
+            images: images.changes(),
+            shutting_down: watch::channel(false).1,
+            tell: node_object::teller(&recorder),
+            metrics: metrics.clone(),
+        },
+        api.as_ref(),
         shutdown.clone(),
-    ));
+    );
+
+    let objects = objects::start(&settings, api.as_ref(), Some(own_node.node.clone()));
+
+    let shared = SharedPods::default();
+    let read = pods::Server { metrics: &metrics, board: &board, shared: &shared, settings: &settings, verbosity };
+    let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
+    let parts = server::Parts {
+        node: node.name.clone(),
+        handles: read.handles(state.clone(), later),
+        mounted: Mounted::default(),
+        api: api.as_ref().map(|api| api.main.clone()),
+        serving: certificates::serving(
+            &settings,
+            &node.name,
+            api.as_ref(),
+            own_node.node.clone(),
+            &metrics,
+            &shutdown,
+        )?,
+    };
+    let serving = server::start(&settings, parts, shutdown.clone()).await?;
 
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
@@ -106,9 +142,9 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let gates = restart_gates(&settings);
     let parts = status::StatusParts {
         runtime_name: version.runtime_name,
-        addresses: watch::channel(node.addresses()).1,
-        node: watch::channel(None).1,
-        client: None,
+        addresses: own_node.addresses,
+        node: own_node.node,
+        client: api.as_ref().map(|api| api.main.clone()),
         gates,
     };
     let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
@@ -116,7 +152,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let volumes = Volumes::new(&settings.flags.root_dir);
     let act = ActContext::new(
         runtime.clone(),
-        Images::new(runtime.clone(), node::pull_limits(&settings)),
+        images,
         volumes,
         cgroups,
         node.settings(&settings),
@@ -124,7 +160,8 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         network_of(state.clone()),
         recorder.clone(),
         Clock::System,
-    );
+    )
+    .with_objects(objects);
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,
@@ -157,7 +194,12 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         housekeeping: None,
     };
     tracing::info!(node = node.name, runtime = %version.runtime_version, "node agent started");
-    sync.run(updates, shutdown.clone()).await;
+    tokio::select! {
+        () = sync.run(updates, shutdown.clone()) => {}
+        () = connection.lost() => {
+            anyhow::bail!("no client certificate for too long although the API server works; a new start may bootstrap")
+        }
+    }
     pleg_task.await.context("ending the PLEG")?;
     serving.await.context("ending the servers")
 }

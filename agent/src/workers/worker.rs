@@ -25,6 +25,7 @@ use crate::model::PodRef;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::restart::RestartGates;
+use crate::objects::Interest;
 use crate::pleg::InspectError;
 use crate::pleg::PlegHandle;
 use crate::recorder::EventType;
@@ -93,6 +94,8 @@ pub struct Worker {
     pub(super) context: Arc<WorkerContext>,
     pub(super) history: BackoffHistory,
     pub(super) syncing: syncing::Memory,
+    /// The pod's claim on API objects; ends with the worker.
+    pub(super) interest: Interest,
     /// When the worker's own last action ended: older snapshots do not count.
     pub(super) acted_at: Option<Instant>,
 }
@@ -101,7 +104,8 @@ impl Worker {
     /// A worker that has done nothing yet.
     pub fn new(uid: PodUid, mailbox: Arc<Mailbox>, context: Arc<WorkerContext>) -> Self {
         let history = BackoffHistory::for_crash_loops(context.max_backoff);
-        Self { uid, mailbox, context, history, syncing: syncing::Memory::default(), acted_at: None }
+        let interest = Interest::new(uid.clone());
+        Self { uid, mailbox, context, history, syncing: syncing::Memory::default(), interest, acted_at: None }
     }
 
     /// Works until the pod is finished, or the agent ends: then what is under way is completed first.
@@ -130,7 +134,7 @@ impl Worker {
         }
     }
 
-    async fn next_work(&self, due: Option<Instant>) -> Phase {
+    async fn next_work(&mut self, due: Option<Instant>) -> Phase {
         loop {
             if let Some(phase) = self.mailbox.state().take_work() {
                 return phase;
@@ -144,6 +148,12 @@ impl Worker {
             tokio::select! {
                 () = self.mailbox.woken() => {}
                 () = later => return self.mailbox.state().phase(),
+                () = self.interest.changed() => {
+                    let phase = self.mailbox.state().phase();
+                    if phase == Phase::Syncing {
+                        return phase;
+                    }
+                }
             }
         }
     }

@@ -76,6 +76,17 @@ pub fn perform(task: &Task) -> Result<ExitCode> {
     }
 }
 
+/// A control plane and a runtime without agent, for as long as `work` takes.
+pub fn without_node(work: impl FnOnce(&mut Stage, &Interrupt) -> Result<ExitCode>) -> Result<ExitCode> {
+    let interrupt = Interrupt::install()?;
+    let nobody = NodeArguments { no_node: true, agent: None, metrics: false, patience: 0 };
+    let programs = stage::prepare(&nobody)?;
+    let mut stage = Stage::set(&programs, &nobody, &interrupt)?;
+    let result = work(&mut stage, &interrupt);
+    stage.strike()?;
+    result
+}
+
 fn foreground(arguments: &RunArguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let programs = stage::prepare(&arguments.node)?;

@@ -104,6 +104,21 @@ impl Stage {
         environment
     }
 
+    /// How `keblet bench cluster` finds its place.
+    pub fn benchmark_arguments(&self) -> Vec<OsString> {
+        let mut words = Vec::new();
+        for (flag, value) in [
+            ("--kubeconfig", self.plane.ready().kubeconfig.clone().into()),
+            ("--node-kubeconfig", self.access.client.kubeconfig.clone().into()),
+            ("--node-name", OsString::from(&self.access.name)),
+            ("--node-ip", self.access.address.to_string().into()),
+            ("--runtime-endpoint", self.containerd.endpoint().into()),
+        ] {
+            words.extend([flag.into(), value]);
+        }
+        words
+    }
+
     /// What a developer needs to know.
     pub fn report(&self) -> String {
         let mut text = String::new();
