@@ -75,9 +75,7 @@ fn of_pod(pod: &PodSample, at: i64, extras: Option<&Extras>) -> PodStats {
             .filter(|(_, of_pod)| !of_pod.interfaces.is_empty())
             .map(|(extras, of_pod)| network(extras.at, &of_pod.interfaces)),
         ephemeral_storage: of_pod.as_ref().map(|(extras, of_pod)| ephemeral_storage(pod, extras, of_pod)),
-        process_stats: extras
-            .and_then(|_| own?.usage.tasks)
-            .map(|count| ProcessStats { process_count: Some(count) }),
+        process_stats: extras.and_then(|_| own?.usage.tasks).map(|count| ProcessStats { process_count: Some(count) }),
         swap: own.and_then(|own| swap(own, at)),
     }
 }
@@ -203,11 +201,14 @@ mod tests {
         let memory = json!({"time": time, "availableBytes": 400, "usageBytes": 900, "workingSetBytes": 600, "rssBytes": 0,
             "pageFaults": 0, "majorPageFaults": 0, "psi": {"full": zero, "some": zero}});
         let swap = json!({"time": time, "swapUsageBytes": 7});
-        assert_eq!(shown["pods"], json!([{
-            "podRef": {"name": "pod", "namespace": "ns", "uid": "uid"}, "startTime": "2025-12-31T23:59:59Z",
-            "cpu": cpu, "memory": memory, "swap": swap,
-            "containers": [{"name": "main", "startTime": "2026-01-01T00:00:00Z", "cpu": cpu, "memory": memory, "swap": swap}],
-        }]));
+        assert_eq!(
+            shown["pods"],
+            json!([{
+                "podRef": {"name": "pod", "namespace": "ns", "uid": "uid"}, "startTime": "2025-12-31T23:59:59Z",
+                "cpu": cpu, "memory": memory, "swap": swap,
+                "containers": [{"name": "main", "startTime": "2026-01-01T00:00:00Z", "cpu": cpu, "memory": memory, "swap": swap}],
+            }])
+        );
         let node = shown["node"].as_object().unwrap();
         let names: Vec<&str> = node.keys().map(String::as_str).collect();
         assert_eq!(names, ["cpu", "memory", "nodeName", "startTime", "swap", "systemContainers"]);
@@ -217,7 +218,8 @@ mod tests {
     async fn everything() {
         let used = |bytes| Used { bytes, inodes: 1 };
         let eth0 = InterfaceUsage { name: "eth0".to_owned(), rx_bytes: 1, ..Default::default() };
-        let of_pod = PodExtras { interfaces: vec![eth0.clone()], logs: [("main".to_owned(), used(20))].into(), other: used(3) };
+        let of_pod =
+            PodExtras { interfaces: vec![eth0.clone()], logs: [("main".to_owned(), used(20))].into(), other: used(3) };
         let extras = Extras {
             at: 1_767_225_700_000_000_000,
             root_fs: DiskUsage { capacity: 100, available: 50, used: 40, inodes: 10, inodes_free: 4, inodes_used: 6 },
@@ -230,10 +232,16 @@ mod tests {
         let shown: Value = serde_json::to_value(summary(&about(), &sample(Instant::now(), 5), Some(&extras))).unwrap();
         let (node, pod) = (&shown["node"], &shown["pods"][0]);
         assert_eq!(node["rlimit"], json!({"time": "2026-01-01T00:01:40Z", "maxpid": 99, "curproc": 7}));
-        assert_eq!((&node["network"]["name"], &node["network"]["interfaces"][0]["name"]), (&json!(""), &json!("wlan0")));
+        assert_eq!(
+            (&node["network"]["name"], &node["network"]["interfaces"][0]["name"]),
+            (&json!(""), &json!("wlan0"))
+        );
         assert_eq!((&pod["network"]["name"], &pod["network"]["rxBytes"]), (&json!("eth0"), &json!(1)));
         let storage = &pod["ephemeral-storage"];
-        assert_eq!((&storage["usedBytes"], &storage["inodesUsed"], &storage["capacityBytes"]), (&json!(123), &json!(3), &json!(100)));
+        assert_eq!(
+            (&storage["usedBytes"], &storage["inodesUsed"], &storage["capacityBytes"]),
+            (&json!(123), &json!(3), &json!(100))
+        );
         assert_eq!(pod["process_stats"], json!({"process_count": 3}));
         let container = &pod["containers"][0];
         assert_eq!((&container["rootfs"]["usedBytes"], &container["logs"]["usedBytes"]), (&json!(100), &json!(20)));

@@ -81,9 +81,9 @@ fn place_of(layout: &Layout, pid: u32, container: &ContainerStatus) -> Option<Cg
 }
 
 fn measure(container: &ContainerStatus, place: Option<&CgroupPlace>, told: &[cri::ContainerStats]) -> ContainerSample {
-    let of_runtime = told.iter().find(|stats| {
-        stats.attributes.as_ref().is_some_and(|attributes| attributes.id == container.id.as_str())
-    });
+    let of_runtime = told
+        .iter()
+        .find(|stats| stats.attributes.as_ref().is_some_and(|attributes| attributes.id == container.id.as_str()));
     let key = container.id.as_str();
     let measured = match (place, of_runtime) {
         (Some(place), _) => Measured::new(key, place.read()),
@@ -145,8 +145,16 @@ mod tests {
         let some = |value| Some(cri::UInt64Value { value });
         cri::ContainerStats {
             attributes: Some(cri::ContainerAttributes { id: id.to_owned(), ..Default::default() }),
-            cpu: Some(cri::CpuUsage { usage_core_nano_seconds: some(5), usage_nano_cores: some(9), ..Default::default() }),
-            memory: Some(cri::MemoryUsage { working_set_bytes: some(10), available_bytes: some(20), ..Default::default() }),
+            cpu: Some(cri::CpuUsage {
+                usage_core_nano_seconds: some(5),
+                usage_nano_cores: some(9),
+                ..Default::default()
+            }),
+            memory: Some(cri::MemoryUsage {
+                working_set_bytes: some(10),
+                available_bytes: some(20),
+                ..Default::default()
+            }),
             ..Default::default()
         }
     }

@@ -95,9 +95,8 @@ fn of_files(
     images: Option<&cri::FilesystemUsage>,
     pods: &[(PodRef, Option<u32>)],
 ) -> Result<Extras, StatsError> {
-    let root_fs = DiskUsage::of(&folders.root).map_err(|error| {
-        StatsError::RootFs(format!("cannot look at {}: {error}", folders.root.display()))
-    })?;
+    let root_fs = DiskUsage::of(&folders.root)
+        .map_err(|error| StatsError::RootFs(format!("cannot look at {}: {error}", folders.root.display())))?;
     let images = images.ok_or_else(|| StatsError::ImageFs("the runtime tells of no image file system".to_owned()))?;
     let mount = images.fs_id.as_ref().map(|id| PathBuf::from(&id.mountpoint)).unwrap_or_default();
     let mut image_fs = DiskUsage::of(&mount)

@@ -24,10 +24,10 @@ use prometheus::proto::MetricFamily;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-pub use self::collect::SystemCgroups;
-pub use self::extras::Folders;
 use self::build::About;
+pub use self::collect::SystemCgroups;
 use self::extras::Extras;
+pub use self::extras::Folders;
 use self::sample::Sample;
 use crate::kernel::cgroup::Layout;
 use crate::kernel::usage::Machine;
@@ -95,12 +95,7 @@ impl Stats {
             booted: Machine::boot_time().unwrap_or(0).saturating_mul(1_000_000_000),
             agent_started: Clock::System.wall_nanos(),
         };
-        Self {
-            source: Arc::new(source),
-            about: Arc::new(about),
-            sample: Arc::default(),
-            extras: Arc::default(),
-        }
+        Self { source: Arc::new(source), about: Arc::new(about), sample: Arc::default(), extras: Arc::default() }
     }
 
     /// The summary as JSON, indented as upstream does.

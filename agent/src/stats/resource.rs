@@ -97,7 +97,8 @@ pub(super) fn families(sample: Option<&Sample>) -> Vec<MetricFamily> {
 }
 
 fn of_node(sample: &Sample) -> [Family; 3] {
-    let mut cpu = Family::counter("node_cpu_usage_seconds_total", "[STABLE] Processor time of the node in core-seconds");
+    let mut cpu =
+        Family::counter("node_cpu_usage_seconds_total", "[STABLE] Processor time of the node in core-seconds");
     let mut memory = Family::gauge("node_memory_working_set_bytes", "[STABLE] Working set of the node in bytes");
     let mut swapped = Family::gauge("node_swap_usage_bytes", "[ALPHA] Swap the node uses in bytes");
     cpu.add(&[], seconds(&sample.node), Some(sample.at));
@@ -107,16 +108,20 @@ fn of_node(sample: &Sample) -> [Family; 3] {
 }
 
 fn of_containers(sample: &Sample) -> [Family; 5] {
-    let mut cpu =
-        Family::counter("container_cpu_usage_seconds_total", "[STABLE] Processor time of the container in core-seconds");
-    let mut memory = Family::gauge("container_memory_working_set_bytes", "[STABLE] Working set of the container in bytes");
+    let mut cpu = Family::counter(
+        "container_cpu_usage_seconds_total",
+        "[STABLE] Processor time of the container in core-seconds",
+    );
+    let mut memory =
+        Family::gauge("container_memory_working_set_bytes", "[STABLE] Working set of the container in bytes");
     let mut start =
         Family::gauge("container_start_time_seconds", "[STABLE] Start of the container in seconds of Unix time");
     let mut swapped = Family::gauge("container_swap_usage_bytes", "[ALPHA] Swap the container uses in bytes");
     let mut limit = Family::gauge("container_swap_limit_bytes", "[ALPHA] Swap the container may use in bytes");
     for pod in &sample.pods {
         for container in &pod.containers {
-            let labels = [("container", container.name.as_str()), ("namespace", &*pod.pod.namespace), ("pod", &*pod.pod.name)];
+            let labels =
+                [("container", container.name.as_str()), ("namespace", &*pod.pod.namespace), ("pod", &*pod.pod.name)];
             let (measured, at) = (&container.measured, Some(sample.at));
             cpu.add(&labels, seconds(measured), at);
             memory.add(&labels, working_set(measured), at);
@@ -154,7 +159,12 @@ mod tests {
     fn text(sample: Option<&Sample>) -> String {
         let mut text = Vec::new();
         prometheus::TextEncoder::new().encode(&families(sample), &mut text).unwrap();
-        String::from_utf8(text).unwrap().lines().filter(|line| !line.starts_with("# HELP")).collect::<Vec<_>>().join("\n")
+        String::from_utf8(text)
+            .unwrap()
+            .lines()
+            .filter(|line| !line.starts_with("# HELP"))
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     #[tokio::test]

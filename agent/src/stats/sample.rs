@@ -70,7 +70,10 @@ impl Sample {
     fn all(&self) -> impl Iterator<Item = &Measured> {
         let system = self.system.iter().map(|(_, measured)| measured);
         let containers = self.pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.measured);
-        std::iter::once(&self.node).chain(system).chain(self.pods.iter().filter_map(|pod| pod.own.as_ref())).chain(containers)
+        std::iter::once(&self.node)
+            .chain(system)
+            .chain(self.pods.iter().filter_map(|pod| pod.own.as_ref()))
+            .chain(containers)
     }
 
     fn all_mut(&mut self) -> impl Iterator<Item = &mut Measured> {
@@ -113,7 +116,8 @@ pub(super) mod tests {
 
     /// A node with one pod of one container that has used `cpu` nanoseconds.
     pub(in crate::stats) fn sample(taken: Instant, cpu: u64) -> Sample {
-        let memory = MemoryUsage { usage: 900, working_set: 600, limit: Some(1000), swap: Some(7), ..Default::default() };
+        let memory =
+            MemoryUsage { usage: 900, working_set: 600, limit: Some(1000), swap: Some(7), ..Default::default() };
         let usage = CgroupUsage { cpu: Some(cpu), memory: Some(memory), tasks: Some(3), ..Default::default() };
         let container = ContainerSample {
             name: "main".to_owned(),

@@ -13,6 +13,7 @@ mod recording;
 mod sensors;
 mod server;
 mod status;
+mod streams;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,7 +44,6 @@ use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
-use crate::server::Mounted;
 use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::status::Statuses;
@@ -107,8 +107,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
     let parts = server::Parts {
         node: node.name.clone(),
+        mounted: streams::mounted(&settings, &node.name, &shared, &later, &runtime, &metrics)?,
         handles: read.handles(state.clone(), later),
-        mounted: Mounted::default(),
         api: api.as_ref().map(|api| api.main.clone()),
         serving: certificates::serving(
             &settings,
@@ -119,11 +119,11 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
             &shutdown,
         )?,
     };
-    let serving = server::start(&settings, parts, shutdown.clone()).await?;
+    let serving = server::start(&settings, parts, shutdown.clone());
 
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
-        return serving.await.context("ending the servers");
+        return serving.await.context("ending the servers")?;
     };
     let cgroups = cgroups::prepare(&settings, &runtime).await?;
     let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
@@ -201,7 +201,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         }
     }
     pleg_task.await.context("ending the PLEG")?;
-    serving.await.context("ending the servers")
+    serving.await.context("ending the servers")?
 }
 
 fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Runtime> {

@@ -114,7 +114,10 @@ impl CgroupPlace {
         CgroupUsage {
             cpu: self.cpu.as_deref().and_then(|folder| if self.v2 { cpu_v2(folder) } else { cpu_v1(folder) }),
             cpu_pressure: pressure("cpu.pressure"),
-            memory: self.memory.as_deref().and_then(|folder| if self.v2 { memory_v2(folder) } else { memory_v1(folder) }),
+            memory: self
+                .memory
+                .as_deref()
+                .and_then(|folder| if self.v2 { memory_v2(folder) } else { memory_v1(folder) }),
             memory_pressure: pressure("memory.pressure"),
             io_pressure: pressure("io.pressure"),
             tasks: self.pids.as_deref().and_then(|folder| number(&folder.join("pids.current"))),
@@ -209,8 +212,11 @@ mod tests {
             &dir.path().join("kubepods/poda-b/c1"),
             &[
                 ("cpu.stat", "usage_usec 1500\nuser_usec 1000\n"),
-                ("memory.current", "1000\n"), ("memory.stat", "anon 300\ninactive_file 400\npgfault 7\npgmajfault 2\n"),
-                ("memory.max", "4096\n"), ("memory.swap.current", "5\n"), ("memory.swap.max", "max\n"),
+                ("memory.current", "1000\n"),
+                ("memory.stat", "anon 300\ninactive_file 400\npgfault 7\npgmajfault 2\n"),
+                ("memory.max", "4096\n"),
+                ("memory.swap.current", "5\n"),
+                ("memory.swap.max", "max\n"),
                 ("pids.current", "3\n"),
                 ("cpu.pressure", "some avg10=1.00 avg60=0.00 avg300=0.00 total=42\n"),
             ],
@@ -220,8 +226,14 @@ mod tests {
         let usage = place.read();
         assert_eq!((usage.cpu, usage.tasks, usage.cpu_pressure.some.total), (Some(1_500_000), Some(3), 42));
         let memory = MemoryUsage {
-            usage: 1000, working_set: 600, rss: 300, page_faults: 7, major_page_faults: 2, limit: Some(4096),
-            swap: Some(5), swap_limit: None,
+            usage: 1000,
+            working_set: 600,
+            rss: 300,
+            page_faults: 7,
+            major_page_faults: 2,
+            limit: Some(4096),
+            swap: Some(5),
+            swap_limit: None,
         };
         assert_eq!(usage.memory, Some(memory));
         assert_eq!(memory.available(), Some(3496));
@@ -241,7 +253,8 @@ mod tests {
         write(
             &dir.path().join("memory/b/c"),
             &[
-                ("memory.usage_in_bytes", "1000\n"), ("memory.limit_in_bytes", "9223372036854771712\n"),
+                ("memory.usage_in_bytes", "1000\n"),
+                ("memory.limit_in_bytes", "9223372036854771712\n"),
                 ("memory.stat", "inactive_file 1\ntotal_inactive_file 1200\ntotal_rss 9\ntotal_pgfault 4\n"),
                 ("memory.memsw.usage_in_bytes", "1100\n"),
             ],

@@ -53,7 +53,8 @@ mod tests {
 
     #[test]
     fn both_lines() {
-        let text = "some avg10=1.50 avg60=0.25 avg300=0.00 total=1234\nfull avg10=0.00 avg60=0.00 avg300=3.00 total=99\n";
+        let text =
+            "some avg10=1.50 avg60=0.25 avg300=0.00 total=1234\nfull avg10=0.00 avg60=0.00 avg300=3.00 total=99\n";
         let pressure = Pressure::parse(text);
         assert_eq!(pressure.some, PressureLine { total: 1234, avg10: 1.5, avg60: 0.25, avg300: 0.0 });
         assert_eq!((pressure.full.total, pressure.full.avg300), (99, 3.0));

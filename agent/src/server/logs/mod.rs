@@ -60,9 +60,7 @@ struct ContainerLogs {
 /// `/containerLogs/{namespace}/{pod}/{container}`. `split_streams` is the feature gate PodLogsQuerySplitStreams.
 pub fn router(containers: Containers, split_streams: bool) -> Router {
     let logs = ContainerLogs { containers, split_streams, watch: LogWatch::default(), reads: Reads::default() };
-    Router::new()
-        .route("/containerLogs/{namespace}/{pod}/{container}", any(serve))
-        .with_state(logs)
+    Router::new().route("/containerLogs/{namespace}/{pod}/{container}", any(serve)).with_state(logs)
 }
 
 async fn serve(

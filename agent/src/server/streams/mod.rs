@@ -113,11 +113,7 @@ async fn exec(State(handles): State<Handles>, params: RawPathParams, request: Re
     }
 }
 
-async fn exec_url(
-    containers: &Containers,
-    named: &Named,
-    parameters: &answer::Parameters,
-) -> Result<String, Refusal> {
+async fn exec_url(containers: &Containers, named: &Named, parameters: &answer::Parameters) -> Result<String, Refusal> {
     let streams = Streams::parse(&parameters.all).map_err(Refusal::bad)?;
     let pod = containers.desired(&named.namespace, &named.pod)?;
     let id = containers.running(&pod, &named.container).await?;
