@@ -54,8 +54,8 @@ document! {
         tls_cipher_suites "tlsCipherSuites": Vec<String>, value, used, "Cipher suites below TLS 1.3, by IANA name.";
         tls_curve_preferences "tlsCurvePreferences": Vec<i32>, value, used, "Key exchange groups by number, in order of preference.";
         tls_min_version "tlsMinVersion": String, value, used, "Lowest TLS version; empty means VersionTLS12.";
-        rotate_certificates "rotateCertificates": bool, value, later, "Renew the client certificate before it expires.";
-        server_tls_bootstrap "serverTLSBootstrap": bool, value, later, "Request the serving certificate from the cluster.";
+        rotate_certificates "rotateCertificates": bool, value, used, "Renew the client certificate before it expires.";
+        server_tls_bootstrap "serverTLSBootstrap": bool, value, used, "Request the serving certificate from the cluster.";
         authentication "authentication": Authentication, nested, used, "How requests to the server are authenticated.";
         authorization "authorization": Authorization, nested, used, "How requests to the server are authorized.";
         registry_pull_qps "registryPullQPS": i32 = 5, pointer, used, "Image pulls per second; 0 means no limit.";

@@ -1,6 +1,7 @@
 //! The only place that knows every room: constructs, connects, runs, drains. Decides nothing.
 
 mod apiserver;
+mod certificates;
 mod cgroups;
 mod housekeeping;
 mod node;
@@ -72,7 +73,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     node_object::check(&settings)?;
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
-    let api = apiserver::connect(&settings, &metrics)?;
+    let mut connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
+    let api = connection.api.clone();
     let events_client = api.as_ref().map(|api| api.events.clone());
     let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
     recording::announce(&recorder, cgroup_version);
@@ -110,7 +112,14 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         mounted: streams::mounted(&settings, &node.name, &shared, &later, &runtime, &metrics)?,
         handles: read.handles(state.clone(), later),
         api: api.as_ref().map(|api| api.main.clone()),
-        serving: None,
+        serving: certificates::serving(
+            &settings,
+            &node.name,
+            api.as_ref(),
+            own_node.node.clone(),
+            &metrics,
+            &shutdown,
+        )?,
     };
     let serving = server::start(&settings, parts, shutdown.clone());
 
@@ -199,7 +208,12 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         housekeeping: None,
     };
     tracing::info!(node = node.name, runtime = %version.runtime_version, "node agent started");
-    sync.run(updates, shutdown.clone()).await;
+    tokio::select! {
+        () = sync.run(updates, shutdown.clone()) => {}
+        () = connection.lost() => {
+            anyhow::bail!("no client certificate for too long although the API server works; a new start may bootstrap")
+        }
+    }
     pleg_task.await.context("ending the PLEG")?;
     serving.await.context("ending the servers")?
 }

@@ -13,7 +13,7 @@ document! {
         config_dir "config-dir": Option<PathBuf>, pointer, used, "Directory of drop-in files (*.conf) merged over the configuration file.";
         keblet_config "keblet-config": Option<PathBuf>, pointer, used, "File with a KebletConfiguration.";
         kubeconfig "kubeconfig": String, value, used, "Access to the API server; empty runs the node standalone.";
-        bootstrap_kubeconfig "bootstrap-kubeconfig": String, value, later, "Access used once, to request a client certificate.";
+        bootstrap_kubeconfig "bootstrap-kubeconfig": String, value, used, "Access used once, to request a client certificate.";
         hostname_override "hostname-override": String, value, used, "Name of the node instead of its hostname.";
         node_ip "node-ip": String, value, used, "Address of the node, or one of each family, separated by a comma.";
         cert_dir "cert-dir": PathBuf = "/var/lib/kubelet/pki", value, used, "Directory of certificates.";
