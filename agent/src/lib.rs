@@ -23,6 +23,8 @@ pub mod server;
 pub mod sources;
 pub mod status;
 pub mod sync;
+pub mod systemd;
+pub mod telemetry;
 pub mod volumes;
 pub mod wiring;
 pub mod workers;

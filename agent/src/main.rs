@@ -7,6 +7,7 @@ use anyhow::{Context as _, bail};
 use keblet::cli::{self, BenchCommand, Command, RunArgs, config, docs, doctor, host, logging, process, version};
 use keblet::config::{Settings, load};
 use keblet::exit::Exit;
+use keblet::telemetry::Spans;
 use keblet::wiring;
 
 /// How long the parts may take to end after the process was told to.
@@ -47,13 +48,15 @@ fn run(args: &RunArgs) -> anyhow::Result<Exit> {
         return Ok(Exit::Success);
     }
     let settings = load(&args.flags)?;
-    logging::init(&settings.kubelet.logging)?;
+    let runtime = process::runtime().context("cannot start the async runtime")?;
+    let spans = wiring::spans(&settings, &runtime)?;
+    logging::init(&settings.kubelet.logging, spans.as_ref().map(Spans::layer))?;
     settings.check_host(&host::facts())?;
     for notice in settings.notices() {
         tracing::warn!("{notice}");
     }
-    let runtime = process::runtime().context("cannot start the async runtime")?;
     let outcome = runtime.block_on(until_told_to_end(settings));
+    spans.into_iter().for_each(Spans::end);
     runtime.shutdown_background();
     outcome.map(|()| Exit::Success)
 }

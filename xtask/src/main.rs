@@ -3,6 +3,7 @@
 //! Owns what a developer types: `setup`, `test`, `demo` and the checks of the tree. Refuses to link with the agent, so
 //! that the first command of a clean clone starts within seconds.
 
+mod deb;
 mod demo;
 mod docs_paths;
 mod ebpf;
@@ -46,6 +47,8 @@ enum Task {
     Ebpf(ebpf::Arguments),
     /// Run `keblet bench pleg` of a release build on a private containerd.
     Bench(run::BenchArguments),
+    /// Make a Debian package that takes kubelet's place.
+    Deb(deb::Arguments),
     /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
     Layers,
     /// Check that every path and test that the documents name exists.
@@ -75,6 +78,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Peers => peers::build().map(|()| ExitCode::SUCCESS),
         Task::Ebpf(arguments) => ebpf::run(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Bench(arguments) => run::bench(&arguments),
+        Task::Deb(arguments) => deb::deb(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Layers => layers::check().map(|report| report.tell()),
         Task::DocsPaths => docs_paths::check().map(|report| report.tell()),
         Task::Licences => licences::check().map(|report| report.tell()),

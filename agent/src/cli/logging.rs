@@ -6,11 +6,15 @@
 use std::io::IsTerminal;
 
 use anyhow::anyhow;
+use tracing_subscriber::Layer;
 use tracing_subscriber::filter::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::kubelet_sections::Logging;
+use crate::telemetry::SpanLayer;
 
 /// The directives of a verbosity. Libraries only tell of trouble, until everything is asked for.
 fn directives(verbosity: u32) -> &'static str {
@@ -37,10 +41,28 @@ where
     }
 }
 
-/// Starts logging as configured. To be called once.
-pub fn init(logging: &Logging) -> anyhow::Result<()> {
+/// The same lines beside another layer.
+fn lines<S>(logging: &Logging, colour: bool) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
+{
+    let filter = EnvFilter::new(directives(logging.verbosity));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colour);
+    let lines = lines.log_internal_errors(false);
+    match logging.format.as_str() {
+        "json" => lines.json().flatten_event(true).with_span_list(false).with_filter(filter).boxed(),
+        _ => lines.with_filter(filter).boxed(),
+    }
+}
+
+/// Starts logging as configured, and the making of spans if there is somebody to take them. To be called once.
+pub fn init(logging: &Logging, spans: Option<SpanLayer>) -> anyhow::Result<()> {
     let colour = std::io::stderr().is_terminal();
-    subscriber(logging, std::io::stderr, colour).try_init().map_err(|error| anyhow!("cannot start logging: {error}"))
+    let started = match spans {
+        None => subscriber(logging, std::io::stderr, colour).try_init(),
+        Some(spans) => tracing_subscriber::registry().with(spans).with(lines(logging, colour)).try_init(),
+    };
+    started.map_err(|error| anyhow!("cannot start logging: {error}"))
 }
 
 #[cfg(test)]

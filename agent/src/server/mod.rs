@@ -12,6 +12,7 @@ mod checks;
 mod health;
 mod listen;
 mod readonly;
+mod spans;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::Handles;
 use super::checks::{Check, Wanted, overall, single};
 use super::health::{line, not_found, text};
+use super::spans;
 use crate::metrics::{self, Metrics, TEXT_FORMAT};
 
 /// Prefixes of what only the authenticated server has.
@@ -56,6 +57,7 @@ pub(super) fn router(handles: Handles, sync_loop_limit: Duration) -> Router {
         router = router.route(prefix, any(disabled)).route(bare, any(disabled));
     }
     router
+        .layer(middleware::from_fn_with_state(false, spans::spanned))
         .fallback(not_found)
         .with_state(Reads { handles, sync_loop_limit })
         .layer(middleware::from_fn_with_state(metrics, count))

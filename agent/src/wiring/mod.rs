@@ -3,10 +3,12 @@
 mod cgroups;
 mod housekeeping;
 mod node;
+mod notify;
 mod observers;
 mod pods;
 mod recording;
 mod sensors;
+mod spans;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -47,6 +49,7 @@ use crate::workers::gate::StartGate;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::worker::WorkerContext;
 use observers::Observers;
+pub use spans::spans;
 
 /// Single pods looked at in the same moment.
 const PARALLEL_INSPECTIONS: usize = 64;
@@ -58,6 +61,7 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// # Errors
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let watchdog = notify::watchdog()?;
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
     let node = node::describe(&settings)?;
@@ -79,6 +83,8 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         server.handles(state.clone(), later),
         shutdown.clone(),
     ));
+
+    notify::start(watchdog, shared.clone(), server::Options::new(&settings.kubelet).sync_loop_limit, &shutdown);
 
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {

@@ -1,0 +1,34 @@
+//! systemd's notifications: ready, still well, about to end.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio_util::sync::CancellationToken;
+
+use crate::sync::SharedPods;
+use crate::systemd;
+use crate::systemd::Watchdog;
+
+/// The watchdog that this process has to keep quiet, if there is one.
+pub fn watchdog() -> anyhow::Result<Option<Watchdog>> {
+    let variable = |name: &'static str| std::env::var(name).ok();
+    Watchdog::configured(variable, std::process::id()).context("create health checker")
+}
+
+/// Says that the agent is up, and keeps saying that it is well: the sync loop, once it has begun, must come round within
+/// `limit`. Lines of the log are written at once, and who could not write one would not come here: `ping` and `log` need
+/// no look.
+pub fn start(watchdog: Option<Watchdog>, pods: SharedPods, limit: Duration, shutdown: &CancellationToken) {
+    systemd::ready();
+    let ending = shutdown.clone();
+    tokio::spawn(async move {
+        ending.cancelled().await;
+        systemd::stopping();
+    });
+    let Some(watchdog) = watchdog else { return };
+    let check = move || match pods.last_turn().map(|at| at.elapsed()) {
+        Some(age) if age > limit => Err("checker syncloop failed: sync Loop took longer than expected".to_owned()),
+        _ => Ok(()),
+    };
+    tokio::spawn(watchdog.keep_quiet(check, shutdown.clone()));
+}
