@@ -7,6 +7,7 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod apiserver;
 pub mod bench;
 pub mod cli;
 pub mod config;
@@ -16,6 +17,8 @@ pub mod images;
 pub mod kernel;
 pub mod metrics;
 pub mod model;
+pub mod node;
+pub mod objects;
 pub mod pleg;
 pub mod recorder;
 pub mod runtime;

@@ -33,6 +33,9 @@ fn execute(command: Command) -> anyhow::Result<Exit> {
         Command::Run(args) => return run(&args),
         Command::Doctor(args) => return process::runtime()?.block_on(doctor::run(&args, out)),
         Command::Bench(BenchCommand::Pleg(args)) => process::runtime()?.block_on(keblet::bench::run_pleg(args))?,
+        Command::Bench(BenchCommand::Cluster(args)) => {
+            process::runtime()?.block_on(keblet::bench::run_cluster(*args))?;
+        }
         Command::Config(command) => config::run(command, out)?,
         Command::Version(args) => version::run(args, out)?,
         Command::Completions(args) => docs::completions(&args, out)?,

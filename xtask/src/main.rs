@@ -1,8 +1,10 @@
 //! Developer commands.
 //!
-//! Owns what a developer types: `setup`, `test`, `demo` and the checks of the tree. Refuses to link with the agent, so
+//! Owns what a developer types: `setup`, `test`, `demo`, `cluster` and the checks of the tree. Refuses to link with the agent, so
 //! that the first command of a clean clone starts within seconds.
 
+mod bench;
+mod cluster;
 mod deb;
 mod demo;
 mod docs_paths;
@@ -41,12 +43,16 @@ enum Task {
     Demo(demo::Arguments),
     /// Run all tests that this machine can run, and say which it cannot.
     Test(tiers::Arguments),
-    /// Build upstream's kubelet, a peer for benchmarks only, from published Go modules; minutes the first time.
+    /// Build upstream's control plane, kubectl, metrics-server and kubelet from published Go modules; minutes the first
+    /// time. Peers of tests and benchmarks only.
     Peers,
+    /// A cluster on this machine: a real control plane, and keblet on a private containerd as its node.
+    #[command(subcommand)]
+    Cluster(cluster::Task),
     /// Build the kernel side and keep the object that the agent embeds.
     Ebpf(ebpf::Arguments),
-    /// Run `keblet bench pleg` of a release build on a private containerd.
-    Bench(run::BenchArguments),
+    /// Run a benchmark of a release build, on a private containerd or in a private cluster.
+    Bench(bench::Arguments),
     /// Make a Debian package that takes kubelet's place.
     Deb(deb::Arguments),
     /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
@@ -76,8 +82,9 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Demo(arguments) => demo::demo(&arguments),
         Task::Test(arguments) => tiers::test(&arguments),
         Task::Peers => peers::build().map(|()| ExitCode::SUCCESS),
+        Task::Cluster(task) => cluster::perform(&task),
         Task::Ebpf(arguments) => ebpf::run(&arguments).map(|()| ExitCode::SUCCESS),
-        Task::Bench(arguments) => run::bench(&arguments),
+        Task::Bench(arguments) => bench::bench(&arguments),
         Task::Deb(arguments) => deb::deb(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Layers => layers::check().map(|report| report.tell()),
         Task::DocsPaths => docs_paths::check().map(|report| report.tell()),

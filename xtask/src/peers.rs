@@ -1,9 +1,11 @@
 //! `cargo xtask peers`: upstream's own programs from published Go modules, as peers of benchmarks and tests.
 //!
-//! Owns building `tests/upstream` once into the cache: one binary, called by the name of each program. Refuses to be
-//! needed by the build or the tests of the agent.
+//! Owns building `tests/upstream` once into the cache: one binary, called by the name of each program. With
+//! `KEBLET_CONTROL_PLANE` set it builds nothing and takes the programs of that folder. Refuses to be needed by the build
+//! of the agent and by tests that need no cluster.
 
 use std::fs;
+use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::path::PathBuf;
@@ -21,8 +23,9 @@ use crate::progress::step;
 use crate::system;
 use crate::tiers::machine;
 
-/// The names that the binary answers to; each has a Go file of its own.
-const PROGRAMS: [&str; 1] = ["kubelet"];
+/// The names that the binary answers to.
+const PROGRAMS: [&str; 7] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet", "metrics-server"];
 const MODULE: &str = "k8s.io/kubernetes";
 const BINARY: &str = "upstream";
 
@@ -30,10 +33,10 @@ const BINARY: &str = "upstream";
 pub fn build() -> Result<()> {
     let folder = provide()?;
     for program in PROGRAMS {
-        let path = folder.join(program);
-        let version = system::output(Command::new(&path).arg("--version"))?;
-        println!("{}: {}", path.display(), version.trim());
+        println!("{}", folder.join(program).display());
     }
+    let version = system::output(Command::new(folder.join("kube-apiserver")).arg("--version"))?;
+    println!("all of {}", version.trim());
     Ok(())
 }
 
@@ -42,20 +45,44 @@ pub fn kubelet() -> Result<PathBuf> {
     Ok(provide()?.join("kubelet"))
 }
 
+/// The folder of a control plane's programs, built if need be.
+pub fn control_plane() -> Result<PathBuf> {
+    let folder = match std::env::var_os("KEBLET_CONTROL_PLANE") {
+        Some(_) => keblet_peers::find_programs()?,
+        None => provide()?,
+    };
+    keblet_peers::check_programs(&folder)?;
+    Ok(folder)
+}
+
+/// What is missing for building or finding the programs.
+pub fn lacks() -> Option<String> {
+    let ready = std::env::var_os("KEBLET_CONTROL_PLANE").is_some();
+    (!ready && !machine::has_program("go")).then(|| {
+        "upstream's programs are written in Go: `go` (1.26 or newer) is not on the path, and KEBLET_CONTROL_PLANE names \
+         no folder of ready ones"
+            .to_owned()
+    })
+}
+
 fn provide() -> Result<PathBuf> {
     let source = paths::repository().join("tests/upstream");
-    let folder = Cache::locate().root().join("peers");
+    let folder = Cache::locate().peers();
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    // Two commands that build the same wait for each other.
+    let lock = folder.join("lock");
+    let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
+    lock.lock().with_context(|| format!("cannot lock {}", folder.display()))?;
     let digest = digest(&source)?;
     let stamp = folder.join("stamp");
     if fs::read_to_string(&stamp).is_ok_and(|there| there == digest) && folder.join(BINARY).exists() {
         return Ok(folder);
     }
-    if !machine::has_program("go") {
-        bail!("upstream's programs are written in Go, and `go` is not on the path (Go 1.26 or newer)");
+    if let Some(lack) = lacks() {
+        bail!(lack);
     }
     let version = version(&source)?;
-    step(&format!("building upstream's {} {version} (minutes, the first time)", PROGRAMS.join(", ")), || {
+    step(&format!("building upstream's programs {version} (minutes, the first time)"), || {
         go_build(&source, &folder.join(BINARY), &version)
     })?;
     for program in PROGRAMS {

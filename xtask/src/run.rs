@@ -1,5 +1,7 @@
-//! `cargo xtask containerd` and `bench`: a private runtime around a program that needs one, or at hand for experiments.
+//! `cargo xtask containerd`: a private runtime around a program that needs one, or at hand for experiments; and the
+//! builds and programs that other commands share.
 
+use std::ffi::OsStr;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,7 +17,6 @@ use keblet_peers::PrivateContainerd;
 
 use crate::interrupt::Interrupt;
 use crate::paths;
-use crate::peers;
 use crate::progress::step;
 use crate::setup;
 use crate::system;
@@ -34,38 +35,6 @@ pub struct Arguments {
     command: Vec<OsString>,
 }
 
-/// What to measure.
-#[derive(clap::Args)]
-pub struct BenchArguments {
-    /// Measure upstream's kubelet beside keblet; builds it first if need be, which takes minutes.
-    #[arg(long)]
-    with_kubelet: bool,
-    /// Further arguments of `keblet bench pleg`, such as `--pods 20`.
-    #[arg(last = true)]
-    rest: Vec<OsString>,
-}
-
-/// Builds a release and runs its benchmark on a private runtime.
-pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
-    let interrupt = Interrupt::install()?;
-    let cache = setup::prepare()?;
-    let kubelet = if arguments.with_kubelet { Some(peers::kubelet()?) } else { None };
-    build_supervisor()?;
-    build("building a release of keblet (minutes, the first time)", &["--release", "--package", "keblet"])?;
-    let mut containerd = start(&cache, None)?;
-    let keblet = paths::target().join("release/keblet").into_os_string();
-    let mut words: Vec<OsString> = ["bench", "pleg", "--runtime-endpoint"].map(OsString::from).into();
-    words.push(containerd.endpoint().into());
-    if let Some(kubelet) = kubelet {
-        words.push("--peer".into());
-        words.push(format!("kubelet={} --config {{config}} --root-dir {{root}}", kubelet.display()).into());
-    }
-    words.extend(arguments.rest.iter().cloned());
-    let result = command(&keblet, &words, &mut containerd, &interrupt);
-    step("removing pods and runtime", || containerd.stop())?;
-    result
-}
-
 /// Runs the command, or waits for Ctrl-C.
 pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
@@ -73,7 +42,7 @@ pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     build_supervisor()?;
     let mut containerd = start(&cache, arguments.dir.clone())?;
     let result = match arguments.command.split_first() {
-        Some((program, rest)) => command(program, rest, &mut containerd, &interrupt),
+        Some((program, rest)) => command(program, rest, &environment(&containerd), &mut containerd, &interrupt),
         None => {
             println!("{}", serde_json::to_string_pretty(containerd.ready()).context("cannot encode what is ready")?);
             eprintln!("Ctrl-C ends it.");
@@ -98,6 +67,11 @@ pub fn supervisor() -> PathBuf {
     paths::target().join("debug/private-containerd")
 }
 
+/// The program that owns a private control plane, once it is built.
+pub fn control_plane_supervisor() -> PathBuf {
+    paths::target().join("debug/private-control-plane")
+}
+
 /// The agent, once it is built.
 pub fn agent() -> PathBuf {
     paths::target().join("debug/keblet")
@@ -109,27 +83,45 @@ pub fn build_programs() -> Result<()> {
 }
 
 /// Not the whole workspace: a runtime is of use also while the agent does not compile.
-fn build_supervisor() -> Result<()> {
+pub fn build_supervisor() -> Result<()> {
     build("building the runtime's supervisor", &["--package", "keblet-peers", "--bin", "private-containerd"])
 }
 
-fn build(name: &str, selection: &[&str]) -> Result<()> {
+/// What starts a cluster: the supervisors, and the agent if it is to be its node.
+pub fn build_cluster(agent: bool) -> Result<()> {
+    if agent {
+        return build_programs();
+    }
+    build("building the supervisors", &["--package", "keblet-peers", "--bins"])
+}
+
+/// Builds what `selection` names, quietly.
+pub fn build(name: &str, selection: &[&str]) -> Result<()> {
     let mut command = Command::new(paths::cargo());
     command.args(["build", "--quiet"]).args(selection).current_dir(paths::repository());
     step(name, || system::quiet(&mut command))
 }
 
-fn command(
-    program: &OsString,
+/// How a command finds the runtime.
+pub fn environment(containerd: &PrivateContainerd) -> Vec<(&'static str, OsString)> {
+    vec![
+        ("KEBLET_RUNTIME_ENDPOINT", containerd.endpoint().into()),
+        ("KEBLET_CGROUP_ROOT", containerd.ready().cgroup_root.clone().into()),
+        ("KEBLET_RUNTIME_DIR", containerd.ready().dir.clone().into()),
+    ]
+}
+
+/// Runs a command beside the runtime, which kills it should we be killed.
+pub fn command(
+    program: &OsStr,
     arguments: &[OsString],
+    environment: &[(&'static str, OsString)],
     containerd: &mut PrivateContainerd,
     interrupt: &Interrupt,
 ) -> Result<ExitCode> {
     let mut child = Command::new(program)
         .args(arguments)
-        .env("KEBLET_RUNTIME_ENDPOINT", containerd.endpoint())
-        .env("KEBLET_CGROUP_ROOT", &containerd.ready().cgroup_root)
-        .env("KEBLET_RUNTIME_DIR", &containerd.ready().dir)
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
     containerd.adopt(child.id())?;

@@ -53,26 +53,26 @@ impl Agent {
         folder: &Path,
         pods: u32,
     ) -> anyhow::Result<Self> {
-        let (healthz_port, metrics_port) = (free_port()?, free_port()?);
-        let mut config = kubelet_configuration(folder, endpoint, pods);
-        config["healthzPort"] = json!(healthz_port);
-        config["readOnlyPort"] = json!(metrics_port);
+        let ports = Ports::free()?;
+        let mut config = kubelet_configuration(folder, endpoint, pods, &ports);
         // Other agents would leave certificates on the node.
         config["enableServer"] = json!(!matches!(column, Column::Peer(..)));
-        config["port"] = json!(free_port()?);
         let mut text = config.to_string();
         if let Some(own) = keblet_configuration(column) {
             text = format!("{text}\n---\n{own}\n");
         }
         let config = folder.join("config.yaml");
         std::fs::write(&config, text).with_context(|| format!("cannot write {}", config.display()))?;
+        Self::launch(column.name(), command(column, keblet, folder, &config), folder, &ports)
+    }
 
+    /// Starts `command` as the agent that serves on `ports`; its output goes to a file in `folder`.
+    pub(super) fn launch(name: &str, mut command: Command, folder: &Path, ports: &Ports) -> anyhow::Result<Self> {
         let log = folder.join("agent.log");
         let log = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-        let mut command = command(column, keblet, folder, &config);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0).kill_on_drop(true);
         let begun = monotonic_now()?;
-        let child = command.spawn().with_context(|| format!("cannot start {}", column.name()))?;
+        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let pid = child.id().context("the agent ended before it began")?;
         let url = |port: u16, path: &str| format!("http://127.0.0.1:{port}/{path}");
         Ok(Self {
@@ -80,8 +80,8 @@ impl Agent {
             pid,
             begun,
             folder: folder.to_owned(),
-            healthz: url(healthz_port, "healthz"),
-            metrics: url(metrics_port, "metrics"),
+            healthz: url(ports.healthz, "healthz"),
+            metrics: url(ports.read_only, "metrics"),
             http: reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(10)).build()?,
         })
     }
@@ -177,10 +177,7 @@ fn command(column: &Column, keblet: &Path, folder: &Path, config: &Path) -> Comm
                 .replace("{manifests}", &quoted(&folder.join("manifests")))
                 .replace("{root}", &quoted(&root))
                 .replace("{config}", &quoted(config));
-            let mut command = Command::new("/bin/sh");
-            // Not a child of the shell: signals and readings are meant for the agent itself.
-            command.arg("-c").arg(format!("exec {line}"));
-            command
+            shell(&line)
         }
         _ => {
             let mut command = Command::new(keblet);
@@ -190,13 +187,21 @@ fn command(column: &Column, keblet: &Path, folder: &Path, config: &Path) -> Comm
     }
 }
 
-fn quoted(path: &Path) -> String {
+/// A peer's command line. Not a child of the shell: signals and readings are meant for the agent itself.
+pub(super) fn shell(line: &str) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.arg("-c").arg(format!("exec {line}"));
+    command
+}
+
+/// For a shell.
+pub(super) fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 
 /// The same for every agent: no cgroups of its own, so that the machine is left as it was, and nothing that acts on its
 /// own while pods are measured.
-fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, pods: u32) -> Value {
+pub(super) fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, pods: u32, ports: &Ports) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -208,6 +213,9 @@ fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, pods: u32) -
         "enforceNodeAllocatable": [],
         "address": "127.0.0.1",
         "healthzBindAddress": "127.0.0.1",
+        "healthzPort": ports.healthz,
+        "readOnlyPort": ports.read_only,
+        "port": ports.secure,
         "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
         "authorization": {"mode": "AlwaysAllow"},
         "maxPods": pods.max(110) + 10,
@@ -242,7 +250,21 @@ fn keblet_configuration(column: &Column) -> Option<Value> {
     Some(document)
 }
 
-/// A port nobody listens on right now.
+/// Where an agent listens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ports {
+    healthz: u16,
+    read_only: u16,
+    secure: u16,
+}
+
+impl Ports {
+    /// Ports nobody listens on right now.
+    pub(super) fn free() -> anyhow::Result<Self> {
+        Ok(Self { healthz: free_port()?, read_only: free_port()?, secure: free_port()? })
+    }
+}
+
 fn free_port() -> anyhow::Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("no free port on 127.0.0.1")?;
     Ok(listener.local_addr()?.port())

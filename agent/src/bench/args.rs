@@ -96,7 +96,8 @@ impl FromStr for Peer {
     }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+/// At least a second.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(duration) if duration < Duration::from_secs(1) => Err("at least a second".to_owned()),
         Ok(duration) => Ok(duration),

@@ -12,7 +12,7 @@ use super::workload::BenchPod;
 use super::workload::STAMPS_IN_CONTAINER;
 
 /// Marks every pod of the benchmark; agents copy a pod's labels to its sandbox.
-pub(super) const LABEL: (&str, &str) = ("keblet.dev/bench", "pleg");
+pub(super) const LABEL: (&str, &str) = ("keblet.dev/bench", "pod");
 
 const PROGRAM: &str = "/probe";
 const VOLUME: &str = "stamps";

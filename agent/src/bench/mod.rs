@@ -1,4 +1,5 @@
-//! `keblet bench pleg`: how fast and how dear node agents are on a real runtime, side by side in one run.
+//! `keblet bench pleg`: how fast and how dear node agents are on a real runtime, side by side in one run; in `cluster`
+//! the same for nodes of a real cluster.
 //!
 //! Owns the measurement: the pods it makes, the bare clients (floors) it compares with, the agents it starts, and what
 //! is reported. Refuses to judge by its own watch where the containers can tell: times of processes are the stamps that
@@ -14,6 +15,7 @@
 
 mod agent;
 mod args;
+mod cluster;
 mod column;
 mod exposition;
 mod floor;
@@ -31,6 +33,10 @@ mod workload;
 pub use args::Peer;
 pub use args::PlegArgs;
 pub use args::WorkloadKind;
+pub use cluster::ClusterArgs;
+pub use cluster::ClusterPeer;
+pub use cluster::ClusterWorkload;
+pub use cluster::run_cluster;
 
 use anyhow::Context as _;
 use anyhow::bail;
@@ -41,19 +47,27 @@ use tokio::signal::unix::signal;
 /// Measures, prints and writes the report. Ends by itself; an interrupt ends it early. Either way what it made is
 /// removed first.
 pub async fn run_pleg(args: PlegArgs) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut session = Session::prepare(args).await?;
-    let measured = tokio::select! {
-        measured = session.measure() => measured,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
-        _ = terminate.recv() => Err(anyhow::anyhow!("told to end")),
-    };
+    let measured = until_interrupted(session.measure()).await;
     let cleaned = session.clean_up().await;
     measured?;
     cleaned?;
+    conclude(&session.into_report())
+}
 
-    let report = session.into_report();
-    report::write(&report)?;
+/// Does the work, unless it is interrupted.
+async fn until_interrupted(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    tokio::select! {
+        done = work => done,
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        _ = terminate.recv() => Err(anyhow::anyhow!("told to end")),
+    }
+}
+
+/// Prints and writes the report; an error if it was to be checked and is not good.
+fn conclude(report: &report::Report) -> anyhow::Result<()> {
+    report::write(report)?;
     if report.check && !report.is_good() {
         bail!("a target was missed or a pod went wrong, see above");
     }

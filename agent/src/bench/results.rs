@@ -31,11 +31,28 @@ pub(super) enum Metric {
     IdleCalls,
     /// Resident memory of the idle agent, MiB.
     IdleMemory,
+    /// Requests to the API server meanwhile, per minute.
+    IdleRequests,
+    /// Start of the agent to its node being Ready in the API server.
+    NodeReady,
+    /// First of many pods created to the last one Ready.
+    AllReady,
+    /// A pod deleted to its object gone.
+    Gone,
+    /// Exit of a process to its container being terminated in the API server.
+    Terminated,
+    /// Pods that end by themselves, one created when the last one has succeeded.
+    OneShots,
 }
 
 impl Metric {
     /// All, in the order of the report.
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 16] = [
+        Self::NodeReady,
+        Self::AllReady,
+        Self::Gone,
+        Self::Terminated,
+        Self::OneShots,
         Self::Restart,
         Self::Notice,
         Self::Chain,
@@ -46,6 +63,7 @@ impl Metric {
         Self::IdleRuntimeCpu,
         Self::IdleCalls,
         Self::IdleMemory,
+        Self::IdleRequests,
     ];
 
     /// Heading of its table.
@@ -63,19 +81,26 @@ impl Metric {
             Self::IdleRuntimeCpu => format!("{pods} idle pods: CPU of the runtime per minute"),
             Self::IdleCalls => format!("{pods} idle pods: CRI calls per minute"),
             Self::IdleMemory => format!("{pods} idle pods: resident memory of the agent"),
+            Self::IdleRequests => format!("{pods} idle pods: requests to the API server per minute"),
+            Self::NodeReady => "agent start to node Ready".to_owned(),
+            Self::AllReady => format!("{pods} pods bound at once, first one created to all Ready"),
+            Self::Gone => format!("{pods} pods deleted at once, each deleted to gone"),
+            Self::Terminated => format!("{pods} pods, process exit to terminated in a watch"),
+            Self::OneShots => "10 one-shot pods, one after the other".to_owned(),
         }
     }
 
     /// One value per column, so that there are no quantiles to show.
     pub(super) fn is_single(self) -> bool {
-        matches!(self, Self::IdleAgentCpu | Self::IdleRuntimeCpu | Self::IdleCalls | Self::IdleMemory)
+        use Metric::{IdleAgentCpu, IdleCalls, IdleMemory, IdleRequests, IdleRuntimeCpu};
+        matches!(self, IdleAgentCpu | IdleRuntimeCpu | IdleCalls | IdleMemory | IdleRequests)
     }
 
     /// A value as people read it.
     pub(super) fn show(self, value: f64) -> String {
         match self {
             Self::IdleAgentCpu | Self::IdleRuntimeCpu => format!("{value:.2} s"),
-            Self::IdleCalls => format!("{value:.0}"),
+            Self::IdleCalls | Self::IdleRequests => format!("{value:.0}"),
             Self::IdleMemory => format!("{value:.1} MiB"),
             _ if value.is_infinite() => "beyond".to_owned(),
             _ if value.abs() < 1.0 => format!("{:.1} ms", value * 1e3),

@@ -127,9 +127,12 @@ impl Session {
     /// What was measured.
     pub(super) fn into_report(self) -> Report {
         Report {
+            name: "pleg",
+            references: [Column::KernelFloor, Column::EventFloor].map(|column| column.name().to_owned()).to_vec(),
             columns: self.columns.iter().map(|column| column.name().to_owned()).collect(),
             environment: self.environment,
             pods: self.args.pods,
+            idle_pods: self.args.pods,
             rounds: self.args.rounds,
             check: self.args.check,
             output: self.args.output,

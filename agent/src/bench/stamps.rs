@@ -64,6 +64,16 @@ pub(super) fn read(container: &BenchContainer) -> anyhow::Result<Vec<Stamp>> {
     read_file(&container.stamps)
 }
 
+/// When the process that stamps `path` was about to exit.
+pub(super) fn exit_in(path: &Path) -> anyhow::Result<u64> {
+    let stamps = read_file(path)?;
+    let exit = stamps.iter().find_map(|stamp| match stamp {
+        Stamp::Exit(nanos) => Some(*nanos),
+        Stamp::Start(_) => None,
+    });
+    exit.with_context(|| format!("{}: expected an exit but found {stamps:?}", path.display()))
+}
+
 fn read_file(path: &Path) -> anyhow::Result<Vec<Stamp>> {
     match std::fs::read_to_string(path) {
         Ok(text) => parse(&text).with_context(|| format!("stamp file {}", path.display())),

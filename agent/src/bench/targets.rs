@@ -42,7 +42,7 @@ const P50: (&str, fn(&Summary) -> f64) = ("p50", |summary| summary.p50);
 const P99: (&str, fn(&Summary) -> f64) = ("p99", |summary| summary.p99);
 const MAX: (&str, fn(&Summary) -> f64) = ("max", |summary| summary.max);
 
-const TARGETS: [Target; 12] = [
+const TARGETS: [Target; 22] = [
     Target { column: "evented", metric: Metric::Restart, figure: P50, limit: Limit::Times(1.1, "kernel floor") },
     Target { column: "evented", metric: Metric::Restart, figure: MAX, limit: Limit::Times(1.5, "kernel floor") },
     Target { column: "no kernel", metric: Metric::Restart, figure: P50, limit: Limit::Times(1.1, "event floor") },
@@ -55,6 +55,16 @@ const TARGETS: [Target; 12] = [
     Target { column: "evented", metric: Metric::IdleAgentCpu, figure: MAX, limit: Limit::Figure(0.1) },
     Target { column: "evented", metric: Metric::IdleRuntimeCpu, figure: MAX, limit: Limit::Above(0.05, "event floor") },
     Target { column: "evented", metric: Metric::IdleMemory, figure: MAX, limit: Limit::Figure(20e6 / 1048576.0) },
+    Target { column: "keblet", metric: Metric::NodeReady, figure: P50, limit: Limit::Figure(0.3) },
+    Target { column: "keblet", metric: Metric::AllReady, figure: P50, limit: Limit::Times(1.2, "runtime floor") },
+    Target { column: "keblet", metric: Metric::Gone, figure: P50, limit: Limit::Times(0.2, "kubelet") },
+    Target { column: "keblet", metric: Metric::Terminated, figure: P50, limit: Limit::Figure(0.030) },
+    Target { column: "keblet", metric: Metric::Terminated, figure: MAX, limit: Limit::Figure(0.100) },
+    Target { column: "keblet", metric: Metric::OneShots, figure: P50, limit: Limit::Times(0.2, "kubelet") },
+    Target { column: "keblet", metric: Metric::IdleRequests, figure: MAX, limit: Limit::Times(1.0, "kubelet") },
+    Target { column: "keblet", metric: Metric::IdleMemory, figure: MAX, limit: Limit::Figure(30e6 / 1048576.0) },
+    Target { column: "keblet", metric: Metric::IdleAgentCpu, figure: MAX, limit: Limit::Figure(0.15) },
+    Target { column: "keblet", metric: Metric::Gone, figure: P50, limit: Limit::Figure(0.4) },
 ];
 
 /// How the promises went, as far as this run has their figures.

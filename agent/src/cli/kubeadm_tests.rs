@@ -12,7 +12,8 @@ const DROP_IN: &str = include_str!("../../../deploy/10-kubeadm.conf");
 
 /// The command line that systemd makes of the drop-in and an environment file.
 fn command_line(environment_file: &str) -> Vec<String> {
-    let assignments = DROP_IN.lines().filter_map(|line| line.strip_prefix("Environment=")).chain(environment_file.lines());
+    let assignments =
+        DROP_IN.lines().filter_map(|line| line.strip_prefix("Environment=")).chain(environment_file.lines());
     let variables: Vec<(String, String)> = assignments
         .map(|assignment| {
             let (name, value) = assignment.split_once('=').expect("an assignment");

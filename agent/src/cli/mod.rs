@@ -56,6 +56,8 @@ pub enum Command {
 pub enum BenchCommand {
     /// Compare event-driven with polling agents on one runtime
     Pleg(crate::bench::PlegArgs),
+    /// Compare node agents as nodes of a real cluster
+    Cluster(Box<crate::bench::ClusterArgs>),
 }
 
 /// Reads a command line, the program's own name first.

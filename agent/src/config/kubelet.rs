@@ -62,8 +62,8 @@ document! {
         registry_burst "registryBurst": i32 = 10, value, used, "Image pulls in a burst.";
         image_pull_credentials_verification_policy "imagePullCredentialsVerificationPolicy": String = "NeverVerifyPreloadedImages", value, later, "When credentials are checked again for images already present.";
         preloaded_images_verification_allowlist "preloadedImagesVerificationAllowlist": Vec<String>, value, later, "Images exempt from that check.";
-        event_record_qps "eventRecordQPS": i32 = 50, pointer, later, "Events sent per second.";
-        event_burst "eventBurst": i32 = 100, value, later, "Events sent in a burst.";
+        event_record_qps "eventRecordQPS": i32 = 50, pointer, used, "Events sent per second.";
+        event_burst "eventBurst": i32 = 100, value, used, "Events sent in a burst.";
         enable_debugging_handlers "enableDebuggingHandlers": bool = true, pointer, later, "Serve exec, attach, logs and the debug endpoints.";
         enable_contention_profiling "enableContentionProfiling": bool, value, later, "Profile lock contention.";
         healthz_port "healthzPort": i32 = 10248, pointer, used, "Port of the health server; 0 turns it off.";
@@ -106,8 +106,8 @@ document! {
         node_status_max_images "nodeStatusMaxImages": i32 = 50, pointer, later, "Images reported in the node status; -1 means all.";
         max_open_files "maxOpenFiles": i64 = 1_000_000, value, later, "Open file limit of the agent.";
         content_type "contentType": String = "application/vnd.kubernetes.protobuf", value, later, "Encoding of API requests.";
-        kube_api_qps "kubeAPIQPS": i32 = 50, pointer, later, "API requests per second.";
-        kube_api_burst "kubeAPIBurst": i32 = 100, value, later, "API requests in a burst.";
+        kube_api_qps "kubeAPIQPS": i32 = 50, pointer, used, "API requests per second.";
+        kube_api_burst "kubeAPIBurst": i32 = 100, value, used, "API requests in a burst.";
         serialize_image_pulls "serializeImagePulls": bool = true, pointer, used, "Pull one image at a time.";
         max_parallel_image_pulls "maxParallelImagePulls": Option<i32>, pointer, used, "Pulls at the same time when not one at a time.";
         eviction_hard "evictionHard": StringMap = default_eviction_hard(), value, later, "Thresholds that evict at once.";

@@ -29,3 +29,4 @@ pub use keblet::KebletConfiguration;
 pub use kubelet::KubeletConfiguration;
 pub use load::load;
 pub use settings::{ConfigError, HostFacts, Origin, Settings, Violation};
+pub use validate::parse_cpus;

@@ -19,6 +19,7 @@ use std::sync::MutexGuard;
 use std::sync::PoisonError;
 
 use keblet_proto::cri::v1 as cri;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use pull::PullError;
@@ -40,6 +41,7 @@ pub struct Images {
     runtime: Runtime,
     puller: Puller,
     memory: Mutex<Memory>,
+    changes: watch::Sender<u64>,
 }
 
 /// What the runtime says of an image.
@@ -58,7 +60,12 @@ pub struct ImageFacts {
 impl Images {
     /// Images behind `runtime`, pulled within `limits`.
     pub fn new(runtime: Runtime, limits: PullLimits) -> Self {
-        Self { runtime, puller: Puller::new(limits), memory: Mutex::default() }
+        Self { runtime, puller: Puller::new(limits), memory: Mutex::default(), changes: watch::Sender::new(0) }
+    }
+
+    /// Grows with every image that this agent brought to the node.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     /// What the runtime has under this name.
@@ -85,6 +92,9 @@ impl Images {
         self.puller.take_token(Instant::now())?;
         let result = self.runtime.pull_image(spec(image), None, Some(sandbox)).await;
         self.memory().forget_image(image);
+        if result.is_ok() {
+            self.changes.send_modify(|count| *count += 1);
+        }
         Ok(result?)
     }
 

@@ -45,3 +45,10 @@ pub(super) const LATENCY: &[f64] =
 
 /// Pure computation.
 pub(super) const COMPUTE: &[f64] = &[0.000_01, 0.000_025, 0.000_05, 0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.01, 0.1];
+
+/// Requests to the API server.
+pub(super) const REQUEST: &[f64] = &[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+
+/// Bodies of requests to the API server, in bytes.
+pub(super) const BYTES: &[f64] =
+    &[64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];

@@ -11,6 +11,7 @@ mod pods;
 mod process;
 mod recorder;
 mod register;
+mod rest_client;
 mod runtime;
 mod sensors;
 mod workers;
@@ -24,6 +25,7 @@ pub use node::{BuildInfo, Node};
 pub use pleg::Pleg;
 pub use pods::{PodOrigin, Pods, Working};
 pub use recorder::Recorder;
+pub use rest_client::RestClient;
 pub use runtime::Runtime;
 pub use sensors::{SensorLevel, Sensors};
 pub use workers::{SyncKind, Workers};
@@ -53,6 +55,8 @@ pub struct Metrics {
     pub recorder: Recorder,
     /// Requests to our own servers.
     pub http: Http,
+    /// Requests to the API server.
+    pub rest_client: RestClient,
     /// Unix time at which the process started, in seconds.
     pub process_start: f64,
 }
@@ -70,8 +74,21 @@ impl Metrics {
         let sensors = Sensors::new(&register);
         let recorder = Recorder::new(&register);
         let http = Http::new(&register);
+        let rest_client = RestClient::new(&register);
         let process_start = process::register(&register);
-        Arc::new(Self { registry, node, pods, workers, pleg, runtime, sensors, recorder, http, process_start })
+        Arc::new(Self {
+            registry,
+            node,
+            pods,
+            workers,
+            pleg,
+            runtime,
+            sensors,
+            recorder,
+            http,
+            rest_client,
+            process_start,
+        })
     }
 
     /// The text exposition, version 0.0.4.

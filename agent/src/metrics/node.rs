@@ -1,6 +1,6 @@
 //! The node and this program.
 
-use prometheus::{IntGauge, IntGaugeVec};
+use prometheus::{Gauge, IntGauge, IntGaugeVec};
 
 use super::register::Register;
 
@@ -12,6 +12,35 @@ pub struct Node {
     losing_support: IntGaugeVec,
     build: IntGaugeVec,
     features: IntGaugeVec,
+    startup: Startup,
+    shutdown_start: Gauge,
+    shutdown_end: Gauge,
+}
+
+/// From the machine's start to a Ready node, in parts.
+#[derive(Debug)]
+struct Startup {
+    pre_kubelet: Gauge,
+    pre_registration: Gauge,
+    registration: Gauge,
+    post_registration: Gauge,
+    total: Gauge,
+}
+
+impl Startup {
+    fn new(register: &Register<'_>) -> Self {
+        let gauge = |part: &str, help: &str| {
+            let name = format!("kubelet_node_startup_{part}duration_seconds");
+            register.float_gauge(&name, &format!("[ALPHA] Seconds from {help}, at node startup."))
+        };
+        Self {
+            pre_kubelet: gauge("pre_kubelet_", "the machine's start to the agent's"),
+            pre_registration: gauge("pre_registration_", "the agent's start to its attempt to register the node"),
+            registration: gauge("registration_", "the attempt to register the node to its success"),
+            post_registration: gauge("post_registration_", "registration to the node being Ready"),
+            total: gauge("", "the machine's start to the node being Ready"),
+        }
+    }
 }
 
 /// Labels of `kubernetes_build_info`.
@@ -59,7 +88,41 @@ impl Node {
                 "[BETA] Whether a feature gate is on.",
                 &["name", "stage"],
             ),
+            startup: Startup::new(register),
+            shutdown_start: register.float_gauge(
+                "kubelet_graceful_shutdown_start_time_seconds",
+                "[ALPHA] When the last graceful shutdown of the node began, as Unix time.",
+            ),
+            shutdown_end: register.float_gauge(
+                "kubelet_graceful_shutdown_end_time_seconds",
+                "[ALPHA] When the last graceful shutdown of the node ended, as Unix time.",
+            ),
         }
+    }
+
+    /// The machine ran this long, in seconds, before the agent.
+    pub fn startup_pre_kubelet(&self, seconds: f64) {
+        self.startup.pre_kubelet.set(seconds);
+    }
+
+    /// The node was registered: seconds before the attempt, and for it.
+    pub fn startup_registration(&self, before: f64, took: f64) {
+        self.startup.pre_registration.set(before);
+        self.startup.registration.set(took);
+    }
+
+    /// The node is Ready, so many seconds after its registration, and after the machine's start.
+    pub fn startup_ready(&self, after_registration: f64, total: Option<f64>) {
+        self.startup.post_registration.set(after_registration);
+        if let Some(total) = total {
+            self.startup.total.set(total);
+        }
+    }
+
+    /// Begin and end of the last graceful shutdown as Unix time; 0 for what has not happened.
+    pub fn graceful_shutdown(&self, start: f64, end: f64) {
+        self.shutdown_start.set(start);
+        self.shutdown_end.set(end);
     }
 
     /// Names the node.

@@ -13,6 +13,7 @@ pub struct Pods {
     desired: IntGaugeVec,
     active: IntGaugeVec,
     working: IntGaugeVec,
+    mirrors: IntGauge,
     running: IntGauge,
     running_containers: IntGaugeVec,
     restarted: IntCounterVec,
@@ -69,6 +70,8 @@ impl Pods {
                 "[ALPHA] Pods with a worker, by its phase and what is known of them.",
                 &["config", "lifecycle", "static"],
             ),
+            mirrors: register
+                .gauge("kubelet_mirror_pods", "[ALPHA] Mirror pods the API server has of static pods here."),
             running: register.gauge("kubelet_running_pods", "[ALPHA] Pods with a running sandbox."),
             running_containers: register.gauges(
                 "kubelet_running_containers",
@@ -137,6 +140,11 @@ impl Pods {
             let labels = [group.config, group.lifecycle, group.origin.label()];
             self.working.with_label_values(&labels).set(gauge(count));
         }
+    }
+
+    /// Mirror pods of this node.
+    pub fn mirrors(&self, count: usize) {
+        self.mirrors.set(gauge(count));
     }
 
     /// What the runtime runs: pods, and containers by state (`created`, `running`, `exited`, `unknown`).

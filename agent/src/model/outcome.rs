@@ -34,6 +34,8 @@ pub struct SyncOutcome {
     pub errors: Vec<String>,
     /// The pod's network is not ready yet: retry soon.
     pub network_not_ready: bool,
+    /// Nothing was started because volumes are not there.
+    pub volumes_not_ready: bool,
     /// RestartAllContainers removals were done: sync again at once.
     pub restart_all_done: bool,
 }

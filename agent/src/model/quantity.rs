@@ -8,6 +8,7 @@ use std::fmt;
 use std::iter::Sum;
 use std::ops::Add;
 use std::ops::AddAssign;
+use std::ops::Sub;
 use std::str::FromStr;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -132,6 +133,15 @@ impl Add for Amount {
     fn add(self, other: Self) -> Self {
         let notation = if self.is_zero() { other.notation } else { self.notation };
         Self::capped(self.nanos + other.nanos, notation)
+    }
+}
+
+impl Sub for Amount {
+    type Output = Self;
+
+    /// The difference, capped; written as the left side is.
+    fn sub(self, other: Self) -> Self {
+        Self::capped(self.nanos - other.nanos, self.notation)
     }
 }
 

@@ -64,6 +64,15 @@ impl Runtime {
         }
     }
 
+    /// Tells the runtime the range its pods take their addresses from.
+    pub async fn set_pod_cidr(&self, cidr: &str) -> Result<(), RuntimeError> {
+        let network_config = Some(cri::NetworkConfig { pod_cidr: cidr.to_owned() });
+        let runtime_config = Some(cri::RuntimeConfig { network_config });
+        let message = cri::UpdateRuntimeConfigRequest { runtime_config };
+        let call = self.call(Operation::UpdateRuntimeConfig, cidr);
+        call.send(message, async |r| self.runtime().update_runtime_config(r).await).await.map(drop)
+    }
+
     /// Learns what the runtime can do. To be asked again after a reconnect: it may be another version.
     pub async fn features(&self) -> Result<Features, RuntimeError> {
         let version = self.version().await?;

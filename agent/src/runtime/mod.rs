@@ -25,6 +25,7 @@ mod images;
 mod operation;
 mod sandboxes;
 mod state;
+mod streaming;
 #[cfg(test)]
 pub(crate) mod tests;
 mod transport;
@@ -43,5 +44,7 @@ pub use events::EventSupport;
 pub use features::Features;
 pub use operation::Operation;
 pub use sandboxes::SandboxInspection;
+pub use state::HandlerOffer;
+pub use state::RuntimeOffer;
 pub use state::RuntimeState;
 pub use state::watch_runtime;

@@ -45,8 +45,15 @@ operations! {
     UpdateContainerResources "update_container" "UpdateContainerResources"
     ReopenContainerLog "reopen_container_log" "ReopenContainerLog"
     ExecSync "exec_sync" "ExecSync"
+    Exec "exec" "Exec"
+    Attach "attach" "Attach"
+    PortForward "port_forward" "PortForward"
+    CheckpointContainer "checkpoint_container" "CheckpointContainer"
+    ListContainerStats "list_container_stats" "ListContainerStats"
+    ListPodSandboxStats "list_podsandbox_stats" "ListPodSandboxStats"
     GetContainerEvents "get_container_events" "GetContainerEvents"
     RuntimeConfig "runtime_config" "RuntimeConfig"
+    UpdateRuntimeConfig "update_runtime_config" "UpdateRuntimeConfig"
     ListImages "list_images" "ListImages"
     ImageStatus "image_status" "ImageStatus"
     PullImage "pull_image" "PullImage"
@@ -78,9 +85,10 @@ mod tests {
 
     /// Upstream's values of the label, without those of calls that keblet does not make.
     const UPSTREAM: &str = "version, status, create_container, start_container, stop_container, remove_container, \
-        list_containers, container_status, update_container, reopen_container_log, exec_sync, run_podsandbox, \
+        list_containers, container_status, update_container, reopen_container_log, exec_sync, exec, attach, \
+        port_forward, checkpoint_container, list_container_stats, list_podsandbox_stats, run_podsandbox, \
         stop_podsandbox, remove_podsandbox, podsandbox_status, list_podsandbox, update_podsandbox_resources, \
-        list_images, image_status, pull_image, remove_image, image_fs_info, get_container_events, runtime_config";
+        list_images, image_status, pull_image, remove_image, image_fs_info, get_container_events, runtime_config, update_runtime_config";
 
     #[test]
     fn metric_labels_are_upstreams() {

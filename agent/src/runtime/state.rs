@@ -1,6 +1,8 @@
 //! Is the runtime there, ready, and is its network? Asked for with `Status`: often while something is wrong, rarely
-//! while all is well, at once when somebody has reason to think that it changed.
+//! while all is well, at once when somebody has reason to think that it changed. What it is and offers is asked for
+//! each time it becomes ready: it may be another version.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use keblet_proto::cri::v1;
@@ -23,13 +25,63 @@ const AFTER_NUDGE: Duration = Duration::from_millis(100);
 pub enum RuntimeState {
     /// Nothing yet.
     Unknown,
-    /// It does not answer, or says that it is not ready.
+    /// It does not answer.
+    Unreachable(String),
+    /// It says that it is not ready.
     NotReady(String),
     /// It is ready; pods with their own network may have to wait.
     Ready {
         /// Why the network is not ready, if it is not.
         network_error: Option<String>,
+        /// What it is and offers.
+        offer: Arc<RuntimeOffer>,
     },
+}
+
+/// What a ready runtime is and offers to pods.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RuntimeOffer {
+    /// Such as `containerd`; empty if it did not tell.
+    pub name: String,
+    /// Its own version; empty if it did not tell.
+    pub version: String,
+    /// Its handlers, sorted by name.
+    pub handlers: Vec<HandlerOffer>,
+    /// Abilities that do not depend on the handler; `None` if it does not tell.
+    pub supplemental_groups_policy: Option<bool>,
+}
+
+/// A way to run sandboxes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct HandlerOffer {
+    /// Empty for the default handler.
+    pub name: String,
+    /// Mounts can be read-only including what is mounted below.
+    pub recursive_read_only_mounts: bool,
+    /// Pods can have user namespaces of their own.
+    pub user_namespaces: bool,
+}
+
+impl RuntimeOffer {
+    fn new(version: Option<v1::VersionResponse>, reply: &v1::StatusResponse) -> Self {
+        let version = version.unwrap_or_default();
+        let handler = |handler: &v1::RuntimeHandler| {
+            let features = handler.features.unwrap_or_default();
+            HandlerOffer {
+                name: handler.name.clone(),
+                recursive_read_only_mounts: features.recursive_read_only_mounts,
+                user_namespaces: features.user_namespaces,
+            }
+        };
+        let mut handlers: Vec<_> = reply.runtime_handlers.iter().map(handler).collect();
+        handlers.sort();
+        Self {
+            name: version.runtime_name,
+            version: version.runtime_version,
+            handlers,
+            supplemental_groups_policy: reply.features.as_ref().map(|features| features.supplemental_groups_policy),
+        }
+    }
 }
 
 impl RuntimeState {
@@ -41,8 +93,8 @@ impl RuntimeState {
     /// Why pods without host network cannot be started, in upstream's words.
     pub fn network_error(&self) -> Option<&str> {
         match self {
-            Self::Ready { network_error } => network_error.as_deref(),
-            Self::Unknown | Self::NotReady(_) => Some("network state unknown"),
+            Self::Ready { network_error, .. } => network_error.as_deref(),
+            Self::Unknown | Self::Unreachable(_) | Self::NotReady(_) => Some("network state unknown"),
         }
     }
 }
@@ -54,9 +106,14 @@ pub async fn watch_runtime(
     mut nudge: watch::Receiver<()>,
     shutdown: CancellationToken,
 ) {
+    let mut version: Option<v1::VersionResponse> = None;
     loop {
         let began = Instant::now();
-        let now = judge(runtime.status(false).await);
+        let reply = runtime.status(false).await;
+        if reply.is_ok() && !state.borrow().is_ready() {
+            version = runtime.version().await.ok().or(version);
+        }
+        let now = judge(reply, version.clone());
         state.send_if_modified(|known| {
             let changed = *known != now;
             if changed {
@@ -65,7 +122,7 @@ pub async fn watch_runtime(
             }
             changed
         });
-        let healthy = matches!(now, RuntimeState::Ready { network_error: None });
+        let healthy = matches!(now, RuntimeState::Ready { network_error: None, .. });
         let period = if healthy { HEALTHY_PERIOD } else { UNHEALTHY_PERIOD };
         tokio::select! {
             () = shutdown.cancelled() => return,
@@ -78,29 +135,32 @@ pub async fn watch_runtime(
 fn tell(state: &RuntimeState) {
     match state {
         RuntimeState::Unknown => {}
+        RuntimeState::Unreachable(reason) => tracing::warn!(reason, "container runtime does not answer"),
         RuntimeState::NotReady(reason) => tracing::warn!(reason, "container runtime is not ready"),
-        RuntimeState::Ready { network_error: None } => tracing::info!("container runtime is ready"),
-        RuntimeState::Ready { network_error: Some(reason) } => {
+        RuntimeState::Ready { network_error: None, .. } => tracing::info!("container runtime is ready"),
+        RuntimeState::Ready { network_error: Some(reason), .. } => {
             tracing::warn!(reason, "container runtime is ready, its network is not");
         }
     }
 }
 
 /// The runtime's conditions, judged as upstream does: a missing condition is not met.
-fn judge(status: Result<v1::StatusResponse, RuntimeError>) -> RuntimeState {
-    let conditions = match status {
-        Ok(reply) => reply.status.unwrap_or_default().conditions,
-        Err(error) => return RuntimeState::NotReady(error.to_string()),
+fn judge(reply: Result<v1::StatusResponse, RuntimeError>, version: Option<v1::VersionResponse>) -> RuntimeState {
+    let reply = match reply {
+        Ok(reply) => reply,
+        Err(error) => return RuntimeState::Unreachable(error.to_string()),
     };
+    let conditions = reply.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let unmet = |kind: &str| match conditions.iter().find(|c| c.r#type == kind) {
         Some(condition) if condition.status => None,
         Some(c) => Some(format!("{kind}=false reason:{} message:{}", c.reason, c.message)),
-        None => Some(format!("the runtime does not tell {kind}")),
+        None => Some("<nil>".to_owned()),
     };
     match unmet("RuntimeReady") {
         Some(reason) => RuntimeState::NotReady(format!("container runtime not ready: {reason}")),
         None => RuntimeState::Ready {
             network_error: unmet("NetworkReady").map(|e| format!("container runtime network not ready: {e}")),
+            offer: Arc::new(RuntimeOffer::new(version, &reply)),
         },
     }
 }
@@ -109,7 +169,7 @@ fn judge(status: Result<v1::StatusResponse, RuntimeError>) -> RuntimeState {
 mod tests {
     use super::*;
 
-    fn reply(conditions: &[(&str, bool)]) -> Result<v1::StatusResponse, RuntimeError> {
+    fn reply(conditions: &[(&str, bool)]) -> v1::StatusResponse {
         let conditions = conditions
             .iter()
             .map(|(kind, status)| v1::RuntimeCondition {
@@ -119,16 +179,38 @@ mod tests {
             })
             .collect();
         let status = v1::RuntimeStatus { conditions };
-        Ok(v1::StatusResponse { status: Some(status), ..Default::default() })
+        v1::StatusResponse { status: Some(status), ..Default::default() }
     }
 
     #[test]
     fn a_missing_condition_is_not_met() {
-        assert!(!judge(reply(&[])).is_ready());
+        let judge = |reply| judge(Ok(reply), None);
+        let RuntimeState::NotReady(reason) = judge(reply(&[])) else { panic!("ready without RuntimeReady") };
+        assert_eq!(reason, "container runtime not ready: <nil>");
         assert!(!judge(reply(&[("RuntimeReady", false), ("NetworkReady", true)])).is_ready());
         let no_network = judge(reply(&[("RuntimeReady", true)]));
-        assert!(no_network.is_ready() && no_network.network_error().is_some());
+        assert!(no_network.is_ready());
+        assert_eq!(no_network.network_error(), Some("container runtime network not ready: <nil>"));
         let all = judge(reply(&[("RuntimeReady", true), ("NetworkReady", true)]));
         assert_eq!(all.network_error(), None);
+    }
+
+    #[test]
+    fn offers_are_sorted_by_handler() {
+        let mut reply = reply(&[("RuntimeReady", true), ("NetworkReady", true)]);
+        let handler = |name: &str, features| v1::RuntimeHandler { name: name.to_owned(), features };
+        let features = v1::RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: false };
+        reply.runtime_handlers = vec![handler("runc", Some(features)), handler("", None)];
+        reply.features = Some(v1::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() });
+        let version = v1::VersionResponse {
+            runtime_name: "containerd".to_owned(),
+            runtime_version: "1.7.24".to_owned(),
+            ..Default::default()
+        };
+        let RuntimeState::Ready { offer, .. } = judge(Ok(reply), Some(version)) else { panic!("not ready") };
+        let runc = HandlerOffer { name: "runc".to_owned(), recursive_read_only_mounts: true, user_namespaces: false };
+        assert_eq!(offer.handlers, [HandlerOffer::default(), runc]);
+        assert_eq!(offer.supplemental_groups_policy, Some(true));
+        assert_eq!((offer.name.as_str(), offer.version.as_str()), ("containerd", "1.7.24"));
     }
 }

@@ -8,11 +8,15 @@
 //!  10255 read-only  /healthz /pods /metrics             off unless asked for
 //! ```
 
+mod answer;
 mod checks;
+mod containers;
 mod health;
 mod listen;
+pub mod logs;
 mod readonly;
 mod spans;
+pub mod streams;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,6 +25,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio_util::sync::CancellationToken;
 
+pub use self::containers::Containers;
 use crate::config::KubeletConfiguration;
 use crate::metrics::Metrics;
 

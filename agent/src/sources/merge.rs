@@ -40,54 +40,88 @@ const LOCAL_ANNOTATIONS: [&str; 3] = [CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN]
 /// Brings `map` to `set`, the complete set of `source` as of `now`. The first set always yields an update, if only an
 /// empty ADD: that is how the sync loop learns that the source is alive.
 pub fn merge(map: &mut PodMap, source: ConfigSource, set: Vec<Pod>, now: SystemTime) -> Steps {
-    let mut steps = Steps::default();
-    let (mut adds, mut updates, mut deletes, mut reconciles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut lists = Lists::default();
+    let mut duplicates = Vec::new();
     let mut names = HashSet::new();
     let mut pods = HashMap::with_capacity(set.len());
     for pod in set {
         if !names.insert(full_name(&pod)) {
-            steps.duplicates.push(pod);
+            duplicates.push(pod);
             continue;
         }
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let kept = match map.pods.get(&uid) {
-            None => {
-                let pod = first_seen(pod, source, now);
-                adds.push(pod.clone());
-                pod
-            }
-            Some(old) => match difference(old, &pod) {
-                Difference::None => old.clone(),
-                Difference::Status => {
-                    let pod = with_status(old, &pod);
-                    reconciles.push(pod.clone());
-                    pod
-                }
-                Difference::Semantic => {
-                    let pod = with_semantics(old, &pod);
-                    let list = if pod.metadata.deletion_timestamp.is_some() { &mut deletes } else { &mut updates };
-                    list.push(pod.clone());
-                    pod
-                }
-            },
-        };
+        let kept = lists.sort_in(map.pods.get(&uid), pod, source, now);
         pods.insert(uid, kept);
     }
-    let mut removes: Vec<Pod> =
-        map.pods.iter().filter(|(uid, _)| !pods.contains_key(*uid)).map(|(_, pod)| pod.clone()).collect();
-    removes.sort_by_cached_key(full_name);
+    lists.removes = map.pods.iter().filter(|(uid, _)| !pods.contains_key(*uid)).map(|(_, pod)| pod.clone()).collect();
     map.pods = pods;
+    let first = !std::mem::replace(&mut map.seen_set, true);
+    Steps { updates: lists.in_order(source, first), duplicates }
+}
 
-    let nothing_yet = !map.seen_set;
-    map.seen_set = true;
-    let alive = nothing_yet && adds.is_empty() && updates.is_empty() && deletes.is_empty();
-    let some = |list: &Vec<Pod>| !list.is_empty();
-    steps.updates.extend(Some(removes).filter(some).map(|pods| PodUpdate::Remove(source, pods)));
-    steps.updates.extend(Some(adds).filter(|l| some(l) || alive).map(|pods| PodUpdate::Add(source, pods)));
-    steps.updates.extend(Some(updates).filter(some).map(|pods| PodUpdate::Update(source, pods)));
-    steps.updates.extend(Some(deletes).filter(some).map(|pods| PodUpdate::Delete(source, pods)));
-    steps.updates.extend(Some(reconciles).filter(some).map(|pods| PodUpdate::Reconcile(source, pods)));
-    steps
+/// Brings `map` to what it was with `there` in it and `gone`, UIDs, not in it. Looks at no other pod. A pod that takes
+/// the name of another one is none of its business: both are there until one of them is told to be gone.
+pub fn change(map: &mut PodMap, source: ConfigSource, there: Vec<Pod>, gone: &[String], now: SystemTime) -> Steps {
+    let mut lists = Lists::default();
+    for pod in there {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let kept = lists.sort_in(map.pods.get(&uid), pod, source, now);
+        map.pods.insert(uid, kept);
+    }
+    lists.removes = gone.iter().filter_map(|uid| map.pods.remove(uid)).collect();
+    Steps { updates: lists.in_order(source, false), duplicates: Vec::new() }
+}
+
+/// Pods by what happened to them.
+#[derive(Default)]
+struct Lists {
+    removes: Vec<Pod>,
+    adds: Vec<Pod>,
+    updates: Vec<Pod>,
+    deletes: Vec<Pod>,
+    reconciles: Vec<Pod>,
+}
+
+impl Lists {
+    /// Puts `pod` where it belongs and returns it as it is to be kept in place of `old`.
+    fn sort_in(&mut self, old: Option<&Pod>, pod: Pod, source: ConfigSource, now: SystemTime) -> Pod {
+        let Some(old) = old else {
+            let pod = first_seen(pod, source, now);
+            self.adds.push(pod.clone());
+            return pod;
+        };
+        match difference(old, &pod) {
+            Difference::None => old.clone(),
+            Difference::Status => {
+                let pod = with_status(old, &pod);
+                self.reconciles.push(pod.clone());
+                pod
+            }
+            Difference::Semantic => {
+                let pod = with_semantics(old, &pod);
+                let dying = pod.metadata.deletion_timestamp.is_some();
+                if dying { &mut self.deletes } else { &mut self.updates }.push(pod.clone());
+                pod
+            }
+        }
+    }
+
+    /// Updates in the order of delivery. The `first` ones of a source are at least an empty ADD.
+    fn in_order(mut self, source: ConfigSource, first: bool) -> Vec<PodUpdate> {
+        self.removes.sort_by_cached_key(full_name);
+        let alive = first && self.adds.is_empty() && self.updates.is_empty() && self.deletes.is_empty();
+        let some = |kind: fn(ConfigSource, Vec<Pod>) -> PodUpdate, pods: Vec<Pod>, even_empty: bool| {
+            (even_empty || !pods.is_empty()).then(|| kind(source, pods))
+        };
+        let kinds = [
+            some(PodUpdate::Remove, self.removes, false),
+            some(PodUpdate::Add, self.adds, alive),
+            some(PodUpdate::Update, self.updates, false),
+            some(PodUpdate::Delete, self.deletes, false),
+            some(PodUpdate::Reconcile, self.reconciles, false),
+        ];
+        kinds.into_iter().flatten().collect()
+    }
 }
 
 /// `name_namespace`.
@@ -133,13 +167,16 @@ fn foreign(pod: &ApiPod) -> impl Iterator<Item = (&String, &String)> {
 }
 
 fn with_status(old: &ApiPod, new: &ApiPod) -> Pod {
-    Arc::new(ApiPod { status: new.status.clone(), ..old.clone() })
+    let mut pod = ApiPod { status: new.status.clone(), ..old.clone() };
+    pod.metadata.resource_version = new.metadata.resource_version.clone();
+    Arc::new(pod)
 }
 
-/// The new content in the old object: owner references, finalizers and resource version stay, and so do the local
-/// annotations.
+/// The new content in the old object: owner references and finalizers stay, and so do the local annotations. The resource
+/// version tells how old the status is.
 fn with_semantics(old: &ApiPod, new: &ApiPod) -> Pod {
     let mut pod = ApiPod { spec: new.spec.clone(), status: new.status.clone(), ..old.clone() };
+    pod.metadata.resource_version = new.metadata.resource_version.clone();
     pod.metadata.labels = new.metadata.labels.clone();
     pod.metadata.deletion_timestamp = new.metadata.deletion_timestamp.clone();
     pod.metadata.deletion_grace_period_seconds = new.metadata.deletion_grace_period_seconds;

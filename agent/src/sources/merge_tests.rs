@@ -100,7 +100,7 @@ fn each_difference_has_its_step() {
 }
 
 #[test]
-fn local_annotations_and_foreign_fields_keep_their_first_values() {
+fn local_annotations_keep_their_first_values_and_versions_move_on() {
     let mut map = PodMap::default();
     let first = pod("a", json!({"metadata": {"resourceVersion": "1", "annotations": {"x": "1"}}}));
     let added = step(&mut map, vec![first], 1);
@@ -114,7 +114,7 @@ fn local_annotations_and_foreign_fields_keep_their_first_values() {
     assert_eq!(got[CONFIG_SEEN], seen);
     assert!(got.contains_key("y") && !got.contains_key("x"), "{got:?}");
     let meta = &pods_of(&updated[0])[0].metadata;
-    assert_eq!((meta.resource_version.as_deref(), meta.generation), (Some("1"), Some(3)));
+    assert_eq!((meta.resource_version.as_deref(), meta.generation), (Some("2"), Some(3)));
 }
 
 #[test]

@@ -1,21 +1,24 @@
-//! Desired pods: static pod folder or file, static pod URL, merged into one ordered stream of updates.
+//! Desired pods: static pod folder or file, static pod URL, API server, merged into one ordered stream of updates.
 //!
 //! ```text
-//!  file (inotify, 20 s look) ─┐  complete sets        PodUpdate, bounded,
-//!  http (polled) ─────────────┴────────▶ merger ────────── blocking ──────▶ sync loop
-//!                                          │                                   │ mark_seen
+//!  file (inotify, 20 s look) ─┐
+//!  http (polled) ─────────────┤  complete sets        PodUpdate, bounded,
+//!  api (watched) ─────────────┴────────▶ merger ────────── blocking ──────▶ sync loop
+//!                            and changes   │                                   │ mark_seen
 //!                                          └── delivered ──▶ SourcesHandle ◀───┘
 //! ```
 //!
 //! One task per source, one merger. A full channel blocks the merger, and with it every source: no update is ever
 //! dropped. This module decides what is desired, never what becomes of it; it starts and stops no container.
 
+mod api;
 pub mod decode;
 mod defaults;
 mod documents;
 pub mod field;
 mod file;
 mod hash;
+pub mod hostile;
 mod http;
 pub mod merge;
 #[cfg(test)]
@@ -64,6 +67,22 @@ pub struct SourcesConfig {
     pub node_name: String,
     /// Gate PreventStaticPodAPIReferences.
     pub prevent_static_pod_api_references: bool,
+    /// The API server whose pods of this node are run; `None` on a standalone node.
+    pub api: Option<kube::Client>,
+}
+
+/// What a source has to say.
+#[derive(Clone, Debug)]
+pub enum News {
+    /// All pods it wants. Whatever it wanted before and is not here is no longer wanted.
+    Set(Vec<Pod>),
+    /// What is different since its last news. Only after a set.
+    Change {
+        /// New and changed pods.
+        there: Vec<Pod>,
+        /// UIDs of pods that are gone.
+        gone: Vec<String>,
+    },
 }
 
 /// Starts the configured sources. The tasks end when `cancel` is cancelled or the receiver is dropped.
@@ -92,10 +111,15 @@ pub fn start(
             url,
             headers: config.static_pod_url_headers,
             check_frequency: config.http_check_frequency,
-            node_name: config.node_name,
+            node_name: config.node_name.clone(),
             prevent_api_references: config.prevent_static_pod_api_references,
         };
         tokio::spawn(http.run(sets.clone(), cancel.clone()));
+    }
+    if let Some(client) = config.api {
+        sources.push(ConfigSource::Api);
+        let api = api::ApiSource { client, node_name: config.node_name };
+        tokio::spawn(api.run(sets.clone(), cancel.clone()));
     }
     let handle = SourcesHandle::new(sources);
     let merger = Merger { handle: handle.clone(), clock, recorder, _keeps_channel_open: sets };
@@ -113,21 +137,25 @@ struct Merger {
     clock: Clock,
     recorder: Recorder,
     /// Without any source the stream of updates stays open and silent.
-    _keeps_channel_open: mpsc::Sender<(ConfigSource, Vec<Pod>)>,
+    _keeps_channel_open: mpsc::Sender<(ConfigSource, News)>,
 }
 
 impl Merger {
-    async fn run(self, mut sets: mpsc::Receiver<(ConfigSource, Vec<Pod>)>, updates: mpsc::Sender<PodUpdate>) {
+    async fn run(self, mut sets: mpsc::Receiver<(ConfigSource, News)>, updates: mpsc::Sender<PodUpdate>) {
         let mut maps: HashMap<ConfigSource, merge::PodMap> = HashMap::new();
         loop {
-            let (source, set) = tokio::select! {
+            let (source, news) = tokio::select! {
                 () = updates.closed() => return,
                 set = sets.recv() => match set {
-                    Some(set) => set,
+                    Some(news) => news,
                     None => return,
                 },
             };
-            let steps = merge::merge(maps.entry(source).or_default(), source, set, self.clock.wall());
+            let (map, now) = (maps.entry(source).or_default(), self.clock.wall());
+            let steps = match news {
+                News::Set(set) => merge::merge(map, source, set, now),
+                News::Change { there, gone } => merge::change(map, source, there, &gone, now),
+            };
             steps.duplicates.iter().for_each(|pod| self.duplicate(source, pod));
             // Delivered means merged: the loop may see the update before this task runs again.
             self.handle.mark_delivered(source);

@@ -40,6 +40,7 @@ pub fn config() -> SourcesConfig {
         http_check_frequency: Duration::from_secs(3600),
         node_name: "n".into(),
         prevent_static_pod_api_references: true,
+        api: None,
     }
 }
 

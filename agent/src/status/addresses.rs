@@ -15,8 +15,11 @@ use super::StatusInput;
 pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
     let node = input.node.map(|node| node.ips.as_slice()).unwrap_or_default();
     let mut ips = one_per_family(&input.snapshot.ips, node.first().map(String::as_str));
-    if spec::host_network(input.pod) {
-        let before = input.old.pod_ips.iter().flatten().map(|ip| ip.ip.clone());
+    let before = input.old.pod_ips.iter().flatten().map(|ip| ip.ip.clone());
+    if input.is_terminal && ips.is_empty() {
+        // Its sandbox may be gone by now; where the pod was is still worth knowing.
+        ips = before.collect();
+    } else if spec::host_network(input.pod) {
         if ips.is_empty() {
             ips = before.collect();
         }
@@ -26,8 +29,14 @@ pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
         let second = node.get(1).filter(|second| ips.len() == 1 && family(second) != family(&ips[0]));
         ips.extend(second.cloned());
     }
-    status.host_ip = node.first().cloned();
-    status.host_ips = (!node.is_empty()).then(|| node.iter().map(|ip| HostIP { ip: ip.clone() }).collect());
+    if node.is_empty() {
+        // What was told in an earlier life of the agent is not taken back for not being known yet.
+        status.host_ip.clone_from(&input.old.host_ip);
+        status.host_ips.clone_from(&input.old.host_ips);
+    } else {
+        status.host_ip = node.first().cloned();
+        status.host_ips = Some(node.iter().map(|ip| HostIP { ip: ip.clone() }).collect());
+    }
     status.pod_ip = ips.first().cloned();
     status.pod_ips = (!ips.is_empty()).then(|| ips.into_iter().map(|ip| PodIP { ip }).collect());
 }

@@ -13,11 +13,11 @@ use super::StatusInput;
 use super::state;
 
 pub(super) const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
-const CONTAINERS_READY: &str = "ContainersReady";
+pub(super) const CONTAINERS_READY: &str = "ContainersReady";
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 const INITIALIZED: &str = "Initialized";
 const POD_SCHEDULED: &str = "PodScheduled";
-const READY: &str = "Ready";
+pub(super) const READY: &str = "Ready";
 const READY_TO_START: &str = "PodReadyToStartContainers";
 
 /// Conditions only the agent writes.
@@ -32,9 +32,19 @@ const OWNED: [&str; 8] = [
     ALL_CONTAINERS_RESTARTING,
 ];
 
-/// True for conditions the agent writes, alone or (DisruptionTarget) with others.
+/// True for conditions only the agent writes.
+pub(super) fn is_owned(type_: &str) -> bool {
+    OWNED.contains(&type_)
+}
+
+/// True for conditions that the agent and others write.
+pub(super) fn is_shared(type_: &str) -> bool {
+    type_ == DISRUPTION_TARGET
+}
+
+/// True for conditions the agent writes, alone or with others.
 pub(super) fn is_written_here(type_: &str) -> bool {
-    OWNED.contains(&type_) || type_ == DISRUPTION_TARGET
+    is_owned(type_) || is_shared(type_)
 }
 
 /// All conditions of a pod with this phase and these container statuses.

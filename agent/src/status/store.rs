@@ -25,6 +25,8 @@ pub struct Stored {
     pub version: u64,
     /// The pod is over and nothing will be added: its API object may go. Never taken back.
     pub is_finished: bool,
+    /// Containers of the pod may still run: its end is not to be told yet.
+    pub may_run: bool,
     /// When this version was made.
     pub at: SystemTime,
 }
@@ -87,6 +89,19 @@ impl StatusStore {
         self.update(uid, pod, mirror, status, now, Update { force: true, finish: !spec::is_static(pod) })
     }
 
+    /// Notes whether containers of the pod may still run; until told otherwise they may. True if there is a new version:
+    /// the end of the last one may be news to others.
+    pub fn set_may_run(&mut self, uid: &str, may_run: bool, now: SystemTime) -> bool {
+        let Some(entry) = self.entries.get_mut(uid) else { return false };
+        let ended = entry.may_run && !may_run;
+        entry.may_run = may_run;
+        if ended {
+            entry.version += 1;
+            entry.at = now;
+        }
+        ended
+    }
+
     /// Forgets a pod.
     pub fn remove(&mut self, uid: &str) -> Option<Stored> {
         self.entries.remove(uid)
@@ -125,7 +140,8 @@ impl StatusStore {
         }
         let version = entry.map_or(1, |entry| entry.version + 1);
         let is_finished = how.finish || entry.is_some_and(|entry| entry.is_finished);
-        self.entries.insert(uid.clone(), Stored { status, version, is_finished, at: now });
+        let may_run = entry.is_none_or(|entry| entry.may_run);
+        self.entries.insert(uid.clone(), Stored { status, version, is_finished, may_run, at: now });
         Ok(true)
     }
 }

@@ -143,6 +143,11 @@ impl Pods {
         self.mirrors.named(&pod_ref(pod).full_name())
     }
 
+    /// The mirror pod with this full name (`name_namespace`).
+    pub fn mirror_named(&self, full_name: &str) -> Option<&Pod> {
+        self.mirrors.named(full_name)
+    }
+
     /// Pod and mirror pod to an object that may be either; no pod if `pod` is the mirror of none.
     pub fn pair(&self, pod: &Pod) -> (Option<Pod>, Option<Pod>) {
         if is_mirror(pod) {
@@ -166,6 +171,17 @@ impl Pods {
         }
         let mirror = pod_ref(self.mirror_of(pod)?).uid;
         (self.translate(&mirror) == own).then_some(mirror)
+    }
+
+    /// The object that stands for the pod with this UID at the API server: its own, or its mirror pod's, which stays found
+    /// until it goes, even if the static pod went first.
+    pub fn api_copy(&self, uid: &PodUid) -> Option<&Pod> {
+        let shows = |mirror: &&Pod| self.translation.get(&pod_ref(mirror).uid) == Some(uid);
+        match self.by_uid(uid) {
+            Some(pod) if is_static(pod) => self.mirror_of(pod).filter(shows),
+            Some(pod) => Some(pod),
+            None => self.mirrors().find(shows),
+        }
     }
 
     /// Full names of mirror pods without a static pod, sorted.
@@ -263,6 +279,23 @@ mod tests {
         assert_eq!(pods.api_uid(&static_pod("a", "1")), None, "the API does not know it yet");
         let api = pod("b", "2", &[(CONFIG_SOURCE, "api")]);
         assert_eq!(pods.api_uid(&api), Some(uid("2")));
+    }
+
+    #[test]
+    fn the_copy_at_the_api_server() {
+        let mut pods = Pods::default();
+        let api = pod("b", "2", &[(CONFIG_SOURCE, "api")]);
+        pods.set(api.clone());
+        assert_eq!(pods.api_copy(&uid("2")), Some(&api));
+        pods.set(static_pod("a", "1"));
+        assert_eq!(pods.api_copy(&uid("1")), None, "no mirror yet");
+        pods.set(mirror("a", "m", "1"));
+        assert_eq!(pods.api_copy(&uid("1")), Some(&mirror("a", "m", "1")));
+        assert_eq!(pods.api_copy(&uid("m")), None, "a mirror has no copy of its own");
+        pods.remove(&static_pod("a", "1"));
+        assert_eq!(pods.api_copy(&uid("1")), Some(&mirror("a", "m", "1")), "the pod may still be terminating");
+        pods.remove(&mirror("a", "m", "1"));
+        assert_eq!(pods.api_copy(&uid("1")), None);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::pods::Pods;
 use crate::model::Pod;
 use crate::model::PodUid;
+use crate::status::ApiCopies;
 
 /// Desired pods and the sync loop's pulse. Cheap to clone; locks are held for a look only.
 #[derive(Clone, Debug, Default)]
@@ -52,8 +53,25 @@ impl SharedPods {
         self.lock().pods.all().cloned().collect()
     }
 
+    /// All mirror pods, in no order.
+    pub fn mirrors(&self) -> Vec<Pod> {
+        self.lock().pods.mirrors().cloned().collect()
+    }
+
+    /// The pod with this full name (`name_namespace`), and the mirror pod with it.
+    pub fn named(&self, full_name: &str) -> (Option<Pod>, Option<Pod>) {
+        let inner = self.lock();
+        (inner.pods.by_full_name(full_name).cloned(), inner.pods.mirror_named(full_name).cloned())
+    }
+
     /// When the sync loop last had something to do or took its pulse; `None` before it has started.
     pub fn last_turn(&self) -> Option<Instant> {
         self.lock().last_turn
+    }
+}
+
+impl ApiCopies for SharedPods {
+    fn api_copy(&self, uid: &PodUid) -> Option<Pod> {
+        self.lock().pods.api_copy(uid).cloned()
     }
 }

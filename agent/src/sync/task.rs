@@ -9,6 +9,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::mirrors::Mirrors;
+use super::mirrors::Wish;
+use super::pods::is_mirror;
 use super::shared::SharedPods;
 use crate::model::Clock;
 use crate::model::ConfigSource;
@@ -17,13 +20,16 @@ use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::PodUpdate;
 use crate::model::pod_ref;
+use crate::model::spec;
 use crate::pleg::PlegHandle;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::sources::SourcesHandle;
+use crate::sources::hostile;
 use crate::status::Statuses;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::refuse;
+use crate::workers::refuse::Refusal;
 use crate::workers::state::KillOptions;
 use crate::workers::state::PodState;
 use crate::workers::state::Request;
@@ -63,6 +69,8 @@ pub struct SyncLoop {
     pub clock: Clock,
     /// Events.
     pub recorder: Recorder,
+    /// The API's copies of static pods.
+    pub mirrors: Mirrors,
     /// What dead pods leave.
     pub leftovers: Arc<dyn Leftovers>,
     /// When housekeeping is due.
@@ -73,6 +81,7 @@ impl SyncLoop {
     /// Runs until `shutdown`. Containers are left as they are.
     pub async fn run(mut self, mut updates: mpsc::Receiver<PodUpdate>, shutdown: CancellationToken) {
         let pleg = self.pleg.clone();
+        let mut addresses = self.statuses.node_addresses();
         loop {
             let housekeeping = self.housekeeping;
             let due = async {
@@ -88,6 +97,8 @@ impl SyncLoop {
                 Some(update) = updates.recv() => self.on_update(update),
                 news = pleg.news() => self.on_news(news),
                 _ = self.workers.finished() => self.housekeep_soon(HOUSEKEEPING_DELAY),
+                name = self.mirrors.news() => self.keep_mirrors(name),
+                Ok(()) = addresses.changed() => self.workers.poke_all(),
                 () = due => self.keep_house(),
             }
         }
@@ -110,7 +121,7 @@ impl SyncLoop {
                 source
             }
             PodUpdate::Reconcile(source, pods) => {
-                pods.into_iter().for_each(|pod| self.pods.set(pod));
+                pods.into_iter().for_each(|pod| self.reconcile(pod));
                 source
             }
         };
@@ -127,42 +138,122 @@ impl SyncLoop {
 
     fn add(&mut self, pod: Pod) {
         self.pods.set(pod.clone());
+        if is_mirror(&pod) {
+            return self.on_mirror(&pod);
+        }
         let id = pod_ref(&pod);
-        if self.reject_unsupported(&pod) {
-            return;
-        }
         if is_terminal(&pod) && !self.workers.knows(&id.uid) && !self.runs(&id.uid) {
-            self.workers.start(PodState::already_terminated(id, pod, Instant::now()));
-            return;
+            self.workers.start(PodState::already_terminated(id, pod.clone(), Instant::now()));
+        } else if !self.reject_unsupported(&pod) {
+            self.workers.request(&id, Request::Create(pod.clone()));
         }
-        self.workers.request(&id, Request::Create(pod));
+        self.keep_mirror_of(&pod);
     }
 
-    /// A pod that needs what this agent lacks is refused whole, never half-run.
+    /// A pod that needs what this agent lacks is refused whole, never half-run. One that is over or to be deleted is not
+    /// refused its end.
     fn reject_unsupported(&mut self, pod: &Pod) -> bool {
-        let Some(refusal) = refuse::unsupported(pod) else { return false };
-        self.recorder.pod_event(pod, "", EventType::Warning, refusal.reason, &refusal.message);
-        self.statuses.reject(pod, refusal.reason, &refusal.message, self.clock.wall());
+        if spec::deletion_requested(pod) || is_terminal(pod) {
+            return false;
+        }
+        let hostile = || {
+            let message = format!("Pod is invalid: {}", hostile::content(pod)?);
+            Some(Refusal { reason: "FailedValidation", message })
+        };
+        let Some(refusal) = hostile().or_else(|| refuse::unsupported(pod)) else { return false };
+        let uid = pod_ref(pod).uid;
+        if self.statuses.get(&uid).is_none() {
+            self.recorder.pod_event(pod, "", EventType::Warning, refusal.reason, &refusal.message);
+        }
+        self.statuses.reject(pod, refusal.reason, &refusal.message, self.runs(&uid), self.clock.wall());
         true
     }
 
+    /// Something of the pod may run, as far as known.
     fn runs(&self, uid: &PodUid) -> bool {
         self.pleg.cached(uid).is_none_or(|s| s.running().next().is_some() || s.sandboxes.iter().any(|s| s.ready))
     }
 
     fn update(&mut self, pod: Pod) {
         self.pods.set(pod.clone());
-        if !self.workers.knows(&pod_ref(&pod).uid) && self.reject_unsupported(&pod) {
+        if is_mirror(&pod) {
+            return self.on_mirror(&pod);
+        }
+        let id = pod_ref(&pod);
+        if self.workers.knows(&id.uid) || !self.reject_unsupported(&pod) {
+            self.workers.request(&id, Request::Update(pod.clone()));
+        }
+        // A deletion may be all that was missing for the last call about this pod.
+        self.statuses.compare(&id.uid);
+        self.keep_mirror_of(&pod);
+    }
+
+    /// Only the API status is another: news for what is decided next, and for the pod's readiness gates.
+    fn reconcile(&mut self, pod: Pod) {
+        self.pods.set(pod.clone());
+        if is_mirror(&pod) {
             return;
         }
-        self.workers.request(&pod_ref(&pod), Request::Update(pod));
+        let uid = pod_ref(&pod).uid;
+        let gated = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.iter().flatten().next().is_some());
+        self.workers.refresh(pod);
+        if gated {
+            self.workers.poke(&uid);
+        }
     }
 
     fn remove(&mut self, pod: &Pod) {
         let id = pod_ref(pod);
         self.pods.remove(pod);
+        if is_mirror(pod) {
+            self.mirrors.vanished(pod);
+            return self.on_mirror(pod);
+        }
         self.workers.request(&id, Request::Kill(KillOptions::default()));
         self.housekeep_soon(HOUSEKEEPING_DELAY);
+        self.keep_mirror_of(pod);
+    }
+
+    /// A mirror pod has come, changed or gone. It never concerns the containers of its static pod.
+    fn on_mirror(&mut self, mirror: &Pod) {
+        let name = pod_ref(mirror).full_name();
+        if let (Some(pod), _) = self.pods.named(&name) {
+            self.statuses.compare(&pod_ref(&pod).uid);
+        }
+        self.keep_mirror(&name);
+    }
+
+    fn keep_mirror_of(&mut self, pod: &Pod) {
+        if spec::is_static(pod) {
+            self.keep_mirror(&pod_ref(pod).full_name());
+        }
+    }
+
+    fn keep_mirror(&mut self, full_name: &str) {
+        let (pod, mirror) = self.pods.named(full_name);
+        let pod = pod.filter(|pod| spec::is_static(pod));
+        let ending = |pod: &Pod| self.workers.ending(&pod_ref(pod).uid);
+        let wish = match pod {
+            Some(pod) if !ending(&pod) => Wish::Show(pod),
+            Some(_) => Wish::Leave,
+            None if self.workers.is_terminating(full_name) || !self.sources.all_ready() => Wish::Leave,
+            None => Wish::Gone,
+        };
+        self.mirrors.keep(full_name, &wish, mirror.as_ref());
+    }
+
+    /// Looks at one mirror pod, or at all of them and all static pods.
+    fn keep_mirrors(&mut self, full_name: Option<String>) {
+        let names: HashSet<String> = match full_name {
+            Some(name) => [name].into(),
+            None => {
+                let pods = self.pods.all().into_iter().filter(|pod| spec::is_static(pod));
+                pods.chain(self.pods.mirrors()).map(|pod| pod_ref(&pod).full_name()).collect()
+            }
+        };
+        for name in names {
+            self.keep_mirror(&name);
+        }
     }
 
     fn on_news(&mut self, news: Vec<PodUid>) {
@@ -193,9 +284,12 @@ impl SyncLoop {
         let known = self.workers.sync_known(&desired);
         for pod in pods {
             let id = pod_ref(&pod);
-            let lost = !self.workers.knows(&id.uid) && refuse::unsupported(&pod).is_none();
+            let refused = refuse::unsupported(&pod).is_some() && !spec::deletion_requested(&pod);
+            let lost = !self.workers.knows(&id.uid) && !refused;
             if known.restart.contains(&id.uid) || lost {
                 self.workers.request(&id, Request::Create(pod));
+            } else if refused && !self.runs(&id.uid) {
+                self.statuses.stopped(&id.uid, self.clock.wall());
             }
         }
         for snapshot in self.pleg.all() {
@@ -205,6 +299,7 @@ impl SyncLoop {
         keep.extend(self.pleg.all().iter().map(|s| s.pod.uid.clone()));
         keep.extend(self.workers.uids());
         self.statuses.retain(&keep);
+        self.keep_mirrors(None);
         if !self.leftovers.sweep(&keep) {
             self.housekeep_soon(HOUSEKEEPING_RETRY);
         }

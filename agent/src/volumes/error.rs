@@ -4,6 +4,10 @@ use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 
+use super::api::InvalidPath;
+use crate::model::DownwardError;
+use crate::objects::ObjectError;
+
 /// A volume or a pod's file that could not be made or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -45,6 +49,41 @@ pub enum VolumeError {
         /// Its name in the spec.
         volume: String,
     },
+    /// A projected volume without an API server.
+    #[error("cannot setup projected volume {volume} because kube client is not configured")]
+    NoClient {
+        /// Its name in the spec.
+        volume: String,
+    },
+    /// A source of a projected volume this agent cannot provide.
+    #[error("a source of the volume is of a kind that is not supported yet")]
+    UnsupportedSource,
+    /// An object that could not be had.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// A field of the pod that cannot be told.
+    #[error(transparent)]
+    Downward(#[from] DownwardError),
+    /// A key that an object does not have.
+    #[error("{what}: {key}")]
+    MissingKey {
+        /// In upstream's words, of which kind of object.
+        what: &'static str,
+        /// The key.
+        key: String,
+    },
+    /// A path in a volume that leads elsewhere.
+    #[error(transparent)]
+    InvalidPath(#[from] InvalidPath),
+    /// Modes are set by the API server; a volume without is not from there.
+    #[error("no defaultMode used, not even the default value for it")]
+    NoDefaultMode,
+    /// Several at once.
+    #[error("[{}]", .0.join(", "))]
+    Several(Vec<String>),
+    /// The task that was to do it is gone.
+    #[error("setting up volumes was interrupted: {0}")]
+    Interrupted(String),
     /// A mount of a volume that the spec does not have.
     #[error("volume {volume:?} is not in the pod's spec")]
     NoSuchVolume {
@@ -67,6 +106,35 @@ pub enum VolumeError {
         /// The directory.
         path: PathBuf,
     },
+}
+
+/// A volume that could not be brought to its pod. Its text is the message of event `FailedMount`.
+#[derive(Debug, thiserror::Error)]
+#[error("MountVolume.SetUp failed for volume {volume:?} : {error}")]
+pub struct FailedVolume {
+    /// Its name in the spec.
+    pub volume: String,
+    /// Why not.
+    pub error: VolumeError,
+}
+
+impl VolumeError {
+    /// One error for several: as it is if it is one, in brackets and without repetition if there are more.
+    pub(super) fn all_of(mut failed: Vec<Self>) -> Option<Self> {
+        if failed.len() <= 1 {
+            return failed.pop();
+        }
+        let mut texts: Vec<String> = Vec::new();
+        for text in failed.iter().map(ToString::to_string) {
+            if !texts.contains(&text) {
+                texts.push(text);
+            }
+        }
+        match texts.len() {
+            1 => failed.pop(),
+            _ => Some(Self::Several(texts)),
+        }
+    }
 }
 
 /// Adds verb and path to an I/O result.

@@ -59,6 +59,14 @@ impl PodDirs {
         Ok(self.pod(uid)?.join(VOLUMES).join(EMPTY_DIR).join(plain(volume)?))
     }
 
+    /// The content of a volume of the given plugin.
+    ///
+    /// # Errors
+    /// A part that is no file name.
+    pub(super) fn volume(&self, uid: &str, plugin: &str, volume: &str) -> Result<PathBuf, VolumeError> {
+        Ok(self.pod(uid)?.join(VOLUMES).join(plugin).join(plain(volume)?))
+    }
+
     /// The file that says an emptyDir is set up.
     ///
     /// # Errors

@@ -1,52 +1,82 @@
-//! Files of pods on the node: their directories, emptyDir (on disk) and hostPath volumes, subPaths; and how all of it
-//! goes away again. Synchronous: what can take long (removing trees) is for a blocking task.
+//! Files of pods on the node: their directories, emptyDir (on disk) and hostPath volumes, volumes made from API objects,
+//! subPaths; and how all of it goes away again. What can take long (removing trees) is for a blocking task.
 //!
 //! Refuses volumes of other kinds (they are refused at admission), never follows a link out of a volume, and never
 //! deletes across a mount point.
 //!
 //! ```text
 //!  <root>/pods/<uid>/volumes/kubernetes.io~empty-dir/<volume>   content
+//!                   /volumes/kubernetes.io~{configmap,secret,downward-api,projected}/<volume>   see `api/atomic.rs`
 //!                   /plugins/kubernetes.io~empty-dir/<volume>/ready
 //!                   /volume-subpaths/<volume>/<container>/<index>   bind mounts
 //!                   /containers/<container>/<8 hex>   termination messages
 //!                   /etc-hosts
 //! ```
 
+mod api;
 mod beneath;
 mod empty_dir;
 mod error;
 mod host_path;
 mod layout;
+mod mounts;
 mod removal;
 mod sub_path;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::api::core::v1::VolumeMount;
 
+pub use api::InvalidPath;
+pub use error::FailedVolume;
 pub use error::VolumeError;
 pub use layout::PodDirs;
 
+use api::earliest;
 use error::OnPath as _;
 
+use crate::model::Amount;
 use crate::model::spec;
+use crate::objects::Objects;
 
 /// The volumes of all pods below one root directory (`--root-dir`).
 #[derive(Clone, Debug)]
 pub struct Volumes {
     dirs: PodDirs,
+    objects: Objects,
+    allocatable: Arc<BTreeMap<String, Amount>>,
+}
+
+/// Until when volumes may stay as they are, if nothing they are made from changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Upkeep {
+    /// When a token is to be replaced.
+    pub refresh_at: Option<SystemTime>,
+    /// After how long objects that are not watched are to be read again.
+    pub refresh_after: Option<Duration>,
 }
 
 impl Volumes {
     /// Volumes below `root`.
     pub fn new(root: &Path) -> Self {
-        Self { dirs: PodDirs::new(root) }
+        Self { dirs: PodDirs::new(root), objects: Objects::standalone(), allocatable: Arc::default() }
+    }
+
+    /// Volumes are made from these objects; `allocatable` is what the node has to give.
+    pub fn with_objects(mut self, objects: Objects, allocatable: BTreeMap<String, Amount>) -> Self {
+        self.objects = objects;
+        self.allocatable = Arc::new(allocatable);
+        self
     }
 
     /// Where things are.
@@ -67,21 +97,104 @@ impl Volumes {
     }
 
     /// Sets up every volume that a container mounts. What is set up already is left alone, except that hostPath types
-    /// are checked anew.
+    /// are checked anew, and what is made from API objects is brought up to date. `memory`: bytes that a volume in memory
+    /// may take.
     ///
     /// # Errors
-    /// The first volume that cannot be set up.
-    pub fn set_up(&self, pod: &Pod) -> Result<(), VolumeError> {
-        for volume in mounted_volumes(pod) {
-            if let Some(source) = &volume.host_path {
-                host_path::check(&source.path, source.type_.as_deref().unwrap_or_default())?;
-            } else if volume.empty_dir.is_some() {
-                empty_dir::set_up(&self.dirs, uid_of(pod), &volume.name, fs_group(pod))?;
-            } else {
-                return Err(VolumeError::Unsupported { volume: volume.name.clone() });
+    /// Every volume that cannot be set up; the others are.
+    pub async fn set_up(&self, pod: &Pod, memory: Option<i64>) -> Result<Upkeep, Vec<FailedVolume>> {
+        let mut failed = Vec::new();
+        for volume in mounted_volumes(pod).filter(|volume| api::Kind::of(volume).is_none()) {
+            if let Err(error) = self.set_up_local(pod, volume) {
+                failed.push(FailedVolume { volume: volume.name.clone(), error });
             }
         }
-        Ok(())
+        match self.refresh(pod, memory).await {
+            Ok(upkeep) if failed.is_empty() => return Ok(upkeep),
+            Ok(_) => {}
+            Err(more) => failed.extend(more),
+        }
+        Err(failed)
+    }
+
+    fn set_up_local(&self, pod: &Pod, volume: &Volume) -> Result<(), VolumeError> {
+        if let Some(source) = &volume.host_path {
+            host_path::check(&source.path, source.type_.as_deref().unwrap_or_default())
+        } else if volume.empty_dir.is_some() {
+            empty_dir::set_up(&self.dirs, uid_of(pod), &volume.name, fs_group(pod))
+        } else {
+            Err(VolumeError::Unsupported { volume: volume.name.clone() })
+        }
+    }
+
+    /// True if some volume of the pod is made from API objects or the pod itself, and changes with them.
+    pub fn can_change(&self, pod: &Pod) -> bool {
+        mounted_volumes(pod).any(|volume| api::Kind::of(volume).is_some())
+    }
+
+    /// Brings the volumes made from API objects up to date, running containers or not.
+    ///
+    /// # Errors
+    /// Every volume that cannot be; it keeps its old content. The others are brought up to date.
+    pub async fn refresh(&self, pod: &Pod, memory: Option<i64>) -> Result<Upkeep, Vec<FailedVolume>> {
+        let owners = api::Owners::of(pod);
+        let (objects, allocatable) = (&self.objects, &*self.allocatable);
+        let resolver = api::Resolver { objects, allocatable, pod, owners };
+        let wanted = mounted_volumes(pod).filter_map(|volume| Some((volume, api::Kind::of(volume)?)));
+        let resolved = wanted.map(async |(volume, kind)| (volume, kind, resolver.resolve(volume).await));
+        let (mut jobs, mut failed, mut refresh_at) = (Vec::new(), Vec::new(), None);
+        for (volume, kind, resolved) in futures_util::future::join_all(resolved).await {
+            match resolved {
+                Ok(resolved) => {
+                    refresh_at = earliest(refresh_at, resolved.refresh_at);
+                    jobs.push(api::Job {
+                        uid: uid_of(pod).to_owned(),
+                        volume: volume.name.clone(),
+                        kind,
+                        payload: resolved.payload,
+                        nested: api::nested_mounts(pod, &volume.name),
+                        owners,
+                        size: memory,
+                    });
+                }
+                Err(error) => failed.push(FailedVolume { volume: volume.name.clone(), error }),
+            }
+        }
+        failed.extend(self.write(jobs).await);
+        if !failed.is_empty() {
+            return Err(failed);
+        }
+        Ok(Upkeep { refresh_at, refresh_after: self.objects.refresh_period(pod) })
+    }
+
+    /// Writes volumes on a thread that may block; returns what failed.
+    async fn write(&self, jobs: Vec<api::Job>) -> Vec<FailedVolume> {
+        if jobs.is_empty() {
+            return Vec::new();
+        }
+        let dirs = self.dirs.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let mut failed = Vec::new();
+            for job in jobs {
+                match job.run(&dirs) {
+                    Ok(api::Written::Unchanged) => {}
+                    Ok(api::Written::Changed) => {
+                        tracing::debug!(pod_uid = job.uid, volume = job.volume, "volume written")
+                    }
+                    Err(error) => failed.push(FailedVolume { volume: job.volume, error }),
+                }
+            }
+            failed
+        });
+        work.await.unwrap_or_else(|error| {
+            let error = VolumeError::Interrupted(error.to_string());
+            vec![FailedVolume { volume: String::new(), error }]
+        })
+    }
+
+    /// True if a volume cannot be written by containers, whatever its mounts say.
+    pub fn is_read_only(&self, pod: &Pod, volume: &str) -> bool {
+        volumes(pod).find(|found| found.name == volume).is_some_and(|found| api::Kind::of(found).is_some())
     }
 
     /// The host path behind one `volumeMounts` entry; `sub_path` is `subPath` or the expanded `subPathExpr`, `index`
@@ -99,9 +212,10 @@ impl Volumes {
     ) -> Result<PathBuf, VolumeError> {
         let volume = volumes(pod).find(|volume| volume.name == mount.name);
         let volume = volume.ok_or_else(|| VolumeError::NoSuchVolume { volume: mount.name.clone() })?;
-        let path = match &volume.host_path {
-            Some(source) => PathBuf::from(&source.path),
-            None => self.dirs.empty_dir(uid_of(pod), &volume.name)?,
+        let path = match (&volume.host_path, api::Kind::of(volume)) {
+            (Some(source), _) => PathBuf::from(&source.path),
+            (None, Some(kind)) => self.dirs.volume(uid_of(pod), kind.plugin(), &volume.name)?,
+            (None, None) => self.dirs.empty_dir(uid_of(pod), &volume.name)?,
         };
         let Some(sub_path) = sub_path.filter(|sub_path| !sub_path.is_empty()) else { return Ok(path) };
         let target = self.dirs.sub_path(uid_of(pod), &volume.name, container, index)?;
@@ -121,6 +235,7 @@ impl Volumes {
         let pod = self.dirs.pod(uid)?;
         sub_path::unmount_all(&pod.join(layout::SUB_PATHS))?;
         removal::remove_tree(&pod.join(layout::SUB_PATHS))?;
+        api::unmount_all(&pod.join(layout::VOLUMES))?;
         removal::remove_contents(&pod.join(layout::VOLUMES))?;
         removal::remove_contents(&pod.join(layout::PLUGINS))
     }

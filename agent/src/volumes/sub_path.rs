@@ -11,10 +11,8 @@ use std::path::Component;
 use std::path::Path;
 use std::path::PathBuf;
 
-use nix::mount::MntFlags;
 use nix::mount::MsFlags;
 use nix::mount::mount;
-use nix::mount::umount2;
 use nix::sys::stat::Mode;
 use nix::sys::stat::SFlag;
 use nix::sys::stat::fstat;
@@ -24,6 +22,9 @@ use super::VolumeError;
 use super::beneath;
 use super::error::OnPath as _;
 use super::layout::PRIVATE;
+use super::mounts::children;
+use super::mounts::is_mount_point;
+use super::mounts::unmount;
 
 /// Mounts `volume`/`sub_path` at `target`, making directories that are missing in the volume. A mount of the same file
 /// that is there already stays.
@@ -117,23 +118,6 @@ fn remove_target(target: &Path) -> io::Result<()> {
     if fs::symlink_metadata(target)?.is_dir() { fs::remove_dir(target) } else { fs::remove_file(target) }
 }
 
-/// A directory or file on which something is mounted, also from the same file system.
-fn is_mount_point(path: &Path) -> io::Result<bool> {
-    let Some((parent, name)) = path.parent().zip(path.file_name()) else { return Ok(true) };
-    let how = nix::fcntl::OpenHow::new()
-        .flags(nix::fcntl::OFlag::O_PATH | nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_CLOEXEC)
-        .resolve(nix::fcntl::ResolveFlag::RESOLVE_NO_XDEV);
-    match nix::fcntl::openat2(beneath::open_root(parent)?, name, how) {
-        Ok(_) => Ok(false),
-        Err(nix::errno::Errno::EXDEV) => Ok(true),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn unmount(target: &Path) -> io::Result<()> {
-    Ok(umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?)
-}
-
 /// Unmounts every subPath below `dir` (`<volume>/<container>/<index>`) and removes what they were mounted on.
 pub(super) fn unmount_all(dir: &Path) -> Result<(), VolumeError> {
     for volume in children(dir) {
@@ -147,8 +131,4 @@ pub(super) fn unmount_all(dir: &Path) -> Result<(), VolumeError> {
         }
     }
     Ok(())
-}
-
-fn children(dir: &Path) -> Vec<PathBuf> {
-    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }

@@ -1,14 +1,17 @@
 //! The only place that knows every room: constructs, connects, runs, drains. Decides nothing.
 
+mod apiserver;
 mod cgroups;
 mod housekeeping;
 mod node;
+mod node_object;
 mod notify;
 mod observers;
 mod pods;
 mod recording;
 mod sensors;
 mod spans;
+mod status;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::apiserver::ApiServer;
 use crate::config::Gate;
 use crate::config::Origin;
 use crate::config::Settings;
@@ -65,15 +69,35 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
     let node = node::describe(&settings)?;
+    node_object::check(&settings)?;
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
-    let recorder = recording::start(&node.name, None, &observers, &shutdown);
+    let api = apiserver::connect(&settings, &metrics)?;
+    let events_client = api.as_ref().map(|api| api.events.clone());
+    let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
     recording::announce(&recorder, cgroup_version);
     let runtime = connect(&settings, &observers)?;
     let board = SensorBoard::default();
     tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
     let (state_sender, state) = watch::channel(RuntimeState::Unknown);
     tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
+
+    let images = Images::new(runtime.clone(), node::pull_limits(&settings));
+    let own_node = node_object::start(
+        node_object::Parts {
+            settings: &settings,
+            name: &node.name,
+            runtime: runtime.clone(),
+            state: state.clone(),
+            board: board.clone(),
+            images: images.changes(),
+            shutting_down: watch::channel(false).1,
+            tell: node_object::teller(&recorder),
+            metrics: metrics.clone(),
+        },
+        api.as_ref(),
+        shutdown.clone(),
+    );
 
     let shared = SharedPods::default();
     let server = pods::Server { metrics: &metrics, board: &board, shared: &shared };
@@ -105,12 +129,19 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let (pleg, pleg_task) = pleg::start(runtime.clone(), hint_receiver, config, shutdown.clone());
 
     let gates = restart_gates(&settings);
-    let statuses = Statuses::new(version.runtime_name, node.addresses(), gates);
+    let parts = status::StatusParts {
+        runtime_name: version.runtime_name,
+        addresses: own_node.addresses,
+        node: own_node.node,
+        client: api.as_ref().map(|api| api.main.clone()),
+        gates,
+    };
+    let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
     started.send_replace(Some((statuses.clone(), pleg.clone())));
     let volumes = Volumes::new(&settings.flags.root_dir);
     let act = ActContext::new(
         runtime.clone(),
-        Images::new(runtime.clone(), node::pull_limits(&settings)),
+        images,
         volumes,
         cgroups,
         node.settings(&settings),
@@ -132,8 +163,12 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         observer: observers,
         ending: CancellationToken::new(),
     });
-    let (updates, sources) =
-        sources::start(sources_config(&settings, &node.name), Clock::System, recorder.clone(), shutdown.clone());
+    let (updates, sources) = sources::start(
+        sources_config(&settings, &node.name, api.as_ref()),
+        Clock::System,
+        recorder.clone(),
+        shutdown.clone(),
+    );
     let sync = SyncLoop {
         pods: shared,
         workers: PodWorkers::new(context.clone()),
@@ -142,6 +177,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         statuses,
         clock: Clock::System,
         recorder,
+        mirrors,
         leftovers: Arc::new(housekeeping::Sweeper::new(context)),
         housekeeping: None,
     };
@@ -202,7 +238,7 @@ fn max_backoff(settings: &Settings) -> Duration {
     configured.map_or(crate::workers::backoff::DEFAULT_MAX, crate::config::duration::GoDuration::std)
 }
 
-fn sources_config(settings: &Settings, node_name: &str) -> SourcesConfig {
+fn sources_config(settings: &Settings, node_name: &str, api: Option<&ApiServer>) -> SourcesConfig {
     let kubelet = &settings.kubelet;
     let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     SourcesConfig {
@@ -213,5 +249,6 @@ fn sources_config(settings: &Settings, node_name: &str) -> SourcesConfig {
         http_check_frequency: kubelet.http_check_frequency.std(),
         node_name: node_name.to_owned(),
         prevent_static_pod_api_references: settings.gates.enabled(Gate::PreventStaticPodAPIReferences),
+        api: api.map(|api| api.main.clone()),
     }
 }

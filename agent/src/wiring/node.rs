@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::path::Path;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -10,7 +11,9 @@ use super::cgroups;
 use crate::cli::host;
 use crate::config::Settings;
 use crate::images::PullLimits;
-use crate::model::Amount;
+use crate::node::Machine;
+use crate::node::resources::ResourceConfig;
+use crate::node::resources::allocatable;
 use crate::status::NodeAddresses;
 use crate::workers::act::NodeFiles;
 use crate::workers::generate::DnsSettings;
@@ -80,11 +83,6 @@ pub fn files(settings: &Settings) -> NodeFiles {
 }
 
 impl Node {
-    /// The node's addresses, if it was told any.
-    pub fn addresses(&self) -> Option<NodeAddresses> {
-        Some(NodeAddresses { ips: self.ips.clone() }).filter(|addresses| !addresses.ips.is_empty())
-    }
-
     /// What ends up in the configurations of sandboxes and containers.
     pub fn settings(&self, settings: &Settings) -> NodeSettings {
         let kubelet = &settings.kubelet;
@@ -108,21 +106,19 @@ impl Node {
     }
 }
 
+/// The same numbers as the Node object's.
 fn resources(settings: &Settings) -> ResourceSettings {
     let kubelet = &settings.kubelet;
     let cgroup_v2 = cgroups::is_v2();
-    let memory = memory_total();
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let sizes = Machine::read(Path::new("/"), &settings.flags.root_dir).sizes.unwrap_or_default();
+    let config = ResourceConfig::new(kubelet, settings.flags.experimental_allocatable_ignore_eviction);
     let period = kubelet.cpu_cfs_quota_period.std().as_micros();
-    let allocatable = [
-        ("cpu".to_owned(), Amount::units(i64::try_from(cpus).unwrap_or(i64::MAX))),
-        ("memory".to_owned(), Amount::bytes(memory)),
-    ];
     ResourceSettings {
         cfs_period: kubelet.cpu_cfs_quota.then(|| u64::try_from(period).unwrap_or(u64::MAX)),
-        memory_capacity: memory,
-        allocatable: allocatable.into(),
-        hugepage_sizes: hugepage_sizes(),
+        memory_capacity: sizes.memory,
+        allocatable: allocatable(&sizes, &config),
+        hugepage_sizes: sizes.hugepages.into_keys().collect(),
+        page_size: page_size(),
         cgroup_v2,
         single_process_oom_kill: !cgroup_v2 || kubelet.single_process_oom_kill.unwrap_or(false),
         swap: if cgroup_v2 { Swap::Forbidden } else { Swap::NoController },
@@ -130,19 +126,10 @@ fn resources(settings: &Settings) -> ResourceSettings {
     }
 }
 
-/// `MemTotal`, in bytes.
-fn memory_total() -> i64 {
-    let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = table.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")).and_then(|n| n.trim().parse::<i64>().ok());
-    kib.unwrap_or(0) * 1024
-}
-
-/// Sizes of huge pages this kernel has, in bytes.
-fn hugepage_sizes() -> Vec<u64> {
-    let entries = fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
-    let size = |name: &str| name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok();
-    entries.filter_map(|entry| size(entry.file_name().to_str()?)).map(|kib| kib * 1024).collect()
+/// Size of a page, bytes; 0 if the system does not say.
+fn page_size() -> usize {
+    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
 }
 
 /// The processors' thermal folders, hidden from containers.

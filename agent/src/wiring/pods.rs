@@ -11,6 +11,7 @@ use crate::metrics::PodOrigin;
 use crate::model::ContainerState;
 use crate::model::Pod;
 use crate::model::pod_ref;
+use crate::model::spec;
 use crate::pleg::PlegHandle;
 use crate::runtime::RuntimeState;
 use crate::server::Handles;
@@ -44,7 +45,7 @@ impl Server<'_> {
             sync_loop_age: Arc::new(move || age.last_turn().map(|at| at.elapsed())),
             ready: Arc::new(move || match &*ready.borrow() {
                 RuntimeState::Ready { .. } => Ok(()),
-                RuntimeState::NotReady(reason) => Err(reason.clone()),
+                RuntimeState::Unreachable(reason) | RuntimeState::NotReady(reason) => Err(reason.clone()),
                 RuntimeState::Unknown => Err("the container runtime has not answered yet".to_owned()),
             }),
             refresh: Arc::new(move || gauges.refresh()),
@@ -75,7 +76,10 @@ struct Gauges {
 
 impl Gauges {
     fn refresh(&self) {
-        self.metrics.pods.desired(PodOrigin::Static, self.shared.all().len());
+        let (fixed, api): (Vec<Pod>, Vec<Pod>) = self.shared.all().into_iter().partition(|pod| spec::is_static(pod));
+        self.metrics.pods.desired(PodOrigin::Static, fixed.len());
+        self.metrics.pods.desired(PodOrigin::Api, api.len());
+        self.metrics.pods.mirrors(self.shared.mirrors().len());
         let Some((_, pleg)) = &*self.later.borrow() else { return };
         let snapshots = pleg.all();
         let running = snapshots.iter().filter(|s| s.sandboxes.iter().any(|sandbox| sandbox.ready)).count();

@@ -16,4 +16,5 @@ pub mod pod_workers;
 pub mod refuse;
 pub mod state;
 mod syncing;
+mod upkeep;
 pub mod worker;

@@ -15,6 +15,7 @@ use super::state::PodState;
 use super::state::Request;
 use super::worker::Worker;
 use super::worker::WorkerContext;
+use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodUid;
 
@@ -59,6 +60,35 @@ impl PodWorkers {
             let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());
             mailbox.react(reaction);
         }
+    }
+
+    /// Something happened that concerns every pod.
+    pub fn poke_all(&mut self) {
+        for mailbox in self.boxes.values() {
+            let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());
+            mailbox.react(reaction);
+        }
+    }
+
+    /// The pod's API status is another one: good to know, and no reason to act.
+    pub fn refresh(&mut self, pod: Pod) {
+        if let Some(mailbox) = self.boxes.get(pod.metadata.uid.as_deref().unwrap_or_default()) {
+            mailbox.state().refresh(pod);
+        }
+    }
+
+    /// The pod's end was asked for, or it has come.
+    pub fn ending(&self, uid: &PodUid) -> bool {
+        self.boxes.get(uid).is_some_and(|mailbox| mailbox.state().termination_requested())
+    }
+
+    /// A pod of this full name (`name_namespace`) was started and is being stopped.
+    pub fn is_terminating(&self, full_name: &str) -> bool {
+        self.boxes.values().any(|mailbox| {
+            let state = mailbox.state();
+            let ending = state.termination_requested() && state.phase() < Phase::Terminated && state.was_started();
+            ending && state.pod_ref.full_name() == full_name
+        })
     }
 
     /// Starts a worker with a given state (a terminal pod that only needs cleaning up).

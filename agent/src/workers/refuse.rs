@@ -2,7 +2,6 @@
 //! named, instead of being run without it. Says nothing about pods that are invalid or do not fit.
 
 use k8s_openapi::api::core::v1::Container;
-use k8s_openapi::api::core::v1::EnvFromSource;
 use k8s_openapi::api::core::v1::EnvVar;
 use k8s_openapi::api::core::v1::EphemeralContainer;
 use k8s_openapi::api::core::v1::Lifecycle;
@@ -52,7 +51,6 @@ struct View<'a> {
     probes: [(&'static str, Option<&'a Probe>); 3],
     lifecycle: Option<&'a Lifecycle>,
     env: &'a [EnvVar],
-    env_from: &'a [EnvFromSource],
     resources: Option<&'a ResourceRequirements>,
     devices: &'a [VolumeDevice],
 }
@@ -67,7 +65,6 @@ macro_rules! view {
             ],
             lifecycle: $container.lifecycle.as_ref(),
             env: $container.env.as_deref().unwrap_or_default(),
-            env_from: $container.env_from.as_deref().unwrap_or_default(),
             resources: $container.resources.as_ref(),
             devices: $container.volume_devices.as_deref().unwrap_or_default(),
         }
@@ -107,7 +104,17 @@ impl Fields {
             let medium = empty_dir.medium.as_deref().unwrap_or_default();
             return self.note(!medium.is_empty(), format!("{path}.emptyDir.medium"));
         }
-        if volume.host_path.is_none() {
+        for (index, source) in volume.projected.iter().flat_map(|p| p.sources.iter().flatten()).enumerate() {
+            let path = format!("{path}.projected.sources[{index}]");
+            self.note(source.cluster_trust_bundle.is_some(), format!("{path}.clusterTrustBundle"));
+            self.note(source.pod_certificate.is_some(), format!("{path}.podCertificate"));
+        }
+        let known = volume.host_path.is_some()
+            || volume.config_map.is_some()
+            || volume.secret.is_some()
+            || volume.downward_api.is_some()
+            || volume.projected.is_some();
+        if !known {
             self.note(true, format!("{path}.{}", volume_type(volume)));
         }
     }
@@ -124,10 +131,6 @@ impl Fields {
         for (index, variable) in container.env.iter().enumerate() {
             self.env(&format!("{path}.env[{index}].valueFrom"), variable);
         }
-        for (index, source) in container.env_from.iter().enumerate() {
-            self.note(source.config_map_ref.is_some(), format!("{path}.envFrom[{index}].configMapRef"));
-            self.note(source.secret_ref.is_some(), format!("{path}.envFrom[{index}].secretRef"));
-        }
         let claims = container.resources.and_then(|resources| resources.claims.as_ref());
         self.note(claims.is_some_and(|claims| !claims.is_empty()), format!("{path}.resources.claims"));
         self.note(!container.devices.is_empty(), format!("{path}.volumeDevices"));
@@ -137,8 +140,6 @@ impl Fields {
         let Some(source) = &variable.value_from else {
             return;
         };
-        self.note(source.config_map_key_ref.is_some(), format!("{path}.configMapKeyRef"));
-        self.note(source.secret_key_ref.is_some(), format!("{path}.secretKeyRef"));
         self.note(source.file_key_ref.is_some(), format!("{path}.fileKeyRef"));
     }
 }
@@ -171,7 +172,6 @@ mod tests {
     #[test]
     fn names_the_field_it_stumbles_on() {
         let probe = json!({ "exec": { "command": ["true"] } });
-        let key = json!({ "name": "n", "key": "k" });
         let file = json!({ "volumeName": "v", "path": "p", "key": "k" });
         for (extra, path) in [
             (json!({ "livenessProbe": probe }), "livenessProbe"),
@@ -180,17 +180,7 @@ mod tests {
             (json!({ "lifecycle": { "postStart": probe } }), "lifecycle.postStart"),
             (json!({ "lifecycle": { "preStop": probe } }), "lifecycle.preStop"),
             (json!({ "lifecycle": { "stopSignal": "SIGUSR1" } }), "lifecycle.stopSignal"),
-            (
-                json!({ "env": [{ "name": "A", "value": "1" }, { "name": "B", "valueFrom": { "configMapKeyRef": key } }] }),
-                "env[1].valueFrom.configMapKeyRef",
-            ),
-            (
-                json!({ "env": [{ "name": "B", "valueFrom": { "secretKeyRef": key } }] }),
-                "env[0].valueFrom.secretKeyRef",
-            ),
             (json!({ "env": [{ "name": "B", "valueFrom": { "fileKeyRef": file } }] }), "env[0].valueFrom.fileKeyRef"),
-            (json!({ "envFrom": [{ "configMapRef": { "name": "n" } }] }), "envFrom[0].configMapRef"),
-            (json!({ "envFrom": [{ "secretRef": { "name": "n" } }] }), "envFrom[0].secretRef"),
             (json!({ "resources": { "claims": [{ "name": "n" }] } }), "resources.claims"),
             (json!({ "volumeDevices": [{ "name": "n", "devicePath": "/dev/x" }] }), "volumeDevices"),
         ] {
@@ -209,11 +199,13 @@ mod tests {
     #[test]
     fn refuses_volumes_it_cannot_make() {
         for (volume, path) in [
-            (json!({ "name": "v", "configMap": { "name": "n" } }), "configMap"),
-            (json!({ "name": "v", "secret": { "secretName": "n" } }), "secret"),
             (
-                json!({ "name": "v", "projected": { "sources": [{ "serviceAccountToken": { "path": "t" } }] } }),
-                "projected",
+                json!({ "name": "v", "projected": { "sources": [{ "secret": { "name": "n" } }, { "clusterTrustBundle": { "path": "t" } }] } }),
+                "projected.sources[1].clusterTrustBundle",
+            ),
+            (
+                json!({ "name": "v", "projected": { "sources": [{ "podCertificate": { "signerName": "s", "keyType": "ED25519" } }] } }),
+                "projected.sources[0].podCertificate",
             ),
             (json!({ "name": "v", "persistentVolumeClaim": { "claimName": "n" } }), "persistentVolumeClaim"),
             (json!({ "name": "v", "csi": { "driver": "d" } }), "csi"),
@@ -250,10 +242,14 @@ mod tests {
             { "name": "A", "value": "1" },
             { "name": "B", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } },
             { "name": "C", "valueFrom": { "resourceFieldRef": { "resource": "limits.cpu" } } },
+            { "name": "D", "valueFrom": { "configMapKeyRef": { "name": "n", "key": "k" } } },
+            { "name": "E", "valueFrom": { "secretKeyRef": { "name": "n", "key": "k" } } },
         ]);
+        let env_from = json!([{ "configMapRef": { "name": "n" } }, { "secretRef": { "name": "n" } }]);
         let mounts = json!([{ "name": "e", "mountPath": "/e", "subPathExpr": "$(A)" }]);
-        let full =
-            container(json!({ "env": env, "volumeMounts": mounts, "lifecycle": {}, "resources": { "claims": [] } }));
+        let full = container(
+            json!({ "env": env, "envFrom": env_from, "volumeMounts": mounts, "lifecycle": {}, "resources": { "claims": [] } }),
+        );
         let pod = pod(json!({
             "hostNetwork": true,
             "hostUsers": true,
@@ -261,7 +257,14 @@ mod tests {
             "containers": [full],
             "initContainers": [full],
             "ephemeralContainers": [full],
-            "volumes": [{ "name": "e", "emptyDir": { "sizeLimit": "1Gi" } }, { "name": "h", "hostPath": { "path": "/" } }],
+            "volumes": [
+                { "name": "e", "emptyDir": { "sizeLimit": "1Gi" } },
+                { "name": "h", "hostPath": { "path": "/" } },
+                { "name": "c", "configMap": { "name": "n" } },
+                { "name": "s", "secret": { "secretName": "n" } },
+                { "name": "d", "downwardAPI": { "items": [] } },
+                { "name": "p", "projected": { "sources": [{ "serviceAccountToken": { "path": "t" } }] } },
+            ],
         }));
         assert_eq!(unsupported(&pod), None);
         assert_eq!(unsupported(&Pod::default()), None);

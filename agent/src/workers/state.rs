@@ -154,6 +154,13 @@ impl PodState {
         Some(kill)
     }
 
+    /// Takes over a pod that differs in nothing but its API status. What a status asks for is done with the next request.
+    pub fn refresh(&mut self, pod: Pod) {
+        if self.phase != Phase::Finished {
+            self.pod = self.pod.take().map(|_| pod);
+        }
+    }
+
     fn must_end(&mut self, kill: &Kill) -> bool {
         let meta = self.pod.as_ref().map(|pod| &pod.metadata);
         if kill.runtime_only || meta.is_some_and(|m| m.deletion_timestamp.is_some()) {

@@ -13,6 +13,8 @@ use super::generate::qos::qos_class;
 use super::plan::PlanInput;
 use super::plan::ProbeResults;
 use super::plan::plan;
+use super::upkeep::Kept;
+use super::upkeep::earliest;
 use super::worker::Next;
 use super::worker::Worker;
 use crate::kernel::cgroup::QosClass;
@@ -38,6 +40,8 @@ pub(super) struct Memory {
     pub probes: ProbeResults,
     /// What was started since the last look.
     pub started: Vec<ContainerId>,
+    /// How far the pod's volumes are up to date.
+    pub volumes: Kept,
 }
 
 impl Worker {
@@ -54,6 +58,7 @@ impl Worker {
                 // Another request is already waiting.
                 return Next::Phase;
             }
+            self.claim_objects(&pod);
             let view = match self.view().await {
                 Ok(view) => view,
                 Err(error) => return self.failed_sync(&pod, &error),
@@ -70,7 +75,8 @@ impl Worker {
             if actions.is_idle() {
                 self.publish_status(&pod, &view, false);
                 self.tidy(&view).await;
-                return Next::Wait(blocked.map(|until| self.at(until)));
+                let due = blocked.map(|until| self.at(until));
+                return Next::Wait(earliest(due, self.keep_volumes(&pod).await));
             }
             if before.as_ref() == Some(&actions) {
                 // It was carried out without an error and has changed nothing: not again at once.
@@ -127,6 +133,7 @@ impl Worker {
         // Another container's death or a request has its own wake-up; this is for what just failed.
         match blocked {
             Some(until) => Some(Next::Wait(Some(self.at(until)))),
+            None if outcome.volumes_not_ready => Some(Next::Wait(Some(self.volumes_failed()))),
             None => Some(self.retry(outcome.network_not_ready)),
         }
     }
@@ -135,8 +142,8 @@ impl Worker {
     async fn settled(&mut self, pod: &Pod, view: &Arc<PodSnapshot>) -> Next {
         self.syncing.reasons.retain(|name, _| view.newest(name).is_none_or(|c| c.state != ContainerState::Running));
         self.tidy(view).await;
-        let deadline = self.context.statuses.active_deadline(pod);
-        Next::Wait(deadline.map(|at| self.at(at)))
+        let deadline = self.context.statuses.active_deadline(pod).map(|at| self.at(at));
+        Next::Wait(earliest(deadline, self.keep_volumes(pod).await))
     }
 
     /// Removes dead instances beyond the newest one of each container, now that nothing more urgent is to be done.

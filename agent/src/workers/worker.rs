@@ -26,6 +26,7 @@ use crate::model::PodRef;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::restart::RestartGates;
+use crate::objects::Interest;
 use crate::pleg::InspectError;
 use crate::pleg::PlegHandle;
 use crate::recorder::EventType;
@@ -95,6 +96,8 @@ pub struct Worker {
     pub(super) context: Arc<WorkerContext>,
     pub(super) history: BackoffHistory,
     pub(super) syncing: syncing::Memory,
+    /// The pod's claim on API objects; ends with the worker.
+    pub(super) interest: Interest,
     /// When the worker's own last action ended: older snapshots do not count.
     pub(super) acted_at: Option<Instant>,
 }
@@ -103,7 +106,8 @@ impl Worker {
     /// A worker that has done nothing yet.
     pub fn new(uid: PodUid, mailbox: Arc<Mailbox>, context: Arc<WorkerContext>) -> Self {
         let history = BackoffHistory::for_crash_loops(context.max_backoff);
-        Self { uid, mailbox, context, history, syncing: syncing::Memory::default(), acted_at: None }
+        let interest = Interest::new(uid.clone());
+        Self { uid, mailbox, context, history, syncing: syncing::Memory::default(), interest, acted_at: None }
     }
 
     /// Works until the pod is finished, or the agent ends: then what is under way is completed first.
@@ -141,7 +145,7 @@ impl Worker {
         }
     }
 
-    async fn next_work(&self, due: Option<Instant>) -> Phase {
+    async fn next_work(&mut self, due: Option<Instant>) -> Phase {
         loop {
             if let Some(phase) = self.mailbox.state().take_work() {
                 return phase;
@@ -155,6 +159,12 @@ impl Worker {
             tokio::select! {
                 () = self.mailbox.woken() => {}
                 () = later => return self.mailbox.state().phase(),
+                () = self.interest.changed() => {
+                    let phase = self.mailbox.state().phase();
+                    if phase == Phase::Syncing {
+                        return phase;
+                    }
+                }
             }
         }
     }
@@ -292,6 +302,7 @@ impl Worker {
         if let Some(pod) = &pod {
             self.publish_status(pod, after, true);
         } else {
+            self.context.statuses.stopped(&self.uid, self.context.clock.wall());
             self.remove_content(after).await;
         }
         self.mailbox.state().terminating_done();

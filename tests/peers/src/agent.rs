@@ -1,6 +1,8 @@
 //! A node agent on a private runtime: its folders, its configuration, its process. Owns how one is started and ended;
 //! refuses to judge what it does. Works for any agent that reads a KubeletConfiguration.
 
+use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::fs;
 use std::fs::File;
 use std::io::BufRead as _;
@@ -28,10 +30,13 @@ use anyhow::bail;
 use serde_json::Value;
 use serde_json::json;
 
+use crate::NodeAccess;
 use crate::PrivateContainerd;
 use crate::Ready;
 
 const POLL: Duration = Duration::from_millis(10);
+/// Each node has an address of its own, so that all can have the port that everybody expects.
+const KUBELET_PORT: u16 = 10250;
 
 /// The folders, ports and configuration file of a node, all inside the runtime's folder and removed with it.
 #[derive(Clone, Debug)]
@@ -75,6 +80,46 @@ impl Node {
         let text = format!("{config:#}\n");
         fs::write(&node.config, text).with_context(|| format!("cannot write {}", node.config.display()))?;
         Ok(node)
+    }
+
+    /// The same for a node of a cluster: HTTPS on the node's address, open to whom the API server vouches for.
+    pub fn create_in_cluster(ready: &Ready, access: &NodeAccess, changes: &Value) -> Result<Self> {
+        let mut config = json!({
+            "address": access.address,
+            "port": KUBELET_PORT,
+            "readOnlyPort": 0,
+            "tlsCertFile": access.serving.certificate,
+            "tlsPrivateKeyFile": access.serving.key,
+            "authentication": {
+                "anonymous": { "enabled": false },
+                "webhook": { "enabled": true },
+                "x509": { "clientCAFile": access.client_ca },
+            },
+            "authorization": { "mode": "Webhook" },
+            // Nobody answers there; pods that need names use none but their own.
+            "clusterDNS": ["10.43.0.10"],
+            "clusterDomain": "cluster.local",
+        });
+        if let (Some(fields), Some(changes)) = (config.as_object_mut(), changes.as_object()) {
+            fields.extend(changes.clone());
+        }
+        Self::create(ready, &config)
+    }
+
+    /// The flags with which an agent joins the cluster as this node; any kubelet understands them.
+    pub fn cluster_arguments(&self, access: &NodeAccess) -> Vec<OsString> {
+        let flag = |name: &str, value: &dyn AsRef<OsStr>| {
+            let mut flag = OsString::from(format!("--{name}="));
+            flag.push(value.as_ref());
+            flag
+        };
+        vec![
+            flag("config", &self.config),
+            flag("root-dir", &self.root),
+            flag("kubeconfig", &access.client.kubeconfig),
+            flag("node-ip", &access.address.to_string()),
+            flag("hostname-override", &access.name),
+        ]
     }
 
     /// Writes a static pod as the agent has to see it: all of it or nothing.

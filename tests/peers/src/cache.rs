@@ -76,6 +76,11 @@ impl Cache {
         self.root.join("images/images.tar")
     }
 
+    /// Upstream's own programs, as `cargo xtask peers` builds them.
+    pub fn peers(&self) -> PathBuf {
+        self.root.join("peers")
+    }
+
     /// Says what is missing for a private runtime.
     pub fn check(&self) -> Result<()> {
         let needed = [

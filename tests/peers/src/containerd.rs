@@ -1,25 +1,19 @@
 //! The handle of a private container runtime. Owns the talk with `private-containerd`; refuses to clean up by itself,
 //! which that process does better, also when this one is killed.
 
-use std::io::BufRead as _;
-use std::io::BufReader;
-use std::io::Write as _;
-use std::os::unix::process::CommandExt as _;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::process::Child;
-use std::process::ChildStdin;
-use std::process::ChildStdout;
 use std::process::Command;
-use std::process::Stdio;
 
 use anyhow::Context as _;
 use anyhow::Result;
-use anyhow::bail;
 use serde::Deserialize;
 use serde::Serialize;
 
 use crate::Cache;
 use crate::PodView;
+use crate::supervisor;
+use crate::supervisor::Supervisor;
 
 const PROGRAM: &str = "private-containerd";
 
@@ -49,21 +43,14 @@ pub struct Ready {
     pub pod_subnet: String,
 }
 
-/// The answer to an order.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Answer<T> {
-    /// What was asked for.
-    Ok(T),
-    /// Why it could not be done.
-    Error(String),
-}
-
-/// What could not be cleaned up; empty if all is well.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct Remains {
-    /// One sentence for each thing that is still there.
-    pub left: Vec<String>,
+impl Ready {
+    /// The host's address on the pods' bridge: an address of this machine that is no loopback address and that no
+    /// other runtime's host has, so that it can be the address of a node.
+    pub fn host_address(&self) -> Result<Ipv4Addr> {
+        let (network, _) = self.pod_subnet.split_once('/').context("the pods' network has no prefix")?;
+        let network: Ipv4Addr = network.parse().with_context(|| format!("{network:?} is no IPv4 address"))?;
+        Ok(Ipv4Addr::from(u32::from(network) + 1))
+    }
 }
 
 /// A container runtime with its own root, state, socket, network and cgroup.
@@ -72,9 +59,7 @@ pub struct Remains {
 /// that used it must be gone before, or it starts again what is being removed; see [`Self::adopt`].
 #[derive(Debug)]
 pub struct PrivateContainerd {
-    supervisor: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    supervisor: Supervisor,
     ready: Ready,
 }
 
@@ -84,32 +69,15 @@ impl PrivateContainerd {
         cache.check()?;
         let program = match &options.supervisor {
             Some(program) => program.clone(),
-            None => find_supervisor()?,
+            None => supervisor::find(PROGRAM, "KEBLET_PRIVATE_CONTAINERD")?,
         };
         let mut command = Command::new(&program);
         command.arg("--cache").arg(cache.root());
         if let Some(dir) = &options.dir {
             command.arg("--dir").arg(dir);
         }
-        // Its own process group: a Ctrl-C in the terminal is for us, and the runtime must live to be cleaned up.
-        let mut supervisor = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        let orders = supervisor.stdin.take();
-        let answers = supervisor.stdout.take().context("the supervisor has no standard output")?;
-        let mut answers = BufReader::new(answers);
-        let ready = match answer(&mut answers) {
-            Ok(ready) => ready,
-            Err(error) => {
-                drop(orders);
-                let status = supervisor.wait().context("cannot wait for the supervisor")?;
-                return Err(error.context(format!("no private container runtime: {PROGRAM} ended with {status}")));
-            }
-        };
-        Ok(Self { supervisor, orders, answers, ready })
+        let (supervisor, ready) = Supervisor::start(PROGRAM, &mut command).context("no private container runtime")?;
+        Ok(Self { supervisor, ready })
     }
 
     /// What the runtime offers.
@@ -144,54 +112,29 @@ impl PrivateContainerd {
     }
 
     /// Stops the runtime, removes all that it brought forth, and says what could not be removed.
-    pub fn stop(mut self) -> Result<()> {
-        self.orders = None;
-        let remains: Remains = answer(&mut self.answers).context("the clean-up did not end well")?;
-        if !remains.left.is_empty() {
-            bail!("left behind by the private container runtime:\n  {}", remains.left.join("\n  "));
-        }
-        Ok(())
+    pub fn stop(self) -> Result<()> {
+        self.supervisor.stop()
     }
 
     fn order<T: for<'de> Deserialize<'de>>(&mut self, order: &str) -> Result<T> {
-        let orders = self.orders.as_mut().context("the runtime is being stopped")?;
-        writeln!(orders, "{order}").context("the supervisor is gone")?;
-        match answer(&mut self.answers)? {
-            Answer::Ok(answer) => Ok(answer),
-            Answer::Error(error) => bail!(error),
-        }
+        self.supervisor.order(order)
     }
 }
 
-impl Drop for PrivateContainerd {
-    fn drop(&mut self) {
-        // The end of its input is the supervisor's order to clean up; it says itself what went wrong.
-        self.orders = None;
-        if let Err(error) = self.supervisor.wait() {
-            eprintln!("cannot wait for {PROGRAM}: {error}");
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn answer<T: for<'de> Deserialize<'de>>(answers: &mut BufReader<ChildStdout>) -> Result<T> {
-    let mut line = String::new();
-    if answers.read_line(&mut line).context("cannot read the supervisor's answer")? == 0 {
-        bail!("the supervisor ended without an answer");
+    #[test]
+    fn the_hosts_address_is_the_first_of_the_network() {
+        let ready = Ready {
+            dir: "/d".into(),
+            socket: "/s".into(),
+            pid: 1,
+            cgroup_root: "/c".into(),
+            bridge: "kb".into(),
+            pod_subnet: "10.64.7.0/24".into(),
+        };
+        assert_eq!(ready.host_address().unwrap(), Ipv4Addr::new(10, 64, 7, 1));
     }
-    serde_json::from_str(&line).with_context(|| format!("the supervisor answered {:?}", line.trim_end()))
-}
-
-/// The supervisor is named by `KEBLET_PRIVATE_CONTAINERD` or lies beside the running program.
-fn find_supervisor() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("KEBLET_PRIVATE_CONTAINERD") {
-        return Ok(PathBuf::from(path));
-    }
-    let program = std::env::current_exe().context("cannot tell which program is running")?;
-    program
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|folder| folder.join(PROGRAM))
-        .find(|path| path.is_file())
-        .with_context(|| format!("no {PROGRAM} beside {}: run `cargo build -p keblet-peers`", program.display()))
 }

@@ -1,13 +1,16 @@
 //! Real peers: what tests, the demo and the benchmark need from the outside world.
 //!
-//! Owns the layout of the cache that `cargo xtask setup` fills ([`Cache`]), the handle of a private container runtime
-//! ([`PrivateContainerd`]) and the start and end of an agent on it ([`Node`], [`Agent`]). The runtime itself is owned by a process of its own, `private-containerd`, which
-//! cleans up when its standard input ends: however a test, the demo or a developer's terminal ends, nothing stays
-//! behind. Refuses to install anything and to speak CRI for its users.
+//! Owns the layout of the cache that `cargo xtask setup` fills ([`Cache`]), the handles of a private container runtime
+//! ([`PrivateContainerd`]) and of a private control plane ([`ControlPlane`]), and the start and end of an agent on them
+//! ([`Node`], [`Agent`]). Runtime and control plane are owned by processes of their own, `private-containerd` and
+//! `private-control-plane`, which clean up when their standard input ends: however a test, the demo or a developer's
+//! terminal ends, nothing stays behind. Refuses to install anything and to speak CRI or the Kubernetes API for its users.
 
 mod agent;
 mod cache;
 mod containerd;
+mod control_plane;
+mod supervisor;
 mod view;
 
 pub use agent::Agent;
@@ -17,10 +20,20 @@ pub use cache::BUSYBOX_IMAGE;
 pub use cache::Cache;
 pub use cache::PAUSE_IMAGE;
 pub use cache::PROBE_IMAGE;
-pub use containerd::Answer;
 pub use containerd::Options;
 pub use containerd::PrivateContainerd;
 pub use containerd::Ready;
-pub use containerd::Remains;
+pub use control_plane::ControlPlane;
+pub use control_plane::ControlPlaneOptions;
+pub use control_plane::ControlPlaneReady;
+pub use control_plane::Credentials;
+pub use control_plane::Identity;
+pub use control_plane::NodeAccess;
+pub use control_plane::Order;
+pub use control_plane::Part;
+pub use control_plane::check_programs;
+pub use control_plane::find_programs;
+pub use supervisor::Answer;
+pub use supervisor::Remains;
 pub use view::ContainerView;
 pub use view::PodView;

@@ -12,8 +12,8 @@ use keblet::model::{ConfigSource, Pod, PodUid, PodUpdate};
 use keblet::recorder::Recorder;
 use keblet::runtime::{Runtime, RuntimeOptions, RuntimeState, watch_runtime};
 use keblet::sources::{self, SourcesConfig};
-use keblet::status::Statuses;
-use keblet::sync::{Leftovers, SharedPods, SyncLoop};
+use keblet::status::{NodeAddresses, Statuses};
+use keblet::sync::{Leftovers, Mirrors, SharedPods, SyncLoop};
 use keblet::volumes::Volumes;
 use keblet::workers::act::{ActContext, NodeFiles};
 use keblet::workers::backoff;
@@ -59,7 +59,7 @@ impl Agent {
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
         tasks.spawn(watch_runtime(runtime.clone(), state_sender, eyes.board.subscribe(), aside.clone()));
         let gates = RestartGates::default();
-        let statuses = Statuses::new("containerd".to_owned(), None, gates);
+        let statuses = Statuses::new("containerd".to_owned(), watch::channel(NodeAddresses::default()).1, gates);
         let context = Arc::new(WorkerContext {
             pleg: eyes.pleg.clone(),
             act: act(sim, &runtime, root, state.clone(), &mut tasks),
@@ -82,6 +82,7 @@ impl Agent {
             statuses: statuses.clone(),
             clock: clock(sim),
             recorder: Recorder::default(),
+            mirrors: Mirrors::none(),
             leftovers: Arc::new(NothingLeft),
             housekeeping: None,
         };
@@ -158,6 +159,7 @@ fn no_sources() -> SourcesConfig {
         http_check_frequency: Duration::from_secs(20),
         node_name: "sim".to_owned(),
         prevent_static_pod_api_references: false,
+        api: None,
     }
 }
 

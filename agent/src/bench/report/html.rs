@@ -20,13 +20,14 @@ svg{max-width:100%;height:auto}.missed{color:#b00020}p{margin:.3em 0}";
 /// The page.
 pub(super) fn render(report: &Report) -> anyhow::Result<String> {
     let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>keblet bench pleg</title>\
-         <style>{STYLE}</style></head><body>\n<h1>keblet bench pleg</h1>\n<p>{}; {} rounds</p>\n",
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>keblet bench {name}</title>\
+         <style>{STYLE}</style></head><body>\n<h1>keblet bench {name}</h1>\n<p>{}; {} rounds</p>\n",
         escaped(&report.environment.line()),
-        report.rounds
+        report.rounds,
+        name = report.name,
     );
     for metric in report.metrics() {
-        let _ = writeln!(page, "<h2>{}</h2>", escaped(&metric.title(report.pods)));
+        let _ = writeln!(page, "<h2>{}</h2>", escaped(&report.title(metric)));
         page.push_str(&figures(report, metric));
         page.push_str(&plot::distribution(report, metric)?.unwrap_or_default());
     }

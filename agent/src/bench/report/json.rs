@@ -13,7 +13,7 @@ pub(super) fn render(report: &Report) -> anyhow::Result<String> {
             let Some(series) = report.results.get(metric, column) else { continue };
             measured.push(json!({
                 "metric": metric,
-                "title": metric.title(report.pods),
+                "title": report.title(metric),
                 "column": column,
                 "summary": series.summary(),
                 "series": series,

@@ -54,9 +54,14 @@ impl Environment {
 /// A finished run.
 #[derive(Debug)]
 pub(super) struct Report {
+    /// The benchmark's name, as the command line has it.
+    pub(super) name: &'static str,
+    /// Columns that all others are compared with.
+    pub(super) references: Vec<String>,
     pub(super) environment: Environment,
     pub(super) columns: Vec<String>,
     pub(super) pods: u32,
+    pub(super) idle_pods: u32,
     pub(super) rounds: u32,
     /// A missed target is an error.
     pub(super) check: bool,
@@ -76,6 +81,11 @@ impl Report {
         Metric::ALL.into_iter().filter(measured)
     }
 
+    /// Heading of a metric's table.
+    fn title(&self, metric: Metric) -> String {
+        metric.title(if metric.is_single() { self.idle_pods } else { self.pods })
+    }
+
     /// p50 of `column` over p50 of `floor`.
     fn ratio(&self, metric: Metric, column: &str, floor: &str) -> Option<f64> {
         let floor = self.results.summary(metric, floor)?.p50;
@@ -89,8 +99,8 @@ pub(super) fn write(report: &Report) -> anyhow::Result<()> {
     print!("{}", table::render(report));
     let folder = &report.output;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    for (name, text) in [("pleg.json", json::render(report)?), ("pleg.html", html::render(report)?)] {
-        let path = folder.join(name);
+    for (kind, text) in [("json", json::render(report)?), ("html", html::render(report)?)] {
+        let path = folder.join(format!("{}.{kind}", report.name));
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         println!("written: {}", path.display());
     }
@@ -112,6 +122,8 @@ mod tests {
         results.add(Metric::IdleAgentCpu, "evented", Series::Values(vec![0.05]));
         results.failures.push("evented: crash: <pod> ran twice".to_owned());
         Report {
+            name: "pleg",
+            references: ["kernel floor", "event floor"].map(str::to_owned).to_vec(),
             environment: Environment {
                 date: "2026-01-01T00:00:00Z".to_owned(),
                 keblet: "0.1.0",
@@ -121,6 +133,7 @@ mod tests {
             },
             columns: ["event floor", "kernel floor", "evented"].map(str::to_owned).to_vec(),
             pods: 20,
+            idle_pods: 20,
             rounds: 1,
             check: false,
             output: PathBuf::new(),

@@ -11,7 +11,7 @@ pub(super) fn render(report: &Report) -> String {
     let mut text = format!("\n{}; {} rounds\n", report.environment.line(), report.rounds);
     for metric in report.metrics() {
         let rows = rows(report, metric);
-        text.push_str(&format!("\n{}\n", metric.title(report.pods)));
+        text.push_str(&format!("\n{}\n", report.title(metric)));
         text.push_str(&aligned(&rows));
     }
     text.push_str(&verdicts(report));
@@ -22,22 +22,22 @@ pub(super) fn render(report: &Report) -> String {
     text
 }
 
-/// Heading and a row per column; first cells are names, the others figures.
+/// Heading and a row per column; first cells are names, the others figures and how many times a reference they are.
 pub(super) fn rows(report: &Report, metric: Metric) -> Vec<Vec<String>> {
-    let heading: &[&str] = match metric.is_single() {
-        true => &["", "value", "× event floor"],
-        false => &["", "p50", "p90", "p99", "max", "n", "× kernel floor", "× event floor"],
-    };
-    let mut rows = vec![heading.iter().map(|cell| (*cell).to_owned()).collect()];
+    let figures: &[&str] = if metric.is_single() { &["value"] } else { &["p50", "p90", "p99", "max", "n"] };
+    let references = report.references.iter().map(|reference| format!("× {reference}"));
+    let names = std::iter::once("").chain(figures.iter().copied()).map(str::to_owned);
+    let mut rows = vec![names.chain(references).collect::<Vec<_>>()];
     for column in &report.columns {
         let Some(summary) = report.results.summary(metric, column) else { continue };
-        let times = |floor| report.ratio(metric, column, floor).map_or_else(String::new, |r| format!("{r:.2}"));
         let mut row = vec![column.clone(), metric.show(summary.p50)];
         if !metric.is_single() {
             row.extend([summary.p90, summary.p99, summary.max].map(|value| metric.show(value)));
-            row.extend([summary.count.to_string(), times("kernel floor")]);
+            row.push(summary.count.to_string());
         }
-        row.push(times("event floor"));
+        let times =
+            |floor: &String| report.ratio(metric, column, floor).map_or_else(String::new, |r| format!("{r:.2}"));
+        row.extend(report.references.iter().map(times));
         rows.push(row);
     }
     rows

@@ -12,7 +12,7 @@ document! {
         config "config": Option<PathBuf>, pointer, used, "Configuration file; may hold a KebletConfiguration as a further document.";
         config_dir "config-dir": Option<PathBuf>, pointer, used, "Directory of drop-in files (*.conf) merged over the configuration file.";
         keblet_config "keblet-config": Option<PathBuf>, pointer, used, "File with a KebletConfiguration.";
-        kubeconfig "kubeconfig": String, value, later, "Access to the API server; empty runs the node standalone.";
+        kubeconfig "kubeconfig": String, value, used, "Access to the API server; empty runs the node standalone.";
         bootstrap_kubeconfig "bootstrap-kubeconfig": String, value, later, "Access used once, to request a client certificate.";
         hostname_override "hostname-override": String, value, used, "Name of the node instead of its hostname.";
         node_ip "node-ip": String, value, used, "Address of the node, or one of each family, separated by a comma.";

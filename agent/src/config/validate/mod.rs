@@ -16,6 +16,8 @@ use super::gates::{FeatureGates, Gate};
 use super::keblet::KebletConfiguration;
 use super::kubelet::KubeletConfiguration;
 
+pub use resources::parse_cpus;
+
 /// Collects what is wrong.
 #[derive(Debug, Default)]
 struct Problems(Vec<Problem>);

@@ -92,8 +92,8 @@ fn reserved(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut 
     }
 }
 
-/// `0-3,8` as CPU numbers.
-pub(super) fn parse_cpus(text: &str) -> Option<BTreeSet<u32>> {
+/// `0-3,8` as CPU numbers; `None` for a text that is not such a list.
+pub fn parse_cpus(text: &str) -> Option<BTreeSet<u32>> {
     let mut cpus = BTreeSet::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -18,6 +18,7 @@ use super::watch::Wake;
 use super::watch::Watch;
 use crate::model::ConfigSource;
 use crate::model::Pod;
+use crate::sources::News;
 
 /// Settings of the file source.
 #[derive(Clone, Debug)]
@@ -34,14 +35,14 @@ pub struct FileSource {
 
 impl FileSource {
     /// Sends complete sets until cancelled or until nobody listens.
-    pub async fn run(self, sets: mpsc::Sender<(ConfigSource, Vec<Pod>)>, cancel: CancellationToken) {
+    pub async fn run(self, sets: mpsc::Sender<(ConfigSource, News)>, cancel: CancellationToken) {
         tokio::select! {
             () = cancel.cancelled() => {}
             () = self.looks(sets) => {}
         }
     }
 
-    async fn looks(self, sets: mpsc::Sender<(ConfigSource, Vec<Pod>)>) {
+    async fn looks(self, sets: mpsc::Sender<(ConfigSource, News)>) {
         let mut looker = Looker::new(&self);
         let mut tick = tokio::time::interval(self.check_frequency.max(Duration::from_millis(100)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -49,7 +50,7 @@ impl FileSource {
         tick.tick().await;
         loop {
             if let Some(set) = looker.look(periodic).await
-                && sets.send((ConfigSource::File, set)).await.is_err()
+                && sets.send((ConfigSource::File, News::Set(set))).await.is_err()
             {
                 return;
             }

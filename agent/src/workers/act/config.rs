@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
+use super::env_objects;
 use super::sandbox::Sandbox;
 use crate::model::ContainerId;
 use crate::model::PodSnapshot;
@@ -46,7 +47,7 @@ pub(super) fn log_dir(ctx: &ActContext, pod: &Pod) -> std::path::PathBuf {
 }
 
 /// The configuration to create the instance with. The error is the message of `CreateContainerConfigError`.
-pub(super) fn configure(
+pub(super) async fn configure(
     ctx: &ActContext,
     pod: &Pod,
     spec: &ContainerSpec<'_>,
@@ -56,8 +57,9 @@ pub(super) fn configure(
     restarts: u32,
 ) -> Result<cri::ContainerConfig, String> {
     let target = target(spec, snapshot)?;
+    let objects = env_objects::look_up(ctx, pod, &spec.container).await.map_err(|error| error.to_string())?;
     let environment =
-        container::environment(pod, spec, &sandbox.ips, &ctx.settings).map_err(|error| error.to_string())?;
+        container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings).map_err(|error| error.to_string())?;
     make_log_dir(&log_dir(ctx, pod).join(&spec.container.name))?;
     let mut mounts = volume_mounts(ctx, pod, spec, &environment)?;
     mounts.extend(hosts_mount(ctx, pod, spec, sandbox)?);
@@ -101,7 +103,8 @@ fn volume_mounts(
         let source = ctx.volumes.mount_source(pod, name, index, mount, expanded.as_deref());
         let source = source.map_err(|error| error.to_string())?.to_string_lossy().into_owned();
         let recursive = ctx.settings.security.recursive_read_only;
-        out.push(mounts::volume_mount(name, mount, source, recursive).map_err(|error| error.to_string())?);
+        let read_only = ctx.volumes.is_read_only(pod, &mount.name);
+        out.push(mounts::volume_mount(name, mount, source, read_only, recursive).map_err(|error| error.to_string())?);
     }
     Ok(out)
 }

@@ -9,6 +9,7 @@ use super::image::PullHistory;
 use crate::images::Images;
 use crate::kernel::cgroup::Cgroups;
 use crate::model::Clock;
+use crate::objects::Objects;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::volumes::Volumes;
@@ -22,6 +23,8 @@ pub struct ActContext {
     pub runtime: Runtime,
     /// Images and the limits on pulling them.
     pub images: Images,
+    /// API objects that pods refer to.
+    pub objects: Objects,
     /// Pods' directories and volumes.
     pub volumes: Volumes,
     /// The cgroup tree; `None` with `cgroupsPerQOS: false`.
@@ -75,7 +78,15 @@ impl ActContext {
         clock: Clock,
     ) -> Self {
         let pulls = Mutex::new(PullHistory::default());
-        Self { runtime, images, volumes, cgroups, settings, files, network, recorder, clock, pulls }
+        let objects = Objects::standalone();
+        Self { runtime, images, objects, volumes, cgroups, settings, files, network, recorder, clock, pulls }
+    }
+
+    /// Environments and volumes are made from the objects of an API server; without this there are none.
+    pub fn with_objects(mut self, objects: Objects) -> Self {
+        self.volumes = self.volumes.with_objects(objects.clone(), self.settings.resources.allocatable.clone());
+        self.objects = objects;
+        self
     }
 
     pub(super) fn pulls(&self) -> std::sync::MutexGuard<'_, PullHistory> {

@@ -18,6 +18,8 @@ pub(super) enum NoGround {
     Network(String),
     /// The cgroup was gone under a running pod, which has been killed: look again.
     Killed(Vec<String>),
+    /// Volumes are not there: retry with patience, or as soon as what they are made from changes.
+    Volumes(String),
     /// Something failed.
     Failed(String),
 }
@@ -32,11 +34,7 @@ pub(super) async fn prepare(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot)
         ctx.pod_event(pod, EventType::Warning, "Failed", &message);
         NoGround::Failed(message)
     })?;
-    ctx.volumes.set_up(pod).map_err(|error| {
-        let message = format!("Unable to attach or mount volumes: {error}");
-        ctx.pod_event(pod, EventType::Warning, "FailedMount", &message);
-        NoGround::Failed(message)
-    })
+    super::volumes::set_up(ctx, pod).await.map_err(NoGround::Volumes)
 }
 
 fn check_network(ctx: &ActContext, pod: &Pod) -> Result<(), NoGround> {

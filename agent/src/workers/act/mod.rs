@@ -15,6 +15,7 @@
 
 mod config;
 mod context;
+mod env_objects;
 mod finish;
 pub mod gc;
 mod grace;
@@ -28,6 +29,7 @@ mod sandbox;
 mod start;
 #[cfg(test)]
 mod tests;
+mod volumes;
 
 pub use context::ActContext;
 pub use context::NodeFiles;
@@ -39,3 +41,5 @@ pub use finish::terminate_pod;
 pub use grace::blocking_kill_limit;
 pub use grace::grace_period;
 pub use run::execute;
+pub use volumes::refresh as refresh_volumes;
+pub use volumes::retry_after as retry_volumes_after;

@@ -83,6 +83,10 @@ async fn stand(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, outcome: &mu
             outcome.network_not_ready = true;
             outcome.errors.push(error);
         }
+        Err(NoGround::Volumes(error)) => {
+            outcome.volumes_not_ready = true;
+            outcome.errors.push(error);
+        }
         Err(NoGround::Killed(errors)) => outcome.errors.extend(errors),
         Err(NoGround::Failed(error)) => outcome.errors.push(error),
     }

@@ -110,6 +110,7 @@ impl Scene<'_> {
     ) -> Result<ContainerId, StartFailure> {
         let Self { ctx, pod, snapshot, sandbox } = self;
         let config = config::configure(ctx, pod, spec, sandbox, snapshot, &found.image, restarts)
+            .await
             .map_err(|message| report::failure("CreateContainerConfigError", message))?;
         let created = ctx.runtime.create_container(sandbox.id.as_str(), config, sandbox.config.clone()).await;
         created.map(ContainerId::from).map_err(|error| report::failure(CREATE_ERROR, error.message()))

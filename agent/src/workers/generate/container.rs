@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
 
 use super::ContainerSpec;
+use super::EnvObjects;
 use super::GenerateError;
 use super::NodeSettings;
 use super::env;
@@ -15,6 +16,9 @@ use super::resources;
 use super::security;
 use crate::model::ContainerId;
 use crate::model::container_hash;
+
+/// No kernel has smaller pages.
+const SMALLEST_PAGE: usize = 4096;
 
 /// An image as the runtime resolved it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,10 +112,17 @@ pub fn environment(
     pod: &Pod,
     spec: &ContainerSpec<'_>,
     pod_ips: &[String],
+    objects: &EnvObjects,
     settings: &NodeSettings,
 ) -> Result<BTreeMap<String, String>, GenerateError> {
     let node_ips = &settings.dns.node_ips;
     let pod_ips = if crate::model::spec::host_network(pod) { node_ips } else { pod_ips };
-    let context = EnvContext { pod_ips, node_ips, allocatable: &settings.resources.allocatable };
+    let context = EnvContext {
+        pod_ips,
+        node_ips,
+        allocatable: &settings.resources.allocatable,
+        max_string: 32 * settings.resources.page_size.max(SMALLEST_PAGE),
+        objects,
+    };
     env::environment(pod, &spec.container, context)
 }

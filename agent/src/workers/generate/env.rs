@@ -1,21 +1,22 @@
-//! Environment of a container: literal values with `$(VAR)` expansion, fields of the pod, amounts of resources. Pure.
+//! Environment of a container: variables of services, of whole ConfigMaps and Secrets, literal values with `$(VAR)`
+//! expansion, fields of the pod, amounts of resources, keys of ConfigMaps and Secrets. Pure: the objects come in.
 //!
-//! Service variables do not exist without an API server; references to ConfigMaps, Secrets and files are refused.
+//! References to files (KEP-5307) are refused.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::EnvFromSource;
 use k8s_openapi::api::core::v1::EnvVar;
 use k8s_openapi::api::core::v1::EnvVarSource;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::core::v1::ResourceFieldSelector;
 
+use super::EnvObjects;
 use super::GenerateError;
 use super::expand::expand;
 use super::names;
-use super::qos;
 use super::qos::Amounts;
-use crate::model::Amount;
+use crate::model::downward;
 
 /// What environment variables can speak of besides the pod's own object.
 #[derive(Clone, Copy, Debug)]
@@ -26,12 +27,19 @@ pub struct EnvContext<'a> {
     pub node_ips: &'a [String],
     /// Allocatable cpu, memory and ephemeral-storage of the node: limits of who has none.
     pub allocatable: &'a Amounts,
+    /// Longest string of a process's environment: its name, `=`, its value and the final NUL. 32 pages.
+    pub max_string: usize,
+    /// ConfigMaps, Secrets and services.
+    pub objects: &'a EnvObjects,
 }
 
-/// The variables of `container`, by name.
+/// All strings together: more than what the kernel ever accepts.
+const MAX_TOTAL: usize = 6 << 20;
+
+/// The variables of `container`, by name. Services come first; each later source wins over those before it.
 ///
 /// # Errors
-/// A source that does not exist, is not supported, or cannot be evaluated.
+/// A source that does not exist, is not supported, or cannot be evaluated; variables that no process can be given.
 pub fn environment(
     pod: &Pod,
     container: &Container,
@@ -40,15 +48,62 @@ pub fn environment(
     if pod.spec.as_ref().is_some_and(|spec| spec.enable_service_links.is_none()) {
         return Err(GenerateError::NoServiceLinks);
     }
-    if container.env_from.iter().flatten().next().is_some() {
-        return Err(GenerateError::Unsupported { container: container.name.clone(), what: "envFrom" });
-    }
+    let services = &context.objects.services;
     let mut known: BTreeMap<String, String> = BTreeMap::new();
-    for variable in container.env.iter().flatten() {
-        let value = value_of(pod, container, variable, &known, context)?;
-        known.insert(variable.name.clone(), value);
+    for source in container.env_from.iter().flatten() {
+        whole_object(&mut known, source, context.objects)?;
     }
+    for variable in container.env.iter().flatten() {
+        let lookup = |name: &str| known.get(name).or_else(|| services.get(name)).map(String::as_str);
+        if let Some(value) = value_of(pod, container, variable, lookup, context)? {
+            known.insert(variable.name.clone(), value);
+        }
+    }
+    for (name, value) in services {
+        known.entry(name.clone()).or_insert_with(|| value.clone());
+    }
+    check(&known, context.max_string)?;
     Ok(known)
+}
+
+/// All keys of a ConfigMap or Secret, as they are: which names a shell likes is not asked here.
+fn whole_object(
+    known: &mut BTreeMap<String, String>,
+    source: &EnvFromSource,
+    objects: &EnvObjects,
+) -> Result<(), GenerateError> {
+    let prefix = source.prefix.as_deref().unwrap_or_default();
+    if let Some(reference) = &source.config_map_ref {
+        let object = objects.config_map(&reference.name, reference.optional)?;
+        let data = object.iter().flat_map(|object| object.data.iter().flatten());
+        known.extend(data.map(|(key, value)| (format!("{prefix}{key}"), value.clone())));
+    } else if let Some(reference) = &source.secret_ref {
+        let object = objects.secret(&reference.name, reference.optional)?;
+        let data = object.iter().flat_map(|object| object.data.iter().flatten());
+        known.extend(data.map(|(key, value)| (format!("{prefix}{key}"), text(&value.0))));
+    }
+    Ok(())
+}
+
+/// The environment is text; bytes that are none are replaced, where upstream would hand on what the runtime cannot take.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Refuses what no process can be started with, before the runtime is asked: its answer would name no variable.
+fn check(environment: &BTreeMap<String, String>, max_string: usize) -> Result<(), GenerateError> {
+    let mut total = 0;
+    for (name, value) in environment {
+        let size = name.len() + value.len() + 2;
+        if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+            return Err(GenerateError::EnvText { name: name.clone() });
+        }
+        if size > max_string {
+            return Err(GenerateError::EnvVariableSize { name: name.clone(), size, limit: max_string });
+        }
+        total += size;
+    }
+    if total > MAX_TOTAL { Err(GenerateError::EnvSize { size: total, limit: MAX_TOTAL }) } else { Ok(()) }
 }
 
 /// Expands each word of a command or argument list with the final environment.
@@ -76,17 +131,18 @@ pub fn expand_sub_path(text: &str, environment: &BTreeMap<String, String>) -> Re
     Err(GenerateError::MissingValue { names: missing.into_iter().collect::<Vec<_>>().join(", ") })
 }
 
-fn value_of(
+/// `None`: an optional source that does not exist; the variable is left out.
+fn value_of<'a>(
     pod: &Pod,
     container: &Container,
     variable: &EnvVar,
-    known: &BTreeMap<String, String>,
+    lookup: impl Fn(&str) -> Option<&'a str>,
     context: EnvContext<'_>,
-) -> Result<String, GenerateError> {
+) -> Result<Option<String>, GenerateError> {
     match (variable.value.as_deref().filter(|value| !value.is_empty()), &variable.value_from) {
-        (Some(value), _) => Ok(expand(value, |name| known.get(name).map(String::as_str))),
+        (Some(value), _) => Ok(Some(expand(value, lookup))),
         (None, Some(source)) => from_source(pod, container, source, context),
-        (None, None) => Ok(String::new()),
+        (None, None) => Ok(Some(String::new())),
     }
 }
 
@@ -95,30 +151,42 @@ fn from_source(
     container: &Container,
     source: &EnvVarSource,
     context: EnvContext<'_>,
-) -> Result<String, GenerateError> {
+) -> Result<Option<String>, GenerateError> {
     if let Some(field) = &source.field_ref {
-        return field_value(pod, &field.field_path, context);
+        return field_value(pod, &field.field_path, context).map(Some);
     }
     if let Some(resource) = &source.resource_field_ref {
-        return resource_value(pod, container, resource, context);
+        return Ok(Some(downward::resource_field(pod, Some(container), resource, context.allocatable)?));
     }
-    let what = if source.config_map_key_ref.is_some() {
-        "env valueFrom configMapKeyRef"
-    } else if source.secret_key_ref.is_some() {
-        "env valueFrom secretKeyRef"
+    let (kind, reference, found) = if let Some(key) = &source.config_map_key_ref {
+        let object = context.objects.config_map(&key.name, key.optional)?;
+        let value = object.map(|object| object.data.as_ref().and_then(|data| data.get(&key.key)).cloned());
+        ("ConfigMap", (&key.key, &key.name, key.optional), value)
+    } else if let Some(key) = &source.secret_key_ref {
+        let object = context.objects.secret(&key.name, key.optional)?;
+        let value = object.map(|object| Some(text(&object.data.as_ref()?.get(&key.key)?.0)));
+        ("Secret", (&key.key, &key.name, key.optional), value)
     } else {
-        "env valueFrom fileKeyRef"
+        return Err(GenerateError::Unsupported { container: container.name.clone(), what: "env valueFrom fileKeyRef" });
     };
-    Err(GenerateError::Unsupported { container: container.name.clone(), what })
+    let (key, name, optional) = reference;
+    match found {
+        Some(Some(value)) => Ok(Some(value)),
+        None => Ok(None),
+        Some(None) if optional == Some(true) => Ok(None),
+        Some(None) => Err(GenerateError::NoSuchKey {
+            key: key.clone(),
+            kind,
+            namespace: names::pod_namespace(pod).to_owned(),
+            name: name.clone(),
+        }),
+    }
 }
 
 fn field_value(pod: &Pod, path: &str, context: EnvContext<'_>) -> Result<String, GenerateError> {
     let spec = pod.spec.as_ref();
     let first = |ips: &[String]| ips.first().cloned().unwrap_or_default();
     let value = match path {
-        "metadata.name" => names::pod_name(pod).to_owned(),
-        "metadata.namespace" => names::pod_namespace(pod).to_owned(),
-        "metadata.uid" => names::pod_uid(pod).to_owned(),
         "spec.nodeName" => spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
         "spec.serviceAccountName" => spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default(),
         "status.podIP" => first(context.pod_ips),
@@ -126,78 +194,7 @@ fn field_value(pod: &Pod, path: &str, context: EnvContext<'_>) -> Result<String,
         "status.hostIP" | "status.hostIPs" if context.node_ips.is_empty() => return Err(GenerateError::NoNodeIp),
         "status.hostIP" => first(context.node_ips),
         "status.hostIPs" => context.node_ips.join(","),
-        _ => subscripted(pod, path).ok_or_else(|| GenerateError::FieldPath { path: path.to_owned() })?,
+        _ => downward::metadata_field(pod, path)?,
     };
     Ok(value)
-}
-
-/// `metadata.labels['key']` or `metadata.annotations['key']`; empty if there is no such key.
-fn subscripted(pod: &Pod, path: &str) -> Option<String> {
-    let (field, rest) = path.split_once("['")?;
-    let key = rest.strip_suffix("']")?;
-    let map = match field {
-        "metadata.labels" => &pod.metadata.labels,
-        "metadata.annotations" => &pod.metadata.annotations,
-        _ => return None,
-    };
-    Some(map.as_ref().and_then(|map| map.get(key)).cloned().unwrap_or_default())
-}
-
-fn resource_value(
-    pod: &Pod,
-    own: &Container,
-    selector: &ResourceFieldSelector,
-    context: EnvContext<'_>,
-) -> Result<String, GenerateError> {
-    let unknown = || GenerateError::ResourceField { resource: selector.resource.clone() };
-    let (side, name) = selector.resource.split_once('.').ok_or_else(unknown)?;
-    let known = matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
-    let named = selector.container_name.as_deref().filter(|name| !name.is_empty());
-    let container = match named {
-        Some(name) => find(pod, name).ok_or_else(|| GenerateError::NoSuchContainer { name: name.to_owned() })?,
-        None => own,
-    };
-    let names_init = named.is_some_and(|name| is_init(pod, name));
-    let resources = container.resources.as_ref();
-    let amount = match side {
-        "requests" if known => qos::amounts(resources.and_then(|r| r.requests.as_ref()))?.get(name).copied(),
-        "limits" if known => {
-            let stated = qos::amounts(resources.and_then(|r| r.limits.as_ref()))?.get(name).copied();
-            match stated.filter(|amount| !amount.is_zero()) {
-                None if !names_init => default_limit(pod, name, context)?,
-                _ => stated,
-            }
-        }
-        _ => return Err(unknown()),
-    };
-    let divisor = selector.divisor.as_ref().map(Amount::try_from).transpose();
-    let divisor = divisor.map_err(|source| GenerateError::Quantity { resource: "divisor".to_owned(), source })?;
-    let divisor = divisor.filter(|divisor| !divisor.is_zero()).unwrap_or_else(|| Amount::units(1));
-    Ok(divided(name, amount.unwrap_or_default(), divisor).to_string())
-}
-
-/// The pod's own limit (KEP-2837), else what the node has to give; hugepages have no default.
-fn default_limit(pod: &Pod, name: &str, context: EnvContext<'_>) -> Result<Option<Amount>, GenerateError> {
-    let pod_limits = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()).and_then(|r| r.limits.as_ref());
-    let of_pod = qos::amounts(pod_limits)?.get(name).copied().filter(|_| matches!(name, "cpu" | "memory"));
-    Ok(of_pod.filter(|amount| !amount.is_zero()).or_else(|| context.allocatable.get(name).copied()))
-}
-
-/// Whole multiples of the divisor, rounded up; cpu is counted in thousandths.
-fn divided(name: &str, amount: Amount, divisor: Amount) -> i64 {
-    let (amount, divisor) = match name {
-        "cpu" => (amount.milli_value(), divisor.milli_value()),
-        _ => (amount.value(), divisor.value()),
-    };
-    let divisor = divisor.max(1);
-    amount / divisor + i64::from(amount % divisor > 0)
-}
-
-fn find<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
-    qos::containers(pod).find(|container| container.name == name)
-}
-
-fn is_init(pod: &Pod, name: &str) -> bool {
-    let spec = pod.spec.as_ref();
-    spec.is_some_and(|spec| spec.init_containers.iter().flatten().any(|container| container.name == name))
 }

@@ -1,5 +1,6 @@
 //! Why no configuration can be made. The texts are what `CreateContainerConfigError` shows.
 
+use crate::model::DownwardError;
 use crate::model::QuantityError;
 
 /// A spec, file or setting that cannot be turned into a configuration.
@@ -23,14 +24,22 @@ pub enum GenerateError {
     Unsupported { container: String, what: &'static str },
     #[error("missing value for {names}")]
     MissingValue { names: String },
-    #[error("unsupported fieldPath: {path}")]
-    FieldPath { path: String },
+    #[error(transparent)]
+    Downward(#[from] DownwardError),
+    #[error("{message}")]
+    Object { message: String },
+    #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
+    NoSuchKey { key: String, kind: &'static str, namespace: String, name: String },
+    #[error(
+        "environment variable {name:?} cannot be given to a process: a name must not be empty or contain '=' or NUL, a value must not contain NUL"
+    )]
+    EnvText { name: String },
+    #[error("environment variable {name:?} takes {size} bytes, more than the {limit} a process can be given")]
+    EnvVariableSize { name: String, size: usize, limit: usize },
+    #[error("the environment takes {size} bytes, more than the {limit} a process can be given")]
+    EnvSize { size: usize, limit: usize },
     #[error("the address of the node is not known, cannot resolve status.hostIP")]
     NoNodeIp,
-    #[error("unsupported container resource : {resource}")]
-    ResourceField { resource: String },
-    #[error("container {name} not found")]
-    NoSuchContainer { name: String },
     #[error("{problem} (pod: {pod:?}, container: {container})")]
     NonRoot { problem: String, pod: String, container: String },
     #[error("localhostProfile must be set if seccompProfile type is Localhost (container {container:?})")]

@@ -4,6 +4,7 @@
 pub mod container;
 pub mod dns;
 pub mod env;
+mod env_objects;
 mod error;
 pub mod expand;
 pub mod hostname;
@@ -21,6 +22,8 @@ mod tests;
 
 pub use container::ImageUser;
 pub use container::ResolvedImage;
+pub use env_objects::EnvObjects;
+pub use env_objects::Lookup;
 pub use error::GenerateError;
 pub use hostname::Hostname;
 pub use settings::DnsSettings;

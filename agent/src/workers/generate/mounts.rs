@@ -8,7 +8,7 @@ use super::GenerateError;
 /// Where the hosts file belongs.
 pub const HOSTS_FILE: &str = "/etc/hosts";
 
-/// One `volumeMounts` entry with its host path. `recursive_read_only` tells whether the runtime handler can do
+/// One `volumeMounts` entry with its host path. `read_only`: the volume itself cannot be written. `recursive_read_only` tells whether the runtime handler can do
 /// recursive read-only mounts (KEP-3857).
 ///
 /// # Errors
@@ -17,6 +17,7 @@ pub fn volume_mount(
     container: &str,
     mount: &VolumeMount,
     host_path: String,
+    read_only: bool,
     recursive_read_only: bool,
 ) -> Result<cri::Mount, GenerateError> {
     let readonly = mount.read_only.unwrap_or(false);
@@ -40,7 +41,7 @@ pub fn volume_mount(
     Ok(cri::Mount {
         container_path: if path.starts_with('/') { path.clone() } else { format!("/{path}") },
         host_path,
-        readonly,
+        readonly: readonly || read_only,
         propagation: propagation as i32,
         recursive_read_only: recursive,
         ..Default::default()
@@ -60,16 +61,17 @@ mod tests {
     fn properties_follow_the_spec() {
         let mount = |json: serde_json::Value| -> VolumeMount { serde_json::from_value(json).expect("a mount") };
         let plain = mount(serde_json::json!({"name": "v", "mountPath": "data"}));
-        let out = volume_mount("c", &plain, "/host".into(), false).expect("valid");
+        let out = volume_mount("c", &plain, "/host".into(), false, false).expect("valid");
         assert_eq!((out.container_path.as_str(), out.readonly, out.propagation), ("/data", false, 0));
         let slave = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "HostToContainer",
             "readOnly": true, "recursiveReadOnly": "IfPossible"}));
-        let out = volume_mount("c", &slave, "/host".into(), true).expect("valid");
+        let out = volume_mount("c", &slave, "/host".into(), false, true).expect("valid");
         assert_eq!((out.propagation, out.recursive_read_only), (1, true));
-        assert!(!volume_mount("c", &slave, "/host".into(), false).expect("valid").recursive_read_only);
+        assert!(!volume_mount("c", &slave, "/host".into(), false, false).expect("valid").recursive_read_only);
         let strict = mount(serde_json::json!({"name": "v", "mountPath": "/d", "readOnly": true,
             "recursiveReadOnly": "Enabled"}));
-        let error = volume_mount("c", &strict, "/host".into(), false).expect_err("refused").to_string();
+        assert!(volume_mount("c", &plain, "/host".into(), true, false).expect("valid").readonly);
+        let error = volume_mount("c", &strict, "/host".into(), false, false).expect_err("refused").to_string();
         assert!(error.contains("\"v\"") && error.contains("\"c\""), "{error}");
     }
 }

@@ -39,6 +39,8 @@ pub struct ResourceSettings {
     pub allocatable: Amounts,
     /// Huge page sizes of the node, bytes.
     pub hugepage_sizes: Vec<u64>,
+    /// Size of a page, bytes; 0: not known.
+    pub page_size: usize,
     /// The node runs cgroup v2.
     pub cgroup_v2: bool,
     /// `singleProcessOOMKill`; always true on cgroup v1.

@@ -61,7 +61,7 @@ fn image(user: ImageUser) -> ResolvedImage {
 fn generate(pod: &Pod, user: ImageUser) -> Result<cri::ContainerConfig, GenerateError> {
     let spec = ContainerSpec::named(pod, "c").expect("the container");
     let settings = settings();
-    let environment = environment(pod, &spec, &["10.0.0.5".into()], &settings)?;
+    let environment = environment(pod, &spec, &["10.0.0.5".into()], &EnvObjects::default(), &settings)?;
     let instance = Instance {
         image: &image(user),
         restarts: 2,

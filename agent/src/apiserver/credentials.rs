@@ -1,0 +1,129 @@
+//! The `Authorization` of requests: fixed, from a file that may be replaced, or from a program that is asked again.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::HeaderValue;
+use secrecy::ExposeSecret as _;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::kubeconfig::Credentials;
+
+/// A token file is read again when what was read is older than this.
+const FILE_PERIOD: Duration = Duration::from_secs(60);
+/// The same once it has been refused.
+const REFUSED_PERIOD: Duration = Duration::from_secs(10);
+
+/// Why a request cannot be given its credentials.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    /// The token file cannot be read, and never could.
+    #[error("cannot read token file {}: {source}", file.display())]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Characters that no header may hold.
+    #[error("{0} holds characters that no request header may hold")]
+    Characters(String),
+}
+
+/// Credentials ready for use.
+pub enum Authorizer {
+    /// Always the same, or none at all.
+    Fixed(Option<HeaderValue>),
+    /// From a file.
+    File(TokenFile),
+}
+
+impl Authorizer {
+    /// Reads nothing and runs nothing yet.
+    ///
+    /// # Errors
+    /// Fixed credentials that cannot be sent.
+    pub fn new(credentials: &Credentials) -> Result<Self, CredentialError> {
+        Ok(match credentials {
+            Credentials::None => Self::Fixed(None),
+            Credentials::Basic(name, password) => {
+                let pair = STANDARD.encode(format!("{name}:{}", password.expose_secret()));
+                Self::Fixed(Some(header("username", &format!("Basic {pair}"))?))
+            }
+            Credentials::Token(token) => Self::Fixed(Some(bearer("token", token.expose_secret())?)),
+            Credentials::TokenFile(file) => Self::File(TokenFile { file: file.clone(), read: Mutex::default() }),
+            Credentials::Exec(_) => Self::Fixed(None),
+        })
+    }
+
+    /// What the next request carries.
+    ///
+    /// # Errors
+    /// There is nothing to send and never was.
+    pub async fn header(&self) -> Result<Option<HeaderValue>, CredentialError> {
+        match self {
+            Self::Fixed(value) => Ok(value.clone()),
+            Self::File(file) => file.header().await.map(Some),
+        }
+    }
+
+    /// The server does not accept what a request carried: looks for something newer before the next one.
+    pub async fn refused(&self) {
+        if let Self::File(file) = self {
+            file.read_again().await;
+        }
+    }
+}
+
+/// A file with a bearer token. What was read last is used while the file cannot be read.
+pub struct TokenFile {
+    file: PathBuf,
+    read: Mutex<Option<(HeaderValue, Instant)>>,
+}
+
+impl TokenFile {
+    /// Not at every refusal: a wrong token would have the file read with each request.
+    async fn read_again(&self) {
+        if let Some((_, at)) = &mut *self.read.lock().await
+            && at.elapsed() >= REFUSED_PERIOD
+        {
+            *at = at.checked_sub(FILE_PERIOD).unwrap_or(*at);
+        }
+    }
+
+    async fn header(&self) -> Result<HeaderValue, CredentialError> {
+        let mut read = self.read.lock().await;
+        if let Some((value, at)) = &*read
+            && at.elapsed() < FILE_PERIOD
+        {
+            return Ok(value.clone());
+        }
+        let fresh = match tokio::fs::read_to_string(&self.file).await {
+            Ok(text) => bearer(&self.file.display().to_string(), text.trim()),
+            Err(source) => Err(CredentialError::File { file: self.file.clone(), source }),
+        };
+        let value = match (fresh, &*read) {
+            (Ok(value), _) => value,
+            (Err(error), Some((last, _))) => {
+                tracing::warn!("{error}; the last token is used on");
+                last.clone()
+            }
+            (Err(error), None) => return Err(error),
+        };
+        *read = Some((value.clone(), Instant::now()));
+        Ok(value)
+    }
+}
+
+fn bearer(what: &str, token: &str) -> Result<HeaderValue, CredentialError> {
+    header(what, &format!("Bearer {token}"))
+}
+
+fn header(what: &str, text: &str) -> Result<HeaderValue, CredentialError> {
+    let mut value = HeaderValue::try_from(text).map_err(|_| CredentialError::Characters(what.to_owned()))?;
+    value.set_sensitive(true);
+    Ok(value)
+}

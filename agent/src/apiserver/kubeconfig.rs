@@ -1,0 +1,314 @@
+//! A kubeconfig file to the one way of access its current context names. Reads the file itself; files it refers to are
+//! read by who uses them, because they may change while the agent runs.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::Uri;
+use kube::config::{AuthInfo, Cluster, ExecConfig, Kubeconfig};
+use secrecy::{ExposeSecret as _, SecretString};
+
+/// Access to one API server. Holds secrets; `Debug` does not show them.
+#[derive(Clone, Debug)]
+pub struct Access {
+    /// Scheme, host and port, and a path prefix if any.
+    pub server: Uri,
+    /// `certificate-authority[-data]`: who may have signed the server's certificate; `None` for the system's own roots.
+    pub authority: Option<Pem>,
+    /// `insecure-skip-tls-verify`.
+    pub insecure: bool,
+    /// `tls-server-name`: the name the server's certificate must be for, instead of the host of `server`.
+    pub server_name: Option<String>,
+    /// `proxy-url`.
+    pub proxy: Option<Uri>,
+    /// Client certificate and key.
+    pub certificate: Option<CertificatePair>,
+    /// What is sent with every request.
+    pub credentials: Credentials,
+}
+
+/// PEM text, inline or in a file.
+#[derive(Clone)]
+pub enum Pem {
+    /// Decoded text of a `…-data` field.
+    Inline(SecretString),
+    /// A file, looked at again while the agent runs.
+    File(PathBuf),
+}
+
+impl std::fmt::Debug for Pem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Inline(_) => f.write_str("Inline"),
+            Self::File(path) => write!(f, "File({})", path.display()),
+        }
+    }
+}
+
+impl Pem {
+    /// The text as of now.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn read(&self) -> io::Result<SecretString> {
+        match self {
+            Self::Inline(text) => Ok(text.clone()),
+            Self::File(path) => fs::read_to_string(path).map(SecretString::from),
+        }
+    }
+
+    /// The file, if it is one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Inline(_) => None,
+            Self::File(path) => Some(path),
+        }
+    }
+}
+
+/// `client-certificate[-data]` and `client-key[-data]`.
+#[derive(Clone, Debug)]
+pub struct CertificatePair {
+    /// The chain, own certificate first.
+    pub certificate: Pem,
+    /// Its private key.
+    pub key: Pem,
+}
+
+/// The `Authorization` of requests. The first kind given counts, in this order: basic, token, token file, plugin.
+#[derive(Clone, Debug)]
+pub enum Credentials {
+    /// Nothing: anonymous, or known by the client certificate.
+    None,
+    /// `username` and `password`.
+    Basic(String, SecretString),
+    /// `token`.
+    Token(SecretString),
+    /// `tokenFile`.
+    TokenFile(PathBuf),
+    /// `exec`: a program that prints an ExecCredential.
+    Exec(Box<ExecConfig>),
+}
+
+/// Why a kubeconfig gives no access.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeconfigError {
+    /// It cannot be read.
+    #[error("unable to load kubeconfig: {}: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is neither YAML nor JSON, or a field has the wrong type.
+    #[error("unable to load kubeconfig: {}: {problem}", file.display())]
+    Syntax {
+        /// The file.
+        file: PathBuf,
+        /// Where and what.
+        problem: String,
+    },
+    /// A field is missing or makes no sense.
+    #[error("unable to load kubeconfig: {}: {field}: {problem}", file.display())]
+    Field {
+        /// The file.
+        file: PathBuf,
+        /// Path of the field.
+        field: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// Reads `file` and follows its `current-context`. Relative paths in it start at its own folder.
+///
+/// # Errors
+/// Names the file, and the field where there is one.
+pub fn load(file: &Path) -> Result<Access, KubeconfigError> {
+    let text = fs::read_to_string(file).map_err(|source| KubeconfigError::Read { file: file.to_owned(), source })?;
+    parse(file, &text)
+}
+
+/// What [`load`] does once the text is there.
+///
+/// # Errors
+/// As those of [`load`].
+pub fn parse(file: &Path, text: &str) -> Result<Access, KubeconfigError> {
+    let syntax = |problem: String| KubeconfigError::Syntax { file: file.to_owned(), problem };
+    let config: Kubeconfig = serde_saphyr::from_str(text).map_err(|error| syntax(error.to_string()))?;
+    let reader = Reader { file, folder: file.parent().unwrap_or(Path::new(".")) };
+    reader.access(&config)
+}
+
+struct Reader<'a> {
+    file: &'a Path,
+    folder: &'a Path,
+}
+
+type Read<T> = Result<T, KubeconfigError>;
+
+impl Reader<'_> {
+    fn wrong(&self, field: impl Into<String>, problem: impl Into<String>) -> KubeconfigError {
+        KubeconfigError::Field { file: self.file.to_owned(), field: field.into(), problem: problem.into() }
+    }
+
+    fn access(&self, config: &Kubeconfig) -> Read<Access> {
+        let name = set(&config.current_context).ok_or_else(|| self.wrong("current-context", "is not set"))?;
+        let context = config.contexts.iter().find(|context| &context.name == name);
+        let context = context.ok_or_else(|| self.wrong("current-context", format!("no context is named {name:?}")))?;
+        let field = format!("contexts[{name}].context");
+        let context = context.context.as_ref().ok_or_else(|| self.wrong(&field, "is missing"))?;
+        let cluster = config.clusters.iter().find(|cluster| cluster.name == context.cluster);
+        let unknown = || self.wrong(format!("{field}.cluster"), format!("no cluster is named {:?}", context.cluster));
+        let cluster = cluster.ok_or_else(unknown)?;
+        let place = format!("clusters[{}].cluster", cluster.name);
+        let cluster = cluster.cluster.as_ref().ok_or_else(|| self.wrong(&place, "is missing"))?;
+        let anonymous = AuthInfo::default();
+        let (user, user_place) = match set(&context.user) {
+            None => (&anonymous, String::new()),
+            Some(name) => {
+                let user = config.auth_infos.iter().find(|user| &user.name == name);
+                let unknown = || self.wrong(format!("{field}.user"), format!("no user is named {name:?}"));
+                (user.ok_or_else(unknown)?.auth_info.as_ref().unwrap_or(&anonymous), format!("users[{name}].user"))
+            }
+        };
+        self.combine(cluster, &place, user, &user_place)
+    }
+
+    fn combine(&self, cluster: &Cluster, place: &str, user: &AuthInfo, user_place: &str) -> Read<Access> {
+        let authority = self.pem(
+            set(&cluster.certificate_authority_data),
+            set(&cluster.certificate_authority),
+            &format!("{place}.certificate-authority-data"),
+        )?;
+        let insecure = cluster.insecure_skip_tls_verify.unwrap_or(false);
+        if insecure && authority.is_some() {
+            let problem = "cannot be set together with a certificate authority";
+            return Err(self.wrong(format!("{place}.insecure-skip-tls-verify"), problem));
+        }
+        let server = set(&cluster.server).ok_or_else(|| self.wrong(format!("{place}.server"), "is not set"))?;
+        let server = server_uri(server, authority.is_some() || insecure)
+            .map_err(|problem| self.wrong(format!("{place}.server"), problem))?;
+        let proxy = set(&cluster.proxy_url)
+            .map(|url| proxy_uri(url).map_err(|problem| self.wrong(format!("{place}.proxy-url"), problem)));
+        Ok(Access {
+            server,
+            authority,
+            insecure,
+            server_name: set(&cluster.tls_server_name).cloned(),
+            proxy: proxy.transpose()?,
+            certificate: self.certificate(user, user_place)?,
+            credentials: self.credentials(user, user_place)?,
+        })
+    }
+
+    fn certificate(&self, user: &AuthInfo, place: &str) -> Read<Option<CertificatePair>> {
+        let data = user.client_key_data.as_ref().map(|secret| secret.expose_secret().to_owned());
+        let certificate = self.pem(
+            set(&user.client_certificate_data),
+            set(&user.client_certificate),
+            &format!("{place}.client-certificate-data"),
+        )?;
+        let key = self.pem(set(&data), set(&user.client_key), &format!("{place}.client-key-data"))?;
+        match (certificate, key) {
+            (None, None) => Ok(None),
+            (Some(certificate), Some(key)) => Ok(Some(CertificatePair { certificate, key })),
+            (Some(_), None) => Err(self.wrong(format!("{place}.client-key"), "is missing beside a client certificate")),
+            (None, Some(_)) => Err(self.wrong(format!("{place}.client-certificate"), "is missing beside a client key")),
+        }
+    }
+
+    fn credentials(&self, user: &AuthInfo, place: &str) -> Read<Credentials> {
+        if user.auth_provider.is_some() {
+            let problem = "authentication providers are no longer supported; use exec";
+            return Err(self.wrong(format!("{place}.auth-provider"), problem));
+        }
+        let impersonates = user.impersonate.is_some() || user.impersonate_groups.is_some();
+        if impersonates || user.impersonate_uid.is_some() || user.impersonate_user_extra.is_some() {
+            return Err(self.wrong(format!("{place}.as"), "a node acts as itself only"));
+        }
+        if let (Some(name), Some(password)) = (&user.username, &user.password) {
+            return Ok(Credentials::Basic(name.clone(), password.clone()));
+        }
+        if let Some(token) = user.token.as_ref().filter(|token| !token.expose_secret().is_empty()) {
+            return Ok(Credentials::Token(token.clone()));
+        }
+        if let Some(file) = set(&user.token_file) {
+            return Ok(Credentials::TokenFile(self.folder.join(file)));
+        }
+        match &user.exec {
+            None => Ok(Credentials::None),
+            Some(exec) => self.plugin(exec, place).map(|exec| Credentials::Exec(Box::new(exec))),
+        }
+    }
+
+    /// A command with a slash in it starts at the kubeconfig's folder, others are looked up in PATH.
+    fn plugin(&self, exec: &ExecConfig, place: &str) -> Read<ExecConfig> {
+        let missing = || self.wrong(format!("{place}.exec.command"), "is not set");
+        let command = set(&exec.command).ok_or_else(missing)?;
+        match set(&exec.api_version).map(String::as_str) {
+            Some("client.authentication.k8s.io/v1" | "client.authentication.k8s.io/v1beta1") => {}
+            Some(other) => {
+                return Err(self.wrong(format!("{place}.exec.apiVersion"), format!("{other:?} is not supported")));
+            }
+            None => return Err(self.wrong(format!("{place}.exec.apiVersion"), "is not set")),
+        }
+        let command = if command.contains('/') {
+            self.folder.join(command).to_string_lossy().into_owned()
+        } else {
+            command.clone()
+        };
+        Ok(ExecConfig { command: Some(command), ..exec.clone() })
+    }
+
+    /// Inline data counts before a file.
+    fn pem(&self, data: Option<&String>, file: Option<&String>, field: &str) -> Read<Option<Pem>> {
+        match (data, file) {
+            (Some(data), _) => {
+                let compact: String = data.split_whitespace().collect();
+                let bytes = STANDARD.decode(compact).map_err(|error| self.wrong(field, error.to_string()))?;
+                let text = String::from_utf8(bytes).map_err(|_| self.wrong(field, "holds no PEM text"))?;
+                Ok(Some(Pem::Inline(text.into())))
+            }
+            (None, Some(file)) => Ok(Some(Pem::File(self.folder.join(file)))),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// Unset and empty are the same.
+fn set(text: &Option<String>) -> Option<&String> {
+    text.as_ref().filter(|text| !text.is_empty())
+}
+
+/// A server without scheme is meant as https where TLS is configured.
+fn server_uri(text: &str, tls: bool) -> Result<Uri, String> {
+    let whole = match (text.contains("://"), tls) {
+        (true, _) => text.to_owned(),
+        (false, true) => format!("https://{text}"),
+        (false, false) => format!("http://{text}"),
+    };
+    let uri: Uri = whole.parse().map_err(|error| format!("{text:?} is no URL: {error}"))?;
+    match uri.scheme_str() {
+        _ if uri.host().is_none_or(str::is_empty) => Err(format!("{text:?} names no host")),
+        Some("https" | "http") => Ok(uri),
+        _ => Err(format!("{text:?} is neither https nor http")),
+    }
+}
+
+fn proxy_uri(text: &str) -> Result<Uri, String> {
+    let uri: Uri = text.parse().map_err(|error| format!("{text:?} is no URL: {error}"))?;
+    match uri.scheme_str() {
+        _ if uri.host().is_none_or(str::is_empty) => Err(format!("{text:?} names no host")),
+        Some("http" | "socks5") => Ok(uri),
+        _ => Err(format!("{text:?} is neither http nor socks5")),
+    }
+}
+
+#[cfg(test)]
+#[path = "kubeconfig_tests.rs"]
+mod tests;

@@ -1,0 +1,196 @@
+//! Speaks to the API server. Owns access (kubeconfig, credentials, TLS), connections, the limits on requests and the
+//! watches that never end. Knows nothing of what is asked for.
+//!
+//! ```text
+//!  main ──────┐ 50/s, 100 at once       turn ─▶ headers ─▶ lane ─▶ HTTP/2 connection
+//!  events ────┼ 50/s, 100 at once         │                  │
+//!  heartbeat ─┘ no limit, but a timeout   └── limit.rs       └── transport.rs: shared by all three
+//! ```
+//!
+//! Bodies are JSON: the client library speaks nothing else.
+
+pub mod credentials;
+pub mod kubeconfig;
+pub mod limit;
+mod reach;
+mod requests;
+pub mod tls;
+pub mod transport;
+pub mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderValue;
+use kube::client::ClientBuilder;
+use kube::client::middleware::BaseUriLayer;
+use rustls::pki_types::ServerName;
+use secrecy::ExposeSecret as _;
+
+use self::credentials::{Authorizer, CredentialError};
+use self::kubeconfig::{Access, CertificatePair};
+use self::limit::Limiter;
+use self::reach::Reach;
+use self::requests::{Requests, Shared};
+use self::tls::{Identity, PairError};
+use self::transport::Transport;
+use crate::metrics::Metrics;
+
+/// Limits and names of the clients.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `kubeAPIQPS`: requests per second of the main client.
+    pub per_second: i32,
+    /// `kubeAPIBurst`: requests at once of the main client.
+    pub burst: i32,
+    /// `eventRecordQPS`.
+    pub events_per_second: i32,
+    /// `eventBurst`.
+    pub events_burst: i32,
+    /// How long a heartbeat may take.
+    pub heartbeat_timeout: Duration,
+    /// keblet's own version and the Kubernetes version it stands in for, for the user agent.
+    pub versions: (&'static str, &'static str),
+}
+
+/// Why the API server cannot even be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The certificate authority is unusable.
+    #[error("certificate authority {place}: {problem}")]
+    Authority {
+        /// File or field.
+        place: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The client certificate is unusable.
+    #[error("client certificate {place}: {source}")]
+    Certificate {
+        /// File or field.
+        place: String,
+        /// What is wrong.
+        source: CertificateError,
+    },
+    /// `tls-server-name` is no host name.
+    #[error("tls-server-name {0:?} is no host name")]
+    ServerName(String),
+    /// The system's certificate authorities cannot be found.
+    #[error("cannot load the system's certificate authorities: {0}")]
+    SystemRoots(std::io::Error),
+    /// TLS cannot be set up at all.
+    #[error("cannot set up TLS: {0}")]
+    Tls(rustls::Error),
+    /// Credentials that cannot be sent.
+    #[error(transparent)]
+    Credentials(#[from] CredentialError),
+}
+
+/// Why there is no client certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// A file cannot be read.
+    #[error(transparent)]
+    Read(#[from] std::io::Error),
+    /// What was read is no pair.
+    #[error(transparent)]
+    Pair(#[from] PairError),
+}
+
+/// The clients of one API server. Cheap to clone.
+#[derive(Clone)]
+pub struct ApiServer {
+    /// For everything that is not below.
+    pub main: kube::Client,
+    /// Node status and Lease: never waits for its turn, gives up in time.
+    pub heartbeat: kube::Client,
+    /// Events: cannot take turns from the rest.
+    pub events: kube::Client,
+    shared: Arc<Shared>,
+    identity: Identity,
+}
+
+impl ApiServer {
+    /// Makes the clients. Sends nothing: a server that is away is no error.
+    ///
+    /// # Errors
+    /// Certificates, keys or credentials that cannot be used.
+    pub fn connect(access: &Access, options: &Options, metrics: Arc<Metrics>) -> Result<Self, ConnectError> {
+        let identity = Identity::default();
+        if let Some(pair) = &access.certificate {
+            identity.set(Some(Arc::new(read_pair(pair)?)));
+        }
+        Self::with_identity(access, identity, options, metrics)
+    }
+
+    /// As [`ApiServer::connect`], with a client certificate that the caller keeps up to date.
+    ///
+    /// # Errors
+    /// As those of [`ApiServer::connect`].
+    pub fn with_identity(
+        access: &Access,
+        identity: Identity,
+        options: &Options,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, ConnectError> {
+        let tls = tls::client_config(access, &identity)?;
+        let server_name = access
+            .server_name
+            .as_ref()
+            .map(|name| ServerName::try_from(name.clone()).map_err(|_| ConnectError::ServerName(name.clone())));
+        let http2 = std::env::var_os("DISABLE_HTTP2").is_none_or(|value| value.is_empty());
+        let shared = Arc::new(Shared {
+            transport: Transport::new(tls, server_name.transpose()?, http2),
+            authorizer: Authorizer::new(&access.credentials)?,
+            reach: Reach::new(access.server.to_string()),
+            user_agent: user_agent(options.versions),
+            host: access.server.authority().map(ToString::to_string).unwrap_or_default(),
+            metrics,
+        });
+        let client = |limiter: Option<Limiter>, timeout| {
+            let requests = Requests { shared: shared.clone(), limiter: limiter.map(Arc::new), timeout };
+            ClientBuilder::new(requests, "default").with_layer(&BaseUriLayer::new(access.server.clone())).build()
+        };
+        Ok(Self {
+            main: client(Limiter::new(options.per_second, options.burst), None),
+            heartbeat: client(None, Some(options.heartbeat_timeout)),
+            events: client(Limiter::new(options.events_per_second, options.events_burst), None),
+            shared: shared.clone(),
+            identity,
+        })
+    }
+
+    /// Shows another client certificate from now on. If it really is another one, all connections are closed and opened
+    /// again; watches go on from where they were.
+    pub fn identify(&self, key: Arc<rustls::sign::CertifiedKey>) {
+        if self.identity.set(Some(key)) {
+            self.shared.transport.redial();
+        }
+    }
+
+    /// New connections for all requests to come; those under way are left alone. For when heartbeats fail repeatedly.
+    pub fn retire_connections(&self) {
+        self.shared.transport.retire();
+    }
+}
+
+fn read_pair(pair: &CertificatePair) -> Result<rustls::sign::CertifiedKey, ConnectError> {
+    let place =
+        pair.certificate.path().map_or_else(|| "client-certificate-data".to_owned(), |p| p.display().to_string());
+    let read = || -> Result<_, CertificateError> {
+        let (certificate, key) = (pair.certificate.read()?, pair.key.read()?);
+        Ok(tls::certified_key(certificate.expose_secret(), key.expose_secret())?)
+    };
+    read().map_err(|source| ConnectError::Certificate { place, source })
+}
+
+/// In the form that servers' logs and metrics know from kubelet.
+fn user_agent((own, kubernetes): (&str, &str)) -> HeaderValue {
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let text = format!("keblet/v{own} ({}/{arch}) kubernetes/{kubernetes}", std::env::consts::OS);
+    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("keblet"))
+}

@@ -1,0 +1,72 @@
+//! Whether the API server answers and knows us. Said once per change, not once per request.
+
+use std::sync::{Mutex, PoisonError};
+
+use http::StatusCode;
+use tokio::time::Instant;
+
+use super::transport::TransportError;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Not tried yet.
+    Unknown,
+    /// Answers.
+    Reached,
+    /// Answers that it does not know us.
+    Refused,
+    /// Does not answer.
+    Away,
+}
+
+/// What the last request showed.
+pub struct Reach {
+    server: String,
+    state: Mutex<(State, Instant)>,
+}
+
+impl Reach {
+    /// Nothing is known yet about `server`.
+    pub fn new(server: String) -> Self {
+        Self { server, state: Mutex::new((State::Unknown, Instant::now())) }
+    }
+
+    /// The state before, and how long it lasted, if `now` is another one.
+    fn enter(&self, now: State) -> Option<(State, std::time::Duration)> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.0 == now {
+            return None;
+        }
+        let (before, since) = std::mem::replace(&mut *state, (now, Instant::now()));
+        Some((before, since.elapsed()))
+    }
+
+    /// An answer came.
+    pub fn answered(&self, status: StatusCode) {
+        let server = &self.server;
+        if status == StatusCode::UNAUTHORIZED {
+            if self.enter(State::Refused).is_some() {
+                tracing::error!(server, "the API server refuses our credentials (401 Unauthorized); trying on");
+            }
+            return;
+        }
+        match self.enter(State::Reached) {
+            Some((State::Unknown, _)) => tracing::info!(server, "the API server answers"),
+            Some((State::Refused, after)) => {
+                tracing::info!(server, ?after, "the API server accepts our credentials again")
+            }
+            Some((_, after)) => tracing::info!(server, ?after, "the API server answers again"),
+            None => {}
+        }
+    }
+
+    /// None came.
+    pub fn failed(&self, error: &TransportError) {
+        if matches!(error, TransportError::Redialled) {
+            return;
+        }
+        if self.enter(State::Away).is_some() {
+            tracing::warn!(server = self.server, "the API server does not answer: {error}; trying on");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What every request goes through: its turn, its headers, one of the shared connections, counting, and trying again
+//! when the server asks for it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, RETRY_AFTER, USER_AGENT};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use kube::client::Body;
+use tokio::time::Instant;
+
+use super::credentials::Authorizer;
+use super::limit::Limiter;
+use super::reach::Reach;
+use super::transport::{LaneBody, Transport};
+use crate::metrics::Metrics;
+
+/// The name under which the API server writes a request into its audit log.
+const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+/// A request is sent so many times at most when the server asks to try again later.
+const MAX_TRIES: u32 = 11;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What the clients of one API server have in common.
+pub struct Shared {
+    /// Connections.
+    pub transport: Transport,
+    /// Credentials.
+    pub authorizer: Authorizer,
+    /// Is the server there, does it know us.
+    pub reach: Reach,
+    /// `User-Agent`.
+    pub user_agent: HeaderValue,
+    /// Host and port, for metrics.
+    pub host: String,
+    /// Counted requests.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The service below one client.
+#[derive(Clone)]
+pub struct Requests {
+    /// In common with the other clients.
+    pub shared: Arc<Shared>,
+    /// How often this one may send.
+    pub limiter: Option<Arc<Limiter>>,
+    /// How long one request may take, body included.
+    pub timeout: Option<Duration>,
+}
+
+/// A request took longer than its client allows.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer within {0:?}")]
+pub struct Overdue(Duration);
+
+impl tower::Service<Request<Body>> for Requests {
+    type Response = Response<LaneBody>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let this = self.clone();
+        Box::pin(async move { this.perform(request).await })
+    }
+}
+
+impl Requests {
+    async fn perform(self, request: Request<Body>) -> Result<Response<LaneBody>, BoxError> {
+        let Some(limit) = self.timeout else { return self.try_until_settled(request).await };
+        match tokio::time::timeout(limit, self.try_until_settled(request)).await {
+            Ok(answer) => Ok(answer?.map(|body| body.until(Instant::now() + limit))),
+            Err(_) => {
+                // Perhaps it is only this connection that hangs: whoever comes next gets another one.
+                self.shared.transport.retire();
+                Err(Overdue(limit).into())
+            }
+        }
+    }
+
+    /// Sends until the server gives an answer other than "later".
+    async fn try_until_settled(&self, request: Request<Body>) -> Result<Response<LaneBody>, BoxError> {
+        let (head, body) = request.into_parts();
+        let body = body.collect().await?.to_bytes();
+        let audit_id = head.headers.get(AUDIT_ID).cloned().unwrap_or_else(new_audit_id);
+        let mut tries = 1;
+        loop {
+            self.turn(&head.method).await;
+            let mut request = Request::new(Full::new(body.clone()));
+            *request.method_mut() = head.method.clone();
+            *request.uri_mut() = head.uri.clone();
+            *request.headers_mut() = head.headers.clone();
+            request.headers_mut().insert(AUDIT_ID, audit_id.clone());
+            request.headers_mut().insert(USER_AGENT, self.shared.user_agent.clone());
+            let answer = self.once(request, &body).await?;
+            let pause = later(&answer).filter(|_| tries < MAX_TRIES);
+            let Some(pause) = pause else { return Ok(answer) };
+            tries += 1;
+            tracing::debug!(status = %answer.status(), ?pause, "the API server asks to try again later");
+            self.shared.metrics.rest_client.retried(answer.status().as_u16(), head.method.as_str(), &self.shared.host);
+            drop(answer);
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn turn(&self, method: &http::Method) {
+        let Some(limiter) = &self.limiter else { return };
+        let asked = Instant::now();
+        limiter.turn().await;
+        self.shared.metrics.rest_client.waited(method.as_str(), &self.shared.host, asked.elapsed());
+    }
+
+    async fn once(&self, mut request: Request<Full<Bytes>>, body: &Bytes) -> Result<Response<LaneBody>, BoxError> {
+        let shared = &self.shared;
+        let method = request.method().clone();
+        if let Some(value) = shared.authorizer.header().await? {
+            request.headers_mut().insert(AUTHORIZATION, value);
+        }
+        let began = Instant::now();
+        let answer = shared.transport.send(request).await;
+        let status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
+        let metrics = &shared.metrics.rest_client;
+        metrics.answered(method.as_str(), &shared.host, status, began.elapsed());
+        metrics.sent(method.as_str(), &shared.host, body.len());
+        match answer {
+            Ok(answer) => {
+                shared.reach.answered(answer.status());
+                if answer.status() == StatusCode::UNAUTHORIZED {
+                    shared.authorizer.refused().await;
+                }
+                if let Some(length) = hyper::body::Body::size_hint(answer.body()).exact() {
+                    metrics.received(method.as_str(), &shared.host, length);
+                }
+                Ok(answer)
+            }
+            Err(error) => {
+                shared.reach.failed(&error);
+                Err(error.into())
+            }
+        }
+    }
+}
+
+/// How long to wait before the same request is sent again, if the server asks for that.
+fn later<B>(answer: &Response<B>) -> Option<Duration> {
+    let status = answer.status();
+    let asks = status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
+    let seconds = answer.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+    asks.then(|| Duration::from_secs(seconds))
+}
+
+/// A random UUID, by which a request can be found in the server's audit log and in ours.
+fn new_audit_id() -> HeaderValue {
+    let random = fastrand::u128(..);
+    // Version 4, variant 1, as RFC 9562 has it.
+    let id = (random & !(0xf << 76) & !(0b11 << 62)) | (4 << 76) | (0b10 << 62);
+    let digits = format!("{id:032x}");
+    let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+    HeaderValue::try_from(parts.join("-")).unwrap_or_else(|_| HeaderValue::from_static(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn audit_ids_are_random_uuids() {
+        let id = new_audit_id();
+        let text = id.to_str().expect("hexadecimal digits");
+        let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+        assert_eq!(lengths, [8, 4, 4, 4, 12]);
+        assert_eq!(&text[14..15], "4");
+        assert!("89ab".contains(&text[19..20]), "{text}");
+        assert_ne!(id, new_audit_id());
+    }
+
+    #[test]
+    fn only_answers_that_ask_for_it_are_tried_again() {
+        let answer = |status: u16, header: Option<&str>| {
+            let mut answer = Response::builder().status(status);
+            if let Some(value) = header {
+                answer = answer.header(RETRY_AFTER, value);
+            }
+            later(&answer.body(()).expect("a response"))
+        };
+        assert_eq!(answer(429, Some("2")), Some(Duration::from_secs(2)));
+        assert_eq!(answer(503, Some("0")), Some(Duration::ZERO));
+        assert_eq!(answer(429, None), None);
+        assert_eq!(answer(409, Some("1")), None);
+        assert_eq!(answer(500, Some("Fri, 31 Dec 1999 23:59:59 GMT")), None);
+    }
+}

@@ -1,0 +1,170 @@
+//! TLS towards the API server: whom to trust, and which certificate to show.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use hyper_rustls::ConfigBuilderExt as _;
+use rustls::client::ResolvesClientCert;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use secrecy::ExposeSecret as _;
+
+use super::ConnectError;
+use super::kubeconfig::{Access, Pem};
+
+/// Makes aws-lc-rs the crypto provider of the process. The first call counts.
+pub fn install_crypto() {
+    // An error says that a provider is installed already.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    let installed = || Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    CryptoProvider::get_default().cloned().unwrap_or_else(installed)
+}
+
+/// The certificate shown to the API server; may be replaced, or not be there yet.
+#[derive(Clone, Default)]
+pub struct Identity {
+    current: Arc<RwLock<Option<Arc<CertifiedKey>>>>,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").field("present", &self.get().is_some()).finish()
+    }
+}
+
+impl Identity {
+    /// What is shown in the next handshake.
+    pub fn get(&self) -> Option<Arc<CertifiedKey>> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces it. Returns whether it is another one than before. Connections that stand are not touched.
+    pub fn set(&self, key: Option<Arc<CertifiedKey>>) -> bool {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let chain = |key: &Option<Arc<CertifiedKey>>| key.as_ref().map(|key| key.cert.clone());
+        let changed = chain(&current) != chain(&key);
+        *current = key;
+        changed
+    }
+}
+
+impl ResolvesClientCert for Identity {
+    fn resolve(&self, _: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.get().filter(|key| key.key.choose_scheme(schemes).is_some())
+    }
+
+    fn has_certs(&self) -> bool {
+        self.get().is_some()
+    }
+}
+
+/// Why PEM text is no certificate with its key.
+#[derive(Debug, thiserror::Error)]
+pub enum PairError {
+    /// Not PEM, or something else in it.
+    #[error("{0} is not valid PEM: {1}")]
+    Pem(&'static str, rustls::pki_types::pem::Error),
+    /// No certificate at all.
+    #[error("holds no certificate")]
+    Empty,
+    /// The key cannot be used, or belongs to another certificate.
+    #[error("certificate and key are not usable together: {0}")]
+    Key(#[from] rustls::Error),
+}
+
+/// A certificate chain and its key from PEM text, which may be one and the same.
+///
+/// # Errors
+/// What is wrong with either, or that they do not belong together.
+pub fn certified_key(certificate: &str, key: &str) -> Result<CertifiedKey, PairError> {
+    let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|error| PairError::Pem("certificate", error))?;
+    if chain.is_empty() {
+        return Err(PairError::Empty);
+    }
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| PairError::Pem("key", error))?;
+    Ok(CertifiedKey::from_der(chain, key, &provider())?)
+}
+
+/// The configuration of all connections to the server of `access`.
+///
+/// # Errors
+/// The certificate authority cannot be read or holds no certificate.
+pub fn client_config(access: &Access, identity: &Identity) -> Result<ClientConfig, ConnectError> {
+    let builder = ClientConfig::builder_with_provider(provider());
+    let builder = builder.with_safe_default_protocol_versions().map_err(ConnectError::Tls)?;
+    let with_roots = match &access.authority {
+        _ if access.insecure => {
+            let algorithms = provider().signature_verification_algorithms;
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyServer(algorithms)))
+        }
+        Some(pem) => builder.with_root_certificates(roots(pem)?),
+        None => builder.with_native_roots().map_err(ConnectError::SystemRoots)?,
+    };
+    let mut config = with_roots.with_client_cert_resolver(Arc::new(identity.clone()));
+    // A resumed session would go on showing the certificate it began with.
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(config)
+}
+
+fn roots(pem: &Pem) -> Result<RootCertStore, ConnectError> {
+    let place =
+        || pem.path().map_or_else(|| "certificate-authority-data".to_owned(), |path| path.display().to_string());
+    let text = pem.read().map_err(|source| ConnectError::Authority { place: place(), problem: source.to_string() })?;
+    let mut store = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(text.expose_secret().as_bytes()) {
+        let wrong = |problem: String| ConnectError::Authority { place: place(), problem };
+        let certificate = certificate.map_err(|error| wrong(format!("is not valid PEM: {error}")))?;
+        store.add(certificate).map_err(|error| wrong(error.to_string()))?;
+    }
+    if store.is_empty() {
+        return Err(ConnectError::Authority { place: place(), problem: "holds no certificate".to_owned() });
+    }
+    Ok(store)
+}
+
+/// `insecure-skip-tls-verify`: the certificate may be anybody's, but the server must hold its key.
+#[derive(Debug)]
+struct AnyServer(WebPkiSupportedAlgorithms);
+
+impl ServerCertVerifier for AnyServer {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}

@@ -1,0 +1,221 @@
+//! Connections to the API server. Requests of all clients share them: one HTTP/2 connection carries many requests, and
+//! as many more connections are opened as there are long watches.
+//!
+//! A server lets a client have only so many streams on one connection; what is above waits, behind watches that do not
+//! end for minutes. So a *lane*, one connection in the usual case, takes no more than [`STREAMS`] requests at a time.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, Uri};
+use http_body_util::Full;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tower::Service;
+
+/// Requests on one lane; API servers allow 100 streams or more on a connection.
+const STREAMS: usize = 80;
+/// TCP, proxy and TLS handshake together.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// A connection on which nothing arrives for so long is asked whether it still lives.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// It has so long to answer.
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
+/// An unused connection is closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type Pool = legacy::Client<Dialer, Full<Bytes>>;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// No connection, or it broke.
+    #[error("{}", causes(.0))]
+    Http(#[source] legacy::Error),
+    /// The connection was closed because the client certificate has changed.
+    #[error("the connection was closed for one with the new client certificate")]
+    Redialled,
+    /// An answer began but did not end in time.
+    #[error("the answer did not end in time")]
+    Unfinished,
+}
+
+/// An error with what is below it: the outermost text alone says nothing ("client error (Connect)").
+fn causes(error: &legacy::Error) -> String {
+    let mut text = error.to_string();
+    let mut below = std::error::Error::source(error);
+    while let Some(error) = below {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        below = error.source();
+    }
+    text
+}
+
+/// All connections to one API server.
+pub struct Transport {
+    dialer: Dialer,
+    lanes: Mutex<Vec<Arc<Lane>>>,
+}
+
+struct Lane {
+    pool: Pool,
+    cut: CancellationToken,
+}
+
+impl Transport {
+    /// Connects nowhere yet. `server_name` is whom the server's certificate must be for, instead of the URL's host.
+    pub fn new(tls: ClientConfig, server_name: Option<ServerName<'static>>, http2: bool) -> Self {
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_keepalive(Some(PING_INTERVAL));
+        let builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+        let builder = match server_name {
+            Some(name) => builder.with_server_name_resolver(hyper_rustls::FixedServerNameResolver::new(name)),
+            None => builder,
+        };
+        let https = if http2 {
+            builder.enable_http1().enable_http2().wrap_connector(tcp)
+        } else {
+            builder.enable_http1().wrap_connector(tcp)
+        };
+        Self { dialer: Dialer { https }, lanes: Mutex::default() }
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
+        // A list that is whole between any two changes.
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first lane with room; a new one if there is none. Lanes that carry nothing any more are given up.
+    fn lane(&self) -> Arc<Lane> {
+        let mut lanes = self.lanes();
+        let mut first = true;
+        lanes.retain(|lane| std::mem::take(&mut first) || Arc::strong_count(lane) > 1);
+        // Every request under way holds its lane once, the list holds it once more.
+        if let Some(lane) = lanes.iter().find(|lane| Arc::strong_count(lane) <= STREAMS) {
+            return lane.clone();
+        }
+        let lane = Arc::new(Lane { pool: pool(self.dialer.clone()), cut: CancellationToken::new() });
+        lanes.push(lane.clone());
+        lane
+    }
+
+    /// Lets what is under way finish, and opens new connections for all that follows.
+    pub fn retire(&self) {
+        self.lanes().clear();
+    }
+
+    /// Breaks off everything that is under way, and opens new connections for all that follows.
+    pub fn redial(&self) {
+        let lanes = std::mem::take(&mut *self.lanes());
+        lanes.iter().for_each(|lane| lane.cut.cancel());
+    }
+
+    /// Sends a request with an absolute URL. The answer's body may be read as long as it lasts.
+    ///
+    /// # Errors
+    /// There is no answer. Whether the server has seen the request is not known.
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<LaneBody>, TransportError> {
+        let lane = self.lane();
+        let answer = tokio::select! {
+            biased;
+            () = lane.cut.cancelled() => return Err(TransportError::Redialled),
+            answer = lane.pool.request(request) => answer.map_err(TransportError::Http)?,
+        };
+        Ok(answer.map(|inner| {
+            let cut = Box::pin(lane.cut.clone().cancelled_owned());
+            LaneBody { inner, cut, due: None, _lane: lane }
+        }))
+    }
+}
+
+fn pool(dialer: Dialer) -> Pool {
+    legacy::Client::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .http2_keep_alive_timeout(PING_TIMEOUT)
+        .build(dialer)
+}
+
+/// The body of an answer. Ends with an error when its lane is cut or it takes too long.
+pub struct LaneBody {
+    inner: Incoming,
+    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    due: Option<Pin<Box<Sleep>>>,
+    /// Counts as a request under way.
+    _lane: Arc<Lane>,
+}
+
+impl LaneBody {
+    /// Gives the rest of the body until then to arrive.
+    pub fn until(mut self, due: Instant) -> Self {
+        self.due = Some(Box::pin(tokio::time::sleep_until(due)));
+        self
+    }
+}
+
+impl Body for LaneBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if self.cut.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err(TransportError::Redialled.into())));
+        }
+        if self.due.as_mut().is_some_and(|due| due.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(Some(Err(TransportError::Unfinished.into())));
+        }
+        Pin::new(&mut self.inner).poll_frame(cx).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// Opens connections, within [`CONNECT_TIMEOUT`].
+#[derive(Clone)]
+struct Dialer {
+    https: HttpsConnector<HttpConnector>,
+}
+
+impl Service<Uri> for Dialer {
+    type Response = MaybeHttpsStream<TokioIo<TcpStream>>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.https.poll_ready(cx)
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        let connecting = self.https.call(to);
+        Box::pin(async move {
+            match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
+                Ok(connected) => connected,
+                Err(_) => Err(format!("no connection within {CONNECT_TIMEOUT:?}").into()),
+            }
+        })
+    }
+}

@@ -1,0 +1,301 @@
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::Frame;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+use super::*;
+
+/// The server's side: the test answers request after request.
+struct Server {
+    asked: mpsc::UnboundedReceiver<Asked>,
+}
+
+struct Asked {
+    query: String,
+    answer: oneshot::Sender<Response<AnswerBody>>,
+}
+
+type AnswerBody = UnsyncBoxBody<Bytes, std::io::Error>;
+
+/// Lines of a watch, sent as the test likes. Ends when dropped.
+type Lines = mpsc::UnboundedSender<std::io::Result<Frame<Bytes>>>;
+
+fn start() -> (Server, Api<ConfigMap>) {
+    let (asking, asked) = mpsc::unbounded_channel();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let (answer, answered) = oneshot::channel();
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        asking.send(Asked { query, answer }).expect("the test is there");
+        async move { answered.await.map_err(|_| std::io::Error::other("connection refused")) }
+    });
+    (Server { asked }, Api::all(kube::Client::new(service, "default")))
+}
+
+impl Server {
+    async fn next(&mut self) -> Asked {
+        tokio::time::timeout(Duration::from_secs(3600), self.asked.recv()).await.expect("a request").expect("a client")
+    }
+}
+
+impl Asked {
+    fn says(&self, part: &str) -> bool {
+        self.query.split('&').any(|pair| pair == part)
+    }
+
+    fn json(self, status: u16, body: &Value) {
+        let body = Full::from(body.to_string()).map_err(|never| match never {}).boxed_unsync();
+        drop(self.answer.send(Response::builder().status(status).body(body).expect("a response")));
+    }
+
+    fn refuse(self, code: u16, reason: &str) {
+        self.json(code, &status(code, reason));
+    }
+
+    fn stream(self) -> Lines {
+        let (lines, receiver) = mpsc::unbounded_channel();
+        let body = StreamBody::new(tokio_stream::wrappers::UnboundedReceiverStream::new(receiver));
+        let body = body.boxed_unsync();
+        drop(self.answer.send(Response::new(body)));
+        lines
+    }
+}
+
+fn status(code: u16, reason: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": reason, "reason": reason, "code": code})
+}
+
+fn object(name: &str, version: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "resourceVersion": version}})
+}
+
+fn tell(lines: &Lines, kind: &str, object: Value) {
+    let line = format!("{}\n", json!({"type": kind, "object": object}));
+    lines.send(Ok(Frame::data(Bytes::from(line)))).expect("the watch is open");
+}
+
+fn bookmark(version: &str, end: bool) -> Value {
+    let annotations = if end { json!({"k8s.io/initial-events-end": "true"}) } else { json!({}) };
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"resourceVersion": version, "annotations": annotations}})
+}
+
+/// What comes out, as text.
+fn shown(event: Event<ConfigMap>) -> String {
+    let name = |object: &ConfigMap| object.metadata.name.clone().unwrap_or_default();
+    match event {
+        Event::Init => "init".to_owned(),
+        Event::InitApply(object) => format!("+{}", name(&object)),
+        Event::InitDone => "done".to_owned(),
+        Event::Apply(object) => format!("={}", name(&object)),
+        Event::Delete(object) => format!("-{}", name(&object)),
+    }
+}
+
+struct Client(mpsc::UnboundedReceiver<String>);
+
+impl Client {
+    fn of(api: Api<ConfigMap>, config: Config) -> Self {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let mut events = std::pin::pin!(follow(api, config));
+            while let Some(event) = events.next().await {
+                if sender.send(shown(event)).is_err() {
+                    return;
+                }
+            }
+        });
+        Self(receiver)
+    }
+
+    async fn sees(&mut self, expected: &str) {
+        let mut seen = Vec::new();
+        for _ in expected.split(' ') {
+            let event = tokio::time::timeout(Duration::from_secs(3600), self.0.recv()).await;
+            seen.push(event.unwrap_or_else(|_| panic!("only {seen:?}")).expect("an endless stream"));
+        }
+        assert_eq!(seen.join(" "), expected);
+    }
+}
+
+/// A client that has listed one object and watches from version 10 on.
+async fn watching() -> (Server, Client, Lines) {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default().fields("metadata.name=a"));
+    let asked = server.next().await;
+    assert!(asked.says("sendInitialEvents=true") && asked.says("resourceVersionMatch=NotOlderThan"), "{}", asked.query);
+    assert!(asked.says("allowWatchBookmarks=true") && asked.says("fieldSelector=metadata.name%3Da"), "{}", asked.query);
+    let lines = asked.stream();
+    tell(&lines, "ADDED", object("a", "9"));
+    tell(&lines, "BOOKMARK", bookmark("10", true));
+    client.sees("init +a done").await;
+    (server, client, lines)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_list_streams_and_the_same_stream_goes_on() {
+    let (_server, mut client, lines) = watching().await;
+    tell(&lines, "MODIFIED", object("a", "11"));
+    tell(&lines, "DELETED", object("a", "12"));
+    client.sees("=a -a").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_asked_for_is_five_to_ten_minutes() {
+    let (mut server, api) = start();
+    let _client = Client::of(api, Config::default());
+    let mut different = std::collections::BTreeSet::new();
+    for _ in 0..20 {
+        let asked = server.next().await;
+        let seconds = asked.query.split('&').find_map(|pair| pair.strip_prefix("timeoutSeconds=")).expect("a timeout");
+        let seconds: u32 = seconds.parse().expect("a number");
+        assert!((300..600).contains(&seconds), "{seconds}");
+        different.insert(seconds);
+    }
+    assert!(different.len() > 5, "{different:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_streaming_lists_is_asked_for_pages() {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    server.next().await.refuse(422, "Invalid");
+    let asked = server.next().await;
+    assert!(asked.says("resourceVersion=0") && !asked.query.contains("limit="), "{}", asked.query);
+    let list = |items: Value, version: &str, more: &str| {
+        json!({"kind": "ConfigMapList", "apiVersion": "v1", "items": items,
+               "metadata": {"resourceVersion": version, "continue": more}})
+    };
+    asked.json(200, &list(json!([object("a", "1")]), "5", "next"));
+    let asked = server.next().await;
+    assert!(asked.says("continue=next") && asked.says("limit=500"), "{}", asked.query);
+    asked.json(200, &list(json!([object("b", "2")]), "5", ""));
+    client.sees("init +a +b done").await;
+    let asked = server.next().await;
+    assert!(asked.says("watch=true") && asked.says("resourceVersion=5"), "{}", asked.query);
+    assert!(!asked.query.contains("sendInitialEvents"), "{}", asked.query);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_in_time_goes_on_at_once_from_the_last_version() {
+    let (mut server, mut client, lines) = watching().await;
+    tell(&lines, "BOOKMARK", bookmark("17", false));
+    tokio::time::sleep(Duration::from_secs(400)).await;
+    drop(lines);
+    let ended = Instant::now();
+    let asked = server.next().await;
+    assert!(asked.says("resourceVersion=17") && ended.elapsed() < Duration::from_millis(10), "{}", asked.query);
+    tell(&asked.stream(), "MODIFIED", object("a", "18"));
+    client.sees("=a").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_connection_is_waited_out_and_nothing_is_listed_twice() {
+    let (mut server, mut client, lines) = watching().await;
+    let broke = Instant::now();
+    lines.send(Err(std::io::Error::other("reset by peer"))).expect("the watch is open");
+    // Away for a while: each answer fails to come.
+    for _ in 0..8 {
+        drop(server.next().await);
+    }
+    let away = broke.elapsed();
+    // 0.8 + 1.6 + 3.2 + 6.4 + 12.8 + 25.6 + 30 + 30 seconds, and up to as much again.
+    assert!(away >= Duration::from_secs(110) && away <= Duration::from_secs(222), "{away:?}");
+    let asked = server.next().await;
+    assert!(asked.says("resourceVersion=10"), "{}", asked.query);
+    let lines = asked.stream();
+    tell(&lines, "MODIFIED", object("a", "30"));
+    client.sees("=a").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_version_that_is_gone_leads_to_a_new_list() {
+    for in_stream in [true, false] {
+        let (mut server, mut client, lines) = watching().await;
+        if in_stream {
+            tell(&lines, "ERROR", status(410, "Expired"));
+        } else {
+            drop(lines);
+            // It ended at once, so a pause comes first.
+            server.next().await.refuse(410, "Expired");
+        }
+        let asked = server.next().await;
+        assert!(asked.says("sendInitialEvents=true"), "{}", asked.query);
+        let lines = asked.stream();
+        tell(&lines, "ADDED", object("b", "40"));
+        tell(&lines, "BOOKMARK", bookmark("41", true));
+        client.sees("init +b done").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_breaks_off_begins_again() {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    let lines = server.next().await.stream();
+    tell(&lines, "ADDED", object("a", "1"));
+    client.sees("init +a").await;
+    drop(lines);
+    let lines = server.next().await.stream();
+    tell(&lines, "ADDED", object("b", "2"));
+    tell(&lines, "BOOKMARK", bookmark("3", true));
+    client.sees("init +b done").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_that_end_at_once_do_not_spin() {
+    let (mut server, _client, lines) = watching().await;
+    drop(lines);
+    let began = Instant::now();
+    for _ in 0..6 {
+        drop(server.next().await.stream());
+    }
+    assert!(began.elapsed() > Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hanging_watch_is_given_up_when_its_end_is_overdue() {
+    let (mut server, _client, lines) = watching().await;
+    let began = Instant::now();
+    let asked = server.next().await;
+    assert!(asked.says("resourceVersion=10"), "{}", asked.query);
+    assert!(began.elapsed() <= Duration::from_secs(615), "{:?}", began.elapsed());
+    drop(lines);
+}
+
+#[test]
+fn verdicts() {
+    let api = |code: u16, cause: Option<&str>| {
+        let mut value = status(code, "x");
+        if let Some(cause) = cause {
+            value["details"] = json!({"causes": [{"reason": cause, "message": "Too large resource version"}]});
+        }
+        kube::Error::Api(serde_json::from_value(value).expect("a status"))
+    };
+    for code in [401, 403, 429, 500, 503, 504] {
+        assert_eq!(verdict(&api(code, None)), Verdict::Resume, "{code}");
+    }
+    for code in [400, 404, 410, 422] {
+        assert_eq!(verdict(&api(code, None)), Verdict::Relist, "{code}");
+    }
+    assert_eq!(verdict(&api(504, Some("ResourceVersionTooLarge"))), Verdict::Relist);
+    let reset = kube::Error::ReadEvents(std::io::Error::other("reset"));
+    assert_eq!(verdict(&reset), Verdict::Resume);
+}
+
+#[test]
+fn pauses_double_and_start_anew_after_two_quiet_minutes() {
+    let (mut backoff, mut now) = (Backoff::default(), Instant::now());
+    let mut seconds = Vec::new();
+    for _ in 0..8 {
+        let pause = backoff.next(now, 0.0);
+        seconds.push(pause.as_secs_f64());
+        now += pause;
+    }
+    assert_eq!(seconds, [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]);
+    assert_eq!(backoff.next(now, 0.5), Duration::from_secs(45), "jitter adds");
+    assert_eq!(backoff.next(now + Duration::from_secs(121), 0.0), FIRST_PAUSE);
+}

@@ -1,0 +1,129 @@
+//! The cluster as the benchmark's observer: creates and deletes pods, watches them, sees to a clean start.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::StreamExt;
+use futures_util::TryStreamExt;
+use futures_util::stream;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::Api;
+use kube::Client;
+use kube::api::DeleteParams;
+use kube::api::ListParams;
+use kube::api::PostParams;
+use kube::config::KubeConfigOptions;
+use kube::config::Kubeconfig;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::wait::await_condition;
+use kube::runtime::watcher;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::moments::Board;
+use super::pods::NAMESPACE;
+use crate::bench::manifest::LABEL;
+use crate::bench::stamps::monotonic_now;
+
+/// For the controllers to make what every namespace has.
+const ACCOUNT_LIMIT: Duration = Duration::from_secs(60);
+/// For objects without a node to vanish.
+const VANISH_LIMIT: Duration = Duration::from_secs(60);
+/// Requests at the same time: as soon as the API server takes them.
+const PARALLEL: usize = 64;
+
+/// The observer.
+#[derive(Clone, Debug)]
+pub(super) struct Observer {
+    pods: Api<Pod>,
+    nodes: Api<Node>,
+    accounts: Api<ServiceAccount>,
+    node: String,
+}
+
+impl Observer {
+    /// Connects as the kubeconfig says.
+    pub(super) async fn connect(kubeconfig: &Path, node: &str) -> anyhow::Result<Self> {
+        let file = || format!("kubeconfig {}", kubeconfig.display());
+        let read = Kubeconfig::read_from(kubeconfig).with_context(file)?;
+        let config =
+            kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.with_context(file)?;
+        let client = Client::try_from(config).with_context(file)?;
+        Ok(Self {
+            pods: Api::namespaced(client.clone(), NAMESPACE),
+            nodes: Api::all(client.clone()),
+            accounts: Api::namespaced(client, NAMESPACE),
+            node: node.to_owned(),
+        })
+    }
+
+    /// Waits until pods can be created here: admission wants the namespace's service account.
+    pub(super) async fn until_usable(&self) -> anyhow::Result<()> {
+        let exists = |account: Option<&ServiceAccount>| account.is_some();
+        let waiting = await_condition(self.accounts.clone(), "default", exists);
+        let done = tokio::time::timeout(ACCOUNT_LIMIT, waiting).await;
+        done.context("the default service account did not come to be")?.context("waiting for the service account")?;
+        Ok(())
+    }
+
+    /// Watches the benchmark's pods for as long as the handle is kept.
+    pub(super) fn watch(&self) -> (Board, AbortOnDropHandle<()>) {
+        let board = Board::default();
+        let config = watcher::Config::default().labels(&selector());
+        let events = watcher(self.pods.clone(), config).default_backoff();
+        let task = tokio::spawn(board.clone().follow(events));
+        (board, AbortOnDropHandle::new(task))
+    }
+
+    /// Waits until the node is Ready; returns when that was seen (CLOCK_MONOTONIC nanoseconds).
+    pub(super) async fn node_ready(&self) -> anyhow::Result<u64> {
+        let is_ready = |node: Option<&Node>| {
+            let status = node.and_then(|node| node.status.as_ref());
+            let mut conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
+            conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+        };
+        await_condition(self.nodes.clone(), &self.node, is_ready).await.context("waiting for the node")?;
+        monotonic_now()
+    }
+
+    /// Creates the pods at once.
+    pub(super) async fn create(&self, pods: &[Pod]) -> anyhow::Result<()> {
+        let create = async |pod: &Pod| {
+            self.pods.create(&PostParams::default(), pod).await.map(drop).context("cannot create a pod")
+        };
+        stream::iter(pods).map(create).buffer_unordered(PARALLEL).try_collect().await
+    }
+
+    /// Deletes the pods at once; returns when each was asked for (CLOCK_MONOTONIC nanoseconds), in the same order.
+    pub(super) async fn delete(&self, names: &[String]) -> anyhow::Result<Vec<u64>> {
+        let delete = async |name: &String| {
+            let at = monotonic_now()?;
+            self.pods.delete(name, &DeleteParams::default()).await.with_context(|| format!("cannot delete {name}"))?;
+            anyhow::Ok(at)
+        };
+        stream::iter(names).map(delete).buffered(PARALLEL).try_collect().await
+    }
+
+    /// Removes the benchmark's pods and the Node object, whether or not an agent is there to agree.
+    pub(super) async fn sweep(&self) -> anyhow::Result<()> {
+        let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        let ours = ListParams::default().labels(&selector());
+        self.pods.delete_collection(&at_once, &ours).await.context("cannot delete the benchmark's pods")?;
+        match self.nodes.delete(&self.node, &DeleteParams::default()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            result => drop(result.with_context(|| format!("cannot delete node {}", self.node))?),
+        }
+        let gone = |node: Option<&Node>| node.is_none();
+        tokio::time::timeout(VANISH_LIMIT, await_condition(self.nodes.clone(), &self.node, gone))
+            .await
+            .with_context(|| format!("node {} does not go away", self.node))?
+            .context("waiting for the node to go")?;
+        Ok(())
+    }
+}
+
+fn selector() -> String {
+    format!("{}={}", LABEL.0, LABEL.1)
+}

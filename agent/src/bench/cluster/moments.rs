@@ -1,0 +1,162 @@
+//! When the watch told what of each pod: the observer's clock, nothing of the API's own times.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use anyhow::bail;
+use futures_util::Stream;
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::watcher;
+use tokio::sync::Notify;
+
+use crate::bench::stamps::monotonic_now;
+
+/// First times, in nanoseconds of CLOCK_MONOTONIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moments {
+    pub(super) ready: Option<u64>,
+    pub(super) terminated: Option<u64>,
+    pub(super) succeeded: Option<u64>,
+    pub(super) gone: Option<u64>,
+}
+
+impl Moments {
+    /// Takes over what this state of the pod shows for the first time.
+    fn see(&mut self, pod: &Pod, now: u64) {
+        let Some(status) = &pod.status else { return };
+        let is_ready = || status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
+        let ended = || {
+            let mut all = status.container_statuses.iter().flatten();
+            all.any(|container| container.state.as_ref().is_some_and(|state| state.terminated.is_some()))
+        };
+        let first = |moment: &mut Option<u64>, holds: bool| {
+            if holds && moment.is_none() {
+                *moment = Some(now);
+            }
+        };
+        first(&mut self.ready, is_ready());
+        first(&mut self.terminated, ended());
+        first(&mut self.succeeded, status.phase.as_deref() == Some("Succeeded"));
+    }
+}
+
+/// Moments by pod name. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Board {
+    moments: Arc<Mutex<HashMap<String, Moments>>>,
+    news: Arc<Notify>,
+}
+
+impl Board {
+    /// Reads the watch until it ends.
+    pub(super) async fn follow(self, events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>>) {
+        let mut events = std::pin::pin!(events);
+        while let Some(event) = events.next().await {
+            let Ok(now) = monotonic_now() else { return };
+            match event {
+                Ok(event) => self.take(&event, now),
+                Err(error) => tracing::warn!(%error, "the watch of the benchmark's pods"),
+            }
+        }
+    }
+
+    fn take(&self, event: &watcher::Event<Pod>, now: u64) {
+        match event {
+            watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) => self.entry(pod, |m| m.see(pod, now)),
+            watcher::Event::Delete(pod) => self.entry(pod, |m| m.gone = Some(now)),
+            watcher::Event::Init | watcher::Event::InitDone => {}
+        }
+        self.news.notify_waiters();
+    }
+
+    fn entry(&self, pod: &Pod, change: impl FnOnce(&mut Moments)) {
+        if let Some(name) = &pod.metadata.name {
+            change(self.lock().entry(name.clone()).or_default());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Moments>> {
+        // Entries are changed one field at a time: a panic elsewhere leaves them usable.
+        self.moments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `moment` is known of every pod; returns it for each, in the same order.
+    pub(super) async fn wait(
+        &self,
+        names: &[String],
+        what: &str,
+        moment: fn(&Moments) -> Option<u64>,
+        limit: Duration,
+    ) -> anyhow::Result<Vec<u64>> {
+        let deadline = tokio::time::Instant::now() + limit;
+        loop {
+            let news = self.news.notified();
+            let known: Vec<_> = {
+                let moments = self.lock();
+                names.iter().map(|name| moments.get(name).and_then(moment)).collect()
+            };
+            if let Some(all) = known.iter().copied().collect::<Option<Vec<u64>>>() {
+                return Ok(all);
+            }
+            if tokio::time::timeout_at(deadline, news).await.is_err() {
+                let missing = known.iter().filter(|moment| moment.is_none()).count();
+                let first = known.iter().position(Option::is_none).map_or("", |index| names[index].as_str());
+                let limit = humantime::format_duration(limit);
+                bail!("after {limit} {missing} of {} pods are not {what}, {first} among them", names.len());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(status: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap()
+    }
+
+    #[test]
+    fn only_the_first_time_counts() {
+        let board = Board::default();
+        let ready = pod(json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
+        let ended =
+            pod(json!({"phase": "Succeeded", "containerStatuses": [{"name": "main", "image": "", "imageID": "",
+            "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0}}}]}));
+        for (at, event) in [
+            watcher::Event::Apply(pod(json!({"phase": "Pending"}))),
+            watcher::Event::Apply(ready.clone()),
+            watcher::Event::InitApply(ready),
+            watcher::Event::Apply(ended.clone()),
+            watcher::Event::Delete(ended),
+        ]
+        .iter()
+        .enumerate()
+        {
+            board.take(event, at as u64);
+        }
+        let expected = Moments { ready: Some(1), terminated: Some(3), succeeded: Some(3), gone: Some(4) };
+        assert_eq!(board.lock()["p"], expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_ends_with_the_moments_or_with_who_is_missing() {
+        let board = Board::default();
+        let names = ["p".to_owned(), "q".to_owned()];
+        let error = board.wait(&names, "gone", |m| m.gone, Duration::from_secs(5)).await.unwrap_err().to_string();
+        assert_eq!(error, "after 5s 2 of 2 pods are not gone, p among them");
+        let waiting = board.wait(&names[..1], "gone", |m| m.gone, Duration::from_secs(5));
+        let (moments, ()) = tokio::join!(waiting, async {
+            tokio::task::yield_now().await;
+            board.take(&watcher::Event::Delete(pod(json!({}))), 7);
+        });
+        assert_eq!(moments.unwrap(), [7]);
+    }
+}

@@ -1,0 +1,166 @@
+//! What a pod can say of itself to its containers: fields of its metadata, requests and limits (the downward API). Pure;
+//! knows nothing of addresses and of where the values go.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::ResourceFieldSelector;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::Amount;
+use super::QuantityError;
+use super::quote::go_quoted;
+use super::spec;
+
+/// A field or resource that cannot be told.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what each case is")]
+pub enum DownwardError {
+    #[error("unsupported fieldPath: {path}")]
+    FieldPath { path: String },
+    #[error("unsupported container resource : {resource}")]
+    ResourceField { resource: String },
+    #[error("container {name} not found")]
+    NoSuchContainer { name: String },
+    #[error("quantity of {resource}: {source}")]
+    Quantity { resource: String, source: QuantityError },
+}
+
+/// A field of the pod's metadata: `metadata.name`, `.namespace`, `.uid`, one label or annotation
+/// (`metadata.labels['key']`; empty if there is no such key), or all of them, a line `key="value"` each.
+///
+/// # Errors
+/// Any other field.
+pub fn metadata_field(pod: &Pod, path: &str) -> Result<String, DownwardError> {
+    let meta = &pod.metadata;
+    let value = match path {
+        "metadata.name" => meta.name.clone().unwrap_or_default(),
+        "metadata.namespace" => meta.namespace.clone().unwrap_or_default(),
+        "metadata.uid" => meta.uid.clone().unwrap_or_default(),
+        "metadata.labels" => lines(meta.labels.as_ref()),
+        "metadata.annotations" => lines(meta.annotations.as_ref()),
+        _ => subscripted(pod, path).ok_or_else(|| DownwardError::FieldPath { path: path.to_owned() })?,
+    };
+    Ok(value)
+}
+
+/// `metadata.labels['key']` or `metadata.annotations['key']`; empty if there is no such key.
+fn subscripted(pod: &Pod, path: &str) -> Option<String> {
+    let (field, rest) = path.split_once("['")?;
+    let key = rest.strip_suffix("']")?;
+    let map = match field {
+        "metadata.labels" => &pod.metadata.labels,
+        "metadata.annotations" => &pod.metadata.annotations,
+        _ => return None,
+    };
+    Some(map.as_ref().and_then(|map| map.get(key)).cloned().unwrap_or_default())
+}
+
+fn lines(map: Option<&BTreeMap<String, String>>) -> String {
+    let lines: Vec<String> =
+        map.into_iter().flatten().map(|(key, value)| format!("{key}={}", go_quoted(value))).collect();
+    lines.join("\n")
+}
+
+/// A request or limit in whole multiples of the selector's divisor, rounded up. `own` is the container that asks, used if
+/// the selector names none; `allocatable` is what the node has to give, the limit of who has none.
+///
+/// # Errors
+/// An unknown resource or container; a quantity that cannot be read.
+pub fn resource_field(
+    pod: &Pod,
+    own: Option<&Container>,
+    selector: &ResourceFieldSelector,
+    allocatable: &BTreeMap<String, Amount>,
+) -> Result<String, DownwardError> {
+    let unknown = || DownwardError::ResourceField { resource: selector.resource.clone() };
+    let (side, name) = selector.resource.split_once('.').ok_or_else(unknown)?;
+    let known = matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
+    let named = selector.container_name.as_deref().filter(|name| !name.is_empty());
+    let missing = |name: &str| DownwardError::NoSuchContainer { name: name.to_owned() };
+    let container = match named {
+        Some(name) => find(pod, name).ok_or_else(|| missing(name))?,
+        None => own.ok_or_else(|| missing(""))?,
+    };
+    let names_init = named.is_some_and(|name| spec::init_containers(pod).iter().any(|c| c.name == name));
+    let resources = container.resources.as_ref();
+    let amount = match side {
+        "requests" if known => amount_of(resources.and_then(|r| r.requests.as_ref()), name)?,
+        "limits" if known => {
+            let stated = amount_of(resources.and_then(|r| r.limits.as_ref()), name)?;
+            match stated.filter(|amount| !amount.is_zero()) {
+                None if !names_init => default_limit(pod, name, allocatable)?,
+                _ => stated,
+            }
+        }
+        _ => return Err(unknown()),
+    };
+    let divisor = selector.divisor.as_ref().map(Amount::try_from).transpose();
+    let divisor = divisor.map_err(|source| DownwardError::Quantity { resource: "divisor".to_owned(), source })?;
+    let divisor = divisor.filter(|divisor| !divisor.is_zero()).unwrap_or_else(|| Amount::units(1));
+    Ok(divided(name, amount.unwrap_or_default(), divisor).to_string())
+}
+
+fn find<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+    spec::lasting_containers(pod).map(|container| container.spec).find(|container| container.name == name)
+}
+
+fn amount_of(list: Option<&BTreeMap<String, Quantity>>, name: &str) -> Result<Option<Amount>, DownwardError> {
+    let amount = list.and_then(|list| list.get(name)).map(Amount::try_from).transpose();
+    amount.map_err(|source| DownwardError::Quantity { resource: name.to_owned(), source })
+}
+
+/// The pod's own limit (KEP-2837), else what the node has to give; hugepages have no default.
+fn default_limit(
+    pod: &Pod,
+    name: &str,
+    allocatable: &BTreeMap<String, Amount>,
+) -> Result<Option<Amount>, DownwardError> {
+    let pod_limits = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()).and_then(|r| r.limits.as_ref());
+    let of_pod = match name {
+        "cpu" | "memory" => amount_of(pod_limits, name)?,
+        _ => None,
+    };
+    Ok(of_pod.filter(|amount| !amount.is_zero()).or_else(|| allocatable.get(name).copied()))
+}
+
+/// Whole multiples of the divisor, rounded up; cpu is counted in thousandths.
+fn divided(name: &str, amount: Amount, divisor: Amount) -> i64 {
+    let (amount, divisor) = match name {
+        "cpu" => (amount.milli_value(), divisor.milli_value()),
+        _ => (amount.value(), divisor.value()),
+    };
+    let divisor = divisor.max(1);
+    amount / divisor + i64::from(amount % divisor > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn metadata_as_files_show_it() {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u",
+            "labels": {"b": "two", "a": "1"}, "annotations": {"x/y": "line\n\"quoted\"\u{7}é"}}}))
+        .expect("a pod");
+        for (path, expected) in [
+            ("metadata.name", "p"),
+            ("metadata.namespace", "ns"),
+            ("metadata.uid", "u"),
+            ("metadata.labels", "a=\"1\"\nb=\"two\""),
+            ("metadata.annotations", "x/y=\"line\\n\\\"quoted\\\"\\aé\""),
+            ("metadata.labels['b']", "two"),
+            ("metadata.labels['none']", ""),
+        ] {
+            assert_eq!(metadata_field(&pod, path), Ok(expected.to_owned()), "{path}");
+        }
+        for path in ["spec.nodeName", "status.podIP", "metadata.labels['b'", "metadata.name['x']", ""] {
+            let error = metadata_field(&pod, path).expect_err("refused").to_string();
+            assert_eq!(error, format!("unsupported fieldPath: {path}"));
+        }
+        assert_eq!(metadata_field(&Pod::default(), "metadata.labels"), Ok(String::new()));
+    }
+}

@@ -1,0 +1,65 @@
+//! Text in the double quotes of Go's `%q`, in which upstream writes values into messages and files. Pure.
+
+use std::fmt::Write as _;
+
+/// `text` in double quotes, control and invisible characters escaped.
+pub fn go_quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\u{7}' => out.push_str("\\a"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{b}' => out.push_str("\\v"),
+            c if is_shown(c) => out.push(c),
+            c => escape(&mut out, u32::from(c)),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// Writing to a string cannot fail.
+fn escape(out: &mut String, code: u32) {
+    let _ = match code {
+        0..0x80 => write!(out, "\\x{code:02x}"),
+        0x80..0x1_0000 => write!(out, "\\u{code:04x}"),
+        _ => write!(out, "\\U{code:08x}"),
+    };
+}
+
+/// Rust's own escaping spares what can be shown; it differs from Go's only in blanks other than the plain one. A
+/// combining mark is shown, as long as it has something to combine with.
+fn is_shown(c: char) -> bool {
+    match c {
+        ' '..='~' => true,
+        c => !c.is_whitespace() && format!("a{c}").escape_debug().count() == 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::go_quoted;
+
+    #[test]
+    fn quotes_as_go_does() {
+        for (text, expected) in [
+            ("", r#""""#),
+            ("it's plain", r#""it's plain""#),
+            ("a\"b\\c", r#""a\"b\\c""#),
+            ("\u{7}\u{8}\u{c}\n\r\t\u{b}", r#""\a\b\f\n\r\t\v""#),
+            ("\0\u{1b}\u{7f}", r#""\x00\x1b\x7f""#),
+            ("\u{85}\u{a0}\u{2028}", r#""\u0085\u00a0\u2028""#),
+            ("héllo 世界 🎈", r#""héllo 世界 🎈""#),
+            ("\u{e000}\u{f0000}", r#""\ue000\U000f0000""#),
+        ] {
+            assert_eq!(go_quoted(text), expected);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The conditions of the node, with upstream's reasons and messages. Pure.
+
+use k8s_openapi::api::core::v1::NodeCondition;
+use k8s_openapi::api::core::v1::NodeStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::runtime_view::RuntimeView;
+use tokio::time::Instant;
+
+/// What the node is short of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Pressures {
+    /// Memory.
+    pub memory: bool,
+    /// Disk space or inodes.
+    pub disk: bool,
+    /// Process ids.
+    pub pid: bool,
+}
+
+/// A pressure's texts: type, reason and message while it is there, reason and message while it is not.
+struct Texts {
+    type_: &'static str,
+    under: (&'static str, &'static str),
+    free: (&'static str, &'static str),
+}
+
+const MEMORY: Texts = Texts {
+    type_: "MemoryPressure",
+    under: ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available"),
+    free: ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+};
+const DISK: Texts = Texts {
+    type_: "DiskPressure",
+    under: ("KubeletHasDiskPressure", "kubelet has disk pressure"),
+    free: ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+};
+const PID: Texts = Texts {
+    type_: "PIDPressure",
+    under: ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
+    free: ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+};
+
+pub(super) const READY: &str = "Ready";
+
+/// What readiness depends on, beside the runtime.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Readiness<'a> {
+    /// Failing health checks, in upstream's words.
+    pub(super) health: &'a [String],
+    /// The machine is going down.
+    pub(super) shutting_down: bool,
+    /// The configuration accounts for local storage.
+    pub(super) local_storage: bool,
+}
+
+/// Sets the three pressures. Reason and message are only written when the status turns.
+pub(super) fn set_pressures(status: &mut NodeStatus, pressures: Pressures, now: &Time) {
+    for (texts, under) in [(MEMORY, pressures.memory), (DISK, pressures.disk), (PID, pressures.pid)] {
+        let (reason, message) = if under { texts.under } else { texts.free };
+        let value = truth(under);
+        let condition = entry(status, texts.type_);
+        condition.last_heartbeat_time = Some(now.clone());
+        if condition.status != value {
+            condition.status = value;
+            condition.reason = Some(reason.to_owned());
+            condition.message = Some(message.to_owned());
+            condition.last_transition_time = Some(now.clone());
+        }
+    }
+}
+
+/// Sets Ready, whole.
+pub(super) fn set_ready(status: &mut NodeStatus, runtime: &RuntimeView, rest: &Readiness<'_>, at: Instant, now: &Time) {
+    let errors = errors(status, runtime, rest, at);
+    let (value, reason, message) = match aggregate(errors) {
+        None => (truth(true), "KubeletReady", "kubelet is posting ready status".to_owned()),
+        Some(message) => (truth(false), "KubeletNotReady", message),
+    };
+    let condition = entry(status, READY);
+    let turned = condition.status != value;
+    *condition = NodeCondition {
+        type_: READY.to_owned(),
+        status: value,
+        reason: Some(reason.to_owned()),
+        message: Some(message),
+        last_heartbeat_time: Some(now.clone()),
+        last_transition_time: if turned { Some(now.clone()) } else { condition.last_transition_time.take() },
+    };
+}
+
+/// Everything that keeps the node from being ready, in upstream's order.
+fn errors(status: &NodeStatus, runtime: &RuntimeView, rest: &Readiness<'_>, at: Instant) -> Vec<String> {
+    let mut errors: Vec<String> = runtime.silence(at).map(str::to_owned).into_iter().collect();
+    errors.extend(rest.health.iter().cloned());
+    errors.extend(runtime.error().map(str::to_owned));
+    errors.extend(runtime.network_error().map(str::to_owned));
+    errors.extend(rest.shutting_down.then(|| "node is shutting down".to_owned()));
+    let mut required = vec!["cpu", "memory", "pods"];
+    required.extend(rest.local_storage.then_some("ephemeral-storage"));
+    let capacity = status.capacity.as_ref();
+    required.retain(|resource| !capacity.is_some_and(|capacity| capacity.contains_key(*resource)));
+    if !required.is_empty() {
+        errors.push(format!("missing node capacity for resources: {}", required.join(", ")));
+    }
+    errors
+}
+
+/// One error as it is, several in brackets, none twice.
+fn aggregate(mut errors: Vec<String>) -> Option<String> {
+    let mut seen = std::collections::BTreeSet::new();
+    errors.retain(|error| seen.insert(error.clone()));
+    match errors.len() {
+        0 | 1 => errors.pop(),
+        _ => Some(format!("[{}]", errors.join(", "))),
+    }
+}
+
+fn truth(value: bool) -> String {
+    if value { "True" } else { "False" }.to_owned()
+}
+
+/// The condition of this type, appended if there is none.
+fn entry<'a>(status: &'a mut NodeStatus, type_: &str) -> &'a mut NodeCondition {
+    let conditions = status.conditions.get_or_insert_default();
+    let index = conditions.iter().position(|condition| condition.type_ == type_).unwrap_or_else(|| {
+        conditions.push(NodeCondition { type_: type_.to_owned(), ..NodeCondition::default() });
+        conditions.len() - 1
+    });
+    &mut conditions[index]
+}
+
+/// The status of one condition.
+pub(super) fn status_of<'a>(status: Option<&'a NodeStatus>, type_: &str) -> Option<&'a str> {
+    let mut conditions = status?.conditions.iter().flatten();
+    conditions.find(|condition| condition.type_ == type_).map(|condition| condition.status.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+    use k8s_openapi::jiff::Timestamp;
+
+    use super::*;
+    use crate::runtime::RuntimeState;
+
+    fn time(second: i64) -> Time {
+        Time(Timestamp::from_second(second).expect("a second"))
+    }
+
+    fn status() -> NodeStatus {
+        let capacity = ["cpu", "memory", "pods"].map(|name| (name.to_owned(), Quantity("1".to_owned())));
+        NodeStatus { capacity: Some(capacity.into()), ..NodeStatus::default() }
+    }
+
+    fn ready_runtime(network_error: Option<&str>) -> RuntimeView {
+        let mut view = RuntimeView::default();
+        let network_error = network_error.map(str::to_owned);
+        view.observe(&RuntimeState::Ready { network_error, offer: Arc::default() }, Instant::now());
+        view
+    }
+
+    fn ready(status: &NodeStatus) -> (&str, &str, &str) {
+        let all = status.conditions.as_deref().expect("conditions");
+        let ready = all.iter().find(|c| c.type_ == READY).expect("Ready");
+        (&ready.status, ready.reason.as_deref().expect("a reason"), ready.message.as_deref().expect("a message"))
+    }
+
+    #[tokio::test]
+    async fn readiness_in_upstreams_words() {
+        let now = Instant::now();
+        let health = ["PLEG is not healthy: pleg has yet to be successful".to_owned()];
+        let fine = Readiness::default();
+        let table = [
+            (ready_runtime(None), fine.clone(), "kubelet is posting ready status"),
+            (
+                ready_runtime(Some("container runtime network not ready: x")),
+                fine.clone(),
+                "container runtime network not ready: x",
+            ),
+            (
+                RuntimeView::default(),
+                fine.clone(),
+                "[container runtime status check may not have completed yet, network state unknown]",
+            ),
+            (ready_runtime(None), Readiness { health: &health, ..fine.clone() }, health[0].as_str()),
+            (ready_runtime(None), Readiness { shutting_down: true, ..fine.clone() }, "node is shutting down"),
+            (
+                ready_runtime(None),
+                Readiness { local_storage: true, ..fine.clone() },
+                "missing node capacity for resources: ephemeral-storage",
+            ),
+            (
+                ready_runtime(Some("n")),
+                Readiness { shutting_down: true, health: &health, local_storage: true },
+                "[PLEG is not healthy: pleg has yet to be successful, n, node is shutting down, missing node capacity \
+                 for resources: ephemeral-storage]",
+            ),
+        ];
+        for (runtime, rest, message) in table {
+            let mut status = status();
+            set_ready(&mut status, &runtime, &rest, now, &time(5));
+            let is_fine = message == "kubelet is posting ready status";
+            let expected = if is_fine { ("True", "KubeletReady") } else { ("False", "KubeletNotReady") };
+            assert_eq!(ready(&status), (expected.0, expected.1, message));
+        }
+    }
+
+    #[tokio::test]
+    async fn errors_are_told_once() {
+        assert_eq!(aggregate(vec!["a".into(), "b".into(), "a".into()]).as_deref(), Some("[a, b]"));
+        assert_eq!(aggregate(vec!["a".into(), "a".into()]).as_deref(), Some("a"));
+    }
+
+    #[tokio::test]
+    async fn transitions_keep_their_time_until_they_turn() {
+        let (mut status, now) = (status(), Instant::now());
+        for second in [1, 2] {
+            set_ready(&mut status, &ready_runtime(None), &Readiness::default(), now, &time(second));
+            set_pressures(&mut status, Pressures::default(), &time(second));
+        }
+        for condition in status.conditions.iter().flatten() {
+            assert_eq!(condition.last_heartbeat_time, Some(time(2)), "{}", condition.type_);
+            assert_eq!(condition.last_transition_time, Some(time(1)), "{}", condition.type_);
+        }
+        set_pressures(&mut status, Pressures { memory: true, ..Pressures::default() }, &time(3));
+        let memory = status.conditions.iter().flatten().find(|c| c.type_ == "MemoryPressure").expect("there");
+        assert_eq!((memory.status.as_str(), memory.last_transition_time.clone()), ("True", Some(time(3))));
+        assert_eq!(memory.message.as_deref(), Some("kubelet has insufficient memory available"));
+    }
+
+    #[test]
+    fn pressures_leave_foreign_texts_and_places() {
+        let foreign = NodeCondition {
+            type_: "DiskPressure".into(),
+            status: "False".into(),
+            message: Some("edited".into()),
+            ..NodeCondition::default()
+        };
+        let network =
+            NodeCondition { type_: "NetworkUnavailable".into(), status: "False".into(), ..NodeCondition::default() };
+        let mut status = NodeStatus { conditions: Some(vec![network, foreign]), ..NodeStatus::default() };
+        set_pressures(&mut status, Pressures::default(), &time(1));
+        let all = status.conditions.expect("conditions");
+        let types: Vec<_> = all.iter().map(|c| c.type_.as_str()).collect();
+        assert_eq!(types, ["NetworkUnavailable", "DiskPressure", "MemoryPressure", "PIDPressure"]);
+        assert_eq!(all[1].message.as_deref(), Some("edited"));
+    }
+}

@@ -1,0 +1,102 @@
+//! What the configuration says of this node, in the terms of this room.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Taint;
+
+use super::addresses::AddressConfig;
+use super::resources::ResourceConfig;
+use crate::config::Gate;
+use crate::config::Settings;
+
+/// Fixed for the life of the process.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Name of the Node.
+    pub name: String,
+    /// `registerNode`: whether the agent creates the Node.
+    pub register: bool,
+    /// `--node-labels`.
+    pub labels: BTreeMap<String, String>,
+    /// `registerWithTaints`, and the external cloud provider's.
+    pub taints: Vec<Taint>,
+    /// `providerID`.
+    pub provider_id: Option<String>,
+    /// `enableControllerAttachDetach`.
+    pub controller_attach_detach: bool,
+    /// Addresses.
+    pub addresses: AddressConfig,
+    /// Capacity and allocatable.
+    pub resources: ResourceConfig,
+    /// Port of the HTTPS server.
+    pub port: i32,
+    /// `nodeStatusMaxImages`.
+    pub max_images: i32,
+    /// The version this agent reports, such as `v1.36.3`.
+    pub version: String,
+    /// Features this agent declares (KEP-5328), sorted.
+    pub declared_features: Option<Vec<String>>,
+    /// `podCIDR`: handed to the runtime at start.
+    pub pod_cidr: String,
+    /// `nodeStatusUpdateFrequency`.
+    pub update_period: Duration,
+    /// `nodeStatusReportFrequency`.
+    pub report_period: Duration,
+    /// `nodeLeaseDurationSeconds`.
+    pub lease_seconds: i32,
+}
+
+impl NodeConfig {
+    /// From the settings.
+    pub fn new(settings: &Settings, name: &str, version: &str) -> Self {
+        let (kubelet, flags) = (&settings.kubelet, &settings.flags);
+        let external_cloud = flags.cloud_provider == "external";
+        let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        Self {
+            name: name.to_owned(),
+            register: kubelet.register_node,
+            labels: flags.node_labels.clone(),
+            taints: taints(settings, external_cloud),
+            provider_id: set(&kubelet.provider_id),
+            controller_attach_detach: kubelet.enable_controller_attach_detach,
+            addresses: AddressConfig {
+                node_name: name.to_owned(),
+                node_ips: AddressConfig::parse_node_ips(&flags.node_ip),
+                external_cloud,
+            },
+            resources: ResourceConfig::new(kubelet, flags.experimental_allocatable_ignore_eviction),
+            port: kubelet.port,
+            max_images: kubelet.node_status_max_images,
+            version: version.to_owned(),
+            declared_features: settings.gates.enabled(Gate::NodeDeclaredFeatures).then(|| declared(settings)),
+            pod_cidr: kubelet.pod_cidr.clone(),
+            update_period: kubelet.node_status_update_frequency.std(),
+            report_period: kubelet.node_status_report_frequency.std(),
+            lease_seconds: kubelet.node_lease_duration_seconds,
+        }
+    }
+}
+
+fn taints(settings: &Settings, external_cloud: bool) -> Vec<Taint> {
+    let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    let configured = settings.kubelet.register_with_taints.iter().map(|taint| Taint {
+        key: taint.key.clone(),
+        value: text(&taint.value),
+        effect: taint.effect.clone(),
+        time_added: None,
+    });
+    let uninitialized = external_cloud.then(|| Taint {
+        key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),
+        value: Some("true".to_owned()),
+        effect: "NoSchedule".to_owned(),
+        time_added: None,
+    });
+    configured.chain(uninitialized).collect()
+}
+
+/// Features whose gates are on, of those this agent has: what it cannot do yet it must not declare.
+fn declared(settings: &Settings) -> Vec<String> {
+    let implemented = [("RestartAllContainersOnContainerExits", Gate::RestartAllContainersOnContainerExits)];
+    implemented.into_iter().filter(|(_, gate)| settings.gates.enabled(*gate)).map(|(name, _)| name.to_owned()).collect()
+}

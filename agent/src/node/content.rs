@@ -1,0 +1,131 @@
+//! The Node as it should be: everything a node agent writes, set on a copy of the Node as it is. Pure; what others wrote
+//! stays.
+
+use k8s_openapi::api::core::v1::ContainerImage;
+use k8s_openapi::api::core::v1::DaemonEndpoint;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::NodeDaemonEndpoints;
+use k8s_openapi::api::core::v1::NodeFeatures;
+use k8s_openapi::api::core::v1::NodeRuntimeHandler;
+use k8s_openapi::api::core::v1::NodeRuntimeHandlerFeatures;
+use k8s_openapi::api::core::v1::NodeStatus;
+use k8s_openapi::api::core::v1::NodeSwapStatus;
+use k8s_openapi::api::core::v1::NodeSystemInfo;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::time::Instant;
+
+use super::addresses;
+use super::addresses::Network;
+use super::addresses::Verdict;
+use super::conditions;
+use super::conditions::Pressures;
+use super::conditions::Readiness;
+use super::config::NodeConfig;
+use super::machine;
+use super::machine::Machine;
+use super::resources;
+use super::runtime_view::RuntimeView;
+
+/// Written by agents that know better than the cloud which address the node has.
+const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
+
+/// Everything the status is made of.
+pub(super) struct Facts<'a> {
+    pub(super) config: &'a NodeConfig,
+    pub(super) machine: &'a Machine,
+    pub(super) network: &'a Network,
+    pub(super) runtime: &'a RuntimeView,
+    /// `None` before the first list.
+    pub(super) images: Option<&'a [ContainerImage]>,
+    pub(super) pressures: Pressures,
+    pub(super) readiness: Readiness<'a>,
+    pub(super) at: Instant,
+    pub(super) now: &'a Time,
+}
+
+/// Brings `node` up to date. Returns what could not be set; the rest is.
+pub(super) fn apply(node: &mut Node, facts: &Facts<'_>) -> Vec<String> {
+    let mut failed = Vec::new();
+    failed.extend(set_addresses(node, facts).err());
+    let status = node.status.get_or_insert_default();
+    resources::apply(facts.machine, &facts.config.resources, status);
+    failed.extend(set_info(status, facts).err());
+    let kubelet_endpoint = Some(DaemonEndpoint { port: facts.config.port });
+    status.daemon_endpoints = Some(NodeDaemonEndpoints { kubelet_endpoint });
+    if let Some(images) = facts.images {
+        status.images = Some(images.to_vec()).filter(|images| !images.is_empty());
+    }
+    set_offer(status, facts.runtime);
+    conditions::set_pressures(status, facts.pressures, facts.now);
+    conditions::set_ready(status, facts.runtime, &facts.readiness, facts.at, facts.now);
+    if let Some(features) = &facts.config.declared_features {
+        status.declared_features = Some(features.clone()).filter(|features| !features.is_empty());
+    }
+    failed
+}
+
+fn set_addresses(node: &mut Node, facts: &Facts<'_>) -> Result<(), String> {
+    let config = &facts.config.addresses;
+    match config.provided_node_ip() {
+        Some(ips) => {
+            node.metadata.annotations.get_or_insert_default().insert(PROVIDED_NODE_IP.to_owned(), ips);
+        }
+        None => {
+            node.metadata.annotations.as_mut().and_then(|annotations| annotations.remove(PROVIDED_NODE_IP));
+        }
+    }
+    let status = node.status.get_or_insert_default();
+    let known = status.addresses.as_deref().unwrap_or_default();
+    match addresses::addresses(config, facts.network, known).map_err(|error| error.to_string())? {
+        Verdict::Keep => {}
+        Verdict::Replace(list) => status.addresses = Some(list),
+    }
+    Ok(())
+}
+
+fn set_info(status: &mut NodeStatus, facts: &Facts<'_>) -> Result<(), String> {
+    let machine = facts.machine;
+    let info = status.node_info.get_or_insert_default();
+    if machine.sizes.is_some() {
+        info.machine_id.clone_from(&machine.machine_id);
+        info.system_uuid.clone_from(&machine.system_uuid);
+        info.boot_id.clone_from(&machine.boot_id);
+        if machine.swap > 0 {
+            info.swap = Some(NodeSwapStatus { capacity: Some(machine.swap) });
+        }
+    }
+    "linux".clone_into(&mut info.operating_system);
+    machine::architecture().clone_into(&mut info.architecture);
+    if machine.kernel_version.is_empty() {
+        return Err("error getting version info: the kernel's release cannot be read".to_owned());
+    }
+    set_versions(info, facts);
+    Ok(())
+}
+
+fn set_versions(info: &mut NodeSystemInfo, facts: &Facts<'_>) {
+    info.kernel_version.clone_from(&facts.machine.kernel_version);
+    info.os_image.clone_from(&facts.machine.os_image);
+    info.kubelet_version.clone_from(&facts.config.version);
+    info.kube_proxy_version.clear();
+    info.container_runtime_version = match facts.runtime.offer() {
+        Some(offer) if !offer.name.is_empty() => format!("{}://{}", offer.name, offer.version),
+        _ => "://Unknown".to_owned(),
+    };
+}
+
+/// Handlers and features, once the runtime has told them.
+fn set_offer(status: &mut NodeStatus, runtime: &RuntimeView) {
+    let Some(offer) = runtime.offer() else { return };
+    let handlers = offer.handlers.iter().map(|handler| NodeRuntimeHandler {
+        name: Some(handler.name.clone()),
+        features: Some(NodeRuntimeHandlerFeatures {
+            recursive_read_only_mounts: Some(handler.recursive_read_only_mounts),
+            user_namespaces: Some(handler.user_namespaces),
+        }),
+    });
+    status.runtime_handlers = Some(handlers.collect::<Vec<_>>()).filter(|handlers| !handlers.is_empty());
+    if let Some(policy) = offer.supplemental_groups_policy {
+        status.features = Some(NodeFeatures { supplemental_groups_policy: Some(policy) });
+    }
+}

@@ -1,0 +1,131 @@
+//! What is told of the node when it turns. Pure: remembers what was told last, and is told what is.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+
+use super::conditions;
+use crate::recorder::EventType;
+
+/// Tells an event of this node: type, reason, message.
+pub type TellNode = Arc<dyn Fn(EventType, &str, &str) + Send + Sync>;
+
+/// An event of the node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct NodeEvent {
+    pub(super) kind: EventType,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+/// Conditions that are told, with the reason while they are True and while they are not.
+const TOLD: [(&str, &str, &str); 4] = [
+    ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),
+    ("DiskPressure", "NodeHasDiskPressure", "NodeHasNoDiskPressure"),
+    ("PIDPressure", "NodeHasInsufficientPID", "NodeHasSufficientPID"),
+    (conditions::READY, "NodeReady", "NodeNotReady"),
+];
+
+/// What was told last.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    conditions: [Option<bool>; TOLD.len()],
+    unschedulable: bool,
+    rebooted: bool,
+}
+
+impl Told {
+    /// Events due on the way from the Node as it was known to the Node as it is now. Pressures are told with the first
+    /// status, readiness only if it differs from what the cluster knew, a reboot once.
+    pub(super) fn news(&mut self, known: &Node, now: &Node) -> Vec<NodeEvent> {
+        let name = now.metadata.name.as_deref().unwrap_or_default();
+        let mut events: Vec<NodeEvent> = self.reboot(known, now, name).into_iter().collect();
+        let mut turned = |reason| {
+            let message = format!("Node {name} status is now: {reason}");
+            events.push(NodeEvent { kind: EventType::Normal, reason, message });
+        };
+        for ((type_, yes, no), told) in TOLD.into_iter().zip(&mut self.conditions) {
+            let Some(is) = conditions::status_of(now.status.as_ref(), type_) else { continue };
+            let is = is == "True";
+            if told.is_none() && type_ == conditions::READY {
+                *told = conditions::status_of(known.status.as_ref(), type_).map(|status| status == "True");
+            }
+            if told.replace(is) != Some(is) {
+                turned(if is { yes } else { no });
+            }
+        }
+        let unschedulable = now.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
+        if std::mem::replace(&mut self.unschedulable, unschedulable) != unschedulable {
+            turned(if unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" });
+        }
+        events
+    }
+
+    fn reboot(&mut self, known: &Node, now: &Node, name: &str) -> Option<NodeEvent> {
+        let boot_id = |node: &Node| Some(node.status.as_ref()?.node_info.as_ref()?.boot_id.clone());
+        let (before, is) = (boot_id(known).filter(|id| !id.is_empty())?, boot_id(now)?);
+        if before == is || std::mem::replace(&mut self.rebooted, true) {
+            return None;
+        }
+        let message = format!("Node {name} has been rebooted, boot id: {is}");
+        Some(NodeEvent { kind: EventType::Warning, reason: "Rebooted", message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(ready: Option<&str>, memory: &str, boot_id: &str, unschedulable: bool) -> Node {
+        let mut all = vec![json!({ "type": "MemoryPressure", "status": memory })];
+        all.extend(ready.map(|ready| json!({ "type": "Ready", "status": ready })));
+        let info = json!({
+            "architecture": "", "bootID": boot_id, "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
+            "kubeletVersion": "", "machineID": "", "operatingSystem": "", "osImage": "", "systemUUID": "",
+        });
+        let node = json!({
+            "metadata": { "name": "n" }, "spec": { "unschedulable": unschedulable }, "status": { "conditions": all, "nodeInfo": info },
+        });
+        serde_json::from_value(node).expect("a node")
+    }
+
+    fn reasons(events: Vec<NodeEvent>) -> Vec<&'static str> {
+        events.into_iter().map(|event| event.reason).collect()
+    }
+
+    #[test]
+    fn turns_are_told_once() {
+        let mut told = Told::default();
+        let known = node(Some("False"), "False", "1", false);
+        let now = node(Some("True"), "False", "1", false);
+        assert_eq!(reasons(told.news(&known, &now)), ["NodeHasSufficientMemory", "NodeReady"]);
+        assert!(told.news(&known, &now).is_empty(), "even if the patch has not arrived");
+        let worse = node(Some("False"), "True", "1", true);
+        assert_eq!(
+            reasons(told.news(&now, &worse)),
+            ["NodeHasInsufficientMemory", "NodeNotReady", "NodeNotSchedulable"]
+        );
+        let message = &told.news(&worse, &now)[1].message;
+        assert_eq!(message, "Node n status is now: NodeReady");
+    }
+
+    #[test]
+    fn a_restart_of_the_agent_tells_no_readiness() {
+        let now = node(Some("True"), "False", "1", false);
+        assert_eq!(reasons(Told::default().news(&now, &now)), ["NodeHasSufficientMemory"]);
+        assert_eq!(reasons(Told::default().news(&Node::default(), &now)), ["NodeHasSufficientMemory", "NodeReady"]);
+    }
+
+    #[test]
+    fn reboots_are_told_once_in_a_process() {
+        let (old, new) = (node(None, "False", "1", false), node(None, "False", "2", false));
+        let mut told = Told::default();
+        let first = told.news(&old, &new);
+        assert_eq!(first[0].message, "Node n has been rebooted, boot id: 2");
+        assert_eq!(first[0].kind, EventType::Warning);
+        assert!(!reasons(told.news(&old, &new)).contains(&"Rebooted"));
+        assert!(!reasons(Told::default().news(&node(None, "False", "", false), &new)).contains(&"Rebooted"));
+    }
+}

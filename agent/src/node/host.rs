@@ -1,0 +1,62 @@
+//! What the Node room asks of this machine, as a port: tests put a machine of their own behind it.
+
+use std::path::PathBuf;
+
+use keblet_proto::cri::v1 as cri;
+
+use super::addresses::AddressConfig;
+use super::addresses::Network;
+use super::machine::Machine;
+use super::network;
+use crate::runtime::Runtime;
+
+/// This machine and its container runtime. Calls may be cancelled by dropping.
+pub trait Host: Send + Sync + 'static {
+    /// Identity and sizes of the machine.
+    fn machine(&self) -> Machine;
+    /// Addresses and names.
+    fn network(&self) -> impl Future<Output = Network> + Send;
+    /// The images on this node; why they cannot be listed.
+    fn images(&self) -> impl Future<Output = Result<Vec<cri::Image>, String>> + Send;
+    /// Hands the pods' address range to the runtime.
+    fn set_pod_cidr(&self, cidr: &str) -> impl Future<Output = Result<(), String>> + Send;
+    /// Whether it is known which devices pods were given.
+    fn remembers_devices(&self) -> bool;
+}
+
+/// The machine this process runs on.
+#[derive(Clone, Debug)]
+pub struct ThisHost {
+    runtime: Runtime,
+    root_dir: PathBuf,
+    addresses: AddressConfig,
+}
+
+impl ThisHost {
+    /// The machine with this runtime; `root_dir` is the agent's own directory.
+    pub fn new(runtime: Runtime, root_dir: PathBuf, addresses: AddressConfig) -> Self {
+        Self { runtime, root_dir, addresses }
+    }
+}
+
+impl Host for ThisHost {
+    fn machine(&self) -> Machine {
+        Machine::read("/".as_ref(), &self.root_dir)
+    }
+
+    async fn network(&self) -> Network {
+        network::look(&self.addresses).await
+    }
+
+    async fn images(&self) -> Result<Vec<cri::Image>, String> {
+        self.runtime.list_images(None).await.map_err(|error| error.to_string())
+    }
+
+    async fn set_pod_cidr(&self, cidr: &str) -> Result<(), String> {
+        self.runtime.set_pod_cidr(cidr).await.map_err(|error| error.to_string())
+    }
+
+    fn remembers_devices(&self) -> bool {
+        self.root_dir.join("device-plugins/kubelet_internal_checkpoint").exists()
+    }
+}

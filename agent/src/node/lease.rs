@@ -1,0 +1,170 @@
+//! The node's Lease: a heartbeat that costs little. Made when the Node is there, renewed every quarter of its duration
+//! until the process ends, never deleted.
+
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::coordination::v1::LeaseSpec;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Api;
+use kube::Client;
+use kube::api::PostParams;
+use tokio_util::sync::CancellationToken;
+
+use super::cache::NodeCache;
+use super::call;
+use super::call::CallError;
+use super::config::NodeConfig;
+use super::report;
+use super::time;
+use crate::model::Clock;
+
+const NAMESPACE: &str = "kube-node-lease";
+/// Updates tried in one round.
+const TRIES: usize = 5;
+const PARAMS: PostParams = PostParams { dry_run: false, field_manager: None };
+
+/// Renews the Lease of this node.
+pub struct LeaseKeeper {
+    config: Arc<NodeConfig>,
+    leases: Api<Lease>,
+    nodes: Api<Node>,
+    cache: NodeCache,
+    clock: Clock,
+    /// The Lease as last written.
+    known: Option<Lease>,
+}
+
+impl LeaseKeeper {
+    /// A keeper that has not looked for the Lease yet. `heartbeat` is the client without a rate limit.
+    pub fn new(config: Arc<NodeConfig>, heartbeat: Client, cache: NodeCache, clock: Clock) -> Self {
+        let leases = Api::namespaced(heartbeat.clone(), NAMESPACE);
+        Self { config, leases, nodes: Api::all(heartbeat), cache, clock, known: None }
+    }
+
+    /// Keeps the Lease alive until `shutdown`.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let period = Duration::from_secs(u64::try_from(self.config.lease_seconds).unwrap_or(40)) / 4;
+        let beat = async {
+            let mut nodes = self.cache.subscribe();
+            // The Lease belongs to the Node: there is nothing to renew before that.
+            let there = async { nodes.wait_for(Option::is_some).await.is_ok() };
+            let _is_there = tokio::time::timeout(period, there).await;
+            loop {
+                self.round().await;
+                tokio::time::sleep(report::jittered(period, fastrand::f64())).await;
+            }
+        };
+        shutdown.run_until_cancelled(beat).await;
+    }
+
+    /// Renews once, by all means.
+    async fn round(&mut self) {
+        if let Some(lease) = self.known.take() {
+            self.known = self.renew(lease).await;
+            if self.known.is_some() {
+                return;
+            }
+        }
+        match self.find_or_create().await {
+            Some((lease, true)) => self.known = Some(lease),
+            Some((lease, false)) => self.known = self.renew(lease).await,
+            None => {}
+        }
+    }
+
+    /// Up to five updates, back to back. `None` if none succeeded.
+    async fn renew(&self, mut lease: Lease) -> Option<Lease> {
+        for _ in 0..TRIES {
+            let owner = if has_owner(&lease) { Ok(None) } else { self.owner().await.map(Some) };
+            let wanted = match owner {
+                Ok(owner) => renewed(lease.clone(), &self.config, owner, self.clock.wall()),
+                Err(error) => {
+                    tracing::warn!(lease = self.config.name, %error, "renewing the Lease failed");
+                    continue;
+                }
+            };
+            match call::within(self.timeout(), self.leases.replace(&self.config.name, &PARAMS, &wanted)).await {
+                Ok(lease) => return Some(lease),
+                Err(error) if error.is_conflict() => match self.find_or_create().await? {
+                    (created, true) => return Some(created),
+                    (found, false) => lease = found,
+                },
+                Err(error) => tracing::warn!(lease = self.config.name, %error, "renewing the Lease failed"),
+            }
+        }
+        None
+    }
+
+    /// The Lease as it is, or a new one (true). `None` if there is no Node to own it yet. Tries for ever.
+    async fn find_or_create(&self) -> Option<(Lease, bool)> {
+        let mut pause = call::Pauses::new(Duration::from_millis(200));
+        loop {
+            let error = match call::within(self.timeout(), self.leases.get(&self.config.name)).await {
+                Ok(lease) => return Some((lease, false)),
+                Err(error) if error.is_not_found() => {
+                    let owner = match self.owner().await {
+                        Ok(owner) => owner,
+                        Err(error) => {
+                            tracing::debug!(lease = self.config.name, %error, "no Lease before there is a Node");
+                            return None;
+                        }
+                    };
+                    let wanted = new(&self.config, owner, self.clock.wall());
+                    match call::within(self.timeout(), self.leases.create(&PARAMS, &wanted)).await {
+                        Ok(lease) => return Some((lease, true)),
+                        Err(error) => error,
+                    }
+                }
+                Err(error) => error,
+            };
+            tracing::warn!(lease = self.config.name, %error, "there is no Lease, and it cannot be made");
+            pause.wait().await;
+        }
+    }
+
+    async fn owner(&self) -> Result<OwnerReference, CallError> {
+        let uid = match self.cache.current() {
+            Some(node) => node.metadata.uid.clone(),
+            None => call::within(self.timeout(), self.nodes.get(&self.config.name)).await?.metadata.uid,
+        };
+        Ok(OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: self.config.name.clone(),
+            uid: uid.unwrap_or_default(),
+            ..OwnerReference::default()
+        })
+    }
+
+    fn timeout(&self) -> Duration {
+        call::heartbeat_timeout(&self.config)
+    }
+}
+
+/// A Lease that does not exist yet.
+fn new(config: &NodeConfig, owner: OwnerReference, now: SystemTime) -> Lease {
+    let mut lease = Lease::default();
+    lease.metadata.name = Some(config.name.clone());
+    lease.metadata.namespace = Some(NAMESPACE.to_owned());
+    lease.spec = Some(LeaseSpec { holder_identity: Some(config.name.clone()), ..LeaseSpec::default() });
+    renewed(lease, config, Some(owner), now)
+}
+
+/// The Lease renewed now; what others wrote into it stays.
+fn renewed(mut lease: Lease, config: &NodeConfig, owner: Option<OwnerReference>, now: SystemTime) -> Lease {
+    let spec = lease.spec.get_or_insert_default();
+    spec.lease_duration_seconds = Some(config.lease_seconds);
+    spec.renew_time = Some(time::micros(now));
+    if !has_owner(&lease) {
+        lease.metadata.owner_references = owner.map(|owner| vec![owner]);
+    }
+    lease
+}
+
+fn has_owner(lease: &Lease) -> bool {
+    lease.metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty())
+}

@@ -1,0 +1,110 @@
+//! Reads what the network says of this node: addresses of interfaces, default routes, the name in DNS.
+
+use std::fs;
+use std::net::IpAddr;
+
+use nix::ifaddrs::getifaddrs;
+
+use super::addresses::AddressConfig;
+use super::addresses::Network;
+
+/// Looks at the network. DNS is asked only if the answer could matter; cancelled by dropping.
+pub async fn look(config: &AddressConfig) -> Network {
+    let interfaces = interfaces();
+    let local = interfaces.iter().map(|(_, ip)| *ip).collect();
+    if !config.needs_lookup() {
+        return Network { local, resolved: Ok(Vec::new()), default_route: Vec::new() };
+    }
+    let resolved = match tokio::net::lookup_host((config.node_name.as_str(), 0)).await {
+        Ok(found) => Ok(found.map(|socket| socket.ip()).collect()),
+        Err(error) => Err(format!("lookup {}: {error}", config.node_name)),
+    };
+    Network { local, resolved, default_route: default_route(&interfaces) }
+}
+
+/// Names and addresses of the interfaces that are up.
+fn interfaces() -> Vec<(String, IpAddr)> {
+    let address = |entry: nix::ifaddrs::InterfaceAddress| {
+        let storage = entry.address?;
+        let v4 = storage.as_sockaddr_in().map(|socket| IpAddr::V4(socket.ip()));
+        let ip = v4.or_else(|| storage.as_sockaddr_in6().map(|socket| IpAddr::V6(socket.ip())))?;
+        let up = entry.flags.contains(nix::net::if_::InterfaceFlags::IFF_UP);
+        up.then_some((entry.interface_name, ip))
+    };
+    getifaddrs().into_iter().flatten().filter_map(address).collect()
+}
+
+fn default_route(interfaces: &[(String, IpAddr)]) -> Vec<IpAddr> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let (v4, v6) = (read("/proc/net/route"), read("/proc/net/ipv6_route"));
+    let of = |device: &str, v6: bool| {
+        let global = |ip: &IpAddr| match ip {
+            IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+            IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+        };
+        interfaces.iter().find(|(name, ip)| name == device && ip.is_ipv6() == v6 && global(ip)).map(|(_, ip)| *ip)
+    };
+    let v4 = default_devices_v4(&v4).into_iter().filter_map(|device| of(device, false));
+    let v6 = default_devices_v6(&v6).into_iter().filter_map(|device| of(device, true));
+    v4.chain(v6).collect()
+}
+
+/// Devices of IPv4 routes to everywhere that are up: `Iface Destination Gateway Flags … Mask`, all in hex.
+fn default_devices_v4(table: &str) -> Vec<&str> {
+    table
+        .lines()
+        .skip(1)
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            let up = u32::from_str_radix(fields.get(3)?, 16).ok()? & 1 != 0;
+            (fields.get(1) == Some(&"00000000") && fields.get(7) == Some(&"00000000") && up).then(|| fields[0])
+        })
+        .collect()
+}
+
+/// The same for IPv6: destination and prefix length first, flags and device last.
+fn default_devices_v6(table: &str) -> Vec<&str> {
+    let everywhere = "0".repeat(32);
+    table
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            let flags = u32::from_str_radix(fields.get(8)?, 16).ok()?;
+            let up = flags & 1 != 0 && flags & 0x200 == 0;
+            let device = *fields.get(9)?;
+            (fields[0] == everywhere && fields[1] == "00" && up && device != "lo").then_some(device)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_routes_are_found() {
+        let v4 = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
+                  eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
+                  eth0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n\
+                  eth1\t00000000\t0100000B\t0002\t0\t0\t0\t00000000\t0\t0\t0\n";
+        assert_eq!(default_devices_v4(v4), ["eth0"]);
+        let zero = "0".repeat(32);
+        let v6 = format!(
+            "{zero} 00 {zero} 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003 eth0\n\
+             fe80000000000000000000000000000 40 {zero} 00 {zero} 00000100 00000001 00000000 00000001 eth0\n\
+             {zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200 lo\n"
+        );
+        assert_eq!(default_devices_v6(&v6), ["eth0"]);
+        assert!(default_devices_v4("").is_empty());
+    }
+
+    #[tokio::test]
+    async fn every_machine_has_loopback() {
+        let config = AddressConfig { node_name: "localhost".to_owned(), ..AddressConfig::default() };
+        let network = look(&config).await;
+        assert!(network.local.iter().any(IpAddr::is_loopback));
+        assert!(network.resolved.is_ok_and(|ips| ips.iter().all(IpAddr::is_loopback)));
+        let fixed = AddressConfig { node_ips: vec!["192.0.2.1".parse().expect("an address")], ..config };
+        assert_eq!(look(&fixed).await.resolved, Ok(Vec::new()), "not asked");
+    }
+}

@@ -1,0 +1,112 @@
+//! When a status is worth sending. Pure; time is an argument.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::NodeCondition;
+use k8s_openapi::api::core::v1::NodeStatus;
+use tokio::time::Instant;
+
+use super::initial;
+
+/// Whether the two differ in anything but the time of the last heartbeat and the order of conditions.
+pub(super) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
+    let bare = |status: &NodeStatus| {
+        let mut conditions: Vec<NodeCondition> = status.conditions.clone().unwrap_or_default();
+        conditions.iter_mut().for_each(|condition| condition.last_heartbeat_time = None);
+        conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
+        NodeStatus { conditions: Some(conditions), ..status.clone() }
+    };
+    bare(old) != bare(new)
+}
+
+/// Adds the labels every Node must bear, if somebody took them away. True if any was missing or wrong.
+pub(super) fn restore_labels(node: &mut Node) -> bool {
+    let labels = node.metadata.labels.get_or_insert_default();
+    let mut restored = false;
+    for (key, value) in initial::os_labels() {
+        restored |= labels.insert(key, value.clone()) != Some(value);
+    }
+    restored
+}
+
+/// When an unchanged status was sent last, and is due again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Schedule {
+    period: Duration,
+    due: Option<Instant>,
+}
+
+impl Schedule {
+    /// Due at once, then every `period`.
+    pub(super) fn new(period: Duration) -> Self {
+        Self { period, due: None }
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.due.is_none_or(|due| now >= due)
+    }
+
+    /// A status was sent. After a change the next report comes up to half a period earlier or later (`spread` in
+    /// `[0, 1)`), so that nodes that changed together do not report together for ever.
+    pub(super) fn sent(&mut self, now: Instant, changed: bool, spread: f64) {
+        let scattered = changed || self.due.is_none();
+        let factor = if scattered { 0.5 + spread } else { 1.0 };
+        self.due = Some(now + self.period.mul_f64(factor));
+    }
+}
+
+/// The pause before the next computation: `period` and up to 4 % more.
+pub(super) fn jittered(period: Duration, spread: f64) -> Duration {
+    period + period.mul_f64(0.04 * spread)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn heartbeats_and_order_are_no_difference() {
+        let status = |value| -> NodeStatus { serde_json::from_value(value).expect("a status") };
+        let old = status(json!({ "conditions": [
+            { "type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z" },
+            { "type": "X", "status": "True" },
+        ] }));
+        let new = status(json!({ "conditions": [
+            { "type": "X", "status": "True" },
+            { "type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:10Z" },
+        ] }));
+        assert!(!differs(&old, &new));
+        let turned = status(
+            json!({ "conditions": [{ "type": "Ready", "status": "False" }, { "type": "X", "status": "True" }] }),
+        );
+        assert!(differs(&old, &turned));
+        assert!(differs(&old, &NodeStatus { phase: Some("x".to_owned()), ..old.clone() }));
+    }
+
+    #[test]
+    fn missing_labels_come_back() {
+        let mut node = Node::default();
+        assert!(restore_labels(&mut node));
+        assert!(!restore_labels(&mut node));
+        node.metadata.labels.get_or_insert_default().insert("kubernetes.io/os".to_owned(), "plan9".to_owned());
+        assert!(restore_labels(&mut node));
+        assert_eq!(node.metadata.labels.expect("labels")["kubernetes.io/os"], "linux");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unchanged_reports_are_periodic() {
+        let (start, period) = (Instant::now(), Duration::from_secs(300));
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut schedule = Schedule::new(period);
+        assert!(schedule.is_due(start), "the first one always");
+        schedule.sent(start, false, 0.0);
+        assert!(!schedule.is_due(at(149)) && schedule.is_due(at(150)), "scattered");
+        schedule.sent(at(150), false, 0.9);
+        assert!(!schedule.is_due(at(449)) && schedule.is_due(at(450)), "periodic");
+        schedule.sent(at(450), true, 0.9);
+        assert!(!schedule.is_due(at(869)) && schedule.is_due(at(870)), "scattered again");
+    }
+}

@@ -1,0 +1,224 @@
+//! Capacity and allocatable of the node: machine, less what is reserved for others than pods. Pure.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::NodeStatus;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::machine::Machine;
+use super::machine::Sizes;
+use crate::config::kubelet::KubeletConfiguration;
+use crate::config::kubelet::StringMap;
+use crate::config::parse_cpus;
+use crate::model::Amount;
+
+/// Amounts by resource name.
+pub type Amounts = BTreeMap<String, Amount>;
+
+const HUGEPAGES: &str = "hugepages-";
+/// Thresholds that count as reserved, with the resource they are taken from.
+const THRESHOLDS: [(&str, &str); 2] = [("memory.available", "memory"), ("nodefs.available", "ephemeral-storage")];
+
+/// What the configuration says of the node's resources.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ResourceConfig {
+    /// `maxPods`.
+    pub max_pods: i64,
+    /// `podsPerCore`; 0 for no such limit.
+    pub pods_per_core: i64,
+    /// `localStorageCapacityIsolation`.
+    pub local_storage: bool,
+    /// `systemReserved` and `kubeReserved` together.
+    pub reserved: Amounts,
+    /// Hard eviction thresholds, by resource.
+    pub thresholds: BTreeMap<String, Threshold>,
+}
+
+/// A hard eviction threshold.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Threshold {
+    /// So much.
+    Amount(Amount),
+    /// A share of the capacity, 0.1 for 10 %.
+    Share(f32),
+}
+
+/// The node cannot give what is reserved.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "invalid Node Allocatable configuration. Resource {resource:?} has a reservation of {reserved} but capacity of \
+     {capacity}. Expected capacity >= reservation."
+)]
+pub struct ReservationError {
+    /// The resource.
+    pub resource: String,
+    /// What is reserved of it.
+    pub reserved: String,
+    /// What there is.
+    pub capacity: String,
+}
+
+impl ResourceConfig {
+    /// From the configuration. `ignore_eviction` is `--experimental-allocatable-ignore-eviction`.
+    pub fn new(kubelet: &KubeletConfiguration, ignore_eviction: bool) -> Self {
+        let mut system = amounts(&kubelet.system_reserved);
+        let mut daemons = amounts(&kubelet.kube_reserved);
+        if let Some(cpus) = Some(&kubelet.reserved_system_cpus).filter(|cpus| !cpus.is_empty()) {
+            let count = parse_cpus(cpus).as_ref().map_or(0, BTreeSet::len);
+            system.insert("cpu".to_owned(), Amount::units(i64::try_from(count).unwrap_or(i64::MAX)));
+            daemons.remove("cpu");
+        }
+        let mut reserved = system;
+        for (resource, amount) in daemons {
+            *reserved.entry(resource).or_default() += amount;
+        }
+        let threshold = |(signal, resource): (&str, &str)| {
+            let threshold = Threshold::parse(kubelet.eviction_hard.get(signal)?)?;
+            Some((resource.to_owned(), threshold))
+        };
+        let thresholds = if ignore_eviction { None } else { Some(THRESHOLDS.into_iter().filter_map(threshold)) };
+        Self {
+            max_pods: kubelet.max_pods.into(),
+            pods_per_core: kubelet.pods_per_core.into(),
+            local_storage: kubelet.local_storage_capacity_isolation,
+            reserved,
+            thresholds: thresholds.into_iter().flatten().collect(),
+        }
+    }
+
+    fn pods(&self, cpus: i64) -> i64 {
+        match self.pods_per_core {
+            0 => self.max_pods,
+            per_core => cpus.saturating_mul(per_core).min(self.max_pods),
+        }
+    }
+
+    /// What is kept of a resource of which there is `capacity`.
+    fn kept(&self, resource: &str, capacity: Amount) -> Amount {
+        let reserved = self.reserved.get(resource).copied().unwrap_or_default();
+        reserved + self.thresholds.get(resource).map_or(Amount::ZERO, |threshold| threshold.of(capacity))
+    }
+}
+
+/// The configuration's checks let only quantities through.
+fn amounts(map: &StringMap) -> Amounts {
+    map.iter().filter_map(|(resource, text)| Some((resource.clone(), text.parse().ok()?))).collect()
+}
+
+impl Threshold {
+    /// `10%` or a quantity; `None` for entries that switch the signal off.
+    fn parse(text: &str) -> Option<Self> {
+        let Some(percent) = text.strip_suffix('%') else { return text.parse().ok().map(Self::Amount) };
+        let share = percent.parse::<f32>().ok()? / 100.0;
+        (share > 0.0 && share < 1.0).then_some(Self::Share(share))
+    }
+
+    fn of(self, capacity: Amount) -> Amount {
+        match self {
+            Self::Amount(amount) => amount,
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_precision_loss,
+                reason = "cut to whole bytes, as upstream cuts it"
+            )]
+            Self::Share(share) => Amount::bytes((capacity.value() as f64 * f64::from(share)) as i64),
+        }
+    }
+}
+
+/// What the machine offers.
+fn capacity(sizes: &Sizes, config: &ResourceConfig) -> Amounts {
+    let mut capacity = Amounts::from([
+        ("cpu".to_owned(), Amount::units(sizes.cpus)),
+        ("memory".to_owned(), Amount::bytes(sizes.memory)),
+        ("pods".to_owned(), Amount::units(config.pods(sizes.cpus))),
+    ]);
+    if let Some(bytes) = sizes.root_fs.filter(|_| config.local_storage) {
+        capacity.insert("ephemeral-storage".to_owned(), Amount::bytes(bytes));
+    }
+    for (size, bytes) in &sizes.hugepages {
+        capacity.insert(hugepages_name(*size), Amount::bytes(*bytes));
+    }
+    capacity
+}
+
+/// `hugepages-2Mi` for pages of 2 MiB.
+fn hugepages_name(bytes: u64) -> String {
+    format!("{HUGEPAGES}{}", Amount::bytes(i64::try_from(bytes).unwrap_or(i64::MAX)))
+}
+
+/// Checks at start that there is as much as is reserved.
+///
+/// # Errors
+/// The first resource of which there is less.
+pub fn check(sizes: &Sizes, config: &ResourceConfig) -> Result<(), ReservationError> {
+    let mut all = capacity(sizes, config);
+    all.remove("pods");
+    all.insert("pid".to_owned(), Amount::units(sizes.pids));
+    for (resource, capacity) in all {
+        let reserved = config.kept(&resource, capacity);
+        if reserved > capacity {
+            let (reserved, capacity) = (reserved.to_string(), capacity.to_string());
+            return Err(ReservationError { resource, reserved, capacity });
+        }
+    }
+    Ok(())
+}
+
+/// What pods may use of what the machine offers.
+pub fn allocatable(sizes: &Sizes, config: &ResourceConfig) -> Amounts {
+    let capacity = capacity(sizes, config);
+    of_capacity(&capacity, config)
+}
+
+fn of_capacity(capacity: &Amounts, config: &ResourceConfig) -> Amounts {
+    let reservable = |resource: &str| {
+        matches!(resource, "cpu" | "memory" | "ephemeral-storage" | "pid") || resource.starts_with(HUGEPAGES)
+    };
+    let left = |amount: Amount, taken: Amount| (amount - taken).max(Amount::ZERO);
+    let mut allocatable: Amounts = capacity
+        .iter()
+        .map(|(resource, amount)| {
+            let kept = if reservable(resource) { config.kept(resource, *amount) } else { Amount::ZERO };
+            (resource.clone(), left(*amount, kept))
+        })
+        .collect();
+    let huge: Amount = capacity.iter().filter(|(name, _)| name.starts_with(HUGEPAGES)).map(|(_, a)| *a).sum();
+    if let Some(memory) = allocatable.get_mut("memory") {
+        *memory = left(*memory, huge);
+    }
+    allocatable
+}
+
+/// Writes capacity and allocatable into a status. What others keep there (extended resources) stays.
+pub(super) fn apply(machine: &Machine, config: &ResourceConfig, status: &mut NodeStatus) {
+    let known = status.capacity.take().unwrap_or_default();
+    let mut all: Amounts =
+        known.iter().filter_map(|(name, text)| Some((name.clone(), text.try_into().ok()?))).collect();
+    match &machine.sizes {
+        Some(sizes) => all.extend(capacity(sizes, config)),
+        None => all.extend([
+            ("cpu".to_owned(), Amount::ZERO),
+            ("memory".to_owned(), Amount::bytes(0)),
+            ("pods".to_owned(), Amount::units(config.max_pods)),
+        ]),
+    }
+    let allocatable = of_capacity(&all, config);
+    status.capacity = Some(quantities(&all, &known));
+    let known = status.allocatable.take().unwrap_or_default();
+    status.allocatable = Some(quantities(&allocatable, &known));
+}
+
+/// As quantities; a known text of the same amount is kept, whatever its notation.
+fn quantities(amounts: &Amounts, known: &BTreeMap<String, Quantity>) -> BTreeMap<String, Quantity> {
+    let text = |(name, amount): (&String, &Amount)| {
+        let same = known.get(name).filter(|text| Amount::try_from(*text).is_ok_and(|known| known == *amount));
+        (name.clone(), same.cloned().unwrap_or_else(|| amount.to_quantity()))
+    };
+    amounts.iter().map(text).collect()
+}
+
+#[cfg(test)]
+#[path = "resources_tests.rs"]
+mod tests;

@@ -1,0 +1,392 @@
+//! The loop that keeps the Node's status true: registers, computes, sends what differs. Times and differences are
+//! decided in `report`, contents in `content`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ContainerImage;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::Client;
+use kube::api::Patch;
+use kube::api::PatchParams;
+use kube::api::PostParams;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::addresses;
+use super::addresses::Network;
+use super::cache::NodeCache;
+use super::call;
+use super::call::CallError;
+use super::conditions;
+use super::conditions::Pressures;
+use super::conditions::Readiness;
+use super::config::NodeConfig;
+use super::content;
+use super::content::Facts;
+use super::events::TellNode;
+use super::events::Told;
+use super::host::Host;
+use super::images;
+use super::initial;
+use super::machine::Machine;
+use super::patch;
+use super::reconcile;
+use super::report;
+use super::report::Schedule;
+use super::runtime_view::RuntimeView;
+use super::startup::Startup;
+use super::time;
+use crate::metrics::Metrics;
+use crate::model::Clock;
+use crate::runtime::RuntimeState;
+use crate::status::NodeAddresses;
+
+/// Tries of one status update, back to back.
+const TRIES: usize = 5;
+/// Deadline of the calls that register the Node.
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// News that come together are sent together.
+const GATHER: Duration = Duration::from_millis(20);
+/// Images that nobody told of are found after this.
+const IMAGES_PERIOD: Duration = Duration::from_secs(300);
+
+/// What the status is made of and where it goes.
+pub struct Inputs<H> {
+    /// The configuration.
+    pub config: Arc<NodeConfig>,
+    /// The machine.
+    pub host: H,
+    /// For registration.
+    pub main: Client,
+    /// For updates: without a rate limit.
+    pub heartbeat: Client,
+    /// The own Node.
+    pub cache: NodeCache,
+    /// The container runtime's state.
+    pub runtime: watch::Receiver<RuntimeState>,
+    /// Failing health checks, in upstream's words.
+    pub health: watch::Receiver<Vec<String>>,
+    /// What the node is short of.
+    pub pressures: watch::Receiver<Pressures>,
+    /// The machine is going down.
+    pub shutting_down: watch::Receiver<bool>,
+    /// Grows with every image that came or went.
+    pub images: watch::Receiver<u64>,
+    /// Where the node's addresses are published.
+    pub addresses: watch::Sender<NodeAddresses>,
+    /// Events.
+    pub tell: TellNode,
+    /// Startup durations.
+    pub metrics: Arc<Metrics>,
+    /// Wall clock.
+    pub clock: Clock,
+}
+
+/// Keeps one Node's status.
+pub struct StatusLoop<H> {
+    inputs: Inputs<H>,
+    nodes: Nodes,
+    registered: bool,
+    runtime: RuntimeView,
+    images: Option<Vec<ContainerImage>>,
+    images_at: Option<Instant>,
+    /// The pods' address range that the runtime has accepted.
+    pod_cidr: String,
+    schedule: Schedule,
+    told: Told,
+    startup: Startup,
+    /// What could not be set was said already.
+    complaints: Vec<String>,
+}
+
+/// The Node through both clients.
+struct Nodes {
+    main: Api<Node>,
+    heartbeat: Api<Node>,
+    timeout: Duration,
+}
+
+/// One look at the machine.
+struct Look {
+    machine: Machine,
+    network: Network,
+}
+
+impl<H: Host> StatusLoop<H> {
+    /// A loop that has not begun.
+    pub fn new(inputs: Inputs<H>) -> Self {
+        let timeout = call::heartbeat_timeout(&inputs.config);
+        let (main, heartbeat) = (Api::all(inputs.main.clone()), Api::all(inputs.heartbeat.clone()));
+        Self {
+            nodes: Nodes { main, heartbeat, timeout },
+            registered: !inputs.config.register,
+            runtime: RuntimeView::default(),
+            images: None,
+            images_at: None,
+            pod_cidr: String::new(),
+            schedule: Schedule::new(inputs.config.report_period),
+            told: Told::default(),
+            startup: Startup::new(inputs.metrics.clone()),
+            complaints: Vec::new(),
+            inputs,
+        }
+    }
+
+    /// Runs until `shutdown`. What is under way then is dropped: the next start says what is true then.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        shutdown.run_until_cancelled(self.keep()).await;
+    }
+
+    async fn keep(&mut self) {
+        let mut runtime = self.inputs.runtime.clone();
+        // The first word of the runtime decides whether the node can be Ready at once.
+        drop(runtime.wait_for(|state| *state != RuntimeState::Unknown).await);
+        let mut own = self.inputs.cache.subscribe();
+        let configured = self.inputs.config.pod_cidr.clone();
+        if !configured.is_empty() {
+            self.hand_over(&configured).await;
+        }
+        loop {
+            own.mark_unchanged();
+            self.sync().await;
+            let pause = report::jittered(self.inputs.config.update_period, fastrand::f64());
+            let next = Instant::now() + pause;
+            let next = self.runtime.down_at(Instant::now()).map_or(next, |down| next.min(down));
+            if self.images_at.is_none() && self.registered {
+                // Registration did not wait for the images.
+                continue;
+            }
+            let known = own.borrow().clone();
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                () = self.news(&mut own, known) => tokio::time::sleep(GATHER).await,
+            }
+        }
+    }
+
+    /// Waits for what is worth a look before its time.
+    async fn news(&mut self, own: &mut watch::Receiver<Option<Arc<Node>>>, known: Option<Arc<Node>>) {
+        let inputs = &mut self.inputs;
+        tokio::select! {
+            Ok(()) = inputs.runtime.changed() => {}
+            Ok(()) = inputs.health.changed() => {}
+            Ok(()) = inputs.pressures.changed() => {}
+            Ok(()) = inputs.shutting_down.changed() => {}
+            true = until_changed(own, known) => {}
+            else => std::future::pending().await,
+        }
+    }
+
+    /// Registers the node if it is not, and brings its status up to date.
+    async fn sync(&mut self) {
+        let state = self.inputs.runtime.borrow_and_update().clone();
+        self.runtime.observe(&state, Instant::now());
+        let look = Look { machine: self.inputs.host.machine(), network: self.inputs.host.network().await };
+        if !self.registered {
+            return self.register(&look).await;
+        }
+        self.list_images().await;
+        for attempt in 0..TRIES {
+            match self.update(&look, attempt > 0).await {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::warn!(node = self.inputs.config.name, attempt, %error, "node status not updated")
+                }
+            }
+        }
+    }
+
+    /// Creates the Node, or makes the existing one agree. Tries until it succeeds; the status loop has nothing to do
+    /// before.
+    async fn register(&mut self, look: &Look) {
+        let began = self.inputs.clock.wall();
+        let mut pauses = call::Pauses::new(Duration::from_millis(100));
+        let error = match self.try_register(look, began).await {
+            Ok(()) => None,
+            Err(error) => Some(error),
+        };
+        let Some(mut error) = error else { return };
+        loop {
+            tracing::warn!(node = self.inputs.config.name, %error, "node not registered");
+            pauses.wait().await;
+            let state = self.inputs.runtime.borrow_and_update().clone();
+            self.runtime.observe(&state, Instant::now());
+            let look = Look { machine: self.inputs.host.machine(), network: self.inputs.host.network().await };
+            match self.try_register(&look, began).await {
+                Ok(()) => return,
+                Err(again) => error = again,
+            }
+        }
+    }
+
+    async fn try_register(&mut self, look: &Look, began: std::time::SystemTime) -> Result<(), CallError> {
+        let mut wanted = initial::node(&self.inputs.config);
+        self.fill(&mut wanted, look);
+        let existing = match self.inputs.cache.current() {
+            Some(known) => Node::clone(&known),
+            None => {
+                let params = PostParams::default();
+                match call::within(REGISTRATION_TIMEOUT, self.nodes.main.create(&params, &wanted)).await {
+                    Ok(created) => {
+                        self.created(&created, began);
+                        return Ok(());
+                    }
+                    Err(error) if error.is_conflict() || error.is_forbidden() => {
+                        call::within(REGISTRATION_TIMEOUT, self.nodes.main.get(&self.inputs.config.name)).await?
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        self.reconcile(existing, &wanted).await
+    }
+
+    fn created(&mut self, node: &Node, began: std::time::SystemTime) {
+        tracing::info!(node = self.inputs.config.name, "node registered");
+        self.startup.created(began, self.inputs.clock.wall());
+        self.reported(&Node::default(), node, true);
+        self.inputs.cache.offer(node.clone());
+        self.registered = true;
+    }
+
+    async fn reconcile(&mut self, existing: Node, wanted: &Node) -> Result<(), CallError> {
+        let reset = !self.inputs.host.remembers_devices();
+        let corrected = reconcile::reconciled(&existing, wanted, reset);
+        match patch::between(&existing, &corrected) {
+            None => self.inputs.cache.offer(existing),
+            Some(body) => {
+                let params = PatchParams::default();
+                let (name, body) = (&self.inputs.config.name, Patch::Strategic(&body));
+                let patched = self.nodes.main.patch_status(name, &params, &body);
+                self.inputs.cache.offer(call::within(REGISTRATION_TIMEOUT, patched).await?);
+            }
+        }
+        tracing::info!(node = self.inputs.config.name, "node was registered before");
+        self.registered = true;
+        Ok(())
+    }
+
+    /// Computes the status and sends it if there is a reason to. `fresh`: of the Node as the API server has it now.
+    async fn update(&mut self, look: &Look, fresh: bool) -> Result<(), CallError> {
+        let cached = self.inputs.cache.current().filter(|_| !fresh);
+        let known = match cached {
+            Some(known) => Node::clone(&known),
+            None => call::within(self.nodes.timeout, self.nodes.heartbeat.get(&self.inputs.config.name)).await?,
+        };
+        let mut node = known.clone();
+        self.fill(&mut node, look);
+        let moved = self.hand_over(&pod_cidr(&node)).await;
+        let restored = report::restore_labels(&mut node);
+        let differs = match (&known.status, &node.status) {
+            (Some(known), Some(now)) => report::differs(known, now),
+            (known, now) => known != now,
+        };
+        let changed = moved || restored || differs;
+        if !changed && !self.schedule.is_due(Instant::now()) {
+            return Ok(());
+        }
+        let Some(body) = patch::between(&known, &node) else { return Ok(()) };
+        let (params, body) = (PatchParams::default(), Patch::Strategic(&body));
+        let patched = self.nodes.heartbeat.patch_status(&self.inputs.config.name, &params, &body);
+        let answer = call::within(self.nodes.timeout, patched).await?;
+        self.reported(&known, &node, changed);
+        self.inputs.cache.offer(answer);
+        Ok(())
+    }
+
+    /// The API server knows now.
+    fn reported(&mut self, known: &Node, node: &Node, changed: bool) {
+        self.schedule.sent(Instant::now(), changed, fastrand::f64());
+        for event in self.told.news(known, node) {
+            (self.inputs.tell)(event.kind, event.reason, &event.message);
+        }
+        if conditions::status_of(node.status.as_ref(), conditions::READY) == Some("True") {
+            self.startup.ready(self.inputs.clock.wall());
+        }
+    }
+
+    /// Sets everything the agent writes, and publishes the addresses.
+    fn fill(&mut self, node: &mut Node, look: &Look) {
+        let health = self.inputs.health.borrow_and_update().clone();
+        let now = time::seconds(self.inputs.clock.wall());
+        let failed = content::apply(
+            node,
+            &Facts {
+                config: &self.inputs.config,
+                machine: &look.machine,
+                network: &look.network,
+                runtime: &self.runtime,
+                images: self.images.as_deref(),
+                pressures: *self.inputs.pressures.borrow_and_update(),
+                readiness: Readiness {
+                    health: &health,
+                    shutting_down: *self.inputs.shutting_down.borrow_and_update(),
+                    local_storage: self.inputs.config.resources.local_storage,
+                },
+                at: Instant::now(),
+                now: &now,
+            },
+        );
+        for error in failed.iter().filter(|error| !self.complaints.contains(error)) {
+            tracing::error!(node = self.inputs.config.name, error, "part of the node status cannot be told");
+        }
+        self.complaints = failed;
+        let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+        let addresses = NodeAddresses { ips: addresses::host_ips(listed) };
+        self.inputs.addresses.send_if_modified(|known| std::mem::replace(known, addresses.clone()) != addresses);
+    }
+
+    /// Lists the images after one came or went, and now and then in case somebody else did it. The old list is better
+    /// than none.
+    async fn list_images(&mut self) {
+        let overdue = self.images_at.is_none_or(|at| at.elapsed() >= IMAGES_PERIOD);
+        if !overdue && !self.inputs.images.has_changed().unwrap_or(false) {
+            return;
+        }
+        self.inputs.images.mark_unchanged();
+        self.images_at = Some(Instant::now());
+        match self.inputs.host.images().await {
+            Ok(all) => self.images = Some(images::listed(all, self.inputs.config.max_images)),
+            Err(error) => tracing::warn!(error, "images of the node status are as they were"),
+        }
+    }
+
+    /// Tells the runtime the pods' address range, if it is another one. True if the status must be sent because of it.
+    async fn hand_over(&mut self, cidr: &str) -> bool {
+        if cidr.is_empty() || cidr == self.pod_cidr {
+            return false;
+        }
+        match self.inputs.host.set_pod_cidr(cidr).await {
+            Ok(()) => {
+                tracing::info!(cidr, "the runtime knows the addresses of pods");
+                cidr.clone_into(&mut self.pod_cidr);
+            }
+            Err(error) => tracing::warn!(cidr, error, "the runtime does not take the addresses of pods"),
+        }
+        true
+    }
+}
+
+fn pod_cidr(node: &Node) -> String {
+    let spec = node.spec.as_ref();
+    let all = spec.and_then(|spec| spec.pod_cidrs.as_ref()).map(|cidrs| cidrs.join(","));
+    all.or_else(|| spec?.pod_cidr.clone()).unwrap_or_default()
+}
+
+/// True once the own Node differs from `known` in what the agent acts on; false if nobody watches it any more.
+async fn until_changed(own: &mut watch::Receiver<Option<Arc<Node>>>, known: Option<Arc<Node>>) -> bool {
+    own.wait_for(|now| concerns(known.as_deref(), now.as_deref())).await.is_ok()
+}
+
+/// Did somebody else change what the agent acts on?
+fn concerns(known: Option<&Node>, now: Option<&Node>) -> bool {
+    let relevant = |node: &Node| {
+        let addresses = node.status.as_ref().and_then(|status| status.addresses.clone());
+        let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable);
+        (node.metadata.uid.clone(), pod_cidr(node), unschedulable, addresses)
+    };
+    known.map(relevant) != now.map(relevant)
+}

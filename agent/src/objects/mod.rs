@@ -1,0 +1,196 @@
+//! API objects that pods refer to: ConfigMaps and Secrets, each watched on its own and only while a registered pod needs
+//! it; service-account tokens; the services that become environment variables.
+//!
+//! Reads only what pods name. Refuses to know what an object is for: environment and volumes do. Answers from memory
+//! while the API server is away.
+//!
+//! ```text
+//!  pod ─▶ references ─▶ Store: one watch (or GET with a time to live) per object ─▶ config_map · secret
+//!                          └─▶ changed: wakes the workers of the pods that use it
+//!  watch of all services ─▶ service_variables          TokenRequest ─▶ Tokens ─▶ token
+//! ```
+
+mod entry;
+mod error;
+mod interest;
+mod kind;
+mod references;
+mod retry;
+mod service_env;
+mod services;
+mod single;
+mod store;
+#[cfg(test)]
+mod tests;
+mod token;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Client;
+use tokio::sync::watch;
+
+pub use error::ObjectError;
+pub use interest::Interest;
+pub use token::Token;
+pub use token::TokenClaim;
+
+use interest::InterestId;
+use references::References;
+use services::Services;
+use store::Store;
+use token::Tokens;
+
+use crate::model::Clock;
+use crate::model::PodUid;
+
+/// `configMapAndSecretChangeDetectionStrategy`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Strategy {
+    /// One watch per object that a pod refers to.
+    #[default]
+    Watch,
+    /// GET, remembered for a time to live.
+    Cache,
+    /// GET at every use.
+    Get,
+}
+
+/// How objects are read.
+#[derive(Clone, Debug)]
+pub struct ObjectsConfig {
+    /// What to do with each object.
+    pub strategy: Strategy,
+    /// `syncFrequency`: how often volumes are brought up to date whose objects are not watched.
+    pub sync_frequency: Duration,
+    /// The wall clock.
+    pub clock: Clock,
+    /// The node's own object, whose annotation `node.alpha.kubernetes.io/ttl` sets the time to live of strategy Cache.
+    pub node: Option<watch::Receiver<Option<Arc<Node>>>>,
+}
+
+/// Objects of the API server that pods refer to. Cheap to clone; all clones are one.
+#[derive(Clone, Default)]
+pub struct Objects {
+    inner: Option<Arc<Inner>>,
+}
+
+struct Inner {
+    config_maps: Store<ConfigMap>,
+    secrets: Store<Secret>,
+    services: Services,
+    tokens: Tokens,
+}
+
+impl std::fmt::Debug for Objects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Objects").field("standalone", &self.inner.is_none()).finish_non_exhaustive()
+    }
+}
+
+impl Objects {
+    /// Without an API server there are no objects: every read fails and says so.
+    pub fn standalone() -> Self {
+        Self::default()
+    }
+
+    /// Reads with `client`, and starts to watch services. Ends with its last clone.
+    pub fn new(client: &Client, config: ObjectsConfig) -> Self {
+        let reading = store::Reading::new(client.clone(), &config);
+        Self {
+            inner: Some(Arc::new(Inner {
+                config_maps: Store::new(reading.clone()),
+                secrets: Store::new(reading),
+                services: Services::start(client.clone()),
+                tokens: Tokens::new(client.clone(), config.clock),
+            })),
+        }
+    }
+
+    /// True without an API server.
+    pub fn is_standalone(&self) -> bool {
+        self.inner.is_none()
+    }
+
+    /// From now on the pod's objects are kept at hand. Again for a pod whose spec has changed: what it no longer refers to
+    /// is let go. Dropping `interest` lets go all.
+    pub fn register(&self, pod: &Pod, interest: &mut Interest) {
+        let Some(inner) = &self.inner else { return };
+        let references = References::of(pod);
+        inner.config_maps.register(interest.id, &references.config_maps, &interest.counter);
+        inner.secrets.register(interest.id, &references.secrets, &interest.counter);
+        if interest.release.is_none() {
+            let (id, uid) = (interest.id, interest.uid.clone());
+            let weak = Arc::downgrade(inner);
+            interest.release = Some(Box::new(move || {
+                if let Some(inner) = weak.upgrade() {
+                    inner.forget(id, &uid);
+                }
+            }));
+        }
+    }
+
+    /// The ConfigMap `name`, which a registered pod of `namespace` refers to.
+    ///
+    /// # Errors
+    /// It does not exist; it has never been read and is not there within a second; no registered pod refers to it.
+    pub async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, ObjectError> {
+        self.inner.as_ref().ok_or(ObjectError::Standalone)?.config_maps.get(namespace, name).await
+    }
+
+    /// The Secret `name`; as [`Objects::config_map`].
+    ///
+    /// # Errors
+    /// As [`Objects::config_map`].
+    pub async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, ObjectError> {
+        self.inner.as_ref().ok_or(ObjectError::Standalone)?.secrets.get(namespace, name).await
+    }
+
+    /// A token that claims what `claim` says: from memory, or a new one if that is due to be replaced.
+    ///
+    /// # Errors
+    /// None could be had, and none in memory is still valid.
+    pub async fn token(&self, claim: &TokenClaim) -> Result<Token, ObjectError> {
+        self.inner.as_ref().ok_or(ObjectError::StandaloneToken)?.tokens.get(claim).await
+    }
+
+    /// Variables of the services that containers in `namespace` are told of: all of the namespace if `links`, and the API
+    /// server's own in any case. Empty without an API server. With `must_know`, waits a moment for the first list.
+    ///
+    /// # Errors
+    /// With `must_know`: the services have never been read.
+    pub async fn service_variables(
+        &self,
+        namespace: &str,
+        links: bool,
+        must_know: bool,
+    ) -> Result<BTreeMap<String, String>, ObjectError> {
+        match &self.inner {
+            Some(inner) => inner.services.variables(namespace, links, must_know).await,
+            None => Ok(BTreeMap::new()),
+        }
+    }
+
+    /// How long what a pod's volumes hold may stay as it is: `None` if news of every object will be told, else a period
+    /// after which they are to be read again.
+    pub fn refresh_period(&self, pod: &Pod) -> Option<Duration> {
+        let inner = self.inner.as_ref()?;
+        let references = References::of(pod);
+        let unwatched = inner.config_maps.has_unwatched(&references.config_maps)
+            || inner.secrets.has_unwatched(&references.secrets);
+        unwatched.then(|| inner.config_maps.refresh_period())
+    }
+}
+
+impl Inner {
+    fn forget(&self, id: InterestId, uid: &PodUid) {
+        self.config_maps.forget(id);
+        self.secrets.forget(id);
+        self.tokens.forget_pod(uid);
+    }
+}

@@ -1,0 +1,57 @@
+//! How long to wait before a failed watch is tried again. Pure but for the jitter that is passed in.
+
+use std::time::Duration;
+
+/// The API server learns a moment after the node that a pod, and with it the right to read its objects, is the node's: a
+/// first refusal means little.
+const FIRST_REFUSED: Duration = Duration::from_millis(10);
+const FIRST: Duration = Duration::from_millis(800);
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Doubling delays between tries.
+#[derive(Debug)]
+pub(super) struct Retry {
+    next: Duration,
+    refused: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { next: FIRST, refused: FIRST_REFUSED }
+    }
+}
+
+impl Retry {
+    /// The next delay. `refused`: the answer was 403. `jitter` is between 0 and 1 and adds up to the delay's own length.
+    pub(super) fn after(&mut self, refused: bool, jitter: f64) -> Duration {
+        if refused && self.refused < FIRST {
+            self.refused *= 2;
+            return self.refused / 2;
+        }
+        let delay = self.next;
+        self.next = (delay * 2).min(LONGEST);
+        delay.mul_f64(1.0 + jitter).min(LONGEST)
+    }
+
+    /// A try succeeded.
+    pub(super) fn reset(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_tried_again_soon_and_all_else_with_patience() {
+        let mut retry = Retry::default();
+        let refusals: Vec<u128> = (0..9).map(|_| retry.after(true, 0.0).as_millis()).collect();
+        assert_eq!(refusals, [10, 20, 40, 80, 160, 320, 640, 800, 1600]);
+        let mut retry = Retry::default();
+        let failures: Vec<u128> = (0..8).map(|_| retry.after(false, 0.0).as_millis()).collect();
+        assert_eq!(failures, [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
+        retry.reset();
+        assert_eq!(retry.after(false, 0.5), Duration::from_millis(1200));
+    }
+}

@@ -1,0 +1,91 @@
+//! All services with an address, by one watch; of each only what becomes variables is kept.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Service;
+use kube::Api;
+use kube::Client;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher;
+use kube::runtime::watcher::Event;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::error::ObjectError;
+use super::service_env;
+use super::service_env::Links;
+
+/// How long the first container of a node waits for the services.
+const FIRST_READ: Duration = Duration::from_secs(1);
+/// Headless services have no variables.
+const WITH_ADDRESS: &str = "spec.clusterIP!=None";
+
+/// The services, `None` until they have been read once.
+pub(super) struct Services {
+    links: watch::Receiver<Option<Links>>,
+    _watch: AbortOnDropHandle<()>,
+}
+
+impl Services {
+    pub(super) fn start(client: Client) -> Self {
+        let (sender, links) = watch::channel(None);
+        let watch = tokio::spawn(follow(client, sender));
+        Self { links, _watch: AbortOnDropHandle::new(watch) }
+    }
+
+    pub(super) async fn variables(
+        &self,
+        namespace: &str,
+        all: bool,
+        must_know: bool,
+    ) -> Result<BTreeMap<String, String>, ObjectError> {
+        let mut links = self.links.clone();
+        if must_know {
+            let read = tokio::time::timeout(FIRST_READ, links.wait_for(Option::is_some)).await;
+            read.map_err(|_| ObjectError::NoServices)?.map_err(|_| ObjectError::NoServices)?;
+        }
+        let links = self.links.borrow();
+        Ok(links.as_ref().map(|links| service_env::variables(links, namespace, all)).unwrap_or_default())
+    }
+}
+
+async fn follow(client: Client, sender: watch::Sender<Option<Links>>) {
+    let config = watcher::Config::default().fields(WITH_ADDRESS).any_semantic();
+    let mut events = pin!(watcher(Api::<Service>::all(client), config).default_backoff());
+    let mut listing = Links::new();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Init) => listing = Links::new(),
+            Ok(Event::InitApply(service)) => put(&mut listing, &service),
+            Ok(Event::InitDone) => {
+                sender.send_replace(Some(std::mem::take(&mut listing)));
+            }
+            Ok(Event::Apply(service)) => change(&sender, |links| put(links, &service)),
+            Ok(Event::Delete(service)) => change(&sender, |links| {
+                if let Some((key, _)) = service_env::link(&service) {
+                    links.remove(&key);
+                }
+            }),
+            Err(error) => tracing::debug!(%error, "services not watched"),
+        }
+    }
+}
+
+fn put(links: &mut Links, service: &Service) {
+    match service_env::link(service) {
+        Some((key, Some(link))) => {
+            links.insert(key, link);
+        }
+        Some((key, None)) => {
+            links.remove(&key);
+        }
+        None => {}
+    }
+}
+
+fn change(sender: &watch::Sender<Option<Links>>, edit: impl FnOnce(&mut Links)) {
+    sender.send_modify(|links| edit(links.get_or_insert_default()));
+}

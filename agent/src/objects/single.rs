@@ -1,0 +1,168 @@
+//! Watching one object: one request that begins with the object as it is and goes on with its changes.
+//!
+//! A field selector `metadata.name` names the object, which is what the node's rights cover. Ends only with an immutable
+//! object or when its listener has enough; what fails is tried again, from where it stopped if the API server still knows
+//! that place.
+
+use std::ops::ControlFlow;
+use std::pin::pin;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use futures_util::TryStreamExt as _;
+use http::Request;
+use kube::Client;
+use kube::core::WatchEvent;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::error::code;
+use super::error::describe;
+use super::kind::Kind;
+use super::retry::Retry;
+
+/// A watch is renewed after between half an hour and an hour.
+const LIFETIME: std::ops::Range<u64> = 1800..3600;
+/// A watch that ends sooner than this has failed, whatever it says.
+const SHORT: Duration = Duration::from_secs(5);
+/// Says on a bookmark that everything from before the watch has been told.
+const INITIAL_END: &str = "k8s.io/initial-events-end";
+
+/// Where one object is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+/// What a watch learns.
+#[derive(Debug)]
+pub(super) enum News<K> {
+    /// The object as it is now, or that there is none.
+    Now(Option<K>),
+    /// The API server could not be asked; what was known stays.
+    Failed(String),
+}
+
+/// Watches until `listen` breaks. `streaming` is shared by all watches: cleared when the API server turns out not to know
+/// watches that begin with a list (KEP-3157).
+pub(super) async fn watch<K: Kind>(
+    client: Client,
+    place: Place,
+    streaming: &AtomicBool,
+    mut listen: impl FnMut(News<K>) -> ControlFlow<()> + Send,
+) {
+    let mut retry = Retry::default();
+    let mut seen = None;
+    loop {
+        let began = Instant::now();
+        let mut progress = false;
+        let mut hear = |news: News<K>| {
+            progress = true;
+            listen(news)
+        };
+        let listed = seen.is_none() && !streaming.load(Relaxed);
+        let result = match listed {
+            true => list(&client, &place, &mut seen, &mut hear).await,
+            false => stream(&client, &place, &mut seen, &mut hear).await,
+        };
+        if progress {
+            retry.reset();
+        }
+        let delay = match result {
+            Ok(ControlFlow::Break(())) => return,
+            // Renewing is no failure, unless the watch ends as soon as it begins.
+            Ok(ControlFlow::Continue(())) if began.elapsed() > SHORT || listed => Duration::ZERO,
+            Ok(ControlFlow::Continue(())) => retry.after(false, fastrand::f64()),
+            Err(error) => {
+                let status = code(&error);
+                if seen.is_none() && matches!(status, Some(400 | 422)) && streaming.swap(false, Relaxed) {
+                    tracing::info!("the API server has no streaming lists; objects are listed, then watched");
+                    continue;
+                }
+                // 410: the place to go on from is forgotten. Others may be as well: better to begin anew.
+                if status.is_some() {
+                    seen = None;
+                }
+                if listen(News::Failed(describe(&error))).is_break() {
+                    return;
+                }
+                retry.after(status == Some(403), fastrand::f64())
+            }
+        };
+        tokio::time::sleep(delay).await;
+    }
+}
+
+/// One watch request, to its end.
+async fn stream<K: Kind>(
+    client: &Client,
+    place: &Place,
+    seen: &mut Option<String>,
+    listen: &mut (impl FnMut(News<K>) -> ControlFlow<()> + Send),
+) -> Result<ControlFlow<()>, kube::Error> {
+    let seconds = fastrand::u64(LIFETIME);
+    let from = match seen {
+        Some(version) => format!("resourceVersion={version}"),
+        None => "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned(),
+    };
+    let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
+    let mut events = pin!(client.request_events::<K>(request::<K>(place, &query)?).await?);
+    let mut exists = seen.is_some();
+    while let Some(event) = events.try_next().await? {
+        let flow = match event {
+            WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
+                exists = true;
+                if let (Some(seen), Some(version)) = (seen.as_mut(), &object.meta().resource_version) {
+                    seen.clone_from(version);
+                }
+                listen(News::Now(Some(object)))
+            }
+            WatchEvent::Deleted(mut object) => {
+                if let (Some(seen), Some(version)) = (seen.as_mut(), &object.meta().resource_version) {
+                    seen.clone_from(version);
+                }
+                listen(News::Now(None))
+            }
+            WatchEvent::Bookmark(bookmark) => {
+                let complete = bookmark.metadata.annotations.get(INITIAL_END).is_some_and(|value| value == "true");
+                if complete || seen.is_some() {
+                    *seen = Some(bookmark.metadata.resource_version);
+                }
+                if complete && !exists { listen(News::Now(None)) } else { ControlFlow::Continue(()) }
+            }
+            WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+        };
+        if flow.is_break() {
+            return Ok(flow);
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// The object as it is, for API servers whose watches do not begin with that.
+async fn list<K: Kind>(
+    client: &Client,
+    place: &Place,
+    seen: &mut Option<String>,
+    listen: &mut (impl FnMut(News<K>) -> ControlFlow<()> + Send),
+) -> Result<ControlFlow<()>, kube::Error> {
+    #[derive(Deserialize)]
+    #[serde(bound = "K: Kind")]
+    struct List<K> {
+        metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta,
+        items: Option<Vec<K>>,
+    }
+    let list: List<K> = client.request(request::<K>(place, "limit=1")?).await?;
+    *seen = list.metadata.resource_version;
+    Ok(listen(News::Now(list.items.into_iter().flatten().next())))
+}
+
+/// Names are checked by the caller: nothing in them needs escaping.
+fn request<K: Kind>(place: &Place, query: &str) -> Result<Request<Vec<u8>>, kube::Error> {
+    let Place { namespace, name } = place;
+    let plural = K::PLURAL;
+    let uri = format!("/api/v1/namespaces/{namespace}/{plural}?fieldSelector=metadata.name%3D{name}&{query}");
+    Request::get(uri).body(Vec::new()).map_err(kube::Error::HttpError)
+}

@@ -1,0 +1,148 @@
+//! All objects of one kind that registered pods refer to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::Client;
+use tokio::sync::Semaphore;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::ObjectsConfig;
+use super::Strategy;
+use super::entry::Entry;
+use super::entry::Use;
+use super::error::ObjectError;
+use super::interest::Changed;
+use super::interest::InterestId;
+use super::kind::Kind;
+use super::references::Names;
+use super::references::Need;
+use super::single::Place;
+
+/// Watches held at the same time, of all objects together. An HTTP/2 connection to an API server carries 100 requests by
+/// default, and all others have to get through beside them; objects beyond are read by GET, as with strategy Cache.
+pub(super) const MAX_WATCHES: usize = 64;
+/// An object that nobody asks for is not watched for longer than this, or five times `syncFrequency`.
+const SHORTEST_IDLE: Duration = Duration::from_secs(60);
+/// How long what a GET brought is good for, unless the node's annotation says otherwise.
+const TIME_TO_LIVE: Duration = Duration::from_secs(60);
+const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
+
+/// What reading an object takes; shared by all kinds.
+#[derive(Clone)]
+pub(super) struct Reading {
+    pub(super) client: Client,
+    pub(super) strategy: Strategy,
+    pub(super) idle: Duration,
+    pub(super) watches: Arc<Semaphore>,
+    pub(super) streaming: Arc<AtomicBool>,
+    refresh: Duration,
+    node: Option<watch::Receiver<Option<Arc<Node>>>>,
+}
+
+impl Reading {
+    pub(super) fn new(client: Client, config: &ObjectsConfig) -> Self {
+        Self {
+            client,
+            strategy: config.strategy,
+            idle: (config.sync_frequency * 5).max(SHORTEST_IDLE),
+            watches: Arc::new(Semaphore::new(MAX_WATCHES)),
+            streaming: Arc::new(AtomicBool::new(true)),
+            refresh: config.sync_frequency,
+            node: config.node.clone(),
+        }
+    }
+
+    /// How long what a GET brought is good for.
+    pub(super) fn time_to_live(&self) -> Duration {
+        let node = self.node.as_ref().and_then(|node| node.borrow().clone());
+        let stated = node.and_then(|node| node.metadata.annotations.as_ref()?.get(TTL_ANNOTATION)?.parse().ok());
+        stated.map_or(TIME_TO_LIVE, Duration::from_secs)
+    }
+}
+
+/// The objects of one kind.
+pub(super) struct Store<K> {
+    reading: Reading,
+    entries: Mutex<HashMap<Place, Arc<Entry<K>>>>,
+}
+
+impl<K: Kind> Store<K> {
+    pub(super) fn new(reading: Reading) -> Self {
+        Self { reading, entries: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Arc<Entry<K>>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pod uses exactly these objects from now on.
+    pub(super) fn register(&self, id: InterestId, names: &Names, changed: &Changed) {
+        let mut entries = self.lock();
+        entries.retain(|place, entry| {
+            let wanted = place.namespace == names.namespace && names.needs.contains_key(&place.name);
+            wanted || !entry.release(id)
+        });
+        for (name, need) in &names.needs {
+            let place = Place { namespace: names.namespace.clone(), name: name.clone() };
+            if !(is_name(&place.namespace) && is_name(name)) {
+                continue;
+            }
+            let entry = entries.entry(place.clone()).or_insert_with(|| Entry::new(place, self.reading.clone()));
+            entry.claim(id, Use { changed: changed.clone(), always: *need == Need::Always });
+        }
+    }
+
+    /// The pod uses none any more.
+    pub(super) fn forget(&self, id: InterestId) {
+        self.lock().retain(|_, entry| !entry.release(id));
+    }
+
+    pub(super) async fn get(&self, namespace: &str, name: &str) -> Result<Arc<K>, ObjectError> {
+        if !is_name(name) {
+            return Err(ObjectError::BadName { kind: K::WORD, name: name.to_owned() });
+        }
+        let place = Place { namespace: namespace.to_owned(), name: name.to_owned() };
+        let Some(entry) = self.lock().get(&place).cloned() else {
+            return Err(ObjectError::NotRegistered { namespace: namespace.to_owned(), name: name.to_owned() });
+        };
+        entry.get(Instant::now()).await
+    }
+
+    /// True if a change of some of these would not be told.
+    pub(super) fn has_unwatched(&self, names: &Names) -> bool {
+        let always = names.needs.iter().filter(|(_, need)| **need == Need::Always);
+        let entries = self.lock();
+        always
+            .map(|(name, _)| Place { namespace: names.namespace.clone(), name: name.clone() })
+            .any(|place| entries.get(&place).is_some_and(|entry| !entry.tells_changes()))
+    }
+
+    /// When objects that are not watched are to be read again: `syncFrequency`, and up to half of it more.
+    pub(super) fn refresh_period(&self) -> Duration {
+        self.reading.refresh.mul_f64(1.0 + fastrand::f64() * 0.5)
+    }
+
+    /// Number of objects held, for tests.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+/// What the API accepts as a name, and what therefore can stand in a path and a query: lower case letters, digits, `-` and
+/// `.`, at most 253.
+fn is_name(text: &str) -> bool {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    (1..=253).contains(&text.len())
+        && text.chars().all(fits)
+        && !text.starts_with(['.', '-'])
+        && !text.ends_with(['.', '-'])
+}

@@ -1,0 +1,1 @@
+//! The room against a scripted API server, on paused time.

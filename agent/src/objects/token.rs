@@ -1,0 +1,215 @@
+//! Service-account tokens: asked for by TokenRequest, kept in memory, replaced when four fifths of their life are over or
+//! they are a day old, whichever comes first.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use k8s_openapi::api::authentication::v1::BoundObjectReference;
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::authentication::v1::TokenRequestSpec;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::Api;
+use kube::Client;
+use kube::api::PostParams;
+use secrecy::ExposeSecret as _;
+use secrecy::SecretString;
+use tokio::sync::OnceCell;
+
+use super::error::ObjectError;
+use super::error::code;
+use super::error::describe;
+use crate::model::Clock;
+use crate::model::PodUid;
+
+/// No token is used longer than this.
+const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+/// Tokens of one moment are not all replaced in one moment.
+const MAX_JITTER_SECONDS: u64 = 10;
+/// A replacement that failed is tried again after this, while the token in memory is valid.
+const RETRY: Duration = Duration::from_secs(30);
+/// How long a request may take.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a token is to say.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct TokenClaim {
+    /// Namespace of service account and pod.
+    pub namespace: String,
+    /// `spec.serviceAccountName`.
+    pub service_account: String,
+    /// For whom it is; empty for the API server itself.
+    pub audiences: Vec<String>,
+    /// Wanted lifetime, seconds; the API server has the last word.
+    pub expiration_seconds: Option<i64>,
+    /// The pod it dies with: name and UID.
+    pub pod: (String, PodUid),
+}
+
+/// A token to hand to a pod.
+#[derive(Clone, Debug)]
+pub struct Token {
+    /// The token itself.
+    pub text: SecretString,
+    /// When to ask again; `None`: never.
+    pub refresh_at: Option<SystemTime>,
+}
+
+#[derive(Clone, Debug)]
+struct Held {
+    token: Token,
+    expires: SystemTime,
+}
+
+/// The tokens of all pods.
+pub(super) struct Tokens {
+    client: Client,
+    clock: Clock,
+    held: Mutex<HashMap<TokenClaim, Held>>,
+    /// The API server has the subresource.
+    offered: OnceCell<bool>,
+}
+
+impl Tokens {
+    pub(super) fn new(client: Client, clock: Clock) -> Self {
+        Self { client, clock, held: Mutex::default(), offered: OnceCell::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<TokenClaim, Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) async fn get(&self, claim: &TokenClaim) -> Result<Token, ObjectError> {
+        let held = self.lock().get(claim).cloned();
+        if let Some(held) = &held
+            && held.token.refresh_at.is_none_or(|at| self.clock.wall() < at)
+        {
+            return Ok(held.token.clone());
+        }
+        match self.request(claim).await {
+            Ok(fresh) => {
+                let now = self.clock.wall();
+                let mut all = self.lock();
+                all.retain(|_, held| now < held.expires);
+                all.insert(claim.clone(), fresh.clone());
+                Ok(fresh.token)
+            }
+            Err(cause) => self.make_do(claim, held, cause),
+        }
+    }
+
+    /// The old token, as long as it is valid.
+    fn make_do(&self, claim: &TokenClaim, held: Option<Held>, cause: String) -> Result<Token, ObjectError> {
+        let now = self.clock.wall();
+        match held {
+            None => Err(ObjectError::NoToken(cause)),
+            Some(held) if held.expires < now => Err(ObjectError::TokenExpired { key: claim.to_string(), cause }),
+            Some(held) => {
+                tracing::warn!(%claim, cause, "service account token not replaced; the old one is still valid");
+                Ok(Token { refresh_at: Some(now + RETRY), ..held.token })
+            }
+        }
+    }
+
+    async fn request(&self, claim: &TokenClaim) -> Result<Held, String> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &claim.namespace);
+        let wanted = request_of(claim);
+        let params = PostParams::default();
+        let asked = accounts.create_token_request(&claim.service_account, &params, &wanted);
+        let answer = match tokio::time::timeout(TIMEOUT, asked).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) if code(&error) == Some(404) && !self.offers_tokens().await => {
+                return Err("the API server does not have TokenRequest endpoints enabled".to_owned());
+            }
+            Ok(Err(error)) => return Err(describe(&error)),
+            Err(_) => return Err(format!("the API server did not answer within {TIMEOUT:?}")),
+        };
+        let status = answer.status.ok_or("the API server's answer has no token")?;
+        let (Some(text), Some(expires)) = (status.token, status.expiration_timestamp) else {
+            return Err("the API server's answer has no token".to_owned());
+        };
+        let expires = SystemTime::from(expires.0);
+        let jitter = Duration::from_secs(fastrand::u64(..MAX_JITTER_SECONDS));
+        let lifetime = answer.spec.and_then(|spec| spec.expiration_seconds);
+        let lifetime = lifetime.and_then(|seconds| u64::try_from(seconds).ok());
+        if lifetime.is_none() {
+            tracing::error!(%claim, "a service account token came without its lifetime and is never replaced");
+        }
+        let refresh_at = lifetime.map(|seconds| refresh_at(expires, Duration::from_secs(seconds), jitter));
+        Ok(Held { token: Token { text: text.into(), refresh_at }, expires })
+    }
+
+    /// Looked up once; if that fails the subresource is taken to be there.
+    async fn offers_tokens(&self) -> bool {
+        let look = || async {
+            let resources = self.client.list_core_api_resources("v1").await?;
+            Ok::<_, kube::Error>(resources.resources.iter().any(|resource| resource.name == "serviceaccounts/token"))
+        };
+        self.offered.get_or_try_init(look).await.copied().unwrap_or(true)
+    }
+
+    pub(super) fn forget_pod(&self, uid: &PodUid) {
+        self.lock().retain(|claim, _| claim.pod.1 != *uid);
+    }
+}
+
+fn request_of(claim: &TokenClaim) -> TokenRequest {
+    let bound = BoundObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(claim.pod.0.clone()),
+        uid: Some(claim.pod.1.to_string()),
+    };
+    TokenRequest {
+        spec: Some(TokenRequestSpec {
+            audiences: Some(claim.audiences.clone()).filter(|audiences| !audiences.is_empty()),
+            bound_object_ref: Some(bound),
+            expiration_seconds: claim.expiration_seconds,
+        }),
+        ..TokenRequest::default()
+    }
+}
+
+/// When a token is to be replaced. Its issue is reckoned back from its end.
+fn refresh_at(expires: SystemTime, lifetime: Duration, jitter: Duration) -> SystemTime {
+    let fifth = Duration::from_secs(lifetime.as_secs() / 5);
+    let by_life = expires - fifth - jitter;
+    let by_age = expires - lifetime + MAX_AGE - jitter;
+    by_life.min(by_age)
+}
+
+impl fmt::Display for TokenClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace, service_account, audiences, expiration_seconds, pod: (pod, uid) } = self;
+        let seconds = expiration_seconds.unwrap_or(0);
+        write!(f, "{service_account:?}/{namespace:?}/{audiences:?}/{seconds}/{pod:?}({uid})")
+    }
+}
+
+impl PartialEq for Token {
+    fn eq(&self, other: &Self) -> bool {
+        self.text.expose_secret() == other.text.expose_secret() && self.refresh_at == other.refresh_at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replaced_after_four_fifths_or_a_day() {
+        let issued = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        let none = Duration::ZERO;
+        for (lifetime, expected) in [(3607, 2886), (600, 480), (86_400, 69_120), (31_536_000, 86_400)] {
+            let lifetime = Duration::from_secs(lifetime);
+            let at = refresh_at(issued + lifetime, lifetime, none);
+            assert_eq!(at.duration_since(issued).expect("later").as_secs(), expected, "{lifetime:?}");
+            let earlier = refresh_at(issued + lifetime, lifetime, Duration::from_secs(9));
+            assert_eq!(at.duration_since(earlier).expect("earlier").as_secs(), 9);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! From raw lines of the log to the bytes the client gets: what is too old, not asked for, or too much is left out. Pure.
+
+use super::format::Format;
+use super::format::Line;
+use super::format::Stream;
+use super::query::Wanted;
+use super::stamp::Stamp;
+
+/// The log is in no format anybody knows; the first line of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UnknownFormat(pub(super) Vec<u8>);
+
+/// What a client wants of the lines.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    /// Unix nanoseconds: older lines are left out.
+    pub(super) since: i64,
+    /// Each line begins with its time.
+    pub(super) timestamps: bool,
+    /// Bytes to write at most.
+    pub(super) limit: Option<u64>,
+    /// Parsed lines to look at at most.
+    pub(super) lines: Option<u64>,
+    pub(super) stream: Wanted,
+}
+
+/// Takes the lines of one log in their order.
+#[derive(Debug)]
+pub(super) struct Filter {
+    rules: Rules,
+    format: Option<Format>,
+    /// The line before was a whole one: what follows begins a new line.
+    at_line_start: bool,
+}
+
+impl Filter {
+    pub(super) fn new(rules: Rules) -> Self {
+        Self { rules, format: None, at_line_start: true }
+    }
+
+    /// Nothing more will be written.
+    pub(super) fn is_done(&self) -> bool {
+        self.rules.lines == Some(0) || self.rules.limit == Some(0)
+    }
+
+    /// Takes one raw line, with its newline if it has one, and appends to `out` what the client gets of it. Lines that
+    /// cannot be read are left out.
+    ///
+    /// # Errors
+    /// The first line tells no format.
+    pub(super) fn take(&mut self, raw: &[u8], out: &mut Vec<u8>) -> Result<(), UnknownFormat> {
+        if self.is_done() {
+            return Ok(());
+        }
+        let format = match self.format {
+            Some(format) => format,
+            None => Format::detect(raw).ok_or_else(|| UnknownFormat(raw.to_vec()))?,
+        };
+        self.format = Some(format);
+        let Some(line) = format.parse(raw) else {
+            tracing::debug!(length = raw.len(), "a log line cannot be read and is left out");
+            return Ok(());
+        };
+        if line.nanos >= self.rules.since {
+            self.write(&line, out);
+        }
+        if let Some(lines) = &mut self.rules.lines {
+            *lines -= 1;
+        }
+        self.at_line_start = line.text.is_empty() || line.text.ends_with(b"\n");
+        Ok(())
+    }
+
+    fn write(&mut self, line: &Line<'_>, out: &mut Vec<u8>) {
+        let wanted = match self.rules.stream {
+            Wanted::All => true,
+            Wanted::Stdout => line.stream == Stream::Stdout,
+            Wanted::Stderr => line.stream == Stream::Stderr,
+        };
+        if !wanted {
+            return;
+        }
+        let before = out.len();
+        if let Some(stamp) = Stamp::parse(&line.time).filter(|_| self.rules.timestamps && self.at_line_start) {
+            stamp.write_fixed(out);
+            out.push(b' ');
+        }
+        out.extend_from_slice(&line.text);
+        if let Some(limit) = &mut self.rules.limit {
+            let allowed = usize::try_from(*limit).unwrap_or(usize::MAX);
+            out.truncate(before.saturating_add(allowed));
+            *limit -= (out.len() - before) as u64;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: [&str; 4] = [
+        "2026-01-01T00:00:01Z stdout F one\n",
+        "2026-01-01T00:00:02Z stderr P tw\n",
+        "2026-01-01T00:00:02.5Z stderr F o\n",
+        "2026-01-01T00:00:03Z stdout F three\n",
+    ];
+    const RULES: Rules = Rules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: Wanted::All };
+
+    fn filtered(rules: Rules) -> String {
+        let (mut filter, mut out) = (Filter::new(rules), Vec::new());
+        for line in LOG {
+            filter.take(line.as_bytes(), &mut out).unwrap();
+        }
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn parts_are_joined() {
+        assert_eq!(filtered(RULES), "one\ntwo\nthree\n");
+        let stamped = "2026-01-01T00:00:01.000000000Z one\n2026-01-01T00:00:02.000000000Z two\n\
+            2026-01-01T00:00:03.000000000Z three\n";
+        assert_eq!(filtered(Rules { timestamps: true, ..RULES }), stamped);
+    }
+
+    #[test]
+    fn streams_ages_lines_and_bytes() {
+        assert_eq!(filtered(Rules { stream: Wanted::Stderr, ..RULES }), "two\n");
+        assert_eq!(filtered(Rules { stream: Wanted::Stdout, ..RULES }), "one\nthree\n");
+        let since = Stamp::parse(b"2026-01-01T00:00:02.5Z").unwrap().nanos;
+        assert_eq!(filtered(Rules { since, ..RULES }), "o\nthree\n");
+        assert_eq!(filtered(Rules { since, lines: Some(2), ..RULES }), "", "lines that are too old count");
+        assert_eq!(filtered(Rules { lines: Some(3), ..RULES }), "one\ntwo\n", "parts count as lines");
+        assert_eq!(filtered(Rules { limit: Some(6), ..RULES }), "one\ntw");
+        assert_eq!(filtered(Rules { limit: Some(6), timestamps: true, ..RULES }), "2026-0", "time stamps count");
+        let other = Rules { limit: Some(6), stream: Wanted::Stdout, ..RULES };
+        assert_eq!(filtered(other), "one\nth", "what is not written does not count");
+    }
+
+    #[test]
+    fn garbage_is_left_out_unless_it_comes_first() {
+        let (mut filter, mut out) = (Filter::new(RULES), Vec::new());
+        filter.take(LOG[0].as_bytes(), &mut out).unwrap();
+        filter.take(b"\xff\xfe garbage\n", &mut out).unwrap();
+        filter.take(LOG[3].as_bytes(), &mut out).unwrap();
+        assert_eq!(out, b"one\nthree\n");
+        let unknown = Filter::new(RULES).take(b"what\n", &mut out);
+        assert_eq!(unknown, Err(UnknownFormat(b"what\n".to_vec())));
+    }
+}

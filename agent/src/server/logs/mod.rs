@@ -1,0 +1,144 @@
+//! Logs over HTTP: `/containerLogs/...` of one container, `/logs/` of the node itself.
+//!
+//! Owns reading what runtimes and services have written; refuses to write, rotate or delete anything.
+//!
+//! ```text
+//!  query ─▶ choose (which instance) ─▶ runtime: where is its log? ─▶ reader ─▶ filter ─▶ body ─▶ client
+//!                                                   one inotify ─▶ watch ──▶ follow ─┘
+//! ```
+
+mod choose;
+mod filter;
+mod follow;
+mod format;
+mod query;
+mod reader;
+mod stamp;
+mod tail;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::path::PathBuf;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Path;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::http::Method;
+use axum::http::StatusCode;
+use axum::http::Uri;
+use axum::response::Response;
+use axum::routing::any;
+
+use self::filter::Filter;
+use self::filter::Rules;
+use self::follow::Follow;
+use self::follow::Instance;
+use self::follow::Reads;
+use self::query::BadQuery;
+use self::query::LogQuery;
+use self::query::Wanted;
+use self::reader::Reader;
+use self::watch::LogWatch;
+use super::answer;
+use super::answer::quote;
+use super::containers::Containers;
+use super::containers::has_container;
+use crate::model::Clock;
+use crate::model::ContainerId;
+use crate::model::Pod;
+use crate::model::pod_ref;
+
+#[derive(Clone)]
+struct ContainerLogs {
+    containers: Containers,
+    split_streams: bool,
+    watch: LogWatch,
+    reads: Reads,
+}
+
+/// `/containerLogs/{namespace}/{pod}/{container}`. `split_streams` is the feature gate PodLogsQuerySplitStreams.
+pub fn router(containers: Containers, split_streams: bool) -> Router {
+    let logs = ContainerLogs { containers, split_streams, watch: LogWatch::default(), reads: Reads::default() };
+    Router::new()
+        .route("/containerLogs/{namespace}/{pod}/{container}", any(serve))
+        .route("/containerLogs/{namespace}/{pod}/{container}/", any(serve))
+        .with_state(logs)
+}
+
+async fn serve(
+    State(logs): State<ContainerLogs>,
+    Path((namespace, pod, container)): Path<(String, String, String)>,
+    method: Method,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Response {
+    if let Err(refused) = answer::admit(&[Method::GET], &method, &headers) {
+        return *refused;
+    }
+    match logs.answer(&namespace, &pod, &container, &uri).await {
+        Ok(response) => response,
+        Err((status, text)) => answer::error(status, text),
+    }
+}
+
+type Refusal = (StatusCode, String);
+
+impl ContainerLogs {
+    async fn answer(&self, namespace: &str, name: &str, container: &str, uri: &Uri) -> Result<Response, Refusal> {
+        let query = query::parse(&answer::query_of(uri)).map_err(|bad| match bad {
+            BadQuery::Undecodable => (StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#.to_owned()),
+            BadQuery::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#.to_owned()),
+        })?;
+        let not_found = |text| (StatusCode::NOT_FOUND, text);
+        let pod = (self.containers.pod)(namespace, name)
+            .ok_or_else(|| not_found(format!("pod {} does not exist", quote(name))))?;
+        if !has_container(&pod, container) {
+            let text = format!("container {} not found in pod {}", quote(container), quote(name));
+            return Err(not_found(text));
+        }
+        if let Some(stream @ (Wanted::Stdout | Wanted::Stderr)) = query.stream.filter(|_| !self.split_streams) {
+            let text = format!(
+                "unable to return the given log stream: {}. Please enable PodLogsQuerySplitStreams feature gate in kubelet",
+                quote(&format!("{stream:?}"))
+            );
+            return Err((StatusCode::BAD_REQUEST, text));
+        }
+        let status = (self.containers.status)(&pod);
+        let id = choose::instance(&status, name, container, query.previous)
+            .map_err(|text| (StatusCode::BAD_REQUEST, text))?;
+        match self.open(&pod, &id, &query).await {
+            Ok(body) => Ok(Response::new(body)),
+            // With the standard output, the head of the answer counts as sent by now: the error is its text.
+            Err(text) if query.stream != Some(Wanted::Stderr) => Ok(Response::new(Body::from(text))),
+            Err(text) => Err((StatusCode::BAD_REQUEST, text)),
+        }
+    }
+
+    /// The log of one instance, as a body that has begun.
+    async fn open(&self, pod: &Pod, full_id: &str, query: &LogQuery) -> Result<Body, String> {
+        let id = ContainerId::from(full_id.split_once("://").map_or(full_id, |(_, id)| id));
+        let found = self.containers.runtime.container_status(id.as_str(), false).await.map_err(|error| {
+            tracing::debug!(container = %id, %error, "cannot tell where the log is");
+            format!("unable to retrieve container logs for {full_id}")
+        })?;
+        let path = PathBuf::from(found.status.log_path);
+        let rules = Rules {
+            since: query.since.at(Clock::System.wall_nanos()),
+            timestamps: query.timestamps,
+            limit: query.limit,
+            lines: query.tail.filter(|_| !query.follow),
+            stream: query.stream.unwrap_or(Wanted::All),
+        };
+        let (tail, filter) = (query.tail, Filter::new(rules));
+        let opened = self.reads.run(move || Reader::open(&path, tail, filter)).await;
+        let reader = opened.ok_or("the agent is shutting down")?.map_err(|error| error.to_string())?;
+        let follow = query.follow.then(|| Follow {
+            changes: self.watch.follow(reader.folder()),
+            instance: Instance { containers: self.containers.clone(), pod: pod_ref(pod).uid, id },
+        });
+        Ok(follow::body(reader, follow, self.reads.clone()))
+    }
+}

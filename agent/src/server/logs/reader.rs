@@ -1,0 +1,325 @@
+//! Reads one log in steps of bounded size. Blocks; `follow` decides where and when.
+
+use std::fs;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+
+use super::super::answer::quote;
+use super::filter::Filter;
+use super::filter::UnknownFormat;
+use super::tail;
+
+/// Bytes read in a step. Small, because the server holds several steps for a client that does not take them.
+const STEP: usize = 8 * 1024;
+/// A line longer than this is no line of a runtime's log, which cuts them at 16 KiB; it is left out.
+const LONGEST_LINE: usize = 1 << 20;
+
+/// A log cannot be read. The texts are those that clients of the Go implementation know.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error("failed to try resolving symlinks in path {}: {source}", quote(&.path.to_string_lossy()))]
+    Resolve { path: PathBuf, source: io::Error },
+    #[error("failed to open log file {}: {source}", quote(&.path.to_string_lossy()))]
+    Open { path: PathBuf, source: io::Error },
+    #[error("failed to read log file {}: {source}", quote(&.path.to_string_lossy()))]
+    Read { path: PathBuf, source: io::Error },
+    #[error("failed to get parse function: unsupported log format: {}", quote(&String::from_utf8_lossy(.0)))]
+    Format(Vec<u8>),
+}
+
+impl From<UnknownFormat> for ReadError {
+    fn from(UnknownFormat(line): UnknownFormat) -> Self {
+        Self::Format(line)
+    }
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// There may be more to read.
+    More,
+    /// Everything that is there has been read.
+    End,
+    /// The client gets no more, whatever is still written.
+    Done,
+}
+
+/// A log being read.
+#[derive(Debug)]
+pub(super) struct Reader {
+    path: PathBuf,
+    file: File,
+    /// Device and inode: another file may take the path.
+    id: (u64, u64),
+    position: u64,
+    /// The beginning of a line whose end has not been read.
+    line: Vec<u8>,
+    /// Inside a line that is too long.
+    skipping: bool,
+    filter: Filter,
+}
+
+impl Reader {
+    /// Opens the log at `path`, where a symbolic link may be, at its beginning or at the last `lines`.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(super) fn open(path: &Path, lines: Option<u64>, filter: Filter) -> Result<Self, ReadError> {
+        let resolved = fs::canonicalize(path).map_err(|source| ReadError::Resolve { path: path.to_owned(), source })?;
+        let (file, id) = open(&resolved).map_err(|source| ReadError::Open { path: resolved.clone(), source })?;
+        let position = match lines {
+            Some(lines) => {
+                tail::start(&file, lines).map_err(|source| ReadError::Read { path: resolved.clone(), source })?
+            }
+            None => 0,
+        };
+        Ok(Self { path: resolved, file, id, position, line: Vec::new(), skipping: false, filter })
+    }
+
+    /// The folder in which the log, and its successor after a rotation, lies.
+    pub(super) fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// Reads on, appending to `out` what the client gets.
+    ///
+    /// # Errors
+    /// The file cannot be read, or tells no format. Nothing more is to be had then.
+    pub(super) fn step(&mut self, out: &mut Vec<u8>) -> Result<Step, ReadError> {
+        if self.filter.is_done() {
+            return Ok(Step::Done);
+        }
+        let mut buffer = [0; STEP];
+        let read = self.file.read_at(&mut buffer, self.position);
+        let read = read.map_err(|source| ReadError::Read { path: self.path.clone(), source })?;
+        if read == 0 {
+            return Ok(Step::End);
+        }
+        self.position += read as u64;
+        for part in buffer[..read].split_inclusive(|byte| *byte == b'\n') {
+            self.take(part, out)?;
+        }
+        Ok(if self.filter.is_done() { Step::Done } else { Step::More })
+    }
+
+    /// After the end was reached: has another file taken the place of this one, or has this one been emptied? Then it
+    /// is read on there.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub(super) fn follow_rotation(&mut self, out: &mut Vec<u8>) -> Result<bool, ReadError> {
+        let Ok(there) = fs::metadata(&self.path) else {
+            // Moved away, and the runtime has not opened a new one yet.
+            return Ok(false);
+        };
+        if (there.dev(), there.ino()) == self.id {
+            let emptied = there.len() < self.position;
+            if emptied {
+                self.line.clear();
+                self.skipping = false;
+                self.position = 0;
+            }
+            return Ok(emptied);
+        }
+        let Ok((file, id)) = open(&self.path) else { return Ok(false) };
+        // What was written between the last read and the move.
+        while self.step(out)? == Step::More {}
+        self.finish(out)?;
+        (self.file, self.id, self.position) = (file, id, 0);
+        Ok(true)
+    }
+
+    /// No more will be written: the last line is taken as it is.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub(super) fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), ReadError> {
+        let line = std::mem::take(&mut self.line);
+        self.skipping = false;
+        if !line.is_empty() {
+            self.filter.take(&line, out)?;
+        }
+        Ok(())
+    }
+
+    /// A line or a part of one.
+    fn take(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), ReadError> {
+        let ends = part.ends_with(b"\n");
+        if self.skipping {
+            self.skipping = !ends;
+        } else if !ends {
+            self.line.extend_from_slice(part);
+            if self.line.len() > LONGEST_LINE {
+                tracing::warn!(log = %self.path.display(), "a log line of more than {LONGEST_LINE} bytes is left out");
+                self.line = Vec::new();
+                self.skipping = true;
+            }
+        } else if self.line.is_empty() {
+            self.filter.take(part, out)?;
+        } else {
+            self.line.extend_from_slice(part);
+            let line = std::mem::take(&mut self.line);
+            self.filter.take(&line, out)?;
+        }
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> io::Result<(File, (u64, u64))> {
+    let file = File::open(path)?;
+    let meta = file.metadata()?;
+    Ok((file, (meta.dev(), meta.ino())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use proptest::prelude::*;
+
+    use super::super::filter::Rules;
+    use super::super::query::Wanted;
+    use super::*;
+
+    const ALL: Rules = Rules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: Wanted::All };
+
+    fn line(second: usize, stream: &str, tag: &str, text: &str) -> String {
+        format!("2026-01-01T00:{:02}:{:02}Z {stream} {tag} {text}\n", second / 60, second % 60)
+    }
+
+    fn read(reader: &mut Reader) -> String {
+        let mut out = Vec::new();
+        while reader.step(&mut out).unwrap() == Step::More {}
+        String::from_utf8(out).unwrap()
+    }
+
+    fn opened(path: &Path, lines: Option<u64>) -> Reader {
+        Reader::open(path, lines, Filter::new(Rules { lines, ..ALL })).unwrap()
+    }
+
+    #[test]
+    fn a_rotation_loses_and_repeats_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let mut file = File::create(&path).unwrap();
+        file.write_all(line(1, "stdout", "F", "one").as_bytes()).unwrap();
+        let mut reader = opened(&path, None);
+        assert_eq!(read(&mut reader), "one\n");
+        fs::rename(&path, dir.path().join("0.log.20260101-000000")).unwrap();
+        assert!(!reader.follow_rotation(&mut Vec::new()).unwrap(), "there is no new file yet");
+        file.write_all(line(2, "stdout", "F", "two").as_bytes()).unwrap();
+        fs::write(&path, line(3, "stdout", "F", "three")).unwrap();
+        let mut late = Vec::new();
+        assert!(reader.follow_rotation(&mut late).unwrap());
+        assert_eq!(late, b"two\n", "the end of the old file comes first");
+        assert_eq!(read(&mut reader), "three\n");
+        assert!(!reader.follow_rotation(&mut Vec::new()).unwrap());
+    }
+
+    #[test]
+    fn a_log_that_is_copied_and_emptied_is_read_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        fs::write(&path, line(1, "stdout", "F", "one, and long")).unwrap();
+        let mut reader = opened(&path, None);
+        read(&mut reader);
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(0).unwrap();
+        (&file).write_all(line(2, "stdout", "F", "two").as_bytes()).unwrap();
+        assert!(reader.follow_rotation(&mut Vec::new()).unwrap());
+        assert_eq!(read(&mut reader), "two\n");
+    }
+
+    #[test]
+    fn a_line_without_end_waits_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let whole = line(1, "stdout", "F", "text");
+        let (begin, end) = whole.split_at(30);
+        fs::write(&path, begin).unwrap();
+        let mut reader = opened(&path, None);
+        assert_eq!(read(&mut reader), "");
+        File::options().append(true).open(&path).unwrap().write_all(end.as_bytes()).unwrap();
+        assert_eq!(read(&mut reader), "text\n");
+        File::options().append(true).open(&path).unwrap().write_all(whole.trim_end().as_bytes()).unwrap();
+        let (_, mut out) = (read(&mut reader), Vec::new());
+        reader.finish(&mut out).unwrap();
+        assert_eq!(out, b"text", "nobody ends it any more");
+    }
+
+    #[test]
+    fn an_endless_line_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let endless = line(2, "stdout", "F", &"x".repeat(3 << 20));
+        fs::write(&path, [line(1, "stdout", "F", "one"), endless, line(3, "stdout", "F", "three")].concat()).unwrap();
+        let mut reader = opened(&path, None);
+        assert_eq!(read(&mut reader), "one\nthree\n");
+        assert!(reader.line.capacity() < 2 * LONGEST_LINE);
+    }
+
+    #[test]
+    fn errors_are_told_in_the_known_words() {
+        let missing = Reader::open(Path::new("/no/such.log"), None, Filter::new(ALL)).unwrap_err().to_string();
+        assert!(missing.starts_with("failed to try resolving symlinks in path \"/no/such.log\": "), "{missing}");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        fs::write(&path, "\u{1b}[31mfree text\n").unwrap();
+        let error = opened(&path, None).step(&mut Vec::new()).unwrap_err().to_string();
+        let expected = "failed to get parse function: unsupported log format: \"\\x1b[31mfree text\\n\"";
+        assert_eq!(error, expected);
+    }
+
+    /// What the client should get, by looking at the whole log at once.
+    fn naive(log: &[(usize, bool, bool, String)], rules: Rules, tail: Option<u64>) -> String {
+        let skip = tail.map_or(0, |tail| log.len().saturating_sub(usize::try_from(tail).unwrap()));
+        let mut out = String::new();
+        let mut start = true;
+        for (second, is_stderr, is_partial, text) in &log[skip..] {
+            let nanos = (1_767_225_600 + *second as i64) * 1_000_000_000;
+            let stream_fits = match rules.stream {
+                Wanted::All => true,
+                Wanted::Stdout => !is_stderr,
+                Wanted::Stderr => *is_stderr,
+            };
+            if nanos >= rules.since && stream_fits {
+                if rules.timestamps && start {
+                    out.push_str(&format!("2026-01-01T00:{:02}:{:02}.000000000Z ", second / 60, second % 60));
+                }
+                out.push_str(text);
+                out.push_str(if *is_partial { "" } else { "\n" });
+            }
+            start = !is_partial || text.is_empty();
+        }
+        out.truncate(rules.limit.map_or(out.len(), |limit| out.len().min(usize::try_from(limit).unwrap())));
+        out
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+        #[test]
+        fn as_a_naive_reader_sees_it(
+            mut log in proptest::collection::vec((0..3000_usize, any::<bool>(), any::<bool>(), "[ -~]{0,60}"), 0..300),
+            since in proptest::option::of(0..3000_i64), tail in proptest::option::of(0..320_u64),
+            limit in proptest::option::of(1..9000_u64), timestamps: bool, stream in 0..3_usize,
+        ) {
+            log.sort_by_key(|(second, ..)| *second);
+            let text: String = log.iter().map(|(second, is_stderr, is_partial, text)| {
+                let stream = if *is_stderr { "stderr" } else { "stdout" };
+                line(*second, stream, if *is_partial { "P" } else { "F" }, text)
+            }).collect();
+            let stream = [Wanted::All, Wanted::Stdout, Wanted::Stderr][stream];
+            let since = since.map_or(i64::MIN, |second| (1_767_225_600 + second) * 1_000_000_000);
+            let rules = Rules { since, timestamps, limit, lines: tail, stream };
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("0.log");
+            fs::write(&path, text).unwrap();
+            let mut reader = Reader::open(&path, tail, Filter::new(rules)).unwrap();
+            prop_assert_eq!(read(&mut reader), naive(&log, rules, tail));
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Time stamps of log lines (RFC 3339), read and written without going through a calendar type: a busy log has ten
+//! thousand of them a second. Pure.
+
+/// A moment, and how it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp<'a> {
+    /// Unix nanoseconds.
+    pub(super) nanos: i64,
+    /// Date and time to the second, `2006-01-02T15:04:05`.
+    seconds: &'a [u8],
+    /// Digits of the fraction.
+    fraction: &'a [u8],
+    /// `Z` or `+hh:mm`.
+    zone: &'a [u8],
+}
+
+/// Digits of a fraction in nanoseconds.
+const DIGITS: usize = 9;
+
+impl<'a> Stamp<'a> {
+    /// Reads `2006-01-02T15:04:05[.fraction](Z|±hh:mm)`; `None` for anything else.
+    pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
+        let (seconds, rest) = text.split_at_checked(19)?;
+        let punctuation = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
+        if punctuation.iter().any(|(at, expected)| seconds[*at] != *expected) {
+            return None;
+        }
+        let (fraction, zone) = match rest.split_first()? {
+            (b'.' | b',', rest) => {
+                let length = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+                rest.split_at_checked(length).filter(|(digits, _)| !digits.is_empty())?
+            }
+            _ => (&rest[..0], rest),
+        };
+        let [year, month, day] = [number(&seconds[..4])?, number(&seconds[5..7])?, number(&seconds[8..10])?];
+        let [hour, minute, second] = [number(&seconds[11..13])?, number(&seconds[14..16])?, number(&seconds[17..])?];
+        let valid = (1..=12).contains(&month) && (1..=days_of(year, month)).contains(&day);
+        if !valid || hour > 23 || minute > 59 || second > 59 {
+            return None;
+        }
+        let of_day = hour * 3600 + minute * 60 + second - offset(zone)?;
+        let whole = days_since_epoch(year, month, day).checked_mul(86_400)?.checked_add(of_day)?;
+        let nanos = whole.checked_mul(1_000_000_000)?.checked_add(nanos_of(fraction))?;
+        Some(Self { nanos, seconds, fraction, zone })
+    }
+
+    /// Writes the stamp with nine digits of fraction, in the zone it was read with.
+    pub(super) fn write_fixed(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.seconds);
+        out.push(b'.');
+        let kept = &self.fraction[..self.fraction.len().min(DIGITS)];
+        out.extend_from_slice(kept);
+        out.extend(std::iter::repeat_n(b'0', DIGITS - kept.len()));
+        match self.zone {
+            b"+00:00" | b"-00:00" => out.push(b'Z'),
+            zone => out.extend_from_slice(zone),
+        }
+    }
+}
+
+fn number(digits: &[u8]) -> Option<i64> {
+    digits.iter().try_fold(0, |sum, byte| byte.is_ascii_digit().then(|| sum * 10 + i64::from(byte - b'0')))
+}
+
+fn nanos_of(fraction: &[u8]) -> i64 {
+    let digits = fraction.iter().map(|byte| i64::from(byte - b'0')).chain(std::iter::repeat(0));
+    digits.take(DIGITS).fold(0, |sum, digit| sum * 10 + digit)
+}
+
+/// Seconds east of UTC.
+fn offset(zone: &[u8]) -> Option<i64> {
+    let (sign, rest) = match zone {
+        b"Z" => return Some(0),
+        [b'+', rest @ ..] => (1, rest),
+        [b'-', rest @ ..] => (-1, rest),
+        _ => return None,
+    };
+    if rest.len() != 5 || rest[2] != b':' {
+        return None;
+    }
+    let (hours, minutes) = (number(&rest[..2])?, number(&rest[3..])?);
+    (hours < 24 && minutes < 60).then_some(sign * (hours * 3600 + minutes * 60))
+}
+
+fn is_leap(year: i64) -> bool {
+    (year % 4 == 0 && year % 100 != 0) || year % 400 == 0
+}
+
+fn days_of(year: i64, month: i64) -> i64 {
+    match month {
+        2 => 28 + i64::from(is_leap(year)),
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+/// Days from 1970-01-01 to a date of the Gregorian calendar.
+fn days_since_epoch(year: i64, month: i64, day: i64) -> i64 {
+    let before = year - 1;
+    let of_years = 365 * before + before / 4 - before / 100 + before / 400;
+    let of_months: i64 = (1..month).map(|month| days_of(year, month)).sum();
+    // 719162 days lie before 1970-01-01, counted from 0001-01-01.
+    of_years + of_months + day - 1 - 719_162
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::Timestamp;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn fixed(text: &str) -> Option<String> {
+        let mut out = Vec::new();
+        Stamp::parse(text.as_bytes())?.write_fixed(&mut out);
+        String::from_utf8(out).ok()
+    }
+
+    #[test]
+    fn written_with_nine_digits() {
+        for (text, expected) in [
+            ("2016-10-06T00:17:09.669794202Z", "2016-10-06T00:17:09.669794202Z"),
+            ("2016-10-06T00:17:09Z", "2016-10-06T00:17:09.000000000Z"),
+            ("2016-10-06T00:17:09.5+02:00", "2016-10-06T00:17:09.500000000+02:00"),
+            ("2016-10-06T00:17:09.1234567891+00:00", "2016-10-06T00:17:09.123456789Z"),
+        ] {
+            assert_eq!(fixed(text).as_deref(), Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_stamp() {
+        for text in [
+            "",
+            "2016-10-06",
+            "2016-10-06 00:17:09Z",
+            "2016-10-06T00:17:09",
+            "2016-10-06T00:17:09.Z",
+            "2016-13-06T00:17:09Z",
+            "2016-02-30T00:17:09Z",
+            "2016-10-06T24:17:09Z",
+            "2016-10-06T00:17:09+2:00",
+            "2016-10-06T00:17:09Zx",
+        ] {
+            assert_eq!(fixed(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_moment_is_the_calendars(nanos in -2_000_000_000_000_000_000_i64..8_000_000_000_000_000_000) {
+            let text = Timestamp::from_nanosecond(i128::from(nanos)).unwrap().to_string();
+            prop_assert_eq!(Stamp::parse(text.as_bytes()).unwrap().nanos, nanos);
+        }
+
+        #[test]
+        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let _ = Stamp::parse(&bytes);
+        }
+    }
+}

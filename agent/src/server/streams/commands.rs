@@ -1,0 +1,108 @@
+//! `/run` and `/checkpoint`: what is asked for is done before it is answered.
+
+use std::path::Path;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::http::header;
+use axum::response::IntoResponse as _;
+use axum::response::Response;
+use k8s_openapi::jiff::Zoned;
+
+use super::super::answer::quote;
+use super::super::containers::Containers;
+use super::super::containers::has_container;
+use super::find::full_name;
+use super::refusal::Refusal;
+use crate::model::pod_ref;
+
+/// Runs a command in a container and answers what it wrote.
+pub(super) async fn run(
+    containers: &Containers,
+    (namespace, name, container): (&str, &str, &str),
+    query: &[(String, String)],
+) -> Result<Response, Refusal> {
+    let pod = containers.desired(namespace, name)?;
+    let line = query.iter().find(|(key, _)| key == "cmd").map(|(_, value)| value.as_str()).unwrap_or_default();
+    let command: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    let id = containers.running(&pod, container).await?;
+    let id = id.ok_or_else(|| Refusal::internal(format!("container not found ({})", quote(container))))?;
+    // Failures of a command are no matter of the runtime: none is told by another status.
+    let done = containers.runtime.exec_sync(&id, command.clone(), Duration::ZERO).await;
+    let done = done.map_err(|error| Refusal::internal(error.rpc_text()))?;
+    if done.exit_code != 0 {
+        let told = String::from_utf8_lossy(&done.stderr);
+        let text = format!("command '{}' exited with {}: {told}", command.join(" "), done.exit_code);
+        return Err(Refusal::internal(text));
+    }
+    let output = [done.stdout, done.stderr].concat();
+    if output.is_empty() {
+        return Ok(StatusCode::OK.into_response());
+    }
+    Ok(([(header::CONTENT_TYPE, "application/json")], output).into_response())
+}
+
+/// Has the runtime write a container's state to a file below `folder` and answers its name.
+pub(super) async fn checkpoint(
+    containers: &Containers,
+    folder: &Path,
+    (namespace, name, container): (&str, &str, &str),
+    query: &[(String, String)],
+) -> Result<Response, Refusal> {
+    let pod = containers.desired(namespace, name)?;
+    if !has_container(&pod, container) {
+        return Err(Refusal::not_found(format!("container {container} does not exist")));
+    }
+    let failed =
+        |why: &str| Refusal::internal(format!("checkpointing of {namespace}/{name}/{container} failed ({why})"));
+    let timeout = effective_timeout(query, containers.runtime.usual_deadline())?;
+    let timeout = timeout.ok_or_else(|| failed("CheckpointContainer requires the timeout value to be > 0"))?;
+    let id = containers.running(&pod, container).await.map_err(|refusal| failed(refusal.text()))?;
+    let id = id.ok_or_else(|| failed(&format!("container {container} not found")))?;
+    let file = file_name(&full_name(&pod_ref(&pod)), container, &Zoned::now());
+    let location = folder.join(file);
+    let location = location.to_string_lossy();
+    let done = containers.runtime.checkpoint_container(&id, &location, timeout).await;
+    done.map_err(|error| failed(&error.rpc_text()))?;
+    Ok(axum::Json(serde_json::json!({ "items": [location] })).into_response())
+}
+
+/// The client's time, but not less than the usual. `None` if it is negative.
+fn effective_timeout(query: &[(String, String)], usual: Duration) -> Result<Option<Duration>, Refusal> {
+    let Some((_, text)) = query.iter().rfind(|(key, _)| key == "timeout") else { return Ok(Some(usual)) };
+    let seconds: i64 = text.parse().map_err(|_| Refusal::not_found("cannot parse value of timeout parameter"))?;
+    Ok(u64::try_from(seconds).ok().map(|seconds| Duration::from_secs(seconds).max(usual)))
+}
+
+fn file_name(pod: &str, container: &str, now: &Zoned) -> String {
+    let time = now.strftime("%Y-%m-%dT%H:%M:%S%:z").to_string();
+    // UTC has a name of its own.
+    let time = time.strip_suffix("+00:00").map_or(time.clone(), |time| format!("{time}Z"));
+    format!("checkpoint-{pod}-{container}-{time}.tar")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_of_checkpoints() {
+        let timeout = |values: &[&str]| {
+            let query: Vec<_> = values.iter().map(|value| ("timeout".to_owned(), (*value).to_owned())).collect();
+            effective_timeout(&query, Duration::from_secs(120))
+        };
+        assert_eq!(timeout(&[]), Ok(Some(Duration::from_secs(120))));
+        assert_eq!(timeout(&["7"]), Ok(Some(Duration::from_secs(120))));
+        assert_eq!(timeout(&["x", "600"]), Ok(Some(Duration::from_secs(600))), "the last value counts");
+        assert_eq!(timeout(&["-1"]), Ok(None));
+        assert_eq!(timeout(&["soon"]), Err(Refusal::not_found("cannot parse value of timeout parameter")));
+    }
+
+    #[test]
+    fn names_of_checkpoints() {
+        let utc: Zoned = "2026-01-02T03:04:05[UTC]".parse().unwrap();
+        assert_eq!(file_name("web_ns", "c", &utc), "checkpoint-web_ns-c-2026-01-02T03:04:05Z.tar");
+        let paris: Zoned = "2026-01-02T03:04:05+01:00[+01:00]".parse().unwrap();
+        assert_eq!(file_name("web_ns", "c", &paris), "checkpoint-web_ns-c-2026-01-02T03:04:05+01:00.tar");
+    }
+}

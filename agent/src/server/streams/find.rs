@@ -1,0 +1,64 @@
+//! Finds what a request is about: the desired pod, its running container, its sandbox.
+
+use k8s_openapi::api::core::v1::Container;
+use keblet_proto::cri::v1 as cri;
+
+use super::super::answer::quote;
+use super::super::containers::Containers;
+use super::refusal::Refusal;
+use crate::model::Pod;
+use crate::model::PodRef;
+use crate::model::pod_ref;
+use crate::model::spec;
+
+/// Label of a container or sandbox: the UID of its pod.
+const POD_UID: &str = "io.kubernetes.pod.uid";
+/// Label of a container: its name in the spec.
+const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+
+/// `name_namespace`, as errors name a pod.
+pub(super) fn full_name(pod: &PodRef) -> String {
+    format!("{}_{}", pod.name, pod.namespace)
+}
+
+impl Containers {
+    /// The desired pod.
+    pub(super) fn desired(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
+        (self.pod)(namespace, name).ok_or_else(|| Refusal::not_found("pod does not exist"))
+    }
+
+    /// Id of the running container of this name: asked of the runtime now, for the cache may be a moment behind.
+    pub(super) async fn running(&self, pod: &Pod, name: &str) -> Result<Option<String>, Refusal> {
+        let filter = cri::ContainerFilter {
+            label_selector: [(POD_UID, pod_ref(pod).uid.as_str()), (CONTAINER_NAME, name)]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+            state: Some(cri::ContainerStateValue { state: cri::ContainerState::ContainerRunning as i32 }),
+            ..Default::default()
+        };
+        let found = self.runtime.list_containers(filter).await?;
+        Ok(found.into_iter().max_by_key(|container| container.created_at).map(|container| container.id))
+    }
+
+    /// Id of the pod's newest sandbox, one that is ready before others.
+    pub(super) async fn sandbox(&self, pod: &Pod) -> Result<String, Refusal> {
+        let pod = pod_ref(pod);
+        let filter = cri::PodSandboxFilter {
+            label_selector: [(POD_UID.to_owned(), pod.uid.as_str().to_owned())].into(),
+            ..Default::default()
+        };
+        let found = self.runtime.list_pod_sandboxes(filter).await?;
+        let ready = found.into_iter().filter(|sandbox| sandbox.state() == cri::PodSandboxState::SandboxReady);
+        let newest = ready.max_by_key(|sandbox| sandbox.created_at);
+        let missing = || Refusal::internal(format!("pod not found ({})", quote(&full_name(&pod))));
+        newest.map(|sandbox| sandbox.id).ok_or_else(missing)
+    }
+}
+
+/// Does the container's own process have a terminal? `None` if the spec has no such container.
+pub(super) fn terminal(pod: &Pod, name: &str) -> Option<bool> {
+    let of = |container: &Container| container.tty.unwrap_or(false);
+    let lasting = spec::lasting_containers(pod).find(|container| container.name() == name);
+    let ephemeral = || spec::ephemeral_containers(pod).iter().find(|container| container.name == name);
+    lasting.map(|container| of(container.spec)).or_else(|| ephemeral().map(|found| found.tty.unwrap_or(false)))
+}

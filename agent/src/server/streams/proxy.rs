@@ -1,0 +1,146 @@
+//! Carries one upgraded connection to the runtime's streaming server and back, byte by byte.
+//!
+//! Owns the handshake and the two directions. Refuses to understand what is spoken: SPDY and the WebSocket protocols
+//! that runtimes know pass through. Memory is two small buffers per connection: who does not read is not read from.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::HeaderMap;
+use axum::http::HeaderName;
+use axum::http::HeaderValue;
+use axum::http::Request;
+use axum::http::StatusCode;
+use axum::http::header;
+use axum::response::IntoResponse as _;
+use axum::response::Response;
+use http_body_util::BodyExt as _;
+use http_body_util::Empty;
+use http_body_util::Limited;
+use hyper::body::Bytes;
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt as _;
+
+use super::backend::Backend;
+use super::params;
+use super::refusal::Refusal;
+
+/// Time a refusing backend has to tell its reasons, and how long they may be.
+const REASONS: Duration = Duration::from_secs(10);
+const REASONS_LENGTH: usize = 64 * 1024;
+
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Sends the client's request on to `url` and joins the connections if the backend agrees.
+pub(super) async fn proxy(url: &str, request: Request<Body>) -> Response {
+    let backend = match Backend::parse(url) {
+        Ok(backend) => backend,
+        Err(error) => return Refusal::internal(error.to_string()).into(),
+    };
+    if !params::asks_for_upgrade(request.headers()) {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "Upgrade request required\n").into_response();
+    }
+    match forward(&backend, request).await {
+        Ok(response) => response,
+        Err(text) => Refusal::internal(text).into(),
+    }
+}
+
+async fn forward(backend: &Backend, mut request: Request<Body>) -> Result<Response, String> {
+    let client = request.extensions_mut().remove::<OnUpgrade>();
+    let client = client.ok_or("unable to upgrade: the connection cannot be taken over")?;
+    let outgoing = outgoing(backend, &request)?;
+    let mut answer = send(backend, outgoing).await?;
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let upgraded = hyper::upgrade::on(&mut answer);
+        tokio::spawn(async move {
+            match tokio::try_join!(client, upgraded) {
+                Ok((client, backend)) => join(client, backend).await,
+                Err(error) => tracing::debug!(%error, "a stream ended before it began"),
+            }
+        });
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        *response.headers_mut() = std::mem::take(answer.headers_mut());
+        return Ok(response);
+    }
+    refused(answer).await
+}
+
+/// The request as the backend gets it: the client's, but for its target.
+fn outgoing(backend: &Backend, request: &Request<Body>) -> Result<Request<Empty<Bytes>>, String> {
+    let mut headers = request.headers().clone();
+    // What the request's body held has been read.
+    headers.remove(header::CONTENT_LENGTH);
+    headers.remove(header::TRANSFER_ENCODING);
+    if let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<SocketAddr>>() {
+        append_forwarded(&mut headers, *peer);
+    }
+    if !headers.contains_key(header::HOST) {
+        headers.insert(header::HOST, HeaderValue::from_static("localhost"));
+    }
+    let mut outgoing = Request::new(Empty::new());
+    *outgoing.method_mut() = request.method().clone();
+    *outgoing.uri_mut() = backend.target.clone();
+    *outgoing.headers_mut() = headers;
+    Ok(outgoing)
+}
+
+fn append_forwarded(headers: &mut HeaderMap, peer: SocketAddr) {
+    let before = headers.get_all(&FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+    let all: Vec<String> = before.map(str::to_owned).chain([peer.ip().to_string()]).collect();
+    if let Ok(value) = HeaderValue::from_str(&all.join(", ")) {
+        headers.insert(FORWARDED_FOR, value);
+    }
+}
+
+/// Sends a request on a connection of its own.
+pub(super) async fn send(
+    backend: &Backend,
+    request: Request<Empty<Bytes>>,
+) -> Result<axum::http::Response<Incoming>, String> {
+    let stream = backend.connect().await.map_err(|error| error.to_string())?;
+    let handshake = hyper::client::conn::http1::Builder::new().max_buf_size(64 * 1024).handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.map_err(|error| format!("error dialing backend: {error}"))?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.with_upgrades().await {
+            tracing::debug!(%error, "the connection to the streaming server ended");
+        }
+    });
+    sender.send_request(request).await.map_err(|error| format!("error proxying to the streaming server: {error}"))
+}
+
+/// The backend does not change the protocol: its reasons are the client's to know.
+async fn refused(answer: axum::http::Response<Incoming>) -> Result<Response, String> {
+    let status = answer.status();
+    if !status.is_client_error() && !status.is_server_error() {
+        return Err(format!("invalid upgrade response: status code {}", status.as_u16()));
+    }
+    let (mut head, body) = answer.into_parts();
+    let body = tokio::time::timeout(REASONS, Limited::new(body, REASONS_LENGTH).collect()).await;
+    let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    head.headers.remove(header::CONTENT_LENGTH);
+    head.headers.remove(header::TRANSFER_ENCODING);
+    head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    Ok(Response::from_parts(head, Body::from(body)))
+}
+
+/// Carries bytes both ways until one side ends; then both are over.
+async fn join(client: Upgraded, backend: Upgraded) {
+    let (mut from_client, mut to_client) = tokio::io::split(TokioIo::new(client));
+    let (mut from_backend, mut to_backend) = tokio::io::split(TokioIo::new(backend));
+    let ended = tokio::select! {
+        ended = tokio::io::copy(&mut from_client, &mut to_backend) => ended,
+        ended = tokio::io::copy(&mut from_backend, &mut to_client) => ended,
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a stream broke");
+    }
+    // What was carried before must arrive; a side that is gone cannot be told.
+    let _ = tokio::join!(to_client.shutdown(), to_backend.shutdown());
+}

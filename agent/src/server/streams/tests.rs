@@ -1,0 +1,333 @@
+//! Streams over real connections: a client, our server, and a streaming server that the runtime names.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+use axum::http::StatusCode;
+use hyper_util::rt::TokioIo;
+use tokio::io::AsyncReadExt as _;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
+use tonic::Status;
+
+use super::*;
+use crate::model::testing;
+use crate::runtime::Runtime;
+use crate::runtime::RuntimeOptions;
+use crate::runtime::tests::server::Answer;
+use crate::runtime::tests::server::Socket;
+use crate::runtime::tests::server::say;
+use crate::runtime::tests::server::script;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Requests the runtime got, by name.
+type Asked = Arc<Mutex<Vec<(String, axum::body::Bytes)>>>;
+
+struct Node {
+    address: SocketAddr,
+    asked: Asked,
+    _checkpoints: tempfile::TempDir,
+}
+
+impl Node {
+    /// A node whose runtime serves streams at `url`.
+    async fn start(url: &str) -> Self {
+        let (url, asked) = (url.to_owned(), Asked::default());
+        let told = asked.clone();
+        Self::with(asked, move |method, message| {
+            told.lock().unwrap().push((method.to_owned(), message));
+            let url = url.clone();
+            match method {
+                "ListContainers" => say(&cri::ListContainersResponse {
+                    containers: vec![cri::Container { id: "main-0".to_owned(), ..Default::default() }],
+                }),
+                "ListPodSandbox" => say(&cri::ListPodSandboxResponse {
+                    items: vec![cri::PodSandbox { id: "sandbox-0".to_owned(), ..Default::default() }],
+                }),
+                "Exec" => say(&cri::ExecResponse { url }),
+                "Attach" => say(&cri::AttachResponse { url }),
+                "PortForward" => say(&cri::PortForwardResponse { url }),
+                "ExecSync" => {
+                    say(&cri::ExecSyncResponse { stdout: "out ".into(), stderr: "err".into(), ..Default::default() })
+                }
+                "CheckpointContainer" => say(&cri::CheckpointContainerResponse {}),
+                _ => Err(Status::unimplemented(method.to_owned())),
+            }
+        })
+        .await
+    }
+
+    async fn with(asked: Asked, answer: impl Fn(&str, axum::body::Bytes) -> Answer + Send + Sync + 'static) -> Self {
+        let socket = Socket::default();
+        socket.serve(script(answer));
+        let runtime =
+            Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
+        let mut pod = testing::pod("Always", &[], &["main", "terminal"]);
+        pod.spec.get_or_insert_default().containers[1].tty = Some(true);
+        let pod = Arc::new(pod);
+        let containers = Containers {
+            pod: Arc::new(move |namespace, name| (namespace == "ns" && name == "pod").then(|| pod.clone())),
+            status: Arc::new(|_| Default::default()),
+            snapshot: Arc::new(|_| None),
+            runtime,
+        };
+        let checkpoints = tempfile::tempdir().unwrap();
+        let router = router(containers, Some(checkpoints.path().to_owned()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = router.into_make_service_with_connect_info::<SocketAddr>();
+        tokio::spawn(async move { axum::serve(listener, service).await.unwrap() });
+        Self { address, asked, _checkpoints: checkpoints }
+    }
+
+    /// Sends a request; returns the head of the answer and the connection, where the body is still to come.
+    async fn send(&self, method: &str, target: &str, headers: &str) -> (String, TcpStream) {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let text = format!("{method} {target} HTTP/1.1\r\nHost: node\r\nContent-Length: 0\r\n{headers}\r\n");
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(tokio::time::timeout(PATIENCE, stream.read_u8()).await.expect("an answer").unwrap());
+        }
+        (String::from_utf8(head).unwrap().to_lowercase(), stream)
+    }
+
+    async fn answer(&self, method: &str, target: &str, headers: &str) -> (u16, String) {
+        let (head, mut stream) = self.send(method, target, &format!("{headers}Connection: close\r\n")).await;
+        let mut body = String::new();
+        stream.read_to_string(&mut body).await.unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
+    }
+
+    fn asked<M: prost::Message + Default>(&self, method: &str) -> M {
+        let asked = self.asked.lock().unwrap();
+        let (_, message) = asked.iter().find(|(name, _)| name == method).expect("the runtime was asked");
+        <M as prost::Message>::decode(message.clone()).unwrap()
+    }
+}
+
+/// A streaming server that returns every byte it gets, and tells what it was asked.
+async fn echo() -> (String, Arc<Mutex<Vec<(String, HeaderMap)>>>) {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let told = asked.clone();
+    let handler = move |mut request: Request| {
+        let told = told.clone();
+        async move {
+            let line = format!("{} {}", request.method(), request.uri());
+            told.lock().unwrap().push((line, request.headers().clone()));
+            let upgrade = hyper::upgrade::on(&mut request);
+            tokio::spawn(async move {
+                let (mut read, mut write) = tokio::io::split(TokioIo::new(upgrade.await.unwrap()));
+                let _ = tokio::io::copy(&mut read, &mut write).await;
+            });
+            let headers = [
+                ("connection", "Upgrade"),
+                ("upgrade", "SPDY/3.1"),
+                ("x-stream-protocol-version", "v4.channel.k8s.io"),
+            ];
+            (StatusCode::SWITCHING_PROTOCOLS, headers)
+        }
+    };
+    (serve(Router::new().fallback(handler)).await, asked)
+}
+
+async fn serve(router: Router) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/stream/token?q=1", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    url
+}
+
+const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n\
+    X-Forwarded-For: 192.0.2.7\r\nUser-Agent: test\r\n";
+
+#[tokio::test]
+async fn bytes_flow_both_ways_until_one_side_ends() {
+    let (url, seen) = echo().await;
+    let node = Node::start(&url).await;
+    let target = "/exec/ns/pod/some-uid/main?input=1&output=1&error=1&command=cat&command=a+b";
+    let (head, mut stream) = node.send("POST", target, UPGRADE).await;
+    assert!(
+        head.starts_with("http/1.1 101") && head.contains("x-stream-protocol-version: v4.channel.k8s.io"),
+        "{head}"
+    );
+    let text: Vec<u8> = (0..200_000_u32).map(|n| n as u8).collect();
+    let (mut read, mut write) = stream.split();
+    let sent = async { write.write_all(&text).await.unwrap() };
+    let mut returned = vec![0; text.len()];
+    let got = async { tokio::time::timeout(PATIENCE, read.read_exact(&mut returned)).await.unwrap().unwrap() };
+    tokio::join!(sent, got);
+    assert!(returned == text, "the bytes come back as they were");
+    stream.shutdown().await.unwrap();
+    let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await.expect("an end").unwrap();
+    assert_eq!(end, 0);
+    let (line, headers) = seen.lock().unwrap()[0].clone();
+    assert_eq!(line, "POST /stream/token?q=1", "path and query are the runtime's, the method the client's");
+    assert_eq!((&headers["host"], &headers["user-agent"]), (&"node".parse().unwrap(), &"test".parse().unwrap()));
+    assert_eq!(headers["x-forwarded-for"], "192.0.2.7, 127.0.0.1");
+    let asked: cri::ExecRequest = node.asked("Exec");
+    assert_eq!((asked.container_id.as_str(), asked.cmd), ("main-0", vec!["cat".to_owned(), "a b".to_owned()]));
+    assert_eq!((asked.stdin, asked.stdout, asked.stderr, asked.tty), (true, true, true, false));
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_is_not_read_for() {
+    let sent = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = sent.clone();
+    let flood = move |mut request: Request| {
+        let count = count.clone();
+        async move {
+            let upgrade = hyper::upgrade::on(&mut request);
+            tokio::spawn(async move {
+                let mut stream = TokioIo::new(upgrade.await.unwrap());
+                while stream.write_all(&[7; 4096]).await.is_ok() {
+                    count.fetch_add(4096, std::sync::atomic::Ordering::Relaxed);
+                }
+            });
+            (StatusCode::SWITCHING_PROTOCOLS, [("connection", "Upgrade"), ("upgrade", "SPDY/3.1")])
+        }
+    };
+    let node = Node::start(&serve(Router::new().fallback(flood)).await).await;
+    let (_, stream) = node.send("POST", "/exec/ns/pod/main?output=1&command=yes", UPGRADE).await;
+    // Until the buffers of the kernel are full.
+    let mut before = usize::MAX;
+    while before != sent.load(std::sync::atomic::Ordering::Relaxed) {
+        before = sent.load(std::sync::atomic::Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    assert!(before > 0 && before < 32 << 20, "{before} bytes are under way");
+    drop(stream);
+}
+
+#[tokio::test]
+async fn attach_takes_the_terminal_of_the_container() {
+    let (url, _) = echo().await;
+    let node = Node::start(&url).await;
+    let (head, _stream) = node.send("GET", "/attach/ns/pod/terminal?input=1&output=1&error=1", UPGRADE).await;
+    assert!(head.starts_with("http/1.1 101"), "{head}");
+    let asked: cri::AttachRequest = node.asked("Attach");
+    assert_eq!((asked.stdin, asked.stdout, asked.stderr, asked.tty), (true, true, false, true));
+    let (status, text) = node.answer("GET", "/attach/ns/pod/other-uid/main?output=1", UPGRADE).await;
+    assert_eq!((status, text.as_str()), (500, "pod pod_ns not found"));
+    let (status, text) = node.answer("GET", "/attach/ns/pod/nope?output=1", UPGRADE).await;
+    assert_eq!((status, text.as_str()), (500, "container nope not found in pod pod_ns"));
+}
+
+#[tokio::test]
+async fn ports_are_forwarded_to_the_sandbox() {
+    let (url, _) = echo().await;
+    let node = Node::start(&url).await;
+    let (head, _stream) = node.send("POST", "/portForward/ns/pod/uid", UPGRADE).await;
+    assert!(head.starts_with("http/1.1 101"), "{head}");
+    let asked: cri::PortForwardRequest = node.asked("PortForward");
+    assert_eq!((asked.pod_sandbox_id.as_str(), asked.port), ("sandbox-0", vec![]));
+    assert_eq!(node.answer("POST", "/portForward/ns/pod/other", UPGRADE).await, (404, "pod not found".to_owned()));
+    let websocket = "Connection: Upgrade\r\nUpgrade: websocket\r\n";
+    let refused = node.answer("GET", "/portForward/ns/pod", websocket).await;
+    assert_eq!(refused, (400, "query parameter \"port\" is required".to_owned()));
+}
+
+#[tokio::test]
+async fn what_is_refused() {
+    let (url, _) = echo().await;
+    let node = Node::start(&url).await;
+    for (method, target, headers, status, text) in [
+        ("POST", "/exec/ns/pod/main?command=x", UPGRADE, 400, "you must specify at least 1 of stdin, stdout, stderr"),
+        ("POST", "/exec/ns/nope/main?output=1", UPGRADE, 404, "pod does not exist"),
+        ("POST", "/exec/ns/pod/main?output=1", "", 500, "Upgrade request required\n"),
+        ("PUT", "/exec/ns/pod/main?output=1", "", 405, "405: Method Not Allowed"),
+        ("GET", "/run/ns/pod/main?cmd=x", "", 405, "405: Method Not Allowed"),
+        ("POST", "/run/ns/nope/main?cmd=x", "", 404, "pod does not exist"),
+        ("POST", "/checkpoint/ns/pod/nope", "", 404, "container nope does not exist"),
+        ("POST", "/checkpoint/ns/pod/main?timeout=x", "", 404, "cannot parse value of timeout parameter"),
+        (
+            "POST",
+            "/checkpoint/ns/pod/main?timeout=-1",
+            "",
+            500,
+            "checkpointing of ns/pod/main failed (CheckpointContainer requires the timeout value to be > 0)",
+        ),
+    ] {
+        assert_eq!(node.answer(method, target, headers).await, (status, text.to_owned()), "{method} {target}");
+    }
+    let dead = Node::start("http://127.0.0.1:1/x").await;
+    let (status, text) = dead.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    assert!(status == 500 && text.starts_with("error dialing backend: "), "{status} {text}");
+    let silent = Node::start("").await;
+    let told = silent.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    assert_eq!(told, (500, "URL is not set".to_owned()));
+}
+
+#[tokio::test]
+async fn the_runtimes_errors_are_told() {
+    for (code, status) in
+        [(Status::not_found("gone"), 404), (Status::resource_exhausted("busy"), 429), (Status::unknown("x"), 500)]
+    {
+        let text = format!("rpc error: code = {:?} desc = {}", code.code(), code.message());
+        let node = Node::with(Asked::default(), move |method, _| match method {
+            "ListContainers" => say(&cri::ListContainersResponse {
+                containers: vec![cri::Container { id: "main-0".to_owned(), ..Default::default() }],
+            }),
+            _ => Err(code.clone()),
+        })
+        .await;
+        assert_eq!(node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await, (status, text));
+    }
+    let empty = Node::with(Asked::default(), |_, _| say(&cri::ListContainersResponse::default())).await;
+    let told = empty.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    assert_eq!(told, (500, "container not found (\"main\")".to_owned()));
+    let told = empty.answer("POST", "/portForward/ns/pod", UPGRADE).await;
+    assert_eq!(told, (500, "pod not found (\"pod_ns\")".to_owned()));
+}
+
+#[tokio::test]
+async fn a_backend_that_refuses_is_passed_on() {
+    let reasons = async |request: Request| match request.uri().path() {
+        "/stream/token" => (StatusCode::FORBIDDEN, "no such protocol"),
+        _ => (StatusCode::OK, ""),
+    };
+    let url = serve(Router::new().fallback(reasons)).await;
+    let node = Node::start(&url).await;
+    let told = node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    assert_eq!(told, (403, "no such protocol".to_owned()));
+    let node = Node::start(&url.replace("/stream/token", "/else")).await;
+    let told = node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    assert_eq!(told, (500, "invalid upgrade response: status code 200".to_owned()));
+}
+
+#[tokio::test]
+async fn commands_are_run() {
+    let node = Node::start("").await;
+    assert_eq!(node.answer("POST", "/run/ns/pod/main?cmd=echo+a++b", "").await, (200, "out err".to_owned()));
+    let asked: cri::ExecSyncRequest = node.asked("ExecSync");
+    assert_eq!((asked.cmd, asked.timeout), (["echo", "a", "", "b"].map(str::to_owned).to_vec(), 0));
+    let failing = Node::with(Asked::default(), |method, _| match method {
+        "ListContainers" => say(&cri::ListContainersResponse {
+            containers: vec![cri::Container { id: "main-0".to_owned(), ..Default::default() }],
+        }),
+        _ => say(&cri::ExecSyncResponse { stderr: "why".into(), exit_code: 3, ..Default::default() }),
+    })
+    .await;
+    let told = failing.answer("POST", "/run/ns/pod/main?cmd=sh+-c", "").await;
+    assert_eq!(told, (500, "command 'sh -c' exited with 3: why".to_owned()));
+}
+
+#[tokio::test]
+async fn checkpoints_are_written_where_they_belong() {
+    let node = Node::start("").await;
+    let (status, text) = node.answer("POST", "/checkpoint/ns/pod/main?timeout=300", "").await;
+    assert_eq!(status, 200, "{text}");
+    let asked: cri::CheckpointContainerRequest = node.asked("CheckpointContainer");
+    assert_eq!((asked.container_id.as_str(), asked.timeout), ("main-0", 300));
+    assert!(
+        asked.location.contains("/checkpoint-pod_ns-main-") && asked.location.ends_with(".tar"),
+        "{}",
+        asked.location
+    );
+    assert_eq!(text, serde_json::json!({ "items": [asked.location] }).to_string());
+}

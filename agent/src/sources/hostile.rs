@@ -1,0 +1,170 @@
+//! Names of an API pod that would become paths outside the pod's own folders. The API server lets none of them through;
+//! a node does not stake its files on that. Pure.
+
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::Volume;
+use k8s_openapi::api::core::v1::VolumeMount;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::field::Excerpt;
+use crate::model::spec;
+
+/// Longer names do not fit into paths.
+const MAX_NAME: usize = 253;
+
+/// What is wrong with UID, name or namespace; all three become folder names.
+pub fn identity(meta: &ObjectMeta) -> Option<String> {
+    let fields = [("uid", &meta.uid), ("name", &meta.name), ("namespace", &meta.namespace)];
+    fields.into_iter().find_map(|(field, value)| {
+        let value = value.as_deref().unwrap_or_default();
+        not_a_name(value).map(|problem| format!("metadata.{field}: {:?} {problem}", Excerpt(value).to_string()))
+    })
+}
+
+/// What else in the pod would lead outside; `None` for a harmless one.
+pub fn content(pod: &Pod) -> Option<String> {
+    let pod_spec = pod.spec.as_ref()?;
+    let volumes = pod_spec.volumes.iter().flatten().find_map(volume);
+    let regular = spec::init_containers(pod).iter().chain(&pod_spec.containers).find_map(container);
+    let mut ephemeral = spec::ephemeral_containers(pod).iter();
+    let ephemeral =
+        ephemeral.find_map(|c| name("ephemeral container", &c.name).or_else(|| mounts(c.volume_mounts.as_deref())));
+    volumes.or(regular).or(ephemeral)
+}
+
+fn container(container: &Container) -> Option<String> {
+    name("container", &container.name).or_else(|| mounts(container.volume_mounts.as_deref()))
+}
+
+fn mounts(mounts: Option<&[VolumeMount]>) -> Option<String> {
+    mounts.unwrap_or_default().iter().find_map(|mount| {
+        name("volume mount", &mount.name)
+            .or_else(|| inside("subPath", mount.sub_path.as_deref()))
+            .or_else(|| inside("subPathExpr", mount.sub_path_expr.as_deref()))
+            .or_else(|| plain("mountPath", &mount.mount_path))
+    })
+}
+
+fn volume(volume: &Volume) -> Option<String> {
+    let config_map = volume.config_map.iter().flat_map(|v| v.items.iter().flatten()).map(|item| &item.path);
+    let secret = volume.secret.iter().flat_map(|v| v.items.iter().flatten()).map(|item| &item.path);
+    let downward = volume.downward_api.iter().flat_map(|v| v.items.iter().flatten()).map(|item| &item.path);
+    let mut paths = config_map.chain(secret).chain(downward);
+    name("volume", &volume.name)
+        .or_else(|| paths.find_map(|path| inside("path", Some(path))))
+        .or_else(|| projected(volume))
+}
+
+fn projected(volume: &Volume) -> Option<String> {
+    let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
+    for source in sources {
+        let config_map = source.config_map.iter().flat_map(|s| s.items.iter().flatten()).map(|item| &item.path);
+        let secret = source.secret.iter().flat_map(|s| s.items.iter().flatten()).map(|item| &item.path);
+        let downward = source.downward_api.iter().flat_map(|s| s.items.iter().flatten()).map(|item| &item.path);
+        let token = source.service_account_token.iter().map(|token| &token.path);
+        let bundle = source.cluster_trust_bundle.iter().map(|bundle| &bundle.path);
+        let mut paths = config_map.chain(secret).chain(downward).chain(token).chain(bundle);
+        let problem = paths.find_map(|path| inside("path", Some(path)));
+        if problem.is_some() {
+            return problem;
+        }
+    }
+    None
+}
+
+fn name(what: &str, value: &str) -> Option<String> {
+    not_a_name(value).map(|problem| format!("{what} {:?} {problem}", Excerpt(value).to_string()))
+}
+
+/// One component of a path, and printable.
+fn not_a_name(value: &str) -> Option<&'static str> {
+    match value {
+        "" => Some("is empty"),
+        "." | ".." => Some("is no name"),
+        _ if value.len() > MAX_NAME => Some("is too long"),
+        _ if value.contains('/') => Some("holds a slash"),
+        _ if value.chars().any(char::is_control) => Some("holds a control character"),
+        _ => None,
+    }
+}
+
+/// A path that stays below where it starts. An absolute one starts there as well.
+fn inside(what: &str, value: Option<&str>) -> Option<String> {
+    let value = value?;
+    if value.split('/').any(|part| part == "..") {
+        return Some(format!("{what} {:?} leads outside", Excerpt(value).to_string()));
+    }
+    plain(what, value)
+}
+
+fn plain(what: &str, value: &str) -> Option<String> {
+    let control = value.contains('\0') || value.contains('\n');
+    control.then(|| format!("{what} {:?} holds a control character", Excerpt(value).to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"spec": spec})).expect("a pod")
+    }
+
+    #[test]
+    fn identities_are_single_path_components() {
+        let with = |uid: &str| ObjectMeta {
+            uid: Some(uid.to_owned()),
+            name: Some("web".to_owned()),
+            namespace: Some("default".to_owned()),
+            ..ObjectMeta::default()
+        };
+        assert_eq!(identity(&with("0b6f2d5e-1")), None);
+        for bad in ["", ".", "..", "../../etc", "a/b", "a\nb", "a\0b", &"x".repeat(300)] {
+            let told = identity(&with(bad)).expect(bad);
+            assert!(told.starts_with("metadata.uid: ") && !told.contains('\n') && told.len() < 300, "{told}");
+        }
+        assert!(identity(&ObjectMeta { name: None, ..with("u") }).is_some());
+    }
+
+    #[test]
+    fn paths_that_lead_outside_are_found_wherever_they_are() {
+        let container = |extra: serde_json::Value| {
+            let mut container = json!({"name": "c", "image": "i"});
+            container.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+            container
+        };
+        let mount = |field: &str, value: &str| {
+            let mut mount = json!({"name": "v", "mountPath": "/m"});
+            mount[field] = value.into();
+            json!({"volumeMounts": [mount]})
+        };
+        let volume = |source: serde_json::Value| {
+            let mut volume = json!({"name": "v"});
+            volume.as_object_mut().expect("an object").extend(source.as_object().expect("an object").clone());
+            json!({"containers": [], "volumes": [volume]})
+        };
+        let items = json!([{"key": "k", "path": "a/../../b"}]);
+        let bad = [
+            json!({"containers": [container(json!({"name": "../c"}))]}),
+            json!({"containers": [], "initContainers": [container(json!({"name": "c/d"}))]}),
+            json!({"containers": [], "ephemeralContainers": [container(json!({"name": ".."}))]}),
+            json!({"containers": [container(mount("subPath", "a/../../b"))]}),
+            json!({"containers": [container(mount("subPathExpr", "../$(X)"))]}),
+            json!({"containers": [container(mount("mountPath", "/a\0b"))]}),
+            json!({"containers": [], "volumes": [{"name": "../v"}]}),
+            volume(json!({"configMap": {"items": items.clone()}})),
+            volume(json!({"secret": {"items": items.clone()}})),
+            volume(json!({"downwardAPI": {"items": items.clone()}})),
+            volume(json!({"projected": {"sources": [{"secret": {"items": items.clone()}}]}})),
+            volume(json!({"projected": {"sources": [{"serviceAccountToken": {"path": "../t"}}]}})),
+        ];
+        for spec in bad {
+            assert!(content(&pod(spec.clone())).is_some(), "{spec}");
+        }
+        let good = container(mount("subPath", "a/..b/c..d"));
+        assert_eq!(content(&pod(json!({"containers": [good], "volumes": [{"name": "v"}]}))), None);
+    }
+}

@@ -1,0 +1,25 @@
+//! How long a pod's failed request waits for the next try. Pure.
+
+use std::time::Duration;
+
+const FIRST: Duration = Duration::from_millis(100);
+const LAST: Duration = Duration::from_secs(10);
+
+/// The wait after this many failures in a row: doubling from 100 ms to 10 s, cut by up to half. `jitter` is in `[0, 1)`.
+pub fn after(failures: u32, jitter: f64) -> Duration {
+    let doublings = failures.saturating_sub(1).min(16);
+    FIRST.saturating_mul(1 << doublings).min(LAST).mul_f64(1.0 - jitter / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doubles_up_to_a_limit() {
+        let full = [1, 2, 3, 7, 8, 9, u32::MAX].map(|failures| after(failures, 0.0).as_millis());
+        assert_eq!(full, [100, 200, 400, 6_400, 10_000, 10_000, 10_000]);
+        assert_eq!(after(1, 0.5), Duration::from_millis(75));
+        assert_eq!(after(0, 0.0), FIRST);
+    }
+}

@@ -1,0 +1,48 @@
+//! What is to be done next for one pod. Pure.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::Value;
+
+use super::diff;
+use super::merge::Circumstances;
+use super::merge::merge;
+use crate::model::PodUid;
+use crate::model::spec;
+use crate::status::Stored;
+use crate::status::phase::is_terminal;
+
+/// One request, or none.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
+    /// The API says what there is to say.
+    Nothing,
+    /// Send this patch of its status.
+    Patch(Value),
+    /// The pod is over and its deletion was asked for: delete it for good.
+    Delete,
+}
+
+/// The next step for the pod with this UID on the node, by the newest known `copy` of it at the API server. The status
+/// always goes before the deletion.
+pub(super) fn next(uid: &PodUid, stored: &Stored, copy: &Pod, now: &Time) -> Step {
+    let is_mirror = is_mirror(uid, copy);
+    let nothing = PodStatus::default();
+    let api = copy.status.as_ref().unwrap_or(&nothing);
+    let wanted = merge(api, &stored.status, Circumstances { may_run: stored.may_run, is_mirror, now });
+    let copy_uid = copy.metadata.uid.as_deref().unwrap_or_default();
+    if let Some(patch) = diff::patch(copy_uid, api, &wanted) {
+        return Step::Patch(patch);
+    }
+    let is_over = api.phase.as_deref().is_some_and(is_terminal) && stored.is_finished;
+    if is_over && spec::deletion_requested(copy) && !is_mirror {
+        return Step::Delete;
+    }
+    Step::Nothing
+}
+
+/// A copy with another UID is the mirror of a static pod.
+fn is_mirror(uid: &PodUid, copy: &Pod) -> bool {
+    copy.metadata.uid.as_deref() != Some(uid.as_str())
+}

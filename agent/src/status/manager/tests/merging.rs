@@ -1,0 +1,111 @@
+//! What the API's copy should say.
+
+use k8s_openapi::api::core::v1::PodStatus;
+use serde_json::json;
+
+use super::condition;
+use super::status;
+use super::time;
+use crate::status::manager::merge::Circumstances;
+use crate::status::manager::merge::merge;
+
+fn merged(api: &PodStatus, own: &PodStatus, may_run: bool) -> PodStatus {
+    merge(api, own, Circumstances { may_run, is_mirror: false, now: &time(9) })
+}
+
+#[test]
+fn conditions_of_others_stay_and_ours_are_replaced() {
+    let api = status(json!({"conditions": [
+        {"type": "Ready", "status": "True", "message": "old"},
+        {"type": "example.com/gate", "status": "True"},
+        {"type": "PodResizePending", "status": "True"},
+    ]}));
+    let own = status(json!({"conditions": [
+        {"type": "example.com/gate", "status": "False"},
+        {"type": "Ready", "status": "False"},
+    ]}));
+    let merged = merged(&api, &own, true);
+    let list: Vec<_> = merged.conditions.iter().flatten().map(|c| (c.type_.as_str(), c.status.as_str())).collect();
+    assert_eq!(list, [("example.com/gate", "True"), ("Ready", "False")]);
+}
+
+#[test]
+fn fields_of_others_stay() {
+    let api = status(json!({
+        "nominatedNodeName": "n", "qosClass": "Guaranteed", "observedGeneration": 5,
+        "resourceClaimStatuses": [{"name": "c", "resourceClaimName": "x"}],
+    }));
+    let merged = merged(&api, &status(json!({"phase": "Running", "observedGeneration": 3})), true);
+    assert_eq!(
+        merged,
+        status(json!({
+            "phase": "Running", "nominatedNodeName": "n", "qosClass": "Guaranteed", "observedGeneration": 5,
+            "resourceClaimStatuses": [{"name": "c", "resourceClaimName": "x"}], "conditions": [],
+        }))
+    );
+}
+
+#[test]
+fn an_end_waits_until_nothing_can_run() {
+    let api = status(json!({"phase": "Running", "reason": "r"}));
+    let own = status(json!({"phase": "Failed", "reason": "Evicted", "message": "m", "podIP": "10.0.0.1"}));
+    let held = merged(&api, &own, true);
+    assert_eq!(
+        (held.phase.as_deref(), held.reason.as_deref(), held.message.as_deref()),
+        (Some("Running"), Some("r"), None)
+    );
+    assert_eq!(held.pod_ip.as_deref(), Some("10.0.0.1"), "the rest goes out");
+    let told = merged(&api, &own, false);
+    assert_eq!((told.phase.as_deref(), told.reason.as_deref()), (Some("Failed"), Some("Evicted")));
+    let both_ended = merged(&status(json!({"phase": "Failed"})), &own, true);
+    assert_eq!(both_ended.reason.as_deref(), Some("Evicted"), "it is no transition any more");
+}
+
+#[test]
+fn an_end_others_told_is_not_taken_back() {
+    let api = status(json!({"phase": "Failed", "reason": "NodeLost"}));
+    let own = status(json!({"phase": "Running"}));
+    let kept = merged(&api, &own, true);
+    assert_eq!((kept.phase.as_deref(), kept.reason.as_deref()), (Some("Failed"), Some("NodeLost")));
+    let mirror = merge(&api, &own, Circumstances { may_run: true, is_mirror: true, now: &time(9) });
+    assert_eq!(mirror.phase.as_deref(), Some("Running"), "a static pod may run again");
+}
+
+#[test]
+fn what_is_over_is_not_ready() {
+    let ready = json!([
+        {"type": "Ready", "status": "True", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+        {"type": "ContainersReady", "status": "False", "reason": "kept"},
+    ]);
+    for (phase, reason) in [("Succeeded", "PodCompleted"), ("Failed", "PodFailed")] {
+        let own = status(json!({"phase": phase, "conditions": ready}));
+        let merged = merged(&status(json!({"phase": "Running"})), &own, false);
+        let denied = condition(&merged, "Ready").expect("the condition");
+        assert_eq!((denied.status.as_str(), denied.reason.as_deref(), &denied.message), ("False", Some(reason), &None));
+        assert_eq!(denied.last_transition_time, Some(time(9)));
+        assert_eq!(condition(&merged, "ContainersReady").and_then(|c| c.reason.as_deref()), Some("kept"));
+    }
+}
+
+#[test]
+fn a_disruption_is_told_with_the_end() {
+    let api = status(json!({"phase": "Running"}));
+    let own = status(json!({"phase": "Failed", "conditions": [
+        {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet",
+         "lastTransitionTime": "2020-01-01T00:00:00Z"}]}));
+    assert_eq!(condition(&merged(&api, &own, true), "DisruptionTarget"), None);
+    let told = merged(&api, &own, false);
+    let disruption = condition(&told, "DisruptionTarget").expect("told");
+    assert_eq!(
+        (disruption.reason.as_deref(), &disruption.last_transition_time),
+        (Some("TerminationByKubelet"), &Some(time(9)))
+    );
+
+    let known = status(json!({"phase": "Running", "conditions": [
+        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+         "lastTransitionTime": "2025-01-01T00:00:00Z"}]}));
+    let kept = merged(&known, &own, true);
+    assert_eq!(condition(&kept, "DisruptionTarget"), condition(&known, "DisruptionTarget"));
+    let after = merged(&told, &own, false);
+    assert_eq!(condition(&after, "DisruptionTarget"), condition(&told, "DisruptionTarget"), "told once");
+}

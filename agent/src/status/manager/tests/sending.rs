@@ -1,0 +1,302 @@
+//! The manager at work, in paused time.
+
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::Pod;
+use proptest::prelude::*;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::sync::DropGuard;
+
+use super::copy;
+use super::server::Fault;
+use super::server::Server;
+use super::status;
+use super::time;
+use crate::metrics::Metrics;
+use crate::model::Clock;
+use crate::model::PodUid;
+use crate::model::restart::RestartGates;
+use crate::status::Knowledge;
+use crate::status::NodeAddresses;
+use crate::status::Statuses;
+use crate::status::manager::StatusManager;
+
+/// A manager, the board it reads and the server it writes to.
+struct Site {
+    server: Server,
+    statuses: Statuses,
+    metrics: Arc<Metrics>,
+    _shutdown: DropGuard,
+}
+
+fn site() -> Site {
+    let (server, metrics, shutdown) = (Server::new(), Metrics::new(), CancellationToken::new());
+    let node = watch::channel(NodeAddresses::default()).1;
+    let statuses = Statuses::new("sim".into(), node, RestartGates::default()).telling(Arc::new(server.clone()));
+    let manager = StatusManager {
+        side: statuses.api_side().expect("a side"),
+        statuses: statuses.clone(),
+        api: Arc::new(server.clone()),
+        clock: Clock::System,
+        metrics: metrics.clone(),
+    };
+    tokio::spawn(manager.run(shutdown.clone()));
+    Site { server, statuses, metrics, _shutdown: shutdown.drop_guard() }
+}
+
+impl Site {
+    /// A pod that the API knows as pending.
+    fn pod(&self, name: &str) -> Pod {
+        let pod = copy(name, &format!("{name}-uid"), 0, status(json!({"phase": "Pending"})));
+        self.server.put(pod.clone());
+        pod
+    }
+
+    /// Something is said of the pod: its rejection, told apart by the reason.
+    fn say(&self, pod: &Pod, reason: &str) {
+        self.statuses.reject(pod, reason, "why", false, SystemTime::now());
+    }
+
+    async fn said(&self, name: &str, reason: &str) {
+        self.server.until(|server| reason_of(server, name) == reason).await;
+    }
+}
+
+fn reason_of(server: &Server, name: &str) -> String {
+    server.pod(name).and_then(|pod| pod.status?.reason).unwrap_or_default()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_costs_one_request() {
+    let site = site();
+    let pod = site.pod("a");
+    site.say(&pod, "One");
+    site.said("a", "One").await;
+    let calls = site.server.calls();
+    assert_eq!(site.server.verbs(), ["patch"]);
+    assert_eq!(calls[0].body["metadata"]["uid"], "a-uid");
+    assert_eq!(calls[0].body["status"]["phase"], "Failed");
+    assert!(site.metrics.render().unwrap().contains("kubelet_pod_status_sync_duration_seconds_count 1\n"));
+    // Half a minute of reconciling what agrees, with a watch that lags, costs nothing.
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    site.server.show();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(site.server.verbs(), ["patch"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_overtaken_is_never_sent() {
+    let site = site();
+    let pod = site.pod("a");
+    site.server.script(&[Fault::Slow(Duration::from_secs(5))]);
+    site.say(&pod, "R0");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for n in 1..=9 {
+        site.say(&pod, &format!("R{n}"));
+    }
+    site.said("a", "R9").await;
+    assert_eq!(site.server.verbs(), ["patch", "patch"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_pod_holds_up_no_other() {
+    let site = site();
+    let (slow, quick) = (site.pod("slow"), site.pod("quick"));
+    site.server.script(&[Fault::Slow(Duration::from_secs(20))]);
+    site.say(&slow, "S");
+    tokio::task::yield_now().await;
+    let began = tokio::time::Instant::now();
+    site.say(&quick, "Q");
+    site.said("quick", "Q").await;
+    assert!(began.elapsed() < Duration::from_millis(50), "{:?}", began.elapsed());
+    site.said("slow", "S").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_is_sent_side_by_side_within_bounds() {
+    let site = site();
+    let pods: Vec<Pod> = (0..1000).map(|n| site.pod(&format!("p{n}"))).collect();
+    for pod in &pods {
+        site.say(pod, "First");
+    }
+    for pod in &pods {
+        site.say(pod, "Last");
+    }
+    let all =
+        |server: &Server| pods.iter().all(|pod| reason_of(server, pod.metadata.name.as_deref().unwrap()) == "Last");
+    site.server.until(all).await;
+    assert_eq!(site.server.calls().len(), 1000, "one request each");
+    assert_eq!(site.server.most_under_way(), 32);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_lost_answer_the_copy_is_read_again() {
+    let site = site();
+    let pod = site.pod("a");
+    site.server.script(&[Fault::LostAnswer]);
+    site.say(&pod, "One");
+    site.server.until(|server| server.verbs() == ["patch", "get"]).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(site.server.verbs(), ["patch", "get"], "it had been carried out");
+    assert_eq!(reason_of(&site.server, "a"), "One");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_status_that_turned_back_during_a_lost_answer_is_still_told() {
+    let site = site();
+    let pod = site.pod("a");
+    site.say(&pod, "Zero");
+    site.said("a", "Zero").await;
+    site.server.show();
+    site.server.script(&[Fault::LostAnswer]);
+    site.say(&pod, "One");
+    site.said("a", "One").await;
+    // The watch has not shown "One": by its copy there is nothing to do.
+    site.say(&pod, "Zero");
+    site.said("a", "Zero").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_retried_ever_more_slowly_and_the_last_word_arrives() {
+    let site = site();
+    let pod = site.pod("a");
+    site.server.script(&[Fault::LostCall; 12]);
+    site.say(&pod, "One");
+    site.server.until(|server| server.calls().len() == 6).await;
+    site.say(&pod, "Two");
+    site.said("a", "Two").await;
+    let calls = site.server.calls();
+    assert_eq!(calls.iter().filter(|call| call.verb == "patch").count(), 2, "one lost, one after the reading");
+    let gaps: Vec<Duration> = calls.windows(2).map(|two| two[1].at - two[0].at).collect();
+    assert!(gaps[0] <= Duration::from_millis(110), "{gaps:?}");
+    assert!(gaps[..12].iter().all(|gap| *gap <= Duration::from_millis(10_010)), "{gaps:?}");
+    assert!(gaps[10] >= Duration::from_secs(5), "{gaps:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_status_is_tried_again_without_reading() {
+    let site = site();
+    let pod = site.pod("a");
+    site.server.script(&[Fault::Refused, Fault::Conflict]);
+    site.say(&pod, "One");
+    site.said("a", "One").await;
+    assert_eq!(site.server.verbs(), ["patch", "patch", "get", "patch"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_gone_or_another_one_is_left_alone() {
+    let site = site();
+    let (gone, replaced) = (site.pod("gone"), site.pod("replaced"));
+    site.server.remove("gone");
+    site.server.remove("replaced");
+    let newer = copy("replaced", "newer-uid", 0, status(json!({"phase": "Pending"})));
+    site.server.put_unseen(newer);
+    site.say(&gone, "G");
+    site.say(&replaced, "R");
+    site.server.until(|server| server.calls().len() == 3).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let mut calls: Vec<_> = site.server.calls().into_iter().map(|call| (call.name, call.verb)).collect();
+    calls.sort();
+    let expected = [("gone", "patch"), ("replaced", "get"), ("replaced", "patch")];
+    assert_eq!(calls, expected.map(|(name, verb)| (name.to_owned(), verb)), "never again");
+    assert_eq!(site.server.phase("replaced"), "Pending");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_status_somebody_else_wrote_over_is_put_right() {
+    let site = site();
+    let pod = site.pod("a");
+    site.say(&pod, "One");
+    site.said("a", "One").await;
+    let mut other = site.server.pod("a").expect("the pod");
+    other.status.as_mut().expect("a status").reason = Some("Meddled".into());
+    site.server.put(other);
+    let began = tokio::time::Instant::now();
+    site.said("a", "One").await;
+    assert!(began.elapsed() <= Duration::from_secs(11), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_over_and_to_be_deleted_is_deleted() {
+    let site = site();
+    let mut pod = copy("a", "a-uid", 0, status(json!({"phase": "Running"})));
+    pod.metadata.deletion_timestamp = Some(time(1));
+    site.server.put(pod.clone());
+    site.server.script(&[Fault::None, Fault::LostAnswer]);
+    let (view, reasons) = (crate::model::testing::snapshot(vec![]), Default::default());
+    let knowledge = |is_terminal| Knowledge { reasons: &reasons, qos_class: "BestEffort", is_terminal };
+    site.statuses.publish(&pod, &view, knowledge(false), SystemTime::now());
+    site.server.until(|server| server.calls().len() == 1).await;
+    site.statuses.publish(&pod, &view, knowledge(true), SystemTime::now());
+    tokio::time::sleep(Duration::from_secs(25)).await;
+    assert!(site.server.pod("a").is_some(), "its volumes may still be mounted");
+    site.statuses.terminate(&pod, SystemTime::now());
+    site.server.until(|server| server.pod("a").is_none()).await;
+    let verbs = site.server.verbs();
+    assert_eq!(verbs.last(), Some(&"delete"), "{verbs:?}");
+    let last_patch = site.server.calls().into_iter().rfind(|call| call.verb == "patch").expect("a patch");
+    assert_eq!(last_patch.body["status"]["phase"], "Failed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_static_pods_status_goes_to_its_mirror() {
+    let site = site();
+    let mut pod = copy("static-node", "hash", 0, status(json!({"phase": "Pending"})));
+    pod.metadata.annotations = Some([("kubernetes.io/config.source".to_owned(), "file".to_owned())].into());
+    site.say(&pod, "One");
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    assert_eq!(site.server.verbs(), Vec::<&str>::new(), "there is no mirror yet");
+    site.server.put(copy("static-node", "mirror-uid", 0, status(json!({"phase": "Pending"}))));
+    site.server.show_as("static-node", "hash");
+    site.statuses.compare(&PodUid::from("hash"));
+    site.said("static-node", "One").await;
+    assert_eq!(site.server.calls()[0].body["metadata"]["uid"], "mirror-uid");
+}
+
+fn any_fault() -> impl Strategy<Value = Fault> {
+    let slow = (1u64..5_000).prop_map(|millis| Fault::Slow(Duration::from_millis(millis)));
+    let rest = [Fault::None, Fault::LostAnswer, Fault::LostCall, Fault::Conflict, Fault::Refused];
+    prop_oneof![4 => prop::sample::select(rest.to_vec()), 1 => slow]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever goes wrong, and whenever the watch shows what, the server ends up with the last word on every pod.
+    #[test]
+    fn the_last_word_is_never_lost(
+        faults in prop::collection::vec(any_fault(), 0..30),
+        words in prop::collection::vec((0usize..4, 0u64..3_000, any::<bool>()), 1..30),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let site = site();
+            let pods: Vec<Pod> = (0..4).map(|n| site.pod(&format!("p{n}"))).collect();
+            site.server.script(&faults);
+            let mut last = [None; 4];
+            for (nth, (pod, pause, show)) in words.into_iter().enumerate() {
+                let word = nth % 3;
+                site.say(&pods[pod], &format!("R{word}"));
+                last[pod] = Some(word);
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+                if show {
+                    site.server.show();
+                }
+            }
+            for (pod, word) in last.into_iter().enumerate() {
+                if let Some(word) = word {
+                    site.said(&format!("p{pod}"), &format!("R{word}")).await;
+                }
+            }
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            for (pod, word) in last.into_iter().enumerate() {
+                let expected = word.map(|word| format!("R{word}")).unwrap_or_default();
+                assert_eq!(reason_of(&site.server, &format!("p{pod}")), expected);
+            }
+        });
+    }
+}

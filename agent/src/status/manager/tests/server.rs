@@ -1,0 +1,232 @@
+//! An API server with nothing but pods, and a script of what goes wrong.
+
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::strategic;
+use crate::model::PodRef;
+use crate::model::PodUid;
+use crate::status::ApiCopies;
+use crate::status::manager::Answer;
+use crate::status::manager::PodApi;
+use crate::status::manager::PodApiError;
+
+/// What happens to one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Nothing.
+    None,
+    /// It is carried out, and the answer is lost.
+    LostAnswer,
+    /// It never arrives.
+    LostCall,
+    /// 409 without being carried out.
+    Conflict,
+    /// 403.
+    Refused,
+    /// It takes this long, then all is well.
+    Slow(Duration),
+}
+
+/// One call as it arrived.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Call {
+    pub at: Instant,
+    pub verb: &'static str,
+    pub name: String,
+    pub body: Value,
+}
+
+#[derive(Default)]
+struct Inner {
+    version: u64,
+    pods: BTreeMap<String, Pod>,
+    /// What the watch has brought, by UID on the node.
+    shown: BTreeMap<PodUid, Pod>,
+    faults: VecDeque<Fault>,
+    calls: Vec<Call>,
+    under_way: usize,
+    most_under_way: usize,
+}
+
+/// The server and the watch of it. Clones share it.
+#[derive(Clone)]
+pub(super) struct Server {
+    inner: Arc<Mutex<Inner>>,
+    changes: watch::Sender<u64>,
+}
+
+impl Server {
+    pub(super) fn new() -> Self {
+        Self { inner: Arc::default(), changes: watch::Sender::new(0) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no test panics here")
+    }
+
+    /// The pod exists, and the watch has shown it.
+    pub(super) fn put(&self, pod: Pod) {
+        self.put_unseen(pod);
+        self.show();
+    }
+
+    /// The pod exists, and the watch has not shown it.
+    pub(super) fn put_unseen(&self, mut pod: Pod) {
+        let mut inner = self.lock();
+        inner.version += 1;
+        pod.metadata.resource_version = Some(inner.version.to_string());
+        inner.pods.insert(pod.metadata.name.clone().expect("a name"), pod);
+    }
+
+    /// The watch shows the present.
+    pub(super) fn show(&self) {
+        let mut inner = self.lock();
+        let shown =
+            inner.pods.values().map(|pod| (PodUid::from(pod.metadata.uid.clone().expect("a UID")), pod.clone()));
+        inner.shown = shown.collect();
+    }
+
+    /// The mirror pod `name` shows the static pod with this UID.
+    pub(super) fn show_as(&self, name: &str, uid: &str) {
+        let mut inner = self.lock();
+        let pod = inner.pods[name].clone();
+        inner.shown.insert(PodUid::from(uid), pod);
+    }
+
+    /// The next calls meet these, one each.
+    pub(super) fn script(&self, faults: &[Fault]) {
+        self.lock().faults.extend(faults);
+    }
+
+    pub(super) fn pod(&self, name: &str) -> Option<Pod> {
+        self.lock().pods.get(name).cloned()
+    }
+
+    pub(super) fn remove(&self, name: &str) {
+        self.lock().pods.remove(name);
+    }
+
+    pub(super) fn phase(&self, name: &str) -> String {
+        self.pod(name).and_then(|pod| pod.status?.phase).unwrap_or_default()
+    }
+
+    pub(super) fn calls(&self) -> Vec<Call> {
+        self.lock().calls.clone()
+    }
+
+    pub(super) fn verbs(&self) -> Vec<&'static str> {
+        self.lock().calls.iter().map(|call| call.verb).collect()
+    }
+
+    pub(super) fn most_under_way(&self) -> usize {
+        self.lock().most_under_way
+    }
+
+    /// Waits until the server is as `met` wants it.
+    pub(super) async fn until(&self, met: impl Fn(&Self) -> bool) {
+        let mut changes = self.changes.subscribe();
+        let wait = async {
+            while !met(self) {
+                changes.changed().await.expect("the server lives");
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(600), wait).await.expect("never came true");
+    }
+
+    async fn call<T>(
+        &self,
+        verb: &'static str,
+        name: &str,
+        body: Value,
+        work: impl FnOnce(&mut Inner) -> Result<T, PodApiError>,
+    ) -> Result<T, PodApiError> {
+        let fault = {
+            let mut inner = self.lock();
+            inner.calls.push(Call { at: Instant::now(), verb, name: name.to_owned(), body });
+            inner.under_way += 1;
+            inner.most_under_way = inner.most_under_way.max(inner.under_way);
+            inner.faults.pop_front().unwrap_or(Fault::None)
+        };
+        tokio::time::sleep(if let Fault::Slow(time) = fault { time } else { Duration::from_millis(1) }).await;
+        let mut inner = self.lock();
+        inner.under_way -= 1;
+        let result = match fault {
+            Fault::None | Fault::Slow(_) => work(&mut inner),
+            Fault::LostAnswer => work(&mut inner).and(Err(PodApiError::Unanswered("lost".into()))),
+            Fault::LostCall => Err(PodApiError::Unanswered("refused".into())),
+            Fault::Conflict => Err(PodApiError::Conflict("changed".into())),
+            Fault::Refused => Err(PodApiError::Refused("403".into())),
+        };
+        drop(inner);
+        self.changes.send_modify(|count| *count += 1);
+        result
+    }
+}
+
+impl Inner {
+    fn patch(&mut self, name: &str, patch: &Value) -> Result<Pod, PodApiError> {
+        self.version += 1;
+        let version = self.version.to_string();
+        let pod = self.pods.get_mut(name).ok_or(PodApiError::NotFound)?;
+        if patch["metadata"]["uid"].as_str() != pod.metadata.uid.as_deref() {
+            return Err(PodApiError::Conflict("another UID".into()));
+        }
+        let mut status = serde_json::to_value(&pod.status).expect("a status");
+        strategic::apply(&mut status, &patch["status"]);
+        pod.status = Some(serde_json::from_value(status).expect("a status"));
+        pod.metadata.resource_version = Some(version);
+        Ok(pod.clone())
+    }
+
+    fn delete(&mut self, pod: &PodRef) -> Result<(), PodApiError> {
+        let known = self.pods.get(&*pod.name).ok_or(PodApiError::NotFound)?;
+        if known.metadata.uid.as_deref() != Some(pod.uid.as_str()) {
+            return Err(PodApiError::Conflict("another UID".into()));
+        }
+        self.pods.remove(&*pod.name);
+        Ok(())
+    }
+}
+
+impl PodApi for Server {
+    fn get<'a>(&'a self, pod: &'a PodRef) -> Answer<'a, Pod> {
+        Box::pin(self.call("get", &pod.name, Value::Null, |inner| {
+            inner.pods.get(&*pod.name).cloned().ok_or(PodApiError::NotFound)
+        }))
+    }
+
+    fn patch_status<'a>(&'a self, pod: &'a PodRef, patch: &'a Value) -> Answer<'a, Pod> {
+        Box::pin(self.call("patch", &pod.name, patch.clone(), |inner| inner.patch(&pod.name, patch)))
+    }
+
+    fn delete<'a>(&'a self, pod: &'a PodRef) -> Answer<'a, ()> {
+        Box::pin(self.call("delete", &pod.name, Value::Null, |inner| inner.delete(pod)))
+    }
+
+    fn create<'a>(&'a self, pod: &'a Pod) -> Answer<'a, Pod> {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        Box::pin(async move {
+            self.call("create", &name.clone(), Value::Null, |inner| {
+                inner.pods.insert(name, pod.clone());
+                Ok(pod.clone())
+            })
+            .await
+        })
+    }
+}
+
+impl ApiCopies for Server {
+    fn api_copy(&self, uid: &PodUid) -> Option<crate::model::Pod> {
+        self.lock().shown.get(uid).cloned().map(Arc::new)
+    }
+}

@@ -1,0 +1,276 @@
+//! Changing all files of a volume in one step.
+//!
+//! ```text
+//!  T/..2026_01_31_12_00_00.123456789/<path>   a version: never changed once it is in use
+//!  T/..data ─▶ that directory                 the one link whose replacement switches
+//!  T/<name> ─▶ ..data/<name>                  what containers open
+//! ```
+//!
+//! Whatever happens in between, a reader sees either all of the old version or all of the new one, and the next write
+//! clears away what an interrupted one has left.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::io::Read as _;
+use std::io::Write as _;
+use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::path::PathBuf;
+
+use k8s_openapi::jiff::Timestamp;
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::fcntl::OFlag;
+use nix::fcntl::OpenHow;
+use nix::fcntl::ResolveFlag;
+use nix::fcntl::openat2;
+use nix::fcntl::readlinkat;
+use nix::fcntl::renameat;
+use nix::sys::stat::Mode;
+use nix::sys::stat::fchmod;
+use nix::sys::stat::fstat;
+use nix::sys::stat::mkdirat;
+use nix::unistd::Gid;
+use nix::unistd::Uid;
+use nix::unistd::UnlinkatFlags;
+use nix::unistd::fchown;
+use nix::unistd::fchownat;
+use nix::unistd::symlinkat;
+use nix::unistd::unlinkat;
+
+use super::ownership::Owners;
+use super::payload::File;
+use super::payload::Payload;
+use crate::volumes::VolumeError;
+use crate::volumes::beneath;
+use crate::volumes::error::OnPath as _;
+use crate::volumes::removal;
+
+const DATA: &str = "..data";
+const NEW_DATA: &str = "..data_tmp";
+/// Directories inside a version.
+const DIR_MODE: u32 = 0o755;
+
+/// What a write did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Written {
+    /// The volume had this content already.
+    Unchanged,
+    /// It has it now.
+    Changed,
+}
+
+/// Steps after which a write can be interrupted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    Directory,
+    File,
+    Owned,
+    Linked,
+    Switched,
+    Named,
+    Swept,
+}
+
+/// Brings the content of the directory `dir` to `payload`.
+pub(crate) fn write(dir: &Path, payload: &Payload, owners: Owners) -> Result<Written, VolumeError> {
+    write_stepwise(dir, payload, owners, |_| Ok(()))
+}
+
+/// [`write`], which ends where `after` fails.
+pub(super) fn write_stepwise(
+    dir: &Path,
+    payload: &Payload,
+    owners: Owners,
+    mut after: impl FnMut(Step) -> io::Result<()>,
+) -> Result<Written, VolumeError> {
+    payload.check()?;
+    let root = beneath::open_root(dir).on("open", dir)?;
+    let current = current_version(&root);
+    sweep(dir, current.as_deref(), None)?;
+    if let Some(current) = &current
+        && holds(&root, &dir.join(current), current, payload).on("read", dir)?
+    {
+        name_all(&root, payload).on("link files in", dir)?;
+        sweep(dir, Some(current), Some(payload))?;
+        return Ok(Written::Unchanged);
+    }
+    let fresh = make_version(&root, payload, owners, &mut after).on("write files in", dir)?;
+    own_root(&root, owners);
+    after(Step::Owned).on("write", dir)?;
+    symlinkat(fresh.as_str(), &root, NEW_DATA).on("link in", dir)?;
+    after(Step::Linked).on("write", dir)?;
+    renameat(&root, NEW_DATA, &root, DATA).on("switch", dir)?;
+    after(Step::Switched).on("write", dir)?;
+    name_all(&root, payload).on("link files in", dir)?;
+    after(Step::Named).on("write", dir)?;
+    sweep(dir, Some(&fresh), Some(payload))?;
+    after(Step::Swept).on("write", dir)?;
+    Ok(Written::Changed)
+}
+
+/// The version in use; `None` if there is none, or the link is not one of ours.
+fn current_version(root: &OwnedFd) -> Option<String> {
+    let name = readlinkat(root, DATA).ok()?.into_string().ok()?;
+    (name.starts_with("..") && name != ".." && !name.contains('/')).then_some(name)
+}
+
+/// True if the version has exactly these files with exactly this content.
+fn holds(root: &OwnedFd, path: &Path, version: &str, payload: &Payload) -> io::Result<bool> {
+    let Ok(below) = open_dir(root, version) else { return Ok(false) };
+    for (name, file) in payload.files() {
+        let how = opening(OFlag::O_RDONLY | OFlag::O_NONBLOCK);
+        let Ok(opened) = openat2(&below, name, how) else { return Ok(false) };
+        let mut held = Vec::with_capacity(file.data.len());
+        // One byte more tells a longer file.
+        fs::File::from(opened).take(file.data.len() as u64 + 1).read_to_end(&mut held)?;
+        if held != file.data {
+            return Ok(false);
+        }
+    }
+    Ok(count_files(path)? == payload.len())
+}
+
+fn count_files(dir: &Path) -> io::Result<usize> {
+    let mut count = 0;
+    let mut left: Vec<PathBuf> = vec![dir.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(dir)? {
+            let entry = entry?;
+            match entry.file_type()?.is_dir() {
+                true => left.push(entry.path()),
+                false => count += 1,
+            }
+        }
+    }
+    Ok(count)
+}
+
+/// Makes a directory with all files, and returns its name.
+fn make_version(
+    root: &OwnedFd,
+    payload: &Payload,
+    owners: Owners,
+    after: &mut impl FnMut(Step) -> io::Result<()>,
+) -> io::Result<String> {
+    let now = Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S").to_string();
+    let name = format!("..{now}.{}", fastrand::u32(..));
+    let version = make_dir(root, &name, owners)?;
+    after(Step::Directory)?;
+    for (path, file) in payload.files() {
+        make_parents(&version, path, owners)?;
+        make_file(&version, path, file, owners)?;
+        after(Step::File)?;
+    }
+    Ok(name)
+}
+
+fn make_parents(version: &OwnedFd, path: &str, owners: Owners) -> io::Result<()> {
+    for (end, _) in path.match_indices('/') {
+        match make_dir(version, &path[..end], owners) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => drop(result?),
+        }
+    }
+    Ok(())
+}
+
+fn make_dir(parent: &OwnedFd, path: &str, owners: Owners) -> io::Result<OwnedFd> {
+    mkdirat(parent, path, Mode::from_bits_truncate(DIR_MODE))?;
+    let made = open_dir(parent, path)?;
+    own(&made, None, owners.group)?;
+    fchmod(&made, Mode::from_bits_truncate(owners.dir_mode(DIR_MODE)))?;
+    Ok(made)
+}
+
+fn make_file(version: &OwnedFd, path: &str, file: &File, owners: Owners) -> io::Result<()> {
+    let how = opening(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL).mode(Mode::from_bits_truncate(0o600));
+    let mut made = fs::File::from(openat2(version, path, how)?);
+    made.write_all(&file.data)?;
+    // The owner first: a change of it takes rights away.
+    own(&made, file.owner, owners.group)?;
+    fchmod(&made, Mode::from_bits_truncate(owners.file_mode(file.mode)))?;
+    Ok(())
+}
+
+fn own(file: impl AsFd, user: Option<u32>, group: Option<u32>) -> io::Result<()> {
+    if user.is_none() && group.is_none() {
+        return Ok(());
+    }
+    Ok(fchown(file, user.map(Uid::from_raw), group.map(Gid::from_raw))?)
+}
+
+/// The volume's own directory belongs to the group as well. A volume without it is better than none.
+fn own_root(root: &OwnedFd, owners: Owners) {
+    let Some(group) = owners.group else { return };
+    let result = fstat(root).and_then(|held| {
+        if held.st_gid == group {
+            return Ok(());
+        }
+        fchown(root, None, Some(Gid::from_raw(group)))?;
+        fchmod(root, Mode::from_bits_truncate(owners.dir_mode(held.st_mode & 0o7777)))
+    });
+    if let Err(error) = result {
+        tracing::warn!(group, %error, "fsGroup not applied to a volume");
+    }
+}
+
+/// Links each name containers open to what the version in use has under it.
+fn name_all(root: &OwnedFd, payload: &Payload) -> io::Result<()> {
+    for name in payload.top_names() {
+        let target = format!("{DATA}/{name}");
+        match readlinkat(root, name) {
+            Ok(held) if held == OsStr::new(&target) => continue,
+            Err(Errno::ENOENT) => {}
+            // A directory: somebody's mount point, hidden by that mount.
+            Err(Errno::EINVAL) if open_dir(root, name).is_ok() => continue,
+            _ => unlinkat(root, name, UnlinkatFlags::NoRemoveDir)?,
+        }
+        symlinkat(target.as_str(), root, name)?;
+        if let Some(owner) = payload.get(name).and_then(|file| file.owner) {
+            fchownat(root, name, Some(Uid::from_raw(owner)), None, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes versions other than `current`, and with `payload` the names it does not have.
+fn sweep(dir: &Path, current: Option<&str>, payload: Option<&Payload>) -> Result<(), VolumeError> {
+    let names = payload.map(Payload::top_names);
+    for entry in fs::read_dir(dir).on("list", dir)? {
+        let entry = entry.on("list", dir)?;
+        let (name, path) = (entry.file_name(), entry.path());
+        let text = name.to_string_lossy();
+        if text.starts_with("..") {
+            if text != DATA && current != Some(&text) {
+                remove(&path)?;
+            }
+        } else if let Some(names) = &names
+            && !names.contains(&*text)
+            && fs::read_link(&path).is_ok_and(|target| target.starts_with(DATA))
+        {
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> Result<(), VolumeError> {
+    if fs::symlink_metadata(path).on("inspect", path)?.is_dir() {
+        removal::remove_tree(path)
+    } else {
+        fs::remove_file(path).on("remove", path)
+    }
+}
+
+fn opening(flags: OFlag) -> OpenHow {
+    OpenHow::new()
+        .flags(flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS)
+}
+
+fn open_dir(parent: &OwnedFd, path: &str) -> io::Result<OwnedFd> {
+    Ok(openat2(parent, path, opening(OFlag::O_RDONLY | OFlag::O_DIRECTORY))?)
+}

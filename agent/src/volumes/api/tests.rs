@@ -1,0 +1,1 @@
+//! Volumes from API objects on a real file system.

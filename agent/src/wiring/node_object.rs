@@ -1,0 +1,148 @@
+//! Joins the Node room to the runtime, the sensors and the API server.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use kube::Api;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::apiserver::ApiServer;
+use crate::cli::version::KUBERNETES;
+use crate::config::Settings;
+use crate::events::sensors::Sensor;
+use crate::events::sensors::SensorBoard;
+use crate::events::sensors::SensorState;
+use crate::metrics::Metrics;
+use crate::model::Clock;
+use crate::node;
+use crate::node::Inputs;
+use crate::node::LeaseKeeper;
+use crate::node::Machine;
+use crate::node::NodeCache;
+use crate::node::NodeConfig;
+use crate::node::PlegHealth;
+use crate::node::Pressures;
+use crate::node::StatusLoop;
+use crate::node::TellNode;
+use crate::node::ThisHost;
+use crate::node::resources::ResourceConfig;
+use crate::recorder::Recorder;
+use crate::runtime::Runtime;
+use crate::runtime::RuntimeState;
+use crate::status::NodeAddresses;
+
+/// What the Node room is joined to.
+pub struct Parts<'a> {
+    /// The configuration.
+    pub settings: &'a Settings,
+    /// Name of the node.
+    pub name: &'a str,
+    /// The container runtime.
+    pub runtime: Runtime,
+    /// Its state.
+    pub state: watch::Receiver<RuntimeState>,
+    /// The sensors.
+    pub board: SensorBoard,
+    /// Grows with every image that came or went.
+    pub images: watch::Receiver<u64>,
+    /// The machine is going down.
+    pub shutting_down: watch::Receiver<bool>,
+    /// Events of the node.
+    pub tell: TellNode,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+/// What others hold of the Node room.
+pub struct NodeHandles {
+    /// The own Node as last seen; never one when standalone.
+    pub node: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
+    /// Addresses of this node; none until they are known.
+    pub addresses: watch::Receiver<NodeAddresses>,
+}
+
+/// Tells events of the node to the recorder.
+pub fn teller(recorder: &Recorder) -> TellNode {
+    let recorder = recorder.clone();
+    Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message))
+}
+
+/// Checks that the machine has what is reserved of it.
+///
+/// # Errors
+/// What is reserved and not there.
+pub fn check(settings: &Settings) -> anyhow::Result<()> {
+    let Some(sizes) = Machine::read(Path::new("/"), &settings.flags.root_dir).sizes else { return Ok(()) };
+    let config = ResourceConfig::new(&settings.kubelet, settings.flags.experimental_allocatable_ignore_eviction);
+    node::resources::check(&sizes, &config).context("reserving resources")
+}
+
+/// Starts the Node room. Without an API server the node is standalone: its addresses are found out, and nobody is told.
+pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationToken) -> NodeHandles {
+    let config = Arc::new(NodeConfig::new(parts.settings, parts.name, KUBERNETES));
+    let root_dir = parts.settings.flags.root_dir.clone();
+    let host = ThisHost::new(parts.runtime, root_dir, config.addresses.clone());
+    let (addresses_sender, addresses) = watch::channel(NodeAddresses::default());
+    let cache = NodeCache::default();
+    let node = cache.subscribe();
+    let Some(api) = api else {
+        tokio::spawn(shutdown.run_until_cancelled_owned(node::standalone(config, host, addresses_sender)));
+        return NodeHandles { node, addresses };
+    };
+    let nodes = Api::all(api.main.clone());
+    tokio::spawn(node::follow(nodes, config.name.clone(), cache.clone(), shutdown.clone()));
+    let lease = LeaseKeeper::new(config.clone(), api.heartbeat.clone(), cache.clone(), Clock::System);
+    tokio::spawn(lease.run(shutdown.clone()));
+    let status = StatusLoop::new(Inputs {
+        config,
+        host,
+        main: api.main.clone(),
+        heartbeat: api.heartbeat.clone(),
+        cache,
+        runtime: parts.state,
+        health: health(parts.board, shutdown.clone()),
+        // Nothing on this node measures them yet.
+        pressures: watch::channel(Pressures::default()).1,
+        shutting_down: parts.shutting_down,
+        images: parts.images,
+        addresses: addresses_sender,
+        tell: parts.tell,
+        metrics: parts.metrics,
+        clock: Clock::System,
+    });
+    tokio::spawn(status.run(shutdown));
+    NodeHandles { node, addresses }
+}
+
+/// What the lists of pods mean for the node's readiness.
+fn health(board: SensorBoard, shutdown: CancellationToken) -> watch::Receiver<Vec<String>> {
+    let listed = |board: &SensorBoard| {
+        board.get(Sensor::Relist).map(|state| matches!(state, SensorState::Up | SensorState::Degraded(_)))
+    };
+    let mut changes = board.subscribe();
+    let mut pleg = PlegHealth::default();
+    let (sender, health) = watch::channel(pleg.verdict(Instant::now()));
+    let follow = async move {
+        loop {
+            let now = Instant::now();
+            pleg.observe(listed(&board), now);
+            let verdict = pleg.verdict(now);
+            sender.send_if_modified(|known| std::mem::replace(known, verdict.clone()) != verdict);
+            let due = async {
+                match pleg.due(now) {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() { return },
+                () = due => {}
+            }
+        }
+    };
+    tokio::spawn(shutdown.run_until_cancelled_owned(follow));
+    health
+}

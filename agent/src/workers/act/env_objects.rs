@@ -1,0 +1,60 @@
+//! Looks up what a container's environment refers to.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::ActContext;
+use crate::model::spec;
+use crate::objects::ObjectError;
+use crate::workers::generate::EnvObjects;
+use crate::workers::generate::Lookup;
+use crate::workers::generate::names;
+
+/// Everything the environment of `container` refers to. Objects that cannot be had are found out by who needs them.
+///
+/// # Errors
+/// The services are not known yet.
+pub(super) async fn look_up(ctx: &ActContext, pod: &Pod, container: &Container) -> Result<EnvObjects, ObjectError> {
+    let namespace = names::pod_namespace(pod);
+    let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or_default();
+    let services = ctx.objects.service_variables(namespace, links, !spec::is_static(pod)).await?;
+    let (config_maps, secrets) = references(container);
+    let config_maps = config_maps.into_iter().map(async |name| {
+        let result = ctx.objects.config_map(namespace, name).await;
+        (name.to_owned(), lookup(result, "configMap", namespace, name))
+    });
+    let secrets = secrets.into_iter().map(async |name| {
+        let result = ctx.objects.secret(namespace, name).await;
+        (name.to_owned(), lookup(result, "secret", namespace, name))
+    });
+    let (config_maps, secrets) = tokio::join!(join_all(config_maps), join_all(secrets));
+    Ok(EnvObjects { config_maps: BTreeMap::from_iter(config_maps), secrets: BTreeMap::from_iter(secrets), services })
+}
+
+/// Names of ConfigMaps and Secrets.
+fn references(container: &Container) -> (BTreeSet<&str>, BTreeSet<&str>) {
+    let sources = || container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref());
+    let wholes = || container.env_from.iter().flatten();
+    let config_maps = sources().filter_map(|source| Some(source.config_map_key_ref.as_ref()?.name.as_str()));
+    let config_maps =
+        config_maps.chain(wholes().filter_map(|source| Some(source.config_map_ref.as_ref()?.name.as_str())));
+    let secrets = sources().filter_map(|source| Some(source.secret_key_ref.as_ref()?.name.as_str()));
+    let secrets = secrets.chain(wholes().filter_map(|source| Some(source.secret_ref.as_ref()?.name.as_str())));
+    (config_maps.collect(), secrets.collect())
+}
+
+fn lookup<T>(result: Result<Arc<T>, ObjectError>, kind: &str, namespace: &str, name: &str) -> Lookup<T> {
+    match result {
+        Ok(object) => Lookup::Found(object),
+        Err(ObjectError::Standalone) => {
+            Lookup::Failed(format!("couldn't get {kind} {namespace}/{name}, no kubeClient defined"))
+        }
+        Err(error) if error.is_not_found() => Lookup::Absent(error.to_string()),
+        Err(error) => Lookup::Failed(error.to_string()),
+    }
+}

@@ -1,0 +1,72 @@
+//! Bringing a pod's volumes, and keeping them up to date.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::ActContext;
+use crate::recorder::EventType;
+use crate::volumes::FailedVolume;
+use crate::volumes::Upkeep;
+use crate::workers::generate::names;
+use crate::workers::generate::qos;
+use crate::workers::generate::qos::Side;
+
+/// First delay after volumes could not be brought, and the longest; each is twice the one before.
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+const LAST_RETRY: Duration = Duration::from_secs(122);
+
+/// Sets up everything that containers mount.
+///
+/// # Errors
+/// Some volumes cannot be set up; each has been told by an event.
+pub(super) async fn set_up(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
+    match ctx.volumes.set_up(pod, memory(ctx, pod)).await {
+        Ok(_) => Ok(()),
+        Err(failed) => Err(tell(ctx, pod, &failed)),
+    }
+}
+
+/// Brings volumes that change with API objects up to date.
+///
+/// # Errors
+/// Some could not be, and stay as they are; each has been told by an event.
+pub async fn refresh(ctx: &ActContext, pod: &Pod) -> Result<Upkeep, String> {
+    ctx.volumes.refresh(pod, memory(ctx, pod)).await.map_err(|failed| tell(ctx, pod, &failed))
+}
+
+/// How long to wait before volumes that failed so many times in a row are tried again.
+pub fn retry_after(failures: u32) -> Duration {
+    FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LAST_RETRY)
+}
+
+/// Bytes a volume in memory may take: what the node has to give, and no more than the pod's own limit.
+fn memory(ctx: &ActContext, pod: &Pod) -> Option<i64> {
+    let of_node = ctx.settings.resources.allocatable.get("memory").map(|amount| amount.value());
+    // A limit that cannot be read is reported by who applies it.
+    let limits = qos::pod_total(pod, Side::Limits, true).unwrap_or_default();
+    let of_pod = limits.get("memory").map(|amount| amount.value());
+    [of_node, of_pod].into_iter().flatten().filter(|bytes| *bytes > 0).min()
+}
+
+fn tell(ctx: &ActContext, pod: &Pod, failed: &[FailedVolume]) -> String {
+    for failure in failed {
+        ctx.pod_event(pod, EventType::Warning, "FailedMount", &failure.to_string());
+    }
+    let names: Vec<&str> = failed.iter().map(|failure| failure.volume.as_str()).collect();
+    let first = failed.first().map(|failure| failure.error.to_string()).unwrap_or_default();
+    let all = names.join(" ");
+    tracing::debug!(pod = names::describe(pod), volumes = all, error = first, "volumes not set up");
+    format!("unmounted volumes=[{all}], unattached volumes=[], failed to process volumes=[]: {first}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_grows_and_ends() {
+        let seconds = |failures| retry_after(failures).as_secs_f64();
+        assert_eq!([1, 2, 3, 8, 9, 100].map(seconds), [0.5, 1.0, 2.0, 64.0, 122.0, 122.0]);
+    }
+}

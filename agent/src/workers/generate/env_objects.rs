@@ -1,0 +1,64 @@
+//! API objects that an environment refers to, as far as they could be had. Plain data.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::Secret;
+
+use super::GenerateError;
+
+/// One object, or why there is none.
+#[derive(Clone, Debug)]
+pub enum Lookup<T> {
+    /// It exists.
+    Found(Arc<T>),
+    /// It does not exist; enough for an optional reference.
+    Absent(String),
+    /// It could not be read.
+    Failed(String),
+}
+
+/// The objects of one container's environment, by name, and the variables of services.
+#[derive(Clone, Debug, Default)]
+pub struct EnvObjects {
+    /// ConfigMaps that `env` and `envFrom` refer to.
+    pub config_maps: BTreeMap<String, Lookup<ConfigMap>>,
+    /// Secrets that `env` and `envFrom` refer to.
+    pub secrets: BTreeMap<String, Lookup<Secret>>,
+    /// Variables by which services are told.
+    pub services: BTreeMap<String, String>,
+}
+
+impl EnvObjects {
+    /// The ConfigMap of a reference; `None` if there is none and the reference is optional.
+    ///
+    /// # Errors
+    /// It could not be had.
+    pub fn config_map(&self, name: &str, optional: Option<bool>) -> Result<Option<&ConfigMap>, GenerateError> {
+        find(&self.config_maps, name, optional)
+    }
+
+    /// The Secret of a reference; as [`EnvObjects::config_map`].
+    ///
+    /// # Errors
+    /// It could not be had.
+    pub fn secret(&self, name: &str, optional: Option<bool>) -> Result<Option<&Secret>, GenerateError> {
+        find(&self.secrets, name, optional)
+    }
+}
+
+fn find<'a, T>(
+    all: &'a BTreeMap<String, Lookup<T>>,
+    name: &str,
+    optional: Option<bool>,
+) -> Result<Option<&'a T>, GenerateError> {
+    match all.get(name) {
+        Some(Lookup::Found(object)) => Ok(Some(object)),
+        Some(Lookup::Absent(_)) if optional == Some(true) => Ok(None),
+        Some(Lookup::Absent(message) | Lookup::Failed(message)) => {
+            Err(GenerateError::Object { message: message.clone() })
+        }
+        None => Err(GenerateError::Object { message: format!("object {name:?} was not looked up") }),
+    }
+}

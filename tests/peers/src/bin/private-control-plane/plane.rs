@@ -1,0 +1,337 @@
+//! One control plane, from its first file to its last trace.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::bail;
+use keblet_peers::ControlPlaneReady;
+use keblet_peers::Credentials;
+use keblet_peers::Identity;
+use keblet_peers::Part;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use serde_json::json;
+use tokio::time::Instant;
+use tokio::time::sleep;
+
+use crate::arguments;
+use crate::authority;
+use crate::authority::Authority;
+use crate::http;
+use crate::http::Client;
+use crate::http::Request;
+use crate::layout::Layout;
+use crate::objects;
+use crate::objects::Object;
+use crate::part;
+use crate::part::Process;
+
+/// Generous, for a machine that does much else.
+const READY_DEADLINE: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(50);
+const CREATED: u16 = 201;
+const CONFLICT: u16 = 409;
+
+/// A control plane with all that belongs to it.
+pub struct Plane {
+    layout: Layout,
+    api_server_arguments: Vec<String>,
+    processes: BTreeMap<Part, Process>,
+    /// Who signs, and who the administrator is; there once the certificates are.
+    trust: Option<Trust>,
+    issued: usize,
+}
+
+struct Trust {
+    authority: Authority,
+    admin: Client,
+}
+
+impl Plane {
+    /// Names a control plane; nothing but its folder exists yet.
+    pub fn new(layout: Layout, api_server_arguments: Vec<String>) -> Self {
+        Self { layout, api_server_arguments, processes: BTreeMap::new(), trust: None, issued: 0 }
+    }
+
+    /// Makes certificates, starts the parts one after the other and waits until pods could be created.
+    pub async fn start_new(&mut self) -> Result<ControlPlaneReady> {
+        self.trust = Some(self.write_certificates()?);
+        self.start(Part::Etcd).await?;
+        self.start(Part::ApiServer).await?;
+        // The two wait for nobody but the API server.
+        for part in [Part::ControllerManager, Part::Scheduler] {
+            self.spawn(part)?;
+        }
+        let (id, secret) = (random_word(6), random_word(16));
+        for object in objects::bootstrap(&id, &secret) {
+            self.create(&object).await?;
+        }
+        let bootstrap = self.layout.kubeconfig("bootstrap");
+        self.write_kubeconfig(&bootstrap, &json!({ "token": format!("{id}.{secret}") }))?;
+        for part in [Part::ControllerManager, Part::Scheduler] {
+            self.until_ready(part).await?;
+        }
+        self.until_default_account().await?;
+        Ok(ControlPlaneReady {
+            dir: self.layout.dir.clone(),
+            programs: self.layout.programs.clone(),
+            server: self.layout.server(),
+            ca: self.layout.certificate("ca"),
+            kubeconfig: self.layout.kubeconfig("admin"),
+            bootstrap_kubeconfig: bootstrap,
+        })
+    }
+
+    /// Starts a part and waits until it is ready.
+    pub async fn start(&mut self, part: Part) -> Result<()> {
+        if part == Part::MetricsServer {
+            self.announce_metrics().await?;
+        }
+        self.spawn(part)?;
+        self.until_ready(part).await
+    }
+
+    /// Kills a part with SIGKILL.
+    pub async fn kill(&mut self, part: Part) -> Result<()> {
+        self.take(part)?.kill().await
+    }
+
+    /// Asks a part to end, and waits until it has.
+    pub async fn stop(&mut self, part: Part) -> Result<()> {
+        self.take(part)?.stop().await
+    }
+
+    /// Stops a part where it stands.
+    pub fn freeze(&mut self, part: Part) -> Result<()> {
+        self.signal(part, Signal::SIGSTOP)
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&mut self, part: Part) -> Result<()> {
+        self.signal(part, Signal::SIGCONT)
+    }
+
+    /// Makes etcd forget its history, and returns the revision up to which it did.
+    pub async fn compact(&self) -> Result<i64> {
+        // Any key will do: the answer's header names the revision. Numbers of 64 bits are strings in this API.
+        let range = self.etcd("/v3/kv/range", json!({ "key": "AA==" })).await?;
+        let revision = range["header"]["revision"].as_str().context("etcd names no revision")?;
+        self.etcd("/v3/kv/compaction", json!({ "revision": revision, "physical": true })).await?;
+        revision.parse().with_context(|| format!("{revision:?} is no revision"))
+    }
+
+    /// Signs a certificate and writes a kubeconfig that uses it.
+    pub fn issue(&mut self, identity: &Identity) -> Result<Credentials> {
+        self.issued += 1;
+        let name = format!("issued-{}", self.issued);
+        let trust = self.trust.as_ref().context("there are no certificates yet")?;
+        let credentials = self.credentials(&name);
+        trust.authority.issue(identity, &credentials.certificate, &credentials.key)?;
+        self.write_client_kubeconfig(&name)?;
+        Ok(credentials)
+    }
+
+    /// Ends all parts, removes the folder and returns what is left all the same.
+    pub async fn clean_up(&mut self) -> Vec<String> {
+        let mut left = Vec::new();
+        for (part, mut process) in std::mem::take(&mut self.processes) {
+            // Nothing of theirs is worth a farewell.
+            if let Err(error) = process.kill().await {
+                left.push(format!("{}: {error:#}", part.program()));
+            }
+        }
+        if let Err(error) = fs::remove_dir_all(&self.layout.dir)
+            && error.kind() != ErrorKind::NotFound
+        {
+            left.push(format!("folder {}: {error}", self.layout.dir.display()));
+        }
+        left
+    }
+
+    fn write_certificates(&self) -> Result<Trust> {
+        let layout = &self.layout;
+        let authority = Authority::create("keblet-test-ca", &layout.certificate("ca"), &layout.key("ca"))?;
+        let front =
+            Authority::create("front-proxy-ca", &layout.certificate("front-proxy-ca"), &layout.key("front-proxy-ca"))?;
+        let masters = "system:masters";
+        let clients = [
+            ("admin", "kubernetes-admin", Some(masters)),
+            ("kubelet-client", "kube-apiserver-kubelet-client", Some(masters)),
+            ("controller-manager", "system:kube-controller-manager", None),
+            ("scheduler", "system:kube-scheduler", None),
+            ("metrics-server", "metrics-server", Some(masters)),
+        ];
+        for (name, user, group) in clients {
+            let identity =
+                Identity { common_name: user.to_owned(), group: group.map(str::to_owned), ..Identity::default() };
+            authority.issue(&identity, &layout.certificate(name), &layout.key(name))?;
+            self.write_client_kubeconfig(name)?;
+        }
+        let proxy = Identity { common_name: "front-proxy".to_owned(), ..Identity::default() };
+        front.issue(&proxy, &layout.certificate("front-proxy"), &layout.key("front-proxy"))?;
+        // One for all parts: they share the address, and nobody else has it.
+        let names = [
+            &layout.address.to_string(),
+            arguments::API_SERVICE,
+            "localhost",
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+            "kubernetes.default.svc.cluster.local",
+            "metrics-server.kube-system.svc",
+        ];
+        let serving = Identity {
+            common_name: "kube-apiserver".to_owned(),
+            names: names.map(str::to_owned).into(),
+            ..Identity::default()
+        };
+        authority.issue(&serving, &layout.certificate("serving"), &layout.key("serving"))?;
+        authority::write_token_keys(&layout.path("certificates/tokens.pub"), &layout.key("tokens"))?;
+        let admin = Client::new(&layout.certificate("ca"), &layout.certificate("admin"), &layout.key("admin"))?;
+        Ok(Trust { authority, admin })
+    }
+
+    fn credentials(&self, name: &str) -> Credentials {
+        Credentials {
+            certificate: self.layout.certificate(name),
+            key: self.layout.key(name),
+            kubeconfig: self.layout.kubeconfig(name),
+        }
+    }
+
+    fn write_client_kubeconfig(&self, name: &str) -> Result<()> {
+        let Credentials { certificate, key, kubeconfig } = self.credentials(name);
+        self.write_kubeconfig(&kubeconfig, &json!({ "client-certificate": certificate, "client-key": key }))
+    }
+
+    fn write_kubeconfig(&self, path: &Path, user: &Value) -> Result<()> {
+        let cluster = json!({ "server": self.layout.server(), "certificate-authority": self.layout.certificate("ca") });
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{ "name": "keblet", "cluster": cluster }],
+            "users": [{ "name": "user", "user": user }],
+            "contexts": [{ "name": "keblet", "context": { "cluster": "keblet", "user": "user" } }],
+            "current-context": "keblet",
+        });
+        fs::write(path, format!("{config:#}\n")).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    fn spawn(&mut self, part: Part) -> Result<()> {
+        if self.processes.contains_key(&part) {
+            bail!("{} runs already", part.program());
+        }
+        let program: PathBuf = self.layout.programs.join(part.program());
+        let mut arguments = arguments::of(part, &self.layout);
+        if part == Part::ApiServer {
+            arguments.extend(self.api_server_arguments.iter().cloned());
+        }
+        let process = Process::start(&program, &arguments, &self.layout.path("home"), &self.layout.log(part))?;
+        self.processes.insert(part, process);
+        Ok(())
+    }
+
+    async fn until_ready(&mut self, part: Part) -> Result<()> {
+        let (address, path) = self.layout.health(part);
+        let deadline = Instant::now() + READY_DEADLINE;
+        loop {
+            let request = Request { method: "GET", path, body: Value::Null };
+            let answer = match part {
+                Part::Etcd => http::send(address, &request).await,
+                _ => self.admin()?.send(address, &request).await,
+            };
+            let lack = match answer {
+                Ok(answer) if answer.status == 200 => return Ok(()),
+                Ok(answer) => format!("{path} says {} {}", answer.status, answer.body.trim()),
+                Err(error) => format!("{error:#}"),
+            };
+            let program = part.program();
+            let said = || format!("it said:\n{}", part::log_tail(&self.layout.log(part)));
+            let process = self.processes.get_mut(&part).with_context(|| format!("{program} was not started"))?;
+            if let Some(status) = process.ended()? {
+                let said = said();
+                self.processes.remove(&part);
+                bail!("{program} ended with {status}; {said}");
+            }
+            if Instant::now() > deadline {
+                bail!("{program} is not ready: {lack}; {}", said());
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Without it no pod can be created; its controller needs a moment.
+    async fn until_default_account(&self) -> Result<()> {
+        let path = "/api/v1/namespaces/default/serviceaccounts/default";
+        let deadline = Instant::now() + READY_DEADLINE;
+        loop {
+            let answer = self.api("GET", path, Value::Null).await?;
+            if answer.status == 200 {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("no default service account: {} {}", answer.status, answer.body.trim());
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    async fn announce_metrics(&self) -> Result<()> {
+        use base64::Engine as _;
+        let ca = self.layout.certificate("ca");
+        let ca = fs::read(&ca).with_context(|| format!("cannot read {}", ca.display()))?;
+        let ca = base64::engine::general_purpose::STANDARD.encode(ca);
+        for object in objects::metrics(&self.layout, &ca) {
+            self.create(&object).await?;
+        }
+        Ok(())
+    }
+
+    /// Creates an object; one that is there already stays as it is.
+    async fn create(&self, object: &Object) -> Result<()> {
+        let answer = self.api("POST", object.path, object.body.clone()).await?;
+        match answer.status {
+            CREATED | CONFLICT => Ok(()),
+            status => bail!("cannot create {}: {status} {}", object.body["metadata"]["name"], answer.body.trim()),
+        }
+    }
+
+    async fn api(&self, method: &str, path: &str, body: Value) -> Result<http::Answer> {
+        let (address, _) = self.layout.health(Part::ApiServer);
+        self.admin()?.send(address, &Request { method, path, body }).await.with_context(|| format!("{method} {path}"))
+    }
+
+    async fn etcd(&self, path: &str, body: Value) -> Result<Value> {
+        let (address, _) = self.layout.health(Part::Etcd);
+        let answer =
+            http::send(address, &Request { method: "POST", path, body }).await.with_context(|| path.to_owned())?;
+        if answer.status != 200 {
+            bail!("{path}: etcd says {} {}", answer.status, answer.body.trim());
+        }
+        serde_json::from_str(&answer.body).with_context(|| format!("{path}: etcd's answer is no JSON"))
+    }
+
+    fn admin(&self) -> Result<&Client> {
+        Ok(&self.trust.as_ref().context("there are no certificates yet")?.admin)
+    }
+
+    fn signal(&self, part: Part, signal: Signal) -> Result<()> {
+        self.processes.get(&part).context("it does not run")?.signal(signal);
+        Ok(())
+    }
+
+    fn take(&mut self, part: Part) -> Result<Process> {
+        self.processes.remove(&part).context("it does not run")
+    }
+}
+
+/// Lower case letters and digits, as bootstrap tokens want them.
+fn random_word(length: usize) -> String {
+    std::iter::repeat_with(fastrand::alphanumeric).take(length).map(|letter| letter.to_ascii_lowercase()).collect()
+}

@@ -1,0 +1,247 @@
+//! The parts of a cluster, started and ended in order. Owns them; refuses to end without cleaning up.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::anyhow;
+use anyhow::bail;
+use keblet_peers::Agent;
+use keblet_peers::Cache;
+use keblet_peers::ControlPlane;
+use keblet_peers::ControlPlaneOptions;
+use keblet_peers::Node;
+use keblet_peers::NodeAccess;
+use keblet_peers::Options;
+use keblet_peers::Part;
+use keblet_peers::PrivateContainerd;
+use keblet_peers::log_tail;
+use serde_json::json;
+
+use super::NodeArguments;
+use super::POLL;
+use crate::interrupt::Interrupt;
+use crate::peers;
+use crate::progress::step;
+use crate::run;
+use crate::setup;
+
+const END_PATIENCE: Duration = Duration::from_secs(20);
+const LAST_WORDS: usize = 15;
+
+/// What has to be there before the stage can be set.
+pub struct Programs {
+    cache: Cache,
+    control_plane: PathBuf,
+}
+
+/// Fetches and builds what is missing.
+pub fn prepare(node: &NodeArguments) -> Result<Programs> {
+    let cache = setup::prepare()?;
+    let control_plane = peers::control_plane()?;
+    run::build_cluster(!node.no_node && node.agent.is_none())?;
+    Ok(Programs { cache, control_plane })
+}
+
+/// A running cluster. Its parts end in the order of the fields.
+pub struct Stage {
+    agent: Option<Agent>,
+    containerd: PrivateContainerd,
+    plane: ControlPlane,
+    access: NodeAccess,
+    node: Node,
+    /// Why the node is not Ready, if it is not.
+    not_ready: Option<String>,
+}
+
+impl Stage {
+    /// Starts everything and waits for the node, as long as it may take.
+    pub fn set(programs: &Programs, arguments: &NodeArguments, interrupt: &Interrupt) -> Result<Self> {
+        let (plane, containerd) = step("starting a control plane and a containerd", || start_both(programs))?;
+        let (mut plane, mut containerd) = (plane, containerd);
+        // The runtime's number, so that people can tell which belongs to which.
+        let name = containerd.ready().bridge.replace("kb-", "node-");
+        let address = IpAddr::V4(containerd.ready().host_address()?);
+        let access = plane.node(&name, address)?;
+        let node = Node::create_in_cluster(containerd.ready(), &access, &json!({}))?;
+        if arguments.metrics {
+            step("starting metrics-server", || plane.start_part(Part::MetricsServer))?;
+        }
+        let agent = match arguments.no_node {
+            true => None,
+            false => Some(Agent::start(&mut command(arguments, &node, &access), &node, &mut containerd)?),
+        };
+        let mut stage = Self { agent, containerd, plane, access, node, not_ready: None };
+        if stage.agent.is_some() {
+            let patience = arguments.patience;
+            stage.not_ready = step("waiting for the node", || stage.until_ready(patience, interrupt))?;
+        }
+        Ok(stage)
+    }
+
+    /// The runtime, which looks after what runs beside it.
+    pub fn containerd(&mut self) -> &mut PrivateContainerd {
+        &mut self.containerd
+    }
+
+    /// How a command finds everything.
+    pub fn environment(&self) -> Vec<(&'static str, OsString)> {
+        let plane = self.plane.ready();
+        let mut path = plane.programs.clone().into_os_string();
+        if let Some(inherited) = std::env::var_os("PATH") {
+            path.push(":");
+            path.push(inherited);
+        }
+        let mut environment = vec![("PATH", path)];
+        environment.extend(self.variables());
+        environment
+    }
+
+    /// How `keblet bench cluster` finds its place.
+    pub fn benchmark_arguments(&self) -> Vec<OsString> {
+        let mut words = Vec::new();
+        for (flag, value) in [
+            ("--kubeconfig", self.plane.ready().kubeconfig.clone().into()),
+            ("--node-kubeconfig", self.access.client.kubeconfig.clone().into()),
+            ("--node-name", OsString::from(&self.access.name)),
+            ("--node-ip", self.access.address.to_string().into()),
+            ("--runtime-endpoint", self.containerd.endpoint().into()),
+        ] {
+            words.extend([flag.into(), value]);
+        }
+        words
+    }
+
+    /// What a developer needs to know.
+    pub fn report(&self) -> String {
+        let mut text = String::new();
+        let name = &self.access.name;
+        let _ = match (&self.agent, &self.not_ready) {
+            (None, _) => writeln!(text, "# No agent runs. Node {name} is prepared: keblet run $KEBLET_NODE_ARGUMENTS"),
+            (Some(_), None) => writeln!(text, "# Node {name} is Ready."),
+            (Some(_), Some(why)) => writeln!(text, "# NODE {name} IS NOT READY: {why}"),
+        };
+        let _ = writeln!(text, "# Logs: {} and {}/*.log", self.node.log.display(), self.plane.ready().dir.display());
+        let _ = writeln!(text, "export PATH={}:$PATH", self.plane.ready().programs.display());
+        for (variable, value) in self.variables() {
+            let _ = writeln!(text, "export {variable}='{}'", value.display());
+        }
+        text
+    }
+
+    /// Fails if the agent ended by itself.
+    pub fn look_after(&mut self) -> Result<()> {
+        if let Some(agent) = &mut self.agent
+            && let Some(status) = agent.ended()?
+        {
+            let words = log_tail(&self.node.log, LAST_WORDS);
+            self.agent = None;
+            bail!("the agent ended with {status}; it said:\n{words}");
+        }
+        Ok(())
+    }
+
+    /// Ends everything and says what could not be removed.
+    pub fn strike(self) -> Result<()> {
+        step("removing the cluster", || {
+            let agent = self.agent.map_or(Ok(()), |agent| agent.end(END_PATIENCE).map(drop));
+            let containerd = self.containerd.stop();
+            let plane = self.plane.stop();
+            agent.and(containerd).and(plane)
+        })
+    }
+
+    fn variables(&self) -> Vec<(&'static str, OsString)> {
+        let plane = self.plane.ready();
+        let arguments = self.node.cluster_arguments(&self.access).join(" ".as_ref());
+        let mut variables = vec![
+            ("KUBECONFIG", plane.kubeconfig.clone().into()),
+            ("KEBLET_KUBECTL", plane.kubectl().into()),
+            ("KEBLET_CLUSTER_DIR", plane.dir.clone().into()),
+            ("KEBLET_CLUSTER_CA", plane.ca.clone().into()),
+            ("KEBLET_BOOTSTRAP_KUBECONFIG", plane.bootstrap_kubeconfig.clone().into()),
+            ("KEBLET_NODE_NAME", self.access.name.clone().into()),
+            ("KEBLET_NODE_IP", self.access.address.to_string().into()),
+            ("KEBLET_NODE_KUBECONFIG", self.access.client.kubeconfig.clone().into()),
+            ("KEBLET_NODE_CONFIG", self.node.config.clone().into()),
+            ("KEBLET_NODE_ROOT", self.node.root.clone().into()),
+            ("KEBLET_NODE_ARGUMENTS", arguments),
+        ];
+        variables.extend(run::environment(&self.containerd));
+        variables
+    }
+
+    /// Waits for the node and returns why it is not Ready, if it is not in time.
+    fn until_ready(&mut self, patience: u64, interrupt: &Interrupt) -> Result<Option<String>> {
+        let name = self.access.name.clone();
+        for condition in ["create", "condition=Ready"] {
+            let mut wait = Command::new(self.plane.ready().kubectl())
+                .arg("wait")
+                .arg(format!("--for={condition}"))
+                .arg(format!("--timeout={patience}s"))
+                .arg(format!("node/{name}"))
+                .env("KUBECONFIG", &self.plane.ready().kubeconfig)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .context("cannot run kubectl")?;
+            let waited = loop {
+                if let Some(status) = wait.try_wait().context("cannot wait for kubectl")? {
+                    break Ok(status.success());
+                }
+                if let Err(ended) = self.look_after() {
+                    break Err(ended);
+                }
+                if interrupt.raised() {
+                    break Err(anyhow!("interrupted"));
+                }
+                thread::sleep(POLL);
+            };
+            // It has ended already, or nobody wants its answer any more.
+            let _ = wait.kill();
+            wait.wait().context("cannot wait for kubectl")?;
+            if !waited? {
+                let lack = if condition == "create" { "there is no such Node object" } else { "it is not Ready" };
+                let log = self.node.log.display();
+                return Ok(Some(format!("{lack} after {patience} s; the agent's log is {log}")));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Both at once: neither needs the other.
+fn start_both(programs: &Programs) -> Result<(ControlPlane, PrivateContainerd)> {
+    let plane_options = ControlPlaneOptions {
+        programs: Some(programs.control_plane.clone()),
+        supervisor: Some(run::control_plane_supervisor()),
+        ..ControlPlaneOptions::default()
+    };
+    let options = Options { dir: None, supervisor: Some(run::supervisor()) };
+    thread::scope(|scope| {
+        let containerd = scope.spawn(|| PrivateContainerd::start(&programs.cache, &options));
+        let plane = ControlPlane::start(&plane_options);
+        let containerd = containerd.join().map_err(|_| anyhow!("the thread that starts containerd panicked"))?;
+        Ok((plane?, containerd?))
+    })
+}
+
+fn command(arguments: &NodeArguments, node: &Node, access: &NodeAccess) -> Command {
+    let mut command = match &arguments.agent {
+        Some(agent) => Command::new(agent),
+        None => {
+            let mut command = Command::new(run::agent());
+            command.arg("run");
+            command
+        }
+    };
+    command.args(node.cluster_arguments(access));
+    command
+}
