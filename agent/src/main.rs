@@ -7,6 +7,7 @@ use anyhow::{Context as _, bail};
 use keblet::cli::{self, BenchCommand, Command, RunArgs, config, docs, doctor, host, logging, process, version};
 use keblet::config::{Settings, load};
 use keblet::exit::Exit;
+use keblet::systemd;
 use keblet::telemetry::Spans;
 use keblet::wiring;
 
@@ -70,10 +71,13 @@ async fn until_told_to_end(settings: Settings) -> anyhow::Result<()> {
     let agent = wiring::run(settings, shutdown.clone());
     let overdue = async {
         shutdown.cancelled().await;
+        systemd::stopping();
         tokio::time::sleep(DRAIN).await;
     };
     tokio::select! {
-        ended = agent => ended,
+        // First, for it has something to say before the agent is gone.
+        biased;
         () = overdue => bail!("some part did not end within {DRAIN:?}"),
+        ended = agent => ended,
     }
 }

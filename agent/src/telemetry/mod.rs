@@ -101,7 +101,7 @@ pub fn request(method: &http::Method, route: &str, headers: &HeaderMap, trusted:
 
 /// Tells how a request was answered. Only what is the server's fault is an error.
 pub fn answered(span: &Span, status: http::StatusCode) {
-    span.record("http.response.status_code", status.as_u16());
+    span.record("http.response.status_code", i64::from(status.as_u16()));
     if status.is_server_error() {
         span.record("otel.status_code", "ERROR");
     }

@@ -1,4 +1,4 @@
-//! systemd's notifications: ready, still well, about to end.
+//! systemd's notifications: ready, and still well.
 
 use std::time::Duration;
 
@@ -20,11 +20,6 @@ pub fn watchdog() -> anyhow::Result<Option<Watchdog>> {
 /// no look.
 pub fn start(watchdog: Option<Watchdog>, pods: SharedPods, limit: Duration, shutdown: &CancellationToken) {
     systemd::ready();
-    let ending = shutdown.clone();
-    tokio::spawn(async move {
-        ending.cancelled().await;
-        systemd::stopping();
-    });
     let Some(watchdog) = watchdog else { return };
     let check = move || match pods.last_turn().map(|at| at.elapsed()) {
         Some(age) if age > limit => Err("checker syncloop failed: sync Loop took longer than expected".to_owned()),
