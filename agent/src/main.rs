@@ -54,21 +54,21 @@ fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     let settings = load(&args.flags)?;
     let runtime = process::runtime().context("cannot start the async runtime")?;
     let spans = wiring::spans(&settings, &runtime)?;
-    logging::init(&settings.kubelet.logging, spans.as_ref().map(Spans::layer))?;
+    let verbosity = logging::init(&settings.kubelet.logging, spans.as_ref().map(Spans::layer))?;
     settings.check_host(&host::facts())?;
     for notice in settings.notices() {
         tracing::warn!("{notice}");
     }
-    let outcome = runtime.block_on(until_told_to_end(settings));
+    let outcome = runtime.block_on(until_told_to_end(settings, verbosity));
     spans.into_iter().for_each(Spans::end);
     runtime.shutdown_background();
     outcome.map(|()| Exit::Success)
 }
 
 /// Runs the agent; once told to end, its parts have [`DRAIN`] to do so.
-async fn until_told_to_end(settings: Settings) -> anyhow::Result<()> {
+async fn until_told_to_end(settings: Settings, verbosity: logging::Verbosity) -> anyhow::Result<()> {
     let shutdown = process::shutdown().context("cannot wait for signals")?;
-    let agent = wiring::run(settings, shutdown.clone());
+    let agent = wiring::run(settings, verbosity, shutdown.clone());
     let overdue = async {
         shutdown.cancelled().await;
         systemd::stopping();

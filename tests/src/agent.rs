@@ -269,7 +269,7 @@ pub fn kill(container: &ContainerView) -> Result<()> {
 }
 
 /// The agent's binary: `KEBLET_BIN`, or the one beside the test.
-fn program() -> Result<PathBuf> {
+pub(crate) fn program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("KEBLET_BIN") {
         return Ok(PathBuf::from(path));
     }

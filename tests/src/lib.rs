@@ -1,6 +1,7 @@
-//! Peers for tests that need more than one crate: a simulated container runtime, the agent on a simulated node, and the
-//! agent as a process on a real runtime.
+//! Peers for tests that need more than one crate: a simulated container runtime, the agent on a simulated node, the agent
+//! as a process on a real runtime, and the agent as a node of a real cluster.
 
 pub mod agent;
+pub mod cluster;
 pub mod cri;
 pub mod node;

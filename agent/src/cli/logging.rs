@@ -3,7 +3,9 @@
 //! The standard verbosity decides: 0 tells of the agent itself and of trouble, 2 of what happens to pods, 4 why, 6 and
 //! more every call. Lines go to stderr, one per event.
 
+use std::fmt;
 use std::io::IsTerminal;
+use std::sync::Arc;
 
 use anyhow::anyhow;
 use tracing_subscriber::Layer;
@@ -11,6 +13,7 @@ use tracing_subscriber::filter::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::kubelet_sections::Logging;
@@ -27,7 +30,29 @@ fn directives(verbosity: u32) -> &'static str {
     }
 }
 
-fn subscriber<W>(logging: &Logging, writer: W, colour: bool) -> Box<dyn tracing::Subscriber + Send + Sync>
+/// Changes how much is logged while the process runs. Cheap to clone.
+#[derive(Clone)]
+pub struct Verbosity(Arc<dyn Fn(u32) -> Result<(), String> + Send + Sync>);
+
+impl Verbosity {
+    /// From now on, `level` decides.
+    ///
+    /// # Errors
+    /// Why it stays as it is.
+    pub fn set(&self, level: u32) -> Result<(), String> {
+        (self.0)(level)
+    }
+}
+
+impl fmt::Debug for Verbosity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Verbosity")
+    }
+}
+
+type Subscriber = Box<dyn tracing::Subscriber + Send + Sync>;
+
+fn subscriber<W>(logging: &Logging, writer: W, colour: bool) -> (Subscriber, Verbosity)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
@@ -36,33 +61,52 @@ where
     // Complaints about a line that cannot be written would go to stderr, which cannot be written either: a panic.
     let builder = builder.log_internal_errors(false);
     match logging.format.as_str() {
-        "json" => Box::new(builder.json().flatten_event(true).with_span_list(false).finish()),
-        _ => Box::new(builder.finish()),
+        "json" => {
+            let builder = builder.json().flatten_event(true).with_span_list(false).with_filter_reloading();
+            let filter = builder.reload_handle();
+            let set = move |level| filter.reload(directives(level)).map_err(|error| error.to_string());
+            (Box::new(builder.finish()), Verbosity(Arc::new(set)))
+        }
+        _ => {
+            let builder = builder.with_filter_reloading();
+            let filter = builder.reload_handle();
+            let set = move |level| filter.reload(directives(level)).map_err(|error| error.to_string());
+            (Box::new(builder.finish()), Verbosity(Arc::new(set)))
+        }
     }
 }
 
 /// The same lines beside another layer.
-fn lines<S>(logging: &Logging, colour: bool) -> Box<dyn Layer<S> + Send + Sync>
+fn lines<S>(logging: &Logging, colour: bool) -> (Box<dyn Layer<S> + Send + Sync>, Verbosity)
 where
     S: tracing::Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
 {
-    let filter = EnvFilter::new(directives(logging.verbosity));
+    let (filter, handle) = reload::Layer::new(EnvFilter::new(directives(logging.verbosity)));
+    let set = move |level| handle.reload(EnvFilter::new(directives(level))).map_err(|error| error.to_string());
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colour);
     let lines = lines.log_internal_errors(false);
-    match logging.format.as_str() {
+    let lines = match logging.format.as_str() {
         "json" => lines.json().flatten_event(true).with_span_list(false).with_filter(filter).boxed(),
         _ => lines.with_filter(filter).boxed(),
-    }
+    };
+    (lines, Verbosity(Arc::new(set)))
 }
 
 /// Starts logging as configured, and the making of spans if there is somebody to take them. To be called once.
-pub fn init(logging: &Logging, spans: Option<SpanLayer>) -> anyhow::Result<()> {
+pub fn init(logging: &Logging, spans: Option<SpanLayer>) -> anyhow::Result<Verbosity> {
     let colour = std::io::stderr().is_terminal();
-    let started = match spans {
-        None => subscriber(logging, std::io::stderr, colour).try_init(),
-        Some(spans) => tracing_subscriber::registry().with(spans).with(lines(logging, colour)).try_init(),
+    let (started, verbosity) = match spans {
+        None => {
+            let (subscriber, verbosity) = subscriber(logging, std::io::stderr, colour);
+            (subscriber.try_init(), verbosity)
+        }
+        Some(spans) => {
+            let (lines, verbosity) = lines(logging, colour);
+            (tracing_subscriber::registry().with(spans).with(lines).try_init(), verbosity)
+        }
     };
-    started.map_err(|error| anyhow!("cannot start logging: {error}"))
+    started.map_err(|error| anyhow!("cannot start logging: {error}"))?;
+    Ok(verbosity)
 }
 
 #[cfg(test)]
@@ -89,7 +133,8 @@ mod tests {
         let buffer = Buffer::default();
         let writer = buffer.clone();
         let logging = Logging { format: format.to_owned(), verbosity, ..Logging::default() };
-        tracing::subscriber::with_default(subscriber(&logging, move || writer.clone(), false), || {
+        let (subscriber, _) = subscriber(&logging, move || writer.clone(), false);
+        tracing::subscriber::with_default(subscriber, || {
             tracing::info!(target: "keblet::pleg", pod = "a/b", "seen");
             tracing::info!(target: "keblet::recorder", "Started");
             tracing::debug!(target: "keblet::pleg", "why");
@@ -112,5 +157,21 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
         assert_eq!((line["pod"].as_str(), line["message"].as_str()), (Some("a/b"), Some("seen")));
         assert_eq!(line["level"], "INFO");
+    }
+
+    #[test]
+    fn verbosity_changes_while_running() {
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
+        let (subscriber, verbosity) = subscriber(&Logging::default(), move || writer.clone(), false);
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::debug!(target: "keblet::pleg", "unheard");
+            verbosity.set(4).unwrap();
+            tracing::debug!(target: "keblet::pleg", "heard");
+            verbosity.set(0).unwrap();
+            tracing::debug!(target: "keblet::pleg", "unheard");
+        });
+        let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
+        assert_eq!((text.matches(" heard").count(), text.matches("unheard").count()), (1, 0), "{text}");
     }
 }

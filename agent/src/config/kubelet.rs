@@ -130,7 +130,7 @@ document! {
         container_log_max_files "containerLogMaxFiles": i32 = 5, pointer, later, "Log files kept per container.";
         container_log_max_workers "containerLogMaxWorkers": i32 = 1, pointer, later, "Log rotations at the same time.";
         container_log_monitor_interval "containerLogMonitorInterval": GoDuration = GoDuration::secs(10), pointer, later, "Time between two looks at log sizes.";
-        config_map_and_secret_change_detection_strategy "configMapAndSecretChangeDetectionStrategy": String = "Watch", value, later, "How changes of referenced objects are noticed.";
+        config_map_and_secret_change_detection_strategy "configMapAndSecretChangeDetectionStrategy": String = "Watch", value, used, "How changes of referenced objects are noticed.";
         system_reserved "systemReserved": StringMap, value, later, "Resources kept for the system.";
         kube_reserved "kubeReserved": StringMap, value, later, "Resources kept for Kubernetes daemons.";
         reserved_system_cpus "reservedSystemCPUs": String, value, later, "CPUs kept for the system, as a list.";

@@ -12,6 +12,7 @@ mod draft;
 pub mod duration;
 pub mod explain;
 pub mod flags;
+mod flagz;
 mod gate_table;
 pub mod gates;
 pub mod keblet;

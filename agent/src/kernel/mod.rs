@@ -21,3 +21,4 @@ pub mod index;
 pub mod memory;
 pub mod pidfd;
 pub mod proc;
+pub mod usage;

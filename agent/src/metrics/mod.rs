@@ -5,29 +5,35 @@
 
 mod buckets;
 mod http;
+mod machine;
 mod node;
 mod pleg;
 mod pods;
 mod process;
+mod protobuf;
 mod recorder;
 mod register;
 mod rest_client;
 mod runtime;
 mod sensors;
+mod slis;
 mod workers;
 
 use std::sync::Arc;
 
-use prometheus::{Encoder as _, Registry, TextEncoder};
+use prometheus::proto::MetricFamily;
+use prometheus::{Encoder as _, Gauge, Registry, TextEncoder};
 
 pub use http::{Http, Request};
 pub use node::{BuildInfo, Node};
 pub use pleg::Pleg;
 pub use pods::{PodOrigin, Pods, Working};
+pub use protobuf::{PROTOBUF_FORMAT, encode as encode_protobuf};
 pub use recorder::Recorder;
 pub use rest_client::RestClient;
 pub use runtime::Runtime;
 pub use sensors::{SensorLevel, Sensors};
+pub use slis::Slis;
 pub use workers::{SyncKind, Workers};
 
 use register::Register;
@@ -57,6 +63,8 @@ pub struct Metrics {
     pub http: Http,
     /// Requests to the API server.
     pub rest_client: RestClient,
+    /// Outcomes of health checks; shown apart from the others.
+    pub slis: Slis,
     /// Unix time at which the process started, in seconds.
     pub process_start: f64,
 }
@@ -87,16 +95,40 @@ impl Metrics {
             recorder,
             http,
             rest_client,
+            slis: Slis::new(),
             process_start,
         })
     }
 
+    /// Everything but what has a page of its own.
+    pub fn gather(&self) -> Vec<MetricFamily> {
+        self.registry.gather()
+    }
+
+    /// Of the machine.
+    pub fn gather_machine(&self) -> Vec<MetricFamily> {
+        machine::gather()
+    }
+
+    /// Of probes.
+    pub fn gather_probes(&self) -> Vec<MetricFamily> {
+        let registry = Registry::new();
+        let start = Gauge::new("process_start_time_seconds", "Unix time at which the process started.");
+        Register(&registry).add(start).set(self.process_start);
+        registry.gather()
+    }
+
     /// The text exposition, version 0.0.4.
     pub fn render(&self) -> Result<String, prometheus::Error> {
-        let mut text = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
-        String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
+        String::from_utf8(encode_text(&self.gather())?).map_err(|error| prometheus::Error::Msg(error.to_string()))
     }
+}
+
+/// The text exposition, version 0.0.4, of some families.
+pub fn encode_text(families: &[MetricFamily]) -> Result<Vec<u8>, prometheus::Error> {
+    let mut text = Vec::new();
+    TextEncoder::new().encode(families, &mut text)?;
+    Ok(text)
 }
 
 #[cfg(test)]

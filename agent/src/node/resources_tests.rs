@@ -28,7 +28,7 @@ fn reservations_and_thresholds_are_taken_off() {
         text(&allocatable(&sizes(), &config)),
         [
             "cpu=3250m",
-            "ephemeral-storage=86068920320",
+            "ephemeral-storage=85899345760",
             "hugepages-1Gi=0",
             "hugepages-2Mi=64Mi",
             "memory=6080Mi",

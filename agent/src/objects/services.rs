@@ -8,8 +8,7 @@ use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::Client;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher;
+use kube::runtime::watcher::Config;
 use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -17,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::error::ObjectError;
 use super::service_env;
 use super::service_env::Links;
+use crate::apiserver::watch::follow;
 
 /// How long the first container of a node waits for the services.
 const FIRST_READ: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ pub(super) struct Services {
 impl Services {
     pub(super) fn start(client: Client) -> Self {
         let (sender, links) = watch::channel(None);
-        let watch = tokio::spawn(follow(client, sender));
+        let watch = tokio::spawn(keep(client, sender));
         Self { links, _watch: AbortOnDropHandle::new(watch) }
     }
 
@@ -52,24 +52,23 @@ impl Services {
     }
 }
 
-async fn follow(client: Client, sender: watch::Sender<Option<Links>>) {
-    let config = watcher::Config::default().fields(WITH_ADDRESS).any_semantic();
-    let mut events = pin!(watcher(Api::<Service>::all(client), config).default_backoff());
+async fn keep(client: Client, sender: watch::Sender<Option<Links>>) {
+    let config = Config::default().fields(WITH_ADDRESS);
+    let mut events = pin!(follow(Api::<Service>::all(client), config));
     let mut listing = Links::new();
     while let Some(event) = events.next().await {
         match event {
-            Ok(Event::Init) => listing = Links::new(),
-            Ok(Event::InitApply(service)) => put(&mut listing, &service),
-            Ok(Event::InitDone) => {
+            Event::Init => listing = Links::new(),
+            Event::InitApply(service) => put(&mut listing, &service),
+            Event::InitDone => {
                 sender.send_replace(Some(std::mem::take(&mut listing)));
             }
-            Ok(Event::Apply(service)) => change(&sender, |links| put(links, &service)),
-            Ok(Event::Delete(service)) => change(&sender, |links| {
+            Event::Apply(service) => change(&sender, |links| put(links, &service)),
+            Event::Delete(service) => change(&sender, |links| {
                 if let Some((key, _)) = service_env::link(&service) {
                     links.remove(&key);
                 }
             }),
-            Err(error) => tracing::debug!(%error, "services not watched"),
         }
     }
 }

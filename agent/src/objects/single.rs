@@ -26,6 +26,8 @@ use super::retry::Retry;
 const LIFETIME: std::ops::Range<u64> = 1800..3600;
 /// A watch that ends sooner than this has failed, whatever it says.
 const SHORT: Duration = Duration::from_secs(5);
+/// How long after its time a watch's end is waited for.
+const OVERDUE: Duration = Duration::from_secs(15);
 /// Says on a bookmark that everything from before the watch has been told.
 const INITIAL_END: &str = "k8s.io/initial-events-end";
 
@@ -110,7 +112,10 @@ async fn stream<K: Kind>(
     let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
     let mut events = pin!(client.request_events::<K>(request::<K>(place, &query)?).await?);
     let mut exists = seen.is_some();
-    while let Some(event) = events.try_next().await? {
+    let until = Instant::now() + Duration::from_secs(seconds) + OVERDUE;
+    // A watch whose end does not arrive is given up.
+    while let Ok(event) = tokio::time::timeout_at(until, events.try_next()).await {
+        let Some(event) = event? else { break };
         let flow = match event {
             WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
                 exists = true;

@@ -26,9 +26,9 @@ use super::references::Names;
 use super::references::Need;
 use super::single::Place;
 
-/// Watches held at the same time, of all objects together. An HTTP/2 connection to an API server carries 100 requests by
-/// default, and all others have to get through beside them; objects beyond are read by GET, as with strategy Cache.
-pub(super) const MAX_WATCHES: usize = 64;
+/// Watches held at the same time, of all objects together: each is a request that does not end. Objects beyond are read by
+/// GET, as with strategy Cache.
+pub(super) const MAX_WATCHES: usize = 512;
 /// An object that nobody asks for is not watched for longer than this, or five times `syncFrequency`.
 const SHORTEST_IDLE: Duration = Duration::from_secs(60);
 /// How long what a GET brought is good for, unless the node's annotation says otherwise.

@@ -1,33 +1,53 @@
-//! HTTP: the health server on loopback and the read-only port.
+//! HTTP: the main port for clients that are known, the read-only port, and the health server on loopback.
 //!
-//! Owns the paths, bodies and status codes clients of a kubelet rely on. Reads through small handles given at start and
-//! changes nothing; refuses everything that would need to know who is asking.
+//! Owns the paths, bodies and status codes clients of a kubelet rely on ([`paths`]), and who may ask ([`secure`]). Reads
+//! through small handles given at start and changes nothing; what rooms answer themselves is mounted ([`Mounted`]).
 //!
 //! ```text
-//!  10248 health     /healthz /healthz/ping              loopback, for probes of the agent itself
-//!  10255 read-only  /healthz /pods /metrics             off unless asked for
+//!  10250 main       HTTPS ─▶ secure ─┐
+//!  10255 read-only  HTTP ────────────┴▶ door ─▶ paths ─▶ endpoints · routers of other rooms
+//!  10248 health     HTTP    /healthz /healthz/ping, for probes of the agent itself
 //! ```
 
 mod answer;
 mod checks;
 mod containers;
+mod debug;
+mod door;
+mod endpoints;
+mod exposition;
 mod health;
 mod listen;
 pub mod logs;
-mod readonly;
-mod spans;
+mod mounted;
+mod paths;
+mod pod_list;
+pub mod secure;
 pub mod streams;
+pub mod usage;
+mod zpages;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use k8s_openapi::api::core::v1::Pod;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 pub use self::containers::Containers;
-use crate::config::KubeletConfiguration;
+use crate::config::{FeatureGates, Gate, KubeletConfiguration};
 use crate::metrics::Metrics;
+use door::Door;
+pub use door::Lasting;
+use endpoints::Endpoints;
+pub use mounted::Mounted;
+pub use paths::Switches;
+use paths::Table;
+pub use pod_list::running;
+use secure::Secure;
 
 /// The state of one sensor, as told to people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +65,8 @@ pub struct SensorReport {
 pub struct Handles {
     /// The desired pods; static ones with the status the agent has computed.
     pub pods: Arc<dyn Fn() -> Vec<Arc<Pod>> + Send + Sync>,
+    /// What runs, as the runtime knows it.
+    pub running_pods: Arc<dyn Fn() -> Result<Vec<Arc<Pod>>, String> + Send + Sync>,
     /// Every sensor.
     pub sensors: Arc<dyn Fn() -> Vec<SensorReport> + Send + Sync>,
     /// Time since the sync loop last came round; `None` before it has started.
@@ -53,6 +75,14 @@ pub struct Handles {
     pub ready: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
     /// Brings the gauges up to date, before metrics are shown.
     pub refresh: Arc<dyn Fn() + Send + Sync>,
+    /// Sets how much is logged.
+    pub verbosity: Arc<dyn Fn(u32) -> Result<(), String> + Send + Sync>,
+    /// The configuration as it was at start.
+    pub configz: Arc<Value>,
+    /// The Kubernetes version that is stood in for, such as `v1.36.3`.
+    pub version: &'static str,
+    /// The flags, as they are shown.
+    pub flags: Arc<BTreeMap<String, String>>,
     /// Everything that is counted.
     pub metrics: Arc<Metrics>,
 }
@@ -66,6 +96,8 @@ pub struct Options {
     pub read_only: Option<SocketAddr>,
     /// The sync loop may take this long to come round.
     pub sync_loop_limit: Duration,
+    /// What the main port offers.
+    pub switches: Switches,
 }
 
 /// The shortest time after which the sync loop counts as stuck.
@@ -74,7 +106,7 @@ const SYNC_LOOP_LEAST: Duration = Duration::from_secs(300);
 impl Options {
     /// From the standard configuration. An address that is none turns its server off; the configuration's checks have
     /// refused it before.
-    pub fn new(config: &KubeletConfiguration) -> Self {
+    pub fn new(config: &KubeletConfiguration, gates: &FeatureGates) -> Self {
         let address = |host: &str, port: i32| {
             let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
             Some(SocketAddr::new(host.parse::<IpAddr>().ok()?, port))
@@ -83,19 +115,53 @@ impl Options {
             healthz: address(&config.healthz_bind_address, config.healthz_port),
             read_only: address(&config.address, config.read_only_port).filter(|_| config.enable_server),
             sync_loop_limit: (config.sync_frequency.std() * 2).max(SYNC_LOOP_LEAST),
+            switches: Switches {
+                debugging: config.enable_debugging_handlers,
+                profiling: config.enable_profiling_handler,
+                debug_flags: config.enable_debug_flags_handler,
+                system_logs: config.enable_system_log_handler,
+                checkpoint: gates.enabled(Gate::ContainerCheckpoint),
+                flagz: gates.enabled(Gate::ComponentFlagz),
+                statusz: gates.enabled(Gate::ComponentStatusz),
+            },
         }
     }
 }
 
-/// Serves until `shutdown`; requests in progress are answered.
-pub async fn run(options: Options, handles: Handles, shutdown: CancellationToken) {
+/// Serves until `shutdown`; requests in progress are answered. `main` is the main port, if there is one.
+pub async fn run(
+    options: Options,
+    handles: Handles,
+    main: Option<Secure>,
+    mounted: Mounted,
+    shutdown: CancellationToken,
+) {
     let health = health::router(handles.clone());
-    let read_only = readonly::router(handles, options.sync_loop_limit);
+    let read_only = read_only(&options, handles.clone(), &mounted);
+    let main = async {
+        if let Some(main) = main {
+            let (guard, listening) = main.into_parts();
+            let table = Table::main(&options.switches);
+            let endpoints = Endpoints::new(handles, options.sync_loop_limit, table.own_paths());
+            let door = Door::new(table, Some(guard), endpoints, &mounted);
+            listening.serve(Arc::new(door), shutdown.clone()).await;
+        }
+    };
     tokio::join!(
         listen::serve("health", options.healthz, health, &shutdown),
         listen::serve("read-only", options.read_only, read_only, &shutdown),
+        main,
     );
 }
 
+/// The read-only port's paths, for everybody.
+fn read_only(options: &Options, handles: Handles, mounted: &Mounted) -> Router {
+    let endpoints = Endpoints::new(handles, options.sync_loop_limit, Vec::new());
+    let door = Arc::new(Door::new(Table::read_only(), None, endpoints, mounted));
+    Router::new().fallback(async move |request| door.answer(request).await)
+}
+
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;

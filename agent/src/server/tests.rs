@@ -1,16 +1,10 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::testing::{Answer, PATIENCE, exchange, free_port, handles};
 use super::*;
-
-/// A port nobody listens on right now.
-async fn free_port() -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    listener.local_addr().unwrap()
-}
 
 /// Both servers, and what they read.
 struct Served {
@@ -23,43 +17,29 @@ struct Served {
 }
 
 async fn serve(pods: Vec<Arc<Pod>>) -> Served {
-    let metrics = Metrics::new();
     let sync_loop_seconds = Arc::new(AtomicU64::new(0));
-    let age = sync_loop_seconds.clone();
-    let down = SensorReport { sensor: "exits", state: "down", reason: Some("no CAP_BPF".to_owned()) };
-    let up = SensorReport { sensor: "relist", state: "up", reason: None };
-    let handles = Handles {
-        pods: Arc::new(move || pods.clone()),
-        sensors: Arc::new(move || vec![down.clone(), up.clone()]),
-        sync_loop_age: Arc::new(move || Some(Duration::from_secs(age.load(Ordering::Relaxed)))),
-        ready: Arc::new(|| Err("no runtime yet".to_owned())),
-        refresh: Arc::new(|| ()),
-        metrics: metrics.clone(),
-    };
+    let handles = handles(pods, sync_loop_seconds.clone());
+    let metrics = handles.metrics.clone();
     let (health, read_only) = (free_port().await, free_port().await);
-    let options = Options { healthz: Some(health), read_only: Some(read_only), sync_loop_limit: SYNC_LOOP_LEAST };
+    let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
+    (options.healthz, options.read_only) = (Some(health), Some(read_only));
     let shutdown = CancellationToken::new();
-    let task = tokio::spawn(run(options, handles, shutdown.clone()));
+    let task = tokio::spawn(run(options, handles, None, Mounted::default(), shutdown.clone()));
     Served { health, read_only, metrics, sync_loop_seconds, shutdown, task }
 }
 
-/// One request on a connection of its own; status line, headers in lower case, body.
+/// One request on a connection of its own; status, headers in lower case, body.
 async fn request(address: SocketAddr, method: &str, path: &str, headers: &str) -> (u16, String, String) {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
-    let mut stream = loop {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let stream = loop {
         match TcpStream::connect(address).await {
             Ok(stream) => break stream,
             Err(error) => assert!(tokio::time::Instant::now() < deadline, "cannot connect: {error}"),
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
-    let text = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
-    stream.write_all(text.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, head.to_lowercase(), body.to_owned())
+    let Answer { status, head, body } = exchange(stream, method, path, headers).await;
+    (status, head, body)
 }
 
 async fn get(address: SocketAddr, path: &str) -> (u16, String) {
@@ -87,7 +67,8 @@ async fn read_only_health_follows_the_sync_loop() {
     let served = serve(Vec::new()).await;
     assert_eq!(get(served.read_only, "/healthz").await, (200, "ok".to_owned()));
     served.sync_loop_seconds.store(301, Ordering::Relaxed);
-    let failed = "[+]ping ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
+    let failed =
+        "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\n[+]device-plugin ok\nhealthz check failed\n";
     assert_eq!(get(served.read_only, "/healthz").await, (500, failed.to_owned()));
     let reason = "internal server error: sync Loop took longer than expected\n";
     assert_eq!(get(served.read_only, "/healthz/syncloop").await, (500, reason.to_owned()));
@@ -164,16 +145,10 @@ async fn servers_end_when_told() {
 async fn a_port_that_is_taken_is_tried_again() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = taken.local_addr().unwrap();
-    let handles = Handles {
-        pods: Arc::new(Vec::new),
-        sensors: Arc::new(Vec::new),
-        sync_loop_age: Arc::new(|| None),
-        ready: Arc::new(|| Ok(())),
-        refresh: Arc::new(|| ()),
-        metrics: Metrics::new(),
-    };
-    let options = Options { healthz: Some(address), read_only: None, sync_loop_limit: SYNC_LOOP_LEAST };
-    let task = tokio::spawn(run(options, handles, CancellationToken::new()));
+    let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
+    (options.healthz, options.read_only) = (Some(address), None);
+    let handles = handles(Vec::new(), Arc::default());
+    let task = tokio::spawn(run(options, handles, None, Mounted::default(), CancellationToken::new()));
     tokio::time::sleep(Duration::from_secs(12)).await;
     drop(taken);
     assert_eq!(get(address, "/healthz").await, (200, "ok".to_owned()));
@@ -185,7 +160,7 @@ fn options_from_the_configuration() {
     let options = |change: fn(&mut KubeletConfiguration)| {
         let mut config = KubeletConfiguration::default();
         change(&mut config);
-        Options::new(&config)
+        Options::new(&config, &FeatureGates::default())
     };
     let default = options(|_| {});
     assert_eq!(default.healthz, Some(([127, 0, 0, 1], 10248).into()));

@@ -156,6 +156,7 @@ impl Mirrors {
             (Due::Delete(gone), Ok(None) | Err(PodApiError::NotFound | PodApiError::Conflict(_))) => {
                 tracing::info!(pod = full_name, "mirror pod deleted");
                 name.failures = 0;
+                name.made.take_if(|made| pod_ref(made) == *gone);
                 name.deleted = Some(gone.clone());
             }
             (_, Ok(None)) => {}

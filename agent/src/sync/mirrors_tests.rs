@@ -170,6 +170,19 @@ async fn another_content_deletes_and_makes_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_just_made_is_deleted_once_when_its_pod_changes() {
+    let mut site = site(Some(node()));
+    site.keep(&Wish::Show(static_pod("old")), None);
+    site.mirrors.news().await;
+    let made = mirror("old", "made");
+    for _ in 0..2 {
+        site.keep(&Wish::Show(static_pod("new")), Some(&made));
+        site.mirrors.news().await;
+    }
+    assert_eq!(site.api.calls(), ["create old", "delete made", "create new"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_that_was_deleted_is_made_again() {
     let mut site = site(Some(node()));
     let show = Wish::Show(static_pod("h"));

@@ -130,7 +130,11 @@ impl SyncLoop {
 
     fn seen(&mut self, source: ConfigSource) {
         let before = self.sources.all_ready();
+        let unheard = source == ConfigSource::Api && self.sources.waiting_for().contains(&source);
         self.sources.mark_seen(source);
+        if unheard {
+            self.keep_mirrors(None);
+        }
         if !before && self.sources.all_ready() {
             self.housekeep_soon(HOUSEKEEPING_DELAY);
         }
@@ -230,6 +234,10 @@ impl SyncLoop {
     }
 
     fn keep_mirror(&mut self, full_name: &str) {
+        if self.sources.waiting_for().contains(&ConfigSource::Api) {
+            // Nobody knows yet which mirror pods there are.
+            return;
+        }
         let (pod, mirror) = self.pods.named(full_name);
         let pod = pod.filter(|pod| spec::is_static(pod));
         let ending = |pod: &Pod| self.workers.ending(&pod_ref(pod).uid);

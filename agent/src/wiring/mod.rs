@@ -6,10 +6,12 @@ mod housekeeping;
 mod node;
 mod node_object;
 mod notify;
+mod objects;
 mod observers;
 mod pods;
 mod recording;
 mod sensors;
+mod server;
 mod spans;
 mod status;
 
@@ -23,6 +25,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
+use crate::cli::logging::Verbosity;
 use crate::config::Gate;
 use crate::config::Origin;
 use crate::config::Settings;
@@ -41,7 +44,7 @@ use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
-use crate::server;
+use crate::server::Mounted;
 use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::status::Statuses;
@@ -64,7 +67,7 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
-pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watchdog = notify::watchdog()?;
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
@@ -99,14 +102,19 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         shutdown.clone(),
     );
 
+    let objects = objects::start(&settings, api.as_ref(), Some(own_node.node.clone()));
+
     let shared = SharedPods::default();
-    let server = pods::Server { metrics: &metrics, board: &board, shared: &shared };
+    let read = pods::Server { metrics: &metrics, board: &board, shared: &shared, settings: &settings, verbosity };
     let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
-    let serving = tokio::spawn(server::run(
-        server::Options::new(&settings.kubelet),
-        server.handles(state.clone(), later),
-        shutdown.clone(),
-    ));
+    let parts = server::Parts {
+        node: node.name.clone(),
+        handles: read.handles(state.clone(), later),
+        mounted: Mounted::default(),
+        api: api.as_ref().map(|api| api.main.clone()),
+        serving: None,
+    };
+    let serving = server::start(&settings, parts, shutdown.clone()).await?;
 
     notify::start(watchdog, shared.clone(), server::Options::new(&settings.kubelet).sync_loop_limit, &shutdown);
 
@@ -149,7 +157,8 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         network_of(state.clone()),
         recorder.clone(),
         Clock::System,
-    );
+    )
+    .with_objects(objects);
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,

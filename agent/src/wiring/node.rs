@@ -14,7 +14,6 @@ use crate::images::PullLimits;
 use crate::node::Machine;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::allocatable;
-use crate::status::NodeAddresses;
 use crate::workers::act::NodeFiles;
 use crate::workers::generate::DnsSettings;
 use crate::workers::generate::NodeSettings;

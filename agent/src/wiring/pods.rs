@@ -5,6 +5,9 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::observers::sensor_reports;
+use crate::cli::logging;
+use crate::cli::version::KUBERNETES;
+use crate::config::Settings;
 use crate::events::sensors::SensorBoard;
 use crate::metrics::Metrics;
 use crate::metrics::PodOrigin;
@@ -14,6 +17,7 @@ use crate::model::pod_ref;
 use crate::model::spec;
 use crate::pleg::PlegHandle;
 use crate::runtime::RuntimeState;
+use crate::server;
 use crate::server::Handles;
 use crate::status::Statuses;
 use crate::sync::SharedPods;
@@ -26,6 +30,10 @@ pub struct Server<'a> {
     pub board: &'a SensorBoard,
     /// Desired pods.
     pub shared: &'a SharedPods,
+    /// Configuration and flags, to be shown.
+    pub settings: &'a Settings,
+    /// How much is logged.
+    pub verbosity: logging::Verbosity,
 }
 
 /// Statuses and pod cache, once the runtime has been reached.
@@ -39,8 +47,14 @@ impl Server<'_> {
         let age = self.shared.clone();
         let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later };
         let ready = runtime;
+        let running = gauges.later.clone();
+        let verbosity = self.verbosity.clone();
         Handles {
             pods: Arc::new(move || pods(&shared, &statuses)),
+            running_pods: Arc::new(move || match &*running.borrow() {
+                Some((_, pleg)) => Ok(server::running(&pleg.all())),
+                None => Err("the container runtime has not answered yet".to_owned()),
+            }),
             sensors: Arc::new(move || sensor_reports(&board)),
             sync_loop_age: Arc::new(move || age.last_turn().map(|at| at.elapsed())),
             ready: Arc::new(move || match &*ready.borrow() {
@@ -49,6 +63,10 @@ impl Server<'_> {
                 RuntimeState::Unknown => Err("the container runtime has not answered yet".to_owned()),
             }),
             refresh: Arc::new(move || gauges.refresh()),
+            verbosity: Arc::new(move |level| verbosity.set(level)),
+            configz: Arc::new(self.settings.configz()),
+            version: KUBERNETES,
+            flags: Arc::new(self.settings.flag_values()),
             metrics: self.metrics.clone(),
         }
     }

@@ -17,7 +17,7 @@ pub(super) struct Tarball {
 
 impl Tarball {
     pub(super) fn new() -> Self {
-        let tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::best()));
+        let tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
         Self { tar, folders: BTreeSet::new(), bytes: 0 }
     }
 
@@ -27,13 +27,13 @@ impl Tarball {
         let mut header = header(tar::EntryType::Regular, mode);
         header.set_size(content.len() as u64);
         self.bytes += content.len() as u64;
-        self.tar.append_data(&mut header, format!("./{path}"), content)
+        self.tar.append_data(&mut header, path, content)
     }
 
     /// Adds a symbolic link.
     pub(super) fn link(&mut self, path: &str, target: &str) -> io::Result<()> {
         self.folders_of(path)?;
-        self.tar.append_link(&mut header(tar::EntryType::Symlink, 0o777), format!("./{path}"), target)
+        self.tar.append_link(&mut header(tar::EntryType::Symlink, 0o777), path, target)
     }
 
     /// What the files need on disk.
@@ -48,7 +48,7 @@ impl Tarball {
 
     fn folders_of(&mut self, path: &str) -> io::Result<()> {
         for (end, _) in path.match_indices('/') {
-            let folder = format!("./{}/", &path[..end]);
+            let folder = format!("{}/", &path[..end]);
             if self.folders.insert(folder.clone()) {
                 self.tar.append_data(&mut header(tar::EntryType::Directory, 0o755), folder, io::empty())?;
             }
@@ -60,6 +60,9 @@ impl Tarball {
 /// Root's, of no particular time: dpkg needs none, and packages of the same content are the same.
 fn header(kind: tar::EntryType, mode: u32) -> tar::Header {
     let mut header = tar::Header::new_gnu();
+    for set in [tar::Header::set_username, tar::Header::set_groupname] {
+        set(&mut header, "root").expect("the name is short and plain");
+    }
     header.set_entry_type(kind);
     header.set_mode(mode);
     header.set_uid(0);

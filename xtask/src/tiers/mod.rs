@@ -5,6 +5,7 @@
 //! workspace unit tests and the simulated tier: anywhere
 //! runtime   tests marked #[ignore]: a private containerd; root
 //! kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
+//! cluster   the ignored tests with `cluster_` in their name: root, and upstream's programs, built or given
 //! ```
 //! Says plainly which tier it could not run and why; with `CI=true` that is a failure. Refuses to hide the runner's own
 //! words: it adds up what they say, no more.
@@ -28,6 +29,7 @@ use crate::docs_paths;
 use crate::layers;
 use crate::licences;
 use crate::paths;
+use crate::peers;
 use crate::run;
 use crate::setup;
 use tally::Tally;
@@ -50,10 +52,12 @@ enum Tier {
     Runtime,
     /// Tests that load BPF programs.
     Kernel,
+    /// Tests against a real control plane.
+    Cluster,
 }
 
 impl Tier {
-    const ALL: [Self; 4] = [Self::Tree, Self::Workspace, Self::Runtime, Self::Kernel];
+    const ALL: [Self; 5] = [Self::Tree, Self::Workspace, Self::Runtime, Self::Kernel, Self::Cluster];
 
     fn name(self) -> &'static str {
         match self {
@@ -61,6 +65,7 @@ impl Tier {
             Self::Workspace => "workspace",
             Self::Runtime => "runtime",
             Self::Kernel => "kernel",
+            Self::Cluster => "cluster",
         }
     }
 
@@ -70,6 +75,7 @@ impl Tier {
             Self::Tree | Self::Workspace => None,
             Self::Runtime => machine::lacks_for_runtime(),
             Self::Kernel => machine::lacks_for_kernel(),
+            Self::Cluster => machine::lacks_for_runtime().or_else(peers::lacks),
         }
     }
 }
@@ -98,7 +104,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     let mut outcomes = Vec::new();
     let mut cache = None;
     for tier in tiers {
-        if cache.is_none() && matches!(tier, Tier::Runtime | Tier::Kernel) {
+        if cache.is_none() && matches!(tier, Tier::Runtime | Tier::Kernel | Tier::Cluster) {
             cache = Some(prepare()?);
         }
         println!("\n== {}", tier.name());
@@ -106,8 +112,12 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         let tally = match tier {
             Tier::Tree => tree()?,
             Tier::Workspace => cargo_test(&[], None)?,
-            Tier::Runtime => cargo_test(&["--ignored", "--skip", "bpf", "--test-threads", "1"], cache.as_ref())?,
+            Tier::Runtime => {
+                let alone = ["--ignored", "--skip", "bpf", "--skip", "cluster_", "--test-threads", "1"];
+                cargo_test(&alone, cache.as_ref())?
+            }
             Tier::Kernel => cargo_test(&["--ignored", "bpf", "--test-threads", "1"], cache.as_ref())?,
+            Tier::Cluster => cluster(cache.as_ref())?,
         };
         if tally == Tally::default() {
             missing.push(format!("{}: no test belongs to it", tier.name()));
@@ -122,6 +132,12 @@ fn prepare() -> Result<Cache> {
     let cache = setup::prepare()?;
     run::build_programs()?;
     Ok(cache)
+}
+
+/// The tests share a control plane and mostly wait, so some run at once.
+fn cluster(cache: Option<&Cache>) -> Result<Tally> {
+    peers::control_plane()?;
+    cargo_test(&["--ignored", "cluster_", "--test-threads", "4"], cache)
 }
 
 fn tree() -> Result<Tally> {
@@ -144,6 +160,7 @@ fn cargo_test(arguments: &[&str], cache: Option<&Cache>) -> Result<Tally> {
         command
             .env("KEBLET_CACHE", cache.root())
             .env("KEBLET_PRIVATE_CONTAINERD", run::supervisor())
+            .env("KEBLET_PRIVATE_CONTROL_PLANE", run::control_plane_supervisor())
             .env("KEBLET_BIN", run::agent());
     }
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;

@@ -116,7 +116,7 @@ async fn what_is_asked_for_is_given() {
     let node = Node::new();
     (1..=3).for_each(|n| node.log().write_all(line(n).as_bytes()).unwrap());
     assert_eq!(node.text(PATH).await, (200, "line 1\nline 2\nline 3\n".to_owned()));
-    assert_eq!(node.text(&format!("{PATH}/?tailLines=1")).await, (200, "line 3\n".to_owned()));
+    assert_eq!(node.text(&format!("{PATH}?tailLines=1")).await, (200, "line 3\n".to_owned()));
     assert_eq!(node.text(&format!("{PATH}?limitBytes=9")).await, (200, "line 1\nli".to_owned()));
     let stamped = format!("{PATH}?timestamps=true&tailLines=1");
     assert_eq!(node.text(&stamped).await, (200, "2026-01-01T00:00:00.000000003Z line 3\n".to_owned()));

@@ -21,13 +21,10 @@ mod tests;
 use std::path::PathBuf;
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::RawPathParams;
 use axum::extract::Request;
 use axum::extract::State;
 use axum::handler::Handler;
-use axum::http::Method;
-use axum::http::header;
 use axum::response::Response;
 use axum::routing::any;
 use keblet_proto::cri::v1 as cri;
@@ -39,9 +36,6 @@ use super::answer;
 use super::answer::quote;
 use super::containers::Containers;
 use crate::model::pod_ref;
-
-/// The longest form that is read for parameters.
-const FORM_LIMIT: usize = 64 * 1024;
 
 #[derive(Clone)]
 struct Handles {
@@ -72,11 +66,9 @@ pub fn router(containers: Containers, checkpoints: Option<PathBuf>) -> Router {
     router.with_state(Handles { containers, checkpoints })
 }
 
-/// The same handler for all paths, with and without a slash at their end.
+/// The same handler for all paths.
 fn routes<T: 'static>(router: Router<Handles>, paths: &[String], handler: impl Handler<T, Handles>) -> Router<Handles> {
-    paths.iter().fold(router, |router, path| {
-        router.route(path, any(handler.clone())).route(&format!("{path}/"), any(handler.clone()))
-    })
+    paths.iter().fold(router, |router, path| router.route(path, any(handler.clone())))
 }
 
 /// What the path names. Parts that the route does not have are empty.
@@ -114,17 +106,14 @@ impl Named {
 }
 
 async fn exec(State(handles): State<Handles>, params: RawPathParams, request: Request) -> Response {
-    if let Err(refused) = answer::admit(&[Method::GET, Method::POST], request.method(), request.headers()) {
-        return *refused;
-    }
-    let (request, query) = with_parameters(request).await;
+    let (request, query) = answer::with_parameters(request).await;
     match exec_url(&handles.containers, &Named::new(&params), &query).await {
         Ok(url) => proxy::proxy(&url, request).await,
         Err(refusal) => refusal.into(),
     }
 }
 
-async fn exec_url(containers: &Containers, named: &Named, parameters: &Parameters) -> Result<String, Refusal> {
+async fn exec_url(containers: &Containers, named: &Named, parameters: &answer::Parameters) -> Result<String, Refusal> {
     let streams = Streams::parse(&parameters.all).map_err(Refusal::bad)?;
     let pod = containers.desired(&named.namespace, &named.pod)?;
     let id = containers.running(&pod, &named.container).await?;
@@ -136,17 +125,18 @@ async fn exec_url(containers: &Containers, named: &Named, parameters: &Parameter
 }
 
 async fn attach(State(handles): State<Handles>, params: RawPathParams, request: Request) -> Response {
-    if let Err(refused) = answer::admit(&[Method::GET, Method::POST], request.method(), request.headers()) {
-        return *refused;
-    }
-    let (request, query) = with_parameters(request).await;
+    let (request, query) = answer::with_parameters(request).await;
     match attach_url(&handles.containers, &Named::new(&params), &query).await {
         Ok(url) => proxy::proxy(&url, request).await,
         Err(refusal) => refusal.into(),
     }
 }
 
-async fn attach_url(containers: &Containers, named: &Named, parameters: &Parameters) -> Result<String, Refusal> {
+async fn attach_url(
+    containers: &Containers,
+    named: &Named,
+    parameters: &answer::Parameters,
+) -> Result<String, Refusal> {
     let streams = Streams::parse(&parameters.all).map_err(Refusal::bad)?;
     let pod = containers.desired(&named.namespace, &named.pod)?;
     let identity = pod_ref(&pod);
@@ -164,9 +154,6 @@ async fn attach_url(containers: &Containers, named: &Named, parameters: &Paramet
 }
 
 async fn port_forward(State(handles): State<Handles>, params: RawPathParams, request: Request) -> Response {
-    if let Err(refused) = answer::admit(&[Method::GET, Method::POST], request.method(), request.headers()) {
-        return *refused;
-    }
     let ports = if params::asks_for_websocket(request.headers()) {
         params::ports(&answer::query_of(request.uri()))
     } else {
@@ -193,18 +180,12 @@ async fn port_forward_url(
 }
 
 async fn run(State(handles): State<Handles>, params: RawPathParams, request: Request) -> Response {
-    if let Err(refused) = answer::admit(&[Method::POST], request.method(), request.headers()) {
-        return *refused;
-    }
     let query = answer::query_of(request.uri());
     let done = commands::run(&handles.containers, Named::new(&params).container(), &query).await;
     done.unwrap_or_else(Response::from)
 }
 
 async fn checkpoint(State(handles): State<Handles>, params: RawPathParams, request: Request) -> Response {
-    if let Err(refused) = answer::admit_json(&[Method::POST], request.method(), request.headers()) {
-        return *refused;
-    }
     let query = answer::query_of(request.uri());
     let folder = handles.checkpoints.unwrap_or_default();
     let done = commands::checkpoint(&handles.containers, &folder, Named::new(&params).container(), &query).await;
@@ -213,27 +194,4 @@ async fn checkpoint(State(handles): State<Handles>, params: RawPathParams, reque
 
 fn present(url: String) -> Result<String, Refusal> {
     if url.is_empty() { Err(Refusal::internal(BackendError::NoUrl.to_string())) } else { Ok(url) }
-}
-
-/// Parameters of a request.
-struct Parameters {
-    /// Those of the query.
-    query: Vec<(String, String)>,
-    /// Those of a form, then those of the query.
-    all: Vec<(String, String)>,
-}
-
-/// The parameters of a request, and the request without the form they may have come in.
-async fn with_parameters(request: Request) -> (Request, Parameters) {
-    let query = answer::query_of(request.uri());
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    if request.method() != Method::POST || !kind.starts_with("application/x-www-form-urlencoded") {
-        let all = query.clone();
-        return (request, Parameters { query, all });
-    }
-    let (head, body) = request.into_parts();
-    let form = axum::body::to_bytes(body, FORM_LIMIT).await.unwrap_or_default();
-    let form = format!("/?{}", String::from_utf8_lossy(&form)).parse().map(|uri| answer::query_of(&uri));
-    let all = form.unwrap_or_default().into_iter().chain(query.clone()).collect();
-    (Request::from_parts(head, Body::empty()), Parameters { query, all })
 }

@@ -1,0 +1,63 @@
+//! Every flag with its effective value, as `/flagz` shows them: what the command line says, or what the documents made of
+//! the field the flag stands for.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::flags::{FLAGS, Target};
+use super::settings::{Settings, to_json};
+
+/// Flags whose values are nobody's business.
+const CLASSIFIED: [&str; 1] = ["manifest-url-header"];
+
+impl Settings {
+    /// Each flag that sets something, by name.
+    pub fn flag_values(&self) -> BTreeMap<String, String> {
+        let (own, fields) = (Value::Object(to_json(&self.flags)), Value::Object(to_json(&self.kubelet)));
+        let values = FLAGS.iter().filter_map(|flag| {
+            let value = match flag.target {
+                Target::Own => own.get(flag.name),
+                Target::Field(path) => path.split('.').try_fold(&fields, |value, name| value.get(name)),
+                Target::Nothing => return None,
+            };
+            let shown = match value.map(text).unwrap_or_default() {
+                set if !set.is_empty() && CLASSIFIED.contains(&flag.name) => "CLASSIFIED".to_owned(),
+                other => other,
+            };
+            Some((flag.name.to_owned(), shown))
+        });
+        values.collect()
+    }
+}
+
+/// As flags are written: lists by commas, maps as `key=value`.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(","),
+        Value::Object(map) => {
+            map.iter().map(|(key, value)| format!("{key}={}", text(value))).collect::<Vec<_>>().join(",")
+        }
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{FlagValues, load};
+
+    #[test]
+    fn effective_values_by_flag() {
+        let flags: FlagValues =
+            [("node-ip", "192.0.2.1"), ("v", "2"), ("manifest-url-header", "Token:secret")].into_iter().collect();
+        let values = load(&flags).expect("acceptable").flag_values();
+        for (name, expected) in
+            [("node-ip", "192.0.2.1"), ("v", "2"), ("port", "10250"), ("manifest-url-header", "CLASSIFIED")]
+        {
+            assert_eq!(values.get(name).map(String::as_str), Some(expected), "{name}");
+        }
+        assert!(!format!("{values:?}").contains("secret"));
+    }
+}

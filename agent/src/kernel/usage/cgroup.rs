@@ -1,0 +1,268 @@
+//! What one cgroup uses, from its files.
+//!
+//! ```text
+//!  v2  cpu.stat memory.{current,stat,max} memory.swap.{current,max} pids.current {cpu,memory,io}.pressure
+//!  v1  cpuacct.usage memory.{usage,limit}_in_bytes memory.stat memory.memsw.{usage,limit}_in_bytes pids.current
+//! ```
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+
+use super::pressure::Pressure;
+use crate::kernel::cgroup::Layout;
+
+/// Limits from here on are none: kernels spell "no limit" as some number close to the largest.
+const NO_LIMIT: u64 = 1 << 62;
+
+/// Where a cgroup's files are. Controllers of v1 may each have another folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupPlace {
+    v2: bool,
+    cpu: Option<PathBuf>,
+    memory: Option<PathBuf>,
+    pids: Option<PathBuf>,
+}
+
+/// A moment's usage. What has no file is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CgroupUsage {
+    /// Processor time since the cgroup was made, over all cores, in nanoseconds.
+    pub cpu: Option<u64>,
+    /// Waiting for a processor.
+    pub cpu_pressure: Pressure,
+    /// Memory.
+    pub memory: Option<MemoryUsage>,
+    /// Waiting for memory.
+    pub memory_pressure: Pressure,
+    /// Waiting for input and output.
+    pub io_pressure: Pressure,
+    /// Processes and threads.
+    pub tasks: Option<u64>,
+}
+
+/// Memory of a cgroup, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUsage {
+    /// Everything that is charged.
+    pub usage: u64,
+    /// Usage without file pages that nobody used lately.
+    pub working_set: u64,
+    /// Anonymous memory.
+    pub rss: u64,
+    /// Page faults since the start.
+    pub page_faults: u64,
+    /// Those that had to read from a disk.
+    pub major_page_faults: u64,
+    /// The limit, if there is one.
+    pub limit: Option<u64>,
+    /// Swap that is used, if it is accounted for.
+    pub swap: Option<u64>,
+    /// The limit on swap, if there is one.
+    pub swap_limit: Option<u64>,
+}
+
+impl CgroupPlace {
+    /// The cgroup at `path`, the same in all hierarchies.
+    pub fn at(layout: &Layout, path: &str) -> Self {
+        let below = |controller: &str| Some(layout.mount_of(controller)?.join(path.trim_start_matches('/')));
+        Self::new(layout, below)
+    }
+
+    /// The cgroups that a process is in, from the text of its `/proc/<pid>/cgroup`.
+    pub fn of_process(layout: &Layout, memberships: &str) -> Self {
+        let is_v2 = layout.is_v2();
+        let path_of = |controller: &str| {
+            memberships.lines().find_map(|line| {
+                let (_, rest) = line.split_once(':')?;
+                let (controllers, path) = rest.split_once(':')?;
+                let fits = if is_v2 { controllers.is_empty() } else { controllers.split(',').any(|c| c == controller) };
+                fits.then_some(path)
+            })
+        };
+        let below = |controller: &str| {
+            let path = path_of(controller)?;
+            Some(layout.mount_of(controller)?.join(path.trim_start_matches('/')))
+        };
+        Self::new(layout, below)
+    }
+
+    fn new(layout: &Layout, below: impl Fn(&str) -> Option<PathBuf>) -> Self {
+        let cpu = if layout.is_v2() { "cpu" } else { "cpuacct" };
+        Self { v2: layout.is_v2(), cpu: below(cpu), memory: below("memory"), pids: below("pids") }
+    }
+
+    /// The cgroup above, if its name holds `text` (dashes of which some drivers write as underscores).
+    pub fn parent_named(&self, text: &str) -> Option<Self> {
+        let underscored = text.replace('-', "_");
+        let parent = |place: &Option<PathBuf>| {
+            let above = place.as_ref()?.parent()?;
+            let name = above.file_name()?.to_string_lossy();
+            (name.contains(text) || name.contains(&underscored)).then(|| above.to_owned())
+        };
+        let all = Self { v2: self.v2, cpu: parent(&self.cpu), memory: parent(&self.memory), pids: parent(&self.pids) };
+        (all.cpu.is_some() || all.memory.is_some()).then_some(all)
+    }
+
+    /// Reads the usage. A cgroup that is gone has none.
+    pub fn read(&self) -> CgroupUsage {
+        let pressure = |file: &str| {
+            let folder = self.memory.as_ref().filter(|_| self.v2);
+            folder.map(|folder| Pressure::read(&folder.join(file))).unwrap_or_default()
+        };
+        CgroupUsage {
+            cpu: self.cpu.as_deref().and_then(|folder| if self.v2 { cpu_v2(folder) } else { cpu_v1(folder) }),
+            cpu_pressure: pressure("cpu.pressure"),
+            memory: self
+                .memory
+                .as_deref()
+                .and_then(|folder| if self.v2 { memory_v2(folder) } else { memory_v1(folder) }),
+            memory_pressure: pressure("memory.pressure"),
+            io_pressure: pressure("io.pressure"),
+            tasks: self.pids.as_deref().and_then(|folder| number(&folder.join("pids.current"))),
+        }
+    }
+}
+
+impl MemoryUsage {
+    /// What is left below the limit.
+    pub fn available(&self) -> Option<u64> {
+        Some(self.limit?.saturating_sub(self.working_set))
+    }
+}
+
+fn cpu_v2(folder: &Path) -> Option<u64> {
+    table(&folder.join("cpu.stat")).get("usage_usec").map(|micros| micros.saturating_mul(1000))
+}
+
+fn cpu_v1(folder: &Path) -> Option<u64> {
+    number(&folder.join("cpuacct.usage"))
+}
+
+fn memory_v2(folder: &Path) -> Option<MemoryUsage> {
+    let stat = table(&folder.join("memory.stat"));
+    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    let usage = number(&folder.join("memory.current"))?;
+    Some(MemoryUsage {
+        usage,
+        working_set: usage.saturating_sub(of("inactive_file")),
+        rss: of("anon"),
+        page_faults: of("pgfault"),
+        major_page_faults: of("pgmajfault"),
+        limit: limit(&folder.join("memory.max")),
+        swap: number(&folder.join("memory.swap.current")),
+        swap_limit: limit(&folder.join("memory.swap.max")),
+    })
+}
+
+fn memory_v1(folder: &Path) -> Option<MemoryUsage> {
+    let stat = table(&folder.join("memory.stat"));
+    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    let usage = number(&folder.join("memory.usage_in_bytes"))?;
+    // These files count memory and swap together.
+    let both = number(&folder.join("memory.memsw.usage_in_bytes"));
+    let both_limit = limit(&folder.join("memory.memsw.limit_in_bytes"));
+    let memory_limit = limit(&folder.join("memory.limit_in_bytes"));
+    Some(MemoryUsage {
+        usage,
+        working_set: usage.saturating_sub(of("total_inactive_file")),
+        rss: of("total_rss"),
+        page_faults: of("total_pgfault"),
+        major_page_faults: of("total_pgmajfault"),
+        limit: memory_limit,
+        swap: both.map(|both| both.saturating_sub(usage)),
+        swap_limit: both_limit.zip(memory_limit).map(|(both, memory)| both.saturating_sub(memory)),
+    })
+}
+
+/// The only number of a file.
+fn number(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+fn limit(file: &Path) -> Option<u64> {
+    number(file).filter(|limit| *limit < NO_LIMIT)
+}
+
+/// Lines of `name number`.
+fn table(file: &Path) -> HashMap<String, u64> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let entry = |line: &str| {
+        let (name, value) = line.split_once(' ')?;
+        Some((name.to_owned(), value.trim().parse().ok()?))
+    };
+    text.lines().filter_map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(folder: &Path, files: &[(&str, &str)]) {
+        fs::create_dir_all(folder).unwrap();
+        files.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
+    }
+
+    #[test]
+    fn version_2() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::V2 { mount: dir.path().to_owned() };
+        write(
+            &dir.path().join("kubepods/poda-b/c1"),
+            &[
+                ("cpu.stat", "usage_usec 1500\nuser_usec 1000\n"),
+                ("memory.current", "1000\n"),
+                ("memory.stat", "anon 300\ninactive_file 400\npgfault 7\npgmajfault 2\n"),
+                ("memory.max", "4096\n"),
+                ("memory.swap.current", "5\n"),
+                ("memory.swap.max", "max\n"),
+                ("pids.current", "3\n"),
+                ("cpu.pressure", "some avg10=1.00 avg60=0.00 avg300=0.00 total=42\n"),
+            ],
+        );
+        let place = CgroupPlace::of_process(&layout, "0::/kubepods/poda-b/c1\n");
+        assert_eq!(place, CgroupPlace::at(&layout, "/kubepods/poda-b/c1"));
+        let usage = place.read();
+        assert_eq!((usage.cpu, usage.tasks, usage.cpu_pressure.some.total), (Some(1_500_000), Some(3), 42));
+        let memory = MemoryUsage {
+            usage: 1000,
+            working_set: 600,
+            rss: 300,
+            page_faults: 7,
+            major_page_faults: 2,
+            limit: Some(4096),
+            swap: Some(5),
+            swap_limit: None,
+        };
+        assert_eq!(usage.memory, Some(memory));
+        assert_eq!(memory.available(), Some(3496));
+        assert!(place.parent_named("a-b").is_some() && place.parent_named("other").is_none());
+        let slice = CgroupPlace::at(&layout, "/kubepods.slice/kubepods-poda_b.slice/cri-1.scope");
+        assert!(slice.parent_named("a-b").is_some());
+        assert_eq!(slice.read(), CgroupUsage::default(), "a cgroup that is not there uses nothing");
+    }
+
+    #[test]
+    fn version_1() {
+        let dir = tempfile::tempdir().unwrap();
+        let mount = |name: &str| (name.to_owned(), dir.path().join(name));
+        let controllers = [mount("cpuacct"), mount("memory"), mount("pids")].into();
+        let layout = Layout::V1 { controllers, unified: None };
+        write(&dir.path().join("cpuacct/a/c"), &[("cpuacct.usage", "77\n")]);
+        write(
+            &dir.path().join("memory/b/c"),
+            &[
+                ("memory.usage_in_bytes", "1000\n"),
+                ("memory.limit_in_bytes", "9223372036854771712\n"),
+                ("memory.stat", "inactive_file 1\ntotal_inactive_file 1200\ntotal_rss 9\ntotal_pgfault 4\n"),
+                ("memory.memsw.usage_in_bytes", "1100\n"),
+            ],
+        );
+        let place = CgroupPlace::of_process(&layout, "4:cpu,cpuacct:/a/c\n3:memory:/b/c\n0::/\n");
+        let usage = place.read();
+        assert_eq!((usage.cpu, usage.tasks), (Some(77), None));
+        let memory = MemoryUsage { usage: 1000, rss: 9, page_faults: 4, swap: Some(100), ..MemoryUsage::default() };
+        assert_eq!(usage.memory, Some(memory), "inactive pages beyond the usage are not subtracted twice");
+    }
+}

@@ -1,0 +1,88 @@
+//! What file systems and folders hold.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use nix::sys::statvfs::statvfs;
+
+/// A file system, or a part of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskUsage {
+    /// Bytes the file system has.
+    pub capacity: u64,
+    /// Bytes that are left for programs without privilege.
+    pub available: u64,
+    /// Bytes in use.
+    pub used: u64,
+    /// Inodes the file system has.
+    pub inodes: u64,
+    /// Inodes that are left.
+    pub inodes_free: u64,
+    /// Inodes in use.
+    pub inodes_used: u64,
+}
+
+impl DiskUsage {
+    /// Of the file system that `path` is on.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let stat = statvfs(path)?;
+        let size = stat.fragment_size();
+        let (blocks, free, inodes, inodes_free) = (stat.blocks(), stat.blocks_free(), stat.files(), stat.files_free());
+        Ok(Self {
+            capacity: blocks.saturating_mul(size),
+            available: stat.blocks_available().saturating_mul(size),
+            used: blocks.saturating_sub(free).saturating_mul(size),
+            inodes,
+            inodes_free,
+            inodes_used: inodes.saturating_sub(inodes_free),
+        })
+    }
+}
+
+/// Bytes on disk and inodes of a folder and all that is in it, on its own file system. What vanishes meanwhile counts
+/// nothing. Blocks for as long as the tree is large.
+pub fn tree_usage(folder: &Path) -> (u64, u64) {
+    let Ok(top) = fs::symlink_metadata(folder) else { return (0, 0) };
+    let (mut bytes, mut inodes) = (top.blocks() * 512, 1);
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let Ok(meta) = entry.metadata() else { continue };
+            if meta.dev() != top.dev() {
+                continue;
+            }
+            bytes += meta.blocks() * 512;
+            inodes += 1;
+            if meta.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    (bytes, inodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_file_system() {
+        let usage = DiskUsage::of(Path::new("/")).unwrap();
+        assert!(usage.capacity > 0 && usage.used <= usage.capacity && usage.available <= usage.capacity);
+        assert!(DiskUsage::of(Path::new("/no/such/folder")).is_err());
+    }
+
+    #[test]
+    fn a_tree() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("inner")).unwrap();
+        let (before, _) = tree_usage(dir.path());
+        fs::write(dir.path().join("inner/file"), vec![7; 100_000]).unwrap();
+        let (bytes, inodes) = tree_usage(dir.path());
+        assert_eq!(inodes, 3);
+        assert!(bytes - before >= 98_304, "{before} {bytes}");
+        assert_eq!(tree_usage(&dir.path().join("none")), (0, 0));
+    }
+}

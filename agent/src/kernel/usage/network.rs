@@ -1,0 +1,55 @@
+//! Traffic of network interfaces.
+
+use std::fs;
+use std::io;
+
+/// Interfaces that are others' ends of something that is counted elsewhere.
+const LEFT_OUT: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
+
+/// One interface since it was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InterfaceUsage {
+    /// Such as `eth0`.
+    pub name: String,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Failed receptions.
+    pub rx_errors: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Failed transmissions.
+    pub tx_errors: u64,
+}
+
+/// The interfaces that a process sees. Loopback and the node's ends of pods' interfaces are left out.
+pub fn interfaces_of(pid: u32) -> io::Result<Vec<InterfaceUsage>> {
+    Ok(parse(&fs::read_to_string(format!("/proc/{pid}/net/dev"))?))
+}
+
+fn parse(table: &str) -> Vec<InterfaceUsage> {
+    let interface = |line: &str| {
+        let (name, rest) = line.split_once(':')?;
+        let numbers: Vec<u64> = rest.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect();
+        let at = |index: usize| numbers.get(index).copied();
+        let name = name.trim().to_owned();
+        Some(InterfaceUsage { name, rx_bytes: at(0)?, rx_errors: at(2)?, tx_bytes: at(8)?, tx_errors: at(10)? })
+    };
+    let is_left_out = |usage: &InterfaceUsage| LEFT_OUT.iter().any(|prefix| usage.name.starts_with(prefix));
+    table.lines().skip(2).filter_map(interface).filter(|usage| !is_left_out(usage)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_table() {
+        let table = "Inter-|   Receive                                                |  Transmit\n \
+            face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls\n \
+            lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n  eth0: 100 2 3 0 0 0 0 0 200 4 5 0 0 0 0 0\n\
+            veth1: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n";
+        let eth0 = InterfaceUsage { name: "eth0".to_owned(), rx_bytes: 100, rx_errors: 3, tx_bytes: 200, tx_errors: 5 };
+        assert_eq!(parse(table), [eth0]);
+        assert!(interfaces_of(std::process::id()).is_ok());
+    }
+}

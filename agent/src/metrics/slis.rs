@@ -1,0 +1,91 @@
+//! How health checks went, for those who keep count: a registry of its own, for it can be reset.
+
+use std::sync::{Mutex, PoisonError};
+
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounterVec, IntGaugeVec, Registry};
+
+use super::register::Register;
+
+/// Outcomes of health checks, as they were asked for.
+#[derive(Debug)]
+pub struct Slis(Mutex<Families>);
+
+#[derive(Debug)]
+struct Families {
+    registry: Registry,
+    state: IntGaugeVec,
+    outcomes: IntCounterVec,
+}
+
+impl Families {
+    fn new() -> Self {
+        let registry = Registry::new();
+        let register = Register(&registry);
+        let state = register.gauges(
+            "kubernetes_healthcheck",
+            "[STABLE] Whether a health check passes: 1, or 0 if it fails.",
+            &["name", "type"],
+        );
+        let outcomes = register.counters(
+            "kubernetes_healthchecks_total",
+            "[STABLE] Health checks by their outcome.",
+            &["name", "status", "type"],
+        );
+        Self { registry, state, outcomes }
+    }
+}
+
+const KIND: &str = "healthz";
+
+impl Slis {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(Families::new()))
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&mut Families) -> T) -> T {
+        // Families are only ever replaced as a whole.
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A check went well, or did not.
+    pub fn checked(&self, name: &str, ok: bool) {
+        let status = if ok { "success" } else { "error" };
+        self.with(|families| {
+            families.state.with_label_values(&[name, KIND]).set(ok.into());
+            families.outcomes.with_label_values(&[name, status, KIND]).inc();
+        });
+    }
+
+    /// Forgets everything.
+    pub fn reset(&self) {
+        self.with(|families| *families = Families::new());
+    }
+
+    /// What there is to show.
+    pub fn gather(&self) -> Vec<MetricFamily> {
+        self.with(|families| families.registry.gather())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counted_and_forgotten() {
+        let slis = Slis::new();
+        slis.checked("ping", true);
+        slis.checked("ping", false);
+        let text = String::from_utf8(super::super::encode_text(&slis.gather()).expect("encodes")).expect("text");
+        for line in [
+            "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 0",
+            "kubernetes_healthchecks_total{name=\"ping\",status=\"error\",type=\"healthz\"} 1",
+            "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
+        slis.reset();
+        assert!(slis.gather().is_empty());
+    }
+}

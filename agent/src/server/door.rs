@@ -1,0 +1,210 @@
+//! One request of either port, from its path to its answer.
+//!
+//! ```text
+//!  count ─▶ known path? ─▶ guard (main port) ─▶ method? type? ─▶ endpoint, or the router of another room
+//! ```
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::http::uri::PathAndQuery;
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Frame, SizeHint};
+use tokio::time::Instant;
+use tower::ServiceExt as _;
+use tracing::Instrument as _;
+
+use super::Mounted;
+use super::endpoints::Endpoints;
+use super::health::{not_found, text};
+use super::paths::{Answer, Found, Refusal, Serves, Table, choose, labels};
+use super::secure::{Guard, Peer};
+use crate::metrics::{self, Metrics};
+use crate::telemetry;
+
+/// The way in.
+pub(super) struct Door {
+    table: Table,
+    /// Nobody is kept out without one.
+    guard: Option<Guard>,
+    endpoints: Endpoints,
+    mounted: Mounted,
+    metrics: Arc<Metrics>,
+}
+
+impl Door {
+    pub(super) fn new(table: Table, guard: Option<Guard>, endpoints: Endpoints, mounted: &Mounted) -> Self {
+        let metrics = endpoints.metrics();
+        let known = |router: &axum::Router| router.clone().fallback(async || no_route());
+        let mounted = Mounted { debug: known(&mounted.debug), stats: known(&mounted.stats) };
+        Self { table, guard, endpoints, mounted, metrics }
+    }
+
+    /// Answers, whatever was asked.
+    pub(super) async fn answer(&self, mut request: Request) -> Response {
+        let path = request.uri().path().to_owned();
+        let labels = labels(&self.table, request.method().as_str(), &path);
+        let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
+        let family = labels.path;
+        let lasting = Lasting::begin(self.metrics.clone(), labels, peer);
+        request.extensions_mut().insert(lasting.clone());
+        let (method, since) = (request.method().clone(), Instant::now());
+        let response = self.enter(request, &path, family).await;
+        let (status, took) = (response.status().as_u16(), since.elapsed());
+        tracing::debug!(%method, path, status, ?took, peer = ?lasting.0.peer.address, "request");
+        response.map(|body| Body::new(Held { body, _lasting: lasting }))
+    }
+
+    /// Only who is let in gets a span. Clients that the guard knows may make it part of their own trace.
+    async fn enter(&self, mut request: Request, path: &str, family: &str) -> Response {
+        match self.table.find(path) {
+            Found::Malformed => text((StatusCode::BAD_REQUEST, "400 Bad Request".to_owned())),
+            Found::Unknown => not_found().await,
+            Found::Elsewhere(to) => redirect(&request, &to),
+            Found::Here(serves, decoded) => {
+                if let Some(guard) = &self.guard
+                    && let Err(answer) = guard.admit(&mut request, &decoded).await
+                {
+                    return *answer;
+                }
+                let route = format!("/{family}");
+                let span = telemetry::request(request.method(), &route, request.headers(), self.guard.is_some());
+                let response = self.serve(serves, &decoded, request).instrument(span.clone()).await;
+                telemetry::answered(&span, response.status());
+                response
+            }
+        }
+    }
+
+    async fn serve(&self, serves: Serves, decoded: &str, mut request: Request) -> Response {
+        let routes = match serves {
+            Serves::Refused(why) => return text((StatusCode::METHOD_NOT_ALLOWED, format!("{why}\n"))),
+            Serves::Any(answer) => return self.make(answer, decoded, request).await,
+            Serves::Routes(routes) => routes,
+        };
+        let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+        match choose(routes, decoded, request.method().as_str(), accept) {
+            Ok((answer, path)) => {
+                rewrite(request.uri_mut(), &path);
+                self.make(answer, decoded, request).await
+            }
+            Err(refusal) => refused(refusal),
+        }
+    }
+
+    async fn make(&self, answer: Answer, decoded: &str, request: Request) -> Response {
+        let router = match answer {
+            Answer::Debug => &self.mounted.debug,
+            Answer::Stats => &self.mounted.stats,
+            _ => return self.endpoints.answer(answer, decoded, request).await,
+        };
+        let Ok(response) = router.clone().oneshot(request).await;
+        response
+    }
+}
+
+/// Gives a request the path routers know it by; its query stays.
+fn rewrite(uri: &mut Uri, path: &str) {
+    let text = match uri.query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path.to_owned(),
+    };
+    // Encoded as it is it can stand in a request line; if not, the path stays as the client wrote it.
+    if let Ok(path_and_query) = text.parse::<PathAndQuery>() {
+        let mut parts = uri.clone().into_parts();
+        parts.path_and_query = Some(path_and_query);
+        if let Ok(rewritten) = Uri::from_parts(parts) {
+            *uri = rewritten;
+        }
+    }
+}
+
+fn redirect(request: &Request, path: &str) -> Response {
+    let location = match request.uri().query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path.to_owned(),
+    };
+    let status = StatusCode::TEMPORARY_REDIRECT;
+    if request.method() != Method::GET {
+        return (status, [(header::LOCATION, location)]).into_response();
+    }
+    let escaped = location.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&#34;");
+    let body = format!("<a href=\"{escaped}\">Temporary Redirect</a>.\n\n");
+    (status, [(header::LOCATION, location), (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned())], body)
+        .into_response()
+}
+
+fn no_route() -> Response {
+    (StatusCode::NOT_FOUND, "404: Page Not Found").into_response()
+}
+
+fn refused(refusal: Refusal) -> Response {
+    match refusal {
+        Refusal::NotFound => no_route(),
+        Refusal::Method { allow } => {
+            (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, allow)], "405: Method Not Allowed").into_response()
+        }
+        Refusal::Type { types } => {
+            let body = format!("406: Not Acceptable\n\nAvailable representations: {types}");
+            (StatusCode::NOT_ACCEPTABLE, body).into_response()
+        }
+    }
+}
+
+/// A request that is being answered. Each carries one as an extension; whoever goes on after the answer's head, as with
+/// an upgraded connection, keeps it for as long as that lasts.
+#[derive(Clone, Debug)]
+pub struct Lasting(Arc<InFlight>);
+
+#[derive(Debug)]
+struct InFlight {
+    metrics: Arc<Metrics>,
+    labels: metrics::Request,
+    since: Instant,
+    /// Holds the place among the connections too.
+    peer: Peer,
+}
+
+impl Lasting {
+    fn begin(metrics: Arc<Metrics>, labels: metrics::Request, peer: Peer) -> Self {
+        metrics.http.began(&labels);
+        Self(Arc::new(InFlight { metrics, labels, since: Instant::now(), peer }))
+    }
+}
+
+/// Ends the count, also when the client goes away before the answer.
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.metrics.http.ended(&self.labels, self.since.elapsed());
+    }
+}
+
+/// A body that keeps its request counted until it has been sent.
+struct Held {
+    body: Body,
+    _lasting: Lasting,
+}
+
+impl HttpBody for Held {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

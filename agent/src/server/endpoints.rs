@@ -1,0 +1,112 @@
+//! What the server answers itself: health, pods, metrics, configuration. The same for both ports.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{FromRequestParts as _, Query, Request};
+use axum::http::{Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use super::checks::{Check, Wanted, overall, single};
+use super::health::{line, not_found, text};
+use super::paths::Answer;
+use super::{Handles, debug, exposition, pod_list, zpages};
+use crate::metrics::Metrics;
+
+/// Makes answers from what the handles read.
+#[derive(Clone)]
+pub(super) struct Endpoints {
+    handles: Handles,
+    sync_loop_limit: Duration,
+    own_paths: Vec<String>,
+}
+
+impl Endpoints {
+    /// `own_paths` are named on `/statusz`.
+    pub(super) fn new(handles: Handles, sync_loop_limit: Duration, own_paths: Vec<String>) -> Self {
+        Self { handles, sync_loop_limit, own_paths }
+    }
+
+    pub(super) fn metrics(&self) -> Arc<Metrics> {
+        self.handles.metrics.clone()
+    }
+
+    /// Answers; `decoded` is the path.
+    pub(super) async fn answer(&self, answer: Answer, decoded: &str, request: Request) -> Response {
+        match answer {
+            Answer::Healthz => self.healthz(request).await,
+            Answer::Check(name) => self.check(name),
+            Answer::Pods => pod_list::answer((self.handles.pods)()),
+            Answer::RunningPods => match (self.handles.running_pods)() {
+                Ok(pods) => pod_list::answer(pods),
+                Err(error) => text((StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))),
+            },
+            Answer::Metrics => {
+                (self.handles.refresh)();
+                exposition::strict(&self.handles.metrics, &request, self.handles.metrics.gather())
+            }
+            Answer::CadvisorMetrics => {
+                let families = self.handles.metrics.gather_machine();
+                exposition::strict(&self.handles.metrics, &request, families)
+            }
+            Answer::ProbeMetrics => {
+                exposition::strict(&self.handles.metrics, &request, self.handles.metrics.gather_probes())
+            }
+            Answer::SliMetrics => self.slis(&request),
+            Answer::Configz => self.configz(),
+            Answer::Flagz => zpages::flagz(&self.handles.flags, request.headers()),
+            Answer::Statusz => {
+                zpages::statusz(&self.handles.metrics, self.handles.version, &self.own_paths, request.headers())
+            }
+            Answer::DebugFlags => debug::verbosity(&*self.handles.verbosity, request).await,
+            Answer::Profile => debug::profile(decoded),
+            // Routers of other rooms answer these.
+            Answer::Debug | Answer::Stats => not_found().await,
+        }
+    }
+
+    fn checks(&self) -> [Check; 4] {
+        let stuck = (self.handles.sync_loop_age)().is_some_and(|age| age > self.sync_loop_limit);
+        let sync_loop = if stuck { Err("sync Loop took longer than expected".to_owned()) } else { Ok(()) };
+        [
+            Check { name: "ping", outcome: Ok(()) },
+            // Every line is written at once: there is no flusher that could be blocked.
+            Check { name: "log", outcome: Ok(()) },
+            Check { name: "syncloop", outcome: sync_loop },
+            // No registration server runs yet, so none has failed.
+            Check { name: "device-plugin", outcome: Ok(()) },
+        ]
+    }
+
+    async fn healthz(&self, request: Request) -> Response {
+        let (mut parts, _) = request.into_parts();
+        let query = Query::<Vec<(String, String)>>::from_request_parts(&mut parts, &()).await;
+        let wanted = Wanted::new(&query.map(|query| query.0).unwrap_or_default());
+        let checks = self.checks();
+        for check in &checks {
+            self.handles.metrics.slis.checked(check.name, check.outcome.is_ok());
+        }
+        let sensors = if wanted.verbose { (self.handles.sensors)().iter().map(line).collect() } else { Vec::new() };
+        text(overall(&checks, &wanted, &sensors))
+    }
+
+    fn check(&self, name: &str) -> Response {
+        match self.checks().iter().find(|check| check.name == name) {
+            Some(check) => text(single(check)),
+            None => text((StatusCode::NOT_FOUND, "404 page not found\n".to_owned())),
+        }
+    }
+
+    fn slis(&self, request: &Request) -> Response {
+        if request.method() == Method::DELETE {
+            self.handles.metrics.slis.reset();
+            return text((StatusCode::OK, "metrics reset\n".to_owned()));
+        }
+        exposition::strict(&self.handles.metrics, request, self.handles.metrics.slis.gather())
+    }
+
+    fn configz(&self) -> Response {
+        let headers = [(header::CONTENT_TYPE, "application/json"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+        (headers, self.handles.configz.to_string()).into_response()
+    }
+}

@@ -1,0 +1,124 @@
+//! Metrics as a scraper asks for them: text or delimited protobuf, compressed if it can read that.
+
+use std::io::Write as _;
+
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use prometheus::proto::MetricFamily;
+
+use super::health::text;
+use crate::metrics::{Metrics, PROTOBUF_FORMAT, TEXT_FORMAT, encode_protobuf, encode_text};
+
+const PROCESS_START: HeaderName = HeaderName::from_static("process-start-time-unix");
+
+/// The families, or 500 if they cannot be encoded.
+pub(super) fn strict(metrics: &Metrics, request: &Request, families: Vec<MetricFamily>) -> Response {
+    let protobuf = wants_protobuf(request.headers());
+    let encoded = if protobuf { Ok(encode_protobuf(&families)) } else { encode_text(&families) };
+    let body = match encoded {
+        Ok(body) => body,
+        Err(error) => {
+            let body = format!("An error has occurred while serving metrics:\n\n{error}\n");
+            return text((StatusCode::INTERNAL_SERVER_ERROR, body));
+        }
+    };
+    let kind = if protobuf { PROTOBUF_FORMAT } else { TEXT_FORMAT };
+    let head = [(header::CONTENT_TYPE, kind.to_owned()), (PROCESS_START, metrics.process_start.to_string())];
+    match compressed(request.headers(), &body) {
+        Some(body) => (head, [(header::CONTENT_ENCODING, "gzip")], body).into_response(),
+        None => (head, body).into_response(),
+    }
+}
+
+/// Members of a header that holds a list, with their parameters.
+fn members(headers: &HeaderMap, name: HeaderName) -> Vec<(String, Vec<(String, String)>)> {
+    let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    let parameter = |text: &str| {
+        let (name, value) = text.split_once('=')?;
+        Some((name.trim().to_ascii_lowercase(), value.trim().trim_matches('"').to_owned()))
+    };
+    values
+        .flat_map(|value| value.split(','))
+        .map(|member| {
+            let mut parts = member.split(';');
+            let name = parts.next().unwrap_or_default().trim().to_ascii_lowercase();
+            (name, parts.filter_map(parameter).collect())
+        })
+        .collect()
+}
+
+fn parameter<'a>(parameters: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    parameters.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+}
+
+fn quality(parameters: &[(String, String)]) -> f64 {
+    parameter(parameters, "q").map_or(1.0, |q| q.parse().unwrap_or(0.0))
+}
+
+/// Whether delimited protobuf comes before text in what the client likes.
+fn wants_protobuf(headers: &HeaderMap) -> bool {
+    // What is not named is worth nothing.
+    let (mut text, mut protobuf) = (0.0_f64, 0.0_f64);
+    for (name, parameters) in members(headers, header::ACCEPT) {
+        let (q, is) = (quality(&parameters), |key: &str, wanted: &str| parameter(&parameters, key) == Some(wanted));
+        match name.as_str() {
+            "application/vnd.google.protobuf"
+                if is("proto", "io.prometheus.client.MetricFamily") && is("encoding", "delimited") =>
+            {
+                protobuf = protobuf.max(q);
+            }
+            "text/plain" if matches!(parameter(&parameters, "version"), None | Some("0.0.4")) => text = text.max(q),
+            _ => {}
+        }
+    }
+    protobuf > 0.0 && protobuf >= text
+}
+
+/// The body for clients that read gzip.
+fn compressed(headers: &HeaderMap, body: &[u8]) -> Option<Vec<u8>> {
+    let reads = |(name, parameters): &(String, Vec<(String, String)>)| name == "gzip" && quality(parameters) > 0.0;
+    if !members(headers, header::ACCEPT_ENCODING).iter().any(reads) {
+        return None;
+    }
+    let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 8), Compression::fast());
+    encoder.write_all(body).ok()?;
+    encoder.finish().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(name: HeaderName, value: &str) -> HeaderMap {
+        [(name, value.parse().expect("a header"))].into_iter().collect()
+    }
+
+    #[test]
+    fn formats() {
+        let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
+        let wants = |accept: &str| wants_protobuf(&headers(header::ACCEPT, accept));
+        assert!(wants(protobuf));
+        assert!(wants(&format!("{protobuf};q=0.7,text/plain;version=0.0.4;q=0.3")));
+        assert!(!wants(&format!("{protobuf};q=0.2,text/plain;version=0.0.4;q=0.3")));
+        assert!(!wants("application/vnd.google.protobuf;proto=other;encoding=delimited"));
+        assert!(!wants("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"));
+        assert!(!wants_protobuf(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn compression() {
+        use std::io::Read as _;
+        for (accept, expected) in [("gzip", true), ("deflate, gzip;q=0.5", true), ("gzip;q=0", false), ("br", false)] {
+            let compressed = compressed(&headers(header::ACCEPT_ENCODING, accept), b"# HELP a a\n");
+            assert_eq!(compressed.is_some(), expected, "{accept}");
+            if let Some(body) = compressed {
+                let mut text = String::new();
+                flate2::read::GzDecoder::new(&body[..]).read_to_string(&mut text).expect("gzip");
+                assert_eq!(text, "# HELP a a\n");
+            }
+        }
+    }
+}

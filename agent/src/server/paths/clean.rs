@@ -1,0 +1,129 @@
+//! One spelling per path: no empty segments, no `.`, no `..`.
+
+/// A path in its one spelling.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Cleaned {
+    /// As a client should have written it.
+    pub(super) text: String,
+    /// Its segments, percent signs resolved one segment at a time: an encoded slash separates nothing here.
+    pub(super) segments: Vec<String>,
+}
+
+impl Cleaned {
+    /// `None` for what is no path: the targets `*` and `host:port`, and percent signs without two digits.
+    pub(super) fn of(written: &str) -> Option<Self> {
+        let rest = written.strip_prefix('/')?;
+        let mut kept: Vec<&str> = Vec::new();
+        for segment in rest.split('/') {
+            match segment {
+                "" | "." => {}
+                ".." => drop(kept.pop()),
+                other => kept.push(other),
+            }
+        }
+        let mut text = format!("/{}", kept.join("/"));
+        if rest.ends_with('/') && text != "/" {
+            text.push('/');
+        }
+        let segments = text[1..].split('/').map(decode).collect::<Option<Vec<_>>>()?;
+        Some(Self { text, segments })
+    }
+
+    /// The path without percent signs. What was an encoded slash is one like any other now.
+    pub(super) fn decoded(&self) -> String {
+        format!("/{}", self.segments.join("/"))
+    }
+}
+
+/// Resolves percent signs. Bytes that are no text become replacement characters, which no name contains.
+fn decode(segment: &str) -> Option<String> {
+    if !segment.contains('%') {
+        return Some(segment.to_owned());
+    }
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let mut bytes = Vec::with_capacity(segment.len());
+    let mut rest = segment.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let value = digit(rest.next()?)? * 16 + digit(rest.next()?)?;
+            bytes.push(u8::try_from(value).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Writes a decoded path so that it can stand in a request again, without a slash at its end.
+pub(super) fn encode(decoded: &str) -> String {
+    let mut text = String::with_capacity(decoded.len() + 1);
+    for segment in decoded.trim_matches('/').split('/') {
+        text.push('/');
+        for byte in segment.bytes() {
+            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                text.push(char::from(byte));
+            } else {
+                text.push_str(&format!("%{byte:02X}"));
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn one_spelling() {
+        for (written, text) in [
+            ("/", "/"),
+            ("/pods", "/pods"),
+            ("/pods/", "/pods/"),
+            ("//pods", "/pods"),
+            ("/exec/../pods", "/pods"),
+            ("/exec/./a//b/", "/exec/a/b/"),
+            ("/../../etc", "/etc"),
+            ("/a/..", "/"),
+            ("/a/.", "/a"),
+            ("/exec/%2e%2e/pods", "/exec/%2e%2e/pods"),
+        ] {
+            assert_eq!(Cleaned::of(written).expect(written).text, text, "{written}");
+        }
+    }
+
+    #[test]
+    fn no_paths() {
+        for written in ["", "*", "host:10250", "/%", "/%4", "/%zz", "/a%2"] {
+            assert_eq!(Cleaned::of(written), None, "{written}");
+        }
+    }
+
+    #[test]
+    fn an_encoded_slash_stays_in_its_segment_until_the_end() {
+        let cleaned = Cleaned::of("/exec/a%2Fb/%63").expect("a path");
+        assert_eq!(cleaned.segments, ["exec", "a/b", "c"]);
+        assert_eq!(cleaned.decoded(), "/exec/a/b/c");
+        assert_eq!(encode(&cleaned.decoded()), "/exec/a/b/c");
+    }
+
+    proptest! {
+        #[test]
+        fn cleaning_is_done_after_once(written in "/([a.%/]|%2[eEfF]|\\.\\.){0,12}") {
+            if let Some(cleaned) = Cleaned::of(&written) {
+                prop_assert!(!cleaned.text.contains("//"));
+                prop_assert_eq!(Cleaned::of(&cleaned.text).map(|again| again.text), Some(cleaned.text));
+            }
+        }
+
+        #[test]
+        fn what_is_encoded_decodes_to_the_same(decoded in "(/[^/]{1,5}){1,4}") {
+            let encoded = encode(&decoded);
+            prop_assert!(encoded.is_ascii());
+            let segments: Vec<_> = encoded[1..].split('/').map(|s| decode(s).expect("well-formed")).collect();
+            prop_assert_eq!(format!("/{}", segments.join("/")), decoded);
+        }
+    }
+}

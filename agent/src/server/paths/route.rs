@@ -1,0 +1,117 @@
+//! The routes behind an entry of the outer layer: which one fits, or why none does.
+
+use super::clean::encode;
+use super::{Answer, Route};
+
+/// Why no route answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Refusal {
+    /// No route has this path.
+    NotFound,
+    /// The path has other methods.
+    Method {
+        /// Which, as a header lists them.
+        allow: String,
+    },
+    /// The client accepts no type there is.
+    Type {
+        /// The types there are, as a list.
+        types: String,
+    },
+}
+
+/// The one that answers, and the path in the spelling routers of other rooms know.
+pub(in crate::server) fn choose(
+    routes: &'static [Route],
+    decoded: &str,
+    method: &str,
+    accept: Option<&str>,
+) -> Result<(Answer, String), Refusal> {
+    let fitting: Vec<&Route> = routes.iter().filter(|route| fits(route.path, decoded)).collect();
+    if fitting.is_empty() {
+        return Err(Refusal::NotFound);
+    }
+    let Some(route) = fitting.iter().find(|route| route.methods.contains(&method)) else {
+        let methods: Vec<&str> = fitting.iter().flat_map(|route| route.methods).copied().collect();
+        return Err(Refusal::Method { allow: methods.join(", ") });
+    };
+    if !accepts(accept.unwrap_or_default(), route.types) {
+        return Err(Refusal::Type { types: route.types.join(", ") });
+    }
+    Ok((route.answer, encode(decoded)))
+}
+
+/// A slash at either end makes no difference; a parameter is never empty.
+fn fits(pattern: &str, decoded: &str) -> bool {
+    let mut segments = decoded.trim_matches('/').split('/');
+    for part in pattern.trim_matches('/').split('/') {
+        match (part, segments.next()) {
+            ("{*}", rest) => return rest.is_some_and(|first| !first.is_empty()),
+            ("{}", Some(segment)) if !segment.is_empty() => {}
+            (literal, Some(segment)) if literal == segment => {}
+            _ => return false,
+        }
+    }
+    segments.next().is_none()
+}
+
+/// Types are compared literally, and quality is not looked at, as upstream's router does.
+fn accepts(accept: &str, types: &[&str]) -> bool {
+    let mut accepted = accept.split(',').map(|one| one.split(';').next().unwrap_or_default().trim());
+    accept.is_empty() || accepted.any(|one| one == "*/*" || types.contains(&one))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{EXEC, LOGS, PODS, PROFILES};
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        for (pattern, path, expected) in [
+            ("/pods", "/pods/", true),
+            ("/pods", "/pods/x", false),
+            ("/exec/{}/{}/{}", "/exec/ns/pod/c", true),
+            ("/exec/{}/{}/{}", "/exec/ns/pod/c/", true),
+            ("/exec/{}/{}/{}", "/exec/ns//c", false),
+            ("/exec/{}/{}/{}", "/exec/ns/pod", false),
+            ("/exec/{}/{}/{}", "/exec/ns/pod/uid/c", false),
+            ("/logs/{*}", "/logs/", false),
+            ("/logs/{*}", "/logs/pods/a/b", true),
+            ("/debug/pprof/{*}", "/debug/pprof", false),
+        ] {
+            assert_eq!(fits(pattern, path), expected, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn refusals() {
+        assert_eq!(choose(PODS, "/pods/x", "GET", None), Err(Refusal::NotFound));
+        assert_eq!(choose(PODS, "/pods", "HEAD", None), Err(Refusal::Method { allow: "GET".to_owned() }));
+        let both = Refusal::Method { allow: "GET, POST".to_owned() };
+        assert_eq!(choose(EXEC, "/exec/a/b/c", "PATCH", Some("nonsense")), Err(both));
+        let json = Refusal::Type { types: "application/json".to_owned() };
+        assert_eq!(choose(PODS, "/pods", "GET", Some("text/html")), Err(json));
+        let none = Refusal::Type { types: String::new() };
+        assert_eq!(choose(LOGS, "/logs/", "GET", Some("application/json")), Err(none));
+        assert_eq!(choose(PROFILES, "/debug/pprof/", "GET", None), Err(Refusal::NotFound));
+    }
+
+    #[test]
+    fn choices() {
+        assert_eq!(choose(PODS, "/pods/", "GET", None), Ok((Answer::Pods, "/pods".to_owned())));
+        let exec = Ok((Answer::Debug, "/exec/a/b%20/u/c".to_owned()));
+        assert_eq!(choose(EXEC, "/exec/a/b /u/c", "POST", Some("*/*")), exec);
+    }
+
+    #[test]
+    fn acceptable_types() {
+        let json = &["application/json"];
+        for good in ["", "*/*", "application/json", "text/html, application/json;q=0.9"] {
+            assert!(accepts(good, json), "{good}");
+        }
+        for bad in ["application/*", "text/html"] {
+            assert!(!accepts(bad, json), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+use super::*;
+
+pub(super) const ALL_ON: Switches = Switches {
+    debugging: true,
+    profiling: true,
+    debug_flags: true,
+    system_logs: true,
+    checkpoint: true,
+    flagz: true,
+    statusz: true,
+};
+
+fn main() -> Table {
+    Table::main(&ALL_ON)
+}
+
+fn elsewhere(path: &str) -> Found {
+    Found::Elsewhere(path.to_owned())
+}
+
+#[test]
+fn unknown_paths() {
+    for path in ["/", "/nope", "/configz/", "/healthz/x", "/metrics/", "/pods%2F", "/%70ods%2fx", "/debug/flags/v/"] {
+        assert_eq!(main().find(path), Found::Unknown, "{path}");
+    }
+    for path in ["*", "", "/%zz"] {
+        assert_eq!(main().find(path), Found::Malformed, "{path}");
+    }
+}
+
+#[test]
+fn redirects() {
+    for (path, to) in [
+        ("/logs", "/logs/"),
+        ("/stats", "/stats/"),
+        ("/runningpods", "/runningpods/"),
+        ("/checkpoint", "/checkpoint/"),
+        ("/debug/pprof", "/debug/pprof/"),
+        ("//exec", "/exec"),
+        ("/exec/../pods", "/pods"),
+        ("/nope/../nope", "/nope"),
+        ("//evil.example", "/evil.example"),
+    ] {
+        assert_eq!(main().find(path), elsewhere(to), "{path}");
+    }
+}
+
+#[test]
+fn entries() {
+    for (path, answer) in [
+        ("/healthz", Answer::Healthz),
+        ("/healthz/log", Answer::Check("log")),
+        ("/%68ealthz", Answer::Healthz),
+        ("/metrics/slis", Answer::SliMetrics),
+        ("/configz", Answer::Configz),
+        ("/debug/flags/v", Answer::DebugFlags),
+    ] {
+        assert!(matches!(main().find(path), Found::Here(Serves::Any(found), _) if found == answer), "{path}");
+    }
+    for path in ["/pods", "/pods/x", "/exec/a", "/run", "/stats/x", "/exec/%2e%2e/pods", "/logs/a%2Fb"] {
+        assert!(matches!(main().find(path), Found::Here(Serves::Routes(_), _)), "{path}");
+    }
+    let Found::Here(_, decoded) = main().find("/exec/%2e%2e/pods") else { panic!("must be found") };
+    assert_eq!(decoded, "/exec/../pods");
+}
+
+#[test]
+fn switched_off() {
+    let off = |change: fn(&mut Switches)| {
+        let mut switches = ALL_ON;
+        change(&mut switches);
+        Table::main(&switches)
+    };
+    let refuses = |table: &Table, path: &str, text: &str| {
+        assert!(matches!(table.find(path), Found::Here(Serves::Refused(found), _) if found == text), "{path}");
+    };
+    let debugging = off(|switches| switches.debugging = false);
+    for table in [&debugging, &Table::read_only()] {
+        for prefix in DEBUG_PREFIXES {
+            refuses(table, &format!("{prefix}x"), "Debug endpoints are disabled.");
+            assert_eq!(table.find(prefix.trim_end_matches('/')), elsewhere(prefix));
+        }
+        for path in ["/configz", "/checkpoint/a/b/c", "/flagz", "/statusz", "/debug/flags/v"] {
+            assert_eq!(table.find(path), Found::Unknown, "{path}");
+        }
+    }
+    refuses(&off(|switches| switches.system_logs = false), "/logs/x", "logs endpoint is disabled.");
+    refuses(&off(|switches| switches.profiling = false), "/debug/pprof/x", "profiling endpoint is disabled.");
+    refuses(&off(|switches| switches.debug_flags = false), "/debug/flags/v", "flags endpoint is disabled.");
+    let gates = off(|switches| (switches.checkpoint, switches.flagz, switches.statusz) = (false, false, false));
+    for path in ["/checkpoint/a/b/c", "/flagz", "/statusz"] {
+        assert_eq!(gates.find(path), Found::Unknown, "{path}");
+    }
+}
+
+#[test]
+fn own_paths_for_people() {
+    let expected = ["/configz", "/debug", "/flagz", "/healthz", "/metrics", "/statusz"];
+    assert_eq!(main().own_paths(), expected);
+}

@@ -1,0 +1,78 @@
+//! Lists of pods as API objects.
+
+use std::sync::Arc;
+
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use serde::Serialize;
+use serde::ser::SerializeMap;
+
+use super::health::text;
+use crate::model::{ContainerState, PodSnapshot};
+
+/// The answer that lists these pods.
+pub(super) fn answer(pods: Vec<Arc<Pod>>) -> Response {
+    match serde_json::to_vec(&PodList(pods)) {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(error) => text((StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the pods: {error}\n"))),
+    }
+}
+
+/// What the runtime knows of pods that run: their names, and those of their running containers. Pods of which nothing
+/// runs are left out.
+pub fn running(snapshots: &[Arc<PodSnapshot>]) -> Vec<Arc<Pod>> {
+    snapshots.iter().filter_map(|snapshot| running_pod(snapshot)).map(Arc::new).collect()
+}
+
+fn running_pod(snapshot: &PodSnapshot) -> Option<Pod> {
+    let container = |found: &crate::model::ContainerStatus| Container {
+        name: found.name.clone(),
+        image: Some(found.image.clone()),
+        ..Container::default()
+    };
+    let mut containers: Vec<Container> =
+        snapshot.containers.iter().filter(|c| c.state == ContainerState::Running).map(container).collect();
+    containers.sort_by(|a, b| a.name.cmp(&b.name));
+    if containers.is_empty() && !snapshot.sandboxes.iter().any(|sandbox| sandbox.ready) {
+        return None;
+    }
+    let mut pod = Pod::default();
+    pod.metadata.uid = Some(snapshot.pod.uid.to_string());
+    pod.metadata.namespace = Some(snapshot.pod.namespace.to_string());
+    pod.metadata.name = Some(snapshot.pod.name.to_string());
+    pod.spec = Some(PodSpec { containers, ..PodSpec::default() });
+    Some(pod)
+}
+
+/// A v1 PodList. Its items are plain: kind and version are the list's.
+struct PodList(Vec<Arc<Pod>>);
+
+impl Serialize for PodList {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_map(Some(4))?;
+        list.serialize_entry("kind", "PodList")?;
+        list.serialize_entry("apiVersion", "v1")?;
+        list.serialize_entry("metadata", &serde_json::Map::new())?;
+        let items: Vec<Item<'_>> = self.0.iter().map(|pod| Item(pod)).collect();
+        // No pods are `null`, not an empty list.
+        list.serialize_entry("items", &Some(items).filter(|items| !items.is_empty()))?;
+        list.end()
+    }
+}
+
+struct Item<'a>(&'a Pod);
+
+impl Serialize for Item<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut item = serializer.serialize_map(None)?;
+        item.serialize_entry("metadata", &self.0.metadata)?;
+        item.serialize_entry("spec", &self.0.spec)?;
+        match &self.0.status {
+            Some(status) => item.serialize_entry("status", status)?,
+            // The API's own encoding has a status in every pod.
+            None => item.serialize_entry("status", &serde_json::Map::new())?,
+        }
+        item.end()
+    }
+}

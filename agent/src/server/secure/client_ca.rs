@@ -1,0 +1,173 @@
+//! The authorities whose client certificates are trusted, as their file says at the moment.
+//!
+//! A file that cannot be used keeps the authorities there were.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{DistinguishedName, RootCertStore};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::error::CertificateError;
+use super::files::FileWatch;
+
+const FIELD: &str = "authentication.x509.clientCAFile";
+
+/// The authorities, kept up to date by [`ClientCa::follow`].
+#[derive(Debug)]
+pub(super) struct ClientCa {
+    path: PathBuf,
+    provider: Arc<CryptoProvider>,
+    current: watch::Sender<Bundle>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Bundle {
+    text: Vec<u8>,
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+impl ClientCa {
+    /// Reads the file, which must be usable.
+    pub(super) fn load(path: &Path, provider: Arc<CryptoProvider>) -> Result<Self, CertificateError> {
+        let bundle = read(path, &provider)?;
+        Ok(Self { path: path.to_owned(), provider, current: watch::Sender::new(bundle) })
+    }
+
+    /// Whether an authority stands for this certificate, for use by a client, now.
+    pub(super) fn verify(&self, leaf: &CertificateDer<'_>, intermediates: &[CertificateDer<'_>]) -> Result<(), String> {
+        let verifier = self.current.borrow().verifier.clone();
+        let verified = verifier.verify_client_cert(leaf, intermediates, UnixTime::now());
+        verified.map(drop).map_err(|error| format!("verifying the client certificate: {error}"))
+    }
+
+    /// The authorities' names, for clients to choose a certificate by.
+    pub(super) fn hints(&self) -> Vec<DistinguishedName> {
+        self.current.borrow().verifier.root_hint_subjects().to_vec()
+    }
+
+    /// Told of every new bundle.
+    pub(super) fn changes(&self) -> watch::Receiver<Bundle> {
+        self.current.subscribe()
+    }
+
+    /// Reads the file again whenever it changes, until `shutdown`.
+    pub(super) async fn follow(&self, shutdown: CancellationToken) {
+        let mut files = FileWatch::new(vec![self.path.clone()]);
+        loop {
+            // The file may have changed before it was watched, so look first.
+            match read(&self.path, &self.provider) {
+                Ok(bundle) => self.take(bundle),
+                Err(error) => tracing::warn!(%error, "the authorities of client certificates stay as they were"),
+            }
+            if shutdown.run_until_cancelled(files.changed()).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    fn take(&self, bundle: Bundle) {
+        let new = self.current.send_if_modified(|current| {
+            let changed = current.text != bundle.text;
+            if changed {
+                *current = bundle;
+            }
+            changed
+        });
+        if new {
+            tracing::info!(path = %self.path.display(), "read the authorities of client certificates anew");
+        }
+    }
+}
+
+fn read(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Bundle, CertificateError> {
+    let text =
+        std::fs::read(path).map_err(|cause| CertificateError::Read { field: FIELD, path: path.to_owned(), cause })?;
+    let content = |problem: String| CertificateError::Content { field: FIELD, path: path.to_owned(), problem };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&text) {
+        let certificate = certificate.map_err(|error| content(error.to_string()))?;
+        roots.add(certificate).map_err(|error| content(error.to_string()))?;
+    }
+    if roots.is_empty() {
+        return Err(content("holds no certificate".to_owned()));
+    }
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .build()
+        .map_err(|error| content(error.to_string()))?;
+    Ok(Bundle { text, verifier })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::super::testing::Authority;
+    use super::*;
+
+    fn provider() -> Arc<CryptoProvider> {
+        Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+    }
+
+    #[test]
+    fn files_that_are_no_use() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ca.crt");
+        let refused = || ClientCa::load(&path, provider()).expect_err("refused").to_string();
+        assert!(refused().starts_with("authentication.x509.clientCAFile: cannot read "));
+        for text in ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+            fs::write(&path, text).expect("written");
+            assert!(refused().starts_with("authentication.x509.clientCAFile: "), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_trusted() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ca.crt");
+        let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+        fs::write(&path, ours.pem()).expect("written");
+        let ca = ClientCa::load(&path, provider()).expect("usable");
+        let verify = |chain: &[CertificateDer<'static>]| ca.verify(&chain[0], &chain[1..]);
+        assert_eq!(verify(&ours.client("ann", &[]).chain), Ok(()));
+        assert!(verify(&theirs.client("ann", &[]).chain).is_err());
+        assert!(verify(&ours.server("n1").chain).is_err(), "a server's certificate is no client's");
+        assert!(verify(&ours.expired("ann").chain).is_err());
+        let below = ours.intermediate("below");
+        let client = below.client("ann", &[]);
+        assert_eq!(ca.verify(&client.chain[0], &[below.der()]), Ok(()), "the client brings what lies between");
+        assert!(ca.verify(&client.chain[0], &[]).is_err());
+        assert_eq!(ca.hints().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_new_file_counts_and_a_bad_one_does_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ca.crt");
+        let (old, new) = (Authority::new("old"), Authority::new("new"));
+        fs::write(&path, old.pem()).expect("written");
+        let ca = Arc::new(ClientCa::load(&path, provider()).expect("usable"));
+        let mut changes = ca.changes();
+        let follower = ca.clone();
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn({
+            let shutdown = shutdown.clone();
+            async move { follower.follow(shutdown).await }
+        });
+        fs::write(&path, "nonsense").expect("written");
+        fs::write(&path, new.pem()).expect("written");
+        tokio::time::timeout(Duration::from_secs(10), changes.changed()).await.expect("in time").expect("alive");
+        let verify = |chain: &[CertificateDer<'static>]| ca.verify(&chain[0], &chain[1..]);
+        assert_eq!(verify(&new.client("ann", &[]).chain), Ok(()));
+        assert!(verify(&old.client("ann", &[]).chain).is_err());
+        shutdown.cancel();
+        task.await.expect("ends");
+    }
+}

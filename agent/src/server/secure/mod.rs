@@ -1,0 +1,203 @@
+//! The main port: HTTPS, for clients that are known and allowed to ask.
+//!
+//! Owns transport security, authentication and authorization. What is answered behind the door is in the other files of
+//! this room and in the routers other rooms hand over ([`super::Mounted`]).
+//!
+//! ```text
+//!  listener ─▶ connections (bounded) ─▶ TLS ─▶ Door: path known? ─▶ Guard: who? may they? ─▶ answer
+//!                     serving certificate ─┘          404, 307         401    403, 500
+//!                     client authorities ──┴───────────────────────────┘
+//! ```
+
+mod authenticate;
+mod authorize;
+mod client_ca;
+mod connections;
+mod error;
+mod files;
+mod guard;
+mod listener;
+mod review;
+mod self_signed;
+mod serving;
+#[cfg(test)]
+pub(super) mod testing;
+mod tls;
+mod user;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use connections::Peer;
+pub use error::{CertificateError, SetupError};
+pub(super) use guard::Guard;
+pub use review::{ReviewError, Reviews};
+pub use serving::ServingSource;
+pub use tls::Serving;
+pub use user::User;
+
+use super::door::Door;
+use crate::config::{FeatureGates, Gate, KubeletConfiguration};
+use authenticate::{Authenticator, Tokens};
+use authorize::{Authorizer, Webhook};
+use client_ca::ClientCa;
+use listener::Handshakes;
+use serving::ServingFiles;
+use tls::TlsSettings;
+
+/// The serving pair the configuration names, or one that is made for `host` in `cert_dir`. Blocks: reads files, may make
+/// keys. For nodes that request their certificate (`serverTLSBootstrap`) see [`ServingSource::Given`].
+///
+/// # Errors
+/// A pair that is half there or cannot be made.
+pub fn serving_files(
+    config: &KubeletConfiguration,
+    gates: &FeatureGates,
+    cert_dir: &Path,
+    host: &str,
+) -> Result<ServingSource, SetupError> {
+    let (certificate, key) = if config.tls_cert_file.is_empty() && config.tls_private_key_file.is_empty() {
+        self_signed::pair(cert_dir, host, SystemTime::now())?
+    } else {
+        (config.tls_cert_file.clone().into(), config.tls_private_key_file.clone().into())
+    };
+    Ok(ServingSource::Files { certificate, key, reload: gates.enabled(Gate::ReloadKubeletServerCertificateFile) })
+}
+
+/// The main port, open: connections queue from now on and are answered by [`super::run`].
+pub struct Secure {
+    listener: TcpListener,
+    handshakes: Handshakes,
+    guard: Guard,
+    client_ca: Option<Arc<ClientCa>>,
+    serving_files: Option<ServingFiles>,
+}
+
+impl Secure {
+    /// Checks everything the configuration says of the main port and opens it. `reviews` is the API server, if there is
+    /// one.
+    ///
+    /// # Errors
+    /// What the configuration asks for and cannot be had.
+    pub async fn open(
+        config: &KubeletConfiguration,
+        gates: &FeatureGates,
+        node: &str,
+        serving: ServingSource,
+        reviews: Option<Arc<dyn Reviews>>,
+    ) -> Result<Self, SetupError> {
+        let settings = TlsSettings::new(config)?;
+        let file = Some(&config.authentication.x509.client_ca_file).filter(|file| !file.is_empty());
+        let client_ca = match file {
+            Some(file) => Some(Arc::new(ClientCa::load(Path::new(file), settings.provider().clone())?)),
+            None => None,
+        };
+        let guard = Guard {
+            authenticator: authenticator(config, gates, client_ca.clone(), reviews.clone())?,
+            authorizer: authorizer(config, node, reviews)?,
+        };
+        let (serving, serving_files) = match serving {
+            ServingSource::Given(serving) => (serving, None),
+            ServingSource::Files { certificate, key, reload } => {
+                let (files, serving) = ServingFiles::load(&certificate, &key, settings.provider().clone())?;
+                (serving, Some(files.reloading(reload)))
+            }
+        };
+        let reload_hints = gates.enabled(Gate::ReloadKubeletClientCAFile);
+        let handshakes = Handshakes::new(settings, serving, client_ca.clone(), reload_hints)?;
+        let listener = listen(config).await?;
+        Ok(Self { listener, handshakes, guard, client_ca, serving_files })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
+    }
+
+    /// Takes the guard out and leaves what listens.
+    pub(super) fn into_parts(self) -> (Guard, Listening) {
+        let Self { listener, handshakes, guard, client_ca, serving_files } = self;
+        (guard, Listening { listener, handshakes, client_ca, serving_files })
+    }
+}
+
+/// The open port without its guard.
+pub(super) struct Listening {
+    listener: TcpListener,
+    handshakes: Handshakes,
+    client_ca: Option<Arc<ClientCa>>,
+    serving_files: Option<ServingFiles>,
+}
+
+impl Listening {
+    /// Serves until `shutdown`; requests in progress have a moment to end.
+    pub(super) async fn serve(self, door: Arc<Door>, shutdown: CancellationToken) {
+        let Self { listener, handshakes, client_ca, serving_files } = self;
+        let follow_ca = async {
+            if let Some(client_ca) = client_ca {
+                client_ca.follow(shutdown.clone()).await;
+            }
+        };
+        let follow_serving = async {
+            if let Some(files) = serving_files {
+                files.follow(shutdown.clone()).await;
+            }
+        };
+        tokio::join!(listener::serve(listener, handshakes, door, &shutdown), follow_ca, follow_serving);
+    }
+}
+
+async fn listen(config: &KubeletConfiguration) -> Result<TcpListener, SetupError> {
+    let tls = |field: &str, problem: String| SetupError::Tls { field: field.to_owned(), problem };
+    let host: IpAddr =
+        config.address.parse().map_err(|_| tls("address", format!("{:?} is not an IP address", config.address)))?;
+    let port = u16::try_from(config.port).map_err(|_| tls("port", format!("{} is not a port", config.port)))?;
+    let address = SocketAddr::new(host, port);
+    TcpListener::bind(address).await.map_err(|cause| SetupError::Listen { address, cause })
+}
+
+fn authenticator(
+    config: &KubeletConfiguration,
+    gates: &FeatureGates,
+    client_ca: Option<Arc<ClientCa>>,
+    reviews: Option<Arc<dyn Reviews>>,
+) -> Result<Authenticator, SetupError> {
+    let webhook = &config.authentication.webhook;
+    let tokens = match (webhook.enabled, reviews) {
+        (false, _) => None,
+        (true, None) => return Err(SetupError::NoAuthenticationClient),
+        (true, Some(reviews)) => Some(Tokens::new(reviews, webhook.cache_ttl.std())?),
+    };
+    Ok(Authenticator {
+        client_ca,
+        tokens,
+        anonymous: config.authentication.anonymous.enabled,
+        uid_from_certificate: gates.enabled(Gate::AllowParsingUserUIDFromCertAuth),
+    })
+}
+
+fn authorizer(
+    config: &KubeletConfiguration,
+    node: &str,
+    reviews: Option<Arc<dyn Reviews>>,
+) -> Result<Authorizer, SetupError> {
+    let webhook = &config.authorization.webhook;
+    match config.authorization.mode.as_str() {
+        "AlwaysAllow" => Ok(Authorizer::AlwaysAllow),
+        "Webhook" => {
+            let reviews = reviews.ok_or(SetupError::NoAuthorizationClient)?;
+            let (yes, no) = (webhook.cache_authorized_ttl.std(), webhook.cache_unauthorized_ttl.std());
+            Ok(Authorizer::Webhook(Webhook::new(reviews, node.to_owned(), yes, no)))
+        }
+        "" => Err(SetupError::NoMode),
+        other => Err(SetupError::UnknownMode(other.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! A serving pair for nodes that are given none: made once, kept in the certificate directory.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_RSA_SHA256, RsaKeySize,
+};
+
+use super::error::CertificateError;
+
+/// How long the pair is good.
+const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+/// It is good from this long ago on, for clocks that are slow.
+const SLACK: Duration = Duration::from_secs(3600);
+
+/// The pair in `folder`, made for `host` if there is none. Blocks: makes keys, reads and writes files.
+pub(super) fn pair(folder: &Path, host: &str, now: SystemTime) -> Result<(PathBuf, PathBuf), CertificateError> {
+    let (certificate, key) = (folder.join("kubelet.crt"), folder.join("kubelet.key"));
+    match (certificate.exists(), key.exists()) {
+        (true, true) => return Ok((certificate, key)),
+        (true, false) => return Err(CertificateError::Half { present: certificate, missing: key }),
+        (false, true) => return Err(CertificateError::Half { present: key, missing: certificate }),
+        (false, false) => {}
+    }
+    let (chain, private) = make(host, now)
+        .map_err(|error| CertificateError::Make { host: host.to_owned(), problem: error.to_string() })?;
+    let write_error = |path: &Path| {
+        let path = path.to_owned();
+        |cause| CertificateError::Write { path, cause }
+    };
+    fs::create_dir_all(folder).map_err(write_error(folder))?;
+    // The key first: a certificate without its key is an error at the next start, and so is the other way round; but a
+    // key that was not written whole is found out at once.
+    write(&key, &private, 0o600).map_err(write_error(&key))?;
+    write(&certificate, &chain, 0o644).map_err(write_error(&certificate))?;
+    tracing::info!(certificate = %certificate.display(), host, "made a self-signed serving certificate");
+    Ok((certificate, key))
+}
+
+/// All of it or nothing.
+fn write(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
+    let partial = path.with_extension("partial");
+    let _ = fs::remove_file(&partial);
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&partial, path)
+}
+
+/// Chain (the certificate and its one-time authority) and key, as PEM.
+fn make(host: &str, now: SystemTime) -> Result<(String, String), rcgen::Error> {
+    let unix = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (from, until) = (now - SLACK, now - SLACK + LIFETIME);
+    let rsa = || KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048);
+
+    let mut authority = named(&format!("{host}-ca@{unix}"), Vec::new())?;
+    (authority.not_before, authority.not_after) = (from.into(), until.into());
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    authority.key_usages =
+        vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment, KeyUsagePurpose::KeyCertSign];
+    let authority_key = rsa()?;
+    let authority_certificate = authority.self_signed(&authority_key)?;
+
+    let mut leaf = named(&format!("{host}@{unix}"), vec![host.to_owned()])?;
+    (leaf.not_before, leaf.not_after) = (from.into(), until.into());
+    leaf.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+    leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    leaf.use_authority_key_identifier_extension = true;
+    let key = rsa()?;
+    let certificate = leaf.signed_by(&key, &Issuer::from_params(&authority, &authority_key))?;
+    Ok((format!("{}{}", certificate.pem(), authority_certificate.pem()), key.serialize_pem()))
+}
+
+fn named(common_name: &str, names: Vec<String>) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(names)?;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common_name);
+    Ok(params)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject as _;
+    use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+
+    use super::*;
+
+    #[test]
+    fn what_is_made() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let (certificate, key) = pair(&folder.path().join("pki"), "n1", now).expect("a pair");
+        let mode = |path: &Path| fs::metadata(path).expect("is there").permissions().mode() & 0o777;
+        assert_eq!((mode(&certificate), mode(&key)), (0o644, 0o600));
+        let chain: Vec<_> =
+            CertificateDer::pem_file_iter(&certificate).expect("readable").map(|der| der.expect("PEM")).collect();
+        let parsed: Vec<_> = chain.iter().map(|der| X509Certificate::from_der(der).expect("a certificate").1).collect();
+        let subjects: Vec<_> = parsed.iter().map(|parsed| parsed.subject().to_string()).collect();
+        assert_eq!(subjects, ["CN=n1@1800000000", "CN=n1-ca@1800000000"]);
+        assert!(parsed[0].verify_signature(Some(parsed[1].public_key())).is_ok());
+        assert!(parsed[1].is_ca() && !parsed[0].is_ca());
+        let names = parsed[0].subject_alternative_name().expect("well-formed").expect("there");
+        assert_eq!(names.value.general_names, [GeneralName::DNSName("n1")]);
+        let validity = parsed[0].validity();
+        assert_eq!(validity.not_before.timestamp(), 1_800_000_000 - 3600);
+        assert_eq!(validity.not_after.timestamp() - validity.not_before.timestamp(), 365 * 24 * 3600);
+        assert!(parsed[0].public_key().parsed().is_ok_and(|key| key.key_size() == 2048));
+        let before = fs::read(&certificate).expect("readable");
+        pair(&folder.path().join("pki"), "other", now).expect("the same pair");
+        assert_eq!(fs::read(&certificate).expect("readable"), before, "what is there is left alone");
+    }
+
+    #[test]
+    fn an_address_is_named_as_one() {
+        let (chain, _) = make("192.0.2.1", SystemTime::now()).expect("a pair");
+        let der = CertificateDer::from_pem_slice(chain.as_bytes()).expect("PEM");
+        let (_, parsed) = X509Certificate::from_der(&der).expect("a certificate");
+        let names = parsed.subject_alternative_name().expect("well-formed").expect("there");
+        assert_eq!(names.value.general_names, [GeneralName::IPAddress(&[192, 0, 2, 1])]);
+    }
+
+    #[test]
+    fn half_a_pair_is_an_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("kubelet.key"), "x").expect("written");
+        let error = pair(folder.path(), "n1", SystemTime::now()).expect_err("half a pair");
+        assert!(matches!(error, CertificateError::Half { .. }), "{error}");
+    }
+}

@@ -1,0 +1,190 @@
+//! The certificate the main port shows: from files, kept up to date, or from whoever requests one.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::error::CertificateError;
+use super::files::FileWatch;
+use super::tls::Serving;
+
+const CERTIFICATE: &str = "tlsCertFile";
+const KEY: &str = "tlsPrivateKeyFile";
+
+/// Where the certificate comes from.
+#[derive(Clone, Debug)]
+pub enum ServingSource {
+    /// From a pair of files, read again when they change.
+    Files {
+        /// Chain, as PEM.
+        certificate: PathBuf,
+        /// Key, as PEM.
+        key: PathBuf,
+        /// Gate `ReloadKubeletServerCertificateFile`.
+        reload: bool,
+    },
+    /// From somebody who requests it; handshakes fail while there is none.
+    Given(Serving),
+}
+
+/// A pair of files that was usable at least once.
+pub(super) struct ServingFiles {
+    certificate: PathBuf,
+    key: PathBuf,
+    provider: Arc<CryptoProvider>,
+    sender: watch::Sender<Option<Arc<CertifiedKey>>>,
+    reload: bool,
+}
+
+impl ServingFiles {
+    /// Reads the pair, which must be usable.
+    pub(super) fn load(
+        certificate: &Path,
+        key: &Path,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<(Self, Serving), CertificateError> {
+        let (sender, serving) = watch::channel(Some(Arc::new(read(certificate, key, &provider)?)));
+        let files = Self { certificate: certificate.to_owned(), key: key.to_owned(), provider, sender, reload: true };
+        Ok((files, serving))
+    }
+
+    /// Whether changes are read at all.
+    pub(super) fn reloading(self, reload: bool) -> Self {
+        Self { reload, ..self }
+    }
+
+    /// Reads the pair again whenever it changes, until `shutdown`. A pair that does not match is half of a change: the
+    /// one there was stays.
+    pub(super) async fn follow(self, shutdown: CancellationToken) {
+        if !self.reload {
+            return shutdown.cancelled().await;
+        }
+        let mut files = FileWatch::new(vec![self.certificate.clone(), self.key.clone()]);
+        loop {
+            // The files may have changed before they were watched, so look first.
+            match read(&self.certificate, &self.key, &self.provider) {
+                Ok(pair) => self.take(pair),
+                Err(error) => tracing::warn!(%error, "the serving certificate stays as it was"),
+            }
+            if shutdown.run_until_cancelled(files.changed()).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    fn take(&self, pair: CertifiedKey) {
+        let new = self.sender.send_if_modified(|current| {
+            let changed = current.as_ref().is_none_or(|current| current.cert != pair.cert);
+            if changed {
+                *current = Some(Arc::new(pair));
+            }
+            changed
+        });
+        if new {
+            tracing::info!(certificate = %self.certificate.display(), "read the serving certificate anew");
+        }
+    }
+}
+
+/// A pair of files as one.
+fn read(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
+    let content = |field: &'static str, path: &Path, problem: String| CertificateError::Content {
+        field,
+        path: path.to_owned(),
+        problem,
+    };
+    let text = |field: &'static str, path: &Path| {
+        std::fs::read(path).map_err(|cause| CertificateError::Read { field, path: path.to_owned(), cause })
+    };
+    let chain = CertificateDer::pem_slice_iter(&text(CERTIFICATE, certificate)?)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| content(CERTIFICATE, certificate, error.to_string()))?;
+    if chain.is_empty() {
+        return Err(content(CERTIFICATE, certificate, "holds no certificate".to_owned()));
+    }
+    let private = PrivateKeyDer::from_pem_slice(&text(KEY, key)?)
+        .map_err(|error| content(KEY, key, format!("holds no private key: {error}")))?;
+    CertifiedKey::from_der(chain, private, provider).map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => content(KEY, key, format!("is not the key of {}", certificate.display())),
+        other => content(KEY, key, other.to_string()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::super::testing::{Authority, Pair};
+    use super::*;
+
+    fn provider() -> Arc<CryptoProvider> {
+        Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+    }
+
+    struct Files {
+        folder: tempfile::TempDir,
+    }
+
+    impl Files {
+        fn new(pair: &Pair) -> Self {
+            let files = Self { folder: tempfile::tempdir().expect("a folder") };
+            fs::write(files.certificate(), pair.chain_pem()).expect("written");
+            fs::write(files.key(), pair.key_pem()).expect("written");
+            files
+        }
+
+        fn certificate(&self) -> PathBuf {
+            self.folder.path().join("tls.crt")
+        }
+
+        fn key(&self) -> PathBuf {
+            self.folder.path().join("tls.key")
+        }
+
+        fn load(&self) -> Result<(ServingFiles, Serving), String> {
+            ServingFiles::load(&self.certificate(), &self.key(), provider()).map_err(|error| error.to_string())
+        }
+    }
+
+    #[test]
+    fn pairs_that_are_no_use_name_field_and_file() {
+        let authority = Authority::new("ca");
+        let (one, two) = (authority.server("n1"), authority.server("n1"));
+        let files = Files::new(&one);
+        assert!(files.load().is_ok());
+        fs::write(files.key(), two.key_pem()).expect("written");
+        assert!(files.load().err().expect("refused").starts_with("tlsPrivateKeyFile: "));
+        fs::write(files.certificate(), "nonsense").expect("written");
+        assert!(files.load().err().expect("refused").starts_with("tlsCertFile: "));
+        fs::remove_file(files.certificate()).expect("removed");
+        assert!(files.load().err().expect("refused").starts_with("tlsCertFile: cannot read "));
+    }
+
+    #[tokio::test]
+    async fn a_mismatch_keeps_the_old_pair_until_the_new_one_is_whole() {
+        let authority = Authority::new("ca");
+        let (one, two) = (authority.server("n1"), authority.server("n1"));
+        let files = Files::new(&one);
+        let (loaded, mut serving) = files.load().expect("usable");
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(loaded.follow(shutdown.clone()));
+        let shown = |serving: &Serving| serving.borrow().as_ref().expect("one").cert[0].clone();
+        assert_eq!(shown(&serving), one.chain[0]);
+        fs::write(files.certificate(), two.chain_pem()).expect("written");
+        // Long enough for the change to be read, were it a whole one.
+        let early = tokio::time::timeout(Duration::from_millis(300), serving.changed()).await;
+        assert!(early.is_err(), "half a change was taken");
+        fs::write(files.key(), two.key_pem()).expect("written");
+        tokio::time::timeout(Duration::from_secs(10), serving.changed()).await.expect("in time").expect("alive");
+        assert_eq!(shown(&serving), two.chain[0]);
+        shutdown.cancel();
+        task.await.expect("ends");
+    }
+}

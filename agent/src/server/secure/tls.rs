@@ -1,0 +1,282 @@
+//! Transport security as the configuration asks for it.
+
+use std::sync::Arc;
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::aws_lc_rs::{self, cipher_suite, kx_group};
+use rustls::crypto::{CryptoProvider, SupportedKxGroup, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::version::{TLS12, TLS13};
+use rustls::{
+    CipherSuite, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme, SupportedCipherSuite,
+    SupportedProtocolVersion,
+};
+use tokio::sync::watch;
+
+use super::error::SetupError;
+use crate::config::KubeletConfiguration;
+
+/// A serving certificate, as soon as there is one; `None` fails handshakes.
+pub type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
+
+/// What the configuration says of transport security, checked.
+#[derive(Clone, Debug)]
+pub(super) struct TlsSettings {
+    provider: Arc<CryptoProvider>,
+    versions: Vec<&'static SupportedProtocolVersion>,
+}
+
+/// Names that also stand for a suite.
+const ALIASES: [(&str, &str); 2] = [
+    ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256"),
+    ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305", "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256"),
+];
+/// Suites of TLS 1.3, on which configuration has no effect.
+const SUITES_13: [&str; 3] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"];
+/// HTTP/2 needs one of these.
+const FOR_HTTP2: [CipherSuite; 2] =
+    [CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256];
+
+impl TlsSettings {
+    pub(super) fn new(config: &KubeletConfiguration) -> Result<Self, SetupError> {
+        let versions = versions(&config.tls_min_version)?;
+        let cipher_suites = if versions.contains(&&TLS12) { suites(&config.tls_cipher_suites)? } else { tls13() };
+        let kx_groups = groups(&config.tls_curve_preferences)?;
+        let provider = CryptoProvider { cipher_suites, kx_groups, ..aws_lc_rs::default_provider() };
+        Ok(Self { provider: Arc::new(provider), versions })
+    }
+
+    pub(super) fn provider(&self) -> &Arc<CryptoProvider> {
+        &self.provider
+    }
+
+    /// A server's configuration. With `hints`, the authorities of client certificates, certificates are asked for.
+    pub(super) fn server(
+        &self,
+        serving: Serving,
+        hints: Option<Vec<DistinguishedName>>,
+        http2: bool,
+    ) -> Result<ServerConfig, SetupError> {
+        let builder = ServerConfig::builder_with_provider(self.provider.clone());
+        let builder = builder.with_protocol_versions(&self.versions).map_err(|error| SetupError::Tls {
+            field: "tlsCipherSuites, tlsMinVersion".to_owned(),
+            problem: error.to_string(),
+        })?;
+        let builder = match hints {
+            Some(hints) => {
+                builder.with_client_cert_verifier(Arc::new(Unverified { hints, provider: self.provider.clone() }))
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let mut server = builder.with_cert_resolver(Arc::new(Current(serving)));
+        if http2 {
+            server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        }
+        Ok(server)
+    }
+}
+
+/// TLS 1.0 and 1.1 are not spoken: whoever allows them gets 1.2 all the same.
+fn versions(least: &str) -> Result<Vec<&'static SupportedProtocolVersion>, SetupError> {
+    match least {
+        "" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12" => Ok(vec![&TLS13, &TLS12]),
+        "VersionTLS13" => Ok(vec![&TLS13]),
+        other => {
+            let problem = format!("{other:?} is not a TLS version such as VersionTLS12");
+            Err(SetupError::Tls { field: "tlsMinVersion".to_owned(), problem })
+        }
+    }
+}
+
+fn is_tls13(suite: &SupportedCipherSuite) -> bool {
+    matches!(suite, SupportedCipherSuite::Tls13(_))
+}
+
+fn tls13() -> Vec<SupportedCipherSuite> {
+    aws_lc_rs::ALL_CIPHER_SUITES.iter().filter(|suite| is_tls13(suite)).copied().collect()
+}
+
+/// The suites below TLS 1.3 that are named, in the order named, after all those of 1.3.
+fn suites(names: &[String]) -> Result<Vec<SupportedCipherSuite>, SetupError> {
+    if names.is_empty() {
+        return Ok(aws_lc_rs::DEFAULT_CIPHER_SUITES.to_vec());
+    }
+    let mut suites = tls13();
+    for (index, name) in names.iter().enumerate() {
+        if SUITES_13.contains(&name.as_str()) {
+            continue;
+        }
+        let suite = suite(name).ok_or_else(|| SetupError::Tls {
+            field: format!("tlsCipherSuites[{index}]"),
+            problem: format!(
+                "{name:?} is not offered: only suites with forward secrecy and authenticated encryption are"
+            ),
+        })?;
+        if !suites.contains(&suite) {
+            suites.push(suite);
+        }
+    }
+    if !suites.iter().any(|suite| FOR_HTTP2.contains(&suite.suite())) {
+        let problem = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 or TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 must be among \
+                       them, because HTTP/2 needs one of both";
+        return Err(SetupError::Tls { field: "tlsCipherSuites".to_owned(), problem: problem.to_owned() });
+    }
+    Ok(suites)
+}
+
+fn suite(name: &str) -> Option<SupportedCipherSuite> {
+    let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, name)| name);
+    let suite = match name {
+        "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256" => cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+        "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384" => cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+        "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256" => cipher_suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+        "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256" => cipher_suite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+        "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384" => cipher_suite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+        "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256" => cipher_suite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+        _ => return None,
+    };
+    Some(suite)
+}
+
+/// Key exchange groups by their numbers.
+fn groups(numbers: &[i32]) -> Result<Vec<&'static dyn SupportedKxGroup>, SetupError> {
+    if numbers.is_empty() {
+        return Ok(vec![kx_group::X25519MLKEM768, kx_group::X25519, kx_group::SECP256R1, kx_group::SECP384R1]);
+    }
+    let known = |number: i32| -> Option<&'static dyn SupportedKxGroup> {
+        Some(match number {
+            23 => kx_group::SECP256R1,
+            24 => kx_group::SECP384R1,
+            29 => kx_group::X25519,
+            4587 => kx_group::SECP256R1MLKEM768,
+            4588 => kx_group::X25519MLKEM768,
+            _ => return None,
+        })
+    };
+    let group = |(index, number): (usize, &i32)| {
+        known(*number).ok_or_else(|| SetupError::Tls {
+            field: format!("tlsCurvePreferences[{index}]"),
+            problem: format!("key exchange group {number} is not offered; 23, 24, 29, 4587 and 4588 are"),
+        })
+    };
+    numbers.iter().enumerate().map(group).collect()
+}
+
+/// Presents what is the certificate at the moment.
+#[derive(Debug)]
+struct Current(Serving);
+
+impl ResolvesServerCert for Current {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let current = self.0.borrow().clone();
+        if current.is_none() {
+            tracing::warn!("no serving certificate available for the kubelet");
+        }
+        current
+    }
+}
+
+/// Takes whatever certificate a client has, if it has the key too: whether it is trusted is looked at per request, when
+/// an answer other than a broken connection can be given.
+#[derive(Debug)]
+struct Unverified {
+    hints: Vec<DistinguishedName>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ClientCertVerifier for Unverified {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &self.hints
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(change: impl FnOnce(&mut KubeletConfiguration)) -> Result<TlsSettings, String> {
+        let mut config = KubeletConfiguration::default();
+        change(&mut config);
+        TlsSettings::new(&config).map_err(|error| error.to_string())
+    }
+
+    fn suites_of(names: &[&str]) -> Result<Vec<CipherSuite>, String> {
+        let settings = settings(|config| config.tls_cipher_suites = names.iter().map(ToString::to_string).collect())?;
+        Ok(settings.provider.cipher_suites.iter().map(SupportedCipherSuite::suite).collect())
+    }
+
+    #[test]
+    fn suites_are_those_named() {
+        assert!(suites_of(&[]).expect("defaults").len() >= 9);
+        let named =
+            ["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", "TLS_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"];
+        let expected = [
+            CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+            CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+        ];
+        let found = suites_of(&named).expect("acceptable");
+        assert_eq!(found[found.len() - 2..], expected);
+        assert_eq!(found.len(), 5, "those of TLS 1.3 are always there");
+    }
+
+    #[test]
+    fn suites_that_cannot_be() {
+        let lacking = suites_of(&["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_AES_128_CBC_SHA"]);
+        assert!(lacking.expect_err("refused").starts_with("tlsCipherSuites[1]: \"TLS_RSA_WITH_AES_128_CBC_SHA\""));
+        let http2 = suites_of(&["TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384"]).expect_err("refused");
+        assert!(http2.starts_with("tlsCipherSuites: ") && http2.contains("HTTP/2"), "{http2}");
+        let modern = settings(|config| {
+            config.tls_min_version = "VersionTLS13".to_owned();
+            config.tls_cipher_suites = vec!["TLS_RSA_WITH_AES_128_CBC_SHA".to_owned()];
+        });
+        assert_eq!(modern.expect("suites have no effect on TLS 1.3").versions, [&TLS13]);
+    }
+
+    #[test]
+    fn groups_and_versions() {
+        let groups = |numbers: &[i32]| settings(|config| config.tls_curve_preferences = numbers.to_vec());
+        let names: Vec<_> = groups(&[24, 4588]).expect("known").provider.kx_groups.iter().map(|g| g.name()).collect();
+        assert_eq!(names, [rustls::NamedGroup::secp384r1, rustls::NamedGroup::X25519MLKEM768]);
+        assert!(groups(&[23, 25]).expect_err("unknown").starts_with("tlsCurvePreferences[1]: key exchange group 25"));
+        let version = settings(|config| config.tls_min_version = "TLS1.2".to_owned());
+        assert!(version.expect_err("unknown").starts_with("tlsMinVersion: \"TLS1.2\""));
+    }
+}

@@ -1,0 +1,192 @@
+//! `/flagz` and `/statusz`: flags and state for people, and for programs that name the exact version they read.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::health::text;
+use crate::metrics::Metrics;
+
+const COMPONENT: &str = "kubelet";
+const GROUP: &str = "config.k8s.io";
+const CAUTION: &str =
+    "Warning: for reading by people only; the format may change at any time and is nobody's to parse.";
+
+/// In which form a page is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Text,
+    /// Of this version; YAML differs from JSON by its name only, for each JSON document is a YAML document.
+    Object {
+        version: &'static str,
+        yaml: bool,
+    },
+}
+
+pub(super) fn flagz(flags: &BTreeMap<String, String>, headers: &HeaderMap) -> Response {
+    let Some(form) = form(headers, "Flagz") else { return not_acceptable("Flagz") };
+    match form {
+        Form::Text => {
+            let lines: String = flags.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+            text((StatusCode::OK, format!("\n{COMPONENT} flagz\n{CAUTION}\n\n{lines}")))
+        }
+        Form::Object { version, yaml } => {
+            object("Flagz", version, yaml, json!({ "metadata": { "name": COMPONENT }, "flags": flags }))
+        }
+    }
+}
+
+/// What there is no Go to name a version of.
+const LANGUAGE: &str = "rust";
+
+/// `version` is the Kubernetes version that is stood in for.
+pub(super) fn statusz(metrics: &Metrics, version: &str, paths: &[String], headers: &HeaderMap) -> Response {
+    let Some(form) = form(headers, "Statusz") else { return not_acceptable("Statusz") };
+    let start = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(metrics.process_start).unwrap_or_default();
+    let up = SystemTime::now().duration_since(start).unwrap_or_default().as_secs();
+    let started = humantime::format_rfc3339_seconds(start).to_string();
+    let version = version.trim_start_matches('v');
+    let emulated = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
+    match form {
+        Form::Text => {
+            let (hours, minutes, seconds) = (up / 3600, up / 60 % 60, up % 60);
+            let paths = paths.join(" ");
+            let body = format!(
+                "\n{COMPONENT} statusz\n{CAUTION}\n\nStarted: {started}\nUp: {hours} hr {minutes:02} min {seconds:02} sec\n\
+                 Go version: {LANGUAGE}\nBinary version: {version}\nEmulation version: {emulated}\nPaths: {paths}\n"
+            );
+            text((StatusCode::OK, body))
+        }
+        Form::Object { version: api, yaml } => object(
+            "Statusz",
+            api,
+            yaml,
+            json!({
+                "metadata": { "name": COMPONENT },
+                "startTime": started,
+                "uptimeSeconds": up,
+                "goVersion": LANGUAGE,
+                "binaryVersion": version,
+                "emulationVersion": emulated,
+                "paths": paths,
+            }),
+        ),
+    }
+}
+
+fn object(kind: &str, version: &str, yaml: bool, mut body: Value) -> Response {
+    body["kind"] = kind.into();
+    body["apiVersion"] = format!("{GROUP}/{version}").into();
+    let media = if yaml { "application/yaml" } else { "application/json" };
+    let mut response = ([(header::CONTENT_TYPE, media)], format!("{body}\n")).into_response();
+    if version == "v1alpha1" {
+        let page = kind.to_lowercase();
+        let warning =
+            format!("299 - \"This version of the {page} endpoint is deprecated. Please use a newer version.\"");
+        if let Ok(warning) = HeaderValue::from_str(&warning) {
+            response.headers_mut().insert(HeaderName::from_static("warning"), warning);
+        }
+    }
+    response
+}
+
+fn not_acceptable(kind: &str) -> Response {
+    let wanted = format!("application/json;v=v1beta1;g={GROUP};as={kind}");
+    text((StatusCode::NOT_ACCEPTABLE, format!("only the following media types are accepted: text/plain, {wanted}\n")))
+}
+
+/// The first accepted form there is. Objects must be named to the version: what is not asked for by name may change.
+fn form(headers: &HeaderMap, kind: &str) -> Option<Form> {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    if accept.trim().is_empty() {
+        return Some(Form::Text);
+    }
+    accept.split(',').find_map(|one| {
+        let mut parts = one.split(';').map(str::trim);
+        let media = parts.next().unwrap_or_default();
+        let parameters: BTreeMap<&str, &str> = parts.filter_map(|part| part.split_once('=')).collect();
+        let is = |name: &str, wanted: &str| parameters.get(name) == Some(&wanted);
+        let yaml = match media {
+            "text/plain" | "*/*" => return Some(Form::Text),
+            "application/json" => false,
+            "application/yaml" => true,
+            _ => return None,
+        };
+        let version = ["v1beta1", "v1alpha1"].into_iter().find(|version| is("v", version))?;
+        (is("g", GROUP) && is("as", kind)).then_some(Form::Object { version, yaml })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+
+    use super::*;
+
+    fn accept(value: &str) -> HeaderMap {
+        [(header::ACCEPT, value.parse().expect("a header"))].into_iter().collect()
+    }
+
+    async fn body(response: Response) -> String {
+        String::from_utf8(to_bytes(response.into_body(), 100_000).await.expect("a body").to_vec()).expect("text")
+    }
+
+    fn flags() -> BTreeMap<String, String> {
+        [("v", "2"), ("config", "/c.yaml")].map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+    }
+
+    #[tokio::test]
+    async fn flags_as_text_and_object() {
+        let page = body(flagz(&flags(), &HeaderMap::new())).await;
+        assert!(page.ends_with("\n\nconfig=/c.yaml\nv=2\n"), "{page}");
+        let response = flagz(&flags(), &accept("application/json;v=v1beta1;g=config.k8s.io;as=Flagz"));
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
+        assert!(!response.headers().contains_key("warning"));
+        let object: Value = serde_json::from_str(&body(response).await).expect("JSON");
+        assert_eq!(
+            object,
+            json!({"kind": "Flagz", "apiVersion": "config.k8s.io/v1beta1", "metadata": {"name": "kubelet"},
+                   "flags": {"v": "2", "config": "/c.yaml"}})
+        );
+    }
+
+    #[test]
+    fn forms() {
+        let form = |accepted: &str| super::form(&accept(accepted), "Statusz");
+        let object = |version, yaml| Some(Form::Object { version, yaml });
+        assert_eq!(form("*/*"), Some(Form::Text));
+        assert_eq!(form("text/html, text/plain;q=0.1"), Some(Form::Text));
+        assert_eq!(form("application/yaml;v=v1beta1;g=config.k8s.io;as=Statusz"), object("v1beta1", true));
+        assert_eq!(form("application/json;v=v1alpha1;g=config.k8s.io;as=Statusz"), object("v1alpha1", false));
+        for none in ["application/json", "text/html", "application/json;v=v1beta1;g=config.k8s.io;as=Flagz"] {
+            assert_eq!(form(none), None, "{none}");
+        }
+        assert_eq!(
+            statusz(&Metrics::new(), "v1.36.3", &[], &accept("application/json")).status(),
+            StatusCode::NOT_ACCEPTABLE
+        );
+    }
+
+    #[tokio::test]
+    async fn state_of_the_process() {
+        let paths = ["/configz".to_owned(), "/healthz".to_owned()];
+        let page = body(statusz(&Metrics::new(), "v1.36.3", &paths, &HeaderMap::new())).await;
+        assert!(
+            page.contains("\nEmulation version: 1.36\n") && page.ends_with("\nPaths: /configz /healthz\n"),
+            "{page}"
+        );
+        let response = statusz(
+            &Metrics::new(),
+            "v1.36.3",
+            &paths,
+            &accept("application/json;v=v1alpha1;g=config.k8s.io;as=Statusz"),
+        );
+        assert!(response.headers()["warning"].to_str().expect("text").contains("statusz endpoint is deprecated"));
+        let object: Value = serde_json::from_str(&body(response).await).expect("JSON");
+        assert_eq!((&object["binaryVersion"], &object["paths"][0]), (&"1.36.3".into(), &"/configz".into()));
+        assert!(object["uptimeSeconds"].as_u64().is_some_and(|up| up < 3600), "{object}");
+    }
+}

@@ -1,0 +1,250 @@
+//! From what was measured to what clients read. Pure.
+
+use super::extras::Extras;
+use super::extras::PodExtras;
+use super::extras::Used;
+use super::sample::ContainerSample;
+use super::sample::Measured;
+use super::sample::PodSample;
+use super::sample::Sample;
+use super::summary::*;
+use crate::kernel::usage::DiskUsage;
+use crate::kernel::usage::InterfaceUsage;
+
+/// Names and times that no measurement tells.
+#[derive(Clone, Debug)]
+pub(super) struct About {
+    pub(super) node_name: String,
+    /// The machine's start, in nanoseconds since the Unix epoch.
+    pub(super) booted: i64,
+    /// The agent's start.
+    pub(super) agent_started: i64,
+}
+
+/// The summary; without `extras` it has processor and memory only.
+pub(super) fn summary(about: &About, sample: &Sample, extras: Option<&Extras>) -> Body {
+    let node = &sample.node;
+    let system = sample.system.iter().map(|(name, measured)| {
+        let start = if *name == "kubelet" { about.agent_started } else { about.booted };
+        container(name, start, measured, sample.at, extras.is_some())
+    });
+    let system: Vec<ContainerStats> = system.collect();
+    Body {
+        node: NodeStats {
+            name: about.node_name.clone(),
+            start_time: Time(about.booted),
+            system_containers: Some(system).filter(|all| !all.is_empty()),
+            cpu: cpu(node, sample.at),
+            memory: memory(node, sample.at),
+            io: extras.map(|_| io(node, sample.at)),
+            network: extras.map(|extras| network(extras.at, &extras.interfaces)),
+            fs: extras.map(|extras| fs(extras.at, &extras.root_fs, None)),
+            runtime: extras.map(|extras| {
+                let images = fs(extras.at, &extras.image_fs, None);
+                RuntimeStats { image_fs: Some(images.clone()), container_fs: Some(images) }
+            }),
+            rlimit: extras.map(|extras| Rlimit {
+                time: Time(extras.at),
+                max_pid: extras.processes.max,
+                current: extras.processes.current,
+            }),
+            swap: swap(node, sample.at),
+        },
+        pods: sample.pods.iter().map(|pod| of_pod(pod, sample.at, extras)).collect(),
+    }
+}
+
+fn of_pod(pod: &PodSample, at: i64, extras: Option<&Extras>) -> PodStats {
+    let own = pod.own.as_ref();
+    let of_pod = extras.map(|extras| (extras, extras.pods.get(&pod.pod.uid).cloned().unwrap_or_default()));
+    let containers = pod.containers.iter().map(|container| of_container(container, at, of_pod.as_ref()));
+    let reference = PodReference {
+        name: pod.pod.name.to_string(),
+        namespace: pod.pod.namespace.to_string(),
+        uid: pod.pod.uid.to_string(),
+    };
+    PodStats {
+        pod: reference,
+        start_time: Time(pod.created_at),
+        containers: containers.collect(),
+        cpu: own.and_then(|own| cpu(own, at)),
+        memory: own.and_then(|own| memory(own, at)),
+        io: extras.and_then(|_| own).map(|own| io(own, at)),
+        network: of_pod
+            .as_ref()
+            .filter(|(_, of_pod)| !of_pod.interfaces.is_empty())
+            .map(|(extras, of_pod)| network(extras.at, &of_pod.interfaces)),
+        ephemeral_storage: of_pod.as_ref().map(|(extras, of_pod)| ephemeral_storage(pod, extras, of_pod)),
+        process_stats: extras.and_then(|_| own?.usage.tasks).map(|count| ProcessStats { process_count: Some(count) }),
+        swap: own.and_then(|own| swap(own, at)),
+    }
+}
+
+fn of_container(sample: &ContainerSample, at: i64, of_pod: Option<&(&Extras, PodExtras)>) -> ContainerStats {
+    let mut stats = container(&sample.name, sample.created_at, &sample.measured, at, of_pod.is_some());
+    if let Some((extras, of_pod)) = of_pod {
+        let writable = extras.writable.get(sample.id.as_str()).copied();
+        stats.rootfs = Some(fs(extras.at, &extras.image_fs, Some(writable.unwrap_or_default())));
+        let logs = of_pod.logs.get(&sample.name).copied().unwrap_or_default();
+        stats.logs = Some(fs(extras.at, &extras.root_fs, Some(logs)));
+    }
+    stats
+}
+
+fn ephemeral_storage(pod: &PodSample, extras: &Extras, of_pod: &PodExtras) -> Fs {
+    let writable = pod.containers.iter().filter_map(|container| extras.writable.get(container.id.as_str()));
+    let used = writable.chain(of_pod.logs.values()).fold(of_pod.other, |sum, used| sum + *used);
+    fs(extras.at, &extras.root_fs, Some(used))
+}
+
+fn container(name: &str, start: i64, measured: &Measured, at: i64, with_io: bool) -> ContainerStats {
+    ContainerStats {
+        name: name.to_owned(),
+        start_time: Time(start),
+        cpu: cpu(measured, at),
+        memory: memory(measured, at),
+        io: with_io.then(|| io(measured, at)),
+        rootfs: None,
+        logs: None,
+        swap: swap(measured, at),
+    }
+}
+
+fn cpu(measured: &Measured, at: i64) -> Option<Cpu> {
+    Some(Cpu {
+        time: Time(at),
+        usage_nano_cores: measured.nano_cores,
+        usage_core_nano_seconds: Some(measured.usage.cpu?),
+        psi: Some(measured.usage.cpu_pressure.into()),
+    })
+}
+
+fn memory(measured: &Measured, at: i64) -> Option<Memory> {
+    let memory = measured.usage.memory?;
+    Some(Memory {
+        time: Time(at),
+        available_bytes: memory.available(),
+        usage_bytes: Some(memory.usage),
+        working_set_bytes: Some(memory.working_set),
+        rss_bytes: Some(memory.rss),
+        page_faults: Some(memory.page_faults),
+        major_page_faults: Some(memory.major_page_faults),
+        psi: Some(measured.usage.memory_pressure.into()),
+    })
+}
+
+fn io(measured: &Measured, at: i64) -> Io {
+    Io { time: Time(at), psi: Some(measured.usage.io_pressure.into()) }
+}
+
+fn swap(measured: &Measured, at: i64) -> Option<Swap> {
+    let memory = measured.usage.memory?;
+    let used = memory.swap?;
+    let available_bytes = memory.swap_limit.map(|limit| limit.saturating_sub(used));
+    Some(Swap { time: Time(at), available_bytes, usage_bytes: Some(used) })
+}
+
+/// A file system, or what `part` uses of it.
+fn fs(at: i64, disk: &DiskUsage, part: Option<Used>) -> Fs {
+    let part = part.unwrap_or(Used { bytes: disk.used, inodes: disk.inodes_used });
+    Fs {
+        time: Time(at),
+        available_bytes: Some(disk.available),
+        capacity_bytes: Some(disk.capacity),
+        used_bytes: Some(part.bytes),
+        inodes_free: Some(disk.inodes_free),
+        inodes: Some(disk.inodes),
+        inodes_used: Some(part.inodes),
+    }
+}
+
+fn network(at: i64, interfaces: &[InterfaceUsage]) -> Network {
+    let default = interfaces.iter().find(|interface| interface.name == "eth0");
+    let all = interfaces.iter().map(|interface| Interface {
+        name: interface.name.clone(),
+        rx_bytes: Some(interface.rx_bytes),
+        rx_errors: Some(interface.rx_errors),
+        tx_bytes: Some(interface.tx_bytes),
+        tx_errors: Some(interface.tx_errors),
+    });
+    Network {
+        time: Time(at),
+        name: default.map(|interface| interface.name.clone()).unwrap_or_default(),
+        rx_bytes: default.map(|interface| interface.rx_bytes),
+        rx_errors: default.map(|interface| interface.rx_errors),
+        tx_bytes: default.map(|interface| interface.tx_bytes),
+        tx_errors: default.map(|interface| interface.tx_errors),
+        interfaces: Some(all.collect()).filter(|all: &Vec<Interface>| !all.is_empty()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+    use serde_json::json;
+    use tokio::time::Instant;
+
+    use super::super::sample::tests::sample;
+    use super::*;
+    use crate::kernel::usage::ProcessCounts;
+
+    fn about() -> About {
+        About { node_name: "node".to_owned(), booted: 1_767_000_000_000_000_000, agent_started: 0 }
+    }
+
+    #[tokio::test]
+    async fn processor_and_memory_only() {
+        let shown: Value = serde_json::to_value(summary(&about(), &sample(Instant::now(), 5), None)).unwrap();
+        let zero = json!({"total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0});
+        let time = "2026-01-01T00:01:40Z";
+        let cpu = json!({"time": time, "usageCoreNanoSeconds": 5, "psi": {"full": zero, "some": zero}});
+        let memory = json!({"time": time, "availableBytes": 400, "usageBytes": 900, "workingSetBytes": 600, "rssBytes": 0,
+            "pageFaults": 0, "majorPageFaults": 0, "psi": {"full": zero, "some": zero}});
+        let swap = json!({"time": time, "swapUsageBytes": 7});
+        assert_eq!(
+            shown["pods"],
+            json!([{
+                "podRef": {"name": "pod", "namespace": "ns", "uid": "uid"}, "startTime": "2025-12-31T23:59:59Z",
+                "cpu": cpu, "memory": memory, "swap": swap,
+                "containers": [{"name": "main", "startTime": "2026-01-01T00:00:00Z", "cpu": cpu, "memory": memory, "swap": swap}],
+            }])
+        );
+        let node = shown["node"].as_object().unwrap();
+        let names: Vec<&str> = node.keys().map(String::as_str).collect();
+        assert_eq!(names, ["cpu", "memory", "nodeName", "startTime", "swap", "systemContainers"]);
+    }
+
+    #[tokio::test]
+    async fn everything() {
+        let used = |bytes| Used { bytes, inodes: 1 };
+        let eth0 = InterfaceUsage { name: "eth0".to_owned(), rx_bytes: 1, ..Default::default() };
+        let of_pod =
+            PodExtras { interfaces: vec![eth0.clone()], logs: [("main".to_owned(), used(20))].into(), other: used(3) };
+        let extras = Extras {
+            at: 1_767_225_700_000_000_000,
+            root_fs: DiskUsage { capacity: 100, available: 50, used: 40, inodes: 10, inodes_free: 4, inodes_used: 6 },
+            processes: ProcessCounts { max: Some(99), current: Some(7) },
+            interfaces: vec![InterfaceUsage { name: "wlan0".to_owned(), ..Default::default() }],
+            pods: [("uid".into(), of_pod)].into(),
+            writable: [("main-0".to_owned(), used(100))].into(),
+            ..Extras::default()
+        };
+        let shown: Value = serde_json::to_value(summary(&about(), &sample(Instant::now(), 5), Some(&extras))).unwrap();
+        let (node, pod) = (&shown["node"], &shown["pods"][0]);
+        assert_eq!(node["rlimit"], json!({"time": "2026-01-01T00:01:40Z", "maxpid": 99, "curproc": 7}));
+        assert_eq!(
+            (&node["network"]["name"], &node["network"]["interfaces"][0]["name"]),
+            (&json!(""), &json!("wlan0"))
+        );
+        assert_eq!((&pod["network"]["name"], &pod["network"]["rxBytes"]), (&json!("eth0"), &json!(1)));
+        let storage = &pod["ephemeral-storage"];
+        assert_eq!(
+            (&storage["usedBytes"], &storage["inodesUsed"], &storage["capacityBytes"]),
+            (&json!(123), &json!(3), &json!(100))
+        );
+        assert_eq!(pod["process_stats"], json!({"process_count": 3}));
+        let container = &pod["containers"][0];
+        assert_eq!((&container["rootfs"]["usedBytes"], &container["logs"]["usedBytes"]), (&json!(100), &json!(20)));
+        assert_eq!(node["runtime"]["imageFs"], node["runtime"]["containerFs"]);
+    }
+}

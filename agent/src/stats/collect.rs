@@ -1,0 +1,190 @@
+//! Takes samples: from cgroup files where the container's process is known, from the runtime where it is not. Blocks.
+
+use std::sync::Arc;
+
+use keblet_proto::cri::v1 as cri;
+use tokio::time::Instant;
+
+use super::sample::ContainerSample;
+use super::sample::Measured;
+use super::sample::PodSample;
+use super::sample::Sample;
+use crate::kernel::cgroup::Layout;
+use crate::kernel::usage::CgroupPlace;
+use crate::kernel::usage::CgroupUsage;
+use crate::kernel::usage::Machine;
+use crate::kernel::usage::MemoryUsage;
+use crate::kernel::usage::Pressure;
+use crate::kernel::usage::PressureLine;
+use crate::model::Clock;
+use crate::model::ContainerStatus;
+use crate::model::PodSnapshot;
+
+/// Cgroups whose usage is told beside that of the pods, by the name that clients know.
+pub type SystemCgroups = Vec<(&'static str, String)>;
+
+/// True if a running container's usage can only be learnt from the runtime.
+pub(super) fn needs_runtime(snapshots: &[Arc<PodSnapshot>]) -> bool {
+    snapshots.iter().flat_map(|snapshot| snapshot.running()).any(|container| container.pid.is_none())
+}
+
+/// Measures everything now.
+pub(super) fn take(
+    layout: &Layout,
+    system: &SystemCgroups,
+    snapshots: &[Arc<PodSnapshot>],
+    told: &[cri::ContainerStats],
+) -> Sample {
+    let (taken, at) = (Instant::now(), Clock::System.wall_nanos());
+    let system = system.iter().filter_map(|(name, path)| {
+        let usage = CgroupPlace::at(layout, path).read();
+        let is_there = usage.cpu.is_some() || usage.memory.is_some();
+        is_there.then(|| (*name, Measured::new(*name, usage)))
+    });
+    Sample {
+        taken,
+        at,
+        node: Measured::new("/", Machine::usage(layout)),
+        system: system.collect(),
+        pods: snapshots.iter().filter_map(|snapshot| pod(layout, snapshot, told)).collect(),
+    }
+}
+
+/// A pod, unless nothing of it runs.
+fn pod(layout: &Layout, snapshot: &PodSnapshot, told: &[cri::ContainerStats]) -> Option<PodSample> {
+    let mut own = None;
+    let mut containers = Vec::new();
+    for container in snapshot.running() {
+        let place = container.pid.and_then(|pid| place_of(layout, pid, container));
+        if own.is_none() {
+            own = place.as_ref().and_then(|place| place.parent_named(snapshot.pod.uid.as_str()));
+        }
+        containers.push(measure(container, place.as_ref(), told));
+    }
+    let newest = snapshot.sandboxes.first();
+    let earliest = containers.iter().map(|container: &ContainerSample| container.created_at).min()?;
+    let is_on_host = newest.is_some_and(|sandbox| sandbox.host_network);
+    Some(PodSample {
+        pod: snapshot.pod.clone(),
+        created_at: newest.map_or(earliest, |sandbox| sandbox.created_at),
+        network_of: snapshot.running().find_map(|container| container.pid).filter(|_| !is_on_host),
+        own: own.map(|place| Measured::new(snapshot.pod.uid.as_str(), place.read())),
+        containers,
+    })
+}
+
+/// The container's cgroup, by its first process. The number may be another process's by now: then its cgroup does not
+/// bear the container's id.
+fn place_of(layout: &Layout, pid: u32, container: &ContainerStatus) -> Option<CgroupPlace> {
+    let memberships = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    memberships.contains(container.id.as_str()).then(|| CgroupPlace::of_process(layout, &memberships))
+}
+
+fn measure(container: &ContainerStatus, place: Option<&CgroupPlace>, told: &[cri::ContainerStats]) -> ContainerSample {
+    let of_runtime = told
+        .iter()
+        .find(|stats| stats.attributes.as_ref().is_some_and(|attributes| attributes.id == container.id.as_str()));
+    let key = container.id.as_str();
+    let measured = match (place, of_runtime) {
+        (Some(place), _) => Measured::new(key, place.read()),
+        (None, Some(stats)) => by_runtime(key, stats),
+        (None, None) => Measured::new(key, CgroupUsage::default()),
+    };
+    ContainerSample {
+        name: container.name.clone(),
+        id: container.id.clone(),
+        created_at: container.created_at,
+        measured,
+    }
+}
+
+/// Usage as the runtime tells it.
+fn by_runtime(key: &str, stats: &cri::ContainerStats) -> Measured {
+    let value = |value: &Option<cri::UInt64Value>| value.as_ref().map(|value| value.value);
+    let (cpu, memory) = (stats.cpu.as_ref(), stats.memory.as_ref());
+    let memory_usage = memory.map(|memory| {
+        let working_set = value(&memory.working_set_bytes).unwrap_or(0);
+        MemoryUsage {
+            usage: value(&memory.usage_bytes).unwrap_or(working_set),
+            working_set,
+            rss: value(&memory.rss_bytes).unwrap_or(0),
+            page_faults: value(&memory.page_faults).unwrap_or(0),
+            major_page_faults: value(&memory.major_page_faults).unwrap_or(0),
+            limit: value(&memory.available_bytes).map(|left| left.saturating_add(working_set)),
+            swap: stats.swap.as_ref().and_then(|swap| value(&swap.swap_usage_bytes)),
+            swap_limit: stats.swap.as_ref().and_then(|swap| {
+                Some(value(&swap.swap_available_bytes)?.saturating_add(value(&swap.swap_usage_bytes)?))
+            }),
+        }
+    });
+    let usage = CgroupUsage {
+        cpu: cpu.and_then(|cpu| value(&cpu.usage_core_nano_seconds)),
+        cpu_pressure: pressure(cpu.and_then(|cpu| cpu.psi.as_ref())),
+        memory: memory_usage,
+        memory_pressure: pressure(memory.and_then(|memory| memory.psi.as_ref())),
+        io_pressure: pressure(stats.io.as_ref().and_then(|io| io.psi.as_ref())),
+        tasks: None,
+    };
+    Measured { nano_cores: cpu.and_then(|cpu| value(&cpu.usage_nano_cores)), ..Measured::new(key, usage) }
+}
+
+fn pressure(told: Option<&cri::PsiStats>) -> Pressure {
+    let line = |data: &Option<cri::PsiData>| {
+        let data = data.clone().unwrap_or_default();
+        PressureLine { total: data.total, avg10: data.avg10, avg60: data.avg60, avg300: data.avg300 }
+    };
+    told.map(|psi| Pressure { some: line(&psi.some), full: line(&psi.full) }).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing;
+
+    fn told(id: &str) -> cri::ContainerStats {
+        let some = |value| Some(cri::UInt64Value { value });
+        cri::ContainerStats {
+            attributes: Some(cri::ContainerAttributes { id: id.to_owned(), ..Default::default() }),
+            cpu: Some(cri::CpuUsage {
+                usage_core_nano_seconds: some(5),
+                usage_nano_cores: some(9),
+                ..Default::default()
+            }),
+            memory: Some(cri::MemoryUsage {
+                working_set_bytes: some(10),
+                available_bytes: some(20),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_runtime_tells_what_has_no_process() {
+        let snapshot = testing::snapshot(vec![testing::running("a", 0), testing::exited("b", 0, 0)]);
+        let all = [Arc::new(snapshot)];
+        assert!(needs_runtime(&all));
+        let layout = Layout::detect().unwrap();
+        let sample = take(&layout, &vec![("pods", "/no/such/cgroup".to_owned())], &all, &[told("a-0")]);
+        assert!(sample.system.is_empty() && sample.node.usage.cpu > Some(0));
+        let [pod] = &sample.pods[..] else { panic!("one pod") };
+        let [container] = &pod.containers[..] else { panic!("what has exited uses nothing") };
+        let memory = container.measured.usage.memory.unwrap();
+        assert_eq!((container.measured.usage.cpu, container.measured.nano_cores), (Some(5), Some(9)));
+        assert_eq!((memory.working_set, memory.available()), (10, Some(20)));
+    }
+
+    #[test]
+    fn a_pod_of_which_nothing_runs_is_absent() {
+        let all = [Arc::new(testing::snapshot(vec![testing::exited("b", 0, 0)]))];
+        assert!(take(&Layout::detect().unwrap(), &Vec::new(), &all, &[]).pods.is_empty());
+    }
+
+    #[test]
+    fn a_process_of_another_container_is_not_believed() {
+        let mut container = testing::running("a", 0);
+        container.pid = Some(std::process::id());
+        let layout = Layout::detect().unwrap();
+        assert_eq!(place_of(&layout, std::process::id(), &container), None);
+    }
+}

@@ -1,0 +1,187 @@
+//! What the node, its pods and their containers use: for `/stats/summary` and `/metrics/resource`.
+//!
+//! Owns measuring on demand, the samples that rates need, and the two forms in which usage is told. Nothing is measured
+//! while nobody asks; who asks within [`FRESH`] of another gets the same numbers. Refuses to judge them.
+//!
+//! ```text
+//!  pod cache ─▶ pids ─▶ cgroup files ─┐
+//!  runtime (where no pid is known) ───┴▶ sample ─▶ rates ─▶ build ─▶ summary
+//!  disks · network · runtime ───────────▶ extras ───────────┘
+//! ```
+
+mod build;
+mod collect;
+mod extras;
+mod resource;
+mod sample;
+mod summary;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use keblet_proto::cri::v1 as cri;
+use prometheus::proto::MetricFamily;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use self::build::About;
+pub use self::collect::SystemCgroups;
+use self::extras::Extras;
+pub use self::extras::Folders;
+use self::sample::Sample;
+use crate::kernel::cgroup::Layout;
+use crate::kernel::usage::Machine;
+use crate::model::Clock;
+use crate::model::PodSnapshot;
+use crate::runtime::Runtime;
+
+/// How long a measurement serves.
+const FRESH: Duration = Duration::from_secs(5);
+/// The same for disks and logs, which change slowly and cost more.
+const FRESH_EXTRAS: Duration = Duration::from_secs(10);
+/// Time between two samples where there is no recent one to compare with.
+const APART: Duration = Duration::from_millis(200);
+
+/// Usage cannot be told. The texts begin as those of upstream do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StatsError {
+    /// The agent's own file system.
+    #[error("failed to get rootFs stats: {0}")]
+    RootFs(String),
+    /// The runtime's file system.
+    #[error("failed to get imageFs stats: {0}")]
+    ImageFs(String),
+    /// Pods and containers.
+    #[error("failed to list pod stats: {0}")]
+    Pods(String),
+    /// The agent is shutting down.
+    #[error("usage is not measured any more: {0}")]
+    Stopped(String),
+    /// The summary cannot be written.
+    #[error("cannot encode the summary: {0}")]
+    Encode(String),
+}
+
+/// What is needed to measure.
+pub struct StatsSource {
+    /// The node's name.
+    pub node_name: String,
+    /// The machine's cgroup hierarchies.
+    pub layout: Layout,
+    /// Cgroups that are told of by name.
+    pub system: SystemCgroups,
+    /// Where the agent keeps its files.
+    pub folders: Folders,
+    /// The container runtime.
+    pub runtime: Runtime,
+    /// Snapshots of all pods.
+    pub snapshots: Arc<dyn Fn() -> Vec<Arc<PodSnapshot>> + Send + Sync>,
+}
+
+/// Tells usage. Cheap to clone; all clones share the measurements.
+#[derive(Clone)]
+pub struct Stats {
+    source: Arc<StatsSource>,
+    about: Arc<About>,
+    sample: Arc<Mutex<Option<Arc<Sample>>>>,
+    extras: Arc<Mutex<Option<(Instant, Arc<Extras>)>>>,
+}
+
+impl Stats {
+    /// Measures nothing yet.
+    pub fn new(source: StatsSource) -> Self {
+        let about = About {
+            node_name: source.node_name.clone(),
+            booted: Machine::boot_time().unwrap_or(0).saturating_mul(1_000_000_000),
+            agent_started: Clock::System.wall_nanos(),
+        };
+        Self { source: Arc::new(source), about: Arc::new(about), sample: Arc::default(), extras: Arc::default() }
+    }
+
+    /// The summary as JSON, indented as upstream does.
+    ///
+    /// # Errors
+    /// Runtime or file system do not answer.
+    pub async fn summary(&self, only_cpu_and_memory: bool) -> Result<Vec<u8>, StatsError> {
+        let sample = self.sample(true).await?;
+        let extras = if only_cpu_and_memory { None } else { Some(self.extras(&sample).await?) };
+        let body = build::summary(&self.about, &sample, extras.as_deref());
+        let mut json = Vec::new();
+        let formatter = serde_json::ser::PrettyFormatter::with_indent(b" ");
+        let mut serializer = serde_json::Serializer::with_formatter(&mut json, formatter);
+        serde::Serialize::serialize(&body, &mut serializer).map_err(|error| StatsError::Encode(error.to_string()))?;
+        Ok(json)
+    }
+
+    /// The families of `/metrics/resource`; when nothing can be measured they say so.
+    pub async fn resource_metrics(&self) -> Vec<MetricFamily> {
+        match self.sample(false).await {
+            Ok(sample) => resource::families(Some(&sample)),
+            Err(error) => {
+                tracing::warn!(%error, "cannot measure usage");
+                resource::families(None)
+            }
+        }
+    }
+
+    /// A fresh sample. `with_rates`: if there is no recent one to compare with, one is taken for that.
+    async fn sample(&self, with_rates: bool) -> Result<Arc<Sample>, StatsError> {
+        // Held while measuring: who comes meanwhile waits for the same numbers.
+        let mut last = self.sample.lock().await;
+        let now = Instant::now();
+        if let Some(sample) = last.as_ref().filter(|sample| now.duration_since(sample.taken()) < FRESH) {
+            let has_rates = sample.node.nano_cores.is_some();
+            if has_rates || !with_rates {
+                return Ok(sample.clone());
+            }
+        }
+        let before = match last.take().filter(|sample| sample.is_recent(now)) {
+            Some(sample) => Some(sample),
+            None if with_rates => {
+                let first = Arc::new(self.take().await?);
+                tokio::time::sleep(APART).await;
+                Some(first)
+            }
+            None => None,
+        };
+        let mut sample = self.take().await?;
+        if let Some(before) = before {
+            sample.rate_since(&before);
+        }
+        Ok(last.insert(Arc::new(sample)).clone())
+    }
+
+    async fn take(&self) -> Result<Sample, StatsError> {
+        let snapshots = (self.source.snapshots)();
+        let told = if collect::needs_runtime(&snapshots) {
+            let stats = self.source.runtime.list_container_stats(cri::ContainerStatsFilter::default()).await;
+            stats.map_err(|error| StatsError::Pods(error.rpc_text()))?
+        } else {
+            Vec::new()
+        };
+        let source = self.source.clone();
+        let taken =
+            tokio::task::spawn_blocking(move || collect::take(&source.layout, &source.system, &snapshots, &told)).await;
+        taken.map_err(|error| StatsError::Stopped(error.to_string()))
+    }
+
+    async fn extras(&self, sample: &Sample) -> Result<Arc<Extras>, StatsError> {
+        let mut last = self.extras.lock().await;
+        if let Some((at, extras)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH_EXTRAS) {
+            tracing::trace!(age = ?at.elapsed(), "disks were measured lately");
+            return Ok(extras.clone());
+        }
+        let extras = Arc::new(extras::measure(&self.source.runtime, &self.source.folders, sample).await?);
+        *last = Some((Instant::now(), extras.clone()));
+        Ok(extras)
+    }
+}
+
+impl Sample {
+    fn taken(&self) -> Instant {
+        self.taken
+    }
+}
+
+#[cfg(test)]
+mod tests;

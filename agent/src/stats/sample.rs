@@ -1,0 +1,162 @@
+//! What was measured of processor and memory at one moment, and the rates between two of them. Pure.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::kernel::usage::CgroupUsage;
+use crate::model::ContainerId;
+use crate::model::PodRef;
+
+/// A rate over less than this says nothing; over more it is no present rate.
+const SHORTEST: Duration = Duration::from_millis(50);
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
+
+/// Everything measured at one moment.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// When, on the monotonic clock.
+    pub(super) taken: Instant,
+    /// When, in nanoseconds since the Unix epoch.
+    pub(super) at: i64,
+    /// The root cgroup.
+    pub(super) node: Measured,
+    /// Cgroups with a name of their own: `kubelet`, `runtime`, `misc`, `pods`.
+    pub(super) system: Vec<(&'static str, Measured)>,
+    pub(super) pods: Vec<PodSample>,
+}
+
+/// A pod with running containers.
+#[derive(Clone, Debug)]
+pub(super) struct PodSample {
+    pub(super) pod: PodRef,
+    /// Creation of its sandbox, in nanoseconds since the Unix epoch.
+    pub(super) created_at: i64,
+    /// A process whose network is the pod's; absent with host network.
+    pub(super) network_of: Option<u32>,
+    /// The pod's own cgroup.
+    pub(super) own: Option<Measured>,
+    pub(super) containers: Vec<ContainerSample>,
+}
+
+/// A running container.
+#[derive(Clone, Debug)]
+pub(super) struct ContainerSample {
+    pub(super) name: String,
+    pub(super) id: ContainerId,
+    /// In nanoseconds since the Unix epoch.
+    pub(super) created_at: i64,
+    pub(super) measured: Measured,
+}
+
+/// The usage of one cgroup.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Measured {
+    /// Whose usage it is, the same in all samples.
+    pub(super) key: String,
+    pub(super) usage: CgroupUsage,
+    /// Cores in use lately, in billionths.
+    pub(super) nano_cores: Option<u64>,
+}
+
+impl Measured {
+    pub(super) fn new(key: impl Into<String>, usage: CgroupUsage) -> Self {
+        Self { key: key.into(), usage, nano_cores: None }
+    }
+}
+
+impl Sample {
+    fn all(&self) -> impl Iterator<Item = &Measured> {
+        let system = self.system.iter().map(|(_, measured)| measured);
+        let containers = self.pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.measured);
+        std::iter::once(&self.node)
+            .chain(system)
+            .chain(self.pods.iter().filter_map(|pod| pod.own.as_ref()))
+            .chain(containers)
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Measured> {
+        let system = self.system.iter_mut().map(|(_, measured)| measured);
+        let pods = self.pods.iter_mut().flat_map(|pod| {
+            pod.own.iter_mut().chain(pod.containers.iter_mut().map(|container| &mut container.measured))
+        });
+        std::iter::once(&mut self.node).chain(system).chain(pods)
+    }
+
+    /// The sample can serve as the beginning of a present rate at `now`.
+    pub(super) fn is_recent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.taken) <= LONGEST
+    }
+
+    /// Fills in the rates since `before`. A counter that has fallen began anew and has no rate yet.
+    pub(super) fn rate_since(&mut self, before: &Self) {
+        let passed = self.taken.saturating_duration_since(before.taken);
+        if !(SHORTEST..=LONGEST).contains(&passed) {
+            return;
+        }
+        let counters: HashMap<&str, u64> =
+            before.all().filter_map(|measured| Some((measured.key.as_str(), measured.usage.cpu?))).collect();
+        for measured in self.all_mut() {
+            let used = measured.usage.cpu.zip(counters.get(measured.key.as_str()).copied());
+            let used = used.and_then(|(now, before)| now.checked_sub(before));
+            measured.nano_cores = used.map(|nanos| per_second(nanos, passed)).or(measured.nano_cores);
+        }
+    }
+}
+
+fn per_second(nanos: u64, passed: Duration) -> u64 {
+    u64::try_from(u128::from(nanos) * 1_000_000_000 / passed.as_nanos().max(1)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::kernel::usage::MemoryUsage;
+
+    /// A node with one pod of one container that has used `cpu` nanoseconds.
+    pub(in crate::stats) fn sample(taken: Instant, cpu: u64) -> Sample {
+        let memory =
+            MemoryUsage { usage: 900, working_set: 600, limit: Some(1000), swap: Some(7), ..Default::default() };
+        let usage = CgroupUsage { cpu: Some(cpu), memory: Some(memory), tasks: Some(3), ..Default::default() };
+        let container = ContainerSample {
+            name: "main".to_owned(),
+            id: "main-0".into(),
+            created_at: 1_767_225_600_000_000_000,
+            measured: Measured::new("main-0", usage),
+        };
+        let pod = PodSample {
+            pod: PodRef { uid: "uid".into(), namespace: "ns".into(), name: "pod".into() },
+            created_at: 1_767_225_599_000_000_000,
+            network_of: None,
+            own: Some(Measured::new("uid", usage)),
+            containers: vec![container],
+        };
+        Sample {
+            taken,
+            at: 1_767_225_700_500_000_000,
+            node: Measured::new("/", usage),
+            system: vec![("pods", Measured::new("pods", usage))],
+            pods: vec![pod],
+        }
+    }
+
+    #[tokio::test]
+    async fn rates_between_two_samples() {
+        let start = Instant::now();
+        let before = sample(start, 1_000_000_000);
+        let rated = |seconds: f64, cpu: u64| {
+            let mut after = sample(start + Duration::from_secs_f64(seconds), cpu);
+            after.rate_since(&before);
+            let rates: Vec<_> = after.all().map(|measured| measured.nano_cores).collect();
+            assert!(rates.windows(2).all(|pair| pair[0] == pair[1]), "{rates:?}");
+            rates[0]
+        };
+        assert_eq!(rated(2.0, 2_000_000_000), Some(500_000_000));
+        assert_eq!(rated(10.0, 1_000_000_000), Some(0));
+        assert_eq!(rated(2.0, 500_000_000), None, "the counter began anew");
+        assert_eq!(rated(0.01, 2_000_000_000), None, "too short");
+        assert_eq!(rated(120.0, 2_000_000_000), None, "too long ago");
+        assert!(before.is_recent(start + LONGEST) && !before.is_recent(start + LONGEST * 2));
+    }
+}

@@ -1,0 +1,32 @@
+//! Reading what pods refer to.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+use tokio::sync::watch;
+
+use crate::apiserver::ApiServer;
+use crate::config::Settings;
+use crate::model::Clock;
+use crate::objects::Objects;
+use crate::objects::ObjectsConfig;
+use crate::objects::Strategy;
+
+/// The objects room, as configured; without an API server one that has nothing. `node`: the node's own object as last
+/// seen.
+pub fn start(
+    settings: &Settings,
+    api: Option<&ApiServer>,
+    node: Option<watch::Receiver<Option<Arc<Node>>>>,
+) -> Objects {
+    let Some(api) = api else { return Objects::standalone() };
+    let kubelet = &settings.kubelet;
+    let strategy = match kubelet.config_map_and_secret_change_detection_strategy.as_str() {
+        "Cache" => Strategy::Cache,
+        "Get" => Strategy::Get,
+        // Validation lets nothing else through.
+        _ => Strategy::Watch,
+    };
+    let config = ObjectsConfig { strategy, sync_frequency: kubelet.sync_frequency.std(), clock: Clock::System, node };
+    Objects::new(&api.main, config)
+}

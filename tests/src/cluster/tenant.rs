@@ -1,0 +1,141 @@
+//! What one test has of the cluster: a namespace, a node and kubectl. Owns making and removing the namespace.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::serde::Serialize;
+use k8s_openapi::serde::de::DeserializeOwned;
+use keblet_peers::BUSYBOX_IMAGE;
+use kube::Api;
+use kube::Resource;
+use kube::api::DeleteParams;
+use kube::api::PostParams;
+use serde_json::Value;
+use serde_json::json;
+
+use super::Cluster;
+use super::ClusterNode;
+use super::Kubectl;
+use super::until;
+use super::until_gone;
+
+/// A namespace of its own on a node.
+pub struct Tenant {
+    /// The control plane.
+    pub cluster: Cluster,
+    /// Where its pods run.
+    pub node: Arc<ClusterNode>,
+    /// The namespace's name.
+    pub namespace: String,
+}
+
+impl Tenant {
+    /// A namespace on the node that tests share.
+    pub async fn move_in(name: &str) -> Result<Self> {
+        let cluster = Cluster::join().await?;
+        let node = ClusterNode::shared(&cluster).await?;
+        Self::on(cluster, node, name).await
+    }
+
+    /// A namespace on this node, ready for pods.
+    pub async fn on(cluster: Cluster, node: Arc<ClusterNode>, name: &str) -> Result<Self> {
+        let namespace = format!("{name}-{:04x}", fastrand::u16(..));
+        let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": namespace } }))?;
+        let api: Api<Namespace> = Api::all(cluster.client());
+        api.create(&PostParams::default(), &object).await.context("cannot create the namespace")?;
+        // Pods are refused until it has one.
+        let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client(), &namespace);
+        until(&accounts, "default", "a default service account", |account| account.map(|_| ())).await?;
+        Ok(Self { cluster, node, namespace })
+    }
+
+    /// The objects of a kind in the namespace.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.cluster.client(), &self.namespace)
+    }
+
+    /// The real kubectl, looking at the namespace.
+    pub fn kubectl(&self) -> Kubectl {
+        Kubectl::new(self.cluster.ready(), &self.namespace)
+    }
+
+    /// Creates an object from its JSON.
+    pub async fn create<K>(&self, object: Value) -> Result<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug,
+    {
+        let name = object["metadata"]["name"].to_string();
+        let object: K = serde_json::from_value(object).with_context(|| format!("{name} is no {}", K::kind(&())))?;
+        self.api().create(&PostParams::default(), &object).await.with_context(|| format!("cannot create {name}"))
+    }
+
+    /// A pod's specification with one container `main` that runs a shell script, bound to be placed on the node.
+    pub fn shell(&self, script: &str) -> Value {
+        json!({
+            "nodeSelector": { "kubernetes.io/hostname": self.node.name() },
+            "terminationGracePeriodSeconds": 5,
+            "containers": [{
+                "name": "main",
+                "image": BUSYBOX_IMAGE,
+                "imagePullPolicy": "Never",
+                "command": ["sh", "-c", script],
+            }],
+        })
+    }
+
+    /// Creates a pod with such a specification.
+    pub async fn pod(&self, name: &str, spec: Value) -> Result<Pod> {
+        let pod = json!({ "metadata": { "name": name, "labels": { "app": name } }, "spec": spec });
+        self.create(pod).await
+    }
+
+    /// Waits until `pick` gives something for the object. A failed wait shows the agent's last words as well.
+    pub async fn until<K, T>(&self, name: &str, what: &str, pick: impl FnMut(Option<&K>) -> Option<T>) -> Result<T>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + Serialize
+            + Debug
+            + Send
+            + 'static,
+    {
+        until(&self.api::<K>(), name, what, pick).await.with_context(|| self.node.last_words())
+    }
+
+    /// Waits until the pod is Ready.
+    pub async fn until_ready(&self, pod: &str) -> Result<Pod> {
+        self.until(pod, "Ready", |pod: Option<&Pod>| pod.filter(|pod| is_ready(pod)).cloned()).await
+    }
+
+    /// Waits until the pod is in this phase.
+    pub async fn until_phase(&self, pod: &str, phase: &str) -> Result<Pod> {
+        let reached = |pod: Option<&Pod>| {
+            pod.filter(|pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some(phase)).cloned()
+        };
+        self.until(pod, phase, reached).await
+    }
+
+    /// Removes the namespace and waits until all in it is gone.
+    pub async fn move_out(self) -> Result<(Cluster, Arc<ClusterNode>)> {
+        let api: Api<Namespace> = Api::all(self.cluster.client());
+        api.delete(&self.namespace, &DeleteParams::default()).await.context("cannot delete the namespace")?;
+        until_gone(&api, &self.namespace).await.with_context(|| self.node.last_words())?;
+        Ok((self.cluster, self.node))
+    }
+}
+
+/// Whether the pod's condition Ready is True.
+pub fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
+}

@@ -1,0 +1,62 @@
+//! Waiting for an object to be as it should. Owns the watch and the deadline; a failed wait shows the object as it was.
+
+use std::fmt::Debug;
+use std::pin::pin;
+
+use anyhow::Result;
+use anyhow::bail;
+use futures_util::StreamExt as _;
+use k8s_openapi::serde::Serialize;
+use k8s_openapi::serde::de::DeserializeOwned;
+use kube::Api;
+use kube::Resource;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::watch_object;
+use tokio::time::Instant;
+use tokio::time::timeout_at;
+
+use super::PATIENCE;
+
+/// Waits until `pick` gives something for the object, which it sees as `None` while there is none.
+///
+/// Watches survive a dead API server, so this may be used while one is being killed.
+pub async fn until<K, T>(
+    api: &Api<K>,
+    name: &str,
+    what: &str,
+    mut pick: impl FnMut(Option<&K>) -> Option<T>,
+) -> Result<T>
+where
+    K: Resource + Clone + DeserializeOwned + Serialize + Debug + Send + 'static,
+{
+    let deadline = Instant::now() + PATIENCE;
+    let mut states = pin!(watch_object(api.clone(), name).default_backoff());
+    let mut last = None;
+    let mut trouble = String::new();
+    loop {
+        match timeout_at(deadline, states.next()).await {
+            Ok(Some(Ok(state))) => {
+                if let Some(found) = pick(state.as_ref()) {
+                    return Ok(found);
+                }
+                last = state;
+            }
+            Ok(Some(Err(error))) => trouble = format!("\nlast trouble of the watch: {error}"),
+            Ok(None) | Err(_) => {
+                let shown = match &last {
+                    Some(state) => serde_json::to_string_pretty(state)?,
+                    None => "it does not exist".to_owned(),
+                };
+                bail!("{name}: never came: {what}; at last:\n{shown}{trouble}");
+            }
+        }
+    }
+}
+
+/// Waits until there is no such object.
+pub async fn until_gone<K>(api: &Api<K>, name: &str) -> Result<()>
+where
+    K: Resource + Clone + DeserializeOwned + Serialize + Debug + Send + 'static,
+{
+    until(api, name, "gone", |state| state.is_none().then_some(())).await
+}

@@ -1,0 +1,256 @@
+//! A control plane that dies, hangs and forgets, and an agent that is killed: no pod is lost, none is touched without
+//! need, and the last word reaches the API server.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::Pod;
+use keblet_peers::Part;
+use keblet_tests::cluster::Cluster;
+use keblet_tests::cluster::ClusterNode;
+use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::Tenant;
+use kube::api::DeleteParams;
+use serde_json::Value;
+use serde_json::json;
+
+const POLL: Duration = Duration::from_millis(50);
+
+/// A test that has the control plane alone, with a folder that pods see under the same path.
+async fn alone(name: &str) -> (Tenant, PathBuf) {
+    let cluster = Cluster::alone().await.unwrap();
+    let node = ClusterNode::shared(&cluster).await.unwrap();
+    let tenant = Tenant::on(cluster, node, name).await.unwrap();
+    let folder = tenant.node.folder().unwrap().join(&tenant.namespace);
+    std::fs::create_dir_all(&folder).unwrap();
+    (tenant, folder)
+}
+
+/// A shell that has the folder and never starts again by itself.
+fn shell(tenant: &Tenant, folder: &PathBuf, script: &str) -> Value {
+    let mut pod = tenant.shell(&script.replace("$DIR", folder.to_str().unwrap()));
+    pod["restartPolicy"] = json!("Never");
+    pod["volumes"] = json!([{ "name": "dir", "hostPath": { "path": folder, "type": "Directory" } }]);
+    pod["containers"][0]["volumeMounts"] = json!([{ "name": "dir", "mountPath": folder }]);
+    pod
+}
+
+async fn kill_api_server(tenant: &Tenant) {
+    tenant.cluster.order(|plane| plane.kill(Part::ApiServer)).await.unwrap();
+}
+
+async fn start_api_server(tenant: &Tenant) {
+    tenant.cluster.order(|plane| plane.start_part(Part::ApiServer)).await.unwrap();
+}
+
+/// What the runtime says of the namespace's containers: by pod and name, each instance's number, id and state.
+fn containers(tenant: &Tenant) -> BTreeMap<String, Vec<(u32, String, String)>> {
+    let mut all: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for pod in tenant.node.pods().unwrap().into_iter().filter(|pod| pod.namespace == tenant.namespace) {
+        for one in pod.containers {
+            all.entry(format!("{}/{}", pod.name, one.name)).or_default().push((one.attempt, one.id, one.state));
+        }
+    }
+    all
+}
+
+/// Waits for something that only the node can tell, as the API server is away.
+async fn until_on_node(tenant: &Tenant, what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "never came: {what}\n{}", tenant.node.last_words());
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_pending_pod_starts_while_the_api_server_is_away() {
+    let (tenant, dir) = alone("pending").await;
+    let mut pod = shell(&tenant, &dir, "touch $DIR/started; sleep 3600");
+    let mut init = pod["containers"][0].clone();
+    init["name"] = json!("wait");
+    init["command"][2] = json!(format!("touch {0}/waiting; until test -e {0}/go; do sleep 0.05; done", dir.display()));
+    pod["initContainers"] = json!([init]);
+    tenant.pod("slow", pod).await.unwrap();
+    until_on_node(&tenant, "the init container", || dir.join("waiting").exists()).await;
+    kill_api_server(&tenant).await;
+    std::fs::write(dir.join("go"), "").unwrap();
+    until_on_node(&tenant, "the main container", || dir.join("started").exists()).await;
+    start_api_server(&tenant).await;
+    let pod = tenant.until_ready("slow").await.unwrap();
+    let status = pod.status.unwrap();
+    let counts: Vec<i32> = [status.init_container_statuses, status.container_statuses]
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|one| one.restart_count)
+        .collect();
+    assert_eq!(counts, [0, 0]);
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_pod_created_just_before_the_api_server_dies_runs_after_it_is_back() {
+    let (tenant, dir) = alone("created").await;
+    tenant.pod("early", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
+    kill_api_server(&tenant).await;
+    start_api_server(&tenant).await;
+    tenant.until_ready("early").await.unwrap();
+    let seen = containers(&tenant);
+    assert_eq!(seen["early/main"].len(), 1, "{seen:?}");
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn exits_and_restarts_while_the_api_server_is_away_are_told_later() {
+    let (tenant, dir) = alone("running").await;
+    let wait = "until test -e $DIR/go; do sleep 0.05; done";
+    tenant.pod("once", shell(&tenant, &dir, &format!("{wait}; exit 6"))).await.unwrap();
+    let again = format!("test -e $DIR/again && {{ touch $DIR/second; sleep 3600; }}; {wait}; touch $DIR/again; exit 1");
+    let mut always = shell(&tenant, &dir, &again);
+    always["restartPolicy"] = json!("Always");
+    tenant.pod("always", always).await.unwrap();
+    tenant.pod("calm", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
+    for name in ["once", "always", "calm"] {
+        tenant.until_ready(name).await.unwrap();
+    }
+    let before = containers(&tenant);
+    kill_api_server(&tenant).await;
+    std::fs::write(dir.join("go"), "").unwrap();
+    until_on_node(&tenant, "the second instance", || dir.join("second").exists()).await;
+    start_api_server(&tenant).await;
+    let pod = tenant.until_phase("once", "Failed").await.unwrap();
+    let state = pod.status.unwrap().container_statuses.unwrap()[0].state.clone().unwrap();
+    assert_eq!(state.terminated.unwrap().exit_code, 6);
+    let restarted = |pod: Option<&Pod>| {
+        let status = pod?.status.as_ref()?.container_statuses.as_ref()?.first()?;
+        (status.restart_count == 1 && status.ready).then_some(())
+    };
+    tenant.until("always", "its restart told", restarted).await.unwrap();
+    let after = containers(&tenant);
+    assert_eq!(after["calm/main"], before["calm/main"]);
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_pod_that_ends_while_the_api_server_is_away_is_gone_after() {
+    let (tenant, dir) = alone("terminating").await;
+    let script = "trap 'touch $DIR/told; until test -e $DIR/go; do sleep 0.05; done; exit 0' TERM; \
+                  while :; do sleep 0.05; done";
+    let mut pod = shell(&tenant, &dir, script);
+    pod["terminationGracePeriodSeconds"] = json!(300);
+    tenant.pod("leaving", pod).await.unwrap();
+    tenant.until_ready("leaving").await.unwrap();
+    tenant.api::<Pod>().delete("leaving", &DeleteParams::default()).await.unwrap();
+    until_on_node(&tenant, "SIGTERM", || dir.join("told").exists()).await;
+    kill_api_server(&tenant).await;
+    std::fs::write(dir.join("go"), "").unwrap();
+    let running = || containers(&tenant).values().flatten().any(|(_, _, state)| state == "running");
+    until_on_node(&tenant, "the container's end", || !running()).await;
+    start_api_server(&tenant).await;
+    tenant.until("leaving", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_pod_deleted_while_the_node_hears_nothing_ends_when_it_does() {
+    let (tenant, dir) = alone("unheard").await;
+    tenant.pod("deaf", shell(&tenant, &dir, "trap 'exit 0' TERM; while :; do sleep 0.05; done")).await.unwrap();
+    tenant.until_ready("deaf").await.unwrap();
+    tenant.node.kill_agent().unwrap();
+    tenant.api::<Pod>().delete("deaf", &DeleteParams::default()).await.unwrap();
+    kill_api_server(&tenant).await;
+    tenant.node.start_agent().await.unwrap();
+    start_api_server(&tenant).await;
+    tenant.until("deaf", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_hanging_api_server_holds_up_no_container() {
+    let (tenant, dir) = alone("hanging").await;
+    let script = "n=$(ls $DIR | wc -l); touch $DIR/run-$n; test $n -gt 0 && sleep 3600; exit 1";
+    let mut pod = shell(&tenant, &dir, script);
+    pod["restartPolicy"] = json!("Always");
+    tenant.cluster.order(|plane| plane.freeze(Part::Scheduler)).await.unwrap();
+    // Bound by us, so that the node has it, and at once the API server hangs.
+    pod["nodeName"] = json!(tenant.node.name());
+    tenant.pod("restless", pod).await.unwrap();
+    until_on_node(&tenant, "the first run", || dir.join("run-0").exists()).await;
+    tenant.cluster.order(|plane| plane.freeze(Part::ApiServer)).await.unwrap();
+    until_on_node(&tenant, "the second run", || dir.join("run-1").exists()).await;
+    for part in [Part::ApiServer, Part::Scheduler] {
+        tenant.cluster.order(move |plane| plane.thaw(part)).await.unwrap();
+    }
+    tenant.until_ready("restless").await.unwrap();
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_compacted_history_is_listed_anew() {
+    let (tenant, dir) = alone("compacted").await;
+    tenant.pod("before", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
+    tenant.until_ready("before").await.unwrap();
+    let before = containers(&tenant);
+    // The history moves on past what the agent has seen, and then there is no history.
+    let map = json!({ "metadata": { "name": "later" }, "data": { "key": "value" } });
+    tenant.create::<ConfigMap>(map).await.unwrap();
+    kill_api_server(&tenant).await;
+    let revision = tenant.cluster.order(|plane| plane.compact()).await.unwrap();
+    assert!(revision > 0);
+    start_api_server(&tenant).await;
+    // A new pod is seen, an old one that is deleted as well, and the one in between stays untouched.
+    tenant.pod("after", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
+    tenant.until_ready("after").await.unwrap();
+    assert_eq!(containers(&tenant)["before/main"], before["before/main"]);
+    tenant.api::<Pod>().delete("before", &DeleteParams::default().grace_period(1)).await.unwrap();
+    tenant.until("before", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_restart_of_the_agent_touches_no_pod() {
+    let (tenant, dir) = alone("restart").await;
+    let mut served = shell(&tenant, &dir, "while :; do sleep 1; done");
+    served["restartPolicy"] = json!("Always");
+    served["containers"][0]["readinessProbe"] = json!({ "exec": { "command": ["true"] }, "periodSeconds": 1 });
+    for name in ["one", "two", "three"] {
+        tenant.pod(name, served.clone()).await.unwrap();
+    }
+    for name in ["one", "two", "three"] {
+        tenant.until_ready(name).await.unwrap();
+    }
+    let before = containers(&tenant);
+    for (round, gently) in [("gently", true), ("brutally", false)] {
+        if gently {
+            tenant.node.end_agent().unwrap();
+        } else {
+            tenant.node.kill_agent().unwrap();
+        }
+        tenant.node.start_agent().await.unwrap();
+        // When a new pod runs and an old one can be deleted, the agent has looked at all the others too.
+        tenant.pod(round, shell(&tenant, &dir, "sleep 3600")).await.unwrap();
+        tenant.until_ready(round).await.unwrap();
+        tenant.api::<Pod>().delete(round, &DeleteParams::default().grace_period(1)).await.unwrap();
+        tenant.until(round, "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+        for name in ["one", "two", "three"] {
+            let pod = tenant.until_ready(name).await.unwrap();
+            assert_eq!(pod.status.unwrap().container_statuses.unwrap()[0].restart_count, 0, "{name}, {round}");
+        }
+        let mut after = containers(&tenant);
+        after.retain(|name, _| before.contains_key(name));
+        assert_eq!(after, before, "{round}");
+    }
+    tenant.move_out().await.unwrap();
+}

@@ -1,0 +1,196 @@
+//! What kubectl streams to and from a container through the API server and the node: logs, exec, attach, cp,
+//! port-forward and debug.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use keblet_peers::BUSYBOX_IMAGE;
+use keblet_peers::PROBE_IMAGE;
+use keblet_tests::cluster::Tenant;
+use serde_json::json;
+use tokio::io::AsyncReadExt as _;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn logs_follow_a_container_to_its_end() {
+    let tenant = Tenant::move_in("logs").await.unwrap();
+    // Speaks when the file comes, so that what is followed is certainly new.
+    let script = "for n in 1 2 3; do echo old $n; done; echo to stderr >&2; \
+                  until test -e /tmp/go; do sleep 0.05; done; echo new; exit 0";
+    let mut pod = tenant.shell(script);
+    pod["restartPolicy"] = json!("Never");
+    tenant.pod("talker", pod).await.unwrap();
+    tenant.until_ready("talker").await.unwrap();
+    let kubectl = tenant.kubectl();
+    let mut follower = kubectl.start(&["logs", "-f", "talker"]).unwrap();
+    let said = follower.until_said("to stderr").await.unwrap();
+    assert!(said.starts_with("old 1\nold 2\nold 3\n"), "{said}");
+    kubectl.ok(&["exec", "talker", "--", "touch", "/tmp/go"]).await.unwrap();
+    let (code, said) = follower.ended().await.unwrap();
+    assert_eq!((code, said.as_str()), (0, "old 1\nold 2\nold 3\nto stderr\nnew\n"));
+    tenant.until_phase("talker", "Succeeded").await.unwrap();
+    assert_eq!(kubectl.ok(&["logs", "talker", "--tail=1"]).await.unwrap(), "new\n");
+    assert_eq!(kubectl.ok(&["logs", "talker", "--limit-bytes=5"]).await.unwrap(), "old 1");
+    let stamped = kubectl.ok(&["logs", "talker", "--timestamps", "--tail=1"]).await.unwrap();
+    let (stamp, line) = stamped.split_once(' ').unwrap();
+    assert!(stamp.ends_with('Z') && stamp.contains('T') && line == "new\n", "{stamped}");
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn logs_of_the_run_before_a_crash_stay() {
+    let tenant = Tenant::move_in("previous").await.unwrap();
+    let script = "test -e /marks/once && { echo second run; sleep 3600; }; touch /marks/once; echo first run; exit 1";
+    let mut pod = tenant.shell(script);
+    pod["volumes"] = json!([{ "name": "marks", "emptyDir": {} }]);
+    pod["containers"][0]["volumeMounts"] = json!([{ "name": "marks", "mountPath": "/marks" }]);
+    tenant.pod("crasher", pod).await.unwrap();
+    let restarted = |pod: Option<&Pod>| {
+        let status = pod?.status.as_ref()?.container_statuses.as_ref()?.first()?;
+        (status.restart_count == 1 && status.ready).then(|| status.last_state.clone())
+    };
+    let last = tenant.until("crasher", "running again", restarted).await.unwrap();
+    assert_eq!(last.unwrap().terminated.unwrap().exit_code, 1);
+    let kubectl = tenant.kubectl();
+    assert_eq!(kubectl.ok(&["logs", "crasher", "--previous"]).await.unwrap(), "first run\n");
+    assert_eq!(kubectl.ok(&["logs", "crasher"]).await.unwrap(), "second run\n");
+    let said = kubectl.run(&["logs", "crasher", "-c", "nobody"]).await.unwrap();
+    assert!(said.code != 0 && said.err.contains("nobody"), "{said:?}");
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn exec_carries_input_output_errors_and_exit_codes() {
+    let tenant = Tenant::move_in("exec").await.unwrap();
+    tenant.pod("shell", tenant.shell("sleep 3600")).await.unwrap();
+    tenant.until_ready("shell").await.unwrap();
+    let kubectl = tenant.kubectl();
+    let said = kubectl.run(&["exec", "shell", "--", "sh", "-c", "echo out; echo err >&2; exit 42"]).await.unwrap();
+    assert_eq!((said.code, said.out.as_str()), (42, "out\n"));
+    assert!(said.err.starts_with("err\n"), "{said:?}");
+    let input = "one\ntwo\n".repeat(20_000);
+    let said = kubectl.run_with(&["exec", "-i", "shell", "--", "md5sum"], &input).await.unwrap();
+    let here = kubectl.run_with(&["exec", "-i", "shell", "--", "wc", "-c"], &input).await.unwrap();
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(here.out.trim(), input.len().to_string());
+    let said = kubectl.run(&["exec", "shell", "--", "no-such-program"]).await.unwrap();
+    assert!(said.code != 0 && said.err.contains("no-such-program"), "{said:?}");
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn exec_on_a_terminal_is_a_terminal() {
+    let tenant = Tenant::move_in("terminal").await.unwrap();
+    tenant.pod("shell", tenant.shell("sleep 3600")).await.unwrap();
+    tenant.until_ready("shell").await.unwrap();
+    let mut session = tenant.kubectl().start_on_terminal(&["exec", "-it", "shell", "--", "sh"]).unwrap();
+    session.until_said("#").await.unwrap();
+    session.say("test -t 0 && echo is$((1+1))terminal\n").await.unwrap();
+    session.until_said("is2terminal").await.unwrap();
+    // Interrupts what runs, not the shell.
+    session.say("echo sleeping$((1+3)); sleep 3600\n").await.unwrap();
+    session.until_said("sleeping4").await.unwrap();
+    session.say("\u{3}").await.unwrap();
+    session.say("echo still$((1+2))here\n").await.unwrap();
+    session.until_said("still3here").await.unwrap();
+    session.say("exit 5\n").await.unwrap();
+    let (code, said) = session.ended().await.unwrap();
+    assert_eq!(code, 5, "{said}");
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn attach_joins_a_running_container() {
+    let tenant = Tenant::move_in("attach").await.unwrap();
+    let mut pod = tenant.shell("while read line; do echo heard $line; done; echo silence");
+    pod["restartPolicy"] = json!("Never");
+    pod["containers"][0]["stdin"] = json!(true);
+    pod["containers"][0]["stdinOnce"] = json!(true);
+    tenant.pod("listener", pod).await.unwrap();
+    tenant.until_ready("listener").await.unwrap();
+    let mut session = tenant.kubectl().start(&["attach", "-i", "listener"]).unwrap();
+    session.say("you\n").await.unwrap();
+    session.until_said("heard you").await.unwrap();
+    session.close_input();
+    tenant.until_phase("listener", "Succeeded").await.unwrap();
+    let (_, said) = session.ended().await.unwrap();
+    assert!(said.contains("silence"), "{said}");
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn cp_carries_files_both_ways() {
+    let tenant = Tenant::move_in("cp").await.unwrap();
+    tenant.pod("box", tenant.shell("sleep 3600")).await.unwrap();
+    tenant.until_ready("box").await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (there, back) = (folder.path().join("there"), folder.path().join("back"));
+    let content: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(1 << 20).collect();
+    std::fs::write(&there, &content).unwrap();
+    let kubectl = tenant.kubectl();
+    kubectl.ok(&["cp", there.to_str().unwrap(), "box:/tmp/file"]).await.unwrap();
+    kubectl.ok(&["cp", "box:/tmp/file", back.to_str().unwrap()]).await.unwrap();
+    assert!(std::fs::read(&back).unwrap() == content, "the file came back changed");
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn port_forward_carries_connections() {
+    let tenant = Tenant::move_in("forward").await.unwrap();
+    let mut pod = tenant.shell("");
+    pod["containers"][0]["image"] = json!(PROBE_IMAGE);
+    pod["containers"][0]["command"] = json!(["/probe", "web"]);
+    tenant.pod("web", pod).await.unwrap();
+    tenant.until_ready("web").await.unwrap();
+    let mut session = tenant.kubectl().start(&["port-forward", "pod/web", ":8080"]).unwrap();
+    let said = session.until_said("-> 8080").await.unwrap();
+    let port: u16 = said.split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    for _ in 0..3 {
+        let talk = async {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            stream.write_all(b"GET / HTTP/1.0\r\nHost: web\r\n\r\n").await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let answer = tokio::time::timeout(Duration::from_secs(20), talk).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.") && answer.contains(" 200 "), "{answer:?} {}", session.said());
+    }
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn debug_adds_a_container_to_a_running_pod() {
+    let tenant = Tenant::move_in("debug").await.unwrap();
+    let mut pod = tenant.shell("");
+    pod["containers"][0]["image"] = json!(PROBE_IMAGE);
+    pod["containers"][0]["command"] = json!(["/probe", "web"]);
+    tenant.pod("web", pod).await.unwrap();
+    tenant.until_ready("web").await.unwrap();
+    let image = format!("--image={BUSYBOX_IMAGE}");
+    let arguments = ["debug", "web", &image, "--image-pull-policy=Never", "-c", "look", "--profile=general"];
+    let script = ["--", "sh", "-c", "wget -q -O - http://127.0.0.1:8080/ && echo seen; exit 4"];
+    let said = tenant.kubectl().run(&[&arguments[..], &script[..]].concat()).await.unwrap();
+    assert_eq!(said.code, 0, "{said:?}");
+    let ended = |pod: Option<&Pod>| {
+        let statuses = pod?.status.as_ref()?.ephemeral_container_statuses.as_ref()?;
+        statuses.iter().find(|one| one.name == "look")?.state.as_ref()?.terminated.clone()
+    };
+    let ended = tenant.until("web", "the ephemeral container has ended", ended).await.unwrap();
+    assert_eq!((ended.exit_code, ended.reason.as_deref()), (4, Some("Error")));
+    let said = tenant.kubectl().ok(&["logs", "web", "-c", "look"]).await.unwrap();
+    assert!(said.contains("seen"), "{said}");
+    // The pod itself is as it was.
+    let pod = tenant.until_ready("web").await.unwrap();
+    assert_eq!(pod.status.unwrap().container_statuses.unwrap()[0].restart_count, 0);
+    tenant.move_out().await.unwrap();
+}

@@ -1,0 +1,10 @@
+//! A node of a real cluster: what controllers, kubectl and a broken control plane see of it.
+//!
+//! All tests share one control plane; those that break it have it alone. With `KEBLET_TEST_AGENT` they run against
+//! another kubelet, which has to pass them just the same.
+#![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
+
+mod cluster_faults;
+mod cluster_kubectl;
+mod cluster_streams;
+mod cluster_workloads;
