@@ -77,6 +77,7 @@ impl Scene {
         };
         command.args(["run", "--hostname-override", NODE]);
         command.arg("--config").arg(&self.node.config).arg("--root-dir").arg(&self.node.root);
+        command.arg("--cert-dir").arg(self.node.root.join("pki"));
         self.agent = Some(Agent::start(&mut command, &self.node, &mut self.containerd)?);
         Ok(())
     }

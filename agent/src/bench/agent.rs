@@ -182,6 +182,7 @@ fn command(column: &Column, keblet: &Path, folder: &Path, config: &Path) -> Comm
         _ => {
             let mut command = Command::new(keblet);
             command.arg("run").arg("--config").arg(config).arg("--root-dir").arg(&root);
+            command.arg("--cert-dir").arg(root.join("pki"));
             command
         }
     }
@@ -289,7 +290,7 @@ mod tests {
     fn command_lines() {
         assert_eq!(
             line(&Column::Evented, "/f"),
-            ["/bin/keblet", "run", "--config", "/f/config.yaml", "--root-dir", "/f/root"]
+            ["/bin/keblet", "run", "--config", "/f/config.yaml", "--root-dir", "/f/root", "--cert-dir", "/f/root/pki"]
         );
         let peer = Column::Peer("go".to_owned(), "go --config {config} {manifests}:{root}".to_owned());
         assert_eq!(

@@ -16,11 +16,17 @@ use super::{FlagSettings, keblet, kubelet};
 
 /// Gates whose value changes what keblet does. All others are accepted and make no difference.
 const HONOURED_GATES: &[Gate] = &[
+    Gate::AllowParsingUserUIDFromCertAuth,
+    Gate::ComponentFlagz,
+    Gate::ComponentStatusz,
+    Gate::ContainerCheckpoint,
     Gate::ContainerRestartRules,
     Gate::CustomCPUCFSQuotaPeriod,
     Gate::HostnameOverride,
     Gate::KubeletCrashLoopBackOffMax,
     Gate::PreventStaticPodAPIReferences,
+    Gate::ReloadKubeletClientCAFile,
+    Gate::ReloadKubeletServerCertificateFile,
     Gate::RestartAllContainersOnContainerExits,
 ];
 

@@ -9,47 +9,47 @@ use super::schema::document;
 document! {
     /// `authentication`
     pub struct Authentication {
-        x509 "x509": X509Authentication, nested, later, "Client certificates.";
-        webhook "webhook": WebhookAuthentication, nested, later, "Bearer tokens, asked of the API server.";
-        anonymous "anonymous": AnonymousAuthentication, nested, later, "Requests without credentials.";
+        x509 "x509": X509Authentication, nested, used, "Client certificates.";
+        webhook "webhook": WebhookAuthentication, nested, used, "Bearer tokens, asked of the API server.";
+        anonymous "anonymous": AnonymousAuthentication, nested, used, "Requests without credentials.";
     }
 }
 
 document! {
     /// `authentication.x509`
     pub struct X509Authentication {
-        client_ca_file "clientCAFile": String, value, later, "Authorities whose client certificates are trusted.";
+        client_ca_file "clientCAFile": String, value, used, "Authorities whose client certificates are trusted.";
     }
 }
 
 document! {
     /// `authentication.webhook`
     pub struct WebhookAuthentication {
-        enabled "enabled": bool = true, pointer, later, "Accept bearer tokens.";
-        cache_ttl "cacheTTL": GoDuration = GoDuration::mins(2), value, later, "How long an answer is kept.";
+        enabled "enabled": bool = true, pointer, used, "Accept bearer tokens.";
+        cache_ttl "cacheTTL": GoDuration = GoDuration::mins(2), value, used, "How long an answer is kept.";
     }
 }
 
 document! {
     /// `authentication.anonymous`
     pub struct AnonymousAuthentication {
-        enabled "enabled": bool, pointer, later, "Accept requests without credentials.";
+        enabled "enabled": bool, pointer, used, "Accept requests without credentials.";
     }
 }
 
 document! {
     /// `authorization`
     pub struct Authorization {
-        mode "mode": String = "Webhook", value, later, "AlwaysAllow or Webhook.";
-        webhook "webhook": WebhookAuthorization, nested, later, "Access reviews by the API server.";
+        mode "mode": String = "Webhook", value, used, "AlwaysAllow or Webhook.";
+        webhook "webhook": WebhookAuthorization, nested, used, "Access reviews by the API server.";
     }
 }
 
 document! {
     /// `authorization.webhook`
     pub struct WebhookAuthorization {
-        cache_authorized_ttl "cacheAuthorizedTTL": GoDuration = GoDuration::mins(5), value, later, "How long a yes is kept.";
-        cache_unauthorized_ttl "cacheUnauthorizedTTL": GoDuration = GoDuration::secs(30), value, later, "How long a no is kept.";
+        cache_authorized_ttl "cacheAuthorizedTTL": GoDuration = GoDuration::mins(5), value, used, "How long a yes is kept.";
+        cache_unauthorized_ttl "cacheUnauthorizedTTL": GoDuration = GoDuration::secs(30), value, used, "How long a no is kept.";
     }
 }
 

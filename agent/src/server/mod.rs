@@ -128,30 +128,23 @@ impl Options {
     }
 }
 
-/// Serves until `shutdown`; requests in progress are answered. `main` is the main port, if there is one.
-pub async fn run(
-    options: Options,
-    handles: Handles,
-    main: Option<Secure>,
-    mounted: Mounted,
-    shutdown: CancellationToken,
-) {
+/// Serves the health and the read-only port until `shutdown`; requests in progress are answered.
+pub async fn run(options: Options, handles: Handles, mounted: Mounted, shutdown: CancellationToken) {
     let health = health::router(handles.clone());
-    let read_only = read_only(&options, handles.clone(), &mounted);
-    let main = async {
-        if let Some(main) = main {
-            let (guard, listening) = main.into_parts();
-            let table = Table::main(&options.switches);
-            let endpoints = Endpoints::new(handles, options.sync_loop_limit, table.own_paths());
-            let door = Door::new(table, Some(guard), endpoints, &mounted);
-            listening.serve(Arc::new(door), shutdown.clone()).await;
-        }
-    };
+    let read_only = read_only(&options, handles, &mounted);
     tokio::join!(
         listen::serve("health", options.healthz, health, &shutdown),
         listen::serve("read-only", options.read_only, read_only, &shutdown),
-        main,
     );
+}
+
+/// Serves the main port until `shutdown`; requests in progress have a moment to end.
+pub async fn run_main(main: Secure, options: Options, handles: Handles, mounted: Mounted, shutdown: CancellationToken) {
+    let (guard, listening) = main.into_parts();
+    let table = Table::main(&options.switches);
+    let endpoints = Endpoints::new(handles, options.sync_loop_limit, table.own_paths());
+    let door = Door::new(table, Some(guard), endpoints, &mounted);
+    listening.serve(Arc::new(door), shutdown).await;
 }
 
 /// The read-only port's paths, for everybody.

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::secure::testing::{Authority, Pair};
 use super::secure::{Reviews, Secure, ServingSource};
-use super::{Handles, Metrics, Mounted, Options, SensorReport, run};
+use super::{Handles, Metrics, Mounted, Options, SensorReport, run_main};
 use crate::config::{FeatureGates, KubeletConfiguration};
 
 /// Nothing here takes longer.
@@ -139,7 +139,7 @@ impl Setup {
         let handles = handles(self.pods, Arc::default());
         let metrics = handles.metrics.clone();
         let shutdown = CancellationToken::new();
-        let task = tokio::spawn(run(options, handles, Some(main), self.mounted, shutdown.clone()));
+        let task = tokio::spawn(run_main(main, options, handles, self.mounted, shutdown.clone()));
         MainPort { address, authority: self.authority, folder: self.folder, metrics, shutdown, task }
     }
 }

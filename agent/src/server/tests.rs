@@ -24,7 +24,7 @@ async fn serve(pods: Vec<Arc<Pod>>) -> Served {
     let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
     (options.healthz, options.read_only) = (Some(health), Some(read_only));
     let shutdown = CancellationToken::new();
-    let task = tokio::spawn(run(options, handles, None, Mounted::default(), shutdown.clone()));
+    let task = tokio::spawn(run(options, handles, Mounted::default(), shutdown.clone()));
     Served { health, read_only, metrics, sync_loop_seconds, shutdown, task }
 }
 
@@ -148,7 +148,7 @@ async fn a_port_that_is_taken_is_tried_again() {
     let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
     (options.healthz, options.read_only) = (Some(address), None);
     let handles = handles(Vec::new(), Arc::default());
-    let task = tokio::spawn(run(options, handles, None, Mounted::default(), CancellationToken::new()));
+    let task = tokio::spawn(run(options, handles, Mounted::default(), CancellationToken::new()));
     tokio::time::sleep(Duration::from_secs(12)).await;
     drop(taken);
     assert_eq!(get(address, "/healthz").await, (200, "ok".to_owned()));

@@ -1,5 +1,7 @@
 //! `/stats/summary` and `/metrics/resource`.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::extract::Request;
 use axum::extract::State;
@@ -10,15 +12,25 @@ use axum::response::Response;
 use axum::routing::any;
 
 use super::answer;
-use crate::metrics::TEXT_FORMAT;
+use super::exposition;
+use crate::metrics::Metrics;
 use crate::stats::Stats;
 
-/// The paths that tell usage.
-pub fn router(stats: Stats) -> Router {
-    Router::new().route("/stats/summary", any(summary)).route("/metrics/resource", any(resource)).with_state(stats)
+#[derive(Clone)]
+struct Usage {
+    stats: Stats,
+    metrics: Arc<Metrics>,
 }
 
-async fn summary(State(stats): State<Stats>, request: Request) -> Response {
+/// The paths that tell usage.
+pub fn router(stats: Stats, metrics: Arc<Metrics>) -> Router {
+    Router::new()
+        .route("/stats/summary", any(summary))
+        .route("/metrics/resource", any(resource))
+        .with_state(Usage { stats, metrics })
+}
+
+async fn summary(State(usage): State<Usage>, request: Request) -> Response {
     let (_, parameters) = answer::with_parameters(request).await;
     let reduced: Vec<&str> = parameters
         .all
@@ -26,17 +38,13 @@ async fn summary(State(stats): State<Stats>, request: Request) -> Response {
         .filter(|(name, _)| name == "only_cpu_and_memory")
         .map(|(_, value)| value.as_str())
         .collect();
-    match stats.summary(reduced == ["true"]).await {
+    match usage.stats.summary(reduced == ["true"]).await {
         Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => answer::error(StatusCode::INTERNAL_SERVER_ERROR, format!("Internal Error: {error}")),
     }
 }
 
-async fn resource(State(stats): State<Stats>) -> Response {
-    let mut text = Vec::new();
-    let families = stats.resource_metrics().await;
-    match prometheus::Encoder::encode(&prometheus::TextEncoder::new(), &families, &mut text) {
-        Ok(()) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),
-        Err(error) => answer::error(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the metrics: {error}")),
-    }
+async fn resource(State(usage): State<Usage>, request: Request) -> Response {
+    let families = usage.stats.resource_metrics().await;
+    exposition::strict(&usage.metrics, &request, families)
 }

@@ -14,6 +14,7 @@ mod sensors;
 mod server;
 mod spans;
 mod status;
+mod streams;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +45,6 @@ use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
-use crate::server::Mounted;
 use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::status::Statuses;
@@ -109,18 +109,18 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
     let parts = server::Parts {
         node: node.name.clone(),
+        mounted: streams::mounted(&settings, &node.name, &shared, &later, &runtime, &metrics)?,
         handles: read.handles(state.clone(), later),
-        mounted: Mounted::default(),
         api: api.as_ref().map(|api| api.main.clone()),
         serving: None,
     };
-    let serving = server::start(&settings, parts, shutdown.clone()).await?;
+    let serving = server::start(&settings, parts, shutdown.clone());
 
     notify::start(watchdog, shared.clone(), server::Options::new(&settings.kubelet).sync_loop_limit, &shutdown);
 
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
-        return serving.await.context("ending the servers");
+        return serving.await.context("ending the servers")?;
     };
     let cgroups = cgroups::prepare(&settings, &runtime).await?;
     let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
@@ -193,7 +193,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     tracing::info!(node = node.name, runtime = %version.runtime_version, "node agent started");
     sync.run(updates, shutdown.clone()).await;
     pleg_task.await.context("ending the PLEG")?;
-    serving.await.context("ending the servers")
+    serving.await.context("ending the servers")?
 }
 
 fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Runtime> {

@@ -74,7 +74,9 @@ impl Server<'_> {
 
 fn pods(shared: &SharedPods, later: &Later) -> Vec<Pod> {
     let statuses = later.borrow().as_ref().map(|(statuses, _)| statuses.clone());
-    let with_status = |pod: Pod| match statuses.as_ref().and_then(|s| s.get(&pod_ref(&pod).uid)) {
+    // A pod of the API server is shown as it was last received.
+    let own = |pod: &Pod| spec::is_static(pod);
+    let with_status = |pod: Pod| match statuses.as_ref().filter(|_| own(&pod)).and_then(|s| s.get(&pod_ref(&pod).uid)) {
         Some(status) => {
             let mut shown = k8s_openapi::api::core::v1::Pod::clone(&pod);
             shown.status = Some(status);

@@ -30,32 +30,52 @@ pub struct Parts {
     pub serving: Option<Serving>,
 }
 
-/// Opens the ports and answers until `shutdown`.
-///
-/// # Errors
-/// What keeps the main port from being opened: the process is to end.
-pub async fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> anyhow::Result<JoinHandle<()>> {
-    let Parts { node, mut handles, mounted, api, serving } = parts;
+/// Opens the ports and answers until `shutdown`, all in tasks of its own: keys may have to be made first, and the rest
+/// of the agent need not wait for them. If the main port cannot be opened, everything is told to end, and the task's
+/// result says why.
+pub fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> JoinHandle<anyhow::Result<()>> {
     let options = server::Options::new(&settings.kubelet, &settings.gates);
-    let main = if settings.kubelet.enable_server {
-        let source = source(settings, &node, serving)?;
-        show_pair(&mut handles, &source);
-        let reviews = api.map(|client| Arc::new(client) as Arc<dyn Reviews>);
-        let main = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews);
-        Some(main.await.context("starting the main server")?)
-    } else {
-        None
-    };
-    Ok(tokio::spawn(server::run(options, handles, main, mounted, shutdown)))
+    let plain = server::run(options.clone(), parts.handles.clone(), parts.mounted.clone(), shutdown.clone());
+    let plain = tokio::spawn(plain);
+    let settings = settings.clone();
+    tokio::spawn(async move {
+        if settings.kubelet.enable_server
+            && let Err(error) = main(&settings, options, parts, shutdown.clone()).await
+        {
+            shutdown.cancel();
+            return Err(error);
+        }
+        plain.await.context("ending the servers")
+    })
 }
 
-/// Where the serving certificate comes from.
-fn source(settings: &Settings, node: &str, serving: Option<Serving>) -> anyhow::Result<ServingSource> {
-    if let Some(serving) = serving {
-        return Ok(ServingSource::Given(serving));
-    }
-    let (config, gates) = (&settings.kubelet, &settings.gates);
-    secure::serving_files(config, gates, &settings.flags.cert_dir, node).context("preparing the serving certificate")
+async fn main(
+    settings: &Settings,
+    options: server::Options,
+    parts: Parts,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let Parts { node, mut handles, mounted, api, serving } = parts;
+    let source = match serving {
+        Some(serving) => ServingSource::Given(serving),
+        None => files(settings.clone(), node.clone()).await?,
+    };
+    show_pair(&mut handles, &source);
+    let reviews = api.map(|client| Arc::new(client) as Arc<dyn Reviews>);
+    let main = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews).await;
+    let main = main.context("starting the main server")?;
+    server::run_main(main, options, handles, mounted, shutdown).await;
+    Ok(())
+}
+
+/// The serving pair in files, made if there is none.
+async fn files(settings: Settings, node: String) -> anyhow::Result<ServingSource> {
+    let make = move || {
+        let (config, gates) = (&settings.kubelet, &settings.gates);
+        secure::serving_files(config, gates, &settings.flags.cert_dir, &node)
+    };
+    let made = tokio::task::spawn_blocking(make).await.context("making the serving certificate")?;
+    made.context("preparing the serving certificate")
 }
 
 /// Those who look at the configuration see the pair that was made.

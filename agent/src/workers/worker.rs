@@ -35,6 +35,9 @@ use crate::runtime::RuntimeState;
 use crate::status::Statuses;
 use crate::telemetry;
 
+/// The remains of a pod that is over stay this long at least.
+const REMAINS_DELAY: Duration = Duration::from_secs(1);
+
 /// What all workers share.
 pub struct WorkerContext {
     /// The pod cache.
@@ -325,14 +328,27 @@ impl Worker {
             return self.retry(false);
         }
         self.context.statuses.terminate(&pod, self.context.clock.wall());
-        if self.mailbox.state().content_may_be_removed() {
-            self.remove_content(&view).await;
-        }
         if let Some(full_name) = self.static_full_name() {
             self.context.gate.leave(&full_name, &self.uid);
         }
+        if self.mailbox.state().content_may_be_removed() {
+            self.out_of_the_way().await;
+            self.remove_content(&view).await;
+        }
         self.mailbox.state().terminated_done();
         Next::Phase
+    }
+
+    /// Lets pods that are still ending go first: nobody waits for the remains of this one, unless it is to start anew.
+    async fn out_of_the_way(&self) {
+        let late = Instant::now() + REMAINS_DELAY;
+        while !self.mailbox.state().restart_requested() {
+            tokio::select! {
+                () = self.mailbox.woken() => {}
+                () = self.context.ending.cancelled() => return,
+                () = tokio::time::sleep_until(late) => return,
+            }
+        }
     }
 
     /// Dead containers, sandboxes, logs and directories of a pod that nobody desires. What fails is found again by

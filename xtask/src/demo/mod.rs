@@ -91,6 +91,7 @@ fn play(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt: &I
     let mut command = Command::new(run::agent());
     command.args(["run", "--hostname-override", pods::NODE]);
     command.arg("--config").arg(&node.config).arg("--root-dir").arg(&node.root);
+    command.arg("--cert-dir").arg(node.root.join("pki"));
     let mut agent = Agent::start(&mut command, &node, containerd)?;
     let mut screen = Screen::new(arguments.verbose);
     screen.started(agent.pid(), &containerd.endpoint());

@@ -41,6 +41,8 @@ const ONE_SHOTS: u32 = 10;
 const START_SETTLE: Duration = Duration::from_secs(2);
 /// For an agent to come to rest after its pods are up.
 const IDLE_SETTLE: Duration = Duration::from_secs(20);
+/// For the last process to be ready for signals before it is told to end: until then SIGTERM means nothing to PID 1.
+const UP_SETTLE: Duration = Duration::from_secs(2);
 const NODE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Counts requests to the API server, under upstream's name.
@@ -264,6 +266,7 @@ impl Session {
             self.add(node.column, Metric::AllReady, vec![seconds(began, last)]);
         }
         let deleted = node.agent.while_alive(async {
+            tokio::time::sleep(UP_SETTLE).await;
             let asked = observer.delete(&names).await?;
             let gone = node.board.wait(&names, "gone", |m| m.gone, limit).await?;
             Ok(asked.into_iter().zip(gone).map(|(asked, gone)| seconds(asked, gone)).collect())

@@ -16,7 +16,7 @@ document! {
         bootstrap_kubeconfig "bootstrap-kubeconfig": String, value, later, "Access used once, to request a client certificate.";
         hostname_override "hostname-override": String, value, used, "Name of the node instead of its hostname.";
         node_ip "node-ip": String, value, used, "Address of the node, or one of each family, separated by a comma.";
-        cert_dir "cert-dir": PathBuf = "/var/lib/kubelet/pki", value, later, "Directory of certificates.";
+        cert_dir "cert-dir": PathBuf = "/var/lib/kubelet/pki", value, used, "Directory of certificates.";
         cloud_provider "cloud-provider": String, value, later, "Empty or external.";
         root_dir "root-dir": PathBuf = "/var/lib/kubelet", value, used, "Directory of the agent's state and the pods' volumes.";
         seccomp_default "seccomp-default": bool, value, used, "Use RuntimeDefault where a pod sets no seccomp profile.";

@@ -118,7 +118,8 @@ mod tests {
         assert!(!tickets[0].evicted.is_cancelled() && !tickets[2].evicted.is_cancelled());
         tickets.clear();
         drop((one_more, another));
-        assert_eq!((connections.table().open, connections.table().unproven.len()), (0, 0));
+        let table = connections.table();
+        assert_eq!((table.open, table.unproven.len()), (0, 0));
     }
 
     #[test]

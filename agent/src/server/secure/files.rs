@@ -4,6 +4,7 @@
 //! says "look" every minute instead.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -80,26 +81,33 @@ fn watch(folders: &BTreeSet<PathBuf>) -> io::Result<EventStream<Vec<u8>>> {
     inotify.into_event_stream(vec![0; 4096])
 }
 
-/// The folders in which something happens when the path comes to mean another file: its own, and that of each link on
-/// the way.
+/// The folders in which something happens when the path comes to mean another file: the one the file is in, and that of
+/// each link on the way to it.
 fn folders(path: &Path) -> Vec<PathBuf> {
-    let parent = |path: &Path| match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        Some(_) => PathBuf::from("."),
-        None => PathBuf::from("/"),
-    };
-    let mut folders = vec![parent(path)];
-    let mut link = path.to_owned();
-    // As deep as the kernel follows them.
-    for _ in 0..40 {
-        let Ok(target) = std::fs::read_link(&link) else { break };
-        link = parent(&link).join(target);
-        folders.push(parent(&link));
+    let mut folders = Vec::new();
+    let mut done = PathBuf::from(".");
+    let mut ahead: Vec<OsString> = steps(path);
+    let mut links = 0;
+    while let Some(step) = ahead.pop() {
+        let next = done.join(&step);
+        // As many as the kernel follows.
+        match std::fs::read_link(&next) {
+            Ok(target) if links < 40 => {
+                links += 1;
+                folders.push(done.clone());
+                ahead.extend(steps(&target));
+            }
+            _ if ahead.is_empty() => folders.push(done.clone()),
+            _ => done = next,
+        }
     }
-    // A folder on the way may be a link itself, as in volumes of a pod.
-    folders.extend(path.canonicalize().ok().map(|real| parent(&real)));
     folders.retain(|folder| folder.is_dir());
     folders
+}
+
+/// The steps of a path, the last one first. A root on the way starts anew, as joining paths does.
+fn steps(path: &Path) -> Vec<OsString> {
+    path.components().rev().map(|component| component.as_os_str().to_owned()).collect()
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::ConnectInfo;
 use axum::http::HeaderMap;
 use axum::http::HeaderName;
 use axum::http::HeaderValue;
@@ -26,6 +25,8 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
+use super::super::Lasting;
+use super::super::secure::Peer;
 use super::backend::Backend;
 use super::params;
 use super::refusal::Refusal;
@@ -58,7 +59,9 @@ async fn forward(backend: &Backend, mut request: Request<Body>) -> Result<Respon
     let mut answer = send(backend, outgoing).await?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         let upgraded = hyper::upgrade::on(&mut answer);
+        let lasting = request.extensions_mut().remove::<Lasting>();
         tokio::spawn(async move {
+            let _counted = lasting;
             match tokio::try_join!(client, upgraded) {
                 Ok((client, backend)) => join(client, backend).await,
                 Err(error) => tracing::debug!(%error, "a stream ended before it began"),
@@ -78,8 +81,8 @@ fn outgoing(backend: &Backend, request: &Request<Body>) -> Result<Request<Empty<
     // What the request's body held has been read.
     headers.remove(header::CONTENT_LENGTH);
     headers.remove(header::TRANSFER_ENCODING);
-    if let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<SocketAddr>>() {
-        append_forwarded(&mut headers, *peer);
+    if let Some(peer) = request.extensions().get::<Peer>().and_then(|peer| peer.address) {
+        append_forwarded(&mut headers, peer);
     }
     if !headers.contains_key(header::HOST) {
         headers.insert(header::HOST, HeaderValue::from_static("localhost"));

@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::net::TcpStream;
 use tonic::Status;
 
+use super::super::secure::Peer;
 use super::*;
 use crate::model::testing;
 use crate::runtime::Runtime;
@@ -80,8 +81,9 @@ impl Node {
         let router = router(containers, Some(checkpoints.path().to_owned()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let service = router.into_make_service_with_connect_info::<SocketAddr>();
-        tokio::spawn(async move { axum::serve(listener, service).await.unwrap() });
+        let peer = Peer { address: Some(([127, 0, 0, 1], 7).into()), ..Peer::default() };
+        let router = router.layer(axum::Extension(peer));
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { address, asked, _checkpoints: checkpoints }
     }
 

@@ -31,6 +31,19 @@ pub(super) fn patch(uid: &str, from: &PodStatus, to: &PodStatus) -> Option<Value
     (!changes.is_empty()).then(|| json!({"metadata": {"uid": uid}, "status": changes}))
 }
 
+/// The patch says nothing but which generation of the pod was observed.
+pub(super) fn only_observes(patch: &Value) -> bool {
+    let fields = patch["status"].as_object();
+    let observes = |change: &Value| {
+        change.as_object().is_some_and(|fields| fields.keys().all(|key| key == "type" || key == "observedGeneration"))
+    };
+    fields.into_iter().flatten().all(|(key, change)| match key.as_str() {
+        "observedGeneration" => true,
+        "conditions" => change.as_array().is_some_and(|changes| changes.iter().all(observes)),
+        _ => false,
+    })
+}
+
 fn change(key: &str, before: Option<&Value>, after: Option<&Value>) -> Value {
     match after {
         None => Value::Null,

@@ -20,6 +20,8 @@ pub(super) enum Step {
     Nothing,
     /// Send this patch of its status.
     Patch(Value),
+    /// This patch may wait for a status that has more to say.
+    Later(Value),
     /// The pod is over and its deletion was asked for: delete it for good.
     Delete,
 }
@@ -33,7 +35,9 @@ pub(super) fn next(uid: &PodUid, stored: &Stored, copy: &Pod, now: &Time) -> Ste
     let wanted = merge(api, &stored.status, Circumstances { may_run: stored.may_run, is_mirror, now });
     let copy_uid = copy.metadata.uid.as_deref().unwrap_or_default();
     if let Some(patch) = diff::patch(copy_uid, api, &wanted) {
-        return Step::Patch(patch);
+        // That the agent has heard of the deletion need not cost a request: the pod's end is about to be told.
+        let can_wait = spec::deletion_requested(copy) && !stored.is_finished && diff::only_observes(&patch);
+        return if can_wait { Step::Later(patch) } else { Step::Patch(patch) };
     }
     let is_over = api.phase.as_deref().is_some_and(is_terminal) && stored.is_finished;
     if is_over && spec::deletion_requested(copy) && !is_mirror {

@@ -153,9 +153,11 @@ impl Sending {
         if told.is_done(stored.version, &copy) {
             return;
         }
-        match step::next(&uid, &stored, &copy, &time::of_wall(manager.clock.wall())) {
+        let now = manager.clock.wall();
+        match step::next(&uid, &stored, &copy, &time::of_wall(now)) {
             Step::Nothing => told.settle(stored.version, &copy),
-            Step::Patch(patch) => {
+            Step::Later(_) if now.duration_since(stored.at).is_ok_and(|age| age < RECONCILE) => {}
+            Step::Patch(patch) | Step::Later(patch) => {
                 let carries = Some((stored.version, stored.at));
                 self.request(uid, copy, carries, Request::Patch(patch));
             }

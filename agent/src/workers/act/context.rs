@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use tokio::sync::Semaphore;
 use tokio::sync::watch;
 
 use super::image::PullHistory;
@@ -40,7 +41,12 @@ pub struct ActContext {
     /// The wall clock.
     pub clock: Clock,
     pulls: Mutex<PullHistory>,
+    /// Turns at removing remains: slow work that nobody waits for.
+    pub(super) removals: Semaphore,
 }
+
+/// Pods whose remains are removed at the same time.
+const REMOVALS: usize = 2;
 
 /// Files of the node that pods' files are made from or linked in.
 #[derive(Clone, Debug)]
@@ -79,7 +85,7 @@ impl ActContext {
     ) -> Self {
         let pulls = Mutex::new(PullHistory::default());
         let objects = Objects::standalone();
-        Self { runtime, images, objects, volumes, cgroups, settings, files, network, recorder, clock, pulls }
+        Self { runtime, images, objects, volumes, cgroups, settings, files, network, recorder, clock, pulls, removals: Semaphore::new(REMOVALS) }
     }
 
     /// Environments and volumes are made from the objects of an API server; without this there are none.

@@ -89,8 +89,10 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
 }
 
 /// Removes dead containers and sandboxes of a pod that nobody desires, with their logs, and its directories and cgroup.
-/// Goes on after failures and returns them.
+/// Waits for its turn. Goes on after failures and returns them.
 pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
+    // Nobody closes it; and if somebody did, it would only be faster.
+    let _turn = ctx.removals.acquire().await;
     let mut failed = gc::remove_dead(ctx, snapshot, None, true).await;
     for sandbox in &snapshot.sandboxes {
         let id = sandbox.id.as_str();

@@ -1,5 +1,6 @@
 //! What comes next for one pod.
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
@@ -45,4 +46,21 @@ fn a_mirror_is_told_and_never_deleted_for_its_pod() {
     let patch = json!({"metadata": {"uid": "u"}, "status": {"phase": "Failed"}});
     assert_eq!(next("static", &stored("Failed", true), "Running", Some(time(1))), Step::Patch(patch));
     assert_eq!(next("static", &stored("Failed", true), "Failed", Some(time(1))), Step::Nothing);
+}
+
+#[test]
+fn a_new_generation_alone_can_wait_for_the_end() {
+    let seen = |generation: i64| {
+        json!({"phase": "Running", "observedGeneration": generation,
+            "conditions": [{"type": "Ready", "status": "True", "observedGeneration": generation}]})
+    };
+    let mut copy = copy("p", "u", 1, status(seen(1)));
+    let mut stored = stored("Running", false);
+    stored.status = status(seen(2));
+    let next = |stored: &Stored, copy: &Pod| step::next(&PodUid::from("u"), stored, copy, &time(9));
+    assert!(matches!(next(&stored, &copy), Step::Patch(_)), "nothing ends");
+    copy.metadata.deletion_timestamp = Some(time(1));
+    assert!(matches!(next(&stored, &copy), Step::Later(_)));
+    stored.status.pod_ip = Some("10.0.0.1".to_owned());
+    assert!(matches!(next(&stored, &copy), Step::Patch(_)), "there is more to say");
 }

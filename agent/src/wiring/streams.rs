@@ -1,0 +1,97 @@
+//! The paths that logs, streams and usage answer.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+
+use super::pods::Later;
+use crate::config::Gate;
+use crate::config::Settings;
+use crate::kernel::cgroup::CgroupName;
+use crate::kernel::cgroup::Driver;
+use crate::kernel::cgroup::Layout;
+use crate::metrics::Metrics;
+use crate::model::pod_ref;
+use crate::runtime::Runtime;
+use crate::server::Containers;
+use crate::server::Mounted;
+use crate::server::logs;
+use crate::server::streams;
+use crate::server::usage;
+use crate::stats::Folders;
+use crate::stats::Stats;
+use crate::stats::StatsSource;
+use crate::stats::SystemCgroups;
+use crate::sync::SharedPods;
+
+/// The routers, for whoever listens.
+///
+/// # Errors
+/// The machine has no cgroups.
+pub fn mounted(
+    settings: &Settings,
+    node_name: &str,
+    shared: &SharedPods,
+    later: &Later,
+    runtime: &Runtime,
+    metrics: &Arc<Metrics>,
+) -> anyhow::Result<Mounted> {
+    let containers = containers(shared, later, runtime);
+    let split = settings.gates.enabled(Gate::PodLogsQuerySplitStreams);
+    let checkpoints =
+        settings.gates.enabled(Gate::ContainerCheckpoint).then(|| settings.flags.root_dir.join("checkpoints"));
+    let later = later.clone();
+    let stats = Stats::new(StatsSource {
+        node_name: node_name.to_owned(),
+        layout: Layout::detect().context("finding the cgroup hierarchies")?,
+        system: system_cgroups(settings)?,
+        folders: Folders {
+            root: settings.flags.root_dir.clone(),
+            pod_logs: PathBuf::from(&settings.kubelet.pod_logs_dir),
+        },
+        runtime: runtime.clone(),
+        snapshots: Arc::new(move || later.borrow().as_ref().map(|(_, pleg)| pleg.all()).unwrap_or_default()),
+    });
+    let debug = logs::router(containers.clone(), split).merge(streams::router(containers, checkpoints));
+    Ok(Mounted { debug, stats: usage::router(stats, metrics.clone()) })
+}
+
+/// Pods and their containers, as the handlers of the servers see them.
+fn containers(shared: &SharedPods, later: &Later, runtime: &Runtime) -> Containers {
+    let (shared, statuses, snapshots) = (shared.clone(), later.clone(), later.clone());
+    Containers {
+        pod: Arc::new(move |namespace, name| {
+            let mut all = shared.all().into_iter();
+            all.find(|pod| {
+                let pod = pod_ref(pod);
+                &*pod.namespace == namespace && &*pod.name == name
+            })
+        }),
+        status: Arc::new(move |pod| {
+            let known = statuses.borrow().as_ref().and_then(|(statuses, _)| statuses.get(&pod_ref(pod).uid));
+            known.or_else(|| pod.status.clone()).unwrap_or_default()
+        }),
+        snapshot: Arc::new(move |uid| snapshots.borrow().as_ref().and_then(|(_, pleg)| pleg.cached(uid))),
+        runtime: runtime.clone(),
+    }
+}
+
+/// Cgroups that are told of by name. That of the pods is spelled by a driver that is not known yet; the other spelling
+/// names nothing.
+fn system_cgroups(settings: &Settings) -> anyhow::Result<SystemCgroups> {
+    let kubelet = &settings.kubelet;
+    let named = [
+        ("kubelet", &kubelet.kubelet_cgroups),
+        ("runtime", &settings.flags.runtime_cgroups),
+        ("misc", &kubelet.system_cgroups),
+    ];
+    let mut all: SystemCgroups =
+        named.into_iter().filter(|(_, path)| !path.is_empty()).map(|(name, path)| (name, path.clone())).collect();
+    if kubelet.cgroups_per_qos {
+        let root = CgroupName::parse(&kubelet.cgroup_root);
+        let pods = root.with_context(|| format!("cgroupRoot {:?}", kubelet.cgroup_root))?.kubepods();
+        all.extend([Driver::Cgroupfs, Driver::Systemd].map(|driver| ("pods", pods.path(driver))));
+    }
+    Ok(all)
+}
