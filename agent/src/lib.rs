@@ -24,6 +24,7 @@ pub mod recorder;
 pub mod runtime;
 pub mod server;
 pub mod sources;
+pub mod startup;
 pub mod stats;
 pub mod status;
 pub mod sync;

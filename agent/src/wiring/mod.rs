@@ -47,6 +47,7 @@ use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
 use crate::sources;
 use crate::sources::SourcesConfig;
+use crate::startup::Startups;
 use crate::status::Statuses;
 use crate::sync::SharedPods;
 use crate::sync::SyncLoop;
@@ -116,7 +117,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     };
     let serving = server::start(&settings, parts, shutdown.clone());
 
-    notify::start(watchdog, shared.clone(), server::Options::new(&settings.kubelet).sync_loop_limit, &shutdown);
+    notify::start(watchdog, &settings, shared.clone(), &shutdown);
 
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
@@ -147,7 +148,11 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
     started.send_replace(Some((statuses.clone(), pleg.clone())));
     let volumes = Volumes::new(&settings.flags.root_dir);
-    let act = ActContext::new(
+    let startups = match &api {
+        Some(_) => Startups::counting(metrics.clone()),
+        None => Startups::default(),
+    };
+    let mut act = ActContext::new(
         runtime.clone(),
         images,
         volumes,
@@ -159,6 +164,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         Clock::System,
     )
     .with_objects(objects);
+    act.startups = startups.clone();
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,
@@ -187,6 +193,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         clock: Clock::System,
         recorder,
         mirrors,
+        startups,
         leftovers: Arc::new(housekeeping::Sweeper::new(context)),
         housekeeping: None,
     };

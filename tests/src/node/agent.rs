@@ -83,6 +83,7 @@ impl Agent {
             clock: clock(sim),
             recorder: Recorder::default(),
             mirrors: Mirrors::none(),
+            startups: keblet::startup::Startups::default(),
             leftovers: Arc::new(NothingLeft),
             housekeeping: None,
         };
