@@ -4,7 +4,9 @@
 //! another kubelet, which has to pass them just the same.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
+mod cluster_access;
 mod cluster_faults;
+mod cluster_join;
 mod cluster_kubectl;
 mod cluster_streams;
 mod cluster_workloads;
