@@ -6,6 +6,7 @@ mod cgroups;
 mod housekeeping;
 mod node;
 mod node_object;
+mod node_shutdown;
 mod objects;
 mod observers;
 mod pods;
@@ -84,6 +85,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
 
     let images = Images::new(runtime.clone(), node::pull_limits(&settings));
+    let down = watch::Sender::new(false);
     let own_node = node_object::start(
         node_object::Parts {
             settings: &settings,
@@ -92,8 +94,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
             state: state.clone(),
             board: board.clone(),
             images: images.changes(),
-            shutting_down: watch::channel(false).1,
-            tell: node_object::teller(&recorder),
+            shutting_down: down.subscribe(),
+            recorder: recorder.clone(),
             metrics: metrics.clone(),
         },
         api.as_ref(),
@@ -142,7 +144,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let gates = restart_gates(&settings);
     let parts = status::StatusParts {
         runtime_name: version.runtime_name,
-        addresses: own_node.addresses,
+        addresses: own_node.addresses.clone(),
         node: own_node.node,
         client: api.as_ref().map(|api| api.main.clone()),
         gates,
@@ -155,7 +157,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         images,
         volumes,
         cgroups,
-        node.settings(&settings),
+        node.settings(&settings, own_node.addresses),
         node::files(&settings),
         network_of(state.clone()),
         recorder.clone(),
@@ -181,6 +183,17 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         recorder.clone(),
         shutdown.clone(),
     );
+    let orders = node_shutdown::start(
+        node_shutdown::Parts {
+            settings: &settings,
+            pods: shared.clone(),
+            statuses: statuses.clone(),
+            recorder: recorder.clone(),
+            metrics: metrics.clone(),
+            down,
+        },
+        shutdown.clone(),
+    );
     let sync = SyncLoop {
         pods: shared,
         workers: PodWorkers::new(context.clone()),
@@ -190,6 +203,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         clock: Clock::System,
         recorder,
         mirrors,
+        orders,
         leftovers: Arc::new(housekeeping::Sweeper::new(context)),
         housekeeping: None,
     };

@@ -6,5 +6,7 @@
 
 mod cluster_faults;
 mod cluster_kubectl;
+mod cluster_node;
+mod cluster_pods;
 mod cluster_streams;
 mod cluster_workloads;
