@@ -79,7 +79,9 @@ impl Template {
             let ip = address.address.parse::<IpAddr>().ok();
             match (address.type_.as_str(), ip) {
                 ("Hostname" | "InternalIP" | "ExternalIP", Some(ip)) => drop(template.ips.insert(ip)),
-                ("Hostname" | "InternalDNS" | "ExternalDNS", _) => drop(template.dns_names.insert(address.address.clone())),
+                ("Hostname" | "InternalDNS" | "ExternalDNS", _) => {
+                    drop(template.dns_names.insert(address.address.clone()))
+                }
                 _ => {}
             }
         }
@@ -139,7 +141,8 @@ mod tests {
                 t.dns_names.iter().cloned().chain(ips).collect::<Vec<_>>().join(" ")
             })
         };
-        let table: [(&[(&str, &str)], Option<&str>); 7] = [
+        type Addresses = &'static [(&'static str, &'static str)];
+        let table: [(Addresses, Option<&str>); 7] = [
             (&[], None),
             (&[("Hostname", "n")], None),
             (&[("InternalIP", "10.0.0.1"), ("Hostname", "n")], Some("n 10.0.0.1")),
