@@ -161,7 +161,11 @@ impl Api {
         }
         let initial = query.contains("sendInitialEvents=true");
         if initial && state.old && key != "services" {
-            return status(422, "Invalid", "sendInitialEvents is forbidden for watch unless the feature gate is enabled");
+            return status(
+                422,
+                "Invalid",
+                "sendInitialEvents is forbidden for watch unless the feature gate is enabled",
+            );
         }
         let (sender, receiver) = mpsc::unbounded_channel();
         state.watchers.push((key.clone(), sender));
@@ -182,7 +186,8 @@ impl Api {
         let seconds = asked["spec"]["expirationSeconds"].as_u64().expect("a lifetime");
         let expires = Timestamp::try_from(self.1.wall() + Duration::from_secs(seconds)).expect("in range");
         let mut answer = asked.clone();
-        answer["status"] = json!({"token": format!("token-{}", state.tokens), "expirationTimestamp": expires.to_string()});
+        answer["status"] =
+            json!({"token": format!("token-{}", state.tokens), "expirationTimestamp": expires.to_string()});
         say(&answer)
     }
 }
