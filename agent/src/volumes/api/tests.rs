@@ -222,7 +222,10 @@ fn root() -> bool {
 
 fn volume_pod(volumes: serde_json::Value, security: serde_json::Value) -> Pod {
     let names: Vec<_> = volumes.as_array().expect("volumes").iter().map(|volume| volume["name"].clone()).collect();
-    let mounts: Vec<_> = names.iter().map(|name| json!({"name": name, "mountPath": format!("/{}", name.as_str().expect("text"))})).collect();
+    let mounts: Vec<_> = names
+        .iter()
+        .map(|name| json!({"name": name, "mountPath": format!("/{}", name.as_str().expect("text"))}))
+        .collect();
     serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u-1", "labels": {"a": "1"}},
         "spec": {"securityContext": security, "volumes": volumes, "containers": [{"name": "c", "volumeMounts": mounts}]}}))
     .expect("a pod")
@@ -236,7 +239,8 @@ async fn a_volume_in_memory_comes_and_goes() {
     let dir = tempfile::tempdir().expect("a folder");
     let volumes = Volumes::new(dir.path());
     volumes.make_pod_dirs("u-1").expect("folders");
-    let source = json!({"defaultMode": 0o400, "items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]});
+    let source =
+        json!({"defaultMode": 0o400, "items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]});
     let mut pod = volume_pod(json!([{"name": "d", "downwardAPI": source}]), json!({"runAsUser": 7, "fsGroup": 77}));
     assert_eq!(volumes.set_up(&pod, Some(1 << 20)).await.expect("set up"), crate::volumes::Upkeep::default());
     let at = dir.path().join("pods/u-1/volumes/kubernetes.io~downward-api/d");

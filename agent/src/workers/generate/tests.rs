@@ -39,7 +39,7 @@ fn with_container(fields: Value) -> Pod {
 fn settings() -> NodeSettings {
     NodeSettings {
         pod_logs_dir: "/var/log/pods".into(),
-        dns: DnsSettings { node_ips: vec!["192.0.2.7".into()], ..Default::default() },
+        dns: DnsSettings { node_ips: vec!["192.0.2.7".into()].into(), ..Default::default() },
         resources: ResourceSettings {
             cfs_period: Some(100_000),
             memory_capacity: 16 << 30,
@@ -390,18 +390,26 @@ mod from_objects {
         let absent = |text: &str| Lookup::Absent(text.to_owned());
         EnvObjects {
             config_maps: BTreeMap::from([
-                ("m".to_owned(), map(json!({"data": {"A": "1", "odd key": "x", "B": "m"}, "binaryData": {"bin": "AAEC"}}))),
+                (
+                    "m".to_owned(),
+                    map(json!({"data": {"A": "1", "odd key": "x", "B": "m"}, "binaryData": {"bin": "AAEC"}})),
+                ),
                 ("none".to_owned(), absent("configmap \"none\" not found")),
                 ("broken".to_owned(), Lookup::Failed("failed to sync configmap cache: away".to_owned())),
             ]),
             secrets: BTreeMap::from([
                 (
                     "s".to_owned(),
-                    Lookup::Found(Arc::new(serde_json::from_value(json!({"data": {"B": "cw==", "k": "dg=="}})).expect("a Secret"))),
+                    Lookup::Found(Arc::new(
+                        serde_json::from_value(json!({"data": {"B": "cw==", "k": "dg=="}})).expect("a Secret"),
+                    )),
                 ),
                 ("none".to_owned(), Lookup::Absent("secret \"none\" not found".to_owned())),
             ]),
-            services: BTreeMap::from([("WEB_PORT".to_owned(), "80".to_owned()), ("A".to_owned(), "service".to_owned())]),
+            services: BTreeMap::from([
+                ("WEB_PORT".to_owned(), "80".to_owned()),
+                ("A".to_owned(), "service".to_owned()),
+            ]),
         }
     }
 
@@ -431,8 +439,17 @@ mod from_objects {
         assert_eq!(
             environment_of(container).expect("valid"),
             [
-                "A=1", "B=s", "FROM_SERVICE=80 1 $(NEXT)", "NEXT=1", "P_A=1", "P_B=m", "P_odd key=x", "SECRET=v", "WEB_PORT=80",
-                "k=own", "odd key=x",
+                "A=1",
+                "B=s",
+                "FROM_SERVICE=80 1 $(NEXT)",
+                "NEXT=1",
+                "P_A=1",
+                "P_B=m",
+                "P_odd key=x",
+                "SECRET=v",
+                "WEB_PORT=80",
+                "k=own",
+                "odd key=x",
             ]
         );
     }
@@ -447,7 +464,10 @@ mod from_objects {
             (key("configMapKeyRef", "m", "bin"), "couldn't find key bin in ConfigMap ns/m"),
             (key("secretKeyRef", "s", "x"), "couldn't find key x in Secret ns/s"),
             (json!({"envFrom": [{"secretRef": {"name": "none"}}]}), "secret \"none\" not found"),
-            (json!({"envFrom": [{"configMapRef": {"name": "broken", "optional": true}}]}), "failed to sync configmap cache: away"),
+            (
+                json!({"envFrom": [{"configMapRef": {"name": "broken", "optional": true}}]}),
+                "failed to sync configmap cache: away",
+            ),
         ] {
             assert_eq!(environment_of(container.clone()), Err(expected.to_owned()), "{container}");
         }
