@@ -9,6 +9,7 @@ mod cluster_access;
 mod cluster_faults;
 mod cluster_join;
 mod cluster_kubectl;
+mod cluster_objects;
 mod cluster_node;
 mod cluster_pods;
 mod cluster_streams;
