@@ -6,5 +6,6 @@
 
 mod cluster_faults;
 mod cluster_kubectl;
+mod cluster_server;
 mod cluster_streams;
 mod cluster_workloads;
