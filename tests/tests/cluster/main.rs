@@ -12,5 +12,6 @@ mod cluster_kubectl;
 mod cluster_objects;
 mod cluster_node;
 mod cluster_pods;
+mod cluster_server;
 mod cluster_streams;
 mod cluster_workloads;
