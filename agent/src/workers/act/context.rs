@@ -85,7 +85,20 @@ impl ActContext {
     ) -> Self {
         let pulls = Mutex::new(PullHistory::default());
         let objects = Objects::standalone();
-        Self { runtime, images, objects, volumes, cgroups, settings, files, network, recorder, clock, pulls, removals: Semaphore::new(REMOVALS) }
+        Self {
+            runtime,
+            images,
+            objects,
+            volumes,
+            cgroups,
+            settings,
+            files,
+            network,
+            recorder,
+            clock,
+            pulls,
+            removals: Semaphore::new(REMOVALS),
+        }
     }
 
     /// Environments and volumes are made from the objects of an API server; without this there are none.

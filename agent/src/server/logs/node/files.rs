@@ -199,8 +199,13 @@ mod tests {
     fn nothing_outside_of_the_folder() {
         let root = Path::new("/var/log");
         for (path, expected) in [
-            ("syslog", Some("/var/log/syslog")), ("", Some("/var/log/")), ("/pods/x", Some("/var/log/pods/x")),
-            ("./a", Some("/var/log/a")), ("../shadow", None), ("a/../../shadow", None), ("a\0b", None),
+            ("syslog", Some("/var/log/syslog")),
+            ("", Some("/var/log/")),
+            ("/pods/x", Some("/var/log/pods/x")),
+            ("./a", Some("/var/log/a")),
+            ("../shadow", None),
+            ("a/../../shadow", None),
+            ("a\0b", None),
         ] {
             assert_eq!(below(root, path), expected.map(PathBuf::from), "{path:?}");
         }
@@ -209,10 +214,16 @@ mod tests {
     #[test]
     fn ranges() {
         for (range, expected) in [
-            ("bytes=0-4", Part::Of { from: 0, count: 5 }), ("bytes=5-", Part::Of { from: 5, count: 5 }),
-            ("bytes=-3", Part::Of { from: 7, count: 3 }), ("bytes=8-99", Part::Of { from: 8, count: 2 }),
-            ("bytes=-99", Part::Of { from: 0, count: 10 }), ("bytes=10-", Part::Outside), ("bytes=3-1", Part::Outside),
-            ("bytes=x-y", Part::Outside), ("lines=1-2", Part::Whole), ("bytes=0-1,3-4", Part::Whole),
+            ("bytes=0-4", Part::Of { from: 0, count: 5 }),
+            ("bytes=5-", Part::Of { from: 5, count: 5 }),
+            ("bytes=-3", Part::Of { from: 7, count: 3 }),
+            ("bytes=8-99", Part::Of { from: 8, count: 2 }),
+            ("bytes=-99", Part::Of { from: 0, count: 10 }),
+            ("bytes=10-", Part::Outside),
+            ("bytes=3-1", Part::Outside),
+            ("bytes=x-y", Part::Outside),
+            ("lines=1-2", Part::Whole),
+            ("bytes=0-1,3-4", Part::Whole),
         ] {
             assert_eq!(part(range, 10), expected, "{range}");
         }

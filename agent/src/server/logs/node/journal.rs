@@ -37,7 +37,11 @@ pub(super) struct Places {
 type Pieces = BoxStream<'static, Bytes>;
 
 /// The logs of `services`, as bytes to send; ends after [`LONGEST`].
-pub(super) async fn logs(places: &Places, services: Vec<String>, options: Options) -> impl Stream<Item = Bytes> + use<> {
+pub(super) async fn logs(
+    places: &Places,
+    services: Vec<String>,
+    options: Options,
+) -> impl Stream<Item = Bytes> + use<> {
     let end = Instant::now() + LONGEST;
     let known = tokio::time::timeout_at(end, units(&places.journalctl)).await.unwrap_or_default();
     let in_journal = |service: &String| known.contains(&format!("{service}.service"));
@@ -101,7 +105,9 @@ fn pieces(
 async fn files(places: &Places, options: &Options, services: Vec<String>) -> Pieces {
     if !options.is_empty() {
         let names = services.join(" ");
-        let text = format!("\noptions present and query resolved to log files for [{names}]\ntry without specifying options\n");
+        let text = format!(
+            "\noptions present and query resolved to log files for [{names}]\ntry without specifying options\n"
+        );
         return stream::iter([Bytes::from(text)]).boxed();
     }
     let mut all: Vec<Pieces> = Vec::new();
@@ -170,7 +176,8 @@ mod tests {
         assert_eq!(told, format!("{journal}plain text\ndeep text\n\nlog not found for none\n"));
         let lines = Options { lines: Some(1), ..Options::default() };
         let told = text(&places, &["plain", "deep"], lines).await;
-        let expected = "\noptions present and query resolved to log files for [plain deep]\ntry without specifying options\n";
+        let expected =
+            "\noptions present and query resolved to log files for [plain deep]\ntry without specifying options\n";
         assert_eq!(told, expected);
         assert_eq!(text(&places, &[".."], Options::default()).await, "\nlog not found for ..\n");
     }
@@ -179,7 +186,11 @@ mod tests {
     async fn a_journal_that_never_ends_is_ended() {
         let dir = tempfile::tempdir().unwrap();
         let mut places = places(dir.path());
-        std::fs::write(dir.path().join("endless"), "#!/bin/sh\n[ \"$1\" = --field ] && { echo known.service; exit; }\nexec yes\n").unwrap();
+        std::fs::write(
+            dir.path().join("endless"),
+            "#!/bin/sh\n[ \"$1\" = --field ] && { echo known.service; exit; }\nexec yes\n",
+        )
+        .unwrap();
         places.journalctl = dir.path().join("endless");
         std::fs::set_permissions(&places.journalctl, std::fs::Permissions::from_mode(0o755)).unwrap();
         let mut pieces = std::pin::pin!(logs(&places, vec!["known".to_owned()], Options::default()).await);

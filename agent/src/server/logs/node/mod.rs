@@ -85,7 +85,8 @@ impl NodeLogs {
 fn told(pieces: impl Stream<Item = Bytes> + Send + 'static, headers: &HeaderMap) -> Response {
     let compress = headers.get(header::ACCEPT_ENCODING).is_some_and(|accepted| accepted == "gzip");
     let certain = |piece| Ok::<_, std::convert::Infallible>(piece);
-    let body = if compress { Body::from_stream(gzip(pieces).map(certain)) } else { Body::from_stream(pieces.map(certain)) };
+    let body =
+        if compress { Body::from_stream(gzip(pieces).map(certain)) } else { Body::from_stream(pieces.map(certain)) };
     let mut response = Response::new(body);
     let kind = HeaderValue::from_static("text/plain;charset=UTF-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
@@ -154,7 +155,8 @@ mod tests {
         let mut text = String::new();
         flate2::read::GzDecoder::new(&body[..]).read_to_string(&mut text).unwrap();
         assert_eq!(text, "some text");
-        let plain = told(pieces(), &[(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip, br"))].into_iter().collect());
+        let plain =
+            told(pieces(), &[(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip, br"))].into_iter().collect());
         assert_eq!(plain.into_body().collect().await.unwrap().to_bytes(), "some text");
     }
 }

@@ -58,8 +58,7 @@ pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<Wante
     if names.is_empty() && !asked.is_empty() {
         return Err(BadQuery::Undecodable("query: Invalid value: \"\": may not be empty".to_owned()));
     }
-    let has_options =
-        since.is_some() || until.is_some() || lines.is_some() || boot.is_some() || pattern.is_some();
+    let has_options = since.is_some() || until.is_some() || lines.is_some() || boot.is_some() || pattern.is_some();
     let mut problems = Vec::new();
     if !path.is_empty() {
         problems.push(format!("query: Invalid value: {path:?}: path not allowed in query mode"));
@@ -75,7 +74,9 @@ pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<Wante
     if lines.is_some_and(|lines| !(0..=MOST_LINES).contains(&lines)) {
         problems.push(format!("tailLines: Invalid value: must be between 0 and {MOST_LINES}, inclusive"));
     }
-    if let Some(error) = pattern.as_deref().and_then(|pattern| regex_syntax::ast::parse::Parser::new().parse(pattern).err()) {
+    if let Some(error) =
+        pattern.as_deref().and_then(|pattern| regex_syntax::ast::parse::Parser::new().parse(pattern).err())
+    {
         problems.push(format!("pattern: Invalid value: {}", error.kind()));
     }
     let file = names_problems(&names, has_options, &mut problems);
@@ -185,7 +186,9 @@ mod tests {
     #[test]
     fn files_and_services() {
         assert_eq!(query("query=./syslog", ""), Ok(Wanted::File("./syslog".to_owned())));
-        let Ok(Wanted::Services(names, options)) = query("query=kubelet&query=+&query=crio", "") else { panic!("services") };
+        let Ok(Wanted::Services(names, options)) = query("query=kubelet&query=+&query=crio", "") else {
+            panic!("services")
+        };
         assert_eq!((names, options.is_empty()), (vec!["kubelet".to_owned(), "crio".to_owned()], true));
         assert!(!is_query(&[("tailLines".to_owned(), String::new())]));
     }
@@ -195,8 +198,17 @@ mod tests {
         let asked = "query=a&sinceTime=2026-01-02T03:04:05Z&untilTime=2026-11-12T13:14:15%2B01:00&tailLines=7&boot=-1&pattern=a.*b";
         let Ok(Wanted::Services(_, options)) = query(asked, "") else { panic!("services") };
         let expected = [
-            "--utc", "--no-pager", "--output=short-precise", "--since=2026-1-2 03:4:5", "--until=2026-11-12 13:14:15",
-            "--pager-end", "--lines=7", "--unit=a", "--grep=a.*b", "--boot", "-1",
+            "--utc",
+            "--no-pager",
+            "--output=short-precise",
+            "--since=2026-1-2 03:4:5",
+            "--until=2026-11-12 13:14:15",
+            "--pager-end",
+            "--lines=7",
+            "--unit=a",
+            "--grep=a.*b",
+            "--boot",
+            "-1",
         ];
         assert_eq!(options.arguments(&["a"]), expected);
     }
@@ -208,10 +220,21 @@ mod tests {
         }
         let long = format!("query={}", "a".repeat(257));
         for bad in [
-            "tailLines=5", "query=a&query=./b", "query=./a&query=./b", "query=./a&boot=0", "query=/x.log",
-            "query=../../etc/shadow", "query=a\\b", "query=a&query=b&query=c&query=d&query=e", "query=a%20b", &long,
-            "query=a&sinceTime=2026-01-02T00:00:00Z&untilTime=2026-01-01T00:00:00Z", "query=a&boot=1",
-            "query=a&tailLines=100001", "query=a&tailLines=-1", "query=a&pattern=(",
+            "tailLines=5",
+            "query=a&query=./b",
+            "query=./a&query=./b",
+            "query=./a&boot=0",
+            "query=/x.log",
+            "query=../../etc/shadow",
+            "query=a\\b",
+            "query=a&query=b&query=c&query=d&query=e",
+            "query=a%20b",
+            &long,
+            "query=a&sinceTime=2026-01-02T00:00:00Z&untilTime=2026-01-01T00:00:00Z",
+            "query=a&boot=1",
+            "query=a&tailLines=100001",
+            "query=a&tailLines=-1",
+            "query=a&pattern=(",
         ] {
             assert!(matches!(query(bad, ""), Err(BadQuery::Invalid(_))), "{bad}");
         }
