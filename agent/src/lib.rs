@@ -9,6 +9,7 @@
 
 pub mod apiserver;
 pub mod bench;
+pub mod certificates;
 pub mod cli;
 pub mod config;
 pub mod events;

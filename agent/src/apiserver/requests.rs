@@ -12,11 +12,13 @@ use http::header::{AUTHORIZATION, RETRY_AFTER, USER_AGENT};
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use kube::client::Body;
+use rustls::sign::CertifiedKey;
 use tokio::time::Instant;
 
 use super::credentials::Authorizer;
 use super::limit::Limiter;
 use super::reach::Reach;
+use super::tls::Identity;
 use super::transport::{LaneBody, Transport};
 use crate::metrics::Metrics;
 
@@ -31,6 +33,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub struct Shared {
     /// Connections.
     pub transport: Transport,
+    /// The client certificate they show.
+    pub identity: Identity,
     /// Credentials.
     pub authorizer: Authorizer,
     /// Is the server there, does it know us.
@@ -41,6 +45,17 @@ pub struct Shared {
     pub host: String,
     /// Counted requests.
     pub metrics: Arc<Metrics>,
+}
+
+impl Shared {
+    /// Shows another client certificate from now on, on new connections if it really is another one.
+    pub fn identify(&self, key: Arc<CertifiedKey>) -> bool {
+        let changed = self.identity.set(Some(key));
+        if changed {
+            self.transport.redial();
+        }
+        changed
+    }
 }
 
 /// The service below one client.
@@ -122,8 +137,13 @@ impl Requests {
     async fn once(&self, mut request: Request<Full<Bytes>>, body: &Bytes) -> Result<Response<LaneBody>, BoxError> {
         let shared = &self.shared;
         let method = request.method().clone();
-        if let Some(value) = shared.authorizer.header().await? {
+        shared.identity.arrived().await;
+        let issued = shared.authorizer.issue().await?;
+        if let Some(value) = issued.header {
             request.headers_mut().insert(AUTHORIZATION, value);
+        }
+        if let Some(key) = issued.key {
+            shared.identify(key);
         }
         let began = Instant::now();
         let answer = shared.transport.send(request).await;

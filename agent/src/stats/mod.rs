@@ -137,13 +137,12 @@ impl Stats {
         }
         let before = match last.take().filter(|sample| sample.is_recent(now)) {
             Some(sample) => Some(sample),
-            None if with_rates => {
-                let first = Arc::new(self.take().await?);
-                tokio::time::sleep(APART).await;
-                Some(first)
-            }
+            None if with_rates => Some(Arc::new(self.take().await?)),
             None => None,
         };
+        if let Some(before) = before.as_ref().filter(|_| with_rates) {
+            tokio::time::sleep_until(before.taken() + APART).await;
+        }
         let mut sample = self.take().await?;
         if let Some(before) = before {
             sample.rate_since(&before);

@@ -11,6 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::mirrors::Mirrors;
 use super::mirrors::Wish;
+use super::orders::KillOrder;
+use super::orders::Orders;
 use super::pods::is_mirror;
 use super::shared::SharedPods;
 use crate::model::Clock;
@@ -46,6 +48,10 @@ const PULSE: Duration = Duration::from_secs(60);
 /// How long workers may take to complete what they are doing when the agent ends.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// Why pods that come while the machine goes down are rejected.
+const SHUTDOWN_REASON: &str = "NodeShutdown";
+const SHUTDOWN_MESSAGE: &str = "Pod was rejected as the node is shutting down.";
+
 /// Removes what pods that nobody knows any more have left on the node (directories, cgroups). Implemented by the
 /// volumes and cgroup rooms; blocking calls belong into it, not into the loop.
 pub trait Leftovers: Send + Sync + 'static {
@@ -74,6 +80,8 @@ pub struct SyncLoop {
     pub mirrors: Mirrors,
     /// Told of the API server's pods.
     pub startups: Startups,
+    /// What other rooms ask for.
+    pub orders: Orders,
     /// What dead pods leave.
     pub leftovers: Arc<dyn Leftovers>,
     /// When housekeeping is due.
@@ -101,6 +109,7 @@ impl SyncLoop {
                 news = pleg.news() => self.on_news(news),
                 _ = self.workers.finished() => self.housekeep_soon(HOUSEKEEPING_DELAY),
                 name = self.mirrors.news() => self.keep_mirrors(name),
+                Some(order) = self.orders.kills.recv() => self.kill(order),
                 Ok(()) = addresses.changed() => self.workers.poke_all(),
                 () = due => self.keep_house(),
             }
@@ -169,7 +178,7 @@ impl SyncLoop {
         let id = pod_ref(&pod);
         if is_terminal(&pod) && !self.workers.knows(&id.uid) && !self.runs(&id.uid) {
             self.workers.start(PodState::already_terminated(id, pod.clone(), Instant::now()));
-        } else if !self.reject_unsupported(&pod) {
+        } else if !self.reject_unsupported(&pod) && !self.reject_at_shutdown(&pod) {
             self.workers.request(&id, Request::Create(pod.clone()));
         }
         self.keep_mirror_of(&pod);
@@ -192,6 +201,31 @@ impl SyncLoop {
         }
         self.statuses.reject(pod, refusal.reason, &refusal.message, self.runs(&uid), self.clock.wall());
         true
+    }
+
+    /// No pod begins on a machine that goes down. One that was there before keeps what it has.
+    fn reject_at_shutdown(&mut self, pod: &Pod) -> bool {
+        let uid = pod_ref(pod).uid;
+        if !*self.orders.closed.borrow() || spec::deletion_requested(pod) || self.workers.knows(&uid) {
+            return false;
+        }
+        self.recorder.pod_event(pod, "", EventType::Warning, SHUTDOWN_REASON, SHUTDOWN_MESSAGE);
+        self.statuses.reject(pod, SHUTDOWN_REASON, SHUTDOWN_MESSAGE, self.runs(&uid), self.clock.wall());
+        true
+    }
+
+    /// A pod is ended although its sources want it.
+    fn kill(&mut self, order: KillOrder) {
+        let known = self.pods.by_uid(&order.uid).filter(|_| self.workers.knows(&order.uid));
+        match known {
+            Some(pod) => self.workers.request(&pod_ref(&pod), Request::Kill(order.options)),
+            None => order.options.finished.iter().for_each(CancellationToken::cancel),
+        }
+    }
+
+    /// It was rejected when it came, and nothing was begun since.
+    fn was_rejected(&self, uid: &PodUid) -> bool {
+        self.statuses.get(uid).is_some_and(|status| status.reason.as_deref() == Some(SHUTDOWN_REASON))
     }
 
     /// Something of the pod may run, as far as known.
@@ -313,7 +347,8 @@ impl SyncLoop {
         let known = self.workers.sync_known(&desired);
         for pod in pods {
             let id = pod_ref(&pod);
-            let refused = refuse::unsupported(&pod).is_some() && !spec::deletion_requested(&pod);
+            let unwanted = refuse::unsupported(&pod).is_some() || self.was_rejected(&id.uid);
+            let refused = unwanted && !spec::deletion_requested(&pod);
             let lost = !self.workers.knows(&id.uid) && !refused;
             if known.restart.contains(&id.uid) || lost {
                 self.workers.request(&id, Request::Create(pod));

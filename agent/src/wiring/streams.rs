@@ -25,6 +25,9 @@ use crate::stats::StatsSource;
 use crate::stats::SystemCgroups;
 use crate::sync::SharedPods;
 
+/// Where a node keeps its logs.
+const NODE_LOGS: &str = "/var/log";
+
 /// The routers, for whoever listens.
 ///
 /// # Errors
@@ -53,7 +56,10 @@ pub fn mounted(
         runtime: runtime.clone(),
         snapshots: Arc::new(move || later.borrow().as_ref().map(|(_, pleg)| pleg.all()).unwrap_or_default()),
     });
-    let debug = logs::router(containers.clone(), split).merge(streams::router(containers, checkpoints));
+    let queries = settings.kubelet.enable_system_log_query.unwrap_or(false);
+    let debug = logs::router(containers.clone(), split)
+        .merge(logs::node::router(PathBuf::from(NODE_LOGS), queries))
+        .merge(streams::router(containers, checkpoints));
     Ok(Mounted { debug, stats: usage::router(stats, metrics.clone()) })
 }
 

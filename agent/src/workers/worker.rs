@@ -272,6 +272,10 @@ impl Worker {
         };
         if let Some(pod) = &pod {
             self.publish_status(pod, &view, false);
+            let ending = self.mailbox.state().ending();
+            if let Some(ending) = ending {
+                self.context.statuses.end(pod, &ending, self.context.clock.wall());
+            }
         }
         self.context.pleg.acting(&self.uid).await;
         let killed = match &pod {

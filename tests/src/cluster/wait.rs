@@ -43,11 +43,7 @@ where
             }
             Ok(Some(Err(error))) => trouble = format!("\nlast trouble of the watch: {error}"),
             Ok(None) | Err(_) => {
-                let shown = match &last {
-                    Some(state) => serde_json::to_string_pretty(state)?,
-                    None => "it does not exist".to_owned(),
-                };
-                bail!("{name}: never came: {what}; at last:\n{shown}{trouble}");
+                bail!("{name}: never came: {what}; at last:\n{}{trouble}", shown(last.as_ref())?);
             }
         }
     }
@@ -59,4 +55,14 @@ where
     K: Resource + Clone + DeserializeOwned + Serialize + Debug + Send + 'static,
 {
     until(api, name, "gone", |state| state.is_none().then_some(())).await
+}
+
+/// The object for people, without the API server's book-keeping.
+fn shown<K: Serialize>(state: Option<&K>) -> Result<String> {
+    let Some(state) = state else { return Ok("it does not exist".to_owned()) };
+    let mut value = serde_json::to_value(state)?;
+    if let Some(metadata) = value["metadata"].as_object_mut() {
+        metadata.remove("managedFields");
+    }
+    Ok(format!("{value:#}"))
 }

@@ -98,8 +98,8 @@ async fn the_node_describes_itself_as_any_kubelet() {
 #[ignore = "real cluster"]
 async fn top_shows_what_nodes_and_pods_use() {
     let tenant = Tenant::move_in("top").await.unwrap();
-    // Another test may have started it already.
-    let _ = tenant.cluster.order(|plane| plane.start_part(Part::MetricsServer)).await;
+    // Refused if it runs already, which is as good.
+    let started = tenant.cluster.order(|plane| plane.start_part(Part::MetricsServer)).await;
     tenant.pod("busy", tenant.shell("while :; do :; done")).await.unwrap();
     tenant.until_ready("busy").await.unwrap();
     let kubectl = tenant.kubectl();
@@ -118,7 +118,7 @@ async fn top_shows_what_nodes_and_pods_use() {
     };
     let Ok(pods) = tokio::time::timeout(PATIENCE, asked).await else {
         let said = kubectl.run(&["top", "pods"]).await.unwrap();
-        panic!("no metrics: {said:?}\n{}", tenant.node.last_words());
+        panic!("no metrics: {said:?}, metrics-server: {started:?}\n{}", tenant.node.last_words());
     };
     let words: Vec<&str> = pods.split_whitespace().collect();
     let cpu: u32 = words[1].strip_suffix('m').unwrap().parse().unwrap();

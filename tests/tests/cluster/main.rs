@@ -7,5 +7,7 @@
 mod cluster_events;
 mod cluster_faults;
 mod cluster_kubectl;
+mod cluster_node;
+mod cluster_pods;
 mod cluster_streams;
 mod cluster_workloads;

@@ -11,6 +11,7 @@ mod choose;
 mod filter;
 mod follow;
 mod format;
+pub mod node;
 mod query;
 mod reader;
 mod stamp;

@@ -1,0 +1,264 @@
+//! The node's log folder, as an ordinary file server shows it: listings, files, parts of files.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::Component;
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use axum::body::Body;
+use axum::http::HeaderMap;
+use axum::http::HeaderValue;
+use axum::http::StatusCode;
+use axum::http::header;
+use axum::response::IntoResponse as _;
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream;
+use k8s_openapi::jiff::Timestamp;
+use tokio::fs::File;
+use tokio::io::AsyncReadExt as _;
+use tokio::io::AsyncSeekExt as _;
+
+/// Bytes read in one go.
+const PIECE: usize = 16 * 1024;
+
+/// The place below `root` that `path` names. Links are followed, `..` is not.
+pub(super) fn below(root: &Path, path: &str) -> Option<PathBuf> {
+    let path = Path::new(path.trim_start_matches('/'));
+    let inside = path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    (inside && !path.as_os_str().as_encoded_bytes().contains(&0)).then(|| root.join(path))
+}
+
+/// Shows what is at `place`.
+pub(super) async fn show(place: Option<PathBuf>, headers: &HeaderMap) -> Response {
+    let Some(place) = place else { return missing() };
+    let shown = match tokio::fs::metadata(&place).await {
+        Ok(meta) if meta.is_dir() => match File::open(place.join("index.html")).await {
+            Ok(index) => file(index, Path::new("index.html"), headers).await,
+            Err(_) => listing(&place).await,
+        },
+        Ok(meta) if meta.is_file() => match File::open(&place).await {
+            Ok(opened) => file(opened, &place, headers).await,
+            Err(error) => Err(error),
+        },
+        // A device or a pipe is no log, and reading it might never end.
+        Ok(_) => return forbidden(),
+        Err(error) => Err(error),
+    };
+    shown.unwrap_or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => missing(),
+        io::ErrorKind::PermissionDenied => forbidden(),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "500 Internal Server Error\n").into_response(),
+    })
+}
+
+fn missing() -> Response {
+    (StatusCode::NOT_FOUND, "404 page not found\n").into_response()
+}
+
+fn forbidden() -> Response {
+    (StatusCode::FORBIDDEN, "403 Forbidden\n").into_response()
+}
+
+async fn listing(folder: &Path) -> io::Result<Response> {
+    let mut names = Vec::new();
+    let mut entries = tokio::fs::read_dir(folder).await?;
+    while let Some(entry) = entries.next_entry().await? {
+        let mut name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type().await.is_ok_and(|kind| kind.is_dir()) {
+            name.push('/');
+        }
+        names.push(name);
+    }
+    names.sort();
+    let mut page = "<!doctype html>\n<meta name=\"viewport\" content=\"width=device-width\">\n<pre>\n".to_owned();
+    for name in names {
+        // Writing to a string cannot fail.
+        let _ = writeln!(page, "<a href=\"{}\">{}</a>", in_link(&name), in_text(&name));
+    }
+    page.push_str("</pre>\n");
+    Ok(([(header::CONTENT_TYPE, "text/html; charset=utf-8")], page).into_response())
+}
+
+/// A name as the target of a relative link.
+fn in_link(name: &str) -> String {
+    let mut out = String::new();
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~/$&+=@".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    // What comes before a colon in the first part of a link is taken for a scheme; colons are escaped above.
+    in_text(&out)
+}
+
+fn in_text(name: &str) -> String {
+    let mut out = String::new();
+    for c in name.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+async fn file(mut file: File, path: &Path, headers: &HeaderMap) -> io::Result<Response> {
+    let meta = file.metadata().await?;
+    let modified = meta.modified().map(http_date).unwrap_or_default();
+    if headers.get(header::IF_MODIFIED_SINCE).is_some_and(|since| since.as_bytes() == modified.as_bytes()) {
+        return Ok(StatusCode::NOT_MODIFIED.into_response());
+    }
+    let length = meta.len();
+    let wanted = headers.get(header::RANGE).and_then(|range| range.to_str().ok()).map(|range| part(range, length));
+    let (from, count, status) = match wanted {
+        None | Some(Part::Whole) => (0, length, StatusCode::OK),
+        Some(Part::Of { from, count }) => (from, count, StatusCode::PARTIAL_CONTENT),
+        Some(Part::Outside) => {
+            let range = [(header::CONTENT_RANGE, format!("bytes */{length}"))];
+            let text = "invalid range: failed to overlap\n";
+            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, range, text).into_response());
+        }
+    };
+    file.seek(io::SeekFrom::Start(from)).await?;
+    let mut response = Response::new(body(file.take(count)));
+    *response.status_mut() = status;
+    let out = response.headers_mut();
+    let mut set = |name, value: String| HeaderValue::from_str(&value).ok().and_then(|value| out.insert(name, value));
+    set(header::CONTENT_TYPE, kind(path).to_owned());
+    set(header::CONTENT_LENGTH, count.to_string());
+    set(header::ACCEPT_RANGES, "bytes".to_owned());
+    set(header::LAST_MODIFIED, modified);
+    if status == StatusCode::PARTIAL_CONTENT {
+        set(header::CONTENT_RANGE, format!("bytes {from}-{}/{length}", from + count - 1));
+    }
+    Ok(response)
+}
+
+/// The file piece by piece, as the client takes it.
+fn body(file: tokio::io::Take<File>) -> Body {
+    Body::from_stream(stream::try_unfold(file, |mut file| async move {
+        let mut piece = vec![0; PIECE];
+        let read = file.read(&mut piece).await?;
+        piece.truncate(read);
+        Ok::<_, io::Error>((read > 0).then(|| (Bytes::from(piece), file)))
+    }))
+}
+
+/// What of a file is asked for.
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    Whole,
+    Of { from: u64, count: u64 },
+    Outside,
+}
+
+/// One range of bytes. Several at once are answered with the whole file, as they may be.
+fn part(range: &str, length: u64) -> Part {
+    let Some(range) = range.strip_prefix("bytes=").filter(|range| !range.contains(',')) else { return Part::Whole };
+    let Some((from, to)) = range.trim().split_once('-') else { return Part::Outside };
+    let (from, to) = match (from.parse::<u64>(), to.parse::<u64>()) {
+        (Ok(from), Ok(to)) => (from, to.min(length.saturating_sub(1))),
+        (Ok(from), Err(_)) if to.is_empty() => (from, length.saturating_sub(1)),
+        (Err(_), Ok(last)) if from.is_empty() && last > 0 => (length.saturating_sub(last), length.saturating_sub(1)),
+        _ => return Part::Outside,
+    };
+    if from >= length || to < from { Part::Outside } else { Part::Of { from, count: to - from + 1 } }
+}
+
+fn kind(path: &Path) -> &'static str {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("html" | "htm") => "text/html; charset=utf-8",
+        Some("json") => "application/json",
+        Some("gz") => "application/gzip",
+        Some("xz" | "journal" | "zst") => "application/octet-stream",
+        _ => "text/plain; charset=utf-8",
+    }
+}
+
+fn http_date(time: SystemTime) -> String {
+    let time = Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH);
+    time.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    #[test]
+    fn nothing_outside_of_the_folder() {
+        let root = Path::new("/var/log");
+        for (path, expected) in [
+            ("syslog", Some("/var/log/syslog")),
+            ("", Some("/var/log/")),
+            ("/pods/x", Some("/var/log/pods/x")),
+            ("./a", Some("/var/log/a")),
+            ("../shadow", None),
+            ("a/../../shadow", None),
+            ("a\0b", None),
+        ] {
+            assert_eq!(below(root, path), expected.map(PathBuf::from), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn ranges() {
+        for (range, expected) in [
+            ("bytes=0-4", Part::Of { from: 0, count: 5 }),
+            ("bytes=5-", Part::Of { from: 5, count: 5 }),
+            ("bytes=-3", Part::Of { from: 7, count: 3 }),
+            ("bytes=8-99", Part::Of { from: 8, count: 2 }),
+            ("bytes=-99", Part::Of { from: 0, count: 10 }),
+            ("bytes=10-", Part::Outside),
+            ("bytes=3-1", Part::Outside),
+            ("bytes=x-y", Part::Outside),
+            ("lines=1-2", Part::Whole),
+            ("bytes=0-1,3-4", Part::Whole),
+        ] {
+            assert_eq!(part(range, 10), expected, "{range}");
+        }
+        assert_eq!(part("bytes=0-", 0), Part::Outside);
+    }
+
+    #[test]
+    fn names_do_no_harm() {
+        assert_eq!(in_link("a b\"<:%/"), "a%20b%22%3C%3A%25/");
+        assert_eq!(in_text("a&b<script>\"'"), "a&amp;b&lt;script&gt;&#34;&#39;");
+        assert_eq!(http_date(SystemTime::UNIX_EPOCH), "Thu, 01 Jan 1970 00:00:00 GMT");
+    }
+
+    async fn get(place: PathBuf, range: Option<&str>) -> (u16, String) {
+        let headers = range.map(|range| (header::RANGE, range.parse().unwrap())).into_iter().collect();
+        let response = show(Some(place), &headers).await;
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8_lossy(&body).into_owned())
+    }
+
+    #[tokio::test]
+    async fn folders_and_files() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("b.log"), "0123456789").unwrap();
+        std::fs::create_dir(dir.path().join("a")).unwrap();
+        let (status, page) = get(dir.path().to_owned(), None).await;
+        let begin = "<!doctype html>\n<meta name=\"viewport\" content=\"width=device-width\">\n<pre>\n";
+        let expected = format!("{begin}<a href=\"a/\">a/</a>\n<a href=\"b.log\">b.log</a>\n</pre>\n");
+        assert_eq!((status, page), (200, expected));
+        let log = dir.path().join("b.log");
+        assert_eq!(get(log.clone(), None).await, (200, "0123456789".to_owned()));
+        assert_eq!(get(log.clone(), Some("bytes=2-4")).await, (206, "234".to_owned()));
+        assert_eq!(get(log, Some("bytes=20-")).await.0, 416);
+        assert_eq!(get(dir.path().join("none"), None).await, (404, "404 page not found\n".to_owned()));
+        assert_eq!(get("/dev/zero".into(), None).await, (403, "403 Forbidden\n".to_owned()), "it has no end");
+    }
+}

@@ -1,0 +1,203 @@
+//! Logs of services: from the journal where it knows them, from files of their name where not.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use futures_util::stream::BoxStream;
+use tokio::fs::File;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe::Receiver;
+use tokio::process::Child;
+use tokio::process::Command;
+use tokio::time::Instant;
+
+use super::query::Options;
+
+/// All of an answer has to be read in this time.
+pub(super) const LONGEST: Duration = Duration::from_secs(30);
+/// Bytes read in one go.
+const PIECE: usize = 16 * 1024;
+
+/// Where logs of services are found.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    pub(super) journalctl: PathBuf,
+    pub(super) folder: PathBuf,
+}
+
+type Pieces = BoxStream<'static, Bytes>;
+
+/// The logs of `services`, as bytes to send; ends after [`LONGEST`].
+pub(super) async fn logs(
+    places: &Places,
+    services: Vec<String>,
+    options: Options,
+) -> impl Stream<Item = Bytes> + use<> {
+    let end = Instant::now() + LONGEST;
+    let known = tokio::time::timeout_at(end, units(&places.journalctl)).await.unwrap_or_default();
+    let in_journal = |service: &String| known.contains(&format!("{service}.service"));
+    let (in_journal, in_files): (Vec<String>, Vec<String>) = services.into_iter().partition(in_journal);
+    let mut all: Vec<Pieces> = Vec::new();
+    if !in_journal.is_empty() {
+        let names: Vec<&str> = in_journal.iter().map(String::as_str).collect();
+        all.push(journal(places, &options, &names));
+    }
+    if !in_files.is_empty() {
+        all.push(files(places, &options, in_files).await);
+    }
+    stream::iter(all).flatten().take_until(Box::pin(tokio::time::sleep_until(end)))
+}
+
+/// The units that the journal has logs of.
+async fn units(journalctl: &Path) -> String {
+    let listed = Command::new(journalctl).args(["--field", "_SYSTEMD_UNIT"]).kill_on_drop(true).output().await;
+    listed.map(|listed| String::from_utf8_lossy(&listed.stdout).into_owned()).unwrap_or_default()
+}
+
+/// What journalctl says, on whichever output.
+fn journal(places: &Places, options: &Options, services: &[&str]) -> Pieces {
+    match spawn(&places.journalctl, options.arguments(services)) {
+        Ok((child, output)) => pieces(output, Some(child)).boxed(),
+        Err(error) => {
+            tracing::warn!(%error, journalctl = %places.journalctl.display(), "cannot ask the journal");
+            let silent = options.boot.is_some_and(|boot| boot != 0);
+            stream::iter((!silent).then(|| Bytes::from_static(b"error: journal output not available"))).boxed()
+        }
+    }
+}
+
+fn spawn(program: &Path, arguments: Vec<String>) -> io::Result<(Child, Receiver)> {
+    let (read, write) = io::pipe()?;
+    let errors = write.try_clone()?;
+    let child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(write)
+        .stderr(errors)
+        .kill_on_drop(true)
+        .spawn()?;
+    Ok((child, Receiver::from_owned_fd(OwnedFd::from(read))?))
+}
+
+/// Everything that can be read. `child` lives as long as that and no longer.
+fn pieces(
+    source: impl AsyncRead + Send + Unpin + 'static,
+    child: Option<Child>,
+) -> impl Stream<Item = Bytes> + Send + 'static {
+    stream::unfold((source, child), |(mut source, child)| async move {
+        let mut piece = vec![0; PIECE];
+        let read = source.read(&mut piece).await.unwrap_or(0);
+        piece.truncate(read);
+        (read > 0).then(|| (Bytes::from(piece), (source, child)))
+    })
+}
+
+/// Services the journal does not know.
+async fn files(places: &Places, options: &Options, services: Vec<String>) -> Pieces {
+    if !options.is_empty() {
+        let names = services.join(" ");
+        let text = format!(
+            "\noptions present and query resolved to log files for [{names}]\ntry without specifying options\n"
+        );
+        return stream::iter([Bytes::from(text)]).boxed();
+    }
+    let mut all: Vec<Pieces> = Vec::new();
+    for service in services {
+        all.push(match open(&places.folder, &service).await {
+            Ok(file) => pieces(file, None).boxed(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => told(format!("\nlog not found for {service}\n")),
+            Err(error) => told(format!("\nerror getting log for {service}: {error}\n")),
+        });
+    }
+    stream::iter(all).flatten().boxed()
+}
+
+fn told(text: String) -> Pieces {
+    stream::iter([Bytes::from(text)]).boxed()
+}
+
+/// The first of the files a service's log may be in.
+async fn open(folder: &Path, service: &str) -> io::Result<File> {
+    // Names of services have no slash, but they may be dots.
+    if service.chars().all(|c| c == '.') {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    for name in [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")] {
+        match File::open(folder.join(name)).await {
+            Ok(file) if file.metadata().await?.is_file() => return Ok(file),
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// A journal that knows `known.service` and repeats what it is asked.
+    fn places(dir: &Path) -> Places {
+        let script = dir.join("journalctl");
+        let text = "#!/bin/sh\nif [ \"$1\" = --field ]; then echo known.service; else echo \"$@\"; echo failed >&2; exit 1; fi\n";
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let folder = dir.join("log");
+        std::fs::create_dir_all(folder.join("deep")).unwrap();
+        std::fs::write(folder.join("plain.log"), "plain text\n").unwrap();
+        std::fs::write(folder.join("deep/deep.log"), "deep text\n").unwrap();
+        Places { journalctl: script, folder }
+    }
+
+    async fn text(places: &Places, services: &[&str], options: Options) -> String {
+        let services = services.iter().map(|service| (*service).to_owned()).collect();
+        let pieces: Vec<Bytes> = logs(places, services, options).await.collect().await;
+        String::from_utf8(pieces.concat()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_journal_first_files_after() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = places(dir.path());
+        let told = text(&places, &["plain", "known", "deep", "none"], Options::default()).await;
+        let journal = "--utc --no-pager --output=short-precise --unit=known\nfailed\n";
+        assert_eq!(told, format!("{journal}plain text\ndeep text\n\nlog not found for none\n"));
+        let lines = Options { lines: Some(1), ..Options::default() };
+        let told = text(&places, &["plain", "deep"], lines).await;
+        let expected =
+            "\noptions present and query resolved to log files for [plain deep]\ntry without specifying options\n";
+        assert_eq!(told, expected);
+        assert_eq!(text(&places, &[".."], Options::default()).await, "\nlog not found for ..\n");
+    }
+
+    #[tokio::test]
+    async fn a_journal_that_never_ends_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut places = places(dir.path());
+        std::fs::write(
+            dir.path().join("endless"),
+            "#!/bin/sh\n[ \"$1\" = --field ] && { echo known.service; exit; }\nexec yes\n",
+        )
+        .unwrap();
+        places.journalctl = dir.path().join("endless");
+        std::fs::set_permissions(&places.journalctl, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut pieces = std::pin::pin!(logs(&places, vec!["known".to_owned()], Options::default()).await);
+        assert!(pieces.next().await.is_some());
+        tokio::time::pause();
+        tokio::time::advance(LONGEST + Duration::from_secs(1)).await;
+        let rest = pieces.take(4).collect::<Vec<_>>().await;
+        assert!(rest.len() < 4, "the deadline ends it");
+    }
+}

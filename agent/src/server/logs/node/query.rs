@@ -1,0 +1,245 @@
+//! What a client asks of the node's logs. Pure.
+
+use super::super::stamp::Stamp;
+
+/// Services in one query, and the length of their names, at most.
+const MOST_SERVICES: usize = 4;
+const LONGEST_NAME: usize = 256;
+const MOST_LINES: i64 = 100_000;
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// A file, by its name below the log folder.
+    File(String),
+    /// Logs of services.
+    Services(Vec<String>, Options),
+}
+
+/// Which lines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Options {
+    /// In the words of journalctl.
+    pub(super) since: Option<String>,
+    pub(super) until: Option<String>,
+    pub(super) lines: Option<i64>,
+    pub(super) pattern: Option<String>,
+    pub(super) boot: Option<i64>,
+}
+
+/// A query that is not answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum BadQuery {
+    /// A value cannot be read: 400.
+    Undecodable(String),
+    /// The query makes no sense: 406.
+    Invalid(String),
+}
+
+/// Is this a query at all, or a request for a file by its path?
+pub(super) fn is_query(parameters: &[(String, String)]) -> bool {
+    let options = ["sinceTime", "untilTime", "tailLines", "pattern", "boot"];
+    parameters.iter().any(|(name, value)| name == "query" || (options.contains(&name.as_str()) && !value.is_empty()))
+}
+
+/// Reads and checks a query. `path` is what follows `/logs/`.
+pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<Wanted, BadQuery> {
+    let first = |name: &str| {
+        let found = parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+        found.filter(|value| !value.is_empty())
+    };
+    let time = |name: &str| moment(name, first(name));
+    let (since, until) = (time("sinceTime")?, time("untilTime")?);
+    let (lines, boot) = (number("tailLines", first("tailLines"))?, number("boot", first("boot"))?);
+    let pattern = first("pattern").map(str::to_owned);
+    let asked: Vec<&str> =
+        parameters.iter().filter(|(name, _)| name == "query").map(|(_, value)| value.as_str()).collect();
+    let names: Vec<&str> = asked.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
+    if names.is_empty() && !asked.is_empty() {
+        return Err(BadQuery::Undecodable("query: Invalid value: \"\": may not be empty".to_owned()));
+    }
+    let has_options = since.is_some() || until.is_some() || lines.is_some() || boot.is_some() || pattern.is_some();
+    let mut problems = Vec::new();
+    if !path.is_empty() {
+        problems.push(format!("query: Invalid value: {path:?}: path not allowed in query mode"));
+    }
+    if let (Some(since), Some(until)) = (&since, &until)
+        && until.nanos < since.nanos
+    {
+        problems.push("untilTime: Invalid value: must be after `sinceTime`".to_owned());
+    }
+    if boot.is_some_and(|boot| boot > 0) {
+        problems.push("boot: Invalid value: must be less than 1".to_owned());
+    }
+    if lines.is_some_and(|lines| !(0..=MOST_LINES).contains(&lines)) {
+        problems.push(format!("tailLines: Invalid value: must be between 0 and {MOST_LINES}, inclusive"));
+    }
+    if let Some(error) =
+        pattern.as_deref().and_then(|pattern| regex_syntax::ast::parse::Parser::new().parse(pattern).err())
+    {
+        problems.push(format!("pattern: Invalid value: {}", error.kind()));
+    }
+    let file = names_problems(&names, has_options, &mut problems);
+    match (problems.is_empty(), file) {
+        (false, _) => Err(BadQuery::Invalid(aggregate(&problems))),
+        (true, Some(file)) => Ok(Wanted::File(file)),
+        (true, None) => Ok(Wanted::Services(
+            names.into_iter().map(str::to_owned).collect(),
+            Options { since: since.map(|at| at.text), until: until.map(|at| at.text), lines, pattern, boot },
+        )),
+    }
+}
+
+/// What is wrong with the names; the file, if they are one.
+fn names_problems(names: &[&str], has_options: bool, problems: &mut Vec<String>) -> Option<String> {
+    let (files, services): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| name.contains(['/', '\\']));
+    if names.is_empty() {
+        problems.push("query: Required value: cannot be empty with options".to_owned());
+    }
+    if !files.is_empty() && !services.is_empty() {
+        problems.push(format!("query: Invalid value: {names:?}: cannot specify a file and service"));
+    }
+    if files.len() > 1 {
+        problems.push(format!("query: Invalid value: {files:?}: cannot specify more than one file"));
+    }
+    if !files.is_empty() && has_options {
+        problems.push(format!("query: Invalid value: {files:?}: cannot specify file with options"));
+    }
+    if services.len() > MOST_SERVICES {
+        problems.push(format!("query: Invalid value: {services:?}: length cannot exceed {MOST_SERVICES}"));
+    }
+    let is_fine = |c: char| c.is_ascii_alphanumeric() || "-_.:@".contains(c);
+    for service in services.iter().filter(|name| name.len() > LONGEST_NAME || !name.chars().all(is_fine)) {
+        problems.push(format!(
+            "query: Invalid value: {service:?}: must only contain a-zA-Z-_.:0-9@ and at most {LONGEST_NAME} of them"
+        ));
+    }
+    let file = files.first()?;
+    if file.starts_with('/') || file.contains('\\') || file.split('/').any(|part| part == "..") {
+        problems.push(format!("query: Invalid value: {file:?}: path escapes from parent"));
+    }
+    Some((*file).to_owned())
+}
+
+fn aggregate(problems: &[String]) -> String {
+    match problems {
+        [only] => only.clone(),
+        several => format!("[{}]", several.join(", ")),
+    }
+}
+
+/// A moment, and how journalctl is told of it.
+struct Moment {
+    nanos: i64,
+    text: String,
+}
+
+fn moment(name: &str, value: Option<&str>) -> Result<Option<Moment>, BadQuery> {
+    let Some(value) = value else { return Ok(None) };
+    let bad = || BadQuery::Undecodable(format!("{name}: Invalid value: {value:?}: must be a time of RFC 3339"));
+    let stamp = Stamp::parse(value.as_bytes()).ok_or_else(bad)?;
+    let digits = |from: usize, to: usize| value.get(from..to).unwrap_or_default();
+    let bare = |from: usize, to: usize| digits(from, to).strip_prefix('0').unwrap_or(digits(from, to)).to_owned();
+    let date = format!("{}-{}-{}", digits(0, 4), bare(5, 7), bare(8, 10));
+    let text = format!("{date} {}:{}:{}", digits(11, 13), bare(14, 16), bare(17, 19));
+    Ok(Some(Moment { nanos: stamp.nanos, text }))
+}
+
+fn number(name: &str, value: Option<&str>) -> Result<Option<i64>, BadQuery> {
+    let bad = |value| BadQuery::Undecodable(format!("{name}: Invalid value: {value:?}: must be an integer"));
+    value.map(|value| value.parse().map_err(|_| bad(value))).transpose()
+}
+
+impl Options {
+    /// Nothing was asked but the services.
+    pub(super) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The arguments of the one journalctl call.
+    pub(super) fn arguments(&self, services: &[&str]) -> Vec<String> {
+        let mut all: Vec<String> = ["--utc", "--no-pager", "--output=short-precise"].map(str::to_owned).into();
+        all.extend(self.since.iter().map(|since| format!("--since={since}")));
+        all.extend(self.until.iter().map(|until| format!("--until={until}")));
+        if let Some(lines) = self.lines {
+            all.extend(["--pager-end".to_owned(), format!("--lines={lines}")]);
+        }
+        all.extend(services.iter().map(|service| format!("--unit={service}")));
+        all.extend(self.pattern.iter().map(|pattern| format!("--grep={pattern}")));
+        if let Some(boot) = self.boot {
+            all.extend(["--boot".to_owned(), boot.to_string()]);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn query(text: &str, path: &str) -> Result<Wanted, BadQuery> {
+        let parameters = crate::server::answer::query_of(&format!("http://x/?{text}").parse().unwrap());
+        assert!(is_query(&parameters), "{text}");
+        parse(&parameters, path)
+    }
+
+    #[test]
+    fn files_and_services() {
+        assert_eq!(query("query=./syslog", ""), Ok(Wanted::File("./syslog".to_owned())));
+        let Ok(Wanted::Services(names, options)) = query("query=kubelet&query=+&query=crio", "") else {
+            panic!("services")
+        };
+        assert_eq!((names, options.is_empty()), (vec!["kubelet".to_owned(), "crio".to_owned()], true));
+        assert!(!is_query(&[("tailLines".to_owned(), String::new())]));
+    }
+
+    #[test]
+    fn the_journal_is_asked_in_its_own_words() {
+        let asked = "query=a&sinceTime=2026-01-02T03:04:05Z&untilTime=2026-11-12T13:14:15%2B01:00&tailLines=7&boot=-1&pattern=a.*b";
+        let Ok(Wanted::Services(_, options)) = query(asked, "") else { panic!("services") };
+        let expected = [
+            "--utc",
+            "--no-pager",
+            "--output=short-precise",
+            "--since=2026-1-2 03:4:5",
+            "--until=2026-11-12 13:14:15",
+            "--pager-end",
+            "--lines=7",
+            "--unit=a",
+            "--grep=a.*b",
+            "--boot",
+            "-1",
+        ];
+        assert_eq!(options.arguments(&["a"]), expected);
+    }
+
+    #[test]
+    fn what_is_refused() {
+        for bad in ["query=a&tailLines=x", "query=a&sinceTime=now", "query=a&boot=1.5", "query=&query=+"] {
+            assert!(matches!(query(bad, ""), Err(BadQuery::Undecodable(_))), "{bad}");
+        }
+        let long = format!("query={}", "a".repeat(257));
+        for bad in [
+            "tailLines=5",
+            "query=a&query=./b",
+            "query=./a&query=./b",
+            "query=./a&boot=0",
+            "query=/x.log",
+            "query=../../etc/shadow",
+            "query=a\\b",
+            "query=a&query=b&query=c&query=d&query=e",
+            "query=a%20b",
+            &long,
+            "query=a&sinceTime=2026-01-02T00:00:00Z&untilTime=2026-01-01T00:00:00Z",
+            "query=a&boot=1",
+            "query=a&tailLines=100001",
+            "query=a&tailLines=-1",
+            "query=a&pattern=(",
+        ] {
+            assert!(matches!(query(bad, ""), Err(BadQuery::Invalid(_))), "{bad}");
+        }
+        let below = query("query=a", "syslog");
+        let text = "query: Invalid value: \"syslog\": path not allowed in query mode";
+        assert_eq!(below, Err(BadQuery::Invalid(text.to_owned())));
+    }
+}
