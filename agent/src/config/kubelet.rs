@@ -155,7 +155,7 @@ document! {
         memory_reservation_policy "memoryReservationPolicy": String = "None", value, later, "How memory requests are protected.";
         register_with_taints "registerWithTaints": Vec<Taint>, value, used, "Taints of a newly created Node.";
         register_node "registerNode": bool = true, pointer, used, "Create the Node object.";
-        tracing "tracing": Option<Tracing>, pointer, later, "Where spans are sent.";
+        tracing "tracing": Option<Tracing>, pointer, used, "Where spans are sent.";
         local_storage_capacity_isolation "localStorageCapacityIsolation": bool = true, pointer, used, "Account for ephemeral storage.";
         container_runtime_endpoint "containerRuntimeEndpoint": String = "unix:///run/containerd/containerd.sock", value, used, "Socket of the CRI runtime.";
         image_service_endpoint "imageServiceEndpoint": String, value, used, "Socket of the CRI image service; empty means the runtime's.";

@@ -4,6 +4,7 @@
 //! another kubelet, which has to pass them just the same.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
+mod cluster_events;
 mod cluster_faults;
 mod cluster_kubectl;
 mod cluster_node;

@@ -22,7 +22,10 @@ async fn a_pod_from_nothing() {
     }));
     let outcome = execute(&node.ctx, &pod, &actions(create(), vec![regular(0, "c")]), &empty()).await;
     assert!(outcome.is_ok(), "{outcome:?}");
-    assert_eq!(outcome.starts, [StartOutcome { name: "c".into(), result: Ok("c-0".into()) }]);
+    assert_eq!(
+        outcome.starts,
+        [StartOutcome { name: "c".into(), class: ContainerClass::Regular, result: Ok("c-0".into()) }]
+    );
     assert_eq!(
         node.runtime.take_calls(),
         [
@@ -60,7 +63,10 @@ async fn a_restart_is_two_calls() {
     let snapshot = testing::snapshot(vec![status("c", 0, ContainerState::Exited)]);
     let again = actions(keep(), vec![start(ContainerClass::Regular, 0, "c", Some(1))]);
     let outcome = execute(&node.ctx, &pod, &again, &snapshot).await;
-    assert_eq!(outcome.starts, [StartOutcome { name: "c".into(), result: Ok("c-1".into()) }]);
+    assert_eq!(
+        outcome.starts,
+        [StartOutcome { name: "c".into(), class: ContainerClass::Regular, result: Ok("c-1".into()) }]
+    );
     assert_eq!(node.runtime.take_calls(), ["CreateContainer c/1", "StartContainer c-1"]);
     let annotations = &node.runtime.state().created[1].annotations;
     assert_eq!(annotations["io.kubernetes.container.restartCount"], "1");
