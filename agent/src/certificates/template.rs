@@ -143,8 +143,7 @@ mod tests {
                 t.dns_names.iter().cloned().chain(ips).collect::<Vec<_>>().join(" ")
             })
         };
-        type Addresses = &'static [(&'static str, &'static str)];
-        let table: [(Addresses, Option<&str>); 7] = [
+        let table: [(&[(&str, &str)], Option<&str>); 7] = [
             (&[], None),
             (&[("Hostname", "n")], None),
             (&[("InternalIP", "10.0.0.1"), ("Hostname", "n")], Some("n 10.0.0.1")),
