@@ -9,6 +9,7 @@
 
 pub mod apiserver;
 pub mod bench;
+pub mod certificates;
 pub mod cli;
 pub mod config;
 pub mod events;
@@ -24,9 +25,12 @@ pub mod recorder;
 pub mod runtime;
 pub mod server;
 pub mod sources;
+pub mod startup;
 pub mod stats;
 pub mod status;
 pub mod sync;
+pub mod systemd;
+pub mod telemetry;
 pub mod volumes;
 pub mod wiring;
 pub mod workers;

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use keblet::model::PodUid;
+use keblet::status::Ending;
 use keblet_proto::cri::v1;
 use keblet_tests::cri::*;
 use keblet_tests::node::{Agent, PodOf, Seen, Senses, pod};
@@ -440,4 +442,32 @@ async fn a_thousand_idle_pods_ask_no_more_than_a_hundred() {
         per_minute.push((node.sim.ledger(Ledger::total) - before) / 10);
     }
     assert!(per_minute[1] <= per_minute[0] && per_minute[0] <= 3, "{per_minute:?}");
+}
+
+/// KEP-2000: pods end within the time the shutdown gives them, say why, and none comes after.
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_goes_down_takes_its_pods_along() {
+    let node = Node::new();
+    let (web, late) = (pod("web").running("main", "term ignore"), pod("late").running("main", "run"));
+    let agent = node.start(Senses::ALL, [web.clone()]);
+    node.running("web", "main").await;
+    agent.close();
+    agent.add(late.clone().build()).await;
+    let begin = Instant::now();
+    let uid = PodUid::from(web.build().metadata.uid.clone().expect("a UID").as_str());
+    let message = "Pod was terminated in response to imminent node shutdown.";
+    let ending = Ending { reason: "Terminated", message: message.to_owned(), disruption: Some(message.to_owned()) };
+    agent.kill(uid.clone(), 5, ending).await;
+    assert!(begin.elapsed() < secs(8), "its own grace period is longer: {:?}", begin.elapsed());
+    let status = agent.statuses.get(&uid).expect("a status");
+    assert_eq!(status.phase.as_deref(), Some("Failed"));
+    assert_eq!((status.reason.as_deref(), status.message.as_deref()), (Some("Terminated"), Some(message)));
+    let disrupted = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget");
+    assert_eq!(disrupted.map(|condition| condition.status.as_str()), Some("True"));
+    let late = PodUid::from(late.build().metadata.uid.clone().expect("a UID").as_str());
+    let rejected = agent.statuses.get(&late).expect("a status");
+    assert_eq!(rejected.reason.as_deref(), Some("NodeShutdown"));
+    sleep(secs(600)).await;
+    assert_eq!(node.attempts("web", "main"), [0], "it is not started again");
+    assert_eq!(node.attempts("late", "main"), [0_u32; 0], "it is never started");
 }

@@ -28,6 +28,8 @@ const PROGRAMS: [&str; 7] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet", "metrics-server"];
 const MODULE: &str = "k8s.io/kubernetes";
 const BINARY: &str = "upstream";
+/// Names the source that the binary was built from.
+const STAMP: &str = "stamp";
 
 /// Builds the programs unless they are there, and says where they are.
 pub fn build() -> Result<()> {
@@ -57,8 +59,9 @@ pub fn control_plane() -> Result<PathBuf> {
 
 /// What is missing for building or finding the programs.
 pub fn lacks() -> Option<String> {
-    let ready = std::env::var_os("KEBLET_CONTROL_PLANE").is_some();
-    (!ready && !machine::has_program("go")).then(|| {
+    let given = std::env::var_os("KEBLET_CONTROL_PLANE").is_some();
+    let built = || source_digest().is_ok_and(|digest| is_built(&Cache::locate().peers(), &digest));
+    (!given && !machine::has_program("go") && !built()).then(|| {
         "upstream's programs are written in Go: `go` (1.26 or newer) is not on the path, and KEBLET_CONTROL_PLANE names \
          no folder of ready ones"
             .to_owned()
@@ -66,16 +69,15 @@ pub fn lacks() -> Option<String> {
 }
 
 fn provide() -> Result<PathBuf> {
-    let source = paths::repository().join("tests/upstream");
+    let source = source();
     let folder = Cache::locate().peers();
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     // Two commands that build the same wait for each other.
     let lock = folder.join("lock");
     let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
     lock.lock().with_context(|| format!("cannot lock {}", folder.display()))?;
-    let digest = digest(&source)?;
-    let stamp = folder.join("stamp");
-    if fs::read_to_string(&stamp).is_ok_and(|there| there == digest) && folder.join(BINARY).exists() {
+    let digest = source_digest()?;
+    if is_built(&folder, &digest) {
         return Ok(folder);
     }
     if let Some(lack) = lacks() {
@@ -91,8 +93,17 @@ fn provide() -> Result<PathBuf> {
             symlink(BINARY, &link).with_context(|| format!("cannot create {}", link.display()))?;
         }
     }
+    let stamp = folder.join(STAMP);
     fs::write(&stamp, digest).with_context(|| format!("cannot write {}", stamp.display()))?;
     Ok(folder)
+}
+
+fn source() -> PathBuf {
+    paths::repository().join("tests/upstream")
+}
+
+fn is_built(folder: &Path, digest: &str) -> bool {
+    fs::read_to_string(folder.join(STAMP)).is_ok_and(|there| there == digest) && folder.join(BINARY).exists()
 }
 
 fn go_build(source: &Path, binary: &Path, version: &str) -> Result<()> {
@@ -127,8 +138,9 @@ fn major_minor(version: &str) -> Option<(&str, &str)> {
     Some((numbers.next()?, numbers.next()?))
 }
 
-fn digest(source: &Path) -> Result<String> {
-    let entries = fs::read_dir(source).with_context(|| format!("cannot read {}", source.display()))?;
+fn source_digest() -> Result<String> {
+    let source = source();
+    let entries = fs::read_dir(&source).with_context(|| format!("cannot read {}", source.display()))?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.sort();
     let mut hash = Sha256::new();

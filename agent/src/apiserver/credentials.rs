@@ -6,10 +6,12 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderValue;
+use kube::config::ExecConfig;
 use secrecy::ExposeSecret as _;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::exec::{ExecError, Issued, Plugin};
 use super::kubeconfig::Credentials;
 
 /// A token file is read again when what was read is older than this.
@@ -31,6 +33,9 @@ pub enum CredentialError {
     /// Characters that no header may hold.
     #[error("{0} holds characters that no request header may hold")]
     Characters(String),
+    /// The credential plugin gave none.
+    #[error(transparent)]
+    Exec(#[from] ExecError),
 }
 
 /// Credentials ready for use.
@@ -39,6 +44,8 @@ pub enum Authorizer {
     Fixed(Option<HeaderValue>),
     /// From a file.
     File(TokenFile),
+    /// From a program.
+    Plugin(Box<Plugin>),
 }
 
 impl Authorizer {
@@ -55,25 +62,28 @@ impl Authorizer {
             }
             Credentials::Token(token) => Self::Fixed(Some(bearer("token", token.expose_secret())?)),
             Credentials::TokenFile(file) => Self::File(TokenFile { file: file.clone(), read: Mutex::default() }),
-            Credentials::Exec(_) => Self::Fixed(None),
+            Credentials::Exec(exec) => Self::Plugin(Box::new(Plugin::new(ExecConfig::clone(exec)))),
         })
     }
 
-    /// What the next request carries.
+    /// What the next request carries, and the client certificate its connection shows if that comes from here too.
     ///
     /// # Errors
-    /// There is nothing to send and never was.
-    pub async fn header(&self) -> Result<Option<HeaderValue>, CredentialError> {
+    /// There is nothing to send: no file could ever be read, no program gave anything.
+    pub async fn issue(&self) -> Result<Issued, CredentialError> {
         match self {
-            Self::Fixed(value) => Ok(value.clone()),
-            Self::File(file) => file.header().await.map(Some),
+            Self::Fixed(header) => Ok(Issued { header: header.clone(), ..Issued::default() }),
+            Self::File(file) => Ok(Issued { header: Some(file.header().await?), ..Issued::default() }),
+            Self::Plugin(plugin) => plugin.issued().await,
         }
     }
 
     /// The server does not accept what a request carried: looks for something newer before the next one.
     pub async fn refused(&self) {
-        if let Self::File(file) = self {
-            file.read_again().await;
+        match self {
+            Self::Fixed(_) => {}
+            Self::File(file) => file.read_again().await,
+            Self::Plugin(plugin) => plugin.refused().await,
         }
     }
 }
@@ -91,6 +101,14 @@ impl TokenFile {
             && at.elapsed() >= REFUSED_PERIOD
         {
             *at = at.checked_sub(FILE_PERIOD).unwrap_or(*at);
+        }
+    }
+
+    /// Lets what was read be so much older.
+    #[cfg(test)]
+    pub(super) async fn age(&self, by: Duration) {
+        if let Some((_, at)) = &mut *self.read.lock().await {
+            *at = at.checked_sub(by).expect("a clock that runs for some minutes");
         }
     }
 
@@ -118,7 +136,7 @@ impl TokenFile {
     }
 }
 
-fn bearer(what: &str, token: &str) -> Result<HeaderValue, CredentialError> {
+pub(super) fn bearer(what: &str, token: &str) -> Result<HeaderValue, CredentialError> {
     header(what, &format!("Bearer {token}"))
 }
 

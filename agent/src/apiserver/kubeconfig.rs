@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Uri;
-use kube::config::{AuthInfo, Cluster, ExecConfig, Kubeconfig};
+use kube::config::{AuthInfo, Cluster, ExecAuthCluster, ExecConfig, Kubeconfig};
 use secrecy::{ExposeSecret as _, SecretString};
 
 /// Access to one API server. Holds secrets; `Debug` does not show them.
@@ -97,7 +97,7 @@ pub enum Credentials {
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigError {
     /// It cannot be read.
-    #[error("unable to load kubeconfig: {}: {source}", file.display())]
+    #[error("{}: {source}", file.display())]
     Read {
         /// The file.
         file: PathBuf,
@@ -105,7 +105,7 @@ pub enum KubeconfigError {
         source: io::Error,
     },
     /// It is neither YAML nor JSON, or a field has the wrong type.
-    #[error("unable to load kubeconfig: {}: {problem}", file.display())]
+    #[error("{}: {problem}", file.display())]
     Syntax {
         /// The file.
         file: PathBuf,
@@ -113,7 +113,7 @@ pub enum KubeconfigError {
         problem: String,
     },
     /// A field is missing or makes no sense.
-    #[error("unable to load kubeconfig: {}: {field}: {problem}", file.display())]
+    #[error("{}: {field}: {problem}", file.display())]
     Field {
         /// The file.
         file: PathBuf,
@@ -202,7 +202,7 @@ impl Reader<'_> {
             server_name: set(&cluster.tls_server_name).cloned(),
             proxy: proxy.transpose()?,
             certificate: self.certificate(user, user_place)?,
-            credentials: self.credentials(user, user_place)?,
+            credentials: self.credentials(user, user_place, cluster)?,
         })
     }
 
@@ -222,7 +222,7 @@ impl Reader<'_> {
         }
     }
 
-    fn credentials(&self, user: &AuthInfo, place: &str) -> Read<Credentials> {
+    fn credentials(&self, user: &AuthInfo, place: &str, cluster: &Cluster) -> Read<Credentials> {
         if user.auth_provider.is_some() {
             let problem = "authentication providers are no longer supported; use exec";
             return Err(self.wrong(format!("{place}.auth-provider"), problem));
@@ -242,12 +242,12 @@ impl Reader<'_> {
         }
         match &user.exec {
             None => Ok(Credentials::None),
-            Some(exec) => self.plugin(exec, place).map(|exec| Credentials::Exec(Box::new(exec))),
+            Some(exec) => self.plugin(exec, place, cluster).map(|exec| Credentials::Exec(Box::new(exec))),
         }
     }
 
     /// A command with a slash in it starts at the kubeconfig's folder, others are looked up in PATH.
-    fn plugin(&self, exec: &ExecConfig, place: &str) -> Read<ExecConfig> {
+    fn plugin(&self, exec: &ExecConfig, place: &str, cluster: &Cluster) -> Read<ExecConfig> {
         let missing = || self.wrong(format!("{place}.exec.command"), "is not set");
         let command = set(&exec.command).ok_or_else(missing)?;
         match set(&exec.api_version).map(String::as_str) {
@@ -262,7 +262,15 @@ impl Reader<'_> {
         } else {
             command.clone()
         };
-        Ok(ExecConfig { command: Some(command), ..exec.clone() })
+        let told = exec.provide_cluster_info.then(|| {
+            let authority = set(&cluster.certificate_authority).map(|file| self.folder.join(file));
+            let authority = authority.map(|file| file.to_string_lossy().into_owned());
+            ExecAuthCluster::try_from(&Cluster { certificate_authority: authority, ..cluster.clone() })
+        });
+        let told = told
+            .transpose()
+            .map_err(|error| self.wrong(format!("{place}.exec.provideClusterInfo"), error.to_string()))?;
+        Ok(ExecConfig { command: Some(command), cluster: told, ..exec.clone() })
     }
 
     /// Inline data counts before a file.

@@ -10,6 +10,9 @@
 //! Bodies are JSON: the client library speaks nothing else.
 
 pub mod credentials;
+mod dial;
+mod exec;
+mod files;
 pub mod kubeconfig;
 pub mod limit;
 mod reach;
@@ -25,10 +28,13 @@ use http::HeaderValue;
 use kube::client::ClientBuilder;
 use kube::client::middleware::BaseUriLayer;
 use rustls::pki_types::ServerName;
-use secrecy::ExposeSecret as _;
+use rustls::sign::CertifiedKey;
+use tokio_util::sync::CancellationToken;
 
 use self::credentials::{Authorizer, CredentialError};
-use self::kubeconfig::{Access, CertificatePair};
+use self::dial::{Dialer, Dialing};
+use self::files::Files;
+use self::kubeconfig::Access;
 use self::limit::Limiter;
 use self::reach::Reach;
 use self::requests::{Requests, Shared};
@@ -107,23 +113,29 @@ pub struct ApiServer {
     /// Events: cannot take turns from the rest.
     pub events: kube::Client,
     shared: Arc<Shared>,
-    identity: Identity,
 }
 
 impl ApiServer {
-    /// Makes the clients. Sends nothing: a server that is away is no error.
+    /// Makes the clients. Sends nothing: a server that is away is no error. Certificates in files are looked after until
+    /// `cancel` is cancelled; needs an async runtime.
     ///
     /// # Errors
     /// Certificates, keys or credentials that cannot be used.
-    pub fn connect(access: &Access, options: &Options, metrics: Arc<Metrics>) -> Result<Self, ConnectError> {
+    pub fn connect(
+        access: &Access,
+        options: &Options,
+        metrics: Arc<Metrics>,
+        cancel: CancellationToken,
+    ) -> Result<Self, ConnectError> {
         let identity = Identity::default();
         if let Some(pair) = &access.certificate {
-            identity.set(Some(Arc::new(read_pair(pair)?)));
+            identity.set(Some(Arc::new(files::read_pair(pair)?)));
         }
-        Self::with_identity(access, identity, options, metrics)
+        Self::with_identity(access, identity, options, metrics, cancel)
     }
 
-    /// As [`ApiServer::connect`], with a client certificate that the caller keeps up to date.
+    /// As [`ApiServer::connect`] with another client certificate than the one of `access`, or none for now: the caller
+    /// gives new ones to [`ApiServer::identify`].
     ///
     /// # Errors
     /// As those of [`ApiServer::connect`].
@@ -132,15 +144,18 @@ impl ApiServer {
         identity: Identity,
         options: &Options,
         metrics: Arc<Metrics>,
+        cancel: CancellationToken,
     ) -> Result<Self, ConnectError> {
-        let tls = tls::client_config(access, &identity)?;
+        let (tls, roots) = tls::client_config(access, &identity)?;
         let server_name = access
             .server_name
             .as_ref()
             .map(|name| ServerName::try_from(name.clone()).map_err(|_| ConnectError::ServerName(name.clone())));
         let http2 = std::env::var_os("DISABLE_HTTP2").is_none_or(|value| value.is_empty());
+        let dialing = Dialing { tls, server_name: server_name.transpose()?, proxy: access.proxy.clone(), http2 };
         let shared = Arc::new(Shared {
-            transport: Transport::new(tls, server_name.transpose()?, http2),
+            transport: Transport::new(Dialer::new(dialing, &access.server)),
+            identity,
             authorizer: Authorizer::new(&access.credentials)?,
             reach: Reach::new(access.server.to_string()),
             user_agent: user_agent(options.versions),
@@ -151,37 +166,34 @@ impl ApiServer {
             let requests = Requests { shared: shared.clone(), limiter: limiter.map(Arc::new), timeout };
             ClientBuilder::new(requests, "default").with_layer(&BaseUriLayer::new(access.server.clone())).build()
         };
-        Ok(Self {
+        let api = Self {
             main: client(Limiter::new(options.per_second, options.burst), None),
             heartbeat: client(None, Some(options.heartbeat_timeout)),
             events: client(Limiter::new(options.events_per_second, options.events_burst), None),
             shared: shared.clone(),
-            identity,
-        })
+        };
+        let files = Files { certificate: access.certificate.clone(), authority: access.authority.clone().zip(roots) };
+        if files.worth_watching() {
+            tokio::spawn(files.watch(api.clone(), cancel));
+        }
+        Ok(api)
     }
 
-    /// Shows another client certificate from now on. If it really is another one, all connections are closed and opened
-    /// again; watches go on from where they were.
-    pub fn identify(&self, key: Arc<rustls::sign::CertifiedKey>) {
-        if self.identity.set(Some(key)) {
-            self.shared.transport.redial();
-        }
+    /// Shows another client certificate from now on. If it really is another one (true), all connections are closed and
+    /// opened again; watches go on from where they were.
+    pub fn identify(&self, key: Arc<CertifiedKey>) -> bool {
+        self.shared.identify(key)
+    }
+
+    /// Shows no client certificate any more, because the one there was has expired.
+    pub fn forget_identity(&self) {
+        self.shared.identity.set(None);
     }
 
     /// New connections for all requests to come; those under way are left alone. For when heartbeats fail repeatedly.
     pub fn retire_connections(&self) {
         self.shared.transport.retire();
     }
-}
-
-fn read_pair(pair: &CertificatePair) -> Result<rustls::sign::CertifiedKey, ConnectError> {
-    let place =
-        pair.certificate.path().map_or_else(|| "client-certificate-data".to_owned(), |p| p.display().to_string());
-    let read = || -> Result<_, CertificateError> {
-        let (certificate, key) = (pair.certificate.read()?, pair.key.read()?);
-        Ok(tls::certified_key(certificate.expose_secret(), key.expose_secret())?)
-    };
-    read().map_err(|source| ConnectError::Certificate { place, source })
 }
 
 /// In the form that servers' logs and metrics know from kubelet.
@@ -194,3 +206,8 @@ fn user_agent((own, kubernetes): (&str, &str)) -> HeaderValue {
     let text = format!("keblet/v{own} ({}/{arch}) kubernetes/{kubernetes}", std::env::consts::OS);
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("keblet"))
 }
+
+#[cfg(test)]
+mod test_server;
+#[cfg(test)]
+mod tests;

@@ -4,17 +4,25 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use hyper_rustls::ConfigBuilderExt as _;
-use rustls::client::ResolvesClientCert;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{ResolvesClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use secrecy::ExposeSecret as _;
+use tokio::sync::watch;
 
 use super::ConnectError;
 use super::kubeconfig::{Access, Pem};
+
+/// Who may have signed the server's certificate; may be replaced.
+#[derive(Clone, Debug)]
+pub struct Roots {
+    /// The PEM text it was made from, and what came of it.
+    current: Arc<RwLock<(String, Arc<WebPkiServerVerifier>)>>,
+}
 
 /// Makes aws-lc-rs the crypto provider of the process. The first call counts.
 pub fn install_crypto() {
@@ -30,7 +38,8 @@ fn provider() -> Arc<CryptoProvider> {
 /// The certificate shown to the API server; may be replaced, or not be there yet.
 #[derive(Clone, Default)]
 pub struct Identity {
-    current: Arc<RwLock<Option<Arc<CertifiedKey>>>>,
+    current: watch::Sender<Option<Arc<CertifiedKey>>>,
+    awaited: bool,
 }
 
 impl fmt::Debug for Identity {
@@ -40,18 +49,39 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
+    /// One without which no request makes sense: while there is none, requests wait for it.
+    pub fn awaited() -> Self {
+        Self { awaited: true, ..Self::default() }
+    }
+
     /// What is shown in the next handshake.
     pub fn get(&self) -> Option<Arc<CertifiedKey>> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.borrow().clone()
     }
 
     /// Replaces it. Returns whether it is another one than before. Connections that stand are not touched.
     pub fn set(&self, key: Option<Arc<CertifiedKey>>) -> bool {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let chain = |key: &Option<Arc<CertifiedKey>>| key.as_ref().map(|key| key.cert.clone());
-        let changed = chain(&current) != chain(&key);
-        *current = key;
-        changed
+        self.current.send_if_modified(|current| {
+            let chain = |key: &Option<Arc<CertifiedKey>>| key.as_ref().map(|key| key.cert.clone());
+            let changed = chain(current) != chain(&key);
+            if changed {
+                *current = key;
+            }
+            changed
+        })
+    }
+
+    /// Requests wait for it.
+    pub fn missing(&self) -> bool {
+        self.awaited && self.get().is_none()
+    }
+
+    /// Waits until there is one, if it is to be waited for.
+    pub async fn arrived(&self) {
+        if self.awaited {
+            // The sender is ours: it cannot be gone.
+            drop(self.current.subscribe().wait_for(Option::is_some).await);
+        }
     }
 }
 
@@ -93,41 +123,98 @@ pub fn certified_key(certificate: &str, key: &str) -> Result<CertifiedKey, PairE
     Ok(CertifiedKey::from_der(chain, key, &provider())?)
 }
 
-/// The configuration of all connections to the server of `access`.
+/// The configuration of all connections to the server of `access`, and its certificate authority if it has one of its own.
 ///
 /// # Errors
 /// The certificate authority cannot be read or holds no certificate.
-pub fn client_config(access: &Access, identity: &Identity) -> Result<ClientConfig, ConnectError> {
+pub fn client_config(access: &Access, identity: &Identity) -> Result<(ClientConfig, Option<Roots>), ConnectError> {
     let builder = ClientConfig::builder_with_provider(provider());
     let builder = builder.with_safe_default_protocol_versions().map_err(ConnectError::Tls)?;
+    let mut roots = None;
     let with_roots = match &access.authority {
         _ if access.insecure => {
             let algorithms = provider().signature_verification_algorithms;
             builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyServer(algorithms)))
         }
-        Some(pem) => builder.with_root_certificates(roots(pem)?),
+        Some(pem) => {
+            let own = roots.insert(Roots { current: Arc::new(RwLock::new(verifier(pem)?)) });
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(own.clone()))
+        }
         None => builder.with_native_roots().map_err(ConnectError::SystemRoots)?,
     };
     let mut config = with_roots.with_client_cert_resolver(Arc::new(identity.clone()));
     // A resumed session would go on showing the certificate it began with.
     config.resumption = rustls::client::Resumption::disabled();
-    Ok(config)
+    Ok((config, roots))
 }
 
-fn roots(pem: &Pem) -> Result<RootCertStore, ConnectError> {
-    let place =
-        || pem.path().map_or_else(|| "certificate-authority-data".to_owned(), |path| path.display().to_string());
-    let text = pem.read().map_err(|source| ConnectError::Authority { place: place(), problem: source.to_string() })?;
+/// The certificates of a certificate authority as of now: the text, and what verifies with it.
+///
+/// # Errors
+/// It cannot be read or holds no certificate.
+pub fn verifier(pem: &Pem) -> Result<(String, Arc<WebPkiServerVerifier>), ConnectError> {
+    let place = pem.path().map_or_else(|| "certificate-authority-data".to_owned(), |path| path.display().to_string());
+    let wrong = |problem: String| ConnectError::Authority { place: place.clone(), problem };
+    let text = pem.read().map_err(|source| wrong(source.to_string()))?.expose_secret().to_owned();
     let mut store = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(text.expose_secret().as_bytes()) {
-        let wrong = |problem: String| ConnectError::Authority { place: place(), problem };
+    for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
         let certificate = certificate.map_err(|error| wrong(format!("is not valid PEM: {error}")))?;
         store.add(certificate).map_err(|error| wrong(error.to_string()))?;
     }
     if store.is_empty() {
-        return Err(ConnectError::Authority { place: place(), problem: "holds no certificate".to_owned() });
+        return Err(wrong("holds no certificate".to_owned()));
     }
-    Ok(store)
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider()).build();
+    Ok((text, verifier.map_err(|error| wrong(error.to_string()))?))
+}
+
+impl Roots {
+    fn get(&self) -> Arc<WebPkiServerVerifier> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    /// Replaces them for connections to come. Returns whether they are others than before.
+    pub fn set(&self, roots: (String, Arc<WebPkiServerVerifier>)) -> bool {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = current.0 != roots.0;
+        *current = roots;
+        changed
+    }
+}
+
+impl ServerCertVerifier for Roots {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.get().verify_server_cert(certificate, between, name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.get().verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.get().verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.get().supported_verify_schemes()
+    }
 }
 
 /// `insecure-skip-tls-verify`: the certificate may be anybody's, but the server must hold its key.

@@ -11,24 +11,18 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, Uri};
+use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tower::Service;
+
+use super::dial::Dialer;
 
 /// Requests on one lane; API servers allow 100 streams or more on a connection.
 const STREAMS: usize = 80;
-/// TCP, proxy and TLS handshake together.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// A connection on which nothing arrives for so long is asked whether it still lives.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// It has so long to answer.
@@ -73,27 +67,14 @@ pub struct Transport {
 
 struct Lane {
     pool: Pool,
+    http2_only: bool,
     cut: CancellationToken,
 }
 
 impl Transport {
-    /// Connects nowhere yet. `server_name` is whom the server's certificate must be for, instead of the URL's host.
-    pub fn new(tls: ClientConfig, server_name: Option<ServerName<'static>>, http2: bool) -> Self {
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_keepalive(Some(PING_INTERVAL));
-        let builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-        let builder = match server_name {
-            Some(name) => builder.with_server_name_resolver(hyper_rustls::FixedServerNameResolver::new(name)),
-            None => builder,
-        };
-        let https = if http2 {
-            builder.enable_http1().enable_http2().wrap_connector(tcp)
-        } else {
-            builder.enable_http1().wrap_connector(tcp)
-        };
-        Self { dialer: Dialer { https }, lanes: Mutex::default() }
+    /// Connects nowhere yet.
+    pub fn new(dialer: Dialer) -> Self {
+        Self { dialer, lanes: Mutex::default() }
     }
 
     fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
@@ -110,7 +91,9 @@ impl Transport {
         if let Some(lane) = lanes.iter().find(|lane| Arc::strong_count(lane) <= STREAMS) {
             return lane.clone();
         }
-        let lane = Arc::new(Lane { pool: pool(self.dialer.clone()), cut: CancellationToken::new() });
+        let dialer = self.dialer.adapted();
+        let http2_only = dialer.http2_only();
+        let lane = Arc::new(Lane { pool: pool(dialer), http2_only, cut: CancellationToken::new() });
         lanes.push(lane.clone());
         lane
     }
@@ -132,6 +115,22 @@ impl Transport {
     /// There is no answer. Whether the server has seen the request is not known.
     pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<LaneBody>, TransportError> {
         let lane = self.lane();
+        let http2_only = lane.http2_only;
+        match self.send_on(lane, request.clone()).await {
+            // Never sent: the server turned out to speak HTTP/1.1 only.
+            Err(_) if http2_only && !self.dialer.adapted().http2_only() => {
+                self.lanes().retain(|lane| !lane.http2_only);
+                self.send_on(self.lane(), request).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn send_on(
+        &self,
+        lane: Arc<Lane>,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<LaneBody>, TransportError> {
         let answer = tokio::select! {
             biased;
             () = lane.cut.cancelled() => return Err(TransportError::Redialled),
@@ -145,7 +144,10 @@ impl Transport {
 }
 
 fn pool(dialer: Dialer) -> Pool {
+    // Said in advance, HTTP/2 lets all who wait share the first connection instead of opening one each.
+    let http2_only = dialer.http2_only();
     legacy::Client::builder(TokioExecutor::new())
+        .http2_only(http2_only)
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE_TIMEOUT)
@@ -191,31 +193,5 @@ impl Body for LaneBody {
 
     fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
-    }
-}
-
-/// Opens connections, within [`CONNECT_TIMEOUT`].
-#[derive(Clone)]
-struct Dialer {
-    https: HttpsConnector<HttpConnector>,
-}
-
-impl Service<Uri> for Dialer {
-    type Response = MaybeHttpsStream<TokioIo<TcpStream>>;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.https.poll_ready(cx)
-    }
-
-    fn call(&mut self, to: Uri) -> Self::Future {
-        let connecting = self.https.call(to);
-        Box::pin(async move {
-            match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
-                Ok(connected) => connected,
-                Err(_) => Err(format!("no connection within {CONNECT_TIMEOUT:?}").into()),
-            }
-        })
     }
 }

@@ -77,8 +77,8 @@ document! {
 document! {
     /// `tracing`
     pub struct Tracing {
-        endpoint "endpoint": Option<String>, pointer, later, "OTLP collector.";
-        sampling_rate_per_million "samplingRatePerMillion": Option<i32>, pointer, later, "Spans kept out of a million.";
+        endpoint "endpoint": Option<String>, pointer, used, "OTLP collector.";
+        sampling_rate_per_million "samplingRatePerMillion": Option<i32>, pointer, used, "Spans kept out of a million.";
     }
 }
 
@@ -122,8 +122,8 @@ document! {
 document! {
     /// An entry of `shutdownGracePeriodByPodPriority`
     pub struct ShutdownGracePeriod {
-        priority "priority": i32, value, later, "Lowest pod priority meant.";
-        shutdown_grace_period_seconds "shutdownGracePeriodSeconds": i64, value, later, "Seconds for these pods to end.";
+        priority "priority": i32, value, used, "Lowest pod priority meant.";
+        shutdown_grace_period_seconds "shutdownGracePeriodSeconds": i64, value, used, "Seconds for these pods to end.";
     }
 }
 
@@ -139,9 +139,9 @@ document! {
 document! {
     /// An entry of `registerWithTaints`
     pub struct Taint {
-        key "key": String, value, later, "Taint key.";
-        value "value": String, value, later, "Taint value.";
-        effect "effect": String, value, later, "NoSchedule, PreferNoSchedule or NoExecute.";
+        key "key": String, value, used, "Taint key.";
+        value "value": String, value, used, "Taint value.";
+        effect "effect": String, value, used, "NoSchedule, PreferNoSchedule or NoExecute.";
         time_added "timeAdded": Option<String>, pointer, later, "Must not be set.";
     }
 }

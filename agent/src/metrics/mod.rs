@@ -4,6 +4,7 @@
 //! does not compile. Nothing is decided by these numbers, and nothing here waits.
 
 mod buckets;
+mod certificates;
 mod http;
 mod machine;
 mod node;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use prometheus::proto::MetricFamily;
 use prometheus::{Encoder as _, Gauge, Registry, TextEncoder};
 
+pub use certificates::Certificates;
 pub use http::{Http, Request};
 pub use node::{BuildInfo, Node};
 pub use pleg::Pleg;
@@ -61,6 +63,8 @@ pub struct Metrics {
     pub recorder: Recorder,
     /// Requests to our own servers.
     pub http: Http,
+    /// Certificates of this node.
+    pub certificates: Certificates,
     /// Requests to the API server.
     pub rest_client: RestClient,
     /// Outcomes of health checks; shown apart from the others.
@@ -82,6 +86,7 @@ impl Metrics {
         let sensors = Sensors::new(&register);
         let recorder = Recorder::new(&register);
         let http = Http::new(&register);
+        let certificates = Certificates::new(&register);
         let rest_client = RestClient::new(&register);
         let process_start = process::register(&register);
         Arc::new(Self {
@@ -94,6 +99,7 @@ impl Metrics {
             sensors,
             recorder,
             http,
+            certificates,
             rest_client,
             slis: Slis::new(),
             process_start,

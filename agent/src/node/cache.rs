@@ -5,20 +5,21 @@ use std::sync::Arc;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
-use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher;
-use tokio::sync::watch;
+use tokio::sync::watch as channel;
 use tokio_util::sync::CancellationToken;
+
+use crate::apiserver::watch;
 
 /// The own Node. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct NodeCache {
-    latest: Arc<watch::Sender<Option<Arc<Node>>>>,
+    latest: Arc<channel::Sender<Option<Arc<Node>>>>,
 }
 
 impl NodeCache {
     /// Wakes on every change.
-    pub fn subscribe(&self) -> watch::Receiver<Option<Arc<Node>>> {
+    pub fn subscribe(&self) -> channel::Receiver<Option<Arc<Node>>> {
         self.latest.subscribe()
     }
 
@@ -61,21 +62,11 @@ fn version(node: &Node) -> u64 {
 
 /// Keeps the cache up to date until `shutdown`.
 pub async fn follow(nodes: Api<Node>, name: String, cache: NodeCache, shutdown: CancellationToken) {
-    let config = watcher::Config::default().fields(&format!("metadata.name={name}")).streaming_lists();
-    let mut events = std::pin::pin!(watcher(nodes, config).default_backoff());
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let mut events = std::pin::pin!(watch::follow(nodes, config));
     let mut listing = Listing::default();
-    let mut complained = false;
     while let Some(Some(event)) = shutdown.run_until_cancelled(events.next()).await {
-        match event {
-            Ok(event) => {
-                complained = false;
-                take(&cache, &mut listing, event);
-            }
-            Err(error) if !std::mem::replace(&mut complained, true) => {
-                tracing::warn!(node = name, %error, "watching the own Node fails; it goes on trying");
-            }
-            Err(error) => tracing::debug!(node = name, %error, "watching the own Node fails"),
-        }
+        take(&cache, &mut listing, event);
     }
 }
 

@@ -1,8 +1,12 @@
 //! Calls to the API server: each with a deadline, failures told apart, pauses between tries.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::config::NodeConfig;
+
+/// Called when heartbeats fail repeatedly without an answer: the connection may be dead and not know it.
+pub type Trouble = Arc<dyn Fn() + Send + Sync>;
 
 /// A call that did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +25,11 @@ impl CallError {
             Self::Api(kube::Error::Api(status)) => Some(status.code),
             _ => None,
         }
+    }
+
+    /// The API server may not even have heard of it.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.code().is_none()
     }
 
     pub(super) fn is_not_found(&self) -> bool {

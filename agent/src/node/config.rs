@@ -53,6 +53,10 @@ impl NodeConfig {
         let (kubelet, flags) = (&settings.kubelet, &settings.flags);
         let external_cloud = flags.cloud_provider == "external";
         let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let node_ips = AddressConfig::parse_node_ips(&flags.node_ip);
+        if node_ips.len() < flags.node_ip.split(',').filter(|entry| !entry.trim().is_empty()).count() {
+            tracing::warn!(flag = "--node-ip", value = flags.node_ip, "what is no address in it is ignored");
+        }
         Self {
             name: name.to_owned(),
             register: kubelet.register_node,
@@ -60,11 +64,7 @@ impl NodeConfig {
             taints: taints(settings, external_cloud),
             provider_id: set(&kubelet.provider_id),
             controller_attach_detach: kubelet.enable_controller_attach_detach,
-            addresses: AddressConfig {
-                node_name: name.to_owned(),
-                node_ips: AddressConfig::parse_node_ips(&flags.node_ip),
-                external_cloud,
-            },
+            addresses: AddressConfig { node_name: name.to_owned(), node_ips, external_cloud },
             resources: ResourceConfig::new(kubelet, flags.experimental_allocatable_ignore_eviction),
             port: kubelet.port,
             max_images: kubelet.node_status_max_images,

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::cache::NodeCache;
 use super::call;
 use super::call::CallError;
+use super::call::Trouble;
 use super::config::NodeConfig;
 use super::report;
 use super::time;
@@ -34,15 +35,17 @@ pub struct LeaseKeeper {
     nodes: Api<Node>,
     cache: NodeCache,
     clock: Clock,
+    trouble: Trouble,
     /// The Lease as last written.
     known: Option<Lease>,
 }
 
 impl LeaseKeeper {
-    /// A keeper that has not looked for the Lease yet. `heartbeat` is the client without a rate limit.
-    pub fn new(config: Arc<NodeConfig>, heartbeat: Client, cache: NodeCache, clock: Clock) -> Self {
+    /// A keeper that has not looked for the Lease yet. `heartbeat` is the client without a rate limit; `trouble` is
+    /// called when renewals fail repeatedly.
+    pub fn new(config: Arc<NodeConfig>, heartbeat: Client, cache: NodeCache, clock: Clock, trouble: Trouble) -> Self {
         let leases = Api::namespaced(heartbeat.clone(), NAMESPACE);
-        Self { config, leases, nodes: Api::all(heartbeat), cache, clock, known: None }
+        Self { config, leases, nodes: Api::all(heartbeat), cache, clock, trouble, known: None }
     }
 
     /// Keeps the Lease alive until `shutdown`.
@@ -78,7 +81,7 @@ impl LeaseKeeper {
 
     /// Up to five updates, back to back. `None` if none succeeded.
     async fn renew(&self, mut lease: Lease) -> Option<Lease> {
-        for _ in 0..TRIES {
+        for attempt in 0..TRIES {
             let owner = if has_owner(&lease) { Ok(None) } else { self.owner().await.map(Some) };
             let wanted = match owner {
                 Ok(owner) => renewed(lease.clone(), &self.config, owner, self.clock.wall()),
@@ -93,7 +96,12 @@ impl LeaseKeeper {
                     (created, true) => return Some(created),
                     (found, false) => lease = found,
                 },
-                Err(error) => tracing::warn!(lease = self.config.name, %error, "renewing the Lease failed"),
+                Err(error) => {
+                    tracing::warn!(lease = self.config.name, attempt, %error, "renewing the Lease failed");
+                    if attempt > 0 && error.is_unanswered() {
+                        (self.trouble)();
+                    }
+                }
             }
         }
         None

@@ -33,13 +33,17 @@ mod reconcile;
 mod report;
 pub mod resources;
 mod runtime_view;
+pub mod shutdown;
 mod standalone;
 mod startup;
 mod status;
+#[cfg(test)]
+mod tests;
 mod time;
 
 pub use cache::NodeCache;
 pub use cache::follow;
+pub use call::Trouble;
 pub use conditions::Pressures;
 pub use config::NodeConfig;
 pub use events::TellNode;

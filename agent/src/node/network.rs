@@ -2,11 +2,15 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use nix::ifaddrs::getifaddrs;
 
 use super::addresses::AddressConfig;
 use super::addresses::Network;
+
+/// A name server that takes longer does not hold up the heartbeat.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Looks at the network. DNS is asked only if the answer could matter; cancelled by dropping.
 pub async fn look(config: &AddressConfig) -> Network {
@@ -15,9 +19,11 @@ pub async fn look(config: &AddressConfig) -> Network {
     if !config.needs_lookup() {
         return Network { local, resolved: Ok(Vec::new()), default_route: Vec::new() };
     }
-    let resolved = match tokio::net::lookup_host((config.node_name.as_str(), 0)).await {
-        Ok(found) => Ok(found.map(|socket| socket.ip()).collect()),
-        Err(error) => Err(format!("lookup {}: {error}", config.node_name)),
+    let name = &config.node_name;
+    let resolved = match tokio::time::timeout(LOOKUP_LIMIT, tokio::net::lookup_host((name.as_str(), 0))).await {
+        Ok(Ok(found)) => Ok(found.map(|socket| socket.ip()).collect()),
+        Ok(Err(error)) => Err(format!("lookup {name}: {error}")),
+        Err(_) => Err(format!("lookup {name}: no answer within {LOOKUP_LIMIT:?}")),
     };
     Network { local, resolved, default_route: default_route(&interfaces) }
 }

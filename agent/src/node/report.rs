@@ -43,6 +43,11 @@ impl Schedule {
         Self { period, due: None }
     }
 
+    /// Nothing was sent yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.due.is_none()
+    }
+
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.due.is_none_or(|due| now >= due)
     }

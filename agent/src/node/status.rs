@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::ContainerImage;
 use k8s_openapi::api::core::v1::Node;
@@ -20,6 +21,7 @@ use super::addresses::Network;
 use super::cache::NodeCache;
 use super::call;
 use super::call::CallError;
+use super::call::Trouble;
 use super::conditions;
 use super::conditions::Pressures;
 use super::conditions::Readiness;
@@ -79,6 +81,8 @@ pub struct Inputs<H> {
     pub addresses: watch::Sender<NodeAddresses>,
     /// Events.
     pub tell: TellNode,
+    /// Called when updates fail repeatedly.
+    pub trouble: Trouble,
     /// Startup durations.
     pub metrics: Arc<Metrics>,
     /// Wall clock.
@@ -100,6 +104,8 @@ pub struct StatusLoop<H> {
     startup: Startup,
     /// What could not be set was said already.
     complaints: Vec<String>,
+    /// That there is no such Node was said already.
+    missing: bool,
 }
 
 /// The Node through both clients.
@@ -131,6 +137,7 @@ impl<H: Host> StatusLoop<H> {
             told: Told::default(),
             startup: Startup::new(inputs.metrics.clone()),
             complaints: Vec::new(),
+            missing: false,
             inputs,
         }
     }
@@ -182,47 +189,65 @@ impl<H: Host> StatusLoop<H> {
 
     /// Registers the node if it is not, and brings its status up to date.
     async fn sync(&mut self) {
-        let state = self.inputs.runtime.borrow_and_update().clone();
-        self.runtime.observe(&state, Instant::now());
-        let look = Look { machine: self.inputs.host.machine(), network: self.inputs.host.network().await };
         if !self.registered {
-            return self.register(&look).await;
+            return self.register().await;
         }
+        if self.schedule.is_new() {
+            self.stay_ready().await;
+        }
+        let look = self.look().await;
         self.list_images().await;
         for attempt in 0..TRIES {
-            match self.update(&look, attempt > 0).await {
-                Ok(()) => return,
-                Err(error) => {
-                    tracing::warn!(node = self.inputs.config.name, attempt, %error, "node status not updated")
-                }
+            let Err(error) = self.update(&look, attempt > 0).await else {
+                self.missing = false;
+                return;
+            };
+            let missing = error.is_not_found();
+            if !missing || !std::mem::replace(&mut self.missing, true) {
+                tracing::warn!(node = self.inputs.config.name, attempt, %error, "node status not updated");
+            }
+            if missing {
+                // Somebody has to make it; asking again at once does not.
+                return;
+            }
+            if attempt > 0 && error.is_unanswered() {
+                (self.inputs.trouble)();
             }
         }
     }
 
-    /// Creates the Node, or makes the existing one agree. Tries until it succeeds; the status loop has nothing to do
-    /// before.
-    async fn register(&mut self, look: &Look) {
+    /// A node that was Ready before this process began stays so while the first health checks are under way: a restart
+    /// of the agent is no news for the cluster.
+    async fn stay_ready(&mut self) {
+        let known = self.inputs.cache.current();
+        let status = known.as_ref().and_then(|node| node.status.as_ref());
+        let runs = self.inputs.runtime.borrow().is_ready();
+        if runs && conditions::status_of(status, conditions::READY) == Some("True") {
+            let healthy = async { self.inputs.health.wait_for(Vec::is_empty).await.is_ok() };
+            let _in_time = tokio::time::timeout(self.inputs.config.update_period, healthy).await;
+        }
+    }
+
+    /// Looks at the runtime's state and at the machine.
+    async fn look(&mut self) -> Look {
+        let state = self.inputs.runtime.borrow_and_update().clone();
+        self.runtime.observe(&state, Instant::now());
+        Look { machine: self.inputs.host.machine(), network: self.inputs.host.network().await }
+    }
+
+    /// Creates the Node, or makes the existing one agree. Tries until it succeeds: there is no status to keep before.
+    async fn register(&mut self) {
         let began = self.inputs.clock.wall();
         let mut pauses = call::Pauses::new(Duration::from_millis(100));
-        let error = match self.try_register(look, began).await {
-            Ok(()) => None,
-            Err(error) => Some(error),
-        };
-        let Some(mut error) = error else { return };
         loop {
+            let look = self.look().await;
+            let Err(error) = self.try_register(&look, began).await else { return };
             tracing::warn!(node = self.inputs.config.name, %error, "node not registered");
             pauses.wait().await;
-            let state = self.inputs.runtime.borrow_and_update().clone();
-            self.runtime.observe(&state, Instant::now());
-            let look = Look { machine: self.inputs.host.machine(), network: self.inputs.host.network().await };
-            match self.try_register(&look, began).await {
-                Ok(()) => return,
-                Err(again) => error = again,
-            }
         }
     }
 
-    async fn try_register(&mut self, look: &Look, began: std::time::SystemTime) -> Result<(), CallError> {
+    async fn try_register(&mut self, look: &Look, began: SystemTime) -> Result<(), CallError> {
         let mut wanted = initial::node(&self.inputs.config);
         self.fill(&mut wanted, look);
         let existing = match self.inputs.cache.current() {
@@ -244,10 +269,11 @@ impl<H: Host> StatusLoop<H> {
         self.reconcile(existing, &wanted).await
     }
 
-    fn created(&mut self, node: &Node, began: std::time::SystemTime) {
+    fn created(&mut self, node: &Node, began: SystemTime) {
         tracing::info!(node = self.inputs.config.name, "node registered");
         self.startup.created(began, self.inputs.clock.wall());
-        self.reported(&Node::default(), node, true);
+        self.tell(&Node::default(), node);
+        self.reported(node, true);
         self.inputs.cache.offer(node.clone());
         self.registered = true;
     }
@@ -278,6 +304,7 @@ impl<H: Host> StatusLoop<H> {
         };
         let mut node = known.clone();
         self.fill(&mut node, look);
+        self.tell(&known, &node);
         let moved = self.hand_over(&pod_cidr(&node)).await;
         let restored = report::restore_labels(&mut node);
         let differs = match (&known.status, &node.status) {
@@ -292,17 +319,21 @@ impl<H: Host> StatusLoop<H> {
         let (params, body) = (PatchParams::default(), Patch::Strategic(&body));
         let patched = self.nodes.heartbeat.patch_status(&self.inputs.config.name, &params, &body);
         let answer = call::within(self.nodes.timeout, patched).await?;
-        self.reported(&known, &node, changed);
+        self.reported(&node, changed);
         self.inputs.cache.offer(answer);
         Ok(())
     }
 
-    /// The API server knows now.
-    fn reported(&mut self, known: &Node, node: &Node, changed: bool) {
-        self.schedule.sent(Instant::now(), changed, fastrand::f64());
+    /// Tells what has turned since the Node was like `known`.
+    fn tell(&mut self, known: &Node, node: &Node) {
         for event in self.told.news(known, node) {
             (self.inputs.tell)(event.kind, event.reason, &event.message);
         }
+    }
+
+    /// The API server knows now.
+    fn reported(&mut self, node: &Node, changed: bool) {
+        self.schedule.sent(Instant::now(), changed, fastrand::f64());
         if conditions::status_of(node.status.as_ref(), conditions::READY) == Some("True") {
             self.startup.ready(self.inputs.clock.wall());
         }
@@ -348,7 +379,8 @@ impl<H: Host> StatusLoop<H> {
         }
         self.inputs.images.mark_unchanged();
         self.images_at = Some(Instant::now());
-        match self.inputs.host.images().await {
+        let listed = tokio::time::timeout(self.nodes.timeout, self.inputs.host.images()).await;
+        match listed.unwrap_or_else(|_| Err("the runtime does not answer".to_owned())) {
             Ok(all) => self.images = Some(images::listed(all, self.inputs.config.max_images)),
             Err(error) => tracing::warn!(error, "images of the node status are as they were"),
         }
@@ -359,7 +391,8 @@ impl<H: Host> StatusLoop<H> {
         if cidr.is_empty() || cidr == self.pod_cidr {
             return false;
         }
-        match self.inputs.host.set_pod_cidr(cidr).await {
+        let taken = tokio::time::timeout(self.nodes.timeout, self.inputs.host.set_pod_cidr(cidr)).await;
+        match taken.unwrap_or_else(|_| Err("the runtime does not answer".to_owned())) {
             Ok(()) => {
                 tracing::info!(cidr, "the runtime knows the addresses of pods");
                 cidr.clone_into(&mut self.pod_cidr);

@@ -11,12 +11,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Runtime;
-use super::RuntimeError;
 
 /// Period while the runtime is ready, network included.
 const HEALTHY_PERIOD: Duration = Duration::from_secs(30);
 /// Period while it is not.
 const UNHEALTHY_PERIOD: Duration = Duration::from_secs(1);
+/// A runtime that takes longer to say how it is does not answer.
+const SILENCE: Duration = Duration::from_secs(15);
 /// How soon the runtime is asked after a nudge.
 const AFTER_NUDGE: Duration = Duration::from_millis(100);
 
@@ -109,7 +110,9 @@ pub async fn watch_runtime(
     let mut version: Option<v1::VersionResponse> = None;
     loop {
         let began = Instant::now();
-        let reply = runtime.status(false).await;
+        let reply = tokio::time::timeout(SILENCE, runtime.status(false)).await;
+        let reply = reply.map_err(|_| format!("no answer to Status within {SILENCE:?}"));
+        let reply = reply.and_then(|reply| reply.map_err(|error| error.to_string()));
         if reply.is_ok() && !state.borrow().is_ready() {
             version = runtime.version().await.ok().or(version);
         }
@@ -145,10 +148,10 @@ fn tell(state: &RuntimeState) {
 }
 
 /// The runtime's conditions, judged as upstream does: a missing condition is not met.
-fn judge(reply: Result<v1::StatusResponse, RuntimeError>, version: Option<v1::VersionResponse>) -> RuntimeState {
+fn judge(reply: Result<v1::StatusResponse, String>, version: Option<v1::VersionResponse>) -> RuntimeState {
     let reply = match reply {
         Ok(reply) => reply,
-        Err(error) => return RuntimeState::Unreachable(error.to_string()),
+        Err(error) => return RuntimeState::Unreachable(error),
     };
     let conditions = reply.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let unmet = |kind: &str| match conditions.iter().find(|c| c.r#type == kind) {

@@ -144,6 +144,16 @@ impl Statuses {
         self.tell(pod, set, stopped);
     }
 
+    /// Changes what was last said of a pod.
+    pub(super) fn amend(&self, pod: &Pod, change: impl FnOnce(PodStatus) -> PodStatus, now: SystemTime) {
+        let (uid, mirror) = (pod_ref(pod).uid, self.mirror(pod));
+        let mut store = self.store();
+        let status = store.basis(uid.as_str(), pod, mirror.as_deref()).cloned().unwrap_or_default();
+        let set = store.set(&uid, pod, mirror.as_deref(), change(status), now);
+        drop(store);
+        self.tell(pod, set, false);
+    }
+
     /// Nothing of the pod can run any more.
     pub fn stopped(&self, uid: &PodUid, now: SystemTime) {
         if self.store().set_may_run(uid.as_str(), false, now) {

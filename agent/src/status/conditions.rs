@@ -14,7 +14,7 @@ use super::state;
 
 pub(super) const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
 pub(super) const CONTAINERS_READY: &str = "ContainersReady";
-const DISRUPTION_TARGET: &str = "DisruptionTarget";
+pub(super) const DISRUPTION_TARGET: &str = "DisruptionTarget";
 const INITIALIZED: &str = "Initialized";
 const POD_SCHEDULED: &str = "PodScheduled";
 pub(super) const READY: &str = "Ready";

@@ -12,6 +12,7 @@ mod addresses;
 mod board;
 mod conditions;
 mod containers;
+mod ending;
 mod generate;
 pub mod manager;
 mod phase;
@@ -26,6 +27,7 @@ mod transition;
 
 pub use board::Knowledge;
 pub use board::Statuses;
+pub use ending::Ending;
 pub use generate::NodeAddresses;
 pub use generate::StatusInput;
 pub use generate::generate;

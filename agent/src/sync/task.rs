@@ -11,6 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::mirrors::Mirrors;
 use super::mirrors::Wish;
+use super::orders::KillOrder;
+use super::orders::Orders;
 use super::pods::is_mirror;
 use super::shared::SharedPods;
 use crate::model::Clock;
@@ -26,6 +28,7 @@ use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::sources::SourcesHandle;
 use crate::sources::hostile;
+use crate::startup::Startups;
 use crate::status::Statuses;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::refuse;
@@ -44,6 +47,10 @@ const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(2);
 const PULSE: Duration = Duration::from_secs(60);
 /// How long workers may take to complete what they are doing when the agent ends.
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// Why pods that come while the machine goes down are rejected.
+const SHUTDOWN_REASON: &str = "NodeShutdown";
+const SHUTDOWN_MESSAGE: &str = "Pod was rejected as the node is shutting down.";
 
 /// Removes what pods that nobody knows any more have left on the node (directories, cgroups). Implemented by the
 /// volumes and cgroup rooms; blocking calls belong into it, not into the loop.
@@ -71,6 +78,10 @@ pub struct SyncLoop {
     pub recorder: Recorder,
     /// The API's copies of static pods.
     pub mirrors: Mirrors,
+    /// What other rooms ask for.
+    pub orders: Orders,
+    /// Told of the API server's pods.
+    pub startups: Startups,
     /// What dead pods leave.
     pub leftovers: Arc<dyn Leftovers>,
     /// When housekeeping is due.
@@ -98,6 +109,7 @@ impl SyncLoop {
                 news = pleg.news() => self.on_news(news),
                 _ = self.workers.finished() => self.housekeep_soon(HOUSEKEEPING_DELAY),
                 name = self.mirrors.news() => self.keep_mirrors(name),
+                Some(order) = self.orders.kills.recv() => self.kill(order),
                 Ok(()) = addresses.changed() => self.workers.poke_all(),
                 () = due => self.keep_house(),
             }
@@ -106,6 +118,7 @@ impl SyncLoop {
     }
 
     fn on_update(&mut self, update: PodUpdate) {
+        self.note_starts(&update);
         let source = match update {
             PodUpdate::Add(source, mut pods) => {
                 pods.sort_by(|a, b| a.metadata.creation_timestamp.cmp(&b.metadata.creation_timestamp));
@@ -128,6 +141,23 @@ impl SyncLoop {
         self.seen(source);
     }
 
+    /// Pods of the API server arrive as they are there: what starts take is measured by that.
+    fn note_starts(&self, update: &PodUpdate) {
+        let now = self.clock.wall();
+        match update {
+            PodUpdate::Add(ConfigSource::Api, pods)
+            | PodUpdate::Update(ConfigSource::Api, pods)
+            | PodUpdate::Delete(ConfigSource::Api, pods)
+            | PodUpdate::Reconcile(ConfigSource::Api, pods) => {
+                pods.iter().filter(|pod| !is_mirror(pod)).for_each(|pod| self.startups.observed(pod, now));
+            }
+            PodUpdate::Remove(ConfigSource::Api, pods) => {
+                pods.iter().for_each(|pod| self.startups.gone(&pod_ref(pod).uid));
+            }
+            _ => {}
+        }
+    }
+
     fn seen(&mut self, source: ConfigSource) {
         let before = self.sources.all_ready();
         let unheard = source == ConfigSource::Api && self.sources.waiting_for().contains(&source);
@@ -148,7 +178,7 @@ impl SyncLoop {
         let id = pod_ref(&pod);
         if is_terminal(&pod) && !self.workers.knows(&id.uid) && !self.runs(&id.uid) {
             self.workers.start(PodState::already_terminated(id, pod.clone(), Instant::now()));
-        } else if !self.reject_unsupported(&pod) {
+        } else if !self.reject_unsupported(&pod) && !self.reject_at_shutdown(&pod) {
             self.workers.request(&id, Request::Create(pod.clone()));
         }
         self.keep_mirror_of(&pod);
@@ -171,6 +201,31 @@ impl SyncLoop {
         }
         self.statuses.reject(pod, refusal.reason, &refusal.message, self.runs(&uid), self.clock.wall());
         true
+    }
+
+    /// No pod begins on a machine that goes down. One that was there before keeps what it has.
+    fn reject_at_shutdown(&mut self, pod: &Pod) -> bool {
+        let uid = pod_ref(pod).uid;
+        if !*self.orders.closed.borrow() || spec::deletion_requested(pod) || self.workers.knows(&uid) {
+            return false;
+        }
+        self.recorder.pod_event(pod, "", EventType::Warning, SHUTDOWN_REASON, SHUTDOWN_MESSAGE);
+        self.statuses.reject(pod, SHUTDOWN_REASON, SHUTDOWN_MESSAGE, self.runs(&uid), self.clock.wall());
+        true
+    }
+
+    /// A pod is ended although its sources want it.
+    fn kill(&mut self, order: KillOrder) {
+        let known = self.pods.by_uid(&order.uid).filter(|_| self.workers.knows(&order.uid));
+        match known {
+            Some(pod) => self.workers.request(&pod_ref(&pod), Request::Kill(order.options)),
+            None => order.options.finished.iter().for_each(CancellationToken::cancel),
+        }
+    }
+
+    /// It was rejected when it came, and nothing was begun since.
+    fn was_rejected(&self, uid: &PodUid) -> bool {
+        self.statuses.get(uid).is_some_and(|status| status.reason.as_deref() == Some(SHUTDOWN_REASON))
     }
 
     /// Something of the pod may run, as far as known.
@@ -292,7 +347,8 @@ impl SyncLoop {
         let known = self.workers.sync_known(&desired);
         for pod in pods {
             let id = pod_ref(&pod);
-            let refused = refuse::unsupported(&pod).is_some() && !spec::deletion_requested(&pod);
+            let unwanted = refuse::unsupported(&pod).is_some() || self.was_rejected(&id.uid);
+            let refused = unwanted && !spec::deletion_requested(&pod);
             let lost = !self.workers.knows(&id.uid) && !refused;
             if known.restart.contains(&id.uid) || lost {
                 self.workers.request(&id, Request::Create(pod));

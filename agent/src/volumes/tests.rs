@@ -36,12 +36,12 @@ fn make() -> (tempfile::TempDir, Volumes) {
     (root, volumes)
 }
 
-#[test]
-fn an_empty_dir_lives_and_dies_with_its_pod() {
+#[tokio::test]
+async fn an_empty_dir_lives_and_dies_with_its_pod() {
     let (root, volumes) = make();
     let pod = with_empty_dir();
     assert_eq!(mode(&root.path().join("pods/u-1")), 0o750);
-    volumes.set_up(&pod).expect("set up");
+    volumes.set_up(&pod, None).await.expect("set up");
     let dir = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v");
     assert_eq!(mode(&dir), 0o777);
     assert!(!dir.with_file_name("unused").exists(), "nobody mounts it");
@@ -49,7 +49,7 @@ fn an_empty_dir_lives_and_dies_with_its_pod() {
     assert_eq!(volumes.mount_source(&pod, "c", 0, mount, None).expect("a path"), dir);
 
     std::fs::write(dir.join("data"), "kept").expect("a file");
-    volumes.set_up(&pod).expect("set up again");
+    volumes.set_up(&pod, None).await.expect("set up again");
     assert_eq!(std::fs::read_to_string(dir.join("data")).expect("the file"), "kept");
     let error = volumes.remove_orphan("u-1").expect_err("content is never deleted with the folder");
     assert!(matches!(error, VolumeError::NotEmpty { .. }), "{error}");
@@ -64,10 +64,10 @@ fn an_empty_dir_lives_and_dies_with_its_pod() {
     volumes.tear_down("u-1").expect("twice is fine");
 }
 
-#[test]
-fn teardown_follows_no_link_and_digs_deep() {
+#[tokio::test]
+async fn teardown_follows_no_link_and_digs_deep() {
     let (root, volumes) = make();
-    volumes.set_up(&with_empty_dir()).expect("set up");
+    volumes.set_up(&with_empty_dir(), None).await.expect("set up");
     let outside = tempfile::tempdir().expect("a folder");
     std::fs::write(outside.path().join("precious"), "x").expect("a file");
     let dir = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v");
@@ -172,11 +172,11 @@ fn a_sub_path_is_pinned_inside_its_volume() {
     assert_eq!(std::fs::read_to_string(source.path().join("a/b/f")).expect("the host's file stays"), "1");
 }
 
-#[test]
-fn a_mount_in_a_volume_is_not_emptied() {
+#[tokio::test]
+async fn a_mount_in_a_volume_is_not_emptied() {
     let Some(()) = mountable() else { return };
     let (root, volumes) = make();
-    volumes.set_up(&with_empty_dir()).expect("set up");
+    volumes.set_up(&with_empty_dir(), None).await.expect("set up");
     let other = tempfile::tempdir_in(root.path()).expect("a folder of the same file system");
     std::fs::write(other.path().join("precious"), "x").expect("a file");
     let point = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v/point");

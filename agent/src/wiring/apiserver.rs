@@ -1,43 +1,207 @@
-//! Access to the API server, if there is any.
+//! Access to the API server, if there is any, and the client certificate it takes.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::SystemTime;
+
+use anyhow::Context as _;
+use tokio::sync::oneshot;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
 use crate::apiserver::Options;
 use crate::apiserver::kubeconfig;
+use crate::apiserver::kubeconfig::Access;
+use crate::apiserver::kubeconfig::Credentials;
 use crate::apiserver::tls;
+use crate::apiserver::tls::Identity;
+use crate::certificates;
+use crate::certificates::FirstAccess;
+use crate::certificates::Keeper;
+use crate::certificates::Pair;
+use crate::certificates::Progress;
+use crate::certificates::Purpose;
+use crate::certificates::Store;
+use crate::certificates::Template;
 use crate::cli::version;
 use crate::config::Settings;
 use crate::metrics::Metrics;
+use crate::model::Clock;
 
-/// The clients of the API server that `--kubeconfig` names; `None` on a standalone node.
-///
-/// # Errors
-/// The kubeconfig, or something it refers to, is missing or unusable.
-pub fn connect(settings: &Settings, metrics: &Arc<Metrics>) -> anyhow::Result<Option<ApiServer>> {
-    tls::install_crypto();
-    let file = &settings.flags.kubeconfig;
-    if file.is_empty() {
-        tracing::info!("no --kubeconfig: running standalone");
-        return Ok(None);
-    }
-    let access = kubeconfig::load(Path::new(file))?;
-    let api = ApiServer::connect(&access, &options(settings), metrics.clone())?;
-    tracing::info!(server = %access.server, kubeconfig = file, "using the API server");
-    Ok(Some(api))
+/// The API server, as far as this node has one.
+pub struct Connection {
+    /// Its clients; `None` on a standalone node.
+    pub api: Option<ApiServer>,
+    lost: Option<oneshot::Receiver<()>>,
 }
 
-fn options(settings: &Settings) -> Options {
-    let kubelet = &settings.kubelet;
-    let lease = Duration::from_secs(u64::try_from(kubelet.node_lease_duration_seconds).unwrap_or(0));
-    Options {
-        per_second: kubelet.kube_api_qps,
-        burst: kubelet.kube_api_burst,
-        events_per_second: kubelet.event_record_qps,
-        events_burst: kubelet.event_burst,
-        heartbeat_timeout: kubelet.node_status_update_frequency.std().min(lease),
-        versions: (version::KEBLET, version::KUBERNETES),
+impl Connection {
+    /// Returns when only a new start can bring the client certificate back; never without rotation.
+    pub async fn lost(&mut self) {
+        if let Some(lost) = &mut self.lost
+            && lost.await.is_ok()
+        {
+            return;
+        }
+        // A sender that is gone says that the agent is ending.
+        std::future::pending().await
     }
+}
+
+/// What all steps need.
+struct Joining<'a> {
+    settings: &'a Settings,
+    node_name: &'a str,
+    metrics: &'a Arc<Metrics>,
+    shutdown: &'a CancellationToken,
+}
+
+/// The clients of the API server that `--kubeconfig` names, or a bootstrap kubeconfig leads to. A node that bootstraps
+/// without rotation waits here until its certificate is signed.
+///
+/// # Errors
+/// The kubeconfig, or something it refers to, is missing or unusable; no first certificate was to be had.
+pub async fn connect(
+    settings: &Settings,
+    node_name: &str,
+    metrics: &Arc<Metrics>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<Connection> {
+    tls::install_crypto();
+    if settings.flags.kubeconfig.is_empty() {
+        tracing::info!("no --kubeconfig: running standalone");
+        return Ok(Connection { api: None, lost: None });
+    }
+    Joining { settings, node_name, metrics, shutdown }.connect().await
+}
+
+impl Joining<'_> {
+    async fn connect(&self) -> anyhow::Result<Connection> {
+        let file = Path::new(&self.settings.flags.kubeconfig);
+        let bootstrap = Some(&self.settings.flags.bootstrap_kubeconfig).filter(|file| !file.is_empty());
+        let rotate = self.settings.kubelet.rotate_certificates;
+        match certificates::first_access(file, bootstrap.map(Path::new), SystemTime::now())? {
+            FirstAccess::Bootstrap(access) if rotate => {
+                let store = self.store(None);
+                certificates::write_kubeconfig(file, &access, &store.current_path())?;
+                tracing::info!(kubeconfig = %file.display(), "written; the client certificate is being requested");
+                return self.rotate(&access, store);
+            }
+            FirstAccess::Bootstrap(access) => self.bootstrap(&access, file).await?,
+            FirstAccess::Kubeconfig => {}
+        }
+        let access = kubeconfig::load(file).context("unable to load kubeconfig")?;
+        tracing::info!(server = %access.server, kubeconfig = %file.display(), "using the API server");
+        if rotate {
+            let pair = access.certificate.as_ref();
+            let files = pair.and_then(|pair| pair.certificate.path().zip(pair.key.path()));
+            let store = self.store(files.map(|(certificate, key)| (certificate.to_owned(), key.to_owned())));
+            return self.rotate(&access, store);
+        }
+        let api = ApiServer::connect(&access, &self.options(), self.metrics.clone(), self.shutdown.clone())?;
+        Ok(Connection { api: Some(api), lost: None })
+    }
+
+    fn store(&self, configured: Option<(std::path::PathBuf, std::path::PathBuf)>) -> Store {
+        Store::new(&self.settings.flags.cert_dir, Purpose::Client, configured)
+    }
+
+    /// Clients with nothing but these credentials, whatever certificate is kept.
+    fn plain(&self, access: &Access) -> anyhow::Result<ApiServer> {
+        Ok(ApiServer::connect(access, &self.options(), self.metrics.clone(), self.shutdown.clone())?)
+    }
+
+    async fn bootstrap(&self, access: &Access, file: &Path) -> anyhow::Result<()> {
+        let (store, folder) = (self.store(None), &self.settings.flags.cert_dir);
+        let client = self.plain(access)?.main;
+        let getting = certificates::bootstrap(&client, self.node_name, &store, folder, SystemTime::now());
+        match self.shutdown.run_until_cancelled(getting).await {
+            Some(outcome) => outcome.context("cannot get the first client certificate")?,
+            None => anyhow::bail!("told to end before the first client certificate was signed"),
+        }
+        certificates::write_kubeconfig(file, access, &store.current_path())?;
+        Ok(())
+    }
+
+    /// Clients whose certificate is kept good. Tokens and passwords are for requests for certificates alone.
+    fn rotate(&self, access: &Access, store: Store) -> anyhow::Result<Connection> {
+        let (first, at_once) = first_pair(access, &store)?;
+        let identity = Identity::awaited();
+        identity.set(first.as_ref().map(|pair| pair.certified.clone()));
+        let certified = Access { certificate: None, credentials: Credentials::None, ..access.clone() };
+        let (options, metrics, shutdown) = (self.options(), self.metrics.clone(), self.shutdown.clone());
+        let api = ApiServer::with_identity(&certified, identity, &options, metrics, shutdown)?;
+        let bootstrap = self.plain(&Access { certificate: None, ..access.clone() })?;
+        let (current, seen) = watch::channel(first.map(Arc::new));
+        let (client, progress) = (api.main.clone(), Progress::default());
+        let keeper = Keeper {
+            store,
+            template: watch::channel(Some(Template::client(self.node_name))).1,
+            client: Box::new(move |good| if good { client.clone() } else { bootstrap.main.clone() }),
+            clock: Clock::System,
+            metrics: self.metrics.clone(),
+            progress: progress.clone(),
+            at_once,
+        };
+        tokio::spawn(keeper.keep(current, self.shutdown.clone()));
+        tokio::spawn(show(api.clone(), seen.clone(), self.shutdown.clone()));
+        let (telling, lost) = oneshot::channel();
+        let watching = certificates::lost(seen, progress);
+        let shutdown = self.shutdown.clone();
+        tokio::spawn(async move {
+            if shutdown.run_until_cancelled(watching).await.is_some() {
+                // Nobody listens any more if the agent is ending anyway.
+                let _ = telling.send(());
+            }
+        });
+        Ok(Connection { api: Some(api), lost: Some(lost) })
+    }
+
+    fn options(&self) -> Options {
+        let kubelet = &self.settings.kubelet;
+        let lease = Duration::from_secs(u64::try_from(kubelet.node_lease_duration_seconds).unwrap_or(0));
+        Options {
+            per_second: kubelet.kube_api_qps,
+            burst: kubelet.kube_api_burst,
+            events_per_second: kubelet.event_record_qps,
+            events_burst: kubelet.event_burst,
+            heartbeat_timeout: kubelet.node_status_update_frequency.std().min(lease),
+            versions: (version::KEBLET, version::KUBERNETES),
+        }
+    }
+}
+
+/// The pair to begin with, and whether it is to be replaced at once because it stands in the kubeconfig itself.
+fn first_pair(access: &Access, store: &Store) -> anyhow::Result<(Option<Pair>, bool)> {
+    let now = SystemTime::now();
+    let stored = store.load().context("client certificate")?;
+    let inline =
+        access.certificate.as_ref().filter(|pair| pair.certificate.path().is_none() && pair.key.path().is_none());
+    match (stored, inline) {
+        (Some(pair), _) if !pair.leaf.expired(now) => Ok((Some(pair), false)),
+        (_, Some(inline)) => {
+            let pair = Pair::read(&inline.certificate, &inline.key).context("client certificate of the kubeconfig")?;
+            store.replace(&pair, now)?;
+            Ok((Some(pair), true))
+        }
+        (stored, None) => Ok((stored, false)),
+    }
+}
+
+/// Shows the API server whatever certificate counts.
+async fn show(api: ApiServer, mut pairs: watch::Receiver<Option<Arc<Pair>>>, shutdown: CancellationToken) {
+    let showing = async {
+        loop {
+            match &*pairs.borrow_and_update() {
+                Some(pair) => drop(api.identify(pair.certified.clone())),
+                None => api.forget_identity(),
+            }
+            if pairs.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    shutdown.run_until_cancelled(showing).await;
 }

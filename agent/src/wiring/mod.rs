@@ -1,16 +1,20 @@
 //! The only place that knows every room: constructs, connects, runs, drains. Decides nothing.
 
 mod apiserver;
+mod certificates;
 mod cgroups;
 mod housekeeping;
 mod node;
 mod node_object;
+mod node_shutdown;
+mod notify;
 mod objects;
 mod observers;
 mod pods;
 mod recording;
 mod sensors;
 mod server;
+mod spans;
 mod status;
 mod streams;
 
@@ -45,6 +49,7 @@ use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
 use crate::sources;
 use crate::sources::SourcesConfig;
+use crate::startup::Startups;
 use crate::status::Statuses;
 use crate::sync::SharedPods;
 use crate::sync::SyncLoop;
@@ -54,6 +59,7 @@ use crate::workers::gate::StartGate;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::worker::WorkerContext;
 use observers::Observers;
+pub use spans::spans;
 
 /// Single pods looked at in the same moment.
 const PARALLEL_INSPECTIONS: usize = 64;
@@ -65,13 +71,15 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// # Errors
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
 pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let watchdog = notify::watchdog()?;
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
     let node = node::describe(&settings)?;
     node_object::check(&settings)?;
     let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
     observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
-    let api = apiserver::connect(&settings, &metrics)?;
+    let mut connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
+    let api = connection.api.clone();
     let events_client = api.as_ref().map(|api| api.events.clone());
     let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
     recording::announce(&recorder, cgroup_version);
@@ -82,6 +90,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
 
     let images = Images::new(runtime.clone(), node::pull_limits(&settings));
+    let down = watch::Sender::new(false);
     let own_node = node_object::start(
         node_object::Parts {
             settings: &settings,
@@ -90,8 +99,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
             state: state.clone(),
             board: board.clone(),
             images: images.changes(),
-            shutting_down: watch::channel(false).1,
-            tell: node_object::teller(&recorder),
+            shutting_down: down.subscribe(),
+            recorder: recorder.clone(),
             metrics: metrics.clone(),
         },
         api.as_ref(),
@@ -108,9 +117,18 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         mounted: streams::mounted(&settings, &node.name, &shared, &later, &runtime, &metrics)?,
         handles: read.handles(state.clone(), later),
         api: api.as_ref().map(|api| api.main.clone()),
-        serving: None,
+        serving: certificates::serving(
+            &settings,
+            &node.name,
+            api.as_ref(),
+            own_node.node.clone(),
+            &metrics,
+            &shutdown,
+        )?,
     };
     let serving = server::start(&settings, parts, shutdown.clone());
+
+    notify::start(watchdog, &settings, shared.clone(), &shutdown);
 
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
@@ -133,7 +151,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let gates = restart_gates(&settings);
     let parts = status::StatusParts {
         runtime_name: version.runtime_name,
-        addresses: own_node.addresses,
+        addresses: own_node.addresses.clone(),
         node: own_node.node,
         client: api.as_ref().map(|api| api.main.clone()),
         gates,
@@ -141,18 +159,23 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
     started.send_replace(Some((statuses.clone(), pleg.clone())));
     let volumes = Volumes::new(&settings.flags.root_dir);
-    let act = ActContext::new(
+    let startups = match &api {
+        Some(_) => Startups::counting(metrics.clone()),
+        None => Startups::default(),
+    };
+    let mut act = ActContext::new(
         runtime.clone(),
         images,
         volumes,
         cgroups,
-        node.settings(&settings),
+        node.settings(&settings, own_node.addresses),
         node::files(&settings),
         network_of(state.clone()),
         recorder.clone(),
         Clock::System,
     )
     .with_objects(objects);
+    act.startups = startups.clone();
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,
@@ -172,6 +195,17 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         recorder.clone(),
         shutdown.clone(),
     );
+    let orders = node_shutdown::start(
+        node_shutdown::Parts {
+            settings: &settings,
+            pods: shared.clone(),
+            statuses: statuses.clone(),
+            recorder: recorder.clone(),
+            metrics: metrics.clone(),
+            down,
+        },
+        shutdown.clone(),
+    );
     let sync = SyncLoop {
         pods: shared,
         workers: PodWorkers::new(context.clone()),
@@ -181,11 +215,18 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         clock: Clock::System,
         recorder,
         mirrors,
+        orders,
+        startups,
         leftovers: Arc::new(housekeeping::Sweeper::new(context)),
         housekeeping: None,
     };
     tracing::info!(node = node.name, runtime = %version.runtime_version, "node agent started");
-    sync.run(updates, shutdown.clone()).await;
+    tokio::select! {
+        () = sync.run(updates, shutdown.clone()) => {}
+        () = connection.lost() => {
+            anyhow::bail!("no client certificate for too long although the API server works; a new start may bootstrap")
+        }
+    }
     pleg_task.await.context("ending the PLEG")?;
     serving.await.context("ending the servers")?
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use tokio::sync::watch;
 
 use super::cgroups;
 use crate::cli::host;
@@ -14,8 +15,10 @@ use crate::images::PullLimits;
 use crate::node::Machine;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::allocatable;
+use crate::status::NodeAddresses;
 use crate::workers::act::NodeFiles;
 use crate::workers::generate::DnsSettings;
+use crate::workers::generate::NodeIps;
 use crate::workers::generate::NodeSettings;
 use crate::workers::generate::ResourceSettings;
 use crate::workers::generate::SecuritySettings;
@@ -25,17 +28,13 @@ use crate::workers::generate::Swap;
 pub struct Node {
     /// Its name.
     pub name: String,
-    ips: Vec<String>,
 }
 
-/// Finds out name and addresses, and makes the agent's directories.
+/// Finds out its name, and makes the agent's directories.
 pub fn describe(settings: &Settings) -> anyhow::Result<Node> {
     let name = host::node_name(&settings.flags.hostname_override)?;
-    let ips = settings.flags.node_ip.split(',').map(str::trim).filter(|ip| !ip.is_empty());
-    let ips = ips.map(|ip| ip.parse::<IpAddr>().map(|ip| ip.to_string()).with_context(|| format!("--node-ip {ip:?}")));
-    let node = Node { name, ips: ips.collect::<anyhow::Result<_>>()? };
     make_directories(settings)?;
-    Ok(node)
+    Ok(Node { name })
 }
 
 /// The agent's own directories (facts of the standard kubelet: which, in which order, with which mode).
@@ -83,7 +82,7 @@ pub fn files(settings: &Settings) -> NodeFiles {
 
 impl Node {
     /// What ends up in the configurations of sandboxes and containers.
-    pub fn settings(&self, settings: &Settings) -> NodeSettings {
+    pub fn settings(&self, settings: &Settings, addresses: watch::Receiver<NodeAddresses>) -> NodeSettings {
         let kubelet = &settings.kubelet;
         let root = &settings.flags.root_dir;
         let cluster_dns = kubelet.cluster_dns.iter().filter(|ip| ip.parse::<IpAddr>().is_ok()).cloned().collect();
@@ -92,7 +91,7 @@ impl Node {
             dns: DnsSettings {
                 cluster_dns,
                 cluster_domain: kubelet.cluster_domain.clone(),
-                node_ips: self.ips.clone(),
+                node_ips: NodeIps::new(addresses),
             },
             resources: resources(settings),
             security: SecuritySettings {

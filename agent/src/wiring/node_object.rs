@@ -26,8 +26,8 @@ use crate::node::NodeConfig;
 use crate::node::PlegHealth;
 use crate::node::Pressures;
 use crate::node::StatusLoop;
-use crate::node::TellNode;
 use crate::node::ThisHost;
+use crate::node::Trouble;
 use crate::node::resources::ResourceConfig;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
@@ -51,7 +51,7 @@ pub struct Parts<'a> {
     /// The machine is going down.
     pub shutting_down: watch::Receiver<bool>,
     /// Events of the node.
-    pub tell: TellNode,
+    pub recorder: Recorder,
     /// What is counted.
     pub metrics: Arc<Metrics>,
 }
@@ -62,12 +62,6 @@ pub struct NodeHandles {
     pub node: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
     /// Addresses of this node; none until they are known.
     pub addresses: watch::Receiver<NodeAddresses>,
-}
-
-/// Tells events of the node to the recorder.
-pub fn teller(recorder: &Recorder) -> TellNode {
-    let recorder = recorder.clone();
-    Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message))
 }
 
 /// Checks that the machine has what is reserved of it.
@@ -85,7 +79,9 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
     let config = Arc::new(NodeConfig::new(parts.settings, parts.name, KUBERNETES));
     let root_dir = parts.settings.flags.root_dir.clone();
     let host = ThisHost::new(parts.runtime, root_dir, config.addresses.clone());
-    let (addresses_sender, addresses) = watch::channel(NodeAddresses::default());
+    // What the flag says holds until the machine has been looked at.
+    let told = config.addresses.node_ips.iter().filter(|ip| !ip.is_unspecified()).map(ToString::to_string);
+    let (addresses_sender, addresses) = watch::channel(NodeAddresses { ips: told.collect() });
     let cache = NodeCache::default();
     let node = cache.subscribe();
     let Some(api) = api else {
@@ -94,8 +90,14 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
     };
     let nodes = Api::all(api.main.clone());
     tokio::spawn(node::follow(nodes, config.name.clone(), cache.clone(), shutdown.clone()));
-    let lease = LeaseKeeper::new(config.clone(), api.heartbeat.clone(), cache.clone(), Clock::System);
+    let trouble: Trouble = {
+        let api = api.clone();
+        Arc::new(move || api.retire_connections())
+    };
+    let heartbeat = api.heartbeat.clone();
+    let lease = LeaseKeeper::new(config.clone(), heartbeat, cache.clone(), Clock::System, trouble.clone());
     tokio::spawn(lease.run(shutdown.clone()));
+    let recorder = parts.recorder;
     let status = StatusLoop::new(Inputs {
         config,
         host,
@@ -109,7 +111,8 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
         shutting_down: parts.shutting_down,
         images: parts.images,
         addresses: addresses_sender,
-        tell: parts.tell,
+        tell: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
+        trouble,
         metrics: parts.metrics,
         clock: Clock::System,
     });

@@ -3,12 +3,15 @@
 //! Requests come from the sync loop, completions from the worker. Both go through here, so that what a worker does
 //! next follows from this value alone. Rules: upstream's `UpdatePod` and its completions.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::model::Pod;
 use crate::model::PodRef;
+use crate::status::Ending;
 
 /// Where a pod is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
@@ -45,6 +48,10 @@ pub struct KillOptions {
     pub grace: Option<i64>,
     /// The pod is evicted: its remains may be removed at once.
     pub evicted: bool,
+    /// Why it is ended against its will, for its status.
+    pub ending: Option<Arc<Ending>>,
+    /// Cancelled when nothing is left to do for the pod.
+    pub finished: Option<CancellationToken>,
 }
 
 /// What a request leads to.
@@ -76,6 +83,8 @@ pub struct PodState {
     observed_runtime: bool,
     grace: Option<i64>,
     pending: bool,
+    ending: Option<Arc<Ending>>,
+    waiting: Vec<CancellationToken>,
 }
 
 impl PodState {
@@ -94,6 +103,8 @@ impl PodState {
             observed_runtime: false,
             grace: None,
             pending: false,
+            ending: None,
+            waiting: Vec::new(),
         }
     }
 
@@ -113,6 +124,9 @@ impl PodState {
     pub fn request(&mut self, request: Request, now: Instant) -> Reaction {
         if self.phase == Phase::Finished {
             self.restart_requested |= matches!(request, Request::Create(_));
+            if let Request::Kill(KillOptions { finished: Some(finished), .. }) = request {
+                finished.cancel();
+            }
             return Reaction::default();
         }
         if self.terminating_at.is_some() && matches!(request, Request::Create(_)) {
@@ -141,6 +155,10 @@ impl PodState {
             Request::Create(pod) | Request::Update(pod) => self.pod = Some(pod),
             Request::Sync => {}
             Request::Kill(options) => {
+                self.waiting.extend(options.finished);
+                if self.terminating_at.is_none() {
+                    self.ending = options.ending;
+                }
                 kill = Kill { asked: true, evicted: options.evicted, grace: options.grace, runtime_only: false };
             }
             Request::KillRuntimeOnly => {
@@ -209,8 +227,13 @@ impl PodState {
 
     /// A static pod that is asked to end before it was allowed to start is done with.
     pub fn finish_unstarted(&mut self) {
+        self.finish();
+    }
+
+    fn finish(&mut self) {
         self.phase = Phase::Finished;
         self.pending = false;
+        self.waiting.drain(..).for_each(|finished| finished.cancel());
     }
 
     /// The worker may act from now on.
@@ -229,8 +252,7 @@ impl PodState {
     /// All containers are stopped.
     pub fn terminating_done(&mut self) {
         if self.pod.is_none() {
-            self.phase = Phase::Finished;
-            self.pending = false;
+            self.finish();
         } else {
             self.phase = Phase::Terminated;
             self.pending = true;
@@ -239,8 +261,12 @@ impl PodState {
 
     /// Everything is released.
     pub fn terminated_done(&mut self) {
-        self.phase = Phase::Finished;
-        self.pending = false;
+        self.finish();
+    }
+
+    /// Why the pod is ended against its will, if it is.
+    pub fn ending(&self) -> Option<Arc<Ending>> {
+        self.ending.clone()
     }
 
     /// Nobody desires this UID any more (housekeeping). Returns a reaction like a request.

@@ -24,7 +24,7 @@ fn state() -> PodState {
 }
 
 fn killed(grace: Option<i64>) -> Request {
-    Request::Kill(KillOptions { grace, evicted: false })
+    Request::Kill(KillOptions { grace, ..KillOptions::default() })
 }
 
 #[test]
@@ -139,4 +139,25 @@ proptest! {
             grace = s.grace;
         }
     }
+}
+
+#[test]
+fn whoever_waits_for_the_end_is_told() {
+    let now = Instant::now();
+    let mut s = state();
+    s.request(Request::Create(pod(None, None)), now);
+    let ending = Some(Arc::new(Ending { reason: "Terminated", message: String::new(), disruption: None }));
+    let kill = |finished: &CancellationToken| {
+        let finished = Some(finished.clone());
+        Request::Kill(KillOptions { ending: ending.clone(), finished, ..KillOptions::default() })
+    };
+    let (first, late) = (CancellationToken::new(), CancellationToken::new());
+    s.request(kill(&first), now);
+    assert_eq!(s.ending(), ending);
+    s.terminating_done();
+    assert!(!first.is_cancelled(), "its volumes are still there");
+    s.terminated_done();
+    assert!(first.is_cancelled());
+    s.request(kill(&late), now);
+    assert!(late.is_cancelled(), "there is nothing to wait for");
 }

@@ -218,7 +218,10 @@ impl Worker {
             qos_class: qos_class(pod).map_or("BestEffort", QosClass::as_str),
             is_terminal: terminal,
         };
-        self.context.statuses.publish(pod, view, knowledge, self.context.clock.wall())
+        let now = self.context.clock.wall();
+        let terminal = self.context.statuses.publish(pod, view, knowledge, now);
+        self.context.act.startups.published(pod, view, now);
+        terminal
     }
 }
 

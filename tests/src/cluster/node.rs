@@ -133,6 +133,16 @@ impl ClusterNode {
         self.parts().containerd.as_mut().context("the runtime has ended")?.pods()
     }
 
+    /// Kills the container runtime with SIGKILL; containers live on.
+    pub fn kill_runtime(&self) -> Result<()> {
+        self.parts().containerd.as_mut().context("the runtime has ended")?.kill()
+    }
+
+    /// Starts the killed runtime again.
+    pub fn start_runtime(&self) -> Result<()> {
+        self.parts().containerd.as_mut().context("the runtime has ended")?.restart()
+    }
+
     /// A folder on the node that goes when it goes.
     pub fn folder(&self) -> Result<PathBuf> {
         Ok(self.parts().containerd.as_ref().context("the runtime has ended")?.ready().dir.clone())

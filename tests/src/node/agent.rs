@@ -12,14 +12,15 @@ use keblet::model::{ConfigSource, Pod, PodUid, PodUpdate};
 use keblet::recorder::Recorder;
 use keblet::runtime::{Runtime, RuntimeOptions, RuntimeState, watch_runtime};
 use keblet::sources::{self, SourcesConfig};
-use keblet::status::{NodeAddresses, Statuses};
-use keblet::sync::{Leftovers, Mirrors, SharedPods, SyncLoop};
+use keblet::status::{Ending, NodeAddresses, Statuses};
+use keblet::sync::{KillOrder, Leftovers, Mirrors, Orders, SharedPods, SyncLoop};
 use keblet::volumes::Volumes;
 use keblet::workers::act::{ActContext, NodeFiles};
 use keblet::workers::backoff;
 use keblet::workers::gate::StartGate;
 use keblet::workers::generate::NodeSettings;
 use keblet::workers::pod_workers::PodWorkers;
+use keblet::workers::state::KillOptions;
 use keblet::workers::worker::{NoWorkerObserver, WorkerContext};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -39,6 +40,8 @@ pub struct Agent {
     /// The statuses it publishes.
     pub statuses: Statuses,
     updates: mpsc::Sender<PodUpdate>,
+    kills: mpsc::Sender<KillOrder>,
+    closed: watch::Sender<bool>,
     tasks: JoinSet<()>,
     ending: CancellationToken,
     _aside: DropGuard,
@@ -74,6 +77,8 @@ impl Agent {
             ending: CancellationToken::new(),
         });
         let (_, sources) = sources::start(no_sources(), clock(sim), Recorder::default(), aside.clone());
+        let (kills, kills_receiver) = mpsc::channel(UPDATES);
+        let closed = watch::Sender::new(false);
         let sync = SyncLoop {
             pods: SharedPods::default(),
             workers: PodWorkers::new(context),
@@ -83,6 +88,8 @@ impl Agent {
             clock: clock(sim),
             recorder: Recorder::default(),
             mirrors: Mirrors::none(),
+            orders: Orders { kills: kills_receiver, closed: closed.subscribe() },
+            startups: keblet::startup::Startups::default(),
             leftovers: Arc::new(NothingLeft),
             housekeeping: None,
         };
@@ -90,7 +97,7 @@ impl Agent {
         // The channel is empty: the first set is there before the loop begins.
         let _ = updates.try_send(PodUpdate::Add(ConfigSource::File, pods));
         tasks.spawn(sync.run(receiver, ending.clone()));
-        Self { eyes, statuses, updates, tasks, ending, _aside: aside.drop_guard() }
+        Self { eyes, statuses, updates, kills, closed, tasks, ending, _aside: aside.drop_guard() }
     }
 
     /// A pod becomes desired.
@@ -106,6 +113,25 @@ impl Agent {
     /// A pod is no longer desired.
     pub async fn remove(&self, pod: Pod) {
         self.send(PodUpdate::Remove(ConfigSource::File, vec![pod])).await;
+    }
+
+    /// Ends a pod against its will, and waits until nothing of it is left.
+    pub async fn kill(&self, uid: PodUid, grace: i64, ending: Ending) {
+        let finished = CancellationToken::new();
+        let options = KillOptions {
+            grace: Some(grace),
+            ending: Some(Arc::new(ending)),
+            finished: Some(finished.clone()),
+            ..KillOptions::default()
+        };
+        if self.kills.send(KillOrder { uid, options }).await.is_ok() {
+            finished.cancelled().await;
+        }
+    }
+
+    /// The machine goes down: no new pods.
+    pub fn close(&self) {
+        self.closed.send_replace(true);
     }
 
     /// Ends the agent as SIGTERM does; its containers stay.

@@ -18,7 +18,7 @@ use kube::api::PatchParams;
 use serde_json::Value;
 use serde_json::json;
 
-/// Pods of a template that serve HTTP and say they are ready once they do.
+/// Pods of a template that serve HTTP.
 fn web(tenant: &Tenant, app: &str) -> Value {
     json!({
         "metadata": { "labels": { "app": app } },
@@ -31,7 +31,6 @@ fn web(tenant: &Tenant, app: &str) -> Value {
                 "imagePullPolicy": "Never",
                 "command": ["/probe", "web"],
                 "ports": [{ "name": "http", "containerPort": 8080 }],
-                "readinessProbe": { "httpGet": { "path": "/", "port": "http" }, "periodSeconds": 1 },
             }],
         },
     })

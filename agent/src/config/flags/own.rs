@@ -13,14 +13,14 @@ document! {
         config_dir "config-dir": Option<PathBuf>, pointer, used, "Directory of drop-in files (*.conf) merged over the configuration file.";
         keblet_config "keblet-config": Option<PathBuf>, pointer, used, "File with a KebletConfiguration.";
         kubeconfig "kubeconfig": String, value, used, "Access to the API server; empty runs the node standalone.";
-        bootstrap_kubeconfig "bootstrap-kubeconfig": String, value, later, "Access used once, to request a client certificate.";
+        bootstrap_kubeconfig "bootstrap-kubeconfig": String, value, used, "Access used once, to request a client certificate.";
         hostname_override "hostname-override": String, value, used, "Name of the node instead of its hostname.";
         node_ip "node-ip": String, value, used, "Address of the node, or one of each family, separated by a comma.";
         cert_dir "cert-dir": PathBuf = "/var/lib/kubelet/pki", value, used, "Directory of certificates.";
-        cloud_provider "cloud-provider": String, value, later, "Empty or external.";
+        cloud_provider "cloud-provider": String, value, used, "Empty or external.";
         root_dir "root-dir": PathBuf = "/var/lib/kubelet", value, used, "Directory of the agent's state and the pods' volumes.";
         seccomp_default "seccomp-default": bool, value, used, "Use RuntimeDefault where a pod sets no seccomp profile.";
-        node_labels "node-labels": BTreeMap<String, String>, value, later, "Labels of a newly created Node.";
+        node_labels "node-labels": BTreeMap<String, String>, value, used, "Labels of a newly created Node.";
         lock_file "lock-file": String, value, later, "File locked while the agent runs.";
         exit_on_lock_contention "exit-on-lock-contention": bool, value, later, "End when another process opens the lock file.";
         runtime_cgroups "runtime-cgroups": String, value, used, "Cgroup of the container runtime.";
@@ -30,7 +30,7 @@ document! {
         maximum_dead_containers_per_container "maximum-dead-containers-per-container": i32 = 1, value, later, "Dead instances kept of each container.";
         maximum_dead_containers "maximum-dead-containers": i32 = -1, value, later, "Dead containers kept in all; negative means no limit.";
         experimental_mounter_path "experimental-mounter-path": String, value, later, "Program that mounts volumes.";
-        experimental_allocatable_ignore_eviction "experimental-allocatable-ignore-eviction": bool, value, later, "Leave hard eviction thresholds out of allocatable.";
+        experimental_allocatable_ignore_eviction "experimental-allocatable-ignore-eviction": bool, value, used, "Leave hard eviction thresholds out of allocatable.";
         housekeeping_interval "housekeeping-interval": GoDuration = GoDuration::secs(10), value, later, "Time between two readings of container statistics.";
     }
 }

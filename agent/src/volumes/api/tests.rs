@@ -1,1 +1,301 @@
 //! Volumes from API objects on a real file system.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Pod;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::atomic::Step;
+use super::atomic::write;
+use super::atomic::write_stepwise;
+use super::payload::File;
+use super::*;
+use crate::volumes::Volumes;
+
+fn payload(files: &[(&str, &str)]) -> Payload {
+    let mut payload = Payload::default();
+    for (path, text) in files {
+        let file = File { data: text.as_bytes().to_owned(), mode: 0o640, owner: None };
+        payload.put(path, file).expect("a valid path");
+    }
+    payload
+}
+
+/// Everything a container can open, by path.
+fn seen(dir: &Path) -> BTreeMap<String, String> {
+    fn walk(at: &Path, prefix: &str, found: &mut BTreeMap<String, String>) {
+        for entry in fs::read_dir(at).expect("a folder").map(|entry| entry.expect("an entry")) {
+            let name = entry.file_name().into_string().expect("text");
+            if name.starts_with("..") && prefix.is_empty() {
+                continue;
+            }
+            let path = format!("{prefix}{name}");
+            match fs::metadata(entry.path()) {
+                Ok(meta) if meta.is_dir() => walk(&entry.path(), &format!("{path}/"), found),
+                Ok(_) => drop(found.insert(path, fs::read_to_string(entry.path()).expect("text"))),
+                Err(_) => {}
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    walk(dir, "", &mut found);
+    found
+}
+
+fn expected(files: &[(&str, &str)]) -> BTreeMap<String, String> {
+    files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect()
+}
+
+/// Names of the volume's own bookkeeping.
+fn hidden(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).expect("a folder").map(|entry| entry.expect("an entry").file_name().into_string());
+    let mut names: Vec<String> = names.map(|name| name.expect("text")).filter(|name| name.starts_with("..")).collect();
+    names.sort();
+    names
+}
+
+const OLD: [(&str, &str); 3] = [("a", "1"), ("b", "1"), ("d/e", "1")];
+const NEW: [(&str, &str); 4] = [("a", "2"), ("c", "2"), ("d/f/g", "2"), ("h/i", "2")];
+
+#[test]
+fn all_files_change_at_once() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let dir = dir.path();
+    let nobody = Owners::default();
+    assert_eq!(write(dir, &payload(&OLD), nobody).expect("written"), Written::Changed);
+    assert_eq!(seen(dir), expected(&OLD));
+    let version = fs::read_link(dir.join("..data")).expect("a link");
+    assert_eq!(fs::read_link(dir.join("d")).expect("a link"), Path::new("..data/d"));
+    let file = fs::metadata(dir.join("d/e")).expect("it exists");
+    assert_eq!((file.permissions().mode() & 0o7777, file.uid()), (0o640, 0));
+    assert_eq!(fs::metadata(dir.join("d")).expect("it exists").permissions().mode() & 0o7777, 0o755);
+
+    assert_eq!(write(dir, &payload(&OLD), nobody).expect("nothing to do"), Written::Unchanged);
+    assert_eq!(fs::read_link(dir.join("..data")).expect("a link"), version);
+    assert_eq!(write(dir, &payload(&NEW), nobody).expect("written"), Written::Changed);
+    assert_eq!(seen(dir), expected(&NEW));
+    assert_eq!(hidden(dir).len(), 2, "{:?}", hidden(dir));
+    assert!(!dir.join(version).exists());
+
+    fs::remove_file(dir.join("a")).expect("a link that somebody removes");
+    assert_eq!(write(dir, &payload(&NEW), nobody).expect("repaired"), Written::Unchanged);
+    assert_eq!(seen(dir), expected(&NEW));
+    assert_eq!(write(dir, &Payload::default(), nobody).expect("emptied"), Written::Changed);
+    assert_eq!(seen(dir), expected(&[]));
+}
+
+#[test]
+fn what_is_read_while_it_changes_is_old_or_new() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let dir = dir.path();
+    write(dir, &payload(&[("a", "1"), ("b", "1")]), Owners::default()).expect("written");
+    // Whoever holds the version's directory open, as a process that has changed into it does, keeps it whole.
+    let held = fs::canonicalize(dir.join("..data")).expect("a folder");
+    let open = fs::File::open(held.join("b")).expect("a file");
+    write(dir, &payload(&[("a", "2"), ("b", "2")]), Owners::default()).expect("written");
+    assert_eq!(io::read_to_string(open).expect("text"), "1");
+    assert_eq!(seen(dir), expected(&[("a", "2"), ("b", "2")]));
+}
+
+/// Ends a write after `stop` steps; true if it came to its end before.
+fn interrupted(dir: &Path, files: &[(&str, &str)], stop: usize) -> (bool, Vec<Step>) {
+    let mut steps = Vec::new();
+    let result = write_stepwise(dir, &payload(files), Owners::default(), |step| {
+        steps.push(step);
+        if steps.len() > stop { Err(io::Error::other("killed")) } else { Ok(()) }
+    });
+    (result.is_ok(), steps)
+}
+
+#[test]
+fn a_write_can_be_interrupted_anywhere() {
+    for stop in 0.. {
+        let dir = tempfile::tempdir().expect("a folder");
+        let dir = dir.path();
+        write(dir, &payload(&OLD), Owners::default()).expect("written");
+        let (ended, steps) = interrupted(dir, &NEW, stop);
+        let switched = steps.contains(&Step::Switched);
+        let now = seen(dir);
+        let (old, new) = (expected(&OLD), expected(&NEW));
+        let from = if switched { &new } else { &old };
+        assert!(now.iter().all(|(path, text)| from.get(path) == Some(text)), "after {steps:?}: {now:?}");
+        let lasting = |path: &&String| old.contains_key(*path) && new.contains_key(*path);
+        assert!(from.keys().filter(lasting).all(|path| now.contains_key(path)), "after {steps:?}: {now:?}");
+
+        // What comes next finds its way from there: the same content, or other content.
+        if stop % 2 == 0 {
+            write(dir, &payload(&NEW), Owners::default()).expect("written");
+            assert_eq!(seen(dir), new, "after {steps:?}");
+        } else {
+            write(dir, &payload(&OLD), Owners::default()).expect("written");
+            assert_eq!(seen(dir), old, "after {steps:?}");
+        }
+        assert_eq!(hidden(dir).len(), 2, "after {steps:?}: {:?}", hidden(dir));
+        if ended {
+            assert!(steps.contains(&Step::Swept) && stop > NEW.len());
+            return;
+        }
+    }
+}
+
+#[test]
+fn links_put_in_the_way_are_not_followed() {
+    let outside = tempfile::tempdir().expect("a folder");
+    fs::write(outside.path().join("a"), "precious").expect("a file");
+    let precious = || fs::read_to_string(outside.path().join("a")).expect("text");
+    let dir = tempfile::tempdir().expect("a folder");
+    let dir = dir.path();
+    for target in [outside.path(), Path::new(".."), Path::new("a"), Path::new("../..")] {
+        symlink(target, dir.join("..data")).expect("a link");
+        symlink(outside.path().join("a"), dir.join("a")).expect("a link");
+        symlink(outside.path(), dir.join("..planted")).expect("a link");
+        write(dir, &payload(&OLD), Owners::default()).expect("written");
+        assert_eq!((seen(dir), precious().as_str()), (expected(&OLD), "precious"), "{target:?}");
+        fs::remove_file(dir.join("..data")).expect("removed");
+        fs::remove_file(dir.join("a")).expect("removed");
+    }
+    // A version whose file is a link to something with the wanted content is not taken for it.
+    write(dir, &payload(&[("a", "precious")]), Owners::default()).expect("written");
+    let version = fs::canonicalize(dir.join("..data")).expect("a folder");
+    fs::remove_file(version.join("a")).expect("removed");
+    symlink(outside.path().join("a"), version.join("a")).expect("a link");
+    assert_eq!(write(dir, &payload(&[("a", "precious")]), Owners::default()).expect("written"), Written::Changed);
+    assert!(fs::canonicalize(dir.join("a")).expect("a file").starts_with(dir.canonicalize().expect("a folder")));
+}
+
+#[test]
+fn a_file_where_a_directory_has_to_be_is_refused() {
+    let dir = tempfile::tempdir().expect("a folder");
+    write(dir.path(), &payload(&OLD), Owners::default()).expect("written");
+    let error = write(dir.path(), &payload(&[("a", ""), ("a/b", "")]), Owners::default()).expect_err("refused");
+    assert_eq!(error.to_string(), "invalid path: a is both a file and a directory");
+    assert_eq!(seen(dir.path()), expected(&OLD), "the old content stays");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever keys and paths an object has: either all of them are refused, or the volume shows exactly them, and nothing
+    /// outside of it is touched.
+    #[test]
+    fn any_names_stay_inside(
+        first in prop::collection::btree_map("[a-c./\\-]{0,6}", "[a-z]{0,3}", 0..6),
+        second in prop::collection::btree_map("[a-c./\\-]{0,6}", "[a-z]{0,3}", 0..6),
+    ) {
+        let around = tempfile::tempdir().expect("a folder");
+        let dir = around.path().join("volume");
+        fs::create_dir(&dir).expect("a folder");
+        for files in [first, second] {
+            let before = seen(&dir);
+            let mut payload = Payload::default();
+            let mut wanted = BTreeMap::new();
+            for (path, text) in &files {
+                let file = File { data: text.clone().into_bytes(), mode: 0o644, owner: None };
+                if payload.put(path, file).is_ok() {
+                    let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+                    wanted.insert(parts.join("/"), text.clone());
+                }
+            }
+            match write(&dir, &payload, Owners::default()) {
+                Ok(_) => prop_assert_eq!(seen(&dir), wanted),
+                Err(_) => prop_assert_eq!(seen(&dir), before),
+            }
+            prop_assert_eq!(fs::read_dir(around.path()).expect("a folder").count(), 1);
+        }
+    }
+}
+
+fn root() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: needs root to mount and to give files away");
+    }
+    root
+}
+
+fn volume_pod(volumes: serde_json::Value, security: serde_json::Value) -> Pod {
+    let names: Vec<_> = volumes.as_array().expect("volumes").iter().map(|volume| volume["name"].clone()).collect();
+    let mounts: Vec<_> = names
+        .iter()
+        .map(|name| json!({"name": name, "mountPath": format!("/{}", name.as_str().expect("text"))}))
+        .collect();
+    serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u-1", "labels": {"a": "1"}},
+        "spec": {"securityContext": security, "volumes": volumes, "containers": [{"name": "c", "volumeMounts": mounts}]}}))
+    .expect("a pod")
+}
+
+#[tokio::test]
+async fn a_volume_in_memory_comes_and_goes() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let volumes = Volumes::new(dir.path());
+    volumes.make_pod_dirs("u-1").expect("folders");
+    let source =
+        json!({"defaultMode": 0o400, "items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]});
+    let mut pod = volume_pod(json!([{"name": "d", "downwardAPI": source}]), json!({"runAsUser": 7, "fsGroup": 77}));
+    assert_eq!(volumes.set_up(&pod, Some(1 << 20)).await.expect("set up"), crate::volumes::Upkeep::default());
+    let at = dir.path().join("pods/u-1/volumes/kubernetes.io~downward-api/d");
+    assert_eq!(seen(&at), expected(&[("labels", "a=\"1\"")]));
+    assert_eq!(nix::sys::statfs::statfs(&at).expect("mounted").filesystem_type(), nix::sys::statfs::TMPFS_MAGIC);
+    let file = fs::metadata(at.join("labels")).expect("it exists");
+    assert_eq!((file.mode() & 0o7777, file.uid(), file.gid()), (0o440, 0, 77));
+    let folder = fs::metadata(&at).expect("it exists");
+    assert_eq!((folder.mode() & 0o7777, folder.gid()), (0o3777, 77));
+    let version = fs::metadata(at.join("..data")).expect("it exists");
+    assert_eq!((version.mode() & 0o7777, version.gid()), (0o2755, 77));
+    assert!(dir.path().join("pods/u-1/plugins/kubernetes.io~empty-dir/wrapped_d/ready").exists());
+    assert!(volumes.is_read_only(&pod, "d") && !volumes.is_read_only(&pod, "none"));
+
+    let held = fs::read_link(at.join("..data")).expect("a link");
+    volumes.set_up(&pod, Some(1 << 20)).await.expect("again");
+    assert_eq!(fs::read_link(at.join("..data")).expect("a link"), held, "nothing has changed");
+    pod.metadata.labels = Some(BTreeMap::from([("a".to_owned(), "2".to_owned())]));
+    volumes.refresh(&pod, None).await.expect("refreshed");
+    assert_eq!(seen(&at), expected(&[("labels", "a=\"2\"")]));
+
+    volumes.tear_down("u-1").expect("gone");
+    assert!(volumes.is_torn_down("u-1") && !at.exists());
+    volumes.remove_orphan("u-1").expect("gone");
+}
+
+#[tokio::test]
+async fn every_volume_that_fails_is_told_and_the_others_are_made() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let volumes = Volumes::new(dir.path());
+    volumes.make_pod_dirs("u-1").expect("folders");
+    let pod = volume_pod(
+        json!([
+            {"name": "map", "configMap": {"name": "m", "defaultMode": 420}},
+            {"name": "e", "emptyDir": {}},
+            {"name": "tokens", "projected": {"defaultMode": 420, "sources": [{"serviceAccountToken": {"path": "t"}}]}},
+            {"name": "bare", "secret": {"secretName": "s"}},
+            {"name": "self", "downwardAPI": {"defaultMode": 420, "items": [{"path": "../x", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+        ]),
+        json!({}),
+    );
+    let failed = volumes.set_up(&pod, None).await.expect_err("there is no API server");
+    let texts: Vec<String> = failed.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        texts,
+        [
+            "MountVolume.SetUp failed for volume \"map\" : not supported due to running kubelet in standalone mode",
+            "MountVolume.SetUp failed for volume \"tokens\" : cannot setup projected volume tokens because kube client is not configured",
+            "MountVolume.SetUp failed for volume \"bare\" : no defaultMode used, not even the default value for it",
+            "MountVolume.SetUp failed for volume \"self\" : invalid path: must not contain '..': ../x",
+        ]
+    );
+    assert!(dir.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/e").is_dir());
+    volumes.tear_down("u-1").expect("gone");
+}

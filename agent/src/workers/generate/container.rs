@@ -115,11 +115,11 @@ pub fn environment(
     objects: &EnvObjects,
     settings: &NodeSettings,
 ) -> Result<BTreeMap<String, String>, GenerateError> {
-    let node_ips = &settings.dns.node_ips;
-    let pod_ips = if crate::model::spec::host_network(pod) { node_ips } else { pod_ips };
+    let node_ips = settings.dns.node_ips.now();
+    let pod_ips = if crate::model::spec::host_network(pod) { &node_ips } else { pod_ips };
     let context = EnvContext {
         pod_ips,
-        node_ips,
+        node_ips: &node_ips,
         allocatable: &settings.resources.allocatable,
         max_string: 32 * settings.resources.page_size.max(SMALLEST_PAGE),
         objects,

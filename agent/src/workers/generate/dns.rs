@@ -40,7 +40,7 @@ enum Base {
 pub fn pod_dns(pod: &Pod, settings: &DnsSettings, node_file: Option<&str>) -> Result<PodDns, GenerateError> {
     let host = match node_file {
         Some(text) => parse_resolv_conf(text)?,
-        None => own_loopback(&settings.node_ips),
+        None => own_loopback(&settings.node_ips.now()),
     };
     let mut dns = PodDns::default();
     dns.config = match base(pod) {
@@ -205,7 +205,7 @@ mod tests {
         DnsSettings {
             cluster_dns: vec!["10.96.0.10".into()],
             cluster_domain: "cluster.local".into(),
-            node_ips: vec!["192.0.2.77".into()],
+            node_ips: vec!["192.0.2.77".into()].into(),
         }
     }
 

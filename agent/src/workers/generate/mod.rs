@@ -27,6 +27,7 @@ pub use env_objects::Lookup;
 pub use error::GenerateError;
 pub use hostname::Hostname;
 pub use settings::DnsSettings;
+pub use settings::NodeIps;
 pub use settings::NodeSettings;
 pub use settings::ResourceSettings;
 pub use settings::SecuritySettings;

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
+use tokio::sync::watch;
+
 use super::qos::Amounts;
+use crate::status::NodeAddresses;
 
 /// Everything about the node that ends up in configurations.
 #[derive(Clone, Debug, Default)]
@@ -24,8 +27,38 @@ pub struct DnsSettings {
     pub cluster_dns: Vec<String>,
     /// `clusterDomain`.
     pub cluster_domain: String,
-    /// Addresses of the node, primary first.
-    pub node_ips: Vec<String>,
+    /// Addresses of the node.
+    pub node_ips: NodeIps,
+}
+
+/// Addresses of the node, primary first. They may change while the agent runs.
+#[derive(Clone, Debug)]
+pub struct NodeIps(watch::Receiver<NodeAddresses>);
+
+impl NodeIps {
+    /// As `addresses` tells them.
+    pub fn new(addresses: watch::Receiver<NodeAddresses>) -> Self {
+        Self(addresses)
+    }
+
+    /// Those of now; none while they are unknown.
+    pub fn now(&self) -> Vec<String> {
+        self.0.borrow().ips.clone()
+    }
+}
+
+impl Default for NodeIps {
+    /// None, for ever.
+    fn default() -> Self {
+        Self::from(Vec::new())
+    }
+}
+
+impl From<Vec<String>> for NodeIps {
+    /// These, for ever.
+    fn from(ips: Vec<String>) -> Self {
+        Self(watch::channel(NodeAddresses { ips }).1)
+    }
 }
 
 /// Settings for requests and limits.

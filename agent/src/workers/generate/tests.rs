@@ -39,7 +39,7 @@ fn with_container(fields: Value) -> Pod {
 fn settings() -> NodeSettings {
     NodeSettings {
         pod_logs_dir: "/var/log/pods".into(),
-        dns: DnsSettings { node_ips: vec!["192.0.2.7".into()], ..Default::default() },
+        dns: DnsSettings { node_ips: vec!["192.0.2.7".into()].into(), ..Default::default() },
         resources: ResourceSettings {
             cfs_period: Some(100_000),
             memory_capacity: 16 << 30,
@@ -153,8 +153,7 @@ fn bad_environments_say_what_is_wrong() {
             from(json!({"resourceFieldRef": {"resource": "limits.cpu", "containerName": "zz"}})),
             "container zz not found",
         ),
-        (from(json!({"secretKeyRef": {"name": "s", "key": "k"}})), "secretKeyRef is not supported"),
-        (with_container(json!({"envFrom": [{"configMapRef": {"name": "m"}}]})), "envFrom is not supported"),
+        (from(json!({"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}})), "fileKeyRef is not supported"),
     ];
     for (pod, expected) in table {
         let error = generate(&pod, ImageUser::Id(0)).expect_err("invalid").to_string();
@@ -376,4 +375,116 @@ fn a_whole_sandbox() {
     assert_eq!(security.supplemental_groups, [7]);
     assert_eq!(security.seccomp.expect("a profile").profile_type(), ProfileType::RuntimeDefault);
     assert_eq!(security.namespace_options.expect("namespaces").pid(), cri::NamespaceMode::Node);
+}
+
+mod from_objects {
+    //! Environments made from API objects.
+
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::workers::generate::Lookup;
+
+    fn objects() -> EnvObjects {
+        let map = |json| Lookup::Found(Arc::new(serde_json::from_value(json).expect("an object")));
+        let absent = |text: &str| Lookup::Absent(text.to_owned());
+        EnvObjects {
+            config_maps: BTreeMap::from([
+                (
+                    "m".to_owned(),
+                    map(json!({"data": {"A": "1", "odd key": "x", "B": "m"}, "binaryData": {"bin": "AAEC"}})),
+                ),
+                ("none".to_owned(), absent("configmap \"none\" not found")),
+                ("broken".to_owned(), Lookup::Failed("failed to sync configmap cache: away".to_owned())),
+            ]),
+            secrets: BTreeMap::from([
+                (
+                    "s".to_owned(),
+                    Lookup::Found(Arc::new(
+                        serde_json::from_value(json!({"data": {"B": "cw==", "k": "dg=="}})).expect("a Secret"),
+                    )),
+                ),
+                ("none".to_owned(), Lookup::Absent("secret \"none\" not found".to_owned())),
+            ]),
+            services: BTreeMap::from([
+                ("WEB_PORT".to_owned(), "80".to_owned()),
+                ("A".to_owned(), "service".to_owned()),
+            ]),
+        }
+    }
+
+    fn environment_of(container: serde_json::Value) -> Result<Vec<String>, String> {
+        let pod = with_container(container);
+        let spec = ContainerSpec::named(&pod, "c").expect("the container");
+        let found = environment(&pod, &spec, &[], &objects(), &settings()).map_err(|error| error.to_string())?;
+        Ok(found.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
+    }
+
+    #[test]
+    fn later_sources_win_and_services_come_last() {
+        let container = json!({
+            "envFrom": [
+                {"configMapRef": {"name": "m"}}, {"secretRef": {"name": "s"}}, {"prefix": "P_", "configMapRef": {"name": "m"}},
+                {"configMapRef": {"name": "none", "optional": true}}, {"secretRef": {"name": "none", "optional": true}},
+            ],
+            "env": [
+                {"name": "FROM_SERVICE", "value": "$(WEB_PORT) $(A) $(NEXT)"},
+                {"name": "k", "value": "own"},
+                {"name": "NEXT", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "A"}}},
+                {"name": "SECRET", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+                {"name": "NO_KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "x", "optional": true}}},
+                {"name": "NO_MAP", "valueFrom": {"configMapKeyRef": {"name": "none", "key": "x", "optional": true}}},
+            ],
+        });
+        assert_eq!(
+            environment_of(container).expect("valid"),
+            [
+                "A=1",
+                "B=s",
+                "FROM_SERVICE=80 1 $(NEXT)",
+                "NEXT=1",
+                "P_A=1",
+                "P_B=m",
+                "P_odd key=x",
+                "SECRET=v",
+                "WEB_PORT=80",
+                "k=own",
+                "odd key=x",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let key = |kind: &str, name: &str, key: &str| json!({"env": [{"name": "X", "valueFrom": {kind: {"name": name, "key": key}}}]});
+        for (container, expected) in [
+            (key("configMapKeyRef", "none", "k"), "configmap \"none\" not found"),
+            (key("secretKeyRef", "none", "k"), "secret \"none\" not found"),
+            (key("configMapKeyRef", "m", "x"), "couldn't find key x in ConfigMap ns/m"),
+            (key("configMapKeyRef", "m", "bin"), "couldn't find key bin in ConfigMap ns/m"),
+            (key("secretKeyRef", "s", "x"), "couldn't find key x in Secret ns/s"),
+            (json!({"envFrom": [{"secretRef": {"name": "none"}}]}), "secret \"none\" not found"),
+            (
+                json!({"envFrom": [{"configMapRef": {"name": "broken", "optional": true}}]}),
+                "failed to sync configmap cache: away",
+            ),
+        ] {
+            assert_eq!(environment_of(container.clone()), Err(expected.to_owned()), "{container}");
+        }
+    }
+
+    #[test]
+    fn an_environment_no_process_can_have_is_refused() {
+        let one = |name: &str, size: usize| json!({"env": [{"name": name, "value": "x".repeat(size)}]});
+        assert_eq!(environment_of(one("A", 131_069)).expect("it just fits").len(), 2, "and one of a service");
+        let error = environment_of(one("A", 131_070)).expect_err("too long");
+        assert_eq!(error, "environment variable \"A\" takes 131073 bytes, more than the 131072 a process can be given");
+        let many: Vec<_> = (0..64).map(|n| json!({"name": format!("V{n}"), "value": "x".repeat(100_000)})).collect();
+        let error = environment_of(json!({ "env": many })).expect_err("too much");
+        assert!(error.starts_with("the environment takes 64"), "{error}");
+        for (name, value) in [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "x\0y")] {
+            let error = environment_of(json!({"env": [{"name": name, "value": value}]})).expect_err("refused");
+            assert!(error.contains("cannot be given to a process"), "{error}");
+        }
+    }
 }

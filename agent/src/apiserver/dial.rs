@@ -1,0 +1,136 @@
+//! One connection: TCP, a proxy if there is one, TLS. All within one time limit.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Uri;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::proxy::{SocksV5, Tunnel};
+use hyper_util::client::legacy::connect::{Connection as _, HttpConnector};
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tower::util::BoxCloneSyncService;
+use tower::{Service, ServiceExt as _};
+
+/// TCP, proxy and TLS handshake together.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// TCP's own probes on silent connections.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type Tcp = BoxCloneSyncService<Uri, TokioIo<TcpStream>, BoxError>;
+
+/// How connections are made.
+pub struct Dialing {
+    /// TLS of `https` URLs.
+    pub tls: ClientConfig,
+    /// Whom the server's certificate must be for, instead of the URL's host.
+    pub server_name: Option<ServerName<'static>>,
+    /// `proxy-url`; without it what the environment says (HTTPS_PROXY, NO_PROXY) counts.
+    pub proxy: Option<Uri>,
+    /// Offer HTTP/2.
+    pub http2: bool,
+}
+
+/// Opens connections.
+#[derive(Clone)]
+pub struct Dialer {
+    https: HttpsConnector<Tcp>,
+    /// Only a connection with HTTP/2 will do.
+    http2_only: bool,
+    /// A server that was offered HTTP/2 did not take it.
+    declined: Arc<AtomicBool>,
+}
+
+/// The server does not speak HTTP/2.
+#[derive(Debug, thiserror::Error)]
+#[error("the server does not speak HTTP/2")]
+struct Declined;
+
+impl Dialer {
+    /// For connections to `server` alone.
+    pub fn new(dialing: Dialing, server: &Uri) -> Self {
+        let matcher = match &dialing.proxy {
+            Some(proxy) => Matcher::builder().all(proxy.to_string()).build(),
+            None => Matcher::from_env(),
+        };
+        let tcp = tcp(matcher.intercept(server).as_ref());
+        let builder = HttpsConnectorBuilder::new().with_tls_config(dialing.tls).https_or_http();
+        let builder = match dialing.server_name {
+            Some(name) => builder.with_server_name_resolver(FixedServerNameResolver::new(name)),
+            None => builder,
+        };
+        let https = if dialing.http2 {
+            builder.enable_http1().enable_http2().wrap_connector(tcp)
+        } else {
+            builder.enable_http1().wrap_connector(tcp)
+        };
+        let http2_only = dialing.http2 && server.scheme_str() == Some("https");
+        Self { https, http2_only, declined: Arc::default() }
+    }
+
+    /// What is dialled speaks HTTP/2, or the connection fails.
+    pub fn http2_only(&self) -> bool {
+        self.http2_only
+    }
+
+    /// The same, which takes any version if the server has declined HTTP/2 meanwhile.
+    pub fn adapted(&self) -> Self {
+        Self { http2_only: self.http2_only && !self.declined.load(Ordering::Relaxed), ..self.clone() }
+    }
+}
+
+fn tcp(proxy: Option<&Intercept>) -> Tcp {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_keepalive(Some(KEEPALIVE));
+    let Some(proxy) = proxy else { return BoxCloneSyncService::new(tcp.map_err(BoxError::from)) };
+    if proxy.uri().scheme_str().is_some_and(|scheme| scheme.starts_with("socks5")) {
+        let socks = SocksV5::new(proxy.uri().clone(), tcp);
+        let socks = match proxy.raw_auth() {
+            Some((user, password)) => socks.with_auth(user.to_owned(), password.to_owned()),
+            None => socks,
+        };
+        return BoxCloneSyncService::new(socks.map_err(BoxError::from));
+    }
+    let tunnel = Tunnel::new(proxy.uri().clone(), tcp);
+    let tunnel = match proxy.basic_auth() {
+        Some(auth) => tunnel.with_auth(auth.clone()),
+        None => tunnel,
+    };
+    BoxCloneSyncService::new(tunnel.map_err(BoxError::from))
+}
+
+impl Service<Uri> for Dialer {
+    type Response = MaybeHttpsStream<TokioIo<TcpStream>>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.https.poll_ready(cx)
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        let connecting = self.https.call(to);
+        let (http2_only, declined) = (self.http2_only, self.declined.clone());
+        Box::pin(async move {
+            let Ok(connected) = tokio::time::timeout(TIMEOUT, connecting).await else {
+                return Err(format!("no connection within {TIMEOUT:?}").into());
+            };
+            let stream = connected?;
+            if http2_only && !stream.connected().is_negotiated_h2() {
+                declined.store(true, Ordering::Relaxed);
+                return Err(Declined.into());
+            }
+            Ok(stream)
+        })
+    }
+}

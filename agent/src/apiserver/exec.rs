@@ -1,0 +1,264 @@
+//! Credentials from a program: run when there are none, when they expire and when the server refuses them. It prints an
+//! ExecCredential with a token, a client certificate, or both.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::HeaderValue;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::config::{ExecConfig, ExecInteractiveMode};
+use rustls::sign::CertifiedKey;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::process::Command;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::credentials::{CredentialError, bearer};
+use super::tls;
+
+/// A program that takes longer is killed.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// A program that has just run is not run again.
+const LEAST_PERIOD: Duration = Duration::from_secs(5);
+/// How much of what a failing program says is repeated.
+const SHOWN: usize = 500;
+
+/// Why a program gave no credentials.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("credential plugin {command}: {problem}")]
+pub struct ExecError {
+    command: String,
+    problem: String,
+}
+
+/// What the program gave.
+#[derive(Clone, Debug, Default)]
+pub struct Issued {
+    /// The `Authorization` of requests.
+    pub header: Option<HeaderValue>,
+    /// The client certificate.
+    pub key: Option<Arc<CertifiedKey>>,
+    /// Until when they are good; `None` for ever.
+    pub expires: Option<SystemTime>,
+}
+
+#[derive(Default)]
+struct Last {
+    outcome: Option<Result<Issued, ExecError>>,
+    /// When the program was run.
+    at: Option<Instant>,
+    refused: bool,
+}
+
+/// The program and what it gave last.
+pub struct Plugin {
+    config: ExecConfig,
+    last: Mutex<Last>,
+}
+
+impl Plugin {
+    /// Runs nothing yet.
+    pub fn new(config: ExecConfig) -> Self {
+        Self { config, last: Mutex::default() }
+    }
+
+    /// Credentials that are good now; the program is run if need be, once for all who wait.
+    ///
+    /// # Errors
+    /// The program cannot be run, fails, or prints something else.
+    pub async fn issued(&self) -> Result<Issued, CredentialError> {
+        let mut last = self.last.lock().await;
+        let fresh = last.at.is_some_and(|at| at.elapsed() < LEAST_PERIOD);
+        if let Some(outcome) = &last.outcome {
+            let good = matches!(outcome, Ok(issued) if !last.refused && !issued.expired(SystemTime::now()));
+            if good || fresh {
+                return Ok(outcome.clone()?);
+            }
+        }
+        let outcome = self.run().await;
+        *last = Last { outcome: Some(outcome.clone()), at: Some(Instant::now()), refused: false };
+        Ok(outcome?)
+    }
+
+    /// The server does not accept what was issued.
+    pub async fn refused(&self) {
+        self.last.lock().await.refused = true;
+    }
+
+    async fn run(&self) -> Result<Issued, ExecError> {
+        let command = self.config.command.clone().unwrap_or_default();
+        let failed = |problem: String| ExecError { command: command.clone(), problem };
+        if self.config.interactive_mode == Some(ExecInteractiveMode::Always) {
+            return Err(failed("interactiveMode is Always, but nobody is there to answer it".to_owned()));
+        }
+        let child = self.command(&command).output();
+        let output = match tokio::time::timeout(TIMEOUT, child).await {
+            Err(_) => return Err(failed(format!("did not end within {TIMEOUT:?}"))),
+            Ok(Err(error)) => {
+                let hint = self.config.install_hint.as_deref().unwrap_or_default();
+                return Err(failed(format!("cannot be run: {error}. {hint}").trim_end().to_owned()));
+            }
+            Ok(Ok(output)) => output,
+        };
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said: String = said.trim().chars().take(SHOWN).collect();
+            return Err(failed(format!("ended with {}: {}", output.status, said.escape_debug())));
+        }
+        tracing::debug!(command, "credential plugin was run");
+        read(&output.stdout, self.config.api_version.as_deref()).map_err(failed)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let info = json!({
+            "kind": "ExecCredential",
+            "apiVersion": self.config.api_version,
+            "spec": {"interactive": false, "cluster": self.config.cluster.as_ref().filter(|_| self.config.provide_cluster_info)},
+        });
+        let mut command = Command::new(program);
+        command.args(self.config.args.iter().flatten());
+        let pairs = self.config.env.iter().flatten().filter_map(|pair| Some((pair.get("name")?, pair.get("value")?)));
+        command.envs(pairs).env("KUBERNETES_EXEC_INFO", info.to_string());
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+}
+
+impl Issued {
+    fn expired(&self, now: SystemTime) -> bool {
+        self.expires.is_some_and(|expires| expires <= now)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ExecCredential {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    api_version: String,
+    status: Option<ExecStatus>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ExecStatus {
+    expiration_timestamp: Option<Time>,
+    token: Option<String>,
+    client_certificate_data: Option<String>,
+    client_key_data: Option<String>,
+}
+
+/// What the program printed, JSON or YAML.
+fn read(stdout: &[u8], version: Option<&str>) -> Result<Issued, String> {
+    let text = std::str::from_utf8(stdout).map_err(|_| "prints no text".to_owned())?;
+    let credential: ExecCredential =
+        serde_saphyr::from_str(text).map_err(|error| format!("prints no ExecCredential: {error}"))?;
+    if credential.kind != "ExecCredential" {
+        return Err(format!("prints kind {:?} instead of ExecCredential", credential.kind));
+    }
+    if Some(credential.api_version.as_str()) != version {
+        return Err(format!(
+            "prints apiVersion {:?} instead of {:?}",
+            credential.api_version,
+            version.unwrap_or_default()
+        ));
+    }
+    let status = credential.status.ok_or("prints an ExecCredential without status")?;
+    let key = match (&status.client_certificate_data, &status.client_key_data) {
+        (None, None) => None,
+        (Some(certificate), Some(key)) => {
+            let pair = tls::certified_key(certificate, key);
+            Some(Arc::new(pair.map_err(|error| format!("status.clientCertificateData: {error}"))?))
+        }
+        _ => return Err("status.clientCertificateData and status.clientKeyData go together".to_owned()),
+    };
+    let token = status.token.as_ref().map(|token| bearer("status.token", token)).transpose();
+    let header = token.map_err(|error| error.to_string())?;
+    if header.is_none() && key.is_none() {
+        return Err("status holds neither token nor client certificate".to_owned());
+    }
+    Ok(Issued { header, key, expires: status.expiration_timestamp.map(|time| SystemTime::from(time.0)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const VERSION: &str = "client.authentication.k8s.io/v1";
+
+    fn plugin(script: &str) -> (tempfile::TempDir, Plugin) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("plugin");
+        std::fs::write(&program, format!("#!/bin/sh\ncd {}\n{script}", folder.path().display())).expect("a script");
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("executable");
+        let config = ExecConfig {
+            command: Some(program.to_string_lossy().into_owned()),
+            api_version: Some(VERSION.to_owned()),
+            install_hint: Some("install it".to_owned()),
+            env: Some(vec![[("name".into(), "ANSWER".into()), ("value".into(), "42".into())].into()]),
+            ..ExecConfig::default()
+        };
+        (folder, Plugin::new(config))
+    }
+
+    /// Prints a token that counts the runs, valid until then.
+    fn counting(expires: &str) -> String {
+        format!(
+            "echo x >> runs\nN=$(wc -l < runs)\necho '{{\"kind\":\"ExecCredential\",\"apiVersion\":\"{VERSION}\",\
+             \"status\":{{\"token\":\"t-'$ANSWER-$N'\",\"expirationTimestamp\":\"{expires}\"}}}}'\n"
+        )
+    }
+
+    async fn token(plugin: &Plugin) -> String {
+        let issued = plugin.issued().await.expect("credentials");
+        issued.header.expect("a header").to_str().expect("text").to_owned()
+    }
+
+    #[tokio::test]
+    async fn credentials_are_kept_until_they_expire() {
+        let (_folder, plugin) = plugin(&counting("2099-01-01T00:00:00+02:00"));
+        assert_eq!(token(&plugin).await, "Bearer t-42-1");
+        assert_eq!(token(&plugin).await, "Bearer t-42-1");
+    }
+
+    #[tokio::test]
+    async fn expired_and_refused_credentials_are_asked_for_again_but_not_at_once() {
+        for expires in ["2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z"] {
+            let (_folder, plugin) = plugin(&counting(expires));
+            assert_eq!(token(&plugin).await, "Bearer t-42-1");
+            plugin.refused().await;
+            assert_eq!(token(&plugin).await, "Bearer t-42-1", "it has just run");
+            plugin.last.lock().await.at = Instant::now().checked_sub(LEAST_PERIOD);
+            assert_eq!(token(&plugin).await, "Bearer t-42-2");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_goes_wrong_is_told() {
+        let (_folder, failing) = plugin("echo 'no \x1b[31mway' >&2; exit 3");
+        let told = failing.issued().await.expect_err("a failure").to_string();
+        assert!(told.contains("exit status: 3") && told.contains("no \\u{1b}[31mway"), "{told}");
+        let missing = ExecConfig { command: Some("/nonexistent/x".into()), ..failing.config.clone() };
+        let told = Plugin::new(missing).issued().await.expect_err("a failure").to_string();
+        assert!(told.contains("/nonexistent/x") && told.ends_with("install it"), "{told}");
+        let always = ExecConfig { interactive_mode: Some(ExecInteractiveMode::Always), ..failing.config.clone() };
+        assert!(Plugin::new(always).issued().await.is_err());
+    }
+
+    #[test]
+    fn answers_that_are_none() {
+        let answer = |status: &str| format!("{{kind: ExecCredential, apiVersion: {VERSION}, status: {status}}}");
+        let told = |text: &str| read(text.as_bytes(), Some(VERSION)).expect_err(text);
+        assert!(told("{kind: Pod}").contains("\"Pod\""));
+        assert!(told("{kind: ExecCredential, apiVersion: v0, status: {token: x}}").contains("\"v0\""));
+        assert!(told(&answer("{}")).contains("neither token"));
+        assert!(told(&answer("{clientKeyData: x}")).contains("go together"));
+        assert!(told(&answer("{clientKeyData: x, clientCertificateData: y}")).contains("clientCertificateData"));
+        assert!(read(answer("{token: x}").as_bytes(), Some(VERSION)).is_ok());
+    }
+}

@@ -1,0 +1,265 @@
+//! The clients against a real HTTPS server.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::runtime::watcher::{Config, Event};
+use serde_json::{Value, json};
+
+use super::test_server::{Authority, Reply, Seen, TestServer};
+use super::*;
+
+fn options() -> Options {
+    Options {
+        per_second: -1,
+        burst: 0,
+        events_per_second: 50,
+        events_burst: 100,
+        heartbeat_timeout: Duration::from_millis(300),
+        versions: ("9.9.9", "v1.36.3"),
+    }
+}
+
+fn connect(kubeconfig: &Path) -> ApiServer {
+    let access = kubeconfig::load(kubeconfig).expect("access");
+    ApiServer::connect(&access, &options(), Metrics::new(), CancellationToken::new()).expect("clients")
+}
+
+fn object(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "resourceVersion": "7"}})
+}
+
+fn objects(client: &kube::Client) -> Api<ConfigMap> {
+    Api::namespaced(client.clone(), "default")
+}
+
+fn write_pair(folder: &Path, (certificate, key): (String, String)) {
+    // One file for both, replaced at once, as certificate stores do it.
+    std::fs::write(folder.join("new.pem"), certificate + &key).expect("written");
+    std::fs::rename(folder.join("new.pem"), folder.join("client.pem")).expect("renamed");
+}
+
+const PAIR: &str = "client-certificate: client.pem, client-key: client.pem";
+
+#[tokio::test]
+async fn requests_say_who_we_are_and_share_a_connection() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |_| Reply::json(200, object("a"))).await;
+    write_pair(folder.path(), authority.issue("system:node:n"));
+    let user = format!("{PAIR}, token: sesame");
+    let api = connect(&server.kubeconfig(folder.path(), &authority, &user));
+    for client in [&api.main, &api.events, &api.heartbeat, &api.main] {
+        objects(client).get("a").await.expect("an answer");
+    }
+    let seen = server.seen();
+    assert_eq!(seen.len(), 4);
+    for request in &seen {
+        assert_eq!((request.connection, request.version), (1, http::Version::HTTP_2));
+        assert_eq!(request.client.as_deref(), Some("system:node:n"));
+        assert_eq!(request.headers["authorization"], "Bearer sesame");
+        assert_eq!(request.headers["user-agent"], "keblet/v9.9.9 (linux/amd64) kubernetes/v1.36.3");
+        assert_eq!(request.headers["audit-id"].len(), 36);
+    }
+    assert_ne!(seen[0].headers["audit-id"], seen[1].headers["audit-id"]);
+}
+
+#[tokio::test]
+async fn a_server_without_http2_is_spoken_to_in_http1() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start_http1(&authority, |_| Reply::json(200, object("a"))).await;
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
+    let (first, second) = (objects(&api.main), objects(&api.main));
+    let (a, b) = tokio::join!(first.get("a"), second.get("a"));
+    a.and(b).expect("answers");
+    objects(&api.main).get("a").await.expect("an answer");
+    assert!(server.seen().iter().all(|request| request.version == http::Version::HTTP_11));
+}
+
+#[tokio::test]
+async fn a_server_of_another_authority_gets_no_request() {
+    let (authority, other, folder) = (Authority::new(), Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&other, |_| Reply::json(200, object("a"))).await;
+    let file = server.kubeconfig(folder.path(), &authority, "token: sesame");
+    let told = objects(&connect(&file).main).get("a").await.expect_err("no trust");
+    assert!(format!("{told:?} {told}").contains("invalid peer certificate"), "{told:?}");
+    assert!(server.seen().is_empty());
+    let text = std::fs::read_to_string(&file).expect("a kubeconfig");
+    let text = text.replace("certificate-authority: ca.crt", "insecure-skip-tls-verify: true");
+    std::fs::write(&file, text).expect("written");
+    objects(&connect(&file).main).get("a").await.expect("trust in anybody");
+}
+
+#[tokio::test]
+async fn a_rotated_certificate_is_shown_on_new_connections_and_the_watch_goes_on() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |seen: &Seen| {
+        let line = |kind: &str, object: Value| format!("{}\n", json!({"type": kind, "object": object}));
+        let mut mark = object("");
+        mark["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        match (seen.path.contains("sendInitialEvents"), seen.client.as_deref()) {
+            (true, _) => Reply::Open(line("ADDED", object("a")) + &line("BOOKMARK", mark)),
+            (false, Some("second")) => Reply::Open(line("ADDED", object("b"))),
+            (false, _) => Reply::json(403, json!({"kind": "Status", "code": 403})),
+        }
+    })
+    .await;
+    write_pair(folder.path(), authority.issue("first"));
+    let access = kubeconfig::load(&server.kubeconfig(folder.path(), &authority, PAIR)).expect("access");
+    let files = Files { certificate: access.certificate.clone(), authority: None };
+    let api = connect(&server.kubeconfig(folder.path(), &authority, PAIR));
+    let mut events = std::pin::pin!(watch::follow(objects(&api.main), Config::default()));
+    for expected in ["init", "a", "done"] {
+        let seen = match events.next().await.expect("an event") {
+            Event::Init => "init".to_owned(),
+            Event::InitDone => "done".to_owned(),
+            Event::InitApply(object) | Event::Apply(object) | Event::Delete(object) => {
+                object.metadata.name.unwrap_or_default()
+            }
+        };
+        assert_eq!(seen, expected);
+    }
+    files.look(&api).expect("nothing new");
+    assert_eq!(server.seen().len(), 1);
+    std::fs::write(folder.path().join("client.pem"), "half a file").expect("written");
+    files.look(&api).expect_err("no pair");
+    write_pair(folder.path(), authority.issue("second"));
+    files.look(&api).expect("a new pair");
+    let event = events.next().await.expect("an event");
+    assert!(matches!(event, Event::Apply(object) if object.metadata.name.as_deref() == Some("b")));
+    let last = server.seen().pop().expect("requests");
+    assert_eq!((last.connection, last.client.as_deref()), (2, Some("second")));
+    assert!(last.path.contains("resourceVersion=7"), "{}", last.path);
+}
+
+#[tokio::test]
+async fn watches_beyond_what_a_connection_carries_do_not_hold_others_up() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |seen: &Seen| match seen.path.contains("watch") {
+        true => Reply::Hang,
+        false => Reply::json(200, object("a")),
+    })
+    .await;
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
+    let watches: Vec<_> = (0..250)
+        .map(|_| {
+            let objects = objects(&api.main);
+            tokio::spawn(async move { objects.watch(&Default::default(), "0").await.map(drop) })
+        })
+        .collect();
+    let seen = server.until(|seen| seen.len() == 250).await;
+    let connections = seen.iter().map(|request| request.connection).max();
+    assert!(connections.is_some_and(|count| (4..8).contains(&count)), "{connections:?}");
+    let answer = tokio::time::timeout(Duration::from_secs(5), objects(&api.main).get("a")).await;
+    answer.expect("in time").expect("an answer");
+    watches.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn a_server_that_was_away_is_found_again() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |_| Reply::json(200, object("a"))).await;
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
+    objects(&api.main).get("a").await.expect("an answer");
+    let address = server.address;
+    drop(server);
+    let mut refused = 0;
+    while refused < 3 {
+        match tokio::time::timeout(Duration::from_secs(5), objects(&api.main).get("a")).await.expect("in time") {
+            Ok(_) => tokio::task::yield_now().await,
+            Err(_) => refused += 1,
+        }
+    }
+    let server = TestServer::start_at(&authority, address, |_| Reply::json(200, object("b"))).await;
+    let found = objects(&api.main).get("a").await.expect("an answer");
+    assert_eq!(found.metadata.name.as_deref(), Some("b"));
+    drop(server);
+}
+
+#[tokio::test]
+async fn a_heartbeat_gives_up_in_time_and_the_next_has_its_own_connection() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |seen: &Seen| match seen.connection {
+        1 => Reply::Hang,
+        _ => Reply::json(200, object("a")),
+    })
+    .await;
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
+    let began = std::time::Instant::now();
+    let told = objects(&api.heartbeat).get("a").await.expect_err("no answer");
+    assert!(format!("{told:?}").contains("Overdue"), "{told:?}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    objects(&api.heartbeat).get("a").await.expect("an answer on another connection");
+}
+
+#[tokio::test]
+async fn a_server_that_asks_for_patience_is_asked_again_under_the_same_id() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let tries = AtomicUsize::new(0);
+    let server = TestServer::start(&authority, move |_| match tries.fetch_add(1, Ordering::SeqCst) {
+        0 => Reply::Answer(429, vec![("retry-after", "0".to_owned())], String::new()),
+        1 => Reply::Answer(503, vec![("retry-after", "0".to_owned())], String::new()),
+        2 => Reply::json(200, object("a")),
+        _ => Reply::json(500, json!({"kind": "Status", "code": 500})),
+    })
+    .await;
+    let access = kubeconfig::load(&server.kubeconfig(folder.path(), &authority, "token: t")).expect("access");
+    let metrics = Metrics::new();
+    let api = ApiServer::connect(&access, &options(), metrics.clone(), CancellationToken::new()).expect("clients");
+    objects(&api.main).get("a").await.expect("an answer at last");
+    objects(&api.main).get("a").await.expect_err("500 without a time is final");
+    let seen = server.seen();
+    assert_eq!(seen.len(), 4);
+    assert_eq!(seen[0].headers["audit-id"], seen[2].headers["audit-id"]);
+    let text = metrics.render().expect("metrics");
+    for line in [
+        format!("rest_client_requests_total{{code=\"429\",host=\"{}\",method=\"GET\"}} 1", server.address),
+        format!("rest_client_request_retries_total{{code=\"503\",host=\"{}\",verb=\"GET\"}} 1", server.address),
+    ] {
+        assert!(text.contains(&line), "{line} not in {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_was_replaced_is_sent_after_a_refusal() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |seen: &Seen| match seen.headers["authorization"] == "Bearer new" {
+        true => Reply::json(200, object("a")),
+        false => Reply::json(401, json!({"kind": "Status", "code": 401})),
+    })
+    .await;
+    std::fs::write(folder.path().join("token"), "old\n").expect("written");
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "tokenFile: token"));
+    objects(&api.main).get("a").await.expect_err("refused");
+    std::fs::write(folder.path().join("token"), "new\n").expect("written");
+    objects(&api.main).get("a").await.expect_err("the file has just been read");
+    // The next refusal comes when what was read is old enough to be doubted.
+    let Authorizer::File(file) = &api.shared.authorizer else { panic!("a token file") };
+    file.age(Duration::from_secs(11)).await;
+    objects(&api.main).get("a").await.expect_err("still the old one, and refused");
+    objects(&api.main).get("a").await.expect("the new token");
+    std::fs::remove_file(folder.path().join("token")).expect("removed");
+    file.age(Duration::from_secs(61)).await;
+    objects(&api.main).get("a").await.expect("the last token while the file is missing");
+}
+
+#[tokio::test]
+async fn a_plugin_may_bring_the_certificate() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |_| Reply::json(200, object("a"))).await;
+    let (certificate, key) = authority.issue("from-plugin");
+    let credential = json!({
+        "kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1",
+        "status": {"clientCertificateData": certificate, "clientKeyData": key},
+    });
+    std::fs::write(folder.path().join("credential"), credential.to_string()).expect("written");
+    let user = format!(
+        "exec: {{command: cat, args: ['{}'], apiVersion: client.authentication.k8s.io/v1}}",
+        folder.path().join("credential").display()
+    );
+    let api = connect(&server.kubeconfig(folder.path(), &authority, &user));
+    objects(&api.main).get("a").await.expect("an answer");
+    assert_eq!(server.seen()[0].client.as_deref(), Some("from-plugin"));
+}

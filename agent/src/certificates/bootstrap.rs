@@ -1,0 +1,273 @@
+//! The first client certificate of a node, asked for with the credentials of a bootstrap kubeconfig.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{URL_SAFE, URL_SAFE_NO_PAD};
+use http::Request;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::Api;
+use kube::api::PostParams;
+use rcgen::{KeyPair, PublicKeyData as _};
+use secrecy::ExposeSecret as _;
+use sha2::{Digest as _, Sha512_256};
+use x509_parser::prelude::{FromDer as _, X509CertificationRequest};
+
+use super::kubeconfig;
+use super::pair::Pair;
+use super::request::{self, RequestError};
+use super::store::{self, Store, StoreError};
+use super::template::Template;
+use crate::apiserver::kubeconfig::{Access, KubeconfigError, load};
+use crate::apiserver::tls::PairError;
+
+/// How long the request may wait for its signature.
+const PATIENCE: Duration = Duration::from_secs(3600);
+/// How long a server that does not answer is waited for before the request is sent all the same.
+const SERVER_PATIENCE: Duration = Duration::from_secs(60);
+/// Time between two questions whether it answers.
+const SERVER_PERIOD: Duration = Duration::from_secs(2);
+
+/// Why there is no first certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum BootstrapError {
+    /// A file cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The bootstrap kubeconfig cannot be used.
+    #[error("unable to load bootstrap kubeconfig: {0}")]
+    Kubeconfig(#[from] KubeconfigError),
+    /// The request did not get anywhere.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// A request of our name is there already and is not ours.
+    #[error("CertificateSigningRequest {name} exists already, but {why}")]
+    Foreign {
+        /// Its name.
+        name: String,
+        /// How it differs.
+        why: &'static str,
+    },
+    /// A key cannot be made or used.
+    #[error("key {}: {source}", path.display())]
+    Key {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        source: rcgen::Error,
+    },
+    /// What was issued does not go with the key.
+    #[error("the certificate issued is unusable: {0}")]
+    Certificate(#[from] PairError),
+}
+
+/// By which way the API server is reached at first.
+#[derive(Debug)]
+pub enum FirstAccess {
+    /// The kubeconfig is good, or there is nothing else.
+    Kubeconfig,
+    /// With the bootstrap credentials, until there is a client certificate.
+    Bootstrap(Box<Access>),
+}
+
+/// Decides that. Without a bootstrap kubeconfig the kubeconfig is not looked at.
+///
+/// # Errors
+/// The kubeconfig cannot be looked at; the bootstrap kubeconfig is needed and cannot be used.
+pub fn first_access(file: &Path, bootstrap: Option<&Path>, now: SystemTime) -> Result<FirstAccess, BootstrapError> {
+    match bootstrap {
+        None => Ok(FirstAccess::Kubeconfig),
+        Some(_) if kubeconfig::usable(file, now)? => Ok(FirstAccess::Kubeconfig),
+        Some(bootstrap) => Ok(FirstAccess::Bootstrap(Box::new(load(bootstrap)?))),
+    }
+}
+
+/// Asks for the client certificate of `node_name` through `client`, waits for it up to an hour, and puts it into `store`.
+/// The same key, and with it the same request, is used again if this is interrupted and begins anew.
+///
+/// # Errors
+/// At which step it failed. The key is kept.
+pub async fn bootstrap(
+    client: &kube::Client,
+    node_name: &str,
+    store: &Store,
+    cert_dir: &Path,
+    now: SystemTime,
+) -> Result<(), BootstrapError> {
+    let kept = cert_dir.join("kubelet-client.key.tmp");
+    let key = first_key(store, &kept)?;
+    let template = Template::client(node_name);
+    let text = template.request(&key).map_err(RequestError::Make)?;
+    let name = request_name(&key, &template);
+    until_server_answers(client).await;
+    let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
+    let wanted = request::object(template.purpose, &text, Some(&name));
+    let request = match requests.create(&PostParams::default(), &wanted).await {
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            let present = requests.get(&name).await.map_err(RequestError::Create)?;
+            if let Some(why) = foreign(&present, &wanted, now) {
+                return Err(BootstrapError::Foreign { name, why });
+            }
+            present
+        }
+        answer => answer.map_err(RequestError::Create)?,
+    };
+    tracing::info!(csr = name, "first client certificate requested");
+    let chain = request::signed(&requests, &request, PATIENCE).await?;
+    let pair = Pair::parse(&chain, &key.serialize_pem())?;
+    store.replace(&pair, now)?;
+    if let Err(error) = fs::remove_file(&kept)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(file = %kept.display(), "cannot remove the key kept until success: {error}");
+    }
+    Ok(())
+}
+
+/// The key of a pair that is there, or the one kept from an attempt before, or a new one, which is kept.
+fn first_key(store: &Store, kept: &Path) -> Result<KeyPair, BootstrapError> {
+    if let Ok(Some(pair)) = store.load()
+        && let Ok(key) = KeyPair::from_pem(pair.key.expose_secret())
+    {
+        return Ok(key);
+    }
+    if let Ok(key) = fs::read_to_string(kept).map_err(drop).and_then(|text| KeyPair::from_pem(&text).map_err(drop)) {
+        return Ok(key);
+    }
+    let key = KeyPair::generate().map_err(|source| BootstrapError::Key { path: kept.to_owned(), source })?;
+    if let Some(folder) = kept.parent() {
+        let made = fs::create_dir_all(folder);
+        made.map_err(|source| StoreError::File { verb: "make", path: folder.to_owned(), source })?;
+    }
+    store::write_private(kept, &key.serialize_pem())?;
+    Ok(key)
+}
+
+/// A name that the same key and subject always get, so that no second request is made for them.
+fn request_name(key: &KeyPair, template: &Template) -> String {
+    let mut digest = Sha512_256::new();
+    let fields = [
+        vec![key.subject_public_key_info(), template.common_name.clone().into_bytes(), b"system:nodes".to_vec()],
+        template.purpose.usages().into_iter().map(String::into_bytes).collect(),
+    ];
+    for field in fields.concat() {
+        digest.update(URL_SAFE.encode(field));
+        digest.update(b"|");
+    }
+    format!("node-csr-{}", URL_SAFE_NO_PAD.encode(digest.finalize()))
+}
+
+/// Why the request that is present cannot stand for the one we want.
+fn foreign(
+    present: &CertificateSigningRequest,
+    wanted: &CertificateSigningRequest,
+    now: SystemTime,
+) -> Option<&'static str> {
+    if present.spec.signer_name != wanted.spec.signer_name {
+        return Some("it is for another signer");
+    }
+    let identity = |request: &CertificateSigningRequest| {
+        let (_, pem) = x509_parser::pem::parse_x509_pem(&request.spec.request.0).ok()?;
+        let (_, parsed) = X509CertificationRequest::from_der(&pem.contents).ok()?;
+        let info = parsed.certification_request_info;
+        Some((info.subject.to_string(), info.subject_pki.raw.to_vec()))
+    };
+    match (identity(present), identity(wanted)) {
+        (Some((subject, _)), Some((ours, _))) if subject != ours => return Some("it is for another subject"),
+        (Some((_, key)), Some((_, ours))) if key != ours => return Some("it is for another key"),
+        (Some(_), Some(_)) => {}
+        _ => return Some("it holds no request that can be read"),
+    }
+    let issued = present.status.as_ref().and_then(|status| status.certificate.as_ref());
+    let issued = issued.filter(|certificate| !certificate.0.is_empty())?;
+    let expired = || {
+        let (_, pem) = x509_parser::pem::parse_x509_pem(&issued.0).ok()?;
+        let until = pem.parse_x509().ok()?.validity().not_after.timestamp();
+        Some(SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(until).unwrap_or(0)) <= now)
+    };
+    (expired() != Some(false)).then_some("its certificate has expired")
+}
+
+async fn until_server_answers(client: &kube::Client) {
+    let asking = async {
+        loop {
+            let request = Request::get("/healthz").body(Vec::new());
+            let Ok(request) = request else { return };
+            let answer = tokio::time::timeout(Duration::from_secs(1), client.request_text(request)).await;
+            if matches!(answer, Ok(Ok(_))) {
+                return;
+            }
+            tokio::time::sleep(SERVER_PERIOD.mul_f64(1.0 + 0.2 * fastrand::f64())).await;
+        }
+    };
+    if tokio::time::timeout(SERVER_PATIENCE, asking).await.is_err() {
+        tracing::warn!(
+            "the API server is not healthy after {SERVER_PATIENCE:?}; requesting a certificate all the same"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::template::Purpose;
+    use super::*;
+
+    #[test]
+    fn the_name_depends_on_the_key_alone_for_one_node() {
+        let (key, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
+        let template = Template::client("n");
+        let name = request_name(&key, &template);
+        assert_eq!(name, request_name(&key, &template));
+        assert_ne!(name, request_name(&other, &template));
+        assert_ne!(name, request_name(&key, &Template::client("m")));
+        // SHA-512/256 is 32 bytes: 43 characters without padding.
+        assert_eq!(name.len(), "node-csr-".len() + 43);
+    }
+
+    #[test]
+    fn a_key_is_kept_until_success() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::new(folder.path(), Purpose::Client, None);
+        let kept = folder.path().join("kubelet-client.key.tmp");
+        let first = first_key(&store, &kept).expect("a key").serialize_pem();
+        assert_eq!(first_key(&store, &kept).expect("a key").serialize_pem(), first);
+        std::fs::write(&kept, "nonsense").expect("written");
+        assert_ne!(first_key(&store, &kept).expect("a key").serialize_pem(), first);
+        let pair = super::super::testing::pair("system:node:n", 0, 100);
+        store.replace(&pair, SystemTime::UNIX_EPOCH).expect("written");
+        assert_eq!(first_key(&store, &kept).expect("a key").serialize_pem(), pair.key.expose_secret());
+    }
+
+    #[test]
+    fn only_a_request_of_our_own_is_taken_over() {
+        let (key, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
+        let of = |key: &KeyPair, node: &str, purpose| {
+            request::object(purpose, &Template::client(node).request(key).expect("a request"), Some("x"))
+        };
+        let wanted = of(&key, "n", Purpose::Client);
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(50);
+        let issued = |until: u64| {
+            let mut request = of(&key, "n", Purpose::Client);
+            let chain = super::super::testing::pair("system:node:n", 0, until).chain;
+            request.status = Some(serde_json::from_value(serde_json::json!({})).expect("a status"));
+            if let Some(status) = &mut request.status {
+                status.certificate = Some(k8s_openapi::ByteString(chain.into_bytes()));
+            }
+            request
+        };
+        let table = [
+            (of(&key, "n", Purpose::Client), None),
+            (of(&key, "n", Purpose::Serving), Some("it is for another signer")),
+            (of(&key, "m", Purpose::Client), Some("it is for another subject")),
+            (of(&other, "n", Purpose::Client), Some("it is for another key")),
+            (request::object(Purpose::Client, "nonsense", Some("x")), Some("it holds no request that can be read")),
+            (issued(100), None),
+            (issued(40), Some("its certificate has expired")),
+        ];
+        for (present, expected) in table {
+            assert_eq!(foreign(&present, &wanted, now), expected);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The keeper against a signer that answers as the test likes, on paused time.
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU32;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::{Method, Request, Response};
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::Frame;
+use k8s_openapi::api::core::v1::NodeAddress;
+use kube::client::Body;
+use rcgen::{BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::super::testing::pair;
+use super::*;
+
+/// What the signer does with the next request; the last one counts for all further ones.
+#[derive(Clone, Copy, Debug)]
+enum Does {
+    Sign { seconds: u64 },
+    Deny,
+    Nothing,
+    Refuse(u16),
+}
+
+/// An API server that knows CertificateSigningRequests only.
+struct Signer {
+    issuer: Issuer<'static, KeyPair>,
+    clock: Clock,
+    script: Mutex<Vec<Does>>,
+    /// When each request came, and what it asked for.
+    asked: Mutex<Vec<(Instant, Value)>>,
+    number: AtomicU32,
+    last: Mutex<Value>,
+}
+
+impl Signer {
+    fn new(clock: Clock, script: &[Does]) -> Arc<Self> {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let mut script = script.to_vec();
+        script.reverse();
+        Arc::new(Self {
+            issuer: Issuer::new(params, KeyPair::generate().expect("a key")),
+            clock,
+            script: Mutex::new(script),
+            asked: Mutex::default(),
+            number: AtomicU32::new(0),
+            last: Mutex::default(),
+        })
+    }
+
+    fn client(self: &Arc<Self>) -> kube::Client {
+        let signer = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let signer = signer.clone();
+            async move { Ok::<_, std::convert::Infallible>(signer.answer(request).await) }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    fn asked(&self) -> Vec<(Instant, Value)> {
+        self.asked.lock().expect("a log").clone()
+    }
+
+    fn does(&self) -> Does {
+        let mut script = self.script.lock().expect("a script");
+        if script.len() > 1 { script.pop().expect("a step") } else { *script.last().expect("a step") }
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Body>,
+    ) -> Response<http_body_util::combinators::UnsyncBoxBody<Bytes, std::io::Error>> {
+        let whole = |status: u16, value: &Value| {
+            let body = Full::from(value.to_string()).map_err(|never| match never {}).boxed_unsync();
+            Response::builder().status(status).body(body).expect("a response")
+        };
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        if request.method() == Method::POST {
+            let body = request.into_body().collect().await.expect("a body").to_bytes();
+            let mut object: Value = serde_json::from_slice(&body).expect("JSON");
+            self.asked.lock().expect("a log").push((Instant::now(), object.clone()));
+            let does = self.does();
+            if let Does::Refuse(code) = does {
+                return whole(code, &json!({"kind": "Status", "status": "Failure", "code": code, "reason": "x"}));
+            }
+            let number = self.number.fetch_add(1, Ordering::SeqCst);
+            object["metadata"] =
+                json!({"name": format!("csr-{number}"), "uid": format!("u{number}"), "resourceVersion": "1"});
+            object["status"] = self.status(does, object["spec"]["request"].as_str().expect("a request"));
+            *self.last() = object.clone();
+            return whole(201, &object);
+        }
+        let last = self.last().clone();
+        if !query.contains("watch=true") {
+            return whole(
+                200,
+                &json!({"kind": "CertificateSigningRequestList", "metadata": {"resourceVersion": "1"}, "items": [last]}),
+            );
+        }
+        let mark = json!({"metadata": {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}},
+                          "kind": "CertificateSigningRequest", "apiVersion": "certificates.k8s.io/v1"});
+        let lines =
+            format!("{}\n{}\n", json!({"type": "ADDED", "object": last}), json!({"type": "BOOKMARK", "object": mark}));
+        let first = futures_util::stream::iter([Ok(Frame::data(Bytes::from(lines)))]);
+        Response::new(
+            StreamBody::new(futures_util::StreamExt::chain(first, futures_util::stream::pending())).boxed_unsync(),
+        )
+    }
+
+    fn last(&self) -> std::sync::MutexGuard<'_, Value> {
+        self.last.lock().expect("an object")
+    }
+
+    fn status(&self, does: Does, request: &str) -> Value {
+        let condition = |kind: &str| json!([{"type": kind, "status": "True"}]);
+        let seconds = match does {
+            Does::Sign { seconds } => seconds,
+            Does::Deny => return json!({"conditions": condition("Denied")}),
+            Does::Nothing | Does::Refuse(_) => return json!({}),
+        };
+        let pem = String::from_utf8(STANDARD.decode(request).expect("base64")).expect("text");
+        let mut params = CertificateSigningRequestParams::from_pem(&pem).expect("a request");
+        let now = self.clock.wall();
+        params.params.not_before = now.into();
+        params.params.not_after = (now + Duration::from_secs(seconds)).into();
+        let certificate = params.signed_by(&self.issuer).expect("a certificate").pem();
+        json!({"conditions": condition("Approved"), "certificate": STANDARD.encode(certificate)})
+    }
+}
+
+struct Bench {
+    signer: Arc<Signer>,
+    folder: tempfile::TempDir,
+    current: watch::Receiver<Option<Arc<Pair>>>,
+    templates: watch::Sender<Option<Template>>,
+    progress: Progress,
+    clock: Clock,
+    /// Which client was asked for: with a good pair, or without.
+    used: Arc<Mutex<Vec<bool>>>,
+}
+
+fn start(purpose: Purpose, template: Option<Template>, first: Option<Pair>, script: &[Does]) -> Bench {
+    let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000));
+    let (signer, folder) = (Signer::new(clock, script), tempfile::tempdir().expect("a folder"));
+    let (templates, template) = watch::channel(template);
+    let (sender, current) = watch::channel(first.map(Arc::new));
+    let (client, used, progress) = (signer.client(), Arc::new(Mutex::new(Vec::new())), Progress::default());
+    let noting = used.clone();
+    let keeper = Keeper {
+        store: Store::new(folder.path(), purpose, None),
+        template,
+        client: Box::new(move |good| {
+            noting.lock().expect("a log").push(good);
+            client.clone()
+        }),
+        clock,
+        metrics: Metrics::new(),
+        progress: progress.clone(),
+        at_once: false,
+    };
+    tokio::spawn(keeper.keep(sender, CancellationToken::new()));
+    Bench { signer, folder, current, templates, progress, clock, used }
+}
+
+impl Bench {
+    async fn until(&mut self, wanted: impl Fn(Option<&Pair>) -> bool) {
+        let waiting = self.current.wait_for(|pair| wanted(pair.as_deref()));
+        tokio::time::timeout(Duration::from_secs(100_000_000), waiting).await.expect("in time").expect("a keeper");
+    }
+
+    fn wall(&self, second: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + second)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_pair_one_is_requested_stored_and_renewed_in_time() {
+    let script = [Does::Sign { seconds: 1000 }];
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &script);
+    let began = Instant::now();
+    bench.until(|pair| pair.is_some()).await;
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(bench.progress.healthy());
+    let first = bench.current.borrow().clone().expect("a pair");
+    assert_eq!(first.leaf.common_name, "system:node:n");
+    let stored = Store::new(bench.folder.path(), Purpose::Client, None).load().expect("readable").expect("a pair");
+    assert_eq!(stored.leaf, first.leaf);
+    bench.until(|pair| pair.is_some_and(|pair| pair.leaf.not_before != first.leaf.not_before)).await;
+    let passed = began.elapsed().as_secs();
+    assert!((699..=902).contains(&passed), "{passed}");
+    assert_eq!(*bench.used.lock().expect("a log"), [false, true], "then with its own certificate");
+    let asked = &bench.signer.asked()[0].1;
+    assert_eq!(asked["spec"]["signerName"], "kubernetes.io/kube-apiserver-client-kubelet");
+    assert_eq!(asked["metadata"]["generateName"], "csr-");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_attempts_are_repeated_with_pauses_and_tell_how_the_server_is() {
+    let script = [Does::Refuse(503), Does::Refuse(401), Does::Deny, Does::Sign { seconds: 1000 }];
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &script);
+    bench.until(|pair| pair.is_some()).await;
+    let times: Vec<Instant> = bench.signer.asked().iter().map(|(at, _)| *at).collect();
+    let pauses: Vec<u64> = times.windows(2).map(|two| two[1].duration_since(two[0]).as_secs()).collect();
+    assert_eq!(pauses, [2, 4, 8]);
+    for (code, healthy) in [(503, false), (500, false), (401, true), (403, true), (404, true)] {
+        let bench = start(Purpose::Client, Some(Template::client("n")), None, &[Does::Refuse(code)]);
+        bench.progress.note(!healthy);
+        while bench.signer.asked().is_empty() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(bench.progress.healthy(), healthy, "{code}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_nobody_decides_is_given_up_after_a_quarter_of_an_hour() {
+    let script = [Does::Nothing, Does::Sign { seconds: 1000 }];
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &script);
+    let began = Instant::now();
+    bench.until(|pair| pair.is_some()).await;
+    assert!((900..910).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pair_that_expires_counts_as_missing_until_there_is_another() {
+    let script = [Does::Refuse(503)];
+    let first = pair("system:node:n", 999_000, 1_000_200);
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), Some(first), &script);
+    assert!(bench.current.borrow().is_some());
+    bench.until(|pair| pair.is_none()).await;
+    let (now, end) = (bench.clock.wall(), bench.wall(200));
+    assert!(now >= end && now < end + Duration::from_secs(62), "{now:?}");
+    assert!(bench.used.lock().expect("a log").first().is_some_and(|good| *good));
+    bench.signer.script.lock().expect("a script").push(Does::Sign { seconds: 1000 });
+    bench.until(|pair| pair.is_some()).await;
+    assert_eq!(bench.used.lock().expect("a log").last(), Some(&false), "an expired certificate asks for nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_serving_certificate_follows_the_addresses() {
+    let with = |ip: &str| Template::serving("n", &[NodeAddress { type_: "InternalIP".into(), address: ip.into() }]);
+    let script = [Does::Sign { seconds: 1_000_000 }, Does::Nothing, Does::Sign { seconds: 1_000_000 }];
+    let mut bench = start(Purpose::Serving, None, None, &script);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(bench.signer.asked().is_empty(), "nothing to ask for yet");
+    bench.templates.send_replace(with("10.0.0.1"));
+    let has =
+        |ip: &str, pair: Option<&Pair>| pair.is_some_and(|pair| pair.leaf.ips.contains(&ip.parse().expect("an IP")));
+    bench.until(|pair| has("10.0.0.1", pair)).await;
+    // While a request for the second address waits, a third one comes.
+    bench.templates.send_replace(with("10.0.0.2"));
+    while bench.signer.asked().len() < 2 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let began = Instant::now();
+    bench.templates.send_replace(with("10.0.0.3"));
+    bench.until(|pair| has("10.0.0.3", pair)).await;
+    assert!(began.elapsed() < Duration::from_secs(10), "the outdated request is not waited for: {:?}", began.elapsed());
+    assert_eq!(bench.signer.asked().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_node_is_lost_only_if_the_server_works() {
+    let (_sender, none) = watch::channel(None);
+    let (away, works) = (Progress::default(), Progress::default());
+    works.note(true);
+    let began = Instant::now();
+    super::super::lost(none.clone(), works).await;
+    assert!((300..=310).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    let waiting = super::super::lost(none, away);
+    assert!(tokio::time::timeout(Duration::from_secs(86_400), waiting).await.is_err());
+}

@@ -1,0 +1,122 @@
+//! The kubeconfig of a node that has been given its client certificate, and whether there is one already.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use secrecy::ExposeSecret as _;
+
+use super::pair::Pair;
+use super::store::{self, StoreError};
+use crate::apiserver::kubeconfig::{self, Access, Pem};
+
+/// A kubeconfig that needs no bootstrap: it can be used, holds a client certificate, and none of the chain has expired.
+///
+/// # Errors
+/// The file is there but cannot be looked at.
+pub fn usable(file: &Path, now: SystemTime) -> Result<bool, StoreError> {
+    let there = file.try_exists();
+    let there = there.map_err(|source| StoreError::File { verb: "look at", path: file.to_owned(), source })?;
+    if !there {
+        return Ok(false);
+    }
+    let pair = match kubeconfig::load(file) {
+        Ok(Access { certificate: Some(pair), .. }) => pair,
+        Ok(_) => {
+            tracing::info!(kubeconfig = %file.display(), "it holds no client certificate");
+            return Ok(false);
+        }
+        Err(error) => {
+            tracing::warn!("{error}");
+            return Ok(false);
+        }
+    };
+    let texts = pair.certificate.read().and_then(|chain| Ok((chain, pair.key.read()?)));
+    let good = texts.ok().and_then(|(chain, key)| Pair::parse(chain.expose_secret(), key.expose_secret()).ok());
+    let good = good.filter(|pair| !pair.any_expired(now));
+    if good.is_none() {
+        tracing::info!(kubeconfig = %file.display(), "its client certificate is missing, unusable or has expired");
+    }
+    Ok(good.is_some())
+}
+
+/// Writes a kubeconfig for the server of `access` with certificate and key in `pair_file`. Only its owner may read it.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write(file: &Path, access: &Access, pair_file: &Path) -> Result<(), StoreError> {
+    if let Some(folder) = file.parent() {
+        let made = std::fs::create_dir_all(folder);
+        made.map_err(|source| StoreError::File { verb: "make", path: folder.to_owned(), source })?;
+    }
+    store::write_private(file, &text(access, pair_file))
+}
+
+fn text(access: &Access, pair_file: &Path) -> String {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let server = access.server.to_string();
+    let mut cluster = format!("    server: {}\n", quoted(server.trim_end_matches('/')));
+    match &access.authority {
+        Some(Pem::File(path)) => {
+            cluster += &format!("    certificate-authority: {}\n", quoted(&path.to_string_lossy()))
+        }
+        Some(Pem::Inline(pem)) => {
+            cluster += &format!("    certificate-authority-data: {}\n", STANDARD.encode(pem.expose_secret()));
+        }
+        None => {}
+    }
+    if access.insecure {
+        cluster += "    insecure-skip-tls-verify: true\n";
+    }
+    if let Some(name) = &access.server_name {
+        cluster += &format!("    tls-server-name: {}\n", quoted(name));
+    }
+    if let Some(proxy) = &access.proxy {
+        cluster += &format!("    proxy-url: {}\n", quoted(&proxy.to_string()));
+    }
+    let pair = quoted(&pair_file.to_string_lossy());
+    format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: default-cluster\n  cluster:\n{cluster}\
+         contexts:\n- name: default-context\n  context:\n    cluster: default-cluster\n    namespace: default\n    user: default-auth\n\
+         current-context: default-context\n\
+         users:\n- name: default-auth\n  user:\n    client-certificate: {pair}\n    client-key: {pair}\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::Duration;
+
+    use super::super::testing::pair;
+    use super::*;
+
+    const BOOTSTRAP: &str = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+        contexts: [{name: c, context: {cluster: k, user: u}}]\n\
+        clusters: [{name: k, cluster: {server: 'https://10.0.0.1:6443', certificate-authority-data: aGFsbG8=}}]\n\
+        users: [{name: u, user: {token: abc.def}}]\n";
+
+    #[test]
+    fn what_is_written_can_be_read_and_needs_no_bootstrap_until_it_expires() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |second| SystemTime::UNIX_EPOCH + Duration::from_secs(second);
+        let (file, pem) = (folder.path().join("etc/kubelet.conf"), folder.path().join("current.pem"));
+        assert!(!usable(&file, at(50)).expect("no file is no error"));
+        let access = kubeconfig::parse(Path::new("/x/bootstrap"), BOOTSTRAP).expect("access");
+        write(&file, &access, &pem).expect("written");
+        assert_eq!(std::fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
+        assert!(!usable(&file, at(50)).expect("readable"), "no certificate yet");
+        std::fs::write(&pem, pair("system:node:n", 0, 100).text().expose_secret()).expect("written");
+        assert!(usable(&file, at(50)).expect("readable"));
+        assert!(!usable(&file, at(101)).expect("readable"), "expired");
+        let read = kubeconfig::load(&file).expect("access");
+        assert_eq!(read.server, "https://10.0.0.1:6443/");
+        assert_eq!(read.authority.expect("an authority").read().expect("text").expose_secret(), "hallo");
+        assert_eq!(read.certificate.expect("a pair").key.path(), Some(pem.as_path()));
+        std::fs::write(&file, BOOTSTRAP).expect("written");
+        assert!(!usable(&file, at(50)).expect("readable"), "a token is no certificate");
+        std::fs::write(&file, "{").expect("written");
+        assert!(!usable(&file, at(50)).expect("readable"), "nonsense is replaced");
+    }
+}

@@ -1,0 +1,216 @@
+//! One CertificateSigningRequest from its creation to the signed certificate.
+
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Api;
+use kube::api::{ListParams, PostParams};
+use kube::runtime::watcher::{Config, Event};
+use rcgen::KeyPair;
+
+use super::pair::Pair;
+use super::template::{Purpose, Template};
+use crate::apiserver::tls::PairError;
+use crate::apiserver::watch;
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// Key or request cannot be made.
+    #[error("cannot make the request: {0}")]
+    Make(#[from] rcgen::Error),
+    /// The API server does not take the request.
+    #[error("cannot create CertificateSigningRequest: {0}")]
+    Create(#[source] kube::Error),
+    /// It cannot be looked at.
+    #[error("cannot list CertificateSigningRequest {name}: {source}")]
+    List {
+        /// Its name.
+        name: String,
+        /// Why not.
+        source: kube::Error,
+    },
+    /// Somebody said no, or it is gone.
+    #[error("CertificateSigningRequest {name}: {why}")]
+    Refused {
+        /// Its name.
+        name: String,
+        /// What happened.
+        why: String,
+    },
+    /// Nobody said anything in time.
+    #[error("CertificateSigningRequest {name} was not signed within {after:?}")]
+    Overdue {
+        /// Its name.
+        name: String,
+        /// How long we waited.
+        after: Duration,
+    },
+    /// What was issued does not go with the key.
+    #[error("CertificateSigningRequest {name}: the certificate issued is unusable: {source}")]
+    Certificate {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        source: PairError,
+    },
+}
+
+/// The object to create; without a name the server makes one up.
+pub fn object(purpose: Purpose, request: &str, name: Option<&str>) -> CertificateSigningRequest {
+    CertificateSigningRequest {
+        metadata: ObjectMeta {
+            name: name.map(str::to_owned),
+            generate_name: name.is_none().then(|| "csr-".to_owned()),
+            ..ObjectMeta::default()
+        },
+        spec: CertificateSigningRequestSpec {
+            request: ByteString(request.as_bytes().to_vec()),
+            signer_name: purpose.signer().to_owned(),
+            usages: Some(purpose.usages()),
+            ..CertificateSigningRequestSpec::default()
+        },
+        status: None,
+    }
+}
+
+/// Asks for a certificate with a new key, and waits so long for it. `created` is told how the creation went.
+///
+/// # Errors
+/// At which step it failed.
+pub async fn obtain(
+    client: &kube::Client,
+    template: &Template,
+    patience: Duration,
+    created: impl FnOnce(Result<(), &kube::Error>),
+) -> Result<Pair, RequestError> {
+    let key = KeyPair::generate()?;
+    let request = object(template.purpose, &template.request(&key)?, None);
+    let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
+    let answer = requests.create(&PostParams::default(), &request).await;
+    created(answer.as_ref().map(drop));
+    let request = answer.map_err(RequestError::Create)?;
+    let name = request.metadata.name.clone().unwrap_or_default();
+    tracing::info!(csr = name, signer = template.purpose.signer(), "certificate requested");
+    let chain = signed(&requests, &request, patience).await?;
+    Pair::parse(&chain, &key.serialize_pem()).map_err(|source| RequestError::Certificate { name, source })
+}
+
+/// Waits until `request` is approved and signed.
+///
+/// # Errors
+/// It was denied, failed, is gone, or nothing happened in time.
+pub async fn signed(
+    requests: &Api<CertificateSigningRequest>,
+    request: &CertificateSigningRequest,
+    patience: Duration,
+) -> Result<String, RequestError> {
+    let name = request.metadata.name.clone().unwrap_or_default();
+    let uid = request.metadata.uid.clone().unwrap_or_default();
+    let mine = format!("metadata.name={name}");
+    // A watch waits out every error. Whether we may look at all is found out first.
+    let look = requests.list(&ListParams::default().fields(&mine)).await;
+    look.map_err(|source| RequestError::List { name: name.clone(), source })?;
+    let waiting = async {
+        let mut events = std::pin::pin!(watch::follow(requests.clone(), Config::default().fields(&mine)));
+        let mut present = true;
+        while let Some(event) = events.next().await {
+            let verdict = match &event {
+                Event::Init => {
+                    present = false;
+                    None
+                }
+                Event::InitApply(seen) | Event::Apply(seen) => {
+                    present = true;
+                    verdict(seen, &uid)
+                }
+                Event::InitDone if present => None,
+                Event::InitDone | Event::Delete(_) => Some(Err("it was deleted".to_owned())),
+            };
+            if let Some(verdict) = verdict {
+                return verdict;
+            }
+        }
+        Err("the watch ended".to_owned())
+    };
+    match tokio::time::timeout(patience, waiting).await {
+        Ok(Ok(chain)) => Ok(chain),
+        Ok(Err(why)) => Err(RequestError::Refused { name, why }),
+        Err(_) => Err(RequestError::Overdue { name, after: patience }),
+    }
+}
+
+/// The chain, or why there will be none; `None` as long as nothing is decided.
+pub fn verdict(request: &CertificateSigningRequest, uid: &str) -> Option<Result<String, String>> {
+    if request.metadata.uid.as_deref() != Some(uid) {
+        return Some(Err("it was replaced by another one of this name".to_owned()));
+    }
+    let status = request.status.as_ref()?;
+    let conditions = status.conditions.as_deref().unwrap_or_default();
+    let holds = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
+    for (kind, said) in [("Denied", "it was denied"), ("Failed", "it failed")] {
+        if let Some(condition) = holds(kind) {
+            let reason = condition.reason.as_deref().unwrap_or_default();
+            let message = condition.message.as_deref().unwrap_or_default();
+            return Some(Err(format!("{said}: {}: {}", reason.escape_debug(), message.escape_debug())));
+        }
+    }
+    let certificate = status.certificate.as_ref().filter(|certificate| !certificate.0.is_empty())?;
+    holds("Approved")?;
+    Some(String::from_utf8(certificate.0.clone()).map_err(|_| "its certificate is no PEM text".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn request(uid: &str, status: Value) -> CertificateSigningRequest {
+        serde_json::from_value(json!({
+            "metadata": {"name": "csr-x", "uid": uid},
+            "spec": {"request": "", "signerName": "s"},
+            "status": status,
+        }))
+        .expect("a request")
+    }
+
+    #[test]
+    fn verdicts() {
+        let condition = |kind: &str| json!([{"type": kind, "status": "True", "reason": "R", "message": "a\nb"}]);
+        let certificate = "UEVN";
+        let table = [
+            (json!({}), "-"),
+            (json!({"conditions": condition("Approved")}), "-"),
+            (json!({"certificate": certificate}), "-"),
+            (json!({"conditions": condition("Approved"), "certificate": ""}), "-"),
+            (json!({"conditions": condition("Approved"), "certificate": certificate}), "PEM"),
+            (json!({"conditions": condition("Denied"), "certificate": certificate}), "! it was denied: R: a\\nb"),
+            (json!({"conditions": condition("Failed")}), "! it failed: R: a\\nb"),
+        ];
+        let shown = |verdict: Option<Result<String, String>>| match verdict {
+            None => "-".to_owned(),
+            Some(Ok(chain)) => chain,
+            Some(Err(why)) => format!("! {why}"),
+        };
+        for (status, expected) in table {
+            assert_eq!(shown(verdict(&request("u", status.clone()), "u")), expected, "{status}");
+        }
+        assert!(shown(verdict(&request("v", json!({})), "u")).starts_with("! it was replaced"));
+    }
+
+    #[test]
+    fn objects_name_signer_and_usages() {
+        let made = object(Purpose::Serving, "PEM", None);
+        assert_eq!(made.metadata.generate_name.as_deref(), Some("csr-"));
+        assert_eq!(made.spec.signer_name, "kubernetes.io/kubelet-serving");
+        assert_eq!(made.spec.usages.expect("usages"), ["digital signature", "server auth"]);
+        assert_eq!(made.spec.expiration_seconds, None);
+        let named = object(Purpose::Client, "PEM", Some("node-csr-x"));
+        assert_eq!((named.metadata.name.as_deref(), named.metadata.generate_name), (Some("node-csr-x"), None));
+    }
+}

@@ -1,0 +1,220 @@
+//! Pairs on disk, under the names others know them by: each in a file of its own with the time in its name, and a
+//! symbolic link `…-current.pem` to the newest, which is replaced in one step.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use secrecy::ExposeSecret as _;
+
+use super::pair::Pair;
+use super::template::Purpose;
+use crate::apiserver::tls::PairError;
+
+/// Why pairs cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A file that should be readable is not, or one cannot be written.
+    #[error("cannot {verb} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        verb: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file is there but holds no pair.
+    #[error("{}: {source}", path.display())]
+    Pair {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: PairError,
+    },
+}
+
+/// The pairs of one purpose.
+#[derive(Clone, Debug)]
+pub struct Store {
+    folder: PathBuf,
+    prefix: &'static str,
+    /// A pair from the configuration, used as long as there is none of our own.
+    configured: Option<(PathBuf, PathBuf)>,
+}
+
+type Stored<T> = Result<T, StoreError>;
+
+fn failed(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| StoreError::File { verb, path, source }
+}
+
+impl Store {
+    /// Pairs in `folder` (`--cert-dir`). `configured` names certificate and key files that count until one of our own is
+    /// there.
+    pub fn new(folder: &Path, purpose: Purpose, configured: Option<(PathBuf, PathBuf)>) -> Self {
+        Self { folder: folder.to_owned(), prefix: purpose.prefix(), configured }
+    }
+
+    /// The link to the newest pair.
+    pub fn current_path(&self) -> PathBuf {
+        self.folder.join(format!("{}-current.pem", self.prefix))
+    }
+
+    fn updated_path(&self) -> PathBuf {
+        self.folder.join(format!("{}-updated.pem", self.prefix))
+    }
+
+    /// The pair to begin with; finishes a replacement that was interrupted.
+    ///
+    /// # Errors
+    /// A pair is there but cannot be used.
+    pub fn load(&self) -> Stored<Option<Pair>> {
+        let (current, updated) = (self.current_path(), self.updated_path());
+        if !exists(&current)? && fs::symlink_metadata(&updated).is_ok() {
+            fs::rename(&updated, &current).map_err(failed("finish the replacement by", &updated))?;
+        }
+        if exists(&current)? {
+            return read(&current, &current).map(Some);
+        }
+        let plain =
+            (self.folder.join(format!("{}.crt", self.prefix)), self.folder.join(format!("{}.key", self.prefix)));
+        for (certificate, key) in self.configured.iter().chain([&plain]) {
+            if exists(certificate)? && exists(key)? {
+                return read(certificate, key).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes `pair` the newest.
+    ///
+    /// # Errors
+    /// It cannot be written; what was newest before still is.
+    pub fn replace(&self, pair: &Pair, now: SystemTime) -> Stored<()> {
+        let folder = &self.folder;
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(failed("make", folder))?;
+        let file = folder.join(format!("{}-{}.pem", self.prefix, stamp(now)));
+        write_private(&file, pair.text().expose_secret())?;
+        let (current, updated) = (self.current_path(), self.updated_path());
+        remove_if_there(&updated)?;
+        symlink(&file, &updated).map_err(failed("make the link", &updated))?;
+        fs::rename(&updated, &current).map_err(failed("replace", &current))?;
+        let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
+        synced.map_err(failed("sync", folder))
+    }
+}
+
+/// Writes a file that only its owner may read, whole or not at all.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_private(path: &Path, text: &str) -> Stored<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let fresh = path.with_file_name(name);
+    remove_if_there(&fresh)?;
+    let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh);
+    let mut file = file.map_err(failed("make", &fresh))?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed("write", &fresh))?;
+    fs::rename(&fresh, path).map_err(failed("write", path))
+}
+
+fn remove_if_there(path: &Path) -> Stored<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// A link to nowhere does not count as there.
+fn exists(path: &Path) -> Stored<bool> {
+    path.try_exists().map_err(failed("look at", path))
+}
+
+fn read(certificate: &Path, key: &Path) -> Stored<Pair> {
+    let chain = fs::read_to_string(certificate).map_err(failed("read", certificate))?;
+    let secret = fs::read_to_string(key).map_err(failed("read", key))?;
+    Pair::parse(&chain, &secret).map_err(|source| StoreError::Pair { path: certificate.to_owned(), source })
+}
+
+/// `YYYY-MM-DD-HH-MM-SS`, UTC.
+fn stamp(now: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(now).to_string().trim_end_matches('Z').replace(['T', ':'], "-")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::Duration;
+
+    use super::super::testing::pair;
+    use super::*;
+
+    fn at(second: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + second)
+    }
+
+    fn store(folder: &Path) -> Store {
+        Store::new(folder, Purpose::Client, None)
+    }
+
+    fn name(store: &Store) -> String {
+        store.load().expect("readable").map(|pair| pair.leaf.common_name).unwrap_or_default()
+    }
+
+    #[test]
+    fn the_newest_pair_is_behind_the_link_and_private() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = store(&folder.path().join("pki"));
+        assert_eq!(name(&store), "");
+        store.replace(&pair("first", 0, 100), at(0)).expect("written");
+        store.replace(&pair("second", 0, 100), at(1)).expect("written");
+        assert_eq!(name(&store), "second");
+        let target = fs::read_link(store.current_path()).expect("a link");
+        assert_eq!(target.file_name().expect("a name"), "kubelet-client-2023-11-14-22-13-21.pem");
+        assert_eq!(fs::metadata(&target).expect("a file").permissions().mode() & 0o777, 0o600);
+        let mut files: Vec<_> = fs::read_dir(folder.path().join("pki")).expect("a folder").flatten().collect();
+        files.retain(|file| !file.file_name().to_string_lossy().starts_with("kubelet-client-2023"));
+        assert_eq!(files.len(), 1, "nothing but the link beside the pairs: {files:?}");
+    }
+
+    #[test]
+    fn an_interrupted_replacement_is_finished() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = store(folder.path());
+        store.replace(&pair("n", 0, 100), at(0)).expect("written");
+        fs::rename(store.current_path(), store.updated_path()).expect("renamed");
+        assert_eq!(name(&store), "n");
+        assert!(store.current_path().is_symlink() && !store.updated_path().is_symlink());
+    }
+
+    #[test]
+    fn own_pairs_come_before_configured_ones_before_plain_ones() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let put = |stem: &str, pair: &Pair| {
+            fs::write(folder.path().join(format!("{stem}.crt")), &pair.chain).expect("written");
+            fs::write(folder.path().join(format!("{stem}.key")), pair.key.expose_secret()).expect("written");
+        };
+        let path = |name: &str| folder.path().join(name);
+        let store = Store::new(folder.path(), Purpose::Serving, Some((path("own.crt"), path("own.key"))));
+        put("kubelet-server", &pair("plain", 0, 100));
+        assert_eq!(name(&store), "plain");
+        put("own", &pair("configured", 0, 100));
+        assert_eq!(name(&store), "configured");
+        store.replace(&pair("signed", 0, 100), at(0)).expect("written");
+        assert_eq!(name(&store), "signed");
+    }
+
+    #[test]
+    fn a_pair_that_cannot_be_used_is_an_error_that_names_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = store(folder.path());
+        fs::write(store.current_path(), "nonsense").expect("written");
+        let told = store.load().expect_err("no pair").to_string();
+        assert!(told.contains("kubelet-client-current.pem"), "{told}");
+    }
+}

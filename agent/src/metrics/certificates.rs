@@ -1,0 +1,66 @@
+//! Certificates of this node.
+
+use std::time::Duration;
+
+use prometheus::{Gauge, Histogram, IntCounter};
+
+use super::register::Register;
+
+const AGES: &[f64] =
+    &[60.0, 3600.0, 14_400.0, 86_400.0, 604_800.0, 2_592_000.0, 7_776_000.0, 15_552_000.0, 31_104_000.0, 124_416_000.0];
+
+/// Certificates of this node.
+#[derive(Debug)]
+pub struct Certificates {
+    client_left: Gauge,
+    client_failures: IntCounter,
+    serving_left: Gauge,
+    serving_ages: Histogram,
+}
+
+impl Certificates {
+    pub(super) fn new(register: &Register<'_>) -> Self {
+        let this = Self {
+            client_left: register.float_gauge(
+                "kubelet_certificate_manager_client_ttl_seconds",
+                "[ALPHA] Time until the client certificate expires; negative after that, +Inf without one.",
+            ),
+            client_failures: register.counter(
+                "kubelet_certificate_manager_client_expiration_renew_errors",
+                "[ALPHA] Attempts to renew the client certificate that failed.",
+            ),
+            serving_left: register.float_gauge(
+                "kubelet_certificate_manager_server_ttl_seconds",
+                "[ALPHA] Time until the serving certificate expires; negative after that, +Inf without one.",
+            ),
+            serving_ages: register.histogram(
+                "kubelet_certificate_manager_server_rotation_seconds",
+                "[ALPHA] Age of serving certificates when they were replaced.",
+                AGES,
+            ),
+        };
+        this.client_left.set(f64::INFINITY);
+        this.serving_left.set(f64::INFINITY);
+        this
+    }
+
+    /// Seconds until the client certificate expires.
+    pub fn client_left(&self, seconds: f64) {
+        self.client_left.set(seconds);
+    }
+
+    /// Seconds until the serving certificate expires.
+    pub fn serving_left(&self, seconds: f64) {
+        self.serving_left.set(seconds);
+    }
+
+    /// The client certificate could not be renewed.
+    pub fn client_renewal_failed(&self) {
+        self.client_failures.inc();
+    }
+
+    /// A serving certificate was replaced at this age.
+    pub fn serving_rotated(&self, age: Duration) {
+        self.serving_ages.observe(age.as_secs_f64());
+    }
+}

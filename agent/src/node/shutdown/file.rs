@@ -1,0 +1,70 @@
+//! When the last graceful shutdown began and ended: in `graceful_node_shutdown_state`, so that the next start can tell.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Deserialize;
+use serde::Serialize;
+
+use crate::node::time;
+
+const NAME: &str = "graceful_node_shutdown_state";
+
+/// The file and what is in it.
+#[derive(Debug)]
+pub(super) struct StateFile {
+    path: PathBuf,
+}
+
+/// Begin and end; none for what has not happened.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Times {
+    start_time: Option<Time>,
+    end_time: Option<Time>,
+}
+
+impl Times {
+    pub(super) fn began(now: SystemTime) -> Self {
+        Self { start_time: Some(time::seconds(now)), end_time: None }
+    }
+
+    pub(super) fn ended(self, now: SystemTime) -> Self {
+        Self { end_time: Some(time::seconds(now)), ..self }
+    }
+
+    /// As Unix time, 0 for what has not happened.
+    pub(super) fn unix(&self) -> (f64, f64) {
+        #[expect(clippy::cast_precision_loss, reason = "seconds of our age fit")]
+        let unix = |time: &Option<Time>| time.as_ref().map_or(0.0, |time| time.0.as_second() as f64);
+        (unix(&self.start_time), unix(&self.end_time))
+    }
+}
+
+impl StateFile {
+    /// The file below the agent's root directory.
+    pub(super) fn new(root_dir: PathBuf) -> Self {
+        Self { path: root_dir.join(NAME) }
+    }
+
+    /// What the last shutdown left; nothing if it left nothing that can be read.
+    pub(super) fn read(&self) -> Times {
+        let text = fs::read(&self.path).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    /// Writes all of it or nothing.
+    pub(super) fn write(&self, times: &Times) {
+        let write = || -> io::Result<()> {
+            let partial = self.path.with_extension("partial");
+            fs::write(&partial, serde_json::to_vec(times)?)?;
+            fs::rename(&partial, &self.path)
+        };
+        if let Err(error) = write() {
+            tracing::warn!(file = %self.path.display(), %error, "the shutdown's times are not kept");
+        }
+    }
+}

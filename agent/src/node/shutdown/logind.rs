@@ -1,0 +1,161 @@
+//! logind on the system's D-Bus: the lock that delays a shutdown, and the news of one. Knows nothing of pods.
+
+use std::os::fd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::Stream;
+use futures_util::StreamExt as _;
+use zbus::Connection;
+use zbus::MatchRule;
+use zbus::MessageStream;
+use zbus::OwnedFd;
+use zbus::OwnedVariant;
+use zbus::message::Type;
+
+const SERVICE: &str = "org.freedesktop.login1";
+const OBJECT: &str = "/org/freedesktop/login1";
+const MANAGER: &str = "org.freedesktop.login1.Manager";
+const DROP_IN: &str = "etc/systemd/logind.conf.d/99-kubelet.conf";
+/// Looks at the delay after logind was told to read its files again.
+const LOOKS: u32 = 5;
+const FIRST_LOOK: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
+const SIGHUP: i32 = 1;
+
+/// logind cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LogindError {
+    /// It is not there, or refused.
+    #[error("{what}: {error}")]
+    Bus {
+        /// What was tried.
+        what: &'static str,
+        /// What it said.
+        error: zbus::Error,
+    },
+    /// Its configuration cannot be written.
+    #[error("cannot write {}: {error}", file.display())]
+    DropIn {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// It does not delay shutdowns for so long.
+    #[error(
+        "node shutdown manager was timed out waiting for logind InhibitDelayMaxSec to update to {needed:?} \
+         (ShutdownGracePeriod), current value is {is:?}"
+    )]
+    TooShort {
+        /// What is configured here.
+        needed: Duration,
+        /// What logind allows.
+        is: Duration,
+    },
+}
+
+/// While it lives, a shutdown waits (up to logind's own limit).
+#[derive(Debug)]
+pub struct DelayLock {
+    _descriptor: fd::OwnedFd,
+}
+
+/// The connection to logind.
+#[derive(Clone, Debug)]
+pub struct Logind {
+    connection: Connection,
+    root: PathBuf,
+}
+
+impl Logind {
+    /// Over the system's bus.
+    pub async fn connect() -> Result<Self, LogindError> {
+        let connection = Connection::system().await.map_err(during("connecting to the system bus"))?;
+        Ok(Self { connection, root: PathBuf::from("/") })
+    }
+
+    /// Over a connection that exists already; files are below `root`.
+    #[cfg(test)]
+    pub(super) fn over(connection: Connection, root: PathBuf) -> Self {
+        Self { connection, root }
+    }
+
+    /// Makes logind delay shutdowns for `needed`, by its configuration if it does not do so already.
+    pub async fn allow_delay(&self, needed: Duration) -> Result<(), LogindError> {
+        if self.max_delay().await? >= needed {
+            return Ok(());
+        }
+        self.configure(needed)?;
+        self.reload().await?;
+        let mut pause = FIRST_LOOK;
+        for _ in 1..LOOKS {
+            if self.max_delay().await? >= needed {
+                return Ok(());
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        match self.max_delay().await? {
+            is if is >= needed => Ok(()),
+            is => Err(LogindError::TooShort { needed, is }),
+        }
+    }
+
+    async fn max_delay(&self) -> Result<Duration, LogindError> {
+        let what = "reading InhibitDelayMaxUSec";
+        let properties = Some("org.freedesktop.DBus.Properties");
+        let arguments = (MANAGER, "InhibitDelayMaxUSec");
+        let called = self.connection.call_method(Some(SERVICE), OBJECT, properties, "Get", &arguments).await;
+        let answer = called.map_err(during(what))?;
+        let value: OwnedVariant = answer.body().deserialize().map_err(during(what))?;
+        let micros = u64::try_from(value).map_err(during(what))?;
+        Ok(Duration::from_micros(micros))
+    }
+
+    fn configure(&self, needed: Duration) -> Result<(), LogindError> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let file = self.root.join(DROP_IN);
+        let write = || {
+            file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            let text = format!(
+                "# Written by the node agent: its shutdownGracePeriod needs this delay.\n[Login]\nInhibitDelayMaxSec={}\n",
+                needed.as_secs()
+            );
+            std::fs::write(&file, text)?;
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644))
+        };
+        write().map_err(|error| LogindError::DropIn { file: file.clone(), error })
+    }
+
+    /// Asks systemd to have logind read its files again.
+    async fn reload(&self) -> Result<(), LogindError> {
+        let (service, object) = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1");
+        let manager = Some("org.freedesktop.systemd1.Manager");
+        let arguments = ("systemd-logind.service", "all", SIGHUP);
+        let called = self.connection.call_method(Some(service), object, manager, "KillUnit", &arguments).await;
+        called.map(drop).map_err(during("reloading systemd-logind"))
+    }
+
+    /// Takes the lock.
+    pub async fn inhibit(&self) -> Result<DelayLock, LogindError> {
+        let what = "inhibiting shutdowns";
+        let arguments = ("shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay");
+        let called = self.connection.call_method(Some(SERVICE), OBJECT, Some(MANAGER), "Inhibit", &arguments).await;
+        let answer = called.map_err(during(what))?;
+        let descriptor: OwnedFd = answer.body().deserialize().map_err(during(what))?;
+        Ok(DelayLock { _descriptor: descriptor.into() })
+    }
+
+    /// True when a shutdown begins, false when it is called off. Ends with the connection.
+    pub async fn shutdowns(&self) -> Result<impl Stream<Item = bool> + use<>, LogindError> {
+        let what = "listening for PrepareForShutdown";
+        let rule = MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("PrepareForShutdown");
+        let rule = rule.build().map_err(during(what))?;
+        let signals = MessageStream::for_match_rule(rule, &self.connection, None).await.map_err(during(what))?;
+        Ok(signals.filter_map(async |signal| signal.ok()?.body().deserialize::<bool>().ok()))
+    }
+}
+
+fn during<E: Into<zbus::Error>>(what: &'static str) -> impl FnOnce(E) -> LogindError {
+    move |error| LogindError::Bus { what, error: error.into() }
+}

@@ -1,0 +1,278 @@
+//! A shutdown from the signal to the end of the lock, on a private bus with an imitation of logind.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use futures_util::StreamExt as _;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use zbus::Connection;
+use zbus::Fd;
+use zbus::Guid;
+use zbus::MessageStream;
+use zbus::Variant;
+
+use super::*;
+use crate::metrics::Metrics;
+use crate::model::Clock;
+use crate::model::Pod;
+
+/// What the imitation was asked, and the end of the lock it gave away.
+#[derive(Default)]
+struct Told {
+    calls: Vec<String>,
+    lock: Option<UnixStream>,
+}
+
+/// The other end of a private connection: answers like logind, and like systemd's manager where it is asked.
+struct Imitation {
+    told: Arc<Mutex<Told>>,
+    delay: Arc<Mutex<Duration>>,
+    connection: Connection,
+}
+
+impl Imitation {
+    /// `after_reload` is the delay it allows once it was told to read its files again.
+    async fn start(delay: Duration, after_reload: Duration) -> (Self, Connection) {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let guid = Guid::generate();
+        let server = zbus::connection::Builder::unix_stream(theirs).server(guid).p2p();
+        let client = zbus::connection::Builder::unix_stream(ours).p2p();
+        let (connection, client) = tokio::join!(server.build(), client.build());
+        let (connection, client) = (connection.expect("a connection"), client.expect("a connection"));
+        let (told, delay) = (Arc::<Mutex<Told>>::default(), Arc::new(Mutex::new(delay)));
+        tokio::spawn(answer(connection.clone(), told.clone(), delay.clone(), after_reload));
+        (Self { told, delay, connection }, client)
+    }
+
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.told.lock().expect("unpoisoned").calls)
+    }
+
+    /// The lock is held as long as the other end of it is open.
+    fn holds_lock(&self) -> bool {
+        use std::io::Read as _;
+        let told = self.told.lock().expect("unpoisoned");
+        let Some(mut lock) = told.lock.as_ref() else { return false };
+        matches!(lock.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    }
+
+    async fn signal(&self, down: bool) {
+        let manager = "org.freedesktop.login1.Manager";
+        let sent =
+            self.connection.emit_signal(None::<&str>, "/org/freedesktop/login1", manager, "PrepareForShutdown", &down);
+        sent.await.expect("a signal");
+    }
+}
+
+async fn answer(connection: Connection, told: Arc<Mutex<Told>>, delay: Arc<Mutex<Duration>>, after_reload: Duration) {
+    let mut messages = MessageStream::from(&connection);
+    while let Some(Ok(message)) = messages.next().await {
+        let header = message.header();
+        let Some(method) = header.member().map(|member| member.to_string()) else { continue };
+        let body = message.body();
+        match method.as_str() {
+            "Get" => {
+                let (_, property): (String, String) = body.deserialize().expect("arguments");
+                let micros = u64::try_from(delay.lock().expect("unpoisoned").as_micros()).expect("fits");
+                told.lock().expect("unpoisoned").calls.push(format!("get {property}"));
+                connection.reply(&header, &Variant::from(micros)).await.expect("an answer");
+            }
+            "KillUnit" => {
+                let (unit, whom, signal): (String, String, i32) = body.deserialize().expect("arguments");
+                told.lock().expect("unpoisoned").calls.push(format!("kill {unit} {whom} {signal}"));
+                *delay.lock().expect("unpoisoned") = after_reload;
+                connection.reply(&header, &()).await.expect("an answer");
+            }
+            "Inhibit" => {
+                let (what, who, why, mode): (String, String, String, String) = body.deserialize().expect("arguments");
+                let (near, far) = UnixStream::pair().expect("a pair");
+                near.set_nonblocking(true).expect("a flag");
+                {
+                    let mut told = told.lock().expect("unpoisoned");
+                    told.calls.push(format!("inhibit {what} {who} {mode}: {why}"));
+                    told.lock = Some(near);
+                }
+                connection.reply(&header, &Fd::from(far.as_fd())).await.expect("an answer");
+            }
+            other => panic!("nobody should ask for {other}"),
+        }
+    }
+}
+
+const INHIBIT: &str = "inhibit shutdown kubelet delay: Kubelet needs time to handle node shutdown";
+
+/// Pods that end when the test says so.
+struct Pods {
+    all: Vec<Pod>,
+    asked: mpsc::UnboundedSender<(String, i64)>,
+    ended: watch::Receiver<bool>,
+}
+
+impl PodEnder for Pods {
+    fn pods(&self) -> Vec<Pod> {
+        self.all.clone()
+    }
+
+    async fn end(&self, pod: &Pod, grace: i64) {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        self.asked.send((name, grace)).expect("the test listens");
+        drop(self.ended.clone().wait_for(|ended| *ended).await);
+    }
+}
+
+struct Bench {
+    imitation: Imitation,
+    asked: mpsc::UnboundedReceiver<(String, i64)>,
+    ended: watch::Sender<bool>,
+    down: watch::Receiver<bool>,
+    events: Arc<Mutex<Vec<String>>>,
+    metrics: Arc<Metrics>,
+    root: tempfile::TempDir,
+    ending: CancellationToken,
+}
+
+const ROOT_UNIX: u64 = 1_700_000_000;
+
+impl Bench {
+    async fn start(delay: u64, after_reload: u64, groups: Vec<Group>, pods: &[(&str, i32)]) -> Self {
+        let secs = Duration::from_secs;
+        let (imitation, client) = Imitation::start(secs(delay), secs(after_reload)).await;
+        let (asked_sender, asked) = mpsc::unbounded_channel();
+        let (ended, ended_receiver) = watch::channel(false);
+        let (down_sender, down) = watch::channel(false);
+        let pod = |(name, priority): &(&str, i32)| {
+            let spec = json!({ "containers": [], "priority": priority, "terminationGracePeriodSeconds": 30 });
+            Arc::new(serde_json::from_value(json!({ "metadata": { "name": name }, "spec": spec })).expect("a pod"))
+        };
+        let (events, metrics) = (Arc::<Mutex<Vec<String>>>::default(), Metrics::new());
+        let told = events.clone();
+        let root = tempfile::tempdir().expect("a folder");
+        let shutdown = Shutdown {
+            groups,
+            pods: Pods { all: pods.iter().map(pod).collect(), asked: asked_sender, ended: ended_receiver },
+            down: down_sender,
+            keep_times: Some(root.path().to_owned()),
+            tell: Arc::new(move |_, reason, message| {
+                told.lock().expect("unpoisoned").push(format!("{reason}: {message}"))
+            }),
+            metrics: metrics.clone(),
+            clock: Clock::Derived { origin: SystemTime::UNIX_EPOCH + secs(ROOT_UNIX), start: Instant::now() },
+        };
+        let (ending, folder) = (CancellationToken::new(), root.path().to_owned());
+        let connect = move || {
+            let logind = Logind::over(client.clone(), folder.clone());
+            async move { Ok(logind) }
+        };
+        tokio::spawn(shutdown.run(connect, ending.clone()));
+        Self { imitation, asked, ended, down, events, metrics, root, ending }
+    }
+
+    /// Until the lock is held: then the signal is listened for, too.
+    async fn until_locked(&self) {
+        self.until(|| self.imitation.holds_lock(), "the lock is held").await;
+    }
+
+    async fn until(&self, holds: impl Fn() -> bool, what: &str) {
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while !holds() {
+            assert!(std::time::Instant::now() < deadline, "never: {what}");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn next_asked(&mut self) -> (String, i64) {
+        tokio::time::timeout(Duration::from_secs(10), self.asked.recv()).await.expect("in time").expect("an end")
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.ending.cancel();
+    }
+}
+
+fn two_groups() -> Vec<Group> {
+    groups(Duration::from_secs(30), Duration::from_secs(10), &[])
+}
+
+#[tokio::test]
+async fn pods_end_before_the_lock_does() {
+    let pods = [("critical", 2_000_000_000), ("first", 0), ("second", 5)];
+    let mut bench = Bench::start(60, 60, two_groups(), &pods).await;
+    bench.until_locked().await;
+    assert_eq!(bench.imitation.calls(), ["get InhibitDelayMaxUSec", INHIBIT]);
+    bench.imitation.signal(true).await;
+    let mut normal = BTreeMap::new();
+    normal.extend([bench.next_asked().await, bench.next_asked().await]);
+    assert_eq!(normal, BTreeMap::from([("first".to_owned(), 20), ("second".to_owned(), 20)]));
+    assert!(bench.asked.try_recv().is_err(), "critical pods wait for their turn");
+    assert!(*bench.down.borrow() && bench.imitation.holds_lock());
+    bench.ended.send_replace(true);
+    assert_eq!(bench.next_asked().await, ("critical".to_owned(), 10));
+    bench.until(|| !bench.imitation.holds_lock(), "the lock is given back").await;
+    assert_eq!(*bench.events.lock().expect("unpoisoned"), ["Shutdown: Shutdown manager detected shutdown event"]);
+    let state = std::fs::read_to_string(bench.root.path().join("graceful_node_shutdown_state")).expect("a state file");
+    assert!(
+        state.contains("\"startTime\":\"2023-11-14T22:13:20Z\"") && state.contains("\"endTime\":\"2023"),
+        "{state}"
+    );
+    let text = bench.metrics.render().expect("metrics");
+    assert!(text.contains("kubelet_graceful_shutdown_start_time_seconds 1700000000"), "{text}");
+}
+
+#[tokio::test]
+async fn a_group_takes_no_longer_than_it_may() {
+    let groups = groups(Duration::ZERO, Duration::ZERO, &[(0, 1), (10, 1)]);
+    let mut bench = Bench::start(60, 60, groups, &[("stuck", 0), ("next", 10)]).await;
+    bench.until_locked().await;
+    bench.imitation.signal(true).await;
+    assert_eq!(bench.next_asked().await, ("stuck".to_owned(), 1));
+    assert_eq!(bench.next_asked().await, ("next".to_owned(), 1), "although nothing has ended");
+    bench.until(|| !bench.imitation.holds_lock(), "the lock is given back").await;
+}
+
+#[tokio::test]
+async fn a_cancelled_shutdown_takes_the_lock_again() {
+    let bench = Bench::start(60, 60, two_groups(), &[]).await;
+    bench.until_locked().await;
+    bench.imitation.signal(true).await;
+    bench.until(|| *bench.down.borrow() && !bench.imitation.holds_lock(), "down at once: there are no pods").await;
+    bench.imitation.signal(false).await;
+    bench.until_locked().await;
+    assert!(!*bench.down.borrow());
+    let events = bench.events.lock().expect("unpoisoned").clone();
+    assert_eq!(events[1], "Shutdown: Shutdown manager detected shutdown cancellation");
+    let text = bench.metrics.render().expect("metrics");
+    assert!(text.contains("kubelet_graceful_shutdown_start_time_seconds 0"), "{text}");
+}
+
+#[tokio::test]
+async fn logind_is_told_to_wait_long_enough() {
+    let bench = Bench::start(5, 30, two_groups(), &[]).await;
+    bench.until_locked().await;
+    let expected = ["get InhibitDelayMaxUSec", "kill systemd-logind.service all 1", "get InhibitDelayMaxUSec", INHIBIT];
+    assert_eq!(bench.imitation.calls(), expected);
+    let file = bench.root.path().join("etc/systemd/logind.conf.d/99-kubelet.conf");
+    let text = std::fs::read_to_string(file).expect("a drop-in");
+    assert!(text.ends_with("[Login]\nInhibitDelayMaxSec=30\n"), "{text}");
+    assert_eq!(*bench.imitation.delay.lock().expect("unpoisoned"), Duration::from_secs(30));
+}
+
+#[tokio::test]
+async fn a_logind_that_does_not_wait_is_not_used() {
+    let bench = Bench::start(5, 5, two_groups(), &[]).await;
+    let looks =
+        || bench.imitation.told.lock().expect("unpoisoned").calls.iter().filter(|call| call.starts_with("get")).count();
+    bench.until(|| looks() == 6, "five looks after the first").await;
+    bench.until(|| bench.down.has_changed().is_err(), "it gives up").await;
+    assert!(!bench.imitation.calls().contains(&INHIBIT.to_owned()));
+}

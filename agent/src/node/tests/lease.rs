@@ -1,0 +1,105 @@
+//! The Lease and its times.
+
+use http::Method;
+use serde_json::json;
+
+use super::server::LEASE;
+use super::server::NODE;
+use super::*;
+
+const PUT: &str = "PUT /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n";
+const POST: &str = "POST /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+const GET: &str = "GET /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n";
+
+struct Keeper {
+    server: Server,
+    cache: NodeCache,
+    _running: DropGuard,
+}
+
+impl Keeper {
+    fn start() -> Self {
+        let (server, cache, shutdown) = (Server::default(), NodeCache::default(), CancellationToken::new());
+        let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+        let keeper = LeaseKeeper::new(config(|_| {}), server.client(), cache.clone(), clock, Arc::new(|| ()));
+        tokio::spawn(keeper.run(shutdown.clone()));
+        Self { server, cache, _running: shutdown.drop_guard() }
+    }
+
+    fn node_appears(&self) {
+        self.server.put(NODE, json!({ "metadata": { "name": "n", "uid": "u" } }));
+        self.cache.offer(serde_json::from_value(self.server.get(NODE)).expect("a node"));
+    }
+
+    fn renewed(&self) -> String {
+        self.server.get(LEASE)["spec"]["renewTime"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn made_with_the_node_and_renewed_every_quarter() {
+    let keeper = Keeper::start();
+    pass(Duration::from_secs(5)).await;
+    assert_eq!(keeper.server.calls(), [""; 0], "there is no Node");
+    keeper.node_appears();
+    pass(Duration::from_millis(100)).await;
+    assert_eq!(keeper.server.calls(), [GET, POST]);
+    let lease = keeper.server.get(LEASE);
+    assert_eq!(lease["spec"]["holderIdentity"], "n");
+    assert_eq!(lease["spec"]["leaseDurationSeconds"], 40);
+    let owner = json!([{ "apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u" }]);
+    assert_eq!(lease["metadata"]["ownerReferences"], owner);
+    let first = keeper.renewed();
+    pass(Duration::from_secs(60)).await;
+    let calls = keeper.server.calls();
+    assert!(calls.iter().all(|call| call == PUT) && (5..=6).contains(&calls.len()), "{calls:?}");
+    assert!(keeper.renewed() > first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn others_may_write_and_delete() {
+    let keeper = Keeper::start();
+    keeper.node_appears();
+    pass(Duration::from_millis(100)).await;
+    let mut lease = keeper.server.get(LEASE);
+    lease["metadata"]["labels"] = json!({ "theirs": "kept" });
+    keeper.server.put(LEASE, lease);
+    keeper.server.asked();
+    pass(Duration::from_secs(11)).await;
+    assert_eq!(keeper.server.calls(), [PUT, GET, PUT], "a conflict, then with the fresh one");
+    assert_eq!(keeper.server.get(LEASE)["metadata"]["labels"]["theirs"], "kept");
+    keeper.server.delete(LEASE);
+    pass(Duration::from_secs(11)).await;
+    assert_ne!(keeper.server.get(LEASE), json!(null), "made anew");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_do_not_stop_it() {
+    let keeper = Keeper::start();
+    keeper.node_appears();
+    pass(Duration::from_millis(100)).await;
+    keeper.server.asked();
+    for _ in 0..7 {
+        keeper.server.fail(Method::PUT, Some(500));
+    }
+    keeper.server.fail(Method::GET, Some(503));
+    let before = keeper.renewed();
+    pass(Duration::from_secs(11)).await;
+    let calls = keeper.server.calls();
+    assert_eq!(calls[..7], [PUT, PUT, PUT, PUT, PUT, GET, GET], "five tries, then what is there");
+    assert!(keeper.renewed() > before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_existing_lease_is_adopted() {
+    let keeper = Keeper::start();
+    keeper
+        .server
+        .put(LEASE, json!({ "metadata": { "name": "n" }, "spec": { "holderIdentity": "n", "leaseTransitions": 3 } }));
+    keeper.node_appears();
+    pass(Duration::from_millis(100)).await;
+    assert_eq!(keeper.server.calls(), [GET, PUT]);
+    let lease = keeper.server.get(LEASE);
+    assert_eq!(lease["spec"]["leaseTransitions"], 3);
+    assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], "u");
+}

@@ -1,0 +1,205 @@
+//! The Node room against a scripted API server and machine, on paused time.
+
+mod lease;
+mod loops;
+mod server;
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use keblet_proto::cri::v1 as cri;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::sync::DropGuard;
+
+use super::*;
+use crate::metrics::Metrics;
+use crate::model::Clock;
+use crate::recorder::EventType;
+use crate::runtime::RuntimeOffer;
+use crate::runtime::RuntimeState;
+use crate::status::NodeAddresses;
+use server::Server;
+
+/// What the test's machine is like.
+#[derive(Clone, Default)]
+struct Script {
+    images: Vec<cri::Image>,
+    image_lists: usize,
+    pod_cidrs: Vec<String>,
+    cidr_failures: usize,
+}
+
+#[derive(Clone, Default)]
+struct TestHost(Arc<Mutex<Script>>);
+
+impl TestHost {
+    fn with<T>(&self, look: impl FnOnce(&mut Script) -> T) -> T {
+        look(&mut self.0.lock().expect("no test panics while it holds the script"))
+    }
+}
+
+impl Host for TestHost {
+    fn machine(&self) -> Machine {
+        let sizes = Sizes { cpus: 2, memory: 4 << 30, root_fs: Some(10 << 30), pids: 1000, ..Sizes::default() };
+        let text = |text: &str| text.to_owned();
+        Machine { boot_id: text("b00t"), kernel_version: text("6.12"), sizes: Some(sizes), ..Machine::default() }
+    }
+
+    async fn network(&self) -> addresses::Network {
+        let local = vec!["192.0.2.7".parse().expect("an address")];
+        addresses::Network { local, ..addresses::Network::default() }
+    }
+
+    async fn images(&self) -> Result<Vec<cri::Image>, String> {
+        self.with(|script| {
+            script.image_lists += 1;
+            Ok(script.images.clone())
+        })
+    }
+
+    async fn set_pod_cidr(&self, cidr: &str) -> Result<(), String> {
+        self.with(|script| match script.cidr_failures.checked_sub(1) {
+            Some(left) => {
+                script.cidr_failures = left;
+                Err("no".to_owned())
+            }
+            None => {
+                script.pod_cidrs.push(cidr.to_owned());
+                Ok(())
+            }
+        })
+    }
+
+    fn remembers_devices(&self) -> bool {
+        true
+    }
+}
+
+fn config(change: impl FnOnce(&mut NodeConfig)) -> Arc<NodeConfig> {
+    let settings = crate::config::load(&crate::config::FlagValues::default()).expect("defaults are valid");
+    let mut config = NodeConfig::new(&settings, "n", "v1.36.3");
+    config.addresses.node_ips = vec!["192.0.2.7".parse().expect("an address")];
+    change(&mut config);
+    Arc::new(config)
+}
+
+fn ready() -> RuntimeState {
+    let offer = RuntimeOffer { name: "containerd".to_owned(), version: "1.7".to_owned(), ..RuntimeOffer::default() };
+    RuntimeState::Ready { network_error: None, offer: Arc::new(offer) }
+}
+
+/// A running status loop and what it is fed.
+struct Bench {
+    server: Server,
+    host: TestHost,
+    cache: NodeCache,
+    runtime: watch::Sender<RuntimeState>,
+    health: watch::Sender<Vec<String>>,
+    shutting_down: watch::Sender<bool>,
+    images: watch::Sender<u64>,
+    addresses: watch::Receiver<NodeAddresses>,
+    events: Arc<Mutex<Vec<String>>>,
+    metrics: Arc<Metrics>,
+    trouble: Arc<AtomicUsize>,
+    inputs: Option<Inputs<TestHost>>,
+    _running: DropGuard,
+    shutdown: CancellationToken,
+}
+
+impl Bench {
+    fn new(change: impl FnOnce(&mut NodeConfig)) -> Self {
+        let (server, host, cache) = (Server::default(), TestHost::default(), NodeCache::default());
+        let runtime = watch::Sender::new(RuntimeState::Unknown);
+        let health = watch::Sender::new(Vec::new());
+        let (shutting_down, images) = (watch::Sender::new(false), watch::Sender::new(0));
+        let (addresses_sender, addresses) = watch::channel(NodeAddresses::default());
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let (told, metrics) = (events.clone(), Metrics::new());
+        let trouble = Arc::new(AtomicUsize::new(0));
+        let troubles = trouble.clone();
+        let inputs = Inputs {
+            config: config(change),
+            host: host.clone(),
+            main: server.client(),
+            heartbeat: server.client(),
+            cache: cache.clone(),
+            runtime: runtime.subscribe(),
+            health: health.subscribe(),
+            pressures: watch::channel(Pressures::default()).1,
+            shutting_down: shutting_down.subscribe(),
+            images: images.subscribe(),
+            addresses: addresses_sender,
+            tell: Arc::new(move |_: EventType, reason: &str, _: &str| {
+                told.lock().expect("nobody panics with it").push(reason.to_owned());
+            }),
+            trouble: Arc::new(move || {
+                troubles.fetch_add(1, SeqCst);
+            }),
+            metrics: metrics.clone(),
+            clock: Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
+        };
+        let shutdown = CancellationToken::new();
+        let running = shutdown.clone().drop_guard();
+        let inputs = Some(inputs);
+        Self {
+            server,
+            host,
+            cache,
+            runtime,
+            health,
+            shutting_down,
+            images,
+            addresses,
+            events,
+            metrics,
+            trouble,
+            inputs,
+            _running: running,
+            shutdown,
+        }
+    }
+
+    fn start(&mut self) {
+        let status = StatusLoop::new(self.inputs.take().expect("started once"));
+        tokio::spawn(status.run(self.shutdown.clone()));
+    }
+
+    /// A node that is registered, Ready and has nothing left to say.
+    async fn settled(change: impl FnOnce(&mut NodeConfig)) -> Self {
+        let mut bench = Self::new(change);
+        bench.runtime.send_replace(ready());
+        bench.start();
+        pass(Duration::from_secs(1)).await;
+        bench.server.asked();
+        bench.events();
+        bench
+    }
+
+    fn events(&self) -> Vec<String> {
+        std::mem::take(&mut self.events.lock().expect("nobody panics with it"))
+    }
+
+    /// Status and message of the Ready condition that the API server has.
+    fn ready(&self) -> (String, String) {
+        let node = self.server.get(server::NODE);
+        let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let ready = all.iter().find(|one| one["type"] == "Ready").cloned().unwrap_or_default();
+        let text = |field: &str| ready[field].as_str().unwrap_or_default().to_owned();
+        (text("status"), text("message"))
+    }
+}
+
+/// Lets time pass in small steps, so that everything due happens in order.
+async fn pass(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        let step = Duration::from_millis(50).min(end - Instant::now());
+        tokio::time::sleep(step).await;
+    }
+}

@@ -1,1 +1,0 @@
-//! The room against a scripted API server, on paused time.

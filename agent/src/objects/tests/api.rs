@@ -1,0 +1,219 @@
+//! An API server of few words: single objects with watches, tokens, services. Keeps every request, fails when told to.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Method;
+use http::Request;
+use http::Response;
+use http_body_util::BodyExt as _;
+use http_body_util::Full;
+use http_body_util::StreamBody;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::Frame;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::client::Body;
+use serde_json::Value;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use crate::model::Clock;
+
+type Out = UnsyncBoxBody<Bytes, Infallible>;
+
+pub(super) struct State {
+    /// Objects by `configmaps/ns/name`.
+    objects: BTreeMap<String, Value>,
+    version: u64,
+    watchers: Vec<(String, mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>)>,
+    /// Every request as `GET path?query`.
+    pub(super) requests: Vec<String>,
+    /// Nobody answers.
+    pub(super) away: bool,
+    /// The next so many reads are refused with 403.
+    pub(super) refusals: usize,
+    /// Watches cannot begin with a list.
+    pub(super) old: bool,
+    pub(super) tokens: usize,
+}
+
+/// The server's side, shared with the test.
+#[derive(Clone)]
+pub(super) struct Api(Arc<Mutex<State>>, Clock);
+
+impl Api {
+    pub(super) fn new(clock: Clock) -> Self {
+        let state = State {
+            objects: BTreeMap::new(),
+            version: 100,
+            watchers: Vec::new(),
+            requests: Vec::new(),
+            away: false,
+            refusals: 0,
+            old: false,
+            tokens: 0,
+        };
+        Self(Arc::new(Mutex::new(state)), clock)
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("unpoisoned")
+    }
+
+    pub(super) fn client(&self) -> Client {
+        let api = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let api = api.clone();
+            async move { api.answer(request).await }
+        });
+        Client::new(service, "default")
+    }
+
+    /// Creates or changes an object, and tells its watchers.
+    pub(super) fn put(&self, key: &str, mut object: Value) {
+        let mut state = self.state();
+        state.version += 1;
+        let (namespace, name) = split(key);
+        let kind = if key.starts_with("secrets") { "Secret" } else { "ConfigMap" };
+        object["apiVersion"] = json!("v1");
+        object["kind"] = json!(kind);
+        object["metadata"] = json!({"name": name, "namespace": namespace, "resourceVersion": state.version.to_string(),
+            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "long"}});
+        let word = if state.objects.insert(key.to_owned(), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
+        state.tell(key, word, &object);
+    }
+
+    pub(super) fn delete(&self, key: &str) {
+        let mut state = self.state();
+        if let Some(object) = state.objects.remove(key) {
+            state.version += 1;
+            state.tell(key, "DELETED", &object);
+        }
+    }
+
+    /// Ends all watches, and answers nothing any more, or answers again.
+    pub(super) fn away(&self, away: bool) {
+        let mut state = self.state();
+        state.away = away;
+        state.watchers.clear();
+    }
+
+    /// Number of open watches of single objects.
+    pub(super) fn watches(&self) -> usize {
+        let mut state = self.state();
+        state.watchers.retain(|(_, sender)| !sender.is_closed());
+        state.watchers.iter().filter(|(key, _)| !key.starts_with("services")).count()
+    }
+
+    /// Requests since they were last taken, those about services left out.
+    pub(super) fn take_requests(&self) -> Vec<String> {
+        let all = std::mem::take(&mut self.state().requests);
+        all.into_iter().filter(|request| !request.contains("services")).collect()
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Result<Response<Out>, std::io::Error> {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path().to_owned();
+        let query = parts.uri.query().unwrap_or_default().to_owned();
+        {
+            let mut state = self.state();
+            state.requests.push(format!("{} {path}?{query}", parts.method));
+            if state.away {
+                return Err(std::io::Error::other("connection refused"));
+            }
+            if state.refusals > 0 {
+                state.refusals -= 1;
+                return Ok(status(403, "Forbidden", "no relationship found between node and this object"));
+            }
+        }
+        if parts.method == Method::POST {
+            let body = body.collect_bytes().await.expect("a body");
+            return Ok(self.token(&serde_json::from_slice(&body).expect("JSON")));
+        }
+        Ok(self.read(&path, &query))
+    }
+
+    fn read(&self, path: &str, query: &str) -> Response<Out> {
+        let mut state = self.state();
+        let field = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=metadata.name%3D"));
+        let mut rest = path.trim_start_matches("/api/v1/").split('/');
+        let key = match (rest.next(), rest.next(), rest.next(), rest.next().or(field)) {
+            (Some("namespaces"), Some(namespace), Some(kind), Some(name)) => format!("{kind}/{namespace}/{name}"),
+            (Some("services"), ..) => "services".to_owned(),
+            _ => panic!("unexpected {path}?{query}"),
+        };
+        if !query.contains("watch=true") {
+            return match (field, state.objects.get(&key).cloned()) {
+                (None, Some(object)) => say(&object),
+                (None, None) => status(404, "NotFound", "not found"),
+                (Some(_), object) => {
+                    let items: Vec<Value> = object.into_iter().collect();
+                    say(&json!({"metadata": {"resourceVersion": state.version.to_string()}, "items": items}))
+                }
+            };
+        }
+        let initial = query.contains("sendInitialEvents=true");
+        if initial && state.old && key != "services" {
+            return status(
+                422,
+                "Invalid",
+                "sendInitialEvents is forbidden for watch unless the feature gate is enabled",
+            );
+        }
+        let (sender, receiver) = mpsc::unbounded_channel();
+        state.watchers.push((key.clone(), sender));
+        if initial {
+            if let Some(object) = state.objects.get(&key).cloned() {
+                state.tell(&key, "ADDED", &object);
+            }
+            let bookmark = json!({"apiVersion": "v1", "kind": "X", "metadata": {"resourceVersion": state.version.to_string(),
+                "annotations": {"k8s.io/initial-events-end": "true"}}});
+            state.tell(&key, "BOOKMARK", &bookmark);
+        }
+        Response::new(StreamBody::new(UnboundedReceiverStream::new(receiver)).boxed_unsync())
+    }
+
+    fn token(&self, asked: &Value) -> Response<Out> {
+        let mut state = self.state();
+        state.tokens += 1;
+        let seconds = asked["spec"]["expirationSeconds"].as_u64().expect("a lifetime");
+        let expires = Timestamp::try_from(self.1.wall() + Duration::from_secs(seconds)).expect("in range");
+        let mut answer = asked.clone();
+        answer["status"] =
+            json!({"token": format!("token-{}", state.tokens), "expirationTimestamp": expires.to_string()});
+        say(&answer)
+    }
+}
+
+impl State {
+    fn tell(&mut self, key: &str, word: &str, object: &Value) {
+        let line = Bytes::from(format!("{}\n", json!({"type": word, "object": object})));
+        for (_, sender) in self.watchers.iter().filter(|(watched, _)| watched == key) {
+            let _ = sender.send(Ok(Frame::data(line.clone())));
+        }
+    }
+}
+
+fn split(key: &str) -> (&str, &str) {
+    let mut parts = key.split('/').skip(1);
+    (parts.next().expect("a namespace"), parts.next().expect("a name"))
+}
+
+fn say(object: &Value) -> Response<Out> {
+    Response::new(Full::new(Bytes::from(object.to_string())).boxed_unsync())
+}
+
+fn status(code: u16, reason: &str, message: &str) -> Response<Out> {
+    let body = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "reason": reason,
+        "message": message});
+    let mut response = say(&body);
+    *response.status_mut() = http::StatusCode::from_u16(code).expect("a code");
+    response
+}

@@ -1,0 +1,333 @@
+//! The room against a scripted API server, on paused time.
+
+mod api;
+
+use std::time::Duration;
+use std::time::SystemTime;
+
+use secrecy::ExposeSecret as _;
+use serde_json::json;
+
+use super::*;
+use api::Api;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// The room and its API server.
+struct Room {
+    api: Api,
+    objects: Objects,
+}
+
+impl Room {
+    fn new(strategy: Strategy) -> Self {
+        let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
+        let api = Api::new(clock);
+        let config = ObjectsConfig { strategy, sync_frequency: Duration::from_secs(60), clock, node: None };
+        let objects = Objects::new(&api.client(), config);
+        Self { api, objects }
+    }
+
+    async fn value(&self, name: &str) -> String {
+        match self.objects.config_map("ns", name).await {
+            Ok(object) => object.data.as_ref().and_then(|data| data.get("k")).cloned().unwrap_or_default(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    fn put(&self, name: &str, value: &str) {
+        self.api.put(&format!("configmaps/ns/{name}"), json!({"data": {"k": value}}));
+    }
+
+    fn register(&self, uid: &str, volumes: &[&str], envs: &[&str]) -> Interest {
+        let mut interest = Interest::new(uid.into());
+        self.objects.register(&pod(uid, volumes, envs), &mut interest);
+        interest
+    }
+}
+
+fn pod(uid: &str, volumes: &[&str], envs: &[&str]) -> Pod {
+    let volumes: Vec<_> = volumes.iter().map(|name| json!({"name": name, "configMap": {"name": name}})).collect();
+    let envs: Vec<_> = envs.iter().map(|name| json!({"configMapRef": {"name": name}})).collect();
+    serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": uid},
+        "spec": {"volumes": volumes, "containers": [{"name": "c", "envFrom": envs}]}}))
+    .expect("a pod")
+}
+
+/// The next change is told within a second.
+async fn told(interest: &mut Interest) -> bool {
+    tokio::time::timeout(Duration::from_secs(1), interest.changed()).await.is_ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_is_read_once_and_its_changes_are_told() {
+    let room = Room::new(Strategy::Watch);
+    room.put("a", "1");
+    let mut interest = room.register("u", &["a"], &[]);
+    assert_eq!(room.value("a").await, "1");
+    assert_eq!(room.value("a").await, "1");
+    let requests = room.api.take_requests();
+    assert_eq!(requests.len(), 1, "{requests:?}");
+    assert!(requests[0].contains("/configmaps?fieldSelector=metadata.name%3Da&watch=true"), "{requests:?}");
+    assert!(!told(&mut interest).await, "what is read first is no change");
+
+    room.put("a", "2");
+    assert!(told(&mut interest).await);
+    assert_eq!((interest.generation(), room.value("a").await), (1, "2".into()));
+    room.put("a", "2");
+    assert!(!told(&mut interest).await, "the same again");
+    room.api.delete("configmaps/ns/a");
+    assert!(told(&mut interest).await);
+    assert_eq!(room.value("a").await, "configmap \"a\" not found");
+    room.put("a", "3");
+    assert!(told(&mut interest).await);
+    assert_eq!(room.value("a").await, "3");
+    assert!(room.objects.config_map("ns", "a").await.expect("it is there").metadata.annotations.is_none(), "trimmed");
+    assert_eq!(room.api.take_requests(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_pods_refer_to_is_read_and_only_as_long() {
+    let room = Room::new(Strategy::Watch);
+    room.put("a", "1");
+    assert_eq!(room.value("a").await, "object \"ns\"/\"a\" not registered");
+    let one = room.register("one", &["a", "b"], &["c"]);
+    let mut two = room.register("two", &["a"], &[]);
+    assert_eq!(room.value("b").await, "configmap \"b\" not found");
+    assert_eq!((room.value("a").await, room.api.watches()), ("1".into(), 3));
+    drop(one);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((room.value("a").await, room.api.watches()), ("1".into(), 1));
+    room.objects.register(&pod("two", &["d"], &[]), &mut two);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(room.value("a").await, "object \"ns\"/\"a\" not registered");
+    assert_eq!(room.api.watches(), 1);
+    // A successor registers before the claim of the one before is dropped.
+    let three = room.register("two", &["d"], &[]);
+    drop(two);
+    assert_eq!(room.value("d").await, "configmap \"d\" not found");
+    drop(three);
+    assert_eq!(room.objects.inner.as_ref().expect("not standalone").config_maps.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_read_waits_a_second_and_no_longer() {
+    let room = Room::new(Strategy::Watch);
+    room.api.away(true);
+    let mut interest = room.register("u", &["a"], &[]);
+    let began = tokio::time::Instant::now();
+    let error = room.value("a").await;
+    assert!(error.starts_with("failed to sync configmap cache: "), "{error}");
+    assert!(error.contains("connection refused"), "{error}");
+    assert_eq!(began.elapsed(), Duration::from_secs(1));
+    room.api.away(false);
+    room.put("a", "1");
+    tokio::time::timeout(Duration::from_secs(60), interest.changed()).await.expect("told when it can be had");
+    assert_eq!(room.value("a").await, "1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_stays_known_while_the_api_server_is_away() {
+    let room = Room::new(Strategy::Watch);
+    room.put("a", "1");
+    let mut interest = room.register("u", &["a"], &[]);
+    assert_eq!(room.value("a").await, "1");
+    room.api.away(true);
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(room.value("a").await, "1");
+    room.put("a", "2");
+    room.api.away(false);
+    let went = tokio::time::Instant::now();
+    // The watch went on from where it was; nothing is told of what happened before, until the watch is renewed.
+    room.put("a", "3");
+    tokio::time::timeout(Duration::from_secs(61), async {
+        while room.value("a").await != "3" {
+            room.put("a", "3");
+            let _ = tokio::time::timeout(Duration::from_secs(1), interest.changed()).await;
+        }
+    })
+    .await
+    .expect("the watch is open again");
+    assert!(went.elapsed() < Duration::from_secs(61));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_right_that_arrives_late_is_waited_for() {
+    let room = Room::new(Strategy::Watch);
+    room.put("a", "1");
+    room.api.state().refusals = 5;
+    let _interest = room.register("u", &["a"], &[]);
+    let began = tokio::time::Instant::now();
+    assert_eq!(room.value("a").await, "1");
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn servers_without_streaming_lists_are_listed() {
+    let room = Room::new(Strategy::Watch);
+    room.put("a", "1");
+    room.api.state().old = true;
+    let mut interest = room.register("u", &["a"], &["b"]);
+    assert_eq!((room.value("a").await, room.value("b").await), ("1".into(), "configmap \"b\" not found".into()));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    room.put("a", "2");
+    assert!(told(&mut interest).await);
+    assert_eq!(room.value("a").await, "2");
+}
+
+#[tokio::test(start_paused = true)]
+async fn immutable_objects_are_not_watched() {
+    let room = Room::new(Strategy::Watch);
+    room.api.put("configmaps/ns/a", json!({"immutable": true, "data": {"k": "1"}}));
+    let _interest = room.register("u", &["a"], &[]);
+    assert_eq!(room.value("a").await, "1");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(room.api.watches(), 0);
+    room.api.take_requests();
+    tokio::time::sleep(DAY).await;
+    assert_eq!((room.value("a").await, room.api.take_requests().len()), ("1".into(), 0));
+    assert_eq!(room.objects.refresh_period(&pod("u", &["a"], &[])), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_only_for_the_start_is_not_watched_for_ever() {
+    let room = Room::new(Strategy::Watch);
+    room.put("env", "1");
+    room.put("volume", "1");
+    let _interest = room.register("u", &["volume"], &["env"]);
+    assert_eq!((room.value("env").await, room.api.watches()), ("1".into(), 2));
+    tokio::time::sleep(Duration::from_secs(240)).await;
+    assert_eq!(room.api.watches(), 2);
+    tokio::time::sleep(Duration::from_secs(240)).await;
+    assert_eq!(room.api.watches(), 1, "nobody asked for five minutes");
+    room.put("env", "2");
+    assert_eq!((room.value("env").await, room.api.watches()), ("2".into(), 2));
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    room.api.away(true);
+    assert_eq!(room.value("env").await, "2", "an old answer is better than none");
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_objects_than_watches_are_read_as_needed() {
+    let room = Room::new(Strategy::Watch);
+    let names: Vec<String> = (0..store::MAX_WATCHES + 3).map(|n| format!("n{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let _interest = room.register("u", &names, &[]);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(room.api.watches(), store::MAX_WATCHES);
+    let period = room.objects.refresh_period(&pod("u", &names, &[])).expect("some have to be read again");
+    assert!((60..=90).contains(&period.as_secs()), "{period:?}");
+    for name in names {
+        assert_eq!(room.value(name).await, format!("configmap {name:?} not found"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn strategy_cache_reads_again_after_its_time() {
+    let room = Room::new(Strategy::Cache);
+    room.put("a", "1");
+    let _one = room.register("one", &["a"], &[]);
+    assert_eq!((room.value("a").await, room.value("a").await), ("1".into(), "1".into()));
+    assert_eq!(room.api.take_requests(), ["GET /api/v1/namespaces/ns/configmaps/a?"]);
+    room.put("a", "2");
+    assert_eq!(room.value("a").await, "1");
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(room.value("a").await, "2");
+    assert_eq!(room.api.take_requests(), ["GET /api/v1/namespaces/ns/configmaps/a?resourceVersion=0"]);
+    room.put("a", "3");
+    let _two = room.register("two", &["a"], &[]);
+    assert_eq!(room.value("a").await, "3", "a new pod sees the newest");
+    assert_eq!(room.api.take_requests(), ["GET /api/v1/namespaces/ns/configmaps/a?"]);
+    room.api.away(true);
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(room.value("a").await, "3");
+    assert!(room.objects.refresh_period(&pod("one", &["a"], &[])).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn strategy_get_reads_every_time() {
+    let room = Room::new(Strategy::Get);
+    let _one = room.register("one", &["a"], &[]);
+    assert_eq!(room.value("a").await, "configmap \"a\" not found");
+    room.put("a", "1");
+    assert_eq!((room.value("a").await, room.value("a").await), ("1".into(), "1".into()));
+    assert_eq!(room.api.take_requests().len(), 3);
+    room.api.away(true);
+    assert!(room.value("a").await.contains("connection refused"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn hostile_names_are_not_asked_for() {
+    let room = Room::new(Strategy::Watch);
+    let names = ["../secrets/x", "a?b", "a&watch=false", "a%2f", "A", "", "-a", &"a".repeat(254)];
+    let _interest = room.register("u", &names, &[]);
+    for name in names {
+        let error = room.value(name).await;
+        assert!(error.contains("the name is not a DNS subdomain"), "{error}");
+    }
+    assert_eq!(room.api.take_requests(), [""; 0]);
+}
+
+fn claim(seconds: i64) -> TokenClaim {
+    TokenClaim {
+        namespace: "ns".into(),
+        service_account: "sa".into(),
+        audiences: Vec::new(),
+        expiration_seconds: Some(seconds),
+        pod: ("p".into(), "u".into()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_are_kept_and_replaced_in_time() {
+    let room = Room::new(Strategy::Watch);
+    let interest = room.register("u", &[], &[]);
+    let text = async |seconds| match room.objects.token(&claim(seconds)).await {
+        Ok(token) => token.text.expose_secret().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!((text(3600).await, text(3600).await), ("token-1".into(), "token-1".into()));
+    assert_eq!(text(600).await, "token-2", "another lifetime is another token");
+    let request = room.api.take_requests().remove(0);
+    assert_eq!(request, "POST /api/v1/namespaces/ns/serviceaccounts/sa/token?");
+    tokio::time::sleep(Duration::from_secs(2860)).await;
+    assert_eq!(text(3600).await, "token-1");
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(text(3600).await, "token-3", "four fifths are over");
+    room.api.away(true);
+    tokio::time::sleep(Duration::from_secs(3000)).await;
+    let token = room.objects.token(&claim(3600)).await.expect("the old one is still valid");
+    assert_eq!(token.text.expose_secret(), "token-3");
+    assert!(token.refresh_at.is_some(), "to be tried again");
+    tokio::time::sleep(Duration::from_secs(700)).await;
+    let error = text(3600).await;
+    assert!(error.contains("expired and refresh failed: ") && error.contains("connection refused"), "{error}");
+    assert!(text(601).await.starts_with("failed to fetch token: "));
+    room.api.away(false);
+    assert_eq!(text(3600).await, "token-4");
+    drop(interest);
+    assert_eq!(text(3600).await, "token-5", "forgotten with the pod");
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_are_waited_for_by_who_must_know() {
+    let room = Room::new(Strategy::Watch);
+    let told = room.objects.service_variables("ns", true, true).await.expect("an empty list is an answer");
+    assert!(told.is_empty());
+    let away = Room::new(Strategy::Watch);
+    away.api.away(true);
+    let error = away.objects.service_variables("ns", true, true).await.expect_err("never read").to_string();
+    assert_eq!(error, "services have not yet been read at least once, cannot construct envvars");
+    assert!(away.objects.service_variables("ns", true, false).await.expect("static pods do not wait").is_empty());
+}
+
+#[tokio::test]
+async fn alone_there_is_nothing() {
+    let objects = Objects::standalone();
+    let text = "not supported due to running kubelet in standalone mode";
+    assert_eq!(objects.config_map("ns", "a").await.expect_err("nothing").to_string(), text);
+    assert_eq!(objects.secret("ns", "a").await.expect_err("nothing").to_string(), text);
+    let error = objects.token(&claim(600)).await.expect_err("nothing").to_string();
+    assert_eq!(error, "cannot use TokenManager when kubelet is in standalone mode");
+    assert!(objects.service_variables("ns", true, true).await.expect("none").is_empty());
+}

@@ -1,0 +1,115 @@
+//! The serving certificate that the cluster signs, where the configuration asks for one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use k8s_openapi::api::core::v1::Node;
+use rustls::sign::CertifiedKey;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::apiserver::ApiServer;
+use crate::certificates::Keeper;
+use crate::certificates::Pair;
+use crate::certificates::Progress;
+use crate::certificates::Purpose;
+use crate::certificates::Store;
+use crate::certificates::Template;
+use crate::config::Gate;
+use crate::config::Settings;
+use crate::metrics::Metrics;
+use crate::model::Clock;
+
+/// What the server shows; `None` in it as long as nothing has been signed, or what was signed has expired.
+pub type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
+
+/// Keeps the serving certificate of `serverTLSBootstrap` good; `None` if that is off. Its names follow the addresses of
+/// the Node as the API server has them. Without an API server an existing pair is served as it is.
+///
+/// # Errors
+/// A pair is there but cannot be used.
+pub fn serving(
+    settings: &Settings,
+    node_name: &str,
+    api: Option<&ApiServer>,
+    nodes: watch::Receiver<Option<Arc<Node>>>,
+    metrics: &Arc<Metrics>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<Option<Serving>> {
+    let kubelet = &settings.kubelet;
+    if !kubelet.server_tls_bootstrap || !settings.gates.enabled(Gate::RotateKubeletServerCertificate) {
+        return Ok(None);
+    }
+    let configured = [&kubelet.tls_cert_file, &kubelet.tls_private_key_file].map(PathBuf::from);
+    let configured = configured.iter().all(|path| !path.as_os_str().is_empty()).then(|| configured.clone().into());
+    let store = Store::new(&settings.flags.cert_dir, Purpose::Serving, configured);
+    let first = store.load().context("serving certificate")?.map(Arc::new);
+    let (current, seen) = watch::channel(first);
+    let (shown, serving) = watch::channel(None);
+    tokio::spawn(hand_on(seen, shown, shutdown.clone()));
+    let Some(api) = api else {
+        let forever = shutdown.clone();
+        tokio::spawn(async move {
+            forever.cancelled().await;
+            drop(current);
+        });
+        return Ok(Some(serving));
+    };
+    let (templates, template) = watch::channel(None);
+    tokio::spawn(follow_addresses(node_name.to_owned(), nodes, templates, shutdown.clone()));
+    let client = api.main.clone();
+    let keeper = Keeper {
+        store,
+        template,
+        client: Box::new(move |_| client.clone()),
+        clock: Clock::System,
+        metrics: metrics.clone(),
+        progress: Progress::default(),
+        at_once: false,
+    };
+    tokio::spawn(keeper.keep(current, shutdown.clone()));
+    Ok(Some(serving))
+}
+
+async fn follow_addresses(
+    node_name: String,
+    mut nodes: watch::Receiver<Option<Arc<Node>>>,
+    templates: watch::Sender<Option<Template>>,
+    shutdown: CancellationToken,
+) {
+    let following = async {
+        loop {
+            let addresses = nodes.borrow_and_update().as_ref().and_then(|node| node.status.clone()?.addresses);
+            // A Node that is gone takes no names away.
+            if let Some(template) = Template::serving(&node_name, &addresses.unwrap_or_default()) {
+                templates.send_if_modified(|known| {
+                    let changed = known.as_ref() != Some(&template);
+                    *known = Some(template);
+                    changed
+                });
+            }
+            if nodes.changed().await.is_err() {
+                // The last names stay.
+                return std::future::pending().await;
+            }
+        }
+    };
+    shutdown.run_until_cancelled(following).await;
+}
+
+async fn hand_on(
+    mut pairs: watch::Receiver<Option<Arc<Pair>>>,
+    shown: watch::Sender<Option<Arc<CertifiedKey>>>,
+    shutdown: CancellationToken,
+) {
+    let handing = async {
+        loop {
+            shown.send_replace(pairs.borrow_and_update().as_ref().map(|pair| pair.certified.clone()));
+            if pairs.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    shutdown.run_until_cancelled(handing).await;
+}

@@ -1,0 +1,112 @@
+//! Joins the graceful shutdown of the machine to logind and the sync loop.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Gate;
+use crate::config::Settings;
+use crate::metrics::Metrics;
+use crate::model::Clock;
+use crate::model::Pod;
+use crate::model::pod_ref;
+use crate::node::shutdown::Group;
+use crate::node::shutdown::Logind;
+use crate::node::shutdown::PodEnder;
+use crate::node::shutdown::Shutdown;
+use crate::node::shutdown::groups;
+use crate::recorder::Recorder;
+use crate::status::Ending;
+use crate::status::Statuses;
+use crate::sync::KillOrder;
+use crate::sync::ORDER_CAPACITY;
+use crate::sync::Orders;
+use crate::sync::SharedPods;
+use crate::workers::state::KillOptions;
+
+const REASON: &str = "Terminated";
+const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
+
+/// What the shutdown is joined to.
+pub struct Parts<'a> {
+    /// The configuration.
+    pub settings: &'a Settings,
+    /// Desired pods.
+    pub pods: SharedPods,
+    /// What is said of them.
+    pub statuses: Statuses,
+    /// Events of the node.
+    pub recorder: Recorder,
+    /// Times of the last shutdown.
+    pub metrics: Arc<Metrics>,
+    /// Told of a shutdown.
+    pub down: watch::Sender<bool>,
+}
+
+/// Starts waiting for shutdowns, if the configuration gives pods time to end. Returns what the sync loop listens to.
+pub fn start(parts: Parts<'_>, shutdown: CancellationToken) -> Orders {
+    let groups = configured(parts.settings);
+    if groups.is_empty() {
+        return Orders::none();
+    }
+    let (sender, kills) = mpsc::channel(ORDER_CAPACITY);
+    let orders = Orders { kills, closed: parts.down.subscribe() };
+    let by_priority = parts.settings.gates.enabled(Gate::GracefulNodeShutdownBasedOnPodPriority);
+    let recorder = parts.recorder;
+    let graceful = Shutdown {
+        groups,
+        pods: Ender { pods: parts.pods, statuses: parts.statuses, orders: sender },
+        down: parts.down,
+        keep_times: by_priority.then(|| parts.settings.flags.root_dir.clone()),
+        tell: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
+        metrics: parts.metrics,
+        clock: Clock::System,
+    };
+    tokio::spawn(graceful.run(Logind::connect, shutdown));
+    orders
+}
+
+fn configured(settings: &Settings) -> Vec<Group> {
+    if !settings.gates.enabled(Gate::GracefulNodeShutdown) {
+        return Vec::new();
+    }
+    let kubelet = &settings.kubelet;
+    let by_priority = kubelet.shutdown_grace_period_by_pod_priority.iter();
+    let by_priority: Vec<(i32, i64)> =
+        by_priority.map(|group| (group.priority, group.shutdown_grace_period_seconds)).collect();
+    groups(kubelet.shutdown_grace_period.std(), kubelet.shutdown_grace_period_critical_pods.std(), &by_priority)
+}
+
+/// Ends pods by way of the sync loop.
+struct Ender {
+    pods: SharedPods,
+    statuses: Statuses,
+    orders: mpsc::Sender<KillOrder>,
+}
+
+impl PodEnder for Ender {
+    fn pods(&self) -> Vec<Pod> {
+        let is_over = |pod: &Pod| {
+            let status = self.statuses.stored(&pod_ref(pod).uid);
+            status.is_some_and(|stored| stored.is_finished)
+        };
+        self.pods.all().into_iter().filter(|pod| !is_over(pod)).collect()
+    }
+
+    async fn end(&self, pod: &Pod, grace: i64) {
+        let finished = CancellationToken::new();
+        let ending = Ending { reason: REASON, message: MESSAGE.to_owned(), disruption: Some(MESSAGE.to_owned()) };
+        let options = KillOptions {
+            grace: Some(grace),
+            evicted: false,
+            ending: Some(Arc::new(ending)),
+            finished: Some(finished.clone()),
+        };
+        let order = KillOrder { uid: pod_ref(pod).uid, options };
+        if self.orders.send(order).await.is_ok() {
+            finished.cancelled().await;
+        }
+    }
+}

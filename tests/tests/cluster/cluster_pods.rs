@@ -1,0 +1,378 @@
+//! One pod's way through its life, as the API server shows it: status, end, mirror, and lives of the agent in between.
+
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodCondition;
+use k8s_openapi::api::core::v1::PodStatus;
+use keblet_peers::BUSYBOX_IMAGE;
+use keblet_tests::cluster::Cluster;
+use keblet_tests::cluster::ClusterNode;
+use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::Tenant;
+use keblet_tests::cluster::until;
+use keblet_tests::cluster::until_gone;
+use kube::Api;
+use kube::api::DeleteParams;
+use kube::api::Patch;
+use kube::api::PatchParams;
+use serde_json::Value;
+use serde_json::json;
+
+const HASH: &str = "kubernetes.io/config.hash";
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+fn status(pod: &Pod) -> &PodStatus {
+    pod.status.as_ref().unwrap()
+}
+
+fn main_container(pod: &Pod) -> &ContainerStatus {
+    &status(pod).container_statuses.as_ref().unwrap()[0]
+}
+
+fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    pod.status.as_ref()?.conditions.iter().flatten().find(|condition| condition.type_ == type_)
+}
+
+fn is_true(pod: &Pod, type_: &str) -> bool {
+    condition(pod, type_).is_some_and(|condition| condition.status == "True")
+}
+
+/// A folder of the test's own that its pods see under the same path.
+fn folder(tenant: &Tenant) -> PathBuf {
+    let folder = tenant.node.folder().unwrap().join(&tenant.namespace);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// A shell that sees the folder as `$DIR`.
+fn shell_in(tenant: &Tenant, folder: &Path, script: &str) -> Value {
+    let mut pod = tenant.shell(&script.replace("$DIR", folder.to_str().unwrap()));
+    pod["volumes"] = json!([{ "name": "dir", "hostPath": { "path": folder, "type": "Directory" } }]);
+    pod["containers"][0]["volumeMounts"] = json!([{ "name": "dir", "mountPath": folder }]);
+    pod
+}
+
+/// A test that may kill the agent: no other test uses the cluster meanwhile.
+async fn alone(name: &str) -> Tenant {
+    let cluster = Cluster::alone().await.unwrap();
+    let node = ClusterNode::shared(&cluster).await.unwrap();
+    Tenant::on(cluster, node, name).await.unwrap()
+}
+
+async fn restart_agent(tenant: &Tenant) {
+    tenant.node.kill_agent().unwrap();
+    tenant.node.start_agent().await.unwrap();
+}
+
+/// How many containers of the pod run.
+fn running(tenant: &Tenant, pod: &str) -> usize {
+    let pods = tenant.node.pods().unwrap().into_iter();
+    let ours = pods.filter(|one| one.namespace == tenant.namespace && one.name == pod);
+    ours.flat_map(|pod| pod.containers).filter(|container| container.state == "running").count()
+}
+
+/// Nothing of these pods runs on the node any more.
+async fn until_stopped(tenant: &Tenant) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let runs = || {
+        let pods = tenant.node.pods().unwrap().into_iter().filter(|pod| pod.namespace == tenant.namespace);
+        pods.flat_map(|pod| pod.containers).any(|container| container.state == "running")
+    };
+    while runs() {
+        assert!(tokio::time::Instant::now() < deadline, "it still runs; {}", tenant.node.last_words());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_running_pod_shows_everything_a_status_has() {
+    let tenant = Tenant::move_in("status").await.unwrap();
+    tenant.pod("one", tenant.shell("sleep 3600")).await.unwrap();
+    let pod = tenant.until_ready("one").await.unwrap();
+    let status = status(&pod);
+    let address = tenant.node.access.address.to_string();
+    assert_eq!((status.phase.as_deref(), status.qos_class.as_deref()), (Some("Running"), Some("BestEffort")));
+    assert_eq!(status.host_ip.as_ref(), Some(&address));
+    assert_eq!(status.host_ips.as_ref().unwrap()[0].ip, address);
+    assert_eq!(status.pod_ip.as_ref().unwrap(), &status.pod_ips.as_ref().unwrap()[0].ip);
+    assert!(status.start_time.is_some());
+    assert_eq!(status.observed_generation, pod.metadata.generation);
+    for type_ in ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"] {
+        assert!(is_true(&pod, type_), "{type_}: {:?}", condition(&pod, type_));
+    }
+    let container = main_container(&pod);
+    assert!(container.state.as_ref().unwrap().running.is_some());
+    assert_eq!((container.ready, container.started, container.restart_count), (true, Some(true), 0));
+    assert!(container.container_id.as_ref().unwrap().starts_with("containerd://"));
+    assert!(!container.image_id.is_empty());
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn conditions_of_others_count_and_stay() {
+    let tenant = Tenant::move_in("gates").await.unwrap();
+    let mut spec = tenant.shell("sleep 3600");
+    spec["readinessGates"] = json!([{ "conditionType": "example.com/open" }]);
+    tenant.pod("gated", spec).await.unwrap();
+    let shut = |pod: Option<&Pod>| {
+        let pod = pod.filter(|pod| is_true(pod, "ContainersReady"))?;
+        let ready = condition(pod, "Ready")?;
+        (ready.reason.as_deref() == Some("ReadinessGatesNotReady")).then(|| ready.message.clone().unwrap_or_default())
+    };
+    let message = tenant.until("gated", "shut by its gate", shut).await.unwrap();
+    assert_eq!(message, "corresponding condition of pod readiness gate \"example.com/open\" does not exist.");
+    let open = json!({ "status": { "conditions": [{ "type": "example.com/open", "status": "True" }] } });
+    let pods = tenant.api::<Pod>();
+    pods.patch_status("gated", &PatchParams::default(), &Patch::Strategic(&open)).await.unwrap();
+    let pod = tenant.until_ready("gated").await.unwrap();
+    assert!(is_true(&pod, "example.com/open"), "the gate's own condition stays");
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_status_somebody_wrote_over_is_put_right() {
+    let tenant = Tenant::move_in("meddled").await.unwrap();
+    tenant.pod("one", tenant.shell("sleep 3600")).await.unwrap();
+    let before = tenant.until_ready("one").await.unwrap();
+    let meddle = json!({ "status": { "phase": "Pending", "containerStatuses": [] } });
+    let pods = tenant.api::<Pod>();
+    pods.patch_status("one", &PatchParams::default(), &Patch::Strategic(&meddle)).await.unwrap();
+    let right = |pod: Option<&Pod>| {
+        let status = pod?.status.as_ref()?;
+        (status.phase.as_deref() == Some("Running")).then(|| status.container_statuses.clone())
+    };
+    let containers = tenant.until("one", "Running again", right).await.unwrap();
+    assert_eq!(containers, status(&before).container_statuses);
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn restarts_are_counted_over_lives_of_the_agent() {
+    let tenant = alone("counted").await;
+    let dir = folder(&tenant);
+    let script = "rm -f $DIR/die; until test -e $DIR/die; do sleep 0.05; done; exit 7";
+    tenant.pod("crasher", shell_in(&tenant, &dir, script)).await.unwrap();
+    tenant.until_ready("crasher").await.unwrap();
+    let restarted = |times: i32| {
+        move |pod: Option<&Pod>| {
+            let pod =
+                pod.filter(|pod| pod.status.as_ref().is_some_and(|status| status.container_statuses.is_some()))?;
+            let container = main_container(pod);
+            let runs = container.state.as_ref()?.running.is_some() && container.restart_count == times;
+            runs.then(|| (pod.clone(), container.last_state.clone()))
+        }
+    };
+    std::fs::write(dir.join("die"), "").unwrap();
+    let (before, last) = tenant.until("crasher", "restarted once", restarted(1)).await.unwrap();
+    assert_eq!(last.unwrap().terminated.unwrap().exit_code, 7);
+
+    restart_agent(&tenant).await;
+    tenant.node.until_ready(&tenant.cluster).await.unwrap();
+    let (after, last) = tenant.until("crasher", "still running", restarted(1)).await.unwrap();
+    assert_eq!(main_container(&after).container_id, main_container(&before).container_id, "it was not touched");
+    assert_eq!(last.unwrap().terminated.unwrap().exit_code, 7, "what was known of the first life stays");
+    assert_eq!(status(&after).start_time, status(&before).start_time);
+
+    // The next crash is the second, and one that happens while nobody looks counts as well.
+    tenant.node.kill_agent().unwrap();
+    std::fs::write(dir.join("die"), "").unwrap();
+    until_stopped(&tenant).await;
+    tenant.node.start_agent().await.unwrap();
+    let (_, last) = tenant.until("crasher", "restarted twice", restarted(2)).await.unwrap();
+    assert_eq!(last.unwrap().terminated.unwrap().exit_code, 7);
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_deleted_pod_stays_until_its_process_is_gone() {
+    let tenant = Tenant::move_in("deleted").await.unwrap();
+    let dir = folder(&tenant);
+    let script = "trap 'touch $DIR/told; until test -e $DIR/go; do sleep 0.05; done; exit 0' TERM; \
+                  touch $DIR/up; while :; do sleep 0.05; done";
+    let mut spec = shell_in(&tenant, &dir, script);
+    spec["terminationGracePeriodSeconds"] = json!(60);
+    tenant.pod("slow", spec).await.unwrap();
+    tenant.until_ready("slow").await.unwrap();
+    until_file(&tenant, &dir.join("up")).await;
+    tenant.api::<Pod>().delete("slow", &DeleteParams::default()).await.unwrap();
+    until_file(&tenant, &dir.join("told")).await;
+    let pod = tenant.api::<Pod>().get("slow").await.unwrap();
+    assert_eq!(status(&pod).phase.as_deref(), Some("Running"), "its end is not told before it has come");
+    std::fs::write(dir.join("go"), "").unwrap();
+    tenant.until("slow", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    until_stopped(&tenant).await;
+    tenant.move_out().await.unwrap();
+}
+
+async fn until_file(tenant: &Tenant, file: &Path) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !file.exists() {
+        assert!(tokio::time::Instant::now() < deadline, "no {}; {}", file.display(), tenant.node.last_words());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn the_last_status_before_the_end_tells_how_it_ended() {
+    let tenant = Tenant::move_in("last").await.unwrap();
+    let mut spec = tenant.shell("trap 'exit 4' TERM; while :; do sleep 0.05; done");
+    spec["restartPolicy"] = json!("Never");
+    // A finalizer keeps the object, so that its last status can be read.
+    let pod = json!({ "metadata": { "name": "kept", "finalizers": ["example.com/keep"] }, "spec": spec });
+    tenant.create::<Pod>(pod).await.unwrap();
+    tenant.until_ready("kept").await.unwrap();
+    tenant.api::<Pod>().delete("kept", &DeleteParams::default()).await.unwrap();
+    let pod = tenant.until_phase("kept", "Failed").await.unwrap();
+    let ended = main_container(&pod).state.clone().unwrap().terminated.unwrap();
+    assert_eq!((ended.exit_code, ended.reason.as_deref()), (4, Some("Error")));
+    assert!(!is_true(&pod, "Ready") && !is_true(&pod, "ContainersReady"));
+    assert_eq!(condition(&pod, "Ready").unwrap().reason.as_deref(), Some("PodFailed"));
+    let release = json!({ "metadata": { "finalizers": null } });
+    tenant.api::<Pod>().patch("kept", &PatchParams::default(), &Patch::Merge(&release)).await.unwrap();
+    tenant.until("kept", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_pod_deleted_by_force_is_stopped_all_the_same() {
+    let tenant = Tenant::move_in("forced").await.unwrap();
+    tenant.pod("one", tenant.shell("sleep 3600")).await.unwrap();
+    tenant.until_ready("one").await.unwrap();
+    let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    tenant.api::<Pod>().delete("one", &at_once).await.unwrap();
+    tenant.until("one", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    until_stopped(&tenant).await;
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_pod_that_has_ended_can_be_deleted_in_any_life_of_the_agent() {
+    let tenant = alone("ended").await;
+    for name in ["before", "after"] {
+        let mut spec = tenant.shell("exit 0");
+        spec["restartPolicy"] = json!("Never");
+        tenant.pod(name, spec).await.unwrap();
+    }
+    for name in ["before", "after"] {
+        tenant.until_phase(name, "Succeeded").await.unwrap();
+    }
+    let gone = |pod: Option<&Pod>| pod.is_none().then_some(());
+    tenant.api::<Pod>().delete("before", &DeleteParams::default()).await.unwrap();
+    tenant.until("before", "gone", gone).await.unwrap();
+    let told = status(&tenant.api::<Pod>().get("after").await.unwrap()).clone();
+    restart_agent(&tenant).await;
+    tenant.node.until_ready(&tenant.cluster).await.unwrap();
+    let pod = tenant.until_phase("after", "Succeeded").await.unwrap();
+    assert_eq!(main_container(&pod).container_id, told.container_statuses.unwrap()[0].container_id, "it ran once");
+    tenant.api::<Pod>().delete("after", &DeleteParams::default()).await.unwrap();
+    tenant.until("after", "gone", gone).await.unwrap();
+    tenant.move_out().await.unwrap();
+}
+
+/// The agent is killed at any moment of a pod's life, and the pod reaches its end.
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_killed_agent_takes_up_every_pod_where_it_was() {
+    let tenant = alone("killed").await;
+    let script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done";
+    for millis in [0, 30, 60, 90, 130, 180, 250, 400] {
+        let name = format!("begun-{millis}");
+        tenant.pod(&name, tenant.shell(script)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+        restart_agent(&tenant).await;
+        let pod = tenant.until_ready(&name).await.unwrap();
+        // A container that was created, or whose start was cut short, is not used: the next one counts as its restart.
+        assert!(main_container(&pod).restart_count <= 1, "killed {millis} ms after its creation");
+        assert_eq!(running(&tenant, &name), 1, "killed {millis} ms after its creation");
+    }
+    for millis in [0, 30, 60, 90, 130, 180, 250, 400] {
+        let name = format!("begun-{millis}");
+        tenant.api::<Pod>().delete(&name, &DeleteParams::default()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+        restart_agent(&tenant).await;
+        tenant.until(&name, "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    }
+    until_stopped(&tenant).await;
+    tenant.move_out().await.unwrap();
+}
+
+fn manifest(seconds: u32) -> String {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "fixed", "labels": { "app": "fixed" } },
+        "spec": {
+            "terminationGracePeriodSeconds": 2,
+            "containers": [{
+                "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never",
+                "command": ["sh", "-c", format!("trap 'exit 0' TERM; sleep {seconds} & wait")],
+            }],
+        },
+    });
+    pod.to_string()
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_static_pod_is_shown_by_its_mirror() {
+    let cluster = Cluster::join().await.unwrap();
+    let node = Arc::new(ClusterNode::start(&cluster, json!({})).await.unwrap());
+    let file = node.node.manifests.join("fixed.json");
+    std::fs::write(&file, manifest(3600)).unwrap();
+    let (pods, name) = (Api::<Pod>::namespaced(cluster.client(), "default"), format!("fixed-{}", node.name()));
+    let shown_running = |besides: Option<String>| {
+        move |pod: Option<&Pod>| {
+            let other = pod.filter(|pod| pod.metadata.uid != besides)?;
+            let shown = other.status.as_ref()?.container_statuses.as_ref()?.first()?.state.as_ref()?.running.is_some();
+            (shown && is_true(other, "Ready")).then(|| other.clone())
+        }
+    };
+    let mirror = until(&pods, &name, "a mirror that is Ready", shown_running(None)).await.unwrap();
+    let annotations = mirror.metadata.annotations.clone().unwrap();
+    assert_eq!(annotations[HASH], annotations[MIRROR]);
+    assert_eq!(annotations["kubernetes.io/config.source"], "file");
+    let owner = &mirror.metadata.owner_references.as_ref().unwrap()[0];
+    assert_eq!((owner.kind.as_str(), owner.name.as_str(), owner.controller), ("Node", node.name(), Some(true)));
+    assert_eq!(status(&mirror).host_ip, Some(node.access.address.to_string()));
+
+    // Who deletes the mirror changes nothing on the node.
+    for grace in [None, Some(0)] {
+        let before = pods.get(&name).await.unwrap();
+        let params = DeleteParams { grace_period_seconds: grace, ..DeleteParams::default() };
+        pods.delete(&name, &params).await.unwrap();
+        let again = until(&pods, &name, "another mirror", shown_running(before.metadata.uid.clone())).await.unwrap();
+        assert_eq!(main_container(&again).container_id, main_container(&mirror).container_id);
+    }
+
+    // Another content is another pod.
+    let before = pods.get(&name).await.unwrap();
+    std::fs::write(&file, manifest(3601)).unwrap();
+    let changed =
+        until(&pods, &name, "the mirror of the new content", shown_running(before.metadata.uid.clone())).await.unwrap();
+    assert_ne!(changed.metadata.annotations.as_ref().unwrap()[MIRROR], annotations[MIRROR]);
+    assert_ne!(main_container(&changed).container_id, main_container(&mirror).container_id);
+
+    // The next life of the agent finds both and leaves them alone.
+    node.kill_agent().unwrap();
+    node.start_agent().await.unwrap();
+    node.until_ready(&cluster).await.unwrap();
+    let kept = until(&pods, &name, "the same mirror", shown_running(None)).await.unwrap();
+    assert_eq!(kept.metadata.uid, changed.metadata.uid);
+    assert_eq!(main_container(&kept).container_id, main_container(&changed).container_id);
+
+    std::fs::remove_file(&file).unwrap();
+    until_gone(&pods, &name).await.unwrap();
+    Arc::into_inner(node).unwrap().finish(&cluster).await.unwrap();
+}
