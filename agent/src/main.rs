@@ -7,6 +7,8 @@ use anyhow::{Context as _, bail};
 use keblet::cli::{self, BenchCommand, Command, RunArgs, config, docs, doctor, host, logging, process, version};
 use keblet::config::{Settings, load};
 use keblet::exit::Exit;
+use keblet::systemd;
+use keblet::telemetry::Spans;
 use keblet::wiring;
 
 /// How long the parts may take to end after the process was told to.
@@ -50,13 +52,15 @@ fn run(args: &RunArgs) -> anyhow::Result<Exit> {
         return Ok(Exit::Success);
     }
     let settings = load(&args.flags)?;
-    let verbosity = logging::init(&settings.kubelet.logging)?;
+    let runtime = process::runtime().context("cannot start the async runtime")?;
+    let spans = wiring::spans(&settings, &runtime)?;
+    let verbosity = logging::init(&settings.kubelet.logging, spans.as_ref().map(Spans::layer))?;
     settings.check_host(&host::facts())?;
     for notice in settings.notices() {
         tracing::warn!("{notice}");
     }
-    let runtime = process::runtime().context("cannot start the async runtime")?;
     let outcome = runtime.block_on(until_told_to_end(settings, verbosity));
+    spans.into_iter().for_each(Spans::end);
     runtime.shutdown_background();
     outcome.map(|()| Exit::Success)
 }
@@ -67,10 +71,13 @@ async fn until_told_to_end(settings: Settings, verbosity: logging::Verbosity) ->
     let agent = wiring::run(settings, verbosity, shutdown.clone());
     let overdue = async {
         shutdown.cancelled().await;
+        systemd::stopping();
         tokio::time::sleep(DRAIN).await;
     };
     tokio::select! {
-        ended = agent => ended,
+        // First, for it has something to say before the agent is gone.
+        biased;
         () = overdue => bail!("some part did not end within {DRAIN:?}"),
+        ended = agent => ended,
     }
 }

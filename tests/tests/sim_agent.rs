@@ -452,7 +452,7 @@ async fn a_machine_that_goes_down_takes_its_pods_along() {
     let agent = node.start(Senses::ALL, [web.clone()]);
     node.running("web", "main").await;
     agent.close();
-    agent.add(late.build()).await;
+    agent.add(late.clone().build()).await;
     let begin = Instant::now();
     let uid = PodUid::from(web.build().metadata.uid.clone().expect("a UID").as_str());
     let message = "Pod was terminated in response to imminent node shutdown.";

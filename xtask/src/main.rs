@@ -5,6 +5,7 @@
 
 mod bench;
 mod cluster;
+mod deb;
 mod demo;
 mod docs_paths;
 mod ebpf;
@@ -52,6 +53,8 @@ enum Task {
     Ebpf(ebpf::Arguments),
     /// Run a benchmark of a release build, on a private containerd or in a private cluster.
     Bench(bench::Arguments),
+    /// Make a Debian package that takes kubelet's place.
+    Deb(deb::Arguments),
     /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
     Layers,
     /// Check that every path and test that the documents name exists.
@@ -82,6 +85,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Cluster(task) => cluster::perform(&task),
         Task::Ebpf(arguments) => ebpf::run(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Bench(arguments) => bench::bench(&arguments),
+        Task::Deb(arguments) => deb::deb(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Layers => layers::check().map(|report| report.tell()),
         Task::DocsPaths => docs_paths::check().map(|report| report.tell()),
         Task::Licences => licences::check().map(|report| report.tell()),

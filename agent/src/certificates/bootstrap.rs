@@ -160,7 +160,11 @@ fn request_name(key: &KeyPair, template: &Template) -> String {
 }
 
 /// Why the request that is present cannot stand for the one we want.
-fn foreign(present: &CertificateSigningRequest, wanted: &CertificateSigningRequest, now: SystemTime) -> Option<&'static str> {
+fn foreign(
+    present: &CertificateSigningRequest,
+    wanted: &CertificateSigningRequest,
+    now: SystemTime,
+) -> Option<&'static str> {
     if present.spec.signer_name != wanted.spec.signer_name {
         return Some("it is for another signer");
     }
@@ -199,7 +203,9 @@ async fn until_server_answers(client: &kube::Client) {
         }
     };
     if tokio::time::timeout(SERVER_PATIENCE, asking).await.is_err() {
-        tracing::warn!("the API server is not healthy after {SERVER_PATIENCE:?}; requesting a certificate all the same");
+        tracing::warn!(
+            "the API server is not healthy after {SERVER_PATIENCE:?}; requesting a certificate all the same"
+        );
     }
 }
 

@@ -102,7 +102,12 @@ impl Keeper {
     }
 
     /// Until it is due, or the template is another one.
-    async fn wait_until_due(&mut self, pair: Option<&Pair>, template: &Template, current: &watch::Sender<Option<Arc<Pair>>>) {
+    async fn wait_until_due(
+        &mut self,
+        pair: Option<&Pair>,
+        template: &Template,
+        current: &watch::Sender<Option<Arc<Pair>>>,
+    ) {
         let due = rotation::due(pair.map(|pair| &pair.leaf), template, fastrand::f64());
         let at_once = std::mem::take(&mut self.at_once);
         let at = match due {
@@ -159,7 +164,11 @@ impl Keeper {
         }
     }
 
-    async fn attempt(&self, template: &Template, current: &watch::Sender<Option<Arc<Pair>>>) -> Result<Pair, AttemptError> {
+    async fn attempt(
+        &self,
+        template: &Template,
+        current: &watch::Sender<Option<Arc<Pair>>>,
+    ) -> Result<Pair, AttemptError> {
         let now = self.clock.wall();
         let good = current.borrow().as_ref().is_some_and(|pair| !pair.leaf.expired(now));
         let client = (self.client)(good);

@@ -72,7 +72,10 @@ impl Signer {
         if script.len() > 1 { script.pop().expect("a step") } else { *script.last().expect("a step") }
     }
 
-    async fn answer(&self, request: Request<Body>) -> Response<http_body_util::combinators::UnsyncBoxBody<Bytes, std::io::Error>> {
+    async fn answer(
+        &self,
+        request: Request<Body>,
+    ) -> Response<http_body_util::combinators::UnsyncBoxBody<Bytes, std::io::Error>> {
         let whole = |status: u16, value: &Value| {
             let body = Full::from(value.to_string()).map_err(|never| match never {}).boxed_unsync();
             Response::builder().status(status).body(body).expect("a response")
@@ -87,20 +90,27 @@ impl Signer {
                 return whole(code, &json!({"kind": "Status", "status": "Failure", "code": code, "reason": "x"}));
             }
             let number = self.number.fetch_add(1, Ordering::SeqCst);
-            object["metadata"] = json!({"name": format!("csr-{number}"), "uid": format!("u{number}"), "resourceVersion": "1"});
+            object["metadata"] =
+                json!({"name": format!("csr-{number}"), "uid": format!("u{number}"), "resourceVersion": "1"});
             object["status"] = self.status(does, object["spec"]["request"].as_str().expect("a request"));
             *self.last() = object.clone();
             return whole(201, &object);
         }
         let last = self.last().clone();
         if !query.contains("watch=true") {
-            return whole(200, &json!({"kind": "CertificateSigningRequestList", "metadata": {"resourceVersion": "1"}, "items": [last]}));
+            return whole(
+                200,
+                &json!({"kind": "CertificateSigningRequestList", "metadata": {"resourceVersion": "1"}, "items": [last]}),
+            );
         }
         let mark = json!({"metadata": {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}},
                           "kind": "CertificateSigningRequest", "apiVersion": "certificates.k8s.io/v1"});
-        let lines = format!("{}\n{}\n", json!({"type": "ADDED", "object": last}), json!({"type": "BOOKMARK", "object": mark}));
+        let lines =
+            format!("{}\n{}\n", json!({"type": "ADDED", "object": last}), json!({"type": "BOOKMARK", "object": mark}));
         let first = futures_util::stream::iter([Ok(Frame::data(Bytes::from(lines)))]);
-        Response::new(StreamBody::new(futures_util::StreamExt::chain(first, futures_util::stream::pending())).boxed_unsync())
+        Response::new(
+            StreamBody::new(futures_util::StreamExt::chain(first, futures_util::stream::pending())).boxed_unsync(),
+        )
     }
 
     fn last(&self) -> std::sync::MutexGuard<'_, Value> {
@@ -241,7 +251,8 @@ async fn a_serving_certificate_follows_the_addresses() {
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert!(bench.signer.asked().is_empty(), "nothing to ask for yet");
     bench.templates.send_replace(with("10.0.0.1"));
-    let has = |ip: &str, pair: Option<&Pair>| pair.is_some_and(|pair| pair.leaf.ips.contains(&ip.parse().expect("an IP")));
+    let has =
+        |ip: &str, pair: Option<&Pair>| pair.is_some_and(|pair| pair.leaf.ips.contains(&ip.parse().expect("an IP")));
     bench.until(|pair| has("10.0.0.1", pair)).await;
     // While a request for the second address waits, a third one comes.
     bench.templates.send_replace(with("10.0.0.2"));

@@ -58,7 +58,9 @@ fn text(access: &Access, pair_file: &Path) -> String {
     let server = access.server.to_string();
     let mut cluster = format!("    server: {}\n", quoted(server.trim_end_matches('/')));
     match &access.authority {
-        Some(Pem::File(path)) => cluster += &format!("    certificate-authority: {}\n", quoted(&path.to_string_lossy())),
+        Some(Pem::File(path)) => {
+            cluster += &format!("    certificate-authority: {}\n", quoted(&path.to_string_lossy()))
+        }
         Some(Pem::Inline(pem)) => {
             cluster += &format!("    certificate-authority-data: {}\n", STANDARD.encode(pem.expose_secret()));
         }

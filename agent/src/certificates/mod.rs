@@ -21,9 +21,9 @@ mod template;
 mod testing;
 
 pub use bootstrap::BootstrapError;
+pub use bootstrap::FirstAccess;
 pub use bootstrap::bootstrap;
 pub use bootstrap::first_access;
-pub use bootstrap::FirstAccess;
 pub use keeper::Keeper;
 pub use keeper::Progress;
 pub use kubeconfig::write as write_kubeconfig;

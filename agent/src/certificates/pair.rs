@@ -66,7 +66,8 @@ impl Pair {
         let certified = tls::certified_key(chain, key)?;
         let first = certified.cert.first().ok_or(PairError::Empty)?;
         let leaf = leaf(first).ok_or(PairError::Empty)?;
-        let sections = |wanted: fn(&str) -> bool, text: &str| -> String { sections(text).filter(|s| wanted(s)).collect() };
+        let sections =
+            |wanted: fn(&str) -> bool, text: &str| -> String { sections(text).filter(|s| wanted(s)).collect() };
         let chain = sections(|section| section.starts_with("-----BEGIN CERTIFICATE-----"), chain);
         let key = sections(|section| section.contains("PRIVATE KEY-----"), key);
         Ok(Self { chain, key: key.into(), certified: Arc::new(certified), leaf })
@@ -113,8 +114,18 @@ fn leaf(certificate: &[u8]) -> Option<Leaf> {
     let mut leaf = Leaf {
         not_before: seconds(parsed.validity().not_before.timestamp()),
         not_after: seconds(parsed.validity().not_after.timestamp()),
-        common_name: parsed.subject().iter_common_name().find_map(|name| name.as_str().ok()).unwrap_or_default().to_owned(),
-        organizations: parsed.subject().iter_organization().filter_map(|o| o.as_str().ok()).map(str::to_owned).collect(),
+        common_name: parsed
+            .subject()
+            .iter_common_name()
+            .find_map(|name| name.as_str().ok())
+            .unwrap_or_default()
+            .to_owned(),
+        organizations: parsed
+            .subject()
+            .iter_organization()
+            .filter_map(|o| o.as_str().ok())
+            .map(str::to_owned)
+            .collect(),
         dns_names: BTreeSet::new(),
         ips: BTreeSet::new(),
     };

@@ -80,7 +80,8 @@ impl Store {
         if exists(&current)? {
             return read(&current, &current).map(Some);
         }
-        let plain = (self.folder.join(format!("{}.crt", self.prefix)), self.folder.join(format!("{}.key", self.prefix)));
+        let plain =
+            (self.folder.join(format!("{}.crt", self.prefix)), self.folder.join(format!("{}.key", self.prefix)));
         for (certificate, key) in self.configured.iter().chain([&plain]) {
             if exists(certificate)? && exists(key)? {
                 return read(certificate, key).map(Some);

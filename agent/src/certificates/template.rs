@@ -78,8 +78,12 @@ impl Template {
         for address in addresses {
             let ip = address.address.parse::<IpAddr>().ok();
             match (address.type_.as_str(), ip) {
-                ("Hostname" | "InternalIP" | "ExternalIP", Some(ip)) => drop(template.ips.insert(ip)),
-                ("Hostname" | "InternalDNS" | "ExternalDNS", _) => drop(template.dns_names.insert(address.address.clone())),
+                ("Hostname" | "InternalIP" | "ExternalIP", Some(ip)) => {
+                    template.ips.insert(ip);
+                }
+                ("Hostname" | "InternalDNS" | "ExternalDNS", _) => {
+                    template.dns_names.insert(address.address.clone());
+                }
                 _ => {}
             }
         }

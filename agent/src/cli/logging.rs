@@ -8,11 +8,16 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 
 use anyhow::anyhow;
+use tracing_subscriber::Layer;
 use tracing_subscriber::filter::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::kubelet_sections::Logging;
+use crate::telemetry::SpanLayer;
 
 /// The directives of a verbosity. Libraries only tell of trouble, until everything is asked for.
 fn directives(verbosity: u32) -> &'static str {
@@ -71,11 +76,36 @@ where
     }
 }
 
-/// Starts logging as configured. To be called once.
-pub fn init(logging: &Logging) -> anyhow::Result<Verbosity> {
+/// The same lines beside another layer.
+fn lines<S>(logging: &Logging, colour: bool) -> (Box<dyn Layer<S> + Send + Sync>, Verbosity)
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
+{
+    let (filter, handle) = reload::Layer::new(EnvFilter::new(directives(logging.verbosity)));
+    let set = move |level| handle.reload(EnvFilter::new(directives(level))).map_err(|error| error.to_string());
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colour);
+    let lines = lines.log_internal_errors(false);
+    let lines = match logging.format.as_str() {
+        "json" => lines.json().flatten_event(true).with_span_list(false).with_filter(filter).boxed(),
+        _ => lines.with_filter(filter).boxed(),
+    };
+    (lines, Verbosity(Arc::new(set)))
+}
+
+/// Starts logging as configured, and the making of spans if there is somebody to take them. To be called once.
+pub fn init(logging: &Logging, spans: Option<SpanLayer>) -> anyhow::Result<Verbosity> {
     let colour = std::io::stderr().is_terminal();
-    let (subscriber, verbosity) = subscriber(logging, std::io::stderr, colour);
-    subscriber.try_init().map_err(|error| anyhow!("cannot start logging: {error}"))?;
+    let (started, verbosity) = match spans {
+        None => {
+            let (subscriber, verbosity) = subscriber(logging, std::io::stderr, colour);
+            (subscriber.try_init(), verbosity)
+        }
+        Some(spans) => {
+            let (lines, verbosity) = lines(logging, colour);
+            (tracing_subscriber::registry().with(spans).with(lines).try_init(), verbosity)
+        }
+    };
+    started.map_err(|error| anyhow!("cannot start logging: {error}"))?;
     Ok(verbosity)
 }
 

@@ -78,4 +78,6 @@ fn canonical(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
 }
 
 #[cfg(test)]
+mod kubeadm_tests;
+#[cfg(test)]
 mod tests;

@@ -142,7 +142,7 @@ document! {
         kernel_memcg_notification "kernelMemcgNotification": bool, value, later, "Evict on kernel memory notifications.";
         logging "logging": Logging, nested, used, "What is logged, and how.";
         enable_system_log_handler "enableSystemLogHandler": bool = true, pointer, used, "Serve /logs/.";
-        enable_system_log_query "enableSystemLogQuery": Option<bool>, pointer, later, "Let /logs/ be queried.";
+        enable_system_log_query "enableSystemLogQuery": Option<bool>, pointer, used, "Let /logs/ be queried.";
         shutdown_grace_period "shutdownGracePeriod": GoDuration, value, used, "Time for pods to end at node shutdown.";
         shutdown_grace_period_critical_pods "shutdownGracePeriodCriticalPods": GoDuration, value, used, "Part of it kept for critical pods.";
         shutdown_grace_period_by_pod_priority "shutdownGracePeriodByPodPriority": Vec<ShutdownGracePeriod>, value, used, "Time to end by pod priority.";
@@ -155,7 +155,7 @@ document! {
         memory_reservation_policy "memoryReservationPolicy": String = "None", value, later, "How memory requests are protected.";
         register_with_taints "registerWithTaints": Vec<Taint>, value, used, "Taints of a newly created Node.";
         register_node "registerNode": bool = true, pointer, used, "Create the Node object.";
-        tracing "tracing": Option<Tracing>, pointer, later, "Where spans are sent.";
+        tracing "tracing": Option<Tracing>, pointer, used, "Where spans are sent.";
         local_storage_capacity_isolation "localStorageCapacityIsolation": bool = true, pointer, used, "Account for ephemeral storage.";
         container_runtime_endpoint "containerRuntimeEndpoint": String = "unix:///run/containerd/containerd.sock", value, used, "Socket of the CRI runtime.";
         image_service_endpoint "imageServiceEndpoint": String, value, used, "Socket of the CRI image service; empty means the runtime's.";

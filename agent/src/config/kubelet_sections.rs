@@ -77,8 +77,8 @@ document! {
 document! {
     /// `tracing`
     pub struct Tracing {
-        endpoint "endpoint": Option<String>, pointer, later, "OTLP collector.";
-        sampling_rate_per_million "samplingRatePerMillion": Option<i32>, pointer, later, "Spans kept out of a million.";
+        endpoint "endpoint": Option<String>, pointer, used, "OTLP collector.";
+        sampling_rate_per_million "samplingRatePerMillion": Option<i32>, pointer, used, "Spans kept out of a million.";
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::{Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::buckets;
 use super::register::Register;
@@ -20,6 +20,9 @@ pub struct Pods {
     orphaned: IntCounter,
     containers_per_pod: Histogram,
     start: Histogram,
+    start_total: Histogram,
+    start_level: Histogram,
+    first_network: Gauge,
     status_sync: Histogram,
     started: IntCounter,
     start_errors: IntCounter,
@@ -96,6 +99,20 @@ impl Pods {
                 "kubelet_pod_start_duration_seconds",
                 "[ALPHA] From first seeing a pod to finding it running.",
                 buckets::POD_START,
+            ),
+            start_total: register.histogram(
+                "kubelet_pod_start_total_duration_seconds",
+                "[ALPHA] From creating a pod to seeing from the API server that it runs.",
+                buckets::POD_START,
+            ),
+            start_level: register.histogram(
+                "kubelet_pod_start_sli_duration_seconds",
+                "[ALPHA] The same for stateless pods, without pulls and init containers.",
+                buckets::POD_START,
+            ),
+            first_network: register.float_gauge(
+                "kubelet_first_network_pod_start_sli_duration_seconds",
+                "[INTERNAL] The same of the first pod with a network of its own.",
             ),
             status_sync: register.histogram(
                 "kubelet_pod_status_sync_duration_seconds",
@@ -174,6 +191,17 @@ impl Pods {
     /// A pod was found running, so long after it was first seen.
     pub fn running_after(&self, since_seen: Duration) {
         self.start.observe(since_seen.as_secs_f64());
+    }
+
+    /// A pod was seen running in the API server, so long after its creation; `level` is what of that counts against the
+    /// node.
+    pub fn startup(&self, total: Duration, level: Option<Duration>, first_with_network: bool) {
+        self.start_total.observe(total.as_secs_f64());
+        let Some(level) = level else { return };
+        self.start_level.observe(level.as_secs_f64());
+        if first_with_network {
+            self.first_network.set(level.as_secs_f64());
+        }
     }
 
     /// The API server acknowledged a status, so long after it changed.

@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use super::ContainerClass;
 use super::ContainerId;
 
 /// Why a container was not started. `token` becomes the waiting reason (`CrashLoopBackOff`, `ErrImagePull`,
@@ -21,6 +22,8 @@ pub struct StartFailure {
 pub struct StartOutcome {
     /// Container name.
     pub name: String,
+    /// Which list of the spec it is in.
+    pub class: ContainerClass,
     /// The new instance, or why there is none.
     pub result: Result<ContainerId, StartFailure>,
 }
@@ -28,6 +31,8 @@ pub struct StartOutcome {
 /// Result of executing one plan.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct SyncOutcome {
+    /// The creation of a sandbox was tried, and whether it succeeded.
+    pub sandbox: Option<bool>,
     /// One entry per planned start that was tried.
     pub starts: Vec<StartOutcome>,
     /// Everything else that failed (kills, sandbox, removals), as upstream's sync results word it.

@@ -29,7 +29,7 @@ use super::store::Reading;
 const FIRST_READ: Duration = Duration::from_secs(1);
 /// Idle watches are looked for this often.
 const IDLE_CHECK: Duration = Duration::from_secs(60);
-/// How long one GET may take.
+/// How long one GET may take where nothing older would do.
 const GET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How one pod uses an object.
@@ -158,7 +158,8 @@ impl<K: Kind> Entry<K> {
         }
         // A cached answer is enough where this object has been seen before; a new pod must not get an old one.
         let cheap = self.reading.strategy == Strategy::Cache && fetched.is_some();
-        match self.ask(cheap).await {
+        let patience = if object.is_some() { FIRST_READ } else { GET_TIMEOUT };
+        match self.ask(cheap, patience).await {
             Ok(answer) if cheap && answer.as_ref().is_some_and(|answer| self.shared.is_older(answer)) => {
                 // A cache of the API server lags behind what another one said.
                 self.shared.known.send_modify(|known| known.fetched = Some(now));
@@ -178,17 +179,17 @@ impl<K: Kind> Entry<K> {
         }
     }
 
-    async fn ask(&self, cheap: bool) -> Result<Option<K>, String> {
+    async fn ask(&self, cheap: bool, patience: Duration) -> Result<Option<K>, String> {
         let Place { namespace, name } = &self.shared.place;
         let version = if cheap { "?resourceVersion=0" } else { "" };
         let uri = format!("/api/v1/namespaces/{namespace}/{}/{name}{version}", K::PLURAL);
         let request = http::Request::get(uri).body(Vec::new()).map_err(|error| error.to_string())?;
-        let answer = tokio::time::timeout(GET_TIMEOUT, self.reading.client.request::<K>(request)).await;
+        let answer = tokio::time::timeout(patience, self.reading.client.request::<K>(request)).await;
         match answer {
             Ok(Ok(object)) => Ok(Some(object)),
             Ok(Err(error)) if code(&error) == Some(404) => Ok(None),
             Ok(Err(error)) => Err(describe(&error)),
-            Err(_) => Err(format!("reading {} {namespace}/{name} took longer than {GET_TIMEOUT:?}", K::WORD)),
+            Err(_) => Err(format!("reading {} {namespace}/{name} took longer than {patience:?}", K::WORD)),
         }
     }
 

@@ -79,8 +79,10 @@ pub(super) async fn watch<K: Kind>(
             Ok(ControlFlow::Continue(())) => retry.after(false, fastrand::f64()),
             Err(error) => {
                 let status = code(&error);
-                if seen.is_none() && matches!(status, Some(400 | 422)) && streaming.swap(false, Relaxed) {
-                    tracing::info!("the API server has no streaming lists; objects are listed, then watched");
+                if seen.is_none() && !listed && matches!(status, Some(400 | 422)) {
+                    if streaming.swap(false, Relaxed) {
+                        tracing::info!("the API server has no streaming lists; objects are listed, then watched");
+                    }
                     continue;
                 }
                 // 410: the place to go on from is forgotten. Others may be as well: better to begin anew.

@@ -32,8 +32,10 @@ const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 const MAX_JITTER_SECONDS: u64 = 10;
 /// A replacement that failed is tried again after this, while the token in memory is valid.
 const RETRY: Duration = Duration::from_secs(30);
-/// How long a request may take.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a pod that has no token waits for one.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a pod with a valid token waits for the next one: what it asks for on the way must not take long.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a token is to say.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -90,7 +92,9 @@ impl Tokens {
         {
             return Ok(held.token.clone());
         }
-        match self.request(claim).await {
+        let is_valid = held.as_ref().is_some_and(|held| self.clock.wall() < held.expires);
+        let patience = if is_valid { SHORT_PATIENCE } else { PATIENCE };
+        match self.request(claim, patience).await {
             Ok(fresh) => {
                 let now = self.clock.wall();
                 let mut all = self.lock();
@@ -115,18 +119,18 @@ impl Tokens {
         }
     }
 
-    async fn request(&self, claim: &TokenClaim) -> Result<Held, String> {
+    async fn request(&self, claim: &TokenClaim, patience: Duration) -> Result<Held, String> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &claim.namespace);
         let wanted = request_of(claim);
         let params = PostParams::default();
         let asked = accounts.create_token_request(&claim.service_account, &params, &wanted);
-        let answer = match tokio::time::timeout(TIMEOUT, asked).await {
+        let answer = match tokio::time::timeout(patience, asked).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) if code(&error) == Some(404) && !self.offers_tokens().await => {
                 return Err("the API server does not have TokenRequest endpoints enabled".to_owned());
             }
             Ok(Err(error)) => return Err(describe(&error)),
-            Err(_) => return Err(format!("the API server did not answer within {TIMEOUT:?}")),
+            Err(_) => return Err(format!("the API server did not answer within {patience:?}")),
         };
         let status = answer.status.ok_or("the API server's answer has no token")?;
         let (Some(text), Some(expires)) = (status.token, status.expiration_timestamp) else {

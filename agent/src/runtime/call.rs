@@ -9,10 +9,12 @@ use tonic::Code;
 use tonic::Request;
 use tonic::Response;
 use tonic::Status;
+use tracing::Instrument as _;
 
 use super::Operation;
 use super::RuntimeError;
 use super::client::MESSAGE_LIMIT;
+use crate::telemetry;
 
 /// Told of every call that ended. Calls cancelled by their caller are not reported, nor is the event stream once it
 /// stands.
@@ -67,13 +69,19 @@ impl Call<'_> {
         if let Some(deadline) = self.deadline {
             request.set_timeout(deadline);
         }
+        let span = telemetry::call(self.operation.service(), self.operation.rpc());
+        telemetry::pass_on(&span, request.metadata_mut());
         let answer = Box::pin(rpc(request));
-        async move {
+        let told = span.clone();
+        let outcome = async move {
             if length > MESSAGE_LIMIT {
                 return Err(self.too_large(length));
             }
-            self.observe(answer).await.map(Response::into_inner)
-        }
+            let outcome = self.observe(answer).await.map(Response::into_inner);
+            telemetry::called(&told, outcome.as_ref().err().map_or(Code::Ok, RuntimeError::code));
+            outcome
+        };
+        outcome.instrument(span)
     }
 
     async fn observe<T>(&self, answer: impl Future<Output = Result<T, Status>>) -> Result<T, RuntimeError> {

@@ -61,6 +61,18 @@ operations! {
     ImageFsInfo "image_fs_info" "ImageFsInfo"
 }
 
+impl Operation {
+    /// Full name of the service that has the call.
+    pub fn service(self) -> &'static str {
+        match self {
+            Self::ListImages | Self::ImageStatus | Self::PullImage | Self::RemoveImage | Self::ImageFsInfo => {
+                "runtime.v1.ImageService"
+            }
+            _ => "runtime.v1.RuntimeService",
+        }
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.rpc())

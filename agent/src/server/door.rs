@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
+use tracing::Instrument as _;
 
 use super::Mounted;
 use super::endpoints::Endpoints;
@@ -23,6 +24,7 @@ use super::health::{not_found, text};
 use super::paths::{Answer, Found, Refusal, Serves, Table, choose, labels};
 use super::secure::{Guard, Peer};
 use crate::metrics::{self, Metrics};
+use crate::telemetry;
 
 /// The way in.
 pub(super) struct Door {
@@ -47,16 +49,18 @@ impl Door {
         let path = request.uri().path().to_owned();
         let labels = labels(&self.table, request.method().as_str(), &path);
         let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
+        let family = labels.path;
         let lasting = Lasting::begin(self.metrics.clone(), labels, peer);
         request.extensions_mut().insert(lasting.clone());
         let (method, since) = (request.method().clone(), Instant::now());
-        let response = self.enter(request, &path).await;
+        let response = self.enter(request, &path, family).await;
         let (status, took) = (response.status().as_u16(), since.elapsed());
         tracing::debug!(%method, path, status, ?took, peer = ?lasting.0.peer.address, "request");
         response.map(|body| Body::new(Held { body, _lasting: lasting }))
     }
 
-    async fn enter(&self, mut request: Request, path: &str) -> Response {
+    /// Only who is let in gets a span. Clients that the guard knows may make it part of their own trace.
+    async fn enter(&self, mut request: Request, path: &str, family: &str) -> Response {
         match self.table.find(path) {
             Found::Malformed => text((StatusCode::BAD_REQUEST, "400 Bad Request".to_owned())),
             Found::Unknown => not_found().await,
@@ -67,7 +71,11 @@ impl Door {
                 {
                     return *answer;
                 }
-                self.serve(serves, &decoded, request).await
+                let route = format!("/{family}");
+                let span = telemetry::request(request.method(), &route, request.headers(), self.guard.is_some());
+                let response = self.serve(serves, &decoded, request).instrument(span.clone()).await;
+                telemetry::answered(&span, response.status());
+                response
             }
         }
     }

@@ -28,6 +28,7 @@ use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::sources::SourcesHandle;
 use crate::sources::hostile;
+use crate::startup::Startups;
 use crate::status::Statuses;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::refuse;
@@ -79,6 +80,8 @@ pub struct SyncLoop {
     pub mirrors: Mirrors,
     /// What other rooms ask for.
     pub orders: Orders,
+    /// Told of the API server's pods.
+    pub startups: Startups,
     /// What dead pods leave.
     pub leftovers: Arc<dyn Leftovers>,
     /// When housekeeping is due.
@@ -115,6 +118,7 @@ impl SyncLoop {
     }
 
     fn on_update(&mut self, update: PodUpdate) {
+        self.note_starts(&update);
         let source = match update {
             PodUpdate::Add(source, mut pods) => {
                 pods.sort_by(|a, b| a.metadata.creation_timestamp.cmp(&b.metadata.creation_timestamp));
@@ -135,6 +139,23 @@ impl SyncLoop {
             }
         };
         self.seen(source);
+    }
+
+    /// Pods of the API server arrive as they are there: what starts take is measured by that.
+    fn note_starts(&self, update: &PodUpdate) {
+        let now = self.clock.wall();
+        match update {
+            PodUpdate::Add(ConfigSource::Api, pods)
+            | PodUpdate::Update(ConfigSource::Api, pods)
+            | PodUpdate::Delete(ConfigSource::Api, pods)
+            | PodUpdate::Reconcile(ConfigSource::Api, pods) => {
+                pods.iter().filter(|pod| !is_mirror(pod)).for_each(|pod| self.startups.observed(pod, now));
+            }
+            PodUpdate::Remove(ConfigSource::Api, pods) => {
+                pods.iter().for_each(|pod| self.startups.gone(&pod_ref(pod).uid));
+            }
+            _ => {}
+        }
     }
 
     fn seen(&mut self, source: ConfigSource) {

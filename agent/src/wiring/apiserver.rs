@@ -177,7 +177,8 @@ impl Joining<'_> {
 fn first_pair(access: &Access, store: &Store) -> anyhow::Result<(Option<Pair>, bool)> {
     let now = SystemTime::now();
     let stored = store.load().context("client certificate")?;
-    let inline = access.certificate.as_ref().filter(|pair| pair.certificate.path().is_none() && pair.key.path().is_none());
+    let inline =
+        access.certificate.as_ref().filter(|pair| pair.certificate.path().is_none() && pair.key.path().is_none());
     match (stored, inline) {
         (Some(pair), _) if !pair.leaf.expired(now) => Ok((Some(pair), false)),
         (_, Some(inline)) => {

@@ -7,12 +7,14 @@ mod housekeeping;
 mod node;
 mod node_object;
 mod node_shutdown;
+mod notify;
 mod objects;
 mod observers;
 mod pods;
 mod recording;
 mod sensors;
 mod server;
+mod spans;
 mod status;
 mod streams;
 
@@ -47,6 +49,7 @@ use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
 use crate::sources;
 use crate::sources::SourcesConfig;
+use crate::startup::Startups;
 use crate::status::Statuses;
 use crate::sync::SharedPods;
 use crate::sync::SyncLoop;
@@ -56,6 +59,7 @@ use crate::workers::gate::StartGate;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::worker::WorkerContext;
 use observers::Observers;
+pub use spans::spans;
 
 /// Single pods looked at in the same moment.
 const PARALLEL_INSPECTIONS: usize = 64;
@@ -67,6 +71,7 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// # Errors
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
 pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let watchdog = notify::watchdog()?;
     let metrics = Metrics::new();
     let observers = Arc::new(Observers(metrics.clone()));
     let node = node::describe(&settings)?;
@@ -77,7 +82,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let api = connection.api.clone();
     let events_client = api.as_ref().map(|api| api.events.clone());
     let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
-    recording::announce(&recorder, cgroup_version);
+    recording::announce(&recorder, &settings, cgroup_version);
     let runtime = connect(&settings, &observers)?;
     let board = SensorBoard::default();
     tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
@@ -123,6 +128,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     };
     let serving = server::start(&settings, parts, shutdown.clone());
 
+    notify::start(watchdog, &settings, shared.clone(), &shutdown);
+
     tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
         return serving.await.context("ending the servers")?;
@@ -152,7 +159,11 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
     started.send_replace(Some((statuses.clone(), pleg.clone())));
     let volumes = Volumes::new(&settings.flags.root_dir);
-    let act = ActContext::new(
+    let startups = match &api {
+        Some(_) => Startups::counting(metrics.clone()),
+        None => Startups::default(),
+    };
+    let mut act = ActContext::new(
         runtime.clone(),
         images,
         volumes,
@@ -164,6 +175,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         Clock::System,
     )
     .with_objects(objects);
+    act.startups = startups.clone();
     let context = Arc::new(WorkerContext {
         pleg: pleg.clone(),
         act,
@@ -204,6 +216,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         recorder,
         mirrors,
         orders,
+        startups,
         leftovers: Arc::new(housekeeping::Sweeper::new(context)),
         housekeeping: None,
     };

@@ -10,7 +10,7 @@ use crate::config::{FeatureGates, Gate};
 use crate::events::RelistReason;
 use crate::events::sensors::{Sensor, SensorBoard, SensorState};
 use crate::metrics::{BuildInfo, Metrics, SensorLevel, SyncKind};
-use crate::model::{LifecycleEvent, SyncOutcome};
+use crate::model::{ContainerClass, LifecycleEvent, SyncOutcome};
 use crate::pleg::PlegObserver;
 use crate::recorder::{Loss, RecorderObserver};
 use crate::runtime::{CallObserver, FinishedCall};
@@ -66,8 +66,14 @@ impl WorkerObserver for Observers {
         self.0.workers.acted("sync", took, outcome.is_ok());
         for start in &outcome.starts {
             let error = start.result.as_ref().err().map(|failure| failure.token.as_str());
-            self.0.pods.container_started("container", error);
+            let kind = match start.class {
+                ContainerClass::Regular => "container",
+                ContainerClass::Init | ContainerClass::Sidecar => "init_container",
+                ContainerClass::Ephemeral => "ephemeral_container",
+            };
+            self.0.pods.container_started(kind, error);
         }
+        outcome.sandbox.into_iter().for_each(|ok| self.0.pods.sandbox_started(ok));
     }
 
     fn pass(&self, operation: &'static str, took: Duration) {

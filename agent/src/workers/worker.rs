@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::act;
 use super::act::ActContext;
@@ -32,6 +33,7 @@ use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::runtime::RuntimeState;
 use crate::status::Statuses;
+use crate::telemetry;
 
 /// The remains of a pod that is over stay this long at least.
 const REMAINS_DELAY: Duration = Duration::from_secs(1);
@@ -121,11 +123,20 @@ impl Worker {
                 break;
             }
             let began = Instant::now();
-            let (operation, next) = match phase {
-                Phase::Syncing => ("sync", self.sync().await),
-                Phase::Terminating => ("terminating", self.terminate().await),
-                Phase::Terminated | Phase::Finished => ("terminated", self.clean_up().await),
+            let (operation, name) = match phase {
+                Phase::Syncing => ("sync", "syncPod"),
+                Phase::Terminating => ("terminating", "syncTerminatingPod"),
+                Phase::Terminated | Phase::Finished => ("terminated", "syncTerminatedPod"),
             };
+            let span = telemetry::pod_pass(name, operation, &self.pod_ref());
+            let pass = async {
+                match phase {
+                    Phase::Syncing => self.sync().await,
+                    Phase::Terminating => self.terminate().await,
+                    Phase::Terminated | Phase::Finished => self.clean_up().await,
+                }
+            };
+            let next = pass.instrument(span).await;
             self.context.observer.pass(operation, began.elapsed());
             due = match next {
                 Next::Wait(due) => due,

@@ -89,6 +89,7 @@ impl Agent {
             recorder: Recorder::default(),
             mirrors: Mirrors::none(),
             orders: Orders { kills: kills_receiver, closed: closed.subscribe() },
+            startups: keblet::startup::Startups::default(),
             leftovers: Arc::new(NothingLeft),
             housekeeping: None,
         };

@@ -288,6 +288,8 @@ pub const FLAGS: &[Flag] = &[
     ignored("global-housekeeping-interval", Duration),
     ignored("log-cadvisor-usage", Bool),
     ignored("machine-id-file", Text),
+    // Gone from kubelet, but still in the flag files of nodes that older kubeadms set up.
+    ignored("pod-infra-container-image", Text),
     ignored("storage-driver-user", Text),
     ignored("storage-driver-password", Text),
     ignored("storage-driver-host", Text),

@@ -13,6 +13,7 @@ use crate::model::Clock;
 use crate::objects::Objects;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
+use crate::startup::Startups;
 use crate::volumes::Volumes;
 use crate::workers::generate::NodeSettings;
 
@@ -40,6 +41,8 @@ pub struct ActContext {
     pub recorder: Recorder,
     /// The wall clock.
     pub clock: Clock,
+    /// Told how long pulls took.
+    pub startups: Startups,
     pulls: Mutex<PullHistory>,
     /// Turns at removing remains: slow work that nobody waits for.
     pub(super) removals: Semaphore,
@@ -96,6 +99,7 @@ impl ActContext {
             network,
             recorder,
             clock,
+            startups: Startups::default(),
             pulls,
             removals: Semaphore::new(REMOVALS),
         }

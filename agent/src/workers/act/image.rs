@@ -178,8 +178,9 @@ async fn pull(
     let key = image_pull_key(names::pod_uid(pod), stated);
     check_backoff(ctx, pod, spec, stated, &key)?;
     ctx.container_event(pod, spec, EventType::Normal, "Pulling", &format!("Pulling image {stated:?}"));
-    let since = ctx.clock.now();
+    let (since, began) = (ctx.clock.now(), ctx.clock.wall());
     let pulled = ctx.images.pull(&name, sandbox.clone()).await;
+    ctx.startups.pulled(names::pod_uid(pod), began, ctx.clock.wall());
     let took = report::duration(ctx.clock.now().saturating_duration_since(since));
     let image_ref = pulled.map_err(|error| {
         let failure = pull_failure(&name, &error);

@@ -138,7 +138,11 @@ async fn in_sandbox(
         SandboxPlan::None => return Ok(None),
         SandboxPlan::Keep(_) if actions.start.is_empty() => return Ok(None),
         SandboxPlan::Keep(id) => sandbox::keep(ctx, pod, snapshot, id),
-        SandboxPlan::Create { attempt, .. } => sandbox::create(ctx, pod, *attempt).await,
+        SandboxPlan::Create { attempt, .. } => {
+            let created = sandbox::create(ctx, pod, *attempt).await;
+            outcome.sandbox = Some(created.is_ok());
+            created
+        }
     };
     stop_at(outcome, sandbox).map(Some)
 }
@@ -159,7 +163,7 @@ async fn start_all(
             None => scene.start(start).await,
         };
         let ends = result.is_err() && start.class == ContainerClass::Init;
-        outcome.starts.push(StartOutcome { name: start.name.clone(), result });
+        outcome.starts.push(StartOutcome { name: start.name.clone(), class: start.class, result });
         if ends {
             break;
         }

@@ -153,8 +153,7 @@ fn bad_environments_say_what_is_wrong() {
             from(json!({"resourceFieldRef": {"resource": "limits.cpu", "containerName": "zz"}})),
             "container zz not found",
         ),
-        (from(json!({"secretKeyRef": {"name": "s", "key": "k"}})), "secretKeyRef is not supported"),
-        (with_container(json!({"envFrom": [{"configMapRef": {"name": "m"}}]})), "envFrom is not supported"),
+        (from(json!({"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}})), "fileKeyRef is not supported"),
     ];
     for (pod, expected) in table {
         let error = generate(&pod, ImageUser::Id(0)).expect_err("invalid").to_string();

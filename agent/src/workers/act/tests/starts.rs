@@ -22,7 +22,10 @@ async fn a_pod_from_nothing() {
     }));
     let outcome = execute(&node.ctx, &pod, &actions(create(), vec![regular(0, "c")]), &empty()).await;
     assert!(outcome.is_ok(), "{outcome:?}");
-    assert_eq!(outcome.starts, [StartOutcome { name: "c".into(), result: Ok("c-0".into()) }]);
+    assert_eq!(
+        outcome.starts,
+        [StartOutcome { name: "c".into(), class: ContainerClass::Regular, result: Ok("c-0".into()) }]
+    );
     assert_eq!(
         node.runtime.take_calls(),
         [
@@ -60,7 +63,10 @@ async fn a_restart_is_two_calls() {
     let snapshot = testing::snapshot(vec![status("c", 0, ContainerState::Exited)]);
     let again = actions(keep(), vec![start(ContainerClass::Regular, 0, "c", Some(1))]);
     let outcome = execute(&node.ctx, &pod, &again, &snapshot).await;
-    assert_eq!(outcome.starts, [StartOutcome { name: "c".into(), result: Ok("c-1".into()) }]);
+    assert_eq!(
+        outcome.starts,
+        [StartOutcome { name: "c".into(), class: ContainerClass::Regular, result: Ok("c-1".into()) }]
+    );
     assert_eq!(node.runtime.take_calls(), ["CreateContainer c/1", "StartContainer c-1"]);
     let annotations = &node.runtime.state().created[1].annotations;
     assert_eq!(annotations["io.kubernetes.container.restartCount"], "1");
@@ -184,7 +190,7 @@ async fn a_volume_that_fails_keeps_the_pod_from_starting() {
         "containers": [{"name": "c", "image": "app:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
     }));
     let outcome = execute(&node.ctx, &pod, &actions(create(), vec![regular(0, "c")]), &empty()).await;
-    let expected = "unmounted volumes=[h], unattached volumes=[], failed to process volumes=[]: hostPath type check failed: /etc/passwd is not a directory";
+    let expected = "unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: hostPath type check failed: /etc/passwd is not a directory";
     assert_eq!(outcome.errors, [expected]);
     assert_eq!(node.runtime.take_calls(), Vec::<String>::new());
 }

@@ -1,0 +1,121 @@
+//! How long pods take to start, as the service level of clusters defines it.
+//!
+//! Owns the moments that count: creation, pulls, init containers, running, and seeing that come back from the API server.
+//! Refuses to look for any of them: rooms tell. Standalone nodes and static pods have no such level, and cost nothing.
+
+mod record;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use self::record::Record;
+use crate::metrics::Metrics;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
+use crate::model::pod_ref;
+
+/// The starts of pods. Cheap to clone; the default counts nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Startups(Option<Arc<Inner>>);
+
+#[derive(Debug)]
+struct Inner {
+    metrics: Arc<Metrics>,
+    pods: Mutex<Pods>,
+}
+
+#[derive(Debug, Default)]
+struct Pods {
+    records: HashMap<PodUid, Record>,
+    /// Once found unschedulable, a pod says nothing about this node.
+    excluded: HashSet<PodUid>,
+    network_seen: bool,
+}
+
+impl Startups {
+    /// Counts what it is told.
+    pub fn counting(metrics: Arc<Metrics>) -> Self {
+        Self(Some(Arc::new(Inner { metrics, pods: Mutex::default() })))
+    }
+
+    fn pods(&self) -> Option<(&Inner, MutexGuard<'_, Pods>)> {
+        let inner = self.0.as_deref()?;
+        // Records are whole after every line: a panic elsewhere leaves them usable.
+        Some((inner, inner.pods.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// A pod of the API server arrived as it is there now.
+    pub fn observed(&self, pod: &Pod, now: SystemTime) {
+        let Some((inner, mut pods)) = self.pods() else { return };
+        if let Some(start) = pods.observe(pod, now) {
+            let first = start.has_network && start.level.is_some() && !std::mem::replace(&mut pods.network_seen, true);
+            inner.metrics.pods.startup(start.total, start.level, first);
+        }
+    }
+
+    /// The pod is gone from the API server.
+    pub fn gone(&self, uid: &PodUid) {
+        let Some((_, mut pods)) = self.pods() else { return };
+        pods.records.remove(uid);
+        pods.excluded.remove(uid);
+    }
+
+    /// An image of the pod was pulled, successfully or not, between these moments.
+    pub fn pulled(&self, uid: &str, began: SystemTime, ended: SystemTime) {
+        let Some((_, mut pods)) = self.pods() else { return };
+        if let Some(record) = pods.records.get_mut(uid) {
+            record.pulled(began, ended);
+        }
+    }
+
+    /// A status made from `view` is published.
+    pub fn published(&self, pod: &Pod, view: &PodSnapshot, now: SystemTime) {
+        let Some((inner, mut pods)) = self.pods() else { return };
+        let Some(record) = pods.records.get_mut(view.pod.uid.as_str()) else { return };
+        if let Some(since_seen) = record.published(pod, view, now) {
+            inner.metrics.pods.running_after(since_seen);
+        }
+    }
+}
+
+/// One start, measured.
+struct Start {
+    total: Duration,
+    /// Without pulls and init containers; `None` for pods with state.
+    level: Option<Duration>,
+    has_network: bool,
+}
+
+impl Pods {
+    fn observe(&mut self, pod: &Pod, now: SystemTime) -> Option<Start> {
+        let uid = pod_ref(pod).uid;
+        if record::is_over(pod) {
+            self.records.remove(&uid);
+            return None;
+        }
+        if record::waits_for_scheduling(pod) {
+            if self.records.remove(&uid).is_some() || record::is_new(pod) {
+                self.excluded.insert(uid);
+            }
+            return None;
+        }
+        match self.records.get_mut(&uid) {
+            Some(record) => record.observed(pod, now),
+            None if record::is_new(pod) && !self.excluded.contains(&uid) => {
+                self.records.insert(uid, Record::default());
+                None
+            }
+            None => None,
+        }
+    }
+}

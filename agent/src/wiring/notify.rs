@@ -1,0 +1,30 @@
+//! systemd's notifications: ready, and still well.
+
+use anyhow::Context as _;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Settings;
+use crate::server;
+use crate::sync::SharedPods;
+use crate::systemd;
+use crate::systemd::Watchdog;
+
+/// The watchdog that this process has to keep quiet, if there is one.
+pub fn watchdog() -> anyhow::Result<Option<Watchdog>> {
+    let variable = |name: &'static str| std::env::var(name).ok();
+    Watchdog::configured(variable, std::process::id()).context("create health checker")
+}
+
+/// Says that the agent is up, and keeps saying that it is well: the sync loop, once it has begun, must come round within
+/// the time that `/healthz` allows it. Lines of the log are written at once, and who could not write one would not come here: `ping` and `log` need
+/// no look.
+pub fn start(watchdog: Option<Watchdog>, settings: &Settings, pods: SharedPods, shutdown: &CancellationToken) {
+    systemd::ready();
+    let Some(watchdog) = watchdog else { return };
+    let limit = server::Options::new(&settings.kubelet, &settings.gates).sync_loop_limit;
+    let check = move || match pods.last_turn().map(|at| at.elapsed()) {
+        Some(age) if age > limit => Err("checker syncloop failed: sync Loop took longer than expected".to_owned()),
+        _ => Ok(()),
+    };
+    tokio::spawn(watchdog.keep_quiet(check, shutdown.clone()));
+}

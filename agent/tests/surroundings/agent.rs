@@ -1,0 +1,103 @@
+//! An agent with folders of its own and nothing to run.
+
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Child;
+use std::process::Command;
+use std::process::Stdio;
+use std::time::Duration;
+use std::time::Instant;
+
+use serde_json::Value;
+use serde_json::json;
+use tempfile::TempDir;
+
+/// For anything that has to happen.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// The node's name.
+pub const NODE: &str = "alone";
+
+/// A running agent. Dropping it kills it.
+pub struct Agent {
+    process: Child,
+    /// Port of the read-only server.
+    pub port: u16,
+    _folder: TempDir,
+}
+
+impl Agent {
+    /// Starts one with this environment and these settings on top of what it needs.
+    pub fn start(environment: &[(&str, &str)], settings: &Value) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let port = free_port();
+        let mut config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": format!("unix://{}", folder.path().join("none.sock").display()),
+            "podLogsDir": folder.path().join("logs"),
+            "failCgroupV1": false,
+            "failSwapOn": false,
+            "healthzPort": 0,
+            "address": "127.0.0.1",
+            "port": free_port(),
+            "readOnlyPort": port,
+            "authentication": { "webhook": { "enabled": false } },
+            "authorization": { "mode": "AlwaysAllow" },
+        });
+        config.as_object_mut().expect("an object").extend(settings.as_object().expect("an object").clone());
+        let file = folder.path().join("config.json");
+        std::fs::write(&file, config.to_string()).expect("a file");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_keblet"));
+        command.args(["run", "--hostname-override", NODE, "--config"]).arg(&file).arg("--root-dir");
+        command.arg(folder.path().join("root")).arg("--cert-dir").arg(folder.path().join("pki"));
+        command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
+        command.envs(environment.iter().copied()).stderr(Stdio::piped());
+        let process = command.spawn().expect("keblet starts");
+        Self { process, port, _folder: folder }
+    }
+
+    /// Asks the agent to end and waits until it has. Returns whether it ended well, and what it said.
+    pub fn end(mut self) -> (bool, String) {
+        let pid = nix::unistd::Pid::from_raw(self.process.id().try_into().expect("a pid"));
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("a signal");
+        self.ended()
+    }
+
+    /// Waits until it has ended by itself. Returns whether it ended well, and what it said.
+    pub fn ended(&mut self) -> (bool, String) {
+        let mut said = String::new();
+        let mut stderr = self.process.stderr.take().expect("a pipe");
+        stderr.read_to_string(&mut said).expect("text");
+        (self.process.wait().expect("an end").success(), said)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Fails only if it has ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Waits until `condition` gives something.
+pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "never came: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A socket's path in a folder of its own.
+pub fn socket(folder: &Path) -> String {
+    folder.join("socket").to_str().expect("a plain path").to_owned()
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
+}

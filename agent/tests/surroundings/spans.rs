@@ -1,0 +1,149 @@
+//! Spans, as a real collector receives them over OTLP.
+
+use std::io::Read as _;
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::TraceService;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::TraceServiceServer;
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::Request;
+use tonic::Response;
+use tonic::Status;
+
+use super::agent::Agent;
+use super::agent::NODE;
+use super::agent::until;
+
+/// A collector that keeps what it gets.
+#[derive(Clone, Default)]
+struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        self.0.lock().expect("no panic").push(request.into_inner());
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+impl Collector {
+    /// Serves until the runtime ends; returns where.
+    async fn serve(&self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address").to_string();
+        let service = TraceServiceServer::new(self.clone());
+        let server = tonic::transport::Server::builder().add_service(service);
+        tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        address
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        let requests = self.0.lock().expect("no panic").clone();
+        let scopes =
+            requests.into_iter().flat_map(|request| request.resource_spans).flat_map(|spans| spans.scope_spans);
+        scopes.flat_map(|scope| scope.spans).collect()
+    }
+
+    fn resource(&self) -> Vec<KeyValue> {
+        let requests = self.0.lock().expect("no panic").clone();
+        let first = requests.into_iter().flat_map(|request| request.resource_spans).next();
+        first.and_then(|spans| spans.resource).map(|resource| resource.attributes).unwrap_or_default()
+    }
+}
+
+fn attribute<'a>(attributes: &'a [KeyValue], key: &str) -> Option<&'a Value> {
+    attributes.iter().find(|attribute| attribute.key == key)?.value.as_ref()?.value.as_ref()
+}
+
+fn text(attributes: &[KeyValue], key: &str) -> String {
+    match attribute(attributes, key) {
+        Some(Value::StringValue(text)) => text.clone(),
+        other => format!("{other:?}"),
+    }
+}
+
+/// Asks the agent's read-only server something as part of a trace.
+fn ask(port: u16) -> Option<()> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    let trace = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    write!(stream, "GET /pods HTTP/1.0\r\nHost: localhost\r\n{trace}\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.starts_with("HTTP/1.0 200").then_some(())
+}
+
+fn tracing(address: &str, rate: u32) -> serde_json::Value {
+    json!({ "tracing": { "endpoint": address, "samplingRatePerMillion": rate } })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_and_requests_reach_the_collector() {
+    let collector = Collector::default();
+    let address = collector.serve().await;
+    let agent = Agent::start(&[("OTEL_BSP_SCHEDULE_DELAY", "100")], &tracing(&address, 1_000_000));
+    let named = |name: &str| collector.spans().into_iter().find(|span| span.name == name);
+
+    let call = until("a call to the runtime", || named("runtime.v1.RuntimeService/Version"));
+    assert_eq!(call.kind, SpanKind::Client as i32);
+    assert_eq!(text(&call.attributes, "rpc.system"), "grpc");
+    assert_eq!(text(&call.attributes, "rpc.method"), "Version");
+    assert_eq!(attribute(&call.attributes, "rpc.grpc.status_code"), Some(&Value::IntValue(14)), "nobody is there");
+    assert_eq!(call.status.expect("a status").code, 2, "it is an error");
+    let resource = collector.resource();
+    assert_eq!((text(&resource, "service.name"), text(&resource, "host.name")), ("kubelet".into(), NODE.into()));
+
+    until("an answer", || ask(agent.port));
+    let request = until("a request", || named("/pods"));
+    assert_eq!(request.kind, SpanKind::Server as i32);
+    assert_eq!(attribute(&request.attributes, "http.response.status_code"), Some(&Value::IntValue(200)));
+    assert!(request.parent_span_id.is_empty(), "strangers have no say in our traces");
+    let linked = &request.links.first().expect("a link").trace_id;
+    assert_eq!(linked, &0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
+    let (well, said) = agent.end();
+    assert!(well, "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_spans_are_sent_at_the_end() {
+    let collector = Collector::default();
+    let address = collector.serve().await;
+    let agent = Agent::start(&[("OTEL_BSP_SCHEDULE_DELAY", "600000")], &tracing(&address, 1_000_000));
+    until("an answer", || ask(agent.port));
+    assert!(collector.spans().is_empty());
+    let (well, said) = agent.end();
+    assert!(well, "{said}");
+    assert!(collector.spans().iter().any(|span| span.name == "/pods"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_sampled_unless_asked_for() {
+    let collector = Collector::default();
+    let address = collector.serve().await;
+    let agent = Agent::start(&[("OTEL_BSP_SCHEDULE_DELAY", "100")], &tracing(&address, 0));
+    until("an answer", || ask(agent.port));
+    let (well, said) = agent.end();
+    assert!(well, "{said}");
+    assert_eq!(collector.spans(), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_that_is_not_there_is_no_trouble() {
+    let agent = Agent::start(&[("OTEL_BSP_SCHEDULE_DELAY", "100")], &tracing("127.0.0.1:9", 1_000_000));
+    until("an answer", || ask(agent.port));
+    let (well, said) = agent.end();
+    assert!(well && !said.contains("panicked"), "{said}");
+}

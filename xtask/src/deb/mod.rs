@@ -1,0 +1,138 @@
+//! `cargo xtask deb`: a Debian package that takes kubelet's place.
+//!
+//! Owns what is in the package and what it says of itself. Refuses to build for another machine than the given binary's:
+//! the architecture is read off the binary.
+
+mod archive;
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::bail;
+use anyhow::ensure;
+use object::Object as _;
+
+use crate::paths;
+use archive::Tarball;
+
+/// The Kubernetes version whose kubelet the package stands in for.
+const KUBERNETES: &str = "1.36.3";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Where to take the agent from and where to put the package.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Package this binary instead of building one for release.
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+    /// Put the package into this folder; by default into cargo's.
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+}
+
+/// Makes the package and says where it is.
+pub fn deb(arguments: &Arguments) -> Result<()> {
+    let binary = match &arguments.binary {
+        Some(binary) => binary.clone(),
+        None => build()?,
+    };
+    let folder = arguments.output.clone().unwrap_or_else(|| paths::target().join("deb"));
+    let package = package(&binary, &folder)?;
+    println!("{}", package.display());
+    Ok(())
+}
+
+fn build() -> Result<PathBuf> {
+    let status = Command::new(paths::cargo())
+        .current_dir(paths::repository())
+        .args(["build", "--release", "-p", "keblet"])
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "building keblet ended with {status}");
+    Ok(paths::target().join("release/keblet"))
+}
+
+/// Packages `binary` into `folder`; returns the package's path.
+fn package(binary: &Path, folder: &Path) -> Result<PathBuf> {
+    let program = fs::read(binary).with_context(|| format!("cannot read {}", binary.display()))?;
+    let architecture = architecture(&program).with_context(|| format!("{} is no program", binary.display()))?;
+    let (data, size) = data(&program)?;
+    let control = control(architecture, size)?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let path = folder.join(format!("keblet_{VERSION}_{architecture}.deb"));
+    archive::write(&path, &control, &data).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
+/// Debian's name of the machine a program is for.
+fn architecture(program: &[u8]) -> Result<&'static str> {
+    match object::File::parse(program)?.architecture() {
+        object::Architecture::X86_64 => Ok("amd64"),
+        object::Architecture::Aarch64 => Ok("arm64"),
+        other => bail!("no packages are made for {other:?}"),
+    }
+}
+
+/// Files of the system, and their size in KiB.
+fn data(program: &[u8]) -> Result<(Vec<u8>, u64)> {
+    let mut files = Tarball::new();
+    let units = "usr/lib/systemd/system";
+    files.file("etc/default/kubelet", 0o644, &deploy("deb/kubelet.default")?)?;
+    files.file("usr/bin/keblet", 0o755, program)?;
+    files.link("usr/bin/kubelet", "keblet")?;
+    files.file(&format!("{units}/kubelet.service"), 0o644, &deploy("kubelet.service")?)?;
+    // kubeadm's own package has a drop-in as well, under the name 10-kubeadm.conf; read later, it wins.
+    files.file(&format!("{units}/kubelet.service.d/05-keblet.conf"), 0o644, &deploy("10-kubeadm.conf")?)?;
+    files.file("usr/share/doc/keblet/copyright", 0o644, &repository("LICENSE")?)?;
+    let size = files.kibibytes();
+    Ok((files.finish()?, size))
+}
+
+/// What the package says of itself, and what is run around its installation.
+fn control(architecture: &str, size: u64) -> Result<Vec<u8>> {
+    let mut files = Tarball::new();
+    files.file("control", 0o644, about(architecture, size).as_bytes())?;
+    files.file("conffiles", 0o644, b"/etc/default/kubelet\n")?;
+    for script in ["postinst", "prerm", "postrm"] {
+        files.file(script, 0o755, &deploy(&format!("deb/{script}"))?)?;
+    }
+    Ok(files.finish()?)
+}
+
+/// The paragraph of the package. Whoever needs kubelet is served: kubeadm asks for it with a version.
+fn about(architecture: &str, size: u64) -> String {
+    format!(
+        "Package: keblet\n\
+         Version: {VERSION}\n\
+         Architecture: {architecture}\n\
+         Maintainer: The keblet authors <keblet@keblet.dev>\n\
+         Installed-Size: {size}\n\
+         Section: net\n\
+         Priority: optional\n\
+         Homepage: https://keblet.dev\n\
+         Depends: libc6 (>= 2.36), mount, util-linux\n\
+         Recommends: containerd | cri-o, kubernetes-cni | containernetworking-plugins\n\
+         Provides: kubelet (= {KUBERNETES})\n\
+         Conflicts: kubelet\n\
+         Replaces: kubelet\n\
+         Description: Kubernetes node agent driven by events\n \
+         keblet takes the place of kubelet on a node: the same flags, configuration,\n \
+         API and metrics, but it learns what happens from the container runtime's\n \
+         events and the kernel instead of asking again and again.\n"
+    )
+}
+
+fn deploy(name: &str) -> Result<Vec<u8>> {
+    repository(&format!("deploy/{name}"))
+}
+
+fn repository(name: &str) -> Result<Vec<u8>> {
+    let path = paths::repository().join(name);
+    fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+}

@@ -1,0 +1,99 @@
+//! The package as dpkg sees it.
+
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+/// What a tool of dpkg says; a failure with its own words if it does not like something.
+fn told(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().expect(program);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{program} {arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("test folders have plain names")
+}
+
+/// A package of the agent as the tests build it.
+fn packaged(folder: &Path) -> PathBuf {
+    if let Some(binary) = std::env::var_os("KEBLET_BIN") {
+        return package(Path::new(&binary), folder).expect("a package");
+    }
+    let built = Command::new(paths::cargo())
+        .current_dir(paths::repository())
+        .args(["build", "-q", "-p", "keblet", "--bin", "keblet"])
+        .status();
+    assert!(built.expect("cargo").success(), "keblet does not build");
+    package(&paths::target().join("debug/keblet"), folder).expect("a package")
+}
+
+#[test]
+fn the_kubernetes_version_is_the_agents() {
+    let source = repository("agent/src/cli/version.rs").expect("the agent's version");
+    let source = String::from_utf8(source).expect("text");
+    assert!(source.contains(&format!("KUBERNETES: &str = \"v{KUBERNETES}\"")));
+}
+
+#[test]
+fn only_programs_are_packaged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let error = package(&paths::repository().join("LICENSE"), folder.path()).expect_err("no program");
+    assert!(format!("{error:#}").contains("LICENSE is no program"), "{error:#}");
+}
+
+#[test]
+#[ignore = "runtime: installs a package into a folder, as root"]
+fn dpkg_installs_it_in_place_of_kubelet() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let package = packaged(folder.path());
+    let about = told("dpkg-deb", &["-I", path(&package)]);
+    for line in ["Package: keblet", "Provides: kubelet (= 1.36.3)", "Conflicts: kubelet", "Replaces: kubelet"] {
+        assert!(about.contains(line), "{line} is missing: {about}");
+    }
+    let content = told("dpkg-deb", &["-c", path(&package)]);
+    for line in ["-rwxr-xr-x root/root", "usr/bin/kubelet -> keblet", "usr/lib/systemd/system/kubelet.service\n"] {
+        assert!(content.contains(line), "{line} is missing: {content}");
+    }
+
+    let root = folder.path().join("root");
+    let database = root.join("var/lib/dpkg");
+    for made in ["info", "updates"] {
+        fs::create_dir_all(database.join(made)).expect("a folder");
+    }
+    fs::write(database.join("status"), installed_kubelet()).expect("a file");
+    fs::create_dir_all(root.join("usr/bin")).expect("a folder");
+    fs::write(root.join("usr/bin/kubelet"), "another agent").expect("a file");
+    fs::write(database.join("info/kubelet.list"), "/.\n/usr\n/usr/bin\n/usr/bin/kubelet\n").expect("a file");
+    // The scripts are the host's business, and there is no host here: a shell that does nothing stands in for it.
+    fs::create_dir_all(root.join("bin")).expect("a folder");
+    symlink("/bin/true", root.join("bin/sh")).expect("a link");
+    let root = path(&root).to_owned();
+    told(
+        "dpkg",
+        &[
+            "--root",
+            &root,
+            "--force-depends",
+            "--force-script-chrootless",
+            "--auto-deconfigure",
+            "--force-remove-reinstreq",
+            "--force-conflicts",
+            "--install",
+            path(&package),
+        ],
+    );
+    let status = told("dpkg", &["--root", &root, "--status", "keblet"]);
+    assert!(status.contains("Status: install ok installed"), "{status}");
+    let version = told(&format!("{root}/usr/bin/kubelet"), &["--version"]);
+    assert_eq!(version, format!("Kubernetes v{KUBERNETES}\n"));
+    let settings = fs::read_to_string(format!("{root}/etc/default/kubelet")).expect("the settings");
+    assert!(settings.contains("KUBELET_EXTRA_ARGS="));
+}
+
+fn installed_kubelet() -> String {
+    "Package: kubelet\nStatus: install ok installed\nPriority: optional\nSection: net\nMaintainer: nobody\n\
+     Architecture: amd64\nVersion: 1.36.2-1.1\nDescription: the agent to be replaced\n\n"
+        .to_owned()
+}
