@@ -7,8 +7,8 @@
 mod cluster_events;
 mod cluster_faults;
 mod cluster_kubectl;
-mod cluster_objects;
 mod cluster_node;
+mod cluster_objects;
 mod cluster_pods;
 mod cluster_streams;
 mod cluster_workloads;
