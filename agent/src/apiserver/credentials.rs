@@ -45,7 +45,7 @@ pub enum Authorizer {
     /// From a file.
     File(TokenFile),
     /// From a program.
-    Plugin(Plugin),
+    Plugin(Box<Plugin>),
 }
 
 impl Authorizer {
@@ -62,7 +62,7 @@ impl Authorizer {
             }
             Credentials::Token(token) => Self::Fixed(Some(bearer("token", token.expose_secret())?)),
             Credentials::TokenFile(file) => Self::File(TokenFile { file: file.clone(), read: Mutex::default() }),
-            Credentials::Exec(exec) => Self::Plugin(Plugin::new(ExecConfig::clone(exec))),
+            Credentials::Exec(exec) => Self::Plugin(Box::new(Plugin::new(ExecConfig::clone(exec)))),
         })
     }
 

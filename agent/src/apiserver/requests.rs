@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, RETRY_AFTER, USER_AGENT};
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use kube::client::Body;
 use rustls::sign::CertifiedKey;
@@ -19,7 +19,7 @@ use super::credentials::Authorizer;
 use super::limit::Limiter;
 use super::reach::Reach;
 use super::tls::Identity;
-use super::transport::{LaneBody, Transport};
+use super::transport::{LaneBody, Transport, TransportError};
 use crate::metrics::Metrics;
 
 /// The name under which the API server writes a request into its audit log.
@@ -50,8 +50,10 @@ pub struct Shared {
 impl Shared {
     /// Shows another client certificate from now on, on new connections if it really is another one.
     pub fn identify(&self, key: Arc<CertifiedKey>) -> bool {
+        // Requests that waited for the first one have no connection yet.
+        let first = self.identity.missing();
         let changed = self.identity.set(Some(key));
-        if changed {
+        if changed && !first {
             self.transport.redial();
         }
         changed
@@ -116,7 +118,14 @@ impl Requests {
             *request.headers_mut() = head.headers.clone();
             request.headers_mut().insert(AUDIT_ID, audit_id.clone());
             request.headers_mut().insert(USER_AGENT, self.shared.user_agent.clone());
-            let answer = self.once(request, &body).await?;
+            let answer = match self.once(request, &body).await {
+                // What only reads may be sent again on a connection with the new certificate.
+                Err(error) if head.method == Method::GET && tries < MAX_TRIES && redialled(&error) => {
+                    tries += 1;
+                    continue;
+                }
+                answer => answer?,
+            };
             let pause = later(&answer).filter(|_| tries < MAX_TRIES);
             let Some(pause) = pause else { return Ok(answer) };
             tries += 1;
@@ -168,6 +177,10 @@ impl Requests {
             }
         }
     }
+}
+
+fn redialled(error: &BoxError) -> bool {
+    matches!(error.downcast_ref(), Some(TransportError::Redialled))
 }
 
 /// How long to wait before the same request is sent again, if the server asks for that.

@@ -71,6 +71,11 @@ impl Identity {
         })
     }
 
+    /// Requests wait for it.
+    pub fn missing(&self) -> bool {
+        self.awaited && self.get().is_none()
+    }
+
     /// Waits until there is one, if it is to be waited for.
     pub async fn arrived(&self) {
         if self.awaited {

@@ -28,6 +28,8 @@ const PAGE: u32 = 500;
 const TOO_SHORT: Duration = Duration::from_secs(1);
 /// A watch whose end does not arrive is given up so long after it was due.
 const OVERDUE: Duration = Duration::from_secs(15);
+/// The head of an answer must come within this time; API servers themselves give up after a minute.
+const HEAD: Duration = Duration::from_secs(90);
 
 /// All objects that `config` selects, then every change to them. Never ends and never fails.
 ///
@@ -173,7 +175,7 @@ where
             self.streaming = true;
             return Some(Event::InitDone);
         }
-        match self.api.list(&self.list_params(&next)).await {
+        match in_time(self.api.list(&self.list_params(&next))).await {
             Ok(list) => {
                 let version = list.metadata.resource_version.unwrap_or_default();
                 let more = list.metadata.continue_.filter(|token| !token.is_empty());
@@ -244,7 +246,7 @@ where
             bookmarks: true,
             send_initial_events: list,
         };
-        let events = self.api.watch(&params, version).await?.boxed();
+        let events = in_time(self.api.watch(&params, version)).await?.boxed();
         let began = Instant::now();
         let until = began + Duration::from_secs(seconds.into()) + OVERDUE;
         Ok(Watch { events, began, until, silent: true })
@@ -286,6 +288,12 @@ impl<K> Watch<K> {
         self.silent &= event.is_none();
         event
     }
+}
+
+/// A server that takes a request and never answers must not hold us for ever.
+async fn in_time<T>(asking: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let overdue = |_| kube::Error::Service(format!("no answer within {HEAD:?}").into());
+    tokio::time::timeout(HEAD, asking).await.unwrap_or_else(|elapsed| Err(overdue(elapsed)))
 }
 
 fn newer<K: Resource>(object: &K, version: String) -> String {

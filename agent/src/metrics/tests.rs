@@ -49,6 +49,12 @@ fn used() -> Arc<Metrics> {
     let request = Request { method: "GET", path: "pods", server: "readonly", long_running: false };
     metrics.http.began(&request);
     metrics.http.ended(&request, short);
+    metrics.rest_client.answered("GET", "host", Some(200), short);
+    metrics.rest_client.retried(429, "GET", "host");
+    metrics.rest_client.waited("GET", "host", short);
+    metrics.rest_client.sent("GET", "host", 1);
+    metrics.rest_client.received("GET", "host", 1);
+    metrics.certificates.serving_rotated(short);
     metrics
 }
 

@@ -42,6 +42,7 @@ pub use node::ClusterNode;
 pub use tenant::Tenant;
 pub use wait::until;
 pub use wait::until_gone;
+pub use wait::until_some;
 
 /// For anything that has to happen; generous, for a machine that does much else.
 pub const PATIENCE: Duration = Duration::from_secs(90);

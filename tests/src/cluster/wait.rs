@@ -11,6 +11,8 @@ use k8s_openapi::serde::de::DeserializeOwned;
 use kube::Api;
 use kube::Resource;
 use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher;
+use kube::runtime::watcher::Config;
 use kube::runtime::watcher::watch_object;
 use tokio::time::Instant;
 use tokio::time::timeout_at;
@@ -55,6 +57,32 @@ where
     K: Resource + Clone + DeserializeOwned + Serialize + Debug + Send + 'static,
 {
     until(api, name, "gone", |state| state.is_none().then_some(())).await
+}
+
+/// Waits until `pick` gives something for any of the objects that the watch tells of.
+pub async fn until_some<K, T>(
+    api: Api<K>,
+    config: Config,
+    what: &str,
+    mut pick: impl FnMut(&K) -> Option<T>,
+) -> Result<T>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let deadline = Instant::now() + PATIENCE;
+    let mut objects = pin!(watcher(api, config).default_backoff().applied_objects());
+    let mut trouble = String::new();
+    loop {
+        match timeout_at(deadline, objects.next()).await {
+            Ok(Some(Ok(object))) => {
+                if let Some(found) = pick(&object) {
+                    return Ok(found);
+                }
+            }
+            Ok(Some(Err(error))) => trouble = format!("; last trouble of the watch: {error}"),
+            Ok(None) | Err(_) => bail!("never came: {what}{trouble}"),
+        }
+    }
 }
 
 /// The object for people, without the API server's book-keeping.

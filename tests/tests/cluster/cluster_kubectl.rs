@@ -8,8 +8,10 @@ use k8s_openapi::api::core::v1::Pod;
 use keblet_peers::Part;
 use keblet_tests::cluster::PATIENCE;
 use keblet_tests::cluster::Tenant;
+use keblet_tests::cluster::until_some;
 use kube::Api;
 use kube::api::ListParams;
+use kube::runtime::watcher;
 use serde_json::json;
 
 #[tokio::test]
@@ -34,21 +36,14 @@ async fn describe_tells_what_happened_to_a_pod() {
 
 /// Events come some time after what they tell of.
 async fn until_events(tenant: &Tenant, pod: &str, reasons: &[&str]) {
-    use futures_util::TryStreamExt as _;
-    use kube::runtime::WatchStreamExt as _;
-    let fields = format!("involvedObject.name={pod}");
-    let config = kube::runtime::watcher::Config::default().fields(&fields);
-    let stream = kube::runtime::watcher(tenant.api::<Event>(), config).default_backoff().applied_objects();
-    let mut stream = std::pin::pin!(stream);
+    let config = watcher::Config::default().fields(&format!("involvedObject.name={pod}"));
     let mut missing: Vec<&str> = reasons.to_vec();
-    let wait = async {
-        while !missing.is_empty() {
-            let event = stream.try_next().await.unwrap().unwrap();
-            missing.retain(|reason| event.reason.as_deref() != Some(reason));
-        }
+    let told = |event: &Event| {
+        missing.retain(|reason| event.reason.as_deref() != Some(reason));
+        missing.is_empty().then_some(())
     };
-    let ended = tokio::time::timeout(PATIENCE, wait).await;
-    assert!(ended.is_ok(), "no events {missing:?}\n{}", tenant.node.last_words());
+    let ended = until_some(tenant.api::<Event>(), config, "all events", told).await;
+    ended.unwrap_or_else(|error| panic!("{error:#}, of {reasons:?}\n{}", tenant.node.last_words()));
 }
 
 #[tokio::test]

@@ -365,7 +365,7 @@ fn configz_shows_what_the_api_would() {
 fn notices_name_what_has_no_effect() {
     let settings = Case::new()
         .main("maxPods: 7\nproviderID: x\nfeatureGates: {MemoryQoS: true, NodeSwap: true}\n")
-        .flag("cert-dir", "/srv")
+        .flag("experimental-mounter-path", "/srv")
         .flag("file-check-frequency", "2m")
         .flag("log-cadvisor-usage", "true")
         .load();
@@ -375,7 +375,7 @@ fn notices_name_what_has_no_effect() {
         "flag --log-cadvisor-usage is deprecated and has no effect",
         "feature gate NodeSwap=true will be removed in a future release",
         "feature gate MemoryQoS=true is accepted but not honoured yet",
-        "--cert-dir is accepted but not honoured yet",
+        "--experimental-mounter-path is accepted but not honoured yet",
     ] {
         assert!(notices.contains(expected), "{expected:?} is missing in:\n{notices}");
     }

@@ -82,7 +82,7 @@ impl Node {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut peer = Peer::default();
-        peer.address = Some(([127, 0, 0, 1], 7).into());
+        peer.address.replace(([127, 0, 0, 1], 7).into());
         let router = router.layer(axum::Extension(peer));
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { address, asked, _checkpoints: checkpoints }
