@@ -103,17 +103,23 @@ fn answer(arguments: &[&str]) -> String {
 
 #[test]
 fn explain_shows_what_was_set_and_what_has_no_effect() {
-    let text =
-        answer(&["keblet", "config", "explain", "--file-check-frequency=2m", "--provider-id=x", "--root-dir=/srv"]);
+    let text = answer(&[
+        "keblet",
+        "config",
+        "explain",
+        "--file-check-frequency=2m",
+        "--kubelet-cgroups=/x",
+        "--root-dir=/srv",
+    ]);
     let line = |start: &str| {
         let line = text.lines().find(|line| line.trim_start().starts_with(start));
         line.unwrap_or_else(|| panic!("no {start} in\n{text}")).split_whitespace().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(line("fileCheckFrequency"), "fileCheckFrequency 2m0s --file-check-frequency");
-    assert_eq!(line("providerID"), "providerID x --provider-id not honoured yet");
+    assert_eq!(line("kubeletCgroups"), "kubeletCgroups /x --kubelet-cgroups not honoured yet");
     assert_eq!(line("root-dir"), "root-dir /srv --root-dir");
     assert!(!text.contains("maxPods"), "defaults are left out");
-    assert!(text.contains("providerID (--provider-id) is accepted but not honoured yet"), "{text}");
+    assert!(text.contains("kubeletCgroups (--kubelet-cgroups) is accepted but not honoured yet"), "{text}");
     let json: serde_json::Value =
         serde_json::from_str(&answer(&["keblet", "config", "explain", "--all", "-o", "json"])).unwrap();
     let max_pods = json["fields"].as_array().unwrap().iter().find(|row| row["field"] == "maxPods").unwrap();
@@ -122,8 +128,8 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
 
 #[test]
 fn check_accepts_and_notes() {
-    let text = answer(&["keblet", "config", "check", "--ignore-host", "--provider-id=x"]);
-    assert!(text.starts_with("note: providerID") && text.ends_with("The configuration is acceptable.\n"), "{text}");
+    let text = answer(&["keblet", "config", "check", "--ignore-host", "--kubelet-cgroups=/x"]);
+    assert!(text.contains("note: kubeletCgroups") && text.ends_with("The configuration is acceptable.\n"), "{text}");
 }
 
 #[test]
