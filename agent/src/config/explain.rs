@@ -24,6 +24,7 @@ const HONOURED_GATES: &[Gate] = &[
     Gate::CustomCPUCFSQuotaPeriod,
     Gate::HostnameOverride,
     Gate::KubeletCrashLoopBackOffMax,
+    Gate::PodLogsQuerySplitStreams,
     Gate::PreventStaticPodAPIReferences,
     Gate::ReloadKubeletClientCAFile,
     Gate::ReloadKubeletServerCertificateFile,

@@ -142,7 +142,7 @@ document! {
         kernel_memcg_notification "kernelMemcgNotification": bool, value, later, "Evict on kernel memory notifications.";
         logging "logging": Logging, nested, used, "What is logged, and how.";
         enable_system_log_handler "enableSystemLogHandler": bool = true, pointer, used, "Serve /logs/.";
-        enable_system_log_query "enableSystemLogQuery": Option<bool>, pointer, later, "Let /logs/ be queried.";
+        enable_system_log_query "enableSystemLogQuery": Option<bool>, pointer, used, "Let /logs/ be queried.";
         shutdown_grace_period "shutdownGracePeriod": GoDuration, value, used, "Time for pods to end at node shutdown.";
         shutdown_grace_period_critical_pods "shutdownGracePeriodCriticalPods": GoDuration, value, used, "Part of it kept for critical pods.";
         shutdown_grace_period_by_pod_priority "shutdownGracePeriodByPodPriority": Vec<ShutdownGracePeriod>, value, used, "Time to end by pod priority.";

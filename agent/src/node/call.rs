@@ -46,6 +46,15 @@ impl CallError {
     }
 }
 
+/// Says that a call failed, in one line. That the API server is away is said by whoever speaks to it, once.
+pub(super) fn complain(node: &str, what: &'static str, error: &CallError) {
+    if error.is_unanswered() {
+        tracing::debug!(node, %error, "{what}");
+    } else {
+        tracing::warn!(node, %error, "{what}");
+    }
+}
+
 /// Waits for a call, at most this long.
 pub(super) async fn within<T>(
     timeout: Duration,

@@ -86,7 +86,7 @@ impl LeaseKeeper {
             let wanted = match owner {
                 Ok(owner) => renewed(lease.clone(), &self.config, owner, self.clock.wall()),
                 Err(error) => {
-                    tracing::warn!(lease = self.config.name, %error, "renewing the Lease failed");
+                    call::complain(&self.config.name, "renewing the Lease failed", &error);
                     continue;
                 }
             };
@@ -97,7 +97,7 @@ impl LeaseKeeper {
                     (found, false) => lease = found,
                 },
                 Err(error) => {
-                    tracing::warn!(lease = self.config.name, attempt, %error, "renewing the Lease failed");
+                    call::complain(&self.config.name, "renewing the Lease failed", &error);
                     if attempt > 0 && error.is_unanswered() {
                         (self.trouble)();
                     }
@@ -129,7 +129,7 @@ impl LeaseKeeper {
                 }
                 Err(error) => error,
             };
-            tracing::warn!(lease = self.config.name, %error, "there is no Lease, and it cannot be made");
+            call::complain(&self.config.name, "the Lease is neither found nor made", &error);
             pause.wait().await;
         }
     }

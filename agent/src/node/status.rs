@@ -204,7 +204,7 @@ impl<H: Host> StatusLoop<H> {
             };
             let missing = error.is_not_found();
             if !missing || !std::mem::replace(&mut self.missing, true) {
-                tracing::warn!(node = self.inputs.config.name, attempt, %error, "node status not updated");
+                call::complain(&self.inputs.config.name, "node status not updated", &error);
             }
             if missing {
                 // Somebody has to make it; asking again at once does not.
@@ -242,7 +242,7 @@ impl<H: Host> StatusLoop<H> {
         loop {
             let look = self.look().await;
             let Err(error) = self.try_register(&look, began).await else { return };
-            tracing::warn!(node = self.inputs.config.name, %error, "node not registered");
+            call::complain(&self.inputs.config.name, "node not registered", &error);
             pauses.wait().await;
         }
     }

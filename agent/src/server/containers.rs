@@ -11,15 +11,20 @@ use crate::model::PodUid;
 use crate::model::spec;
 use crate::runtime::Runtime;
 
+/// Finds a pod by namespace and name.
+pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
+/// Finds the cached snapshot of a pod.
+pub type FindSnapshot = dyn Fn(&PodUid) -> Option<Arc<PodSnapshot>> + Send + Sync;
+
 /// Handles on pods, made by whoever wires the servers. Cheap to clone; none of the closures may block.
 #[derive(Clone)]
 pub struct Containers {
     /// The desired pod of this namespace and name; mirror pods are not among them.
-    pub pod: Arc<dyn Fn(&str, &str) -> Option<Pod> + Send + Sync>,
+    pub pod: Arc<FindPod>,
     /// What is said of the pod: the agent's own word, else that of the pod's source.
     pub status: Arc<dyn Fn(&Pod) -> PodStatus + Send + Sync>,
     /// The cached snapshot of a pod.
-    pub snapshot: Arc<dyn Fn(&PodUid) -> Option<Arc<PodSnapshot>> + Send + Sync>,
+    pub snapshot: Arc<FindSnapshot>,
     /// The container runtime.
     pub runtime: Runtime,
 }

@@ -69,7 +69,7 @@ fn of_pod(pod: &PodSample, at: i64, extras: Option<&Extras>) -> PodStats {
         containers: containers.collect(),
         cpu: own.and_then(|own| cpu(own, at)),
         memory: own.and_then(|own| memory(own, at)),
-        io: extras.and_then(|_| own).map(|own| io(own, at)),
+        io: extras.and(own).map(|own| io(own, at)),
         network: of_pod
             .as_ref()
             .filter(|(_, of_pod)| !of_pod.interfaces.is_empty())

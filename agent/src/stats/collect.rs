@@ -130,7 +130,7 @@ fn by_runtime(key: &str, stats: &cri::ContainerStats) -> Measured {
 
 fn pressure(told: Option<&cri::PsiStats>) -> Pressure {
     let line = |data: &Option<cri::PsiData>| {
-        let data = data.clone().unwrap_or_default();
+        let data = data.unwrap_or_default();
         PressureLine { total: data.total, avg10: data.avg10, avg60: data.avg60, avg300: data.avg300 }
     };
     told.map(|psi| Pressure { some: line(&psi.some), full: line(&psi.full) }).unwrap_or_default()

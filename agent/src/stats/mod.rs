@@ -78,13 +78,16 @@ pub struct StatsSource {
     pub snapshots: Arc<dyn Fn() -> Vec<Arc<PodSnapshot>> + Send + Sync>,
 }
 
+/// Extras, and when they were measured.
+type Aged = (Instant, Arc<Extras>);
+
 /// Tells usage. Cheap to clone; all clones share the measurements.
 #[derive(Clone)]
 pub struct Stats {
     source: Arc<StatsSource>,
     about: Arc<About>,
     sample: Arc<Mutex<Option<Arc<Sample>>>>,
-    extras: Arc<Mutex<Option<(Instant, Arc<Extras>)>>>,
+    extras: Arc<Mutex<Option<Aged>>>,
 }
 
 impl Stats {

@@ -82,7 +82,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let api = connection.api.clone();
     let events_client = api.as_ref().map(|api| api.events.clone());
     let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
-    recording::announce(&recorder, cgroup_version);
+    recording::announce(&recorder, &settings, cgroup_version);
     let runtime = connect(&settings, &observers)?;
     let board = SensorBoard::default();
     tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));

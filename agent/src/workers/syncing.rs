@@ -38,6 +38,8 @@ pub(super) struct Memory {
     /// Why containers are not running, by name: upstream's reason cache.
     pub reasons: HashMap<String, StartFailure>,
     pub probes: ProbeResults,
+    /// The event of an exceeded deadline was told.
+    pub deadline_told: bool,
     /// What was started since the last look.
     pub started: Vec<ContainerId>,
     /// How far the pod's volumes are up to date.
@@ -212,7 +214,7 @@ impl Worker {
     }
 
     /// Publishes the pod's status as of `view`. Returns true if its phase is terminal.
-    pub(super) fn publish_status(&self, pod: &Pod, view: &PodSnapshot, terminal: bool) -> bool {
+    pub(super) fn publish_status(&mut self, pod: &Pod, view: &PodSnapshot, terminal: bool) -> bool {
         let knowledge = Knowledge {
             reasons: &self.syncing.reasons,
             qos_class: qos_class(pod).map_or("BestEffort", QosClass::as_str),
@@ -221,9 +223,26 @@ impl Worker {
         let now = self.context.clock.wall();
         let terminal = self.context.statuses.publish(pod, view, knowledge, now);
         self.context.act.startups.published(pod, view, now);
+        if terminal {
+            self.tell_deadline(pod);
+        }
         terminal
     }
+
+    /// A pod that ran into its deadline says so once: the API server may know already.
+    fn tell_deadline(&mut self, pod: &Pod) {
+        let (reason, message) = DEADLINE;
+        let says = |status: &k8s_openapi::api::core::v1::PodStatus| status.reason.as_deref() == Some(reason);
+        let known = pod.status.as_ref().is_some_and(says) || self.syncing.deadline_told;
+        if !known && self.context.statuses.get(&self.uid).as_ref().is_some_and(says) {
+            self.syncing.deadline_told = true;
+            self.context.recorder.pod_event(pod, "", EventType::Normal, reason, message);
+        }
+    }
 }
+
+/// `status.reason` and message of a pod that ran into `activeDeadlineSeconds`.
+const DEADLINE: (&str, &str) = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");
 
 fn field_path(start: &StartContainer) -> String {
     let list = match start.class {

@@ -4,13 +4,13 @@
 //! another kubelet, which has to pass them just the same.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
-mod cluster_events;
 mod cluster_access;
+mod cluster_events;
 mod cluster_faults;
 mod cluster_join;
 mod cluster_kubectl;
-mod cluster_objects;
 mod cluster_node;
+mod cluster_objects;
 mod cluster_pods;
 mod cluster_server;
 mod cluster_streams;

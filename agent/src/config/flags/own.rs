@@ -23,7 +23,7 @@ document! {
         node_labels "node-labels": BTreeMap<String, String>, value, used, "Labels of a newly created Node.";
         lock_file "lock-file": String, value, later, "File locked while the agent runs.";
         exit_on_lock_contention "exit-on-lock-contention": bool, value, later, "End when another process opens the lock file.";
-        runtime_cgroups "runtime-cgroups": String, value, later, "Cgroup of the container runtime.";
+        runtime_cgroups "runtime-cgroups": String, value, used, "Cgroup of the container runtime.";
         image_credential_provider_config "image-credential-provider-config": String, value, later, "File or directory that configures credential plugins.";
         image_credential_provider_bin_dir "image-credential-provider-bin-dir": String, value, later, "Directory of credential plugins.";
         minimum_container_ttl_duration "minimum-container-ttl-duration": GoDuration, value, later, "Youngest dead container that may be removed.";

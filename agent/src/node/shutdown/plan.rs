@@ -86,7 +86,8 @@ mod tests {
 
     #[test]
     fn groups_of_the_configuration() {
-        let table: [(u64, u64, &[(i32, i64)], &[(i32, u64)]); 6] = [
+        type Row<'a> = (u64, u64, &'a [(i32, i64)], &'a [(i32, u64)]);
+        let table: [Row<'_>; 6] = [
             (0, 0, &[], &[]),
             (30, 10, &[], &[(0, 20), (CRITICAL, 10)]),
             (30, 0, &[], &[(0, 30), (CRITICAL, 0)]),

@@ -2,6 +2,7 @@
 
 use http::Method;
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::server::NODE;
 use super::*;

@@ -102,9 +102,8 @@ impl Log {
             if !out.is_empty() {
                 return Some(out.into());
             }
-            if self.reader.is_none() {
-                return None;
-            }
+            // Nothing comes after the last piece.
+            self.reader.as_ref()?;
             if !at_end || self.is_last_look {
                 continue;
             }

@@ -78,12 +78,6 @@ fn has_word(headers: &HeaderMap, name: &header::HeaderName, word: &str) -> bool 
         .any(|value| value.to_str().is_ok_and(|value| value.to_ascii_lowercase().contains(word)))
 }
 
-/// The protocols offered in the first `Sec-WebSocket-Protocol` line.
-pub(super) fn offered(headers: &HeaderMap) -> Vec<&str> {
-    let line = headers.get(header::SEC_WEBSOCKET_PROTOCOL).and_then(|line| line.to_str().ok()).unwrap_or_default();
-    line.split(',').map(str::trim).filter(|one| !one.is_empty()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::super::answer::query_of;

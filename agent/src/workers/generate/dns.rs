@@ -185,6 +185,30 @@ fn fit_limits(dns: &mut PodDns) {
     }
 }
 
+/// What of the node's resolver file will not fit into pods' files: the first thing that is too much. `path` is the
+/// file's, for the message; with a cluster domain, pods get three search paths of the cluster in front.
+pub fn too_much(text: &str, path: &str, has_cluster_domain: bool) -> Option<String> {
+    let searches = match parse_resolv_conf(text) {
+        Ok(config) => config.searches,
+        Err(error) => return Some(error.to_string()),
+    };
+    let most = if has_cluster_domain { MAX_SEARCH_PATHS - 3 } else { MAX_SEARCH_PATHS };
+    if searches.len() > most {
+        return Some(format!("Resolv.conf file '{path}' contains search line consisting of more than {most} domains!"));
+    }
+    if searches.iter().any(|search| search.len() > MAX_SEARCH_PATH_CHARS) {
+        return Some(format!(
+            "Resolv.conf file {path:?} contains a search path which length is more than allowed {MAX_SEARCH_PATH_CHARS} chars!"
+        ));
+    }
+    let length = searches.join(" ").len();
+    (length > MAX_SEARCH_CHARS).then(|| {
+        format!(
+            "Resolv.conf file '{path}' contains search line which length is more than allowed {MAX_SEARCH_CHARS} chars!"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -247,6 +271,28 @@ mod tests {
         assert_eq!(joined(&dns.config), "192.0.2.1 |  | ");
         assert_eq!(dns.warnings[0].0, "MissingClusterDNS");
         assert!(dns.warnings[0].1.starts_with("pod: \"p_ns(u)\". kubelet does not have ClusterDNS IP configured"));
+    }
+
+    #[test]
+    fn the_nodes_own_file_may_be_too_much() {
+        let file = |count: usize, length: usize| {
+            let path = |number: usize| format!("{number:0>length$}");
+            format!("search {}\n", (0..count).map(path).collect::<Vec<_>>().join(" "))
+        };
+        let told = |text: &str, cluster: bool| too_much(text, "/etc/resolv.conf", cluster);
+        assert_eq!(told(&file(32, 5), false), None);
+        let expected = "Resolv.conf file '/etc/resolv.conf' contains search line consisting of more than 32 domains!";
+        assert_eq!(told(&file(33, 5), false).as_deref(), Some(expected));
+        assert_eq!(told(&file(29, 5), true), None);
+        let expected = "Resolv.conf file '/etc/resolv.conf' contains search line consisting of more than 29 domains!";
+        assert_eq!(told(&file(30, 5), true).as_deref(), Some(expected));
+        let expected = "Resolv.conf file \"/etc/resolv.conf\" contains a search path which length is more than allowed \
+                        253 chars!";
+        assert_eq!(told(&file(1, 254), false).as_deref(), Some(expected));
+        let expected = "Resolv.conf file '/etc/resolv.conf' contains search line which length is more than allowed 2048 \
+                        chars!";
+        assert_eq!(told(&file(20, 103), false).as_deref(), Some(expected));
+        assert_eq!(told(&file(8, 253), false), None);
     }
 
     #[test]
