@@ -143,7 +143,8 @@ mod tests {
                 t.dns_names.iter().cloned().chain(ips).collect::<Vec<_>>().join(" ")
             })
         };
-        let table: [(&[(&str, &str)], Option<&str>); 7] = [
+        type Addresses = [(&'static str, &'static str)];
+        let table: [(&Addresses, Option<&str>); 7] = [
             (&[], None),
             (&[("Hostname", "n")], None),
             (&[("InternalIP", "10.0.0.1"), ("Hostname", "n")], Some("n 10.0.0.1")),

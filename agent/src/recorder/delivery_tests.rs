@@ -26,9 +26,12 @@ use crate::model::testing;
 /// An answer: a status, or no connection at all.
 type Answer = Result<(u16, &'static str), &'static str>;
 
+/// A request: method, path and body.
+type Asked = (Method, String, Value);
+
 /// What was asked, and what is still to be answered; then everything succeeds.
 #[derive(Clone, Default)]
-struct Server(Arc<Mutex<(Vec<(Method, String, Value)>, VecDeque<Answer>)>>);
+struct Server(Arc<Mutex<(Vec<Asked>, VecDeque<Answer>)>>);
 
 #[derive(Default)]
 struct Losses(Mutex<Vec<Loss>>);

@@ -106,9 +106,8 @@ impl Setup {
         for (name, text) in files {
             std::fs::write(path(name), text).expect("written");
         }
-        let mut config = KubeletConfiguration::default();
-        config.address = "127.0.0.1".to_owned();
-        config.port = 0;
+        let address = "127.0.0.1".to_owned();
+        let mut config = KubeletConfiguration { address, port: 0, ..KubeletConfiguration::default() };
         config.authentication.x509.client_ca_file = path("ca.crt");
         (config.tls_cert_file, config.tls_private_key_file) = (path("tls.crt"), path("tls.key"));
         let router = Router::new;

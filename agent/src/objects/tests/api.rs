@@ -28,11 +28,14 @@ use crate::model::Clock;
 
 type Out = UnsyncBoxBody<Bytes, Infallible>;
 
+/// Who watches what, and where its frames go.
+type Watcher = (String, mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>);
+
 pub(super) struct State {
     /// Objects by `configmaps/ns/name`.
     objects: BTreeMap<String, Value>,
     version: u64,
-    watchers: Vec<(String, mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>)>,
+    watchers: Vec<Watcher>,
     /// Every request as `GET path?query`.
     pub(super) requests: Vec<String>,
     /// Nobody answers.
