@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use anyhow::bail;
 use futures_util::StreamExt;
 use futures_util::TryStreamExt;
+use futures_util::future::try_join_all;
 use futures_util::stream;
 use keblet_proto::cri::v1 as cri;
 use nix::sys::socket::getsockopt;
@@ -50,6 +51,25 @@ pub(super) async fn sweep(runtime: &Runtime) -> anyhow::Result<()> {
 async fn remove(runtime: &Runtime, id: String) -> Result<(), RuntimeError> {
     runtime.stop_pod_sandbox(&id).await?;
     runtime.remove_pod_sandbox(&id).await
+}
+
+/// Stops every pod of the benchmark at once, as a kubelet does: its containers with `grace`, then its sandbox.
+/// Returns the seconds that each took.
+pub(super) async fn stop(runtime: &Runtime, grace: Duration) -> anyhow::Result<Vec<f64>> {
+    let containers = runtime.list_containers(Default::default()).await?;
+    let stops = ours(runtime).await?.into_iter().map(|sandbox| {
+        let its = containers.iter().filter(|container| container.pod_sandbox_id == sandbox.id);
+        let its: Vec<_> = its.map(|container| container.id.as_str()).collect();
+        async move {
+            let began = Instant::now();
+            for id in its {
+                runtime.stop_container(id, grace).await?;
+            }
+            runtime.stop_pod_sandbox(&sandbox.id).await?;
+            anyhow::Ok(began.elapsed().as_secs_f64())
+        }
+    });
+    try_join_all(stops).await
 }
 
 async fn ours(runtime: &Runtime) -> Result<Vec<cri::PodSandbox>, RuntimeError> {

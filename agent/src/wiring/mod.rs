@@ -25,9 +25,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
+
 use crate::cli::logging::Verbosity;
 use crate::config::Gate;
 use crate::config::Origin;
@@ -36,12 +38,15 @@ use crate::events;
 use crate::events::sensors::RelistPeriods;
 use crate::events::sensors::SensorBoard;
 use crate::images::Images;
+use crate::kernel::cgroup::Cgroups;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::restart::RestartGates;
+use crate::objects::Objects;
 use crate::pleg;
 use crate::pleg::PlegConfig;
 use crate::pleg::PlegHandle;
+use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
@@ -58,6 +63,7 @@ use crate::workers::act::ActContext;
 use crate::workers::gate::StartGate;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::worker::WorkerContext;
+use node_object::NodeHandles;
 use observers::Observers;
 pub use spans::spans;
 
@@ -66,169 +72,222 @@ const PARALLEL_INSPECTIONS: usize = 64;
 /// A runtime that takes longer to describe one pod counts as failing for that pod.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// What every room is built on: there from the start, runtime or not.
+struct Ground {
+    settings: Settings,
+    shutdown: CancellationToken,
+    metrics: Arc<Metrics>,
+    observers: Arc<Observers>,
+    node: node::Node,
+    api: Option<ApiServer>,
+    recorder: Recorder,
+    runtime: Runtime,
+    board: SensorBoard,
+    /// What the runtime says of itself.
+    state: watch::Receiver<RuntimeState>,
+    shared: SharedPods,
+    /// The machine is going down.
+    down: watch::Sender<bool>,
+}
+
+/// What pods need before they start.
+struct Supplies {
+    images: Images,
+    objects: Objects,
+    cgroups: Option<Cgroups>,
+}
+
+/// Statuses and pod cache, once the runtime has been reached.
+type Started = watch::Sender<Option<(Statuses, PlegHandle)>>;
+
 /// Runs the agent until `shutdown` is cancelled. Containers are left running.
 ///
 /// # Errors
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
 pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watchdog = notify::watchdog()?;
-    let metrics = Metrics::new();
-    let observers = Arc::new(Observers(metrics.clone()));
-    let node = node::describe(&settings)?;
-    node_object::check(&settings)?;
-    let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
-    observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
-    let mut connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
-    let api = connection.api.clone();
-    let events_client = api.as_ref().map(|api| api.events.clone());
-    let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
-    recording::announce(&recorder, &settings, cgroup_version);
-    let runtime = connect(&settings, &observers)?;
-    let board = SensorBoard::default();
-    tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
-    let (state_sender, state) = watch::channel(RuntimeState::Unknown);
-    tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
+    let (ground, mut connection) = Ground::lay(settings, shutdown.clone()).await?;
+    let images = Images::new(ground.runtime.clone(), node::pull_limits(&ground.settings));
+    let own_node = ground.join_cluster(&images);
+    let objects = objects::start(&ground.settings, ground.api.as_ref(), Some(own_node.node.clone()));
+    let (started, later) = watch::channel(None);
+    let serving = ground.serve(verbosity, &own_node, &later)?;
+    notify::start(watchdog, &ground.settings, ground.shared.clone(), &shutdown);
 
-    let images = Images::new(runtime.clone(), node::pull_limits(&settings));
-    let down = watch::Sender::new(false);
-    let own_node = node_object::start(
-        node_object::Parts {
-            settings: &settings,
-            name: &node.name,
-            runtime: runtime.clone(),
-            state: state.clone(),
-            board: board.clone(),
-            images: images.changes(),
-            shutting_down: down.subscribe(),
-            recorder: recorder.clone(),
-            metrics: metrics.clone(),
-        },
-        api.as_ref(),
-        shutdown.clone(),
-    );
-
-    let objects = objects::start(&settings, api.as_ref(), Some(own_node.node.clone()));
-
-    let shared = SharedPods::default();
-    let read = pods::Server { metrics: &metrics, board: &board, shared: &shared, settings: &settings, verbosity };
-    let (started, later) = watch::channel(None::<(Statuses, PlegHandle)>);
-    let parts = server::Parts {
-        node: node.name.clone(),
-        mounted: streams::mounted(&settings, &node.name, &shared, &later, &runtime, &metrics)?,
-        handles: read.handles(state.clone(), later),
-        api: api.as_ref().map(|api| api.main.clone()),
-        serving: certificates::serving(
-            &settings,
-            &node.name,
-            api.as_ref(),
-            own_node.node.clone(),
-            &metrics,
-            &shutdown,
-        )?,
-    };
-    let serving = server::start(&settings, parts, shutdown.clone());
-
-    notify::start(watchdog, &settings, shared.clone(), &shutdown);
-
-    tracing::info!(runtime = runtime.endpoint(), node = node.name, "waiting for the container runtime");
-    let Some(version) = shutdown.run_until_cancelled(runtime.until_ready()).await else {
+    let (runtime, node) = (ground.runtime.endpoint(), &ground.node.name);
+    tracing::info!(runtime, node, "waiting for the container runtime");
+    let Some(version) = shutdown.run_until_cancelled(ground.runtime.until_ready()).await else {
         return serving.await.context("ending the servers")?;
     };
-    let cgroups = cgroups::prepare(&settings, &runtime).await?;
-    let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
-    let sensing = sensors::start(&settings, &runtime, cgroups.as_ref(), hints, board.clone(), shutdown.clone()).await;
-    let config = PlegConfig {
-        periods: relist_periods(&settings),
-        parallel_inspections: PARALLEL_INSPECTIONS,
-        inspection_timeout: INSPECTION_TIMEOUT,
-        watch: sensing.watch,
-        observer: observers.clone(),
-        clock: Clock::System,
-        board: board.clone(),
-    };
-    let (pleg, pleg_task) = pleg::start(runtime.clone(), hint_receiver, config, shutdown.clone());
-
-    let gates = restart_gates(&settings);
-    let parts = status::StatusParts {
-        runtime_name: version.runtime_name,
-        addresses: own_node.addresses.clone(),
-        node: own_node.node,
-        client: api.as_ref().map(|api| api.main.clone()),
-        gates,
-    };
-    let (statuses, mirrors) = status::start(parts, &shared, &metrics, &shutdown);
-    started.send_replace(Some((statuses.clone(), pleg.clone())));
-    let volumes = Volumes::new(&settings.flags.root_dir);
-    let startups = match &api {
-        Some(_) => Startups::counting(metrics.clone()),
-        None => Startups::default(),
-    };
-    let mut act = ActContext::new(
-        runtime.clone(),
-        images,
-        volumes,
-        cgroups,
-        node.settings(&settings, own_node.addresses),
-        node::files(&settings),
-        network_of(state.clone()),
-        recorder.clone(),
-        Clock::System,
-    )
-    .with_objects(objects);
-    act.startups = startups.clone();
-    let context = Arc::new(WorkerContext {
-        pleg: pleg.clone(),
-        act,
-        statuses: statuses.clone(),
-        gate: StartGate::default(),
-        clock: Clock::System,
-        recorder: recorder.clone(),
-        runtime: state,
-        gates,
-        max_backoff: max_backoff(&settings),
-        observer: observers,
-        ending: CancellationToken::new(),
-    });
-    let (updates, sources) = sources::start(
-        sources_config(&settings, &node.name, api.as_ref()),
-        Clock::System,
-        recorder.clone(),
-        shutdown.clone(),
-    );
-    let orders = node_shutdown::start(
-        node_shutdown::Parts {
-            settings: &settings,
-            pods: shared.clone(),
-            statuses: statuses.clone(),
-            recorder: recorder.clone(),
-            metrics: metrics.clone(),
-            down,
-        },
-        shutdown.clone(),
-    );
-    let sync = SyncLoop {
-        pods: shared,
-        workers: PodWorkers::new(context.clone()),
-        pleg,
-        sources,
-        statuses,
-        clock: Clock::System,
-        recorder,
-        mirrors,
-        orders,
-        startups,
-        leftovers: Arc::new(housekeeping::Sweeper::new(context)),
-        housekeeping: None,
-    };
-    tracing::info!(node = node.name, runtime = %version.runtime_version, "node agent started");
+    let cgroups = cgroups::prepare(&ground.settings, &ground.runtime).await?;
+    let (pleg, pleg_task) = ground.observe(cgroups.as_ref()).await;
+    let sync = ground.work(own_node, Supplies { images, objects, cgroups }, pleg, version.runtime_name, &started);
+    tracing::info!(node, runtime = %version.runtime_version, "node agent started");
     tokio::select! {
-        () = sync.run(updates, shutdown.clone()) => {}
+        () = sync => {}
         () = connection.lost() => {
             anyhow::bail!("no client certificate for too long although the API server works; a new start may bootstrap")
         }
     }
     pleg_task.await.context("ending the PLEG")?;
     serving.await.context("ending the servers")?
+}
+
+impl Ground {
+    async fn lay(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<(Self, apiserver::Connection)> {
+        let metrics = Metrics::new();
+        let observers = Arc::new(Observers(metrics.clone()));
+        let node = node::describe(&settings)?;
+        node_object::check(&settings)?;
+        let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
+        observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
+        let connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
+        let api = connection.api.clone();
+        let events_client = api.as_ref().map(|api| api.events.clone());
+        let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
+        recording::announce(&recorder, &settings, cgroup_version);
+        let runtime = connect(&settings, &observers)?;
+        let board = SensorBoard::default();
+        tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
+        let (state_sender, state) = watch::channel(RuntimeState::Unknown);
+        tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
+        let (shared, down) = (SharedPods::default(), watch::Sender::new(false));
+        let ground =
+            Self { settings, shutdown, metrics, observers, node, api, recorder, runtime, board, state, shared, down };
+        Ok((ground, connection))
+    }
+
+    /// The Node object, its Lease and the node's addresses.
+    fn join_cluster(&self, images: &Images) -> NodeHandles {
+        let parts = node_object::Parts {
+            settings: &self.settings,
+            name: &self.node.name,
+            runtime: self.runtime.clone(),
+            state: self.state.clone(),
+            board: self.board.clone(),
+            images: images.changes(),
+            shutting_down: self.down.subscribe(),
+            recorder: self.recorder.clone(),
+            metrics: self.metrics.clone(),
+        };
+        node_object::start(parts, self.api.as_ref(), self.shutdown.clone())
+    }
+
+    /// The HTTP servers.
+    fn serve(
+        &self,
+        verbosity: Verbosity,
+        own_node: &NodeHandles,
+        later: &pods::Later,
+    ) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
+        let Self { settings, shutdown, metrics, shared, board, .. } = self;
+        let (node, api) = (&self.node.name, self.api.as_ref());
+        let read = pods::Server { metrics, board, shared, settings, verbosity };
+        let parts = server::Parts {
+            node: node.clone(),
+            mounted: streams::mounted(settings, node, shared, later, &self.runtime, metrics)?,
+            handles: read.handles(self.state.clone(), later.clone()),
+            api: api.map(|api| api.main.clone()),
+            serving: certificates::serving(settings, node, api, own_node.node.clone(), metrics, shutdown)?,
+        };
+        Ok(server::start(settings, parts, shutdown.clone()))
+    }
+
+    /// The sensors, and the PLEG that they feed.
+    async fn observe(&self, cgroups: Option<&Cgroups>) -> (PlegHandle, JoinHandle<()>) {
+        let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
+        let (settings, runtime, shutdown) = (&self.settings, &self.runtime, &self.shutdown);
+        let sensing = sensors::start(settings, runtime, cgroups, hints, self.board.clone(), shutdown.clone()).await;
+        let config = PlegConfig {
+            periods: relist_periods(settings),
+            parallel_inspections: PARALLEL_INSPECTIONS,
+            inspection_timeout: INSPECTION_TIMEOUT,
+            watch: sensing.watch,
+            observer: self.observers.clone(),
+            clock: Clock::System,
+            board: self.board.clone(),
+        };
+        pleg::start(runtime.clone(), hint_receiver, config, shutdown.clone())
+    }
+
+    /// Desired pods, their workers, and the loop between them; to be awaited until the agent ends.
+    fn work(
+        &self,
+        own_node: NodeHandles,
+        supplies: Supplies,
+        pleg: PlegHandle,
+        runtime_name: String,
+        started: &Started,
+    ) -> impl Future<Output = ()> + use<> {
+        let Self { settings, shutdown, metrics, recorder, shared, .. } = self;
+        let (api, gates) = (self.api.as_ref(), restart_gates(settings));
+        let parts = status::StatusParts {
+            runtime_name,
+            addresses: own_node.addresses.clone(),
+            node: own_node.node,
+            client: api.map(|api| api.main.clone()),
+            gates,
+        };
+        let (statuses, mirrors) = status::start(parts, shared, metrics, shutdown);
+        started.send_replace(Some((statuses.clone(), pleg.clone())));
+        let startups = api.map_or_else(Startups::default, |_| Startups::counting(metrics.clone()));
+        let mut act = ActContext::new(
+            self.runtime.clone(),
+            supplies.images,
+            Volumes::new(&settings.flags.root_dir),
+            supplies.cgroups,
+            self.node.settings(settings, own_node.addresses),
+            node::files(settings),
+            network_of(self.state.clone()),
+            recorder.clone(),
+            Clock::System,
+        )
+        .with_objects(supplies.objects);
+        act.startups = startups.clone();
+        let context = Arc::new(self.workers(act, pleg.clone(), statuses.clone(), gates));
+        let config = sources_config(settings, &self.node.name, api);
+        let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), shutdown.clone());
+        let shutdown_parts = node_shutdown::Parts {
+            settings,
+            pods: shared.clone(),
+            statuses: statuses.clone(),
+            recorder: recorder.clone(),
+            metrics: metrics.clone(),
+            down: self.down.clone(),
+        };
+        let sync = SyncLoop {
+            pods: shared.clone(),
+            workers: PodWorkers::new(context.clone()),
+            pleg,
+            sources,
+            statuses,
+            clock: Clock::System,
+            recorder: recorder.clone(),
+            mirrors,
+            orders: node_shutdown::start(shutdown_parts, shutdown.clone()),
+            startups,
+            leftovers: Arc::new(housekeeping::Sweeper::new(context)),
+            housekeeping: None,
+        };
+        sync.run(updates, shutdown.clone())
+    }
+
+    /// What all pod workers share.
+    fn workers(&self, act: ActContext, pleg: PlegHandle, statuses: Statuses, gates: RestartGates) -> WorkerContext {
+        WorkerContext {
+            pleg,
+            act,
+            statuses,
+            gate: StartGate::default(),
+            clock: Clock::System,
+            recorder: self.recorder.clone(),
+            runtime: self.state.clone(),
+            gates,
+            max_backoff: max_backoff(&self.settings),
+            observer: self.observers.clone(),
+            ending: CancellationToken::new(),
+        }
+    }
 }
 
 fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Runtime> {

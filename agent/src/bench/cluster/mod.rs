@@ -2,7 +2,7 @@
 //!
 //! Owns the pods it creates, the Node object of the name it is given, and the agents it starts; touches nothing else of
 //! the cluster. Times are those of one observer: from its own call, or the stamp a process writes of its end, to the
-//! moment its watch tells. The runtime floor starts the same pods with a bare CRI client.
+//! moment its watch tells. The runtime floor starts and stops the same pods with a bare CRI client.
 //!
 //! ```text
 //!  args ─▶ session ─▶ each round: each column in turn

@@ -43,6 +43,8 @@ const START_SETTLE: Duration = Duration::from_secs(2);
 const IDLE_SETTLE: Duration = Duration::from_secs(20);
 /// For the last process to be ready for signals before it is told to end: until then SIGTERM means nothing to PID 1.
 const UP_SETTLE: Duration = Duration::from_secs(2);
+/// The grace period that pods have by default.
+const GRACE: Duration = Duration::from_secs(30);
 const NODE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Counts requests to the API server, under upstream's name.
@@ -195,9 +197,9 @@ impl Session {
         Ok(())
     }
 
-    /// The burst's pods, straight from the runtime.
+    /// The burst's pods, straight from the runtime; then their end.
     async fn measure_floor(&mut self, prefix: &str, folder: &Path) -> anyhow::Result<()> {
-        if !self.args.wants(ClusterWorkload::Burst) {
+        if !self.args.wants(ClusterWorkload::Burst) && !self.args.wants(ClusterWorkload::Delete) {
             return Ok(());
         }
         let batches = workload::batches(WorkloadKind::Start, self.args.pods, prefix, &folder.join("stamps"));
@@ -208,7 +210,14 @@ impl Session {
             let run = tokio::time::timeout(self.limit(self.args.pods), floor.run(&batch)).await;
             run.context("the floor did not finish in time")??;
             let took = seconds(began, monotonic_now()?);
-            self.add(&Column::Floor, Metric::AllReady, vec![took]);
+            if self.args.wants(ClusterWorkload::Burst) {
+                self.add(&Column::Floor, Metric::AllReady, vec![took]);
+            }
+            if self.args.wants(ClusterWorkload::Delete) {
+                tokio::time::sleep(UP_SETTLE).await;
+                let stopped = site::stop(&self.runtime, GRACE).await?;
+                self.add(&Column::Floor, Metric::Gone, stopped);
+            }
         }
         Ok(())
     }
