@@ -50,8 +50,8 @@ pub struct ClusterArgs {
     /// KubeletConfiguration file, a folder for its state, its credentials, its name and its address
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
     pub peers: Vec<ClusterPeer>,
-    /// How long idle agents are watched
-    #[arg(long, default_value = "60s", value_parser = duration)]
+    /// How long idle agents are watched; some requests come every ten seconds, so that a minute is short
+    #[arg(long, default_value = "180s", value_parser = duration)]
     pub idle_time: Duration,
     /// The keblet to measure [default: this program]
     #[arg(long, value_name = "PATH")]
