@@ -29,24 +29,6 @@ pub fn save_memory() {
     }
 }
 
-/// Free memory that is worth being returned, bytes.
-#[cfg(target_env = "gnu")]
-const WORTH_RETURNING: usize = 1 << 20;
-
-/// Returns to the system what bursts of work have left free between what is still in use; the allocator by itself
-/// returns only what lies at the end. Takes a millisecond or so, and nothing if little is free.
-pub fn return_memory() {
-    #[cfg(target_env = "gnu")]
-    {
-        // SAFETY: both calls only look at or change the allocator's own state, under its own locks.
-        unsafe {
-            if libc::mallinfo2().fordblks > WORTH_RETURNING {
-                libc::malloc_trim(0);
-            }
-        }
-    }
-}
-
 /// The async runtime, at most two workers wide.
 pub fn runtime() -> io::Result<Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

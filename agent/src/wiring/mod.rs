@@ -31,7 +31,6 @@ use tokio_util::sync::CancellationToken;
 use crate::apiserver::ApiServer;
 
 use crate::cli::logging::Verbosity;
-use crate::cli::process;
 use crate::config::Gate;
 use crate::config::Origin;
 use crate::config::Settings;
@@ -101,9 +100,6 @@ struct Supplies {
 /// Statuses and pod cache, once the runtime has been reached.
 type Started = watch::Sender<Option<(Statuses, PlegHandle)>>;
 
-/// How often memory that bursts of work have left free is returned.
-const MEMORY_PERIOD: Duration = Duration::from_secs(30);
-
 /// Runs the agent until `shutdown` is cancelled. Containers are left running.
 ///
 /// # Errors
@@ -117,7 +113,6 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let (started, later) = watch::channel(None);
     let serving = ground.serve(verbosity, &own_node, &later)?;
     notify::start(watchdog, &ground.settings, ground.shared.clone(), &shutdown);
-    tokio::spawn(shutdown.clone().run_until_cancelled_owned(stay_small()));
 
     let (runtime, node) = (ground.runtime.endpoint(), &ground.node.name);
     tracing::info!(runtime, node, "waiting for the container runtime");
@@ -291,16 +286,6 @@ impl Ground {
             max_backoff: max_backoff(&self.settings),
             observer: self.observers.clone(),
             ending: CancellationToken::new(),
-        }
-    }
-}
-
-/// Returns memory now and then, off the threads that drive tasks.
-async fn stay_small() {
-    loop {
-        tokio::time::sleep(MEMORY_PERIOD).await;
-        if let Err(error) = tokio::task::spawn_blocking(process::return_memory).await {
-            return tracing::warn!(%error, "memory is not returned any more");
         }
     }
 }
