@@ -53,6 +53,15 @@ impl Node {
         }
     }
 
+    /// Waits until the runtime has nothing left of the pod.
+    async fn buried(&self, pod: &str) {
+        let begin = Instant::now();
+        while !self.sim.sandboxes(pod).is_empty() {
+            assert!(begin.elapsed() < secs(30), "{}", self.sim.ledger(Ledger::to_string));
+            sleep(ms(10)).await;
+        }
+    }
+
     /// Attempts of one container, in the order they were started.
     fn attempts(&self, pod: &str, container: &str) -> Vec<u32> {
         self.sim.ledger(|l| l.history(pod, container).filter(|i| i.started.is_some()).map(|i| i.attempt).collect())
@@ -133,6 +142,55 @@ async fn f03_a_removed_pod_is_gone_at_once() {
     assert!(begin.elapsed() < ms(400), "{:?}", begin.elapsed());
     sleep(secs(5)).await;
     assert!(node.sim.sandboxes("web").is_empty(), "{:?}", node.sim.sandboxes("web"));
+}
+
+/// The API object of a deleted pod waits for the sandbox only if an address or a port hangs on it. Whatever it has not
+/// waited for is removed after it.
+#[tokio::test(start_paused = true)]
+async fn a_deleted_pod_on_the_hosts_network_is_let_go_before_it_is_buried() {
+    let host = pod("web").running("main", "term 10ms").running("side", "term 20ms").from_api();
+    for (web, early) in [(host.clone(), true), (host.own_network(), false)] {
+        let node = Node::new();
+        let agent = node.start(Senses::ALL, [web.clone()]);
+        node.running("web", "main").await;
+        node.running("web", "side").await;
+        sleep(secs(2)).await;
+        let begin = Instant::now();
+        agent.update(web.deleting().build()).await;
+        let stored = || agent.statuses.stored(&PodUid::from("web-uid"));
+        while stored().is_none_or(|stored| !stored.is_finished) {
+            assert!(begin.elapsed() < secs(5), "{}", node.sim.ledger(Ledger::to_string));
+            sleep(ms(1)).await;
+        }
+        assert_eq!(node.sim.ledger(Ledger::live_count), 0);
+        let ready = v1::PodSandboxState::SandboxReady as i32;
+        assert_eq!(node.sim.sandboxes("web").iter().any(|sandbox| sandbox.state == ready), early);
+        assert!(!early || begin.elapsed() < ms(100), "{:?}", begin.elapsed());
+        let containers = stored().and_then(|stored| stored.status.container_statuses).unwrap_or_default();
+        let codes: Vec<_> = containers.iter().filter_map(|c| c.state.as_ref()?.terminated.as_ref()).collect();
+        assert_eq!(codes.len(), 2, "{containers:?}");
+        node.buried("web").await;
+    }
+}
+
+/// An agent killed between letting a pod go and burying it: the next one knows the pod from the runtime alone.
+#[tokio::test(start_paused = true)]
+async fn what_an_agent_did_not_bury_the_next_one_does() {
+    let node = Node::new();
+    let web = pod("web").running("main", "term 10ms").from_api();
+    let agent = node.start(Senses::ALL, [web.clone(), pod("stays").running("main", "run")]);
+    node.running("web", "main").await;
+    node.running("stays", "main").await;
+    sleep(secs(2)).await;
+    agent.update(web.deleting().build()).await;
+    node.sim.until("dead", secs(5), |l| l.live("web", "main").is_none()).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    sleep(ms(100)).await;
+    assert!(agent.statuses.stored(&PodUid::from("web-uid")).is_some_and(|stored| stored.is_finished));
+    drop(agent);
+    assert!(!node.sim.sandboxes("web").is_empty());
+    let _agent = node.start(Senses::ALL, [pod("stays").running("main", "run")]);
+    node.buried("web").await;
+    assert_eq!(node.attempts("stays", "main"), [0]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,6 +8,7 @@ use tokio::io::AsyncReadExt;
 use tokio::io::AsyncSeekExt;
 
 use crate::model::ContainerStatus;
+use crate::model::PodSnapshot;
 
 /// Longest message taken from the file, in bytes (API: 4096).
 const FILE_LIMIT: u64 = 4096;
@@ -16,6 +17,16 @@ const LOG_LIMIT: usize = 2048;
 const LOG_LINES: usize = 80;
 /// How much of the log file is read to find those lines: every line carries a time stamp, a stream and a tag.
 const LOG_WINDOW: u64 = 64 * 1024;
+
+/// The snapshot with the termination messages of containers whose death is proven and not confirmed yet: for those who
+/// cannot wait for the look that confirms it.
+pub async fn with_messages(snapshot: &PodSnapshot) -> PodSnapshot {
+    let mut told = snapshot.clone();
+    for container in told.containers.iter_mut().filter(|container| container.proven.is_some()) {
+        append_message(container).await;
+    }
+    told
+}
 
 /// Appends the termination message, if there is one, to the runtime's own message.
 pub(super) async fn append_message(container: &mut ContainerStatus) {

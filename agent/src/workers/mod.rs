@@ -8,6 +8,7 @@
 
 pub mod act;
 pub mod backoff;
+mod ending;
 pub mod gate;
 pub mod generate;
 pub mod mailbox;

@@ -12,7 +12,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use super::act;
 use super::act::ActContext;
 use super::backoff::BackoffHistory;
 use super::gate::StartGate;
@@ -34,9 +33,6 @@ use crate::recorder::Recorder;
 use crate::runtime::RuntimeState;
 use crate::status::Statuses;
 use crate::telemetry;
-
-/// The remains of a pod that is over stay this long at least.
-const REMAINS_DELAY: Duration = Duration::from_secs(1);
 
 /// What all workers share.
 pub struct WorkerContext {
@@ -103,6 +99,8 @@ pub struct Worker {
     pub(super) interest: Interest,
     /// When the worker's own last action ended: older snapshots do not count.
     pub(super) acted_at: Option<Instant>,
+    /// The last look at a pod whose processes are all gone and whose API object need not wait for more.
+    pub(super) gone: Option<Arc<PodSnapshot>>,
 }
 
 impl Worker {
@@ -110,7 +108,7 @@ impl Worker {
     pub fn new(uid: PodUid, mailbox: Arc<Mailbox>, context: Arc<WorkerContext>) -> Self {
         let history = BackoffHistory::for_crash_loops(context.max_backoff);
         let interest = Interest::new(uid.clone());
-        Self { uid, mailbox, context, history, syncing: syncing::Memory::default(), interest, acted_at: None }
+        Self { uid, mailbox, context, history, syncing: syncing::Memory::default(), interest, acted_at: None, gone: None }
     }
 
     /// Works until the pod is finished, or the agent ends: then what is under way is completed first.
@@ -201,7 +199,7 @@ impl Worker {
         }
     }
 
-    fn static_full_name(&self) -> Option<String> {
+    pub(super) fn static_full_name(&self) -> Option<String> {
         let state = self.mailbox.state();
         let pod = state.pod.as_ref()?;
         crate::model::spec::is_static(pod).then(|| state.pod_ref.full_name())
@@ -254,117 +252,5 @@ impl Worker {
 
     pub(super) fn at(&self, wall: SystemTime) -> Instant {
         Instant::now() + wall.duration_since(self.context.clock.wall()).unwrap_or_default()
-    }
-
-    /// Stops every container and sandbox of the pod. Runs again on every request until nothing is left running.
-    async fn terminate(&mut self) -> Next {
-        self.runtime_ready().await;
-        let grace = self.mailbox.state().begin_terminating();
-        let pod = self.pod();
-        let view = match self.view().await {
-            Ok(view) => view,
-            Err(error) => {
-                return match &pod {
-                    Some(pod) => self.failed_sync(pod, &error),
-                    None => self.retry(false),
-                };
-            }
-        };
-        if let Some(pod) = &pod {
-            self.publish_status(pod, &view, false);
-            let ending = self.mailbox.state().ending();
-            if let Some(ending) = ending {
-                self.context.statuses.end(pod, &ending, self.context.clock.wall());
-            }
-        }
-        self.context.pleg.acting(&self.uid).await;
-        let killed = match &pod {
-            Some(pod) => act::terminate_pod(&self.context.act, pod, &view, grace).await,
-            None => act::kill_orphan(&self.context.act, &view).await,
-        };
-        self.acted();
-        let after = self.view().await;
-        if let Err(error) = killed {
-            if let Some(pod) = &pod {
-                self.context.recorder.pod_event(pod, "", EventType::Warning, "FailedKillPod", &error);
-            }
-            tracing::warn!(pod = %self.pod_ref(), %error, "the pod is to be killed again");
-            return self.retry(false);
-        }
-        match after {
-            Ok(after) if after.running().next().is_none() => self.stopped(pod, &after).await,
-            Ok(after) => {
-                let left = after.running().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
-                tracing::warn!(pod = %self.pod_ref(), left, "containers still run after the pod was killed");
-                self.retry(false)
-            }
-            Err(error) => match &pod {
-                Some(pod) => self.failed_sync(pod, &error),
-                None => self.retry(false),
-            },
-        }
-    }
-
-    async fn stopped(&mut self, pod: Option<Pod>, after: &Arc<PodSnapshot>) -> Next {
-        if let Some(pod) = &pod {
-            self.publish_status(pod, after, true);
-        } else {
-            self.context.statuses.stopped(&self.uid, self.context.clock.wall());
-            self.remove_content(after).await;
-        }
-        self.mailbox.state().terminating_done();
-        Next::Phase
-    }
-
-    /// Releases volumes and cgroup, frees the name, and removes what is left if nobody wants to see it.
-    async fn clean_up(&mut self) -> Next {
-        let Some(pod) = self.pod() else {
-            self.mailbox.state().terminated_done();
-            return Next::Phase;
-        };
-        let view = match self.view().await {
-            Ok(view) => view,
-            Err(error) => return self.failed_sync(&pod, &error),
-        };
-        self.publish_status(&pod, &view, true);
-        if let Err(error) = act::cleanup_pod(&self.context.act, &pod).await {
-            tracing::warn!(pod = %self.pod_ref(), %error, "releasing the pod's volumes and cgroup failed");
-            return self.retry(false);
-        }
-        self.context.statuses.terminate(&pod, self.context.clock.wall());
-        if let Some(full_name) = self.static_full_name() {
-            self.context.gate.leave(&full_name, &self.uid);
-        }
-        if self.mailbox.state().content_may_be_removed() {
-            self.out_of_the_way().await;
-            self.remove_content(&view).await;
-        }
-        self.mailbox.state().terminated_done();
-        Next::Phase
-    }
-
-    /// Lets pods that are still ending go first: nobody waits for the remains of this one, unless it is to start anew.
-    async fn out_of_the_way(&self) {
-        let late = Instant::now() + REMAINS_DELAY;
-        while !self.mailbox.state().restart_requested() {
-            tokio::select! {
-                () = self.mailbox.woken() => {}
-                () = self.context.ending.cancelled() => return,
-                () = tokio::time::sleep_until(late) => return,
-            }
-        }
-    }
-
-    /// Dead containers, sandboxes, logs and directories of a pod that nobody desires. What fails is found again by
-    /// housekeeping.
-    async fn remove_content(&mut self, view: &PodSnapshot) {
-        self.context.pleg.acting(&self.uid).await;
-        for error in act::remove_content(&self.context.act, view).await {
-            tracing::warn!(pod = %self.pod_ref(), error, "remains of the pod were not removed");
-        }
-        self.acted();
-        if let Err(error) = self.context.pleg.inspect(&self.uid).await {
-            tracing::debug!(pod = %self.pod_ref(), %error, "the removed pod could not be looked at");
-        }
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod as ApiPod, PodSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use keblet::model::Pod;
 
-/// A static pod in the making: on the host network, restarted always, with 5 s of grace.
+/// A pod in the making: static, on the host network, restarted always, with 5 s of grace.
 #[derive(Clone, Debug)]
 pub struct PodOf(ApiPod);
 
@@ -62,6 +62,25 @@ impl PodOf {
     /// In the host's PID namespace.
     pub fn host_pid(mut self) -> Self {
         self.spec().host_pid = Some(true);
+        self
+    }
+
+    /// In a network of its own.
+    pub fn own_network(mut self) -> Self {
+        self.spec().host_network = None;
+        self
+    }
+
+    /// As it comes from the API server instead of a file.
+    pub fn from_api(mut self) -> Self {
+        self.0.metadata.annotations = Some([("kubernetes.io/config.source".to_owned(), "api".to_owned())].into());
+        self
+    }
+
+    /// As it is once its deletion was asked for.
+    pub fn deleting(mut self) -> Self {
+        self.0.metadata.deletion_timestamp = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+        self.0.metadata.deletion_grace_period_seconds = Some(5);
         self
     }
 

@@ -61,13 +61,22 @@ fn stand_in(snapshot: &PodSnapshot) -> Pod {
 /// # Errors
 /// What could not be freed.
 pub async fn cleanup_pod(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
+    release_volumes(ctx, pod).await?;
     let uid = names::pod_uid(pod);
-    ctx.images.forget_pod(uid);
-    ctx.pulls().forget_pod(uid);
-    blocking(ctx, uid, |volumes, uid| volumes.tear_down(uid)).await?;
     let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
     let class = qos::qos_class(pod).map_err(|error| error.to_string())?;
     cgroups.destroy_pod(class, uid).await.map_err(|error| error.to_string())
+}
+
+/// Frees the volumes of a pod that has stopped, and nothing else. To be retried until it succeeds.
+///
+/// # Errors
+/// What could not be freed.
+pub async fn release_volumes(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
+    let uid = names::pod_uid(pod);
+    ctx.images.forget_pod(uid);
+    ctx.pulls().forget_pod(uid);
+    blocking(ctx, uid, |volumes, uid| volumes.tear_down(uid)).await
 }
 
 /// Frees what is left of a pod nobody knows: cgroup, volumes, directory.

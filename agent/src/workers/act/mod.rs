@@ -36,6 +36,7 @@ pub use context::NodeFiles;
 pub use finish::cleanup_orphan;
 pub use finish::cleanup_pod;
 pub use finish::kill_orphan;
+pub use finish::release_volumes;
 pub use finish::remove_content;
 pub use finish::terminate_pod;
 pub use grace::blocking_kill_limit;
