@@ -13,7 +13,9 @@ use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use serde_json::Value;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio::time::MissedTickBehavior;
+use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 use tokio_util::time::DelayQueue;
 
@@ -29,12 +31,18 @@ use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodUid;
 use crate::model::pod_ref;
+use crate::model::spec;
 use crate::status::ApiSide;
 use crate::status::Statuses;
 use crate::status::time;
 
-/// Requests under way at the same time; the client's rate limit comes on top.
-const PARALLEL: usize = 32;
+/// Requests that a busy API server has at the same time. More would only share its time, so that all are answered as
+/// late as the last; and what waits here can still become one request with what comes next.
+const AT_ONCE: usize = 4;
+/// A request that has been under way for so long waits for something else than its turn, and keeps nobody back.
+const SLOW: Duration = Duration::from_millis(250);
+/// Requests under way in any case; the client's rate limit comes on top.
+const AT_MOST: usize = 32;
 /// All pods are compared with their copies this often, should somebody else have written a status.
 const RECONCILE: Duration = Duration::from_secs(10);
 
@@ -87,6 +95,7 @@ struct Asked {
     carries: Option<(u64, SystemTime)>,
     /// There was news meanwhile.
     again: bool,
+    since: Instant,
 }
 
 /// What came back.
@@ -108,6 +117,7 @@ impl Sending {
         let side = self.manager.side.clone();
         loop {
             self.send();
+            let slow = self.next_slow();
             tokio::select! {
                 changed = side.changes.take() => self.queue.extend(changed),
                 Some(Ok((uid, result))) = self.requests.join_next(), if !self.requests.is_empty() => {
@@ -119,6 +129,7 @@ impl Sending {
                     self.queue.insert(uid);
                 }
                 _ = reconcile.tick() => self.reconcile(),
+                () = sleep_until(slow), if !self.queue.is_empty() => {}
             }
         }
     }
@@ -131,7 +142,7 @@ impl Sending {
 
     /// Starts requests for queued pods while there is room.
     fn send(&mut self) {
-        while self.in_flight.len() < PARALLEL {
+        while self.has_room() {
             let Some(uid) = self.queue.shift_remove_index(0) else { return };
             if let Some(asked) = self.in_flight.get_mut(&uid) {
                 asked.again = true;
@@ -139,6 +150,17 @@ impl Sending {
                 self.look_at(uid);
             }
         }
+    }
+
+    fn has_room(&self) -> bool {
+        let prompt = self.in_flight.values().filter(|asked| asked.since.elapsed() < SLOW);
+        self.in_flight.len() < AT_MOST && prompt.count() < AT_ONCE
+    }
+
+    /// When the next request will count as slow; far off if none will.
+    fn next_slow(&self) -> Instant {
+        let slow = self.in_flight.values().map(|asked| asked.since + SLOW).filter(|at| *at > Instant::now());
+        slow.min().unwrap_or_else(|| Instant::now() + RECONCILE)
     }
 
     fn look_at(&mut self, uid: PodUid) {
@@ -165,9 +187,13 @@ impl Sending {
         }
     }
 
+    fn may_go(&self, uid: &PodUid, copy: &ApiPod) -> bool {
+        spec::deletion_requested(copy) && self.manager.statuses.stored(uid).is_some_and(|stored| stored.is_finished)
+    }
+
     fn request(&mut self, uid: PodUid, copy: Pod, carries: Option<(u64, SystemTime)>, request: Request) {
         let (api, at) = (self.manager.api.clone(), pod_ref(&copy));
-        self.in_flight.insert(uid.clone(), Asked { copy, carries, again: false });
+        self.in_flight.insert(uid.clone(), Asked { copy, carries, again: false, since: Instant::now() });
         self.requests.spawn(async move {
             let made = AssertUnwindSafe(make(&*api, &at, request)).catch_unwind().await;
             (uid, made.unwrap_or_else(|_| Err(PodApiError::Unanswered("the client panicked".to_owned()))))
@@ -187,8 +213,12 @@ impl Sending {
                     self.manager.metrics.pods.status_synced(since);
                     tracing::debug!(pod = %at, version, latency = ?since, "status sent");
                 }
-                // There may be a newer status by now, or the pod may go.
-                self.queue.insert(uid);
+                // There may be a newer status by now. If the pod may go, it goes before others are told of.
+                if self.may_go(&uid, &asked.copy) {
+                    self.queue.shift_insert(0, uid);
+                } else {
+                    self.queue.insert(uid);
+                }
             }
             Ok(Answered::Pod(_)) | Err(PodApiError::NotFound) => {
                 told.denied(&asked.copy);

@@ -130,7 +130,34 @@ async fn a_burst_is_sent_side_by_side_within_bounds() {
         |server: &Server| pods.iter().all(|pod| reason_of(server, pod.metadata.name.as_deref().unwrap()) == "Last");
     site.server.until(all).await;
     assert_eq!(site.server.calls().len(), 1000, "one request each");
+    assert_eq!(site.server.most_under_way(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_hang_keep_no_place() {
+    let site = site();
+    site.server.script(&[Fault::Slow(Duration::from_secs(5)); 40]);
+    let slow: Vec<Pod> = (0..40).map(|n| site.pod(&format!("slow{n}"))).collect();
+    slow.iter().for_each(|pod| site.say(pod, "S"));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(site.server.most_under_way(), 32, "four more each quarter of a second");
+    site.said("slow39", "S").await;
     assert_eq!(site.server.most_under_way(), 32);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_may_go_goes_before_others_are_told_of() {
+    let site = site();
+    let pods: Vec<Pod> = (0..8).map(|n| site.pod(&format!("p{n}"))).collect();
+    for mut pod in pods {
+        pod.metadata.deletion_timestamp = Some(time(1));
+        site.server.put(pod.clone());
+        site.say(&pod, "Last");
+        site.statuses.terminate(&pod, SystemTime::now());
+    }
+    site.server.until(|server| server.calls().len() == 16).await;
+    let verbs = site.server.verbs();
+    assert_eq!(verbs[..8].iter().filter(|verb| **verb == "delete").count(), 4, "{verbs:?}");
 }
 
 #[tokio::test(start_paused = true)]
