@@ -31,21 +31,25 @@ pub struct Parts {
 }
 
 /// Opens the ports and answers until `shutdown`, all in tasks of its own: keys may have to be made first, and the rest
-/// of the agent need not wait for them. If the main port cannot be opened, everything is told to end, and the task's
-/// result says why.
+/// of the agent need not wait for them. If the main or the read-only port cannot be opened, everything is told to end,
+/// and the task's result says why.
 pub fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> JoinHandle<anyhow::Result<()>> {
     let options = server::Options::new(&settings.kubelet, &settings.gates);
     let plain = server::run(options.clone(), parts.handles.clone(), parts.mounted.clone(), shutdown.clone());
-    let plain = tokio::spawn(plain);
     let settings = settings.clone();
     tokio::spawn(async move {
-        if settings.kubelet.enable_server
-            && let Err(error) = main(&settings, options, parts, shutdown.clone()).await
-        {
+        let plain = async { plain.await.context("starting the servers") };
+        let main = async {
+            match settings.kubelet.enable_server {
+                true => main(&settings, options, parts, shutdown.clone()).await,
+                false => Ok(()),
+            }
+        };
+        let served = tokio::try_join!(plain, main).map(drop);
+        if served.is_err() {
             shutdown.cancel();
-            return Err(error);
         }
-        plain.await.context("ending the servers")
+        served
     })
 }
 
