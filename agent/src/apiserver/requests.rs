@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::credentials::Authorizer;
 use super::limit::Limiter;
 use super::reach::Reach;
+use super::recovery::Recovery;
 use super::tls::Identity;
 use super::transport::{LaneBody, Transport, TransportError};
 use crate::metrics::Metrics;
@@ -39,6 +40,8 @@ pub struct Shared {
     pub authorizer: Authorizer,
     /// Is the server there, does it know us.
     pub reach: Reach,
+    /// For those who wait while it is not.
+    pub recovery: Recovery,
     /// `User-Agent`.
     pub user_agent: HeaderValue,
     /// Host and port, for metrics.
@@ -50,11 +53,11 @@ pub struct Shared {
 impl Shared {
     /// Shows another client certificate from now on, on new connections if it really is another one.
     pub fn identify(&self, key: Arc<CertifiedKey>) -> bool {
-        // Requests that waited for the first one have no connection yet.
-        let first = self.identity.missing();
         let changed = self.identity.set(Some(key));
-        if changed && !first {
+        if changed {
+            // Connections without a certificate are closed too: who we are is settled when they are opened.
             self.transport.redial();
+            self.recovery.over();
         }
         changed
     }
@@ -99,6 +102,7 @@ impl Requests {
             Err(_) => {
                 // Perhaps it is only this connection that hangs: whoever comes next gets another one.
                 self.shared.transport.retire();
+                self.shared.recovery.failed();
                 Err(Overdue(limit).into())
             }
         }
@@ -146,7 +150,6 @@ impl Requests {
     async fn once(&self, mut request: Request<Full<Bytes>>, body: &Bytes) -> Result<Response<LaneBody>, BoxError> {
         let shared = &self.shared;
         let method = request.method().clone();
-        shared.identity.arrived().await;
         let issued = shared.authorizer.issue().await?;
         if let Some(value) = issued.header {
             request.headers_mut().insert(AUTHORIZATION, value);
@@ -163,6 +166,7 @@ impl Requests {
         match answer {
             Ok(answer) => {
                 shared.reach.answered(answer.status());
+                shared.recovery.answered(answer.status());
                 if answer.status() == StatusCode::UNAUTHORIZED {
                     shared.authorizer.refused().await;
                 }
@@ -173,6 +177,7 @@ impl Requests {
             }
             Err(error) => {
                 shared.reach.failed(&error);
+                shared.recovery.failed();
                 Err(error.into())
             }
         }

@@ -39,7 +39,6 @@ fn provider() -> Arc<CryptoProvider> {
 #[derive(Clone, Default)]
 pub struct Identity {
     current: watch::Sender<Option<Arc<CertifiedKey>>>,
-    awaited: bool,
 }
 
 impl fmt::Debug for Identity {
@@ -49,11 +48,6 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// One without which no request makes sense: while there is none, requests wait for it.
-    pub fn awaited() -> Self {
-        Self { awaited: true, ..Self::default() }
-    }
-
     /// What is shown in the next handshake.
     pub fn get(&self) -> Option<Arc<CertifiedKey>> {
         self.current.borrow().clone()
@@ -69,19 +63,6 @@ impl Identity {
             }
             changed
         })
-    }
-
-    /// Requests wait for it.
-    pub fn missing(&self) -> bool {
-        self.awaited && self.get().is_none()
-    }
-
-    /// Waits until there is one, if it is to be waited for.
-    pub async fn arrived(&self) {
-        if self.awaited {
-            // The sender is ours: it cannot be gone.
-            drop(self.current.subscribe().wait_for(Option::is_some).await);
-        }
     }
 }
 

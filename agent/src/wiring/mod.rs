@@ -352,6 +352,6 @@ fn sources_config(settings: &Settings, node_name: &str, api: Option<&ApiServer>)
         http_check_frequency: kubelet.http_check_frequency.std(),
         node_name: node_name.to_owned(),
         prevent_static_pod_api_references: settings.gates.enabled(Gate::PreventStaticPodAPIReferences),
-        api: api.map(|api| api.main.clone()),
+        api: api.map(|api| (api.main.clone(), api.recovered())),
     }
 }
