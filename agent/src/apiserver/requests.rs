@@ -14,6 +14,7 @@ use http_body_util::{BodyExt as _, Full};
 use kube::client::Body;
 use rustls::sign::CertifiedKey;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::credentials::Authorizer;
 use super::limit::Limiter;
@@ -22,6 +23,7 @@ use super::recovery::Recovery;
 use super::tls::Identity;
 use super::transport::{LaneBody, Transport, TransportError};
 use crate::metrics::Metrics;
+use crate::telemetry;
 
 /// The name under which the API server writes a request into its audit log.
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -157,8 +159,10 @@ impl Requests {
         if let Some(key) = issued.key {
             shared.identify(key);
         }
+        let span = telemetry::api_request(&method, request.uri());
+        telemetry::pass_on_http(&span, request.headers_mut());
         let began = Instant::now();
-        let answer = shared.transport.send(request).await;
+        let answer = shared.transport.send(request).instrument(span.clone()).await;
         let status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
         let metrics = &shared.metrics.rest_client;
         metrics.answered(method.as_str(), &shared.host, status, began.elapsed());
@@ -167,15 +171,18 @@ impl Requests {
             Ok(answer) => {
                 shared.reach.answered(answer.status());
                 shared.recovery.answered(answer.status());
+                telemetry::api_answered(&span, answer.status(), answer.version());
                 if answer.status() == StatusCode::UNAUTHORIZED {
                     shared.authorizer.refused().await;
                 }
                 if let Some(length) = hyper::body::Body::size_hint(answer.body()).exact() {
                     metrics.received(method.as_str(), &shared.host, length);
                 }
-                Ok(answer)
+                // The span lasts as long as the answer, which for a watch is minutes.
+                Ok(answer.map(|body| body.within(span)))
             }
             Err(error) => {
+                telemetry::api_failed(&span);
                 shared.reach.failed(&error);
                 shared.recovery.failed();
                 Err(error.into())
