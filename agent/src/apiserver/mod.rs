@@ -158,7 +158,7 @@ impl ApiServer {
         let shared = Arc::new(Shared {
             transport: Transport::new(Dialer::new(dialing, &access.server)),
             identity,
-            authorizer: Authorizer::new(&access.credentials)?,
+            authorizer: Authorizer::new(&access.credentials, &metrics)?,
             reach: Reach::new(access.server.to_string()),
             recovery: Recovery::default(),
             user_agent: user_agent(options.versions),

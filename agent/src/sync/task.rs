@@ -198,6 +198,7 @@ impl SyncLoop {
         let uid = pod_ref(pod).uid;
         if self.statuses.get(&uid).is_none() {
             self.recorder.pod_event(pod, "", EventType::Warning, refusal.reason, &refusal.message);
+            self.workers.rejected(refusal.reason);
         }
         self.statuses.reject(pod, refusal.reason, &refusal.message, self.runs(&uid), self.clock.wall());
         true
@@ -210,6 +211,7 @@ impl SyncLoop {
             return false;
         }
         self.recorder.pod_event(pod, "", EventType::Warning, SHUTDOWN_REASON, SHUTDOWN_MESSAGE);
+        self.workers.rejected(SHUTDOWN_REASON);
         self.statuses.reject(pod, SHUTDOWN_REASON, SHUTDOWN_MESSAGE, self.runs(&uid), self.clock.wall());
         true
     }

@@ -62,9 +62,10 @@ use crate::volumes::Volumes;
 use crate::workers::act::ActContext;
 use crate::workers::gate::StartGate;
 use crate::workers::pod_workers::PodWorkers;
+use crate::workers::roster::Roster;
 use crate::workers::worker::WorkerContext;
 use node_object::NodeHandles;
-use observers::Observers;
+pub use observers::Observers;
 pub use spans::spans;
 
 /// Single pods looked at in the same moment.
@@ -97,8 +98,8 @@ struct Supplies {
     cgroups: Option<Cgroups>,
 }
 
-/// Statuses and pod cache, once the runtime has been reached.
-type Started = watch::Sender<Option<(Statuses, PlegHandle)>>;
+/// What the servers read, once the runtime has been reached.
+type Started = watch::Sender<Option<pods::Running>>;
 
 /// Runs the agent until `shutdown` is cancelled. Containers are left running.
 ///
@@ -119,7 +120,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let Some(version) = shutdown.run_until_cancelled(ground.runtime.until_ready()).await else {
         return serving.await.context("ending the servers")?;
     };
-    let cgroups = cgroups::prepare(&ground.settings, &ground.runtime).await?;
+    let cgroups = cgroups::prepare(&ground.settings, &ground.runtime, &ground.metrics).await?;
     let (pleg, pleg_task) = ground.observe(cgroups.as_ref()).await;
     let sync = ground.work(own_node, Supplies { images, objects, cgroups }, pleg, version.runtime_name, &started);
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
@@ -197,7 +198,9 @@ impl Ground {
     async fn observe(&self, cgroups: Option<&Cgroups>) -> (PlegHandle, JoinHandle<()>) {
         let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
         let (settings, runtime, shutdown) = (&self.settings, &self.runtime, &self.shutdown);
-        let sensing = sensors::start(settings, runtime, cgroups, hints, self.board.clone(), shutdown.clone()).await;
+        let sensing =
+            sensors::start(settings, runtime, cgroups, &self.metrics, hints, self.board.clone(), shutdown.clone())
+                .await;
         let config = PlegConfig {
             periods: relist_periods(settings),
             parallel_inspections: PARALLEL_INSPECTIONS,
@@ -229,7 +232,12 @@ impl Ground {
             gates,
         };
         let (statuses, mirrors) = status::start(parts, shared, metrics, shutdown);
-        started.send_replace(Some((statuses.clone(), pleg.clone())));
+        let roster = Roster::default();
+        started.send_replace(Some(pods::Running {
+            statuses: statuses.clone(),
+            pleg: pleg.clone(),
+            roster: roster.clone(),
+        }));
         let startups = api.map_or_else(Startups::default, |_| Startups::counting(metrics.clone()));
         let mut act = ActContext::new(
             self.runtime.clone(),
@@ -244,6 +252,7 @@ impl Ground {
         )
         .with_objects(supplies.objects);
         act.startups = startups.clone();
+        act.metrics = Some(metrics.clone());
         let context = Arc::new(self.workers(act, pleg.clone(), statuses.clone(), gates));
         let config = sources_config(settings, &self.node.name, api);
         let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), shutdown.clone());
@@ -257,7 +266,7 @@ impl Ground {
         };
         let sync = SyncLoop {
             pods: shared.clone(),
-            workers: PodWorkers::new(context.clone()),
+            workers: PodWorkers::counted_by(context.clone(), roster),
             pleg,
             sources,
             statuses,

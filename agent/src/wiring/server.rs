@@ -11,6 +11,7 @@ use crate::server;
 use crate::server::Handles;
 use crate::server::Mounted;
 use crate::server::secure;
+use crate::server::secure::ApiReviews;
 use crate::server::secure::Reviews;
 use crate::server::secure::Secure;
 use crate::server::secure::Serving;
@@ -65,8 +66,9 @@ async fn main(
         None => files(settings.clone(), node.clone()).await?,
     };
     show_pair(&mut handles, &source);
-    let reviews = api.map(|client| Arc::new(client) as Arc<dyn Reviews>);
-    let main = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews).await;
+    let metrics = handles.metrics.clone();
+    let reviews = api.map(|client| Arc::new(ApiReviews { client, metrics: metrics.clone() }) as Arc<dyn Reviews>);
+    let main = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews, &metrics).await;
     let main = main.context("starting the main server")?;
     server::run_main(main, options, handles, mounted, shutdown).await;
     Ok(())
