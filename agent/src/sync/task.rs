@@ -13,6 +13,7 @@ use super::mirrors::Mirrors;
 use super::mirrors::Wish;
 use super::orders::KillOrder;
 use super::orders::Orders;
+use super::orders::mind_the_grace;
 use super::pods::is_mirror;
 use super::shared::SharedPods;
 use crate::model::Clock;
@@ -220,7 +221,10 @@ impl SyncLoop {
     fn kill(&mut self, order: KillOrder) {
         let known = self.pods.by_uid(&order.uid).filter(|_| self.workers.knows(&order.uid));
         match known {
-            Some(pod) => self.workers.request(&pod_ref(&pod), Request::Kill(order.options)),
+            Some(pod) => {
+                mind_the_grace(&pod, &order.options, &self.recorder);
+                self.workers.request(&pod_ref(&pod), Request::Kill(order.options));
+            }
             None => order.options.finished.iter().for_each(CancellationToken::cancel),
         }
     }

@@ -66,6 +66,7 @@ use crate::workers::roster::Roster;
 use crate::workers::worker::WorkerContext;
 use node_object::NodeHandles;
 pub use observers::Observers;
+use recording::Recording;
 pub use spans::spans;
 
 /// Single pods looked at in the same moment.
@@ -82,6 +83,7 @@ struct Ground {
     node: node::Node,
     api: Option<ApiServer>,
     recorder: Recorder,
+    recording: Recording,
     runtime: Runtime,
     board: SensorBoard,
     /// What the runtime says of itself.
@@ -120,7 +122,13 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let Some(version) = shutdown.run_until_cancelled(ground.runtime.until_ready()).await else {
         return serving.await.context("ending the servers")?;
     };
-    let cgroups = cgroups::prepare(&ground.settings, &ground.runtime, &ground.metrics).await?;
+    let cgroups = match cgroups::prepare(&ground.settings, &ground.runtime, &ground.metrics).await {
+        Ok(cgroups) => cgroups,
+        Err(error) => {
+            ground.recording.setup_failed(&error, &shutdown).await;
+            return Err(error);
+        }
+    };
     let (pleg, pleg_task) = ground.observe(cgroups.as_ref()).await;
     let sync = ground.work(own_node, Supplies { images, objects, cgroups }, pleg, version.runtime_name, &started);
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
@@ -145,7 +153,8 @@ impl Ground {
         let connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
         let api = connection.api.clone();
         let events_client = api.as_ref().map(|api| api.events.clone());
-        let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
+        let recording = recording::start(&node.name, events_client, &observers, &shutdown);
+        let recorder = recording.recorder.clone();
         recording::announce(&recorder, &settings, cgroup_version);
         let runtime = connect(&settings, &observers)?;
         let board = SensorBoard::default();
@@ -153,8 +162,21 @@ impl Ground {
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
         tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
         let (shared, down) = (SharedPods::default(), watch::Sender::new(false));
-        let ground =
-            Self { settings, shutdown, metrics, observers, node, api, recorder, runtime, board, state, shared, down };
+        let ground = Self {
+            settings,
+            shutdown,
+            metrics,
+            observers,
+            node,
+            api,
+            recorder,
+            recording,
+            runtime,
+            board,
+            state,
+            shared,
+            down,
+        };
         Ok((ground, connection))
     }
 
@@ -293,6 +315,7 @@ impl Ground {
             runtime: self.state.clone(),
             gates,
             max_backoff: max_backoff(&self.settings),
+            sync_frequency: self.settings.kubelet.sync_frequency.std(),
             observer: self.observers.clone(),
             ending: CancellationToken::new(),
         }

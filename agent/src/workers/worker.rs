@@ -61,6 +61,8 @@ pub struct WorkerContext {
     pub gates: RestartGates,
     /// Longest crash-loop back-off.
     pub max_backoff: Duration,
+    /// `syncFrequency`: how often pods whose containers are held back are looked at.
+    pub sync_frequency: Duration,
     /// Counts.
     pub observer: Arc<dyn WorkerObserver>,
     /// The agent is ending: no worker begins anything new.

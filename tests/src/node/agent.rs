@@ -105,6 +105,7 @@ impl Agent {
             runtime: state,
             gates,
             max_backoff: backoff::DEFAULT_MAX,
+            sync_frequency: Duration::from_secs(60),
             observer,
             ending: CancellationToken::new(),
         });
