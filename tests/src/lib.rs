@@ -5,3 +5,4 @@ pub mod agent;
 pub mod cluster;
 pub mod cri;
 pub mod node;
+pub mod seeds;

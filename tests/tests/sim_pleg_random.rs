@@ -9,6 +9,7 @@ use keblet_proto::cri::v1;
 use keblet_tests::cri::client::{Client, container, sandbox};
 use keblet_tests::cri::*;
 use keblet_tests::node::{Eyes, Senses};
+use keblet_tests::seeds;
 use tokio::time::{sleep, timeout};
 
 const PODS: [&str; 3] = ["a", "b", "c"];
@@ -105,29 +106,12 @@ fn as_told(state: v1::ContainerState) -> ContainerState {
     }
 }
 
-/// Runs seeds on paused time; `SIM_SEEDS=from..to` runs others.
-fn seeds(default: std::ops::Range<u64>) -> std::ops::Range<u64> {
-    let chosen = std::env::var("SIM_SEEDS").ok();
-    let range = chosen.as_deref().and_then(|text| text.split_once(".."));
-    match range.map(|(from, to)| (from.parse(), to.parse())) {
-        Some((Ok(from), Ok(to))) => from..to,
-        _ => default,
-    }
-}
-
-fn run(seeds: std::ops::Range<u64>) {
-    for seed in seeds {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-        runtime.expect("a runtime").block_on(schedule(seed));
-    }
-}
-
 #[test]
 fn random_schedules_first_half() {
-    run(seeds(0..20));
+    seeds::run(0..20, schedule);
 }
 
 #[test]
 fn random_schedules_second_half() {
-    run(seeds(20..40));
+    seeds::run(20..40, schedule);
 }

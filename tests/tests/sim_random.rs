@@ -15,6 +15,7 @@ use std::time::Duration;
 use keblet_proto::cri::v1::{PodSandboxState, PodSandboxStatus};
 use keblet_tests::cri::*;
 use keblet_tests::node::{Agent, PodOf, Seen, Senses, pod};
+use keblet_tests::seeds;
 use tokio::time::Instant;
 
 const SPAN: Duration = Duration::from_secs(25);
@@ -164,28 +165,12 @@ async fn schedule(seed: u64) {
     world.judge(&plan);
 }
 
-fn seeds(default: std::ops::Range<u64>) -> std::ops::Range<u64> {
-    let chosen = std::env::var("SIM_SEEDS").ok();
-    let range = chosen.as_deref().and_then(|text| text.split_once(".."));
-    match range.map(|(from, to)| (from.parse(), to.parse())) {
-        Some((Ok(from), Ok(to))) => from..to,
-        _ => default,
-    }
-}
-
-fn run(seeds: std::ops::Range<u64>) {
-    for seed in seeds {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-        runtime.expect("a runtime").block_on(schedule(seed));
-    }
-}
-
 #[test]
 fn random_schedules_first_half() {
-    run(seeds(0..50));
+    seeds::run(0..50, schedule);
 }
 
 #[test]
 fn random_schedules_second_half() {
-    run(seeds(50..100));
+    seeds::run(50..100, schedule);
 }

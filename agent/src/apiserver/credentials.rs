@@ -1,6 +1,7 @@
 //! The `Authorization` of requests: fixed, from a file that may be replaced, or from a program that is asked again.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 
 use super::exec::{ExecError, Issued, Plugin};
 use super::kubeconfig::Credentials;
+use crate::metrics::Metrics;
 
 /// A token file is read again when what was read is older than this.
 const FILE_PERIOD: Duration = Duration::from_secs(60);
@@ -53,7 +55,7 @@ impl Authorizer {
     ///
     /// # Errors
     /// Fixed credentials that cannot be sent.
-    pub fn new(credentials: &Credentials) -> Result<Self, CredentialError> {
+    pub fn new(credentials: &Credentials, metrics: &Arc<Metrics>) -> Result<Self, CredentialError> {
         Ok(match credentials {
             Credentials::None => Self::Fixed(None),
             Credentials::Basic(name, password) => {
@@ -62,7 +64,7 @@ impl Authorizer {
             }
             Credentials::Token(token) => Self::Fixed(Some(bearer("token", token.expose_secret())?)),
             Credentials::TokenFile(file) => Self::File(TokenFile { file: file.clone(), read: Mutex::default() }),
-            Credentials::Exec(exec) => Self::Plugin(Box::new(Plugin::new(ExecConfig::clone(exec)))),
+            Credentials::Exec(exec) => Self::Plugin(Box::new(Plugin::new(ExecConfig::clone(exec), metrics.clone()))),
         })
     }
 

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::credentials::{CredentialError, bearer};
 use super::tls;
+use crate::metrics::Metrics;
 
 /// A program that takes longer is killed.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -55,13 +56,14 @@ struct Last {
 /// The program and what it gave last.
 pub struct Plugin {
     config: ExecConfig,
+    metrics: Arc<Metrics>,
     last: Mutex<Last>,
 }
 
 impl Plugin {
     /// Runs nothing yet.
-    pub fn new(config: ExecConfig) -> Self {
-        Self { config, last: Mutex::default() }
+    pub fn new(config: ExecConfig, metrics: Arc<Metrics>) -> Self {
+        Self { config, metrics, last: Mutex::default() }
     }
 
     /// Credentials that are good now; the program is run if need be, once for all who wait.
@@ -78,6 +80,10 @@ impl Plugin {
             }
         }
         let outcome = self.run().await;
+        if let Ok(issued) = &outcome {
+            let before = last.outcome.as_ref().and_then(|outcome| outcome.as_ref().ok());
+            self.measure(before.and_then(|issued| issued.key.as_ref()), issued.key.as_ref());
+        }
         *last = Last { outcome: Some(outcome.clone()), at: Some(Instant::now()), refused: false };
         Ok(outcome?)
     }
@@ -95,20 +101,41 @@ impl Plugin {
         }
         let child = self.command(&command).output();
         let output = match tokio::time::timeout(TIMEOUT, child).await {
-            Err(_) => return Err(failed(format!("did not end within {TIMEOUT:?}"))),
+            Err(_) => {
+                self.metrics.rest_client.plugin_ran("client_internal_error", 1);
+                return Err(failed(format!("did not end within {TIMEOUT:?}")));
+            }
             Ok(Err(error)) => {
+                self.metrics.rest_client.plugin_ran("plugin_not_found_error", 1);
                 let hint = self.config.install_hint.as_deref().unwrap_or_default();
                 return Err(failed(format!("cannot be run: {error}. {hint}").trim_end().to_owned()));
             }
             Ok(Ok(output)) => output,
         };
         if !output.status.success() {
+            // A program that was killed has no code of its own.
+            self.metrics.rest_client.plugin_ran("plugin_execution_error", output.status.code().unwrap_or(-1));
             let said = String::from_utf8_lossy(&output.stderr);
             let said: String = said.trim().chars().take(SHOWN).collect();
             return Err(failed(format!("ended with {}: {}", output.status, said.escape_debug())));
         }
+        self.metrics.rest_client.plugin_ran("no_error", 0);
         tracing::debug!(command, "credential plugin was run");
         read(&output.stdout, self.config.api_version.as_deref()).map_err(failed)
+    }
+
+    /// How long the certificate is good for, and how old the one before it became.
+    fn measure(&self, before: Option<&Arc<CertifiedKey>>, now: Option<&Arc<CertifiedKey>>) {
+        let (metrics, today) = (&self.metrics.rest_client, SystemTime::now());
+        let Some((_, end)) = now.and_then(|key| tls::validity(key)) else { return };
+        metrics.plugin_left(match end.duration_since(today) {
+            Ok(left) => left.as_secs_f64(),
+            Err(over) => -over.duration().as_secs_f64(),
+        });
+        let other = before.filter(|before| now.is_some_and(|now| before.cert != now.cert));
+        if let Some((begin, _)) = other.and_then(|key| tls::validity(key)) {
+            metrics.plugin_rotated(today.duration_since(begin).unwrap_or_default());
+        }
     }
 
     fn command(&self, program: &str) -> Command {
@@ -203,7 +230,7 @@ mod tests {
             env: Some(vec![[("name".into(), "ANSWER".into()), ("value".into(), "42".into())].into()]),
             ..ExecConfig::default()
         };
-        (folder, Plugin::new(config))
+        (folder, Plugin::new(config, Metrics::new()))
     }
 
     /// Prints a token that counts the runs, valid until then.
@@ -244,10 +271,52 @@ mod tests {
         let told = failing.issued().await.expect_err("a failure").to_string();
         assert!(told.contains("exit status: 3") && told.contains("no \\u{1b}[31mway"), "{told}");
         let missing = ExecConfig { command: Some("/nonexistent/x".into()), ..failing.config.clone() };
-        let told = Plugin::new(missing).issued().await.expect_err("a failure").to_string();
+        let told = Plugin::new(missing, failing.metrics.clone()).issued().await.expect_err("a failure").to_string();
         assert!(told.contains("/nonexistent/x") && told.ends_with("install it"), "{told}");
         let always = ExecConfig { interactive_mode: Some(ExecInteractiveMode::Always), ..failing.config.clone() };
-        assert!(Plugin::new(always).issued().await.is_err());
+        assert!(Plugin::new(always, failing.metrics.clone()).issued().await.is_err());
+        let text = failing.metrics.render().expect("metrics");
+        for labels in
+            [r#"call_status="plugin_execution_error",code="3""#, r#"call_status="plugin_not_found_error",code="1""#]
+        {
+            assert!(
+                text.contains(&format!("rest_client_exec_plugin_call_total{{{labels}}} 1\n")),
+                "{labels} in {text}"
+            );
+        }
+        assert!(text.contains("rest_client_exec_plugin_ttl_seconds inf\n"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn certificates_that_are_replaced_are_measured() {
+        let authority = super::super::test_server::Authority::new();
+        let (folder, plugin) = plugin("echo x >> runs\ncat credential-$(wc -l < runs)\n");
+        for run in 1..=2 {
+            let (certificate, key) = authority.issue("from-plugin");
+            let credential = json!({
+                "kind": "ExecCredential", "apiVersion": VERSION,
+                "status": {"clientCertificateData": certificate, "clientKeyData": key},
+            });
+            std::fs::write(folder.path().join(format!("credential-{run}")), credential.to_string()).expect("written");
+        }
+        let text = async || {
+            plugin.issued().await.expect("a certificate");
+            plugin.metrics.render().expect("metrics")
+        };
+        let first = text().await;
+        assert!(first.contains("rest_client_exec_plugin_certificate_rotation_age_count 0\n"), "{first}");
+        let line =
+            first.lines().find(|line| line.starts_with("rest_client_exec_plugin_ttl_seconds ")).expect("a gauge");
+        let left: f64 = line.rsplit_once(' ').expect("a value").1.parse().expect("a number");
+        assert!(left > 1e6 && left.is_finite(), "{left}");
+        plugin.refused().await;
+        plugin.last.lock().await.at = Instant::now().checked_sub(LEAST_PERIOD);
+        let second = text().await;
+        assert!(second.contains("rest_client_exec_plugin_certificate_rotation_age_count 1\n"), "{second}");
+        assert!(
+            second.contains("rest_client_exec_plugin_call_total{call_status=\"no_error\",code=\"0\"} 2\n"),
+            "{second}"
+        );
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod files;
 pub mod kubeconfig;
 pub mod limit;
 mod reach;
+pub mod recovery;
 mod requests;
 pub mod tls;
 pub mod transport;
@@ -37,6 +38,7 @@ use self::files::Files;
 use self::kubeconfig::Access;
 use self::limit::Limiter;
 use self::reach::Reach;
+use self::recovery::{Recovered, Recovery};
 use self::requests::{Requests, Shared};
 use self::tls::{Identity, PairError};
 use self::transport::Transport;
@@ -156,8 +158,9 @@ impl ApiServer {
         let shared = Arc::new(Shared {
             transport: Transport::new(Dialer::new(dialing, &access.server)),
             identity,
-            authorizer: Authorizer::new(&access.credentials)?,
+            authorizer: Authorizer::new(&access.credentials, &metrics)?,
             reach: Reach::new(access.server.to_string()),
+            recovery: Recovery::default(),
             user_agent: user_agent(options.versions),
             host: access.server.authority().map(ToString::to_string).unwrap_or_default(),
             metrics,
@@ -188,6 +191,11 @@ impl ApiServer {
     /// Shows no client certificate any more, because the one there was has expired.
     pub fn forget_identity(&self) {
         self.shared.identity.set(None);
+    }
+
+    /// Tells whoever waits an absence of the server out when it is over.
+    pub fn recovered(&self) -> Recovered {
+        self.shared.recovery.subscribe()
     }
 
     /// New connections for all requests to come; those under way are left alone. For when heartbeats fail repeatedly.

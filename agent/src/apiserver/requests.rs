@@ -14,13 +14,16 @@ use http_body_util::{BodyExt as _, Full};
 use kube::client::Body;
 use rustls::sign::CertifiedKey;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::credentials::Authorizer;
 use super::limit::Limiter;
 use super::reach::Reach;
+use super::recovery::Recovery;
 use super::tls::Identity;
 use super::transport::{LaneBody, Transport, TransportError};
 use crate::metrics::Metrics;
+use crate::telemetry;
 
 /// The name under which the API server writes a request into its audit log.
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -39,6 +42,8 @@ pub struct Shared {
     pub authorizer: Authorizer,
     /// Is the server there, does it know us.
     pub reach: Reach,
+    /// For those who wait while it is not.
+    pub recovery: Recovery,
     /// `User-Agent`.
     pub user_agent: HeaderValue,
     /// Host and port, for metrics.
@@ -50,11 +55,11 @@ pub struct Shared {
 impl Shared {
     /// Shows another client certificate from now on, on new connections if it really is another one.
     pub fn identify(&self, key: Arc<CertifiedKey>) -> bool {
-        // Requests that waited for the first one have no connection yet.
-        let first = self.identity.missing();
         let changed = self.identity.set(Some(key));
-        if changed && !first {
+        if changed {
+            // Connections without a certificate are closed too: who we are is settled when they are opened.
             self.transport.redial();
+            self.recovery.over();
         }
         changed
     }
@@ -99,6 +104,7 @@ impl Requests {
             Err(_) => {
                 // Perhaps it is only this connection that hangs: whoever comes next gets another one.
                 self.shared.transport.retire();
+                self.shared.recovery.failed();
                 Err(Overdue(limit).into())
             }
         }
@@ -146,7 +152,6 @@ impl Requests {
     async fn once(&self, mut request: Request<Full<Bytes>>, body: &Bytes) -> Result<Response<LaneBody>, BoxError> {
         let shared = &self.shared;
         let method = request.method().clone();
-        shared.identity.arrived().await;
         let issued = shared.authorizer.issue().await?;
         if let Some(value) = issued.header {
             request.headers_mut().insert(AUTHORIZATION, value);
@@ -154,8 +159,10 @@ impl Requests {
         if let Some(key) = issued.key {
             shared.identify(key);
         }
+        let span = telemetry::api_request(&method, request.uri());
+        telemetry::pass_on_http(&span, request.headers_mut());
         let began = Instant::now();
-        let answer = shared.transport.send(request).await;
+        let answer = shared.transport.send(request).instrument(span.clone()).await;
         let status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
         let metrics = &shared.metrics.rest_client;
         metrics.answered(method.as_str(), &shared.host, status, began.elapsed());
@@ -163,16 +170,21 @@ impl Requests {
         match answer {
             Ok(answer) => {
                 shared.reach.answered(answer.status());
+                shared.recovery.answered(answer.status());
+                telemetry::api_answered(&span, answer.status(), answer.version());
                 if answer.status() == StatusCode::UNAUTHORIZED {
                     shared.authorizer.refused().await;
                 }
                 if let Some(length) = hyper::body::Body::size_hint(answer.body()).exact() {
                     metrics.received(method.as_str(), &shared.host, length);
                 }
-                Ok(answer)
+                // The span lasts as long as the answer, which for a watch is minutes.
+                Ok(answer.map(|body| body.within(span)))
             }
             Err(error) => {
+                telemetry::api_failed(&span);
                 shared.reach.failed(&error);
+                shared.recovery.failed();
                 Err(error.into())
             }
         }

@@ -110,7 +110,7 @@ async fn a_rotated_certificate_is_shown_on_new_connections_and_the_watch_goes_on
     let access = kubeconfig::load(&server.kubeconfig(folder.path(), &authority, PAIR)).expect("access");
     let files = Files { certificate: access.certificate.clone(), authority: None };
     let api = connect(&server.kubeconfig(folder.path(), &authority, PAIR));
-    let mut events = std::pin::pin!(watch::follow(objects(&api.main), Config::default()));
+    let mut events = std::pin::pin!(watch::follow(objects(&api.main), Config::default(), api.recovered()));
     for expected in ["init", "a", "done"] {
         let seen = match events.next().await.expect("an event") {
             Event::Init => "init".to_owned(),
@@ -262,4 +262,33 @@ async fn a_plugin_may_bring_the_certificate() {
     let api = connect(&server.kubeconfig(folder.path(), &authority, &user));
     objects(&api.main).get("a").await.expect("an answer");
     assert_eq!(server.seen()[0].client.as_deref(), Some("from-plugin"));
+}
+
+#[tokio::test]
+async fn requests_go_out_anonymously_until_there_is_a_certificate() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |seen: &Seen| match seen.client {
+        Some(_) => Reply::json(200, object("a")),
+        None => Reply::json(401, json!({"kind": "Status", "code": 401})),
+    })
+    .await;
+    let access = kubeconfig::load(&server.kubeconfig(folder.path(), &authority, "")).expect("access");
+    let (metrics, cancel) = (Metrics::new(), CancellationToken::new());
+    let api = ApiServer::with_identity(&access, Identity::default(), &options(), metrics, cancel).expect("clients");
+    let mut recovered = api.recovered();
+    let refused = tokio::time::timeout(Duration::from_secs(5), objects(&api.main).get("a")).await.expect("no wait");
+    assert!(refused.is_err_and(|error| error.to_string().contains("401")));
+    assert_eq!(server.seen().last().and_then(|seen| seen.client.clone()), None);
+    write_pair(folder.path(), authority.issue("system:node:n"));
+    let pair = std::fs::read_to_string(folder.path().join("client.pem")).expect("a pair");
+    assert!(api.identify(Arc::new(tls::certified_key(&pair, &pair).expect("a pair"))));
+    let woken = tokio::time::timeout(Duration::from_secs(5), recovered.wait(Duration::from_secs(60))).await;
+    woken.expect("whoever waits asks again");
+    objects(&api.main).get("a").await.expect("an answer");
+    let last = server.seen().pop().expect("requests");
+    assert_eq!(
+        (last.connection, last.client.as_deref()),
+        (2, Some("system:node:n")),
+        "the first one knew no certificate"
+    );
 }

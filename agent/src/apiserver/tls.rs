@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
 
 use hyper_rustls::ConfigBuilderExt as _;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -39,7 +40,6 @@ fn provider() -> Arc<CryptoProvider> {
 #[derive(Clone, Default)]
 pub struct Identity {
     current: watch::Sender<Option<Arc<CertifiedKey>>>,
-    awaited: bool,
 }
 
 impl fmt::Debug for Identity {
@@ -49,11 +49,6 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// One without which no request makes sense: while there is none, requests wait for it.
-    pub fn awaited() -> Self {
-        Self { awaited: true, ..Self::default() }
-    }
-
     /// What is shown in the next handshake.
     pub fn get(&self) -> Option<Arc<CertifiedKey>> {
         self.current.borrow().clone()
@@ -69,19 +64,6 @@ impl Identity {
             }
             changed
         })
-    }
-
-    /// Requests wait for it.
-    pub fn missing(&self) -> bool {
-        self.awaited && self.get().is_none()
-    }
-
-    /// Waits until there is one, if it is to be waited for.
-    pub async fn arrived(&self) {
-        if self.awaited {
-            // The sender is ours: it cannot be gone.
-            drop(self.current.subscribe().wait_for(Option::is_some).await);
-        }
     }
 }
 
@@ -121,6 +103,15 @@ pub fn certified_key(certificate: &str, key: &str) -> Result<CertifiedKey, PairE
     }
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| PairError::Pem("key", error))?;
     Ok(CertifiedKey::from_der(chain, key, &provider())?)
+}
+
+/// From when to when the certificate of a pair is good.
+pub(super) fn validity(key: &CertifiedKey) -> Option<(SystemTime, SystemTime)> {
+    let (_, leaf) = x509_parser::parse_x509_certificate(key.cert.first()?).ok()?;
+    let at = |time: x509_parser::time::ASN1Time| {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or_default())
+    };
+    Some((at(leaf.validity().not_before), at(leaf.validity().not_after)))
 }
 
 /// The configuration of all connections to the server of `access`, and its certificate authority if it has one of its own.

@@ -18,6 +18,7 @@ use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tracing::Span;
 
 use super::dial::Dialer;
 
@@ -138,7 +139,7 @@ impl Transport {
         };
         Ok(answer.map(|inner| {
             let cut = Box::pin(lane.cut.clone().cancelled_owned());
-            LaneBody { inner, cut, due: None, _lane: lane }
+            LaneBody { inner, cut, due: None, span: Span::none(), _lane: lane }
         }))
     }
 }
@@ -161,11 +162,19 @@ pub struct LaneBody {
     inner: Incoming,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     due: Option<Pin<Box<Sleep>>>,
+    /// Ends with it.
+    span: Span,
     /// Counts as a request under way.
     _lane: Arc<Lane>,
 }
 
 impl LaneBody {
+    /// Is part of this span from now on.
+    pub fn within(mut self, span: Span) -> Self {
+        self.span = span;
+        self
+    }
+
     /// Gives the rest of the body until then to arrive.
     pub fn until(mut self, due: Instant) -> Self {
         self.due = Some(Box::pin(tokio::time::sleep_until(due)));
@@ -184,7 +193,12 @@ impl Body for LaneBody {
         if self.due.as_mut().is_some_and(|due| due.as_mut().poll(cx).is_ready()) {
             return Poll::Ready(Some(Err(TransportError::Unfinished.into())));
         }
-        Pin::new(&mut self.inner).poll_frame(cx).map_err(Into::into)
+        let frame = std::task::ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        if !matches!(frame, Some(Ok(_))) {
+            // Over, whoever still holds it.
+            self.span = Span::none();
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -2,7 +2,8 @@
 //!
 //! The list comes as a streaming watch where the server can do that, else in pages. A watch is asked for five to ten
 //! minutes and then asked for again from the last version seen, so that nothing is missed and nothing is listed twice.
-//! Errors are waited out: 0.8 s, doubling to 30 s, with as much jitter again; two quiet minutes start anew.
+//! Errors are waited out: 0.8 s, doubling to 30 s, with as much jitter again; two quiet minutes start anew. A pause ends
+//! early when the server is back.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -15,6 +16,8 @@ use kube::core::Status;
 use kube::runtime::watcher::{Config, Event};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
+
+use super::recovery::Recovered;
 
 /// First pause after an error, without jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(800);
@@ -36,11 +39,12 @@ const HEAD: Duration = Duration::from_secs(90);
 /// `Init`, any number of `InitApply` and `InitDone` are a complete list: what is not in it is gone. Until the first
 /// `InitDone` nothing is known; a list that breaks off starts again with `Init`. Of `config` the selectors, the page
 /// size and, if set, the timeout (in seconds, instead of the random one) count.
-pub fn follow<K>(api: Api<K>, config: Config) -> impl Stream<Item = Event<K>> + Send
+pub fn follow<K>(api: Api<K>, config: Config, recovered: Recovered) -> impl Stream<Item = Event<K>> + Send
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let follower = Follower { api, config, state: State::Start, streaming: true, backoff: Backoff::default() };
+    let backoff = Backoff::default();
+    let follower = Follower { api, config, recovered, state: State::Start, streaming: true, backoff };
     futures_util::stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await;
         Some((event, follower))
@@ -79,6 +83,7 @@ struct Watch<K> {
 struct Follower<K> {
     api: Api<K>,
     config: Config,
+    recovered: Recovered,
     state: State<K>,
     /// The server can send lists as watches, as far as we know.
     streaming: bool,
@@ -273,7 +278,7 @@ where
     async fn pause(&mut self, what: &str, error: &(dyn std::fmt::Display + Send + Sync)) {
         let pause = self.backoff.next(Instant::now(), fastrand::f64());
         tracing::debug!(kind = self.kind(), ?pause, "{what} broke off: {error}");
-        tokio::time::sleep(pause).await;
+        self.recovered.wait(pause).await;
     }
 
     fn kind(&self) -> &str {

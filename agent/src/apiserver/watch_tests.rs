@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
+use crate::apiserver::recovery::Recovery;
 
 /// The server's side: the test answers request after request.
 struct Server {
@@ -99,9 +100,13 @@ struct Client(mpsc::UnboundedReceiver<String>);
 
 impl Client {
     fn of(api: Api<ConfigMap>, config: Config) -> Self {
+        Self::woken_by(api, config, Recovered::default())
+    }
+
+    fn woken_by(api: Api<ConfigMap>, config: Config, recovered: Recovered) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         tokio::spawn(async move {
-            let mut events = std::pin::pin!(follow(api, config));
+            let mut events = std::pin::pin!(follow(api, config, recovered));
             while let Some(event) = events.next().await {
                 if sender.send(shown(event)).is_err() {
                     return;
@@ -209,6 +214,42 @@ async fn a_broken_connection_is_waited_out_and_nothing_is_listed_twice() {
     let lines = asked.stream();
     tell(&lines, "MODIFIED", object("a", "30"));
     client.sees("=a").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_an_absence_ends_the_pause() {
+    let (mut server, api) = start();
+    let recovery = Recovery::default();
+    let mut client = Client::woken_by(api, Config::default(), recovery.subscribe());
+    // Long enough away for pauses of half a minute and more.
+    for _ in 0..8 {
+        drop(server.next().await);
+        recovery.failed();
+    }
+    // Another request, a heartbeat perhaps, finds the server back.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let back = Instant::now();
+    recovery.answered(http::StatusCode::OK);
+    let lines = server.next().await.stream();
+    assert!(back.elapsed() <= Duration::from_millis(1001), "{:?}", back.elapsed());
+    tell(&lines, "ADDED", object("a", "9"));
+    tell(&lines, "BOOKMARK", bookmark("10", true));
+    client.sees("init +a done").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_fails_again_has_not_forgotten_its_patience() {
+    let (mut server, api) = start();
+    let recovery = Recovery::default();
+    let _client = Client::woken_by(api, Config::default(), recovery.subscribe());
+    for _ in 0..8 {
+        drop(server.next().await);
+    }
+    recovery.over();
+    drop(server.next().await);
+    let failed = Instant::now();
+    drop(server.next().await);
+    assert!(failed.elapsed() >= LAST_PAUSE, "{:?}", failed.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

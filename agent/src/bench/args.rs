@@ -1,10 +1,9 @@
 //! What is measured, as the command line says.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::runtime::RuntimeEndpoint;
+use super::common::CommonArgs;
 
 /// Compares event-driven with polling agents on one runtime, and both with bare CRI clients.
 ///
@@ -13,12 +12,9 @@ use crate::runtime::RuntimeEndpoint;
 /// every peer.
 #[derive(clap::Args, Clone, Debug)]
 pub struct PlegArgs {
-    /// Socket of the runtime [default: the first usual one that exists]
-    #[arg(long, value_name = "unix:///PATH")]
-    pub runtime_endpoint: Option<RuntimeEndpoint>,
-    /// Image with the test program `/probe`; must be on the node
-    #[arg(long, default_value = "keblet.local/probe:1")]
-    pub image: String,
+    /// As for every benchmark.
+    #[command(flatten)]
+    pub common: CommonArgs,
     /// Pods that crash, start at once, or idle
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pods: u32,
@@ -28,9 +24,6 @@ pub struct PlegArgs {
     /// Only these workloads
     #[arg(long = "workload", value_enum, value_delimiter = ',')]
     pub workloads: Vec<WorkloadKind>,
-    /// Only these columns
-    #[arg(long = "column", value_delimiter = ',')]
-    pub columns: Vec<String>,
     /// Another node agent: a shell command in which {manifests}, {root} and {config} stand for the static pod folder, a
     /// folder for its state and a KubeletConfiguration file
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
@@ -41,15 +34,6 @@ pub struct PlegArgs {
     /// How many pods a floor starts at the same time [default: all of them]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub floor_parallelism: Option<u32>,
-    /// The keblet to measure [default: this program]
-    #[arg(long, value_name = "PATH")]
-    pub agent: Option<PathBuf>,
-    /// Folder for the report (pleg.json, pleg.html)
-    #[arg(long, value_name = "DIR", default_value = "keblet-bench")]
-    pub output: PathBuf,
-    /// Fail when a target is missed or a pod went wrong
-    #[arg(long)]
-    pub check: bool,
 }
 
 /// What pods do while they are watched.

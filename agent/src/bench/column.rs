@@ -1,7 +1,5 @@
 //! Who takes part.
 
-use anyhow::bail;
-
 use super::PlegArgs;
 
 /// A column of the table.
@@ -27,16 +25,7 @@ impl Column {
         let peers = args.peers.iter().map(|peer| Self::Peer(peer.name.clone(), peer.command.clone()));
         let own = [Self::EventFloor, Self::KernelFloor, Self::Evented, Self::NoKernel, Self::Relist];
         let all: Vec<_> = own.into_iter().chain(peers).collect();
-        let names: Vec<_> = all.iter().map(Self::name).collect();
-        for (index, name) in names.iter().enumerate() {
-            if names[..index].contains(name) {
-                bail!("--peer {name}: there is a column of that name already");
-            }
-        }
-        if let Some(unknown) = args.columns.iter().find(|wanted| !names.contains(&wanted.as_str())) {
-            bail!("--column {unknown}: there is {}", names.join(", "));
-        }
-        Ok(all.into_iter().filter(|c| args.columns.is_empty() || args.columns.iter().any(|w| w == c.name())).collect())
+        args.common.choose(all, Self::name)
     }
 
     /// As the table spells it.

@@ -17,6 +17,7 @@ mod agent;
 mod args;
 mod cluster;
 mod column;
+mod common;
 mod exposition;
 mod floor;
 mod folder;
@@ -37,6 +38,7 @@ pub use cluster::ClusterArgs;
 pub use cluster::ClusterPeer;
 pub use cluster::ClusterWorkload;
 pub use cluster::run_cluster;
+pub use common::CommonArgs;
 
 use anyhow::Context as _;
 use anyhow::bail;

@@ -1,13 +1,10 @@
 //! The order of things: every workload in every column, the columns taking turns, on a runtime that is clean each time.
 
-use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use anyhow::bail;
-use keblet_proto::cri::v1 as cri;
 use tempfile::TempDir;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -16,6 +13,7 @@ use super::WorkloadKind;
 use super::agent;
 use super::agent::Agent;
 use super::column::Column;
+use super::common::Ground;
 use super::floor::Floor;
 use super::floor::Sense;
 use super::floor::Stopped;
@@ -33,7 +31,6 @@ use super::workload;
 use super::workload::BenchPod;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
-use crate::runtime::RuntimeOptions;
 
 /// An agent that runs a container once too often does so within this time.
 const SURPLUS_WATCH: Duration = Duration::from_secs(1);
@@ -77,16 +74,7 @@ impl Session {
     /// Checks that everything needed is there, and removes what an earlier run may have left.
     pub(super) async fn prepare(args: PlegArgs) -> anyhow::Result<Self> {
         let columns = Column::chosen(&args)?;
-        let found = || RuntimeEndpoint::discover(Path::new("/"));
-        let endpoint = args.runtime_endpoint.clone().or_else(found);
-        let endpoint = endpoint.context("no runtime socket in the usual places; name one with --runtime-endpoint")?;
-        let runtime = Runtime::new(&endpoint, None, RuntimeOptions::default());
-        let environment = Environment::read(runtime.version().await?)?;
-        let image = cri::ImageSpec { image: args.image.clone(), ..Default::default() };
-        if runtime.image_status(image).await?.is_none() {
-            bail!("image {} is not on the node; import it or name another one with --image", args.image);
-        }
-        let keblet = args.agent.clone().map_or_else(std::env::current_exe, Ok).context("cannot find this program")?;
+        let Ground { endpoint, runtime, environment, keblet } = args.common.ground().await?;
         let work = tempfile::Builder::new().prefix("keblet-bench-").tempdir().context("cannot create a folder")?;
         site::sweep(&runtime).await?;
         let runtime_pid = site::runtime_pid(&endpoint)?;
@@ -134,8 +122,8 @@ impl Session {
             pods: self.args.pods,
             idle_pods: self.args.pods,
             rounds: self.args.rounds,
-            check: self.args.check,
-            output: self.args.output,
+            check: self.args.common.check,
+            output: self.args.common.output,
             results: self.results,
         }
     }
@@ -182,7 +170,7 @@ impl Session {
     async fn measure_floor(&mut self, turn: &Turn<'_>) -> anyhow::Result<()> {
         let (sense, _reading) = self.sense(turn.column).await?;
         let parallelism = self.args.floor_parallelism.unwrap_or(self.args.pods.max(1)) as usize;
-        let floor = Floor::new(self.runtime.clone(), sense, &self.args.image, &turn.folder, parallelism);
+        let floor = Floor::new(self.runtime.clone(), sense, &self.args.common.image, &turn.folder, parallelism);
         let mut begins = Vec::new();
         for batch in &turn.batches {
             begins.push(monotonic_now()?);
@@ -214,7 +202,7 @@ impl Session {
     }
 
     async fn measure_agent(&mut self, turn: &Turn<'_>) -> anyhow::Result<()> {
-        let put = |pod| agent::put(&turn.folder, pod, &self.args.image);
+        let put = |pod| agent::put(&turn.folder, pod, &self.args.common.image);
         let before = turn.kind == WorkloadKind::Start;
         if before {
             turn.batches.iter().flatten().try_for_each(put)?;
@@ -230,7 +218,7 @@ impl Session {
         for batch in &turn.batches {
             if !before {
                 begins.push(monotonic_now()?);
-                batch.iter().try_for_each(|pod| agent::put(&turn.folder, pod, &self.args.image))?;
+                batch.iter().try_for_each(|pod| agent::put(&turn.folder, pod, &self.args.common.image))?;
             }
             agent.while_alive(stamps::wait_done(batch, turn.limit)).await?;
         }

@@ -150,8 +150,9 @@ impl Keeper {
                 failures += 1;
                 let pause = rotation::pause(failures, fastrand::f64());
                 tracing::warn!(purpose = template.purpose.prefix(), ?pause, "no certificate: {error}");
-                if template.purpose == Purpose::Client {
-                    self.metrics.certificates.client_renewal_failed();
+                match template.purpose {
+                    Purpose::Client => self.metrics.certificates.client_renewal_failed(),
+                    Purpose::Serving => self.metrics.certificates.serving_renewal_failed(),
                 }
                 tokio::time::sleep(pause).await;
                 None

@@ -14,6 +14,7 @@ use rcgen::KeyPair;
 
 use super::pair::Pair;
 use super::template::{Purpose, Template};
+use crate::apiserver::recovery::Recovered;
 use crate::apiserver::tls::PairError;
 use crate::apiserver::watch;
 
@@ -116,7 +117,8 @@ pub async fn signed(
     let look = requests.list(&ListParams::default().fields(&mine)).await;
     look.map_err(|source| RequestError::List { name: name.clone(), source })?;
     let waiting = async {
-        let mut events = std::pin::pin!(watch::follow(requests.clone(), Config::default().fields(&mine)));
+        let mut events =
+            std::pin::pin!(watch::follow(requests.clone(), Config::default().fields(&mine), Recovered::default()));
         let mut present = true;
         while let Some(event) = events.next().await {
             let verdict = match &event {

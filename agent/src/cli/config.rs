@@ -89,8 +89,8 @@ fn explain_text(settings: &Settings, all: bool, out: &mut dyn Write) -> anyhow::
             flush(&mut cells, document, out)?;
             document = row.document;
         }
-        let remark = if row.honoured { "" } else { "not honoured yet" };
-        cells.push([format!("  {}", row.field), text(&row.value), row.origin.clone(), remark.to_owned()]);
+        let remark = row.remark().unwrap_or_default();
+        cells.push([format!("  {}", row.field), text(&row.value), row.origin.clone(), remark]);
     }
     flush(&mut cells, document, out)?;
     if rows.is_empty() {

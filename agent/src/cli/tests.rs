@@ -108,7 +108,8 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         "config",
         "explain",
         "--file-check-frequency=2m",
-        "--kubelet-cgroups=/x",
+        "--oom-score-adj=-500",
+        "--sync-frequency=30s",
         "--root-dir=/srv",
     ]);
     let line = |start: &str| {
@@ -116,14 +117,24 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         line.unwrap_or_else(|| panic!("no {start} in\n{text}")).split_whitespace().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(line("fileCheckFrequency"), "fileCheckFrequency 2m0s --file-check-frequency");
-    assert_eq!(line("kubeletCgroups"), "kubeletCgroups /x --kubelet-cgroups not honoured yet");
+    assert_eq!(line("oomScoreAdj"), "oomScoreAdj -500 --oom-score-adj not honoured yet");
+    assert!(line("syncFrequency").starts_with("syncFrequency 30s --sync-frequency in part: how often objects"));
     assert_eq!(line("root-dir"), "root-dir /srv --root-dir");
     assert!(!text.contains("maxPods"), "defaults are left out");
-    assert!(text.contains("kubeletCgroups (--kubelet-cgroups) is accepted but not honoured yet"), "{text}");
+    assert!(text.contains("oomScoreAdj (--oom-score-adj) is accepted but not honoured yet"), "{text}");
+    assert!(text.contains("syncFrequency (--sync-frequency) is honoured in part: how often"), "{text}");
     let json: serde_json::Value =
         serde_json::from_str(&answer(&["keblet", "config", "explain", "--all", "-o", "json"])).unwrap();
     let max_pods = json["fields"].as_array().unwrap().iter().find(|row| row["field"] == "maxPods").unwrap();
     assert_eq!((&max_pods["value"], &max_pods["origin"]), (&110.into(), &"default".into()));
+    let honoured = |field: &str| {
+        let row = json["fields"].as_array().unwrap().iter().find(|row| row["field"] == field).unwrap();
+        (row["honoured"].as_bool().unwrap(), row["part"].is_string())
+    };
+    for partly in ["evictionHard", "enableControllerAttachDetach", "syncFrequency", "kubeletCgroups", "systemCgroups"] {
+        assert_eq!(honoured(partly), (true, true), "{partly}");
+    }
+    assert_eq!((honoured("singleProcessOOMKill"), honoured("evictionSoft")), ((true, false), (false, false)));
 }
 
 #[test]

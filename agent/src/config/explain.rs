@@ -46,8 +46,22 @@ pub struct Row {
     pub set: bool,
     /// keblet acts on it.
     pub honoured: bool,
+    /// What it does with it, if that is not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<&'static str>,
     /// What it means.
     pub meaning: &'static str,
+}
+
+impl Row {
+    /// What is to be said of how far it is honoured; nothing if it is.
+    pub fn remark(&self) -> Option<String> {
+        match (self.honoured, self.part) {
+            (true, None) => None,
+            (_, Some(part)) => Some(format!("in part: {part}")),
+            (false, None) => Some("not honoured yet".to_owned()),
+        }
+    }
 }
 
 /// Every field of all three documents.
@@ -64,6 +78,7 @@ pub fn rows(settings: &Settings) -> Vec<Row> {
                 set: !matches!(origin, Origin::Default | Origin::LegacyDefault),
                 origin: origin.to_string(),
                 honoured: field.honoured,
+                part: field.part,
                 meaning: field.doc,
             });
         });
@@ -111,14 +126,17 @@ pub(super) fn notices(settings: &Settings, flags: &FlagValues) -> Vec<String> {
             notices.push(format!("feature gate {gate}={value} is accepted but not honoured yet"));
         }
     }
-    let ignored = |row: &Row| row.set && !row.honoured;
+    let ignored = |row: &Row| row.set && row.remark().is_some();
     for row in rows(settings).iter().filter(|row| ignored(row)) {
         let name = if find(&row.field).is_some_and(|flag| flag.target == Target::Own) && row.document == "flags" {
             format!("--{}", row.field)
         } else {
             format!("{} ({})", row.field, row.origin)
         };
-        notices.push(format!("{name} is accepted but not honoured yet"));
+        notices.push(match row.part {
+            Some(part) => format!("{name} is honoured in part: {part}"),
+            None => format!("{name} is accepted but not honoured yet"),
+        });
     }
     notices
 }

@@ -39,7 +39,7 @@ document! {
         enable_server "enableServer": bool = true, pointer, used, "Run the HTTP servers.";
         static_pod_path "staticPodPath": String, value, used, "File or directory with static pods.";
         pod_logs_dir "podLogsDir": String = "/var/log/pods", value, used, "Root of the container log files.";
-        sync_frequency "syncFrequency": GoDuration = GoDuration::mins(1), value, used, "Longest time between two syncs of one pod.";
+        sync_frequency "syncFrequency": GoDuration = GoDuration::mins(1), value, part("how often objects that are not watched are read and crash-looping pods are told of, and when the sync loop counts as stuck; other pods are synced when something happens"), "Longest time between two syncs of one pod.";
         file_check_frequency "fileCheckFrequency": GoDuration = GoDuration::secs(20), value, used, "Time between two reads of the static pod path.";
         http_check_frequency "httpCheckFrequency": GoDuration = GoDuration::secs(20), value, used, "Time between two reads of the static pod URL.";
         static_pod_url "staticPodURL": String, value, used, "URL with static pods.";
@@ -80,13 +80,13 @@ document! {
         image_gc_high_threshold_percent "imageGCHighThresholdPercent": i32 = 85, pointer, later, "Disk use that starts image collection; 100 turns it off.";
         image_gc_low_threshold_percent "imageGCLowThresholdPercent": i32 = 80, pointer, later, "Disk use at which image collection stops.";
         volume_stats_agg_period "volumeStatsAggPeriod": GoDuration = GoDuration::mins(1), value, later, "Time between two measurements of volumes; negative turns them off.";
-        kubelet_cgroups "kubeletCgroups": String, value, later, "Cgroup the agent moves itself to.";
-        system_cgroups "systemCgroups": String, value, later, "Cgroup for processes outside any other.";
+        kubelet_cgroups "kubeletCgroups": String, value, part("its usage is reported; nothing is moved there yet"), "Cgroup the agent moves itself to.";
+        system_cgroups "systemCgroups": String, value, part("its usage is reported; nothing is moved there yet"), "Cgroup for processes outside any other.";
         cgroup_root "cgroupRoot": String, value, used, "Parent of the pods' cgroups, in cgroupfs form.";
         cgroups_per_qos "cgroupsPerQOS": bool = true, pointer, used, "Keep a cgroup tree by QoS class and pod.";
         cgroup_driver "cgroupDriver": String = "cgroupfs", value, used, "Who makes cgroups, when the runtime does not say.";
         cpu_manager_policy "cpuManagerPolicy": String = "none", value, later, "Assignment of exclusive CPUs.";
-        single_process_oom_kill "singleProcessOOMKill": Option<bool>, pointer, later, "Let the kernel kill one process instead of the container.";
+        single_process_oom_kill "singleProcessOOMKill": Option<bool>, pointer, used, "Let the kernel kill one process instead of the container.";
         cpu_manager_policy_options "cpuManagerPolicyOptions": StringMap, value, later, "Options of the static CPU policy.";
         cpu_manager_reconcile_period "cpuManagerReconcilePeriod": GoDuration = GoDuration::secs(10), value, later, "Time between two corrections of CPU sets.";
         memory_manager_policy "memoryManagerPolicy": String = "None", value, later, "Assignment of NUMA memory.";
@@ -110,7 +110,7 @@ document! {
         kube_api_burst "kubeAPIBurst": i32 = 100, value, used, "API requests in a burst.";
         serialize_image_pulls "serializeImagePulls": bool = true, pointer, used, "Pull one image at a time.";
         max_parallel_image_pulls "maxParallelImagePulls": Option<i32>, pointer, used, "Pulls at the same time when not one at a time.";
-        eviction_hard "evictionHard": StringMap = default_eviction_hard(), value, later, "Thresholds that evict at once.";
+        eviction_hard "evictionHard": StringMap = default_eviction_hard(), value, part("lowers what pods are offered; nothing is evicted yet"), "Thresholds that evict at once.";
         eviction_soft "evictionSoft": StringMap, value, later, "Thresholds that evict after a grace period.";
         eviction_soft_grace_period "evictionSoftGracePeriod": StringMap, value, later, "Grace period of each soft threshold.";
         eviction_pressure_transition_period "evictionPressureTransitionPeriod": GoDuration = GoDuration::mins(5), value, later, "Time a pressure condition outlives its cause.";
@@ -118,7 +118,7 @@ document! {
         eviction_minimum_reclaim "evictionMinimumReclaim": StringMap, value, later, "How much to reclaim at least, by signal.";
         merge_default_eviction_settings "mergeDefaultEvictionSettings": bool, pointer, later, "Fill in defaults for hard signals not named.";
         pods_per_core "podsPerCore": i32, value, used, "Pods per CPU at most; 0 means no such limit.";
-        enable_controller_attach_detach "enableControllerAttachDetach": bool = true, pointer, later, "Let the control plane attach volumes.";
+        enable_controller_attach_detach "enableControllerAttachDetach": bool = true, pointer, part("the control plane is told; no volume is attached here yet"), "Let the control plane attach volumes.";
         protect_kernel_defaults "protectKernelDefaults": bool, value, later, "Fail on unexpected kernel settings instead of changing them.";
         make_iptables_util_chains "makeIPTablesUtilChains": bool = true, pointer, later, "Create the iptables chains others rely on.";
         iptables_masquerade_bit "iptablesMasqueradeBit": i32 = 14, pointer, later, "Ignored.";

@@ -30,4 +30,4 @@ pub use keblet::KebletConfiguration;
 pub use kubelet::KubeletConfiguration;
 pub use load::load;
 pub use settings::{ConfigError, HostFacts, Origin, Settings, Violation};
-pub use validate::parse_cpus;
+pub use validate::{CIPHER_SUITES, parse_cpus};

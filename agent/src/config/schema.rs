@@ -24,6 +24,8 @@ pub struct Field {
     pub presence: Presence,
     /// Whether keblet acts on it. A section is honoured when any of its fields is.
     pub honoured: bool,
+    /// If it acts on a part of its meaning only: on which.
+    pub part: Option<&'static str>,
     /// What it means, in one sentence.
     pub doc: &'static str,
     /// The fields of a section.
@@ -61,12 +63,12 @@ pub fn find(fields: &'static [Field], path: &str) -> Option<&'static Field> {
 
 /// Writes a document down as a table: struct, [`Default`] and [`Described`] from the same rows.
 ///
-/// `rust_name "jsonName": Type = default, presence, used | later, "meaning";`
+/// `rust_name "jsonName": Type = default, presence, used | later | part("what is done"), "meaning";`
 macro_rules! document {
     (
         $(#[$outer:meta])*
         pub struct $name:ident {
-            $( $(#[$attr:meta])* $field:ident $json:literal: $ty:ty $(= $default:expr)?, $presence:ident, $used:ident, $doc:literal; )*
+            $( $(#[$attr:meta])* $field:ident $json:literal: $ty:ty $(= $default:expr)?, $presence:ident, $used:ident $(($part:literal))?, $doc:literal; )*
         }
     ) => {
         $(#[$outer])*
@@ -88,6 +90,7 @@ macro_rules! document {
                     name: $json,
                     presence: $crate::config::schema::document!(@presence $presence),
                     honoured: $crate::config::schema::document!(@used $used),
+                    part: $crate::config::schema::document!(@part $($part)?),
                     doc: $doc,
                     nested: $crate::config::schema::document!(@nested $presence $ty),
                 }, )*
@@ -100,7 +103,10 @@ macro_rules! document {
     (@presence value) => { $crate::config::schema::Presence::Value };
     (@presence nested) => { $crate::config::schema::Presence::Nested };
     (@used used) => { true };
+    (@used part) => { true };
     (@used later) => { false };
+    (@part) => { None };
+    (@part $part:literal) => { Some($part) };
     (@nested nested $ty:ty) => { <$ty as $crate::config::schema::Described>::FIELDS };
     (@nested $presence:ident $ty:ty) => { &[] };
 }

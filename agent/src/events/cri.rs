@@ -4,6 +4,7 @@
 //! reopened for ever, with capped delays. Of the statuses inside events only exits are handed on: runtimes take and stamp
 //! statuses in no reliable order, sometimes leave them out, and tell of one sandbox only; but an exit is final.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -18,6 +19,7 @@ use super::RelistReason;
 use super::sensors::Sensor;
 use super::sensors::SensorBoard;
 use super::sensors::SensorState;
+use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::ContainerId;
 use crate::model::PodUid;
@@ -40,6 +42,7 @@ pub async fn follow(
     hints: mpsc::Sender<Hint>,
     board: SensorBoard,
     clock: Clock,
+    metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) {
     let mut backoff = Backoff::new();
@@ -50,9 +53,13 @@ pub async fn follow(
                     backoff.reset();
                     board.set(Sensor::RuntimeEvents, SensorState::Up);
                     send(&hints, Hint::Gap(RelistReason::Reconnect)).await;
-                    read(events, &hints, clock).await
+                    metrics.pleg.stream(true);
+                    read(events, &hints, clock, &metrics).await
                 }
-                Err(error) => Some(error),
+                Err(error) => {
+                    metrics.pleg.stream(false);
+                    Some(error)
+                }
             };
             let missing = error.as_ref().is_some_and(RuntimeError::is_unimplemented);
             let reason = error.map_or_else(|| "the runtime ended the stream".to_owned(), |e| e.to_string());
@@ -73,7 +80,12 @@ async fn send(hints: &mpsc::Sender<Hint>, hint: Hint) {
 }
 
 /// Hands events on until the stream ends; returns its last error.
-async fn read(mut events: ContainerEvents, hints: &mpsc::Sender<Hint>, clock: Clock) -> Option<RuntimeError> {
+async fn read(
+    mut events: ContainerEvents,
+    hints: &mpsc::Sender<Hint>,
+    clock: Clock,
+    metrics: &Metrics,
+) -> Option<RuntimeError> {
     let stale = clock.wall_nanos_before(STALE);
     while let Some(event) = events.next().await {
         match event {
@@ -81,6 +93,9 @@ async fn read(mut events: ContainerEvents, hints: &mpsc::Sender<Hint>, clock: Cl
                 send(hints, Hint::Gap(RelistReason::Backlog)).await;
             }
             Ok(event) => {
+                if let Ok(nanos) = u64::try_from(clock.wall_nanos().saturating_sub(event.created_at)) {
+                    metrics.pleg.stream_event(Duration::from_nanos(nanos));
+                }
                 if let Some(hint) = hint(event) {
                     send(hints, hint).await;
                 }

@@ -17,6 +17,7 @@ mod tests;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use keblet_proto::cri::v1 as cri;
 use tokio::sync::watch;
@@ -57,6 +58,15 @@ pub struct ImageFacts {
     pub size: u64,
 }
 
+/// An image that was brought to the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// What its name resolved to.
+    pub image_ref: String,
+    /// How long that took, from when its turn had come.
+    pub took: Duration,
+}
+
 impl Images {
     /// Images behind `runtime`, pulled within `limits`.
     pub fn new(runtime: Runtime, limits: PullLimits) -> Self {
@@ -82,20 +92,21 @@ impl Images {
         }))
     }
 
-    /// Pulls an image, when its turn has come, and returns the reference it resolved to. What pods remember of it is
+    /// Pulls an image, when its turn has come, and tells what came of it. What pods remember of it is
     /// forgotten.
     ///
     /// # Errors
     /// The rate limit is used up; the runtime refuses.
-    pub async fn pull(&self, image: &str, sandbox: cri::PodSandboxConfig) -> Result<String, PullError> {
+    pub async fn pull(&self, image: &str, sandbox: cri::PodSandboxConfig) -> Result<Pulled, PullError> {
         let _turn = self.puller.turn().await;
         self.puller.take_token(Instant::now())?;
+        let began = Instant::now();
         let result = self.runtime.pull_image(spec(image), None, Some(sandbox)).await;
         self.memory().forget_image(image);
         if result.is_ok() {
             self.changes.send_modify(|count| *count += 1);
         }
-        Ok(result?)
+        Ok(Pulled { image_ref: result?, took: began.elapsed() })
     }
 
     /// What the pod's last start learned about this image.

@@ -36,6 +36,42 @@ pub(super) const IMAGE_PULL: &[f64] = &[
     3600.0,
 ];
 
+/// Reviews by the API server.
+pub(super) const REVIEW: &[f64] = &[0.25, 0.5, 0.7, 1.0, 1.5, 3.0, 5.0, 10.0];
+
+/// What is left of certificates.
+pub(super) const EXPIRATION: &[f64] = &[
+    0.0,
+    1800.0,
+    3600.0,
+    7200.0,
+    21600.0,
+    43200.0,
+    86400.0,
+    172_800.0,
+    345_600.0,
+    604_800.0,
+    2_592_000.0,
+    7_776_000.0,
+    15_552_000.0,
+    31_104_000.0,
+];
+
+/// Ages of certificates.
+pub(super) const AGE: &[f64] = &[
+    600.0,
+    1800.0,
+    3600.0,
+    14400.0,
+    86400.0,
+    604_800.0,
+    2_592_000.0,
+    7_776_000.0,
+    15_552_000.0,
+    31_104_000.0,
+    124_416_000.0,
+];
+
 /// Containers in a pod.
 pub(super) const CONTAINERS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
 

@@ -16,6 +16,7 @@ pub struct Certificates {
     client_failures: IntCounter,
     serving_left: Gauge,
     serving_ages: Histogram,
+    serving_failures: IntCounter,
 }
 
 impl Certificates {
@@ -38,6 +39,10 @@ impl Certificates {
                 "[ALPHA] Age of serving certificates when they were replaced.",
                 AGES,
             ),
+            serving_failures: register.counter(
+                "kubelet_server_expiration_renew_errors",
+                "[ALPHA] Attempts to renew the serving certificate that failed.",
+            ),
         };
         this.client_left.set(f64::INFINITY);
         this.serving_left.set(f64::INFINITY);
@@ -57,6 +62,11 @@ impl Certificates {
     /// The client certificate could not be renewed.
     pub fn client_renewal_failed(&self) {
         self.client_failures.inc();
+    }
+
+    /// The serving certificate could not be renewed.
+    pub fn serving_renewal_failed(&self) {
+        self.serving_failures.inc();
     }
 
     /// A serving certificate was replaced at this age.

@@ -3,6 +3,7 @@
 //! One value holds every family; there is no global registry. Each room gets small typed methods, so that a wrong label
 //! does not compile. Nothing is decided by these numbers, and nothing here waits.
 
+mod access;
 mod buckets;
 mod certificates;
 mod http;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use prometheus::proto::MetricFamily;
 use prometheus::{Encoder as _, Gauge, Registry, TextEncoder};
 
+pub use access::Access;
 pub use certificates::Certificates;
 pub use http::{Http, Request};
 pub use node::{BuildInfo, Node};
@@ -63,6 +65,8 @@ pub struct Metrics {
     pub recorder: Recorder,
     /// Requests to our own servers.
     pub http: Http,
+    /// Those who ask our own servers.
+    pub access: Access,
     /// Certificates of this node.
     pub certificates: Certificates,
     /// Requests to the API server.
@@ -86,6 +90,7 @@ impl Metrics {
         let sensors = Sensors::new(&register);
         let recorder = Recorder::new(&register);
         let http = Http::new(&register);
+        let access = Access::new(&register);
         let certificates = Certificates::new(&register);
         let rest_client = RestClient::new(&register);
         let process_start = process::register(&register);
@@ -99,6 +104,7 @@ impl Metrics {
             sensors,
             recorder,
             http,
+            access,
             certificates,
             rest_client,
             slis: Slis::new(),

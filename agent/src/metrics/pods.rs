@@ -16,6 +16,7 @@ pub struct Pods {
     mirrors: IntGauge,
     running: IntGauge,
     running_containers: IntGaugeVec,
+    ephemeral: IntGauge,
     restarted: IntCounterVec,
     orphaned: IntCounter,
     containers_per_pod: Histogram,
@@ -29,10 +30,11 @@ pub struct Pods {
     started_containers: IntCounterVec,
     container_start_errors: IntCounterVec,
     terminated_containers: IntCounterVec,
+    rejections: IntCounterVec,
 }
 
 /// Where a pod comes from, as far as these families tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PodOrigin {
     /// A file or URL.
     Static,
@@ -53,7 +55,7 @@ impl PodOrigin {
 }
 
 /// Pods with a worker, by what they have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Working {
     /// `sync`, `terminating` or `terminated`.
     pub lifecycle: &'static str,
@@ -81,6 +83,8 @@ impl Pods {
                 "[ALPHA] Containers the runtime knows, by state.",
                 &["container_state"],
             ),
+            ephemeral: register
+                .gauge("kubelet_managed_ephemeral_containers", "[ALPHA] Ephemeral containers of desired pods."),
             restarted: register.counters(
                 "kubelet_restarted_pods_total",
                 "[ALPHA] Pods removed and wanted again under the same UID.",
@@ -137,6 +141,11 @@ impl Pods {
                 "[ALPHA] Containers that ended.",
                 &["container_type", "exit_code", "reason"],
             ),
+            rejections: register.counters(
+                "kubelet_admission_rejections_total",
+                "[ALPHA] Pods that were not let in, by reason.",
+                &["reason"],
+            ),
         }
     }
 
@@ -171,6 +180,21 @@ impl Pods {
         for (state, count) in containers {
             self.running_containers.with_label_values(&[state]).set(gauge(count));
         }
+    }
+
+    /// Ephemeral containers of desired pods.
+    pub fn ephemeral(&self, count: usize) {
+        self.ephemeral.set(gauge(count));
+    }
+
+    /// A pod was not let in. Of reasons only those that upstream counts by name have a label of their own.
+    pub fn rejected(&self, reason: &str) {
+        let label = match REJECTIONS.iter().find(|known| **known == reason) {
+            Some(known) => known,
+            None if reason.starts_with("OutOf") => "OutOfExtendedResources",
+            None => "Other",
+        };
+        self.rejections.with_label_values(&[label]).inc();
     }
 
     /// A pod was removed and is wanted again under the same UID.
@@ -231,6 +255,31 @@ impl Pods {
         self.terminated_containers.with_label_values(&[kind, &exit_code.to_string(), reason]).inc();
     }
 }
+
+/// Reasons of rejections that are counted by name.
+const REJECTIONS: [&str; 21] = [
+    "AppArmor",
+    "PodOSSelectorNodeLabelDoesNotMatch",
+    "PodOSNotSupported",
+    "InvalidNodeInfo",
+    "InitContainerRestartPolicyForbidden",
+    "SupplementalGroupsPolicyNotSupported",
+    "UnexpectedAdmissionError",
+    "UnknownReason",
+    "UnexpectedPredicateFailureType",
+    "OutOfcpu",
+    "OutOfmemory",
+    "OutOfephemeral-storage",
+    "OutOfpods",
+    "PodLevelResourcesNotSupported",
+    "PodFeatureUnsupported",
+    "node(s) had taints that the pod didn't tolerate",
+    "Evicted",
+    "SysctlForbidden",
+    "TopologyAffinityError",
+    "NodeShutdown",
+    "VolumeAttachmentLimitExceeded",
+];
 
 /// A count as a gauge value.
 fn gauge(count: usize) -> i64 {

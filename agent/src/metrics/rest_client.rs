@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{HistogramVec, IntCounterVec};
+use prometheus::{Gauge, Histogram, HistogramVec, IntCounterVec};
 
 use super::buckets;
 use super::register::Register;
@@ -18,6 +18,9 @@ pub struct RestClient {
     waits: HistogramVec,
     request_sizes: HistogramVec,
     response_sizes: HistogramVec,
+    plugin_calls: IntCounterVec,
+    plugin_left: Gauge,
+    plugin_ages: Histogram,
 }
 
 impl RestClient {
@@ -42,7 +45,43 @@ impl RestClient {
             waits: seconds("rest_client_rate_limiter_duration_seconds", "[ALPHA] Time requests waited for their turn."),
             request_sizes: bytes("rest_client_request_size_bytes", "[ALPHA] Size of requests."),
             response_sizes: bytes("rest_client_response_size_bytes", "[ALPHA] Size of answers, where it is known."),
+            plugin_calls: register.counters(
+                "rest_client_exec_plugin_call_total",
+                "[ALPHA] Runs of the credential plugin, by how they ended.",
+                &["call_status", "code"],
+            ),
+            plugin_left: register.float_gauge(
+                "rest_client_exec_plugin_ttl_seconds",
+                "[ALPHA] How long what the credential plugin gave is still good for; +Inf without an end.",
+            ),
+            plugin_ages: register.histogram(
+                "rest_client_exec_plugin_certificate_rotation_age",
+                "[ALPHA] Age of the credential plugin's certificates when they were replaced, in seconds.",
+                buckets::AGE,
+            ),
         }
+        .forever()
+    }
+
+    /// Nothing ends as long as there is no plugin.
+    fn forever(self) -> Self {
+        self.plugin_left.set(f64::INFINITY);
+        self
+    }
+
+    /// The credential plugin was run; `status` is upstream's name of the outcome, `code` the exit code or 1.
+    pub fn plugin_ran(&self, status: &'static str, code: i32) {
+        self.plugin_calls.with_label_values(&[status, &code.to_string()]).inc();
+    }
+
+    /// What it gave is good for so many seconds more.
+    pub fn plugin_left(&self, seconds: f64) {
+        self.plugin_left.set(seconds);
+    }
+
+    /// Its certificate was replaced at this age.
+    pub fn plugin_rotated(&self, age: Duration) {
+        self.plugin_ages.observe(age.as_secs_f64());
     }
 
     /// An answer came, or none did (`None`).

@@ -21,6 +21,8 @@ fn used() -> Arc<Metrics> {
     metrics.pods.running(3, [("running", 4), ("exited", 1)]);
     metrics.pods.restarted(PodOrigin::Static);
     metrics.pods.orphaned();
+    metrics.pods.ephemeral(1);
+    metrics.pods.rejected("NodeShutdown");
     metrics.pods.created(2);
     metrics.pods.running_after(short);
     metrics.pods.status_synced(short);
@@ -54,7 +56,16 @@ fn used() -> Arc<Metrics> {
     metrics.rest_client.waited("GET", "host", short);
     metrics.rest_client.sent("GET", "host", 1);
     metrics.rest_client.received("GET", "host", 1);
+    metrics.rest_client.plugin_ran("no_error", 0);
     metrics.certificates.serving_rotated(short);
+    metrics.certificates.serving_renewal_failed();
+    metrics.access.token_reviewed(Some(201), short);
+    metrics.access.access_reviewed(None, short);
+    metrics.access.token_looked_up(true, short);
+    metrics.access.token_asking(1);
+    metrics.access.token_waiting(1);
+    metrics.access.token_asked(true);
+    metrics.access.certificate_shown(3600.0);
     metrics
 }
 

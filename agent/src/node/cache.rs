@@ -9,6 +9,7 @@ use kube::runtime::watcher;
 use tokio::sync::watch as channel;
 use tokio_util::sync::CancellationToken;
 
+use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch;
 
 /// The own Node. Cheap to clone.
@@ -61,9 +62,15 @@ fn version(node: &Node) -> u64 {
 }
 
 /// Keeps the cache up to date until `shutdown`.
-pub async fn follow(nodes: Api<Node>, name: String, cache: NodeCache, shutdown: CancellationToken) {
+pub async fn follow(
+    nodes: Api<Node>,
+    name: String,
+    recovered: Recovered,
+    cache: NodeCache,
+    shutdown: CancellationToken,
+) {
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    let mut events = std::pin::pin!(watch::follow(nodes, config));
+    let mut events = std::pin::pin!(watch::follow(nodes, config, recovered));
     let mut listing = Listing::default();
     while let Some(Some(event)) = shutdown.run_until_cancelled(events.next()).await {
         take(&cache, &mut listing, event);

@@ -234,7 +234,7 @@ async fn keep_watching<K: Kind>(shared: Arc<Shared<K>>, reading: Reading, _permi
         }
     };
     tokio::select! {
-        () = single::watch(reading.client, shared.place.clone(), &reading.streaming, listen) => {}
+        () = single::watch(reading.client, reading.recovered, shared.place.clone(), &reading.streaming, listen) => {}
         () = shared.idle(reading.idle) => {}
     }
 }

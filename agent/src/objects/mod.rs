@@ -46,6 +46,7 @@ use services::Services;
 use store::Store;
 use token::Tokens;
 
+use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
 use crate::model::PodUid;
 
@@ -66,6 +67,8 @@ pub enum Strategy {
 pub struct ObjectsConfig {
     /// What to do with each object.
     pub strategy: Strategy,
+    /// Ends the waits for an API server that was away.
+    pub recovered: Recovered,
     /// `syncFrequency`: how often volumes are brought up to date whose objects are not watched.
     pub sync_frequency: Duration,
     /// The wall clock.
@@ -106,7 +109,7 @@ impl Objects {
             inner: Some(Arc::new(Inner {
                 config_maps: Store::new(reading.clone()),
                 secrets: Store::new(reading),
-                services: Services::start(client.clone()),
+                services: Services::start(client.clone(), config.recovered.clone()),
                 tokens: Tokens::new(client.clone(), config.clock),
             })),
         }

@@ -16,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::error::ObjectError;
 use super::service_env;
 use super::service_env::Links;
+use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch::follow;
 
 /// How long the first container of a node waits for the services.
@@ -30,9 +31,9 @@ pub(super) struct Services {
 }
 
 impl Services {
-    pub(super) fn start(client: Client) -> Self {
+    pub(super) fn start(client: Client, recovered: Recovered) -> Self {
         let (sender, links) = watch::channel(None);
-        let watch = tokio::spawn(keep(client, sender));
+        let watch = tokio::spawn(keep(client, recovered, sender));
         Self { links, _watch: AbortOnDropHandle::new(watch) }
     }
 
@@ -52,9 +53,9 @@ impl Services {
     }
 }
 
-async fn keep(client: Client, sender: watch::Sender<Option<Links>>) {
+async fn keep(client: Client, recovered: Recovered, sender: watch::Sender<Option<Links>>) {
     let config = Config::default().fields(WITH_ADDRESS);
-    let mut events = pin!(follow(Api::<Service>::all(client), config));
+    let mut events = pin!(follow(Api::<Service>::all(client), config, recovered));
     let mut listing = Links::new();
     while let Some(event) = events.next().await {
         match event {

@@ -21,6 +21,7 @@ use super::error::code;
 use super::error::describe;
 use super::kind::Kind;
 use super::retry::Retry;
+use crate::apiserver::recovery::Recovered;
 
 /// A watch is renewed after between half an hour and an hour.
 const LIFETIME: std::ops::Range<u64> = 1800..3600;
@@ -51,6 +52,7 @@ pub(super) enum News<K> {
 /// watches that begin with a list (KEP-3157).
 pub(super) async fn watch<K: Kind>(
     client: Client,
+    mut recovered: Recovered,
     place: Place,
     streaming: &AtomicBool,
     mut listen: impl FnMut(News<K>) -> ControlFlow<()> + Send,
@@ -95,7 +97,7 @@ pub(super) async fn watch<K: Kind>(
                 retry.after(status == Some(403), fastrand::f64())
             }
         };
-        tokio::time::sleep(delay).await;
+        recovered.wait(delay).await;
     }
 }
 

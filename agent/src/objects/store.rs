@@ -25,6 +25,7 @@ use super::kind::Kind;
 use super::references::Names;
 use super::references::Need;
 use super::single::Place;
+use crate::apiserver::recovery::Recovered;
 
 /// Watches held at the same time, of all objects together: each is a request that does not end. Objects beyond are read by
 /// GET, as with strategy Cache.
@@ -39,6 +40,7 @@ const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 #[derive(Clone)]
 pub(super) struct Reading {
     pub(super) client: Client,
+    pub(super) recovered: Recovered,
     pub(super) strategy: Strategy,
     pub(super) idle: Duration,
     pub(super) watches: Arc<Semaphore>,
@@ -51,6 +53,7 @@ impl Reading {
     pub(super) fn new(client: Client, config: &ObjectsConfig) -> Self {
         Self {
             client,
+            recovered: config.recovered.clone(),
             strategy: config.strategy,
             idle: (config.sync_frequency * 5).max(SHORTEST_IDLE),
             watches: Arc::new(Semaphore::new(MAX_WATCHES)),

@@ -1,4 +1,4 @@
-//! Listening, for as long as the agent runs: an address that is taken is tried again.
+//! Listening, for as long as the agent runs: an address that is taken is tried again, or ends the agent.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,7 +10,33 @@ use tokio_util::sync::CancellationToken;
 /// Time between two tries.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// A port that is not to be had.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address} for the {server} server: {source}")]
+pub struct ListenError {
+    server: &'static str,
+    address: SocketAddr,
+    source: std::io::Error,
+}
+
 /// Serves `router` at `address` until `shutdown`; returns at once if there is no address.
+///
+/// # Errors
+/// The address cannot be had.
+pub(super) async fn serve_or_fail(
+    server: &'static str,
+    address: Option<SocketAddr>,
+    router: Router,
+    shutdown: &CancellationToken,
+) -> Result<(), ListenError> {
+    let Some(address) = address else { return Ok(()) };
+    let failed = |source| ListenError { server, address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    tracing::info!(server, %address, "listening");
+    axum::serve(listener, router).with_graceful_shutdown(shutdown.clone().cancelled_owned()).await.map_err(failed)
+}
+
+/// As [`serve_or_fail`] with an address that is tried again as long as it takes.
 pub(super) async fn serve(name: &str, address: Option<SocketAddr>, router: Router, shutdown: &CancellationToken) {
     let Some(address) = address else { return };
     while let Some(listener) = listen(name, address, shutdown).await {

@@ -43,6 +43,7 @@ use crate::metrics::Metrics;
 use door::Door;
 pub use door::Lasting;
 use endpoints::Endpoints;
+pub use listen::ListenError;
 pub use mounted::Mounted;
 pub use paths::Switches;
 use paths::Table;
@@ -113,7 +114,7 @@ impl Options {
         };
         Self {
             healthz: address(&config.healthz_bind_address, config.healthz_port),
-            read_only: address(&config.address, config.read_only_port).filter(|_| config.enable_server),
+            read_only: address(&config.address, config.read_only_port),
             sync_loop_limit: (config.sync_frequency.std() * 2).max(SYNC_LOOP_LEAST),
             switches: Switches {
                 debugging: config.enable_debugging_handlers,
@@ -128,14 +129,25 @@ impl Options {
     }
 }
 
-/// Serves the health and the read-only port until `shutdown`; requests in progress are answered.
-pub async fn run(options: Options, handles: Handles, mounted: Mounted, shutdown: CancellationToken) {
+/// Serves the health and the read-only port until `shutdown`; requests in progress are answered. The health server waits
+/// for its port.
+///
+/// # Errors
+/// The read-only port cannot be had.
+pub async fn run(
+    options: Options,
+    handles: Handles,
+    mounted: Mounted,
+    shutdown: CancellationToken,
+) -> Result<(), ListenError> {
     let health = health::router(handles.clone());
     let read_only = read_only(&options, handles, &mounted);
-    tokio::join!(
-        listen::serve("health", options.healthz, health, &shutdown),
-        listen::serve("read-only", options.read_only, read_only, &shutdown),
-    );
+    let health = async {
+        listen::serve("health", options.healthz, health, &shutdown).await;
+        Ok(())
+    };
+    let read_only = listen::serve_or_fail("read-only", options.read_only, read_only, &shutdown);
+    tokio::try_join!(health, read_only).map(drop)
 }
 
 /// Serves the main port until `shutdown`; requests in progress have a moment to end.

@@ -118,7 +118,7 @@ impl Setup {
     pub(super) async fn open(&self) -> Result<Secure, super::secure::SetupError> {
         let source =
             super::secure::serving_files(&self.config, &self.gates, self.folder.path(), "localhost").expect("a pair");
-        Secure::open(&self.config, &self.gates, "n1", source, self.reviews.clone()).await
+        Secure::open(&self.config, &self.gates, "n1", source, self.reviews.clone(), &Metrics::new()).await
     }
 
     pub(super) async fn start(self) -> MainPort {
@@ -127,7 +127,9 @@ impl Setup {
     }
 
     pub(super) async fn start_with(self, source: ServingSource) -> MainPort {
-        let main = Secure::open(&self.config, &self.gates, "n1", source, self.reviews.clone()).await.expect("opens");
+        let main = Secure::open(&self.config, &self.gates, "n1", source, self.reviews.clone(), &Metrics::new())
+            .await
+            .expect("opens");
         self.serve(main).await
     }
 

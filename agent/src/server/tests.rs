@@ -13,7 +13,7 @@ struct Served {
     metrics: Arc<Metrics>,
     sync_loop_seconds: Arc<AtomicU64>,
     shutdown: CancellationToken,
-    task: tokio::task::JoinHandle<()>,
+    task: tokio::task::JoinHandle<Result<(), ListenError>>,
 }
 
 async fn serve(pods: Vec<Arc<Pod>>) -> Served {
@@ -138,7 +138,7 @@ async fn servers_end_when_told() {
     let served = serve(Vec::new()).await;
     get(served.health, "/healthz").await;
     served.shutdown.cancel();
-    tokio::time::timeout(Duration::from_secs(10), served.task).await.expect("must end").unwrap();
+    tokio::time::timeout(Duration::from_secs(10), served.task).await.expect("must end").unwrap().expect("no trouble");
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,6 +155,18 @@ async fn a_port_that_is_taken_is_tried_again() {
     task.abort();
 }
 
+#[tokio::test]
+async fn a_read_only_port_that_is_taken_ends_the_agent() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
+    (options.healthz, options.read_only) = (Some(free_port().await), Some(address));
+    let handles = handles(Vec::new(), Arc::default());
+    let running = run(options, handles, Mounted::default(), CancellationToken::new());
+    let told = tokio::time::timeout(PATIENCE, running).await.expect("at once").expect_err("taken");
+    assert!(told.to_string().starts_with(&format!("cannot listen on {address} for the read-only server: ")), "{told}");
+}
+
 #[test]
 fn options_from_the_configuration() {
     let options = |change: fn(&mut KubeletConfiguration)| {
@@ -167,8 +179,8 @@ fn options_from_the_configuration() {
     assert_eq!((default.read_only, default.sync_loop_limit), (None, SYNC_LOOP_LEAST));
     assert_eq!(options(|config| config.healthz_port = 0).healthz, None);
     assert_eq!(options(|config| config.read_only_port = 10255).read_only, Some(([0, 0, 0, 0], 10255).into()));
-    let disabled = options(|config| (config.read_only_port, config.enable_server) = (10255, false));
-    assert_eq!(disabled.read_only, None);
+    let alone = options(|config| (config.read_only_port, config.enable_server) = (10255, false));
+    assert!(alone.read_only.is_some(), "enableServer is about the main port");
     let slow = options(|config| config.sync_frequency = crate::config::duration::GoDuration::mins(10));
     assert_eq!(slow.sync_loop_limit, Duration::from_secs(1200));
 }

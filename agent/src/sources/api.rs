@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::News;
 use super::hostile;
+use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch;
 use crate::model::ConfigSource;
 use crate::model::Pod;
@@ -27,6 +28,8 @@ const BATCH: usize = 256;
 pub struct ApiSource {
     /// Access to pods of all namespaces.
     pub client: kube::Client,
+    /// Ends the waits for it.
+    pub recovered: Recovered,
     /// This node's name.
     pub node_name: String,
 }
@@ -44,7 +47,7 @@ impl ApiSource {
         let pods: Api<ApiPod> = Api::all(self.client);
         let mine = Config::default().fields(&format!("spec.nodeName={}", self.node_name));
         // Whatever has arrived by the time the merger takes the last news goes on together.
-        let events = watch::follow(pods, mine).ready_chunks(BATCH);
+        let events = watch::follow(pods, mine, self.recovered).ready_chunks(BATCH);
         let mut events = std::pin::pin!(events);
         let mut gathering = Gathering::default();
         while let Some(batch) = events.next().await {

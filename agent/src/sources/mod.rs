@@ -40,6 +40,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 pub use self::ready::SourcesHandle;
+use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
 use crate::model::ConfigSource;
 use crate::model::Pod;
@@ -67,8 +68,8 @@ pub struct SourcesConfig {
     pub node_name: String,
     /// Gate PreventStaticPodAPIReferences.
     pub prevent_static_pod_api_references: bool,
-    /// The API server whose pods of this node are run; `None` on a standalone node.
-    pub api: Option<kube::Client>,
+    /// The API server whose pods of this node are run, and what ends the waits for it; `None` on a standalone node.
+    pub api: Option<(kube::Client, Recovered)>,
 }
 
 /// What a source has to say.
@@ -116,9 +117,9 @@ pub fn start(
         };
         tokio::spawn(http.run(sets.clone(), cancel.clone()));
     }
-    if let Some(client) = config.api {
+    if let Some((client, recovered)) = config.api {
         sources.push(ConfigSource::Api);
-        let api = api::ApiSource { client, node_name: config.node_name };
+        let api = api::ApiSource { client, recovered, node_name: config.node_name };
         tokio::spawn(api.run(sets.clone(), cancel.clone()));
     }
     let handle = SourcesHandle::new(sources);

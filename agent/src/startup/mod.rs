@@ -19,6 +19,7 @@ use std::time::SystemTime;
 use k8s_openapi::api::core::v1::Pod;
 
 use self::record::Record;
+pub use self::record::first_seen;
 use crate::metrics::Metrics;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;

@@ -59,7 +59,7 @@ impl Record {
 }
 
 /// When the agent first saw the pod, as its source noted it.
-fn first_seen(pod: &Pod) -> Option<SystemTime> {
+pub fn first_seen(pod: &Pod) -> Option<SystemTime> {
     let seen = pod.metadata.annotations.as_ref()?.get("kubernetes.io/config.seen")?;
     seen.parse::<Timestamp>().ok().map(SystemTime::from)
 }

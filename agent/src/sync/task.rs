@@ -13,6 +13,7 @@ use super::mirrors::Mirrors;
 use super::mirrors::Wish;
 use super::orders::KillOrder;
 use super::orders::Orders;
+use super::orders::mind_the_grace;
 use super::pods::is_mirror;
 use super::shared::SharedPods;
 use crate::model::Clock;
@@ -198,6 +199,7 @@ impl SyncLoop {
         let uid = pod_ref(pod).uid;
         if self.statuses.get(&uid).is_none() {
             self.recorder.pod_event(pod, "", EventType::Warning, refusal.reason, &refusal.message);
+            self.workers.rejected(refusal.reason);
         }
         self.statuses.reject(pod, refusal.reason, &refusal.message, self.runs(&uid), self.clock.wall());
         true
@@ -210,6 +212,7 @@ impl SyncLoop {
             return false;
         }
         self.recorder.pod_event(pod, "", EventType::Warning, SHUTDOWN_REASON, SHUTDOWN_MESSAGE);
+        self.workers.rejected(SHUTDOWN_REASON);
         self.statuses.reject(pod, SHUTDOWN_REASON, SHUTDOWN_MESSAGE, self.runs(&uid), self.clock.wall());
         true
     }
@@ -218,7 +221,10 @@ impl SyncLoop {
     fn kill(&mut self, order: KillOrder) {
         let known = self.pods.by_uid(&order.uid).filter(|_| self.workers.knows(&order.uid));
         match known {
-            Some(pod) => self.workers.request(&pod_ref(&pod), Request::Kill(order.options)),
+            Some(pod) => {
+                mind_the_grace(&pod, &order.options, &self.recorder);
+                self.workers.request(&pod_ref(&pod), Request::Kill(order.options));
+            }
             None => order.options.finished.iter().for_each(CancellationToken::cancel),
         }
     }

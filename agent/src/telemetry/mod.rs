@@ -107,6 +107,60 @@ pub fn answered(span: &Span, status: http::StatusCode) {
     }
 }
 
+/// One request to the API server, each try on its own, with the attributes that HTTP clients are watched by.
+pub fn api_request(method: &http::Method, url: &http::Uri) -> Span {
+    let span = tracing::trace_span!(
+        target: TARGET,
+        "api request",
+        otel.name = Empty,
+        otel.kind = "client",
+        otel.status_code = Empty,
+        http.request.method = %method,
+        server.address = url.host(),
+        server.port = url.port_u16(),
+        url.full = %url,
+        network.protocol.version = Empty,
+        http.response.status_code = Empty,
+        error.type = Empty,
+    );
+    if !span.is_disabled() {
+        span.record("otel.name", format!("HTTP {method}"));
+    }
+    span
+}
+
+/// Tells how it was answered. To who asks, every refusal is an error.
+pub fn api_answered(span: &Span, status: http::StatusCode, version: http::Version) {
+    if span.is_disabled() {
+        return;
+    }
+    span.record("http.response.status_code", i64::from(status.as_u16()));
+    let version = match version {
+        http::Version::HTTP_2 => "2",
+        _ => "1.1",
+    };
+    span.record("network.protocol.version", version);
+    if status.is_client_error() || status.is_server_error() {
+        span.record("otel.status_code", "ERROR");
+        span.record("error.type", status.as_str());
+    }
+}
+
+/// Tells that there was no answer.
+pub fn api_failed(span: &Span) {
+    span.record("otel.status_code", "ERROR");
+    span.record("error.type", "_OTHER");
+}
+
+/// Lets the other side of a request continue the trace of `span`.
+pub fn pass_on_http(span: &Span, headers: &mut HeaderMap) {
+    if span.is_disabled() {
+        return;
+    }
+    let context = span.context();
+    global::get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut Carried(headers)));
+}
+
 /// Lets the other side of a call continue the trace of `span` (W3C trace context and baggage).
 pub fn pass_on(span: &Span, metadata: &mut MetadataMap) {
     if span.is_disabled() {
@@ -125,6 +179,16 @@ impl Extractor for Headers<'_> {
 
     fn keys(&self) -> Vec<&str> {
         self.0.keys().map(http::HeaderName::as_str).collect()
+    }
+}
+
+struct Carried<'a>(&'a mut HeaderMap);
+
+impl Injector for Carried<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        if let (Ok(key), Ok(value)) = (http::HeaderName::try_from(key), http::HeaderValue::try_from(value)) {
+            self.0.insert(key, value);
+        }
     }
 }
 

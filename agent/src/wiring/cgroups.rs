@@ -10,19 +10,31 @@ use crate::kernel::cgroup::CgroupName;
 use crate::kernel::cgroup::Cgroups;
 use crate::kernel::cgroup::Driver;
 use crate::kernel::cgroup::Layout;
+use crate::metrics::Metrics;
 use crate::runtime::Runtime;
+
+/// From this version on upstream asks runtimes for their driver and takes no other answer.
+const DRIVER_NEEDED: &str = "1.37.0";
 
 /// Makes the tree below `cgroupRoot`; `None` with `cgroupsPerQOS: false`. The runtime's own driver overrides the
 /// configured one (KEP-4033).
-pub async fn prepare(settings: &Settings, runtime: &Runtime) -> anyhow::Result<Option<Cgroups>> {
+pub async fn prepare(settings: &Settings, runtime: &Runtime, metrics: &Metrics) -> anyhow::Result<Option<Cgroups>> {
     let kubelet = &settings.kubelet;
     if !kubelet.cgroups_per_qos {
         return Ok(None);
     }
-    let told = runtime.runtime_config().await.unwrap_or_else(|error| {
-        tracing::warn!(%error, "the runtime does not tell its cgroup driver; the configured one is used");
-        None
-    });
+    let told = match runtime.runtime_config().await {
+        Ok(told) => {
+            if told.is_none() {
+                metrics.node.runtime_losing_support(DRIVER_NEEDED);
+            }
+            told
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the runtime does not tell its cgroup driver; the configured one is used");
+            None
+        }
+    };
     let driver = match told {
         Some(cri::CgroupDriver::Systemd) => Driver::Systemd,
         Some(cri::CgroupDriver::Cgroupfs) => Driver::Cgroupfs,

@@ -62,9 +62,11 @@ use crate::volumes::Volumes;
 use crate::workers::act::ActContext;
 use crate::workers::gate::StartGate;
 use crate::workers::pod_workers::PodWorkers;
+use crate::workers::roster::Roster;
 use crate::workers::worker::WorkerContext;
 use node_object::NodeHandles;
-use observers::Observers;
+pub use observers::Observers;
+use recording::Recording;
 pub use spans::spans;
 
 /// Single pods looked at in the same moment.
@@ -81,6 +83,7 @@ struct Ground {
     node: node::Node,
     api: Option<ApiServer>,
     recorder: Recorder,
+    recording: Recording,
     runtime: Runtime,
     board: SensorBoard,
     /// What the runtime says of itself.
@@ -97,8 +100,8 @@ struct Supplies {
     cgroups: Option<Cgroups>,
 }
 
-/// Statuses and pod cache, once the runtime has been reached.
-type Started = watch::Sender<Option<(Statuses, PlegHandle)>>;
+/// What the servers read, once the runtime has been reached.
+type Started = watch::Sender<Option<pods::Running>>;
 
 /// Runs the agent until `shutdown` is cancelled. Containers are left running.
 ///
@@ -119,7 +122,13 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let Some(version) = shutdown.run_until_cancelled(ground.runtime.until_ready()).await else {
         return serving.await.context("ending the servers")?;
     };
-    let cgroups = cgroups::prepare(&ground.settings, &ground.runtime).await?;
+    let cgroups = match cgroups::prepare(&ground.settings, &ground.runtime, &ground.metrics).await {
+        Ok(cgroups) => cgroups,
+        Err(error) => {
+            ground.recording.setup_failed(&error, &shutdown).await;
+            return Err(error);
+        }
+    };
     let (pleg, pleg_task) = ground.observe(cgroups.as_ref()).await;
     let sync = ground.work(own_node, Supplies { images, objects, cgroups }, pleg, version.runtime_name, &started);
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
@@ -144,7 +153,8 @@ impl Ground {
         let connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
         let api = connection.api.clone();
         let events_client = api.as_ref().map(|api| api.events.clone());
-        let recorder = recording::start(&node.name, events_client, &observers, &shutdown);
+        let recording = recording::start(&node.name, events_client, &observers, &shutdown);
+        let recorder = recording.recorder.clone();
         recording::announce(&recorder, &settings, cgroup_version);
         let runtime = connect(&settings, &observers)?;
         let board = SensorBoard::default();
@@ -152,8 +162,21 @@ impl Ground {
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
         tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
         let (shared, down) = (SharedPods::default(), watch::Sender::new(false));
-        let ground =
-            Self { settings, shutdown, metrics, observers, node, api, recorder, runtime, board, state, shared, down };
+        let ground = Self {
+            settings,
+            shutdown,
+            metrics,
+            observers,
+            node,
+            api,
+            recorder,
+            recording,
+            runtime,
+            board,
+            state,
+            shared,
+            down,
+        };
         Ok((ground, connection))
     }
 
@@ -197,7 +220,9 @@ impl Ground {
     async fn observe(&self, cgroups: Option<&Cgroups>) -> (PlegHandle, JoinHandle<()>) {
         let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
         let (settings, runtime, shutdown) = (&self.settings, &self.runtime, &self.shutdown);
-        let sensing = sensors::start(settings, runtime, cgroups, hints, self.board.clone(), shutdown.clone()).await;
+        let sensing =
+            sensors::start(settings, runtime, cgroups, &self.metrics, hints, self.board.clone(), shutdown.clone())
+                .await;
         let config = PlegConfig {
             periods: relist_periods(settings),
             parallel_inspections: PARALLEL_INSPECTIONS,
@@ -229,7 +254,12 @@ impl Ground {
             gates,
         };
         let (statuses, mirrors) = status::start(parts, shared, metrics, shutdown);
-        started.send_replace(Some((statuses.clone(), pleg.clone())));
+        let roster = Roster::default();
+        started.send_replace(Some(pods::Running {
+            statuses: statuses.clone(),
+            pleg: pleg.clone(),
+            roster: roster.clone(),
+        }));
         let startups = api.map_or_else(Startups::default, |_| Startups::counting(metrics.clone()));
         let mut act = ActContext::new(
             self.runtime.clone(),
@@ -244,6 +274,7 @@ impl Ground {
         )
         .with_objects(supplies.objects);
         act.startups = startups.clone();
+        act.metrics = Some(metrics.clone());
         let context = Arc::new(self.workers(act, pleg.clone(), statuses.clone(), gates));
         let config = sources_config(settings, &self.node.name, api);
         let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), shutdown.clone());
@@ -257,7 +288,7 @@ impl Ground {
         };
         let sync = SyncLoop {
             pods: shared.clone(),
-            workers: PodWorkers::new(context.clone()),
+            workers: PodWorkers::counted_by(context.clone(), roster),
             pleg,
             sources,
             statuses,
@@ -284,6 +315,7 @@ impl Ground {
             runtime: self.state.clone(),
             gates,
             max_backoff: max_backoff(&self.settings),
+            sync_frequency: self.settings.kubelet.sync_frequency.std(),
             observer: self.observers.clone(),
             ending: CancellationToken::new(),
         }
@@ -352,6 +384,6 @@ fn sources_config(settings: &Settings, node_name: &str, api: Option<&ApiServer>)
         http_check_frequency: kubelet.http_check_frequency.std(),
         node_name: node_name.to_owned(),
         prevent_static_pod_api_references: settings.gates.enabled(Gate::PreventStaticPodAPIReferences),
-        api: api.map(|api| api.main.clone()),
+        api: api.map(|api| (api.main.clone(), api.recovered())),
     }
 }

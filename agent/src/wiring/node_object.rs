@@ -89,7 +89,7 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
         return NodeHandles { node, addresses };
     };
     let nodes = Api::all(api.main.clone());
-    tokio::spawn(node::follow(nodes, config.name.clone(), cache.clone(), shutdown.clone()));
+    tokio::spawn(node::follow(nodes, config.name.clone(), api.recovered(), cache.clone(), shutdown.clone()));
     let trouble: Trouble = {
         let api = api.clone();
         Arc::new(move || api.retire_connections())

@@ -27,6 +27,7 @@ pub fn start(
         // Validation lets nothing else through.
         _ => Strategy::Watch,
     };
-    let config = ObjectsConfig { strategy, sync_frequency: kubelet.sync_frequency.std(), clock: Clock::System, node };
+    let (recovered, sync_frequency) = (api.recovered(), kubelet.sync_frequency.std());
+    let config = ObjectsConfig { strategy, recovered, sync_frequency, clock: Clock::System, node };
     Objects::new(&api.main, config)
 }

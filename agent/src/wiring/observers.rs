@@ -9,11 +9,11 @@ use crate::cli::version::KUBERNETES;
 use crate::config::{FeatureGates, Gate};
 use crate::events::RelistReason;
 use crate::events::sensors::{Sensor, SensorBoard, SensorState};
-use crate::metrics::{BuildInfo, Metrics, SensorLevel, SyncKind};
-use crate::model::{ContainerClass, LifecycleEvent, SyncOutcome};
+use crate::metrics::{BuildInfo, Metrics, PodOrigin, SensorLevel, SyncKind};
+use crate::model::{ContainerClass, LifecycleEvent, Pod, SyncOutcome, spec};
 use crate::pleg::PlegObserver;
 use crate::recorder::{Loss, RecorderObserver};
-use crate::runtime::{CallObserver, FinishedCall};
+use crate::runtime::{CallObserver, FinishedCall, Operation};
 use crate::server::SensorReport;
 use crate::workers::worker::WorkerObserver;
 
@@ -26,7 +26,12 @@ pub struct Observers(
 
 impl CallObserver for Observers {
     fn finished(&self, call: FinishedCall) {
-        self.0.runtime.call(call.operation.metric(), call.duration, call.error.is_none());
+        let ok = call.error.is_none();
+        self.0.runtime.call(call.operation.metric(), call.duration, ok);
+        if call.operation == Operation::RunPodSandbox {
+            // Pods that ask for another handler than the default one are refused.
+            self.0.runtime.sandbox("", call.duration, ok);
+        }
     }
 }
 
@@ -66,12 +71,7 @@ impl WorkerObserver for Observers {
         self.0.workers.acted("sync", took, outcome.is_ok());
         for start in &outcome.starts {
             let error = start.result.as_ref().err().map(|failure| failure.token.as_str());
-            let kind = match start.class {
-                ContainerClass::Regular => "container",
-                ContainerClass::Init | ContainerClass::Sidecar => "init_container",
-                ContainerClass::Ephemeral => "ephemeral_container",
-            };
-            self.0.pods.container_started(kind, error);
+            self.0.pods.container_started(container_type(start.class), error);
         }
         outcome.sandbox.into_iter().for_each(|ok| self.0.pods.sandbox_started(ok));
     }
@@ -80,9 +80,41 @@ impl WorkerObserver for Observers {
         let kind = match operation {
             "terminating" => SyncKind::Kill,
             "terminated" => SyncKind::Terminated,
+            "create" => SyncKind::Create,
+            "update" => SyncKind::Update,
             _ => SyncKind::Sync,
         };
         self.0.workers.synced(kind, took);
+    }
+
+    fn begun(&self, pod: &Pod, since_seen: Option<Duration>) {
+        self.0.pods.created(spec::regular_containers(pod).len());
+        since_seen.into_iter().for_each(|since_seen| self.0.workers.started(since_seen));
+    }
+
+    fn died(&self, class: ContainerClass, exit_code: i32, reason: &str) {
+        self.0.pods.container_terminated(container_type(class), exit_code, reason);
+    }
+
+    fn restarted(&self, fixed: bool) {
+        self.0.pods.restarted(if fixed { PodOrigin::Static } else { PodOrigin::Api });
+    }
+
+    fn orphaned(&self) {
+        self.0.pods.orphaned();
+    }
+
+    fn rejected(&self, reason: &str) {
+        self.0.pods.rejected(reason);
+    }
+}
+
+/// Upstream's `container_type`.
+fn container_type(class: ContainerClass) -> &'static str {
+    match class {
+        ContainerClass::Regular => "container",
+        ContainerClass::Init | ContainerClass::Sidecar => "init_container",
+        ContainerClass::Ephemeral => "ephemeral_container",
     }
 }
 
@@ -145,7 +177,6 @@ pub fn announce(metrics: &Metrics, node: &str, cgroup_version: i64, gates: &Feat
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Operation;
 
     #[test]
     fn calls_are_counted_under_upstreams_names() {
@@ -156,6 +187,36 @@ mod tests {
         let text = metrics.render().unwrap();
         assert!(text.contains("kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"} 1\n"), "{text}");
         assert!(!text.contains("kubelet_runtime_operations_errors_total{"));
+        assert!(text.contains("kubelet_run_podsandbox_duration_seconds_count{runtime_handler=\"\"} 1\n"), "{text}");
+    }
+
+    #[test]
+    fn workers_are_counted_under_upstreams_names() {
+        let metrics = Metrics::new();
+        let (counting, pod) =
+            (Observers(metrics.clone()), crate::model::testing::pod("Always", &["init"], &["a", "b"]));
+        counting.begun(&pod.into(), Some(Duration::from_millis(7)));
+        counting.died(ContainerClass::Sidecar, 137, "OOMKilled");
+        counting.died(ContainerClass::Ephemeral, 0, "Completed");
+        counting.restarted(false);
+        counting.rejected("NodeShutdown");
+        counting.rejected("OutOfexample.com/gpu");
+        counting.rejected("UnsupportedFields");
+        let text = metrics.render().unwrap();
+        for line in [
+            "kubelet_pod_worker_start_duration_seconds_bucket{le=\"0.005\"} 0",
+            "kubelet_pod_worker_start_duration_seconds_bucket{le=\"0.01\"} 1",
+            "kubelet_containers_per_pod_count_bucket{le=\"1\"} 0",
+            "kubelet_containers_per_pod_count_bucket{le=\"2\"} 1",
+            "kubelet_terminated_containers_total{container_type=\"init_container\",exit_code=\"137\",reason=\"OOMKilled\"} 1",
+            "kubelet_terminated_containers_total{container_type=\"ephemeral_container\",exit_code=\"0\",reason=\"Completed\"} 1",
+            "kubelet_restarted_pods_total{static=\"\"} 1",
+            "kubelet_admission_rejections_total{reason=\"NodeShutdown\"} 1",
+            "kubelet_admission_rejections_total{reason=\"OutOfExtendedResources\"} 1",
+            "kubelet_admission_rejections_total{reason=\"Other\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
     }
 
     #[test]

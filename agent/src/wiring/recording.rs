@@ -1,6 +1,7 @@
 //! The event recorder, and the events of the agent's own start.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -15,17 +16,47 @@ const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and
     Please migrate to cgroup v2. More information at \
     https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 
+/// How long the last words of an agent that cannot start may take.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The node's recorder, and the way of its events.
+#[derive(Clone)]
+pub struct Recording {
+    /// Told what happens.
+    pub recorder: Recorder,
+    /// Cancelled when the events' way has ended.
+    over: CancellationToken,
+}
+
 /// A recorder for this node. Events go to the API server by way of `client`; without one they are log lines.
 pub fn start(
     node: &str,
     client: Option<kube::Client>,
     observers: &Arc<Observers>,
     shutdown: &CancellationToken,
-) -> Recorder {
-    let Some(client) = client else { return Recorder::logging(node) };
+) -> Recording {
+    let over = CancellationToken::new();
+    let Some(client) = client else {
+        over.cancel();
+        return Recording { recorder: Recorder::logging(node), over };
+    };
     let (recorder, queue) = Recorder::delivering(node, Clock::System, observers.clone());
-    tokio::spawn(queue.deliver(client, shutdown.clone()));
-    recorder
+    let (delivery, ended) = (queue.deliver(client, shutdown.clone()), over.clone().drop_guard());
+    tokio::spawn(async move {
+        delivery.await;
+        drop(ended);
+    });
+    Recording { recorder, over }
+}
+
+impl Recording {
+    /// Says why the agent cannot start, and ends it: `shutdown` is cancelled, and the event has a moment to be told.
+    pub async fn setup_failed(&self, error: &anyhow::Error, shutdown: &CancellationToken) {
+        self.recorder.node_event(EventType::Warning, "KubeletSetupFailed", &format!("{error:#}"));
+        shutdown.cancel();
+        // The agent ends in any case.
+        let _ = tokio::time::timeout(LAST_WORDS, self.over.cancelled()).await;
+    }
 }
 
 /// Says that the agent starts, and on what it should not run.
@@ -45,5 +76,44 @@ fn resolver_problem(settings: &Settings) -> Option<String> {
     match std::fs::read_to_string(path) {
         Ok(text) => dns::too_much(&text, path, !settings.kubelet.cluster_domain.is_empty()),
         Err(error) => Some(format!("open {path}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[tokio::test]
+    async fn why_the_agent_cannot_start_is_told_before_it_ends() {
+        let (telling, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let telling = telling.clone();
+            async move {
+                let body = request.into_body().collect().await.map_err(std::io::Error::other)?.to_bytes();
+                telling.send(String::from_utf8_lossy(&body).into_owned()).map_err(std::io::Error::other)?;
+                let answer = http::Response::builder().status(201);
+                answer.body(kube::client::Body::from(body.to_vec())).map_err(std::io::Error::other)
+            }
+        });
+        let (client, shutdown) = (kube::Client::new(service, "default"), CancellationToken::new());
+        let recording = start("n", Some(client), &Arc::new(Observers(Metrics::new())), &shutdown);
+        let error = anyhow::anyhow!("no such controller").context("making the cgroups of pods");
+        recording.setup_failed(&error, &shutdown).await;
+        assert!(shutdown.is_cancelled());
+        let event: serde_json::Value = serde_json::from_str(&told.try_recv().expect("an event")).expect("JSON");
+        assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"KubeletSetupFailed".into()));
+        assert_eq!(event["message"], "making the cgroups of pods: no such controller");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_standalone_agent_waits_for_nobody() {
+        let shutdown = CancellationToken::new();
+        let recording = start("n", None, &Arc::new(Observers(Metrics::new())), &shutdown);
+        let began = tokio::time::Instant::now();
+        recording.setup_failed(&anyhow::anyhow!("no"), &shutdown).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
     }
 }

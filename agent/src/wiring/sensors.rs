@@ -20,6 +20,7 @@ use crate::kernel::bpf::Probes;
 use crate::kernel::btf;
 use crate::kernel::cgroup::Cgroups;
 use crate::kernel::hierarchy::Hierarchy;
+use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::runtime::Runtime;
 
@@ -36,6 +37,7 @@ pub async fn start(
     settings: &Settings,
     runtime: &Runtime,
     cgroups: Option<&Cgroups>,
+    metrics: &Arc<Metrics>,
     hints: mpsc::Sender<Hint>,
     board: SensorBoard,
     shutdown: CancellationToken,
@@ -69,7 +71,7 @@ pub async fn start(
         }
     };
     if sensors.runtime_events {
-        tokio::spawn(cri::follow(runtime.clone(), hints, board, Clock::System, shutdown));
+        tokio::spawn(cri::follow(runtime.clone(), hints, board, Clock::System, metrics.clone(), shutdown));
     } else {
         board.set(Sensor::RuntimeEvents, SensorState::Off);
     }

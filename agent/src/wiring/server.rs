@@ -11,6 +11,7 @@ use crate::server;
 use crate::server::Handles;
 use crate::server::Mounted;
 use crate::server::secure;
+use crate::server::secure::ApiReviews;
 use crate::server::secure::Reviews;
 use crate::server::secure::Secure;
 use crate::server::secure::Serving;
@@ -31,21 +32,25 @@ pub struct Parts {
 }
 
 /// Opens the ports and answers until `shutdown`, all in tasks of its own: keys may have to be made first, and the rest
-/// of the agent need not wait for them. If the main port cannot be opened, everything is told to end, and the task's
-/// result says why.
+/// of the agent need not wait for them. If the main or the read-only port cannot be opened, everything is told to end,
+/// and the task's result says why.
 pub fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> JoinHandle<anyhow::Result<()>> {
     let options = server::Options::new(&settings.kubelet, &settings.gates);
     let plain = server::run(options.clone(), parts.handles.clone(), parts.mounted.clone(), shutdown.clone());
-    let plain = tokio::spawn(plain);
     let settings = settings.clone();
     tokio::spawn(async move {
-        if settings.kubelet.enable_server
-            && let Err(error) = main(&settings, options, parts, shutdown.clone()).await
-        {
+        let plain = async { plain.await.context("starting the servers") };
+        let main = async {
+            match settings.kubelet.enable_server {
+                true => main(&settings, options, parts, shutdown.clone()).await,
+                false => Ok(()),
+            }
+        };
+        let served = tokio::try_join!(plain, main).map(drop);
+        if served.is_err() {
             shutdown.cancel();
-            return Err(error);
         }
-        plain.await.context("ending the servers")
+        served
     })
 }
 
@@ -61,8 +66,9 @@ async fn main(
         None => files(settings.clone(), node.clone()).await?,
     };
     show_pair(&mut handles, &source);
-    let reviews = api.map(|client| Arc::new(client) as Arc<dyn Reviews>);
-    let main = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews).await;
+    let metrics = handles.metrics.clone();
+    let reviews = api.map(|client| Arc::new(ApiReviews { client, metrics: metrics.clone() }) as Arc<dyn Reviews>);
+    let main = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews, &metrics).await;
     let main = main.context("starting the main server")?;
     server::run_main(main, options, handles, mounted, shutdown).await;
     Ok(())

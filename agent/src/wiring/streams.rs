@@ -54,7 +54,7 @@ pub fn mounted(
             pod_logs: PathBuf::from(&settings.kubelet.pod_logs_dir),
         },
         runtime: runtime.clone(),
-        snapshots: Arc::new(move || later.borrow().as_ref().map(|(_, pleg)| pleg.all()).unwrap_or_default()),
+        snapshots: Arc::new(move || later.borrow().as_ref().map(|running| running.pleg.all()).unwrap_or_default()),
     });
     let queries = settings.kubelet.enable_system_log_query.unwrap_or(false);
     let debug = logs::router(containers.clone(), split)
@@ -75,10 +75,10 @@ fn containers(shared: &SharedPods, later: &Later, runtime: &Runtime) -> Containe
             })
         }),
         status: Arc::new(move |pod| {
-            let known = statuses.borrow().as_ref().and_then(|(statuses, _)| statuses.get(&pod_ref(pod).uid));
+            let known = statuses.borrow().as_ref().and_then(|running| running.statuses.get(&pod_ref(pod).uid));
             known.or_else(|| pod.status.clone()).unwrap_or_default()
         }),
-        snapshot: Arc::new(move |uid| snapshots.borrow().as_ref().and_then(|(_, pleg)| pleg.cached(uid))),
+        snapshot: Arc::new(move |uid| snapshots.borrow().as_ref().and_then(|running| running.pleg.cached(uid))),
         runtime: runtime.clone(),
     }
 }

@@ -9,12 +9,14 @@
 pub mod act;
 pub mod backoff;
 mod ending;
+mod counted;
 pub mod gate;
 pub mod generate;
 pub mod mailbox;
 pub mod plan;
 pub mod pod_workers;
 pub mod refuse;
+pub mod roster;
 pub mod state;
 mod syncing;
 mod upkeep;

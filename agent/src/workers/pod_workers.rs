@@ -2,7 +2,6 @@
 //!
 //! Owned by the sync loop; nobody else makes requests.
 
-use std::collections::HashMap;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::mailbox::Mailbox;
+use super::roster::Roster;
 use super::state::Phase;
 use super::state::PodState;
 use super::state::Request;
@@ -18,11 +18,12 @@ use super::worker::WorkerContext;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodUid;
+use crate::model::spec;
 
 /// The workers of all pods.
 pub struct PodWorkers {
     context: Arc<WorkerContext>,
-    boxes: HashMap<PodUid, Arc<Mailbox>>,
+    boxes: Roster,
     tasks: JoinSet<PodUid>,
 }
 
@@ -36,19 +37,31 @@ pub struct Known {
 impl PodWorkers {
     /// No workers yet.
     pub fn new(context: Arc<WorkerContext>) -> Self {
-        Self { context, boxes: HashMap::new(), tasks: JoinSet::new() }
+        Self::counted_by(context, Roster::default())
+    }
+
+    /// No workers yet; those to come can be counted through `roster`.
+    pub fn counted_by(context: Arc<WorkerContext>, roster: Roster) -> Self {
+        Self { context, boxes: roster, tasks: JoinSet::new() }
+    }
+
+    /// A pod was not let in.
+    pub fn rejected(&self, reason: &str) {
+        self.context.observer.rejected(reason);
     }
 
     /// Hands a request to the pod's worker, starting one if there is none. Updates and syncs of unknown pods are
     /// dropped: a worker begins with a creation or a kill.
     pub fn request(&mut self, pod: &PodRef, request: Request) {
-        if !self.boxes.contains_key(&pod.uid) {
-            if matches!(request, Request::Sync) {
-                return;
+        if !self.knows(&pod.uid) {
+            match request {
+                Request::Sync => return,
+                Request::KillRuntimeOnly => self.context.observer.orphaned(),
+                _ => {}
             }
             self.start(PodState::new(pod.clone()));
         }
-        if let Some(mailbox) = self.boxes.get(&pod.uid) {
+        if let Some(mailbox) = self.boxes.lock().get(&pod.uid) {
             let reaction = mailbox.state().request(request, self.context.clock.now());
             mailbox.react(reaction);
         }
@@ -56,7 +69,7 @@ impl PodWorkers {
 
     /// Something happened to the pod in the runtime.
     pub fn poke(&mut self, uid: &PodUid) {
-        if let Some(mailbox) = self.boxes.get(uid) {
+        if let Some(mailbox) = self.boxes.lock().get(uid) {
             let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());
             mailbox.react(reaction);
         }
@@ -64,7 +77,7 @@ impl PodWorkers {
 
     /// Something happened that concerns every pod.
     pub fn poke_all(&mut self) {
-        for mailbox in self.boxes.values() {
+        for mailbox in self.boxes.lock().values() {
             let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());
             mailbox.react(reaction);
         }
@@ -72,19 +85,19 @@ impl PodWorkers {
 
     /// The pod's API status is another one: good to know, and no reason to act.
     pub fn refresh(&mut self, pod: Pod) {
-        if let Some(mailbox) = self.boxes.get(pod.metadata.uid.as_deref().unwrap_or_default()) {
+        if let Some(mailbox) = self.boxes.lock().get(pod.metadata.uid.as_deref().unwrap_or_default()) {
             mailbox.state().refresh(pod);
         }
     }
 
     /// The pod's end was asked for, or it has come.
     pub fn ending(&self, uid: &PodUid) -> bool {
-        self.boxes.get(uid).is_some_and(|mailbox| mailbox.state().termination_requested())
+        self.boxes.lock().get(uid).is_some_and(|mailbox| mailbox.state().termination_requested())
     }
 
     /// A pod of this full name (`name_namespace`) was started and is being stopped.
     pub fn is_terminating(&self, full_name: &str) -> bool {
-        self.boxes.values().any(|mailbox| {
+        self.boxes.lock().values().any(|mailbox| {
             let state = mailbox.state();
             let ending = state.termination_requested() && state.phase() < Phase::Terminated && state.was_started();
             ending && state.pod_ref.full_name() == full_name
@@ -95,7 +108,7 @@ impl PodWorkers {
     pub fn start(&mut self, state: PodState) {
         let uid = state.pod_ref.uid.clone();
         let mailbox = Mailbox::new(state);
-        self.boxes.insert(uid.clone(), mailbox.clone());
+        self.boxes.lock().insert(uid.clone(), mailbox.clone());
         let worker = Worker::new(uid.clone(), mailbox, self.context.clone());
         self.tasks.spawn(async move {
             worker.run().await;
@@ -110,7 +123,7 @@ impl PodWorkers {
             Some(Ok(uid)) => Some(uid),
             Some(Err(error)) => {
                 tracing::error!(%error, "a pod worker ended abnormally");
-                self.boxes.retain(|_, mailbox| {
+                self.boxes.lock().retain(|_, mailbox| {
                     let finished = mailbox.state().phase() == Phase::Finished;
                     finished || Arc::strong_count(mailbox) > 1
                 });
@@ -125,7 +138,7 @@ impl PodWorkers {
     pub fn sync_known(&mut self, desired: &HashSet<PodUid>) -> Known {
         let now = self.context.clock.now();
         let mut known = Known::default();
-        self.boxes.retain(|uid, mailbox| {
+        self.boxes.lock().retain(|uid, mailbox| {
             let mut state = mailbox.state();
             let wanted = desired.contains(uid);
             if wanted && !state.restart_requested() {
@@ -133,6 +146,8 @@ impl PodWorkers {
             }
             if state.phase() == Phase::Finished {
                 if wanted {
+                    let fixed = state.pod.as_ref().is_some_and(|pod| spec::is_static(pod));
+                    self.context.observer.restarted(fixed);
                     known.restart.push(uid.clone());
                 }
                 return false;
@@ -149,17 +164,17 @@ impl PodWorkers {
 
     /// Is there a worker (also a finished one) for this UID?
     pub fn knows(&self, uid: &PodUid) -> bool {
-        self.boxes.contains_key(uid)
+        self.boxes.lock().contains_key(uid)
     }
 
     /// Number of workers by phase, for metrics.
     pub fn count(&self, phase: Phase) -> usize {
-        self.boxes.values().filter(|mailbox| mailbox.state().phase() == phase).count()
+        self.boxes.lock().values().filter(|mailbox| mailbox.state().phase() == phase).count()
     }
 
     /// Every UID there is a worker for.
-    pub fn uids(&self) -> impl Iterator<Item = PodUid> + '_ {
-        self.boxes.keys().cloned()
+    pub fn uids(&self) -> Vec<PodUid> {
+        self.boxes.lock().keys().cloned().collect()
     }
 
     /// Ends all workers: what they are doing is completed within `grace`, then they are dropped. Containers are left

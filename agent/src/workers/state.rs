@@ -83,6 +83,7 @@ pub struct PodState {
     observed_runtime: bool,
     grace: Option<i64>,
     pending: bool,
+    updated: bool,
     ending: Option<Arc<Ending>>,
     waiting: Vec<CancellationToken>,
 }
@@ -103,6 +104,7 @@ impl PodState {
             observed_runtime: false,
             grace: None,
             pending: false,
+            updated: false,
             ending: None,
             waiting: Vec::new(),
         }
@@ -151,6 +153,7 @@ impl PodState {
     /// Stores what the request brings; returns its kill options, or `None` if it is to be ignored.
     fn accept(&mut self, request: Request) -> Option<Kill> {
         let mut kill = Kill::default();
+        self.updated |= matches!(request, Request::Update(_));
         match request {
             Request::Create(pod) | Request::Update(pod) => self.pod = Some(pod),
             Request::Sync => {}
@@ -212,6 +215,11 @@ impl PodState {
             self.phase = Phase::Terminating;
         }
         Some(self.phase)
+    }
+
+    /// The pod was updated since this was last asked.
+    pub fn take_update(&mut self) -> bool {
+        std::mem::take(&mut self.updated)
     }
 
     /// Work was taken but cannot be done now; it stays due.

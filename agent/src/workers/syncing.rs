@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::SystemTime;
 
 use tokio::time::Instant;
@@ -37,6 +38,8 @@ use crate::status::Knowledge;
 pub(super) struct Memory {
     /// Why containers are not running, by name: upstream's reason cache.
     pub reasons: HashMap<String, StartFailure>,
+    /// When it was last told that a container is held back, by name.
+    told_held: HashMap<String, Instant>,
     pub probes: ProbeResults,
     /// The event of an exceeded deadline was told.
     pub deadline_told: bool,
@@ -77,7 +80,7 @@ impl Worker {
             if actions.is_idle() {
                 self.publish_status(&pod, &view, false);
                 self.tidy(&view).await;
-                let due = blocked.map(|until| self.at(until));
+                let due = blocked.map(|until| self.look_again(until));
                 return Next::Wait(earliest(due, self.keep_volumes(&pod).await));
             }
             if before.as_ref() == Some(&actions) {
@@ -134,7 +137,7 @@ impl Worker {
         }
         // Another container's death or a request has its own wake-up; this is for what just failed.
         match blocked {
-            Some(until) => Some(Next::Wait(Some(self.at(until)))),
+            Some(until) => Some(Next::Wait(Some(self.look_again(until)))),
             None if outcome.volumes_not_ready => Some(Next::Wait(Some(self.volumes_failed()))),
             None => Some(self.retry(outcome.network_not_ready)),
         }
@@ -155,12 +158,14 @@ impl Worker {
             return;
         }
         self.context.pleg.acting(&self.uid).await;
+        let mut errors = Vec::new();
         for newest in surplus {
-            for error in act::gc::remove_dead(&self.context.act, view, Some(newest), false).await {
-                tracing::warn!(pod = %self.pod_ref(), error, "dead container not removed");
-            }
+            errors.extend(act::gc::remove_dead(&self.context.act, view, Some(newest), false).await);
         }
         self.acted();
+        if !errors.is_empty() {
+            self.context.recorder.node_event(EventType::Warning, "ContainerGCFailed", &errors.join(", "));
+        }
         if let Err(error) = self.context.pleg.inspect(&self.uid).await {
             tracing::debug!(pod = %self.pod_ref(), %error, "the tidied pod could not be looked at");
         }
@@ -192,13 +197,22 @@ impl Worker {
             };
             let known = self.syncing.reasons.insert(start.name.clone(), failure.clone());
             // The runtime's own finish time moves the end of the back-off a little; that is no news.
-            if known.is_none_or(|known| known.message != failure.message) {
+            let new = known.is_none_or(|known| known.message != failure.message);
+            let told = self.syncing.told_held.get(&start.name);
+            if new || told.is_none_or(|told| told.elapsed() >= TELL_PERIOD) {
+                self.syncing.told_held.insert(start.name.clone(), Instant::now());
                 let described = names::describe(pod);
                 let message = format!("Back-off restarting failed container {} in pod {described}", start.name);
                 self.context.recorder.pod_event(pod, &field_path(start), EventType::Warning, "BackOff", &message);
             }
         }
         (actions, first)
+    }
+
+    /// When a pod with a container that is held back until `until` is looked at next: meanwhile, too, it is told of.
+    fn look_again(&self, until: SystemTime) -> Instant {
+        let period = self.context.sync_frequency.mul_f64(1.0 + fastrand::f64() * 0.5);
+        self.at(until).min(Instant::now() + period)
     }
 
     fn remember(&mut self, outcome: &SyncOutcome) {
@@ -240,6 +254,9 @@ impl Worker {
         }
     }
 }
+
+/// The same back-off is told again after so long at the soonest: upstream's workers come round no more often.
+const TELL_PERIOD: Duration = Duration::from_secs(1);
 
 /// `status.reason` and message of a pod that ran into `activeDeadlineSeconds`.
 const DEADLINE: (&str, &str) = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");

@@ -14,12 +14,14 @@ use tracing::Instrument as _;
 
 use super::act::ActContext;
 use super::backoff::BackoffHistory;
+use super::counted::Counted;
 use super::gate::StartGate;
 use super::mailbox::Mailbox;
 use super::state::Phase;
 use super::state::requeue_after;
 use super::syncing;
 use crate::model::Clock;
+use crate::model::ContainerClass;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodSnapshot;
@@ -31,6 +33,7 @@ use crate::pleg::PlegHandle;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::runtime::RuntimeState;
+use crate::startup;
 use crate::status::Statuses;
 use crate::telemetry;
 
@@ -54,6 +57,8 @@ pub struct WorkerContext {
     pub gates: RestartGates,
     /// Longest crash-loop back-off.
     pub max_backoff: Duration,
+    /// `syncFrequency`: how often pods whose containers are held back are looked at.
+    pub sync_frequency: Duration,
     /// Counts.
     pub observer: Arc<dyn WorkerObserver>,
     /// The agent is ending: no worker begins anything new.
@@ -68,6 +73,16 @@ pub trait WorkerObserver: Send + Sync + 'static {
     fn acted(&self, took: Duration, outcome: &crate::model::SyncOutcome);
     /// One pass of a worker ended; `operation` is upstream's `operation_type`.
     fn pass(&self, operation: &'static str, took: Duration);
+    /// The first pass over a pod begins, so long after its source brought it, if that is known.
+    fn begun(&self, pod: &Pod, since_seen: Option<Duration>);
+    /// A container was found dead, and why is known. Once for each, and again by a new agent while its remains are there.
+    fn died(&self, class: ContainerClass, exit_code: i32, reason: &str);
+    /// A pod (`fixed`: a static one) starts anew under a UID that had come to its end.
+    fn restarted(&self, fixed: bool);
+    /// The runtime has a pod that no worker knows.
+    fn orphaned(&self);
+    /// A pod was not let in, with this reason in its status.
+    fn rejected(&self, reason: &str);
 }
 
 /// Counts nothing.
@@ -77,6 +92,11 @@ impl WorkerObserver for NoWorkerObserver {
     fn planned(&self, _took: Duration) {}
     fn acted(&self, _took: Duration, _outcome: &crate::model::SyncOutcome) {}
     fn pass(&self, _operation: &'static str, _took: Duration) {}
+    fn begun(&self, _pod: &Pod, _since_seen: Option<Duration>) {}
+    fn died(&self, _class: ContainerClass, _exit_code: i32, _reason: &str) {}
+    fn restarted(&self, _fixed: bool) {}
+    fn orphaned(&self) {}
+    fn rejected(&self, _reason: &str) {}
 }
 
 /// What a pass leads to.
@@ -101,6 +121,8 @@ pub struct Worker {
     pub(super) acted_at: Option<Instant>,
     /// The last look at a pod whose processes are all gone and whose API object need not wait for more.
     pub(super) gone: Option<Arc<PodSnapshot>>,
+    /// What was counted.
+    pub(super) counted: Counted,
 }
 
 impl Worker {
@@ -108,7 +130,8 @@ impl Worker {
     pub fn new(uid: PodUid, mailbox: Arc<Mailbox>, context: Arc<WorkerContext>) -> Self {
         let history = BackoffHistory::for_crash_loops(context.max_backoff);
         let interest = Interest::new(uid.clone());
-        Self { uid, mailbox, context, history, syncing: syncing::Memory::default(), interest, acted_at: None, gone: None }
+        let (syncing, counted) = (syncing::Memory::default(), Counted::default());
+        Self { uid, mailbox, context, history, syncing, interest, acted_at: None, gone: None, counted }
     }
 
     /// Works until the pod is finished, or the agent ends: then what is under way is completed first.
@@ -122,7 +145,7 @@ impl Worker {
             }
             let began = Instant::now();
             let (operation, name) = match phase {
-                Phase::Syncing => ("sync", "syncPod"),
+                Phase::Syncing => (self.begin_pass(), "syncPod"),
                 Phase::Terminating => ("terminating", "syncTerminatingPod"),
                 Phase::Terminated | Phase::Finished => ("terminated", "syncTerminatedPod"),
             };
@@ -144,6 +167,19 @@ impl Worker {
                 break;
             }
         }
+    }
+
+    /// What kind of pass over a pod in its life begins, in upstream's words.
+    fn begin_pass(&mut self) -> &'static str {
+        let updated = self.mailbox.state().take_update();
+        let Some(pod) = self.pod() else { return "sync" };
+        if !std::mem::replace(&mut self.counted.begun, true) {
+            let seen = startup::first_seen(&pod);
+            let since_seen = seen.and_then(|seen| self.context.clock.wall().duration_since(seen).ok());
+            self.context.observer.begun(&pod, since_seen);
+            return "create";
+        }
+        if updated { "update" } else { "sync" }
     }
 
     async fn next_work(&mut self, due: Option<Instant>) -> Phase {
@@ -217,11 +253,16 @@ impl Worker {
     pub(super) async fn view(&mut self) -> Result<Arc<PodSnapshot>, InspectError> {
         let fresh = std::mem::take(&mut self.syncing.started);
         let pleg = &self.context.pleg;
-        let Some(acted_at) = self.acted_at else { return pleg.view(&self.uid).await };
-        match pleg.cached(&self.uid) {
-            Some(snapshot) if snapshot.sampled_at > acted_at => Ok(snapshot),
-            _ => pleg.inspect_with(&self.uid, fresh).await,
+        let viewed = match (self.acted_at, pleg.cached(&self.uid)) {
+            (None, _) => pleg.view(&self.uid).await,
+            (Some(acted_at), Some(snapshot)) if snapshot.sampled_at > acted_at => Ok(snapshot),
+            (Some(_), _) => pleg.inspect_with(&self.uid, fresh).await,
+        };
+        if let Ok(view) = &viewed {
+            let pod = self.pod();
+            self.counted.deaths(pod.as_deref(), view, &*self.context.observer);
         }
+        viewed
     }
 
     /// Waits until the runtime is ready, or the agent ends; it makes no sense to act before.

@@ -29,6 +29,11 @@ pub struct Agent {
 impl Agent {
     /// Starts one with this environment and these settings on top of what it needs.
     pub fn start(environment: &[(&str, &str)], settings: &Value) -> Self {
+        Self::start_with(environment, settings, &[])
+    }
+
+    /// As [`Agent::start`], with these flags.
+    pub fn start_with(environment: &[(&str, &str)], settings: &Value, flags: &[String]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let port = free_port();
         let mut config = json!({
@@ -52,7 +57,7 @@ impl Agent {
         command.args(["run", "--hostname-override", NODE, "--config"]).arg(&file).arg("--root-dir");
         command.arg(folder.path().join("root")).arg("--cert-dir").arg(folder.path().join("pki"));
         command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
-        command.envs(environment.iter().copied()).stderr(Stdio::piped());
+        command.args(flags).envs(environment.iter().copied()).stderr(Stdio::piped());
         let process = command.spawn().expect("keblet starts");
         Self { process, port, _folder: folder }
     }

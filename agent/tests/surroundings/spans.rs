@@ -117,6 +117,51 @@ async fn calls_and_requests_reach_the_collector() {
     assert!(well, "{said}");
 }
 
+/// An API server that refuses everything and keeps what carried a trace.
+async fn refusing(traces: Arc<Mutex<Vec<String>>>) -> std::net::SocketAddr {
+    let answer = move |request: axum::extract::Request| {
+        let trace = request.headers().get("traceparent").map(|trace| trace.to_str().expect("text").to_owned());
+        traces.lock().expect("no panic").extend(trace);
+        let status = json!({"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403});
+        async move { (axum::http::StatusCode::FORBIDDEN, status.to_string()) }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(answer)).await });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_to_the_api_server_carry_their_trace() {
+    let (collector, traces) = (Collector::default(), Arc::new(Mutex::new(Vec::new())));
+    let (address, server) = (collector.serve().await, refusing(traces.clone()).await);
+    let folder = tempfile::tempdir().expect("a folder");
+    let kubeconfig = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": {"server": format!("http://{server}")}}],
+        "users": [{"name": "u", "user": {"token": "sesame"}}],
+    });
+    let file = folder.path().join("kubeconfig");
+    std::fs::write(&file, kubeconfig.to_string()).expect("a file");
+    let flags = [format!("--kubeconfig={}", file.display())];
+    let agent = Agent::start_with(&[("OTEL_BSP_SCHEDULE_DELAY", "100")], &tracing(&address, 1_000_000), &flags);
+    let asked = until("a request", || collector.spans().into_iter().find(|span| span.name == "HTTP POST"));
+    assert_eq!(asked.kind, SpanKind::Client as i32);
+    assert_eq!(text(&asked.attributes, "http.request.method"), "POST");
+    assert_eq!(text(&asked.attributes, "server.address"), "127.0.0.1");
+    assert_eq!(attribute(&asked.attributes, "server.port"), Some(&Value::IntValue(server.port().into())));
+    assert!(text(&asked.attributes, "url.full").starts_with(&format!("http://{server}/api")), "{asked:?}");
+    assert_eq!(attribute(&asked.attributes, "http.response.status_code"), Some(&Value::IntValue(403)));
+    assert_eq!(text(&asked.attributes, "error.type"), "403");
+    assert_eq!(asked.status.as_ref().expect("a status").code, 2, "to who asks, a refusal is an error");
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let trace = format!("00-{}-{}-01", hex(&asked.trace_id), hex(&asked.span_id));
+    assert!(traces.lock().expect("no panic").contains(&trace), "{trace} is none of {traces:?}");
+    let (well, said) = agent.end();
+    assert!(well, "{said}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_spans_are_sent_at_the_end() {
     let collector = Collector::default();

@@ -10,6 +10,8 @@ mod agent;
 mod cache;
 mod containerd;
 mod control_plane;
+#[cfg(feature = "supervisor")]
+mod orders;
 mod supervisor;
 mod view;
 
@@ -33,6 +35,10 @@ pub use control_plane::Order;
 pub use control_plane::Part;
 pub use control_plane::check_programs;
 pub use control_plane::find_programs;
+#[cfg(feature = "supervisor")]
+pub use orders::orders;
+#[cfg(feature = "supervisor")]
+pub use orders::say;
 pub use supervisor::Answer;
 pub use supervisor::Remains;
 pub use view::ContainerView;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keblet::images::{Images, PullLimits};
+use keblet::metrics::Metrics;
 use keblet::model::restart::RestartGates;
 use keblet::model::{ConfigSource, Pod, PodUid, PodUpdate};
 use keblet::recorder::Recorder;
@@ -15,13 +16,14 @@ use keblet::sources::{self, SourcesConfig};
 use keblet::status::{Ending, NodeAddresses, Statuses};
 use keblet::sync::{KillOrder, Leftovers, Mirrors, Orders, SharedPods, SyncLoop};
 use keblet::volumes::Volumes;
+use keblet::wiring::Observers;
 use keblet::workers::act::{ActContext, NodeFiles};
 use keblet::workers::backoff;
 use keblet::workers::gate::StartGate;
 use keblet::workers::generate::NodeSettings;
 use keblet::workers::pod_workers::PodWorkers;
 use keblet::workers::state::KillOptions;
-use keblet::workers::worker::{NoWorkerObserver, WorkerContext};
+use keblet::workers::worker::{NoWorkerObserver, WorkerContext, WorkerObserver};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -47,6 +49,19 @@ pub struct Agent {
     _aside: DropGuard,
 }
 
+/// Who hears what the agent does.
+struct Listeners {
+    seen: Seen,
+    observer: Arc<dyn WorkerObserver>,
+    recorder: Recorder,
+}
+
+impl Default for Listeners {
+    fn default() -> Self {
+        Self { seen: Seen::default(), observer: Arc::new(NoWorkerObserver), recorder: Recorder::default() }
+    }
+}
+
 impl Agent {
     /// Starts an agent that keeps its files below `root` and wants these pods.
     pub fn start(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>) -> Self {
@@ -55,6 +70,23 @@ impl Agent {
 
     /// As [`Agent::start`], with what it sees written to `seen`.
     pub fn start_seeing(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>, seen: Seen) -> Self {
+        Self::begin(sim, senses, root, pods, Listeners { seen, ..Listeners::default() })
+    }
+
+    /// As [`Agent::start`], with its events told to `recorder`.
+    pub fn start_telling(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>, recorder: Recorder) -> Self {
+        Self::begin(sim, senses, root, pods, Listeners { recorder, ..Listeners::default() })
+    }
+
+    /// As [`Agent::start`], with what its workers do counted as the real agent counts it.
+    pub fn start_counting(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>) -> (Self, Arc<Metrics>) {
+        let metrics = Metrics::new();
+        let listeners = Listeners { observer: Arc::new(Observers(metrics.clone())), ..Listeners::default() };
+        (Self::begin(sim, senses, root, pods, listeners), metrics)
+    }
+
+    fn begin(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>, listeners: Listeners) -> Self {
+        let Listeners { seen, observer, recorder } = listeners;
         let runtime = super::eyes::runtime(sim, RuntimeOptions::default());
         let eyes = Eyes::open_on(sim, senses, &runtime, seen);
         let (aside, ending) = (CancellationToken::new(), CancellationToken::new());
@@ -69,11 +101,12 @@ impl Agent {
             statuses: statuses.clone(),
             gate: StartGate::default(),
             clock: clock(sim),
-            recorder: Recorder::default(),
+            recorder,
             runtime: state,
             gates,
             max_backoff: backoff::DEFAULT_MAX,
-            observer: Arc::new(NoWorkerObserver),
+            sync_frequency: Duration::from_secs(60),
+            observer,
             ending: CancellationToken::new(),
         });
         let (_, sources) = sources::start(no_sources(), clock(sim), Recorder::default(), aside.clone());

@@ -6,6 +6,7 @@ use std::time::Duration;
 use keblet::events::process::{NoProcessWatch, ProcessWatch};
 use keblet::events::sensors::{RelistPeriods, Sensor, SensorBoard, SensorState};
 use keblet::events::{HINT_CAPACITY, cri};
+use keblet::metrics::Metrics;
 use keblet::model::Clock;
 use keblet::pleg::{self, PlegConfig, PlegHandle};
 use keblet::runtime::{Runtime, RuntimeOptions};
@@ -86,7 +87,8 @@ impl Eyes {
             board: board.clone(),
         };
         if senses.events {
-            tasks.spawn(cri::follow(runtime.clone(), hints.clone(), board.clone(), clock(sim), shutdown.clone()));
+            let (hints, board, metrics) = (hints.clone(), board.clone(), Metrics::new());
+            tasks.spawn(cri::follow(runtime.clone(), hints, board, clock(sim), metrics, shutdown.clone()));
         } else {
             board.set(Sensor::RuntimeEvents, SensorState::Off);
         }

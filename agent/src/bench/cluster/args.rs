@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::bench::args::duration;
-use crate::runtime::RuntimeEndpoint;
+use crate::bench::common::CommonArgs;
 
 /// Compares node agents as nodes of a real cluster.
 ///
@@ -13,6 +13,9 @@ use crate::runtime::RuntimeEndpoint;
 /// is the one node of that name; its Node object is removed before and after.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ClusterArgs {
+    /// As for every benchmark.
+    #[command(flatten)]
+    pub common: CommonArgs,
     /// Kubeconfig of somebody who may create pods and delete nodes
     #[arg(long, value_name = "PATH")]
     pub kubeconfig: PathBuf,
@@ -25,12 +28,6 @@ pub struct ClusterArgs {
     /// The node's address; not a loopback one
     #[arg(long, value_name = "IP")]
     pub node_ip: Option<std::net::IpAddr>,
-    /// Socket of the runtime [default: the first usual one that exists]
-    #[arg(long, value_name = "unix:///PATH")]
-    pub runtime_endpoint: Option<RuntimeEndpoint>,
-    /// Image with the test program `/probe`; must be on the node
-    #[arg(long, default_value = "keblet.local/probe:1")]
-    pub image: String,
     /// Pods that are created, deleted or end at once
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=500))]
     pub pods: u32,
@@ -43,9 +40,6 @@ pub struct ClusterArgs {
     /// Only these workloads
     #[arg(long = "workload", value_enum, value_delimiter = ',')]
     pub workloads: Vec<ClusterWorkload>,
-    /// Only these columns
-    #[arg(long = "column", value_delimiter = ',')]
-    pub columns: Vec<String>,
     /// Another node agent: a shell command in which {config}, {root}, {kubeconfig}, {node} and {ip} stand for a
     /// KubeletConfiguration file, a folder for its state, its credentials, its name and its address
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
@@ -53,15 +47,6 @@ pub struct ClusterArgs {
     /// How long idle agents are watched; some requests come every ten seconds, so that a minute is short
     #[arg(long, default_value = "180s", value_parser = duration)]
     pub idle_time: Duration,
-    /// The keblet to measure [default: this program]
-    #[arg(long, value_name = "PATH")]
-    pub agent: Option<PathBuf>,
-    /// Folder for the report (cluster.json, cluster.html)
-    #[arg(long, value_name = "DIR", default_value = "keblet-bench")]
-    pub output: PathBuf,
-    /// Fail when a target is missed or a pod went wrong
-    #[arg(long)]
-    pub check: bool,
 }
 
 impl ClusterArgs {

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use anyhow::bail;
-use keblet_proto::cri::v1 as cri;
 use tempfile::TempDir;
 
 use super::ClusterArgs;
@@ -17,6 +15,7 @@ use super::moments::Board;
 use super::pods::Maker;
 use crate::bench::WorkloadKind;
 use crate::bench::agent::Agent;
+use crate::bench::common::Ground;
 use crate::bench::floor::Floor;
 use crate::bench::floor::Sense;
 use crate::bench::folder;
@@ -33,7 +32,6 @@ use crate::bench::usage;
 use crate::bench::workload;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
-use crate::runtime::RuntimeOptions;
 
 /// Pods that end at once, one after the other.
 const ONE_SHOTS: u32 = 10;
@@ -74,14 +72,7 @@ impl Column {
     fn chosen(args: &ClusterArgs) -> anyhow::Result<Vec<Self>> {
         let peers = args.peers.iter().map(|peer| Self::Peer(peer.name.clone(), peer.command.clone()));
         let all: Vec<_> = [Self::Floor, Self::Keblet].into_iter().chain(peers).collect();
-        let names: Vec<_> = all.iter().map(Self::name).collect();
-        if let Some(twice) = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
-            bail!("--peer {}: there is a column of that name already", twice.1);
-        }
-        if let Some(unknown) = args.columns.iter().find(|wanted| !names.contains(&wanted.as_str())) {
-            bail!("--column {unknown}: there is {}", names.join(", "));
-        }
-        Ok(all.into_iter().filter(|c| args.columns.is_empty() || args.columns.iter().any(|w| w == c.name())).collect())
+        args.common.choose(all, Self::name)
     }
 }
 
@@ -113,16 +104,7 @@ impl Session {
     pub(super) async fn prepare(args: ClusterArgs) -> anyhow::Result<Self> {
         crate::apiserver::tls::install_crypto();
         let columns = Column::chosen(&args)?;
-        let found = || RuntimeEndpoint::discover(Path::new("/"));
-        let endpoint = args.runtime_endpoint.clone().or_else(found);
-        let endpoint = endpoint.context("no runtime socket in the usual places; name one with --runtime-endpoint")?;
-        let runtime = Runtime::new(&endpoint, None, RuntimeOptions::default());
-        let environment = Environment::read(runtime.version().await?)?;
-        let image = cri::ImageSpec { image: args.image.clone(), ..Default::default() };
-        if runtime.image_status(image).await?.is_none() {
-            bail!("image {} is not on the node; import it or name another one with --image", args.image);
-        }
-        let keblet = args.agent.clone().map_or_else(std::env::current_exe, Ok).context("cannot find this program")?;
+        let Ground { endpoint, runtime, environment, keblet } = args.common.ground().await?;
         let work = tempfile::Builder::new().prefix("keblet-bench-").tempdir().context("cannot create a folder")?;
         let observer = Observer::connect(&args.kubeconfig, &args.node_name).await?;
         observer.until_usable().await?;
@@ -172,8 +154,8 @@ impl Session {
             pods: self.args.pods,
             idle_pods: self.args.idle_pods,
             rounds: self.args.rounds,
-            check: self.args.check,
-            output: self.args.output,
+            check: self.args.common.check,
+            output: self.args.common.output,
             results: self.results,
         }
     }
@@ -204,7 +186,7 @@ impl Session {
         }
         let batches = workload::batches(WorkloadKind::Start, self.args.pods, prefix, &folder.join("stamps"));
         let parallelism = self.args.pods as usize;
-        let floor = Floor::new(self.runtime.clone(), Sense::Pidfd, &self.args.image, folder, parallelism);
+        let floor = Floor::new(self.runtime.clone(), Sense::Pidfd, &self.args.common.image, folder, parallelism);
         for batch in batches {
             let began = monotonic_now()?;
             let run = tokio::time::timeout(self.limit(self.args.pods), floor.run(&batch)).await;
@@ -367,7 +349,7 @@ impl Session {
     }
 
     fn maker<'a>(&'a self, stamps: &'a Path) -> Maker<'a> {
-        Maker { node: &self.args.node_name, image: &self.args.image, stamps }
+        Maker { node: &self.args.node_name, image: &self.args.common.image, stamps }
     }
 
     /// How long the slowest agent may take for this many pods.

@@ -17,6 +17,7 @@ use super::keblet::KebletConfiguration;
 use super::kubelet::KubeletConfiguration;
 
 pub use resources::parse_cpus;
+pub use server::CIPHER_SUITES;
 
 /// Collects what is wrong.
 #[derive(Debug, Default)]

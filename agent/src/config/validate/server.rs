@@ -8,8 +8,8 @@ use crate::config::kubelet_sections::{FormatOptions, Logging, Tracing};
 
 const TLS_VERSIONS: [&str; 5] = ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
 
-/// Names a cipher suite may have, those that are only accepted with a warning included.
-const CIPHER_SUITES: [&str; 27] = [
+/// Names a cipher suite may have, those that are accepted and then left out included.
+pub const CIPHER_SUITES: [&str; 27] = [
     "TLS_AES_128_GCM_SHA256",
     "TLS_AES_256_GCM_SHA384",
     "TLS_CHACHA20_POLY1305_SHA256",

@@ -9,6 +9,7 @@ use secrecy::ExposeSecret as _;
 use serde_json::json;
 
 use super::*;
+use crate::apiserver::recovery::Recovered;
 use api::Api;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -23,7 +24,8 @@ impl Room {
     fn new(strategy: Strategy) -> Self {
         let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
         let api = Api::new(clock);
-        let config = ObjectsConfig { strategy, sync_frequency: Duration::from_secs(60), clock, node: None };
+        let (recovered, sync_frequency) = (Recovered::default(), Duration::from_secs(60));
+        let config = ObjectsConfig { strategy, recovered, sync_frequency, clock, node: None };
         let objects = Objects::new(&api.client(), config);
         Self { api, objects }
     }

@@ -36,13 +36,14 @@ use tokio_util::sync::CancellationToken;
 pub use connections::Peer;
 pub use error::{CertificateError, SetupError};
 pub(super) use guard::Guard;
-pub use review::{ReviewError, Reviews};
+pub use review::{ApiReviews, ReviewError, Reviews};
 pub use serving::ServingSource;
 pub use tls::Serving;
 pub use user::User;
 
 use super::door::Door;
 use crate::config::{FeatureGates, Gate, KubeletConfiguration};
+use crate::metrics::Metrics;
 use authenticate::{Authenticator, Tokens};
 use authorize::{Authorizer, Webhook};
 use client_ca::ClientCa;
@@ -90,6 +91,7 @@ impl Secure {
         node: &str,
         serving: ServingSource,
         reviews: Option<Arc<dyn Reviews>>,
+        metrics: &Arc<Metrics>,
     ) -> Result<Self, SetupError> {
         let settings = TlsSettings::new(config)?;
         let file = Some(&config.authentication.x509.client_ca_file).filter(|file| !file.is_empty());
@@ -98,7 +100,7 @@ impl Secure {
             None => None,
         };
         let guard = Guard {
-            authenticator: authenticator(config, gates, client_ca.clone(), reviews.clone())?,
+            authenticator: authenticator(config, gates, client_ca.clone(), reviews.clone(), metrics)?,
             authorizer: authorizer(config, node, reviews)?,
         };
         let (serving, serving_files) = match serving {
@@ -166,17 +168,19 @@ fn authenticator(
     gates: &FeatureGates,
     client_ca: Option<Arc<ClientCa>>,
     reviews: Option<Arc<dyn Reviews>>,
+    metrics: &Arc<Metrics>,
 ) -> Result<Authenticator, SetupError> {
     let webhook = &config.authentication.webhook;
     let tokens = match (webhook.enabled, reviews) {
         (false, _) => None,
         (true, None) => return Err(SetupError::NoAuthenticationClient),
-        (true, Some(reviews)) => Some(Tokens::new(reviews, webhook.cache_ttl.std())?),
+        (true, Some(reviews)) => Some(Tokens::new(reviews, webhook.cache_ttl.std(), metrics.clone())?),
     };
     Ok(Authenticator {
         client_ca,
         tokens,
         anonymous: config.authentication.anonymous.enabled,
+        metrics: metrics.clone(),
         uid_from_certificate: gates.enabled(Gate::AllowParsingUserUIDFromCertAuth),
     })
 }

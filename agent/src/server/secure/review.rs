@@ -4,13 +4,18 @@
 
 use std::error::Error as StdError;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use http::StatusCode;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus};
 use kube::api::PostParams;
 use kube::core::Status;
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
 
 /// Tries in all.
 const TRIES: u32 = 5;
@@ -45,14 +50,32 @@ pub trait Reviews: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<SubjectAccessReviewStatus, ReviewError>>;
 }
 
-impl Reviews for kube::Client {
+/// Asks the API server, and counts that.
+pub struct ApiReviews {
+    /// Access to it.
+    pub client: kube::Client,
+    /// Where it is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+/// What a review's answer is counted as.
+fn status<T>(answer: &kube::Result<T>) -> Option<u16> {
+    match answer {
+        Ok(_) => Some(StatusCode::CREATED.as_u16()),
+        Err(kube::Error::Api(status)) => Some(status.code),
+        Err(_) => None,
+    }
+}
+
+impl Reviews for ApiReviews {
     fn token<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<TokenReviewStatus, ReviewError>> {
         Box::pin(async move {
             let spec = TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() };
             let review = TokenReview { spec, ..TokenReview::default() };
-            let api = kube::Api::<TokenReview>::all(self.clone());
-            let answer = api.create(&PostParams::default(), &review).await.map_err(|error| of(&error))?;
-            answer.status.ok_or_else(|| empty("token review"))
+            let (api, began) = (kube::Api::<TokenReview>::all(self.client.clone()), Instant::now());
+            let answer = api.create(&PostParams::default(), &review).await;
+            self.metrics.access.token_reviewed(status(&answer), began.elapsed());
+            answer.map_err(|error| of(&error))?.status.ok_or_else(|| empty("token review"))
         })
     }
 
@@ -62,9 +85,10 @@ impl Reviews for kube::Client {
     ) -> BoxFuture<'a, Result<SubjectAccessReviewStatus, ReviewError>> {
         Box::pin(async move {
             let review = SubjectAccessReview { spec: spec.clone(), ..SubjectAccessReview::default() };
-            let api = kube::Api::<SubjectAccessReview>::all(self.clone());
-            let answer = api.create(&PostParams::default(), &review).await.map_err(|error| of(&error))?;
-            answer.status.ok_or_else(|| empty("access review"))
+            let (api, began) = (kube::Api::<SubjectAccessReview>::all(self.client.clone()), Instant::now());
+            let answer = api.create(&PostParams::default(), &review).await;
+            self.metrics.access.access_reviewed(status(&answer), began.elapsed());
+            answer.map_err(|error| of(&error))?.status.ok_or_else(|| empty("access review"))
         })
     }
 }
@@ -141,8 +165,6 @@ where
 mod tests {
     use std::cell::Cell;
 
-    use tokio::time::Instant;
-
     use super::*;
 
     fn failure(again: bool) -> ReviewError {
@@ -202,5 +224,40 @@ mod tests {
         assert!(of(&reset).again);
         let refused = kube::Error::Service(io::Error::from(io::ErrorKind::ConnectionRefused).into());
         assert!(!of(&refused).again);
+    }
+
+    /// An API server that answers like this.
+    fn answering(code: u16, body: serde_json::Value) -> (ApiReviews, Arc<Metrics>) {
+        let answer = move |_: http::Request<kube::client::Body>| {
+            let answer = http::Response::builder().status(code);
+            let body = kube::client::Body::from(body.to_string().into_bytes());
+            async move { answer.body(body).map_err(io::Error::other) }
+        };
+        let (client, metrics) = (kube::Client::new(tower::service_fn(answer), "default"), Metrics::new());
+        (ApiReviews { client, metrics: metrics.clone() }, metrics)
+    }
+
+    #[tokio::test]
+    async fn reviews_are_counted_by_their_answer() {
+        let body = serde_json::json!({"spec": {"token": "t"}, "status": {"authenticated": true}});
+        let (reviews, metrics) = answering(201, body);
+        reviews.token("t").await.expect("an answer");
+        let text = metrics.render().expect("metrics");
+        assert!(text.contains("apiserver_delegated_authn_request_total{code=\"201\"} 1\n"), "{text}");
+        let count = "apiserver_delegated_authn_request_duration_seconds_count{code=\"201\"} 1\n";
+        assert!(text.contains(count) && !text.contains("apiserver_delegated_authz_request_total{"), "{text}");
+        let body = serde_json::json!({"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden"});
+        let (reviews, metrics) = answering(403, body);
+        reviews.access(&SubjectAccessReviewSpec::default()).await.expect_err("forbidden");
+        let text = metrics.render().expect("metrics");
+        assert!(text.contains("apiserver_delegated_authz_request_total{code=\"403\"} 1\n"), "{text}");
+        let away = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(io::Error::other("away"))
+        });
+        let (client, metrics) = (kube::Client::new(away, "default"), Metrics::new());
+        let reviews = ApiReviews { client, metrics: metrics.clone() };
+        reviews.token("t").await.expect_err("away");
+        let text = metrics.render().expect("metrics");
+        assert!(text.contains("apiserver_delegated_authn_request_total{code=\"<error>\"} 1\n"), "{text}");
     }
 }

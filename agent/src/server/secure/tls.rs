@@ -17,7 +17,7 @@ use rustls::{
 use tokio::sync::watch;
 
 use super::error::SetupError;
-use crate::config::KubeletConfiguration;
+use crate::config::{CIPHER_SUITES, KubeletConfiguration};
 
 /// A serving certificate, as soon as there is one; `None` fails handshakes.
 pub type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
@@ -43,7 +43,18 @@ const FOR_HTTP2: [CipherSuite; 2] =
 impl TlsSettings {
     pub(super) fn new(config: &KubeletConfiguration) -> Result<Self, SetupError> {
         let versions = versions(&config.tls_min_version)?;
-        let cipher_suites = if versions.contains(&&TLS12) { suites(&config.tls_cipher_suites)? } else { tls13() };
+        let Suites { offered: cipher_suites, left_out } = match versions.contains(&&TLS12) {
+            true => suites(&config.tls_cipher_suites)?,
+            false => Suites { offered: tls13(), left_out: Vec::new() },
+        };
+        if !left_out.is_empty() {
+            let left_out = left_out.join(", ");
+            tracing::warn!(
+                field = "tlsCipherSuites",
+                left_out,
+                "some cipher suites are left out: only those with forward secrecy and authenticated encryption are offered"
+            );
+        }
         let kx_groups = groups(&config.tls_curve_preferences)?;
         let provider = CryptoProvider { cipher_suites, kx_groups, ..aws_lc_rs::default_provider() };
         Ok(Self { provider: Arc::new(provider), versions })
@@ -99,32 +110,48 @@ fn tls13() -> Vec<SupportedCipherSuite> {
     aws_lc_rs::ALL_CIPHER_SUITES.iter().filter(|suite| is_tls13(suite)).copied().collect()
 }
 
-/// The suites below TLS 1.3 that are named, in the order named, after all those of 1.3.
-fn suites(names: &[String]) -> Result<Vec<SupportedCipherSuite>, SetupError> {
+/// What comes of the names of suites.
+struct Suites {
+    offered: Vec<SupportedCipherSuite>,
+    /// Names of good standing of which there is no suite here.
+    left_out: Vec<String>,
+}
+
+/// The suites below TLS 1.3 that are named, in the order named, after all those of 1.3. A list written for a server
+/// that has more suites serves all the same, as long as one that is here is in it.
+fn suites(names: &[String]) -> Result<Suites, SetupError> {
     if names.is_empty() {
-        return Ok(aws_lc_rs::DEFAULT_CIPHER_SUITES.to_vec());
+        return Ok(Suites { offered: aws_lc_rs::DEFAULT_CIPHER_SUITES.to_vec(), left_out: Vec::new() });
     }
-    let mut suites = tls13();
+    let (mut offered, mut left_out) = (tls13(), Vec::new());
+    let wrong = |field: String, problem: String| SetupError::Tls { field, problem };
     for (index, name) in names.iter().enumerate() {
         if SUITES_13.contains(&name.as_str()) {
             continue;
         }
-        let suite = suite(name).ok_or_else(|| SetupError::Tls {
-            field: format!("tlsCipherSuites[{index}]"),
-            problem: format!(
-                "{name:?} is not offered: only suites with forward secrecy and authenticated encryption are"
-            ),
-        })?;
-        if !suites.contains(&suite) {
-            suites.push(suite);
+        match suite(name) {
+            Some(suite) if offered.contains(&suite) => {}
+            Some(suite) => offered.push(suite),
+            None if CIPHER_SUITES.contains(&name.as_str()) => left_out.push(name.clone()),
+            None => {
+                let field = format!("tlsCipherSuites[{index}]");
+                return Err(wrong(field, format!("{name:?} is not a known cipher suite")));
+            }
         }
     }
-    if !suites.iter().any(|suite| FOR_HTTP2.contains(&suite.suite())) {
+    if offered.iter().all(is_tls13) && !left_out.is_empty() {
+        let problem = format!(
+            "none of {} is offered: only suites with forward secrecy and authenticated encryption are",
+            left_out.join(", ")
+        );
+        return Err(wrong("tlsCipherSuites".to_owned(), problem));
+    }
+    if !offered.iter().any(|suite| FOR_HTTP2.contains(&suite.suite())) {
         let problem = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 or TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 must be among \
                        them, because HTTP/2 needs one of both";
-        return Err(SetupError::Tls { field: "tlsCipherSuites".to_owned(), problem: problem.to_owned() });
+        return Err(wrong("tlsCipherSuites".to_owned(), problem.to_owned()));
     }
-    Ok(suites)
+    Ok(Suites { offered, left_out })
 }
 
 fn suite(name: &str) -> Option<SupportedCipherSuite> {
@@ -259,8 +286,10 @@ mod tests {
 
     #[test]
     fn suites_that_cannot_be() {
-        let lacking = suites_of(&["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_AES_128_CBC_SHA"]);
-        assert!(lacking.expect_err("refused").starts_with("tlsCipherSuites[1]: \"TLS_RSA_WITH_AES_128_CBC_SHA\""));
+        let unknown = suites_of(&["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_NOTHING"]);
+        assert!(unknown.expect_err("refused").starts_with("tlsCipherSuites[1]: \"TLS_RSA_WITH_NOTHING\""));
+        let none = suites_of(&["TLS_AES_128_GCM_SHA256", "TLS_RSA_WITH_AES_128_CBC_SHA"]).expect_err("refused");
+        assert!(none.starts_with("tlsCipherSuites: none of TLS_RSA_WITH_AES_128_CBC_SHA is offered"), "{none}");
         let http2 = suites_of(&["TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384"]).expect_err("refused");
         assert!(http2.starts_with("tlsCipherSuites: ") && http2.contains("HTTP/2"), "{http2}");
         let modern = settings(|config| {
@@ -268,6 +297,17 @@ mod tests {
             config.tls_cipher_suites = vec!["TLS_RSA_WITH_AES_128_CBC_SHA".to_owned()];
         });
         assert_eq!(modern.expect("suites have no effect on TLS 1.3").versions, [&TLS13]);
+    }
+
+    /// The names of a hardened node's list that was written for a server with more suites.
+    #[test]
+    fn suites_that_are_not_here_are_left_out() {
+        let names = CIPHER_SUITES.map(str::to_owned);
+        let suites = suites(&names).expect("a node that starts");
+        let left_out = names.iter().filter(|name| suite(name).is_none() && !SUITES_13.contains(&name.as_str()));
+        assert_eq!(suites.left_out, left_out.cloned().collect::<Vec<_>>());
+        assert!(suites.left_out.contains(&"TLS_RSA_WITH_AES_256_GCM_SHA384".to_owned()));
+        assert_eq!(suites.offered.len(), 9, "three of TLS 1.3, six below; aliases are no suites of their own");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What carrying out a plan needs.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::Mutex;
 
 use tokio::sync::Semaphore;
@@ -9,6 +10,7 @@ use tokio::sync::watch;
 use super::image::PullHistory;
 use crate::images::Images;
 use crate::kernel::cgroup::Cgroups;
+use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::objects::Objects;
 use crate::recorder::Recorder;
@@ -43,6 +45,8 @@ pub struct ActContext {
     pub clock: Clock,
     /// Told how long pulls took.
     pub startups: Startups,
+    /// Where what is done is counted, if it is.
+    pub metrics: Option<Arc<Metrics>>,
     pulls: Mutex<PullHistory>,
     /// Turns at removing remains: slow work that nobody waits for.
     pub(super) removals: Semaphore,
@@ -100,6 +104,7 @@ impl ActContext {
             recorder,
             clock,
             startups: Startups::default(),
+            metrics: None,
             pulls,
             removals: Semaphore::new(REMOVALS),
         }
@@ -110,6 +115,13 @@ impl ActContext {
         self.volumes = self.volumes.with_objects(objects.clone(), self.settings.resources.allocatable.clone());
         self.objects = objects;
         self
+    }
+
+    /// Counts, if anything is counted.
+    pub(super) fn count(&self, count: impl FnOnce(&Metrics)) {
+        if let Some(metrics) = &self.metrics {
+            count(metrics);
+        }
     }
 
     pub(super) fn pulls(&self) -> std::sync::MutexGuard<'_, PullHistory> {

@@ -7,6 +7,8 @@ use super::ActContext;
 use super::gc;
 use super::kill;
 use super::report;
+use crate::kernel::cgroup::Cgroups;
+use crate::kernel::cgroup::QosClass;
 use crate::model::PodSnapshot;
 use crate::volumes::VolumeError;
 use crate::workers::generate::names;
@@ -65,7 +67,14 @@ pub async fn cleanup_pod(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
     let uid = names::pod_uid(pod);
     let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
     let class = qos::qos_class(pod).map_err(|error| error.to_string())?;
-    cgroups.destroy_pod(class, uid).await.map_err(|error| error.to_string())
+    destroy_cgroup(ctx, cgroups, class, uid).await
+}
+
+async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, uid: &str) -> Result<(), String> {
+    let began = ctx.clock.now();
+    let destroyed = cgroups.destroy_pod(class, uid).await;
+    ctx.count(|metrics| metrics.runtime.cgroup("destroy", ctx.clock.now().saturating_duration_since(began)));
+    destroyed.map_err(|error| error.to_string())
 }
 
 /// Frees the volumes of a pod that has stopped, and nothing else. To be retried until it succeeds.
@@ -88,7 +97,7 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
     ctx.pulls().forget_pod(uid);
     let class = ctx.cgroups.as_ref().and_then(|cgroups| cgroups.pods().get(uid).copied());
     if let (Some(cgroups), Some(class)) = (&ctx.cgroups, class) {
-        cgroups.destroy_pod(class, uid).await.map_err(|error| error.to_string())?;
+        destroy_cgroup(ctx, cgroups, class, uid).await?;
     }
     blocking(ctx, uid, |volumes, uid| {
         volumes.tear_down(uid)?;

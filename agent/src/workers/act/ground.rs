@@ -62,7 +62,10 @@ async fn ensure_cgroup(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> R
     }
     let values = resources::pod_cgroup_values(pod, &ctx.settings.resources).map_err(bad_spec)?;
     let milli_cpu = resources::requested_milli_cpu(pod).map_err(bad_spec)?;
-    cgroups.ensure_pod(class, uid, milli_cpu, &values).await.map_err(|error| {
+    let began = ctx.clock.now();
+    let made = cgroups.ensure_pod(class, uid, milli_cpu, &values).await;
+    ctx.count(|metrics| metrics.runtime.cgroup("create", ctx.clock.now().saturating_duration_since(began)));
+    made.map_err(|error| {
         let message = format!("unable to ensure pod container exists: {error}");
         ctx.pod_event(pod, EventType::Warning, "FailedCreatePodContainer", &message);
         NoGround::Failed(format!(

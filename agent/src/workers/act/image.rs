@@ -181,8 +181,8 @@ async fn pull(
     let (since, began) = (ctx.clock.now(), ctx.clock.wall());
     let pulled = ctx.images.pull(&name, sandbox.clone()).await;
     ctx.startups.pulled(names::pod_uid(pod), began, ctx.clock.wall());
-    let took = report::duration(ctx.clock.now().saturating_duration_since(since));
-    let image_ref = pulled.map_err(|error| {
+    let all = report::duration(ctx.clock.now().saturating_duration_since(since));
+    let pulled = pulled.map_err(|error| {
         let failure = pull_failure(&name, &error);
         ctx.pulls().record(&key, &failure, ctx.clock.wall());
         let text = match &error {
@@ -198,9 +198,11 @@ async fn pull(
         );
         failure
     })?;
-    let facts = inspect_pulled(ctx, &name, image_ref).await?;
+    let facts = inspect_pulled(ctx, &name, pulled.image_ref).await?;
+    ctx.count(|metrics| metrics.runtime.pulled(facts.size, pulled.took));
+    let took = report::duration(pulled.took);
     let message = format!(
-        "Successfully pulled image {stated:?} in {took} ({took} including waiting). Image size: {} bytes.",
+        "Successfully pulled image {stated:?} in {took} ({all} including waiting). Image size: {} bytes.",
         facts.size
     );
     ctx.container_event(pod, spec, EventType::Normal, "Pulled", &message);

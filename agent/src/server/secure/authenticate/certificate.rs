@@ -1,6 +1,7 @@
 //! What a verified client certificate says of its owner. Pure.
 
 use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
 
 use sha2::{Digest as _, Sha256};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
@@ -34,6 +35,17 @@ pub(in crate::server::secure) fn user_of(der: &[u8], with_uid: bool) -> Result<O
     let groups = subject.iter_organization().filter_map(text).collect();
     let extra = [(CREDENTIAL_ID.to_owned(), vec![format!("X509SHA256={}", hex(&Sha256::digest(der)))])];
     Ok(Some(User { name, uid: uids.pop().unwrap_or_default(), groups, extra: extra.into() }))
+}
+
+/// How long a certificate is still good for, in seconds: less than none if it has expired, nothing if it is none.
+pub(super) fn seconds_left(der: &[u8], now: SystemTime) -> Option<f64> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let end = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or_default();
+    let end = SystemTime::UNIX_EPOCH + Duration::from_secs(end);
+    Some(match end.duration_since(now) {
+        Ok(left) => left.as_secs_f64(),
+        Err(over) => -over.duration().as_secs_f64(),
+    })
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -8,6 +8,7 @@ mod credentials;
 mod token;
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use axum::http::HeaderMap;
 use rustls::pki_types::CertificateDer;
@@ -17,6 +18,7 @@ pub(super) use token::Tokens;
 
 use super::User;
 use super::client_ca::ClientCa;
+use crate::metrics::Metrics;
 use credentials::{WebSocketToken, bearer, websocket};
 
 const AUTHENTICATED: &str = "system:authenticated";
@@ -31,6 +33,8 @@ pub(super) struct Authenticator {
     pub(super) tokens: Option<Tokens>,
     /// Requests without credentials are allowed.
     pub(super) anonymous: bool,
+    /// Where credentials are counted.
+    pub(super) metrics: Arc<Metrics>,
     /// Gate `AllowParsingUserUIDFromCertAuth`.
     pub(super) uid_from_certificate: bool,
 }
@@ -68,6 +72,9 @@ impl Authenticator {
         let (Some(client_ca), Some((leaf, intermediates))) = (&self.client_ca, certificates.split_first()) else {
             return Ok(None);
         };
+        if let Some(seconds) = certificate::seconds_left(leaf, SystemTime::now()) {
+            self.metrics.access.certificate_shown(seconds);
+        }
         client_ca.verify(leaf, intermediates)?;
         user_of(leaf, self.uid_from_certificate)
     }

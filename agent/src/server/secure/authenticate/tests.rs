@@ -31,8 +31,9 @@ fn fixture(anonymous: bool) -> Fixture {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let authenticator = Authenticator {
         client_ca: Some(Arc::new(ClientCa::load(&path, provider).expect("usable"))),
-        tokens: Some(Tokens::new(script(), std::time::Duration::from_secs(120)).expect("random bytes")),
+        tokens: Some(Tokens::new(script(), std::time::Duration::from_secs(120), Metrics::new()).expect("random bytes")),
         anonymous,
+        metrics: Metrics::new(),
         uid_from_certificate: true,
     };
     Fixture { authority, authenticator, _folder: folder }
@@ -119,4 +120,18 @@ async fn without_a_webhook_tokens_count_for_nothing() {
     let mut fixture = fixture(true);
     fixture.authenticator.tokens = None;
     assert_eq!(fixture.name(&[], bearer_header("bad")).await.as_deref(), Some("system:anonymous"));
+}
+
+#[tokio::test]
+async fn what_is_left_of_certificates_is_counted() {
+    let fixture = fixture(false);
+    let text = || fixture.authenticator.metrics.render().expect("metrics");
+    assert!(text().contains("apiserver_client_certificate_expiration_seconds_count 0\n"));
+    let expired = fixture.authority.expired("late").chain;
+    assert_eq!(fixture.name(&expired, headers(&[])).await, None);
+    assert!(text().contains("apiserver_client_certificate_expiration_seconds_bucket{le=\"0\"} 1\n"), "{}", text());
+    let good = fixture.authority.client("ann", &[]).chain;
+    assert_eq!(fixture.name(&good, headers(&[])).await.as_deref(), Some("ann"));
+    assert!(text().contains("apiserver_client_certificate_expiration_seconds_bucket{le=\"0\"} 1\n"), "{}", text());
+    assert!(text().contains("apiserver_client_certificate_expiration_seconds_count 2\n"), "{}", text());
 }

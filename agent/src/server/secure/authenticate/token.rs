@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::super::User;
 use super::super::error::SetupError;
 use super::super::review::{Reviews, retried};
+use crate::metrics::{Access, Metrics};
 
 /// Answers remembered at most.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
@@ -43,6 +44,7 @@ struct State {
     /// How long an answer is kept; zero keeps none.
     ttl: Duration,
     secret: Key,
+    metrics: Arc<Metrics>,
     memory: Mutex<Memory>,
 }
 
@@ -52,23 +54,53 @@ struct Memory {
 }
 
 impl Tokens {
-    pub(in crate::server::secure) fn new(reviews: Arc<dyn Reviews>, ttl: Duration) -> Result<Self, SetupError> {
+    pub(in crate::server::secure) fn new(
+        reviews: Arc<dyn Reviews>,
+        ttl: Duration,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, SetupError> {
         let memory = Memory { known: LruCache::new(REMEMBERED), under_way: HashMap::new() };
-        Ok(Self { shared: Arc::new(State { reviews, ttl, secret: secret()?, memory: Mutex::new(memory) }) })
+        let (secret, memory) = (secret()?, Mutex::new(memory));
+        Ok(Self { shared: Arc::new(State { reviews, ttl, secret, metrics, memory }) })
     }
 
     /// Whose token this is, or why it is refused.
     pub(in crate::server::secure) async fn user(&self, token: &SecretString) -> Result<User, String> {
-        let key = self.shared.key(token);
+        let (key, began, access) = (self.shared.key(token), Instant::now(), &self.shared.metrics.access);
         let lookup = {
             let mut memory = self.shared.memory();
             match memory.known.get(&key) {
-                Some((outcome, until)) if *until > Instant::now() => return settle(outcome.clone()),
+                Some((outcome, until)) if *until > began => {
+                    access.token_looked_up(true, began.elapsed());
+                    return settle(outcome.clone());
+                }
                 _ => {}
             }
             memory.under_way.entry(key).or_insert_with(|| start(self.shared.clone(), key, token.clone())).clone()
         };
-        settle(lookup.await)
+        let _waiting = Counted::new(access, Access::token_waiting);
+        let outcome = lookup.await;
+        access.token_looked_up(false, began.elapsed());
+        settle(outcome)
+    }
+}
+
+/// One more for as long as it lives.
+struct Counted<'a> {
+    access: &'a Access,
+    count: fn(&Access, i64),
+}
+
+impl<'a> Counted<'a> {
+    fn new(access: &'a Access, count: fn(&Access, i64)) -> Self {
+        count(access, 1);
+        Self { access, count }
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        (self.count)(self.access, -1);
     }
 }
 
@@ -79,12 +111,14 @@ fn settle(outcome: Outcome) -> Result<User, String> {
 /// A lookup that ends by itself, whoever still waits for it.
 fn start(state: Arc<State>, key: Key, token: SecretString) -> Lookup {
     let task = tokio::spawn(async move {
+        let _asking = Counted::new(&state.metrics.access, Access::token_asking);
         let asked = retried(|| state.reviews.token(token.expose_secret()));
         let outcome = match tokio::time::timeout(DEADLINE, asked).await {
             Ok(Ok(status)) => interpret(status),
             Ok(Err(error)) => Err(error.message),
             Err(_) => Err(format!("the API server did not review the token within {DEADLINE:?}")),
         };
+        state.metrics.access.token_asked(outcome.is_ok());
         let mut memory = state.memory();
         memory.under_way.remove(&key);
         if outcome.is_ok() && !state.ttl.is_zero() {
@@ -148,7 +182,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(120);
 
     fn tokens_of(script: &Arc<Script>, ttl: Duration) -> Tokens {
-        Tokens::new(script.clone(), ttl).expect("random bytes")
+        Tokens::new(script.clone(), ttl, Metrics::new()).expect("random bytes")
     }
 
     #[tokio::test(start_paused = true)]
@@ -163,6 +197,42 @@ mod tests {
         tokio::time::advance(TTL).await;
         assert!(tokens.user(&"good".into()).await.is_ok());
         assert_eq!(script.asked(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lookups_are_counted() {
+        let script = Script::tokens(|token| match token {
+            "good" => Ok(named("ann")),
+            _ => Ok(TokenReviewStatus { error: Some("token expired".to_owned()), ..Default::default() }),
+        });
+        let metrics = Metrics::new();
+        let tokens = Tokens::new(script.slow(Duration::from_secs(3)), TTL, metrics.clone()).expect("random bytes");
+        let shows = |line: &str| metrics.render().expect("metrics").lines().any(|found| found == line);
+        let first = tokio::spawn({
+            let tokens = tokens.clone();
+            async move { tokens.user(&"good".into()).await }
+        });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for status in ["in_flight", "blocked"] {
+            let line =
+                |count: u32| format!("authentication_token_cache_active_fetch_count{{status=\"{status}\"}} {count}");
+            assert!(shows(&line(1)), "{status}");
+        }
+        first.await.expect("no panic").expect("a user");
+        tokens.user(&"good".into()).await.expect("remembered");
+        tokens.user(&"old".into()).await.expect_err("expired");
+        for line in [
+            "authentication_token_cache_active_fetch_count{status=\"in_flight\"} 0",
+            "authentication_token_cache_active_fetch_count{status=\"blocked\"} 0",
+            "authentication_token_cache_request_total{status=\"hit\"} 1",
+            "authentication_token_cache_request_total{status=\"miss\"} 2",
+            "authentication_token_cache_fetch_total{status=\"ok\"} 1",
+            "authentication_token_cache_fetch_total{status=\"error\"} 1",
+            "authentication_token_cache_request_duration_seconds_bucket{status=\"miss\",le=\"2.5\"} 0",
+            "authentication_token_cache_request_duration_seconds_bucket{status=\"miss\",le=\"5\"} 2",
+        ] {
+            assert!(shows(line), "{line}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

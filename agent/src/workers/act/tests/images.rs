@@ -41,6 +41,20 @@ async fn policies() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pulls_are_measured_by_size() {
+    let mut node = Node::new();
+    let metrics = crate::metrics::Metrics::new();
+    node.ctx.metrics = Some(metrics.clone());
+    let big = cri::Image { size: 20 << 20, ..image("sha256:pulled") };
+    node.runtime.state().registry.insert("app:1".into(), big);
+    started(&node, &with_policy("app:1", "IfNotPresent")).await.expect("pulled");
+    started(&node, &with_policy("app:1", "IfNotPresent")).await.expect("there already");
+    let text = metrics.render().expect("metrics");
+    let line = "kubelet_image_pull_duration_seconds_count{image_size_in_bytes=\"10MB-100MB\"} 1\n";
+    assert!(text.contains(line), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_failed_pull_backs_off() {
     let node = Node::new();
     let pod = with_policy("absent:1", "IfNotPresent");

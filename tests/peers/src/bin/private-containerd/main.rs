@@ -23,12 +23,12 @@ use clap::Parser;
 use keblet_peers::Answer;
 use keblet_peers::Cache;
 use keblet_peers::Remains;
-use serde::Serialize;
+use keblet_peers::orders;
+use keblet_peers::say;
 use serde_json::Value;
 use serde_json::json;
 use tokio::signal::unix::SignalKind;
 use tokio::signal::unix::signal;
-use tokio::sync::mpsc;
 
 use crate::config::Layout;
 use crate::runtime::Runtime;
@@ -104,27 +104,4 @@ async fn follow(runtime: &mut Runtime, order: &str) -> Result<Value> {
         _ => bail!("unknown order {order:?}; see --help"),
     };
     Ok(answer)
-}
-
-/// The lines of standard input, until it ends. Read by a thread of its own, which the end of the process may find waiting.
-fn orders() -> Result<mpsc::Receiver<String>> {
-    let (sender, receiver) = mpsc::channel(1);
-    std::thread::Builder::new()
-        .name("orders".to_owned())
-        .spawn(move || {
-            for line in std::io::stdin().lines().map_while(Result::ok) {
-                if sender.blocking_send(line).is_err() {
-                    return;
-                }
-            }
-        })
-        .context("cannot start a thread for orders")?;
-    Ok(receiver)
-}
-
-fn say(answer: &impl Serialize) -> Result<()> {
-    use std::io::Write as _;
-    let mut line = serde_json::to_string(answer).context("cannot encode the answer")?;
-    line.push('\n');
-    std::io::stdout().write_all(line.as_bytes()).context("cannot answer")
 }

@@ -1,0 +1,140 @@
+//! The end of an absence of the API server, told to those who wait it out: a long pause after the last of many errors
+//! must not outlast the errors themselves.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// All who wait ask again within this time, each at another moment.
+const SPREAD: Duration = Duration::from_secs(1);
+
+/// Watches the outcomes of all requests.
+#[derive(Debug, Default)]
+pub struct Recovery {
+    lost: AtomicBool,
+    told: watch::Sender<()>,
+}
+
+impl Recovery {
+    /// A request got no answer.
+    pub fn failed(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// A request was answered. Only success counts: a server that starts refuses and fails for a while. What it refuses
+    /// of a single kind of object is no absence either: those who ask for that must not be woken by all else.
+    pub fn answered(&self, status: StatusCode) {
+        match status {
+            StatusCode::UNAUTHORIZED => self.failed(),
+            status if status.is_success() && self.lost.swap(false, Ordering::Relaxed) => self.over(),
+            _ => {}
+        }
+    }
+
+    /// What has failed so far may succeed from now on.
+    pub fn over(&self) {
+        self.told.send_replace(());
+    }
+
+    /// To wait with.
+    pub fn subscribe(&self) -> Recovered {
+        Recovered(Some(self.told.subscribe()))
+    }
+}
+
+/// Ends pauses early. The default one never does.
+#[derive(Clone, Debug, Default)]
+pub struct Recovered(Option<watch::Receiver<()>>);
+
+impl Recovered {
+    /// Waits `pause` out, or until a moment after the absence is over. An end that came since the last wait counts, so
+    /// that none is missed between an error and the pause after it.
+    pub async fn wait(&mut self, pause: Duration) {
+        let until = Instant::now() + pause;
+        let over = async {
+            let told = match &mut self.0 {
+                Some(told) => told.changed().await.is_ok(),
+                None => false,
+            };
+            if !told {
+                std::future::pending().await
+            }
+        };
+        if tokio::time::timeout_at(until, over).await.is_ok() {
+            let soon = Instant::now() + SPREAD.mul_f64(fastrand::f64());
+            tokio::time::sleep_until(soon.min(until)).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    async fn waited(recovered: &mut Recovered) -> Duration {
+        let began = Instant::now();
+        recovered.wait(LONG).await;
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_success_after_an_absence_ends_pauses() {
+        let recovery = Recovery::default();
+        let mut recovered = recovery.subscribe();
+        recovery.answered(StatusCode::OK);
+        assert_eq!(waited(&mut recovered).await, LONG, "nothing was lost");
+        recovery.failed();
+        for still_starting in [403, 429, 500, 503, 401] {
+            recovery.answered(StatusCode::from_u16(still_starting).expect("a status"));
+        }
+        assert_eq!(waited(&mut recovered).await, LONG, "nothing has succeeded");
+        recovery.answered(StatusCode::CREATED);
+        assert!(waited(&mut recovered).await <= SPREAD, "it came before the wait");
+        recovery.answered(StatusCode::OK);
+        assert_eq!(waited(&mut recovered).await, LONG, "one end is told once");
+        recovery.answered(StatusCode::UNAUTHORIZED);
+        recovery.answered(StatusCode::OK);
+        assert!(waited(&mut recovered).await <= SPREAD, "known again");
+        assert_eq!(waited(&mut Recovered::default()).await, LONG);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_wait_do_not_ask_all_at_once() {
+        let recovery = Recovery::default();
+        recovery.failed();
+        let waiting: Vec<_> = (0..200)
+            .map(|_| {
+                let mut recovered = recovery.subscribe();
+                tokio::spawn(async move {
+                    recovered.wait(LONG).await;
+                    Instant::now()
+                })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let back = Instant::now();
+        recovery.answered(StatusCode::OK);
+        let mut tenths = [0; 10];
+        for waiter in waiting {
+            let after = waiter.await.expect("no panic") - back;
+            assert!(after <= SPREAD + Duration::from_millis(1), "{after:?}");
+            tenths[usize::try_from(after.as_millis() / 100).expect("small").min(9)] += 1;
+        }
+        assert!(tenths.iter().all(|asking| *asking < 60), "{tenths:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_is_never_made_longer() {
+        let recovery = Recovery::default();
+        let mut recovered = recovery.subscribe();
+        recovery.over();
+        let began = Instant::now();
+        recovered.wait(Duration::from_millis(10)).await;
+        assert!(began.elapsed() <= Duration::from_millis(10), "{:?}", began.elapsed());
+    }
+}

@@ -1,0 +1,103 @@
+//! What one worker has counted, so that nothing is counted twice.
+
+use std::collections::HashSet;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::worker::WorkerObserver;
+use crate::model::ContainerClass;
+use crate::model::ContainerId;
+use crate::model::ContainerState;
+use crate::model::PodSnapshot;
+use crate::model::spec;
+
+/// What was counted of one pod.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    /// The first pass has begun.
+    pub(super) begun: bool,
+    /// Dead containers that still lie there.
+    dead: HashSet<ContainerId>,
+}
+
+impl Counted {
+    /// Tells of containers that were not found dead before. A proven death counts once the runtime has given its reason.
+    pub(super) fn deaths(&mut self, pod: Option<&Pod>, view: &PodSnapshot, observer: &dyn WorkerObserver) {
+        self.dead.retain(|id| view.by_id(id).is_some());
+        for container in &view.containers {
+            let dead = container.state == ContainerState::Exited && container.proven.is_none();
+            let Some(code) = container.exit_code.filter(|_| dead) else { continue };
+            if self.dead.insert(container.id.clone()) {
+                observer.died(class_of(pod, &container.name), code, &container.reason);
+            }
+        }
+    }
+}
+
+/// Which list of the spec names it; containers that none names count as regular.
+fn class_of(pod: Option<&Pod>, name: &str) -> ContainerClass {
+    let Some(pod) = pod else { return ContainerClass::Regular };
+    if let Some(init) = spec::init_containers(pod).iter().find(|init| init.name == name) {
+        return if spec::is_sidecar(init) { ContainerClass::Sidecar } else { ContainerClass::Init };
+    }
+    match spec::ephemeral_containers(pod).iter().any(|ephemeral| ephemeral.name == name) {
+        true => ContainerClass::Ephemeral,
+        false => ContainerClass::Regular,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::Pod as DesiredPod;
+    use crate::model::SyncOutcome;
+    use crate::model::testing;
+
+    #[derive(Default)]
+    struct Told(Mutex<Vec<String>>);
+
+    impl WorkerObserver for Told {
+        fn planned(&self, _: Duration) {}
+        fn acted(&self, _: Duration, _: &SyncOutcome) {}
+        fn pass(&self, _: &'static str, _: Duration) {}
+        fn begun(&self, _: &DesiredPod, _: Option<Duration>) {}
+        fn died(&self, class: ContainerClass, exit_code: i32, reason: &str) {
+            self.0.lock().expect("not poisoned").push(format!("{class:?} {exit_code} {reason}"));
+        }
+        fn restarted(&self, _: bool) {}
+        fn orphaned(&self) {}
+        fn rejected(&self, _: &str) {}
+    }
+
+    fn dead(name: &str, code: i32, reason: &str) -> crate::model::ContainerStatus {
+        let status = testing::exited(name, 0, code);
+        crate::model::ContainerStatus { reason: reason.into(), ..status }
+    }
+
+    #[test]
+    fn every_death_counts_once_under_the_class_of_its_container() {
+        let pod = testing::pod("Always", &["init", "side"], &["a", "b"]);
+        let (mut counted, told) = (Counted::default(), Told::default());
+        let mut look = |containers| {
+            counted.deaths(Some(&pod), &testing::snapshot(containers), &told);
+            std::mem::take(&mut *told.0.lock().expect("not poisoned"))
+        };
+        let all = || vec![dead("init", 0, "Completed"), dead("side", 137, "OOMKilled"), dead("a", 3, "Error")];
+        assert_eq!(look(all()), ["Init 0 Completed", "Sidecar 137 OOMKilled", "Regular 3 Error"]);
+        assert_eq!(look(all()), Vec::<String>::new());
+        assert_eq!(look(vec![testing::running("b", 0)]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_proven_death_counts_when_its_reason_is_known() {
+        let pod = testing::pod("Always", &[], &["a"]);
+        let (mut counted, told) = (Counted::default(), Told::default());
+        counted.deaths(Some(&pod), &testing::snapshot(vec![testing::proven("a", 0, Some(3))]), &told);
+        assert_eq!(told.0.lock().expect("not poisoned").len(), 0);
+        counted.deaths(Some(&pod), &testing::snapshot(vec![dead("a", 3, "Error")]), &told);
+        assert_eq!(*told.0.lock().expect("not poisoned"), ["Regular 3 Error"]);
+    }
+}
