@@ -7,7 +7,8 @@
 //!  heartbeat ─┘ no limit, but a timeout   └── limit.rs       └── transport.rs: shared by all three
 //! ```
 //!
-//! Bodies are JSON: the client library speaks nothing else.
+//! Bodies are JSON: the client library speaks nothing else, and protobuf would save next to nothing here (ARCHITECTURE.md
+//! has the figures).
 
 pub mod credentials;
 mod dial;

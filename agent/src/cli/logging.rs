@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::anyhow;
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
@@ -19,15 +19,16 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::config::kubelet_sections::Logging;
 use crate::telemetry::SpanLayer;
 
-/// The directives of a verbosity. Libraries only tell of trouble, until everything is asked for.
-fn directives(verbosity: u32) -> &'static str {
-    match verbosity {
-        0 | 1 => "warn,keblet=info,keblet::recorder=warn",
-        2 | 3 => "warn,keblet=info",
-        4 | 5 => "warn,keblet=debug",
-        6..=8 => "info,keblet=trace",
-        _ => "trace",
-    }
+/// What is written at a verbosity. Libraries only tell of trouble, until everything is asked for.
+fn written(verbosity: u32) -> Targets {
+    let (own, others) = match verbosity {
+        0..=3 => (LevelFilter::INFO, LevelFilter::WARN),
+        4 | 5 => (LevelFilter::DEBUG, LevelFilter::WARN),
+        6..=8 => (LevelFilter::TRACE, LevelFilter::INFO),
+        _ => (LevelFilter::TRACE, LevelFilter::TRACE),
+    };
+    let targets = Targets::new().with_default(others).with_target("keblet", own);
+    if verbosity < 2 { targets.with_target("keblet::recorder", LevelFilter::WARN) } else { targets }
 }
 
 /// Changes how much is logged while the process runs. Cheap to clone.
@@ -50,40 +51,16 @@ impl fmt::Debug for Verbosity {
     }
 }
 
-type Subscriber = Box<dyn tracing::Subscriber + Send + Sync>;
-
-fn subscriber<W>(logging: &Logging, writer: W, colour: bool) -> (Subscriber, Verbosity)
-where
-    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
-{
-    let filter = EnvFilter::new(directives(logging.verbosity));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colour);
-    // Complaints about a line that cannot be written would go to stderr, which cannot be written either: a panic.
-    let builder = builder.log_internal_errors(false);
-    match logging.format.as_str() {
-        "json" => {
-            let builder = builder.json().flatten_event(true).with_span_list(false).with_filter_reloading();
-            let filter = builder.reload_handle();
-            let set = move |level| filter.reload(directives(level)).map_err(|error| error.to_string());
-            (Box::new(builder.finish()), Verbosity(Arc::new(set)))
-        }
-        _ => {
-            let builder = builder.with_filter_reloading();
-            let filter = builder.reload_handle();
-            let set = move |level| filter.reload(directives(level)).map_err(|error| error.to_string());
-            (Box::new(builder.finish()), Verbosity(Arc::new(set)))
-        }
-    }
-}
-
-/// The same lines beside another layer.
-fn lines<S>(logging: &Logging, colour: bool) -> (Box<dyn Layer<S> + Send + Sync>, Verbosity)
+/// The layer that writes lines, and what changes its verbosity. Filters lines only: spans have a filter of their own.
+fn lines<S, W>(logging: &Logging, writer: W, colour: bool) -> (Box<dyn Layer<S> + Send + Sync>, Verbosity)
 where
     S: tracing::Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let (filter, handle) = reload::Layer::new(EnvFilter::new(directives(logging.verbosity)));
-    let set = move |level| handle.reload(EnvFilter::new(directives(level))).map_err(|error| error.to_string());
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colour);
+    let (filter, handle) = reload::Layer::new(written(logging.verbosity));
+    let set = move |level| handle.reload(written(level)).map_err(|error| error.to_string());
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(colour);
+    // Complaints about a line that cannot be written would go to stderr, which cannot be written either: a panic.
     let lines = lines.log_internal_errors(false);
     let lines = match logging.format.as_str() {
         "json" => lines.json().flatten_event(true).with_span_list(false).with_filter(filter).boxed(),
@@ -95,14 +72,15 @@ where
 /// Starts logging as configured, and the making of spans if there is somebody to take them. To be called once.
 pub fn init(logging: &Logging, spans: Option<SpanLayer>) -> anyhow::Result<Verbosity> {
     let colour = std::io::stderr().is_terminal();
+    let registry = tracing_subscriber::registry();
     let (started, verbosity) = match spans {
         None => {
-            let (subscriber, verbosity) = subscriber(logging, std::io::stderr, colour);
-            (subscriber.try_init(), verbosity)
+            let (lines, verbosity) = lines(logging, std::io::stderr, colour);
+            (registry.with(lines).try_init(), verbosity)
         }
         Some(spans) => {
-            let (lines, verbosity) = lines(logging, colour);
-            (tracing_subscriber::registry().with(spans).with(lines).try_init(), verbosity)
+            let (lines, verbosity) = lines(logging, std::io::stderr, colour);
+            (registry.with(spans).with(lines).try_init(), verbosity)
         }
     };
     started.map_err(|error| anyhow!("cannot start logging: {error}"))?;
@@ -129,12 +107,12 @@ mod tests {
         }
     }
 
-    fn lines(format: &str, verbosity: u32) -> Vec<String> {
+    fn written(format: &str, verbosity: u32) -> Vec<String> {
         let buffer = Buffer::default();
         let writer = buffer.clone();
         let logging = Logging { format: format.to_owned(), verbosity, ..Logging::default() };
-        let (subscriber, _) = subscriber(&logging, move || writer.clone(), false);
-        tracing::subscriber::with_default(subscriber, || {
+        let (lines, _) = lines(&logging, move || writer.clone(), false);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
             tracing::info!(target: "keblet::pleg", pod = "a/b", "seen");
             tracing::info!(target: "keblet::recorder", "Started");
             tracing::debug!(target: "keblet::pleg", "why");
@@ -147,13 +125,13 @@ mod tests {
     #[test]
     fn verbosity_decides_what_is_written() {
         for (verbosity, count) in [(0, 1), (2, 2), (4, 3), (6, 4), (10, 4)] {
-            assert_eq!(lines("text", verbosity).len(), count, "-v={verbosity}");
+            assert_eq!(written("text", verbosity).len(), count, "-v={verbosity}");
         }
     }
 
     #[test]
     fn json_lines_are_json() {
-        let lines = lines("json", 0);
+        let lines = written("json", 0);
         let line: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
         assert_eq!((line["pod"].as_str(), line["message"].as_str()), (Some("a/b"), Some("seen")));
         assert_eq!(line["level"], "INFO");
@@ -163,8 +141,8 @@ mod tests {
     fn verbosity_changes_while_running() {
         let buffer = Buffer::default();
         let writer = buffer.clone();
-        let (subscriber, verbosity) = subscriber(&Logging::default(), move || writer.clone(), false);
-        tracing::subscriber::with_default(subscriber, || {
+        let (lines, verbosity) = lines(&Logging::default(), move || writer.clone(), false);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
             tracing::debug!(target: "keblet::pleg", "unheard");
             verbosity.set(4).unwrap();
             tracing::debug!(target: "keblet::pleg", "heard");

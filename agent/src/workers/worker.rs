@@ -157,7 +157,8 @@ impl Worker {
                     Phase::Terminated | Phase::Finished => self.clean_up().await,
                 }
             };
-            let next = pass.instrument(span).await;
+            // What a pass needs, many times what the worker needs to wait, is there only while it lasts.
+            let next = Box::pin(pass.instrument(span)).await;
             self.context.observer.pass(operation, began.elapsed());
             due = match next {
                 Next::Wait(due) => due,
