@@ -10,7 +10,7 @@ mod pods;
 mod seen;
 
 pub use agent::Agent;
-pub use eyes::{Eyes, Senses};
+pub use eyes::{Eyes, Senses, runtime};
 pub use kernel::{SimWatch, follow_kernel};
 pub use pods::{PodOf, pod};
 pub use seen::Seen;

@@ -1,8 +1,9 @@
 //! The body of an answer: a log, read no faster than the client takes it.
 //!
 //! There is no task and no queue per client. The server asks for the next piece when it has room for it, and only then
-//! is the file read; a client that takes nothing costs an open file and what the server has buffered. Reading happens
-//! on a few threads of its own: a disk that hangs stops the readers of logs, and nobody else.
+//! is the file read; a client that takes nothing costs the few pieces that wait for it. Those who follow take what one
+//! of them has read ([`super::shared`]). Reading happens on a few threads of its own, apart for those who follow and
+//! those who do not: a disk that hangs stops the readers of logs, and a thousand followers nobody else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,9 @@ use std::time::Duration;
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::stream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use super::super::containers::Containers;
 use super::reader::ReadError;
@@ -21,25 +24,31 @@ use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::PodUid;
 
-/// Logs read in the same moment.
+/// Logs read in the same moment, for those who follow and for those who do not.
 const PARALLEL_READS: usize = 4;
+/// Pieces of a log that wait for their client to take them.
+const PIECES: usize = 2;
 /// Time after which a follower looks without having been woken: containers end, and inotify may lose events.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Leave to read. Cheap to clone.
+/// Leave to read, in turn. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Reads(Arc<Semaphore>);
+pub(super) struct Reads {
+    once: Arc<Semaphore>,
+    following: Arc<Semaphore>,
+}
 
 impl Default for Reads {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(PARALLEL_READS)))
+        let some = || Arc::new(Semaphore::new(PARALLEL_READS));
+        Self { once: some(), following: some() }
     }
 }
 
 impl Reads {
     /// Runs `work`, which blocks, when it is its turn. `None` if the agent is going down.
     pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-        let _permit = self.0.acquire().await.ok()?;
+        let _permit = self.once.acquire().await.ok()?;
         tokio::task::spawn_blocking(work).await.ok()
     }
 }
@@ -75,7 +84,8 @@ pub(super) struct Follow {
 
 /// The log as a body. With `follow` it goes on until the container has ended and everything was read.
 pub(super) fn body(reader: Reader, follow: Option<Follow>, reads: Reads) -> Body {
-    let log = Log { reader: Some(reader), follow, reads, is_last_look: false };
+    let room = Arc::new(Semaphore::new(PIECES));
+    let log = Log { reader: Some(reader), follow, reads, room, is_last_look: false, look_after: Instant::now() };
     let pieces = stream::unfold(log, |mut log| async move {
         let piece = log.next().await?;
         Some((Ok::<Bytes, std::convert::Infallible>(piece), log))
@@ -88,19 +98,35 @@ struct Log {
     reader: Option<Reader>,
     follow: Option<Follow>,
     reads: Reads,
+    /// For pieces the client has not taken.
+    room: Arc<Semaphore>,
     /// The container has ended: what is there now is all there will be.
     is_last_look: bool,
+    /// What others have found before this counts for nothing.
+    look_after: Instant,
+}
+
+/// A piece for the client. Until it is sent, it takes its room.
+struct Piece {
+    bytes: Vec<u8>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Log {
     async fn next(&mut self) -> Option<Bytes> {
+        let room = self.room.clone().acquire_owned().await.ok()?;
         loop {
-            if let Some(follow) = &mut self.follow {
-                follow.changes.mark_seen();
-            }
-            let (out, at_end) = self.read().await?;
-            if !out.is_empty() {
-                return Some(out.into());
+            let changes = self.follow.as_mut().and_then(|follow| follow.changes.mark_seen());
+            let (mut bytes, at_end) = self.read(changes).await?;
+            if !bytes.is_empty() {
+                bytes.shrink_to_fit();
+                return Some(Bytes::from_owner(Piece { bytes, _room: room }));
             }
             // Nothing comes after the last piece.
             self.reader.as_ref()?;
@@ -108,27 +134,34 @@ impl Log {
                 continue;
             }
             if let Some(follow) = &mut self.follow {
-                if follow.instance.may_write().await {
-                    follow.changes.changed(LOOK_AGAIN).await;
-                } else {
+                if !follow.instance.may_write().await {
                     self.is_last_look = true;
+                } else if !follow.changes.changed(LOOK_AGAIN).await {
+                    // Nobody was woken: it is for one to look, and for all to believe it.
+                    self.look_after = Instant::now() - LOOK_AGAIN / 2;
                 }
             }
         }
     }
 
     /// One step of reading, and whether the end was reached. `None` when there is no more.
-    async fn read(&mut self) -> Option<(Vec<u8>, bool)> {
-        let mut reader = self.reader.take()?;
-        let may_wait = self.follow.is_some() && !self.is_last_look;
-        let (reader, out, step) = self
-            .reads
-            .run(move || {
-                let mut out = Vec::new();
-                let step = step(&mut reader, may_wait, &mut out);
-                (reader, out, step)
-            })
-            .await?;
+    async fn read(&mut self, changes: Option<u64>) -> Option<(Vec<u8>, bool)> {
+        let (mut reader, mut out) = (self.reader.take()?, Vec::new());
+        let follows = self.follow.is_some() && !self.is_last_look;
+        let step = if follows {
+            match reader.recall(changes, self.look_after, &mut out).transpose() {
+                Some(step) => step,
+                None => {
+                    let step;
+                    (reader, out, step) = self.look(reader, changes).await?;
+                    step
+                }
+            }
+        } else {
+            let step;
+            (reader, out, step) = self.reads.run(move || with(reader, last_step)).await?;
+            step
+        };
         match step {
             Ok(Step::Done) => Some((out, true)),
             Ok(step) => {
@@ -142,15 +175,33 @@ impl Log {
             }
         }
     }
+
+    /// A step of one who follows, in turn. Whoever was before may have found what this one wants.
+    async fn look(&self, mut reader: Reader, changes: Option<u64>) -> Option<Stepped> {
+        let _permit = self.reads.following.acquire().await.ok()?;
+        let mut out = Vec::new();
+        if let Some(step) = reader.recall(changes, self.look_after, &mut out).transpose() {
+            return Some((reader, out, step));
+        }
+        let work = move || with(reader, |reader, out| reader.step_for_all(changes, out));
+        tokio::task::spawn_blocking(work).await.ok()
+    }
 }
 
-fn step(reader: &mut Reader, may_wait: bool, out: &mut Vec<u8>) -> Result<Step, ReadError> {
+/// A reader after a step, with what the client gets of it.
+type Stepped = (Reader, Vec<u8>, Result<Step, ReadError>);
+
+fn with(mut reader: Reader, step: impl FnOnce(&mut Reader, &mut Vec<u8>) -> Result<Step, ReadError>) -> Stepped {
+    let mut out = Vec::new();
+    let step = step(&mut reader, &mut out);
+    (reader, out, step)
+}
+
+/// A step of one who does not wait for more.
+fn last_step(reader: &mut Reader, out: &mut Vec<u8>) -> Result<Step, ReadError> {
     let step = reader.step(out)?;
     if step != Step::End {
         return Ok(step);
-    }
-    if may_wait {
-        return Ok(if reader.follow_rotation(out)? { Step::More } else { Step::End });
     }
     reader.finish(out)?;
     Ok(Step::Done)

@@ -14,6 +14,7 @@ mod format;
 pub mod node;
 mod query;
 mod reader;
+mod shared;
 mod stamp;
 mod tail;
 #[cfg(test)]
@@ -40,6 +41,7 @@ use self::query::BadQuery;
 use self::query::LogQuery;
 use self::query::Wanted;
 use self::reader::Reader;
+use self::shared::OpenLogs;
 use self::watch::LogWatch;
 use super::answer;
 use super::answer::quote;
@@ -55,12 +57,14 @@ struct ContainerLogs {
     containers: Containers,
     split_streams: bool,
     watch: LogWatch,
+    open: OpenLogs,
     reads: Reads,
 }
 
 /// `/containerLogs/{namespace}/{pod}/{container}`. `split_streams` is the feature gate PodLogsQuerySplitStreams.
 pub fn router(containers: Containers, split_streams: bool) -> Router {
-    let logs = ContainerLogs { containers, split_streams, watch: LogWatch::default(), reads: Reads::default() };
+    let (watch, open, reads) = (LogWatch::default(), OpenLogs::default(), Reads::default());
+    let logs = ContainerLogs { containers, split_streams, watch, open, reads };
     Router::new().route("/containerLogs/{namespace}/{pod}/{container}", any(serve)).with_state(logs)
 }
 
@@ -124,7 +128,8 @@ impl ContainerLogs {
             stream: query.stream.unwrap_or(Wanted::All),
         };
         let (tail, filter) = (query.tail, Filter::new(rules));
-        let opened = self.reads.run(move || Reader::open(&path, tail, filter)).await;
+        let open = self.open.clone();
+        let opened = self.reads.run(move || Reader::open(&open, &path, tail, filter)).await;
         let reader = opened.ok_or("the agent is shutting down")?.map_err(|error| error.to_string())?;
         let follow = query.follow.then(|| Follow {
             changes: self.watch.follow(reader.folder()),

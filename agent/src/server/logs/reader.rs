@@ -1,16 +1,20 @@
 //! Reads one log in steps of bounded size. Blocks; `follow` decides where and when.
 
 use std::fs;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::time::Instant;
 
 use super::super::answer::quote;
 use super::filter::Filter;
 use super::filter::UnknownFormat;
+use super::shared::End;
+use super::shared::OpenLogs;
+use super::shared::SharedLog;
 use super::tail;
 
 /// Bytes read in a step. Small, because the server holds several steps for a client that does not take them.
@@ -52,9 +56,8 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct Reader {
     path: PathBuf,
-    file: File,
-    /// Device and inode: another file may take the path.
-    id: (u64, u64),
+    log: Arc<SharedLog>,
+    logs: OpenLogs,
     position: u64,
     /// The beginning of a line whose end has not been read.
     line: Vec<u8>,
@@ -68,16 +71,16 @@ impl Reader {
     ///
     /// # Errors
     /// The file cannot be opened.
-    pub(super) fn open(path: &Path, lines: Option<u64>, filter: Filter) -> Result<Self, ReadError> {
+    pub(super) fn open(logs: &OpenLogs, path: &Path, lines: Option<u64>, filter: Filter) -> Result<Self, ReadError> {
         let resolved = fs::canonicalize(path).map_err(|source| ReadError::Resolve { path: path.to_owned(), source })?;
-        let (file, id) = open(&resolved).map_err(|source| ReadError::Open { path: resolved.clone(), source })?;
+        let log = logs.open(&resolved).map_err(|source| ReadError::Open { path: resolved.clone(), source })?;
         let position = match lines {
             Some(lines) => {
-                tail::start(&file, lines).map_err(|source| ReadError::Read { path: resolved.clone(), source })?
+                tail::start(&log.file, lines).map_err(|source| ReadError::Read { path: resolved.clone(), source })?
             }
             None => 0,
         };
-        Ok(Self { path: resolved, file, id, position, line: Vec::new(), skipping: false, filter })
+        Ok(Self { path: resolved, log, logs: logs.clone(), position, line: Vec::new(), skipping: false, filter })
     }
 
     /// The folder in which the log, and its successor after a rotation, lies.
@@ -94,13 +97,66 @@ impl Reader {
             return Ok(Step::Done);
         }
         let mut buffer = [0; STEP];
-        let read = self.file.read_at(&mut buffer, self.position);
-        let read = read.map_err(|source| ReadError::Read { path: self.path.clone(), source })?;
+        let read = self.read(&mut buffer)?;
         if read == 0 {
             return Ok(Step::End);
         }
-        self.position += read as u64;
-        for part in buffer[..read].split_inclusive(|byte| *byte == b'\n') {
+        self.take_all(&buffer[..read], out)
+    }
+
+    fn read(&self, buffer: &mut [u8]) -> Result<usize, ReadError> {
+        let read = self.log.read(buffer, self.position);
+        read.map_err(|source| ReadError::Read { path: self.path.clone(), source })
+    }
+
+    /// As [`Self::step`], for one of many who follow: leaves what it finds to the others. `changes` of the folder were
+    /// told before.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub(super) fn step_for_all(&mut self, changes: Option<u64>, out: &mut Vec<u8>) -> Result<Step, ReadError> {
+        if self.filter.is_done() {
+            return Ok(Step::Done);
+        }
+        let (since, at, mut buffer) = (self.log.generation(), Instant::now(), [0; STEP]);
+        let read = self.read(&mut buffer)?;
+        if read > 0 {
+            self.log.keep(since, self.position, &buffer[..read]);
+            return self.take_all(&buffer[..read], out);
+        }
+        if self.follow_rotation(out)? {
+            return Ok(Step::More);
+        }
+        if let Some(changes) = changes {
+            self.log.ended(since, End { position: self.position, changes, at });
+        }
+        Ok(Step::End)
+    }
+
+    /// A step by what others have found; `None` if they have not, and the file must be read. Does not block. What they
+    /// found counts if it takes in these `changes` of the folder, and was found no earlier than `after`.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub(super) fn recall(
+        &mut self,
+        changes: Option<u64>,
+        after: Instant,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Step>, ReadError> {
+        if self.filter.is_done() {
+            return Ok(Some(Step::Done));
+        }
+        if let Some(kept) = self.log.kept(self.position) {
+            return self.take_all(&kept, out).map(Some);
+        }
+        let known = changes.is_some_and(|changes| self.log.is_end(self.position, changes, after));
+        Ok(known.then_some(Step::End))
+    }
+
+    fn take_all(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<Step, ReadError> {
+        self.position += bytes.len() as u64;
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.take(part, out)?;
         }
         Ok(if self.filter.is_done() { Step::Done } else { Step::More })
@@ -116,20 +172,21 @@ impl Reader {
             // Moved away, and the runtime has not opened a new one yet.
             return Ok(false);
         };
-        if (there.dev(), there.ino()) == self.id {
+        if (there.dev(), there.ino()) == self.log.id {
             let emptied = there.len() < self.position;
             if emptied {
                 self.line.clear();
                 self.skipping = false;
                 self.position = 0;
+                self.log.forget();
             }
             return Ok(emptied);
         }
-        let Ok((file, id)) = open(&self.path) else { return Ok(false) };
+        let Ok(log) = self.logs.open(&self.path) else { return Ok(false) };
         // What was written between the last read and the move.
         while self.step(out)? == Step::More {}
         self.finish(out)?;
-        (self.file, self.id, self.position) = (file, id, 0);
+        (self.log, self.position) = (log, 0);
         Ok(true)
     }
 
@@ -169,14 +226,9 @@ impl Reader {
     }
 }
 
-fn open(path: &Path) -> io::Result<(File, (u64, u64))> {
-    let file = File::open(path)?;
-    let meta = file.metadata()?;
-    Ok((file, (meta.dev(), meta.ino())))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::Write as _;
 
     use proptest::prelude::*;
@@ -198,7 +250,7 @@ mod tests {
     }
 
     fn opened(path: &Path, lines: Option<u64>) -> Reader {
-        Reader::open(path, lines, Filter::new(Rules { lines, ..ALL })).unwrap()
+        Reader::open(&OpenLogs::default(), path, lines, Filter::new(Rules { lines, ..ALL })).unwrap()
     }
 
     #[test]
@@ -235,6 +287,33 @@ mod tests {
     }
 
     #[test]
+    fn followers_take_what_one_of_them_has_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        fs::write(&path, line(1, "stdout", "F", "one")).unwrap();
+        let logs = OpenLogs::default();
+        let open = || Reader::open(&logs, &path, None, Filter::new(ALL)).unwrap();
+        let (mut first, mut second, now) = (open(), open(), Instant::now());
+        assert_eq!(second.recall(Some(0), now, &mut Vec::new()).unwrap(), None, "nobody has read it");
+        let (mut here, mut there) = (Vec::new(), Vec::new());
+        assert_eq!(first.step_for_all(Some(0), &mut here).unwrap(), Step::More);
+        assert_eq!(second.recall(Some(0), now, &mut there).unwrap(), Some(Step::More));
+        assert_eq!((here.as_slice(), there.as_slice()), (&b"one\n"[..], &b"one\n"[..]));
+        assert_eq!(second.recall(Some(0), now, &mut there).unwrap(), None, "nobody has looked for more");
+        assert_eq!(first.step_for_all(Some(0), &mut here).unwrap(), Step::End);
+        assert_eq!(second.recall(Some(0), now, &mut there).unwrap(), Some(Step::End));
+        assert_eq!(second.recall(Some(1), now, &mut there).unwrap(), None, "the folder has changed since");
+        assert_eq!(second.recall(None, now, &mut there).unwrap(), None, "nobody would tell of changes");
+        // Copied away and emptied: what comes then stands where other lines stood.
+        fs::write(&path, "").unwrap();
+        assert_eq!(first.step_for_all(Some(1), &mut here).unwrap(), Step::More);
+        fs::write(&path, line(2, "stdout", "F", "two, longer")).unwrap();
+        assert_eq!(first.recall(Some(1), now, &mut here).unwrap(), None, "it was emptied");
+        assert_eq!(first.step_for_all(Some(1), &mut here).unwrap(), Step::More);
+        assert_eq!(here, b"one\ntwo, longer\n");
+    }
+
+    #[test]
     fn a_line_without_end_waits_for_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
@@ -264,7 +343,9 @@ mod tests {
 
     #[test]
     fn errors_are_told_in_the_known_words() {
-        let missing = Reader::open(Path::new("/no/such.log"), None, Filter::new(ALL)).unwrap_err().to_string();
+        let missing = Reader::open(&OpenLogs::default(), Path::new("/no/such.log"), None, Filter::new(ALL))
+            .unwrap_err()
+            .to_string();
         assert!(missing.starts_with("failed to try resolving symlinks in path \"/no/such.log\": "), "{missing}");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
@@ -318,7 +399,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("0.log");
             fs::write(&path, text).unwrap();
-            let mut reader = Reader::open(&path, tail, Filter::new(rules)).unwrap();
+            let mut reader = Reader::open(&OpenLogs::default(), &path, tail, Filter::new(rules)).unwrap();
             prop_assert_eq!(read(&mut reader), naive(&log, rules, tail));
         }
     }

@@ -4,6 +4,7 @@
 //! queue overrun, followers still look once a second.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -12,6 +13,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use inotify::Event;
 use inotify::EventMask;
 use inotify::EventStream;
 use inotify::Inotify;
@@ -20,8 +22,12 @@ use inotify::WatchMask;
 use inotify::Watches;
 use tokio::sync::watch;
 
-/// A busy log changes thousands of times a second: its followers are woken at most once in this time.
+/// A busy log changes thousands of times a second: its followers are woken at most once in this time,
 const BETWEEN_WAKES: Duration = Duration::from_millis(5);
+/// or, where they are many, in a multiple of what waking one costs, so that others have their share of the machine,
+const FOR_EACH: Duration = Duration::from_micros(100);
+/// but often enough for people who watch.
+const LONGEST: Duration = Duration::from_millis(200);
 /// Events taken in one go.
 const BATCH: usize = 256;
 
@@ -38,13 +44,14 @@ struct Inner {
 }
 
 struct Folder {
-    changed: watch::Sender<()>,
+    /// Counts.
+    changed: watch::Sender<u64>,
     followers: usize,
 }
 
 /// Hears of changes in one folder, as long as it lives.
 pub(super) struct Following {
-    changed: Option<watch::Receiver<()>>,
+    changed: Option<watch::Receiver<u64>>,
     folder: Option<WatchDescriptor>,
     of: LogWatch,
 }
@@ -66,7 +73,7 @@ impl LogWatch {
         }
     }
 
-    fn try_follow(&self, path: &Path) -> std::io::Result<(WatchDescriptor, watch::Receiver<()>)> {
+    fn try_follow(&self, path: &Path) -> std::io::Result<(WatchDescriptor, watch::Receiver<u64>)> {
         let mut inner = self.lock();
         let mut watches = match &inner.watches {
             Some(watches) => watches.clone(),
@@ -83,7 +90,7 @@ impl LogWatch {
         let folder = inner
             .folders
             .entry(descriptor.clone())
-            .or_insert_with(|| Folder { changed: watch::Sender::new(()), followers: 0 });
+            .or_insert_with(|| Folder { changed: watch::Sender::new(0), followers: 0 });
         folder.followers += 1;
         Ok((descriptor, folder.changed.subscribe()))
     }
@@ -92,22 +99,24 @@ impl LogWatch {
     async fn wake(self, events: EventStream<Vec<u8>>) {
         let mut batches = events.ready_chunks(BATCH);
         while let Some(batch) = batches.next().await {
-            {
-                let inner = self.lock();
-                let overrun = batch.iter().flatten().any(|event| event.mask.contains(EventMask::Q_OVERFLOW));
-                if overrun {
-                    inner.folders.values().for_each(|folder| folder.changed.send_modify(|()| ()));
-                }
-                let mut woken: Vec<&WatchDescriptor> = Vec::new();
-                for event in batch.iter().flatten() {
-                    if !woken.contains(&&event.wd) {
-                        woken.push(&event.wd);
-                        inner.folders.get(&event.wd).inspect(|folder| folder.changed.send_modify(|()| ()));
-                    }
-                }
-            }
-            tokio::time::sleep(BETWEEN_WAKES).await;
+            let woken = self.tell(batch.iter().flatten());
+            tokio::time::sleep(pause(woken)).await;
         }
+    }
+
+    /// Wakes those whom the events concern; returns how many.
+    fn tell<'a>(&self, events: impl Iterator<Item = &'a Event<std::ffi::OsString>> + Clone) -> usize {
+        let inner = self.lock();
+        let overrun = events.clone().any(|event| event.mask.contains(EventMask::Q_OVERFLOW));
+        let concerned: HashSet<&WatchDescriptor> =
+            if overrun { inner.folders.keys().collect() } else { events.map(|event| &event.wd).collect() };
+        let folders = concerned.into_iter().filter_map(|folder| inner.folders.get(folder));
+        folders
+            .map(|folder| {
+                folder.changed.send_modify(|count| *count += 1);
+                folder.followers
+            })
+            .sum()
     }
 
     fn leave(&self, descriptor: &WatchDescriptor) {
@@ -128,16 +137,19 @@ impl LogWatch {
     }
 }
 
+/// Time before followers are woken again, after so many were.
+fn pause(woken: usize) -> Duration {
+    FOR_EACH.saturating_mul(u32::try_from(woken).unwrap_or(u32::MAX)).clamp(BETWEEN_WAKES, LONGEST)
+}
+
 impl Following {
-    /// What has happened so far needs no waking.
-    pub(super) fn mark_seen(&mut self) {
-        if let Some(changed) = &mut self.changed {
-            changed.mark_unchanged();
-        }
+    /// What has happened so far needs no waking. Counts it; `None` if changes are not heard of.
+    pub(super) fn mark_seen(&mut self) -> Option<u64> {
+        self.changed.as_mut().map(|changed| *changed.borrow_and_update())
     }
 
-    /// Waits for a change after the last mark, at most for `limit`.
-    pub(super) async fn changed(&mut self, limit: Duration) {
+    /// Waits for a change after the last mark, at most for `limit`; false if it came to that.
+    pub(super) async fn changed(&mut self, limit: Duration) -> bool {
         let waiting = async {
             if let Some(changed) = &mut self.changed
                 && changed.changed().await.is_ok()
@@ -146,8 +158,7 @@ impl Following {
             }
             std::future::pending().await
         };
-        // Running into the limit is a look as good as any.
-        let _ = tokio::time::timeout(limit, waiting).await;
+        tokio::time::timeout(limit, waiting).await.is_ok()
     }
 }
 
@@ -174,18 +185,25 @@ mod tests {
         let started = std::time::Instant::now();
         std::fs::write(dir.path().join("0.log"), "x").unwrap();
         for following in &mut all {
-            following.changed(PATIENCE).await;
+            assert!(following.changed(PATIENCE).await);
         }
         assert!(started.elapsed() < PATIENCE, "all were woken");
         drop(all);
         assert_eq!(watch.counts(), (0, 0));
     }
 
+    #[test]
+    fn many_are_woken_less_often() {
+        let pauses = [1, 50, 1000, usize::MAX].map(|followers| pause(followers).as_millis());
+        assert_eq!(pauses, [5, 5, 100, 200]);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_folder_that_is_not_there_is_looked_at_by_the_clock() {
         let mut following = LogWatch::default().follow(Path::new("/no/such/folder"));
         let before = tokio::time::Instant::now();
-        following.changed(Duration::from_secs(1)).await;
+        assert!(!following.changed(Duration::from_secs(1)).await);
+        assert_eq!(following.mark_seen(), None);
         assert_eq!(before.elapsed(), Duration::from_secs(1));
     }
 }

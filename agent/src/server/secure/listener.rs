@@ -31,6 +31,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(90);
 /// Head of a request at most, in bytes, and what is buffered for one connection.
 const HEAD: usize = 1 << 20;
+/// Ciphertext at most that waits for a client who does not read.
+const UNSENT: usize = 16 << 10;
 /// Requests at once on one HTTP/2 connection.
 const STREAMS: u32 = 250;
 /// A connection whose other end says nothing is asked whether it is still there.
@@ -141,8 +143,9 @@ impl Connection {
         let set = SockRef::from(&stream).set_tcp_keepalive(&alive).and_then(|()| stream.set_nodelay(true));
         set.map_err(|error| format!("setting socket options: {error}"))?;
         let handshake = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream));
-        let stream = handshake.await.map_err(|_| "no handshake in time")?.map_err(|error| error.to_string())?;
-        let (_, session) = stream.get_ref();
+        let mut stream = handshake.await.map_err(|_| "no handshake in time")?.map_err(|error| error.to_string())?;
+        let (_, session) = stream.get_mut();
+        session.set_buffer_limit(Some(UNSENT));
         let certificates = session.peer_certificates().unwrap_or_default();
         let certificates: Arc<[_]> =
             certificates.iter().map(CertificateDer::clone).map(CertificateDer::into_owned).collect();

@@ -1,0 +1,341 @@
+//! A thousand clients that follow one log over HTTPS, some of whom never read, and what that costs everybody else.
+//!
+//! The server is the agent's own main port in a process of its own, so that its memory, files and tasks can be counted
+//! from outside; the runtime beside it is simulated. The clients are here.
+
+use std::fs;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use keblet::config::{FeatureGates, KubeletConfiguration};
+use keblet::metrics::Metrics;
+use keblet::model::PodUid;
+use keblet::runtime::RuntimeOptions;
+use keblet::server::secure::{Secure, serving_files};
+use keblet::server::{Containers, Handles, Mounted, Options, SensorReport, logs, run_main};
+use keblet_tests::cri::{SimRuntime, client};
+use keblet_tests::node::{Eyes, Senses, runtime};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use reqwest::{Client, Response};
+use serde_json::json;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Where the server finds its folder. It is this program, started again.
+const FOLDER: &str = "KEBLET_TEST_FOLLOWERS";
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Bytes of the server's memory per follower, at most: its TLS session and its connection, and for one who does not read
+/// the pieces that wait for him.
+const MEMORY_EACH: usize = 96 * 1024;
+/// Logs open for all of them.
+const LOGS: usize = 1;
+/// How many times slower a whole log may be read beside them, on an unoptimized build, and how long the agent's health
+/// may take to be told.
+const SLOWER: u32 = 25;
+const HEALTH: Duration = Duration::from_secs(2);
+/// Followers: from the beginning and never reading, from the beginning and reading, and from the last line on.
+const NEVER: usize = 200;
+const WHOLE: usize = 20;
+const TAIL: usize = 780;
+/// Lines there before, lines written while all follow, and lines after a rotation.
+const OLD: usize = 30_000;
+const NEW: usize = 1_000;
+const ROTATED: usize = 100;
+const BURST: usize = 10;
+
+fn text(n: usize) -> String {
+    format!("line {n:06} of a container that has a good deal to say about what it does all day, every day\n")
+}
+
+fn line(n: usize) -> String {
+    format!("2026-01-01T00:00:{:02}.{n:09}Z stdout F {}", n % 60, text(n))
+}
+
+fn lines(range: std::ops::Range<usize>) -> String {
+    range.map(line).collect()
+}
+
+fn log_of(folder: &Path) -> PathBuf {
+    folder.join("main/0.log")
+}
+
+/// The server's process, as seen from here.
+struct Server {
+    process: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    address: SocketAddr,
+}
+
+impl Server {
+    fn start(folder: &Path) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "server", "--ignored", "--nocapture"])
+            .env(FOLDER, folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut server = Self { process, input, output, address };
+        server.address = server.told().parse().unwrap();
+        server
+    }
+
+    /// What it says next; the test harness of its process talks too.
+    fn told(&mut self) -> String {
+        let mut lines = self.output.by_ref().lines();
+        let told = lines.find_map(|line| Some(line.ok()?.split_once("server: ")?.1.to_owned()));
+        told.expect("the server speaks")
+    }
+
+    fn tasks(&mut self) -> usize {
+        self.input.write_all(b"tasks\n").unwrap();
+        self.told().parse().unwrap()
+    }
+
+    fn proc(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{name}", self.process.id()))
+    }
+
+    /// Resident memory in bytes, now or the most there ever was.
+    fn memory(&self, which: &str) -> usize {
+        let status = fs::read_to_string(self.proc("status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(which)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+    }
+
+    /// Open files, those of them that are logs, and inotify watches.
+    fn files(&self) -> (usize, usize, usize) {
+        let (mut all, mut logs, mut watches) = (0, 0, 0);
+        for entry in fs::read_dir(self.proc("fd")).unwrap().flatten() {
+            let Ok(target) = fs::read_link(entry.path()) else { continue };
+            all += 1;
+            logs += usize::from(target.to_string_lossy().contains("0.log"));
+            if target.to_string_lossy().contains("inotify") {
+                let info = fs::read_to_string(self.proc("fdinfo").join(entry.file_name())).unwrap_or_default();
+                watches += info.lines().filter(|line| line.starts_with("inotify")).count();
+            }
+        }
+        (all, logs, watches)
+    }
+
+    /// Listeners and connections.
+    fn sockets(&self) -> usize {
+        let targets =
+            fs::read_dir(self.proc("fd")).unwrap().flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+        targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("https://{}{path}", self.address)
+    }
+
+    fn log_url(&self, query: &str) -> String {
+        self.url(&format!("/containerLogs/default/talker/main?{query}"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// As many open files as this process may have at all.
+fn allow_files() {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+}
+
+fn client() -> Client {
+    // The certificate was made by the server for itself.
+    Client::builder().http1_only().danger_accept_invalid_certs(true).build().unwrap()
+}
+
+/// Reads the log from line `first` to line `last`, which must be all there is between them, in order.
+async fn reads(mut response: Response, first: usize, last: usize) {
+    let (mut next, mut rest) = (first, Vec::new());
+    while next <= last {
+        let chunk = tokio::time::timeout(PATIENCE, response.chunk()).await.expect("more in time");
+        rest.extend_from_slice(&chunk.expect("readable").unwrap_or_else(|| panic!("ended before line {next}")));
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            assert_eq!(String::from_utf8_lossy(&line), text(next));
+            next += 1;
+        }
+    }
+    assert!(rest.is_empty());
+}
+
+/// Time for the whole log, to its end, and for the health of the agent.
+async fn beside(client: &Client, server: &(String, String)) -> (Duration, Duration) {
+    let begin = Instant::now();
+    let whole = client.get(&server.0).send().await.unwrap().bytes().await.unwrap();
+    assert!(whole.len() >= OLD * text(0).len());
+    let (read, begin) = (begin.elapsed(), Instant::now());
+    let health = client.get(&server.1).send().await.unwrap();
+    assert_eq!(health.status(), 200);
+    (read, begin.elapsed())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_followers_over_tls() {
+    allow_files();
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("main")).unwrap();
+    let path = log_of(folder.path());
+    fs::write(&path, lines(0..OLD)).unwrap();
+    let mut server = Server::start(folder.path());
+    let urls = (server.log_url(""), server.url("/healthz"));
+    let sockets = server.sockets();
+    let alone = beside(&client(), &urls).await;
+    until("the first client is gone", || match server.sockets() {
+        now if now <= sockets => Ok(()),
+        now => Err(format!("{now} sockets instead of {sockets}")),
+    })
+    .await;
+    let (tasks, files, memory) = (server.tasks(), server.files(), server.memory("VmRSS"));
+
+    let open = |query: &str, count: usize| {
+        let (client, url) = (client(), server.log_url(query));
+        let all = stream::iter(0..count).map(move |_| client.get(&url).send()).buffer_unordered(50);
+        all.map(|response| response.unwrap().error_for_status().unwrap()).collect::<Vec<Response>>()
+    };
+    let never = open("follow=true", NEVER).await;
+    let whole = open("follow=true", WHOLE).await;
+    let tail = open("follow=true&tailLines=1", TAIL).await;
+    let last = OLD + NEW + ROTATED - 1;
+    let readers = whole.into_iter().map(|response| reads(response, 0, last));
+    let readers: Vec<_> = readers.map(tokio::spawn).collect();
+    let tailers = tail.into_iter().map(|response| reads(response, OLD - 1, last));
+    let readers: Vec<_> = readers.into_iter().chain(tailers.map(tokio::spawn)).collect();
+
+    let begin = Instant::now();
+    let writing = tokio::spawn(write(path));
+    let (mut slowest, mut looks, neighbour) = ((Duration::ZERO, Duration::ZERO), 0, client());
+    while !writing.is_finished() {
+        let took = beside(&neighbour, &urls).await;
+        slowest = (slowest.0.max(took.0), slowest.1.max(took.1));
+        looks += 1;
+    }
+    writing.await.unwrap();
+    let (_, logs, watches) = server.files();
+    let path = log_of(folder.path());
+    fs::rename(&path, path.with_extension("log.20260101-000000")).unwrap();
+    fs::write(&path, lines(OLD + NEW..OLD + NEW + ROTATED)).unwrap();
+    for reader in readers {
+        reader.await.unwrap();
+    }
+    let each = server.memory("VmHWM").saturating_sub(memory) / (NEVER + WHOLE + TAIL);
+    println!("alone {alone:?}, beside {slowest:?} in {looks} looks, all {:?}", begin.elapsed());
+    println!("{each} bytes each, {logs} open logs, {watches} watches, {} tasks", server.tasks());
+    drop((never, neighbour));
+    // The one inotify instance stays.
+    let (tasks, files) = (tasks + 1, (files.0 + 1, files.1, files.2));
+    until(&format!("back to {tasks} tasks and {files:?} files"), || {
+        let now = (server.tasks(), server.files());
+        let is_back = now.0 <= tasks && now.1.0 <= files.0 && now.1.1 == 0 && now.1.2 == files.2;
+        if is_back { Ok(()) } else { Err(format!("{now:?}")) }
+    })
+    .await;
+    assert!(each <= MEMORY_EACH, "{each} bytes of memory for each follower");
+    assert_eq!((logs, watches), (LOGS, files.2 + 1), "open logs, and watches, for all");
+    assert!(slowest.0 <= alone.0 * SLOWER && slowest.1 <= HEALTH, "alone {alone:?}, beside the followers {slowest:?}");
+}
+
+/// Speaks now and then, as containers do.
+async fn write(path: PathBuf) {
+    let mut log = File::options().append(true).open(path).unwrap();
+    let mut pace = tokio::time::interval(Duration::from_millis(20));
+    for burst in 0..NEW / BURST {
+        pace.tick().await;
+        let first = OLD + burst * BURST;
+        log.write_all(lines(first..first + BURST).as_bytes()).unwrap();
+    }
+}
+
+async fn until(what: &str, mut met: impl FnMut() -> Result<(), String>) {
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(now) = met() {
+        assert!(Instant::now() < deadline, "never came: {what}, but {now}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The server's process: ends when its input does.
+#[test]
+#[ignore = "the server of the test above"]
+fn server() {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    allow_files();
+    let all = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let (shutdown, metrics) = (CancellationToken::new(), all.metrics());
+    all.spawn(serve(folder, shutdown));
+    for line in std::io::stdin().lines() {
+        assert_eq!(line.unwrap(), "tasks");
+        println!("server: {}", metrics.num_alive_tasks());
+    }
+}
+
+async fn serve(folder: PathBuf, shutdown: CancellationToken) {
+    let sim = SimRuntime::new(keblet_tests::cri::Options::default());
+    sim.images(|images| images.store("busybox", 1 << 20));
+    let mut runtime_client = client::Client::new(sim.memory().channel());
+    let mut sandbox = client::sandbox("talker", 0);
+    sandbox.log_directory = folder.display().to_string();
+    let sandbox = runtime_client.run_sandbox(sandbox).await.unwrap();
+    let id = runtime_client.launch(&sandbox, client::container("main", 0, "run")).await.unwrap();
+    let eyes = Eyes::open(&sim, Senses::ALL);
+    let (uid, pleg) = (PodUid::from("talker-uid"), eyes.pleg.clone());
+    let deadline = Instant::now() + PATIENCE;
+    while pleg.cached(&uid).is_none_or(|snapshot| snapshot.newest("main").is_none()) {
+        assert!(Instant::now() < deadline, "the container is never seen");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let status = json!({"name": "main", "ready": true, "restartCount": 0, "image": "busybox", "imageID": "",
+        "containerID": format!("sim://{id}"), "state": {"running": {}}});
+    let pod = json!({"metadata": {"name": "talker", "namespace": "default", "uid": "talker-uid"},
+        "spec": {"containers": [{"name": "main"}]}, "status": {"containerStatuses": [status]}});
+    let pod = Arc::new(serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap());
+    let containers = Containers {
+        pod: Arc::new(move |namespace, name| (namespace == "default" && name == "talker").then(|| pod.clone())),
+        status: Arc::new(|pod| pod.status.clone().unwrap_or_default()),
+        snapshot: Arc::new(move |uid| pleg.cached(uid)),
+        runtime: runtime(&sim, RuntimeOptions::default()),
+    };
+    let mounted = Mounted { debug: logs::router(containers, false), stats: axum::Router::new() };
+    let (address, gates) = ("127.0.0.1".to_owned(), FeatureGates::default());
+    let mut config = KubeletConfiguration { address, port: 0, ..KubeletConfiguration::default() };
+    config.authentication.anonymous.enabled = true;
+    config.authentication.webhook.enabled = false;
+    config.authorization.mode = "AlwaysAllow".to_owned();
+    let source = serving_files(&config, &gates, &folder, "localhost").unwrap();
+    let main = Secure::open(&config, &gates, "node", source, None).await.unwrap();
+    println!("server: {}", main.address().unwrap());
+    run_main(main, Options::new(&config, &gates), handles(), mounted, shutdown).await;
+}
+
+fn handles() -> Handles {
+    Handles {
+        pods: Arc::new(Vec::new),
+        running_pods: Arc::new(|| Ok(Vec::new())),
+        sensors: Arc::new(Vec::<SensorReport>::new),
+        sync_loop_age: Arc::new(|| Some(Duration::ZERO)),
+        ready: Arc::new(|| Ok(())),
+        refresh: Arc::new(|| ()),
+        verbosity: Arc::new(|_| Ok(())),
+        configz: Arc::new(json!({})),
+        version: "v1.36.3",
+        flags: Arc::default(),
+        metrics: Metrics::new(),
+    }
+}
