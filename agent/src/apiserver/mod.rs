@@ -157,6 +157,7 @@ impl ApiServer {
             transport: Transport::new(Dialer::new(dialing, &access.server)),
             identity,
             authorizer: Authorizer::new(&access.credentials)?,
+            certificate: access.certificate.as_ref().map(|pair| pair.place()),
             reach: Reach::new(access.server.to_string()),
             user_agent: user_agent(options.versions),
             host: access.server.authority().map(ToString::to_string).unwrap_or_default(),

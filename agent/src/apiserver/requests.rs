@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, RETRY_AFTER, USER_AGENT};
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::credentials::Authorizer;
 use super::limit::Limiter;
 use super::reach::Reach;
-use super::tls::Identity;
+use super::tls::{self, Identity};
 use super::transport::{LaneBody, Transport, TransportError};
 use crate::metrics::Metrics;
 
@@ -37,6 +37,8 @@ pub struct Shared {
     pub identity: Identity,
     /// Credentials.
     pub authorizer: Authorizer,
+    /// Where the client certificate comes from, if from the kubeconfig.
+    pub certificate: Option<String>,
     /// Is the server there, does it know us.
     pub reach: Reach,
     /// `User-Agent`.
@@ -57,6 +59,15 @@ impl Shared {
             self.transport.redial();
         }
         changed
+    }
+
+    /// What the server sees of us, for people: where it comes from, and how long it lasts if that can be seen.
+    fn shown(&self) -> String {
+        let issued = self.authorizer.source();
+        let Some(key) = self.identity.get() else { return issued.unwrap_or_else(|| "none shown".to_owned()) };
+        let place = self.certificate.iter().map(|place| format!(" {place}")).collect::<String>();
+        let certificate = format!("client certificate{place}, {}", tls::lifetime(&key, SystemTime::now()));
+        issued.into_iter().chain([certificate]).collect::<Vec<_>>().join(" and ")
     }
 }
 
@@ -147,7 +158,7 @@ impl Requests {
         let shared = &self.shared;
         let method = request.method().clone();
         shared.identity.arrived().await;
-        let issued = shared.authorizer.issue().await?;
+        let issued = shared.authorizer.issue().await.inspect_err(|error| shared.reach.without(error))?;
         if let Some(value) = issued.header {
             request.headers_mut().insert(AUTHORIZATION, value);
         }
@@ -162,7 +173,7 @@ impl Requests {
         metrics.sent(method.as_str(), &shared.host, body.len());
         match answer {
             Ok(answer) => {
-                shared.reach.answered(answer.status());
+                shared.reach.answered(answer.status(), began, || shared.shown());
                 if answer.status() == StatusCode::UNAUTHORIZED {
                     shared.authorizer.refused().await;
                 }
@@ -172,7 +183,7 @@ impl Requests {
                 Ok(answer)
             }
             Err(error) => {
-                shared.reach.failed(&error);
+                shared.reach.failed(&error, began);
                 Err(error.into())
             }
         }

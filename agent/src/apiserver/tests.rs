@@ -246,6 +246,32 @@ async fn a_token_that_was_replaced_is_sent_after_a_refusal() {
 }
 
 #[tokio::test]
+async fn a_token_in_the_kubeconfig_is_looked_up_again_after_a_refusal() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |seen: &Seen| match seen.headers["authorization"] == "Bearer new" {
+        true => Reply::json(200, object("a")),
+        false => Reply::json(401, json!({"kind": "Status", "code": 401})),
+    })
+    .await;
+    let file = server.kubeconfig(folder.path(), &authority, "token: old");
+    let api = connect(&file);
+    objects(&api.main).get("a").await.expect_err("refused");
+    let Authorizer::File(token) = &api.shared.authorizer else { panic!("a token in a file") };
+    for text in ["{", "users: []"] {
+        std::fs::write(&file, text).expect("written");
+        token.age(Duration::from_secs(11)).await;
+        for _ in 0..2 {
+            let error = objects(&api.main).get("a").await.expect_err("nothing new");
+            assert!(matches!(error, kube::Error::Api(status) if status.code == 401), "the last token is used on");
+        }
+    }
+    server.kubeconfig(folder.path(), &authority, "token: new");
+    token.age(Duration::from_secs(11)).await;
+    objects(&api.main).get("a").await.expect_err("still the old one, and refused");
+    objects(&api.main).get("a").await.expect("the new token");
+}
+
+#[tokio::test]
 async fn a_plugin_may_bring_the_certificate() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |_| Reply::json(200, object("a"))).await;

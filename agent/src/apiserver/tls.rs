@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
 
 use hyper_rustls::ConfigBuilderExt as _;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -13,6 +14,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use secrecy::ExposeSecret as _;
 use tokio::sync::watch;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::ConnectError;
 use super::kubeconfig::{Access, Pem};
@@ -121,6 +123,18 @@ pub fn certified_key(certificate: &str, key: &str) -> Result<CertifiedKey, PairE
     }
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| PairError::Pem("key", error))?;
     Ok(CertifiedKey::from_der(chain, key, &provider())?)
+}
+
+/// How long the certificate lasts, or lasted, for people.
+pub fn lifetime(key: &CertifiedKey, now: SystemTime) -> String {
+    let until = key.cert.first().and_then(|der| {
+        let (_, leaf) = X509Certificate::from_der(der).ok()?;
+        let seconds = u64::try_from(leaf.validity().not_after.timestamp()).ok()?;
+        Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+    });
+    let Some(until) = until else { return "which does not say until when it is valid".to_owned() };
+    let verb = if until < now { "expired at" } else { "valid until" };
+    format!("{verb} {}", humantime::format_rfc3339_seconds(until))
 }
 
 /// The configuration of all connections to the server of `access`, and its certificate authority if it has one of its own.
