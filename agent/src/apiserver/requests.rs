@@ -121,7 +121,11 @@ impl Requests {
         let body = body.collect().await?.to_bytes();
         let audit_id = head.headers.get(AUDIT_ID).cloned().unwrap_or_else(new_audit_id);
         let mut tries = 1;
+        let is_watch = head.uri.query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
         loop {
+            if is_watch {
+                self.shared.reach.until_known().await;
+            }
             self.turn(&head.method).await;
             let mut request = Request::new(Full::new(body.clone()));
             *request.method_mut() = head.method.clone();

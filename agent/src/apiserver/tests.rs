@@ -246,6 +246,33 @@ async fn a_token_that_was_replaced_is_sent_after_a_refusal() {
 }
 
 #[tokio::test]
+async fn watches_that_would_be_refused_go_on_as_soon_as_anybody_is_not() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let known = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let knows = known.clone();
+    let server = TestServer::start(&authority, move |seen: &Seen| match knows.load(Ordering::SeqCst) {
+        true if seen.path.contains("watch=true") => {
+            Reply::Open(format!("{}\n", json!({"type": "ADDED", "object": object("a")})))
+        }
+        true => Reply::json(200, object("a")),
+        false => Reply::json(401, json!({"kind": "Status", "code": 401})),
+    })
+    .await;
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
+    objects(&api.main).get("a").await.expect_err("refused");
+    let mut events = std::pin::pin!(watch::follow(objects(&api.main), Config::default()));
+    let early = tokio::time::timeout(Duration::from_millis(300), events.next()).await;
+    assert!(early.is_err(), "it waits");
+    assert_eq!(server.seen().len(), 1, "and asks nobody");
+    known.store(true, Ordering::SeqCst);
+    objects(&api.heartbeat).get("a").await.expect("known");
+    let began = std::time::Instant::now();
+    assert!(matches!(events.next().await, Some(Event::Init)));
+    assert!(matches!(events.next().await, Some(Event::InitApply(_))));
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
 async fn a_token_in_the_kubeconfig_is_looked_up_again_after_a_refusal() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |seen: &Seen| match seen.headers["authorization"] == "Bearer new" {
