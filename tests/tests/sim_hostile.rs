@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::VolumeMount;
 use keblet::model::{Pod, PodUid};
+use keblet::status::Ending;
 use keblet_tests::cri::*;
 use keblet_tests::node::{Agent, PodOf, Senses, pod};
 use tokio::time::sleep;
@@ -82,4 +83,24 @@ async fn a_running_pod_goes_on_as_it_was_when_it_turns_hostile() {
     // The end of the pod is heard all the same.
     agent.remove(turned).await;
     until(&sim, "it is gone", |l| l.live("web", "main").is_none() && l.live("web", "side").is_none()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_in_a_hurry_need_not_wait_for_a_longer_grace() {
+    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let stubborn = pod("web").running("main", "term ignore").build();
+    let agent = start(&sim, folder.path(), vec![stubborn]);
+    until(&sim, "it runs", |l| l.live("web", "main").is_some()).await;
+    let uid = PodUid::from("web-uid");
+    let end = Ending { reason: "Terminated", message: String::new(), disruption: None };
+    let began = tokio::time::Instant::now();
+    let patient = agent.kill(uid.clone(), i64::MAX, end.clone());
+    let hasty = async {
+        sleep(Duration::from_secs(60)).await;
+        assert!(sim.ledger(|l| l.live("web", "main").is_some()), "it has all the time in the world");
+        agent.kill(uid.clone(), 1, end.clone()).await;
+    };
+    tokio::join!(patient, hasty);
+    assert!(sim.ledger(|l| l.live("web", "main").is_none()), "{}", sim.ledger(Ledger::to_string));
+    assert!(began.elapsed() < Duration::from_secs(75), "{:?}", began.elapsed());
 }

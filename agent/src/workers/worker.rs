@@ -259,7 +259,7 @@ impl Worker {
     /// Stops every container and sandbox of the pod. Runs again on every request until nothing is left running.
     async fn terminate(&mut self) -> Next {
         self.runtime_ready().await;
-        let grace = self.mailbox.state().begin_terminating();
+        let mut grace = self.mailbox.state().begin_terminating();
         let pod = self.pod();
         let view = match self.view().await {
             Ok(view) => view,
@@ -279,7 +279,13 @@ impl Worker {
         }
         self.context.pleg.acting(&self.uid).await;
         let killed = match &pod {
-            Some(pod) => act::terminate_pod(&self.context.act, pod, &view, grace).await,
+            Some(pod) => loop {
+                // Who is in more of a hurry meanwhile need not wait for the grace that was given first.
+                tokio::select! {
+                    killed = act::terminate_pod(&self.context.act, pod, &view, grace) => break killed,
+                    shorter = self.shortened(grace) => grace = shorter,
+                }
+            },
             None => act::kill_orphan(&self.context.act, &view).await,
         };
         self.acted();
@@ -302,6 +308,17 @@ impl Worker {
                 Some(pod) => self.failed_sync(pod, &error),
                 None => self.retry(false),
             },
+        }
+    }
+
+    /// The grace period, as soon as it is another one than this.
+    async fn shortened(&self, grace: Option<i64>) -> Option<i64> {
+        loop {
+            self.mailbox.cancelled().await;
+            let now = self.mailbox.state().begin_terminating();
+            if now != grace {
+                return now;
+            }
         }
     }
 
