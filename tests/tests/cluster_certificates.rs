@@ -203,14 +203,19 @@ async fn cluster_serving_certificates_come_when_they_are_approved() {
     keeping.await.unwrap();
 }
 
-/// Takes events until the object of this name has come.
+/// Takes events until the object of this name has come, or, by the name `done`, a list is complete.
 async fn until_seen(events: &mut (impl Stream<Item = Event<ConfigMap>> + Unpin), name: &str) -> Vec<String> {
     let mut seen = Vec::new();
     within(name, async {
         loop {
             match events.next().await.unwrap() {
                 Event::Init => seen.push("init".to_owned()),
-                Event::InitDone => seen.push("done".to_owned()),
+                Event::InitDone => {
+                    seen.push("done".to_owned());
+                    if name == "done" {
+                        return;
+                    }
+                }
                 Event::InitApply(object) | Event::Apply(object) => {
                     let found = object.metadata.name.unwrap();
                     seen.push(found.clone());
@@ -255,8 +260,9 @@ async fn cluster_watches_survive_restarts_hangs_and_compaction() {
     make(&objects, "after-kill").await;
     let mut seen = until_seen(&mut events, "after-kill").await;
     if let Some(list) = seen.iter().position(|event| event == "init") {
-        if !seen.contains(&"before".to_owned()) {
-            seen.extend(until_seen(&mut events, "before").await);
+        // To its end: what comes after is news.
+        if !seen[list..].contains(&"done".to_owned()) {
+            seen.extend(until_seen(&mut events, "done").await);
         }
         assert!(seen[list..].contains(&"before".to_owned()), "{seen:?}");
     }
