@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::NodeAddress;
 use keblet::apiserver::ApiServer;
 use keblet::apiserver::Options;
 use keblet::apiserver::kubeconfig;
+use keblet::apiserver::recovery::Recovered;
 use keblet::apiserver::tls;
 use keblet::apiserver::watch::follow;
 use keblet::certificates;
@@ -127,22 +128,21 @@ async fn cluster_client_certificates_are_requested_and_rotated() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path(), Purpose::Client, None);
     let access = kubeconfig::load(&ready.bootstrap_kubeconfig).unwrap();
-    let identity = tls::Identity::awaited();
+    let identity = tls::Identity::default();
     let certified = kubeconfig::Access { credentials: kubeconfig::Credentials::None, ..access };
     let (metrics, cancel) = (Metrics::new(), CancellationToken::new());
     let api = ApiServer::with_identity(&certified, identity, &options(), metrics, cancel.clone()).unwrap();
-    // Asked before there is any certificate: it waits instead of being refused.
-    let early = tokio::spawn({
-        let client = api.main.clone();
-        async move { whoami(&client).await }
-    });
+    // Asked before there is any certificate: nobody in particular asks.
+    let reviews: Api<SelfSubjectReview> = Api::all(api.main.clone());
+    let early = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await.unwrap_err();
+    assert!(early.to_string().contains("system:anonymous"), "{early}");
     let template = watch::channel(Some(Template::client("n-2"))).1;
     let (sender, mut current) = watch::channel(None);
     let bootstrap = connect(&ready.bootstrap_kubeconfig).main;
     let keeping = tokio::spawn(keeper(store.clone(), template.clone(), bootstrap, false).keep(sender, cancel.clone()));
     let first = within("a certificate", current.wait_for(Option::is_some)).await.unwrap().clone().unwrap();
     api.identify(first.certified.clone());
-    assert!(within("the early request", early).await.unwrap().starts_with("system:node:n-2 "));
+    assert!(whoami(&api.main).await.starts_with("system:node:n-2 "));
     cancel.cancel();
     keeping.await.unwrap();
     // A new start with the stored pair, which is to be replaced at once: asked for with the pair itself.
@@ -179,7 +179,7 @@ async fn cluster_serving_certificates_come_when_they_are_approved() {
     let cancel = CancellationToken::new();
     let keeping = tokio::spawn(keeper(store.clone(), template, client, false).keep(sender, cancel.clone()));
     let requests: Api<CertificateSigningRequest> = Api::all(connect(&ready.kubeconfig).main);
-    let mut seen = Box::pin(follow(requests, Config::default()));
+    let mut seen = Box::pin(follow(requests, Config::default(), Recovered::default()));
     let name = within("a request", async {
         loop {
             match seen.next().await {
@@ -203,14 +203,19 @@ async fn cluster_serving_certificates_come_when_they_are_approved() {
     keeping.await.unwrap();
 }
 
-/// Takes events until the object of this name has come.
+/// Takes events until the object of this name has come, or, by the name `done`, a list is complete.
 async fn until_seen(events: &mut (impl Stream<Item = Event<ConfigMap>> + Unpin), name: &str) -> Vec<String> {
     let mut seen = Vec::new();
     within(name, async {
         loop {
             match events.next().await.unwrap() {
                 Event::Init => seen.push("init".to_owned()),
-                Event::InitDone => seen.push("done".to_owned()),
+                Event::InitDone => {
+                    seen.push("done".to_owned());
+                    if name == "done" {
+                        return;
+                    }
+                }
                 Event::InitApply(object) | Event::Apply(object) => {
                     let found = object.metadata.name.unwrap();
                     seen.push(found.clone());
@@ -243,7 +248,7 @@ async fn cluster_watches_survive_restarts_hangs_and_compaction() {
     let mut plane = plane().await;
     let api = connect(&plane.ready().kubeconfig);
     let objects: Api<ConfigMap> = Api::namespaced(api.main.clone(), "default");
-    let mut events = Box::pin(follow(objects.clone(), Config::default()));
+    let mut events = Box::pin(follow(objects.clone(), Config::default(), api.recovered()));
     make(&objects, "before").await;
     let seen = until_seen(&mut events, "before").await;
     assert_eq!(seen.first().map(String::as_str), Some("init"));
@@ -255,8 +260,9 @@ async fn cluster_watches_survive_restarts_hangs_and_compaction() {
     make(&objects, "after-kill").await;
     let mut seen = until_seen(&mut events, "after-kill").await;
     if let Some(list) = seen.iter().position(|event| event == "init") {
-        if !seen.contains(&"before".to_owned()) {
-            seen.extend(until_seen(&mut events, "before").await);
+        // To its end: what comes after is news.
+        if !seen[list..].contains(&"done".to_owned()) {
+            seen.extend(until_seen(&mut events, "done").await);
         }
         assert!(seen[list..].contains(&"before".to_owned()), "{seen:?}");
     }

@@ -183,7 +183,10 @@ async fn what_an_agent_did_not_bury_the_next_one_does() {
     node.running("stays", "main").await;
     sleep(secs(2)).await;
     agent.update(web.deleting().build()).await;
-    node.sim.until("dead", secs(5), |l| l.live("web", "main").is_none()).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    node.sim
+        .until("dead", secs(5), |l| l.live("web", "main").is_none())
+        .await
+        .unwrap_or_else(|unmet| panic!("{unmet}"));
     sleep(ms(100)).await;
     assert!(agent.statuses.stored(&PodUid::from("web-uid")).is_some_and(|stored| stored.is_finished));
     drop(agent);

@@ -319,7 +319,7 @@ async fn serve(folder: PathBuf, shutdown: CancellationToken) {
     config.authentication.webhook.enabled = false;
     config.authorization.mode = "AlwaysAllow".to_owned();
     let source = serving_files(&config, &gates, &folder, "localhost").unwrap();
-    let main = Secure::open(&config, &gates, "node", source, None).await.unwrap();
+    let main = Secure::open(&config, &gates, "node", source, None, &Metrics::new()).await.unwrap();
     println!("server: {}", main.address().unwrap());
     run_main(main, Options::new(&config, &gates), handles(), mounted, shutdown).await;
 }

@@ -17,6 +17,7 @@ use http_body_util::StreamBody;
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Frame;
 use k8s_openapi::api::core::v1::ConfigMap;
+use keblet::apiserver::recovery::Recovered;
 use keblet::apiserver::watch::follow;
 use kube::Api;
 use kube::client::Body;
@@ -235,7 +236,7 @@ async fn whatever_goes_wrong_the_watcher_ends_up_knowing_everything() {
         let watching = tokio::spawn({
             let (api, replica) = (Api::<ConfigMap>::all(client(&server)), replica.clone());
             async move {
-                let mut events = std::pin::pin!(follow(api, Config::default()));
+                let mut events = std::pin::pin!(follow(api, Config::default(), Recovered::default()));
                 while let Some(event) = events.next().await {
                     replica.lock().unwrap().take(event);
                 }

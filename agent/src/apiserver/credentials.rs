@@ -1,4 +1,7 @@
 //! The `Authorization` of requests: fixed, from a file that may be replaced, or from a program that is asked again.
+//!
+//! A token that stands in the kubeconfig itself counts as one in a file: once it has been refused, the file is looked at
+//! again.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +16,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::exec::{ExecError, Issued, Plugin};
-use super::kubeconfig::Credentials;
+use super::kubeconfig::{self, Credentials, KubeconfigError};
 use crate::metrics::Metrics;
 
 /// A token file is read again when what was read is older than this.
@@ -32,6 +35,12 @@ pub enum CredentialError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The kubeconfig cannot be read any more.
+    #[error(transparent)]
+    Kubeconfig(#[from] KubeconfigError),
+    /// There was one when the agent started.
+    #[error("there is no token in {} any more", .0.display())]
+    NoToken(PathBuf),
     /// Characters that no header may hold.
     #[error("{0} holds characters that no request header may hold")]
     Characters(String),
@@ -62,10 +71,26 @@ impl Authorizer {
                 let pair = STANDARD.encode(format!("{name}:{}", password.expose_secret()));
                 Self::Fixed(Some(header("username", &format!("Basic {pair}"))?))
             }
-            Credentials::Token(token) => Self::Fixed(Some(bearer("token", token.expose_secret())?)),
-            Credentials::TokenFile(file) => Self::File(TokenFile { file: file.clone(), read: Mutex::default() }),
+            Credentials::Token(token, kubeconfig) => {
+                let read = (bearer("token", token.expose_secret())?, Instant::now());
+                Self::File(TokenFile { file: kubeconfig.clone(), is_kubeconfig: true, read: Mutex::new(Some(read)) })
+            }
+            Credentials::TokenFile(file) => {
+                Self::File(TokenFile { file: file.clone(), is_kubeconfig: false, read: Mutex::default() })
+            }
             Credentials::Exec(exec) => Self::Plugin(Box::new(Plugin::new(ExecConfig::clone(exec), metrics.clone()))),
         })
+    }
+
+    /// Where what requests carry comes from, for people.
+    pub fn source(&self) -> Option<String> {
+        match self {
+            Self::Fixed(None) => None,
+            Self::Fixed(Some(_)) => Some("name and password of the kubeconfig".to_owned()),
+            Self::File(file) if file.is_kubeconfig => Some(format!("token of {}", file.file.display())),
+            Self::File(file) => Some(format!("token file {}", file.file.display())),
+            Self::Plugin(_) => Some("what the credential plugin of the kubeconfig gave".to_owned()),
+        }
     }
 
     /// What the next request carries, and the client certificate its connection shows if that comes from here too.
@@ -93,6 +118,8 @@ impl Authorizer {
 /// A file with a bearer token. What was read last is used while the file cannot be read.
 pub struct TokenFile {
     file: PathBuf,
+    /// It is a kubeconfig that holds the token, which need not be read before there is doubt.
+    is_kubeconfig: bool,
     read: Mutex<Option<(HeaderValue, Instant)>>,
 }
 
@@ -121,11 +148,7 @@ impl TokenFile {
         {
             return Ok(value.clone());
         }
-        let fresh = match tokio::fs::read_to_string(&self.file).await {
-            Ok(text) => bearer(&self.file.display().to_string(), text.trim()),
-            Err(source) => Err(CredentialError::File { file: self.file.clone(), source }),
-        };
-        let value = match (fresh, &*read) {
+        let value = match (self.fresh().await, &*read) {
             (Ok(value), _) => value,
             (Err(error), Some((last, _))) => {
                 tracing::warn!("{error}; the last token is used on");
@@ -135,6 +158,22 @@ impl TokenFile {
         };
         *read = Some((value.clone(), Instant::now()));
         Ok(value)
+    }
+}
+
+impl TokenFile {
+    /// What the file says now.
+    async fn fresh(&self) -> Result<HeaderValue, CredentialError> {
+        let file = &self.file;
+        let text = tokio::fs::read_to_string(file).await;
+        let text = text.map_err(|source| CredentialError::File { file: file.clone(), source })?;
+        if !self.is_kubeconfig {
+            return bearer(&file.display().to_string(), text.trim());
+        }
+        match kubeconfig::parse(file, &text)?.credentials {
+            Credentials::Token(token, _) => bearer("token", token.expose_secret()),
+            _ => Err(CredentialError::NoToken(file.clone())),
+        }
     }
 }
 

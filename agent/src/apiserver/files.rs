@@ -65,11 +65,9 @@ impl Files {
 /// # Errors
 /// It cannot be read, or is none.
 pub fn read_pair(pair: &CertificatePair) -> Result<rustls::sign::CertifiedKey, ConnectError> {
-    let path = pair.certificate.path();
-    let place = path.map_or_else(|| "client-certificate-data".to_owned(), |path| path.display().to_string());
     let read = || -> Result<_, super::CertificateError> {
         let (certificate, key) = (pair.certificate.read()?, pair.key.read()?);
         Ok(tls::certified_key(certificate.expose_secret(), key.expose_secret())?)
     };
-    read().map_err(|source| ConnectError::Certificate { place, source })
+    read().map_err(|source| ConnectError::Certificate { place: pair.place(), source })
 }

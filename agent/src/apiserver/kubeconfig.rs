@@ -78,6 +78,14 @@ pub struct CertificatePair {
     pub key: Pem,
 }
 
+impl CertificatePair {
+    /// Where the certificate comes from, for people.
+    pub fn place(&self) -> String {
+        let path = self.certificate.path();
+        path.map_or_else(|| "client-certificate-data".to_owned(), |path| path.display().to_string())
+    }
+}
+
 /// The `Authorization` of requests. The first kind given counts, in this order: basic, token, token file, plugin.
 #[derive(Clone, Debug)]
 pub enum Credentials {
@@ -85,8 +93,8 @@ pub enum Credentials {
     None,
     /// `username` and `password`.
     Basic(String, SecretString),
-    /// `token`.
-    Token(SecretString),
+    /// `token`, and the kubeconfig it stands in.
+    Token(SecretString, PathBuf),
     /// `tokenFile`.
     TokenFile(PathBuf),
     /// `exec`: a program that prints an ExecCredential.
@@ -235,7 +243,7 @@ impl Reader<'_> {
             return Ok(Credentials::Basic(name.clone(), password.clone()));
         }
         if let Some(token) = user.token.as_ref().filter(|token| !token.expose_secret().is_empty()) {
-            return Ok(Credentials::Token(token.clone()));
+            return Ok(Credentials::Token(token.clone(), self.file.to_owned()));
         }
         if let Some(file) = set(&user.token_file) {
             return Ok(Credentials::TokenFile(self.folder.join(file)));

@@ -43,7 +43,7 @@ fn the_first_kind_of_credentials_counts() {
     let kind = |user: &str| match read("server: a", user).credentials {
         Credentials::None => "none".to_owned(),
         Credentials::Basic(name, password) => format!("basic {name} {}", password.expose_secret()),
-        Credentials::Token(token) => format!("token {}", token.expose_secret()),
+        Credentials::Token(token, _) => format!("token {}", token.expose_secret()),
         Credentials::TokenFile(path) => format!("file {}", path.display()),
         Credentials::Exec(exec) => format!("exec {}", exec.command.unwrap()),
     };

@@ -160,6 +160,7 @@ impl ApiServer {
             transport: Transport::new(Dialer::new(dialing, &access.server)),
             identity,
             authorizer: Authorizer::new(&access.credentials, &metrics)?,
+            certificate: access.certificate.as_ref().map(|pair| pair.place()),
             reach: Reach::new(access.server.to_string()),
             recovery: Recovery::default(),
             user_agent: user_agent(options.versions),

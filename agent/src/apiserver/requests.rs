@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, RETRY_AFTER, USER_AGENT};
@@ -20,7 +20,7 @@ use super::credentials::Authorizer;
 use super::limit::Limiter;
 use super::reach::Reach;
 use super::recovery::Recovery;
-use super::tls::Identity;
+use super::tls::{self, Identity};
 use super::transport::{LaneBody, Transport, TransportError};
 use crate::metrics::Metrics;
 use crate::telemetry;
@@ -40,6 +40,8 @@ pub struct Shared {
     pub identity: Identity,
     /// Credentials.
     pub authorizer: Authorizer,
+    /// Where the client certificate comes from, if from the kubeconfig.
+    pub certificate: Option<String>,
     /// Is the server there, does it know us.
     pub reach: Reach,
     /// For those who wait while it is not.
@@ -62,6 +64,15 @@ impl Shared {
             self.recovery.over();
         }
         changed
+    }
+
+    /// What the server sees of us, for people: where it comes from, and how long it lasts if that can be seen.
+    fn shown(&self) -> String {
+        let issued = self.authorizer.source();
+        let Some(key) = self.identity.get() else { return issued.unwrap_or_else(|| "none shown".to_owned()) };
+        let place = self.certificate.iter().map(|place| format!(" {place}")).collect::<String>();
+        let certificate = format!("client certificate{place}, {}", tls::lifetime(&key, SystemTime::now()));
+        issued.into_iter().chain([certificate]).collect::<Vec<_>>().join(" and ")
     }
 }
 
@@ -116,7 +127,11 @@ impl Requests {
         let body = body.collect().await?.to_bytes();
         let audit_id = head.headers.get(AUDIT_ID).cloned().unwrap_or_else(new_audit_id);
         let mut tries = 1;
+        let is_watch = head.uri.query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
         loop {
+            if is_watch {
+                self.shared.reach.until_known().await;
+            }
             self.turn(&head.method).await;
             let mut request = Request::new(Full::new(body.clone()));
             *request.method_mut() = head.method.clone();
@@ -152,7 +167,7 @@ impl Requests {
     async fn once(&self, mut request: Request<Full<Bytes>>, body: &Bytes) -> Result<Response<LaneBody>, BoxError> {
         let shared = &self.shared;
         let method = request.method().clone();
-        let issued = shared.authorizer.issue().await?;
+        let issued = shared.authorizer.issue().await.inspect_err(|error| shared.reach.without(error))?;
         if let Some(value) = issued.header {
             request.headers_mut().insert(AUTHORIZATION, value);
         }
@@ -169,7 +184,7 @@ impl Requests {
         metrics.sent(method.as_str(), &shared.host, body.len());
         match answer {
             Ok(answer) => {
-                shared.reach.answered(answer.status());
+                shared.reach.answered(answer.status(), began, || shared.shown());
                 shared.recovery.answered(answer.status());
                 telemetry::api_answered(&span, answer.status(), answer.version());
                 if answer.status() == StatusCode::UNAUTHORIZED {
@@ -183,7 +198,7 @@ impl Requests {
             }
             Err(error) => {
                 telemetry::api_failed(&span);
-                shared.reach.failed(&error);
+                shared.reach.failed(&error, began);
                 shared.recovery.failed();
                 Err(error.into())
             }

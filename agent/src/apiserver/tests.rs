@@ -246,6 +246,59 @@ async fn a_token_that_was_replaced_is_sent_after_a_refusal() {
 }
 
 #[tokio::test]
+async fn watches_that_would_be_refused_go_on_as_soon_as_anybody_is_not() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let known = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let knows = known.clone();
+    let server = TestServer::start(&authority, move |seen: &Seen| match knows.load(Ordering::SeqCst) {
+        true if seen.path.contains("watch=true") => {
+            Reply::Open(format!("{}\n", json!({"type": "ADDED", "object": object("a")})))
+        }
+        true => Reply::json(200, object("a")),
+        false => Reply::json(401, json!({"kind": "Status", "code": 401})),
+    })
+    .await;
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
+    objects(&api.main).get("a").await.expect_err("refused");
+    let mut events = std::pin::pin!(watch::follow(objects(&api.main), Config::default(), api.recovered()));
+    let early = tokio::time::timeout(Duration::from_millis(300), events.next()).await;
+    assert!(early.is_err(), "it waits");
+    assert_eq!(server.seen().len(), 1, "and asks nobody");
+    known.store(true, Ordering::SeqCst);
+    objects(&api.heartbeat).get("a").await.expect("known");
+    let began = std::time::Instant::now();
+    assert!(matches!(events.next().await, Some(Event::Init)));
+    assert!(matches!(events.next().await, Some(Event::InitApply(_))));
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_token_in_the_kubeconfig_is_looked_up_again_after_a_refusal() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |seen: &Seen| match seen.headers["authorization"] == "Bearer new" {
+        true => Reply::json(200, object("a")),
+        false => Reply::json(401, json!({"kind": "Status", "code": 401})),
+    })
+    .await;
+    let file = server.kubeconfig(folder.path(), &authority, "token: old");
+    let api = connect(&file);
+    objects(&api.main).get("a").await.expect_err("refused");
+    let Authorizer::File(token) = &api.shared.authorizer else { panic!("a token in a file") };
+    for text in ["{", "users: []"] {
+        std::fs::write(&file, text).expect("written");
+        token.age(Duration::from_secs(11)).await;
+        for _ in 0..2 {
+            let error = objects(&api.main).get("a").await.expect_err("nothing new");
+            assert!(matches!(error, kube::Error::Api(status) if status.code == 401), "the last token is used on");
+        }
+    }
+    server.kubeconfig(folder.path(), &authority, "token: new");
+    token.age(Duration::from_secs(11)).await;
+    objects(&api.main).get("a").await.expect_err("still the old one, and refused");
+    objects(&api.main).get("a").await.expect("the new token");
+}
+
+#[tokio::test]
 async fn a_plugin_may_bring_the_certificate() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |_| Reply::json(200, object("a"))).await;

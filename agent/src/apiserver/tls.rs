@@ -14,6 +14,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use secrecy::ExposeSecret as _;
 use tokio::sync::watch;
+use x509_parser::prelude::{ASN1Time, FromDer as _, X509Certificate};
 
 use super::ConnectError;
 use super::kubeconfig::{Access, Pem};
@@ -107,11 +108,18 @@ pub fn certified_key(certificate: &str, key: &str) -> Result<CertifiedKey, PairE
 
 /// From when to when the certificate of a pair is good.
 pub(super) fn validity(key: &CertifiedKey) -> Option<(SystemTime, SystemTime)> {
-    let (_, leaf) = x509_parser::parse_x509_certificate(key.cert.first()?).ok()?;
-    let at = |time: x509_parser::time::ASN1Time| {
+    let (_, leaf) = X509Certificate::from_der(key.cert.first()?).ok()?;
+    let at = |time: ASN1Time| {
         SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or_default())
     };
     Some((at(leaf.validity().not_before), at(leaf.validity().not_after)))
+}
+
+/// How long the certificate lasts, or lasted, for people.
+pub fn lifetime(key: &CertifiedKey, now: SystemTime) -> String {
+    let Some((_, until)) = validity(key) else { return "which does not say until when it is valid".to_owned() };
+    let verb = if until < now { "expired at" } else { "valid until" };
+    format!("{verb} {}", humantime::format_rfc3339_seconds(until))
 }
 
 /// The configuration of all connections to the server of `access`, and its certificate authority if it has one of its own.

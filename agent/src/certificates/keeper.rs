@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -132,15 +132,19 @@ impl Keeper {
                 // A sender that is gone changes nothing any more.
                 Ok(_) = other => return,
             }
-            drop_expired(current, self.clock.wall());
+            self.drop_expired(current);
             self.measure(template.purpose, pair);
         }
     }
 
-    /// Tries until it is done; `None` if meanwhile something else is wanted.
+    /// Tries until it is done, or somebody has put a good pair in the place of an expired one; `None` if meanwhile
+    /// something else is wanted.
     async fn renew(&mut self, template: &Template, current: &watch::Sender<Option<Arc<Pair>>>) -> Option<Pair> {
         let mut failures = 0;
         loop {
+            if let Some(pair) = self.replaced(current) {
+                return Some(pair);
+            }
             let mut others = self.template.clone();
             let attempt = async {
                 let error = match self.attempt(template, current).await {
@@ -161,8 +165,20 @@ impl Keeper {
                 done = attempt => if done.is_some() { return done },
                 Ok(_) = others.wait_for(|wanted| wanted.as_ref() != Some(template)) => return None,
             }
-            drop_expired(current, self.clock.wall());
+            self.drop_expired(current);
         }
+    }
+
+    /// What lies on disk now, if there is no good pair and this is one.
+    fn replaced(&self, current: &watch::Sender<Option<Arc<Pair>>>) -> Option<Pair> {
+        if current.borrow().is_some() {
+            return None;
+        }
+        let found = self.store.load().ok().flatten().filter(|pair| !pair.leaf.expired(self.clock.wall()));
+        if found.is_some() {
+            tracing::info!(file = self.store.place(), "a good certificate has been put on disk");
+        }
+        found
     }
 
     async fn attempt(
@@ -184,9 +200,24 @@ impl Keeper {
         let now = self.clock.wall();
         let good = pair.filter(|pair| !pair.leaf.expired(now)).cloned();
         if pair.is_some() && good.is_none() {
-            tracing::warn!("the certificate on disk has expired");
+            tracing::error!(file = self.store.place(), "the certificate on disk has expired");
         }
         current.send_replace(good);
+    }
+
+    /// An expired certificate counts as missing.
+    fn drop_expired(&self, current: &watch::Sender<Option<Arc<Pair>>>) {
+        let now = self.clock.wall();
+        let dropped = current.send_if_modified(|pair| {
+            let expired = pair.as_ref().is_some_and(|pair| pair.leaf.expired(now));
+            if expired {
+                *pair = None;
+            }
+            expired
+        });
+        if dropped {
+            tracing::error!(file = self.store.place(), "the certificate has expired and none has come in its place");
+        }
     }
 
     /// How long the pair still lasts.
@@ -207,20 +238,6 @@ impl Keeper {
             let age = self.clock.wall().duration_since(old.leaf.not_before).unwrap_or_default();
             self.metrics.certificates.serving_rotated(age);
         }
-    }
-}
-
-/// An expired certificate counts as missing.
-fn drop_expired(current: &watch::Sender<Option<Arc<Pair>>>, now: SystemTime) {
-    let dropped = current.send_if_modified(|pair| {
-        let expired = pair.as_ref().is_some_and(|pair| pair.leaf.expired(now));
-        if expired {
-            *pair = None;
-        }
-        expired
-    });
-    if dropped {
-        tracing::error!("the certificate has expired and none has come in its place");
     }
 }
 

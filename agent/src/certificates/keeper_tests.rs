@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU32;
+use std::time::SystemTime;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -241,6 +242,25 @@ async fn a_pair_that_expires_counts_as_missing_until_there_is_another() {
     bench.signer.script.lock().expect("a script").push(Does::Sign { seconds: 1000 });
     bench.until(|pair| pair.is_some()).await;
     assert_eq!(bench.used.lock().expect("a log").last(), Some(&false), "an expired certificate asks for nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_good_pair_put_in_the_place_of_an_expired_one_is_taken() {
+    let old = pair("system:node:n", 999_000, 999_900);
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), Some(old.clone()), &[Does::Refuse(401)]);
+    let store = Store::new(bench.folder.path(), Purpose::Client, None);
+    store.replace(&old, bench.clock.wall()).expect("written");
+    while bench.signer.asked().len() < 2 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(bench.current.borrow().is_none());
+    let began = Instant::now();
+    store.replace(&pair("system:node:n", 999_000, 1_100_000), bench.clock.wall()).expect("written");
+    bench.until(|pair| pair.is_some()).await;
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
+    let asked = bench.signer.asked().len();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(bench.signer.asked().len(), asked, "there is no need any more");
 }
 
 #[tokio::test(start_paused = true)]

@@ -77,17 +77,29 @@ impl Store {
         if !exists(&current)? && fs::symlink_metadata(&updated).is_ok() {
             fs::rename(&updated, &current).map_err(failed("finish the replacement by", &updated))?;
         }
+        self.files()?.map(|(certificate, key)| read(&certificate, &key)).transpose()
+    }
+
+    /// Certificate and key that count now.
+    fn files(&self) -> Stored<Option<(PathBuf, PathBuf)>> {
+        let current = self.current_path();
         if exists(&current)? {
-            return read(&current, &current).map(Some);
+            return Ok(Some((current.clone(), current)));
         }
         let plain =
             (self.folder.join(format!("{}.crt", self.prefix)), self.folder.join(format!("{}.key", self.prefix)));
         for (certificate, key) in self.configured.iter().chain([&plain]) {
             if exists(certificate)? && exists(key)? {
-                return read(certificate, key).map(Some);
+                return Ok(Some((certificate.clone(), key.clone())));
             }
         }
         Ok(None)
+    }
+
+    /// Where the certificate that counts now lies, or would lie, for people.
+    pub fn place(&self) -> String {
+        let file = self.files().ok().flatten().map_or_else(|| self.current_path(), |(certificate, _)| certificate);
+        file.display().to_string()
     }
 
     /// Makes `pair` the newest.

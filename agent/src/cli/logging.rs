@@ -1,7 +1,7 @@
 //! Where log lines go and which are written.
 //!
 //! The standard verbosity decides: 0 tells of the agent itself and of trouble, 2 of what happens to pods, 4 why, 6 and
-//! more every call. Lines go to stderr, one per event.
+//! more every call. Lines go to stderr, one per event: `lines` keeps them so.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -16,6 +16,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use super::lines::Lines;
 use crate::config::kubelet_sections::Logging;
 use crate::telemetry::SpanLayer;
 
@@ -59,7 +60,7 @@ where
 {
     let (filter, handle) = reload::Layer::new(written(logging.verbosity));
     let set = move |level| handle.reload(written(level)).map_err(|error| error.to_string());
-    let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(colour);
+    let lines = tracing_subscriber::fmt::layer().with_writer(Lines { writer, colour }).with_ansi(colour);
     // Complaints about a line that cannot be written would go to stderr, which cannot be written either: a panic.
     let lines = lines.log_internal_errors(false);
     let lines = match logging.format.as_str() {
@@ -117,6 +118,8 @@ mod tests {
             tracing::info!(target: "keblet::recorder", "Started");
             tracing::debug!(target: "keblet::pleg", "why");
             tracing::info!(target: "h2", "chatter");
+            let error = std::io::Error::other("said:\nforged \u{1b}[31m\r\n");
+            tracing::warn!(target: "keblet::pleg", %error, "not {}", "done\nforged");
         });
         let bytes = buffer.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
@@ -124,8 +127,18 @@ mod tests {
 
     #[test]
     fn verbosity_decides_what_is_written() {
-        for (verbosity, count) in [(0, 1), (2, 2), (4, 3), (6, 4), (10, 4)] {
+        for (verbosity, count) in [(0, 2), (2, 3), (4, 4), (6, 5), (10, 5)] {
             assert_eq!(written("text", verbosity).len(), count, "-v={verbosity}");
+        }
+    }
+
+    #[test]
+    fn what_others_say_adds_no_line() {
+        for format in ["text", "json"] {
+            let lines = written(format, 0);
+            let last = lines.last().unwrap();
+            assert!(last.contains("said:\\nforged") && last.contains("done\\nforged"), "{last}");
+            assert!(!last.contains(char::is_control), "{last:?}");
         }
     }
 

@@ -7,6 +7,7 @@ pub mod config;
 pub mod docs;
 pub mod doctor;
 pub mod host;
+mod lines;
 pub mod logging;
 pub mod output;
 pub mod process;

@@ -46,9 +46,10 @@ impl CallError {
     }
 }
 
-/// Says that a call failed, in one line. That the API server is away is said by whoever speaks to it, once.
+/// Says that a call failed, in one line. That the API server is away or does not know us is said by whoever speaks to it,
+/// once.
 pub(super) fn complain(node: &str, what: &'static str, error: &CallError) {
-    if error.is_unanswered() {
+    if error.is_unanswered() || error.code() == Some(401) {
         tracing::debug!(node, %error, "{what}");
     } else {
         tracing::warn!(node, %error, "{what}");

@@ -11,7 +11,7 @@ use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 
 /// Longest message taken from the file, in bytes (API: 4096).
-const FILE_LIMIT: u64 = 4096;
+const FILE_LIMIT: usize = 4096;
 /// Longest message taken from the log, in bytes and lines.
 const LOG_LIMIT: usize = 2048;
 const LOG_LINES: usize = 80;
@@ -54,9 +54,10 @@ fn wants_log(container: &ContainerStatus) -> bool {
 /// `None` if there is no file, or nothing in it.
 async fn from_file(container: &ContainerStatus) -> Option<String> {
     let path = container.termination.host_path.as_deref()?;
-    match tail(path, FILE_LIMIT).await {
+    match tail(path, FILE_LIMIT as u64).await {
         Ok(bytes) if bytes.is_empty() => None,
-        Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        // What is no text takes more room once it is shown as such.
+        Ok(bytes) => Some(end_of(&String::from_utf8_lossy(&bytes), FILE_LIMIT).to_owned()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => Some(format!("Error on reading termination log {path}: {error}")),
     }
@@ -81,12 +82,12 @@ async fn tail(path: &str, limit: u64) -> std::io::Result<Vec<u8>> {
 /// The content of the last lines of a CRI log (`<time> <stream> <tag> <content>`), within the limits.
 fn last_lines(log: &str) -> String {
     let lines: Vec<&str> = log.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
-    let text = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
-    let mut start = text.len().saturating_sub(LOG_LIMIT);
-    while !text.is_char_boundary(start) {
-        start += 1;
-    }
-    text[start..].to_owned()
+    end_of(&lines[lines.len().saturating_sub(LOG_LINES)..].join("\n"), LOG_LIMIT).to_owned()
+}
+
+/// The last bytes of a text, cut between characters.
+fn end_of(text: &str, limit: usize) -> &str {
+    &text[text.ceil_char_boundary(text.len().saturating_sub(limit))..]
 }
 
 #[cfg(test)]
@@ -105,6 +106,16 @@ mod tests {
         append_message(&mut c).await;
         assert!(c.message.starts_with("runtime says: xxx") && c.message.ends_with("end"));
         assert_eq!(c.message.len(), "runtime says: ".len() + 4096);
+    }
+
+    #[tokio::test]
+    async fn bytes_that_are_no_text_do_not_push_the_end_out() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [vec![0xff; 5000], b"end".to_vec()].concat()).unwrap();
+        let mut c = container("a", "web", ContainerState::Exited);
+        c.termination.host_path = Some(file.path().to_str().unwrap().into());
+        append_message(&mut c).await;
+        assert!(c.message.ends_with("\u{fffd}end") && c.message.len() <= 4096, "{} bytes", c.message.len());
     }
 
     #[tokio::test]

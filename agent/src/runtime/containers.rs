@@ -11,6 +11,10 @@ use super::Runtime;
 use super::RuntimeError;
 use super::features::read_all;
 
+/// Ten years. A pod may ask for more than deadlines can express, and than runtimes can count: theirs overflows after 292
+/// years and kills at once.
+const LONGEST_GRACE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// What the runtime says of one container.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerInspection {
@@ -62,6 +66,7 @@ impl Runtime {
     /// Sends the stop signal, waits for `grace` (whole seconds, rounded up), then kills. May be repeated. The deadline
     /// leaves the grace period out of account.
     pub async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), RuntimeError> {
+        let grace = grace.min(LONGEST_GRACE);
         let message = cri::StopContainerRequest { container_id: id.to_owned(), timeout: whole_seconds(grace) };
         let deadline = self.request_timeout().saturating_add(grace);
         let call = self.call(Operation::StopContainer, id).within(Some(deadline));
@@ -135,7 +140,7 @@ impl Runtime {
 }
 
 fn whole_seconds(duration: Duration) -> i64 {
-    let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
+    let seconds = duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0));
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod as ApiPod;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -49,6 +50,8 @@ const PULSE: Duration = Duration::from_secs(60);
 /// How long workers may take to complete what they are doing when the agent ends.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// Why pods whose very paths are an attack are refused.
+const INVALID_REASON: &str = "FailedValidation";
 /// Why pods that come while the machine goes down are rejected.
 const SHUTDOWN_REASON: &str = "NodeShutdown";
 const SHUTDOWN_MESSAGE: &str = "Pod was rejected as the node is shutting down.";
@@ -59,6 +62,13 @@ pub trait Leftovers: Send + Sync + 'static {
     /// Starts removing the leftovers of every pod not in `keep`. Must not block. Returns false if it should be called
     /// again soon.
     fn sweep(&self, keep: &HashSet<PodUid>) -> bool;
+}
+
+/// Why the pod is not run at all.
+fn refusal(pod: &ApiPod) -> Option<Refusal> {
+    let hostile = hostile::content(pod).map(|problem| format!("Pod is invalid: {problem}"));
+    let hostile = hostile.map(|message| Refusal { reason: INVALID_REASON, message });
+    hostile.or_else(|| refuse::unsupported(pod))
 }
 
 /// What the sync loop works on.
@@ -191,11 +201,7 @@ impl SyncLoop {
         if spec::deletion_requested(pod) || is_terminal(pod) {
             return false;
         }
-        let hostile = || {
-            let message = format!("Pod is invalid: {}", hostile::content(pod)?);
-            Some(Refusal { reason: "FailedValidation", message })
-        };
-        let Some(refusal) = hostile().or_else(|| refuse::unsupported(pod)) else { return false };
+        let Some(refusal) = refusal(pod) else { return false };
         let uid = pod_ref(pod).uid;
         if self.statuses.get(&uid).is_none() {
             self.recorder.pod_event(pod, "", EventType::Warning, refusal.reason, &refusal.message);
@@ -240,6 +246,11 @@ impl SyncLoop {
     }
 
     fn update(&mut self, pod: Pod) {
+        let (pod, problem) = self.harmless(pod);
+        if let Some(problem) = problem {
+            let message = format!("Pod is invalid: {problem}; it goes on as it was");
+            self.recorder.pod_event(&pod, "", EventType::Warning, INVALID_REASON, &message);
+        }
         self.pods.set(pod.clone());
         if is_mirror(&pod) {
             return self.on_mirror(&pod);
@@ -253,8 +264,21 @@ impl SyncLoop {
         self.keep_mirror_of(&pod);
     }
 
+    /// What is to be made of a pod that has changed, and what is wrong with the change. A pod that was taken for good is
+    /// not ended for what somebody writes into it later: it keeps the spec it has, and what the object says of its end,
+    /// labels and status counts.
+    fn harmless(&self, pod: Pod) -> (Pod, Option<String>) {
+        let Some(problem) = hostile::content(&pod) else { return (pod, None) };
+        match self.pods.by_uid(&pod_ref(&pod).uid).filter(|known| hostile::content(known).is_none()) {
+            Some(known) => (Arc::new(ApiPod { spec: known.spec.clone(), ..ApiPod::clone(&pod) }), Some(problem)),
+            // It was refused as it came.
+            None => (pod, None),
+        }
+    }
+
     /// Only the API status is another: news for what is decided next, and for the pod's readiness gates.
     fn reconcile(&mut self, pod: Pod) {
+        let (pod, _) = self.harmless(pod);
         self.pods.set(pod.clone());
         if is_mirror(&pod) {
             return;
@@ -353,7 +377,7 @@ impl SyncLoop {
         let known = self.workers.sync_known(&desired);
         for pod in pods {
             let id = pod_ref(&pod);
-            let unwanted = refuse::unsupported(&pod).is_some() || self.was_rejected(&id.uid);
+            let unwanted = refusal(&pod).is_some() || self.was_rejected(&id.uid);
             let refused = unwanted && !spec::deletion_requested(&pod);
             let lost = !self.workers.knows(&id.uid) && !refused;
             if known.restart.contains(&id.uid) || lost {

@@ -26,7 +26,7 @@ impl Worker {
     /// Stops every container and sandbox of the pod. Runs again on every request until nothing is left running.
     pub(super) async fn terminate(&mut self) -> Next {
         self.runtime_ready().await;
-        let grace = self.mailbox.state().begin_terminating();
+        let mut grace = self.mailbox.state().begin_terminating();
         let pod = self.pod();
         let view = match self.view().await {
             Ok(view) => view,
@@ -46,13 +46,14 @@ impl Worker {
         }
         self.context.pleg.acting(&self.uid).await;
         let killed = match &pod {
-            Some(pod) if leaves_early(pod) => {
+            Some(pod) => loop {
                 tokio::select! {
-                    killed = act::terminate_pod(&self.context.act, pod, &view, grace) => killed,
-                    gone = self.all_gone() => return self.left(pod, &gone).await,
+                    killed = act::terminate_pod(&self.context.act, pod, &view, grace) => break killed,
+                    gone = self.all_gone(), if leaves_early(pod) => return self.left(pod, &gone).await,
+                    // Who is in more of a hurry meanwhile need not wait for the grace that was given first.
+                    shorter = self.shortened(grace) => grace = shorter,
                 }
-            }
-            Some(pod) => act::terminate_pod(&self.context.act, pod, &view, grace).await,
+            },
             None => act::kill_orphan(&self.context.act, &view).await,
         };
         self.acted();
@@ -75,6 +76,17 @@ impl Worker {
                 Some(pod) => self.failed_sync(pod, &error),
                 None => self.retry(false),
             },
+        }
+    }
+
+    /// The grace period, as soon as it is another one than this.
+    async fn shortened(&self, grace: Option<i64>) -> Option<i64> {
+        loop {
+            self.mailbox.cancelled().await;
+            let now = self.mailbox.state().begin_terminating();
+            if now != grace {
+                return now;
+            }
         }
     }
 

@@ -8,8 +8,8 @@
 
 pub mod act;
 pub mod backoff;
-mod ending;
 mod counted;
+mod ending;
 pub mod gate;
 pub mod generate;
 pub mod mailbox;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::Instant;
 
 use anyhow::Context as _;
 use anyhow::Result;
@@ -33,6 +35,8 @@ use super::until;
 use crate::agent::program;
 
 const LAST_WORDS: usize = 40;
+/// Nothing announces what the agent writes into its log.
+const POLL: Duration = Duration::from_millis(50);
 
 /// The node that tests share. Its runtime's supervisor ends it when this process ends.
 static SHARED: OnceCell<Arc<ClusterNode>> = OnceCell::const_new();
@@ -101,6 +105,36 @@ impl ClusterNode {
         let agent = Agent::start(&mut command, &self.node, containerd)?;
         parts.agent = Some(agent);
         Ok(())
+    }
+
+    /// The running agent's process; an agent that has ended by itself is an error.
+    pub fn agent_pid(&self) -> Result<u32> {
+        let mut parts = self.parts();
+        let agent = parts.agent.as_mut().context("no agent is running")?;
+        match agent.ended()? {
+            None => Ok(agent.pid()),
+            Some(status) => bail!("the agent ended with {status}; {}", self.last_words()),
+        }
+    }
+
+    /// All that its agents have said.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.node.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Waits until the agent has said this so many times, and returns all it said.
+    pub async fn until_logged(&self, text: &str, times: usize) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let log = self.log();
+            if log.matches(text).count() >= times {
+                return Ok(log);
+            }
+            if Instant::now() > deadline {
+                bail!("never said {times} times: {text}; {}", self.last_words());
+            }
+            tokio::time::sleep(POLL).await;
+        }
     }
 
     /// Kills the agent with SIGKILL.

@@ -161,6 +161,75 @@ async fn a_pod_that_ends_while_the_api_server_is_away_is_gone_after() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
+async fn an_api_server_that_comes_back_within_the_grace_period_shortens_it_not() {
+    let (tenant, dir) = alone("grace").await;
+    let script = "trap 'echo >> $DIR/told' TERM; until test -e $DIR/go; do sleep 0.05; done; exit 0";
+    let mut pod = shell(&tenant, &dir, script);
+    pod["terminationGracePeriodSeconds"] = json!(300);
+    tenant.pod("slow", pod).await.unwrap();
+    tenant.until_ready("slow").await.unwrap();
+    tenant.api::<Pod>().delete("slow", &DeleteParams::default()).await.unwrap();
+    until_on_node(&tenant, "SIGTERM", || dir.join("told").exists()).await;
+    kill_api_server(&tenant).await;
+    start_api_server(&tenant).await;
+    // When another pod runs, the agent has heard of this one again.
+    tenant.pod("other", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
+    tenant.until_ready("other").await.unwrap();
+    assert_eq!(containers(&tenant)["slow/main"].iter().filter(|(_, _, state)| state == "running").count(), 1);
+    std::fs::write(dir.join("go"), "").unwrap();
+    tenant.until("slow", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    assert_eq!(std::fs::read_to_string(dir.join("told")).unwrap(), "\n", "it is told once");
+    tenant.move_out().await.unwrap();
+}
+
+/// The API server is killed at any moment between a pod's creation and its start, and of another one's end.
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn an_api_server_killed_at_any_moment_costs_no_pod_anything() {
+    let (tenant, dir) = alone("moments").await;
+    let pod = || shell(&tenant, &dir, "trap 'exit 0' TERM; while :; do sleep 0.05; done");
+    tenant.pod("pod-0", pod()).await.unwrap();
+    tenant.until_ready("pod-0").await.unwrap();
+    for (round, millis) in [30, 90, 250].into_iter().enumerate() {
+        let (old, new) = (format!("pod-{round}"), format!("pod-{}", round + 1));
+        tenant.pod(&new, pod()).await.unwrap();
+        tenant.api::<Pod>().delete(&old, &DeleteParams::default()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+        kill_api_server(&tenant).await;
+        start_api_server(&tenant).await;
+        let ready = tenant.until_ready(&new).await.unwrap();
+        assert_eq!(ready.status.unwrap().container_statuses.unwrap()[0].restart_count, 0, "after {millis} ms");
+        assert_eq!(containers(&tenant)[&format!("{new}/main")].len(), 1, "after {millis} ms");
+        tenant.until(&old, "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    }
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_pull_that_fails_while_the_api_server_is_away_is_told_later() {
+    let (tenant, dir) = alone("pulling").await;
+    // A registry that takes its time, and then is gone.
+    let registry = tokio::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let mut pod = shell(&tenant, &dir, "true");
+    pod["containers"][0]["image"] = json!(format!("{}/slow:1", registry.local_addr().unwrap()));
+    pod["containers"][0]["imagePullPolicy"] = json!("Always");
+    tenant.pod("waits", pod).await.unwrap();
+    let asked = tokio::time::timeout(PATIENCE, registry.accept()).await;
+    let asked = asked.unwrap_or_else(|_| panic!("no pull; {}", tenant.node.last_words())).unwrap();
+    kill_api_server(&tenant).await;
+    drop((registry, asked));
+    start_api_server(&tenant).await;
+    let failed = |pod: Option<&Pod>| {
+        let state = pod?.status.as_ref()?.container_statuses.as_ref()?.first()?.state.clone()?;
+        state.waiting?.reason.filter(|reason| ["ErrImagePull", "ImagePullBackOff"].contains(&reason.as_str()))
+    };
+    tenant.until("waits", "a failed pull", failed).await.unwrap();
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
 async fn a_pod_deleted_while_the_node_hears_nothing_ends_when_it_does() {
     let (tenant, dir) = alone("unheard").await;
     tenant.pod("deaf", shell(&tenant, &dir, "trap 'exit 0' TERM; while :; do sleep 0.05; done")).await.unwrap();

@@ -5,8 +5,11 @@
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 mod cluster_access;
+mod cluster_credentials;
 mod cluster_events;
 mod cluster_faults;
+mod cluster_floods;
+mod cluster_hostile;
 mod cluster_join;
 mod cluster_kubectl;
 mod cluster_node;

@@ -77,6 +77,20 @@ async fn calls_have_the_kubelets_deadlines() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_grace_period_beyond_all_clocks_is_a_long_one() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let heard = asked.clone();
+    let (_socket, runtime) = serving(script(move |_, body| {
+        heard.lock().unwrap().push(cri::StopContainerRequest::decode(body).unwrap().timeout);
+        say(&cri::StopContainerResponse::default())
+    }));
+    for seconds in [i64::MAX.unsigned_abs(), u64::MAX] {
+        runtime.stop_container("c", Duration::from_secs(seconds)).await.unwrap();
+    }
+    assert_eq!(*asked.lock().unwrap(), [10 * 365 * 24 * 3600; 2]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn pulls_and_unlimited_commands_have_none() {
     let (_socket, runtime) = serving(Arc::new(|_, _| std::future::pending().boxed()));
     let day = Duration::from_secs(86_400);

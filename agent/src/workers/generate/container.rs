@@ -88,8 +88,8 @@ pub fn container_config(
             runtime_handler: instance.runtime_handler.to_owned(),
             ..Default::default()
         }),
-        command: env::expand_words(container.command.as_ref(), environment),
-        args: env::expand_words(container.args.as_ref(), environment),
+        command: env::expand_words(container.command.as_ref(), environment)?,
+        args: env::expand_words(container.args.as_ref(), environment)?,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: envs.collect(),
         mounts: instance.mounts,

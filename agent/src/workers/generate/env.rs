@@ -35,6 +35,8 @@ pub struct EnvContext<'a> {
 
 /// All strings together: more than what the kernel ever accepts.
 const MAX_TOTAL: usize = 6 << 20;
+/// Longest path.
+const MAX_PATH: usize = 4096;
 
 /// The variables of `container`, by name. Services come first; each later source wins over those before it.
 ///
@@ -50,12 +52,15 @@ pub fn environment(
     }
     let services = &context.objects.services;
     let mut known: BTreeMap<String, String> = BTreeMap::new();
+    // Counted as it grows: sources can be named again and again, values can be made of values.
+    let mut room = Room::default();
     for source in container.env_from.iter().flatten() {
-        whole_object(&mut known, source, context.objects)?;
+        whole_object(&mut known, source, context.objects, &mut room)?;
     }
     for variable in container.env.iter().flatten() {
         let lookup = |name: &str| known.get(name).or_else(|| services.get(name)).map(String::as_str);
         if let Some(value) = value_of(pod, container, variable, lookup, context)? {
+            room.take(&variable.name, &value)?;
             known.insert(variable.name.clone(), value);
         }
     }
@@ -66,23 +71,44 @@ pub fn environment(
     Ok(known)
 }
 
+/// What has been put into an environment, also what was replaced again.
+#[derive(Default)]
+struct Room(usize);
+
+impl Room {
+    fn take(&mut self, name: &str, value: &str) -> Result<(), GenerateError> {
+        self.0 = self.0.saturating_add(name.len() + value.len() + 2);
+        // Twice as much is let in here: what is replaced again does not count in the end.
+        let fits = self.0 <= 2 * MAX_TOTAL;
+        if fits { Ok(()) } else { Err(GenerateError::EnvSize { size: self.0, limit: MAX_TOTAL }) }
+    }
+}
+
 /// All keys of a ConfigMap or Secret, as they are: which names a shell likes is not asked here.
 fn whole_object(
     known: &mut BTreeMap<String, String>,
     source: &EnvFromSource,
     objects: &EnvObjects,
+    room: &mut Room,
 ) -> Result<(), GenerateError> {
     let prefix = source.prefix.as_deref().unwrap_or_default();
+    let mut add = |key: &str, value: String| {
+        let name = format!("{prefix}{key}");
+        room.take(&name, &value)?;
+        known.insert(name, value);
+        Ok(())
+    };
     if let Some(reference) = &source.config_map_ref {
         let object = objects.config_map(&reference.name, reference.optional)?;
-        let data = object.iter().flat_map(|object| object.data.iter().flatten());
-        known.extend(data.map(|(key, value)| (format!("{prefix}{key}"), value.clone())));
+        let mut data = object.iter().flat_map(|object| object.data.iter().flatten());
+        data.try_for_each(|(key, value)| add(key, value.clone()))
     } else if let Some(reference) = &source.secret_ref {
         let object = objects.secret(&reference.name, reference.optional)?;
-        let data = object.iter().flat_map(|object| object.data.iter().flatten());
-        known.extend(data.map(|(key, value)| (format!("{prefix}{key}"), text(&value.0))));
+        let mut data = object.iter().flat_map(|object| object.data.iter().flatten());
+        data.try_for_each(|(key, value)| add(key, text(&value.0)))
+    } else {
+        Ok(())
     }
-    Ok(())
 }
 
 /// The environment is text; bytes that are none are replaced, where upstream would hand on what the runtime cannot take.
@@ -107,26 +133,40 @@ fn check(environment: &BTreeMap<String, String>, max_string: usize) -> Result<()
 }
 
 /// Expands each word of a command or argument list with the final environment.
-pub fn expand_words(words: Option<&Vec<String>>, environment: &BTreeMap<String, String>) -> Vec<String> {
+///
+/// # Errors
+/// All words together are more than any process can be given.
+pub fn expand_words(
+    words: Option<&Vec<String>>,
+    environment: &BTreeMap<String, String>,
+) -> Result<Vec<String>, GenerateError> {
     let lookup = |name: &str| environment.get(name).map(String::as_str);
-    words.into_iter().flatten().map(|word| expand(word, lookup)).collect()
+    let mut taken = 0;
+    let expanded = words.into_iter().flatten().map(|word| {
+        let too_long = |length| GenerateError::WordsSize { size: length + taken, limit: MAX_TOTAL };
+        let expanded = expand(word, lookup, MAX_TOTAL - taken).map_err(too_long)?;
+        taken += expanded.len();
+        Ok(expanded)
+    });
+    expanded.collect()
 }
 
 /// Expands `subPathExpr`.
 ///
 /// # Errors
-/// A variable that is unset or empty.
+/// A variable that is unset or empty; a path longer than any can be.
 pub fn expand_sub_path(text: &str, environment: &BTreeMap<String, String>) -> Result<String, GenerateError> {
     let mut missing = std::collections::BTreeSet::new();
-    let expanded = expand(text, |name| {
+    let lookup = |name: &str| {
         let value = environment.get(name).map(String::as_str).filter(|value| !value.is_empty());
         if value.is_none() {
             missing.insert(name.to_owned());
         }
         value
-    });
+    };
+    let expanded = expand(text, lookup, MAX_PATH);
     if missing.is_empty() {
-        return Ok(expanded);
+        return expanded.map_err(|size| GenerateError::SubPathSize { size, limit: MAX_PATH });
     }
     Err(GenerateError::MissingValue { names: missing.into_iter().collect::<Vec<_>>().join(", ") })
 }
@@ -140,7 +180,11 @@ fn value_of<'a>(
     context: EnvContext<'_>,
 ) -> Result<Option<String>, GenerateError> {
     match (variable.value.as_deref().filter(|value| !value.is_empty()), &variable.value_from) {
-        (Some(value), _) => Ok(Some(expand(value, lookup))),
+        (Some(value), _) => {
+            let limit = context.max_string;
+            let too_long = |size| GenerateError::EnvVariableSize { name: variable.name.clone(), size, limit };
+            expand(value, lookup, limit).map(Some).map_err(too_long)
+        }
         (None, Some(source)) => from_source(pod, container, source, context),
         (None, None) => Ok(Some(String::new())),
     }

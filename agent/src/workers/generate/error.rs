@@ -38,6 +38,10 @@ pub enum GenerateError {
     EnvVariableSize { name: String, size: usize, limit: usize },
     #[error("the environment takes {size} bytes, more than the {limit} a process can be given")]
     EnvSize { size: usize, limit: usize },
+    #[error("command and arguments take {size} bytes and more, a process can be given {limit}")]
+    WordsSize { size: usize, limit: usize },
+    #[error("subPathExpr becomes {size} bytes long, a path can have {limit}")]
+    SubPathSize { size: usize, limit: usize },
     #[error("the address of the node is not known, cannot resolve status.hostIP")]
     NoNodeIp,
     #[error("{problem} (pod: {pod:?}, container: {container})")]

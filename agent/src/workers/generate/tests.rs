@@ -16,6 +16,9 @@ use super::*;
 use crate::kernel::cgroup::QosClass;
 use crate::model::Amount;
 
+#[path = "growth_tests.rs"]
+mod growth;
+
 fn merged(mut base: Value, more: Value) -> Value {
     base.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     base
@@ -167,6 +170,9 @@ fn sub_path_expressions_need_every_variable() {
     assert_eq!(env::expand_sub_path("d/$(A)", &environment), Ok("d/1".to_owned()));
     let error = env::expand_sub_path("$(Z)/$(E)/$(B)", &environment).expect_err("missing").to_string();
     assert_eq!(error, "missing value for B, E, Z");
+    let long = BTreeMap::from([("A".to_owned(), "x".repeat(1 << 10))]);
+    let error = env::expand_sub_path(&"$(A)/".repeat(1 << 16), &long).expect_err("too long").to_string();
+    assert_eq!(error, format!("subPathExpr becomes {} bytes long, a path can have 4096", 1025 << 16));
 }
 
 #[test]

@@ -1,0 +1,106 @@
+//! Pods that the API server lets nobody make, on the whole agent: what would lead outside its folders is neither run nor
+//! taken over later, and harms nobody else.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::VolumeMount;
+use keblet::model::{Pod, PodUid};
+use keblet::status::Ending;
+use keblet_tests::cri::*;
+use keblet_tests::node::{Agent, PodOf, Senses, pod};
+use tokio::time::sleep;
+
+fn sim() -> SimRuntime {
+    let sim = SimRuntime::new(Options::default());
+    sim.images(|images| images.store("busybox", 1 << 20));
+    sim
+}
+
+fn start(sim: &SimRuntime, folder: &Path, pods: Vec<Pod>) -> Agent {
+    std::fs::write(folder.join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
+    Agent::start(sim, Senses::ALL, folder, pods)
+}
+
+async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Ledger) -> bool) {
+    if let Err(unmet) = sim.until(what, Duration::from_secs(900), condition).await {
+        panic!("{unmet}");
+    }
+}
+
+/// The pod with a mount that leads out of its volume.
+fn hostile(pod: PodOf) -> Pod {
+    let mut pod = Arc::unwrap_or_clone(pod.build());
+    let mount = VolumeMount {
+        name: "v".into(),
+        mount_path: "/m".into(),
+        sub_path: Some("../..".into()),
+        ..VolumeMount::default()
+    };
+    pod.spec.as_mut().expect("a spec").containers[0].volume_mounts = Some(vec![mount]);
+    Arc::new(pod)
+}
+
+fn labelled(pod: &Pod, value: &str) -> Pod {
+    let mut pod = Pod::unwrap_or_clone(pod.clone());
+    pod.metadata.labels.get_or_insert_default().insert("l".to_owned(), value.to_owned());
+    Arc::new(pod)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hostile_pod_is_refused_once_and_for_all() {
+    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let bad = hostile(pod("bad").running("main", "run"));
+    let good = pod("good").running("main", "run");
+    let agent = start(&sim, folder.path(), vec![bad.clone(), good.clone().build()]);
+    until(&sim, "the good one runs", |l| l.live("good", "main").is_some()).await;
+    // Whatever is looked at again: an update, and the housekeeping after another pod has gone.
+    agent.update(labelled(&bad, "1")).await;
+    agent.remove(good.build()).await;
+    until(&sim, "the good one is gone", |l| l.live("good", "main").is_none()).await;
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(sim.ledger(|l| l.history("bad", "main").count()), 0, "{}", sim.ledger(Ledger::to_string));
+    let status = agent.statuses.get(&PodUid::from("bad-uid")).expect("a status");
+    assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("FailedValidation")));
+    assert!(status.message.is_some_and(|message| message.contains("subPath")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_running_pod_goes_on_as_it_was_when_it_turns_hostile() {
+    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let good = pod("web").running("main", "exit 1 2s").running("side", "run");
+    let agent = start(&sim, folder.path(), vec![good.clone().build()]);
+    until(&sim, "it runs", |l| l.live("web", "main").is_some() && l.live("web", "side").is_some()).await;
+    let turned = hostile(good);
+    agent.update(turned.clone()).await;
+    // Its next instance is made from what was good.
+    until(&sim, "another instance", |l| l.history("web", "main").filter(|i| i.started.is_some()).count() >= 3).await;
+    let side = sim.ledger(|l| l.history("web", "side").count());
+    assert_eq!(side, 1, "{}", sim.ledger(Ledger::to_string));
+    let status = agent.statuses.get(&PodUid::from("web-uid")).expect("a status");
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    // The end of the pod is heard all the same.
+    agent.remove(turned).await;
+    until(&sim, "it is gone", |l| l.live("web", "main").is_none() && l.live("web", "side").is_none()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_in_a_hurry_need_not_wait_for_a_longer_grace() {
+    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let stubborn = pod("web").running("main", "term ignore").build();
+    let agent = start(&sim, folder.path(), vec![stubborn]);
+    until(&sim, "it runs", |l| l.live("web", "main").is_some()).await;
+    let uid = PodUid::from("web-uid");
+    let end = Ending { reason: "Terminated", message: String::new(), disruption: None };
+    let began = tokio::time::Instant::now();
+    let patient = agent.kill(uid.clone(), i64::MAX, end.clone());
+    let hasty = async {
+        sleep(Duration::from_secs(60)).await;
+        assert!(sim.ledger(|l| l.live("web", "main").is_some()), "it has all the time in the world");
+        agent.kill(uid.clone(), 1, end.clone()).await;
+    };
+    tokio::join!(patient, hasty);
+    assert!(sim.ledger(|l| l.live("web", "main").is_none()), "{}", sim.ledger(Ledger::to_string));
+    assert!(began.elapsed() < Duration::from_secs(75), "{:?}", began.elapsed());
+}
