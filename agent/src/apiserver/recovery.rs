@@ -24,11 +24,12 @@ impl Recovery {
         self.lost.store(true, Ordering::Relaxed);
     }
 
-    /// A request was answered. Only success counts: a server that starts refuses and fails for a while. What it refuses
-    /// of a single kind of object is no absence either: those who ask for that must not be woken by all else.
+    /// A request was answered. Only success counts: a server that starts refuses and fails for a while, and what stands
+    /// before it answers in its place. What it refuses of a single kind of object, or fails in, is no absence: those who
+    /// ask for that must not be woken by all else.
     pub fn answered(&self, status: StatusCode) {
         match status {
-            StatusCode::UNAUTHORIZED => self.failed(),
+            StatusCode::UNAUTHORIZED | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => self.failed(),
             status if status.is_success() && self.lost.swap(false, Ordering::Relaxed) => self.over(),
             _ => {}
         }
@@ -97,9 +98,16 @@ mod tests {
         assert!(waited(&mut recovered).await <= SPREAD, "it came before the wait");
         recovery.answered(StatusCode::OK);
         assert_eq!(waited(&mut recovered).await, LONG, "one end is told once");
-        recovery.answered(StatusCode::UNAUTHORIZED);
-        recovery.answered(StatusCode::OK);
-        assert!(waited(&mut recovered).await <= SPREAD, "known again");
+        for absence in [StatusCode::UNAUTHORIZED, StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE] {
+            recovery.answered(absence);
+            recovery.answered(StatusCode::OK);
+            assert!(waited(&mut recovered).await <= SPREAD, "{absence}");
+        }
+        for no_absence in [StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS, StatusCode::INTERNAL_SERVER_ERROR] {
+            recovery.answered(no_absence);
+            recovery.answered(StatusCode::OK);
+            assert_eq!(waited(&mut recovered).await, LONG, "{no_absence}");
+        }
         assert_eq!(waited(&mut Recovered::default()).await, LONG);
     }
 
