@@ -2,6 +2,7 @@
 //!
 //! The server is the agent's own main port in a process of its own, so that its memory, files and tasks can be counted
 //! from outside; the runtime beside it is simulated. The clients are here.
+#![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::fs;
 use std::fs::File;

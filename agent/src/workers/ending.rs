@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument as _;
 
 use super::act;
 use super::worker::Next;
@@ -17,6 +19,7 @@ use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::spec;
 use crate::pleg;
+use crate::pleg::InspectError;
 use crate::recorder::EventType;
 
 /// The remains of a pod that is over stay this long at least.
@@ -26,16 +29,11 @@ impl Worker {
     /// Stops every container and sandbox of the pod. Runs again on every request until nothing is left running.
     pub(super) async fn terminate(&mut self) -> Next {
         self.runtime_ready().await;
-        let mut grace = self.mailbox.state().begin_terminating();
+        let grace = self.mailbox.state().begin_terminating();
         let pod = self.pod();
         let view = match self.view().await {
             Ok(view) => view,
-            Err(error) => {
-                return match &pod {
-                    Some(pod) => self.failed_sync(pod, &error),
-                    None => self.retry(false),
-                };
-            }
+            Err(error) => return self.unseen(pod.as_ref(), &error),
         };
         if let Some(pod) = &pod {
             self.publish_status(pod, &view, false);
@@ -46,37 +44,84 @@ impl Worker {
         }
         self.context.pleg.acting(&self.uid).await;
         let killed = match &pod {
-            Some(pod) => loop {
-                tokio::select! {
-                    killed = act::terminate_pod(&self.context.act, pod, &view, grace) => break killed,
-                    gone = self.all_gone(), if leaves_early(pod) => return self.left(pod, &gone).await,
-                    // Who is in more of a hurry meanwhile need not wait for the grace that was given first.
-                    shorter = self.shortened(grace) => grace = shorter,
-                }
-            },
-            None => act::kill_orphan(&self.context.act, &view).await,
+            Some(pod) => self.stop(pod, &view, grace).await,
+            None => act::kill_orphan(&self.context.act, &view).await.map(|()| None),
         };
         self.acted();
-        let after = self.view().await;
-        if let Err(error) = killed {
-            if let Some(pod) = &pod {
-                self.context.recorder.pod_event(pod, "", EventType::Warning, "FailedKillPod", &error);
+        match (killed, &pod) {
+            (Ok(Some(gone)), Some(pod)) => self.left(pod, &gone).await,
+            (Ok(_), pod) => self.look_after_stop(pod.as_ref()).await,
+            (Err(error), pod) => {
+                if let Some(pod) = pod {
+                    self.context.recorder.pod_event(pod, "", EventType::Warning, "FailedKillPod", &error);
+                }
+                tracing::warn!(pod = %self.pod_ref(), %error, "the pod is to be killed again");
+                self.retry(false)
             }
-            tracing::warn!(pod = %self.pod_ref(), %error, "the pod is to be killed again");
-            return self.retry(false);
         }
-        match after {
-            Ok(after) if after.running().next().is_none() => self.stopped(pod, &after).await,
-            Ok(after) => {
+    }
+
+    /// The runtime was asked to stop everything and says it has.
+    async fn look_after_stop(&mut self, pod: Option<&Pod>) -> Next {
+        match (self.view().await, pod) {
+            (Ok(after), _) if after.running().next().is_some() => {
                 let left = after.running().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
                 tracing::warn!(pod = %self.pod_ref(), left, "containers still run after the pod was killed");
                 self.retry(false)
             }
-            Err(error) => match &pod {
-                Some(pod) => self.failed_sync(pod, &error),
-                None => self.retry(false),
-            },
+            (Ok(after), Some(pod)) if leaves_early(pod) => self.left(pod, &after).await,
+            (Ok(after), pod) => self.stopped(pod, &after).await,
+            (Err(error), pod) => self.unseen(pod, &error),
         }
+    }
+
+    fn unseen(&self, pod: Option<&Pod>, error: &InspectError) -> Next {
+        match pod {
+            Some(pod) => self.failed_sync(pod, error),
+            None => self.retry(false),
+        }
+    }
+
+    /// Stops the pod. Returns before the runtime has done so, with what was seen last, if nothing of the pod runs any more
+    /// and its object need not wait for the rest.
+    async fn stop(
+        &self,
+        pod: &Pod,
+        view: &Arc<PodSnapshot>,
+        mut grace: Option<i64>,
+    ) -> Result<Option<Arc<PodSnapshot>>, String> {
+        loop {
+            let mut stopping = self.stopping(pod, view, grace);
+            tokio::select! {
+                stopped = &mut stopping => {
+                    return stopped.unwrap_or_else(|error| Err(format!("stopping the pod: {error}"))).map(|()| None);
+                }
+                gone = self.all_gone(), if leaves_early(pod) => {
+                    // It keeps its turn until the runtime has buried what is dead.
+                    stopping.detach();
+                    return Ok(Some(gone));
+                }
+                // Who is in more of a hurry meanwhile need not wait for the grace that was given first.
+                shorter = self.shortened(grace) => grace = shorter,
+            }
+        }
+    }
+
+    /// Stops the pod, or its containers alone if the rest is not waited for. Given up when dropped.
+    fn stopping(
+        &self,
+        pod: &Pod,
+        view: &Arc<PodSnapshot>,
+        grace: Option<i64>,
+    ) -> AbortOnDropHandle<Result<(), String>> {
+        let (context, pod, view) = (self.context.clone(), pod.clone(), view.clone());
+        let stop = async move {
+            match leaves_early(&pod) {
+                true => act::stop_containers(&context.act, &pod, &view, grace).await,
+                false => act::terminate_pod(&context.act, &pod, &view, grace).await,
+            }
+        };
+        AbortOnDropHandle::new(tokio::spawn(stop.in_current_span()))
     }
 
     /// The grace period, as soon as it is another one than this.
@@ -100,10 +145,8 @@ impl Worker {
         }
     }
 
-    /// No process of the pod is left. What the runtime was asked to do, it goes on with; nothing but the removal of the
-    /// remains depends on it, and that asks again.
+    /// No process of the pod is left, and its object need not wait for the rest.
     async fn left(&mut self, pod: &Pod, gone: &PodSnapshot) -> Next {
-        self.acted();
         let told = Arc::new(pleg::with_messages(gone).await);
         self.publish_status(pod, &told, true);
         self.gone = Some(told);
@@ -111,8 +154,8 @@ impl Worker {
         Next::Phase
     }
 
-    async fn stopped(&mut self, pod: Option<Pod>, after: &Arc<PodSnapshot>) -> Next {
-        if let Some(pod) = &pod {
+    async fn stopped(&mut self, pod: Option<&Pod>, after: &Arc<PodSnapshot>) -> Next {
+        if let Some(pod) = pod {
             self.publish_status(pod, after, true);
         } else {
             self.context.statuses.stopped(&self.uid, self.context.clock.wall());

@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::watch;
 
 use super::image::PullHistory;
+use super::turn;
 use crate::images::Images;
 use crate::kernel::cgroup::Cgroups;
 use crate::metrics::Metrics;
@@ -50,6 +51,8 @@ pub struct ActContext {
     pulls: Mutex<PullHistory>,
     /// Turns at removing remains: slow work that nobody waits for.
     pub(super) removals: Semaphore,
+    /// Turns at stopping pods.
+    pub(super) stops: Semaphore,
 }
 
 /// Pods whose remains are removed at the same time.
@@ -107,6 +110,7 @@ impl ActContext {
             metrics: None,
             pulls,
             removals: Semaphore::new(REMOVALS),
+            stops: turn::turns(),
         }
     }
 

@@ -7,6 +7,7 @@ use super::ActContext;
 use super::gc;
 use super::kill;
 use super::report;
+use super::turn::in_turn;
 use crate::kernel::cgroup::Cgroups;
 use crate::kernel::cgroup::QosClass;
 use crate::model::PodSnapshot;
@@ -26,7 +27,24 @@ pub async fn terminate_pod(
     snapshot: &PodSnapshot,
     grace_override: Option<i64>,
 ) -> Result<(), String> {
-    match report::aggregate(&kill::kill_pod(ctx, pod, snapshot, grace_override).await) {
+    killed(&in_turn(&ctx.stops, kill::kill_pod(ctx, pod, snapshot, grace_override)).await)
+}
+
+/// The first half of that: stops all containers and leaves the sandboxes to [`remove_content`].
+///
+/// # Errors
+/// What could not be stopped.
+pub async fn stop_containers(
+    ctx: &ActContext,
+    pod: &Pod,
+    snapshot: &PodSnapshot,
+    grace_override: Option<i64>,
+) -> Result<(), String> {
+    killed(&in_turn(&ctx.stops, kill::kill_containers(ctx, pod, snapshot, grace_override)).await)
+}
+
+fn killed(failed: &[String]) -> Result<(), String> {
+    match report::aggregate(failed) {
         Some(failed) => Err(format!("error killing pod: {failed}")),
         None => Ok(()),
     }

@@ -72,6 +72,18 @@ pub(super) async fn kill_pod(
     snapshot: &PodSnapshot,
     grace_override: Option<i64>,
 ) -> Vec<String> {
+    let mut failed = kill_containers(ctx, pod, snapshot, grace_override).await;
+    failed.extend(stop_sandboxes(ctx, pod, snapshot).await);
+    failed
+}
+
+/// Stops every running container of the pod, all at once but for sidecars. Returns what failed.
+pub(super) async fn kill_containers(
+    ctx: &ActContext,
+    pod: &Pod,
+    snapshot: &PodSnapshot,
+    grace_override: Option<i64>,
+) -> Vec<String> {
     let running: Vec<_> = snapshot.running().collect();
     let (senders, endings): (Vec<_>, Endings) = running
         .iter()
@@ -89,9 +101,7 @@ pub(super) async fn kill_pod(
         }
         result
     });
-    let mut failed: Vec<String> = join_all(kills).await.into_iter().filter_map(Result::err).collect();
-    failed.extend(stop_sandboxes(ctx, pod, snapshot).await);
-    failed
+    join_all(kills).await.into_iter().filter_map(Result::err).collect()
 }
 
 /// Stops every sandbox of the pod, ready or not; one that is gone is fine.

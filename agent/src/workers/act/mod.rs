@@ -29,6 +29,7 @@ mod sandbox;
 mod start;
 #[cfg(test)]
 mod tests;
+mod turn;
 mod volumes;
 
 pub use context::ActContext;
@@ -38,6 +39,7 @@ pub use finish::cleanup_pod;
 pub use finish::kill_orphan;
 pub use finish::release_volumes;
 pub use finish::remove_content;
+pub use finish::stop_containers;
 pub use finish::terminate_pod;
 pub use grace::blocking_kill_limit;
 pub use grace::grace_period;
