@@ -117,7 +117,8 @@ pub fn api_request(method: &http::Method, url: &http::Uri) -> Span {
         otel.status_code = Empty,
         http.request.method = %method,
         server.address = url.host(),
-        server.port = url.port_u16(),
+        // Signed, like all numbers that spans know.
+        server.port = url.port_u16().map(i64::from),
         url.full = %url,
         network.protocol.version = Empty,
         http.response.status_code = Empty,
