@@ -77,7 +77,7 @@ struct Room(usize);
 
 impl Room {
     fn take(&mut self, name: &str, value: &str) -> Result<(), GenerateError> {
-        self.0 = self.0.saturating_add(name.len() + value.len() + 2);
+        self.0 = self.0.saturating_add(entry(name, value.len()));
         // Twice as much is let in here: what is replaced again does not count in the end.
         let fits = self.0 <= 2 * MAX_TOTAL;
         if fits { Ok(()) } else { Err(GenerateError::EnvSize { size: self.0, limit: MAX_TOTAL }) }
@@ -116,11 +116,16 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Bytes that a variable with a value of this length takes: `NAME=VALUE` and the NUL at its end.
+fn entry(name: &str, length: usize) -> usize {
+    name.len() + length + 2
+}
+
 /// Refuses what no process can be started with, before the runtime is asked: its answer would name no variable.
 fn check(environment: &BTreeMap<String, String>, max_string: usize) -> Result<(), GenerateError> {
     let mut total = 0;
     for (name, value) in environment {
-        let size = name.len() + value.len() + 2;
+        let size = entry(name, value.len());
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
             return Err(GenerateError::EnvText { name: name.clone() });
         }
@@ -181,8 +186,9 @@ fn value_of<'a>(
 ) -> Result<Option<String>, GenerateError> {
     match (variable.value.as_deref().filter(|value| !value.is_empty()), &variable.value_from) {
         (Some(value), _) => {
-            let limit = context.max_string;
-            let too_long = |size| GenerateError::EnvVariableSize { name: variable.name.clone(), size, limit };
+            let (limit, name) = (context.max_string, &variable.name);
+            let too_long =
+                |length| GenerateError::EnvVariableSize { name: name.clone(), size: entry(name, length), limit };
             expand(value, lookup, limit).map(Some).map_err(too_long)
         }
         (None, Some(source)) => from_source(pod, container, source, context),

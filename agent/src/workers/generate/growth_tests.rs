@@ -14,7 +14,7 @@ fn what_grows_without_end_is_refused_before_it_does() {
     let broad = [tower(4), wide].concat();
     let args = |times: usize| json!({"env": tower(4), "args": ["$(V4)".repeat(times), "and more"]});
     for (extra, expected) in [
-        (json!({"env": tower(30)}), "environment variable \"V5\" takes 1000000 bytes"),
+        (json!({"env": tower(30)}), "environment variable \"V5\" takes 1000004 bytes"),
         (json!({"env": broad}), "the environment takes "),
         (args(50_000), "command and arguments take 5000000000 bytes"),
         (json!({"env": tower(4), "command": vec!["$(V4)"; 100]}), "command and arguments take "),

@@ -485,6 +485,8 @@ mod from_objects {
         assert_eq!(environment_of(one("A", 131_069)).expect("it just fits").len(), 2, "and one of a service");
         let error = environment_of(one("A", 131_070)).expect_err("too long");
         assert_eq!(error, "environment variable \"A\" takes 131073 bytes, more than the 131072 a process can be given");
+        let error = environment_of(one("A", 200_000)).expect_err("too long");
+        assert!(error.starts_with("environment variable \"A\" takes 200003 bytes"), "{error}");
         let many: Vec<_> = (0..64).map(|n| json!({"name": format!("V{n}"), "value": "x".repeat(100_000)})).collect();
         let error = environment_of(json!({ "env": many })).expect_err("too much");
         assert!(error.starts_with("the environment takes 64"), "{error}");
