@@ -25,6 +25,9 @@ use crate::recorder::EventType;
 /// The remains of a pod that is over stay this long at least.
 const REMAINS_DELAY: Duration = Duration::from_secs(1);
 
+/// A stop under way.
+pub(super) type Stopping = AbortOnDropHandle<Result<(), String>>;
+
 impl Worker {
     /// Stops every container and sandbox of the pod. Runs again on every request until nothing is left running.
     pub(super) async fn terminate(&mut self) -> Next {
@@ -85,7 +88,7 @@ impl Worker {
     /// Stops the pod. Returns before the runtime has done so, with what was seen last, if nothing of the pod runs any more
     /// and its object need not wait for the rest.
     async fn stop(
-        &self,
+        &mut self,
         pod: &Pod,
         view: &Arc<PodSnapshot>,
         mut grace: Option<i64>,
@@ -98,7 +101,7 @@ impl Worker {
                 }
                 gone = self.all_gone(), if leaves_early(pod) => {
                     // It keeps its turn until the runtime has buried what is dead.
-                    stopping.detach();
+                    self.stopping = Some(stopping);
                     return Ok(Some(gone));
                 }
                 // Who is in more of a hurry meanwhile need not wait for the grace that was given first.
@@ -108,12 +111,7 @@ impl Worker {
     }
 
     /// Stops the pod, or its containers alone if the rest is not waited for. Given up when dropped.
-    fn stopping(
-        &self,
-        pod: &Pod,
-        view: &Arc<PodSnapshot>,
-        grace: Option<i64>,
-    ) -> AbortOnDropHandle<Result<(), String>> {
+    fn stopping(&self, pod: &Pod, view: &Arc<PodSnapshot>, grace: Option<i64>) -> Stopping {
         let (context, pod, view) = (self.context.clone(), pod.clone(), view.clone());
         let stop = async move {
             match leaves_early(&pod) {
@@ -215,6 +213,11 @@ impl Worker {
     /// Dead containers, sandboxes, logs and directories of a pod that nobody desires. What fails is found again by
     /// housekeeping.
     async fn remove_content(&mut self) {
+        if let Some(stopping) = self.stopping.take() {
+            // All are dead: how the call ended changes nothing, but one thing is done after the other.
+            let _ = stopping.await;
+            self.acted();
+        }
         let failed = match self.view().await {
             Ok(view) => {
                 self.context.pleg.acting(&self.uid).await;

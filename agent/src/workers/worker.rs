@@ -15,6 +15,7 @@ use tracing::Instrument as _;
 use super::act::ActContext;
 use super::backoff::BackoffHistory;
 use super::counted::Counted;
+use super::ending::Stopping;
 use super::gate::StartGate;
 use super::mailbox::Mailbox;
 use super::state::Phase;
@@ -121,6 +122,8 @@ pub struct Worker {
     pub(super) acted_at: Option<Instant>,
     /// The last look at a pod whose processes are all gone and whose API object need not wait for more.
     pub(super) gone: Option<Arc<PodSnapshot>>,
+    /// The stop that such a pod has not waited for.
+    pub(super) stopping: Option<Stopping>,
     /// What was counted.
     pub(super) counted: Counted,
 }
@@ -131,7 +134,7 @@ impl Worker {
         let history = BackoffHistory::for_crash_loops(context.max_backoff);
         let interest = Interest::new(uid.clone());
         let (syncing, counted) = (syncing::Memory::default(), Counted::default());
-        Self { uid, mailbox, context, history, syncing, interest, acted_at: None, gone: None, counted }
+        Self { uid, mailbox, context, history, syncing, interest, acted_at: None, gone: None, stopping: None, counted }
     }
 
     /// Works until the pod is finished, or the agent ends: then what is under way is completed first.

@@ -4,14 +4,15 @@
 //! ```text
 //!  execute ─▶ kill (pod | containers) ─▶ remove ─▶ ground: network, cgroup, directories, volumes
 //!                                                   └─▶ sandbox ─▶ start: image ─▶ config ─▶ create ─▶ start ─▶ prune
-//!  terminate_pod · kill_orphan · cleanup_pod      the ends of a pod's life
+//!  turn ─▶ terminate_pod · stop_containers · kill_orphan ─▶ cleanup_pod      the ends of a pod's life
 //!  gc                                             what nobody needs any more
 //! ```
 //!
 //! A restart is the path that must be fast: with sandbox, cgroup, directories and image in place it makes two calls to
 //! the runtime, CreateContainer and StartContainer, and a few system calls on files in memory.
 //!
-//! No function here is cancelled half way by its caller: a worker lets a plan run to its end.
+//! No function here is cancelled half way by its caller: a worker lets a plan run to its end. Only the stop of a whole pod
+//! is given up for another one, with a shorter grace period.
 
 mod config;
 mod context;
