@@ -10,7 +10,7 @@
 //!         /checkpoint/{ns}/{pod}/{container}                          POST
 //!         /logs  /logs/{*path}                                        GET
 //! stats   /stats/summary                                              GET POST
-//!         /metrics/resource                                           any
+//!         /metrics/resource  /metrics/cadvisor                        any
 //! ```
 //!
 //! What a request has been through before such a router sees it: it is counted, its client is authenticated and

@@ -44,6 +44,7 @@ pub fn mounted(
     let split = settings.gates.enabled(Gate::PodLogsQuerySplitStreams);
     let checkpoints =
         settings.gates.enabled(Gate::ContainerCheckpoint).then(|| settings.flags.root_dir.join("checkpoints"));
+    let websockets = settings.gates.enabled(Gate::ExtendWebSocketsToKubelet).then(|| metrics.clone());
     let later = later.clone();
     let stats = Stats::new(StatsSource {
         node_name: node_name.to_owned(),
@@ -59,7 +60,7 @@ pub fn mounted(
     let queries = settings.kubelet.enable_system_log_query.unwrap_or(false);
     let debug = logs::router(containers.clone(), split)
         .merge(logs::node::router(PathBuf::from(NODE_LOGS), queries))
-        .merge(streams::router(containers, checkpoints));
+        .merge(streams::router(containers, checkpoints, websockets));
     Ok(Mounted { debug, stats: usage::router(stats, metrics.clone()) })
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use keblet_peers::BUSYBOX_IMAGE;
 use keblet_peers::PROBE_IMAGE;
+use keblet_tests::cluster::Kubectl;
 use keblet_tests::cluster::Tenant;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
@@ -59,6 +60,7 @@ async fn logs_of_the_run_before_a_crash_stay() {
     assert_eq!(last.unwrap().terminated.unwrap().exit_code, 1);
     let kubectl = tenant.kubectl();
     assert_eq!(kubectl.ok(&["logs", "crasher", "--previous"]).await.unwrap(), "first run\n");
+    kubectl.start(&["logs", "-f", "crasher"]).unwrap().until_said("second run\n").await.unwrap();
     assert_eq!(kubectl.ok(&["logs", "crasher"]).await.unwrap(), "second run\n");
     let said = kubectl.run(&["logs", "crasher", "-c", "nobody"]).await.unwrap();
     assert!(said.code != 0 && said.err.contains("nobody"), "{said:?}");
@@ -85,25 +87,30 @@ async fn exec_carries_input_output_errors_and_exit_codes() {
     tenant.move_out().await.unwrap();
 }
 
+/// Types into a shell of the pod, interrupts what runs there and not the shell, and ends it.
+pub async fn on_a_terminal(kubectl: &Kubectl, pod: &str) {
+    let mut session = kubectl.start_on_terminal(&["exec", "-it", pod, "--", "sh"]).unwrap();
+    session.until_said("#").await.unwrap();
+    session.say("test -t 0 && echo is$((1+1))terminal\n").await.unwrap();
+    session.until_said("is2terminal").await.unwrap();
+    session.say("echo sleeping$((1+3)); sleep 3600\n").await.unwrap();
+    session.until_said("sleeping4").await.unwrap();
+    // More than once if need be: while the shell is only about to start what is to be interrupted, it hears nothing.
+    session.ask_until_said("\u{3}echo still$((1+2))here\n", "still3here").await.unwrap();
+    session.say("exit 5\n").await.unwrap();
+    let (code, said) = session.ended().await.unwrap();
+    assert_eq!(code, 5, "{said}");
+}
+
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn exec_on_a_terminal_is_a_terminal() {
     let tenant = Tenant::move_in("terminal").await.unwrap();
     tenant.pod("shell", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("shell").await.unwrap();
-    let mut session = tenant.kubectl().start_on_terminal(&["exec", "-it", "shell", "--", "sh"]).unwrap();
-    session.until_said("#").await.unwrap();
-    session.say("test -t 0 && echo is$((1+1))terminal\n").await.unwrap();
-    session.until_said("is2terminal").await.unwrap();
-    // Interrupts what runs, not the shell.
-    session.say("echo sleeping$((1+3)); sleep 3600\n").await.unwrap();
-    session.until_said("sleeping4").await.unwrap();
-    session.say("\u{3}").await.unwrap();
-    session.say("echo still$((1+2))here\n").await.unwrap();
-    session.until_said("still3here").await.unwrap();
-    session.say("exit 5\n").await.unwrap();
-    let (code, said) = session.ended().await.unwrap();
-    assert_eq!(code, 5, "{said}");
+    for kubectl in [tenant.kubectl(), tenant.kubectl().without_websockets()] {
+        on_a_terminal(&kubectl, "shell").await;
+    }
     tenant.move_out().await.unwrap();
 }
 
@@ -118,13 +125,24 @@ async fn attach_joins_a_running_container() {
     tenant.pod("listener", pod).await.unwrap();
     tenant.until_ready("listener").await.unwrap();
     let mut session = tenant.kubectl().start(&["attach", "-i", "listener"]).unwrap();
-    session.say("you\n").await.unwrap();
-    session.until_said("heard you").await.unwrap();
+    session.ask_until_said("you\n", "heard you").await.unwrap();
     session.close_input();
     tenant.until_phase("listener", "Succeeded").await.unwrap();
     let (_, said) = session.ended().await.unwrap();
     assert!(said.contains("silence"), "{said}");
     tenant.move_out().await.unwrap();
+}
+
+/// Copies this much to the pod and back.
+pub async fn copy_there_and_back(kubectl: &Kubectl, pod: &str, length: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let (there, back) = (folder.path().join("there"), folder.path().join("back"));
+    let content: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(length).collect();
+    std::fs::write(&there, &content).unwrap();
+    let in_pod = format!("{pod}:/tmp/file");
+    kubectl.ok(&["cp", there.to_str().unwrap(), &in_pod]).await.unwrap();
+    kubectl.ok(&["cp", &in_pod, back.to_str().unwrap()]).await.unwrap();
+    assert!(std::fs::read(&back).unwrap() == content, "the file came back changed");
 }
 
 #[tokio::test]
@@ -133,14 +151,9 @@ async fn cp_carries_files_both_ways() {
     let tenant = Tenant::move_in("cp").await.unwrap();
     tenant.pod("box", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("box").await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let (there, back) = (folder.path().join("there"), folder.path().join("back"));
-    let content: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(1 << 20).collect();
-    std::fs::write(&there, &content).unwrap();
-    let kubectl = tenant.kubectl();
-    kubectl.ok(&["cp", there.to_str().unwrap(), "box:/tmp/file"]).await.unwrap();
-    kubectl.ok(&["cp", "box:/tmp/file", back.to_str().unwrap()]).await.unwrap();
-    assert!(std::fs::read(&back).unwrap() == content, "the file came back changed");
+    for kubectl in [tenant.kubectl(), tenant.kubectl().without_websockets()] {
+        copy_there_and_back(&kubectl, "box", 1 << 20).await;
+    }
     tenant.move_out().await.unwrap();
 }
 
@@ -152,7 +165,7 @@ async fn port_forward_carries_connections() {
     pod["containers"][0]["image"] = json!(PROBE_IMAGE);
     pod["containers"][0]["command"] = json!(["/probe", "web"]);
     tenant.pod("web", pod).await.unwrap();
-    tenant.until_ready("web").await.unwrap();
+    tenant.until_listening("web", 8080).await.unwrap();
     let mut session = tenant.kubectl().start(&["port-forward", "pod/web", ":8080"]).unwrap();
     let said = session.until_said("-> 8080").await.unwrap();
     let port: u16 = said.split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
@@ -178,7 +191,7 @@ async fn debug_adds_a_container_to_a_running_pod() {
     pod["containers"][0]["image"] = json!(PROBE_IMAGE);
     pod["containers"][0]["command"] = json!(["/probe", "web"]);
     tenant.pod("web", pod).await.unwrap();
-    tenant.until_ready("web").await.unwrap();
+    tenant.until_listening("web", 8080).await.unwrap();
     let image = format!("--image={BUSYBOX_IMAGE}");
     let arguments = ["debug", "web", &image, "--image-pull-policy=Never", "-c", "look", "--profile=general"];
     let script = ["--", "sh", "-c", "wget -q -O - http://127.0.0.1:8080/ && echo seen; exit 4"];

@@ -62,6 +62,15 @@ impl Backend {
         Ok(Self { host, port, tls, target })
     }
 
+    /// Host and port, as a request names them.
+    pub(super) fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
     /// Opens a connection. TLS is verified against what the system trusts.
     pub(super) async fn connect(&self) -> Result<Box<dyn Connection>, BackendError> {
         let dial = |source| BackendError::Dial { host: self.host.clone(), port: self.port, source };
@@ -95,6 +104,7 @@ mod tests {
         assert_eq!(backend.target, "/exec/token?x=1");
         let secure = Backend::parse("https://[::1]/attach/t").unwrap();
         assert_eq!((secure.host.as_str(), secure.port, secure.tls), ("::1", 443, true));
+        assert_eq!((backend.authority().as_str(), secure.authority().as_str()), ("127.0.0.1:4711", "[::1]:443"));
         for (url, told) in [
             ("", "URL is not set"),
             ("ftp://h/x", "error dialing backend: unknown scheme: ftp"),

@@ -1,7 +1,8 @@
 //! Interactive streams and commands: `/exec`, `/attach`, `/portForward`, `/run`, `/checkpoint`.
 //!
-//! Owns finding the container or sandbox, asking the runtime for a stream, and carrying its bytes. Refuses to take part
-//! in what flows, and to know who the client is: that was settled before.
+//! Owns finding the container or sandbox, asking the runtime for a stream, and carrying its bytes. Refuses to know who
+//! the client is: that was settled before. Takes part in what flows only where clients speak a WebSocket protocol that
+//! runtimes do not ([`session`]).
 //!
 //! ```text
 //!  client ══ upgraded connection ══▶ proxy ══ upgraded connection ══▶ streaming server of the runtime
@@ -15,10 +16,16 @@ mod find;
 mod params;
 mod proxy;
 mod refusal;
+mod session;
+mod spdy;
+mod status;
 #[cfg(test)]
 mod tests;
+mod translate;
+mod websocket;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::RawPathParams;
@@ -35,6 +42,8 @@ use self::refusal::Refusal;
 use super::answer;
 use super::answer::quote;
 use super::containers::Containers;
+use crate::metrics::Metrics;
+use crate::metrics::Subresource;
 use crate::model::pod_ref;
 
 #[derive(Clone)]
@@ -42,11 +51,23 @@ struct Handles {
     containers: Containers,
     /// Where checkpoints go; `None` while the feature gate ContainerCheckpoint is off.
     checkpoints: Option<PathBuf>,
+    /// Where sessions are counted; `None` while the feature gate ExtendWebSocketsToKubelet is off.
+    websockets: Option<Arc<Metrics>>,
+}
+
+impl Handles {
+    /// Counts a session that is spoken here.
+    fn count(&self, subresource: Subresource) {
+        if let Some(metrics) = &self.websockets {
+            metrics.http.websocket(subresource);
+        }
+    }
 }
 
 /// The paths of streams and commands. `checkpoints` is the folder for checkpoints, absent while the feature gate
-/// ContainerCheckpoint is off.
-pub fn router(containers: Containers, checkpoints: Option<PathBuf>) -> Router {
+/// ContainerCheckpoint is off; `websockets` counts the WebSockets that end here, absent while the feature gate
+/// ExtendWebSocketsToKubelet is off.
+pub fn router(containers: Containers, checkpoints: Option<PathBuf>, websockets: Option<Arc<Metrics>>) -> Router {
     let has_checkpoints = checkpoints.is_some();
     let of_container = |prefix: &str| {
         [
@@ -63,7 +84,7 @@ pub fn router(containers: Containers, checkpoints: Option<PathBuf>) -> Router {
     if has_checkpoints {
         router = routes(router, &of_container("/checkpoint")[..1], checkpoint);
     }
-    router.with_state(Handles { containers, checkpoints })
+    router.with_state(Handles { containers, checkpoints, websockets })
 }
 
 /// The same handler for all paths.
@@ -107,13 +128,31 @@ impl Named {
 
 async fn exec(State(handles): State<Handles>, params: RawPathParams, request: Request) -> Response {
     let (request, query) = answer::with_parameters(request).await;
-    match exec_url(&handles.containers, &Named::new(&params), &query).await {
-        Ok(url) => proxy::proxy(&url, request).await,
-        Err(refusal) => refusal.into(),
-    }
+    let found = exec_url(&handles.containers, &Named::new(&params), &query).await;
+    stream(&handles, Subresource::Exec, found, request).await.unwrap_or_else(Response::from)
 }
 
-async fn exec_url(containers: &Containers, named: &Named, parameters: &answer::Parameters) -> Result<String, Refusal> {
+/// Carries the streams of a container, which the runtime serves at a URL.
+async fn stream(
+    handles: &Handles,
+    subresource: Subresource,
+    found: Result<(String, Streams), Refusal>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let (url, streams) = found?;
+    if handles.websockets.is_none() || !websocket::is_translated(request.headers()) {
+        return Ok(proxy::proxy(&url, request).await);
+    }
+    handles.count(subresource);
+    session::translated(&url, request, streams)
+}
+
+/// Where the streams are served, and which the runtime expects.
+async fn exec_url(
+    containers: &Containers,
+    named: &Named,
+    parameters: &answer::Parameters,
+) -> Result<(String, Streams), Refusal> {
     let streams = Streams::parse(&parameters.all).map_err(Refusal::bad)?;
     let pod = containers.desired(&named.namespace, &named.pod)?;
     let id = containers.running(&pod, &named.container).await?;
@@ -121,22 +160,20 @@ async fn exec_url(containers: &Containers, named: &Named, parameters: &answer::P
     let Streams { stdin, stdout, stderr, tty } = streams;
     let cmd = params::command(&parameters.query);
     let request = cri::ExecRequest { container_id: id, cmd, tty, stdin, stdout, stderr };
-    present(containers.runtime.exec(request).await?)
+    Ok((present(containers.runtime.exec(request).await?)?, streams))
 }
 
 async fn attach(State(handles): State<Handles>, params: RawPathParams, request: Request) -> Response {
     let (request, query) = answer::with_parameters(request).await;
-    match attach_url(&handles.containers, &Named::new(&params), &query).await {
-        Ok(url) => proxy::proxy(&url, request).await,
-        Err(refusal) => refusal.into(),
-    }
+    let found = attach_url(&handles.containers, &Named::new(&params), &query).await;
+    stream(&handles, Subresource::Attach, found, request).await.unwrap_or_else(Response::from)
 }
 
 async fn attach_url(
     containers: &Containers,
     named: &Named,
     parameters: &answer::Parameters,
-) -> Result<String, Refusal> {
+) -> Result<(String, Streams), Refusal> {
     let streams = Streams::parse(&parameters.all).map_err(Refusal::bad)?;
     let pod = containers.desired(&named.namespace, &named.pod)?;
     let identity = pod_ref(&pod);
@@ -147,20 +184,26 @@ async fn attach_url(
     let missing = || Refusal::internal(format!("container {name} not found in pod {}", find::full_name(&identity)));
     let tty = find::terminal(&pod, name).ok_or_else(missing)?;
     let container_id = containers.running(&pod, name).await?.ok_or_else(missing)?;
-    let Streams { stdin, stdout, stderr, .. } = streams;
-    // The runtime refuses a standard error beside a terminal.
-    let request = cri::AttachRequest { container_id, stdin, tty, stdout, stderr: stderr && !tty };
-    present(containers.runtime.attach(request).await?)
+    // The terminal is the container's, whatever the client has; the runtime refuses a standard error beside one.
+    let streams = Streams { tty, stderr: streams.stderr && !tty, ..streams };
+    let Streams { stdin, stdout, stderr, tty } = streams;
+    let request = cri::AttachRequest { container_id, stdin, tty, stdout, stderr };
+    Ok((present(containers.runtime.attach(request).await?)?, streams))
 }
 
 async fn port_forward(State(handles): State<Handles>, params: RawPathParams, request: Request) -> Response {
-    let ports = if params::asks_for_websocket(request.headers()) {
+    let tunnelled = handles.websockets.as_ref().map(|_| websocket::tunnelled(request.headers())).unwrap_or_default();
+    let ports = if tunnelled.is_empty() && params::asks_for_websocket(request.headers()) {
         params::ports(&answer::query_of(request.uri()))
     } else {
         Ok(Vec::new())
     };
     match port_forward_url(&handles.containers, &Named::new(&params), ports).await {
-        Ok(url) => proxy::proxy(&url, request).await,
+        Ok(url) if tunnelled.is_empty() => proxy::proxy(&url, request).await,
+        Ok(url) => {
+            handles.count(Subresource::PortForward);
+            session::tunnelled(&url, request, &tunnelled).await.unwrap_or_else(Response::from)
+        }
         Err(refusal) => refusal.into(),
     }
 }

@@ -71,6 +71,11 @@ pub(super) fn asks_for_websocket(headers: &HeaderMap) -> bool {
     asks_for_upgrade(headers) && has_word(headers, &header::UPGRADE, "websocket")
 }
 
+/// The other end agrees to speak SPDY.
+pub(super) fn names_spdy(headers: &HeaderMap) -> bool {
+    has_word(headers, &header::UPGRADE, "spdy/3.1")
+}
+
 fn has_word(headers: &HeaderMap, name: &header::HeaderName, word: &str) -> bool {
     headers
         .get_all(name)

@@ -34,6 +34,10 @@ use super::refusal::Refusal;
 /// Time a refusing backend has to tell its reasons, and how long they may be.
 const REASONS: Duration = Duration::from_secs(10);
 const REASONS_LENGTH: usize = 64 * 1024;
+/// Time for a streaming server to agree or refuse, which it does before it has done anything.
+const ANSWER: Duration = Duration::from_secs(60);
+/// Time for what was carried to arrive when one side has ended.
+const LAST: Duration = Duration::from_secs(10);
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -76,7 +80,7 @@ async fn forward(backend: &Backend, mut request: Request<Body>) -> Result<Respon
 }
 
 /// The request as the backend gets it: the client's, but for its target.
-fn outgoing(backend: &Backend, request: &Request<Body>) -> Result<Request<Empty<Bytes>>, String> {
+pub(super) fn outgoing(backend: &Backend, request: &Request<Body>) -> Result<Request<Empty<Bytes>>, String> {
     let mut headers = request.headers().clone();
     // What the request's body held has been read.
     headers.remove(header::CONTENT_LENGTH);
@@ -107,6 +111,11 @@ pub(super) async fn send(
     backend: &Backend,
     request: Request<Empty<Bytes>>,
 ) -> Result<axum::http::Response<Incoming>, String> {
+    let answer = tokio::time::timeout(ANSWER, ask(backend, request)).await;
+    answer.map_err(|_| "error proxying to the streaming server: it does not answer".to_owned())?
+}
+
+async fn ask(backend: &Backend, request: Request<Empty<Bytes>>) -> Result<axum::http::Response<Incoming>, String> {
     let stream = backend.connect().await.map_err(|error| error.to_string())?;
     let handshake = hyper::client::conn::http1::Builder::new().max_buf_size(64 * 1024).handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(|error| format!("error dialing backend: {error}"))?;
@@ -119,18 +128,23 @@ pub(super) async fn send(
 }
 
 /// The backend does not change the protocol: its reasons are the client's to know.
-async fn refused(answer: axum::http::Response<Incoming>) -> Result<Response, String> {
+pub(super) async fn refused(answer: axum::http::Response<Incoming>) -> Result<Response, String> {
     let status = answer.status();
     if !status.is_client_error() && !status.is_server_error() {
         return Err(format!("invalid upgrade response: status code {}", status.as_u16()));
     }
     let (mut head, body) = answer.into_parts();
-    let body = tokio::time::timeout(REASONS, Limited::new(body, REASONS_LENGTH).collect()).await;
-    let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let body = reasons(body).await;
     head.headers.remove(header::CONTENT_LENGTH);
     head.headers.remove(header::TRANSFER_ENCODING);
     head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     Ok(Response::from_parts(head, Body::from(body)))
+}
+
+/// What a refusing backend says, if it is quick and short about it.
+pub(super) async fn reasons(body: Incoming) -> Bytes {
+    let body = tokio::time::timeout(REASONS, Limited::new(body, REASONS_LENGTH).collect()).await;
+    body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default()
 }
 
 /// Carries bytes both ways until one side ends; then both are over.
@@ -145,5 +159,6 @@ async fn join(client: Upgraded, backend: Upgraded) {
         tracing::debug!(%error, "a stream broke");
     }
     // What was carried before must arrive; a side that is gone cannot be told.
-    let _ = tokio::join!(to_client.shutdown(), to_backend.shutdown());
+    let last = async { tokio::join!(to_client.shutdown(), to_backend.shutdown()) };
+    let _ = tokio::time::timeout(LAST, last).await;
 }

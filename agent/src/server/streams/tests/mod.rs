@@ -1,11 +1,14 @@
 //! Streams over real connections: a client, our server, and a streaming server that the runtime names.
 
+mod websockets;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use axum::http::HeaderMap;
+use axum::http::HeaderName;
 use axum::http::StatusCode;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncReadExt as _;
@@ -32,15 +35,21 @@ type Asked = Arc<Mutex<Vec<(String, axum::body::Bytes)>>>;
 struct Node {
     address: SocketAddr,
     asked: Asked,
+    metrics: Arc<Metrics>,
     _checkpoints: tempfile::TempDir,
 }
 
 impl Node {
     /// A node whose runtime serves streams at `url`.
     async fn start(url: &str) -> Self {
+        Self::at(url, true).await
+    }
+
+    /// The same with the feature gate ExtendWebSocketsToKubelet on or off.
+    async fn at(url: &str, websockets: bool) -> Self {
         let (url, asked) = (url.to_owned(), Asked::default());
         let told = asked.clone();
-        Self::with(asked, move |method, message| {
+        Self::serving(asked, websockets, move |method, message| {
             told.lock().unwrap().push((method.to_owned(), message));
             let url = url.clone();
             match method {
@@ -64,6 +73,14 @@ impl Node {
     }
 
     async fn with(asked: Asked, answer: impl Fn(&str, axum::body::Bytes) -> Answer + Send + Sync + 'static) -> Self {
+        Self::serving(asked, true, answer).await
+    }
+
+    async fn serving(
+        asked: Asked,
+        websockets: bool,
+        answer: impl Fn(&str, axum::body::Bytes) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         let socket = Socket::default();
         socket.serve(script(answer));
         let runtime =
@@ -78,14 +95,16 @@ impl Node {
             runtime,
         };
         let checkpoints = tempfile::tempdir().unwrap();
-        let router = router(containers, Some(checkpoints.path().to_owned()));
+        let metrics = Metrics::new();
+        let websockets = websockets.then(|| metrics.clone());
+        let router = router(containers, Some(checkpoints.path().to_owned()), websockets);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut peer = Peer::default();
         peer.address.replace(([127, 0, 0, 1], 7).into());
         let router = router.layer(axum::Extension(peer));
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        Self { address, asked, _checkpoints: checkpoints }
+        Self { address, asked, metrics, _checkpoints: checkpoints }
     }
 
     /// Sends a request; returns the head of the answer and the connection, where the body is still to come.
@@ -128,12 +147,9 @@ async fn echo() -> (String, Arc<Mutex<Vec<(String, HeaderMap)>>>) {
                 let (mut read, mut write) = tokio::io::split(TokioIo::new(upgrade.await.unwrap()));
                 let _ = tokio::io::copy(&mut read, &mut write).await;
             });
-            let headers = [
-                ("connection", "Upgrade"),
-                ("upgrade", "SPDY/3.1"),
-                ("x-stream-protocol-version", "v4.channel.k8s.io"),
-            ];
-            (StatusCode::SWITCHING_PROTOCOLS, headers)
+            let offered = request.headers().get("x-stream-protocol-version").cloned();
+            let chosen = offered.map(|offered| [(HeaderName::from_static("x-stream-protocol-version"), offered)]);
+            (StatusCode::SWITCHING_PROTOCOLS, [("connection", "Upgrade"), ("upgrade", "SPDY/3.1")], chosen.unwrap())
         }
     };
     (serve(Router::new().fallback(handler)).await, asked)

@@ -1,0 +1,141 @@
+//! Which channel of a client is which stream of the runtime. Pure.
+
+use bytes::Bytes;
+use tokio_tungstenite::tungstenite::Message;
+
+use super::super::params::Streams;
+use super::Protocol;
+
+pub(super) const STDIN: u8 = 0;
+pub(super) const STDOUT: u8 = 1;
+pub(super) const STDERR: u8 = 2;
+pub(super) const ERROR: u8 = 3;
+pub(super) const RESIZE: u8 = 4;
+/// What follows is the channel on which the client will say nothing more.
+pub(super) const CLOSE: u8 = 255;
+
+/// A channel, by its number in messages and its name among streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Channel {
+    pub(super) number: u8,
+    pub(super) name: &'static str,
+}
+
+/// The channels of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Channels(Vec<Channel>);
+
+impl Channels {
+    /// Those that the runtime waits for. It does not begin before it has every one, nor does it take another.
+    pub(super) fn new(streams: Streams, protocol: Protocol) -> Self {
+        let all = [
+            (true, ERROR, "error"),
+            (streams.stdin, STDIN, "stdin"),
+            (streams.stdout, STDOUT, "stdout"),
+            (streams.stderr, STDERR, "stderr"),
+            (streams.tty && protocol.has_sizes(), RESIZE, "resize"),
+        ];
+        Self(all.into_iter().filter(|(wanted, ..)| *wanted).map(|(_, number, name)| Channel { number, name }).collect())
+    }
+
+    /// Streams are numbered in the order in which they are opened, by a client with odd numbers.
+    pub(super) fn streams(&self) -> impl Iterator<Item = (u32, Channel)> {
+        (1..).step_by(2).zip(self.0.iter().copied())
+    }
+
+    pub(super) fn stream(&self, number: u8) -> Option<u32> {
+        self.streams().find(|(_, channel)| channel.number == number).map(|(stream, _)| stream)
+    }
+
+    pub(super) fn number(&self, stream: u32) -> Option<u8> {
+        self.streams().find(|(number, _)| *number == stream).map(|(_, channel)| channel.number)
+    }
+}
+
+/// The channel that tells the client that there is a session: the lowest it does not write.
+pub(super) fn greeting(streams: Streams) -> u8 {
+    match streams {
+        Streams { stdout: true, .. } => STDOUT,
+        Streams { stderr: true, .. } => STDERR,
+        _ => ERROR,
+    }
+}
+
+/// A message to the client.
+pub(super) fn message(channel: u8, bytes: &[u8]) -> Message {
+    Message::Binary([&[channel], bytes].concat().into())
+}
+
+/// What a client says on one of its channels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    Data { stream: u32, bytes: Bytes },
+    End { stream: u32 },
+}
+
+/// The client's channels: those it writes, less those it has closed.
+#[derive(Debug)]
+pub(super) struct Writable(Vec<(u8, u32)>);
+
+impl Writable {
+    pub(super) fn new(channels: &Channels) -> Self {
+        let stream = |number| channels.stream(number).map(|stream| (number, stream));
+        Self([STDIN, RESIZE].into_iter().filter_map(stream).collect())
+    }
+
+    /// What a message says. Channels that are unknown, not asked for, closed, or not the client's to write are passed
+    /// over, as is an empty message: an empty frame is no end.
+    pub(super) fn said(&mut self, mut message: Bytes) -> Option<Said> {
+        match *message.as_ref() {
+            [CLOSE, number, ..] => {
+                let place = self.0.iter().position(|(writable, _)| *writable == number)?;
+                Some(Said::End { stream: self.0.swap_remove(place).1 })
+            }
+            [number, _, ..] => {
+                let stream = self.0.iter().find(|(writable, _)| *writable == number)?.1;
+                Some(Said::Data { stream, bytes: message.split_off(1) })
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Streams = Streams { stdin: true, stdout: true, stderr: true, tty: true };
+
+    #[test]
+    fn what_is_asked_for_is_opened() {
+        let names = |streams: Streams, protocol| -> Vec<&str> {
+            Channels::new(streams, protocol).streams().map(|(_, channel)| channel.name).collect()
+        };
+        assert_eq!(names(ALL, Protocol::V4), ["error", "stdin", "stdout", "stderr", "resize"]);
+        assert_eq!(names(ALL, Protocol::V2), ["error", "stdin", "stdout", "stderr"], "no sizes before the third");
+        let out = Streams { stdout: true, ..Streams::default() };
+        assert_eq!(names(out, Protocol::V4), ["error", "stdout"]);
+        let channels = Channels::new(out, Protocol::V4);
+        assert_eq!((channels.stream(STDOUT), channels.number(3)), (Some(3), Some(STDOUT)));
+        assert_eq!((channels.stream(STDIN), channels.number(2)), (None, None));
+        let err = Streams { stderr: true, ..Streams::default() };
+        let only = Streams { stdin: true, ..Streams::default() };
+        assert_eq!([ALL, err, only].map(greeting), [STDOUT, STDERR, ERROR]);
+    }
+
+    #[test]
+    fn what_clients_say() {
+        let mut writable = Writable::new(&Channels::new(ALL, Protocol::V4));
+        let mut said = |message: &'static [u8]| writable.said(Bytes::from_static(message));
+        assert_eq!(said(b"\x00in"), Some(Said::Data { stream: 3, bytes: "in".into() }));
+        assert_eq!(said(b"\x04{}"), Some(Said::Data { stream: 9, bytes: "{}".into() }));
+        for passed_over in
+            [&b""[..], b"\x00", b"\x01out", b"\x02err", b"\x03{}", b"\x05x", b"\xff", b"\xff\x01", b"\xff\xff"]
+        {
+            assert_eq!(said(passed_over), None, "{passed_over:?}");
+        }
+        assert_eq!(said(b"\xff\x00"), Some(Said::End { stream: 3 }));
+        assert_eq!((said(b"\xff\x00"), said(b"\x00more")), (None, None), "what is closed stays closed");
+        assert_eq!(said(b"\xff\x04"), Some(Said::End { stream: 9 }));
+    }
+}

@@ -1,0 +1,41 @@
+//! When somebody last said something.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A session in which nobody says anything ends.
+pub(super) const IDLE: Duration = Duration::from_secs(4 * 60 * 60);
+
+/// The last moment in which something was said, for both directions to see.
+pub(super) struct Idle {
+    begin: Instant,
+    last: AtomicU64,
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        Self { begin: Instant::now(), last: AtomicU64::new(0) }
+    }
+}
+
+impl Idle {
+    /// Something was said. Whether anybody is there does not count.
+    pub(super) fn touch(&self) {
+        let now = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(now, Ordering::Relaxed);
+    }
+
+    /// Ends when nobody has said anything for long enough.
+    pub(super) async fn ended(&self) {
+        loop {
+            let end = self.begin + Duration::from_millis(self.last.load(Ordering::Relaxed)) + IDLE;
+            if Instant::now() >= end {
+                return;
+            }
+            tokio::time::sleep_until(end).await;
+        }
+    }
+}

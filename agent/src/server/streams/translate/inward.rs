@@ -1,0 +1,147 @@
+//! From the client to the runtime.
+
+use std::convert::Infallible;
+use std::io;
+use std::time::Duration;
+
+use futures_util::Stream;
+use futures_util::StreamExt as _;
+use tokio::io::AsyncWrite;
+use tokio::io::AsyncWriteExt as _;
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio::time::Interval;
+use tokio::time::MissedTickBehavior;
+use tokio_tungstenite::tungstenite::Error as WebSocketError;
+use tokio_tungstenite::tungstenite::Message;
+
+use super::super::spdy;
+use super::super::spdy::Writer;
+use super::Trouble;
+use super::channels::Channels;
+use super::channels::Said;
+use super::channels::Writable;
+use super::idle::Idle;
+
+/// The runtime is asked this often whether it is there, which keeps the connection in use.
+const PING: Duration = Duration::from_secs(5);
+/// Bytes that go to the runtime in one frame and one write, at most.
+const PART: usize = 32 * 1024;
+
+/// What the runtime is to be answered, besides what the client says.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Ping(u32),
+    Refuse(u32),
+}
+
+/// Ends only in trouble: results come the other way.
+pub(super) struct Inward<'a> {
+    pub(super) channels: &'a Channels,
+    pub(super) idle: &'a Idle,
+    pub(super) answers: mpsc::Receiver<Answer>,
+    /// Changes when all streams are accepted; what is sent on a stream before is lost.
+    pub(super) accepted: watch::Receiver<bool>,
+}
+
+impl Inward<'_> {
+    /// Says what the client says. A runtime that no longer listens has ended, or is dead: which of them, the other
+    /// direction learns.
+    pub(super) async fn run(
+        self,
+        client: &mut (impl Stream<Item = Result<Message, WebSocketError>> + Unpin),
+        backend: impl AsyncWrite + Unpin,
+    ) -> Result<Infallible, Trouble> {
+        let idle = self.idle;
+        if let Err(Ended::Client(trouble)) = self.carry(client, backend).await {
+            return Err(trouble);
+        }
+        loop {
+            heard(client.next().await, idle)?;
+        }
+    }
+
+    async fn carry(
+        self,
+        client: &mut (impl Stream<Item = Result<Message, WebSocketError>> + Unpin),
+        mut backend: impl AsyncWrite + Unpin,
+    ) -> Result<Infallible, Ended> {
+        let Self { channels, idle, mut answers, mut accepted } = self;
+        let (mut writer, mut out, mut writable) = (Writer::default(), Vec::new(), Writable::new(channels));
+        for (stream, channel) in channels.streams() {
+            writer.open(&mut out, stream, &[("streamtype", channel.name)]);
+        }
+        let (mut ready, mut ping, mut pings) = (false, pings(), (1_u32..).step_by(2));
+        loop {
+            send(&mut backend, &mut out).await?;
+            tokio::select! {
+                Some(answer) = answers.recv() => match answer {
+                    Answer::Ping(id) => writer.ping(&mut out, id),
+                    Answer::Refuse(stream) => writer.reset(&mut out, stream, spdy::REFUSED_STREAM),
+                },
+                _ = ping.tick() => writer.ping(&mut out, pings.next().unwrap_or(1)),
+                _ = accepted.changed(), if !ready => ready = true,
+                message = client.next(), if ready => match heard(message, idle)?.and_then(|bytes| writable.said(bytes)) {
+                    Some(Said::Data { stream, bytes }) => {
+                        for part in bytes.chunks(PART) {
+                            writer.data(&mut out, stream, part, false);
+                            send(&mut backend, &mut out).await?;
+                        }
+                    }
+                    Some(Said::End { stream }) => writer.data(&mut out, stream, &[], true),
+                    None => {}
+                },
+            }
+        }
+    }
+}
+
+/// Why there is nothing more to carry.
+enum Ended {
+    Client(Trouble),
+    Runtime,
+}
+
+impl From<Trouble> for Ended {
+    fn from(trouble: Trouble) -> Self {
+        Self::Client(trouble)
+    }
+}
+
+impl From<io::Error> for Ended {
+    fn from(_: io::Error) -> Self {
+        Self::Runtime
+    }
+}
+
+fn pings() -> Interval {
+    let mut ping = tokio::time::interval_at(Instant::now() + PING, PING);
+    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ping
+}
+
+async fn send(backend: &mut (impl AsyncWrite + Unpin), out: &mut Vec<u8>) -> io::Result<()> {
+    if !out.is_empty() {
+        backend.write_all(out).await?;
+        backend.flush().await?;
+        out.clear();
+    }
+    Ok(())
+}
+
+/// What a message of the client holds, if it is one of a channel. Some clients send texts.
+fn heard(message: Option<Result<Message, WebSocketError>>, idle: &Idle) -> Result<Option<bytes::Bytes>, Trouble> {
+    let bytes = match message {
+        None | Some(Ok(Message::Close(_))) => return Err(Trouble::Gone("it ended the session".to_owned())),
+        Some(Ok(Message::Binary(bytes))) => bytes,
+        Some(Ok(Message::Text(text))) => text.into(),
+        Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => return Ok(None),
+        Some(Err(error @ (WebSocketError::Protocol(_) | WebSocketError::Capacity(_) | WebSocketError::Utf8(_)))) => {
+            return Err(Trouble::Told(format!("what the client sent cannot be taken: {error}")));
+        }
+        Some(Err(error)) => return Err(Trouble::gone(error)),
+    };
+    idle.touch();
+    Ok(Some(bytes))
+}

@@ -1,0 +1,123 @@
+//! Carries the channels of a WebSocket to the streams of a SPDY connection and back.
+//!
+//! ```text
+//!  client ── messages: channel byte, data ──▶ inward  ── frames ──▶ streaming server of the runtime
+//!         ◀────────────────────────────────── outward ◀── frames ──
+//! ```
+//!
+//! Owns which stream is which channel, and the result at the end. Each direction waits for the one who takes from it and
+//! holds one message or one read: who does not take is not read from. The two share no lock, so that neither can hold up
+//! the other.
+
+mod channels;
+mod idle;
+mod inward;
+mod outward;
+mod protocol;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use futures_util::SinkExt as _;
+use futures_util::StreamExt as _;
+use serde_json::Value;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncWrite;
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio_tungstenite::WebSocketStream;
+
+use self::channels::Channels;
+use self::channels::ERROR;
+use self::channels::message;
+use self::idle::Idle;
+use self::inward::Inward;
+use self::outward::Outward;
+pub(super) use self::protocol::Protocol;
+use super::params::Streams;
+use super::status;
+use super::websocket;
+
+/// Time for the client to take the result.
+const RESULT: Duration = Duration::from_secs(10);
+/// Answers to the runtime that wait to be sent; more are left out.
+const ANSWERS: usize = 16;
+
+/// Why a session ends without a result.
+#[derive(Debug)]
+enum Trouble {
+    /// The client left, and hears nothing any more.
+    Gone(String),
+    /// The client is told why.
+    Told(String),
+}
+
+impl Trouble {
+    fn gone(error: impl ToString) -> Self {
+        Self::Gone(error.to_string())
+    }
+
+    fn told(error: impl ToString) -> Self {
+        Self::Told(error.to_string())
+    }
+}
+
+/// Carries a session to its end: with the streams that the runtime expects, over what `connect` opens or says that it
+/// cannot. Dropping it leaves both ends without a word.
+pub(super) async fn carry<C, B>(
+    mut client: WebSocketStream<C>,
+    connect: impl Future<Output = Result<(B, Protocol), String>>,
+    streams: Streams,
+) where
+    C: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite,
+{
+    if let Err(error) = client.send(message(channels::greeting(streams), &[])).await {
+        return tracing::debug!(%error, "the client of a stream left");
+    }
+    let ended = match connect.await {
+        Ok((backend, protocol)) => both_ways(&mut client, backend, &Channels::new(streams, protocol))
+            .await
+            .map(|told| status::translate(&told, protocol)),
+        Err(why) => Err(Trouble::Told(why)),
+    };
+    match ended {
+        Ok(status) => result(client, &status).await,
+        Err(Trouble::Told(why)) => {
+            tracing::debug!(why, "a stream broke");
+            result(client, &status::failure(&why)).await;
+        }
+        Err(Trouble::Gone(why)) => tracing::debug!(why, "the client of a stream left"),
+    }
+}
+
+/// Returns what the runtime told at the end. The connection to it is closed then.
+async fn both_ways<C, B>(client: &mut WebSocketStream<C>, backend: B, channels: &Channels) -> Result<Vec<u8>, Trouble>
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite,
+{
+    let (mut to_client, mut from_client) = client.split();
+    let (from_backend, to_backend) = tokio::io::split(backend);
+    let (answers, waiting) = mpsc::channel(ANSWERS);
+    let (accepted, all_accepted) = watch::channel(false);
+    let idle = Idle::default();
+    let inward = Inward { channels, idle: &idle, answers: waiting, accepted: all_accepted };
+    let outward = Outward { channels, idle: &idle, answers, accepted, open: Vec::new(), told: Vec::new(), away: false };
+    // In no order: whoever is always first could leave the others no time.
+    tokio::select! {
+        told = outward.run(from_backend, &mut to_client) => told,
+        Err(trouble) = inward.run(&mut from_client, to_backend) => Err(trouble),
+        () = idle.ended() => Err(Trouble::told("nobody said anything for four hours")),
+    }
+}
+
+/// Tells the client how the session ended. One who does not listen is left.
+async fn result<C: AsyncRead + AsyncWrite + Unpin>(mut client: WebSocketStream<C>, status: &Value) {
+    let message = message(ERROR, status.to_string().as_bytes());
+    match tokio::time::timeout(RESULT, websocket::send(&mut client, message)).await {
+        Ok(Ok(())) => websocket::farewell(client).await,
+        _ => tracing::debug!("the client of a stream did not hear its result"),
+    }
+}

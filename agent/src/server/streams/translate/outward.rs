@@ -1,0 +1,171 @@
+//! From the runtime to the client.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use futures_util::Sink;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncReadExt as _;
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio_tungstenite::tungstenite::Error as WebSocketError;
+use tokio_tungstenite::tungstenite::Message;
+
+use super::super::spdy::Frame;
+use super::super::spdy::Frames;
+use super::super::websocket;
+use super::super::websocket::Presence;
+use super::Trouble;
+use super::channels::Channels;
+use super::channels::ERROR;
+use super::channels::STDERR;
+use super::channels::STDOUT;
+use super::channels::message;
+use super::idle::Idle;
+use super::inward::Answer;
+
+/// Time for the runtime to accept all streams.
+pub(super) const ACCEPT: Duration = Duration::from_secs(30);
+/// Bytes of a result, at most.
+pub(super) const RESULT_LENGTH: usize = 64 * 1024;
+/// Bytes read from the runtime in one go, and sent to the client in one message.
+const READ: usize = 16 * 1024;
+
+const NO_RESULT: &str = "the runtime ended the stream without a result";
+
+/// Ends with the result, or in trouble.
+pub(super) struct Outward<'a> {
+    pub(super) channels: &'a Channels,
+    pub(super) idle: &'a Idle,
+    pub(super) answers: mpsc::Sender<Answer>,
+    pub(super) accepted: watch::Sender<bool>,
+    /// Streams that were accepted and from which more may come.
+    pub(super) open: Vec<u32>,
+    /// The result, as far as it came.
+    pub(super) told: Vec<u8>,
+    /// The runtime has said that it is done.
+    pub(super) away: bool,
+}
+
+impl Outward<'_> {
+    /// Returns what the runtime wrote to the error stream, when it and all output have ended.
+    pub(super) async fn run(
+        mut self,
+        mut backend: impl AsyncRead + Unpin,
+        client: &mut (impl Sink<Message, Error = WebSocketError> + Unpin),
+    ) -> Result<Vec<u8>, Trouble> {
+        let mut buffer = BytesMut::new();
+        let mut frames = Frames::default();
+        let accepted = self.accept(&mut frames, &mut buffer, &mut backend);
+        let accepted = tokio::time::timeout(ACCEPT, accepted).await;
+        accepted.map_err(|_| Trouble::told("the runtime did not accept the streams in time"))??;
+        self.accepted.send_replace(true);
+        let mut presence = Presence::default();
+        loop {
+            while let Some(frame) = frames.next(&mut buffer).map_err(Trouble::told)? {
+                if let Some(message) = self.frame(frame)? {
+                    websocket::send(client, message).await.map_err(Trouble::gone)?;
+                    self.idle.touch();
+                }
+                if self.is_over() {
+                    return self.result(NO_RESULT);
+                }
+            }
+            tokio::select! {
+                read = fill(&mut buffer, &mut backend) => match read {
+                    Ok(true) => {}
+                    Ok(false) => return self.result(NO_RESULT),
+                    Err(error) => return self.result(&format!("the runtime's stream broke: {error}")),
+                },
+                question = presence.question() => websocket::send(client, question).await.map_err(Trouble::gone)?,
+            }
+        }
+    }
+
+    /// What there is when the connection ends. Runtimes may just hang up after the result; before the fourth version of
+    /// the protocol success is no result at all, but a connection that ends in order.
+    fn result(self, missing: &str) -> Result<Vec<u8>, Trouble> {
+        let in_order = self.away || self.channels.stream(ERROR).is_some_and(|stream| !self.open.contains(&stream));
+        if self.told.is_empty() && !in_order { Err(Trouble::told(missing)) } else { Ok(self.told) }
+    }
+
+    /// Waits until all streams were accepted. A runtime says nothing else before; what it does say ends the session.
+    async fn accept(
+        &mut self,
+        frames: &mut Frames,
+        buffer: &mut BytesMut,
+        backend: &mut (impl AsyncRead + Unpin),
+    ) -> Result<(), Trouble> {
+        let mut missing: Vec<u32> = self.channels.streams().map(|(stream, _)| stream).collect();
+        while !missing.is_empty() {
+            match frames.next(buffer).map_err(Trouble::told)? {
+                Some(Frame::Reply { stream, last: false }) => {
+                    if missing.contains(&stream) {
+                        missing.retain(|one| *one != stream);
+                        self.open.push(stream);
+                    }
+                }
+                Some(Frame::Ping { id }) => self.answer(Answer::Ping(id)),
+                Some(Frame::Open { stream }) => self.answer(Answer::Refuse(stream)),
+                Some(_) => return Err(Trouble::told("the runtime did not accept the streams")),
+                None => match fill(buffer, backend).await {
+                    Ok(true) => {}
+                    Ok(false) => return Err(Trouble::told("the runtime hung up before it accepted the streams")),
+                    Err(error) => {
+                        return Err(Trouble::told(format!("the runtime did not accept the streams: {error}")));
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn frame(&mut self, frame: Frame) -> Result<Option<Message>, Trouble> {
+        match frame {
+            Frame::Data { stream, bytes, last } => {
+                let number = self.channels.number(stream).filter(|_| self.open.contains(&stream));
+                if last {
+                    self.close(stream);
+                }
+                match number {
+                    Some(ERROR) if self.told.len() + bytes.len() > RESULT_LENGTH => {
+                        return Err(Trouble::told("the runtime's result is too long"));
+                    }
+                    Some(ERROR) => self.told.extend_from_slice(&bytes),
+                    Some(number @ (STDOUT | STDERR)) if !bytes.is_empty() => return Ok(Some(message(number, &bytes))),
+                    _ => {}
+                }
+            }
+            Frame::Reply { stream, last: true } | Frame::Reset { stream } => self.close(stream),
+            Frame::Ping { id } => self.answer(Answer::Ping(id)),
+            Frame::Open { stream } => self.answer(Answer::Refuse(stream)),
+            Frame::GoAway => self.away = true,
+            Frame::Reply { .. } => {}
+        }
+        Ok(None)
+    }
+
+    fn close(&mut self, stream: u32) {
+        self.open.retain(|one| *one != stream);
+    }
+
+    /// The client's own channels end when the client says so, or never.
+    fn is_over(&self) -> bool {
+        !self.open.iter().any(|stream| matches!(self.channels.number(*stream), Some(STDOUT | STDERR | ERROR)))
+    }
+
+    /// Never waits: more answers than have room are left out. Answers to our own pings, which have odd numbers, are no
+    /// questions.
+    fn answer(&self, answer: Answer) {
+        if !matches!(answer, Answer::Ping(id) if id % 2 == 1) {
+            let _ = self.answers.try_send(answer);
+        }
+    }
+}
+
+/// Reads on; false at the end.
+async fn fill(buffer: &mut BytesMut, backend: &mut (impl AsyncRead + Unpin)) -> io::Result<bool> {
+    buffer.reserve(READ);
+    Ok(backend.read_buf(buffer).await? > 0)
+}

@@ -1,0 +1,235 @@
+//! Sessions as they should be, and how they end.
+
+use super::channels::CLOSE;
+use super::*;
+
+#[tokio::test]
+async fn a_command_with_everything() {
+    let streams = Streams { stdin: true, stdout: true, stderr: true, tty: false };
+    let mut session = Session::begun(streams, 64).await;
+    session.say(b"\x00input").await;
+    assert_eq!(session.runtime.hears("stdin", 5).await, (b"input".to_vec(), false));
+    session.client.send(Message::text("\0text")).await.unwrap();
+    assert_eq!(session.runtime.hears("stdin", 4).await, (b"text".to_vec(), false), "as some clients send it");
+    session.say(&[CLOSE, 0]).await;
+    assert_eq!(session.runtime.hears("stdin", 1).await, (Vec::new(), true));
+    session.runtime.say("stdout", b"out", false).await;
+    assert_eq!(session.said().await.unwrap(), b"\x01out");
+    session.runtime.say("stderr", b"err", true).await;
+    assert_eq!(session.said().await.unwrap(), b"\x02err");
+    session.runtime.say("error", OK, true).await;
+    session.runtime.say("stdout", b"late", true).await;
+    assert_eq!(session.said().await.unwrap(), b"\x01late", "output comes before the result");
+    assert_eq!(session.result().await["status"], "Success");
+    assert_eq!(session.said().await, None);
+    session.agent.await.unwrap();
+    assert_eq!(session.runtime.frame().await, None);
+}
+
+#[tokio::test]
+async fn a_terminal_has_a_size() {
+    let streams = Streams { stdin: true, stdout: true, stderr: false, tty: true };
+    let mut session = Session::begun(streams, 1024).await;
+    session.say(b"\x04{\"Width\":80,\"Height\":24}").await;
+    assert_eq!(session.runtime.hears("resize", 24).await.0, b"{\"Width\":80,\"Height\":24}");
+    session.say(b"\x00x").await;
+    assert_eq!(session.runtime.hears("stdin", 1).await.0, b"x");
+    let mut old = Session::speaking(Protocol::V2, streams, 1024).await;
+    old.said().await.unwrap();
+    old.runtime.accept().await;
+    old.say(b"\x04{\"Width\":80,\"Height\":24}").await;
+    old.say(b"\x00x").await;
+    assert_eq!(old.runtime.frame().await, Some(Frame::Data { stream: 3, bytes: "x".into(), last: false }));
+}
+
+#[tokio::test]
+async fn much_goes_both_ways_at_once_through_narrow_connections() {
+    let session = Session::begun(INPUT_AND_OUTPUT, 512).await;
+    let all: Vec<u8> = (0..300_000_u32).map(|n| n as u8).collect();
+    let Session { client, mut runtime, agent } = session;
+    let (mut sink, mut stream) = client.split();
+    let sent = all.clone();
+    let says = tokio::spawn(async move {
+        for part in sent.chunks(70_000) {
+            sink.send(message(0, part)).await.unwrap();
+        }
+        sink.send(Message::Binary(vec![CLOSE, 0].into())).await.unwrap();
+        sink
+    });
+    let expected = all.clone();
+    let echo = tokio::spawn(async move {
+        // A runtime that returns everything, and asks in between whether anybody is there.
+        let mut heard = Vec::new();
+        while let Some(Frame::Data { bytes, last, .. }) = runtime.frame().await {
+            heard.extend_from_slice(&bytes);
+            let mut out = Vec::new();
+            Writer::default().ping(&mut out, 2);
+            runtime.raw(&out).await;
+            runtime.say("stdout", &bytes, last).await;
+            if last {
+                break;
+            }
+        }
+        assert!(heard == expected);
+        runtime.say("error", OK, true).await;
+        runtime
+    });
+    let mut heard = Vec::new();
+    while heard.len() < all.len() {
+        match tokio::time::timeout(PATIENCE, stream.next()).await.expect("in time").unwrap().unwrap() {
+            Message::Binary(bytes) => heard.extend_from_slice(&bytes[1..]),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(heard == all);
+    let runtime = echo.await.unwrap();
+    let _sink = says.await.unwrap();
+    assert!(matches!(stream.next().await, Some(Ok(Message::Binary(bytes))) if bytes[0] == ERROR));
+    assert!(matches!(stream.next().await, Some(Ok(Message::Close(Some(end)))) if u16::from(end.code) == 1000));
+    assert!(stream.next().await.is_none());
+    agent.await.unwrap();
+    drop(runtime);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_runtime_is_asked_whether_it_is_there_and_answered() {
+    let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
+    let begin = Instant::now();
+    for id in [1, 3, 5] {
+        assert_eq!(session.runtime.any_frame().await, Some(Frame::Ping { id }));
+    }
+    assert_eq!(begin.elapsed().as_secs(), 15);
+    session.runtime.raw(&[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 5]).await;
+    session.runtime.raw(&[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 8]).await;
+    let answer = session.runtime.any_frame().await;
+    assert_eq!(answer, Some(Frame::Ping { id: 8 }), "an answer is not answered, a question is");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_the_session() {
+    let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
+    drop(session.client);
+    session.agent.await.unwrap();
+    assert_eq!(session.runtime.frame().await, None, "the runtime is told by the end of the connection");
+}
+
+/// What it said last is not taken, so that its end is not read.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_unheard_ends_the_session() {
+    let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
+    let flood = async { while session.client.send(message(0, &[7; 900])).await.is_ok() {} };
+    assert!(tokio::time::timeout(Duration::from_secs(1), flood).await.is_err(), "nobody takes it");
+    assert!(!session.agent.is_finished());
+    drop(session.client);
+    tokio::time::timeout(PATIENCE * 2, session.agent).await.expect("in time").unwrap();
+}
+
+/// The runtime is done and listens no more, while the client still speaks.
+#[tokio::test]
+async fn a_result_is_told_to_a_client_that_speaks_on() {
+    let session = Session::begun(INPUT_AND_OUTPUT, 512).await;
+    let Session { client, mut runtime, agent } = session;
+    let (mut sink, mut stream) = client.split();
+    let flood = tokio::spawn(async move { while sink.send(message(0, &[7; 4096])).await.is_ok() {} });
+    runtime.say("stdout", b"enough", true).await;
+    runtime.say("error", OK, true).await;
+    drop(runtime);
+    let mut said = Vec::new();
+    while let Some(Ok(Message::Binary(bytes))) = tokio::time::timeout(PATIENCE, stream.next()).await.expect("in time") {
+        said.push(bytes);
+    }
+    assert_eq!(said[0].as_ref(), b"\x01enough");
+    assert!(said[1].starts_with(b"\x03") && said[1].ends_with(br#""status":"Success"}"#), "{said:?}");
+    flood.await.unwrap();
+    drop(stream);
+    agent.await.unwrap();
+}
+
+/// A connection that is closed while the client still speaks loses what the client has not read.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_reads_late_has_everything() {
+    let mut session = Session::begun(INPUT_AND_OUTPUT, 4096).await;
+    session.runtime.say("stdout", b"late", true).await;
+    session.runtime.say("error", OK, true).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    session.client.send(Message::Ping("here".into())).await.unwrap();
+    session.say(b"\x00more").await;
+    assert_eq!(session.said().await.unwrap(), b"\x01late");
+    assert_eq!(session.result().await["status"], "Success");
+    assert_eq!(session.said().await, None);
+    drop(session.client);
+    session.agent.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_runtime_that_hangs_up_is_no_success() {
+    for result in [&b""[..], OK] {
+        let mut session = Session::begun(OUTPUT, 1024).await;
+        if !result.is_empty() {
+            session.runtime.say("error", result, false).await;
+        }
+        session.runtime.connection.shutdown().await.unwrap();
+        let told = session.result().await;
+        assert_eq!(told["status"] == "Success", !result.is_empty(), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn an_old_runtime_may_say_nothing_if_it_ends_in_order() {
+    let away = [0x80, 3, 0, 7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+    for (last, succeeds) in [(&away[..], true), (&[], false)] {
+        let mut session = Session::speaking(Protocol::V1, OUTPUT, 1024).await;
+        session.said().await.unwrap();
+        session.runtime.accept().await;
+        session.runtime.raw(last).await;
+        session.runtime.connection.shutdown().await.unwrap();
+        let told = session.result().await;
+        assert_eq!(told["status"] == "Success", succeeds, "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_that_cannot_be_reached_is_told_of() {
+    let (client, agents) = tokio::io::duplex(1024);
+    let server = WebSocketStream::from_raw_socket(agents, Role::Server, Some(websocket::limits())).await;
+    let connect = async { Err::<(DuplexStream, Protocol), _>("nobody is at home".to_owned()) };
+    let agent = tokio::spawn(carry(server, connect, OUTPUT));
+    let mut client = WebSocketStream::from_raw_socket(client, Role::Client, None).await;
+    assert_eq!(client.next().await.unwrap().unwrap(), message(1, &[]));
+    let told = client.next().await.unwrap().unwrap().into_data();
+    let status: Value = serde_json::from_slice(&told[1..]).unwrap();
+    assert_eq!((told[0], &status["message"]), (ERROR, &"Internal error occurred: nobody is at home".into()));
+    drop(client);
+    agent.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_take_its_result_is_left() {
+    let mut session = Session::begun(OUTPUT, 64).await;
+    session.runtime.say("stdout", b"", true).await;
+    let begin = Instant::now();
+    let failed = format!(r#"{{"status":"Failure","message":"{}"}}"#, "long".repeat(100));
+    let mut out = Vec::new();
+    Writer::default().data(&mut out, 1, failed.as_bytes(), true);
+    session.runtime.raw(&out).await;
+    session.agent.await.unwrap();
+    assert_eq!(begin.elapsed(), RESULT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_ends_a_session() {
+    let mut session = Session::begun(INPUT_AND_OUTPUT, 1 << 20).await;
+    let begin = Instant::now();
+    tokio::time::sleep(idle::IDLE / 2).await;
+    session.say(b"\x00x").await;
+    tokio::time::sleep(idle::IDLE / 2).await;
+    session.runtime.say("stdout", b"x", false).await;
+    assert_eq!(session.said().await.unwrap(), b"\x01x", "who speaks is heard");
+    tokio::time::sleep(idle::IDLE / 2).await;
+    // That it is there is no reason to go on.
+    session.client.send(Message::Ping("here".into())).await.unwrap();
+    let told = session.failure().await;
+    assert!(told.contains("nobody said anything"), "{told}");
+    let expected = 2 * idle::IDLE;
+    assert!(begin.elapsed() >= expected && begin.elapsed() < expected + PATIENCE, "{:?}", begin.elapsed());
+}
