@@ -8,6 +8,7 @@
 //! restarting container one restart later than it would reach a new pod; an image that somebody deletes costs one failed
 //! CreateContainer.
 
+mod disk;
 mod pull;
 mod reference;
 mod remembered;
@@ -23,6 +24,7 @@ use keblet_proto::cri::v1 as cri;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use disk::check_disk;
 pub use pull::PullError;
 pub use pull::PullLimits;
 pub use reference::ReferenceError;

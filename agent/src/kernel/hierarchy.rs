@@ -128,6 +128,19 @@ impl Hierarchy {
             .collect()
     }
 
+    /// Whether swap can be limited here (KEP-2400). On v2 the root does not tell; the cgroup does in which the process
+    /// with these memberships (the text of its `/proc/<pid>/cgroup`) is.
+    pub fn limits_swap(&self, memberships: &str) -> bool {
+        let file = match self.kind {
+            HierarchyKind::V1(_) => Some(self.mount.join("memory.memsw.limit_in_bytes")),
+            HierarchyKind::Unified => {
+                let own = self.path_in(memberships).and_then(|path| self.directory(path));
+                own.map(|own| own.join("memory.swap.max"))
+            }
+        };
+        file.is_some_and(|file| file.exists())
+    }
+
     /// The path that a process has in this hierarchy, from the text of its `/proc/<pid>/cgroup`.
     pub fn path_in<'a>(&self, memberships: &'a str) -> Option<&'a str> {
         memberships.lines().find_map(|line| {
@@ -251,6 +264,28 @@ mod tests {
         assert_eq!(hierarchy.directory("/part"), Some("/sys/fs/cgroup/".into()));
         assert_eq!(hierarchy.directory("/other"), None);
         assert_eq!(hierarchy.directory("/part/../x"), None);
+    }
+
+    #[test]
+    fn swap_is_limited_where_the_kernel_has_a_file_for_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |kind, number| {
+            let mount = folder.path().to_owned();
+            Hierarchy { kind, number, mount, root: "/".to_owned() }
+        };
+        let (v1, v2) = (at(HierarchyKind::V1(Controller::Memory), 4), at(HierarchyKind::Unified, 0));
+        let own = "4:memory:/\n0::/system.slice/agent.service\n";
+        let put = |path: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("has one")).expect("made");
+            std::fs::write(path, "").expect("written");
+        };
+        assert!(!v1.limits_swap(own) && !v2.limits_swap(own), "no such file anywhere");
+        put("memory.memsw.limit_in_bytes");
+        assert!(v1.limits_swap(own) && !v2.limits_swap(own));
+        put("system.slice/agent.service/memory.swap.max");
+        assert!(v2.limits_swap(own));
+        assert!(!v2.limits_swap("4:memory:/\n0::/\n"), "the root does not tell");
     }
 
     #[test]

@@ -15,6 +15,28 @@ pub struct Http {
     requests: IntCounterVec,
     durations: HistogramVec,
     in_flight: IntGaugeVec,
+    websockets: IntCounterVec,
+}
+
+/// What is streamed to or from a container or pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subresource {
+    /// The streams of a command.
+    Exec,
+    /// Those of the container itself.
+    Attach,
+    /// Connections to its ports.
+    PortForward,
+}
+
+impl Subresource {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Exec => "exec",
+            Self::Attach => "attach",
+            Self::PortForward => "portforward",
+        }
+    }
 }
 
 /// What the labels tell of a request.
@@ -48,6 +70,11 @@ impl Http {
                 &LABELS,
             ),
             in_flight: register.gauges("kubelet_http_inflight_requests", "[ALPHA] Requests being answered.", &LABELS),
+            websockets: register.counters(
+                "kubelet_websocket_streaming_requests_total",
+                "[ALPHA] Streams over WebSockets that end here and not at the runtime.",
+                &["subresource"],
+            ),
         }
     }
 
@@ -55,6 +82,11 @@ impl Http {
     pub fn began(&self, request: &Request) {
         self.requests.with_label_values(&request.labels()).inc();
         self.in_flight.with_label_values(&request.labels()).inc();
+    }
+
+    /// A stream over a WebSocket that ends here was asked for.
+    pub fn websocket(&self, subresource: Subresource) {
+        self.websockets.with_label_values(&[subresource.label()]).inc();
     }
 
     /// It was answered, or given up.

@@ -1,6 +1,4 @@
 //! The machine itself, read when somebody asks: what `/metrics/cadvisor` says beside the containers.
-//!
-//! Containers' series need their statistics and are not here; `container_scrape_error` says so.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +13,7 @@ const LABELS: [&str; 3] = ["boot_id", "machine_id", "system_uuid"];
 /// Everything there is to say of the machine.
 pub(super) fn gather() -> Vec<MetricFamily> {
     let registry = Registry::new();
-    let register = Register(&registry);
+    let register = Register::new(&registry);
     let identity = ["/proc/sys/kernel/random/boot_id", "/etc/machine-id", "/sys/class/dmi/id/product_uuid"]
         .map(|path| fs::read_to_string(path).unwrap_or_default().trim().to_owned());
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -30,18 +28,8 @@ pub(super) fn gather() -> Vec<MetricFamily> {
         let gauge: GaugeVec = register.add(GaugeVec::new(Opts::new(name, help), &LABELS));
         gauge.with_label_values(&identity).set(value);
     }
-    let errors: [(&str, &str, i64); 2] = [
-        (
-            "machine_scrape_error",
-            "1 if the machine could not be looked at.",
-            (cpus.is_empty() || memory.is_empty()).into(),
-        ),
-        ("container_scrape_error", "1 if containers' statistics are not here.", 1),
-    ];
-    for (name, help, value) in errors {
-        let gauge: IntGauge = register.gauge(name, help);
-        gauge.set(value);
-    }
+    let failed: IntGauge = register.gauge("machine_scrape_error", "1 if the machine could not be looked at.");
+    failed.set((cpus.is_empty() || memory.is_empty()).into());
     registry.gather()
 }
 
@@ -97,6 +85,6 @@ mod tests {
         };
         assert!(value("machine_cpu_cores") >= 1.0);
         assert!(value("machine_memory_bytes") > 1e6);
-        assert_eq!((value("machine_scrape_error"), value("container_scrape_error")), (0.0, 1.0));
+        assert_eq!(value("machine_scrape_error"), 0.0);
     }
 }

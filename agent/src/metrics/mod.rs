@@ -19,6 +19,7 @@ mod rest_client;
 mod runtime;
 mod sensors;
 mod slis;
+mod volumes;
 mod workers;
 
 use std::sync::Arc;
@@ -28,16 +29,17 @@ use prometheus::{Encoder as _, Gauge, Registry, TextEncoder};
 
 pub use access::Access;
 pub use certificates::Certificates;
-pub use http::{Http, Request};
+pub use http::{Http, Request, Subresource};
 pub use node::{BuildInfo, Node};
 pub use pleg::Pleg;
-pub use pods::{PodOrigin, Pods, Working};
+pub use pods::{LogsOf, PodOrigin, Pods, Working};
 pub use protobuf::{PROTOBUF_FORMAT, encode as encode_protobuf};
 pub use recorder::Recorder;
-pub use rest_client::RestClient;
+pub use rest_client::{AuthorityReload, RestClient};
 pub use runtime::Runtime;
 pub use sensors::{SensorLevel, Sensors};
 pub use slis::Slis;
+pub use volumes::{VolumeState, Volumes};
 pub use workers::{SyncKind, Workers};
 
 use register::Register;
@@ -59,6 +61,8 @@ pub struct Metrics {
     pub pleg: Pleg,
     /// Calls to the container runtime.
     pub runtime: Runtime,
+    /// Pods' volumes.
+    pub volumes: Volumes,
     /// State and losses of the sensors.
     pub sensors: Sensors,
     /// Events that reach nobody.
@@ -81,12 +85,13 @@ impl Metrics {
     /// All families, registered and at zero.
     pub fn new() -> Arc<Self> {
         let registry = Registry::new();
-        let register = Register(&registry);
+        let register = Register::new(&registry);
         let node = Node::new(&register);
         let pods = Pods::new(&register);
         let workers = Workers::new(&register);
         let pleg = Pleg::new(&register);
         let runtime = Runtime::new(&register);
+        let volumes = Volumes::new(&register);
         let sensors = Sensors::new(&register);
         let recorder = Recorder::new(&register);
         let http = Http::new(&register);
@@ -94,6 +99,7 @@ impl Metrics {
         let certificates = Certificates::new(&register);
         let rest_client = RestClient::new(&register);
         let process_start = process::register(&register);
+        register.count();
         Arc::new(Self {
             registry,
             node,
@@ -101,6 +107,7 @@ impl Metrics {
             workers,
             pleg,
             runtime,
+            volumes,
             sensors,
             recorder,
             http,
@@ -126,7 +133,7 @@ impl Metrics {
     pub fn gather_probes(&self) -> Vec<MetricFamily> {
         let registry = Registry::new();
         let start = Gauge::new("process_start_time_seconds", "Unix time at which the process started.");
-        Register(&registry).add(start).set(self.process_start);
+        Register::new(&registry).add(start).set(self.process_start);
         registry.gather()
     }
 
@@ -139,8 +146,13 @@ impl Metrics {
 /// The text exposition, version 0.0.4, of some families.
 pub fn encode_text(families: &[MetricFamily]) -> Result<Vec<u8>, prometheus::Error> {
     let mut text = Vec::new();
-    TextEncoder::new().encode(families, &mut text)?;
+    append_text(&mut text, families)?;
     Ok(text)
+}
+
+/// The same at the end of what is there already.
+pub fn append_text(text: &mut Vec<u8>, families: &[MetricFamily]) -> Result<(), prometheus::Error> {
+    TextEncoder::new().encode(families, text)
 }
 
 #[cfg(test)]

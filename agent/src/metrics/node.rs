@@ -10,6 +10,7 @@ pub struct Node {
     name: IntGaugeVec,
     cgroup_version: IntGauge,
     losing_support: IntGaugeVec,
+    provider: IntGaugeVec,
     build: IntGaugeVec,
     features: IntGaugeVec,
     startup: Startup,
@@ -67,6 +68,11 @@ impl Node {
                 "kubelet_cri_losing_support",
                 "[ALPHA] 1 if the runtime lacks what the version in the label will require.",
                 &["version"],
+            ),
+            provider: register.gauges(
+                "kubelet_metrics_provider",
+                "[ALPHA] Where usage of containers comes from, as a label; always 1.",
+                &["provider"],
             ),
             build: register.gauges(
                 "kubernetes_build_info",
@@ -139,6 +145,11 @@ impl Node {
     /// The runtime does not tell its cgroup driver; from `version` on it will have to.
     pub fn runtime_losing_support(&self, version: &str) {
         self.losing_support.with_label_values(&[version]).set(1);
+    }
+
+    /// Where usage comes from, in upstream's words: `cadvisor` for cgroup files, `cri` for the runtime alone.
+    pub fn metrics_provider(&self, provider: &'static str) {
+        self.provider.with_label_values(&[provider]).set(1);
     }
 
     /// Says what was built. What is unknown is empty.

@@ -14,7 +14,6 @@ pub struct Pleg {
     relist: Histogram,
     interval: Histogram,
     last_seen: Gauge,
-    discarded: IntCounter,
     pod_relist: Histogram,
     connected: IntCounter,
     connection_errors: IntCounter,
@@ -28,6 +27,9 @@ pub struct Pleg {
 
 impl Pleg {
     pub(super) fn new(register: &Register<'_>) -> Self {
+        // Pods with news are a set and not a queue: nothing is ever dropped, and those who look for it find that said.
+        register
+            .counter("kubelet_pleg_discard_events", "[ALPHA] Lifecycle events that found no room and were dropped.");
         Self {
             relist: register.histogram(
                 "kubelet_pleg_relist_duration_seconds",
@@ -42,10 +44,6 @@ impl Pleg {
             last_seen: register.float_gauge(
                 "kubelet_pleg_last_seen_seconds",
                 "[ALPHA] Unix time at which the last list of all pods began.",
-            ),
-            discarded: register.counter(
-                "kubelet_pleg_discard_events",
-                "[ALPHA] Lifecycle events that found no room and were dropped.",
             ),
             pod_relist: register.histogram(
                 "kubelet_pleg_pod_relist_duration_seconds",
@@ -117,11 +115,6 @@ impl Pleg {
         if let Some(latency) = latency {
             self.latency.with_label_values(&labels).observe(latency.as_secs_f64());
         }
-    }
-
-    /// Lifecycle events were dropped.
-    pub fn discarded(&self, count: u64) {
-        self.discarded.inc_by(count);
     }
 
     /// Kernel and runtime disagreed about a death.

@@ -31,6 +31,20 @@ pub struct Pods {
     container_start_errors: IntCounterVec,
     terminated_containers: IntCounterVec,
     rejections: IntCounterVec,
+    logs: IntGaugeVec,
+}
+
+/// A container whose logs are measured.
+#[derive(Clone, Copy, Debug)]
+pub struct LogsOf<'a> {
+    /// Of its pod.
+    pub uid: &'a str,
+    /// Of its pod.
+    pub namespace: &'a str,
+    /// Its pod's name.
+    pub pod: &'a str,
+    /// Its own name.
+    pub container: &'a str,
 }
 
 /// Where a pod comes from, as far as these families tell.
@@ -146,6 +160,11 @@ impl Pods {
                 "[ALPHA] Pods that were not let in, by reason.",
                 &["reason"],
             ),
+            logs: register.gauges(
+                "kubelet_container_log_filesystem_used_bytes",
+                "[ALPHA] Bytes on disk of a container's logs.",
+                &["container", "namespace", "pod", "uid"],
+            ),
         }
     }
 
@@ -225,6 +244,15 @@ impl Pods {
         self.start_level.observe(level.as_secs_f64());
         if first_with_network {
             self.first_network.set(level.as_secs_f64());
+        }
+    }
+
+    /// Bytes of containers' logs; replaces all earlier ones.
+    pub fn logs<'a>(&self, used: impl IntoIterator<Item = (LogsOf<'a>, u64)>) {
+        self.logs.reset();
+        for (of, bytes) in used {
+            let labels = [of.container, of.namespace, of.pod, of.uid];
+            self.logs.with_label_values(&labels).set(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
 

@@ -2,6 +2,9 @@
 //!
 //! Making and registering fails only for names that are malformed or taken, and all names are constants.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use prometheus::core::Collector;
 use prometheus::{
     Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
@@ -10,15 +13,42 @@ use prometheus::{
 /// Why making a family cannot fail.
 const SOUND: &str = "names and labels are constants, each used once, which the tests show";
 
-/// Makes families in a registry.
-pub(super) struct Register<'a>(pub(super) &'a Registry);
+/// Makes families in a registry, and counts them.
+pub(super) struct Register<'a> {
+    registry: &'a Registry,
+    /// Families by the stability that their help begins with.
+    by_stability: RefCell<BTreeMap<&'static str, u64>>,
+}
 
-impl Register<'_> {
+/// How stable a family is, at the beginning of its help; keblet's own say nothing.
+const STABILITIES: [(&str, &str); 4] =
+    [("[STABLE]", "STABLE"), ("[BETA]", "BETA"), ("[ALPHA]", "ALPHA"), ("[INTERNAL]", "INTERNAL")];
+
+impl<'a> Register<'a> {
+    /// Into this registry.
+    pub(super) fn new(registry: &'a Registry) -> Self {
+        Self { registry, by_stability: RefCell::default() }
+    }
+
     /// Adds a collector.
     pub(super) fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
         let collector = made.expect(SOUND);
-        self.0.register(Box::new(collector.clone())).expect(SOUND);
+        for family in collector.desc() {
+            if let Some((_, stability)) = STABILITIES.iter().find(|(mark, _)| family.help.starts_with(mark)) {
+                *self.by_stability.borrow_mut().entry(stability).or_default() += 1;
+            }
+        }
+        self.registry.register(Box::new(collector.clone())).expect(SOUND);
         collector
+    }
+
+    /// Says how many families there are by now, itself among them.
+    pub(super) fn count(&self) {
+        let help = "[BETA] Families there are, by how stable they are.";
+        let total = self.counters("registered_metrics_total", help, &["deprecated_version", "stability_level"]);
+        for (stability, count) in self.by_stability.borrow().iter() {
+            total.with_label_values(&["", *stability]).inc_by(*count);
+        }
     }
 
     pub(super) fn counter(&self, name: &str, help: &str) -> IntCounter {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{Gauge, Histogram, HistogramVec, IntCounterVec};
+use prometheus::{Gauge, Histogram, HistogramVec, IntCounterVec, IntGauge};
 
 use super::buckets;
 use super::register::Register;
@@ -21,6 +21,39 @@ pub struct RestClient {
     plugin_calls: IntCounterVec,
     plugin_left: Gauge,
     plugin_ages: Histogram,
+    transports: IntGauge,
+    transport_calls: IntCounterVec,
+    transport_ends: IntCounterVec,
+    authority_reloads: IntCounterVec,
+    lookups: HistogramVec,
+}
+
+/// What came of reading the API server's certificate authority again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuthorityReload {
+    /// It is what it was.
+    Unchanged,
+    /// It is another one.
+    Updated,
+    /// It cannot be read.
+    Unreadable,
+    /// Nothing is in it.
+    Empty,
+    /// What is in it are no certificates.
+    Invalid,
+}
+
+impl AuthorityReload {
+    /// Upstream's `result` and `reason`.
+    const fn labels(self) -> [&'static str; 2] {
+        match self {
+            Self::Unchanged => ["success", "unchanged"],
+            Self::Updated => ["success", "updated"],
+            Self::Unreadable => ["failure", "read_error"],
+            Self::Empty => ["failure", "empty"],
+            Self::Invalid => ["failure", "ca_parse_error"],
+        }
+    }
 }
 
 impl RestClient {
@@ -59,6 +92,29 @@ impl RestClient {
                 "[ALPHA] Age of the credential plugin's certificates when they were replaced, in seconds.",
                 buckets::AGE,
             ),
+            transports: register
+                .gauge("rest_client_transport_cache_entries", "[ALPHA] Transports that clients share connections by."),
+            transport_calls: register.counters(
+                "rest_client_transport_create_calls_total",
+                "[ALPHA] Clients that asked for a transport: a new one (miss), or one that others use (hit).",
+                &["result"],
+            ),
+            transport_ends: register.counters(
+                "rest_client_transport_cache_gc_calls_total",
+                "[ALPHA] Transports that were given up because no client used them any more.",
+                &["result"],
+            ),
+            authority_reloads: register.counters(
+                "rest_client_transport_ca_reload_total",
+                "[ALPHA] Times the certificate authority was read again, by what came of it.",
+                &["result", "reason"],
+            ),
+            lookups: register.histograms(
+                "rest_client_dns_resolution_duration_seconds",
+                "[ALPHA] Time to resolve the API server's name.",
+                buckets::LOOKUP,
+                &["host"],
+            ),
         }
         .forever()
     }
@@ -82,6 +138,33 @@ impl RestClient {
     /// Its certificate was replaced at this age.
     pub fn plugin_rotated(&self, age: Duration) {
         self.plugin_ages.observe(age.as_secs_f64());
+    }
+
+    /// The first client of a transport: it was made.
+    pub fn transport_made(&self) {
+        self.transport_calls.with_label_values(&["miss"]).inc();
+        self.transports.inc();
+    }
+
+    /// Another client of the same transport.
+    pub fn transport_shared(&self) {
+        self.transport_calls.with_label_values(&["hit"]).inc();
+    }
+
+    /// The last client of a transport is gone.
+    pub fn transport_dropped(&self) {
+        self.transport_ends.with_label_values(&["deleted"]).inc();
+        self.transports.dec();
+    }
+
+    /// The certificate authority was read again.
+    pub fn authority_reloaded(&self, outcome: AuthorityReload) {
+        self.authority_reloads.with_label_values(&outcome.labels()).inc();
+    }
+
+    /// A name was looked up, found or not.
+    pub fn looked_up(&self, host: &str, took: Duration) {
+        self.lookups.with_label_values(&[host]).observe(took.as_secs_f64());
     }
 
     /// An answer came, or none did (`None`).

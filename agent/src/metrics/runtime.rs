@@ -17,6 +17,7 @@ pub struct Runtime {
     sandbox_errors: IntCounterVec,
     pull: HistogramVec,
     cgroups: HistogramVec,
+    images_asked: IntCounterVec,
 }
 
 /// Upper ends of the size classes of images, in MiB.
@@ -84,6 +85,11 @@ impl Runtime {
                 buckets::USUAL,
                 &["operation_type"],
             ),
+            images_asked: register.counters(
+                "kubelet_image_manager_ensure_image_requests_total",
+                "[ALPHA] Images that containers were to start from, by policy, presence and need of a pull.",
+                &["present_locally", "pull_policy", "pull_required"],
+            ),
         }
     }
 
@@ -102,6 +108,17 @@ impl Runtime {
         if !ok {
             self.sandbox_errors.with_label_values(&[handler]).inc();
         }
+    }
+
+    /// An image was wanted by a pull policy in lower case: whether it was there, and whether it was to be pulled, as far
+    /// as either became clear.
+    pub fn image_asked(&self, policy: &'static str, present: Option<bool>, required: Option<bool>) {
+        let label = |is: Option<bool>| match is {
+            Some(true) => "true",
+            Some(false) => "false",
+            None => "unknown",
+        };
+        self.images_asked.with_label_values(&[label(present), policy, label(required)]).inc();
     }
 
     /// An image was pulled; 0 bytes if its size is not known.

@@ -21,7 +21,7 @@ struct Families {
 impl Families {
     fn new() -> Self {
         let registry = Registry::new();
-        let register = Register(&registry);
+        let register = Register::new(&registry);
         let state = register.gauges(
             "kubernetes_healthcheck",
             "[STABLE] Whether a health check passes: 1, or 0 if it fails.",

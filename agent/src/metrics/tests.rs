@@ -36,7 +36,6 @@ fn used() -> Arc<Metrics> {
     metrics.pleg.relist("period", short, Some(Duration::from_secs(300)), true);
     metrics.pleg.inspection(short, true);
     metrics.pleg.event(Source::Kernel, LifecycleKind::ContainerDied, Some(short));
-    metrics.pleg.discarded(2);
     metrics.pleg.contradiction();
     metrics.pleg.stream(true);
     metrics.pleg.stream(false);
@@ -45,18 +44,32 @@ fn used() -> Arc<Metrics> {
     metrics.runtime.sandbox("", short, false);
     metrics.runtime.pulled(1 << 20, short);
     metrics.runtime.cgroup("create", short);
+    metrics.runtime.image_asked("always", None, Some(true));
+    metrics.volumes.operation("volume_mount", "kubernetes.io/secret", short, true);
+    metrics.volumes.totals([(VolumeState::Actual, "kubernetes.io/secret", 1)]);
+    metrics.node.metrics_provider("cadvisor");
+    let logs = LogsOf { uid: "u", namespace: "ns", pod: "p", container: "c" };
+    metrics.pods.logs([(logs, 4096)]);
+    metrics.recorder.lost("rejected");
     metrics.sensors.state("exits", SensorLevel::Degraded);
     metrics.sensors.dropped("exits", 5);
     metrics.sensors.oom_kill("init");
     let request = Request { method: "GET", path: "pods", server: "readonly", long_running: false };
     metrics.http.began(&request);
     metrics.http.ended(&request, short);
+    metrics.http.websocket(super::Subresource::Exec);
     metrics.rest_client.answered("GET", "host", Some(200), short);
     metrics.rest_client.retried(429, "GET", "host");
     metrics.rest_client.waited("GET", "host", short);
     metrics.rest_client.sent("GET", "host", 1);
     metrics.rest_client.received("GET", "host", 1);
     metrics.rest_client.plugin_ran("no_error", 0);
+    metrics.rest_client.transport_made();
+    metrics.rest_client.transport_shared();
+    metrics.rest_client.authority_reloaded(AuthorityReload::Updated);
+    metrics.rest_client.looked_up("host", short);
+    metrics.rest_client.transport_made();
+    metrics.rest_client.transport_dropped();
     metrics.certificates.serving_rotated(short);
     metrics.certificates.serving_renewal_failed();
     metrics.access.token_reviewed(Some(201), short);
@@ -92,7 +105,7 @@ fn labels_and_values() {
         "kubelet_started_containers_errors_total{code=\"ErrImagePull\",container_type=\"container\"} 1",
         "kubelet_terminated_containers_total{container_type=\"container\",exit_code=\"137\",reason=\"OOMKilled\"} 1",
         "kubelet_pod_worker_duration_seconds_bucket{operation_type=\"create\",le=\"0.005\"} 1",
-        "kubelet_pleg_discard_events 2",
+        "kubelet_pleg_discard_events 0",
         "kubelet_pleg_relist_interval_seconds_bucket{le=\"10\"} 0",
         "kubelet_runtime_operations_errors_total{operation_type=\"version\"} 1",
         "kubelet_runtime_operations_duration_seconds_bucket{operation_type=\"version\",le=\"745.0580596923828\"} 1",
@@ -104,6 +117,12 @@ fn labels_and_values() {
         "keblet_sensor_state{sensor=\"exits\",state=\"degraded\"} 1",
         "keblet_sensor_state{sensor=\"exits\",state=\"up\"} 0",
         "keblet_hints_dropped_total{queue=\"exits\"} 5",
+        "rest_client_transport_cache_entries 1",
+        "rest_client_transport_create_calls_total{result=\"miss\"} 2",
+        "rest_client_transport_create_calls_total{result=\"hit\"} 1",
+        "rest_client_transport_ca_reload_total{reason=\"updated\",result=\"success\"} 1",
+        "rest_client_dns_resolution_duration_seconds_bucket{host=\"host\",le=\"0.005\"} 1",
+        "volume_manager_total_volumes{plugin_name=\"kubernetes.io/secret\",state=\"actual_state_of_world\"} 1",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
     }
@@ -125,6 +144,18 @@ fn without_use_only_unlabelled_families_show() {
     let text = Metrics::new().render().unwrap();
     assert!(text.contains("\nkubelet_started_pods_total 0\n"));
     assert!(!text.contains("kubelet_runtime_operations_total"));
+}
+
+#[test]
+fn families_are_counted_by_stability() {
+    let text = used().render().unwrap();
+    for stability in ["BETA", "ALPHA", "INTERNAL"] {
+        let mark = format!(" [{stability}] ");
+        let shown = text.lines().filter(|line| line.starts_with("# HELP ") && line.contains(&mark)).count();
+        let labels = format!(r#"deprecated_version="",stability_level="{stability}""#);
+        let line = format!("registered_metrics_total{{{labels}}} {shown}");
+        assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+    }
 }
 
 #[test]

@@ -45,10 +45,6 @@ impl Endpoints {
                 (self.handles.refresh)();
                 exposition::strict(&self.handles.metrics, &request, self.handles.metrics.gather())
             }
-            Answer::CadvisorMetrics => {
-                let families = self.handles.metrics.gather_machine();
-                exposition::strict(&self.handles.metrics, &request, families)
-            }
             Answer::ProbeMetrics => {
                 exposition::strict(&self.handles.metrics, &request, self.handles.metrics.gather_probes())
             }

@@ -10,15 +10,18 @@ use flate2::write::GzEncoder;
 use prometheus::proto::MetricFamily;
 
 use super::health::text;
-use crate::metrics::{Metrics, PROTOBUF_FORMAT, TEXT_FORMAT, encode_protobuf, encode_text};
+use crate::metrics::{Metrics, PROTOBUF_FORMAT, TEXT_FORMAT, append_text, encode_protobuf};
 
 const PROCESS_START: HeaderName = HeaderName::from_static("process-start-time-unix");
 
-/// The families, or 500 if they cannot be encoded.
-pub(super) fn strict(metrics: &Metrics, request: &Request, families: Vec<MetricFamily>) -> Response {
+/// The families, or 500 if they cannot be encoded. Each is taken, encoded and dropped before the next one is.
+pub(super) fn strict(
+    metrics: &Metrics,
+    request: &Request,
+    families: impl IntoIterator<Item = MetricFamily>,
+) -> Response {
     let protobuf = wants_protobuf(request.headers());
-    let encoded = if protobuf { Ok(encode_protobuf(&families)) } else { encode_text(&families) };
-    let body = match encoded {
+    let body = match encoded(protobuf, families) {
         Ok(body) => body,
         Err(error) => {
             let body = format!("An error has occurred while serving metrics:\n\n{error}\n");
@@ -31,6 +34,18 @@ pub(super) fn strict(metrics: &Metrics, request: &Request, families: Vec<MetricF
         Some(body) => (head, [(header::CONTENT_ENCODING, "gzip")], body).into_response(),
         None => (head, body).into_response(),
     }
+}
+
+fn encoded(protobuf: bool, families: impl IntoIterator<Item = MetricFamily>) -> Result<Vec<u8>, prometheus::Error> {
+    let mut body = Vec::new();
+    for family in families {
+        if protobuf {
+            body.extend(encode_protobuf(&[family]));
+        } else {
+            append_text(&mut body, &[family])?;
+        }
+    }
+    Ok(body)
 }
 
 /// Members of a header that holds a list, with their parameters.

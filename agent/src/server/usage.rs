@@ -1,4 +1,4 @@
-//! `/stats/summary` and `/metrics/resource`.
+//! `/stats/summary`, `/metrics/resource` and `/metrics/cadvisor`.
 
 use std::sync::Arc;
 
@@ -27,6 +27,7 @@ pub fn router(stats: Stats, metrics: Arc<Metrics>) -> Router {
     Router::new()
         .route("/stats/summary", any(summary))
         .route("/metrics/resource", any(resource))
+        .route("/metrics/cadvisor", any(cadvisor))
         .with_state(Usage { stats, metrics })
 }
 
@@ -46,5 +47,11 @@ async fn summary(State(usage): State<Usage>, request: Request) -> Response {
 
 async fn resource(State(usage): State<Usage>, request: Request) -> Response {
     let families = usage.stats.resource_metrics().await;
+    exposition::strict(&usage.metrics, &request, families)
+}
+
+async fn cadvisor(State(usage): State<Usage>, request: Request) -> Response {
+    let scrape = usage.stats.cadvisor_metrics().await;
+    let families = scrape.families().chain(usage.metrics.gather_machine());
     exposition::strict(&usage.metrics, &request, families)
 }

@@ -39,12 +39,12 @@ pub(super) fn take(
     let system = system.iter().filter_map(|(name, path)| {
         let usage = CgroupPlace::at(layout, path).read();
         let is_there = usage.cpu.is_some() || usage.memory.is_some();
-        is_there.then(|| (*name, Measured::new(*name, usage)))
+        is_there.then(|| (*name, Measured::new(*name, usage).at(Some(path.clone()))))
     });
     Sample {
         taken,
         at,
-        node: Measured::new("/", Machine::usage(layout)),
+        node: Measured::new("/", Machine::usage(layout)).at(Some("/".to_owned())),
         system: system.collect(),
         pods: snapshots.iter().filter_map(|snapshot| pod(layout, snapshot, told)).collect(),
     }
@@ -59,7 +59,7 @@ fn pod(layout: &Layout, snapshot: &PodSnapshot, told: &[cri::ContainerStats]) ->
         if own.is_none() {
             own = place.as_ref().and_then(|place| place.parent_named(snapshot.pod.uid.as_str()));
         }
-        containers.push(measure(container, place.as_ref(), told));
+        containers.push(measure(layout, container, place.as_ref(), told));
     }
     let newest = snapshot.sandboxes.first();
     let earliest = containers.iter().map(|container: &ContainerSample| container.created_at).min()?;
@@ -67,8 +67,9 @@ fn pod(layout: &Layout, snapshot: &PodSnapshot, told: &[cri::ContainerStats]) ->
     Some(PodSample {
         pod: snapshot.pod.clone(),
         created_at: newest.map_or(earliest, |sandbox| sandbox.created_at),
+        sandbox: newest.map(|sandbox| sandbox.id.clone()),
         network_of: snapshot.running().find_map(|container| container.pid).filter(|_| !is_on_host),
-        own: own.map(|place| Measured::new(snapshot.pod.uid.as_str(), place.read())),
+        own: own.map(|place| Measured::new(snapshot.pod.uid.as_str(), place.read()).at(place.path(layout))),
         containers,
     })
 }
@@ -80,19 +81,25 @@ fn place_of(layout: &Layout, pid: u32, container: &ContainerStatus) -> Option<Cg
     memberships.contains(container.id.as_str()).then(|| CgroupPlace::of_process(layout, &memberships))
 }
 
-fn measure(container: &ContainerStatus, place: Option<&CgroupPlace>, told: &[cri::ContainerStats]) -> ContainerSample {
+fn measure(
+    layout: &Layout,
+    container: &ContainerStatus,
+    place: Option<&CgroupPlace>,
+    told: &[cri::ContainerStats],
+) -> ContainerSample {
     let of_runtime = told
         .iter()
         .find(|stats| stats.attributes.as_ref().is_some_and(|attributes| attributes.id == container.id.as_str()));
     let key = container.id.as_str();
     let measured = match (place, of_runtime) {
-        (Some(place), _) => Measured::new(key, place.read()),
+        (Some(place), _) => Measured::new(key, place.read()).at(place.path(layout)),
         (None, Some(stats)) => by_runtime(key, stats),
         (None, None) => Measured::new(key, CgroupUsage::default()),
     };
     ContainerSample {
         name: container.name.clone(),
         id: container.id.clone(),
+        image: container.image.clone(),
         created_at: container.created_at,
         measured,
     }

@@ -115,7 +115,7 @@ fn of_files(
 }
 
 fn of_pod(folders: &Folders, pod: &PodRef, process: Option<u32>) -> PodExtras {
-    let folder = folders.pod_logs.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid));
+    let folder = folders.pod_logs.join(pod.log_dir_name());
     let mut extras = PodExtras {
         // A process that has just ended has no network to tell of.
         interfaces: process.and_then(|pid| interfaces_of(pid).ok()).unwrap_or_default(),

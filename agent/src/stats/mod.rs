@@ -1,17 +1,20 @@
-//! What the node, its pods and their containers use: for `/stats/summary` and `/metrics/resource`.
+//! What the node, its pods and their containers use: for `/stats/summary`, `/metrics/resource` and `/metrics/cadvisor`.
 //!
-//! Owns measuring on demand, the samples that rates need, and the two forms in which usage is told. Nothing is measured
+//! Owns measuring on demand, the samples that rates need, and the forms in which usage is told. Nothing is measured
 //! while nobody asks; who asks within [`FRESH`] of another gets the same numbers. Refuses to judge them.
 //!
 //! ```text
 //!  pod cache ─▶ pids ─▶ cgroup files ─┐
 //!  runtime (where no pid is known) ───┴▶ sample ─▶ rates ─▶ build ─▶ summary
 //!  disks · network · runtime ───────────▶ extras ───────────┘
+//!  sample ─▶ more of the same cgroups' files ─▶ cadvisor
 //! ```
 
 mod build;
+mod cadvisor;
 mod collect;
 mod extras;
+mod family;
 mod resource;
 mod sample;
 mod summary;
@@ -25,6 +28,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use self::build::About;
+pub use self::cadvisor::Scrape;
 pub use self::collect::SystemCgroups;
 use self::extras::Extras;
 pub use self::extras::Folders;
@@ -125,6 +129,22 @@ impl Stats {
                 resource::families(None)
             }
         }
+    }
+
+    /// What `/metrics/cadvisor` says of cgroups; when nothing can be measured it says so. The agent's own `container_*`
+    /// families are those of `/metrics/resource`, these are cAdvisor's, which bear other labels.
+    pub async fn cadvisor_metrics(&self) -> Scrape {
+        let sample = match self.sample(false).await {
+            Ok(sample) => sample,
+            Err(error) => {
+                tracing::warn!(%error, "cannot measure usage");
+                return Scrape::default();
+            }
+        };
+        let source = self.source.clone();
+        let scrape = tokio::task::spawn_blocking(move || cadvisor::take(&source.layout, &sample)).await;
+        // The agent is shutting down.
+        scrape.unwrap_or_default()
     }
 
     /// A fresh sample. `with_rates`: if there is no recent one to compare with, one is taken for that.

@@ -1,69 +1,12 @@
 //! `/metrics/resource`: what metrics-server reads. Pure.
 
-use prometheus::proto;
 use prometheus::proto::MetricFamily;
-use prometheus::proto::MetricType;
 
+use super::family::Family;
+use super::family::float;
+use super::family::unix_seconds;
 use super::sample::Measured;
 use super::sample::Sample;
-
-/// One family that begins empty.
-struct Family {
-    name: &'static str,
-    help: &'static str,
-    kind: MetricType,
-    metrics: Vec<proto::Metric>,
-}
-
-impl Family {
-    fn counter(name: &'static str, help: &'static str) -> Self {
-        Self { name, help, kind: MetricType::COUNTER, metrics: Vec::new() }
-    }
-
-    fn gauge(name: &'static str, help: &'static str) -> Self {
-        Self { name, help, kind: MetricType::GAUGE, metrics: Vec::new() }
-    }
-
-    /// Adds a value, if there is one. `at` is the moment it was measured, in nanoseconds.
-    fn add(&mut self, labels: &[(&str, &str)], value: Option<f64>, at: Option<i64>) {
-        let Some(value) = value else { return };
-        let mut metric = proto::Metric::default();
-        let pair = |(name, value): &(&str, &str)| {
-            let mut pair = proto::LabelPair::default();
-            pair.set_name((*name).to_owned());
-            pair.set_value((*value).to_owned());
-            pair
-        };
-        metric.set_label(labels.iter().map(pair).collect());
-        if self.kind == MetricType::COUNTER {
-            let mut counter = proto::Counter::default();
-            counter.set_value(value);
-            metric.set_counter(counter);
-        } else {
-            let mut gauge = proto::Gauge::default();
-            gauge.set_value(value);
-            metric.set_gauge(gauge);
-        }
-        if let Some(at) = at {
-            metric.set_timestamp_ms(at.div_euclid(1_000_000));
-        }
-        self.metrics.push(metric);
-    }
-
-    fn finish(self) -> MetricFamily {
-        let mut family = MetricFamily::default();
-        family.set_name(self.name.to_owned());
-        family.set_help(self.help.to_owned());
-        family.set_field_type(self.kind);
-        family.set_metric(self.metrics);
-        family
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "the exposition has nothing but floating point numbers")]
-fn float(value: u64) -> f64 {
-    value as f64
-}
 
 fn seconds(measured: &Measured) -> Option<f64> {
     measured.usage.cpu.map(|nanos| float(nanos) / 1e9)
@@ -91,8 +34,8 @@ pub(super) fn families(sample: Option<&Sample>) -> Vec<MetricFamily> {
         all.extend(of_containers(sample));
         all.extend(of_pods(sample));
     }
-    all.retain(|family| !family.metrics.is_empty());
-    all.sort_by_key(|family| family.name);
+    all.retain(|family| !family.is_empty());
+    all.sort_by_key(Family::name);
     all.into_iter().map(Family::finish).collect()
 }
 
@@ -125,8 +68,7 @@ fn of_containers(sample: &Sample) -> [Family; 5] {
             let (measured, at) = (&container.measured, Some(sample.at));
             cpu.add(&labels, seconds(measured), at);
             memory.add(&labels, working_set(measured), at);
-            let created = u64::try_from(container.created_at).ok().map(|nanos| float(nanos) / 1e9);
-            start.add(&labels, created, None);
+            start.add(&labels, unix_seconds(container.created_at), None);
             swapped.add(&labels, swap(measured), at);
             limit.add(&labels, swap_limit(measured), at);
         }

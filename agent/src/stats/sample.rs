@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::kernel::usage::CgroupUsage;
 use crate::model::ContainerId;
 use crate::model::PodRef;
+use crate::model::SandboxId;
 
 /// A rate over less than this says nothing; over more it is no present rate.
 const SHORTEST: Duration = Duration::from_millis(50);
@@ -33,6 +34,8 @@ pub(super) struct PodSample {
     pub(super) pod: PodRef,
     /// Creation of its sandbox, in nanoseconds since the Unix epoch.
     pub(super) created_at: i64,
+    /// Its newest sandbox.
+    pub(super) sandbox: Option<SandboxId>,
     /// A process whose network is the pod's; absent with host network.
     pub(super) network_of: Option<u32>,
     /// The pod's own cgroup.
@@ -45,6 +48,8 @@ pub(super) struct PodSample {
 pub(super) struct ContainerSample {
     pub(super) name: String,
     pub(super) id: ContainerId,
+    /// As the runtime spells it.
+    pub(super) image: String,
     /// In nanoseconds since the Unix epoch.
     pub(super) created_at: i64,
     pub(super) measured: Measured,
@@ -55,6 +60,8 @@ pub(super) struct ContainerSample {
 pub(super) struct Measured {
     /// Whose usage it is, the same in all samples.
     pub(super) key: String,
+    /// The cgroup; absent where the runtime told the usage.
+    pub(super) path: Option<String>,
     pub(super) usage: CgroupUsage,
     /// Cores in use lately, in billionths.
     pub(super) nano_cores: Option<u64>,
@@ -62,7 +69,12 @@ pub(super) struct Measured {
 
 impl Measured {
     pub(super) fn new(key: impl Into<String>, usage: CgroupUsage) -> Self {
-        Self { key: key.into(), usage, nano_cores: None }
+        Self { key: key.into(), path: None, usage, nano_cores: None }
+    }
+
+    /// The usage of the cgroup at this path.
+    pub(super) fn at(self, path: Option<String>) -> Self {
+        Self { path, ..self }
     }
 }
 
@@ -122,12 +134,14 @@ pub(super) mod tests {
         let container = ContainerSample {
             name: "main".to_owned(),
             id: "main-0".into(),
+            image: "registry/main:1".to_owned(),
             created_at: 1_767_225_600_000_000_000,
             measured: Measured::new("main-0", usage),
         };
         let pod = PodSample {
             pod: PodRef { uid: "uid".into(), namespace: "ns".into(), name: "pod".into() },
             created_at: 1_767_225_599_000_000_000,
+            sandbox: Some("sandbox-0".into()),
             network_of: None,
             own: Some(Measured::new("uid", usage)),
             containers: vec![container],

@@ -16,7 +16,7 @@ pub(super) const SUB_PATHS: &str = "volume-subpaths";
 /// The hosts file.
 pub(super) const HOSTS: &str = "etc-hosts";
 /// The plugin's name with its slash escaped.
-const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
+pub(super) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 
 /// Where the files of pods are. Every part that comes from a spec must be a plain file name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,6 +19,7 @@ mod empty_dir;
 mod error;
 mod host_path;
 mod layout;
+mod ledger;
 mod mounts;
 mod removal;
 mod sub_path;
@@ -31,6 +32,7 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::Instant;
 use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -44,7 +46,9 @@ pub use layout::PodDirs;
 
 use api::earliest;
 use error::OnPath as _;
+use ledger::Ledger;
 
+use crate::metrics::Metrics;
 use crate::model::Amount;
 use crate::model::spec;
 use crate::objects::Objects;
@@ -55,6 +59,7 @@ pub struct Volumes {
     dirs: PodDirs,
     objects: Objects,
     allocatable: Arc<BTreeMap<String, Amount>>,
+    ledger: Ledger,
 }
 
 /// Until when volumes may stay as they are, if nothing they are made from changes.
@@ -69,7 +74,47 @@ pub struct Upkeep {
 impl Volumes {
     /// Volumes below `root`.
     pub fn new(root: &Path) -> Self {
-        Self { dirs: PodDirs::new(root), objects: Objects::standalone(), allocatable: Arc::default() }
+        Self {
+            dirs: PodDirs::new(root),
+            objects: Objects::standalone(),
+            allocatable: Arc::default(),
+            ledger: Ledger::default(),
+        }
+    }
+
+    /// What is done to volumes is counted here.
+    pub fn counted_by(mut self, metrics: Arc<Metrics>) -> Self {
+        self.ledger = self.ledger.counted_by(metrics);
+        self
+    }
+
+    /// Takes note of the volumes that an earlier run has left. To be called once, before anything is set up. Blocking.
+    ///
+    /// # Errors
+    /// As [`Self::pods_on_disk`].
+    pub fn take_over(&self) -> Result<(), VolumeError> {
+        for uid in self.pods_on_disk()? {
+            self.ledger.take_over(&uid, &self.dirs.pod(&uid)?.join(layout::VOLUMES));
+        }
+        Ok(())
+    }
+
+    /// True if the machine swaps and its kernel cannot keep volumes in memory out of that, as kernels before 6.4. Blocking.
+    ///
+    /// # Errors
+    /// It cannot be tried, for want of rights or of a directory.
+    pub fn memory_may_be_swapped(&self) -> Result<bool, VolumeError> {
+        Ok(api::machine_swaps() && !api::can_avoid_swap(&self.dirs.pods())?)
+    }
+
+    /// How many volumes are set up, by plugin (`kubernetes.io/secret`).
+    pub fn set_up_by_plugin(&self) -> BTreeMap<&'static str, usize> {
+        self.ledger.totals()
+    }
+
+    /// The plugins of the volumes that a pod wants, one for each volume.
+    pub fn plugins_wanted(pod: &Pod) -> impl Iterator<Item = &'static str> {
+        mounted_volumes(pod).filter_map(ledger::plugin_of)
     }
 
     /// Volumes are made from these objects; `allocatable` is what the node has to give.
@@ -105,7 +150,10 @@ impl Volumes {
     pub async fn set_up(&self, pod: &Pod, memory: Option<i64>) -> Result<Upkeep, Vec<FailedVolume>> {
         let mut failed = Vec::new();
         for volume in mounted_volumes(pod).filter(|volume| api::Kind::of(volume).is_none()) {
-            if let Err(error) = self.set_up_local(pod, volume) {
+            let began = Instant::now();
+            let done = self.set_up_local(pod, volume);
+            self.ledger.mounted_once(uid_of(pod), volume, began.elapsed(), done.is_ok());
+            if let Err(error) = done {
                 failed.push(FailedVolume { volume: volume.name.clone(), error });
             }
         }
@@ -141,11 +189,16 @@ impl Volumes {
         let (objects, allocatable) = (&self.objects, &*self.allocatable);
         let resolver = api::Resolver { objects, allocatable, pod, owners };
         let wanted = mounted_volumes(pod).filter_map(|volume| Some((volume, api::Kind::of(volume)?)));
-        let resolved = wanted.map(async |(volume, kind)| (volume, kind, resolver.resolve(volume).await));
+        let resolved = wanted.map(async |(volume, kind)| {
+            let began = Instant::now();
+            (volume, kind, resolver.resolve(volume).await, began.elapsed())
+        });
+        let mut took_so_far = BTreeMap::new();
         let (mut jobs, mut failed, mut refresh_at) = (Vec::new(), Vec::new(), None);
-        for (volume, kind, resolved) in futures_util::future::join_all(resolved).await {
+        for (volume, kind, resolved, took) in futures_util::future::join_all(resolved).await {
             match resolved {
                 Ok(resolved) => {
+                    took_so_far.insert(volume.name.as_str(), (volume, took));
                     refresh_at = earliest(refresh_at, resolved.refresh_at);
                     jobs.push(api::Job {
                         uid: uid_of(pod).to_owned(),
@@ -157,38 +210,42 @@ impl Volumes {
                         size: memory,
                     });
                 }
-                Err(error) => failed.push(FailedVolume { volume: volume.name.clone(), error }),
+                Err(error) => {
+                    self.ledger.mounted(uid_of(pod), volume, took, false);
+                    failed.push(FailedVolume { volume: volume.name.clone(), error });
+                }
             }
         }
-        failed.extend(self.write(jobs).await);
+        for (name, took, error) in self.write(jobs).await {
+            if let Some((volume, resolving)) = took_so_far.get(name.as_str()) {
+                self.ledger.mounted(uid_of(pod), volume, *resolving + took, error.is_none());
+            }
+            failed.extend(error.map(|error| FailedVolume { volume: name, error }));
+        }
         if !failed.is_empty() {
             return Err(failed);
         }
         Ok(Upkeep { refresh_at, refresh_after: self.objects.refresh_period(pod) })
     }
 
-    /// Writes volumes on a thread that may block; returns what failed.
-    async fn write(&self, jobs: Vec<api::Job>) -> Vec<FailedVolume> {
+    /// Writes volumes on a thread that may block; returns how long each took, and why it failed.
+    async fn write(&self, jobs: Vec<api::Job>) -> Vec<(String, Duration, Option<VolumeError>)> {
         if jobs.is_empty() {
             return Vec::new();
         }
         let dirs = self.dirs.clone();
-        let work = tokio::task::spawn_blocking(move || {
-            let mut failed = Vec::new();
-            for job in jobs {
-                match job.run(&dirs) {
-                    Ok(api::Written::Unchanged) => {}
-                    Ok(api::Written::Changed) => {
-                        tracing::debug!(pod_uid = job.uid, volume = job.volume, "volume written")
-                    }
-                    Err(error) => failed.push(FailedVolume { volume: job.volume, error }),
-                }
+        let write = move |job: api::Job| {
+            let began = Instant::now();
+            let written = job.run(&dirs);
+            if let Ok(api::Written::Changed) = written {
+                tracing::debug!(pod_uid = job.uid, volume = job.volume, "volume written");
             }
-            failed
-        });
+            (job.volume, began.elapsed(), written.err())
+        };
+        let work = tokio::task::spawn_blocking(move || jobs.into_iter().map(write).collect());
         work.await.unwrap_or_else(|error| {
             let error = VolumeError::Interrupted(error.to_string());
-            vec![FailedVolume { volume: String::new(), error }]
+            vec![(String::new(), Duration::ZERO, Some(error))]
         })
     }
 
@@ -235,9 +292,18 @@ impl Volumes {
         let pod = self.dirs.pod(uid)?;
         sub_path::unmount_all(&pod.join(layout::SUB_PATHS))?;
         removal::remove_tree(&pod.join(layout::SUB_PATHS))?;
-        api::unmount_all(&pod.join(layout::VOLUMES))?;
+        let mut all = Ok(());
+        for (directory, volume, path) in ledger::on_disk(&pod.join(layout::VOLUMES)) {
+            let began = Instant::now();
+            let gone = api::unmount(&directory, &path).and_then(|()| removal::remove_tree(&path));
+            self.ledger.unmounted(uid, &directory, &volume, began.elapsed(), gone.is_ok());
+            all = all.and(gone);
+        }
+        all?;
         removal::remove_contents(&pod.join(layout::VOLUMES))?;
-        removal::remove_contents(&pod.join(layout::PLUGINS))
+        removal::remove_contents(&pod.join(layout::PLUGINS))?;
+        self.ledger.torn_down(uid);
+        Ok(())
     }
 
     /// True if nothing of the pod's volumes is left.

@@ -211,3 +211,84 @@ fn every_attempt_has_its_own_termination_file() {
     assert_ne!(one, two);
     assert_eq!(mode(&one), 0o666);
 }
+
+/// Lines of a family, without its buckets.
+fn told(metrics: &Metrics, family: &str) -> Vec<String> {
+    let text = metrics.render().expect("metrics");
+    let lines =
+        text.lines().filter(|line| line.starts_with(family) && !line.contains("_bucket") && !line.contains("_sum"));
+    lines.map(str::to_owned).collect()
+}
+
+fn operation(name: &str, plugin: &str, status: &str, count: u32) -> String {
+    let labels =
+        format!(r#"migrated="false",operation_name="{name}",status="{status}",volume_plugin="kubernetes.io/{plugin}""#);
+    format!("storage_operation_duration_seconds_count{{{labels}}} {count}")
+}
+
+#[tokio::test]
+async fn what_is_done_to_volumes_is_counted() {
+    let (root, volumes) = make();
+    let metrics = Metrics::new();
+    let volumes = volumes.counted_by(metrics.clone());
+    let pod = pod(
+        json!([
+            {"name": "v", "emptyDir": {}},
+            {"name": "h", "hostPath": {"path": root.path()}},
+            {"name": "n", "hostPath": {"path": "/no/such/folder", "type": "Directory"}},
+        ]),
+        json!([{"name": "v", "mountPath": "/v"}, {"name": "h", "mountPath": "/h"}, {"name": "n", "mountPath": "/n"}]),
+    );
+    let mut wanted: Vec<_> = Volumes::plugins_wanted(&pod).collect();
+    wanted.sort_unstable();
+    assert_eq!(wanted, ["kubernetes.io/empty-dir", "kubernetes.io/host-path", "kubernetes.io/host-path"]);
+    for _ in 0..2 {
+        volumes.set_up(&pod, None).await.expect_err("one is not there");
+    }
+    assert_eq!(
+        told(&metrics, "storage_operation"),
+        [
+            operation("volume_mount", "host-path", "fail-unknown", 2),
+            operation("volume_mount", "empty-dir", "success", 1),
+            operation("volume_mount", "host-path", "success", 1),
+        ],
+        "what stays as it is, is set up once; what fails is tried again"
+    );
+    let set_up = [("kubernetes.io/empty-dir", 1), ("kubernetes.io/host-path", 1)];
+    assert_eq!(volumes.set_up_by_plugin(), set_up.into());
+
+    volumes.tear_down("u-1").expect("gone");
+    volumes.tear_down("u-1").expect("still gone");
+    let unmounted = ["empty-dir", "host-path"].map(|plugin| operation("volume_unmount", plugin, "success", 1));
+    assert_eq!(told(&metrics, "storage_operation")[3..], unmounted);
+    assert!(volumes.set_up_by_plugin().is_empty());
+}
+
+#[tokio::test]
+async fn a_new_agent_counts_what_the_old_one_left() {
+    let (root, old) = make();
+    old.set_up(&with_empty_dir(), None).await.expect("set up");
+    let strange = root.path().join("pods/u-1/volumes/example.com~strange/s");
+    std::fs::create_dir_all(&strange).expect("a folder");
+    symlink(root.path(), strange.with_file_name("link")).expect("a link");
+
+    let metrics = Metrics::new();
+    let volumes = Volumes::new(root.path()).counted_by(metrics.clone());
+    volumes.take_over().expect("a list");
+    assert_eq!(volumes.set_up_by_plugin(), [("kubernetes.io/empty-dir", 1)].into());
+    volumes.set_up(&with_empty_dir(), None).await.expect("set up");
+    assert!(told(&metrics, "storage_operation").is_empty(), "it is set up already");
+    volumes.tear_down("u-1").expect("gone");
+    assert_eq!(told(&metrics, "storage_operation"), [operation("volume_unmount", "empty-dir", "success", 1)]);
+    let counts = ["reconstruct_volume_operations", "force_cleaned_failed_volume"].map(|family| told(&metrics, family));
+    assert_eq!(
+        counts.concat(),
+        [
+            "reconstruct_volume_operations_errors_total 1",
+            "reconstruct_volume_operations_total 2",
+            "force_cleaned_failed_volume_operation_errors_total 0",
+            "force_cleaned_failed_volume_operations_total 1",
+        ]
+    );
+    assert!(root.path().is_dir() && !strange.exists());
+}

@@ -19,10 +19,14 @@ const NO_LIMIT: u64 = 1 << 62;
 /// Where a cgroup's files are. Controllers of v1 may each have another folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupPlace {
-    v2: bool,
-    cpu: Option<PathBuf>,
-    memory: Option<PathBuf>,
-    pids: Option<PathBuf>,
+    pub(super) v2: bool,
+    /// Where processor time is accounted for: with v1 the controller `cpuacct`.
+    pub(super) cpu: Option<PathBuf>,
+    /// Where it is dealt out, which is the controller `cpu`.
+    pub(super) cpu_shares: Option<PathBuf>,
+    pub(super) memory: Option<PathBuf>,
+    pub(super) pids: Option<PathBuf>,
+    pub(super) io: Option<PathBuf>,
 }
 
 /// A moment's usage. What has no file is absent.
@@ -89,8 +93,28 @@ impl CgroupPlace {
     }
 
     fn new(layout: &Layout, below: impl Fn(&str) -> Option<PathBuf>) -> Self {
-        let cpu = if layout.is_v2() { "cpu" } else { "cpuacct" };
-        Self { v2: layout.is_v2(), cpu: below(cpu), memory: below("memory"), pids: below("pids") }
+        Self {
+            v2: layout.is_v2(),
+            cpu: below(cpu_controller(layout)),
+            cpu_shares: below("cpu"),
+            memory: below("memory"),
+            pids: below("pids"),
+            io: below(if layout.is_v2() { "io" } else { "blkio" }),
+        }
+    }
+
+    /// The cgroup's path below the root of its hierarchy; that of the processor's controller where they differ.
+    pub fn path(&self, layout: &Layout) -> Option<String> {
+        let below = |controller: &str, folder: &Option<PathBuf>| {
+            let path = folder.as_deref()?.strip_prefix(layout.mount_of(controller)?).ok()?;
+            Some(format!("/{}", path.display()))
+        };
+        below(cpu_controller(layout), &self.cpu).or_else(|| below("memory", &self.memory))
+    }
+
+    /// False once the cgroup is gone.
+    pub fn exists(&self) -> bool {
+        self.cpu.iter().chain(&self.memory).any(|folder| folder.is_dir())
     }
 
     /// The cgroup above, if its name holds `text` (dashes of which some drivers write as underscores).
@@ -101,7 +125,14 @@ impl CgroupPlace {
             let name = above.file_name()?.to_string_lossy();
             (name.contains(text) || name.contains(&underscored)).then(|| above.to_owned())
         };
-        let all = Self { v2: self.v2, cpu: parent(&self.cpu), memory: parent(&self.memory), pids: parent(&self.pids) };
+        let all = Self {
+            v2: self.v2,
+            cpu: parent(&self.cpu),
+            cpu_shares: parent(&self.cpu_shares),
+            memory: parent(&self.memory),
+            pids: parent(&self.pids),
+            io: parent(&self.io),
+        };
         (all.cpu.is_some() || all.memory.is_some()).then_some(all)
     }
 
@@ -130,6 +161,10 @@ impl MemoryUsage {
     pub fn available(&self) -> Option<u64> {
         Some(self.limit?.saturating_sub(self.working_set))
     }
+}
+
+fn cpu_controller(layout: &Layout) -> &'static str {
+    if layout.is_v2() { "cpu" } else { "cpuacct" }
 }
 
 fn cpu_v2(folder: &Path) -> Option<u64> {
@@ -177,16 +212,16 @@ fn memory_v1(folder: &Path) -> Option<MemoryUsage> {
 }
 
 /// The only number of a file.
-fn number(file: &Path) -> Option<u64> {
+pub(super) fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-fn limit(file: &Path) -> Option<u64> {
+pub(super) fn limit(file: &Path) -> Option<u64> {
     number(file).filter(|limit| *limit < NO_LIMIT)
 }
 
 /// Lines of `name number`.
-fn table(file: &Path) -> HashMap<String, u64> {
+pub(super) fn table(file: &Path) -> HashMap<String, u64> {
     let text = fs::read_to_string(file).unwrap_or_default();
     let entry = |line: &str| {
         let (name, value) = line.split_once(' ')?;
@@ -196,10 +231,11 @@ fn table(file: &Path) -> HashMap<String, u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn write(folder: &Path, files: &[(&str, &str)]) {
+    /// Makes a folder of a cgroup with these files.
+    pub fn write(folder: &Path, files: &[(&str, &str)]) {
         fs::create_dir_all(folder).unwrap();
         files.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
     }
@@ -223,6 +259,7 @@ mod tests {
         );
         let place = CgroupPlace::of_process(&layout, "0::/kubepods/poda-b/c1\n");
         assert_eq!(place, CgroupPlace::at(&layout, "/kubepods/poda-b/c1"));
+        assert_eq!((place.path(&layout).as_deref(), place.exists()), (Some("/kubepods/poda-b/c1"), true));
         let usage = place.read();
         assert_eq!((usage.cpu, usage.tasks, usage.cpu_pressure.some.total), (Some(1_500_000), Some(3), 42));
         let memory = MemoryUsage {
@@ -239,7 +276,7 @@ mod tests {
         assert_eq!(memory.available(), Some(3496));
         assert!(place.parent_named("a-b").is_some() && place.parent_named("other").is_none());
         let slice = CgroupPlace::at(&layout, "/kubepods.slice/kubepods-poda_b.slice/cri-1.scope");
-        assert!(slice.parent_named("a-b").is_some());
+        assert!(slice.parent_named("a-b").is_some() && !slice.exists());
         assert_eq!(slice.read(), CgroupUsage::default(), "a cgroup that is not there uses nothing");
     }
 

@@ -4,6 +4,7 @@
 //! All of it blocks, though only for the kernel: nothing here reads a disk.
 
 mod cgroup;
+mod detail;
 mod disk;
 mod machine;
 mod network;
@@ -12,6 +13,10 @@ mod pressure;
 pub use cgroup::CgroupPlace;
 pub use cgroup::CgroupUsage;
 pub use cgroup::MemoryUsage;
+pub use detail::CgroupDetail;
+pub use detail::DiskTraffic;
+pub use detail::MemoryDetail;
+pub use detail::Throttling;
 pub use disk::DiskUsage;
 pub use disk::tree_usage;
 pub use machine::Machine;

@@ -54,18 +54,65 @@ fn mount_memory(dir: &Path, size: Option<i64>) -> nix::Result<()> {
     mount_tmpfs(dir, size.as_deref())
 }
 
+/// The machine has swap that is on.
+pub(crate) fn machine_swaps() -> bool {
+    has_swap(&fs::read_to_string("/proc/swaps").unwrap_or_default())
+}
+
+/// The table has a head, and a line for each area.
+fn has_swap(table: &str) -> bool {
+    table.lines().skip(1).any(|line| !line.trim().is_empty())
+}
+
+/// Tries whether memory can be mounted so that it is never swapped, in a directory of its own below `dir`, which is gone
+/// afterwards.
+pub(crate) fn can_avoid_swap(dir: &Path) -> Result<bool, VolumeError> {
+    let trial = dir.with_file_name(format!("noswap-{}", std::process::id()));
+    make_dirs(&trial)?;
+    let mounted = mount_tmpfs(&trial, Some("noswap"));
+    let left = if mounted.is_ok() { mounts::unmount(&trial).on("unmount", &trial) } else { Ok(()) };
+    left.and_then(|()| fs::remove_dir(&trial).on("remove", &trial))?;
+    match mounted {
+        Ok(()) => Ok(true),
+        Err(Errno::EINVAL) => {
+            NOSWAP.store(false, Relaxed);
+            Ok(false)
+        }
+        Err(error) => Err(error).on("mount tmpfs on", &trial),
+    }
+}
+
 fn mount_tmpfs(dir: &Path, options: Option<&str>) -> nix::Result<()> {
     mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), options)
 }
 
-/// Unmounts the memory of every such volume below a pod's `volumes` directory.
-pub(crate) fn unmount_all(volumes: &Path) -> Result<(), VolumeError> {
-    for kind in [Kind::Secret, Kind::DownwardApi, Kind::Projected] {
-        for dir in mounts::children(&volumes.join(kind.plugin())) {
-            while mounts::is_mount_point(&dir).on("inspect", &dir)? {
-                mounts::unmount(&dir).on("unmount", &dir)?;
-            }
-        }
+/// Unmounts the memory of a volume, if it is one that lies in memory; `directory` is its plugin's.
+pub(crate) fn unmount(directory: &str, dir: &Path) -> Result<(), VolumeError> {
+    let in_memory = [Kind::Secret, Kind::DownwardApi, Kind::Projected].iter().any(|kind| kind.plugin() == directory);
+    while in_memory && mounts::is_mount_point(dir).on("inspect", dir)? {
+        mounts::unmount(dir).on("unmount", dir)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn swap_that_is_on() {
+        let head = "Filename\t\t\t\tType\t\tSize\tUsed\tPriority\n";
+        assert!(!has_swap(head) && !has_swap(""));
+        assert!(has_swap(&format!("{head}/dev/sda2   partition\t999\t0\t-2\n")));
+    }
+
+    #[test]
+    fn the_trial_leaves_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let answer = can_avoid_swap(&dir.path().join("pods"));
+        if nix::unistd::geteuid().is_root() {
+            answer.expect("root may try");
+        }
+        assert_eq!(fs::read_dir(dir.path()).expect("a list").count(), 0);
+    }
 }

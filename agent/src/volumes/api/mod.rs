@@ -21,7 +21,9 @@ use k8s_openapi::api::core::v1::Volume;
 pub use payload::InvalidPath;
 
 pub(super) use atomic::Written;
-pub(super) use medium::unmount_all;
+pub(super) use medium::can_avoid_swap;
+pub(super) use medium::machine_swaps;
+pub(super) use medium::unmount;
 pub(super) use ownership::Owners;
 pub(super) use payload::Payload;
 pub(super) use resolve::Resolver;

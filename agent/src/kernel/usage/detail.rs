@@ -1,0 +1,364 @@
+//! What else the files of one cgroup tell: where its time and memory went, its limits, its input and output.
+//!
+//! ```text
+//!  v2  cpu.{stat,max,weight} memory.{stat,peak,high,events} pids.max cgroup.procs io.stat
+//!  v1  cpuacct.stat cpu.{stat,cfs_*,shares} memory.{stat,max_usage,soft_limit,oom_control,...} pids.max cgroup.procs
+//!      blkio.throttle.io_{service_bytes,serviced}_recursive
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use nix::unistd::SysconfVar;
+use nix::unistd::sysconf;
+
+use super::cgroup::CgroupPlace;
+use super::cgroup::limit;
+use super::cgroup::number;
+use super::cgroup::table;
+
+/// Beside [`super::CgroupUsage`]. What has no file is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CgroupDetail {
+    /// Processor time of programs themselves, in nanoseconds.
+    pub cpu_user: Option<u64>,
+    /// Processor time that the kernel spent for them, in nanoseconds.
+    pub cpu_system: Option<u64>,
+    /// What enforcing the quota did; absent without a quota.
+    pub throttling: Option<Throttling>,
+    /// The share in processor time, in the scale of cgroup v1 (1024: one core's usual share).
+    pub cpu_shares: Option<u64>,
+    /// The period of the quota, in microseconds.
+    pub cpu_period: Option<u64>,
+    /// Processor time in each period at most, in microseconds.
+    pub cpu_quota: Option<u64>,
+    /// Memory.
+    pub memory: Option<MemoryDetail>,
+    /// Processes.
+    pub processes: Option<u64>,
+    /// Processes and threads at most; absent without a limit.
+    pub tasks_max: Option<u64>,
+    /// Input and output by disk.
+    pub disks: Vec<DiskTraffic>,
+}
+
+/// Enforcement of a processor quota since the cgroup was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttling {
+    /// Periods in which anything ran.
+    pub periods: u64,
+    /// Those in which the quota was used up.
+    pub throttled_periods: u64,
+    /// How long tasks were held back, in nanoseconds.
+    pub throttled: u64,
+}
+
+/// Memory of a cgroup and those below it, in bytes unless said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryDetail {
+    /// Pages of files.
+    pub cache: u64,
+    /// Those of them that are mapped.
+    pub mapped_file: u64,
+    /// File pages used lately.
+    pub active_file: u64,
+    /// File pages not used lately.
+    pub inactive_file: u64,
+    /// The kernel's own memory for the cgroup.
+    pub kernel: Option<u64>,
+    /// The most there ever was.
+    pub peak: Option<u64>,
+    /// What is left to the cgroup when memory is short; absent without such a setting.
+    pub reservation: Option<u64>,
+    /// How often the limit was met.
+    pub limit_hits: Option<u64>,
+    /// Processes killed for want of memory.
+    pub oom_kills: Option<u64>,
+    /// Page faults of the cgroup alone, without those below it where the kernel tells them apart.
+    pub own_page_faults: u64,
+    /// The same of those that read a disk.
+    pub own_major_page_faults: u64,
+}
+
+/// Traffic with one disk since the cgroup was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskTraffic {
+    /// The device's number.
+    pub major: u32,
+    /// The device's number.
+    pub minor: u32,
+    /// Read requests.
+    pub reads: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+}
+
+impl DiskTraffic {
+    /// The device's file, such as `/dev/sda`, if it has one.
+    pub fn device(&self) -> Option<String> {
+        let link = fs::read_link(format!("/sys/dev/block/{}:{}", self.major, self.minor)).ok()?;
+        Some(format!("/dev/{}", link.file_name()?.to_string_lossy()))
+    }
+}
+
+impl CgroupPlace {
+    /// Reads what is told beside the usage. A cgroup that is gone tells nothing.
+    pub fn detail(&self) -> CgroupDetail {
+        let mut detail = CgroupDetail::default();
+        if let Some(folder) = &self.cpu {
+            if self.v2 { cpu_v2(folder, &mut detail) } else { cpu_times_v1(folder, &mut detail) }
+        }
+        if let Some(folder) = self.cpu_shares.as_ref().filter(|_| !self.v2) {
+            cpu_shares_v1(folder, &mut detail);
+        }
+        if let Some(folder) = &self.memory {
+            detail.memory = if self.v2 { memory_v2(folder) } else { memory_v1(folder) };
+        }
+        if let Some(folder) = &self.pids {
+            detail.processes =
+                fs::read_to_string(folder.join("cgroup.procs")).ok().map(|list| list.lines().count() as u64);
+            detail.tasks_max = number(&folder.join("pids.max"));
+        }
+        if let Some(folder) = &self.io {
+            detail.disks = if self.v2 { disks_v2(folder) } else { disks_v1(folder) };
+        }
+        detail
+    }
+}
+
+fn cpu_v2(folder: &Path, detail: &mut CgroupDetail) {
+    let stat = table(&folder.join("cpu.stat"));
+    let nanos = |name: &str| stat.get(name).map(|micros| micros.saturating_mul(1000));
+    (detail.cpu_user, detail.cpu_system) = (nanos("user_usec"), nanos("system_usec"));
+    let max = fs::read_to_string(folder.join("cpu.max")).unwrap_or_default();
+    let mut max = max.split_ascii_whitespace().map(|word| word.parse().ok());
+    (detail.cpu_quota, detail.cpu_period) = (max.next().flatten(), max.next().flatten());
+    detail.cpu_shares = number(&folder.join("cpu.weight")).map(shares_of);
+    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    detail.throttling = detail.cpu_quota.map(|_| Throttling {
+        periods: of("nr_periods"),
+        throttled_periods: of("nr_throttled"),
+        throttled: of("throttled_usec").saturating_mul(1000),
+    });
+}
+
+/// A weight of v2 (1 to 10000) in the scale of v1 (2 to 262144).
+fn shares_of(weight: u64) -> u64 {
+    2 + weight.clamp(1, 10_000).saturating_sub(1) * 262_142 / 9999
+}
+
+fn cpu_times_v1(folder: &Path, detail: &mut CgroupDetail) {
+    let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten().and_then(|ticks| u64::try_from(ticks).ok()).unwrap_or(100);
+    let stat = table(&folder.join("cpuacct.stat"));
+    let nanos = |name: &str| stat.get(name).map(|count| count.saturating_mul(1_000_000_000 / ticks.max(1)));
+    (detail.cpu_user, detail.cpu_system) = (nanos("user"), nanos("system"));
+}
+
+fn cpu_shares_v1(folder: &Path, detail: &mut CgroupDetail) {
+    detail.cpu_shares = number(&folder.join("cpu.shares"));
+    detail.cpu_period = number(&folder.join("cpu.cfs_period_us"));
+    detail.cpu_quota = number(&folder.join("cpu.cfs_quota_us"));
+    let stat = table(&folder.join("cpu.stat"));
+    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    detail.throttling = detail.cpu_quota.map(|_| Throttling {
+        periods: of("nr_periods"),
+        throttled_periods: of("nr_throttled"),
+        throttled: of("throttled_time"),
+    });
+}
+
+fn memory_v2(folder: &Path) -> Option<MemoryDetail> {
+    let stat = table(&folder.join("memory.stat"));
+    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    let events = table(&folder.join("memory.events"));
+    (!stat.is_empty()).then(|| MemoryDetail {
+        cache: of("file"),
+        mapped_file: of("file_mapped"),
+        active_file: of("active_file"),
+        inactive_file: of("inactive_file"),
+        kernel: stat.get("kernel").copied(),
+        peak: number(&folder.join("memory.peak")),
+        reservation: limit(&folder.join("memory.high")),
+        limit_hits: events.get("max").copied(),
+        oom_kills: events.get("oom_kill").copied(),
+        own_page_faults: of("pgfault"),
+        own_major_page_faults: of("pgmajfault"),
+    })
+}
+
+fn memory_v1(folder: &Path) -> Option<MemoryDetail> {
+    let stat = table(&folder.join("memory.stat"));
+    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    (!stat.is_empty()).then(|| MemoryDetail {
+        cache: of("total_cache"),
+        mapped_file: of("total_mapped_file"),
+        active_file: of("total_active_file"),
+        inactive_file: of("total_inactive_file"),
+        kernel: number(&folder.join("memory.kmem.usage_in_bytes")),
+        peak: number(&folder.join("memory.max_usage_in_bytes")),
+        reservation: limit(&folder.join("memory.soft_limit_in_bytes")),
+        limit_hits: number(&folder.join("memory.failcnt")),
+        oom_kills: table(&folder.join("memory.oom_control")).get("oom_kill").copied(),
+        own_page_faults: of("pgfault"),
+        own_major_page_faults: of("pgmajfault"),
+    })
+}
+
+/// `major:minor` at the beginning of a line.
+fn device(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+fn disks_v2(folder: &Path) -> Vec<DiskTraffic> {
+    let text = fs::read_to_string(folder.join("io.stat")).unwrap_or_default();
+    let disk = |line: &str| {
+        let (number, rest) = line.split_once(' ')?;
+        let (major, minor) = device(number)?;
+        let of = |name: &str| {
+            let value = rest.split(' ').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+            value.and_then(|value| value.parse().ok()).unwrap_or(0)
+        };
+        let (reads, writes) = (of("rios"), of("wios"));
+        Some(DiskTraffic { major, minor, reads, writes, read_bytes: of("rbytes"), write_bytes: of("wbytes") })
+    };
+    text.lines().filter_map(disk).collect()
+}
+
+fn disks_v1(folder: &Path) -> Vec<DiskTraffic> {
+    let read = |name: &str| {
+        let text = fs::read_to_string(folder.join(format!("{name}_recursive")));
+        text.or_else(|_| fs::read_to_string(folder.join(name))).unwrap_or_default()
+    };
+    let mut disks: BTreeMap<(u32, u32), DiskTraffic> = BTreeMap::new();
+    let mut each = |text: &str, add: fn(&mut DiskTraffic, &str, u64)| {
+        for line in text.lines() {
+            let mut words = line.split(' ');
+            let (number, operation, value) = (words.next().and_then(device), words.next(), words.next());
+            let Some(((major, minor), (operation, value))) = number.zip(operation.zip(value)) else { continue };
+            let disk = disks.entry((major, minor)).or_insert(DiskTraffic { major, minor, ..DiskTraffic::default() });
+            add(disk, operation, value.parse().unwrap_or(0));
+        }
+    };
+    each(&read("blkio.throttle.io_service_bytes"), |disk, operation, value| match operation {
+        "Read" => disk.read_bytes = value,
+        "Write" => disk.write_bytes = value,
+        _ => {}
+    });
+    each(&read("blkio.throttle.io_serviced"), |disk, operation, value| match operation {
+        "Read" => disk.reads = value,
+        "Write" => disk.writes = value,
+        _ => {}
+    });
+    disks.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::cgroup::Layout;
+    use crate::kernel::usage::cgroup::tests::write;
+
+    #[test]
+    fn version_2() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::V2 { mount: dir.path().to_owned() };
+        write(
+            &dir.path().join("a"),
+            &[
+                (
+                    "cpu.stat",
+                    "usage_usec 3\nuser_usec 2\nsystem_usec 1\nnr_periods 9\nnr_throttled 4\nthrottled_usec 5\n",
+                ),
+                ("cpu.max", "50000 100000\n"),
+                ("cpu.weight", "100\n"),
+                ("memory.stat", "file 10\nfile_mapped 4\nactive_file 3\ninactive_file 7\nkernel 2\npgfault 8\n"),
+                ("memory.peak", "99\n"),
+                ("memory.high", "max\n"),
+                ("memory.events", "low 0\nmax 6\noom 1\noom_kill 1\n"),
+                ("cgroup.procs", "7\n8\n"),
+                ("pids.max", "max\n"),
+                ("io.stat", "8:16 rbytes=512 wbytes=1024 rios=1 wios=2 dbytes=0 dios=0\n"),
+            ],
+        );
+        let detail = CgroupPlace::at(&layout, "/a").detail();
+        let expected = CgroupDetail {
+            cpu_user: Some(2000),
+            cpu_system: Some(1000),
+            throttling: Some(Throttling { periods: 9, throttled_periods: 4, throttled: 5000 }),
+            cpu_shares: Some(2597),
+            cpu_period: Some(100_000),
+            cpu_quota: Some(50_000),
+            memory: Some(MemoryDetail {
+                cache: 10,
+                mapped_file: 4,
+                active_file: 3,
+                inactive_file: 7,
+                kernel: Some(2),
+                peak: Some(99),
+                reservation: None,
+                limit_hits: Some(6),
+                oom_kills: Some(1),
+                own_page_faults: 8,
+                own_major_page_faults: 0,
+            }),
+            processes: Some(2),
+            tasks_max: None,
+            disks: vec![DiskTraffic { major: 8, minor: 16, reads: 1, writes: 2, read_bytes: 512, write_bytes: 1024 }],
+        };
+        assert_eq!(detail, expected);
+        assert_eq!(CgroupPlace::at(&layout, "/none").detail(), CgroupDetail::default());
+        assert_eq!((shares_of(1), shares_of(10_000), shares_of(0)), (2, 262_144, 2));
+    }
+
+    #[test]
+    fn version_1() {
+        let dir = tempfile::tempdir().unwrap();
+        let mount = |name: &str| (name.to_owned(), dir.path().join(name));
+        let controllers = [mount("cpu"), mount("cpuacct"), mount("memory"), mount("blkio")].into();
+        let layout = Layout::V1 { controllers, unified: None };
+        write(&dir.path().join("cpuacct/a"), &[("cpuacct.stat", "user 300\nsystem 100\n")]);
+        write(
+            &dir.path().join("cpu/a"),
+            &[
+                ("cpu.stat", "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n"),
+                ("cpu.cfs_period_us", "100000\n"),
+                ("cpu.cfs_quota_us", "-1\n"),
+                ("cpu.shares", "2\n"),
+            ],
+        );
+        write(
+            &dir.path().join("memory/a"),
+            &[
+                ("memory.stat", "cache 1\ntotal_cache 5\npgfault 3\ntotal_pgfault 4\n"),
+                ("memory.max_usage_in_bytes", "77\n"),
+                ("memory.failcnt", "2\n"),
+                ("memory.soft_limit_in_bytes", "9223372036854771712\n"),
+                ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
+            ],
+        );
+        write(
+            &dir.path().join("blkio/a"),
+            &[
+                (
+                    "blkio.throttle.io_service_bytes_recursive",
+                    "8:0 Read 4096\n8:0 Write 0\n8:0 Total 4096\nTotal 4096\n",
+                ),
+                ("blkio.throttle.io_serviced", "8:0 Read 1\n8:0 Write 0\n"),
+            ],
+        );
+        let detail = CgroupPlace::at(&layout, "/a").detail();
+        assert_eq!((detail.cpu_shares, detail.cpu_period, detail.cpu_quota), (Some(2), Some(100_000), None));
+        assert_eq!((detail.throttling, detail.cpu_user), (None, detail.cpu_system.map(|system| system * 3)));
+        let memory = detail.memory.expect("memory");
+        assert_eq!((memory.cache, memory.own_page_faults, memory.peak), (5, 3, Some(77)));
+        assert_eq!((memory.oom_kills, memory.limit_hits, memory.reservation), (Some(3), Some(2), None));
+        let disk = DiskTraffic { major: 8, minor: 0, reads: 1, writes: 0, read_bytes: 4096, write_bytes: 0 };
+        assert_eq!((detail.disks, detail.processes), (vec![disk], None));
+    }
+}

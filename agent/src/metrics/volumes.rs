@@ -1,0 +1,116 @@
+//! Pods' volumes: what is done to them, and how many there are.
+
+use std::time::Duration;
+
+use prometheus::{HistogramVec, IntCounter, IntGauge, IntGaugeVec};
+
+use super::buckets;
+use super::register::Register;
+
+/// Volumes.
+#[derive(Debug)]
+pub struct Volumes {
+    operations: HistogramVec,
+    totals: IntGaugeVec,
+    found: IntCounter,
+    not_understood: IntCounter,
+    forced: IntCounter,
+    force_failed: IntCounter,
+    orphans: IntGauge,
+    orphans_left: IntGauge,
+}
+
+/// Which volumes are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VolumeState {
+    /// Those that pods want.
+    Desired,
+    /// Those that are set up.
+    Actual,
+}
+
+impl VolumeState {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Desired => "desired_state_of_world",
+            Self::Actual => "actual_state_of_world",
+        }
+    }
+}
+
+impl Volumes {
+    pub(super) fn new(register: &Register<'_>) -> Self {
+        Self {
+            operations: register.histograms(
+                "storage_operation_duration_seconds",
+                "[ALPHA] Duration of operations on volumes, by how they ended.",
+                buckets::STORAGE,
+                &["migrated", "operation_name", "status", "volume_plugin"],
+            ),
+            totals: register.gauges(
+                "volume_manager_total_volumes",
+                "[ALPHA] Volumes that pods want, and volumes that are set up.",
+                &["plugin_name", "state"],
+            ),
+            found: register.counter(
+                "reconstruct_volume_operations_total",
+                "[ALPHA] Volumes of an earlier run that were found on disk when the agent started.",
+            ),
+            not_understood: register.counter(
+                "reconstruct_volume_operations_errors_total",
+                "[ALPHA] Those of them whose kind is not known.",
+            ),
+            forced: register.counter(
+                "force_cleaned_failed_volume_operations_total",
+                "[ALPHA] Removals of volumes whose kind is not known, once their pod was gone.",
+            ),
+            force_failed: register
+                .counter("force_cleaned_failed_volume_operation_errors_total", "[ALPHA] Those of them that failed."),
+            orphans: register.gauge(
+                "kubelet_orphan_pod_cleaned_volumes",
+                "[ALPHA] Pods nobody knows whose directories the last sweep removed.",
+            ),
+            orphans_left: register.gauge(
+                "kubelet_orphan_pod_cleaned_volumes_errors",
+                "[ALPHA] Pods nobody knows whose directories the last sweep could not remove.",
+            ),
+        }
+    }
+
+    /// An operation ended: `operation` is `volume_mount` or `volume_unmount`, `plugin` such as `kubernetes.io/secret`.
+    pub fn operation(&self, operation: &'static str, plugin: &str, took: Duration, ok: bool) {
+        let status = if ok { "success" } else { "fail-unknown" };
+        self.operations.with_label_values(&["false", operation, status, plugin]).observe(took.as_secs_f64());
+    }
+
+    /// Volumes by kind and state; replaces all earlier counts.
+    pub fn totals<'a>(&self, counts: impl IntoIterator<Item = (VolumeState, &'a str, usize)>) {
+        self.totals.reset();
+        for (state, plugin, count) in counts {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            self.totals.with_label_values(&[plugin, state.label()]).set(count);
+        }
+    }
+
+    /// A volume was found on disk when the agent started.
+    pub fn found(&self, understood: bool) {
+        self.found.inc();
+        if !understood {
+            self.not_understood.inc();
+        }
+    }
+
+    /// A volume of unknown kind was removed, or could not be.
+    pub fn forced(&self, ok: bool) {
+        self.forced.inc();
+        if !ok {
+            self.force_failed.inc();
+        }
+    }
+
+    /// A sweep removed so many directories of pods, and failed at so many.
+    pub fn swept(&self, removed: usize, failed: usize) {
+        self.orphans.set(i64::try_from(removed).unwrap_or(i64::MAX));
+        self.orphans_left.set(i64::try_from(failed).unwrap_or(i64::MAX));
+    }
+}

@@ -1,0 +1,152 @@
+use tokio::time::Instant;
+
+use super::super::sample::tests::sample;
+use super::*;
+use crate::kernel::usage::DiskTraffic;
+use crate::kernel::usage::MemoryDetail;
+use crate::kernel::usage::Throttling;
+use crate::metrics::encode_text;
+
+fn text(scrape: &Scrape) -> String {
+    let families: Vec<MetricFamily> = scrape.families().collect();
+    String::from_utf8(encode_text(&families).unwrap()).unwrap()
+}
+
+/// A machine of cgroup v2 with one pod of one container: what a scrape reads of it.
+fn scrape(with_sandbox: bool) -> (tempfile::TempDir, Scrape) {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = Layout::V2 { mount: dir.path().to_owned() };
+    let container = dir.path().join("kubepods/poduid/main-0");
+    std::fs::create_dir_all(&container).unwrap();
+    std::fs::write(container.join("cpu.stat"), "usage_usec 5\nuser_usec 3000000\n").unwrap();
+    std::fs::write(container.join("io.stat"), "7:200 rbytes=512 wbytes=0 rios=1 wios=0\n").unwrap();
+    if with_sandbox {
+        std::fs::create_dir_all(dir.path().join("kubepods/poduid/sandbox-0")).unwrap();
+    }
+    let mut sample = sample(Instant::now(), 2_500_000_000);
+    sample.node.path = Some("/".to_owned());
+    let pod = &mut sample.pods[0];
+    pod.network_of = Some(std::process::id());
+    pod.own.as_mut().unwrap().path = Some("/kubepods/poduid".to_owned());
+    pod.containers[0].measured.path = Some("/kubepods/poduid/main-0".to_owned());
+    let scrape = take(&layout, &sample);
+    (dir, scrape)
+}
+
+#[tokio::test]
+async fn labels_values_and_times_of_a_container() {
+    let (_dir, scrape) = scrape(false);
+    let text = text(&scrape);
+    let labels = |more: &str| {
+        let id = r#"id="/kubepods/poduid/main-0",image="registry/main:1""#;
+        format!(r#"{{container="main",{more}{id},name="main-0",namespace="ns",pod="pod"}} "#)
+    };
+    let at = 1_767_225_700_500_u64;
+    for line in [
+        format!("container_cpu_usage_seconds_total{}2.5 {at}", labels(r#"cpu="total","#)),
+        format!("container_cpu_user_seconds_total{}3 {at}", labels("")),
+        format!("container_memory_working_set_bytes{}600 {at}", labels("")),
+        format!("container_spec_memory_limit_bytes{}1000 {at}", labels("")),
+        format!("container_memory_swap{}7 {at}", labels("")),
+        format!("container_start_time_seconds{}1767225600 {at}", labels("")),
+        format!("container_last_seen{}1767225700 {at}", labels("")),
+        format!("container_fs_reads_bytes_total{}512 {at}", labels(r#"device="","#)),
+        format!("container_threads{}3 {at}", labels("")),
+        r#"container_memory_working_set_bytes{container="",id="/",image="",name="",namespace="",pod=""} 600 "#.to_owned()
+            + &at.to_string(),
+        r#"container_memory_working_set_bytes{container="",id="/kubepods/poduid",image="",name="",namespace="ns",pod="pod"} "#
+            .to_owned()
+            + &format!("600 {at}"),
+        "container_scrape_error 0".to_owned(),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+    }
+    assert!(!text.contains("cfs_throttled"), "no quota, no throttling");
+    assert!(!text.contains(r#"name="sandbox-0""#), "a sandbox without a cgroup has no row");
+}
+
+#[tokio::test]
+async fn the_network_is_the_sandboxs() {
+    let (_dir, scrape) = scrape(true);
+    let of_pod: Vec<&Row> = scrape.rows.iter().filter(|row| row.name == "sandbox-0").collect();
+    let [row] = of_pod[..] else { panic!("one sandbox") };
+    assert_eq!((row.id.as_str(), row.container.as_str()), ("/kubepods/poduid/sandbox-0", ""));
+    assert_eq!(row.interfaces, interfaces_of(std::process::id()).unwrap());
+    let containers = scrape.rows.iter().filter(|row| !row.container.is_empty());
+    assert!(containers.map(|row| row.interfaces.len()).all(|count| count == 0));
+}
+
+#[tokio::test]
+async fn what_the_runtime_tells_has_no_cgroup() {
+    let mut sample = sample(Instant::now(), 1_000_000_000);
+    sample.pods[0].own = None;
+    let layout = Layout::V2 { mount: "/no/such/mount".into() };
+    let text = text(&take(&layout, &sample));
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("container_cpu_usage")).collect();
+    let labels = r#"container="main",cpu="total",id="",image="registry/main:1",name="main-0",namespace="ns",pod="pod""#;
+    assert_eq!(lines, [format!("container_cpu_usage_seconds_total{{{labels}}} 1 1767225700500")]);
+    sample.pods[0].containers[0].measured.usage = CgroupUsage::default();
+    assert!(take(&layout, &sample).rows.is_empty(), "nothing is told of what nobody could measure");
+}
+
+#[test]
+fn everything_has_a_family_and_each_its_name() {
+    let row = Row {
+        interfaces: vec![InterfaceUsage { name: "eth0".to_owned(), rx_packets: 4, ..InterfaceUsage::default() }],
+        usage: CgroupUsage { cpu: Some(1), memory: Some(Default::default()), tasks: Some(1), ..CgroupUsage::default() },
+        detail: CgroupDetail {
+            cpu_user: Some(1),
+            cpu_system: Some(1),
+            throttling: Some(Throttling { throttled: 1_500_000_000, ..Throttling::default() }),
+            cpu_shares: Some(1024),
+            cpu_period: Some(100_000),
+            cpu_quota: Some(50_000),
+            memory: Some(MemoryDetail {
+                kernel: Some(1),
+                peak: Some(1),
+                limit_hits: Some(1),
+                oom_kills: Some(2),
+                ..MemoryDetail::default()
+            }),
+            processes: Some(1),
+            tasks_max: None,
+            disks: vec![DiskTraffic { major: 8, minor: 1, ..DiskTraffic::default() }],
+        },
+        has_pressure: true,
+        started_at: Some(0),
+        ..Row::default()
+    };
+    let devices = [((8, 1), "/dev/sda1".to_owned())].into();
+    let scrape = Scrape { rows: vec![row], at: Some(1_000_000), devices, ..Scrape::default() };
+    let names: Vec<String> = scrape.families().map(|family| family.name().to_owned()).collect();
+    let mut expected: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
+    // `swap` is the only one this machine cannot tell.
+    expected.retain(|name| *name != "container_memory_swap");
+    assert!(expected.is_sorted());
+    assert_eq!(names[1..names.len() - 1], expected);
+    let text = text(&scrape);
+    let base = r#"id="",image="""#;
+    for line in [
+        format!(
+            r#"container_network_receive_packets_total{{container="",{base},interface="eth0",name="",namespace="",pod=""}} 4 1"#
+        ),
+        format!(
+            r#"container_cpu_cfs_throttled_seconds_total{{container="",{base},name="",namespace="",pod=""}} 1.5 1"#
+        ),
+        format!(r#"container_oom_events_total{{container="",{base},name="",namespace="",pod=""}} 2 1"#),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+    }
+    assert!(
+        text.contains(
+            r#"device="/dev/sda1",id="",image="",major="8",minor="1",name="",namespace="",operation="Write""#
+        )
+    );
+}
+
+#[test]
+fn a_failure_is_all_that_is_told() {
+    let told = text(&Scrape::default());
+    assert_eq!(told.lines().last(), Some("container_scrape_error 1"));
+    assert_eq!(told.lines().filter(|line| !line.starts_with('#')).count(), 1);
+}
