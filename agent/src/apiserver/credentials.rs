@@ -1,7 +1,7 @@
 //! The `Authorization` of requests: fixed, from a file that may be replaced, or from a program that is asked again.
 //!
 //! A token that stands in the kubeconfig itself counts as one in a file: once it has been refused, the file is looked at
-//! again.
+//! again. Beside a token file it is only what is sent while that file has never been readable, as client-go has it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,6 +38,9 @@ pub enum CredentialError {
     /// The kubeconfig cannot be read any more.
     #[error(transparent)]
     Kubeconfig(#[from] KubeconfigError),
+    /// The token file holds white space at most.
+    #[error("token file {} is empty", .0.display())]
+    Empty(PathBuf),
     /// There was one when the agent started.
     #[error("there is no token in {} any more", .0.display())]
     NoToken(PathBuf),
@@ -73,10 +76,12 @@ impl Authorizer {
             }
             Credentials::Token(token, kubeconfig) => {
                 let read = (bearer("token", token.expose_secret())?, Instant::now());
-                Self::File(TokenFile { file: kubeconfig.clone(), is_kubeconfig: true, read: Mutex::new(Some(read)) })
+                let read = Mutex::new(Read { last: Some(read), ..Read::default() });
+                Self::File(TokenFile { file: kubeconfig.clone(), is_kubeconfig: true, meanwhile: None, read })
             }
-            Credentials::TokenFile(file) => {
-                Self::File(TokenFile { file: file.clone(), is_kubeconfig: false, read: Mutex::default() })
+            Credentials::TokenFile { file, meanwhile } => {
+                let meanwhile = meanwhile.as_ref().map(|token| bearer("token", token.expose_secret())).transpose()?;
+                Self::File(TokenFile { file: file.clone(), is_kubeconfig: false, meanwhile, read: Mutex::default() })
             }
             Credentials::Exec(exec) => Self::Plugin(Box::new(Plugin::new(ExecConfig::clone(exec), metrics.clone()))),
         })
@@ -120,13 +125,24 @@ pub struct TokenFile {
     file: PathBuf,
     /// It is a kubeconfig that holds the token, which need not be read before there is doubt.
     is_kubeconfig: bool,
-    read: Mutex<Option<(HeaderValue, Instant)>>,
+    /// The token of the kubeconfig, for as long as the file could never be read.
+    meanwhile: Option<HeaderValue>,
+    read: Mutex<Read>,
+}
+
+/// What has become of reading a file so far.
+#[derive(Default)]
+struct Read {
+    /// What it said, and when that was last looked at.
+    last: Option<(HeaderValue, Instant)>,
+    /// That it could never be read has been said.
+    told: bool,
 }
 
 impl TokenFile {
     /// Not at every refusal: a wrong token would have the file read with each request.
     async fn read_again(&self) {
-        if let Some((_, at)) = &mut *self.read.lock().await
+        if let Some((_, at)) = &mut self.read.lock().await.last
             && at.elapsed() >= REFUSED_PERIOD
         {
             *at = at.checked_sub(FILE_PERIOD).unwrap_or(*at);
@@ -136,39 +152,50 @@ impl TokenFile {
     /// Lets what was read be so much older.
     #[cfg(test)]
     pub(super) async fn age(&self, by: Duration) {
-        if let Some((_, at)) = &mut *self.read.lock().await {
+        if let Some((_, at)) = &mut self.read.lock().await.last {
             *at = at.checked_sub(by).expect("a clock that runs for some minutes");
         }
     }
 
     async fn header(&self) -> Result<HeaderValue, CredentialError> {
         let mut read = self.read.lock().await;
-        if let Some((value, at)) = &*read
+        if let Some((value, at)) = &read.last
             && at.elapsed() < FILE_PERIOD
         {
             return Ok(value.clone());
         }
-        let value = match (self.fresh().await, &*read) {
-            (Ok(value), _) => value,
-            (Err(error), Some((last, _))) => {
-                tracing::warn!("{error}; the last token is used on");
-                last.clone()
-            }
-            (Err(error), None) => return Err(error),
+        let value = match self.fresh().await {
+            Ok(value) => value,
+            Err(error) => match &read.last {
+                Some((last, _)) => {
+                    tracing::warn!("{error}; the last token is used on");
+                    last.clone()
+                }
+                None => return self.instead(error, &mut read.told),
+            },
         };
-        *read = Some((value.clone(), Instant::now()));
+        read.last = Some((value.clone(), Instant::now()));
         Ok(value)
     }
-}
 
-impl TokenFile {
+    /// What is sent while the file could never be read; the next request looks again.
+    fn instead(&self, error: CredentialError, told: &mut bool) -> Result<HeaderValue, CredentialError> {
+        let Some(meanwhile) = &self.meanwhile else { return Err(error) };
+        if !std::mem::replace(told, true) {
+            tracing::warn!("{error}; the token of the kubeconfig is used until it can be read");
+        }
+        Ok(meanwhile.clone())
+    }
+
     /// What the file says now.
     async fn fresh(&self) -> Result<HeaderValue, CredentialError> {
         let file = &self.file;
         let text = tokio::fs::read_to_string(file).await;
         let text = text.map_err(|source| CredentialError::File { file: file.clone(), source })?;
         if !self.is_kubeconfig {
-            return bearer(&file.display().to_string(), text.trim());
+            let token = Some(text.trim()).filter(|token| !token.is_empty());
+            let token = token.ok_or_else(|| CredentialError::Empty(file.clone()))?;
+            return bearer(&file.display().to_string(), token);
         }
         match kubeconfig::parse(file, &text)?.credentials {
             Credentials::Token(token, _) => bearer("token", token.expose_secret()),

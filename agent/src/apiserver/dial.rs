@@ -5,10 +5,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::Uri;
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::dns::{GaiAddrs, GaiResolver, Name};
 use hyper_util::client::legacy::connect::proxy::{SocksV5, Tunnel};
 use hyper_util::client::legacy::connect::{Connection as _, HttpConnector};
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
@@ -18,6 +19,8 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceExt as _};
+
+use crate::metrics::Metrics;
 
 /// TCP, proxy and TLS handshake together.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,6 +40,35 @@ pub struct Dialing {
     pub proxy: Option<Uri>,
     /// Offer HTTP/2.
     pub http2: bool,
+    /// Counts look-ups of names.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The system's resolver, timed.
+#[derive(Clone)]
+struct Resolver {
+    system: GaiResolver,
+    metrics: Arc<Metrics>,
+}
+
+impl Service<Name> for Resolver {
+    type Response = GaiAddrs;
+    type Error = std::io::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<GaiAddrs, std::io::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), std::io::Error>> {
+        self.system.poll_ready(cx)
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let (metrics, host, began) = (self.metrics.clone(), name.as_str().to_owned(), Instant::now());
+        let found = self.system.call(name);
+        Box::pin(async move {
+            let found = found.await;
+            metrics.rest_client.looked_up(&host, began.elapsed());
+            found
+        })
+    }
 }
 
 /// Opens connections.
@@ -61,7 +93,8 @@ impl Dialer {
             Some(proxy) => Matcher::builder().all(proxy.to_string()).build(),
             None => Matcher::from_env(),
         };
-        let tcp = tcp(matcher.intercept(server).as_ref());
+        let resolver = Resolver { system: GaiResolver::new(), metrics: dialing.metrics };
+        let tcp = tcp(matcher.intercept(server).as_ref(), resolver);
         let builder = HttpsConnectorBuilder::new().with_tls_config(dialing.tls).https_or_http();
         let builder = match dialing.server_name {
             Some(name) => builder.with_server_name_resolver(FixedServerNameResolver::new(name)),
@@ -87,8 +120,8 @@ impl Dialer {
     }
 }
 
-fn tcp(proxy: Option<&Intercept>) -> Tcp {
-    let mut tcp = HttpConnector::new();
+fn tcp(proxy: Option<&Intercept>, resolver: Resolver) -> Tcp {
+    let mut tcp = HttpConnector::new_with_resolver(resolver);
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_keepalive(Some(KEEPALIVE));

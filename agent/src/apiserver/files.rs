@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::kubeconfig::{CertificatePair, Pem};
 use super::tls::{self, Roots};
 use super::{ApiServer, ConnectError};
+use crate::metrics::AuthorityReload;
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -46,10 +47,17 @@ impl Files {
     /// # Errors
     /// Something does not make sense; it stays as it was.
     pub(super) fn look(&self, api: &ApiServer) -> Result<(), ConnectError> {
-        if let Some((pem, roots)) = &self.authority
-            && roots.set(tls::verifier(pem)?)
-        {
-            tracing::info!("the certificate authority of the API server has changed");
+        if let Some((pem, roots)) = &self.authority {
+            let read = tls::verifier(pem).map(|found| roots.set(found));
+            let outcome = match &read {
+                Ok(true) => AuthorityReload::Updated,
+                Err(ConnectError::Authority { reason, .. }) => *reason,
+                Ok(false) | Err(_) => AuthorityReload::Unchanged,
+            };
+            api.shared.metrics.rest_client.authority_reloaded(outcome);
+            if read? {
+                tracing::info!("the certificate authority of the API server has changed");
+            }
         }
         if let Some(pair) = &self.certificate
             && api.identify(Arc::new(read_pair(pair)?))

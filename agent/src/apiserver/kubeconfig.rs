@@ -86,7 +86,8 @@ impl CertificatePair {
     }
 }
 
-/// The `Authorization` of requests. The first kind given counts, in this order: basic, token, token file, plugin.
+/// The `Authorization` of requests. The first kind given counts, in this order: basic, token file, token, plugin; basic
+/// beside a token is refused, as by client-go.
 #[derive(Clone, Debug)]
 pub enum Credentials {
     /// Nothing: anonymous, or known by the client certificate.
@@ -96,7 +97,12 @@ pub enum Credentials {
     /// `token`, and the kubeconfig it stands in.
     Token(SecretString, PathBuf),
     /// `tokenFile`.
-    TokenFile(PathBuf),
+    TokenFile {
+        /// The file, looked at again while the agent runs.
+        file: PathBuf,
+        /// `token`: what counts for as long as the file could never be read.
+        meanwhile: Option<SecretString>,
+    },
     /// `exec`: a program that prints an ExecCredential.
     Exec(Box<ExecConfig>),
 }
@@ -239,18 +245,20 @@ impl Reader<'_> {
         if impersonates || user.impersonate_uid.is_some() || user.impersonate_user_extra.is_some() {
             return Err(self.wrong(format!("{place}.as"), "a node acts as itself only"));
         }
+        let token = user.token.as_ref().filter(|token| !token.expose_secret().is_empty());
+        let token_file = set(&user.token_file).map(|file| self.folder.join(file));
         if let (Some(name), Some(password)) = (&user.username, &user.password) {
+            if token.is_some() || token_file.is_some() {
+                let field = if token.is_some() { "token" } else { "tokenFile" };
+                return Err(self.wrong(format!("{place}.{field}"), "cannot be set together with a username"));
+            }
             return Ok(Credentials::Basic(name.clone(), password.clone()));
         }
-        if let Some(token) = user.token.as_ref().filter(|token| !token.expose_secret().is_empty()) {
-            return Ok(Credentials::Token(token.clone(), self.file.to_owned()));
-        }
-        if let Some(file) = set(&user.token_file) {
-            return Ok(Credentials::TokenFile(self.folder.join(file)));
-        }
-        match &user.exec {
-            None => Ok(Credentials::None),
-            Some(exec) => self.plugin(exec, place, cluster).map(|exec| Credentials::Exec(Box::new(exec))),
+        match (token_file, token, &user.exec) {
+            (Some(file), meanwhile, _) => Ok(Credentials::TokenFile { file, meanwhile: meanwhile.cloned() }),
+            (None, Some(token), _) => Ok(Credentials::Token(token.clone(), self.file.to_owned())),
+            (None, None, Some(exec)) => self.plugin(exec, place, cluster).map(|exec| Credentials::Exec(Box::new(exec))),
+            (None, None, None) => Ok(Credentials::None),
         }
     }
 

@@ -44,12 +44,16 @@ fn the_first_kind_of_credentials_counts() {
         Credentials::None => "none".to_owned(),
         Credentials::Basic(name, password) => format!("basic {name} {}", password.expose_secret()),
         Credentials::Token(token, _) => format!("token {}", token.expose_secret()),
-        Credentials::TokenFile(path) => format!("file {}", path.display()),
+        Credentials::TokenFile { file, meanwhile: None } => format!("file {}", file.display()),
+        Credentials::TokenFile { file, meanwhile: Some(token) } => {
+            format!("file {}, until then {}", file.display(), token.expose_secret())
+        }
         Credentials::Exec(exec) => format!("exec {}", exec.command.unwrap()),
     };
     assert_eq!(kind(""), "none");
-    assert_eq!(kind("username: a, password: b, token: t"), "basic a b");
-    assert_eq!(kind("token: t, tokenFile: f"), "token t");
+    assert_eq!(kind("username: a, password: b"), "basic a b");
+    assert_eq!(kind("token: t"), "token t");
+    assert_eq!(kind("token: t, tokenFile: f"), "file /etc/kubernetes/f, until then t");
     assert_eq!(kind("token: '', tokenFile: f"), "file /etc/kubernetes/f");
     let version = "apiVersion: client.authentication.k8s.io/v1";
     assert_eq!(kind(&format!("exec: {{command: bin/x, {version}}}")), "exec /etc/kubernetes/bin/x");
@@ -82,6 +86,8 @@ fn what_is_wrong_is_said_with_file_and_field() {
         ),
         ("server: a", "client-certificate: f", "users[u].user.client-key: is missing"),
         ("server: a", "client-key: f", "users[u].user.client-certificate: is missing"),
+        ("server: a", "username: a, password: b, token: t", "users[u].user.token: cannot be set together"),
+        ("server: a", "username: a, password: b, tokenFile: f", "users[u].user.tokenFile: cannot be set together"),
         ("server: a", "auth-provider: {name: gcp}", "users[u].user.auth-provider: "),
         ("server: a", "as: root", "users[u].user.as: "),
         ("server: a", "exec: {apiVersion: client.authentication.k8s.io/v1}", "users[u].user.exec.command: is not set"),

@@ -43,7 +43,7 @@ use self::recovery::{Recovered, Recovery};
 use self::requests::{Requests, Shared};
 use self::tls::{Identity, PairError};
 use self::transport::Transport;
-use crate::metrics::Metrics;
+use crate::metrics::{AuthorityReload, Metrics};
 
 /// Limits and names of the clients.
 #[derive(Clone, Debug)]
@@ -72,6 +72,8 @@ pub enum ConnectError {
         place: String,
         /// What is wrong.
         problem: String,
+        /// The same in a word, for metrics.
+        reason: AuthorityReload,
     },
     /// The client certificate is unusable.
     #[error("client certificate {place}: {source}")]
@@ -155,11 +157,18 @@ impl ApiServer {
             .as_ref()
             .map(|name| ServerName::try_from(name.clone()).map_err(|_| ConnectError::ServerName(name.clone())));
         let http2 = std::env::var_os("DISABLE_HTTP2").is_none_or(|value| value.is_empty());
-        let dialing = Dialing { tls, server_name: server_name.transpose()?, proxy: access.proxy.clone(), http2 };
+        let dialing = Dialing {
+            tls,
+            server_name: server_name.transpose()?,
+            proxy: access.proxy.clone(),
+            http2,
+            metrics: metrics.clone(),
+        };
+        let authorizer = Authorizer::new(&access.credentials, &metrics)?;
         let shared = Arc::new(Shared {
-            transport: Transport::new(Dialer::new(dialing, &access.server)),
+            transport: Transport::new(Dialer::new(dialing, &access.server), metrics.clone()),
             identity,
-            authorizer: Authorizer::new(&access.credentials, &metrics)?,
+            authorizer,
             certificate: access.certificate.as_ref().map(|pair| pair.place()),
             reach: Reach::new(access.server.to_string()),
             recovery: Recovery::default(),
@@ -171,6 +180,8 @@ impl ApiServer {
             let requests = Requests { shared: shared.clone(), limiter: limiter.map(Arc::new), timeout };
             ClientBuilder::new(requests, "default").with_layer(&BaseUriLayer::new(access.server.clone())).build()
         };
+        // The first client came with the transport; the other two share it.
+        (0..2).for_each(|_| shared.metrics.rest_client.transport_shared());
         let api = Self {
             main: client(Limiter::new(options.per_second, options.burst), None),
             heartbeat: client(None, Some(options.heartbeat_timeout)),

@@ -140,8 +140,7 @@ impl Requests {
             request.headers_mut().insert(AUDIT_ID, audit_id.clone());
             request.headers_mut().insert(USER_AGENT, self.shared.user_agent.clone());
             let answer = match self.once(request, &body).await {
-                // What only reads may be sent again on a connection with the new certificate.
-                Err(error) if head.method == Method::GET && tries < MAX_TRIES && redialled(&error) => {
+                Err(error) if tries < MAX_TRIES && may_go_again(&head.method, &error) => {
                     tries += 1;
                     continue;
                 }
@@ -198,16 +197,26 @@ impl Requests {
             }
             Err(error) => {
                 telemetry::api_failed(&span);
-                shared.reach.failed(&error, began);
-                shared.recovery.failed();
+                if !error.is_goodbye() {
+                    shared.reach.failed(&error, began);
+                    shared.recovery.failed();
+                }
                 Err(error.into())
             }
         }
     }
 }
 
-fn redialled(error: &BoxError) -> bool {
-    matches!(error.downcast_ref(), Some(TransportError::Redialled))
+/// Whether a request that was lost with its connection may be sent on another one.
+fn may_go_again(method: &Method, error: &BoxError) -> bool {
+    match error.downcast_ref::<TransportError>() {
+        // It may have been carried out, so only what merely reads.
+        Some(TransportError::Redialled) => method == Method::GET,
+        // It has not been looked at. In a rare race of the client library it has, its answer then being lost; nothing
+        // that a node asks for does harm when it is asked for twice.
+        Some(error) => error.is_goodbye(),
+        None => false,
+    }
 }
 
 /// How long to wait before the same request is sent again, if the server asks for that.

@@ -17,6 +17,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -100,11 +101,20 @@ impl TestServer {
     pub async fn start_http1(authority: &Authority, handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
         let mut config = config(authority);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Self::start_with(config, "127.0.0.1:0".parse().expect("an address"), handler).await
+        Self::start_with(config, "127.0.0.1:0".parse().expect("an address"), false, handler).await
     }
 
     pub async fn start(authority: &Authority, handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
         Self::start_at(authority, "127.0.0.1:0".parse().expect("an address"), handler).await
+    }
+
+    /// Leaves the first connection as soon as there is a request on it, without having looked at that.
+    pub async fn start_leaving(
+        authority: &Authority,
+        handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        Self::start_with(config(authority), address, true, handler).await
     }
 
     pub async fn start_at(
@@ -112,12 +122,13 @@ impl TestServer {
         address: SocketAddr,
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
-        Self::start_with(config(authority), address, handler).await
+        Self::start_with(config(authority), address, false, handler).await
     }
 
     async fn start_with(
         config: ServerConfig,
         address: SocketAddr,
+        leaves: bool,
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind(address).await.expect("a port");
@@ -130,6 +141,10 @@ impl TestServer {
             let mut connection = 0;
             while let Some(Ok((tcp, _))) = ending.run_until_cancelled(listener.accept()).await {
                 connection += 1;
+                if leaves && connection == 1 {
+                    tokio::spawn(leave(tcp, tls.clone()));
+                    continue;
+                }
                 let serving = serve(tcp, tls.clone(), connection, log.clone(), handler.clone());
                 tokio::spawn(ending.clone().run_until_cancelled_owned(serving));
             }
@@ -180,6 +195,21 @@ fn config(authority: &Authority) -> ServerConfig {
     let mut config = builder.with_single_cert(chain, key).expect("a pair");
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     config
+}
+
+/// Empty settings, then GOAWAY without an error, which names no request as seen (RFC 9113, 6.5 and 6.8).
+const GOODBYE: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+async fn leave(tcp: tokio::net::TcpStream, tls: tokio_rustls::TlsAcceptor) {
+    let mut stream = tls.accept(tcp).await.expect("TLS");
+    let mut read = Vec::new();
+    // A frame of headers: type 1, on the first stream.
+    while !read.windows(6).any(|part| matches!(part, [1, _, 0, 0, 0, 1])) {
+        stream.read_buf(&mut read).await.expect("a request");
+    }
+    stream.write_all(GOODBYE).await.expect("written");
+    // Until the client has left, too.
+    drop(stream.read_to_end(&mut read).await);
 }
 
 async fn serve(

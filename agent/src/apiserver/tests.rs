@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
+use kube::api::PostParams;
 use kube::runtime::watcher::{Config, Event};
 use serde_json::{Value, json};
 
@@ -223,6 +224,16 @@ async fn a_server_that_asks_for_patience_is_asked_again_under_the_same_id() {
 }
 
 #[tokio::test]
+async fn a_server_that_leaves_a_connection_is_asked_on_another_one() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let made = serde_json::from_value(object("a")).expect("an object");
+    let server = TestServer::start_leaving(&authority, |_| Reply::json(201, object("a"))).await;
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
+    objects(&api.main).create(&PostParams::default(), &made).await.expect("an answer");
+    assert_eq!(server.seen().iter().map(|seen| seen.connection).collect::<Vec<_>>(), [2]);
+}
+
+#[tokio::test]
 async fn a_token_that_was_replaced_is_sent_after_a_refusal() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |seen: &Seen| match seen.headers["authorization"] == "Bearer new" {
@@ -243,6 +254,27 @@ async fn a_token_that_was_replaced_is_sent_after_a_refusal() {
     std::fs::remove_file(folder.path().join("token")).expect("removed");
     file.age(Duration::from_secs(61)).await;
     objects(&api.main).get("a").await.expect("the last token while the file is missing");
+}
+
+#[tokio::test]
+async fn beside_a_token_file_the_token_of_the_kubeconfig_counts_until_the_file_can_be_read() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |_: &Seen| Reply::json(200, object("a"))).await;
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "tokenFile: token, token: inline"));
+    let token = folder.path().join("token");
+    let sent = async || {
+        objects(&api.main).get("a").await.expect("an answer");
+        server.seen().last().expect("a request").headers["authorization"].clone()
+    };
+    assert_eq!(sent().await, "Bearer inline", "there is no such file");
+    std::fs::write(&token, " \n").expect("written");
+    assert_eq!(sent().await, "Bearer inline", "an empty file is none");
+    std::fs::write(&token, "filed\n").expect("written");
+    assert_eq!(sent().await, "Bearer filed");
+    let Authorizer::File(file) = &api.shared.authorizer else { panic!("a token file") };
+    std::fs::remove_file(&token).expect("removed");
+    file.age(Duration::from_secs(61)).await;
+    assert_eq!(sent().await, "Bearer filed", "what was read last, not what stands in the kubeconfig");
 }
 
 #[tokio::test]
@@ -296,6 +328,45 @@ async fn a_token_in_the_kubeconfig_is_looked_up_again_after_a_refusal() {
     token.age(Duration::from_secs(11)).await;
     objects(&api.main).get("a").await.expect_err("still the old one, and refused");
     objects(&api.main).get("a").await.expect("the new token");
+}
+
+#[tokio::test]
+async fn transports_authorities_and_look_ups_are_counted() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |_| Reply::json(200, object("a"))).await;
+    let file = server.kubeconfig(folder.path(), &authority, "token: t");
+    let text = std::fs::read_to_string(&file).expect("a kubeconfig");
+    std::fs::write(&file, text.replace("127.0.0.1", "localhost")).expect("written");
+    let access = kubeconfig::load(&file).expect("access");
+    let (metrics, cancel) = (Metrics::new(), CancellationToken::new());
+    let api = ApiServer::connect(&access, &options(), metrics.clone(), cancel.clone()).expect("clients");
+    objects(&api.main).get("a").await.expect("an answer");
+    let (_, roots) = tls::client_config(&access, &Identity::default()).expect("a configuration");
+    let files = Files { certificate: None, authority: access.authority.clone().zip(roots) };
+    files.look(&api).expect("nothing has changed");
+    server.kubeconfig(folder.path(), &Authority::new(), "token: t");
+    files.look(&api).expect("another one");
+    for content in ["", "-----BEGIN CERTIFICATE-----\nnonsense"] {
+        std::fs::write(folder.path().join("ca.crt"), content).expect("written");
+        files.look(&api).expect_err(content);
+    }
+    std::fs::remove_file(folder.path().join("ca.crt")).expect("removed");
+    files.look(&api).expect_err("nothing to read");
+    cancel.cancel();
+    drop(api);
+    let text = metrics.render().expect("metrics");
+    for line in [
+        "rest_client_transport_create_calls_total{result=\"miss\"} 1",
+        "rest_client_transport_create_calls_total{result=\"hit\"} 2",
+        "rest_client_dns_resolution_duration_seconds_count{host=\"localhost\"} 1",
+        "rest_client_transport_ca_reload_total{reason=\"unchanged\",result=\"success\"} 1",
+        "rest_client_transport_ca_reload_total{reason=\"updated\",result=\"success\"} 1",
+        "rest_client_transport_ca_reload_total{reason=\"empty\",result=\"failure\"} 1",
+        "rest_client_transport_ca_reload_total{reason=\"ca_parse_error\",result=\"failure\"} 1",
+        "rest_client_transport_ca_reload_total{reason=\"read_error\",result=\"failure\"} 1",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+    }
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ use x509_parser::prelude::{ASN1Time, FromDer as _, X509Certificate};
 
 use super::ConnectError;
 use super::kubeconfig::{Access, Pem};
+use crate::metrics::AuthorityReload;
 
 /// Who may have signed the server's certificate; may be replaced.
 #[derive(Clone, Debug)]
@@ -153,18 +154,20 @@ pub fn client_config(access: &Access, identity: &Identity) -> Result<(ClientConf
 /// It cannot be read or holds no certificate.
 pub fn verifier(pem: &Pem) -> Result<(String, Arc<WebPkiServerVerifier>), ConnectError> {
     let place = pem.path().map_or_else(|| "certificate-authority-data".to_owned(), |path| path.display().to_string());
-    let wrong = |problem: String| ConnectError::Authority { place: place.clone(), problem };
-    let text = pem.read().map_err(|source| wrong(source.to_string()))?.expose_secret().to_owned();
+    let wrong = |reason, problem: String| ConnectError::Authority { place: place.clone(), problem, reason };
+    let unreadable = |source: std::io::Error| wrong(AuthorityReload::Unreadable, source.to_string());
+    let invalid = |problem: String| wrong(AuthorityReload::Invalid, problem);
+    let text = pem.read().map_err(unreadable)?.expose_secret().to_owned();
     let mut store = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
-        let certificate = certificate.map_err(|error| wrong(format!("is not valid PEM: {error}")))?;
-        store.add(certificate).map_err(|error| wrong(error.to_string()))?;
+        let certificate = certificate.map_err(|error| invalid(format!("is not valid PEM: {error}")))?;
+        store.add(certificate).map_err(|error| invalid(error.to_string()))?;
     }
     if store.is_empty() {
-        return Err(wrong("holds no certificate".to_owned()));
+        return Err(wrong(AuthorityReload::Empty, "holds no certificate".to_owned()));
     }
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider()).build();
-    Ok((text, verifier.map_err(|error| wrong(error.to_string()))?))
+    Ok((text, verifier.map_err(|error| invalid(error.to_string()))?))
 }
 
 impl Roots {

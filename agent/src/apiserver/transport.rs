@@ -21,6 +21,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tracing::Span;
 
 use super::dial::Dialer;
+use crate::metrics::Metrics;
 
 /// Requests on one lane; API servers allow 100 streams or more on a connection.
 const STREAMS: usize = 80;
@@ -48,6 +49,17 @@ pub enum TransportError {
     Unfinished,
 }
 
+impl TransportError {
+    /// The server has left the connection in order (GOAWAY without an error, as with `--goaway-chance` or to a client it
+    /// does not know) before it looked at the request.
+    pub fn is_goodbye(&self) -> bool {
+        let Self::Http(error) = self else { return false };
+        let below = std::iter::successors(std::error::Error::source(error), |error| error.source());
+        let mut errors = below.filter_map(|error| error.downcast_ref::<h2::Error>());
+        errors.any(|error| error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR))
+    }
+}
+
 /// An error with what is below it: the outermost text alone says nothing ("client error (Connect)").
 fn causes(error: &legacy::Error) -> String {
     let mut text = error.to_string();
@@ -64,6 +76,13 @@ fn causes(error: &legacy::Error) -> String {
 pub struct Transport {
     dialer: Dialer,
     lanes: Mutex<Vec<Arc<Lane>>>,
+    metrics: Arc<Metrics>,
+}
+
+impl Drop for Transport {
+    fn drop(&mut self) {
+        self.metrics.rest_client.transport_dropped();
+    }
 }
 
 struct Lane {
@@ -74,8 +93,9 @@ struct Lane {
 
 impl Transport {
     /// Connects nowhere yet.
-    pub fn new(dialer: Dialer) -> Self {
-        Self { dialer, lanes: Mutex::default() }
+    pub fn new(dialer: Dialer, metrics: Arc<Metrics>) -> Self {
+        metrics.rest_client.transport_made();
+        Self { dialer, lanes: Mutex::default(), metrics }
     }
 
     fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {

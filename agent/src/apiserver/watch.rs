@@ -2,8 +2,9 @@
 //!
 //! The list comes as a streaming watch where the server can do that, else in pages. A watch is asked for five to ten
 //! minutes and then asked for again from the last version seen, so that nothing is missed and nothing is listed twice.
-//! Errors are waited out: 0.8 s, doubling to 30 s, with as much jitter again; two quiet minutes start anew. A pause ends
-//! early when the server is back.
+//! Errors are waited out: 0.8 s, doubling to 30 s, with as much jitter again; ten quiet seconds start anew. A pause ends
+//! early when the server is back. Upstream starts anew after two minutes; but where a watch breaks now and then and is
+//! had again at once, nothing is gained by a pause that has grown.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -23,8 +24,8 @@ use super::recovery::Recovered;
 const FIRST_PAUSE: Duration = Duration::from_millis(800);
 /// Longest pause after an error, without jitter.
 const LAST_PAUSE: Duration = Duration::from_secs(30);
-/// Without an error for so long, pauses start short again.
-const PAUSE_RESET: Duration = Duration::from_secs(120);
+/// Without an error for so long after a pause, pauses start short again.
+const QUIET: Duration = Duration::from_secs(10);
 /// Objects per page of a list.
 const PAGE: u32 = 500;
 /// A watch that ends sooner than this without any event was no watch.
@@ -279,6 +280,7 @@ where
         let pause = self.backoff.next(Instant::now(), fastrand::f64());
         tracing::debug!(kind = self.kind(), ?pause, "{what} broke off: {error}");
         self.recovered.wait(pause).await;
+        self.backoff.over(Instant::now());
     }
 
     fn kind(&self) -> &str {
@@ -332,18 +334,26 @@ fn too_new(status: &Status) -> bool {
 /// How long to wait after errors in a row.
 #[derive(Clone, Debug, Default)]
 struct Backoff {
-    last: Option<(Instant, Duration)>,
+    /// The last pause without its jitter, and when it was over.
+    last: Option<(Duration, Instant)>,
 }
 
 impl Backoff {
     /// The pause from `now` on; `random` is in [0, 1).
     fn next(&mut self, now: Instant, random: f64) -> Duration {
         let base = match self.last {
-            Some((at, pause)) if now.saturating_duration_since(at) < PAUSE_RESET => (pause * 2).min(LAST_PAUSE),
+            Some((pause, over)) if now.saturating_duration_since(over) < QUIET => (pause * 2).min(LAST_PAUSE),
             _ => FIRST_PAUSE,
         };
-        self.last = Some((now, base));
+        self.last = Some((base, now));
         base.mul_f64(1.0 + random)
+    }
+
+    /// The pause has been waited out.
+    fn over(&mut self, now: Instant) {
+        if let Some((_, over)) = &mut self.last {
+            *over = now;
+        }
     }
 }
 

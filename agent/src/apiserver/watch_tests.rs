@@ -328,15 +328,41 @@ fn verdicts() {
 }
 
 #[test]
-fn pauses_double_and_start_anew_after_two_quiet_minutes() {
+fn pauses_double_and_start_anew_after_ten_quiet_seconds() {
     let (mut backoff, mut now) = (Backoff::default(), Instant::now());
     let mut seconds = Vec::new();
     for _ in 0..8 {
         let pause = backoff.next(now, 0.0);
         seconds.push(pause.as_secs_f64());
         now += pause;
+        backoff.over(now);
+        now += Duration::from_secs(9);
     }
     assert_eq!(seconds, [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]);
     assert_eq!(backoff.next(now, 0.5), Duration::from_secs(45), "jitter adds");
-    assert_eq!(backoff.next(now + Duration::from_secs(121), 0.0), FIRST_PAUSE);
+    now += Duration::from_secs(45);
+    backoff.over(now);
+    assert_eq!(backoff.next(now + QUIET, 0.0), FIRST_PAUSE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn breaks_of_watches_that_have_lived_do_not_add_up() {
+    let (mut server, mut client, mut lines) = watching().await;
+    for life in 0..8 {
+        tokio::time::sleep(QUIET * 2).await;
+        drop(lines.send(Err(std::io::Error::other("connection reset"))));
+        let broken = Instant::now();
+        // The server that has come back has forgotten what was, which is the next error.
+        let asked = server.next().await;
+        assert!(
+            asked.says("resourceVersion=10") && broken.elapsed() <= FIRST_PAUSE * 2,
+            "{life}: {:?}",
+            broken.elapsed()
+        );
+        asked.refuse(410, "Expired");
+        lines = server.next().await.stream();
+        assert!(broken.elapsed() <= FIRST_PAUSE * 6, "{life}: {:?}", broken.elapsed());
+        tell(&lines, "BOOKMARK", bookmark("10", true));
+        client.sees("init done").await;
+    }
 }

@@ -21,6 +21,7 @@ use super::request::{self, RequestError};
 use super::store::{self, Store, StoreError};
 use super::template::Template;
 use crate::apiserver::kubeconfig::{Access, KubeconfigError, load};
+use crate::apiserver::recovery::Recovered;
 use crate::apiserver::tls::PairError;
 
 /// How long the request may wait for its signature.
@@ -115,7 +116,8 @@ pub async fn bootstrap(
         answer => answer.map_err(RequestError::Create)?,
     };
     tracing::info!(csr = name, "first client certificate requested");
-    let chain = request::signed(&requests, &request, PATIENCE).await?;
+    // Nothing else is sent before there is a certificate: nobody would be the first to hear of the server's return.
+    let chain = request::signed(&requests, &request, Recovered::default(), PATIENCE).await?;
     let pair = Pair::parse(&chain, &key.serialize_pem())?;
     store.replace(&pair, now)?;
     if let Err(error) = fs::remove_file(&kept)

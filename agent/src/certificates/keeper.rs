@@ -12,6 +12,7 @@ use super::request::{self, RequestError};
 use super::rotation::{self, Due};
 use super::store::{Store, StoreError};
 use super::template::{Purpose, Template};
+use crate::apiserver::recovery::Recovered;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 
@@ -49,8 +50,8 @@ pub struct Keeper {
     pub store: Store,
     /// What the certificate must say; `None` as long as that is not known.
     pub template: watch::Receiver<Option<Template>>,
-    /// Who sends requests: told whether there is a good pair now.
-    pub client: Box<dyn Fn(bool) -> kube::Client + Send + Sync>,
+    /// Who sends requests, and tells when an absence of the API server is over: told whether there is a good pair now.
+    pub client: Box<dyn Fn(bool) -> (kube::Client, Recovered) + Send + Sync>,
     /// Time.
     pub clock: Clock,
     /// Counted.
@@ -188,9 +189,9 @@ impl Keeper {
     ) -> Result<Pair, AttemptError> {
         let now = self.clock.wall();
         let good = current.borrow().as_ref().is_some_and(|pair| !pair.leaf.expired(now));
-        let client = (self.client)(good);
+        let (client, recovered) = (self.client)(good);
         let created = |outcome: Result<(), &kube::Error>| self.progress.created(outcome);
-        let pair = request::obtain(&client, template, PATIENCE, created).await?;
+        let pair = request::obtain(&client, recovered, template, PATIENCE, created).await?;
         self.store.replace(&pair, self.clock.wall())?;
         self.progress.note(true);
         Ok(pair)

@@ -18,13 +18,18 @@ use tokio::time::Instant;
 
 use super::super::testing::pair;
 use super::*;
+use crate::apiserver::recovery::Recovery;
 
 /// What the signer does with the next request; the last one counts for all further ones.
 #[derive(Clone, Copy, Debug)]
 enum Does {
-    Sign { seconds: u64 },
+    Sign {
+        seconds: u64,
+    },
     Deny,
     Nothing,
+    /// Signs, but nobody hears of it: the server is away, for watches, until [`Signer::come_back`].
+    SignUnheard,
     Refuse(u16),
 }
 
@@ -37,6 +42,8 @@ struct Signer {
     asked: Mutex<Vec<(Instant, Value)>>,
     number: AtomicU32,
     last: Mutex<Value>,
+    away: AtomicBool,
+    recovery: Recovery,
 }
 
 impl Signer {
@@ -52,7 +59,15 @@ impl Signer {
             asked: Mutex::default(),
             number: AtomicU32::new(0),
             last: Mutex::default(),
+            away: AtomicBool::new(false),
+            recovery: Recovery::default(),
         })
+    }
+
+    /// Watches work again, and other requests have noticed.
+    fn come_back(&self) {
+        self.away.store(false, Ordering::SeqCst);
+        self.recovery.over();
     }
 
     fn client(self: &Arc<Self>) -> kube::Client {
@@ -90,6 +105,7 @@ impl Signer {
             if let Does::Refuse(code) = does {
                 return whole(code, &json!({"kind": "Status", "status": "Failure", "code": code, "reason": "x"}));
             }
+            self.away.store(matches!(does, Does::SignUnheard), Ordering::SeqCst);
             let number = self.number.fetch_add(1, Ordering::SeqCst);
             object["metadata"] =
                 json!({"name": format!("csr-{number}"), "uid": format!("u{number}"), "resourceVersion": "1"});
@@ -103,6 +119,9 @@ impl Signer {
                 200,
                 &json!({"kind": "CertificateSigningRequestList", "metadata": {"resourceVersion": "1"}, "items": [last]}),
             );
+        }
+        if self.away.load(Ordering::SeqCst) {
+            return whole(503, &json!({"kind": "Status", "status": "Failure", "code": 503, "reason": "x"}));
         }
         let mark = json!({"metadata": {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}},
                           "kind": "CertificateSigningRequest", "apiVersion": "certificates.k8s.io/v1"});
@@ -122,6 +141,7 @@ impl Signer {
         let condition = |kind: &str| json!([{"type": kind, "status": "True"}]);
         let seconds = match does {
             Does::Sign { seconds } => seconds,
+            Does::SignUnheard => 1000,
             Does::Deny => return json!({"conditions": condition("Denied")}),
             Does::Nothing | Does::Refuse(_) => return json!({}),
         };
@@ -152,13 +172,13 @@ fn start(purpose: Purpose, template: Option<Template>, first: Option<Pair>, scri
     let (templates, template) = watch::channel(template);
     let (sender, current) = watch::channel(first.map(Arc::new));
     let (client, used, progress) = (signer.client(), Arc::new(Mutex::new(Vec::new())), Progress::default());
-    let noting = used.clone();
+    let (noting, telling) = (used.clone(), signer.clone());
     let keeper = Keeper {
         store: Store::new(folder.path(), purpose, None),
         template,
         client: Box::new(move |good| {
             noting.lock().expect("a log").push(good);
-            client.clone()
+            (client.clone(), telling.recovery.subscribe())
         }),
         clock,
         metrics: Metrics::new(),
@@ -227,6 +247,18 @@ async fn a_request_nobody_decides_is_given_up_after_a_quarter_of_an_hour() {
     let began = Instant::now();
     bench.until(|pair| pair.is_some()).await;
     assert!((900..910).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_signature_given_while_the_server_was_away_is_seen_as_soon_as_it_is_back() {
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &[Does::SignUnheard]);
+    // Long enough for pauses of half a minute and more.
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!((bench.signer.asked().len(), bench.current.borrow().is_none()), (1, true));
+    let began = Instant::now();
+    bench.signer.come_back();
+    bench.until(|pair| pair.is_some()).await;
+    assert!(began.elapsed() <= Duration::from_millis(1100), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -79,12 +79,14 @@ pub fn object(purpose: Purpose, request: &str, name: Option<&str>) -> Certificat
     }
 }
 
-/// Asks for a certificate with a new key, and waits so long for it. `created` is told how the creation went.
+/// Asks for a certificate with a new key, and waits so long for it. `created` is told how the creation went; `recovered`
+/// tells when an absence of the API server is over.
 ///
 /// # Errors
 /// At which step it failed.
 pub async fn obtain(
     client: &kube::Client,
+    recovered: Recovered,
     template: &Template,
     patience: Duration,
     created: impl FnOnce(Result<(), &kube::Error>),
@@ -97,7 +99,7 @@ pub async fn obtain(
     let request = answer.map_err(RequestError::Create)?;
     let name = request.metadata.name.clone().unwrap_or_default();
     tracing::info!(csr = name, signer = template.purpose.signer(), "certificate requested");
-    let chain = signed(&requests, &request, patience).await?;
+    let chain = signed(&requests, &request, recovered, patience).await?;
     Pair::parse(&chain, &key.serialize_pem()).map_err(|source| RequestError::Certificate { name, source })
 }
 
@@ -108,6 +110,7 @@ pub async fn obtain(
 pub async fn signed(
     requests: &Api<CertificateSigningRequest>,
     request: &CertificateSigningRequest,
+    recovered: Recovered,
     patience: Duration,
 ) -> Result<String, RequestError> {
     let name = request.metadata.name.clone().unwrap_or_default();
@@ -117,8 +120,7 @@ pub async fn signed(
     let look = requests.list(&ListParams::default().fields(&mine)).await;
     look.map_err(|source| RequestError::List { name: name.clone(), source })?;
     let waiting = async {
-        let mut events =
-            std::pin::pin!(watch::follow(requests.clone(), Config::default().fields(&mine), Recovered::default()));
+        let mut events = std::pin::pin!(watch::follow(requests.clone(), Config::default().fields(&mine), recovered));
         let mut present = true;
         while let Some(event) = events.next().await {
             let verdict = match &event {

@@ -22,6 +22,7 @@ const HONOURED_GATES: &[Gate] = &[
     Gate::ContainerCheckpoint,
     Gate::ContainerRestartRules,
     Gate::CustomCPUCFSQuotaPeriod,
+    Gate::ExtendWebSocketsToKubelet,
     Gate::HostnameOverride,
     Gate::KubeletCrashLoopBackOffMax,
     Gate::PodLogsQuerySplitStreams,

@@ -96,7 +96,7 @@ document! {
         qos_reserved "qosReserved": StringMap, value, later, "Memory kept from lower QoS classes, in percent.";
         runtime_request_timeout "runtimeRequestTimeout": GoDuration = GoDuration::mins(2), value, used, "Deadline of a runtime call, except pulls and streams.";
         hairpin_mode "hairpinMode": String = "promiscuous-bridge", value, later, "No effect with a CRI runtime.";
-        max_pods "maxPods": i32 = 110, value, used, "Pods this node runs at most.";
+        max_pods "maxPods": i32 = 110, value, part("what the Node offers to the scheduler; pods that are there beyond it, static ones above all, run all the same"), "Pods this node runs at most.";
         pod_cidr "podCIDR": String, value, used, "Address range of pods on a standalone node.";
         pod_pids_limit "podPidsLimit": i64 = -1, pointer, used, "Processes per pod; negative means the node's allocatable.";
         resolv_conf "resolvConf": String = "/etc/resolv.conf", pointer, used, "Resolver file pods inherit; empty means none.";
@@ -117,7 +117,7 @@ document! {
         eviction_max_pod_grace_period "evictionMaxPodGracePeriod": i32, value, later, "Longest grace period at soft eviction, in seconds.";
         eviction_minimum_reclaim "evictionMinimumReclaim": StringMap, value, later, "How much to reclaim at least, by signal.";
         merge_default_eviction_settings "mergeDefaultEvictionSettings": bool, pointer, later, "Fill in defaults for hard signals not named.";
-        pods_per_core "podsPerCore": i32, value, used, "Pods per CPU at most; 0 means no such limit.";
+        pods_per_core "podsPerCore": i32, value, part("as maxPods"), "Pods per CPU at most; 0 means no such limit.";
         enable_controller_attach_detach "enableControllerAttachDetach": bool = true, pointer, part("the control plane is told; no volume is attached here yet"), "Let the control plane attach volumes.";
         protect_kernel_defaults "protectKernelDefaults": bool, value, later, "Fail on unexpected kernel settings instead of changing them.";
         make_iptables_util_chains "makeIPTablesUtilChains": bool = true, pointer, later, "Create the iptables chains others rely on.";

@@ -5,6 +5,7 @@
 //! a reason, and the agent runs on.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -20,6 +21,8 @@ use super::sensors::SensorState;
 use crate::kernel::bpf;
 use crate::kernel::bpf::KernelRecord;
 use crate::kernel::bpf::Loaded;
+use crate::kernel::bpf::Losses;
+use crate::kernel::bpf::Oom;
 use crate::kernel::bpf::ProbeStatus;
 use crate::kernel::bpf::Probes;
 use crate::kernel::bpf::Records;
@@ -27,7 +30,10 @@ use crate::kernel::bpf::Told;
 use crate::kernel::clock::BootTime;
 use crate::kernel::hierarchy::Hierarchy;
 use crate::kernel::index::ContainerIndex;
+use crate::metrics::Metrics;
 use crate::model::KernelMoment;
+use crate::recorder::EventType;
+use crate::recorder::Recorder;
 
 /// Where to look.
 #[derive(Clone, Debug)]
@@ -36,6 +42,10 @@ pub struct KernelOptions {
     pub cgroup_root: String,
     /// The kernel's type information.
     pub btf: PathBuf,
+    /// Told when the machine itself is out of memory.
+    pub recorder: Recorder,
+    /// Where lost records are counted.
+    pub metrics: Arc<Metrics>,
 }
 
 /// Loads the probes and starts following them. Returns a handle for counters, or `None` if they cannot be loaded.
@@ -46,7 +56,7 @@ pub async fn start(
     board: SensorBoard,
     shutdown: CancellationToken,
 ) -> Option<Probes> {
-    let loading = bpf::Options { btf: options.btf, ..bpf::Options::new(hierarchy.clone()) };
+    let loading = bpf::Options { btf: options.btf.clone(), ..bpf::Options::new(hierarchy.clone()) };
     let Loaded { probes, records, status } = match bpf::load(loading).await {
         Ok(loaded) => loaded,
         Err(error) => {
@@ -62,7 +72,8 @@ pub async fn start(
         Ok(found) => found.iter().for_each(|(id, path)| index.cgroup_created(*id, None, path)),
         Err(error) => board.set(Sensor::Exits, SensorState::Degraded(error.to_string())),
     }
-    let follower = Follower { records, index, hints, board };
+    let KernelOptions { recorder, metrics, .. } = options;
+    let follower = Follower { records, index, hints, board, recorder, metrics };
     tokio::spawn(async move {
         tokio::select! {
             () = shutdown.cancelled() => {}
@@ -97,6 +108,8 @@ struct Follower {
     index: ContainerIndex,
     hints: mpsc::Sender<Hint>,
     board: SensorBoard,
+    recorder: Recorder,
+    metrics: Arc<Metrics>,
 }
 
 impl Follower {
@@ -105,6 +118,7 @@ impl Follower {
             let hint = match self.records.next().await {
                 Ok(Told::Record(record)) => self.hint(record),
                 Ok(Told::Lost(lost)) => {
+                    self.count(&lost);
                     tracing::warn!(
                         deaths = lost.deaths,
                         cgroups = lost.cgroups,
@@ -129,6 +143,14 @@ impl Follower {
         }
     }
 
+    fn count(&self, lost: &Losses) {
+        for (queue, count) in [("deaths", lost.deaths), ("cgroups", lost.cgroups), ("watches", lost.watches)] {
+            if count > 0 {
+                self.metrics.sensors.dropped(queue, count);
+            }
+        }
+    }
+
     fn hint(&mut self, record: KernelRecord) -> Option<Hint> {
         let at = moment(record.at());
         match record {
@@ -147,6 +169,9 @@ impl Follower {
             }
             KernelRecord::Exit(_) => None,
             KernelRecord::Oom(oom) => {
+                if let Some(message) = system_oom(&oom) {
+                    self.recorder.node_event(EventType::Warning, "SystemOOM", &message);
+                }
                 let container = oom.cgroup.and_then(|id| self.index.by_cgroup(id)).map(|member| member.container);
                 container.as_ref().filter(|_| oom.watched)?;
                 Some(Hint::Oom(OomFacts {
@@ -161,7 +186,33 @@ impl Follower {
     }
 }
 
+/// What is told of a victim of the machine's own want of memory. Where a limit fired it was that cgroup's; where the
+/// victim is not known, neither is the limit.
+fn system_oom(oom: &Oom) -> Option<String> {
+    let victim = oom.victim.as_ref().filter(|_| oom.limit.is_none())?;
+    Some(format!("System OOM encountered, victim process: {}, pid: {}", victim.comm, oom.pid))
+}
+
 fn moment(at: BootTime) -> KernelMoment {
     let now = Instant::now();
     BootTime::now().map_or(KernelMoment(now), |boot_now| at.to_moment(boot_now, now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::bpf::CgroupId;
+    use crate::kernel::bpf::OomVictim;
+
+    #[test]
+    fn only_the_machines_own_want_of_memory_is_the_nodes() {
+        let victim =
+            OomVictim { started: BootTime(0), comm: "hungry".to_owned(), oom_score_adj: 0, pid_ns_init: false };
+        let oom =
+            |limit, victim| Oom { pid: 7, at: BootTime(1), cgroup: None, watched: false, limit, victim, memory: None };
+        let told = system_oom(&oom(None, Some(victim.clone())));
+        assert_eq!(told.as_deref(), Some("System OOM encountered, victim process: hungry, pid: 7"));
+        assert_eq!(system_oom(&oom(Some(CgroupId(1)), Some(victim))), None, "a limit fired");
+        assert_eq!(system_oom(&oom(None, None)), None, "nobody knows whether a limit fired");
+    }
 }

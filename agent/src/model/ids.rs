@@ -83,6 +83,11 @@ impl PodRef {
     pub fn full_name(&self) -> String {
         format!("{}_{}", self.name, self.namespace)
     }
+
+    /// The name of the folder of its logs, by which others find them.
+    pub fn log_dir_name(&self) -> String {
+        format!("{}_{}_{}", self.namespace, self.name, self.uid)
+    }
 }
 
 impl fmt::Display for PodRef {

@@ -75,6 +75,12 @@ pub fn host_network(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false)
 }
 
+/// Processes may outlive the first one of their container: `spec.hostPID` or `spec.shareProcessNamespace`.
+pub fn shares_pid_namespace(pod: &Pod) -> bool {
+    let spec = pod.spec.as_ref();
+    spec.is_some_and(|spec| spec.host_pid == Some(true) || spec.share_process_namespace == Some(true))
+}
+
 /// A deletion was requested (`metadata.deletionTimestamp`).
 pub fn deletion_requested(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()

@@ -97,6 +97,9 @@ fn taints(settings: &Settings, external_cloud: bool) -> Vec<Taint> {
 
 /// Features whose gates are on, of those this agent has: what it cannot do yet it must not declare.
 fn declared(settings: &Settings) -> Vec<String> {
-    let implemented = [("RestartAllContainersOnContainerExits", Gate::RestartAllContainersOnContainerExits)];
+    let implemented = [
+        ("ExtendWebSocketsToKubelet", Gate::ExtendWebSocketsToKubelet),
+        ("RestartAllContainersOnContainerExits", Gate::RestartAllContainersOnContainerExits),
+    ];
     implemented.into_iter().filter(|(_, gate)| settings.gates.enabled(*gate)).map(|(name, _)| name.to_owned()).collect()
 }

@@ -1,4 +1,4 @@
-//! How long to wait before a failed watch is tried again. Pure but for the jitter that is passed in.
+//! How long to wait before a watch or request that failed is tried again. Pure but for the jitter that is passed in.
 
 use std::time::Duration;
 
@@ -24,13 +24,21 @@ impl Default for Retry {
 impl Retry {
     /// The next delay. `refused`: the answer was 403. `jitter` is between 0 and 1 and adds up to the delay's own length.
     pub(super) fn after(&mut self, refused: bool, jitter: f64) -> Duration {
-        if refused && self.refused < FIRST {
-            self.refused *= 2;
-            return self.refused / 2;
+        if refused && let Some(soon) = self.soon() {
+            return soon;
         }
         let delay = self.next;
         self.next = (delay * 2).min(LONGEST);
         delay.mul_f64(1.0 + jitter).min(LONGEST)
+    }
+
+    /// The next delay after a 403; `None` when it has been refused for long enough to be meant.
+    pub(super) fn soon(&mut self) -> Option<Duration> {
+        let delay = self.refused;
+        (delay < FIRST).then(|| {
+            self.refused = delay * 2;
+            delay
+        })
     }
 
     /// A try succeeded.

@@ -23,6 +23,7 @@ use tokio::sync::OnceCell;
 use super::error::ObjectError;
 use super::error::code;
 use super::error::describe;
+use super::retry::Retry;
 use crate::model::Clock;
 use crate::model::PodUid;
 
@@ -36,6 +37,7 @@ const RETRY: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a pod with a valid token waits for the next one: what it asks for on the way must not take long.
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+const NO_TOKEN: &str = "the API server's answer has no token";
 
 /// What a token is to say.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -59,6 +61,19 @@ pub struct Token {
     pub text: SecretString,
     /// When to ask again; `None`: never.
     pub refresh_at: Option<SystemTime>,
+}
+
+/// There is no token.
+struct Failure {
+    /// The API server does not let us have it, or not yet: it learns a moment after the node whose pod it is.
+    refused: bool,
+    cause: String,
+}
+
+impl Failure {
+    fn of(cause: impl Into<String>) -> Self {
+        Self { refused: false, cause: cause.into() }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -94,7 +109,17 @@ impl Tokens {
         }
         let is_valid = held.as_ref().is_some_and(|held| self.clock.wall() < held.expires);
         let patience = if is_valid { SHORT_PATIENCE } else { PATIENCE };
-        match self.request(claim, patience).await {
+        let mut retry = Retry::default();
+        let asked = loop {
+            match self.request(claim, patience).await {
+                // Whoever has a token can wait for the next time.
+                Err(Failure { refused: true, .. }) if !is_valid && let Some(soon) = retry.soon() => {
+                    tokio::time::sleep(soon).await;
+                }
+                asked => break asked,
+            }
+        };
+        match asked {
             Ok(fresh) => {
                 let now = self.clock.wall();
                 let mut all = self.lock();
@@ -102,7 +127,7 @@ impl Tokens {
                 all.insert(claim.clone(), fresh.clone());
                 Ok(fresh.token)
             }
-            Err(cause) => self.make_do(claim, held, cause),
+            Err(failure) => self.make_do(claim, held, failure.cause),
         }
     }
 
@@ -119,7 +144,7 @@ impl Tokens {
         }
     }
 
-    async fn request(&self, claim: &TokenClaim, patience: Duration) -> Result<Held, String> {
+    async fn request(&self, claim: &TokenClaim, patience: Duration) -> Result<Held, Failure> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &claim.namespace);
         let wanted = request_of(claim);
         let params = PostParams::default();
@@ -127,14 +152,16 @@ impl Tokens {
         let answer = match tokio::time::timeout(patience, asked).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) if code(&error) == Some(404) && !self.offers_tokens().await => {
-                return Err("the API server does not have TokenRequest endpoints enabled".to_owned());
+                return Err(Failure::of("the API server does not have TokenRequest endpoints enabled"));
             }
-            Ok(Err(error)) => return Err(describe(&error)),
-            Err(_) => return Err(format!("the API server did not answer within {patience:?}")),
+            Ok(Err(error)) => {
+                return Err(Failure { refused: code(&error) == Some(403), ..Failure::of(describe(&error)) });
+            }
+            Err(_) => return Err(Failure::of(format!("the API server did not answer within {patience:?}"))),
         };
-        let status = answer.status.ok_or("the API server's answer has no token")?;
+        let status = answer.status.ok_or_else(|| Failure::of(NO_TOKEN))?;
         let (Some(text), Some(expires)) = (status.token, status.expiration_timestamp) else {
-            return Err("the API server's answer has no token".to_owned());
+            return Err(Failure::of(NO_TOKEN));
         };
         let expires = SystemTime::from(expires.0);
         let jitter = Duration::from_secs(fastrand::u64(..MAX_JITTER_SECONDS));

@@ -19,6 +19,11 @@ use crate::model::Source;
 /// Hints kept per pod; beyond that "something happened" is remembered instead of what.
 const HINTS_PER_POD: usize = 32;
 
+/// A worker that acts longer than this no longer keeps hints about its pod from being looked into.
+pub(super) const ACTING_LIMIT: Duration = Duration::from_secs(1);
+/// The same for hints of starts alone: who starts something is the worker, and on a busy node that takes longer.
+const STARTING_LIMIT: Duration = Duration::from_secs(10);
+
 /// A hint not yet served.
 #[derive(Clone, Debug)]
 pub(super) struct PendingHint {
@@ -89,6 +94,12 @@ impl PodRecord {
         let reason_to_look = self.again.is_some() || !self.hints.is_empty();
         self.inflight.is_none()
             && (!self.waiters.is_empty() || (self.acting_since.is_none() && !retrying && reason_to_look))
+    }
+
+    /// How long unserved hints may wait for an acting worker; `None` if there are none.
+    pub fn patience(&self) -> Option<Duration> {
+        let starts_only = self.hints.iter().all(|hint| hint.expect == Expect::Started);
+        (!self.hints.is_empty()).then_some(if starts_only { STARTING_LIMIT } else { ACTING_LIMIT })
     }
 
     /// True if nothing is known and nobody asks: the record can go.
@@ -171,6 +182,18 @@ mod tests {
         let (reply, _answer) = tokio::sync::oneshot::channel();
         record.waiters.push(Waiter { since: now, reply });
         assert!(record.wants_inspection());
+    }
+
+    #[tokio::test]
+    async fn what_the_worker_starts_is_not_news_to_it() {
+        let now = Instant::now();
+        let mut record = record(ContainerState::Running, now);
+        assert_eq!(record.patience(), None);
+        let later = now + Duration::from_millis(1);
+        record.hint(PendingHint { id: ContainerId::from("b"), expect: Expect::Started, at: later });
+        assert_eq!(record.patience(), Some(STARTING_LIMIT));
+        record.hint(hint(Expect::Stopped, later));
+        assert_eq!(record.patience(), Some(ACTING_LIMIT), "the shortest patience counts");
     }
 
     #[tokio::test]

@@ -30,6 +30,7 @@ use super::inspect::Listing;
 use super::oom::UnownedKills;
 use super::proof::Exits;
 use super::proof::PinFuture;
+use super::record::ACTING_LIMIT;
 use super::record::PendingHint;
 use super::record::PodRecord;
 use super::record::Waiter;
@@ -53,9 +54,6 @@ use crate::model::PodUid;
 use crate::model::Source;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
-
-/// A worker that acts longer than this no longer keeps hints about its pod from being looked into.
-const ACTING_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the PLEG is made of.
 pub struct PlegConfig {
@@ -208,8 +206,13 @@ impl PlegTask {
     /// a recheck if that takes too long.
     fn look_or_defer(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get_mut(uid) else { return };
-        if record.acting_since.is_some() && record.recheck.is_none() && !record.hints.is_empty() {
-            record.recheck = Some(self.rechecks.insert(uid.clone(), ACTING_LIMIT));
+        if let Some(limit) = record.acting_since.and_then(|_| record.patience()) {
+            let at = Instant::now() + limit;
+            match &record.recheck {
+                None => record.recheck = Some(self.rechecks.insert_at(uid.clone(), at)),
+                Some(key) if self.rechecks.deadline(key) > at => self.rechecks.reset_at(key, at),
+                Some(_) => {}
+            }
         }
         self.inspect_if_wanted(uid);
     }

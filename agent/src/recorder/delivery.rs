@@ -9,6 +9,8 @@ use kube::api::Patch;
 use kube::api::PatchParams;
 use kube::api::PostParams;
 use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Loss;
@@ -17,6 +19,7 @@ use super::correlate;
 use super::correlate::Correlator;
 use super::correlate::Verdict;
 use super::object::Occurrence;
+use super::silence::Silence;
 use crate::model::Clock;
 
 /// How often an event is tried, and the pause between two tries; the first pause is a random part of it.
@@ -24,23 +27,29 @@ const TRIES: u32 = 12;
 const PAUSE: Duration = Duration::from_secs(10);
 /// What still waits when the agent ends has this long.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// An event of this age gives way to nothing any more.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Events on their way. Dropping it turns the recorder into one that counts every event as lost.
 pub struct Queue {
     receiver: mpsc::Receiver<Occurrence>,
+    urgent: watch::Receiver<usize>,
     correlator: Correlator,
     clock: Clock,
     observer: Arc<dyn RecorderObserver>,
+    silence: Silence,
 }
 
 impl Queue {
     pub(super) fn new(
         receiver: mpsc::Receiver<Occurrence>,
+        urgent: watch::Receiver<usize>,
         node: &str,
         clock: Clock,
         observer: Arc<dyn RecorderObserver>,
     ) -> Self {
-        Self { receiver, correlator: Correlator::new(node), clock, observer }
+        let (correlator, silence) = (Correlator::new(node), Silence::default());
+        Self { receiver, urgent, correlator, clock, observer, silence }
     }
 
     /// The next event, if one waits.
@@ -53,6 +62,7 @@ impl Queue {
     /// is tried once more.
     pub async fn deliver(mut self, client: kube::Client, shutdown: CancellationToken) {
         while let Some(Some(occurrence)) = shutdown.run_until_cancelled(self.receiver.recv()).await {
+            let _ = shutdown.run_until_cancelled(self.give_way(occurrence.nanos)).await;
             self.tell(&client, &occurrence, &shutdown).await;
         }
         self.receiver.close();
@@ -62,6 +72,17 @@ impl Queue {
             }
         };
         let _ = tokio::time::timeout(LAST_WORDS, rest).await;
+        if let Some(line) = self.silence.rest() {
+            tracing::warn!(target: "keblet::recorder", lost = line.untold, "more events were not told");
+        }
+    }
+
+    /// Lets what is urgent go first, until an event of `nanos` is old enough.
+    async fn give_way(&mut self, nanos: i64) {
+        let age = u64::try_from(self.clock.wall_nanos().saturating_sub(nanos)).unwrap_or_default();
+        let patience = PATIENCE.saturating_sub(Duration::from_nanos(age));
+        // Neither the end of patience nor that of all recorders is a reason not to tell.
+        let _ = tokio::time::timeout(patience, self.urgent.wait_for(|urgent| *urgent == 0)).await;
     }
 
     async fn tell(&mut self, client: &kube::Client, occurrence: &Occurrence, shutdown: &CancellationToken) {
@@ -72,9 +93,9 @@ impl Queue {
                 Verdict::Create(event) => create(client, event).await,
                 Verdict::Patch(event) => patch_or_create(client, event).await,
             };
-            let Err(error) = outcome else { return };
+            let Err(error) = outcome else { return self.delivered() };
             if let kube::Error::Api(status) = &error {
-                refused(occurrence, status);
+                self.refused(occurrence, status);
                 return self.observer.lost(Loss::Rejected);
             }
             tracing::debug!(target: "keblet::recorder", reason = occurrence.reason, %error, attempt, "event not told yet");
@@ -83,20 +104,32 @@ impl Queue {
                 break;
             }
         }
-        tracing::warn!(target: "keblet::recorder", reason = occurrence.reason, "event given up: no API server");
+        let (reason, line) = (&occurrence.reason, self.silence.lost("unreachable", Instant::now()));
+        if let Some(line) = line {
+            let others = line.untold;
+            tracing::warn!(target: "keblet::recorder", reason, others, "event given up: no API server");
+        }
         self.observer.lost(Loss::Unreachable);
     }
-}
 
-/// Refusals that are nobody's fault are told only to who wants everything.
-fn refused(occurrence: &Occurrence, status: &kube::core::Status) {
-    let ending = status.details.iter().flat_map(|details| &details.causes);
-    let ending = ending.into_iter().any(|cause| cause.reason == "NamespaceTerminating");
-    let (reason, message) = (&occurrence.reason, &status.message);
-    if status.reason == "AlreadyExists" || ending {
-        tracing::debug!(target: "keblet::recorder", reason, message, "the API server refused an event");
-    } else {
-        tracing::error!(target: "keblet::recorder", reason, message, "the API server refused an event");
+    /// If events were lost before this one, it is said how many.
+    fn delivered(&mut self) {
+        if let Some(line) = self.silence.delivered(Instant::now()) {
+            tracing::warn!(target: "keblet::recorder", lost = line.untold, "events are told again, after some were not");
+        }
+    }
+
+    /// What the server refuses is not sent again. Refusals that are nobody's fault are told only to who wants everything.
+    fn refused(&mut self, occurrence: &Occurrence, status: &kube::core::Status) {
+        let ending = status.details.iter().flat_map(|details| &details.causes);
+        let ending = ending.into_iter().any(|cause| cause.reason == "NamespaceTerminating");
+        let (reason, code, message) = (&occurrence.reason, status.code, &status.message);
+        if status.reason == "AlreadyExists" || ending {
+            tracing::debug!(target: "keblet::recorder", reason, message, "the API server refused an event");
+        } else if let Some(line) = self.silence.lost(&code.to_string(), Instant::now()) {
+            let others = line.untold;
+            tracing::error!(target: "keblet::recorder", reason, code, message, others, "the API server refused an event");
+        }
     }
 }
 

@@ -153,6 +153,36 @@ async fn an_unreachable_server_is_tried_twelve_times() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn events_give_way_to_what_is_urgent_but_not_for_ever() {
+    let scene = scene();
+    let began = Instant::now();
+    let (first, second) = (scene.recorder.urgent(), scene.recorder.urgent());
+    scene.tell("a");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    drop(first);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(scene.server.asked(), []);
+    drop(second);
+    while scene.server.asked().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(began.elapsed(), Duration::from_secs(1), "told as soon as nothing is urgent");
+
+    let endless = scene.recorder.urgent();
+    scene.tell("b");
+    tokio::time::sleep(Duration::from_millis(1900)).await;
+    scene.tell("c");
+    assert_eq!(scene.server.asked().len(), 1);
+    tokio::time::sleep(Duration::from_millis(101)).await;
+    assert_eq!(scene.server.asked().len(), 2, "b is two seconds old, c is not");
+    tokio::time::sleep(Duration::from_millis(1900)).await;
+    drop(endless);
+    let (asked, losses) = scene.end().await;
+    let messages: Vec<_> = asked.iter().map(|(_, _, body)| body["message"].clone()).collect();
+    assert_eq!((messages, losses), (vec![json!("a"), json!("b"), json!("c")], vec![]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refusal_is_final() {
     let scene = scene();
     scene.server.will([Ok((403, "Forbidden")), Ok((409, "AlreadyExists")), Ok((500, "InternalError"))]);

@@ -3,6 +3,9 @@
 //! Owns what an Event object says, which events are folded into one, which are dropped, and how they are delivered.
 //! Refuses to judge what is worth an event; that is known where things happen. Nothing is kept over a restart.
 //!
+//! Delivery gives way to pods that are being started or stopped: telling costs the API server, and thereby the node, more
+//! than the agent.
+//!
 //! ```text
 //!  rooms ─▶ Recorder ─▶ log line
 //!              └─▶ queue (1000; dropped when full) ─▶ delivery: correlate ─▶ create or patch, one at a time
@@ -17,6 +20,7 @@ mod delivery;
 #[cfg(test)]
 mod delivery_tests;
 mod object;
+mod silence;
 #[cfg(test)]
 pub mod testing;
 mod text;
@@ -29,6 +33,7 @@ use std::sync::atomic::Ordering;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::mpsc;
+use tokio::sync::watch;
 
 pub use self::delivery::Queue;
 pub use self::object::EventType;
@@ -81,6 +86,8 @@ struct Sender {
     clock: Clock,
     /// Events are named by their nanosecond: no two get the same.
     last_nanos: AtomicI64,
+    /// How much goes on that events give way to.
+    urgent: watch::Sender<usize>,
     observer: Arc<dyn RecorderObserver>,
 }
 
@@ -93,9 +100,23 @@ impl Recorder {
     /// Events of this node as log lines and for the API server: somebody must run [`Queue::deliver`].
     pub fn delivering(node: &str, clock: Clock, observer: Arc<dyn RecorderObserver>) -> (Self, Queue) {
         let (queue, receiver) = mpsc::channel(QUEUE);
-        let sender = Sender { queue, clock, last_nanos: AtomicI64::new(0), observer: observer.clone() };
+        let (urgent, urgencies) = watch::channel(0);
+        let sender = Sender { queue, clock, last_nanos: AtomicI64::new(0), urgent, observer: observer.clone() };
         let recorder = Self { node: node.into(), sender: Some(Arc::new(sender)) };
-        (recorder, Queue::new(receiver, node, clock, observer))
+        (recorder, Queue::new(receiver, urgencies, node, clock, observer))
+    }
+
+    /// While this lives, something goes on that events give way to, for a while.
+    pub fn urgent(&self) -> Urgent {
+        if let Some(sender) = &self.sender {
+            sender.urgent.send_modify(|urgent| *urgent += 1);
+        }
+        Urgent(self.sender.clone())
+    }
+
+    /// How much goes on that events give way to; always nothing if events are delivered nowhere.
+    pub fn urgencies(&self) -> watch::Receiver<usize> {
+        self.sender.as_ref().map_or_else(|| watch::channel(0).1, |sender| sender.urgent.subscribe())
     }
 
     /// An event on a pod, or on one of its containers (`field_path` like `spec.containers{web}`; empty for the pod). A
@@ -139,6 +160,19 @@ impl Recorder {
         let occurrence = Occurrence { object, kind, reason, message, annotations, nanos };
         if sender.queue.try_send(occurrence).is_err() {
             sender.observer.lost(Loss::QueueFull);
+        }
+    }
+}
+
+/// Something that events give way to.
+#[derive(Debug)]
+#[must_use]
+pub struct Urgent(Option<Arc<Sender>>);
+
+impl Drop for Urgent {
+    fn drop(&mut self) {
+        if let Some(sender) = &self.0 {
+            sender.urgent.send_modify(|urgent| *urgent = urgent.saturating_sub(1));
         }
     }
 }

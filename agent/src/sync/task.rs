@@ -56,8 +56,8 @@ const INVALID_REASON: &str = "FailedValidation";
 const SHUTDOWN_REASON: &str = "NodeShutdown";
 const SHUTDOWN_MESSAGE: &str = "Pod was rejected as the node is shutting down.";
 
-/// Removes what pods that nobody knows any more have left on the node (directories, cgroups). Implemented by the
-/// volumes and cgroup rooms; blocking calls belong into it, not into the loop.
+/// Removes what pods that nobody knows any more have left on the node (directories, cgroups, logs). Implemented
+/// by the rooms that made them; blocking calls belong into it, not into the loop.
 pub trait Leftovers: Send + Sync + 'static {
     /// Starts removing the leftovers of every pod not in `keep`. Must not block. Returns false if it should be called
     /// again soon.

@@ -136,11 +136,15 @@ impl Joining<'_> {
         let api = ApiServer::with_identity(&certified, identity, &options, metrics, shutdown)?;
         let bootstrap = self.plain(&Access { certificate: None, ..access.clone() })?;
         let (current, seen) = watch::channel(first.map(Arc::new));
-        let (client, progress) = (api.main.clone(), Progress::default());
+        let (certified, progress) = (api.clone(), Progress::default());
         let keeper = Keeper {
             store,
             template: watch::channel(Some(Template::client(self.node_name))).1,
-            client: Box::new(move |good| if good { client.clone() } else { bootstrap.main.clone() }),
+            // With the bootstrap credentials nobody else sends anything: the rest tells of the server's return.
+            client: Box::new(move |good| {
+                let client = if good { &certified.main } else { &bootstrap.main };
+                (client.clone(), certified.recovered())
+            }),
             clock: Clock::System,
             metrics: self.metrics.clone(),
             progress: progress.clone(),

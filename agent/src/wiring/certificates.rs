@@ -58,11 +58,11 @@ pub fn serving(
     };
     let (templates, template) = watch::channel(None);
     tokio::spawn(follow_addresses(node_name.to_owned(), nodes, templates, shutdown.clone()));
-    let client = api.main.clone();
+    let api = api.clone();
     let keeper = Keeper {
         store,
         template,
-        client: Box::new(move |_| client.clone()),
+        client: Box::new(move |_| (api.main.clone(), api.recovered())),
         clock: Clock::System,
         metrics: metrics.clone(),
         progress: Progress::default(),

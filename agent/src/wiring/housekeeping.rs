@@ -1,4 +1,4 @@
-//! What dead pods leave on the node: directories and cgroups of pods that nobody knows.
+//! What dead pods leave on the node: directories, cgroups and logs of pods that nobody knows.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -6,20 +6,23 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::model::PodUid;
+use crate::recorder::EventType;
 use crate::sync::Leftovers;
+use crate::sync::SharedPods;
 use crate::workers::act;
 use crate::workers::worker::WorkerContext;
 
 /// Sweeps in the background, one pass at a time.
 pub struct Sweeper {
     context: Arc<WorkerContext>,
+    pods: SharedPods,
     sweeping: Arc<AtomicBool>,
 }
 
 impl Sweeper {
-    /// A sweeper with the workers' own tools.
-    pub fn new(context: Arc<WorkerContext>) -> Self {
-        Self { context, sweeping: Arc::default() }
+    /// A sweeper with the workers' own tools, that spares the desired pods.
+    pub fn new(context: Arc<WorkerContext>, pods: SharedPods) -> Self {
+        Self { context, pods, sweeping: Arc::default() }
     }
 }
 
@@ -29,25 +32,43 @@ impl Leftovers for Sweeper {
             return false;
         }
         let (context, sweeping, keep) = (self.context.clone(), self.sweeping.clone(), keep.clone());
+        let pods = self.pods.clone();
         tokio::spawn(async move {
-            sweep(&context, &keep).await;
+            // A pod that has come since is desired before anything of it is made: who lists first and asks then spares it.
+            let known = |uid: &str| keep.contains(uid) || pods.by_uid(&PodUid::from(uid)).is_some();
+            sweep(&context, known).await;
             sweeping.store(false, SeqCst);
         });
         true
     }
 }
 
-async fn sweep(context: &WorkerContext, keep: &HashSet<PodUid>) {
+async fn sweep(context: &WorkerContext, known: impl Fn(&str) -> bool) {
     let on_disk = context.act.volumes.pods_on_disk().unwrap_or_else(|error| {
         tracing::warn!(%error, "the pods' directories cannot be listed");
         Vec::new()
     });
     let with_cgroup = context.act.cgroups.as_ref().map(crate::kernel::cgroup::Cgroups::pods).unwrap_or_default();
-    let left: HashSet<String> = on_disk.into_iter().chain(with_cgroup.into_keys()).collect();
-    for uid in left.iter().filter(|uid| !keep.contains(uid.as_str())) {
+    let on_disk: HashSet<String> = on_disk.into_iter().collect();
+    let left: HashSet<String> = on_disk.iter().cloned().chain(with_cgroup.into_keys()).collect();
+    let (mut removed, mut failed) = (0, 0);
+    for uid in left.iter().filter(|uid| !known(uid)) {
+        // Only directories are counted, not what has left a cgroup and nothing else.
+        let had_directory = usize::from(on_disk.contains(uid));
         match act::cleanup_orphan(&context.act, uid).await {
-            Ok(()) => tracing::info!(pod_uid = uid, "removed what a dead pod had left"),
-            Err(error) => tracing::warn!(pod_uid = uid, error, "leftovers of a dead pod were not removed"),
+            Ok(()) => {
+                removed += had_directory;
+                tracing::info!(pod_uid = uid, "removed what a dead pod had left");
+            }
+            Err(error) => {
+                failed += had_directory;
+                tracing::warn!(pod_uid = uid, error, "leftovers of a dead pod were not removed");
+            }
         }
     }
+    let errors = act::gc::collect_logs(&context.act, &known).await;
+    if !errors.is_empty() {
+        context.recorder.node_event(EventType::Warning, "ContainerGCFailed", &errors.join(", "));
+    }
+    context.act.metrics.iter().for_each(|metrics| metrics.volumes.swept(removed, failed));
 }

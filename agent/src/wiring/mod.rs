@@ -38,6 +38,7 @@ use crate::events;
 use crate::events::sensors::RelistPeriods;
 use crate::events::sensors::SensorBoard;
 use crate::images::Images;
+use crate::images::check_disk;
 use crate::kernel::cgroup::Cgroups;
 use crate::metrics::Metrics;
 use crate::model::Clock;
@@ -60,6 +61,7 @@ use crate::sync::SharedPods;
 use crate::sync::SyncLoop;
 use crate::volumes::Volumes;
 use crate::workers::act::ActContext;
+use crate::workers::burials::Burials;
 use crate::workers::gate::StartGate;
 use crate::workers::pod_workers::PodWorkers;
 use crate::workers::roster::Roster;
@@ -129,6 +131,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
             return Err(error);
         }
     };
+    let (disk_of, told) = (ground.runtime.clone(), ground.recorder.clone());
+    tokio::spawn(shutdown.clone().run_until_cancelled_owned(async move { check_disk(&disk_of, &told).await }));
     let (pleg, pleg_task) = ground.observe(cgroups.as_ref()).await;
     let sync = ground.work(own_node, Supplies { images, objects, cgroups }, pleg, version.runtime_name, &started);
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
@@ -220,9 +224,9 @@ impl Ground {
     async fn observe(&self, cgroups: Option<&Cgroups>) -> (PlegHandle, JoinHandle<()>) {
         let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
         let (settings, runtime, shutdown) = (&self.settings, &self.runtime, &self.shutdown);
+        let tell = sensors::Tell { metrics: &self.metrics, recorder: &self.recorder };
         let sensing =
-            sensors::start(settings, runtime, cgroups, &self.metrics, hints, self.board.clone(), shutdown.clone())
-                .await;
+            sensors::start(settings, runtime, cgroups, tell, hints, self.board.clone(), shutdown.clone()).await;
         let config = PlegConfig {
             periods: relist_periods(settings),
             parallel_inspections: PARALLEL_INSPECTIONS,
@@ -252,19 +256,26 @@ impl Ground {
             node: own_node.node,
             client: api.map(|api| api.main.clone()),
             gates,
+            urgencies: self.recorder.urgencies(),
         };
         let (statuses, mirrors) = status::start(parts, shared, metrics, shutdown);
         let roster = Roster::default();
+        let volumes = Volumes::new(&settings.flags.root_dir).counted_by(metrics.clone());
+        if let Err(error) = volumes.take_over() {
+            tracing::warn!(%error, "volumes of an earlier run are not counted");
+        }
+        recording::announce_volumes(recorder, &volumes);
         started.send_replace(Some(pods::Running {
             statuses: statuses.clone(),
             pleg: pleg.clone(),
             roster: roster.clone(),
+            volumes: volumes.clone(),
         }));
         let startups = api.map_or_else(Startups::default, |_| Startups::counting(metrics.clone()));
         let mut act = ActContext::new(
             self.runtime.clone(),
             supplies.images,
-            Volumes::new(&settings.flags.root_dir),
+            volumes,
             supplies.cgroups,
             self.node.settings(settings, own_node.addresses),
             node::files(settings),
@@ -297,7 +308,7 @@ impl Ground {
             mirrors,
             orders: node_shutdown::start(shutdown_parts, shutdown.clone()),
             startups,
-            leftovers: Arc::new(housekeeping::Sweeper::new(context)),
+            leftovers: Arc::new(housekeeping::Sweeper::new(context, shared.clone())),
             housekeeping: None,
         };
         sync.run(updates, shutdown.clone())
@@ -309,6 +320,7 @@ impl Ground {
             pleg,
             act,
             statuses,
+            burials: Burials::new(std::thread::available_parallelism().map_or(1, usize::from)),
             gate: StartGate::default(),
             clock: Clock::System,
             recorder: self.recorder.clone(),

@@ -12,6 +12,7 @@ use super::cgroups;
 use crate::cli::host;
 use crate::config::Settings;
 use crate::images::PullLimits;
+use crate::kernel::hierarchy::Hierarchy;
 use crate::node::Machine;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::allocatable;
@@ -119,9 +120,15 @@ fn resources(settings: &Settings) -> ResourceSettings {
         page_size: page_size(),
         cgroup_v2,
         single_process_oom_kill: !cgroup_v2 || kubelet.single_process_oom_kill.unwrap_or(false),
-        swap: if cgroup_v2 { Swap::Forbidden } else { Swap::NoController },
+        swap: if limits_swap() { Swap::Forbidden } else { Swap::NoController },
         pod_pids_limit: Some(kubelet.pod_pids_limit).filter(|limit| *limit > 0),
     }
+}
+
+/// Whether the kernel can keep containers from swapping; a runtime that is asked to where it cannot starts none.
+fn limits_swap() -> bool {
+    let memberships = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Hierarchy::find().is_ok_and(|hierarchy| hierarchy.limits_swap(&memberships))
 }
 
 /// Size of a page, bytes; 0 if the system does not say.

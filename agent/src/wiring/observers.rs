@@ -159,6 +159,7 @@ pub async fn follow_sensors(board: SensorBoard, metrics: Arc<Metrics>, shutdown:
 pub fn announce(metrics: &Metrics, node: &str, cgroup_version: i64, gates: &FeatureGates) {
     metrics.node.name(node);
     metrics.node.cgroup_version(cgroup_version);
+    metrics.node.metrics_provider("cadvisor");
     for gate in Gate::all() {
         let spec = gate.spec();
         metrics.node.feature(spec.name, spec.stage.label(), gates.enabled(gate));
@@ -227,6 +228,7 @@ mod tests {
         for line in [
             "kubelet_node_name{node=\"node-1\"} 1",
             "kubelet_cgroup_version 1",
+            "kubelet_metrics_provider{provider=\"cadvisor\"} 1",
             "kubernetes_feature_enabled{name=\"EventedPLEG\",stage=\"ALPHA\"} 0",
             "kubernetes_feature_enabled{name=\"NodeSwap\",stage=\"\"} 1",
         ] {

@@ -1,6 +1,9 @@
 //! What the servers read.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -10,11 +13,15 @@ use crate::cli::logging;
 use crate::cli::version::KUBERNETES;
 use crate::config::Settings;
 use crate::events::sensors::SensorBoard;
+use crate::kernel::usage::tree_usage;
+use crate::metrics::LogsOf;
 use crate::metrics::Metrics;
 use crate::metrics::PodOrigin;
+use crate::metrics::VolumeState;
 use crate::metrics::Working;
 use crate::model::ContainerState;
 use crate::model::Pod;
+use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::spec;
@@ -24,6 +31,7 @@ use crate::server;
 use crate::server::Handles;
 use crate::status::Statuses;
 use crate::sync::SharedPods;
+use crate::volumes::Volumes;
 use crate::workers::roster;
 use crate::workers::roster::Roster;
 use crate::workers::state::Phase;
@@ -50,6 +58,8 @@ pub struct Running {
     pub pleg: PlegHandle,
     /// Who looks after them.
     pub roster: Roster,
+    /// Their volumes.
+    pub volumes: Volumes,
 }
 
 /// That, and nothing before.
@@ -61,7 +71,8 @@ impl Server<'_> {
         let (shared, statuses) = (self.shared.clone(), later.clone());
         let board = self.board.clone();
         let age = self.shared.clone();
-        let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later };
+        let pod_logs = PathBuf::from(&self.settings.kubelet.pod_logs_dir);
+        let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later, pod_logs };
         let ready = runtime;
         let running = gauges.later.clone();
         let verbosity = self.verbosity.clone();
@@ -108,6 +119,7 @@ struct Gauges {
     metrics: Arc<Metrics>,
     shared: SharedPods,
     later: Later,
+    pod_logs: PathBuf,
 }
 
 impl Gauges {
@@ -122,6 +134,7 @@ impl Gauges {
         let desired = fixed.into_iter().chain(api).map(|pod| (pod_ref(&pod).uid, pod)).collect();
         self.count_working(&desired, running);
         let snapshots = running.pleg.all();
+        self.metrics.pods.logs(logs(&self.pod_logs, &snapshots));
         let count_of_pods = snapshots.iter().filter(|s| s.sandboxes.iter().any(|sandbox| sandbox.ready)).count();
         let count = |state| snapshots.iter().flat_map(|s| &s.containers).filter(|c| c.state == state).count();
         let states = [
@@ -145,6 +158,8 @@ impl Gauges {
             let over = matches!(phase_of(uid, pod).as_str(), "Failed" | "Succeeded");
             worker.is_none_or(|worker| worker.phase < Phase::Terminated) && (!over || worker.is_some_and(|w| w.ending))
         };
+        let active = desired.iter().filter(is_active).map(|(_, pod)| pod);
+        self.metrics.volumes.totals(volumes(active, &running.volumes));
         let (fixed, api): (Vec<_>, Vec<_>) =
             desired.iter().filter(is_active).partition(|(_, pod)| spec::is_static(pod));
         self.metrics.pods.active(PodOrigin::Static, fixed.len());
@@ -155,6 +170,29 @@ impl Gauges {
         }
         self.metrics.pods.working(counts);
     }
+}
+
+/// Bytes of the logs of containers that run, in pods' own folders below `folder`.
+fn logs<'a>(folder: &Path, snapshots: &'a [Arc<PodSnapshot>]) -> impl Iterator<Item = (LogsOf<'a>, u64)> {
+    let running = snapshots.iter().flat_map(|snapshot| snapshot.running().map(move |one| (&snapshot.pod, one)));
+    running.map(move |(pod, container)| {
+        let place = folder.join(pod.log_dir_name()).join(&container.name);
+        let of =
+            LogsOf { uid: pod.uid.as_str(), namespace: &pod.namespace, pod: &pod.name, container: &container.name };
+        (of, tree_usage(&place).0)
+    })
+}
+
+/// Volumes that pods want, and those that are set up, by plugin.
+fn volumes<'a>(
+    wanting: impl Iterator<Item = &'a Pod>,
+    volumes: &Volumes,
+) -> impl Iterator<Item = (VolumeState, &'static str, usize)> {
+    let mut wanted: BTreeMap<&'static str, usize> = BTreeMap::new();
+    wanting.flat_map(|pod| Volumes::plugins_wanted(pod)).for_each(|plugin| *wanted.entry(plugin).or_default() += 1);
+    let wanted = wanted.into_iter().map(|(plugin, count)| (VolumeState::Desired, plugin, count));
+    let set_up = volumes.set_up_by_plugin().into_iter();
+    wanted.chain(set_up.map(|(plugin, count)| (VolumeState::Actual, plugin, count)))
 }
 
 /// What a pod with a worker is counted as.
@@ -208,5 +246,51 @@ mod tests {
             let line = format!("kubelet_working_pods{{{labels}}} 1");
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }
+    }
+
+    #[test]
+    fn logs_are_measured_where_the_runtime_writes_them() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let snapshot = testing::snapshot(vec![testing::running("main", 0), testing::exited("done", 0, 0)]);
+        let folder = format!("{}_{}_{}/main", snapshot.pod.namespace, snapshot.pod.name, snapshot.pod.uid);
+        std::fs::create_dir_all(dir.path().join(&folder)).expect("a folder");
+        std::fs::write(dir.path().join(folder).join("0.log"), vec![b'x'; 100_000]).expect("a log");
+        let (metrics, all) = (Metrics::new(), [Arc::new(snapshot)]);
+        metrics.pods.logs(logs(dir.path(), &all));
+        let text = metrics.render().expect("metrics");
+        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("kubelet_container_log_")).collect();
+        let [line] = lines[..] else { panic!("one container runs: {lines:?}") };
+        assert!(line.contains(r#"container="main""#), "{line}");
+        let bytes: u64 = line.rsplit_once(' ').expect("a value").1.parse().expect("a number");
+        assert!(bytes >= 98_304, "{line}");
+    }
+
+    #[test]
+    fn volumes_are_counted_as_wanted_and_as_set_up() {
+        let pod: k8s_openapi::api::core::v1::Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "uid": "u"},
+            "spec": {
+                "volumes": [{"name": "a", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "x"}}],
+                "containers": [{"name": "c", "volumeMounts": [
+                    {"name": "a", "mountPath": "/a"}, {"name": "s", "mountPath": "/s"},
+                ]}],
+            },
+        }))
+        .expect("a pod");
+        let (metrics, all) = (Metrics::new(), [Arc::new(pod)]);
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir_all(dir.path().join("pods/u/volumes/kubernetes.io~secret/s")).expect("a folder");
+        let set_up = Volumes::new(dir.path());
+        set_up.take_over().expect("a list");
+        metrics.volumes.totals(volumes(all.iter(), &set_up));
+        let text = metrics.render().expect("metrics");
+        let mut lines: Vec<&str> = text.lines().filter(|line| line.starts_with("volume_manager_total")).collect();
+        lines.sort_unstable();
+        let line = |plugin, state| {
+            format!(
+                r#"volume_manager_total_volumes{{plugin_name="kubernetes.io/{plugin}",state="{state}_state_of_world"}} 1"#
+            )
+        };
+        assert_eq!(lines, [line("empty-dir", "desired"), line("secret", "actual"), line("secret", "desired")]);
     }
 }

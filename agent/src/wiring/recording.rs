@@ -10,11 +10,15 @@ use crate::config::Settings;
 use crate::model::Clock;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
+use crate::volumes::Volumes;
 use crate::workers::generate::dns;
 
 const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. \
     Please migrate to cgroup v2. More information at \
     https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
+
+const ON_DISK: &str = "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) \
+    might be swapped to disk and should no longer be considered secure.";
 
 /// How long the last words of an agent that cannot start may take.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -67,6 +71,15 @@ pub fn announce(recorder: &Recorder, settings: &Settings, cgroup_version: i64) {
     }
     if cgroup_version == 1 {
         recorder.node_event(EventType::Warning, "CgroupV1", CGROUP_V1);
+    }
+}
+
+/// Says that what volumes keep in memory may be written to a disk all the same.
+pub fn announce_volumes(recorder: &Recorder, volumes: &Volumes) {
+    match volumes.memory_may_be_swapped() {
+        Ok(false) => {}
+        Ok(true) => recorder.node_event(EventType::Warning, "PossibleMemoryBackedVolumesOnDisk", ON_DISK),
+        Err(error) => tracing::debug!(%error, "it is not known whether volumes in memory may be swapped"),
     }
 }
 

@@ -22,6 +22,7 @@ use crate::kernel::cgroup::Cgroups;
 use crate::kernel::hierarchy::Hierarchy;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 
 /// The sensors at work.
@@ -32,12 +33,20 @@ pub struct Sensing {
     pub _probes: Option<Probes>,
 }
 
+/// Who is told of what sensors see beside hints.
+pub struct Tell<'a> {
+    /// Counts it.
+    pub metrics: &'a Arc<Metrics>,
+    /// Events of the node.
+    pub recorder: &'a Recorder,
+}
+
 /// Starts what is switched on. What cannot be started says so on the board.
 pub async fn start(
     settings: &Settings,
     runtime: &Runtime,
     cgroups: Option<&Cgroups>,
-    metrics: &Arc<Metrics>,
+    tell: Tell<'_>,
     hints: mpsc::Sender<Hint>,
     board: SensorBoard,
     shutdown: CancellationToken,
@@ -47,7 +56,8 @@ pub async fn start(
     let probes = match &hierarchy {
         Ok(hierarchy) if sensors.bpf => {
             let cgroup_root = cgroups.map_or_else(|| "/".to_owned(), Cgroups::kubepods_path);
-            let options = KernelOptions { cgroup_root, btf: btf::VMLINUX.into() };
+            let (recorder, metrics) = (tell.recorder.clone(), tell.metrics.clone());
+            let options = KernelOptions { cgroup_root, btf: btf::VMLINUX.into(), recorder, metrics };
             kernel::start(options, hierarchy.clone(), hints.clone(), board.clone(), shutdown.clone()).await
         }
         Ok(_) => {
@@ -71,7 +81,7 @@ pub async fn start(
         }
     };
     if sensors.runtime_events {
-        tokio::spawn(cri::follow(runtime.clone(), hints, board, Clock::System, metrics.clone(), shutdown));
+        tokio::spawn(cri::follow(runtime.clone(), hints, board, Clock::System, tell.metrics.clone(), shutdown));
     } else {
         board.set(Sensor::RuntimeEvents, SensorState::Off);
     }

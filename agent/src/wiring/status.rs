@@ -28,6 +28,8 @@ pub struct StatusParts {
     pub client: Option<kube::Client>,
     /// Feature gates of restarts.
     pub gates: RestartGates,
+    /// How many pods the runtime is starting or stopping right now.
+    pub urgencies: watch::Receiver<usize>,
 }
 
 /// The board, and the mirror pods' keeper; starts the manager if there is an API server to tell.
@@ -46,6 +48,7 @@ pub fn start(
             statuses: statuses.clone(),
             side,
             api: api.clone(),
+            urgencies: parts.urgencies,
             clock: Clock::System,
             metrics: metrics.clone(),
         };

@@ -1,13 +1,16 @@
 //! The end of a pod: its processes, then what it holds, then its API object; its remains last.
 //!
-//! The API object of a pod waits until no process of it runs and its volumes are released. If the pod has a network of
-//! its own, it waits for the end of the sandbox too: until then its address is taken and its host ports lead to it. A
-//! pod on the host's network holds neither, so its object need not wait for the runtime to bury the dead.
+//! A pod is not told to have succeeded or failed while a process of it runs, and its API object waits until its volumes
+//! are released, too. If the pod has a network of its own, both wait for the end of the sandbox: until then its address
+//! is taken and its host ports lead to it. A pod on the host's network holds neither, so nobody need wait for the runtime
+//! to bury its dead.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::sleep;
+use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
@@ -24,6 +27,11 @@ use crate::recorder::EventType;
 
 /// The remains of a pod that is over stay this long at least.
 const REMAINS_DELAY: Duration = Duration::from_secs(1);
+
+/// What is left of a pod that is over waits no longer than this for a quiet node.
+const BURIAL_PATIENCE: Duration = Duration::from_secs(5);
+/// A sandbox whose end is a condition for the pod's waits no longer than this for its turn.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A stop under way.
 pub(super) type Stopping = AbortOnDropHandle<Result<(), String>>;
@@ -45,10 +53,16 @@ impl Worker {
                 self.context.statuses.end(pod, &ending, self.context.clock.wall());
             }
         }
+        if view.running().next().is_none() {
+            self.context.burials.ended();
+        }
+        if let Some(pod) = pod.as_ref().filter(|pod| leaves_early(pod) && all_ended(&view)) {
+            return self.left(pod, &view).await;
+        }
         self.context.pleg.acting(&self.uid).await;
         let killed = match &pod {
             Some(pod) => self.stop(pod, &view, grace).await,
-            None => act::kill_orphan(&self.context.act, &view).await.map(|()| None),
+            None => act::kill_orphan(&self.context.act, self.newest(&view)).await.map(|()| None),
         };
         self.acted();
         match (killed, &pod) {
@@ -112,14 +126,25 @@ impl Worker {
 
     /// Stops the pod, or its containers alone if the rest is not waited for. Given up when dropped.
     fn stopping(&self, pod: &Pod, view: &Arc<PodSnapshot>, grace: Option<i64>) -> Stopping {
-        let (context, pod, view) = (self.context.clone(), pod.clone(), view.clone());
+        let (context, pod, newest) = (self.context.clone(), pod.clone(), self.newest(view));
+        let awaited = spec::deletion_requested(&pod) || self.mailbox.state().is_awaited();
         let stop = async move {
-            match leaves_early(&pod) {
-                true => act::stop_containers(&context.act, &pod, &view, grace).await,
-                false => act::terminate_pod(&context.act, &pod, &view, grace).await,
+            if leaves_early(&pod) {
+                return act::stop_containers(&context.act, &pod, newest, grace).await;
             }
+            let turn = match awaited || newest().running().next().is_some() {
+                true => None,
+                false => timeout(OTHERS_PATIENCE, context.burials.turn()).await.ok().flatten(),
+            };
+            act::terminate_pod(&context.act, &pod, newest, grace, turn).await
         };
         AbortOnDropHandle::new(tokio::spawn(stop.in_current_span()))
+    }
+
+    /// What is known of the pod when that is asked: at least `view`, and what has died since.
+    fn newest(&self, view: &Arc<PodSnapshot>) -> impl Fn() -> Arc<PodSnapshot> + Send + use<> {
+        let (pleg, uid, view) = (self.context.pleg.clone(), self.uid.clone(), view.clone());
+        move || pleg.cached(&uid).unwrap_or_else(|| view.clone())
     }
 
     /// The grace period, as soon as it is another one than this.
@@ -173,14 +198,15 @@ impl Worker {
             Some(gone) => Ok(gone),
             None => self.view().await,
         };
-        match last {
-            Ok(last) => self.publish_status(&pod, &last, true),
+        let last = match last {
+            Ok(last) => last,
             Err(error) => return self.failed_sync(&pod, &error),
         };
-        let released = match self.gone {
-            // Its sandbox is still in the cgroup, which goes with the remains.
-            Some(_) => act::release_volumes(&self.context.act, &pod).await,
-            None => act::cleanup_pod(&self.context.act, &pod).await,
+        self.publish_status(&pod, &last, true);
+        let released = match last.sandboxes.iter().any(|sandbox| sandbox.ready) {
+            // It is still in the cgroup, which goes with it.
+            true => act::release_volumes(&self.context.act, &pod).await,
+            false => act::cleanup_pod(&self.context.act, &pod).await,
         };
         if let Err(error) = released {
             tracing::warn!(pod = %self.pod_ref(), %error, "releasing the pod's volumes and cgroup failed");
@@ -193,31 +219,90 @@ impl Worker {
         if self.mailbox.state().content_may_be_removed() {
             self.out_of_the_way().await;
             self.remove_content().await;
+        } else if let Some(next) = self.bury(&pod, &last).await {
+            return next;
         }
         self.mailbox.state().terminated_done();
         Next::Phase
     }
 
+    /// Stops the sandbox of a pod that has left early and that nobody has deleted, when the node has time for it. Returns
+    /// what to do next if the pod is not finished with that.
+    async fn bury(&mut self, pod: &Pod, last: &Arc<PodSnapshot>) -> Option<Next> {
+        if last.sandboxes.iter().any(|sandbox| sandbox.ready) {
+            let turn = self.quiet_turn().await;
+            if self.context.ending.is_cancelled() {
+                return Some(Next::Wait(None));
+            }
+            self.join_stop().await;
+            self.context.pleg.acting(&self.uid).await;
+            let mut buried = act::terminate_pod(&self.context.act, pod, self.newest(last), None, turn).await;
+            self.acted();
+            if buried.is_ok() {
+                buried = act::cleanup_pod(&self.context.act, pod).await;
+            }
+            if let Err(error) = buried {
+                tracing::warn!(pod = %self.pod_ref(), %error, "stopping the sandbox of the pod failed");
+                return Some(self.retry(false));
+            }
+        }
+        if let Ok(view) = self.view().await {
+            // The runtime may know more of the dead by now.
+            self.publish_status(pod, &view, true);
+            // What cannot be removed now goes with all else when the pod does.
+            self.tidy(&view).await;
+        }
+        None
+    }
+
+    /// Waits until the node is quiet, as long as nobody waits until the pod is finished with. Without a turn it has waited
+    /// long enough.
+    async fn quiet_turn(&self) -> Option<OwnedSemaphorePermit> {
+        let awaited = async {
+            while !self.mailbox.state().is_awaited() {
+                self.mailbox.woken().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = awaited => None,
+            () = self.context.ending.cancelled() => None,
+            turn = self.context.burials.quiet_turn() => turn,
+            () = sleep(BURIAL_PATIENCE) => None,
+        }
+    }
+
     /// Lets pods that are still ending go first: nobody waits for the remains of this one, unless it is to start anew.
     async fn out_of_the_way(&self) {
-        let late = Instant::now() + REMAINS_DELAY;
-        while !self.mailbox.state().restart_requested() {
-            tokio::select! {
-                () = self.mailbox.woken() => {}
-                () = self.context.ending.cancelled() => return,
-                () = tokio::time::sleep_until(late) => return,
+        let anew = async {
+            while !self.mailbox.state().restart_requested() {
+                self.mailbox.woken().await;
             }
+        };
+        let quiet = async {
+            sleep(REMAINS_DELAY).await;
+            // Late enough.
+            let _ = timeout(BURIAL_PATIENCE, self.context.burials.quiet()).await;
+        };
+        tokio::select! {
+            () = anew => {}
+            () = self.context.ending.cancelled() => {}
+            () = quiet => {}
+        }
+    }
+
+    /// All are dead: how the call that stopped them ends changes nothing, but one thing is done after the other.
+    async fn join_stop(&mut self) {
+        if let Some(stopping) = self.stopping.take() {
+            let _ = stopping.await;
+            self.acted();
         }
     }
 
     /// Dead containers, sandboxes, logs and directories of a pod that nobody desires. What fails is found again by
     /// housekeeping.
     async fn remove_content(&mut self) {
-        if let Some(stopping) = self.stopping.take() {
-            // All are dead: how the call ended changes nothing, but one thing is done after the other.
-            let _ = stopping.await;
-            self.acted();
-        }
+        self.join_stop().await;
         let failed = match self.view().await {
             Ok(view) => {
                 self.context.pleg.acting(&self.uid).await;
@@ -235,9 +320,10 @@ impl Worker {
     }
 }
 
-/// May the API object go before the pod's sandbox? Only where nothing that others could miss hangs on the sandbox.
+/// May the pod be over before its sandbox is? Only where nothing that others could miss hangs on the sandbox, and no
+/// process outlives the first one of its container.
 fn leaves_early(pod: &Pod) -> bool {
-    spec::deletion_requested(pod) && spec::host_network(pod)
+    spec::host_network(pod) && !spec::shares_pid_namespace(pod)
 }
 
 /// Every container has ended, and how is known.

@@ -8,6 +8,7 @@
 
 pub mod act;
 pub mod backoff;
+pub mod burials;
 mod counted;
 mod ending;
 pub mod gate;

@@ -133,7 +133,8 @@ impl PodState {
         }
         if self.terminating_at.is_some() && matches!(request, Request::Create(_)) {
             self.restart_requested = true;
-            return Reaction::default();
+            // Whoever takes their time to end is to know.
+            return Reaction { wake: true, cancel: false };
         }
         let kill = self.accept(request);
         let Some(kill) = kill else { return Reaction::default() };
@@ -313,6 +314,11 @@ impl PodState {
     /// The same UID was asked for again after its end was requested: it starts anew once finished.
     pub fn restart_requested(&self) -> bool {
         self.restart_requested
+    }
+
+    /// Somebody waits until nothing is left to do for the pod.
+    pub fn is_awaited(&self) -> bool {
+        self.restart_requested || !self.waiting.is_empty()
     }
 
     /// Logs, dead containers and sandboxes may go.

@@ -62,8 +62,10 @@ fn a_create_after_the_end_was_requested_is_remembered_for_later() {
     let mut s = state();
     s.request(Request::Create(pod(None, None)), now);
     s.request(killed(None), now);
-    assert_eq!(s.request(Request::Create(pod(None, None)), now), Reaction::default());
-    assert!(s.restart_requested());
+    assert!(!s.is_awaited());
+    let told = Reaction { wake: true, cancel: false };
+    assert_eq!(s.request(Request::Create(pod(None, None)), now), told, "it may hurry");
+    assert!(s.restart_requested() && s.is_awaited());
 }
 
 #[test]

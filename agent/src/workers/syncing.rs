@@ -22,7 +22,6 @@ use crate::kernel::cgroup::QosClass;
 use crate::model::ContainerClass;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
-use crate::model::ContainerStatus;
 use crate::model::Pod;
 use crate::model::PodActions;
 use crate::model::PodSnapshot;
@@ -79,9 +78,9 @@ impl Worker {
             let (actions, blocked) = self.hold_back(&pod, actions);
             if actions.is_idle() {
                 self.publish_status(&pod, &view, false);
-                self.tidy(&view).await;
+                let again = self.tidy(&view).await;
                 let due = blocked.map(|until| self.look_again(until));
-                return Next::Wait(earliest(due, self.keep_volumes(&pod).await));
+                return Next::Wait(earliest(earliest(due, again), self.keep_volumes(&pod).await));
             }
             if before.as_ref() == Some(&actions) {
                 // It was carried out without an error and has changed nothing: not again at once.
@@ -146,22 +145,19 @@ impl Worker {
     /// Nothing to do: tidy up, and wake for what time alone will change.
     async fn settled(&mut self, pod: &Pod, view: &Arc<PodSnapshot>) -> Next {
         self.syncing.reasons.retain(|name, _| view.newest(name).is_none_or(|c| c.state != ContainerState::Running));
-        self.tidy(view).await;
+        let again = self.tidy(view).await;
         let deadline = self.context.statuses.active_deadline(pod).map(|at| self.at(at));
-        Next::Wait(earliest(deadline, self.keep_volumes(pod).await))
+        Next::Wait(earliest(earliest(deadline, again), self.keep_volumes(pod).await))
     }
 
-    /// Removes dead instances beyond the newest one of each container, now that nothing more urgent is to be done.
-    async fn tidy(&mut self, view: &PodSnapshot) {
-        let surplus = surplus(view);
-        if surplus.is_empty() {
-            return;
+    /// Removes dead instances beyond the newest one of each container, and sandboxes that were replaced, now that nothing
+    /// more urgent is to be done. Returns when to try again if something could not be removed.
+    pub(super) async fn tidy(&mut self, view: &PodSnapshot) -> Option<Instant> {
+        if !act::gc::is_untidy(view) {
+            return None;
         }
         self.context.pleg.acting(&self.uid).await;
-        let mut errors = Vec::new();
-        for newest in surplus {
-            errors.extend(act::gc::remove_dead(&self.context.act, view, Some(newest), false).await);
-        }
+        let errors = act::gc::tidy(&self.context.act, view).await;
         self.acted();
         if !errors.is_empty() {
             self.context.recorder.node_event(EventType::Warning, "ContainerGCFailed", &errors.join(", "));
@@ -169,6 +165,7 @@ impl Worker {
         if let Err(error) = self.context.pleg.inspect(&self.uid).await {
             tracing::debug!(pod = %self.pod_ref(), %error, "the tidied pod could not be looked at");
         }
+        (!errors.is_empty()).then(|| Instant::now() + act::gc::PERIOD)
     }
 
     /// A start counts for the back-off when it is attempted, also if it then fails.
@@ -268,14 +265,4 @@ fn field_path(start: &StartContainer) -> String {
         ContainerClass::Ephemeral => "ephemeralContainers",
     };
     format!("spec.{list}{{{}}}", start.name)
-}
-
-/// The newest dead instance of every container that has more than one.
-fn surplus(view: &PodSnapshot) -> Vec<&ContainerId> {
-    let dead = |c: &&ContainerStatus| c.state == ContainerState::Exited && c.proven.is_none();
-    let mut names: HashMap<&str, (usize, &ContainerId)> = HashMap::new();
-    for container in view.containers.iter().filter(dead) {
-        names.entry(&container.name).or_insert((0, &container.id)).0 += 1;
-    }
-    names.into_values().filter(|(count, _)| *count > 1).map(|(_, newest)| newest).collect()
 }

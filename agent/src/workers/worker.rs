@@ -14,6 +14,7 @@ use tracing::Instrument as _;
 
 use super::act::ActContext;
 use super::backoff::BackoffHistory;
+use super::burials::Burials;
 use super::counted::Counted;
 use super::ending::Stopping;
 use super::gate::StartGate;
@@ -46,6 +47,8 @@ pub struct WorkerContext {
     pub act: ActContext,
     /// Published statuses.
     pub statuses: Statuses,
+    /// Turns of pods that have ended by themselves.
+    pub burials: Burials,
     /// Full names of static pods.
     pub gate: StartGate,
     /// Time.

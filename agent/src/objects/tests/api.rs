@@ -40,7 +40,7 @@ pub(super) struct State {
     pub(super) requests: Vec<String>,
     /// Nobody answers.
     pub(super) away: bool,
-    /// The next so many reads are refused with 403.
+    /// The next so many requests are refused with 403.
     pub(super) refusals: usize,
     /// Watches cannot begin with a list.
     pub(super) old: bool,

@@ -312,6 +312,23 @@ async fn tokens_are_kept_and_replaced_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_token_that_is_refused_at_first_is_asked_for_again_soon() {
+    let room = Room::new(Strategy::Watch);
+    let _interest = room.register("u", &[], &[]);
+    let refused = |times| room.api.state().refusals = times;
+    refused(5);
+    let began = tokio::time::Instant::now();
+    let token = room.objects.token(&claim(3600)).await.expect("the API server has learnt whose pod it is");
+    assert_eq!(token.text.expose_secret(), "token-1");
+    assert!(began.elapsed() < Duration::from_millis(400), "{:?}", began.elapsed());
+    // Who may not have one at all hears of it.
+    refused(100);
+    let error = room.objects.token(&claim(600)).await.expect_err("refused").to_string();
+    assert!(error.starts_with("failed to fetch token: ") && error.contains("no relationship found"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn services_are_waited_for_by_who_must_know() {
     let room = Room::new(Strategy::Watch);
     let told = room.objects.service_variables("ns", true, true).await.expect("an empty list is an answer");

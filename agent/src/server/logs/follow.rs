@@ -53,7 +53,12 @@ impl Reads {
     }
 }
 
-/// The container whose log is followed.
+/// Longest wait for a runtime that has yet to write what a dead process said last.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Nothing announces that it has.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
+
+/// The container whose log is read.
 pub(super) struct Instance {
     pub(super) containers: Containers,
     pub(super) pod: PodUid,
@@ -72,6 +77,19 @@ impl Instance {
         match self.containers.runtime.container_status(self.id.as_str(), false).await {
             Ok(found) => found.status.state() == keblet_proto::cri::v1::ContainerState::ContainerRunning,
             Err(error) => error.is_unreachable(),
+        }
+    }
+
+    /// Waits while the death of the container is known from the kernel alone: its end may have been told already, and
+    /// who then asks for the log wants all of it. Gives up after two seconds.
+    pub(super) async fn until_written(&self) {
+        let is_proven = || {
+            let snapshot = (self.containers.snapshot)(&self.pod);
+            snapshot.is_some_and(|snapshot| snapshot.by_id(&self.id).is_some_and(|found| found.proven.is_some()))
+        };
+        let deadline = Instant::now() + LAST_WORDS;
+        while is_proven() && Instant::now() < deadline {
+            tokio::time::sleep(ASK_AGAIN).await;
         }
     }
 }

@@ -127,14 +127,15 @@ impl ContainerLogs {
             lines: query.tail.filter(|_| !query.follow),
             stream: query.stream.unwrap_or(Wanted::All),
         };
+        let instance = Instance { containers: self.containers.clone(), pod: pod_ref(pod).uid, id };
+        if !query.follow {
+            instance.until_written().await;
+        }
         let (tail, filter) = (query.tail, Filter::new(rules));
         let open = self.open.clone();
         let opened = self.reads.run(move || Reader::open(&open, &path, tail, filter)).await;
         let reader = opened.ok_or("the agent is shutting down")?.map_err(|error| error.to_string())?;
-        let follow = query.follow.then(|| Follow {
-            changes: self.watch.follow(reader.folder()),
-            instance: Instance { containers: self.containers.clone(), pod: pod_ref(pod).uid, id },
-        });
+        let follow = query.follow.then(|| Follow { changes: self.watch.follow(reader.folder()), instance });
         Ok(follow::body(reader, follow, self.reads.clone()))
     }
 }

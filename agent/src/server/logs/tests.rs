@@ -206,6 +206,24 @@ async fn a_death_that_only_the_kernel_has_told_is_not_the_end() {
 }
 
 #[tokio::test]
+async fn a_log_that_is_asked_for_after_the_end_is_whole() {
+    let node = Node::new();
+    write!(node.log(), "{}", line(1)).unwrap();
+    node.snapshot.lock().unwrap().containers[0] = testing::proven("main", 0, Some(0));
+    let asked = node.text("/containerLogs/ns/pod/main?tailLines=1");
+    let buried = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        write!(node.log(), "{}", line(2)).unwrap();
+        node.snapshot.lock().unwrap().containers[0].proven = None;
+    };
+    let (answer, ()) = tokio::join!(asked, buried);
+    assert_eq!(answer, (200, "line 2\n".to_owned()), "the runtime wrote it after the death was known");
+    // A runtime that never buries it keeps nobody for ever.
+    node.snapshot.lock().unwrap().containers[0] = testing::proven("main", 0, Some(0));
+    assert_eq!(node.text("/containerLogs/ns/pod/main").await.1, "line 1\nline 2\n");
+}
+
+#[tokio::test]
 async fn only_new_lines_with_a_tail_of_none() {
     let node = Node::new();
     node.log().write_all(line(1).as_bytes()).unwrap();

@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use connections::Peer;
@@ -48,6 +49,7 @@ use authenticate::{Authenticator, Tokens};
 use authorize::{Authorizer, Webhook};
 use client_ca::ClientCa;
 use listener::Handshakes;
+use self_signed::SelfSigned;
 use serving::ServingFiles;
 use tls::TlsSettings;
 
@@ -63,7 +65,10 @@ pub fn serving_files(
     host: &str,
 ) -> Result<ServingSource, SetupError> {
     let (certificate, key) = if config.tls_cert_file.is_empty() && config.tls_private_key_file.is_empty() {
-        self_signed::pair(cert_dir, host, SystemTime::now())?
+        match self_signed::pair(cert_dir, host, SystemTime::now())? {
+            SelfSigned::Kept(certificate, key) => (certificate, key),
+            SelfSigned::Unkept(pair) => return Ok(ServingSource::Given(watch::channel(Some(Arc::new(pair))).1)),
+        }
     } else {
         (config.tls_cert_file.clone().into(), config.tls_private_key_file.clone().into())
     };

@@ -1,7 +1,7 @@
 //! A serving pair for nodes that are given none: made once, kept in the certificate directory.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -11,45 +11,82 @@ use rcgen::{
     KeyUsagePurpose, PKCS_RSA_SHA256, RsaKeySize,
 };
 
+use rustls::sign::CertifiedKey;
+
 use super::error::CertificateError;
+use super::serving;
 
 /// How long the pair is good.
 const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 /// It is good from this long ago on, for clocks that are slow.
 const SLACK: Duration = Duration::from_secs(3600);
 
-/// The pair in `folder`, made for `host` if there is none. Blocks: makes keys, reads and writes files.
-pub(super) fn pair(folder: &Path, host: &str, now: SystemTime) -> Result<(PathBuf, PathBuf), CertificateError> {
+/// A pair that was made, at this start or an earlier one.
+#[derive(Debug)]
+pub(super) enum SelfSigned {
+    /// Certificate and key, in files.
+    Kept(PathBuf, PathBuf),
+    /// There was no room for files; the next start makes another pair.
+    Unkept(CertifiedKey),
+}
+
+/// The pair in `folder`, made for `host` if there is none. A full disk keeps it from being written, not from being used:
+/// whoever wants to know why the node is full has to be able to ask it. Blocks: makes keys, reads and writes files.
+pub(super) fn pair(folder: &Path, host: &str, now: SystemTime) -> Result<SelfSigned, CertificateError> {
     let (certificate, key) = (folder.join("kubelet.crt"), folder.join("kubelet.key"));
     match (certificate.exists(), key.exists()) {
-        (true, true) => return Ok((certificate, key)),
+        (true, true) => return Ok(SelfSigned::Kept(certificate, key)),
         (true, false) => return Err(CertificateError::Half { present: certificate, missing: key }),
         (false, true) => return Err(CertificateError::Half { present: key, missing: certificate }),
         (false, false) => {}
     }
     let (chain, private) = make(host, now)
         .map_err(|error| CertificateError::Make { host: host.to_owned(), problem: error.to_string() })?;
-    let write_error = |path: &Path| {
+    match keep(folder, (&certificate, &chain), (&key, &private)) {
+        Ok(()) => {
+            tracing::info!(certificate = %certificate.display(), host, "made a self-signed serving certificate");
+            Ok(SelfSigned::Kept(certificate, key))
+        }
+        Err(CertificateError::Write { path, cause }) if is_full(&cause) => {
+            let path = path.display();
+            tracing::warn!(%path, host, %cause, "made a self-signed serving certificate that cannot be kept");
+            let provider = rustls::crypto::aws_lc_rs::default_provider();
+            let pair = serving::pair((&certificate, chain.as_bytes()), (&key, private.as_bytes()), &provider);
+            pair.map(SelfSigned::Unkept)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn is_full(cause: &io::Error) -> bool {
+    matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Both are whole on disk before either has its name, since half a pair is an error at the next start.
+fn keep(folder: &Path, certificate: (&Path, &str), key: (&Path, &str)) -> Result<(), CertificateError> {
+    let failed = |path: &Path| {
         let path = path.to_owned();
         |cause| CertificateError::Write { path, cause }
     };
-    fs::create_dir_all(folder).map_err(write_error(folder))?;
-    // The key first: a certificate without its key is an error at the next start, and so is the other way round; but a
-    // key that was not written whole is found out at once.
-    write(&key, &private, 0o600).map_err(write_error(&key))?;
-    write(&certificate, &chain, 0o644).map_err(write_error(&certificate))?;
-    tracing::info!(certificate = %certificate.display(), host, "made a self-signed serving certificate");
-    Ok((certificate, key))
+    fs::create_dir_all(folder).map_err(failed(folder))?;
+    let private = partial(key.0, key.1, 0o600).map_err(failed(key.0))?;
+    let chain = partial(certificate.0, certificate.1, 0o644).inspect_err(|_| {
+        let _ = fs::remove_file(&private);
+    });
+    let chain = chain.map_err(failed(certificate.0))?;
+    fs::rename(private, key.0).map_err(failed(key.0))?;
+    fs::rename(chain, certificate.0).map_err(failed(certificate.0))
 }
 
-/// All of it or nothing.
-fn write(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
-    let partial = path.with_extension("partial");
+/// The whole text on disk, in a file beside `path`; nothing is left of it if there is no room.
+fn partial(path: &Path, text: &str, mode: u32) -> io::Result<PathBuf> {
+    let partial = path.with_added_extension("partial");
     let _ = fs::remove_file(&partial);
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&partial, path)
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    written.map(|()| partial.clone()).inspect_err(|_| {
+        let _ = fs::remove_file(&partial);
+    })
 }
 
 /// Chain (the certificate and its one-time authority) and key, as PEM.
@@ -97,7 +134,9 @@ mod tests {
     fn what_is_made() {
         let folder = tempfile::tempdir().expect("a folder");
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        let (certificate, key) = pair(&folder.path().join("pki"), "n1", now).expect("a pair");
+        let SelfSigned::Kept(certificate, key) = pair(&folder.path().join("pki"), "n1", now).expect("a pair") else {
+            panic!("there is room for it");
+        };
         let mode = |path: &Path| fs::metadata(path).expect("is there").permissions().mode() & 0o777;
         assert_eq!((mode(&certificate), mode(&key)), (0o644, 0o600));
         let chain: Vec<_> =

@@ -94,21 +94,31 @@ impl ServingFiles {
 
 /// A pair of files as one.
 fn read(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
+    let text = |field: &'static str, path: &Path| {
+        std::fs::read(path).map_err(|cause| CertificateError::Read { field, path: path.to_owned(), cause })
+    };
+    let (chain, private) = (text(CERTIFICATE, certificate)?, text(KEY, key)?);
+    pair((certificate, &chain), (key, &private), provider)
+}
+
+/// A certificate and its key as one, from where they are or were to be, and their PEM.
+pub(super) fn pair(
+    (certificate, chain): (&Path, &[u8]),
+    (key, private): (&Path, &[u8]),
+    provider: &CryptoProvider,
+) -> Result<CertifiedKey, CertificateError> {
     let content = |field: &'static str, path: &Path, problem: String| CertificateError::Content {
         field,
         path: path.to_owned(),
         problem,
     };
-    let text = |field: &'static str, path: &Path| {
-        std::fs::read(path).map_err(|cause| CertificateError::Read { field, path: path.to_owned(), cause })
-    };
-    let chain = CertificateDer::pem_slice_iter(&text(CERTIFICATE, certificate)?)
+    let chain = CertificateDer::pem_slice_iter(chain)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| content(CERTIFICATE, certificate, error.to_string()))?;
     if chain.is_empty() {
         return Err(content(CERTIFICATE, certificate, "holds no certificate".to_owned()));
     }
-    let private = PrivateKeyDer::from_pem_slice(&text(KEY, key)?)
+    let private = PrivateKeyDer::from_pem_slice(private)
         .map_err(|error| content(KEY, key, format!("holds no private key: {error}")))?;
     CertifiedKey::from_der(chain, private, provider).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => content(KEY, key, format!("is not the key of {}", certificate.display())),

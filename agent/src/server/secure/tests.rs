@@ -195,7 +195,7 @@ async fn what_those_who_may_are_answered() {
         ("GET", "/debug/pprof/heap", 404, Some("Unknown profile\n")),
         ("GET", "/debug/pprof/", 404, Some("404: Page Not Found")),
         ("GET", "/metrics", 200, None),
-        ("GET", "/metrics/cadvisor", 200, None),
+        ("GET", "/metrics/cadvisor", 404, Some("404: Page Not Found")),
         ("GET", "/metrics/probes", 200, None),
         ("GET", "/flagz", 200, None),
         ("GET", "/statusz", 200, None),
@@ -252,7 +252,8 @@ fn mounted() -> Mounted {
         .route("/exec/{ns}/{pod}/{container}", any(show))
         .route("/attach/{ns}/{pod}/{container}", any(echo))
         .route("/logs/{*path}", any(show));
-    Mounted { debug, stats: Router::new().route("/stats/summary", any(show)).route("/metrics/resource", any(show)) }
+    let stats = ["/stats/summary", "/metrics/resource", "/metrics/cadvisor"];
+    Mounted { debug, stats: stats.into_iter().fold(Router::new(), |router, path| router.route(path, any(show))) }
 }
 
 #[tokio::test]
@@ -268,6 +269,7 @@ async fn mounted_routers_get_what_has_passed() {
         ("/logs/%2e%2e/shadow", "GET /logs/../shadow Some(\"root\") false"),
         ("/stats/summary", "GET /stats/summary Some(\"root\") false"),
         ("/metrics/resource?x", "GET /metrics/resource?x Some(\"root\") false"),
+        ("/metrics/cadvisor", "GET /metrics/cadvisor Some(\"root\") false"),
     ] {
         let answer = port.ask(Some(&root), "GET", path, "").await;
         assert_eq!(

@@ -1,5 +1,6 @@
 //! What is to be done next for one pod. Pure.
 
+use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -22,6 +23,8 @@ pub(super) enum Step {
     Patch(Value),
     /// This patch may wait for a status that has more to say.
     Later(Value),
+    /// This one too, while the node is busy with starting the pod: it says no more than that.
+    Starting(Value),
     /// The pod is over and its deletion was asked for: delete it for good.
     Delete,
 }
@@ -37,13 +40,33 @@ pub(super) fn next(uid: &PodUid, stored: &Stored, copy: &Pod, now: &Time) -> Ste
     if let Some(patch) = diff::patch(copy_uid, api, &wanted) {
         // That the agent has heard of the deletion need not cost a request: the pod's end is about to be told.
         let can_wait = spec::deletion_requested(copy) && !stored.is_finished && diff::only_observes(&patch);
-        return if can_wait { Step::Later(patch) } else { Step::Patch(patch) };
+        return match can_wait {
+            true => Step::Later(patch),
+            false if is_first_word(api, &wanted) => Step::Starting(patch),
+            false => Step::Patch(patch),
+        };
     }
     let is_over = api.phase.as_deref().is_some_and(is_terminal) && stored.is_finished;
     if is_over && spec::deletion_requested(copy) && !is_mirror {
         return Step::Delete;
     }
     Step::Nothing
+}
+
+/// Nothing is known of the pod's containers there, and nothing is to be said but that they will be created.
+fn is_first_word(api: &PodStatus, wanted: &PodStatus) -> bool {
+    let containers = |status: &PodStatus| {
+        let init = status.init_container_statuses.clone().unwrap_or_default();
+        [init, status.container_statuses.clone().unwrap_or_default()].concat()
+    };
+    let is_to_come = |container: &ContainerStatus| {
+        let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
+        let reason = waiting.and_then(|waiting| waiting.reason.as_deref());
+        container.restart_count == 0 && matches!(reason, Some("ContainerCreating" | "PodInitializing"))
+    };
+    wanted.phase.as_deref() == Some("Pending")
+        && containers(api).is_empty()
+        && containers(wanted).iter().all(is_to_come)
 }
 
 /// A copy with another UID is the mirror of a static pod.

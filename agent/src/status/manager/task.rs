@@ -12,6 +12,7 @@ use futures_util::StreamExt as _;
 use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use serde_json::Value;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio::time::MissedTickBehavior;
@@ -43,6 +44,8 @@ const AT_ONCE: usize = 4;
 const SLOW: Duration = Duration::from_millis(250);
 /// Requests under way in any case; the client's rate limit comes on top.
 const AT_MOST: usize = 32;
+/// A pod that is being started says so after this time at the latest; till then it may be running.
+const STARTING: Duration = Duration::from_secs(5);
 /// All pods are compared with their copies this often, should somebody else have written a status.
 const RECONCILE: Duration = Duration::from_secs(10);
 
@@ -54,6 +57,8 @@ pub struct StatusManager {
     pub side: Arc<ApiSide>,
     /// Requests.
     pub api: Arc<dyn PodApi>,
+    /// How many pods the runtime is starting or stopping right now.
+    pub urgencies: watch::Receiver<usize>,
     /// Time.
     pub clock: Clock,
     /// Latencies.
@@ -71,6 +76,7 @@ impl StatusManager {
             requests: JoinSet::new(),
             retries: DelayQueue::new(),
             retrying: HashSet::new(),
+            starting: HashMap::new(),
         };
         let _ = shutdown.run_until_cancelled(sending.run()).await;
     }
@@ -86,6 +92,8 @@ struct Sending {
     requests: JoinSet<(PodUid, Result<Answered, PodApiError>)>,
     retries: DelayQueue<PodUid>,
     retrying: HashSet<PodUid>,
+    /// Pods whose first word waits for them to be started, and until when.
+    starting: HashMap<PodUid, Instant>,
 }
 
 /// A request under way.
@@ -115,9 +123,11 @@ impl Sending {
         let mut reconcile = tokio::time::interval(RECONCILE);
         reconcile.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let side = self.manager.side.clone();
+        let mut urgencies = self.manager.urgencies.clone();
         loop {
             self.send();
             let slow = self.next_slow();
+            let starting = self.next_started();
             tokio::select! {
                 changed = side.changes.take() => self.queue.extend(changed),
                 Some(Ok((uid, result))) = self.requests.join_next(), if !self.requests.is_empty() => {
@@ -130,6 +140,9 @@ impl Sending {
                 }
                 _ = reconcile.tick() => self.reconcile(),
                 () = sleep_until(slow), if !self.queue.is_empty() => {}
+                () = calm(&mut urgencies, starting), if starting.is_some() => {
+                    self.queue.extend(self.starting.keys().cloned());
+                }
             }
         }
     }
@@ -163,8 +176,14 @@ impl Sending {
         slow.min().unwrap_or_else(|| Instant::now() + RECONCILE)
     }
 
+    /// When the first of those who are not in the queue again has waited long enough to be started.
+    fn next_started(&self) -> Option<Instant> {
+        self.starting.iter().filter(|(uid, _)| !self.queue.contains(*uid)).map(|(_, until)| *until).min()
+    }
+
     fn look_at(&mut self, uid: PodUid) {
         let manager = &self.manager;
+        let waits_until = self.starting.remove(&uid).unwrap_or_else(|| Instant::now() + STARTING);
         let stored = manager.statuses.stored(&uid);
         let Some((stored, watched)) = stored.zip(manager.side.copies.api_copy(&uid)) else { return };
         let told = self.told.entry(uid.clone()).or_default();
@@ -179,7 +198,10 @@ impl Sending {
         match step::next(&uid, &stored, &copy, &time::of_wall(now)) {
             Step::Nothing => told.settle(stored.version, &copy),
             Step::Later(_) if now.duration_since(stored.at).is_ok_and(|age| age < RECONCILE) => {}
-            Step::Patch(patch) | Step::Later(patch) => {
+            Step::Starting(_) if *manager.urgencies.borrow() > 0 && Instant::now() < waits_until => {
+                self.starting.insert(uid, waits_until);
+            }
+            Step::Patch(patch) | Step::Later(patch) | Step::Starting(patch) => {
                 let carries = Some((stored.version, stored.at));
                 self.request(uid, copy, carries, Request::Patch(patch));
             }
@@ -238,6 +260,21 @@ impl Sending {
                 self.retries.insert(uid, wait);
             }
         }
+    }
+}
+
+/// Until nothing is urgent, or then.
+async fn calm(urgencies: &mut watch::Receiver<usize>, late: Option<Instant>) {
+    let late = async {
+        match late {
+            Some(late) => sleep_until(late).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        // An error means that nothing will ever be urgent again.
+        _ = urgencies.wait_for(|urgent| *urgent == 0) => {}
+        () = late => {}
     }
 }
 

@@ -1,11 +1,15 @@
 //! The ends of a pod's life: its processes, then its volumes and cgroup. Containers, sandboxes, logs and the pod's
 //! directory stay for whoever wants to read them, until `gc` takes them.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::ActContext;
 use super::gc;
 use super::kill;
+use super::remove;
 use super::report;
 use super::turn::in_turn;
 use crate::kernel::cgroup::Cgroups;
@@ -15,19 +19,26 @@ use crate::volumes::VolumeError;
 use crate::workers::generate::names;
 use crate::workers::generate::qos;
 
-/// Stops all containers and sandboxes of a pod that ends (the kill of `SyncTerminatingPod`). `grace_override` is the
-/// worker's effective grace period, if termination came with one. To be retried until it succeeds and a snapshot sampled
-/// afterwards shows nothing running.
+/// Stops all containers and sandboxes of a pod that ends (the kill of `SyncTerminatingPod`), as `look` shows it when its
+/// turn has come: what has ended by itself meanwhile is not stopped, nor told of. Whoever brings a `turn` need not wait
+/// for one. `grace_override` is the worker's effective grace period, if termination came with one. To be retried until it
+/// succeeds and a snapshot sampled afterwards shows nothing running.
 ///
 /// # Errors
 /// What could not be stopped.
 pub async fn terminate_pod(
     ctx: &ActContext,
     pod: &Pod,
-    snapshot: &PodSnapshot,
+    look: impl Fn() -> Arc<PodSnapshot>,
     grace_override: Option<i64>,
+    turn: Option<OwnedSemaphorePermit>,
 ) -> Result<(), String> {
-    killed(&in_turn(&ctx.stops, kill::kill_pod(ctx, pod, snapshot, grace_override)).await)
+    let kill = async { kill::kill_pod(ctx, pod, &look(), grace_override).await };
+    let failed = match turn {
+        Some(_turn) => kill.await,
+        None => in_turn(&ctx.stops, &ctx.recorder, kill).await,
+    };
+    killed(&failed)
 }
 
 /// The first half of that: stops all containers and leaves the sandboxes to [`remove_content`].
@@ -37,10 +48,11 @@ pub async fn terminate_pod(
 pub async fn stop_containers(
     ctx: &ActContext,
     pod: &Pod,
-    snapshot: &PodSnapshot,
+    look: impl Fn() -> Arc<PodSnapshot>,
     grace_override: Option<i64>,
 ) -> Result<(), String> {
-    killed(&in_turn(&ctx.stops, kill::kill_containers(ctx, pod, snapshot, grace_override)).await)
+    let kill = async { kill::kill_containers(ctx, pod, &look(), grace_override).await };
+    killed(&in_turn(&ctx.stops, &ctx.recorder, kill).await)
 }
 
 fn killed(failed: &[String]) -> Result<(), String> {
@@ -54,8 +66,12 @@ fn killed(failed: &[String]) -> Result<(), String> {
 ///
 /// # Errors
 /// What could not be stopped.
-pub async fn kill_orphan(ctx: &ActContext, snapshot: &PodSnapshot) -> Result<(), String> {
-    terminate_pod(ctx, &stand_in(snapshot), snapshot, Some(1)).await
+pub async fn kill_orphan(ctx: &ActContext, look: impl Fn() -> Arc<PodSnapshot>) -> Result<(), String> {
+    let kill = async {
+        let snapshot = look();
+        kill::kill_pod(ctx, &stand_in(&snapshot), &snapshot, Some(1)).await
+    };
+    killed(&in_turn(&ctx.stops, &ctx.recorder, kill).await)
 }
 
 /// A pod as far as its containers tell.
@@ -102,7 +118,7 @@ async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, ui
 pub async fn release_volumes(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
     let uid = names::pod_uid(pod);
     ctx.images.forget_pod(uid);
-    ctx.pulls().forget_pod(uid);
+    ctx.pulls().forget_pod(uid, ctx.clock.wall());
     blocking(ctx, uid, |volumes, uid| volumes.tear_down(uid)).await
 }
 
@@ -112,7 +128,7 @@ pub async fn release_volumes(ctx: &ActContext, pod: &Pod) -> Result<(), String> 
 /// What could not be freed.
 pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
     ctx.images.forget_pod(uid);
-    ctx.pulls().forget_pod(uid);
+    ctx.pulls().forget_pod(uid, ctx.clock.wall());
     let class = ctx.cgroups.as_ref().and_then(|cgroups| cgroups.pods().get(uid).copied());
     if let (Some(cgroups), Some(class)) = (&ctx.cgroups, class) {
         destroy_cgroup(ctx, cgroups, class, uid).await?;
@@ -125,21 +141,14 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
 }
 
 /// Removes dead containers and sandboxes of a pod that nobody desires, with their logs, and its directories and cgroup.
-/// Waits for its turn. Goes on after failures and returns them.
+/// Waits for its turn, behind all pods that are to be stopped. Goes on after failures and returns them.
 pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
-    // Nobody closes it; and if somebody did, it would only be faster.
+    // Nobody closes them; and if somebody did, it would only be faster.
     let _turn = ctx.removals.acquire().await;
-    let mut failed = gc::remove_dead(ctx, snapshot, None, true).await;
+    drop(ctx.stops.acquire().await);
+    let mut failed = gc::remove_dead(ctx, snapshot).await;
     for sandbox in &snapshot.sandboxes {
-        let id = sandbox.id.as_str();
-        let removed = match ctx.runtime.stop_pod_sandbox(id).await {
-            Ok(()) => ctx.runtime.remove_pod_sandbox(id).await,
-            Err(error) => Err(error),
-        };
-        match removed {
-            Err(error) if !error.is_not_found() => failed.push(error.to_string()),
-            _ => {}
-        }
+        failed.extend(remove::remove_sandbox(ctx, sandbox.id.as_str()).await.err());
     }
     let (pod, uid) = (&snapshot.pod, snapshot.pod.uid.as_str());
     let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));

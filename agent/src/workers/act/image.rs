@@ -40,15 +40,11 @@ impl PullHistory {
         self.last_errors.insert(key.to_owned(), format!("{}: {}", error.token, error.message));
     }
 
-    /// Forgets what has expired.
-    pub(super) fn gc(&mut self, now: std::time::SystemTime) {
-        self.backoff.gc(now);
-    }
-
-    /// Forgets a pod's errors.
-    pub(super) fn forget_pod(&mut self, uid: &str) {
+    /// Forgets a pod's errors, and every pause that has expired.
+    pub(super) fn forget_pod(&mut self, uid: &str, now: std::time::SystemTime) {
         let prefix = image_pull_key(uid, "");
         self.last_errors.retain(|key, _| !key.starts_with(&prefix));
+        self.backoff.gc(now);
     }
 }
 
@@ -83,6 +79,26 @@ enum Policy {
     Never,
 }
 
+impl Policy {
+    /// The label value.
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::IfNotPresent => "ifnotpresent",
+            Self::Never => "never",
+        }
+    }
+}
+
+/// What became clear before the image was there, or was not.
+#[derive(Default)]
+struct Seen {
+    /// The runtime has it.
+    present: Option<bool>,
+    /// It was to be pulled.
+    required: Option<bool>,
+}
+
 /// The policy, defaulted as the API does.
 fn policy(spec: &ContainerSpec<'_>) -> Policy {
     let image = spec.container.image.as_deref().unwrap_or_default();
@@ -102,7 +118,9 @@ pub(super) async fn ensure(
     spec: &ContainerSpec<'_>,
     sandbox: &cri::PodSandboxConfig,
 ) -> Result<FoundImage, StartFailure> {
-    let found = find_or_pull(ctx, pod, spec, sandbox).await;
+    let mut seen = Seen::default();
+    let found = find_or_pull(ctx, pod, spec, sandbox, &mut seen).await;
+    ctx.count(|metrics| metrics.runtime.image_asked(policy(spec).label(), seen.present, seen.required));
     if let Err(failure) = &found {
         let config = failure.token == CONFIG_ERROR;
         let told = if config { &failure.message } else { &failure.token };
@@ -116,6 +134,7 @@ async fn find_or_pull(
     pod: &Pod,
     spec: &ContainerSpec<'_>,
     sandbox: &cri::PodSandboxConfig,
+    seen: &mut Seen,
 ) -> Result<FoundImage, StartFailure> {
     let stated = spec.container.image.as_deref().unwrap_or_default();
     let name = with_default_tag(stated).map_err(|error| {
@@ -124,16 +143,20 @@ async fn find_or_pull(
         report::failure("InvalidImageName", message)
     })?;
     let policy = policy(spec);
-    if policy != Policy::Always
-        && let Some(found) = look(ctx, pod, spec, stated, &name).await?
-    {
-        return Ok(found);
+    if policy != Policy::Always {
+        let found = look(ctx, pod, spec, stated, &name).await?;
+        seen.present = Some(found.is_some());
+        if let Some(found) = found {
+            seen.required = Some(false);
+            return Ok(found);
+        }
     }
     if policy == Policy::Never {
         let message = format!("Container image {stated:?} is not present with pull policy of Never");
         ctx.container_event(pod, spec, EventType::Warning, "ErrImageNeverPull", &message);
         return Err(report::failure("ErrImageNeverPull", message));
     }
+    seen.required = Some(true);
     pull(ctx, pod, spec, name, sandbox).await
 }
 
@@ -181,7 +204,8 @@ async fn pull(
     let (since, began) = (ctx.clock.now(), ctx.clock.wall());
     let pulled = ctx.images.pull(&name, sandbox.clone()).await;
     ctx.startups.pulled(names::pod_uid(pod), began, ctx.clock.wall());
-    let all = report::duration(ctx.clock.now().saturating_duration_since(since));
+    let all_in_all = ctx.clock.now().saturating_duration_since(since);
+    let all = report::duration(all_in_all);
     let pulled = pulled.map_err(|error| {
         let failure = pull_failure(&name, &error);
         ctx.pulls().record(&key, &failure, ctx.clock.wall());
@@ -199,7 +223,8 @@ async fn pull(
         failure
     })?;
     let facts = inspect_pulled(ctx, &name, pulled.image_ref).await?;
-    ctx.count(|metrics| metrics.runtime.pulled(facts.size, pulled.took));
+    // Waiting for a turn is part of it, as it is in upstream's numbers.
+    ctx.count(|metrics| metrics.runtime.pulled(facts.size, all_in_all));
     let took = report::duration(pulled.took);
     let message = format!(
         "Successfully pulled image {stated:?} in {took} ({all} including waiting). Image size: {} bytes.",

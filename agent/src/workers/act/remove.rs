@@ -51,6 +51,18 @@ pub(super) async fn remove_instance(ctx: &ActContext, id: &str, log_path: Option
     }
 }
 
+/// Stops and removes a sandbox; one that is gone is fine.
+pub(super) async fn remove_sandbox(ctx: &ActContext, id: &str) -> Result<(), String> {
+    let removed = match ctx.runtime.stop_pod_sandbox(id).await {
+        Ok(()) => ctx.runtime.remove_pod_sandbox(id).await,
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if !error.is_not_found() => Err(error.rpc_text()),
+        _ => Ok(()),
+    }
+}
+
 /// Deletes a log file and those rotated from it.
 fn remove_logs(log: &Path) -> io::Result<()> {
     let Some((dir, name)) = log.parent().zip(log.file_name().and_then(|name| name.to_str())) else { return Ok(()) };

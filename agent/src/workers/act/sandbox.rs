@@ -1,7 +1,9 @@
 //! Making sandboxes, and the configuration every container of one is created with.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
@@ -56,15 +58,27 @@ pub(super) async fn create(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<
         warn(ctx, pod, reason, message);
     }
     let config = generated.config;
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(&config.log_directory)
-        .map_err(|problem| error("create log directory", problem.to_string()))?;
+    make_log_dir(Path::new(&config.log_directory)).map_err(|problem| error("create log directory", problem))?;
+    let _urgent = ctx.recorder.urgent();
     let id = ctx.runtime.run_pod_sandbox(config.clone(), "").await;
     let id = id.map_err(|problem| error("create sandbox", problem.rpc_text()))?;
     let ips = addresses(ctx, pod, &id).await?;
     Ok(Sandbox { id: id.into(), config, ips, runtime_handler: String::new() })
+}
+
+/// Others find a pod's logs by the name of this folder, which is made of namespace, name and UID and may be too long for a
+/// file system: such a pod does not run under any kubelet.
+fn make_log_dir(dir: &Path) -> Result<(), String> {
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|error| {
+        let name = dir.file_name().map_or(0, std::ffi::OsStr::len);
+        match error.kind() {
+            io::ErrorKind::InvalidFilename => format!(
+                "mkdir {}: file name too long: namespace, name and UID of the pod make {name} bytes",
+                dir.display()
+            ),
+            _ => format!("mkdir {}: {error}", dir.display()),
+        }
+    })
 }
 
 /// A node without cluster DNS is a matter of the node as well.
@@ -76,16 +90,17 @@ fn warn(ctx: &ActContext, pod: &Pod, reason: &str, message: &str) {
     ctx.pod_event(pod, EventType::Warning, reason, message);
 }
 
-/// Addresses of a sandbox just made: hosts file and environment of its containers need them.
+/// Addresses of a sandbox just made: hosts file and environment of its containers need them. On the host's network they
+/// are the node's.
 async fn addresses(ctx: &ActContext, pod: &Pod, id: &str) -> Result<Vec<String>, String> {
+    if spec::host_network(pod) {
+        return Ok(Vec::new());
+    }
     let inspection = ctx.runtime.pod_sandbox_status(id, false).await.map_err(|error| {
         let text = format!("Unable to get pod sandbox status: {}", error.rpc_text());
         ctx.pod_event(pod, EventType::Warning, "FailedPodSandBoxStatus", &text);
         text
     })?;
-    if spec::host_network(pod) {
-        return Ok(Vec::new());
-    }
     let network = inspection.status.network.unwrap_or_default();
     let additional = network.additional_ips.into_iter().map(|additional| additional.ip);
     Ok(std::iter::once(network.ip).chain(additional).filter(|ip| !ip.is_empty()).collect())

@@ -51,6 +51,7 @@ impl Scene<'_> {
             return Err(report::failure("CreateContainerConfigError", message));
         };
         let found = image::ensure(ctx, pod, &spec, &sandbox.config).await?;
+        let _urgent = ctx.recorder.urgent();
         self.give_up(&spec, &start.replaces).await?;
         let restarts = config::restart_count(ctx, pod, start);
         let (found, id) = self.create(&spec, found, restarts).await?;

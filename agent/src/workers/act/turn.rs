@@ -7,6 +7,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use crate::recorder::Recorder;
+
 /// Pods that are stopped at the same time, for each processor.
 const PER_PROCESSOR: usize = 2;
 /// A pod that takes longer to end has other reasons, and keeps nobody back.
@@ -20,13 +22,14 @@ pub(super) fn turns() -> Semaphore {
     Semaphore::new(PER_PROCESSOR * processors)
 }
 
-/// Stops a pod when it is its turn.
-pub(super) async fn in_turn<T>(turns: &Semaphore, stop: impl Future<Output = T>) -> T {
+/// Stops a pod when it is its turn. Events give way meanwhile.
+pub(super) async fn in_turn<T>(turns: &Semaphore, recorder: &Recorder, stop: impl Future<Output = T>) -> T {
     // A turn that did not come in time is none; nor is one of a closed semaphore, and nobody closes it.
     let turn = timeout(PATIENCE, turns.acquire()).await;
+    let urgent = recorder.urgent();
     let mut stop = pin!(stop);
     let soon = timeout(TURN, &mut stop).await;
-    drop(turn);
+    drop((turn, urgent));
     match soon {
         Ok(done) => done,
         Err(_) => stop.await,
@@ -56,7 +59,7 @@ mod tests {
                     begins.lock().unwrap().push(start.elapsed().as_millis());
                     sleep(each_takes).await;
                 };
-                in_turn(&turns, stop).await;
+                in_turn(&turns, &Recorder::default(), stop).await;
             });
         }
         stops.join_all().await;

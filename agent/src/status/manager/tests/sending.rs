@@ -1,5 +1,6 @@
 //! The manager at work, in paused time.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
@@ -18,8 +19,10 @@ use super::status;
 use super::time;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::model::ContainerStatus;
 use crate::model::PodUid;
 use crate::model::restart::RestartGates;
+use crate::model::testing;
 use crate::status::Knowledge;
 use crate::status::NodeAddresses;
 use crate::status::Statuses;
@@ -30,22 +33,25 @@ struct Site {
     server: Server,
     statuses: Statuses,
     metrics: Arc<Metrics>,
+    urgencies: watch::Sender<usize>,
     _shutdown: DropGuard,
 }
 
 fn site() -> Site {
     let (server, metrics, shutdown) = (Server::new(), Metrics::new(), CancellationToken::new());
+    let urgencies = watch::Sender::new(0);
     let node = watch::channel(NodeAddresses::default()).1;
     let statuses = Statuses::new("sim".into(), node, RestartGates::default()).telling(Arc::new(server.clone()));
     let manager = StatusManager {
         side: statuses.api_side().expect("a side"),
         statuses: statuses.clone(),
         api: Arc::new(server.clone()),
+        urgencies: urgencies.subscribe(),
         clock: Clock::System,
         metrics: metrics.clone(),
     };
     tokio::spawn(manager.run(shutdown.clone()));
-    Site { server, statuses, metrics, _shutdown: shutdown.drop_guard() }
+    Site { server, statuses, metrics, urgencies, _shutdown: shutdown.drop_guard() }
 }
 
 impl Site {
@@ -254,7 +260,7 @@ async fn a_pod_that_is_over_and_to_be_deleted_is_deleted() {
     pod.metadata.deletion_timestamp = Some(time(1));
     site.server.put(pod.clone());
     site.server.script(&[Fault::None, Fault::LostAnswer]);
-    let (view, reasons) = (crate::model::testing::snapshot(vec![]), Default::default());
+    let (view, reasons) = (testing::snapshot(vec![]), Default::default());
     let knowledge = |is_terminal| Knowledge { reasons: &reasons, qos_class: "BestEffort", is_terminal };
     site.statuses.publish(&pod, &view, knowledge(false), SystemTime::now());
     site.server.until(|server| server.calls().len() == 1).await;
@@ -326,4 +332,58 @@ proptest! {
             }
         });
     }
+}
+
+/// Publishes that the one container of a pod is being created, or runs.
+fn publish(site: &Site, pod: &Pod, containers: Vec<ContainerStatus>) {
+    let reasons = HashMap::default();
+    let knowledge = Knowledge { reasons: &reasons, qos_class: "BestEffort", is_terminal: false };
+    site.statuses.publish(pod, &testing::snapshot(containers), knowledge, SystemTime::now());
+}
+
+/// A pod with one container, as the scheduler has left it.
+fn bound(site: &Site, name: &str) -> Pod {
+    let mut pod = site.pod(name);
+    pod.spec = testing::pod("Always", &[], &["c"]).spec.clone();
+    site.server.put(pod.clone());
+    pod
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_being_started_is_told_of_when_it_runs() {
+    let site = site();
+    let pods = ["a", "b", "c"].map(|name| bound(&site, name));
+    site.urgencies.send_replace(2);
+    for pod in &pods {
+        publish(&site, pod, vec![]);
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(site.server.calls().len(), 0, "they are being started");
+    publish(&site, &pods[0], vec![testing::running("c", 0)]);
+    site.server.until(|server| server.calls().len() == 1).await;
+    assert_eq!(site.server.calls()[0].body["status"]["phase"], "Running");
+
+    let since = tokio::time::Instant::now();
+    site.server.until(|server| server.calls().len() == 3).await;
+    assert_eq!(since.elapsed().as_secs(), 2, "five seconds are too long");
+    assert_eq!(
+        site.server.calls()[2].body["status"]["containerStatuses"][0]["state"]["waiting"]["reason"],
+        "ContainerCreating"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_held_back_is_told_when_nothing_is_being_started() {
+    let site = site();
+    let pod = bound(&site, "a");
+    site.urgencies.send_replace(1);
+    publish(&site, &pod, vec![]);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(site.server.calls().len(), 0);
+    site.urgencies.send_replace(0);
+    let since = tokio::time::Instant::now();
+    site.server.until(|server| server.calls().len() == 1).await;
+    assert!(since.elapsed() < Duration::from_millis(100), "{:?}", since.elapsed());
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(site.server.verbs(), ["patch"]);
 }

@@ -1,6 +1,7 @@
 //! What comes next for one pod.
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
@@ -63,4 +64,28 @@ fn a_new_generation_alone_can_wait_for_the_end() {
     assert!(matches!(next(&stored, &copy), Step::Later(_)));
     stored.status.pod_ip = Some("10.0.0.1".to_owned());
     assert!(matches!(next(&stored, &copy), Step::Patch(_)), "there is more to say");
+}
+
+#[test]
+fn the_first_word_of_a_pod_that_starts_can_wait_for_the_next_one() {
+    let waiting = |reason: &str| {
+        json!({"name": "c", "ready": false, "restartCount": 0, "image": "i", "imageID": "",
+            "state": {"waiting": {"reason": reason}}})
+    };
+    let saying = |reason: &str| status(json!({"phase": "Pending", "containerStatuses": [waiting(reason)]}));
+    let next = |wanted: PodStatus, api: PodStatus| {
+        let stored = Stored { status: wanted, ..stored("Pending", false) };
+        step::next(&PodUid::from("u"), &stored, &copy("p", "u", 1, api), &time(9))
+    };
+    let untold = || status(json!({"phase": "Pending"}));
+    assert!(matches!(next(saying("ContainerCreating"), untold()), Step::Starting(_)));
+    assert!(matches!(next(saying("ErrImagePull"), untold()), Step::Patch(_)), "something is wrong");
+    assert!(matches!(next(status(json!({"phase": "Failed"})), untold()), Step::Patch(_)));
+    let more =
+        status(json!({"phase": "Pending", "podIP": "10.0.0.1", "containerStatuses": [waiting("PodInitializing")]}));
+    assert!(matches!(next(more, saying("PodInitializing")), Step::Patch(_)), "it is not the first");
+    let mut init = saying("PodInitializing");
+    let run = json!([{"name": "i", "ready": false, "restartCount": 0, "image": "i", "imageID": "", "state": {"running": {}}}]);
+    init.init_container_statuses = serde_json::from_value(run).unwrap();
+    assert!(matches!(next(init, untold()), Step::Patch(_)), "something runs");
 }

@@ -1,6 +1,7 @@
-//! Which dead containers and old sandboxes go. Pure.
+//! Which dead containers and old sandboxes of a pod go. Pure.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 
 use crate::model::ContainerId;
 use crate::model::ContainerState;
@@ -8,135 +9,105 @@ use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::model::SandboxId;
 
-/// Dead instances kept per pod and container name.
-const KEPT: usize = 1;
-
-/// A container that does not run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DeadContainer {
-    /// The instance.
-    pub id: ContainerId,
-    /// Its pod.
-    pub pod_uid: String,
-    /// Its name in the spec.
-    pub name: String,
-    /// Anything but running.
-    pub state: ContainerState,
-    /// Nanoseconds since the Unix epoch.
-    pub created_at: i64,
-}
-
-/// A sandbox.
-#[derive(Clone, Debug, PartialEq)]
-pub struct KnownSandbox {
-    /// The instance.
-    pub id: SandboxId,
-    /// Its pod.
-    pub pod_uid: String,
-    /// Nanoseconds since the Unix epoch.
-    pub created_at: i64,
-    /// Ready, or with any container.
-    pub active: bool,
-}
-
-/// Containers to remove, oldest first: all of a removable pod, else all but the newest of each name.
-pub fn containers<'a>(dead: &'a [DeadContainer], removable: &impl Fn(&str) -> bool) -> Vec<&'a DeadContainer> {
-    let mut by_unit: HashMap<(&str, &str), Vec<&DeadContainer>> = HashMap::new();
-    for container in dead {
-        by_unit.entry((&container.pod_uid, &container.name)).or_default().push(container);
+/// Instances that go although the pod stays, oldest first: of every container all that have exited but the newest, and
+/// those that never ran or that the runtime has lost sight of, unless they are the newest of all. What is dead by the
+/// kernel's word alone cannot be removed yet, and takes nobody's place.
+pub fn surplus(snapshot: &PodSnapshot) -> Vec<&ContainerStatus> {
+    /// What was seen of one container so far.
+    #[derive(Default)]
+    struct Seen {
+        any: bool,
+        exited: bool,
     }
+    let mut containers: HashMap<&str, Seen> = HashMap::new();
     let mut out = Vec::new();
-    for ((uid, _), mut unit) in by_unit {
-        unit.sort_by_key(|container| std::cmp::Reverse(container.created_at));
-        out.extend(unit.into_iter().skip(if removable(uid) { 0 } else { KEPT }));
+    for status in &snapshot.containers {
+        let seen = containers.entry(&status.name).or_default();
+        let goes = match status.state {
+            ContainerState::Running => false,
+            ContainerState::Exited => status.proven.is_none() && std::mem::replace(&mut seen.exited, true),
+            ContainerState::Created | ContainerState::Unknown => seen.any,
+        };
+        seen.any = true;
+        if goes {
+            out.push(status);
+        }
     }
-    out.sort_by(|a, b| (a.created_at, a.id.as_str()).cmp(&(b.created_at, b.id.as_str())));
+    out.reverse();
     out
 }
 
-/// Sandboxes to remove: every inactive one of a removable pod, else every inactive one but the pod's newest.
-pub fn sandboxes<'a>(known: &'a [KnownSandbox], removable: &impl Fn(&str) -> bool) -> Vec<&'a KnownSandbox> {
-    let mut by_pod: HashMap<&str, Vec<&KnownSandbox>> = HashMap::new();
-    for sandbox in known {
-        by_pod.entry(&sandbox.pod_uid).or_default().push(sandbox);
-    }
-    let mut out = Vec::new();
-    for (uid, mut pod) in by_pod {
-        pod.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
-        let kept = if removable(uid) { 0 } else { KEPT };
-        out.extend(pod.into_iter().skip(kept).filter(|sandbox| !sandbox.active));
-    }
-    out.sort_by(|a, b| (a.created_at, a.id.as_str()).cmp(&(b.created_at, b.id.as_str())));
-    out
+/// Sandboxes that go although the pod stays, oldest first: all but the newest that are not ready and hold no container,
+/// where those in `gone` are no more.
+pub fn old_sandboxes<'a>(snapshot: &'a PodSnapshot, gone: &HashSet<&ContainerId>) -> Vec<&'a SandboxId> {
+    let holds = |id: &SandboxId| snapshot.containers.iter().any(|c| &c.sandbox_id == id && !gone.contains(&c.id));
+    let old = snapshot.sandboxes.iter().skip(1).rev();
+    old.filter(|sandbox| !sandbox.ready && !holds(&sandbox.id)).map(|sandbox| &sandbox.id).collect()
 }
 
-/// Exited instances to remove from one pod after `exited` ended (any container without it): all but the newest of that
-/// name, or all exited ones of the pod.
-pub fn dead_of_pod<'a>(
-    snapshot: &'a PodSnapshot,
-    exited: Option<&ContainerId>,
-    keep_none: bool,
-) -> Vec<&'a ContainerStatus> {
-    let is_dead = |status: &&ContainerStatus| status.state == ContainerState::Exited && status.proven.is_none();
-    if keep_none {
-        return snapshot.containers.iter().filter(is_dead).collect();
-    }
-    let Some(name) = exited.and_then(|id| snapshot.by_id(id)).map(|status| &status.name) else { return Vec::new() };
-    // Newest first; a death the runtime has not confirmed counts as the newest, but cannot be removed yet.
-    let of_name = snapshot.containers.iter().filter(|status| &status.name == name);
-    of_name.filter(|status| status.state == ContainerState::Exited).skip(KEPT).filter(is_dead).collect()
+/// Instances of a pod of which nothing stays that the runtime lets go.
+pub fn dead(snapshot: &PodSnapshot) -> impl Iterator<Item = &ContainerStatus> {
+    snapshot.containers.iter().filter(|status| status.state == ContainerState::Exited && status.proven.is_none())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::testing;
 
-    fn dead(id: &str, uid: &str, name: &str, created_at: i64) -> DeadContainer {
-        DeadContainer {
-            id: id.into(),
-            pod_uid: uid.into(),
-            name: name.into(),
-            state: ContainerState::Exited,
-            created_at,
-        }
+    fn instance(name: &str, attempt: u32, state: ContainerState) -> ContainerStatus {
+        ContainerStatus { state, ..testing::exited(name, attempt, 0) }
     }
 
-    fn ids<'a>(found: impl IntoIterator<Item = &'a DeadContainer>) -> Vec<&'a str> {
-        found.into_iter().map(|container| container.id.as_str()).collect()
+    fn ids(found: Vec<&ContainerStatus>) -> Vec<String> {
+        found.into_iter().map(|status| format!("{}/{}", status.name, status.attempt)).collect()
     }
 
     #[test]
-    fn the_newest_of_each_name_is_kept() {
-        let all = [
-            dead("a3", "u1", "a", 3),
-            dead("a1", "u1", "a", 1),
-            dead("a2", "u1", "a", 2),
-            dead("b1", "u1", "b", 1),
-            dead("z9", "u2", "a", 9),
+    fn of_every_container_the_newest_that_has_exited_stays() {
+        use ContainerState::{Created, Exited, Running, Unknown};
+        let newest_first = vec![
+            instance("a", 4, Running),
+            instance("b", 3, Created),
+            instance("c", 3, Unknown),
+            instance("a", 3, Created),
+            instance("a", 2, Exited),
+            instance("b", 2, Exited),
+            instance("c", 2, Created),
+            instance("a", 1, Exited),
+            instance("b", 1, Unknown),
+            instance("a", 0, Exited),
+            instance("d", 0, Exited),
         ];
-        assert_eq!(ids(containers(&all, &|_| false)), ["a1", "a2"]);
-        assert_eq!(ids(containers(&all, &|uid| uid == "u2")), ["a1", "a2", "z9"]);
-        assert_eq!(ids(containers(&all, &|_| true)), ["a1", "b1", "a2", "a3", "z9"]);
+        assert_eq!(ids(surplus(&testing::snapshot(newest_first))), ["a/0", "b/1", "a/1", "c/2", "a/3"]);
     }
 
     #[test]
-    fn active_sandboxes_stay() {
-        let sandbox = |id: &str, uid: &str, created_at, active| KnownSandbox {
+    fn a_death_that_is_not_confirmed_takes_nobodys_place() {
+        let dead = |attempt| instance("a", attempt, ContainerState::Exited);
+        let at = tokio::time::Instant::now();
+        let proof = crate::model::ProvenDeath { seen_at: at, kernel_age: None, exit_code: None, oom_killed: false };
+        let newest = ContainerStatus { proven: Some(proof), ..dead(2) };
+        assert_eq!(ids(surplus(&testing::snapshot(vec![newest.clone(), dead(1)]))), [""; 0]);
+        assert_eq!(ids(surplus(&testing::snapshot(vec![newest, dead(1), dead(0)]))), ["a/0"]);
+    }
+
+    #[test]
+    fn sandboxes_with_anything_in_them_stay() {
+        let mut snapshot = testing::snapshot(vec![instance("a", 1, ContainerState::Exited)]);
+        let sandbox = |id: &str, ready| crate::model::SandboxStatus {
             id: id.into(),
-            pod_uid: uid.into(),
-            created_at,
-            active,
+            ready,
+            ..snapshot.sandboxes.first().expect("a sandbox").clone()
         };
-        let all = [
-            sandbox("old", "u1", 1, false),
-            sandbox("busy", "u1", 2, true),
-            sandbox("newest", "u1", 3, false),
-            sandbox("gone", "u2", 1, false),
-            sandbox("gone-busy", "u2", 2, true),
-        ];
-        let ids = |found: Vec<&KnownSandbox>| found.into_iter().map(|s| s.id.to_string()).collect::<Vec<_>>();
-        assert_eq!(ids(sandboxes(&all, &|_| false)), ["gone", "old"]);
-        assert_eq!(ids(sandboxes(&all[..3], &|_| false)), ["old"]);
-        assert_eq!(ids(sandboxes(&all, &|_| true)), ["gone", "old", "newest"]);
+        let sandboxes = ["newest", "ready", "full", "empty", "oldest"].map(|id| sandbox(id, id == "ready")).to_vec();
+        snapshot.sandboxes = sandboxes;
+        snapshot.containers[0].sandbox_id = "full".into();
+        let ids = |gone: &[&ContainerId]| {
+            let old = old_sandboxes(&snapshot, &gone.iter().copied().collect());
+            old.into_iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&[]), ["oldest", "empty"]);
+        assert_eq!(ids(&[&snapshot.containers[0].id]), ["oldest", "empty", "full"]);
     }
 }

@@ -15,7 +15,7 @@ async fn sidecars_stop_after_the_others() {
         node.runtime.state().stops.insert(id.into(), Duration::from_secs(seconds));
     }
     let since = Instant::now();
-    terminate_pod(&node.ctx, &pod, &running(&["a", "b", "s1", "s2"]), Some(20)).await.expect("stopped");
+    terminate_pod(&node.ctx, &pod, || running(&["a", "b", "s1", "s2"]).into(), Some(20), None).await.expect("stopped");
     let mut calls = node.runtime.take_calls();
     calls[..2].sort();
     assert_eq!(
@@ -38,7 +38,8 @@ async fn waiting_ends_with_the_grace_period() {
     let pod = pod(json!({"initContainers": [sidecar], "containers": [container("a")]}));
     node.runtime.state().stops.insert("a-0".into(), Duration::from_secs(60));
     node.runtime.fail("StopContainer", Status::unknown("stuck"));
-    let error = terminate_pod(&node.ctx, &pod, &running(&["a", "s"]), Some(5)).await.expect_err("a was stuck");
+    let error =
+        terminate_pod(&node.ctx, &pod, || running(&["a", "s"]).into(), Some(5), None).await.expect_err("a was stuck");
     assert_eq!(
         error,
         r#"error killing pod: failed to "KillContainer" for "a" with KillContainerError: "rpc error: code = Unknown desc = stuck""#
@@ -51,9 +52,11 @@ async fn what_is_gone_is_fine_and_strangers_fall_with_the_sandbox() {
     let node = Node::new();
     node.runtime.fail("StopContainer", Status::not_found("c-0"));
     node.runtime.fail("StopPodSandbox", Status::not_found("sandbox-0"));
-    terminate_pod(&node.ctx, &pod(json!({})), &running(&["c"]), None).await.expect("gone is stopped");
+    terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), None, None).await.expect("gone is stopped");
     node.runtime.take_calls();
-    let error = terminate_pod(&node.ctx, &pod(json!({})), &running(&["stranger"]), None).await.expect_err("unknown");
+    let error = terminate_pod(&node.ctx, &pod(json!({})), || running(&["stranger"]).into(), None, None)
+        .await
+        .expect_err("unknown");
     assert!(error.contains("stranger"), "{error}");
     assert_eq!(node.runtime.take_calls(), ["StopPodSandbox sandbox-0"]);
 }
@@ -61,7 +64,7 @@ async fn what_is_gone_is_fine_and_strangers_fall_with_the_sandbox() {
 #[tokio::test(start_paused = true)]
 async fn orphans_get_two_seconds() {
     let node = Node::new();
-    kill_orphan(&node.ctx, &running(&["x", "y"])).await.expect("stopped");
+    kill_orphan(&node.ctx, || running(&["x", "y"]).into()).await.expect("stopped");
     let mut calls = node.runtime.take_calls();
     calls.sort();
     assert_eq!(calls, ["StopContainer x-0 2", "StopContainer y-0 2", "StopPodSandbox sandbox-0"]);
@@ -178,76 +181,66 @@ async fn a_pod_that_ended_leaves_no_volume() {
     assert!(!node.path("root/pods/uid").exists());
 }
 
-#[tokio::test]
-async fn collection_takes_what_nobody_needs() {
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_stays_is_tidied() {
     let node = Node::new();
-    let labels = |uid: &str, name: &str| {
-        [("io.kubernetes.pod.uid", uid), ("io.kubernetes.container.name", name)]
-            .map(|(k, v)| (k.into(), v.into()))
-            .into()
-    };
-    let listed = |id: &str, uid: &str, created_at, state: cri::ContainerState| cri::Container {
-        id: id.into(),
-        pod_sandbox_id: format!("{uid}-sandbox"),
-        labels: labels(uid, "c"),
-        created_at,
-        state: state as i32,
-        ..Default::default()
-    };
-    use cri::ContainerState::{ContainerExited, ContainerRunning};
-    {
-        let mut state = node.runtime.state();
-        state.listed = vec![
-            listed("old", "u1", 1, ContainerExited),
-            listed("new", "u1", 2, ContainerExited),
-            listed("live", "u1", 3, ContainerRunning),
-            listed("gone", "u2", 1, ContainerExited),
-            cri::Container { id: "stranger".into(), state: ContainerExited as i32, ..Default::default() },
-        ];
-        let sandbox = |id: &str, uid: &str, created_at| cri::PodSandbox {
-            id: id.into(),
-            labels: labels(uid, ""),
-            state: cri::PodSandboxState::SandboxNotready as i32,
-            created_at,
-            ..Default::default()
-        };
-        state.listed_sandboxes =
-            vec![sandbox("u1-a", "u1", 1), sandbox("u1-b", "u1", 2), sandbox("u1-sandbox", "u1", 3)];
-        for id in ["old", "gone"] {
-            state.log_paths.insert(id.into(), node.path(&format!("{id}.log")).to_string_lossy().into_owned());
+    let dead = |name: &str, attempt, sandbox: &str| {
+        let log = node.path(&format!("{name}-{attempt}.log"));
+        std::fs::write(&log, "x").expect("a log");
+        ContainerStatus {
+            sandbox_id: sandbox.into(),
+            log_path: log.to_string_lossy().into_owned(),
+            ..status(name, attempt, ContainerState::Exited)
         }
-    }
-    for dir in ["logs/ns_a_u1", "logs/ns_b_u2", "logs/other"] {
+    };
+    let lost = ContainerStatus { state: ContainerState::Unknown, ..dead("c", 1, "sandbox-0") };
+    let mut snapshot = testing::snapshot(vec![
+        ContainerStatus { sandbox_id: "sandbox-2".into(), ..status("c", 3, ContainerState::Running) },
+        dead("c", 2, "sandbox-1"),
+        lost,
+        dead("c", 0, "sandbox-0"),
+    ]);
+    let sandbox = |id: &str, ready| SandboxStatus { id: id.into(), ready, ..snapshot.sandboxes[0].clone() };
+    snapshot.sandboxes = vec![sandbox("sandbox-2", true), sandbox("sandbox-1", false), sandbox("sandbox-0", false)];
+    assert!(gc::is_untidy(&snapshot));
+    node.runtime.fail("RemoveContainer", Status::unknown("busy"));
+    assert_eq!(gc::tidy(&node.ctx, &snapshot).await, ["rpc error: code = Unknown desc = busy"]);
+    let expected = ["RemoveContainer c-0", "StopContainer c-1 2", "RemoveContainer c-1"];
+    assert_eq!(node.runtime.take_calls(), expected, "its sandbox waits for both");
+    assert_eq!(gc::tidy(&node.ctx, &snapshot).await, [""; 0]);
+    let calls = node.runtime.take_calls();
+    assert_eq!(calls[..3], expected);
+    assert_eq!(calls[3..], ["StopPodSandbox sandbox-0", "RemovePodSandbox sandbox-0"]);
+    let logs = [0, 1, 2].map(|attempt| node.path(&format!("c-{attempt}.log")).exists());
+    assert_eq!(logs, [false, false, true]);
+
+    assert!(!gc::is_untidy(&running(&["c", "d"])));
+    assert_eq!(gc::tidy(&node.ctx, &running(&["c", "d"])).await, [""; 0]);
+    assert_eq!(node.runtime.take_calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn logs_of_pods_that_are_gone_go() {
+    let node = Node::new();
+    for dir in ["logs/ns_a_u1", "logs/ns_b_u2/c", "logs/other"] {
         std::fs::create_dir_all(node.path(dir)).expect("a folder");
     }
-    std::os::unix::fs::symlink("/nowhere", node.path("links/a_ns_c-ended.log")).expect("a link");
-    let outcome = gc::collect(&node.ctx, true, |uid| uid == "u2").await.expect("a list");
-    assert_eq!((outcome.containers, outcome.sandboxes, outcome.log_dirs), (2, 2, 1), "{outcome:?}");
-    assert_eq!(outcome.errors, Vec::<String>::new());
-    assert!(
-        node.path("logs/ns_a_u1").exists() && !node.path("logs/ns_b_u2").exists() && node.path("logs/other").exists()
-    );
-    assert!(!node.path("links/a_ns_c-ended.log").is_symlink());
-    let mut calls = node.runtime.take_calls();
-    calls.retain(|call| call.starts_with("Remove"));
-    assert_eq!(
-        calls,
-        ["RemoveContainer gone", "RemoveContainer old", "RemovePodSandbox u1-a", "RemovePodSandbox u1-b"]
-    );
-
-    let outcome = gc::collect(&node.ctx, false, |_| true).await.expect("a list");
-    assert_eq!(outcome.containers, 1, "before the sources are ready only surplus goes: {outcome:?}");
+    std::fs::write(node.path("logs/ns_c_u3"), "x").expect("a file");
+    let link = |name: &str, to: &str| std::os::unix::fs::symlink(to, node.path(name)).expect("a link");
+    link("links/a_ns_c-ended.log", "/nowhere");
+    link("links/a_ns_c-lives.log", "/");
+    assert_eq!(gc::collect_logs(&node.ctx, |uid| uid == "u1").await, [""; 0]);
+    let left = ["logs/ns_a_u1", "logs/ns_b_u2", "logs/other", "logs/ns_c_u3"].map(|dir| node.path(dir).exists());
+    assert_eq!(left, [true, false, true, true]);
+    let left = ["ended", "lives"].map(|id| node.path(&format!("links/a_ns_c-{id}.log")).is_symlink());
+    assert_eq!(left, [false, true]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_newest_dead_instance_of_a_pods_container_is_kept() {
+async fn of_a_pod_that_goes_all_dead_instances_go() {
     let node = Node::new();
     let dead = |name: &str, attempt| status(name, attempt, ContainerState::Exited);
-    let snapshot = testing::snapshot(vec![dead("c", 2), dead("d", 1), dead("c", 1), dead("c", 0), dead("d", 0)]);
-    assert!(gc::remove_dead(&node.ctx, &snapshot, Some(&"c-2".into()), false).await.is_empty());
-    assert_eq!(node.runtime.take_calls(), ["RemoveContainer c-1", "RemoveContainer c-0"]);
-    gc::remove_dead(&node.ctx, &snapshot, None, true).await;
-    assert_eq!(node.runtime.take_calls().len(), 5);
-    assert!(gc::remove_dead(&node.ctx, &snapshot, Some(&"unknown".into()), false).await.is_empty());
-    assert_eq!(node.runtime.take_calls(), Vec::<String>::new());
+    let snapshot = testing::snapshot(vec![dead("c", 2), dead("d", 1), status("c", 1, ContainerState::Running)]);
+    assert_eq!(gc::remove_dead(&node.ctx, &snapshot).await, [""; 0]);
+    assert_eq!(node.runtime.take_calls(), ["RemoveContainer c-2", "RemoveContainer d-1"]);
 }

@@ -188,6 +188,23 @@ async fn sandboxes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_name_too_long_for_a_log_folder() {
+    let mut node = Node::new();
+    let mut pod = pod(json!({}));
+    let name = "n".repeat(253);
+    pod.metadata.name = Some(name.clone());
+    let told = events(&mut node, &pod, actions(create(), vec![]), &empty()).await;
+    let folder = node.path("logs").join(format!("ns_{name}_uid"));
+    let expected = format!(
+        "{name} W FailedCreatePodSandBox: Failed to create pod sandbox: mkdir {}: file name too long: namespace, name and \
+         UID of the pod make 260 bytes",
+        folder.display()
+    );
+    assert_eq!(told, [expected]);
+    assert_eq!(node.runtime.take_calls(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_network_that_is_not_ready() {
     let mut node = Node::new();
     node.network.send_replace(Some("cni plugin not initialized".to_owned()));

@@ -55,6 +55,38 @@ async fn pulls_are_measured_by_size() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_was_asked_of_images_is_counted() {
+    let mut node = Node::new();
+    let metrics = crate::metrics::Metrics::new();
+    node.ctx.metrics = Some(metrics.clone());
+    node.has_image("here:1", "sha256:here");
+    node.runtime.state().registry.insert("far:1".into(), image("sha256:pulled"));
+    for (name, policy) in [
+        ("here:1", "IfNotPresent"),
+        ("here:1", "Never"),
+        ("far:1", "Always"),
+        ("absent:1", "Never"),
+        ("absent:1", "IfNotPresent"),
+        ("BAD", "IfNotPresent"),
+    ] {
+        drop(started(&node, &with_policy(name, policy)).await);
+    }
+    let text = metrics.render().expect("metrics");
+    for (present, policy, required) in [
+        ("true", "ifnotpresent", "false"),
+        ("true", "never", "false"),
+        ("unknown", "always", "true"),
+        ("false", "never", "unknown"),
+        ("false", "ifnotpresent", "true"),
+        ("unknown", "ifnotpresent", "unknown"),
+    ] {
+        let labels = format!(r#"present_locally="{present}",pull_policy="{policy}",pull_required="{required}""#);
+        let line = format!("kubelet_image_manager_ensure_image_requests_total{{{labels}}} 1");
+        assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_failed_pull_backs_off() {
     let node = Node::new();
     let pod = with_policy("absent:1", "IfNotPresent");
