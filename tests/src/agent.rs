@@ -18,6 +18,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
+use anyhow::ensure;
 use keblet_peers::Agent;
 use keblet_peers::Cache;
 use keblet_peers::ContainerView;
@@ -52,8 +53,17 @@ pub struct Scene {
 impl Scene {
     /// Starts a runtime and prepares a node; the agent is yet to be started.
     pub fn new() -> Result<Self> {
+        Self::with(json!({}))
+    }
+
+    /// The same with single fields of the agent's configuration replaced.
+    pub fn with(changes: Value) -> Result<Self> {
         let containerd = PrivateContainerd::start(&Cache::locate(), &Options::default())?;
-        let node = Node::create(containerd.ready(), &json!({ "logging": { "format": "json", "verbosity": 2 } }))?;
+        let mut all = json!({ "logging": { "format": "json", "verbosity": 2 } });
+        if let (Some(all), Some(changes)) = (all.as_object_mut(), changes.as_object()) {
+            all.extend(changes.clone());
+        }
+        let node = Node::create(containerd.ready(), &all)?;
         let stamps = containerd.ready().dir.join("stamps");
         fs::create_dir(&stamps).with_context(|| format!("cannot create {}", stamps.display()))?;
         Ok(Self { agent: None, containerd, node, stamps })
@@ -79,6 +89,19 @@ impl Scene {
         command.arg("--config").arg(&self.node.config).arg("--root-dir").arg(&self.node.root);
         command.arg("--cert-dir").arg(self.node.root.join("pki"));
         self.agent = Some(Agent::start(&mut command, &self.node, &mut self.containerd)?);
+        Ok(())
+    }
+
+    /// The process that was started as the agent.
+    pub fn agent_pid(&self) -> Result<u32> {
+        Ok(self.agent.as_ref().context("no agent is running")?.pid())
+    }
+
+    /// Waits until the agent has ended by itself, and well.
+    pub fn until_ended(&mut self) -> Result<()> {
+        let mut agent = self.agent.take().context("no agent is running")?;
+        let status = self.until("the end of the agent", |_| agent.ended())?;
+        ensure!(status.success(), "the agent ended with {status}");
         Ok(())
     }
 
@@ -148,6 +171,13 @@ impl Scene {
         self.stamped(name).iter().filter(|(word, _)| word == "start").count()
     }
 
+    /// Whether a program of the pod has said its first word, as far as such pods say any. A container runs before its
+    /// program does, and whoever kills it then sees a life without a start.
+    pub fn has_begun(&self, name: &str) -> bool {
+        let manifest = fs::read_to_string(self.node.manifests.join(format!("{name}.json"))).unwrap_or_default();
+        !manifest.contains(&self.stamp(name)) || self.starts(name) > 0
+    }
+
     /// All sandboxes of a pod, oldest first, as the runtime knows them.
     pub fn sandboxes(&mut self, name: &str) -> Result<Vec<PodView>> {
         let full = format!("{name}-{NODE}");
@@ -185,9 +215,9 @@ impl Scene {
         self.until(what, |scene| Ok(condition(scene)?.then_some(())))
     }
 
-    /// Waits until the pod has a running container and returns it.
+    /// Waits until the pod has begun and has a running container, and returns that.
     pub fn until_running(&mut self, name: &str) -> Result<ContainerView> {
-        self.until(&format!("{name} running"), |scene| scene.running(name))
+        self.until(&format!("{name} running"), |scene| Ok(scene.running(name)?.filter(|_| scene.has_begun(name))))
     }
 
     /// The agent's log lines that are JSON, of all its runs.

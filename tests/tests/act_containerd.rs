@@ -303,7 +303,7 @@ async fn a_pod_lives_and_ends_on_containerd() {
 
     let snapshot = node.snapshot().await;
     assert_eq!(snapshot.running().count(), 1);
-    terminate_pod(&node.ctx, &pod, &snapshot, Some(1)).await.unwrap();
+    terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), Some(1), None).await.unwrap();
     assert_eq!(node.snapshot().await.running().count(), 0);
     cleanup_pod(&node.ctx, &pod).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
@@ -331,7 +331,8 @@ async fn a_restart_is_two_calls_to_the_runtime() {
         let calls = node.calls.take();
         assert_eq!(calls, [Operation::CreateContainer, Operation::StartContainer]);
     }
-    terminate_pod(&node.ctx, &pod, &node.snapshot().await, Some(1)).await.unwrap();
+    let snapshot = node.snapshot().await;
+    terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), Some(1), None).await.unwrap();
     cleanup_pod(&node.ctx, &pod).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
     node.stop().await;

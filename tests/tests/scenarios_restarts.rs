@@ -30,11 +30,11 @@ fn sandboxes(scene: &mut Scene) -> Result<BTreeMap<String, Vec<PodView>>> {
     Ok(all)
 }
 
-/// Waits until every pod has a running container.
+/// Waits until every pod has begun and has a running container.
 fn all_running(scene: &mut Scene) -> Result<BTreeMap<String, ContainerView>> {
     scene.until("all pods running", |scene| {
         let all = sandboxes(scene)?;
-        let alive = |name: &String| running(all.get(name)?).into_iter().next();
+        let alive = |name: &String| running(all.get(name)?).into_iter().find(|_| scene.has_begun(name));
         Ok(names().into_iter().map(|name| alive(&name).map(|container| (name, container))).collect())
     })
 }
@@ -95,6 +95,7 @@ fn a_killed_runtime_costs_only_what_died() -> Result<()> {
         let died = victims.contains(&name);
         ensure!((container.id != before[&name].id) == died, "{name}: died {died}, {container:?}");
         ensure!(container.attempt == u32::from(died), "{name}: {container:?}");
+        scene.until_true("its program begun", |scene| Ok(scene.starts(&name) > usize::from(died)))?;
         ensure!(scene.starts(&name) == 1 + usize::from(died), "{name}: {:?}", scene.stamped(&name));
         ensure!(all[&name].len() == 1, "{name} has another sandbox: {:?}", all[&name]);
         let seen = scene.events(&name, "ContainerDied");

@@ -8,21 +8,12 @@ use keblet::metrics::Metrics;
 use keblet::model::Clock;
 use keblet::recorder::{Loss, Recorder, RecorderObserver};
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, Senses, pod};
-use tempfile::TempDir;
+use keblet_tests::node::{Agent, Senses, node, pod};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 /// Nothing here takes longer, on the simulated node's clock.
 const SOON: Duration = Duration::from_secs(900);
-
-fn node() -> (SimRuntime, TempDir) {
-    let sim = SimRuntime::new(Options::default());
-    sim.images(|images| images.store("busybox", 1 << 20));
-    let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
-    (sim, folder)
-}
 
 /// Waits until the exposition has these lines.
 async fn shows(metrics: &Metrics, lines: &[&str]) {
@@ -147,4 +138,44 @@ async fn a_long_back_off_is_told_of_while_it_lasts() {
     assert!(all[1..].iter().all(|(method, _)| method == http::Method::PATCH), "one event, counted up: {all:#?}");
     let counts: Vec<_> = all.iter().map(|(_, event)| event["count"].as_u64().expect("a count")).collect();
     assert_eq!(counts, (1..=u64::try_from(all.len()).expect("few")).collect::<Vec<_>>());
+}
+
+/// A pod that waits for its turn to be stopped and ends by itself meanwhile is neither stopped nor told of as killed.
+#[tokio::test(start_paused = true)]
+async fn what_ended_before_its_turn_is_not_stopped() {
+    let (sim, folder) = node();
+    let (recorder, told) = recorder();
+    // As many as have turns at once: they keep theirs as long as anybody may.
+    let turns = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    let deaf: Vec<_> = (0..turns).map(|n| pod(&format!("deaf-{n}")).running("main", "term ignore").build()).collect();
+    let static_pod = pod("static").running("main", "run").build();
+    let api = pod("api").running("main", "run").from_api();
+    let all = deaf.iter().chain([&static_pod, &api.clone().build()]).cloned().collect();
+    let agent = Agent::start_telling(&sim, Senses::ALL, folder.path(), all, recorder);
+    sim.until("all up", SOON, |l| l.live_count() == turns + 2).await.expect("up");
+    sleep(Duration::from_secs(2)).await;
+    for pod in deaf {
+        agent.remove(pod).await;
+    }
+    sleep(Duration::from_millis(20)).await;
+    agent.remove(static_pod).await;
+    agent.update(api.deleting().build()).await;
+    sleep(Duration::from_millis(100)).await;
+    let stopped = |l: &Ledger| l.calls().filter(|call| call.method == Method::StopContainer).count();
+    assert_eq!(sim.ledger(stopped), turns, "the last two wait for their turn");
+    for name in ["static", "api"] {
+        sim.kill(name, "main", Exit::Code(0)).expect("it runs");
+    }
+    let begin = Instant::now();
+    while !(sim.sandboxes("static").is_empty() && sim.sandboxes("api").is_empty()) {
+        assert!(begin.elapsed() < SOON, "{}", sim.ledger(Ledger::to_string));
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(sim.ledger(stopped), turns, "{}", sim.ledger(Ledger::to_string));
+    sleep(Duration::from_secs(1)).await;
+    let told = told.lock().expect("not poisoned");
+    let killing = told.iter().filter(|(_, event)| event["reason"] == "Killing");
+    let killed: Vec<_> = killing.filter_map(|(_, event)| event["involvedObject"]["name"].as_str()).collect();
+    assert_eq!(killed.len(), turns, "{killed:?}");
+    assert!(killed.iter().all(|name| name.starts_with("deaf-")), "{killed:?}");
 }

@@ -2,11 +2,15 @@
 
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
 use keblet_peers::ControlPlaneReady;
+use nix::sys::signal::Signal;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use tokio::io::AsyncReadExt as _;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Child;
@@ -14,9 +18,13 @@ use tokio::process::ChildStdin;
 use tokio::process::Command;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio::time::timeout;
 
 use super::PATIENCE;
+
+/// How long an answer may take before the question counts as lost.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 /// kubectl as administrator in one namespace.
 pub struct Kubectl {
@@ -24,6 +32,7 @@ pub struct Kubectl {
     kubeconfig: PathBuf,
     home: PathBuf,
     namespace: String,
+    environment: Vec<(&'static str, &'static str)>,
 }
 
 /// What a finished kubectl said.
@@ -44,7 +53,15 @@ impl Kubectl {
             kubeconfig: plane.kubeconfig.clone(),
             home: plane.dir.join("home"),
             namespace: namespace.to_owned(),
+            environment: Vec::new(),
         }
+    }
+
+    /// The same as an older one, which streams over SPDY all the way.
+    pub fn without_websockets(mut self) -> Self {
+        let gates = ["KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PORT_FORWARD_WEBSOCKETS"];
+        self.environment.extend(gates.map(|gate| (gate, "false")));
+        self
     }
 
     /// Runs it and returns what it said; for failures that are to be looked at.
@@ -59,12 +76,9 @@ impl Kubectl {
         command.arg("--namespace").arg(&self.namespace).args(arguments);
         let mut child = self.spawn(&mut command)?;
         let mut stdin = child.stdin.take().context("kubectl has no standard input")?;
-        let talk = async {
-            // It may end without having read all.
-            let _ = stdin.write_all(input.as_bytes()).await;
-            drop(stdin);
-            child.wait_with_output().await.context("cannot wait for kubectl")
-        };
+        // It may answer before it has read all, and end without having done so.
+        let input = async move { stdin.write_all(input.as_bytes()).await };
+        let talk = async { tokio::join!(input, child.wait_with_output()).1.context("cannot wait for kubectl") };
         let output = timeout(PATIENCE, talk).await.with_context(|| format!("`kubectl {line}` does not end"))??;
         Ok(Said {
             code: output.status.code().unwrap_or(-1),
@@ -101,6 +115,7 @@ impl Kubectl {
         command
             .env("KUBECONFIG", &self.kubeconfig)
             .env("HOME", &self.home)
+            .envs(self.environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -135,6 +150,21 @@ impl Session {
         input.flush().await.with_context(|| format!("`{}` does not listen", self.line))
     }
 
+    /// Keeps it from running, so that it neither reads nor answers.
+    pub fn suspend(&self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    /// Lets it run again.
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = self.process.id().with_context(|| format!("`{}` has ended", self.line))?;
+        kill(Pid::from_raw(i32::try_from(pid)?), signal).with_context(|| format!("cannot signal `{}`", self.line))
+    }
+
     /// Closes its standard input.
     pub fn close_input(&mut self) {
         self.input = None;
@@ -148,6 +178,20 @@ impl Session {
             Ok(Ok(said)) => Ok(said),
             Ok(Err(_)) => bail!("`{}` ended and never said {text:?}, but: {}", self.line, self.said()),
             Err(_) => bail!("`{}` never said {text:?}, but: {}", self.line, self.said()),
+        }
+    }
+
+    /// Types something until it is answered. A runtime may take what is typed before it passes on what is said, so what
+    /// a process answers to the very first words of somebody who attaches to it can be lost.
+    pub async fn ask_until_said(&mut self, question: &str, answer: &str) -> Result<String> {
+        let began = Instant::now();
+        loop {
+            self.say(question).await?;
+            match timeout(ASK_AGAIN, self.until_said(answer)).await {
+                Ok(said) => return said,
+                Err(_) if began.elapsed() < PATIENCE => {}
+                Err(_) => bail!("`{}` never said {answer:?}, but: {}", self.line, self.said()),
+            }
         }
     }
 

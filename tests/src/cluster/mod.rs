@@ -1,12 +1,12 @@
 //! The agent as a node of a real cluster, for tests of what people and controllers see of it.
 //!
 //! ```text
-//! one per test binary:  control plane, a node that tests share
-//! one per test:         Tenant: a namespace, a node (shared or its own), the real kubectl
+//! few per test binary:  Stage: a control plane, a node that tests share
+//! one per test:         Tenant: a namespace, a node (the stage's or its own), the real kubectl
 //! ```
-//! Owns the stage and the waiting: everything waits on what the API server's watches tell, with a deadline, never for a
-//! time. Refuses to judge. Tests that break the control plane hold it alone ([`Cluster::alone`]); all others at once
-//! ([`Cluster::join`]).
+//! Owns the stages and the waiting: everything waits on what the API server's watches tell, with a deadline, never for a
+//! time. Refuses to judge. Tests that break the control plane or the agent have a stage alone ([`Cluster::alone`]); all
+//! others share one, some at once ([`Cluster::join`]).
 
 mod kubectl;
 mod node;
@@ -14,6 +14,7 @@ mod tenant;
 mod wait;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::OnceLock;
@@ -30,9 +31,10 @@ use kube::Client;
 use kube::Config;
 use kube::config::KubeConfigOptions;
 use kube::config::Kubeconfig;
-use tokio::sync::RwLock;
-use tokio::sync::RwLockReadGuard;
-use tokio::sync::RwLockWriteGuard;
+use serde_json::json;
+use tokio::sync::OnceCell;
+use tokio::sync::Semaphore;
+use tokio::sync::SemaphorePermit;
 use tokio::task::spawn_blocking;
 
 pub use kubectl::Kubectl;
@@ -47,43 +49,56 @@ pub use wait::until_some;
 /// For anything that has to happen; generous, for a machine that does much else.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The one control plane of this process. The end of the process is the end of its input, and so its own.
-static PLANE: OnceLock<Mutex<ControlPlane>> = OnceLock::new();
-static STARTING: Mutex<()> = Mutex::new(());
-static TURNS: RwLock<()> = RwLock::const_new(());
+/// What the processors bear at once, beside a test that is alone.
+const AT_ONCE: usize = 3;
+
+static SHARED: Stage = Stage::new(AT_ONCE);
+/// Two, since who waits for an API server to come back leaves the processors to another.
+static ALONE: [Stage; 2] = [Stage::new(1), Stage::new(1)];
+
+/// A control plane and the node on it. The end of the process is the end of its input, and so its own.
+struct Stage {
+    turns: Semaphore,
+    plane: OnceLock<Mutex<ControlPlane>>,
+    starting: Mutex<()>,
+    node: OnceCell<Arc<ClusterNode>>,
+}
 
 /// The control plane in the hands of one test.
 pub struct Cluster {
+    stage: &'static Stage,
     ready: ControlPlaneReady,
     client: Client,
-    _turn: Turn,
-}
-
-/// Held to keep others from breaking what the test needs.
-enum Turn {
-    Shared { _guard: RwLockReadGuard<'static, ()> },
-    Alone { _guard: RwLockWriteGuard<'static, ()> },
+    _turn: SemaphorePermit<'static>,
 }
 
 impl Cluster {
-    /// The control plane, which nobody breaks while this is held.
+    /// The control plane that nobody breaks.
     pub async fn join() -> Result<Self> {
-        let turn = Turn::Shared { _guard: TURNS.read().await };
-        Self::with(turn).await
+        Self::on(&SHARED, SHARED.turn().await?).await
     }
 
-    /// The control plane for one test alone, which may break and mend it.
+    /// The control plane for one test alone, which may break and mend it and its node.
     pub async fn alone() -> Result<Self> {
-        let turn = Turn::Alone { _guard: TURNS.write().await };
-        Self::with(turn).await
+        let [one, other] = &ALONE;
+        tokio::select! {
+            turn = one.turn() => Self::on(one, turn?).await,
+            turn = other.turn() => Self::on(other, turn?).await,
+        }
     }
 
-    async fn with(turn: Turn) -> Result<Self> {
-        let ready = spawn_blocking(|| plane().map(|plane| plane.ready().clone()))
+    async fn on(stage: &'static Stage, turn: SemaphorePermit<'static>) -> Result<Self> {
+        let ready = spawn_blocking(|| stage.plane().map(|plane| plane.ready().clone()))
             .await
             .context("starting the control plane panicked")??;
         let client = client(ready.kubeconfig.clone()).await?;
-        Ok(Self { ready, client, _turn: turn })
+        Ok(Self { stage, ready, client, _turn: turn })
+    }
+
+    /// The node that all tests on this control plane share; started by whoever comes first.
+    pub async fn node(&self) -> Result<Arc<ClusterNode>> {
+        let start = async || ClusterNode::start(self, json!({})).await.map(Arc::new);
+        self.stage.node.get_or_try_init(start).await.cloned()
     }
 
     /// Where everything is.
@@ -101,7 +116,8 @@ impl Cluster {
         &self,
         order: impl FnOnce(&mut ControlPlane) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        spawn_blocking(move || order(&mut *plane()?)).await.context("an order to the control plane panicked")?
+        let stage = self.stage;
+        spawn_blocking(move || order(&mut *stage.plane()?)).await.context("an order to the control plane panicked")?
     }
 }
 
@@ -115,16 +131,28 @@ pub async fn client(kubeconfig: PathBuf) -> Result<Client> {
     Client::try_from(config).with_context(|| format!("no client from {shown}"))
 }
 
-/// The control plane, started by whoever comes first.
-fn plane() -> Result<MutexGuard<'static, ControlPlane>> {
-    if PLANE.get().is_none() {
-        let _starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-        if PLANE.get().is_none() {
-            let started = ControlPlane::start(&ControlPlaneOptions::default())?;
-            PLANE.set(Mutex::new(started)).map_err(|_| anyhow!("two control planes were started"))?;
-        }
+impl Stage {
+    const fn new(turns: usize) -> Self {
+        let turns = Semaphore::const_new(turns);
+        Self { turns, plane: OnceLock::new(), starting: Mutex::new(()), node: OnceCell::const_new() }
     }
-    let plane = PLANE.get().context("the control plane is not there")?;
-    // A test that failed while it gave an order broke nothing that the next order does not report.
-    Ok(plane.lock().unwrap_or_else(PoisonError::into_inner))
+
+    /// Waits for a place on it.
+    async fn turn(&'static self) -> Result<SemaphorePermit<'static>> {
+        self.turns.acquire().await.context("the stage is closed")
+    }
+
+    /// The control plane, started by whoever comes first.
+    fn plane(&self) -> Result<MutexGuard<'_, ControlPlane>> {
+        if self.plane.get().is_none() {
+            let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.plane.get().is_none() {
+                let started = ControlPlane::start(&ControlPlaneOptions::default())?;
+                self.plane.set(Mutex::new(started)).map_err(|_| anyhow!("two control planes were started"))?;
+            }
+        }
+        let plane = self.plane.get().context("the control plane is not there")?;
+        // A test that failed while it gave an order broke nothing that the next order does not report.
+        Ok(plane.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
@@ -26,7 +25,6 @@ use kube::Api;
 use kube::api::DeleteParams;
 use serde_json::Value;
 use serde_json::json;
-use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
 
 use super::Cluster;
@@ -38,10 +36,8 @@ const LAST_WORDS: usize = 40;
 /// Nothing announces what the agent writes into its log.
 const POLL: Duration = Duration::from_millis(50);
 
-/// The node that tests share. Its runtime's supervisor ends it when this process ends.
-static SHARED: OnceCell<Arc<ClusterNode>> = OnceCell::const_new();
-
-/// A private runtime and an agent that joined the cluster with it.
+/// A private runtime and an agent that joined the cluster with it. The runtime's supervisor ends it when this process
+/// ends.
 pub struct ClusterNode {
     /// The node's name, address and certificates.
     pub access: NodeAccess,
@@ -56,12 +52,6 @@ struct Parts {
 }
 
 impl ClusterNode {
-    /// The node that all tests of this process share; started by whoever comes first.
-    pub async fn shared(cluster: &Cluster) -> Result<Arc<Self>> {
-        let started = SHARED.get_or_try_init(async || Self::start(cluster, json!({})).await.map(Arc::new)).await;
-        started.cloned()
-    }
-
     /// A new node, ready for pods. `changes` replaces single fields of the agent's configuration.
     pub async fn start(cluster: &Cluster, changes: Value) -> Result<Self> {
         let node = Self::prepare(cluster, changes).await?;

@@ -2,9 +2,11 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use anyhow::ensure;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::core::v1::Pod;
@@ -15,15 +17,21 @@ use keblet_peers::BUSYBOX_IMAGE;
 use kube::Api;
 use kube::Resource;
 use kube::api::DeleteParams;
+use kube::api::ListParams;
 use kube::api::PostParams;
 use serde_json::Value;
 use serde_json::json;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use super::Cluster;
 use super::ClusterNode;
 use super::Kubectl;
+use super::PATIENCE;
 use super::until;
 use super::until_gone;
+
+const POLL: Duration = Duration::from_millis(20);
 
 /// A namespace of its own on a node.
 pub struct Tenant {
@@ -39,7 +47,7 @@ impl Tenant {
     /// A namespace on the node that tests share.
     pub async fn move_in(name: &str) -> Result<Self> {
         let cluster = Cluster::join().await?;
-        let node = ClusterNode::shared(&cluster).await?;
+        let node = cluster.node().await?;
         Self::on(cluster, node, name).await
     }
 
@@ -98,6 +106,19 @@ impl Tenant {
         self.create(pod).await
     }
 
+    /// Waits until a port of the pod takes connections. A container is ready before its program is, and nothing announces
+    /// that.
+    pub async fn until_listening(&self, name: &str, port: u16) -> Result<()> {
+        let pod = self.until_ready(name).await?;
+        let address = pod.status.and_then(|status| status.pod_ip).with_context(|| format!("{name} has no address"))?;
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = TcpStream::connect(format!("{address}:{port}")).await {
+            ensure!(Instant::now() < deadline, "{name} never listens on {address}:{port}: {error}");
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
     /// Waits until `pick` gives something for the object. A failed wait shows the agent's last words as well.
     pub async fn until<K, T>(&self, name: &str, what: &str, pick: impl FnMut(Option<&K>) -> Option<T>) -> Result<T>
     where
@@ -125,11 +146,19 @@ impl Tenant {
         self.until(pod, phase, reached).await
     }
 
-    /// Removes the namespace and waits until all in it is gone.
+    /// Removes the namespace and waits until all its pods are gone. What else is in it goes when the controllers get round
+    /// to it: they let five seconds pass before they begin.
     pub async fn move_out(self) -> Result<(Cluster, Arc<ClusterNode>)> {
         let api: Api<Namespace> = Api::all(self.cluster.client());
         api.delete(&self.namespace, &DeleteParams::default()).await.context("cannot delete the namespace")?;
-        until_gone(&api, &self.namespace).await.with_context(|| self.node.last_words())?;
+        // From now on nobody can create any in it.
+        let (pods, soon) =
+            (self.api::<Pod>(), DeleteParams { grace_period_seconds: Some(1), ..DeleteParams::default() });
+        pods.delete_collection(&soon, &ListParams::default()).await.context("cannot delete the pods")?;
+        for pod in pods.list_metadata(&ListParams::default()).await.context("cannot list the pods")? {
+            let name = pod.metadata.name.unwrap_or_default();
+            until_gone(&pods, &name).await.with_context(|| self.node.last_words())?;
+        }
         Ok((self.cluster, self.node))
     }
 }

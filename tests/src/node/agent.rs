@@ -9,16 +9,18 @@ use std::time::Duration;
 use keblet::images::{Images, PullLimits};
 use keblet::metrics::Metrics;
 use keblet::model::restart::RestartGates;
-use keblet::model::{ConfigSource, Pod, PodUid, PodUpdate};
+use keblet::model::{Clock, ConfigSource, Pod, PodUid, PodUpdate};
 use keblet::recorder::Recorder;
 use keblet::runtime::{Runtime, RuntimeOptions, RuntimeState, watch_runtime};
 use keblet::sources::{self, SourcesConfig};
+use keblet::status::manager::StatusManager;
 use keblet::status::{Ending, NodeAddresses, Statuses};
 use keblet::sync::{KillOrder, Leftovers, Mirrors, Orders, SharedPods, SyncLoop};
 use keblet::volumes::Volumes;
 use keblet::wiring::Observers;
 use keblet::workers::act::{ActContext, NodeFiles};
 use keblet::workers::backoff;
+use keblet::workers::burials::Burials;
 use keblet::workers::gate::StartGate;
 use keblet::workers::generate::NodeSettings;
 use keblet::workers::pod_workers::PodWorkers;
@@ -28,6 +30,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::api::Api;
 use super::eyes::{Eyes, Senses, clock};
 use super::seen::Seen;
 use crate::cri::SimRuntime;
@@ -54,11 +57,13 @@ struct Listeners {
     seen: Seen,
     observer: Arc<dyn WorkerObserver>,
     recorder: Recorder,
+    api: Option<Api>,
 }
 
 impl Default for Listeners {
     fn default() -> Self {
-        Self { seen: Seen::default(), observer: Arc::new(NoWorkerObserver), recorder: Recorder::default() }
+        let (observer, recorder) = (Arc::new(NoWorkerObserver), Recorder::default());
+        Self { seen: Seen::default(), observer, recorder, api: None }
     }
 }
 
@@ -78,6 +83,11 @@ impl Agent {
         Self::begin(sim, senses, root, pods, Listeners { recorder, ..Listeners::default() })
     }
 
+    /// As [`Agent::start`], with statuses and final deletions sent to `api`.
+    pub fn start_in_cluster(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>, api: &Api) -> Self {
+        Self::begin(sim, senses, root, pods, Listeners { api: Some(api.clone()), ..Listeners::default() })
+    }
+
     /// As [`Agent::start`], with what its workers do counted as the real agent counts it.
     pub fn start_counting(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>) -> (Self, Arc<Metrics>) {
         let metrics = Metrics::new();
@@ -86,7 +96,7 @@ impl Agent {
     }
 
     fn begin(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>, listeners: Listeners) -> Self {
-        let Listeners { seen, observer, recorder } = listeners;
+        let Listeners { seen, observer, recorder, api } = listeners;
         let runtime = super::eyes::runtime(sim, RuntimeOptions::default());
         let eyes = Eyes::open_on(sim, senses, &runtime, seen);
         let (aside, ending) = (CancellationToken::new(), CancellationToken::new());
@@ -94,11 +104,17 @@ impl Agent {
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
         tasks.spawn(watch_runtime(runtime.clone(), state_sender, eyes.board.subscribe(), aside.clone()));
         let gates = RestartGates::default();
-        let statuses = Statuses::new("containerd".to_owned(), watch::channel(NodeAddresses::default()).1, gates);
+        let shared = SharedPods::default();
+        let mut statuses = Statuses::new("containerd".to_owned(), watch::channel(NodeAddresses::default()).1, gates);
+        if let Some(api) = api {
+            statuses = statuses.telling(Arc::new(shared.clone()));
+            tasks.spawn(tell(statuses.clone(), api, clock(sim), aside.clone()));
+        }
         let context = Arc::new(WorkerContext {
             pleg: eyes.pleg.clone(),
-            act: act(sim, &runtime, root, state.clone(), &mut tasks),
+            act: act(sim, &runtime, root, state.clone(), recorder.clone(), &mut tasks),
             statuses: statuses.clone(),
+            burials: Burials::new(2),
             gate: StartGate::default(),
             clock: clock(sim),
             recorder,
@@ -113,7 +129,7 @@ impl Agent {
         let (kills, kills_receiver) = mpsc::channel(UPDATES);
         let closed = watch::Sender::new(false);
         let sync = SyncLoop {
-            pods: SharedPods::default(),
+            pods: shared,
             workers: PodWorkers::new(context),
             pleg: eyes.pleg.clone(),
             sources,
@@ -179,11 +195,20 @@ impl Agent {
     }
 }
 
+/// Sends what is published to the API server.
+async fn tell(statuses: Statuses, api: Api, clock: Clock, shutdown: CancellationToken) {
+    if let Some(side) = statuses.api_side() {
+        let (api, urgencies, metrics) = (Arc::new(api), Recorder::default().urgencies(), Metrics::new());
+        StatusManager { statuses, side, api, urgencies, clock, metrics }.run(shutdown).await;
+    }
+}
+
 fn act(
     sim: &SimRuntime,
     runtime: &Runtime,
     root: &Path,
     mut state: watch::Receiver<RuntimeState>,
+    recorder: Recorder,
     tasks: &mut JoinSet<()>,
 ) -> ActContext {
     let (network_sender, network) = watch::channel(Some("not asked yet".to_owned()));
@@ -204,7 +229,7 @@ fn act(
         NodeSettings { pod_logs_dir: root.join("logs"), ..NodeSettings::default() },
         NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: None },
         network,
-        Recorder::default(),
+        recorder,
         clock(sim),
     )
 }

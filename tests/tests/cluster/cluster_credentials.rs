@@ -197,7 +197,7 @@ async fn an_expired_client_certificate_is_named_and_replaced_in_its_file() {
     let rate = refusal_rate(&node).await;
     assert!(rate < REFUSALS_PER_SECOND, "{rate} requests per second were refused");
     // A good one, but not for long: it expires while pods run.
-    put(&certificate(&cluster, &node, 3600, 25).await, &files);
+    put(&certificate(&cluster, &node, 3600, 40).await, &files);
     node.until_ready(&cluster).await.unwrap();
     let tenant = Tenant::on(cluster, node.clone(), "expired").await.unwrap();
     let go = patient_pod(&tenant).await;

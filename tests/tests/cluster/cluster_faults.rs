@@ -2,6 +2,7 @@
 //! need, and the last word reaches the API server.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 use std::time::Instant;
@@ -10,7 +11,6 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Pod;
 use keblet_peers::Part;
 use keblet_tests::cluster::Cluster;
-use keblet_tests::cluster::ClusterNode;
 use keblet_tests::cluster::PATIENCE;
 use keblet_tests::cluster::Tenant;
 use kube::api::DeleteParams;
@@ -22,7 +22,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// A test that has the control plane alone, with a folder that pods see under the same path.
 async fn alone(name: &str) -> (Tenant, PathBuf) {
     let cluster = Cluster::alone().await.unwrap();
-    let node = ClusterNode::shared(&cluster).await.unwrap();
+    let node = cluster.node().await.unwrap();
     let tenant = Tenant::on(cluster, node, name).await.unwrap();
     let folder = tenant.node.folder().unwrap().join(&tenant.namespace);
     std::fs::create_dir_all(&folder).unwrap();
@@ -64,6 +64,11 @@ async fn until_on_node(tenant: &Tenant, what: &str, mut condition: impl FnMut() 
         assert!(Instant::now() < deadline, "never came: {what}\n{}", tenant.node.last_words());
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// A container is ready before its shell has said what to do with SIGTERM; until then none would be heard.
+async fn until_listening(tenant: &Tenant, dir: &Path) {
+    until_on_node(tenant, "a shell that listens", || dir.join("up").exists()).await;
 }
 
 #[tokio::test]
@@ -143,11 +148,11 @@ async fn exits_and_restarts_while_the_api_server_is_away_are_told_later() {
 async fn a_pod_that_ends_while_the_api_server_is_away_is_gone_after() {
     let (tenant, dir) = alone("terminating").await;
     let script = "trap 'touch $DIR/told; until test -e $DIR/go; do sleep 0.05; done; exit 0' TERM; \
-                  while :; do sleep 0.05; done";
+                  touch $DIR/up; while :; do sleep 0.05; done";
     let mut pod = shell(&tenant, &dir, script);
     pod["terminationGracePeriodSeconds"] = json!(300);
     tenant.pod("leaving", pod).await.unwrap();
-    tenant.until_ready("leaving").await.unwrap();
+    until_listening(&tenant, &dir).await;
     tenant.api::<Pod>().delete("leaving", &DeleteParams::default()).await.unwrap();
     until_on_node(&tenant, "SIGTERM", || dir.join("told").exists()).await;
     kill_api_server(&tenant).await;
@@ -163,11 +168,11 @@ async fn a_pod_that_ends_while_the_api_server_is_away_is_gone_after() {
 #[ignore = "real cluster"]
 async fn an_api_server_that_comes_back_within_the_grace_period_shortens_it_not() {
     let (tenant, dir) = alone("grace").await;
-    let script = "trap 'echo >> $DIR/told' TERM; until test -e $DIR/go; do sleep 0.05; done; exit 0";
+    let script = "trap 'echo >> $DIR/told' TERM; touch $DIR/up; until test -e $DIR/go; do sleep 0.05; done; exit 0";
     let mut pod = shell(&tenant, &dir, script);
     pod["terminationGracePeriodSeconds"] = json!(300);
     tenant.pod("slow", pod).await.unwrap();
-    tenant.until_ready("slow").await.unwrap();
+    until_listening(&tenant, &dir).await;
     tenant.api::<Pod>().delete("slow", &DeleteParams::default()).await.unwrap();
     until_on_node(&tenant, "SIGTERM", || dir.join("told").exists()).await;
     kill_api_server(&tenant).await;

@@ -39,6 +39,7 @@ async fn a_flood_of_lines_is_followed_in_order_and_holds_up_nobody() {
     tenant.until_ready("flood").await.unwrap();
     tenant.until_ready("calm").await.unwrap();
     let kubectl = tenant.kubectl();
+    kubectl.start(&["logs", "-f", "calm"]).unwrap().until_said("two\n").await.unwrap();
     // What the agent has needed so far counts from here on.
     assert_eq!(kubectl.ok(&["logs", "calm"]).await.unwrap(), "one\ntwo\n");
     let pid = node.agent_pid().unwrap();

@@ -104,7 +104,7 @@ async fn a_serving_certificate_comes_from_the_cluster_once_approved() {
         loop {
             tick.tick().await;
             let said = kubectl.run(&["logs", "talker"]).await.unwrap();
-            if said.code == 0 {
+            if said.code == 0 && !said.out.is_empty() {
                 return said.out;
             }
         }

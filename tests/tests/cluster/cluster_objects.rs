@@ -13,7 +13,6 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Secret;
 use keblet_peers::Part;
 use keblet_tests::cluster::Cluster;
-use keblet_tests::cluster::ClusterNode;
 use keblet_tests::cluster::PATIENCE;
 use keblet_tests::cluster::Tenant;
 use kube::Api;
@@ -221,7 +220,7 @@ async fn hostile_and_oversized_references_are_told_and_harm_nobody() {
 #[ignore = "real cluster"]
 async fn a_container_starts_again_with_what_is_known_while_the_api_server_is_away() {
     let cluster = Cluster::alone().await.unwrap();
-    let node = ClusterNode::shared(&cluster).await.unwrap();
+    let node = cluster.node().await.unwrap();
     let tenant = Tenant::on(cluster, node, "away").await.unwrap();
     let folder = tenant.node.folder().unwrap().join(&tenant.namespace);
     std::fs::create_dir_all(&folder).unwrap();

@@ -60,7 +60,7 @@ fn shell_in(tenant: &Tenant, folder: &Path, script: &str) -> Value {
 /// A test that may kill the agent: no other test uses the cluster meanwhile.
 async fn alone(name: &str) -> Tenant {
     let cluster = Cluster::alone().await.unwrap();
-    let node = ClusterNode::shared(&cluster).await.unwrap();
+    let node = cluster.node().await.unwrap();
     Tenant::on(cluster, node, name).await.unwrap()
 }
 
@@ -159,7 +159,8 @@ async fn a_status_somebody_wrote_over_is_put_right() {
 async fn restarts_are_counted_over_lives_of_the_agent() {
     let tenant = alone("counted").await;
     let dir = folder(&tenant);
-    let script = "rm -f $DIR/die; until test -e $DIR/die; do sleep 0.05; done; exit 7";
+    // At its end: a container is told of as running before its first command has run.
+    let script = "until test -e $DIR/die; do sleep 0.05; done; rm $DIR/die; exit 7";
     tenant.pod("crasher", shell_in(&tenant, &dir, script)).await.unwrap();
     tenant.until_ready("crasher").await.unwrap();
     let restarted = |times: i32| {
@@ -226,12 +227,15 @@ async fn until_file(tenant: &Tenant, file: &Path) {
 #[ignore = "real cluster"]
 async fn the_last_status_before_the_end_tells_how_it_ended() {
     let tenant = Tenant::move_in("last").await.unwrap();
-    let mut spec = tenant.shell("trap 'exit 4' TERM; while :; do sleep 0.05; done");
+    let dir = folder(&tenant);
+    let mut spec = shell_in(&tenant, &dir, "trap 'exit 4' TERM; touch $DIR/up; while :; do sleep 0.05; done");
     spec["restartPolicy"] = json!("Never");
     // A finalizer keeps the object, so that its last status can be read.
     let pod = json!({ "metadata": { "name": "kept", "finalizers": ["example.com/keep"] }, "spec": spec });
     tenant.create::<Pod>(pod).await.unwrap();
     tenant.until_ready("kept").await.unwrap();
+    // Before it listens, SIGTERM would not be heard.
+    until_file(&tenant, &dir.join("up")).await;
     tenant.api::<Pod>().delete("kept", &DeleteParams::default()).await.unwrap();
     let pod = tenant.until_phase("kept", "Failed").await.unwrap();
     let ended = main_container(&pod).state.clone().unwrap().terminated.unwrap();
@@ -375,4 +379,36 @@ async fn a_static_pod_is_shown_by_its_mirror() {
     std::fs::remove_file(&file).unwrap();
     until_gone(&pods, &name).await.unwrap();
     Arc::into_inner(node).unwrap().finish(&cluster).await.unwrap();
+}
+
+/// On the host's network a pod's end is told when its processes are dead; its sandbox goes when the node is quiet, and
+/// with it nothing changes but the condition.
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn on_the_hosts_network_the_sandbox_is_stopped_after_the_end_was_told() {
+    let tenant = Tenant::move_in("pod-burial").await.unwrap();
+    let folder = folder(&tenant);
+    let mut pod = shell_in(&tenant, &folder, "until test -e $DIR/end; do sleep 0.1; done; exit 3");
+    pod["hostNetwork"] = json!(true);
+    pod["restartPolicy"] = json!("Never");
+    tenant.pod("once", pod).await.unwrap();
+    // It ends when somebody watches, so that nothing of its end is missed.
+    let ends = |pod: Option<&Pod>| {
+        let pod = pod.filter(|pod| is_true(pod, "Ready") || status(pod).phase.as_deref() == Some("Failed"))?;
+        std::fs::write(folder.join("end"), "").unwrap();
+        (!is_true(pod, "Ready")).then(|| pod.clone())
+    };
+    let told = tenant.until("once", "failed", ends).await.unwrap();
+    assert_eq!(status(&told).phase.as_deref(), Some("Failed"));
+    let end = |pod: &Pod| main_container(pod).state.clone().and_then(|state| state.terminated).unwrap();
+    assert_eq!(end(&told).exit_code, 3);
+    let stopped = |pod: Option<&Pod>| pod.filter(|pod| !is_true(pod, "PodReadyToStartContainers")).cloned();
+    let buried = tenant.until("once", "a pod without a sandbox", stopped).await.unwrap();
+    assert_eq!(status(&buried).phase.as_deref(), Some("Failed"));
+    let (before, after) = (end(&told), end(&buried));
+    assert_eq!(
+        (before.exit_code, before.reason, before.container_id),
+        (after.exit_code, after.reason, after.container_id)
+    );
+    tenant.move_out().await.unwrap();
 }

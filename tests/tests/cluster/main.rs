@@ -1,6 +1,6 @@
 //! A node of a real cluster: what controllers, kubectl and a broken control plane see of it.
 //!
-//! All tests share one control plane; those that break it have it alone. With `KEBLET_TEST_AGENT` they run against
+//! Most tests share one control plane; those that break it have another one alone. With `KEBLET_TEST_AGENT` they run against
 //! another kubelet, which has to pass them just the same.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
@@ -12,9 +12,11 @@ mod cluster_floods;
 mod cluster_hostile;
 mod cluster_join;
 mod cluster_kubectl;
+mod cluster_metrics;
 mod cluster_node;
 mod cluster_objects;
 mod cluster_pods;
 mod cluster_server;
 mod cluster_streams;
+mod cluster_websockets;
 mod cluster_workloads;

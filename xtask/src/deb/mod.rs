@@ -24,6 +24,9 @@ use archive::Tarball;
 /// The Kubernetes version whose kubelet the package stands in for.
 const KUBERNETES: &str = "1.36.3";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Debian wants a name and an address. Who publishes a package gives his own; this one says that there is none: mail to
+/// `invalid` reaches nobody, by RFC 2606.
+const NOBODY: &str = "The keblet developers <developers@keblet.invalid>";
 
 /// Where to take the agent from and where to put the package.
 #[derive(clap::Args)]
@@ -34,6 +37,20 @@ pub struct Arguments {
     /// Put the package into this folder; by default into cargo's.
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
+    /// Who answers for the package, as `NAME <ADDRESS>`; by default nobody can be written to.
+    #[arg(long, value_name = "MAINTAINER", default_value = NOBODY, value_parser = maintainer)]
+    maintainer: String,
+}
+
+/// A name and an address, as the policy wants them (5.6.2): on one line, and the address in angle brackets at its end.
+fn maintainer(text: &str) -> Result<String, String> {
+    let parts = text.strip_suffix('>').and_then(|rest| rest.split_once(" <"));
+    let good = |(name, address): (&str, &str)| {
+        let plain = |part: &str| !part.is_empty() && !part.contains(|c: char| "<>,@".contains(c) || c.is_control());
+        let host = |host: &str| plain(host) && !host.contains(char::is_whitespace);
+        plain(name.trim()) && address.split_once('@').is_some_and(|(user, domain)| host(user) && host(domain))
+    };
+    parts.is_some_and(good).then(|| text.to_owned()).ok_or_else(|| "expected NAME <USER@DOMAIN>".to_owned())
 }
 
 /// Makes the package and says where it is.
@@ -43,7 +60,7 @@ pub fn deb(arguments: &Arguments) -> Result<()> {
         None => build()?,
     };
     let folder = arguments.output.clone().unwrap_or_else(|| paths::target().join("deb"));
-    let package = package(&binary, &folder)?;
+    let package = package(&binary, &folder, &arguments.maintainer)?;
     println!("{}", package.display());
     Ok(())
 }
@@ -59,11 +76,11 @@ fn build() -> Result<PathBuf> {
 }
 
 /// Packages `binary` into `folder`; returns the package's path.
-fn package(binary: &Path, folder: &Path) -> Result<PathBuf> {
+fn package(binary: &Path, folder: &Path, maintainer: &str) -> Result<PathBuf> {
     let program = fs::read(binary).with_context(|| format!("cannot read {}", binary.display()))?;
     let architecture = architecture(&program).with_context(|| format!("{} is no program", binary.display()))?;
     let (data, size) = data(&program)?;
-    let control = control(architecture, size)?;
+    let control = control(architecture, size, maintainer)?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let path = folder.join(format!("keblet_{VERSION}_{architecture}.deb"));
     archive::write(&path, &control, &data).with_context(|| format!("cannot write {}", path.display()))?;
@@ -95,9 +112,9 @@ fn data(program: &[u8]) -> Result<(Vec<u8>, u64)> {
 }
 
 /// What the package says of itself, and what is run around its installation.
-fn control(architecture: &str, size: u64) -> Result<Vec<u8>> {
+fn control(architecture: &str, size: u64, maintainer: &str) -> Result<Vec<u8>> {
     let mut files = Tarball::new();
-    files.file("control", 0o644, about(architecture, size).as_bytes())?;
+    files.file("control", 0o644, about(architecture, size, maintainer).as_bytes())?;
     files.file("conffiles", 0o644, b"/etc/default/kubelet\n")?;
     for script in ["postinst", "prerm", "postrm"] {
         files.file(script, 0o755, &deploy(&format!("deb/{script}"))?)?;
@@ -106,16 +123,15 @@ fn control(architecture: &str, size: u64) -> Result<Vec<u8>> {
 }
 
 /// The paragraph of the package. Whoever needs kubelet is served: kubeadm asks for it with a version.
-fn about(architecture: &str, size: u64) -> String {
+fn about(architecture: &str, size: u64, maintainer: &str) -> String {
     format!(
         "Package: keblet\n\
          Version: {VERSION}\n\
          Architecture: {architecture}\n\
-         Maintainer: The keblet authors <keblet@keblet.dev>\n\
+         Maintainer: {maintainer}\n\
          Installed-Size: {size}\n\
          Section: net\n\
          Priority: optional\n\
-         Homepage: https://keblet.dev\n\
          Depends: libc6 (>= 2.36), mount, util-linux\n\
          Recommends: containerd | cri-o, kubernetes-cni | containernetworking-plugins\n\
          Provides: kubelet (= {KUBERNETES})\n\

@@ -19,14 +19,14 @@ fn path(path: &Path) -> &str {
 /// A package of the agent as the tests build it.
 fn packaged(folder: &Path) -> PathBuf {
     if let Some(binary) = std::env::var_os("KEBLET_BIN") {
-        return package(Path::new(&binary), folder).expect("a package");
+        return package(Path::new(&binary), folder, NOBODY).expect("a package");
     }
     let built = Command::new(paths::cargo())
         .current_dir(paths::repository())
         .args(["build", "-q", "-p", "keblet", "--bin", "keblet"])
         .status();
     assert!(built.expect("cargo").success(), "keblet does not build");
-    package(&paths::target().join("debug/keblet"), folder).expect("a package")
+    package(&paths::target().join("debug/keblet"), folder, NOBODY).expect("a package")
 }
 
 #[test]
@@ -37,9 +37,23 @@ fn the_kubernetes_version_is_the_agents() {
 }
 
 #[test]
+fn a_package_names_who_answers_for_it_and_no_place_that_is_not_there() {
+    for good in [NOBODY, "A. Builder <a.builder@example.com>"] {
+        assert_eq!(maintainer(good), Ok(good.to_owned()));
+        let about = about("amd64", 1, good);
+        assert!(about.contains(&format!("\nMaintainer: {good}\n")), "{about}");
+        assert!(!about.contains("Homepage:"), "{about}");
+    }
+    let bad = ["", "A", "<a@b>", "A <a>", "A <a@>", "A <@b>", "A <a@b", "A <a@b@c>", "A\nB: c <a@b>", "A, B <a@b>"];
+    for bad in bad {
+        assert!(maintainer(bad).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
 fn only_programs_are_packaged() {
     let folder = tempfile::tempdir().expect("a folder");
-    let error = package(&paths::repository().join("LICENSE"), folder.path()).expect_err("no program");
+    let error = package(&paths::repository().join("LICENSE"), folder.path(), NOBODY).expect_err("no program");
     assert!(format!("{error:#}").contains("LICENSE is no program"), "{error:#}");
 }
 

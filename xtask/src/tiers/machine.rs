@@ -16,6 +16,13 @@ pub fn lacks_for_runtime() -> Option<String> {
     None
 }
 
+/// What is missing for a machine of systemd, logind and a bus.
+pub fn lacks_for_systemd() -> Option<String> {
+    let programs = ["/lib/systemd/systemd", "/lib/systemd/systemd-logind", "/usr/bin/dbus-daemon"];
+    let missing: Vec<_> = programs.into_iter().filter(|program| !Path::new(program).exists()).collect();
+    (!missing.is_empty()).then(|| format!("{} not installed", missing.join(", ")))
+}
+
 /// What is missing for BPF programs.
 pub fn lacks_for_kernel() -> Option<String> {
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {

@@ -113,8 +113,10 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
             Tier::Tree => tree()?,
             Tier::Workspace => cargo_test(&[], None)?,
             Tier::Runtime => {
-                let alone = ["--ignored", "--skip", "bpf", "--skip", "cluster_", "--test-threads", "1"];
-                cargo_test(&alone, cache.as_ref())?
+                let lack = machine::lacks_for_systemd();
+                let tally = runtime(cache.as_ref(), lack.is_none())?;
+                missing.extend(lack.map(|lack| format!("the agent as a service of systemd: {lack}")));
+                tally
             }
             Tier::Kernel => cargo_test(&["--ignored", "bpf", "--test-threads", "1"], cache.as_ref())?,
             Tier::Cluster => cluster(cache.as_ref())?,
@@ -134,10 +136,19 @@ fn prepare() -> Result<Cache> {
     Ok(cache)
 }
 
-/// The tests share a control plane and mostly wait, so some run at once.
+/// Each test has a runtime of its own, and mostly waits.
+fn runtime(cache: Option<&Cache>, with_systemd: bool) -> Result<Tally> {
+    let mut own = vec!["--ignored", "--test-threads", "2", "--skip", "bpf", "--skip", "cluster_"];
+    if !with_systemd {
+        own.extend(["--skip", "systemd_"]);
+    }
+    cargo_test(&own, cache)
+}
+
+/// The tests wait for their turns on a control plane themselves: those that have one alone stand in nobody's way.
 fn cluster(cache: Option<&Cache>) -> Result<Tally> {
     peers::control_plane()?;
-    cargo_test(&["--ignored", "cluster_", "--test-threads", "4"], cache)
+    cargo_test(&["--ignored", "cluster_", "--test-threads", "24"], cache)
 }
 
 fn tree() -> Result<Tally> {
@@ -156,6 +167,8 @@ fn cargo_test(arguments: &[&str], cache: Option<&Cache>) -> Result<Tally> {
     command.args(["test", "--workspace", "--no-fail-fast", "--"]).args(arguments).current_dir(paths::repository());
     let colour = if std::io::stdout().is_terminal() { "always" } else { "never" };
     command.env("CARGO_TERM_COLOR", colour);
+    // Where an error was made is in its words; its stack would only hide them in the report of a failure.
+    command.env("RUST_LIB_BACKTRACE", "0");
     if let Some(cache) = cache {
         command
             .env("KEBLET_CACHE", cache.root())

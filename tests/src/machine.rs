@@ -1,0 +1,66 @@
+//! The agent as a service of a real systemd, beside a real logind and bus (`private-systemd`). Owns how they are reached;
+//! the scene owns how they end.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::ensure;
+
+use crate::agent::Scene;
+
+/// Namespaces in which the machine lives.
+const NAMESPACES: [&str; 5] = ["--pid", "--mount", "--uts", "--ipc", "--cgroup"];
+
+/// A machine on which the scene's agent is a service.
+pub struct Machine {
+    /// Its first process.
+    init: String,
+    folder: PathBuf,
+}
+
+impl Machine {
+    /// Starts systemd with `program` (`private-systemd`), and with it the agent; both end with the scene's agent.
+    pub fn start(scene: &mut Scene, program: &str) -> Result<Self> {
+        let ready = scene.containerd.ready().clone();
+        let folder = ready.dir.join("machine");
+        // Below the runtime's own, which are removed with it.
+        let cgroup = unified()?.join(ready.cgroup_root.trim_start_matches('/')).join("machine");
+        let shown = [&folder, &cgroup, &scene.node.log].map(|path| path.display().to_string());
+        scene.start_under(&[program, &shown[0], &shown[1], &shown[2]])?;
+        let children = format!("/proc/{0}/task/{0}/children", scene.agent_pid()?);
+        let init = scene.until("the machine's first process", |_| {
+            let children = fs::read_to_string(&children).unwrap_or_default();
+            Ok(children.split_whitespace().next().map(str::to_owned))
+        })?;
+        Ok(Self { init, folder })
+    }
+
+    /// Runs a program on the machine and returns what it prints.
+    pub fn run(&self, command: &[&str]) -> Result<String> {
+        let mut nsenter = Command::new("nsenter");
+        nsenter.args(["--target", &self.init]).args(NAMESPACES).arg("--").args(command);
+        let output = nsenter.output().with_context(|| format!("cannot run {command:?} on the machine"))?;
+        let (told, trouble) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "{command:?}: {} {told} {trouble}", output.status);
+        Ok(told.into_owned())
+    }
+
+    /// When systemd began to power the machine off: seconds the system is up, in hundredths.
+    pub fn off_at(&self) -> Option<f64> {
+        fs::read_to_string(self.folder.join("off")).ok()?.trim().parse().ok()
+    }
+}
+
+/// Where cgroup v2 is mounted.
+fn unified() -> Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the mounts")?;
+    let mount = mounts.lines().map(|line| line.split(' ')).find_map(|mut fields| {
+        let (path, kind) = (fields.nth(1)?, fields.next()?);
+        (kind == "cgroup2").then(|| Path::new(path).to_owned())
+    });
+    mount.context("cgroup v2 is nowhere mounted")
+}

@@ -1,0 +1,139 @@
+//! An API server as far as the status manager needs one: pods by name, which can be patched and deleted, and absences.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use keblet::model::{Pod, PodRef};
+use keblet::status::manager::{Answer, PodApi, PodApiError};
+use serde_json::Value;
+
+/// Pods at the API server. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Api(Arc<Mutex<Server>>);
+
+#[derive(Debug, Default)]
+struct Server {
+    away: bool,
+    version: u64,
+    pods: BTreeMap<String, Pod>,
+    deleted: Vec<Pod>,
+}
+
+impl Api {
+    /// Nobody answers any more, or somebody does again.
+    pub fn be_away(&self, away: bool) {
+        self.server().away = away;
+    }
+
+    /// Creates or replaces a pod, but for the status it may have here; returns it as it then is.
+    pub fn put(&self, pod: &Pod) -> Pod {
+        let mut server = self.server();
+        let mut pod = ApiPod::clone(pod);
+        let known = server.pods.get(name(&pod));
+        pod.status = known.and_then(|known| known.status.clone()).or(pod.status);
+        server.keep(pod)
+    }
+
+    /// The pod of this name, as it is here.
+    pub fn pod(&self, name: &str) -> Option<Pod> {
+        self.server().pods.get(name).cloned()
+    }
+
+    /// Pods that were deleted for good, as they were last.
+    pub fn deleted(&self) -> Vec<Pod> {
+        self.server().deleted.clone()
+    }
+
+    fn server(&self) -> MutexGuard<'_, Server> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer<T: Send + 'static>(
+        &self,
+        at: &PodRef,
+        work: impl FnOnce(&mut Server, ApiPod) -> T,
+    ) -> Answer<'static, T> {
+        let mut server = self.server();
+        let answer = match server.pods.get(&*at.name).cloned() {
+            _ if server.away => Err(PodApiError::Unanswered("nobody is there".to_owned())),
+            None => Err(PodApiError::NotFound),
+            Some(pod) => Ok(work(&mut server, ApiPod::clone(&pod))),
+        };
+        Box::pin(std::future::ready(answer))
+    }
+}
+
+impl Server {
+    fn keep(&mut self, mut pod: ApiPod) -> Pod {
+        self.version += 1;
+        pod.metadata.resource_version = Some(self.version.to_string());
+        let pod = Arc::new(pod);
+        self.pods.insert(name(&pod).to_owned(), pod.clone());
+        pod
+    }
+}
+
+impl PodApi for Api {
+    fn get<'a>(&'a self, pod: &'a PodRef) -> Answer<'a, ApiPod> {
+        self.answer(pod, |_, pod| pod)
+    }
+
+    fn patch_status<'a>(&'a self, pod: &'a PodRef, patch: &'a Value) -> Answer<'a, ApiPod> {
+        self.answer(pod, |server, pod| {
+            let mut value = serde_json::to_value(&pod).unwrap_or_default();
+            merge(&mut value, patch);
+            // A patch that makes no pod of it changes nothing, and the test waits in vain.
+            let patched = serde_json::from_value(value).unwrap_or(pod);
+            ApiPod::clone(&server.keep(patched))
+        })
+    }
+
+    fn delete<'a>(&'a self, at: &'a PodRef) -> Answer<'a, ()> {
+        self.answer(at, |server, pod| {
+            server.deleted.extend(server.pods.remove(name(&pod)));
+        })
+    }
+
+    fn create<'a>(&'a self, pod: &'a ApiPod) -> Answer<'a, ApiPod> {
+        let refused = PodApiError::Refused(format!("nobody creates {} here", name(pod)));
+        Box::pin(std::future::ready(Err(refused)))
+    }
+}
+
+fn name(pod: &ApiPod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// A strategic merge as far as statuses need it: objects key by key, conditions by their type, any other list whole.
+fn merge(into: &mut Value, patch: &Value) {
+    match (into, patch) {
+        (Value::Object(into), Value::Object(patch)) => {
+            for (key, value) in patch {
+                match value {
+                    Value::Null => drop(into.remove(key)),
+                    value => merge(into.entry(key).or_insert(Value::Null), value),
+                }
+            }
+        }
+        (Value::Array(into), Value::Array(patch)) if patch.iter().all(|item| item.get("type").is_some()) => {
+            patch.iter().for_each(|condition| merge_condition(into, condition));
+        }
+        (into, Value::Array(patch)) => {
+            *into = patch.iter().filter(|item| item.get(DIRECTIVE).is_none()).cloned().collect();
+        }
+        (into, patch) => *into = patch.clone(),
+    }
+}
+
+/// Key of what says how to merge.
+const DIRECTIVE: &str = "$patch";
+
+fn merge_condition(into: &mut Vec<Value>, condition: &Value) {
+    let known = into.iter().position(|known| known["type"] == condition["type"]);
+    match known {
+        Some(at) if condition.get(DIRECTIVE).is_some() => drop(into.remove(at)),
+        Some(at) => merge(&mut into[at], condition),
+        None => into.push(condition.clone()),
+    }
+}

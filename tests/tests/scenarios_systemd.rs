@@ -1,0 +1,132 @@
+//! The agent as a service of a machine: real systemd, real logind, a real bus, the unit that is deployed. What it asks of
+//! systemd, and how it goes down with the machine.
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::ensure;
+use keblet_tests::agent::Scene;
+use keblet_tests::machine::Machine;
+use serde_json::json;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_private-systemd");
+const LOGIND: [&str; 3] = ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"];
+
+/// A unit's property.
+fn property(machine: &Machine, unit: &str, name: &str) -> Result<String> {
+    let told = machine.run(&["systemctl", "show", "--property", name, "--value", unit])?;
+    Ok(told.trim().to_owned())
+}
+
+/// A property of the agent's service.
+fn service(machine: &Machine, name: &str) -> Result<String> {
+    property(machine, "keblet.service", name)
+}
+
+fn is_up(machine: &Machine) -> bool {
+    // Nobody answers on the bus at first.
+    service(machine, "ActiveState").is_ok_and(|state| state == "active")
+}
+
+fn power_off(machine: &Machine) -> Result<()> {
+    machine.run(&[&["busctl", "call"], &LOGIND[..], &["PowerOff", "b", "false"]].concat()).map(drop)
+}
+
+/// The agent's lock, as logind tells of it.
+fn locks(machine: &Machine) -> Result<usize> {
+    let told = machine.run(&["systemd-inhibit", "--list", "--no-legend", "--no-pager"])?;
+    let words = ["kubelet", "shutdown", "delay", "Kubelet needs time to handle node shutdown"];
+    Ok(told.lines().filter(|line| words.iter().all(|word| line.contains(word))).count())
+}
+
+fn until_up(scene: &mut Scene, machine: &Machine) -> Result<()> {
+    scene.until_true("an active service that holds the lock", |_| {
+        Ok(is_up(machine) && locks(machine).is_ok_and(|locks| locks == 1))
+    })
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn systemd_powers_off_when_pods_have_ended() -> Result<()> {
+    let mut scene = Scene::with(json!({
+        // The machine's tree is cgroup v2 without controllers, the runtime's is the system's.
+        "cgroupsPerQOS": false,
+        "cgroupRoot": "",
+        "singleProcessOOMKill": true,
+        "shutdownGracePeriod": "40s",
+        "shutdownGracePeriodCriticalPods": "20s",
+    }))?;
+    scene.put_runner("web")?;
+    let mut critical = scene.pod("critical", &["run", "--stamp", &scene.stamp("critical")]);
+    critical["spec"]["priority"] = json!(2_000_001_000);
+    scene.node.write_manifest("critical", &critical)?;
+    let machine = Machine::start(&mut scene, PROGRAM)?;
+    until_up(&mut scene, &machine)?;
+    let running = [scene.until_running("web")?, scene.until_running("critical")?];
+    ensure!(service(&machine, "WatchdogUSec")? == "30s", "the watchdog is not armed");
+    let delay = machine.run(&[&["busctl", "get-property"], &LOGIND[..], &["InhibitDelayMaxUSec"]].concat())?;
+    ensure!(delay.trim() == "t 40000000", "logind was told to wait so long: {delay}");
+
+    // A service that dies is back at once, and touches nothing.
+    machine.run(&["systemctl", "kill", "--signal=KILL", "keblet.service"])?;
+    scene.until_true("another life", |_| Ok(service(&machine, "NRestarts").is_ok_and(|restarts| restarts == "1")))?;
+    until_up(&mut scene, &machine)?;
+    ensure!(running == [scene.until_running("web")?, scene.until_running("critical")?], "a container was touched");
+
+    power_off(&machine)?;
+    let off = scene.until("the machine going down", |_| Ok(machine.off_at()))?;
+    let ended = |name: &str| -> Result<f64> {
+        let stamps = scene.stamped(name);
+        let last = stamps.last().filter(|(word, _)| word == "exit").with_context(|| format!("{name}: {stamps:?}"))?;
+        Ok(last.1 as f64 / 1e9)
+    };
+    let (web, critical) = (ended("web")?, ended("critical")?);
+    // Uptime has hundredths of a second.
+    ensure!(web < critical && critical < off + 0.01, "{web} {critical} {off}");
+    ensure!(off < web + 20.0, "it waited for nothing: {web} {off}");
+    ensure!(scene.starts("web") == 1 && scene.starts("critical") == 1, "one was started again");
+    ensure!(scene.said(&["Shutdown manager detected shutdown event"]), "no word of it");
+    scene.until_ended()?;
+    scene.containerd.stop()
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn systemd_keeps_a_slice_for_each_pod() -> Result<()> {
+    let mut scene = Scene::with(json!({
+        "cgroupDriver": "systemd",
+        "cgroupRoot": "",
+        "singleProcessOOMKill": true,
+        "podPidsLimit": 77,
+    }))?;
+    let machine = Machine::start(&mut scene, PROGRAM)?;
+    scene.until_true("an active service", |_| Ok(is_up(&machine)))?;
+    for class in ["burstable", "besteffort"] {
+        let slice = format!("kubepods-{class}.slice");
+        ensure!(property(&machine, &slice, "Slice")? == "kubepods.slice", "{slice} hangs elsewhere");
+        let least = |_: &mut Scene| Ok(property(&machine, &slice, "CPUWeight")? == "1");
+        scene.until_true("the weight of a class that requests nothing", least)?;
+    }
+
+    let mut pod = scene.pod("web", &["run", "--stamp", &scene.stamp("web")]);
+    let limits = json!({ "cpu": "250m", "memory": "64Mi" });
+    pod["spec"]["containers"][0]["resources"] = json!({ "limits": limits, "requests": limits });
+    scene.node.write_manifest("web", &pod)?;
+    scene.until_running("web")?;
+    let told = machine.run(&["systemctl", "list-units", "--plain", "--no-legend", "kubepods-pod*.slice"])?;
+    let slice = told.split_whitespace().next().context("the pod has no slice")?;
+    let values = [("Slice", "kubepods.slice"), ("CPUQuotaPerSecUSec", "250ms"), ("CPUWeight", "10")];
+    for (name, value) in values.into_iter().chain([("MemoryMax", "67108864"), ("TasksMax", "77")]) {
+        let is = property(&machine, slice, name)?;
+        ensure!(is == value, "{name} of {slice} is {is} instead of {value}");
+    }
+
+    scene.node.remove_manifest("web")?;
+    scene.until_true("the slice gone", |_| Ok(property(&machine, slice, "ActiveState")? == "inactive"))?;
+    let ready: Vec<_> = scene.sandboxes("web")?.into_iter().filter(|sandbox| sandbox.ready).collect();
+    ensure!(ready.is_empty(), "it went before the pod: {ready:?}");
+    // Nobody holds the machine up without a grace period.
+    ensure!(locks(&machine)? == 0, "a lock that nobody asked for");
+    power_off(&machine)?;
+    scene.until_ended()?;
+    scene.containerd.stop()
+}

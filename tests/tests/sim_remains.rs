@@ -1,0 +1,119 @@
+//! What the dead leave goes: in the runtime as soon as there is something to remove, and not by asking now and then; at
+//! the API server as soon as there is one.
+
+use std::path::Path;
+use std::time::Duration;
+
+use keblet_tests::cri::*;
+use keblet_tests::node::{Agent, Api, Senses, node, pod};
+use tokio::time::sleep;
+use tonic::Code;
+
+/// Nothing here takes longer, on the simulated node's clock.
+const SOON: Duration = Duration::from_secs(900);
+
+const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn start(sim: &SimRuntime, root: &Path, pods: Vec<keblet::model::Pod>) -> Agent {
+    Agent::start(sim, Senses::ALL, root, pods)
+}
+
+async fn lives(sim: &SimRuntime, attempt: u32) {
+    let lives = |l: &Ledger| l.live("web", "main").is_some_and(|i| i.attempt == attempt);
+    sim.until(&format!("life {attempt}"), SOON, lives).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+}
+
+/// Attempts that the runtime still has.
+fn left(sim: &SimRuntime) -> Vec<u32> {
+    sim.ledger(|l| l.history("web", "main").filter(|i| i.removed.is_none()).map(|i| i.attempt).collect())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replaced_sandbox_goes_with_the_last_dead_instance_in_it() {
+    let (sim, folder) = node();
+    let _agent = start(&sim, folder.path(), vec![pod("web").running("main", "run").build()]);
+    lives(&sim, 0).await;
+    sleep(secs(5)).await;
+    assert_eq!(sim.kill_sandboxes("web"), 1);
+    lives(&sim, 1).await;
+    sleep(secs(60)).await;
+    assert_eq!((left(&sim), sim.sandboxes("web").len()), (vec![0, 1], 2), "one dead instance is kept, where it is");
+    sim.kill("web", "main", Exit::Code(1)).expect("it runs");
+    lives(&sim, 2).await;
+    sleep(secs(60)).await;
+    assert_eq!((left(&sim), sim.sandboxes("web").len()), (vec![1, 2], 1), "{}", sim.ledger(Ledger::to_string));
+    let calls = || sim.ledger(|l| l.total() - l.count(Method::Status));
+    let before = calls();
+    // Until the next list of everything, which comes every five minutes.
+    sleep(secs(100)).await;
+    assert_eq!(calls(), before, "nothing is asked while there is nothing to remove");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_pod_that_is_over_one_instance_is_kept() {
+    let (sim, folder) = node();
+    sim.script("web", "main", None, Program::exits(1, secs(1)));
+    sim.script("web", "main", Some(2), Program::exits(0, secs(1)));
+    let _agent = start(&sim, folder.path(), vec![pod("web").restarted("OnFailure").running("main", "run").build()]);
+    lives(&sim, 2).await;
+    sleep(secs(60)).await;
+    assert_eq!(left(&sim), [2], "{}", sim.ledger(Ledger::to_string));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_could_not_be_removed_is_tried_again() {
+    let (sim, folder) = node();
+    // Once while the third life is held back, and once beside it.
+    let fails = Trouble::Fail(Code::Unknown, "not now".to_owned());
+    sim.faults(|f| f.add(CallFault::on(Method::RemoveContainer, fails).times(2)));
+    let _agent = start(&sim, folder.path(), vec![pod("web").running("main", "exit 1 2s until 2").build()]);
+    lives(&sim, 2).await;
+    sleep(secs(5)).await;
+    assert_eq!(left(&sim), [0, 1, 2], "the removal has failed");
+    sleep(secs(60)).await;
+    assert_eq!(left(&sim), [1, 2], "{}", sim.ledger(Ledger::to_string));
+}
+
+/// A deleted pod ends while the API server is away, and the agent is killed before it could tell: soon after the
+/// containers were told to end, as soon as they have, or when all is buried.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_has_ended_unheard_is_deleted_by_the_next_agent() {
+    for later in [Duration::ZERO, Duration::from_millis(60), secs(30)] {
+        let (sim, folder) = node();
+        let (api, web) = (Api::default(), pod("web").running("main", "term 50ms").from_api());
+        let phase = |pod: &keblet::model::Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
+        let first = api.put(&web.clone().build());
+        let agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), vec![first], &api);
+        lives(&sim, 0).await;
+        sleep(secs(5)).await;
+        assert_eq!(api.pod("web").as_ref().and_then(phase).as_deref(), Some("Running"));
+        let deleting = api.put(&web.deleting().build());
+        api.be_away(true);
+        agent.update(deleting).await;
+        let told = |l: &Ledger| l.count(Method::StopContainer) > 0;
+        sim.until("told to end", SOON, told).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+        sleep(later).await;
+        drop(agent);
+        sleep(secs(1)).await;
+
+        api.be_away(false);
+        let known = api.pod("web").expect("nobody has heard of its end");
+        assert_eq!(phase(&known).as_deref(), Some("Running"));
+        let agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), vec![known.clone()], &api);
+        let begin = tokio::time::Instant::now();
+        while api.deleted().is_empty() {
+            assert!(begin.elapsed() < secs(10), "{later:?}: {:#?}", api.pod("web"));
+            sleep(Duration::from_millis(10)).await;
+        }
+        let last = phase(&api.deleted()[0]);
+        assert!(matches!(last.as_deref(), Some("Succeeded" | "Failed")), "{later:?}: {last:?}");
+        agent.remove(known).await;
+        sleep(secs(600)).await;
+        let attempts: Vec<u32> = sim.ledger(|l| l.history("web", "main").map(|i| i.attempt).collect());
+        assert_eq!(attempts, [0], "{later:?}: nothing of it is made again");
+        assert_eq!(sim.ledger(Ledger::live_count), 0, "{later:?}");
+        assert!(sim.sandboxes("web").is_empty(), "{later:?}");
+    }
+}
