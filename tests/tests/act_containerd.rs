@@ -331,7 +331,7 @@ async fn a_restart_is_two_calls_to_the_runtime() {
         let calls = node.calls.take();
         assert_eq!(calls, [Operation::CreateContainer, Operation::StartContainer]);
     }
-    let snapshot = node.snapshot().await;
+    let snapshot = settled(&node).await;
     terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), Some(1), None).await.unwrap();
     cleanup_pod(&node.ctx, &pod).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();

@@ -1,9 +1,11 @@
 //! Stopping containers and whole pods.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
+use keblet_proto::cri::v1 as cri;
 use tokio::sync::watch;
 
 use super::ActContext;
@@ -13,8 +15,12 @@ use crate::model::ContainerId;
 use crate::model::KillReason;
 use crate::model::PodSnapshot;
 use crate::recorder::EventType;
+use crate::runtime::RuntimeError;
 use crate::workers::generate::ContainerSpec;
 use crate::workers::generate::names;
+
+/// What a runtime takes to know of an end that it has just stumbled over.
+const AFTERMATH: Duration = Duration::from_millis(100);
 
 /// One container to stop.
 #[derive(Clone, Copy)]
@@ -49,9 +55,22 @@ async fn kill_in_order(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, endings: &En
     wait_for_others(pod, kill.name, endings, grace).await;
     let left = grace::remaining(grace, ctx.clock.now().saturating_duration_since(since));
     match ctx.runtime.stop_container(kill.id.as_str(), left).await {
-        Err(failed) if !failed.is_not_found() => Err(error(&failed.rpc_text())),
+        Err(failed) if !failed.is_not_found() && !ended_meanwhile(ctx, kill.id, &failed).await => {
+            Err(error(&failed.rpc_text()))
+        }
         _ => Ok(()),
     }
+}
+
+/// A container that ends by itself in the moment it is to be stopped can make a runtime fail: containerd's "ttrpc:
+/// closed", as what it talked to has ended, too. Nothing is left to stop then, and nobody need hear of it.
+async fn ended_meanwhile(ctx: &ActContext, id: &ContainerId, failed: &RuntimeError) -> bool {
+    if failed.is_unreachable() || failed.is_deadline() {
+        return false;
+    }
+    tokio::time::sleep(AFTERMATH).await;
+    let look = ctx.runtime.container_status(id.as_str(), false).await;
+    look.is_ok_and(|found| found.status.state == cri::ContainerState::ContainerExited as i32)
 }
 
 /// Waits as long as there is grace.
@@ -61,7 +80,7 @@ async fn wait_for_others(pod: &Pod, name: &str, endings: &Endings, grace: i64) {
         // An error means that nobody will say: the container's kill is over.
         let _ = ended.wait_for(|ended| *ended).await;
     });
-    let limit = std::time::Duration::from_secs(grace.max(0).unsigned_abs());
+    let limit = Duration::from_secs(grace.max(0).unsigned_abs());
     let _ = tokio::time::timeout(limit, join_all(waiting)).await;
 }
 

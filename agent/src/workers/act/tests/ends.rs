@@ -62,6 +62,20 @@ async fn what_is_gone_is_fine_and_strangers_fall_with_the_sandbox() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_ends_in_the_moment_of_the_stop_is_stopped() {
+    let node = Node::new();
+    node.runtime.state().log_paths.insert("c-0".into(), String::new());
+    let stop = async || {
+        node.runtime.fail("StopContainer", Status::unknown("ttrpc: closed: unknown"));
+        terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), Some(5), None).await
+    };
+    let error = stop().await.expect_err("it runs all the same");
+    assert!(error.contains("ttrpc: closed"), "{error}");
+    node.runtime.state().exited.insert("c-0".into());
+    stop().await.expect("nothing is left to stop");
+}
+
+#[tokio::test(start_paused = true)]
 async fn orphans_get_two_seconds() {
     let node = Node::new();
     kill_orphan(&node.ctx, || running(&["x", "y"]).into()).await.expect("stopped");

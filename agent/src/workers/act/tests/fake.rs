@@ -1,6 +1,7 @@
 //! A runtime of few words for these tests: answers what a plan asks, keeps every call, fails where told to.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -42,6 +43,8 @@ pub(super) struct State {
     pub(super) listed_sandboxes: Vec<cri::PodSandbox>,
     /// For ContainerStatus, by id.
     pub(super) log_paths: BTreeMap<String, String>,
+    /// Containers that have exited, by id.
+    pub(super) exited: BTreeSet<String>,
 }
 
 /// The runtime's side, shared with the test.
@@ -167,6 +170,10 @@ impl Fake {
 
     fn container_status(&self, message: Bytes) -> Answer {
         let id = read::<cri::ContainerStatusRequest>(message).container_id;
+        let state = match self.state().exited.contains(&id) {
+            true => cri::ContainerState::ContainerExited,
+            false => cri::ContainerState::ContainerRunning,
+        };
         let Some(log_path) = self.state().log_paths.get(&id).cloned() else {
             return Err(Status::not_found(id));
         };
@@ -175,6 +182,7 @@ impl Fake {
                 id,
                 metadata: Some(cri::ContainerMetadata::default()),
                 log_path,
+                state: state.into(),
                 ..Default::default()
             }),
             info: BTreeMap::new(),
