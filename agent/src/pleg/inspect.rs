@@ -161,7 +161,8 @@ async fn sandbox_status(
     }
 }
 
-/// Verbose, because only then the runtime tells the pid that proves deaths; asked once per running instance.
+/// Verbose, because only then the runtime tells the pid that proves deaths; asked once per running instance. One that
+/// was listed as created may run by now.
 async fn container_status(
     runtime: &Runtime,
     listed: &v1::Container,
@@ -171,10 +172,10 @@ async fn container_status(
     if let Some(known) = previous.and_then(|p| reusable_container(listed, p)) {
         return Ok(Some(known.clone()));
     }
-    let running = convert::state(listed.state) == ContainerState::Running;
+    let may_run = convert::state(listed.state) != ContainerState::Exited;
     let reply = match early.get(&listed.id) {
         Some(reply) => reply.clone(),
-        None => match runtime.container_status(&listed.id, running).await {
+        None => match runtime.container_status(&listed.id, may_run).await {
             Ok(reply) => reply,
             Err(error) if error.is_not_found() => return Ok(None),
             Err(error) => return Err(error),
@@ -187,4 +188,43 @@ async fn container_status(
         termination::append_message(&mut container).await;
     }
     Ok(Some(container))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::RuntimeOptions;
+    use crate::runtime::tests::server::Socket;
+    use crate::runtime::tests::server::say;
+    use crate::runtime::tests::server::script;
+
+    /// Runs by now, and tells its pid to whoever asks for everything.
+    fn running() -> Runtime {
+        let socket = Socket::default();
+        socket.serve(script(|method, message| {
+            assert_eq!(method, "ContainerStatus");
+            let request: v1::ContainerStatusRequest = prost::Message::decode(message).expect("a request");
+            let status = v1::ContainerStatus {
+                id: request.container_id,
+                metadata: Some(v1::ContainerMetadata { name: "web".into(), attempt: 0 }),
+                state: v1::ContainerState::ContainerRunning.into(),
+                ..Default::default()
+            };
+            let info = request.verbose.then(|| ("info".to_owned(), r#"{"pid": 4711}"#.to_owned()));
+            say(&v1::ContainerStatusResponse { status: Some(status), info: info.into_iter().collect() })
+        }));
+        Runtime::with_connector("unix:///run/fake.sock", move || socket.clone().connect(), RuntimeOptions::default())
+    }
+
+    #[tokio::test]
+    async fn who_was_started_after_the_list_was_made_has_a_pid() {
+        let listed = v1::Container {
+            id: "a".to_owned(),
+            state: v1::ContainerState::ContainerCreated.into(),
+            ..Default::default()
+        };
+        let found = container_status(&running(), &listed, None, &Early::new()).await.expect("an answer");
+        let found = found.expect("it exists");
+        assert_eq!((found.state, found.pid), (ContainerState::Running, Some(4711)));
+    }
 }

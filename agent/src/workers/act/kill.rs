@@ -65,12 +65,29 @@ async fn kill_in_order(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, endings: &En
 /// A container that ends by itself in the moment it is to be stopped can make a runtime fail: containerd's "ttrpc:
 /// closed", as what it talked to has ended, too. Nothing is left to stop then, and nobody need hear of it.
 async fn ended_meanwhile(ctx: &ActContext, id: &ContainerId, failed: &RuntimeError) -> bool {
-    if failed.is_unreachable() || failed.is_deadline() {
+    if !may_have_stumbled(failed) {
         return false;
     }
     tokio::time::sleep(AFTERMATH).await;
     let look = ctx.runtime.container_status(id.as_str(), false).await;
     look.is_ok_and(|found| found.status.state == cri::ContainerState::ContainerExited as i32)
+}
+
+fn may_have_stumbled(failed: &RuntimeError) -> bool {
+    !failed.is_not_found() && !failed.is_unreachable() && !failed.is_deadline()
+}
+
+/// Stops a sandbox, with whatever the runtime still believes to run in it. That may have just died: then the runtime
+/// stumbles as over a container.
+async fn stop_sandbox(ctx: &ActContext, id: &str) -> Result<(), RuntimeError> {
+    match ctx.runtime.stop_pod_sandbox(id).await {
+        Err(failed) if may_have_stumbled(&failed) => {
+            tracing::debug!(sandbox = id, error = %failed, "the sandbox is to be stopped again");
+            tokio::time::sleep(AFTERMATH).await;
+            ctx.runtime.stop_pod_sandbox(id).await
+        }
+        stopped => stopped,
+    }
 }
 
 /// Waits as long as there is grace.
@@ -127,7 +144,7 @@ pub(super) async fn kill_containers(
 pub(super) async fn stop_sandboxes(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Vec<String> {
     let mut failed = Vec::new();
     for sandbox in &snapshot.sandboxes {
-        match ctx.runtime.stop_pod_sandbox(sandbox.id.as_str()).await {
+        match stop_sandbox(ctx, sandbox.id.as_str()).await {
             Err(error) if !error.is_not_found() => {
                 let target = names::pod_uid(pod);
                 failed.push(report::failed("KillPodSandbox", target, "KillPodSandboxError", &error.rpc_text()));

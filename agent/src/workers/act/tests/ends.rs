@@ -76,6 +76,21 @@ async fn who_ends_in_the_moment_of_the_stop_is_stopped() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_runtime_that_stumbles_over_a_sandbox_is_asked_once_more() {
+    let node = Node::new();
+    let stop = async |stumbles| {
+        for _ in 0..stumbles {
+            node.runtime.fail("StopPodSandbox", Status::unknown("ttrpc: closed: unknown"));
+        }
+        terminate_pod(&node.ctx, &pod(json!({})), || running(&[]).into(), Some(5), None).await
+    };
+    stop(1).await.expect("it stopped then");
+    let error = stop(2).await.expect_err("it did not");
+    assert!(error.contains(r#"failed to "KillPodSandbox""#) && error.contains("ttrpc: closed"), "{error}");
+    assert_eq!(node.runtime.take_calls(), ["StopPodSandbox sandbox-0"; 4]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn orphans_get_two_seconds() {
     let node = Node::new();
     kill_orphan(&node.ctx, || running(&["x", "y"]).into()).await.expect("stopped");
