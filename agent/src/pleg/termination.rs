@@ -2,6 +2,7 @@
 //! tail of its log (`terminationMessagePolicy: FallbackToLogsOnError`).
 
 use std::io::SeekFrom;
+use std::time::Duration;
 
 use tokio::fs::File;
 use tokio::io::AsyncReadExt;
@@ -17,6 +18,10 @@ const LOG_LIMIT: usize = 2048;
 const LOG_LINES: usize = 80;
 /// How much of the log file is read to find those lines: every line carries a time stamp, a stream and a tag.
 const LOG_WINDOW: u64 = 64 * 1024;
+
+/// How long a log that is to be quoted must not have grown, and how often it is looked at in vain.
+const LOG_PAUSE: Duration = Duration::from_millis(10);
+const LOG_LOOKS: u32 = 10;
 
 /// The snapshot with the termination messages of containers whose death is proven and not confirmed yet: for those who
 /// cannot wait for the look that confirms it.
@@ -64,10 +69,24 @@ async fn from_file(container: &ContainerStatus) -> Option<String> {
 }
 
 async fn from_log(container: &ContainerStatus) -> String {
-    match tail(&container.log_path, LOG_WINDOW).await {
+    match end_of_log(&container.log_path).await {
         Ok(bytes) => last_lines(&String::from_utf8_lossy(&bytes)),
         Err(error) => format!("Error on reading termination message from logs: {error}"),
     }
+}
+
+/// The end of a log, once it no longer grows: a runtime may tell of the end of a container before it has written all that
+/// the container said.
+async fn end_of_log(path: &str) -> std::io::Result<Vec<u8>> {
+    let mut bytes = tail(path, LOG_WINDOW).await?;
+    for _ in 0..LOG_LOOKS {
+        tokio::time::sleep(LOG_PAUSE).await;
+        let before = std::mem::replace(&mut bytes, tail(path, LOG_WINDOW).await?);
+        if before == bytes && !bytes.is_empty() {
+            break;
+        }
+    }
+    Ok(bytes)
 }
 
 async fn tail(path: &str, limit: u64) -> std::io::Result<Vec<u8>> {
@@ -135,6 +154,30 @@ mod tests {
         c.exit_code = Some(0);
         append_message(&mut c).await;
         assert_eq!(c.message, "");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_for_what_the_runtime_has_still_to_write() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let path = log.path().to_owned();
+        let mut c = container("a", "web", ContainerState::Exited);
+        c.log_path = path.to_str().unwrap().into();
+        c.exit_code = Some(1);
+        c.termination.fallback_to_logs = true;
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(25)).await;
+            std::fs::write(&path, "t stderr F one\n").unwrap();
+            tokio::time::sleep(Duration::from_millis(7)).await;
+            std::fs::write(&path, "t stderr F one\nt stderr P two").unwrap();
+        });
+        append_message(&mut c).await;
+        assert_eq!(c.message, "one\ntwo");
+        let silent = tempfile::NamedTempFile::new().unwrap();
+        c.log_path = silent.path().to_str().unwrap().into();
+        c.message.clear();
+        let began = tokio::time::Instant::now();
+        append_message(&mut c).await;
+        assert_eq!((c.message.as_str(), began.elapsed().as_millis()), ("", 100));
     }
 
     #[test]

@@ -99,7 +99,8 @@ async fn noise_of_containers_stays_within_their_logs_and_messages() {
     let ends = |name: &str| {
         let statuses = pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap();
         let status = statuses.iter().find(|status| status.name == name).unwrap();
-        status.state.as_ref().unwrap().terminated.as_ref().unwrap().message.clone().unwrap()
+        let end = status.state.as_ref().unwrap().terminated.as_ref().unwrap();
+        end.message.clone().unwrap_or_else(|| panic!("{name} has no message: {end:?}"))
     };
     for (name, end) in [("main", "forged\n\u{fffd}\0end"), ("logged", "\u{fffd}\0end"), ("huge", "\u{fffd}")] {
         let message = ends(name);
