@@ -4,6 +4,7 @@
 use std::io::SeekFrom;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::fs::File;
 use tokio::io::AsyncReadExt;
 use tokio::io::AsyncSeekExt;
@@ -19,7 +20,7 @@ const LOG_LINES: usize = 80;
 /// How much of the log file is read to find those lines: every line carries a time stamp, a stream and a tag.
 const LOG_WINDOW: u64 = 64 * 1024;
 
-/// How long a log that is to be quoted must not have grown, and how often it is looked at in vain.
+/// How long a log that is to be quoted must not have grown, and how often it is looked at again at most.
 const LOG_PAUSE: Duration = Duration::from_millis(10);
 const LOG_LOOKS: u32 = 10;
 
@@ -27,9 +28,8 @@ const LOG_LOOKS: u32 = 10;
 /// cannot wait for the look that confirms it.
 pub async fn with_messages(snapshot: &PodSnapshot) -> PodSnapshot {
     let mut told = snapshot.clone();
-    for container in told.containers.iter_mut().filter(|container| container.proven.is_some()) {
-        append_message(container).await;
-    }
+    let unconfirmed = told.containers.iter_mut().filter(|container| container.proven.is_some());
+    join_all(unconfirmed.map(append_message)).await;
     told
 }
 
