@@ -11,7 +11,6 @@ mod docs_paths;
 mod ebpf;
 mod interrupt;
 mod layers;
-mod layout;
 mod licences;
 mod paths;
 mod peers;
@@ -22,7 +21,6 @@ mod setup;
 mod system;
 mod tiers;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -55,8 +53,6 @@ enum Task {
     Ebpf(ebpf::Arguments),
     /// Run a benchmark of a release build, on a private containerd or in a private cluster.
     Bench(bench::Arguments),
-    /// Find out which functions a running agent calls, so that they are linked side by side; minutes.
-    Layout,
     /// Make a Debian package that takes kubelet's place.
     Deb(deb::Arguments),
     /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
@@ -70,12 +66,7 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    let own = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
-    let done = match own.file_name() {
-        Some(name) if name == layout::trace::NAME => layout::trace::run(&own),
-        _ => perform(Arguments::parse().command),
-    };
-    match done {
+    match perform(Arguments::parse().command) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -93,7 +84,6 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Cluster(task) => cluster::perform(&task),
         Task::Ebpf(arguments) => ebpf::run(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Bench(arguments) => bench::bench(&arguments),
-        Task::Layout => layout::layout(),
         Task::Deb(arguments) => deb::deb(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Layers => layers::check().map(|report| report.tell()),
         Task::DocsPaths => docs_paths::check().map(|report| report.tell()),
