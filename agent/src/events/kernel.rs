@@ -23,10 +23,10 @@ use crate::kernel::bpf::KernelRecord;
 use crate::kernel::bpf::Loaded;
 use crate::kernel::bpf::Losses;
 use crate::kernel::bpf::Oom;
+use crate::kernel::bpf::ProbeOutput;
 use crate::kernel::bpf::ProbeStatus;
 use crate::kernel::bpf::Probes;
 use crate::kernel::bpf::Records;
-use crate::kernel::bpf::Told;
 use crate::kernel::clock::BootTime;
 use crate::kernel::hierarchy::Hierarchy;
 use crate::kernel::index::ContainerIndex;
@@ -42,7 +42,7 @@ pub struct KernelOptions {
     pub cgroup_root: String,
     /// The kernel's type information.
     pub btf: PathBuf,
-    /// Told when the machine itself is out of memory.
+    /// ProbeOutput when the machine itself is out of memory.
     pub recorder: Recorder,
     /// Where lost records are counted.
     pub metrics: Arc<Metrics>,
@@ -116,8 +116,8 @@ impl Follower {
     async fn follow(mut self) {
         loop {
             let hint = match self.records.next().await {
-                Ok(Told::Record(record)) => self.hint(record),
-                Ok(Told::Lost(lost)) => {
+                Ok(ProbeOutput::Record(record)) => self.hint(record),
+                Ok(ProbeOutput::Lost(lost)) => {
                     self.count(&lost);
                     tracing::warn!(
                         deaths = lost.deaths,

@@ -13,12 +13,12 @@ use crate::model::ContainerId;
 /// The mapping.
 #[derive(Debug, Default)]
 pub struct ContainerIndex {
-    cgroups: HashMap<CgroupId, Entry>,
+    cgroups: HashMap<CgroupId, IndexEntry>,
     pids: HashMap<u32, ContainerId>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct IndexEntry {
     /// The container or sandbox whose cgroup this is, or lies in.
     container: Option<ContainerId>,
     /// It is the container's own cgroup, not one that the container made inside.
@@ -46,19 +46,19 @@ impl ContainerIndex {
         self.cgroups.insert(id, entry);
     }
 
-    fn classify(&self, parent: Option<CgroupId>, path: &str) -> Entry {
+    fn classify(&self, parent: Option<CgroupId>, path: &str) -> IndexEntry {
         // The outermost id counts: a container that runs containers has its own cgroups below its own.
         let above = parent.and_then(|parent| self.cgroups.get(&parent)).and_then(|entry| entry.container.clone());
         if let Some(container) = above {
-            return Entry { container: Some(container), own: false };
+            return IndexEntry { container: Some(container), own: false };
         }
         let mut parts = path.split('/').filter(|part| !part.is_empty()).peekable();
         while let Some(part) = parts.next() {
             if let Some(id) = container_of_component(part) {
-                return Entry { container: Some(ContainerId::from(id)), own: parts.peek().is_none() };
+                return IndexEntry { container: Some(ContainerId::from(id)), own: parts.peek().is_none() };
             }
         }
-        Entry { container: None, own: false }
+        IndexEntry { container: None, own: false }
     }
 
     /// A cgroup is gone. Its id is never given again before the next boot.
@@ -72,7 +72,7 @@ impl ContainerIndex {
             self.pids.insert(pid, container.clone());
         }
         if let Some(id) = cgroup {
-            self.cgroups.insert(id, Entry { container: Some(container.clone()), own: true });
+            self.cgroups.insert(id, IndexEntry { container: Some(container.clone()), own: true });
         }
     }
 

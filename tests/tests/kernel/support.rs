@@ -19,8 +19,8 @@ use keblet::kernel::bpf::Exit;
 use keblet::kernel::bpf::KernelRecord;
 use keblet::kernel::bpf::Loaded;
 use keblet::kernel::bpf::Options;
+use keblet::kernel::bpf::ProbeOutput;
 use keblet::kernel::bpf::Records;
-use keblet::kernel::bpf::Told;
 use keblet::kernel::hierarchy::Hierarchy;
 use keblet::kernel::hierarchy::HierarchyKind;
 use nix::sys::signal::Signal;
@@ -74,12 +74,12 @@ pub async fn next<T>(records: &mut Records, what: &str, wanted: impl Fn(KernelRe
     let search = async {
         loop {
             match records.next().await.expect("ring buffers are readable") {
-                Told::Record(record) => {
+                ProbeOutput::Record(record) => {
                     if let Some(found) = wanted(record) {
                         return found;
                     }
                 }
-                Told::Lost(losses) => panic!("lost {losses:?} while waiting for {what}"),
+                ProbeOutput::Lost(losses) => panic!("lost {losses:?} while waiting for {what}"),
             }
         }
     };

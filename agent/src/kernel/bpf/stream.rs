@@ -18,8 +18,8 @@ pub struct Records {
     deaths: Ring,
     cgroups: Ring,
     probes: Probes,
-    /// Losses already told.
-    told: Losses,
+    /// Losses already reported.
+    reported: Losses,
 }
 
 /// One ring buffer and the record at its head.
@@ -30,7 +30,7 @@ struct Ring {
 
 /// The next thing to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum ProbeOutput {
     /// A probe saw something.
     Record(KernelRecord),
     /// Something could not be told, or not be watched: list everything. Counts since the last time.
@@ -43,19 +43,19 @@ impl Records {
             deaths: Ring::new(rings.deaths)?,
             cgroups: Ring::new(rings.cgroups)?,
             probes,
-            told: Losses::default(),
+            reported: Losses::default(),
         })
     }
 
     /// Waits for the next record. Costs nothing while nothing happens. Cancelling loses no record.
-    pub async fn next(&mut self) -> io::Result<Told> {
+    pub async fn next(&mut self) -> io::Result<ProbeOutput> {
         loop {
             if let Some(record) = self.earliest() {
-                return Ok(Told::Record(record));
+                return Ok(ProbeOutput::Record(record));
             }
             // Whatever was dropped, was dropped while the rings were full: so it is counted by now.
             if let Some(lost) = self.new_losses() {
-                return Ok(Told::Lost(lost));
+                return Ok(ProbeOutput::Lost(lost));
             }
             tokio::select! {
                 ready = self.deaths.written() => ready?,
@@ -78,11 +78,11 @@ impl Records {
 
     fn new_losses(&mut self) -> Option<Losses> {
         let now = self.probes.losses();
-        let told = std::mem::replace(&mut self.told, now);
+        let reported = std::mem::replace(&mut self.reported, now);
         let lost = Losses {
-            deaths: now.deaths.saturating_sub(told.deaths),
-            cgroups: now.cgroups.saturating_sub(told.cgroups),
-            watches: now.watches.saturating_sub(told.watches),
+            deaths: now.deaths.saturating_sub(reported.deaths),
+            cgroups: now.cgroups.saturating_sub(reported.cgroups),
+            watches: now.watches.saturating_sub(reported.watches),
         };
         (lost != Losses::default()).then_some(lost)
     }

@@ -6,8 +6,8 @@ use std::time::Instant;
 use keblet::kernel::bpf::CgroupEvent;
 use keblet::kernel::bpf::ExitStatus;
 use keblet::kernel::bpf::KernelRecord;
+use keblet::kernel::bpf::ProbeOutput;
 use keblet::kernel::bpf::Records;
-use keblet::kernel::bpf::Told;
 use keblet::kernel::clock::BootTime;
 use keblet::kernel::pidfd;
 use nix::sys::signal::Signal;
@@ -163,7 +163,7 @@ async fn unwatched_cgroups_tell_nothing() {
     let mut last = watched.shell("exit 0");
     last.go();
     let told = tokio::time::timeout(DEADLINE, loaded.records.next()).await.expect("told in time").expect("readable");
-    let Told::Record(KernelRecord::Exit(exit)) = told else { panic!("not an exit: {told:?}") };
+    let ProbeOutput::Record(KernelRecord::Exit(exit)) = told else { panic!("not an exit: {told:?}") };
     assert_eq!(exit.pid, last.pid());
 }
 

@@ -2,7 +2,7 @@
 
 use keblet::kernel::bpf::Losses;
 use keblet::kernel::bpf::Options;
-use keblet::kernel::bpf::Told;
+use keblet::kernel::bpf::ProbeOutput;
 
 use crate::support::DEADLINE;
 use crate::support::TestCgroup;
@@ -31,8 +31,8 @@ async fn losses_are_counted_and_told_once() {
     let lost = loop {
         let next = tokio::time::timeout(DEADLINE, loaded.records.next()).await;
         match next.expect("losses are told").expect("readable") {
-            Told::Record(_) => told += 1,
-            Told::Lost(losses) => break losses,
+            ProbeOutput::Record(_) => told += 1,
+            ProbeOutput::Lost(losses) => break losses,
         }
     };
     assert!(told > 0, "the buffer held some");
@@ -45,7 +45,7 @@ async fn losses_are_counted_and_told_once() {
     let mut shell = cgroup.shell("exit 0");
     shell.go();
     let next = tokio::time::timeout(DEADLINE, loaded.records.next()).await.expect("told").expect("readable");
-    assert!(matches!(next, Told::Record(_)), "{next:?}");
+    assert!(matches!(next, ProbeOutput::Record(_)), "{next:?}");
 }
 
 #[tokio::test]

@@ -97,7 +97,7 @@ async fn the_second_life_of_a_pid_is_not_the_first() {
     last.go();
     let told = tokio::time::timeout(DEADLINE, loaded.records.next()).await.expect("told").expect("readable");
     match told {
-        keblet::kernel::bpf::Told::Record(keblet::kernel::bpf::KernelRecord::Exit(exit)) => {
+        keblet::kernel::bpf::ProbeOutput::Record(keblet::kernel::bpf::KernelRecord::Exit(exit)) => {
             assert_eq!((exit.pid, exit.status.code()), (last.pid(), 12));
         }
         other => panic!("not the last one's exit: {other:?}"),
