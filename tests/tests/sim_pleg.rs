@@ -346,7 +346,7 @@ async fn f13_a_flood_nobody_reads_locks_nothing_up() {
     }
     let last = client.launch(&pods[0], container("main", 0, "exit 1 100ms")).await.expect("launch");
     assert!(eyes.seen.until(secs(5), |seen| seen.deaths(&last) == 1).await);
-    assert_eq!(eyes.pleg.news().await.len(), 10, "thousands of events are ten pods with news");
+    assert_eq!(eyes.pleg.changed_pods().await.len(), 10, "thousands of events are ten pods with news");
     let died: Vec<usize> = sim.ledger(|l| l.instances().iter().map(|i| eyes.seen.deaths(&i.id)).collect());
     assert_eq!(died, [1; 401]);
 }

@@ -28,7 +28,7 @@ pub(super) struct Overlay {
 }
 
 /// Lays `deaths` over `snapshot`. `finished_at` tells the wall-clock nanoseconds of a death.
-pub(super) fn lay_over(
+pub(super) fn overlay_exits(
     snapshot: &mut PodSnapshot,
     deaths: &HashMap<ContainerId, ProvenDeath>,
     finished_at: impl Fn(&ProvenDeath) -> i64,
@@ -72,13 +72,13 @@ mod tests {
         let deaths = HashMap::from([(ContainerId::from("a"), death(now))]);
 
         let mut stale = snapshot(now, vec![container("a", "web", ContainerState::Running)]);
-        let overlay = lay_over(&mut stale, &deaths, |_| 99);
+        let overlay = overlay_exits(&mut stale, &deaths, |_| 99);
         assert!(overlay.pending && overlay.settled.is_empty());
         assert_eq!(stale.containers[0].state, ContainerState::Exited);
         assert_eq!((stale.containers[0].exit_code, stale.containers[0].finished_at), (Some(3), 99));
 
         let mut confirmed = snapshot(now, vec![container("a", "web", ContainerState::Exited)]);
-        assert_eq!(lay_over(&mut confirmed, &deaths, |_| 99).settled, vec![ContainerId::from("a")]);
+        assert_eq!(overlay_exits(&mut confirmed, &deaths, |_| 99).settled, vec![ContainerId::from("a")]);
         assert!(confirmed.containers[0].proven.is_none());
     }
 
@@ -88,7 +88,7 @@ mod tests {
         let deaths = HashMap::from([(ContainerId::from("a"), death(now))]);
         let later = now + CONTRADICTION + Duration::from_millis(1);
         let mut late = snapshot(later, vec![container("a", "web", ContainerState::Running)]);
-        let overlay = lay_over(&mut late, &deaths, |_| 99);
+        let overlay = overlay_exits(&mut late, &deaths, |_| 99);
         assert_eq!(overlay.contradicted, vec![ContainerId::from("a")]);
         assert_eq!(late.containers[0].state, ContainerState::Running);
     }

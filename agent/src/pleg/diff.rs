@@ -19,14 +19,14 @@ pub struct Change {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Seen {
+enum PlegState {
     Running,
     Exited,
     Unknown,
     Absent,
 }
 
-impl From<ContainerState> for Seen {
+impl From<ContainerState> for PlegState {
     fn from(state: ContainerState) -> Self {
         match state {
             ContainerState::Running => Self::Running,
@@ -39,7 +39,7 @@ impl From<ContainerState> for Seen {
 struct Item {
     id: ContainerId,
     name: String,
-    seen: Seen,
+    seen: PlegState,
     exit_code: Option<i32>,
 }
 
@@ -53,7 +53,7 @@ fn items(snapshot: &PodSnapshot) -> Vec<Item> {
     let sandboxes = snapshot.sandboxes.iter().map(|s| Item {
         id: ContainerId::from(s.id.as_str()),
         name: String::new(),
-        seen: if s.ready { Seen::Running } else { Seen::Exited },
+        seen: if s.ready { PlegState::Running } else { PlegState::Exited },
         exit_code: None,
     });
     containers.chain(sandboxes).collect()
@@ -67,16 +67,16 @@ pub fn diff(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> Vec<Change>
     for before in &old {
         match new.iter().find(|n| n.id == before.id) {
             Some(now) => push(&mut changes, now, before.seen, now.seen),
-            None => push(&mut changes, before, before.seen, Seen::Absent),
+            None => push(&mut changes, before, before.seen, PlegState::Absent),
         }
     }
     for now in new.iter().filter(|n| !old.iter().any(|o| o.id == n.id)) {
-        push(&mut changes, now, Seen::Absent, now.seen);
+        push(&mut changes, now, PlegState::Absent, now.seen);
     }
     changes
 }
 
-fn push(changes: &mut Vec<Change>, item: &Item, old: Seen, new: Seen) {
+fn push(changes: &mut Vec<Change>, item: &Item, old: PlegState, new: PlegState) {
     for kind in kinds(old, new) {
         changes.push(Change {
             id: item.id.clone(),
@@ -87,18 +87,18 @@ fn push(changes: &mut Vec<Change>, item: &Item, old: Seen, new: Seen) {
     }
 }
 
-fn kinds(old: Seen, new: Seen) -> &'static [LifecycleKind] {
+fn kinds(old: PlegState, new: PlegState) -> &'static [LifecycleKind] {
     use LifecycleKind::ContainerChanged;
     use LifecycleKind::ContainerDied;
     use LifecycleKind::ContainerRemoved;
     use LifecycleKind::ContainerStarted;
     match (old, new) {
         (a, b) if a == b => &[],
-        (_, Seen::Running) => &[ContainerStarted],
-        (_, Seen::Exited) => &[ContainerDied],
-        (_, Seen::Unknown) => &[ContainerChanged],
-        (Seen::Exited, Seen::Absent) => &[ContainerRemoved],
-        (_, Seen::Absent) => &[ContainerDied, ContainerRemoved],
+        (_, PlegState::Running) => &[ContainerStarted],
+        (_, PlegState::Exited) => &[ContainerDied],
+        (_, PlegState::Unknown) => &[ContainerChanged],
+        (PlegState::Exited, PlegState::Absent) => &[ContainerRemoved],
+        (_, PlegState::Absent) => &[ContainerDied, ContainerRemoved],
     }
 }
 
@@ -109,8 +109,8 @@ mod tests {
 
     #[test]
     fn follows_the_table_of_the_generic_pleg() {
-        use Seen::*;
-        let table: [(Seen, [&[LifecycleKind]; 4]); 4] = [
+        use PlegState::*;
+        let table: [(PlegState, [&[LifecycleKind]; 4]); 4] = [
             (Running, [&[], &[ContainerDied], &[ContainerChanged], &[ContainerDied, ContainerRemoved]]),
             (Exited, [&[ContainerStarted], &[], &[ContainerChanged], &[ContainerRemoved]]),
             (Unknown, [&[ContainerStarted], &[ContainerDied], &[], &[ContainerDied, ContainerRemoved]]),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use keblet_proto::cri::v1;
 
-use super::task::Done;
+use super::task::CallResult;
 use super::task::PlegTask;
 use super::termination;
 use crate::model::ContainerState;
@@ -40,7 +40,7 @@ impl PlegTask {
         container.proven = None;
         self.work.spawn(async move {
             termination::append_message(&mut container).await;
-            Done::Exited { uid, container }
+            CallResult::Exited { uid, container }
         });
     }
 

@@ -93,7 +93,7 @@ impl PlegHandle {
     }
 
     /// Waits for pods with news.
-    pub async fn news(&self) -> Vec<PodUid> {
+    pub async fn changed_pods(&self) -> Vec<PodUid> {
         self.dirty.take().await
     }
 

@@ -76,10 +76,10 @@ pub(super) fn agrees(listing: &Listing, known: &PodSnapshot) -> bool {
 }
 
 /// Statuses asked for beside the lists, by container id.
-pub(super) type Early = HashMap<String, ContainerInspection>;
+pub(super) type PrefetchedStatuses = HashMap<String, ContainerInspection>;
 
 /// Asks for containers that the lists will surely show as new. What cannot be had is asked for again later.
-pub(super) async fn early(runtime: &Runtime, ids: Vec<ContainerId>) -> Early {
+pub(super) async fn prefetch_statuses(runtime: &Runtime, ids: Vec<ContainerId>) -> PrefetchedStatuses {
     let asked = ids.iter().map(|id| async { (id.to_string(), runtime.container_status(id.as_str(), true).await.ok()) });
     let answers = futures_util::future::join_all(asked).await;
     answers.into_iter().filter_map(|(id, answer)| Some((id, answer?))).collect()
@@ -93,7 +93,7 @@ pub(super) async fn complete(
     sampled_at: Instant,
     listing: Listing,
     previous: Option<Arc<PodSnapshot>>,
-    early: &Early,
+    early: &PrefetchedStatuses,
 ) -> Result<PodSnapshot, RuntimeError> {
     let previous = previous.as_deref();
     let pod = pod_ref(uid, &listing, previous);
@@ -167,7 +167,7 @@ async fn container_status(
     runtime: &Runtime,
     listed: &v1::Container,
     previous: Option<&PodSnapshot>,
-    early: &Early,
+    early: &PrefetchedStatuses,
 ) -> Result<Option<ContainerStatus>, RuntimeError> {
     if let Some(known) = previous.and_then(|p| reusable_container(listed, p)) {
         return Ok(Some(known.clone()));
@@ -223,7 +223,7 @@ mod tests {
             state: v1::ContainerState::ContainerCreated.into(),
             ..Default::default()
         };
-        let found = container_status(&running(), &listed, None, &Early::new()).await.expect("an answer");
+        let found = container_status(&running(), &listed, None, &PrefetchedStatuses::new()).await.expect("an answer");
         let found = found.expect("it exists");
         assert_eq!((found.state, found.pid), (ContainerState::Running, Some(4711)));
     }

@@ -13,51 +13,51 @@ use crate::model::PodUid;
 use crate::model::Source;
 
 /// Kills that may wait for their container to be seen; beyond that the oldest is told without one.
-const UNOWNED_KEPT: usize = 64;
+const MAX_UNATTRIBUTED: usize = 64;
 
 /// Kills in containers that no snapshot has shown yet.
 #[derive(Default)]
-pub(super) struct UnownedKills(VecDeque<OomFacts>);
+pub(super) struct UnattributedOomKills(VecDeque<OomFacts>);
 
 impl PlegTask {
     /// The kernel chose a victim. If it is a container's init, its death will carry the verdict.
     pub(super) fn on_oom_facts(&mut self, facts: OomFacts) {
-        self.exits.victim(facts.pid);
+        self.exits.record_oom_victim(facts.pid);
         let snapshots = self.records.values().filter_map(|record| record.snapshot.as_ref());
         let owner = facts.container.as_ref().and_then(|id| {
             let owned = |snapshot| PodSnapshot::by_id(snapshot, id).map(|container| (snapshot, container));
             snapshots.map(|snapshot| &**snapshot).find_map(owned)
         });
         if owner.is_some() || facts.container.is_none() {
-            self.tell_oom(&facts, owner);
+            self.report_oom(&facts, owner);
             return;
         }
-        self.unowned.0.push_back(facts);
-        if self.unowned.0.len() > UNOWNED_KEPT
-            && let Some(oldest) = self.unowned.0.pop_front()
+        self.unattributed.0.push_back(facts);
+        if self.unattributed.0.len() > MAX_UNATTRIBUTED
+            && let Some(oldest) = self.unattributed.0.pop_front()
         {
-            self.tell_oom(&oldest, None);
+            self.report_oom(&oldest, None);
         }
     }
 
     /// A new snapshot may show whose the waiting kills were.
-    pub(super) fn find_owners(&mut self, uid: &PodUid) {
-        if self.unowned.0.is_empty() {
+    pub(super) fn attribute_oom_kills(&mut self, uid: &PodUid) {
+        if self.unattributed.0.is_empty() {
             return;
         }
         let Some(snapshot) = self.records.get(uid).and_then(|record| record.snapshot.clone()) else { return };
-        let (owned, rest) = std::mem::take(&mut self.unowned.0)
+        let (owned, rest) = std::mem::take(&mut self.unattributed.0)
             .into_iter()
             .partition(|facts: &OomFacts| facts.container.as_ref().is_some_and(|id| snapshot.by_id(id).is_some()));
-        self.unowned.0 = rest;
+        self.unattributed.0 = rest;
         let owned: VecDeque<OomFacts> = owned;
         for facts in owned {
             let container = facts.container.as_ref().and_then(|id| snapshot.by_id(id));
-            self.tell_oom(&facts, container.map(|container| (&*snapshot, container)));
+            self.report_oom(&facts, container.map(|container| (&*snapshot, container)));
         }
     }
 
-    fn tell_oom(&self, facts: &OomFacts, owner: Option<(&PodSnapshot, &ContainerStatus)>) {
+    fn report_oom(&self, facts: &OomFacts, owner: Option<(&PodSnapshot, &ContainerStatus)>) {
         let is_init = owner.map(|(_, container)| container.pid == Some(facts.pid));
         self.config.observer.oom_kill(is_init);
         tracing::info!(

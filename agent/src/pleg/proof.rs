@@ -25,7 +25,7 @@ use crate::model::Source;
 
 /// Exit records kept for containers that no snapshot has shown yet. An init that dies within a millisecond of its
 /// start is recorded before the runtime has even answered the start call.
-const EXITS_KEPT: usize = 4096;
+const MAX_EXIT_RECORDS: usize = 4096;
 
 pub(super) type PinFuture = Pin<Box<dyn Future<Output = PinGone> + Send>>;
 
@@ -51,7 +51,7 @@ impl Exits {
         if self.facts.insert(key.clone(), facts).is_none() {
             self.order.push_back(key);
         }
-        while self.order.len() > EXITS_KEPT {
+        while self.order.len() > MAX_EXIT_RECORDS {
             if let Some(oldest) = self.order.pop_front() {
                 self.facts.remove(&oldest);
             }
@@ -62,7 +62,7 @@ impl Exits {
         self.facts.get(&(container.id.clone(), container.pid?))
     }
 
-    pub(super) fn victim(&mut self, pid: u32) {
+    pub(super) fn record_oom_victim(&mut self, pid: u32) {
         self.oom_victims.push_back(pid);
         if self.oom_victims.len() > 256 {
             self.oom_victims.pop_front();
@@ -155,16 +155,16 @@ impl PlegTask {
     /// The cached snapshot once more, with the deaths known by now.
     fn republish(&mut self, uid: &PodUid, known: &Arc<PodSnapshot>) {
         let mut snapshot = PodSnapshot::clone(known);
-        self.lay_deaths_over(uid, &mut snapshot);
+        self.overlay_pending_exits(uid, &mut snapshot);
         self.publish(uid, snapshot, Source::Kernel);
     }
 
     /// Lays deaths over a snapshot, forgets the settled ones, and gives way to the runtime where the contradiction
     /// has lasted. Returns true if deaths are still unconfirmed.
-    pub(super) fn lay_deaths_over(&mut self, uid: &PodUid, snapshot: &mut PodSnapshot) -> bool {
+    pub(super) fn overlay_pending_exits(&mut self, uid: &PodUid, snapshot: &mut PodSnapshot) -> bool {
         let Some(record) = self.records.get_mut(uid) else { return false };
         let clock = self.config.clock;
-        let overlay = death::lay_over(snapshot, &record.deaths, |death| {
+        let overlay = death::overlay_exits(snapshot, &record.deaths, |death| {
             clock.wall_nanos_before(death.seen_at.elapsed() + death.kernel_age.unwrap_or_default())
         });
         for id in overlay.settled.iter().chain(&overlay.contradicted) {

@@ -97,7 +97,7 @@ impl PodRecord {
     }
 
     /// How long unserved hints may wait for an acting worker; `None` if there are none.
-    pub fn patience(&self) -> Option<Duration> {
+    pub fn hint_timeout(&self) -> Option<Duration> {
         let starts_only = self.hints.iter().all(|hint| hint.expect == Expect::Started);
         (!self.hints.is_empty()).then_some(if starts_only { STARTING_LIMIT } else { ACTING_LIMIT })
     }
@@ -188,12 +188,12 @@ mod tests {
     async fn what_the_worker_starts_is_not_news_to_it() {
         let now = Instant::now();
         let mut record = record(ContainerState::Running, now);
-        assert_eq!(record.patience(), None);
+        assert_eq!(record.hint_timeout(), None);
         let later = now + Duration::from_millis(1);
         record.hint(PendingHint { id: ContainerId::from("b"), expect: Expect::Started, at: later });
-        assert_eq!(record.patience(), Some(STARTING_LIMIT));
+        assert_eq!(record.hint_timeout(), Some(STARTING_LIMIT));
         record.hint(hint(Expect::Stopped, later));
-        assert_eq!(record.patience(), Some(ACTING_LIMIT), "the shortest patience counts");
+        assert_eq!(record.hint_timeout(), Some(ACTING_LIMIT), "the shortest patience counts");
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::inspect;
 use super::inspect::Listing;
 use super::record::retry_delay;
-use super::task::Done;
+use super::task::CallResult;
 use super::task::PlegTask;
 use crate::events::RelistReason;
 use crate::events::sensors::Sensor;
@@ -88,7 +88,7 @@ impl PlegTask {
                     deadline: limit,
                 }),
             };
-            Done::Listed { began: now, result }
+            CallResult::Listed { began: now, result }
         });
     }
 
@@ -137,8 +137,8 @@ impl PlegTask {
         }
         match &record.snapshot {
             Some(snapshot) if snapshot.sampled_at > sampled_at => {}
-            _ if !record.waiters.is_empty() => self.absent(uid, sampled_at),
-            _ => self.forget(uid),
+            _ if !record.waiters.is_empty() => self.install_absent(uid, sampled_at),
+            _ => self.remove_pod(uid),
         }
     }
 
@@ -157,7 +157,8 @@ impl PlegTask {
         let runtime = self.runtime.clone();
         let target = uid.clone();
         self.spawn_inspection(uid, sampled_at, async move {
-            inspect::complete(&runtime, &target, sampled_at, listing, previous, &inspect::Early::new()).await
+            inspect::complete(&runtime, &target, sampled_at, listing, previous, &inspect::PrefetchedStatuses::new())
+                .await
         });
     }
 }

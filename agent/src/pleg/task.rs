@@ -1,5 +1,5 @@
 //! The PLEG's loop: the only place where the cache is written. It never waits for the runtime itself; every call
-//! runs in a task of its own and comes back as a `Done`, so one hung pod delays only itself.
+//! runs in a task of its own and comes back as a `CallResult`, so one hung pod delays only itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use super::handle::Published;
 use super::handle::Reply;
 use super::inspect;
 use super::inspect::Listing;
-use super::oom::UnownedKills;
+use super::oom::UnattributedOomKills;
 use super::proof::Exits;
 use super::proof::PinFuture;
 use super::record::ACTING_LIMIT;
@@ -91,7 +91,7 @@ pub fn start(
         work: JoinSet::new(),
         pins: FuturesUnordered::new(),
         exits: Exits::default(),
-        unowned: UnownedKills::default(),
+        unattributed: UnattributedOomKills::default(),
         rechecks: DelayQueue::new(),
         relists: Relists::default(),
         config,
@@ -100,7 +100,7 @@ pub fn start(
 }
 
 /// What a spawned call brings back.
-pub(super) enum Done {
+pub(super) enum CallResult {
     Inspected { uid: PodUid, sampled_at: Instant, result: Result<PodSnapshot, InspectError> },
     Exited { uid: PodUid, container: Box<ContainerStatus> },
     Listed { began: Instant, result: Result<(Instant, HashMap<PodUid, Listing>), RuntimeError> },
@@ -112,10 +112,10 @@ pub(super) struct PlegTask {
     pub(super) records: HashMap<PodUid, PodRecord>,
     published: Published,
     pub(super) dirty: DirtyPods,
-    pub(super) work: JoinSet<Done>,
+    pub(super) work: JoinSet<CallResult>,
     pub(super) pins: FuturesUnordered<PinFuture>,
     pub(super) exits: Exits,
-    pub(super) unowned: UnownedKills,
+    pub(super) unattributed: UnattributedOomKills,
     rechecks: DelayQueue<PodUid>,
     pub(super) relists: Relists,
     slots: Arc<Semaphore>,
@@ -159,7 +159,7 @@ impl PlegTask {
                 record.hint(PendingHint { id, expect, at: Instant::now() });
                 record.settle_now();
                 record.source.get_or_insert(Source::Runtime);
-                self.look_or_defer(&uid);
+                self.inspect_or_defer(&uid);
             }
             Hint::Exit(facts) => self.on_exit_facts(facts),
             Hint::Oom(facts) => self.on_oom_facts(facts),
@@ -192,21 +192,21 @@ impl PlegTask {
         }
         record.waiters.push(Waiter { since: self.relists.began_or_now(), reply });
         if let Some(sampled_at) = self.relists.covered_at.filter(|_| record.inflight.is_none()) {
-            self.absent(&uid, sampled_at);
+            self.install_absent(&uid, sampled_at);
         }
     }
 
     /// The runtime knows nothing of this pod, as of `sampled_at`.
-    pub(super) fn absent(&mut self, uid: &PodUid, sampled_at: Instant) {
+    pub(super) fn install_absent(&mut self, uid: &PodUid, sampled_at: Instant) {
         let pod = crate::model::PodRef { uid: uid.clone(), namespace: "".into(), name: "".into() };
         self.install(uid, PodSnapshot::empty(pod, sampled_at));
     }
 
     /// Inspects a pod that has unserved hints, unless its worker is acting: then its own inspection serves them, or
     /// a recheck if that takes too long.
-    fn look_or_defer(&mut self, uid: &PodUid) {
+    fn inspect_or_defer(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get_mut(uid) else { return };
-        if let Some(limit) = record.acting_since.and_then(|_| record.patience()) {
+        if let Some(limit) = record.acting_since.and_then(|_| record.hint_timeout()) {
             let at = Instant::now() + limit;
             match &record.recheck {
                 None => record.recheck = Some(self.rechecks.insert_at(uid.clone(), at)),
@@ -246,7 +246,8 @@ impl PlegTask {
         let runtime = self.runtime.clone();
         let target = uid.clone();
         self.spawn_inspection(uid, Instant::now(), async move {
-            let (listed, early) = tokio::join!(inspect::list_one(&runtime, &target), inspect::early(&runtime, fresh));
+            let (listed, early) =
+                tokio::join!(inspect::list_one(&runtime, &target), inspect::prefetch_statuses(&runtime, fresh));
             let (sampled_at, listing) = listed?;
             inspect::complete(&runtime, &target, sampled_at, listing, previous, &early).await
         });
@@ -274,15 +275,15 @@ impl PlegTask {
                 Err(_) => Err(failed(format!("no answer within {limit:?}"))),
             };
             observer.inspection(start.elapsed(), result.is_ok());
-            Done::Inspected { uid, sampled_at: began, result }
+            CallResult::Inspected { uid, sampled_at: began, result }
         });
     }
 
-    fn on_done(&mut self, done: Result<Done, tokio::task::JoinError>) {
+    fn on_done(&mut self, done: Result<CallResult, tokio::task::JoinError>) {
         match done {
-            Ok(Done::Inspected { uid, sampled_at, result }) => self.on_inspected(&uid, sampled_at, result),
-            Ok(Done::Exited { uid, container }) => self.on_exited(&uid, *container),
-            Ok(Done::Listed { began, result }) => self.on_listed(began, result),
+            Ok(CallResult::Inspected { uid, sampled_at, result }) => self.on_inspected(&uid, sampled_at, result),
+            Ok(CallResult::Exited { uid, container }) => self.on_exited(&uid, *container),
+            Ok(CallResult::Listed { began, result }) => self.on_listed(began, result),
             // Only a panic in a conversion gets here; the pods concerned are found again by the relist.
             Err(error) => {
                 tracing::error!(%error, "an inspection ended abnormally");
@@ -334,16 +335,16 @@ impl PlegTask {
             keep_exits(&known, &mut snapshot);
         }
         self.pin_running(uid, &snapshot);
-        let pending = self.lay_deaths_over(uid, &mut snapshot);
+        let pending = self.overlay_pending_exits(uid, &mut snapshot);
         self.publish(uid, snapshot, source);
-        self.find_owners(uid);
+        self.attribute_oom_kills(uid);
         self.answer(uid, sampled_at);
         if let Some(record) = self.records.get_mut(uid).filter(|r| r.hints.is_empty() && r.again.is_none()) {
             record.source = None;
         }
         self.schedule_confirmation(uid, pending);
         if self.records.get(uid).is_some_and(PodRecord::is_vacant) {
-            self.forget(uid);
+            self.remove_pod(uid);
         }
     }
 
@@ -387,7 +388,7 @@ impl PlegTask {
     }
 
     /// Drops a pod the runtime no longer knows.
-    pub(super) fn forget(&mut self, uid: &PodUid) {
+    pub(super) fn remove_pod(&mut self, uid: &PodUid) {
         if let Some(record) = self.records.remove(uid) {
             if let Some(key) = &record.recheck {
                 self.rechecks.try_remove(key);
@@ -412,11 +413,11 @@ impl PlegTask {
                 source,
                 happened,
             };
-            self.tell(&event);
+            self.report_event(&event);
         }
         // The worker that asked gets the snapshot itself. But it may be past deciding (tidying up, about to wait), and a
         // death must not go by.
-        if (source != Source::Worker || death) && !says_the_same(old, new) {
+        if (source != Source::Worker || death) && !same_state(old, new) {
             self.dirty.mark(pod.uid.clone());
         }
     }
@@ -438,7 +439,7 @@ impl PlegTask {
         now.checked_sub(Duration::from_nanos(age)).map(KernelMoment)
     }
 
-    fn tell(&self, event: &LifecycleEvent) {
+    fn report_event(&self, event: &LifecycleEvent) {
         let latency = event.happened.map(|moment| moment.age(Instant::now()));
         self.config.observer.event(event, latency);
         if event.kind == LifecycleKind::ContainerChanged {
@@ -464,7 +465,7 @@ impl PlegTask {
 }
 
 /// True if nothing but the sample time differs.
-fn says_the_same(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> bool {
+fn same_state(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> bool {
     match (old, new) {
         (Some(old), Some(new)) => {
             old.containers == new.containers && old.sandboxes == new.sandboxes && old.ips == new.ips

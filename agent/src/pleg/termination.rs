@@ -26,7 +26,7 @@ const LOG_LOOKS: u32 = 10;
 
 /// The snapshot with the termination messages of containers whose death is proven and not confirmed yet: for those who
 /// cannot wait for the look that confirms it.
-pub async fn with_messages(snapshot: &PodSnapshot) -> PodSnapshot {
+pub async fn with_termination_messages(snapshot: &PodSnapshot) -> PodSnapshot {
     let mut told = snapshot.clone();
     let unconfirmed = told.containers.iter_mut().filter(|container| container.proven.is_some());
     join_all(unconfirmed.map(append_message)).await;

@@ -117,7 +117,7 @@ impl SyncLoop {
                 () = shutdown.cancelled() => break,
                 () = tokio::time::sleep(PULSE) => {}
                 Some(update) = updates.recv() => self.on_update(update),
-                news = pleg.news() => self.on_news(news),
+                news = pleg.changed_pods() => self.on_news(news),
                 _ = self.workers.finished() => self.housekeep_soon(HOUSEKEEPING_DELAY),
                 name = self.mirrors.news() => self.keep_mirrors(name),
                 Some(order) = self.orders.kills.recv() => self.kill(order),

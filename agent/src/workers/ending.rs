@@ -170,7 +170,7 @@ impl Worker {
 
     /// No process of the pod is left, and its object need not wait for the rest.
     async fn left(&mut self, pod: &Pod, gone: &PodSnapshot) -> Next {
-        let told = Arc::new(pleg::with_messages(gone).await);
+        let told = Arc::new(pleg::with_termination_messages(gone).await);
         self.publish_status(pod, &told, true);
         self.gone = Some(told);
         self.mailbox.state().terminating_done();
