@@ -13,7 +13,7 @@ use crate::kernel::usage::InterfaceUsage;
 
 /// Names and times that no measurement tells.
 #[derive(Clone, Debug)]
-pub(super) struct About {
+pub(super) struct NodeIdentity {
     pub(super) node_name: String,
     /// The machine's start, in nanoseconds since the Unix epoch.
     pub(super) booted: i64,
@@ -22,17 +22,17 @@ pub(super) struct About {
 }
 
 /// The summary; without `extras` it has processor and memory only.
-pub(super) fn summary(about: &About, sample: &Sample, extras: Option<&Extras>) -> Body {
+pub(super) fn summary(identity: &NodeIdentity, sample: &Sample, extras: Option<&Extras>) -> Body {
     let node = &sample.node;
     let system = sample.system.iter().map(|(name, measured)| {
-        let start = if *name == "kubelet" { about.agent_started } else { about.booted };
+        let start = if *name == "kubelet" { identity.agent_started } else { identity.booted };
         container(name, start, measured, sample.at, extras.is_some())
     });
     let system: Vec<ContainerStats> = system.collect();
     Body {
         node: NodeStats {
-            name: about.node_name.clone(),
-            start_time: Time(about.booted),
+            name: identity.node_name.clone(),
+            start_time: Time(identity.booted),
             system_containers: Some(system).filter(|all| !all.is_empty()),
             cpu: cpu(node, sample.at),
             memory: memory(node, sample.at),
@@ -188,13 +188,13 @@ mod tests {
     use super::*;
     use crate::kernel::usage::ProcessCounts;
 
-    fn about() -> About {
-        About { node_name: "node".to_owned(), booted: 1_767_000_000_000_000_000, agent_started: 0 }
+    fn identity() -> NodeIdentity {
+        NodeIdentity { node_name: "node".to_owned(), booted: 1_767_000_000_000_000_000, agent_started: 0 }
     }
 
     #[tokio::test]
     async fn processor_and_memory_only() {
-        let shown: Value = serde_json::to_value(summary(&about(), &sample(Instant::now(), 5), None)).unwrap();
+        let shown: Value = serde_json::to_value(summary(&identity(), &sample(Instant::now(), 5), None)).unwrap();
         let zero = json!({"total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0});
         let time = "2026-01-01T00:01:40Z";
         let cpu = json!({"time": time, "usageCoreNanoSeconds": 5, "psi": {"full": zero, "some": zero}});
@@ -229,7 +229,8 @@ mod tests {
             writable: [("main-0".to_owned(), used(100))].into(),
             ..Extras::default()
         };
-        let shown: Value = serde_json::to_value(summary(&about(), &sample(Instant::now(), 5), Some(&extras))).unwrap();
+        let shown: Value =
+            serde_json::to_value(summary(&identity(), &sample(Instant::now(), 5), Some(&extras))).unwrap();
         let (node, pod) = (&shown["node"], &shown["pods"][0]);
         assert_eq!(node["rlimit"], json!({"time": "2026-01-01T00:01:40Z", "maxpid": 99, "curproc": 7}));
         assert_eq!(

@@ -68,7 +68,7 @@ pub(super) fn take(layout: &Layout, sample: &Sample) -> Scrape {
         rows.extend(own.map(of_pod));
         rows.extend(sandbox(layout, pod).map(of_pod));
         for container in &pod.containers {
-            let found = row(&container.measured).or_else(|| told(&container.measured)).map(|row| Row {
+            let found = row(&container.measured).or_else(|| reported_by_runtime(&container.measured)).map(|row| Row {
                 name: container.id.to_string(),
                 image: container.image.clone(),
                 container: container.name.clone(),
@@ -89,7 +89,7 @@ fn read(layout: &Layout, path: &str, measured: &Measured, has_pressure: bool) ->
 }
 
 /// What the runtime told of a container whose cgroup is not known.
-fn told(measured: &Measured) -> Option<Row> {
+fn reported_by_runtime(measured: &Measured) -> Option<Row> {
     let usage = measured.usage;
     (usage.cpu.is_some() || usage.memory.is_some()).then(|| Row { usage, ..Row::default() })
 }

@@ -20,7 +20,7 @@ use crate::model::Clock;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 
-/// Cgroups whose usage is told beside that of the pods, by the name that clients know.
+/// Cgroups whose usage is reported beside that of the pods, by the name that clients know.
 pub type SystemCgroups = Vec<(&'static str, String)>;
 
 /// True if a running container's usage can only be learnt from the runtime.
@@ -33,7 +33,7 @@ pub(super) fn take(
     layout: &Layout,
     system: &SystemCgroups,
     snapshots: &[Arc<PodSnapshot>],
-    told: &[cri::ContainerStats],
+    runtime_stats: &[cri::ContainerStats],
 ) -> Sample {
     let (taken, at) = (Instant::now(), Clock::System.wall_nanos());
     let system = system.iter().filter_map(|(name, path)| {
@@ -46,12 +46,12 @@ pub(super) fn take(
         at,
         node: Measured::new("/", Machine::usage(layout)).at(Some("/".to_owned())),
         system: system.collect(),
-        pods: snapshots.iter().filter_map(|snapshot| pod(layout, snapshot, told)).collect(),
+        pods: snapshots.iter().filter_map(|snapshot| pod(layout, snapshot, runtime_stats)).collect(),
     }
 }
 
 /// A pod, unless nothing of it runs.
-fn pod(layout: &Layout, snapshot: &PodSnapshot, told: &[cri::ContainerStats]) -> Option<PodSample> {
+fn pod(layout: &Layout, snapshot: &PodSnapshot, runtime_stats: &[cri::ContainerStats]) -> Option<PodSample> {
     let mut own = None;
     let mut containers = Vec::new();
     for container in snapshot.running() {
@@ -59,7 +59,7 @@ fn pod(layout: &Layout, snapshot: &PodSnapshot, told: &[cri::ContainerStats]) ->
         if own.is_none() {
             own = place.as_ref().and_then(|place| place.parent_named(snapshot.pod.uid.as_str()));
         }
-        containers.push(measure(layout, container, place.as_ref(), told));
+        containers.push(measure(layout, container, place.as_ref(), runtime_stats));
     }
     let newest = snapshot.sandboxes.first();
     let earliest = containers.iter().map(|container: &ContainerSample| container.created_at).min()?;
@@ -85,9 +85,9 @@ fn measure(
     layout: &Layout,
     container: &ContainerStatus,
     place: Option<&CgroupPlace>,
-    told: &[cri::ContainerStats],
+    runtime_stats: &[cri::ContainerStats],
 ) -> ContainerSample {
-    let of_runtime = told
+    let of_runtime = runtime_stats
         .iter()
         .find(|stats| stats.attributes.as_ref().is_some_and(|attributes| attributes.id == container.id.as_str()));
     let key = container.id.as_str();
@@ -135,12 +135,12 @@ fn by_runtime(key: &str, stats: &cri::ContainerStats) -> Measured {
     Measured { nano_cores: cpu.and_then(|cpu| value(&cpu.usage_nano_cores)), ..Measured::new(key, usage) }
 }
 
-fn pressure(told: Option<&cri::PsiStats>) -> Pressure {
+fn pressure(runtime_stats: Option<&cri::PsiStats>) -> Pressure {
     let line = |data: &Option<cri::PsiData>| {
         let data = data.unwrap_or_default();
         PressureLine { total: data.total, avg10: data.avg10, avg60: data.avg60, avg300: data.avg300 }
     };
-    told.map(|psi| Pressure { some: line(&psi.some), full: line(&psi.full) }).unwrap_or_default()
+    runtime_stats.map(|psi| Pressure { some: line(&psi.some), full: line(&psi.full) }).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::model::testing;
 
-    fn told(id: &str) -> cri::ContainerStats {
+    fn runtime_stats(id: &str) -> cri::ContainerStats {
         let some = |value| Some(cri::UInt64Value { value });
         cri::ContainerStats {
             attributes: Some(cri::ContainerAttributes { id: id.to_owned(), ..Default::default() }),
@@ -172,7 +172,7 @@ mod tests {
         let all = [Arc::new(snapshot)];
         assert!(needs_runtime(&all));
         let layout = Layout::detect().unwrap();
-        let sample = take(&layout, &vec![("pods", "/no/such/cgroup".to_owned())], &all, &[told("a-0")]);
+        let sample = take(&layout, &vec![("pods", "/no/such/cgroup".to_owned())], &all, &[runtime_stats("a-0")]);
         assert!(sample.system.is_empty() && sample.node.usage.cpu > Some(0));
         let [pod] = &sample.pods[..] else { panic!("one pod") };
         let [container] = &pod.containers[..] else { panic!("what has exited uses nothing") };

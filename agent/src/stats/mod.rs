@@ -1,6 +1,6 @@
 //! What the node, its pods and their containers use: for `/stats/summary`, `/metrics/resource` and `/metrics/cadvisor`.
 //!
-//! Owns measuring on demand, the samples that rates need, and the forms in which usage is told. Nothing is measured
+//! Owns measuring on demand, the samples that rates need, and the forms in which usage is reported. Nothing is measured
 //! while nobody asks; who asks within [`FRESH`] of another gets the same numbers. Refuses to judge them.
 //!
 //! ```text
@@ -27,7 +27,7 @@ use prometheus::proto::MetricFamily;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use self::build::About;
+use self::build::NodeIdentity;
 pub use self::cadvisor::Scrape;
 pub use self::collect::SystemCgroups;
 use self::extras::Extras;
@@ -46,7 +46,7 @@ const FRESH_EXTRAS: Duration = Duration::from_secs(10);
 /// Time between two samples where there is no recent one to compare with.
 const APART: Duration = Duration::from_millis(200);
 
-/// Usage cannot be told. The texts begin as those of upstream do.
+/// Usage is not available. The texts begin as those of upstream do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StatsError {
     /// The agent's own file system.
@@ -72,7 +72,7 @@ pub struct StatsSource {
     pub node_name: String,
     /// The machine's cgroup hierarchies.
     pub layout: Layout,
-    /// Cgroups that are told of by name.
+    /// Cgroups that are reported by name.
     pub system: SystemCgroups,
     /// Where the agent keeps its files.
     pub folders: Folders,
@@ -89,7 +89,7 @@ type Aged = (Instant, Arc<Extras>);
 #[derive(Clone)]
 pub struct Stats {
     source: Arc<StatsSource>,
-    about: Arc<About>,
+    identity: Arc<NodeIdentity>,
     sample: Arc<Mutex<Option<Arc<Sample>>>>,
     extras: Arc<Mutex<Option<Aged>>>,
 }
@@ -97,12 +97,12 @@ pub struct Stats {
 impl Stats {
     /// Measures nothing yet.
     pub fn new(source: StatsSource) -> Self {
-        let about = About {
+        let identity = NodeIdentity {
             node_name: source.node_name.clone(),
             booted: Machine::boot_time().unwrap_or(0).saturating_mul(1_000_000_000),
             agent_started: Clock::System.wall_nanos(),
         };
-        Self { source: Arc::new(source), about: Arc::new(about), sample: Arc::default(), extras: Arc::default() }
+        Self { source: Arc::new(source), identity: Arc::new(identity), sample: Arc::default(), extras: Arc::default() }
     }
 
     /// The summary as JSON, indented as upstream does.
@@ -112,7 +112,7 @@ impl Stats {
     pub async fn summary(&self, only_cpu_and_memory: bool) -> Result<Vec<u8>, StatsError> {
         let sample = self.sample(true).await?;
         let extras = if only_cpu_and_memory { None } else { Some(self.extras(&sample).await?) };
-        let body = build::summary(&self.about, &sample, extras.as_deref());
+        let body = build::summary(&self.identity, &sample, extras.as_deref());
         let mut json = Vec::new();
         let formatter = serde_json::ser::PrettyFormatter::with_indent(b" ");
         let mut serializer = serde_json::Serializer::with_formatter(&mut json, formatter);
@@ -175,15 +175,17 @@ impl Stats {
 
     async fn take(&self) -> Result<Sample, StatsError> {
         let snapshots = (self.source.snapshots)();
-        let told = if collect::needs_runtime(&snapshots) {
+        let runtime_stats = if collect::needs_runtime(&snapshots) {
             let stats = self.source.runtime.list_container_stats(cri::ContainerStatsFilter::default()).await;
             stats.map_err(|error| StatsError::Pods(error.rpc_text()))?
         } else {
             Vec::new()
         };
         let source = self.source.clone();
-        let taken =
-            tokio::task::spawn_blocking(move || collect::take(&source.layout, &source.system, &snapshots, &told)).await;
+        let taken = tokio::task::spawn_blocking(move || {
+            collect::take(&source.layout, &source.system, &snapshots, &runtime_stats)
+        })
+        .await;
         taken.map_err(|error| StatsError::Stopped(error.to_string()))
     }
 
