@@ -74,7 +74,7 @@ pub enum Invalid {
 
 /// What to do with the addresses of the Node.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Verdict {
+pub enum AddressUpdate {
     /// They are somebody else's.
     Keep,
     /// They are these.
@@ -113,7 +113,11 @@ impl AddressConfig {
 ///
 /// # Errors
 /// If the configured addresses are not this node's, or none was found.
-pub fn addresses(config: &AddressConfig, network: &Network, known: &[NodeAddress]) -> Result<Verdict, AddressError> {
+pub fn addresses(
+    config: &AddressConfig,
+    network: &Network,
+    known: &[NodeAddress],
+) -> Result<AddressUpdate, AddressError> {
     let fixed = config.specified().unwrap_or_default();
     if let Some(first) = fixed.first() {
         validate(first, network).map_err(AddressError::First)?;
@@ -123,17 +127,17 @@ pub fn addresses(config: &AddressConfig, network: &Network, known: &[NodeAddress
     }
     if config.external_cloud {
         if !known.is_empty() {
-            return Ok(Verdict::Keep);
+            return Ok(AddressUpdate::Keep);
         }
         if config.node_ips.is_empty() {
-            return Ok(Verdict::Replace(listed(&[], &config.node_name)));
+            return Ok(AddressUpdate::Replace(listed(&[], &config.node_name)));
         }
     }
     if !fixed.is_empty() {
-        return Ok(Verdict::Replace(listed(fixed, &config.node_name)));
+        return Ok(AddressUpdate::Replace(listed(fixed, &config.node_name)));
     }
     let found = find(config, network)?;
-    Ok(Verdict::Replace(listed(&[found], &config.node_name)))
+    Ok(AddressUpdate::Replace(listed(&[found], &config.node_name)))
 }
 
 fn listed(ips: &[IpAddr], hostname: &str) -> Vec<NodeAddress> {

@@ -25,8 +25,8 @@ fn config(name: &str, node_ip: &str, external: bool) -> AddressConfig {
 /// `kind address` of each, or `keep`, or the error.
 fn outcome(config: &AddressConfig, network: &Network, known: &[NodeAddress]) -> Vec<String> {
     match addresses(config, network, known) {
-        Ok(Verdict::Keep) => vec!["keep".to_owned()],
-        Ok(Verdict::Replace(list)) => list.into_iter().map(|a| format!("{} {}", a.type_, a.address)).collect(),
+        Ok(AddressUpdate::Keep) => vec!["keep".to_owned()],
+        Ok(AddressUpdate::Replace(list)) => list.into_iter().map(|a| format!("{} {}", a.type_, a.address)).collect(),
         Err(error) => vec![error.to_string()],
     }
 }
@@ -133,7 +133,7 @@ proptest! {
     fn addresses_are_usable(flag in prop::sample::subsequence(LOCAL.to_vec(), 0..=2), resolved in prop::sample::subsequence(LOCAL.to_vec(), 0..=5)) {
         let network = network(&resolved, &["10.0.0.5"]);
         let config = config("n", &flag.join(","), false);
-        if let Ok(Verdict::Replace(list)) = addresses(&config, &network, &[]) {
+        if let Ok(AddressUpdate::Replace(list)) = addresses(&config, &network, &[]) {
             prop_assert_eq!(list.last().map(|a| a.type_.as_str()), Some("Hostname"));
             for address in &list[..list.len() - 1] {
                 let ip: IpAddr = address.address.parse().expect("an address");

@@ -32,11 +32,11 @@ impl NodeCache {
     /// Takes in a Node that was seen, unless a newer one was seen before.
     pub(super) fn offer(&self, node: Node) {
         self.latest.send_if_modified(|latest| {
-            let is_news = latest.as_ref().is_none_or(|known| version(known) < version(&node));
-            if is_news {
+            let is_newer = latest.as_ref().is_none_or(|known| version(known) < version(&node));
+            if is_newer {
                 *latest = Some(Arc::new(node));
             }
-            is_news
+            is_newer
         });
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::config::NodeConfig;
 
 /// Called when heartbeats fail repeatedly without an answer: the connection may be dead and not know it.
-pub type Trouble = Arc<dyn Fn() + Send + Sync>;
+pub type OnHeartbeatFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// A call that did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +48,7 @@ impl CallError {
 
 /// Says that a call failed, in one line. That the API server is away or does not know us is said by whoever speaks to it,
 /// once.
-pub(super) fn complain(node: &str, what: &'static str, error: &CallError) {
+pub(super) fn log_failure(node: &str, what: &'static str, error: &CallError) {
     if error.is_unanswered() || error.code() == Some(401) {
         tracing::debug!(node, %error, "{what}");
     } else {

@@ -91,7 +91,7 @@ pub(super) fn set_ready(status: &mut NodeStatus, runtime: &RuntimeView, rest: &R
 
 /// Everything that keeps the node from being ready, in upstream's order.
 fn errors(status: &NodeStatus, runtime: &RuntimeView, rest: &Readiness<'_>, at: Instant) -> Vec<String> {
-    let mut errors: Vec<String> = runtime.silence(at).map(str::to_owned).into_iter().collect();
+    let mut errors: Vec<String> = runtime.unreachable_error(at).map(str::to_owned).into_iter().collect();
     errors.extend(rest.health.iter().cloned());
     errors.extend(runtime.error().map(str::to_owned));
     errors.extend(runtime.network_error().map(str::to_owned));

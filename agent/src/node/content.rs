@@ -15,8 +15,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::time::Instant;
 
 use super::addresses;
+use super::addresses::AddressUpdate;
 use super::addresses::Network;
-use super::addresses::Verdict;
 use super::conditions;
 use super::conditions::Pressures;
 use super::conditions::Readiness;
@@ -30,7 +30,7 @@ use super::runtime_view::RuntimeView;
 const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 
 /// Everything the status is made of.
-pub(super) struct Facts<'a> {
+pub(super) struct NodeInfo<'a> {
     pub(super) config: &'a NodeConfig,
     pub(super) machine: &'a Machine,
     pub(super) network: &'a Network,
@@ -44,28 +44,28 @@ pub(super) struct Facts<'a> {
 }
 
 /// Brings `node` up to date. Returns what could not be set; the rest is.
-pub(super) fn apply(node: &mut Node, facts: &Facts<'_>) -> Vec<String> {
+pub(super) fn apply(node: &mut Node, node_info: &NodeInfo<'_>) -> Vec<String> {
     let mut failed = Vec::new();
-    failed.extend(set_addresses(node, facts).err());
+    failed.extend(set_addresses(node, node_info).err());
     let status = node.status.get_or_insert_default();
-    resources::apply(facts.machine, &facts.config.resources, status);
-    failed.extend(set_info(status, facts).err());
-    let kubelet_endpoint = Some(DaemonEndpoint { port: facts.config.port });
+    resources::apply(node_info.machine, &node_info.config.resources, status);
+    failed.extend(set_info(status, node_info).err());
+    let kubelet_endpoint = Some(DaemonEndpoint { port: node_info.config.port });
     status.daemon_endpoints = Some(NodeDaemonEndpoints { kubelet_endpoint });
-    if let Some(images) = facts.images {
+    if let Some(images) = node_info.images {
         status.images = Some(images.to_vec()).filter(|images| !images.is_empty());
     }
-    set_offer(status, facts.runtime);
-    conditions::set_pressures(status, facts.pressures, facts.now);
-    conditions::set_ready(status, facts.runtime, &facts.readiness, facts.at, facts.now);
-    if let Some(features) = &facts.config.declared_features {
+    set_offer(status, node_info.runtime);
+    conditions::set_pressures(status, node_info.pressures, node_info.now);
+    conditions::set_ready(status, node_info.runtime, &node_info.readiness, node_info.at, node_info.now);
+    if let Some(features) = &node_info.config.declared_features {
         status.declared_features = Some(features.clone()).filter(|features| !features.is_empty());
     }
     failed
 }
 
-fn set_addresses(node: &mut Node, facts: &Facts<'_>) -> Result<(), String> {
-    let config = &facts.config.addresses;
+fn set_addresses(node: &mut Node, node_info: &NodeInfo<'_>) -> Result<(), String> {
+    let config = &node_info.config.addresses;
     match config.provided_node_ip() {
         Some(ips) => {
             node.metadata.annotations.get_or_insert_default().insert(PROVIDED_NODE_IP.to_owned(), ips);
@@ -76,15 +76,15 @@ fn set_addresses(node: &mut Node, facts: &Facts<'_>) -> Result<(), String> {
     }
     let status = node.status.get_or_insert_default();
     let known = status.addresses.as_deref().unwrap_or_default();
-    match addresses::addresses(config, facts.network, known).map_err(|error| error.to_string())? {
-        Verdict::Keep => {}
-        Verdict::Replace(list) => status.addresses = Some(list),
+    match addresses::addresses(config, node_info.network, known).map_err(|error| error.to_string())? {
+        AddressUpdate::Keep => {}
+        AddressUpdate::Replace(list) => status.addresses = Some(list),
     }
     Ok(())
 }
 
-fn set_info(status: &mut NodeStatus, facts: &Facts<'_>) -> Result<(), String> {
-    let machine = facts.machine;
+fn set_info(status: &mut NodeStatus, node_info: &NodeInfo<'_>) -> Result<(), String> {
+    let machine = node_info.machine;
     let info = status.node_info.get_or_insert_default();
     if machine.sizes.is_some() {
         info.machine_id.clone_from(&machine.machine_id);
@@ -99,16 +99,16 @@ fn set_info(status: &mut NodeStatus, facts: &Facts<'_>) -> Result<(), String> {
     if machine.kernel_version.is_empty() {
         return Err("error getting version info: the kernel's release cannot be read".to_owned());
     }
-    set_versions(info, facts);
+    set_versions(info, node_info);
     Ok(())
 }
 
-fn set_versions(info: &mut NodeSystemInfo, facts: &Facts<'_>) {
-    info.kernel_version.clone_from(&facts.machine.kernel_version);
-    info.os_image.clone_from(&facts.machine.os_image);
-    info.kubelet_version.clone_from(&facts.config.version);
+fn set_versions(info: &mut NodeSystemInfo, node_info: &NodeInfo<'_>) {
+    info.kernel_version.clone_from(&node_info.machine.kernel_version);
+    info.os_image.clone_from(&node_info.machine.os_image);
+    info.kubelet_version.clone_from(&node_info.config.version);
     info.kube_proxy_version.clear();
-    info.container_runtime_version = match facts.runtime.offer() {
+    info.container_runtime_version = match node_info.runtime.offer() {
         Some(offer) if !offer.name.is_empty() => format!("{}://{}", offer.name, offer.version),
         _ => "://Unknown".to_owned(),
     };

@@ -1,4 +1,4 @@
-//! What is told of the node when it turns. Pure: remembers what was told last, and is told what is.
+//! What is reported of the node when it turns. Pure: remembers what was reported last, and is reported what is.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::conditions;
 use crate::recorder::EventType;
 
 /// Tells an event of this node: type, reason, message.
-pub type TellNode = Arc<dyn Fn(EventType, &str, &str) + Send + Sync>;
+pub type RecordNodeEvent = Arc<dyn Fn(EventType, &str, &str) + Send + Sync>;
 
 /// An event of the node.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,39 +18,39 @@ pub(super) struct NodeEvent {
     pub(super) message: String,
 }
 
-/// Conditions that are told, with the reason while they are True and while they are not.
-const TOLD: [(&str, &str, &str); 4] = [
+/// Conditions that are reported, with the reason while they are True and while they are not.
+const CONDITION_EVENTS: [(&str, &str, &str); 4] = [
     ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),
     ("DiskPressure", "NodeHasDiskPressure", "NodeHasNoDiskPressure"),
     ("PIDPressure", "NodeHasInsufficientPID", "NodeHasSufficientPID"),
     (conditions::READY, "NodeReady", "NodeNotReady"),
 ];
 
-/// What was told last.
+/// What was reported last.
 #[derive(Debug, Default)]
-pub(super) struct Told {
-    conditions: [Option<bool>; TOLD.len()],
+pub(super) struct ReportedState {
+    conditions: [Option<bool>; CONDITION_EVENTS.len()],
     unschedulable: bool,
     rebooted: bool,
 }
 
-impl Told {
-    /// Events due on the way from the Node as it was known to the Node as it is now. Pressures are told with the first
+impl ReportedState {
+    /// Events due on the way from the Node as it was known to the Node as it is now. Pressures are reported with the first
     /// status, readiness only if it differs from what the cluster knew, a reboot once.
-    pub(super) fn news(&mut self, known: &Node, now: &Node) -> Vec<NodeEvent> {
+    pub(super) fn events_since(&mut self, known: &Node, now: &Node) -> Vec<NodeEvent> {
         let name = now.metadata.name.as_deref().unwrap_or_default();
         let mut events: Vec<NodeEvent> = self.reboot(known, now, name).into_iter().collect();
         let mut turned = |reason| {
             let message = format!("Node {name} status is now: {reason}");
             events.push(NodeEvent { kind: EventType::Normal, reason, message });
         };
-        for ((type_, yes, no), told) in TOLD.into_iter().zip(&mut self.conditions) {
+        for ((type_, yes, no), reported) in CONDITION_EVENTS.into_iter().zip(&mut self.conditions) {
             let Some(is) = conditions::status_of(now.status.as_ref(), type_) else { continue };
             let is = is == "True";
-            if told.is_none() && type_ == conditions::READY {
-                *told = conditions::status_of(known.status.as_ref(), type_).map(|status| status == "True");
+            if reported.is_none() && type_ == conditions::READY {
+                *reported = conditions::status_of(known.status.as_ref(), type_).map(|status| status == "True");
             }
-            if told.replace(is) != Some(is) {
+            if reported.replace(is) != Some(is) {
                 turned(if is { yes } else { no });
             }
         }
@@ -97,35 +97,41 @@ mod tests {
 
     #[test]
     fn turns_are_told_once() {
-        let mut told = Told::default();
+        let mut reported = ReportedState::default();
         let known = node(Some("False"), "False", "1", false);
         let now = node(Some("True"), "False", "1", false);
-        assert_eq!(reasons(told.news(&known, &now)), ["NodeHasSufficientMemory", "NodeReady"]);
-        assert!(told.news(&known, &now).is_empty(), "even if the patch has not arrived");
+        assert_eq!(reasons(reported.events_since(&known, &now)), ["NodeHasSufficientMemory", "NodeReady"]);
+        assert!(reported.events_since(&known, &now).is_empty(), "even if the patch has not arrived");
         let worse = node(Some("False"), "True", "1", true);
         assert_eq!(
-            reasons(told.news(&now, &worse)),
+            reasons(reported.events_since(&now, &worse)),
             ["NodeHasInsufficientMemory", "NodeNotReady", "NodeNotSchedulable"]
         );
-        let message = &told.news(&worse, &now)[1].message;
+        let message = &reported.events_since(&worse, &now)[1].message;
         assert_eq!(message, "Node n status is now: NodeReady");
     }
 
     #[test]
     fn a_restart_of_the_agent_tells_no_readiness() {
         let now = node(Some("True"), "False", "1", false);
-        assert_eq!(reasons(Told::default().news(&now, &now)), ["NodeHasSufficientMemory"]);
-        assert_eq!(reasons(Told::default().news(&Node::default(), &now)), ["NodeHasSufficientMemory", "NodeReady"]);
+        assert_eq!(reasons(ReportedState::default().events_since(&now, &now)), ["NodeHasSufficientMemory"]);
+        assert_eq!(
+            reasons(ReportedState::default().events_since(&Node::default(), &now)),
+            ["NodeHasSufficientMemory", "NodeReady"]
+        );
     }
 
     #[test]
     fn reboots_are_told_once_in_a_process() {
         let (old, new) = (node(None, "False", "1", false), node(None, "False", "2", false));
-        let mut told = Told::default();
-        let first = told.news(&old, &new);
+        let mut reported = ReportedState::default();
+        let first = reported.events_since(&old, &new);
         assert_eq!(first[0].message, "Node n has been rebooted, boot id: 2");
         assert_eq!(first[0].kind, EventType::Warning);
-        assert!(!reasons(told.news(&old, &new)).contains(&"Rebooted"));
-        assert!(!reasons(Told::default().news(&node(None, "False", "", false), &new)).contains(&"Rebooted"));
+        assert!(!reasons(reported.events_since(&old, &new)).contains(&"Rebooted"));
+        assert!(
+            !reasons(ReportedState::default().events_since(&node(None, "False", "", false), &new))
+                .contains(&"Rebooted")
+        );
     }
 }

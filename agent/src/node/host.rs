@@ -21,7 +21,7 @@ pub trait Host: Send + Sync + 'static {
     /// Hands the pods' address range to the runtime.
     fn set_pod_cidr(&self, cidr: &str) -> impl Future<Output = Result<(), String>> + Send;
     /// Whether it is known which devices pods were given.
-    fn remembers_devices(&self) -> bool;
+    fn has_device_checkpoint(&self) -> bool;
 }
 
 /// The machine this process runs on.
@@ -45,7 +45,7 @@ impl Host for ThisHost {
     }
 
     async fn network(&self) -> Network {
-        network::look(&self.addresses).await
+        network::read(&self.addresses).await
     }
 
     async fn images(&self) -> Result<Vec<cri::Image>, String> {
@@ -56,7 +56,7 @@ impl Host for ThisHost {
         self.runtime.set_pod_cidr(cidr).await.map_err(|error| error.to_string())
     }
 
-    fn remembers_devices(&self) -> bool {
+    fn has_device_checkpoint(&self) -> bool {
         self.root_dir.join("device-plugins/kubelet_internal_checkpoint").exists()
     }
 }

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::cache::NodeCache;
 use super::call;
 use super::call::CallError;
-use super::call::Trouble;
+use super::call::OnHeartbeatFailure;
 use super::config::NodeConfig;
 use super::report;
 use super::time;
@@ -29,23 +29,29 @@ const TRIES: usize = 5;
 const PARAMS: PostParams = PostParams { dry_run: false, field_manager: None };
 
 /// Renews the Lease of this node.
-pub struct LeaseKeeper {
+pub struct LeaseController {
     config: Arc<NodeConfig>,
     leases: Api<Lease>,
     nodes: Api<Node>,
     cache: NodeCache,
     clock: Clock,
-    trouble: Trouble,
+    on_heartbeat_failure: OnHeartbeatFailure,
     /// The Lease as last written.
     known: Option<Lease>,
 }
 
-impl LeaseKeeper {
-    /// A keeper that has not looked for the Lease yet. `heartbeat` is the client without a rate limit; `trouble` is
+impl LeaseController {
+    /// A keeper that has not looked for the Lease yet. `heartbeat` is the client without a rate limit; `on_heartbeat_failure` is
     /// called when renewals fail repeatedly.
-    pub fn new(config: Arc<NodeConfig>, heartbeat: Client, cache: NodeCache, clock: Clock, trouble: Trouble) -> Self {
+    pub fn new(
+        config: Arc<NodeConfig>,
+        heartbeat: Client,
+        cache: NodeCache,
+        clock: Clock,
+        on_heartbeat_failure: OnHeartbeatFailure,
+    ) -> Self {
         let leases = Api::namespaced(heartbeat.clone(), NAMESPACE);
-        Self { config, leases, nodes: Api::all(heartbeat), cache, clock, trouble, known: None }
+        Self { config, leases, nodes: Api::all(heartbeat), cache, clock, on_heartbeat_failure, known: None }
     }
 
     /// Keeps the Lease alive until `shutdown`.
@@ -57,7 +63,7 @@ impl LeaseKeeper {
             let there = async { nodes.wait_for(Option::is_some).await.is_ok() };
             let _is_there = tokio::time::timeout(period, there).await;
             loop {
-                self.round().await;
+                self.renew_or_create().await;
                 tokio::time::sleep(report::jittered(period, fastrand::f64())).await;
             }
         };
@@ -65,7 +71,7 @@ impl LeaseKeeper {
     }
 
     /// Renews once, by all means.
-    async fn round(&mut self) {
+    async fn renew_or_create(&mut self) {
         if let Some(lease) = self.known.take() {
             self.known = self.renew(lease).await;
             if self.known.is_some() {
@@ -86,7 +92,7 @@ impl LeaseKeeper {
             let wanted = match owner {
                 Ok(owner) => renewed(lease.clone(), &self.config, owner, self.clock.wall()),
                 Err(error) => {
-                    call::complain(&self.config.name, "renewing the Lease failed", &error);
+                    call::log_failure(&self.config.name, "renewing the Lease failed", &error);
                     continue;
                 }
             };
@@ -97,9 +103,9 @@ impl LeaseKeeper {
                     (found, false) => lease = found,
                 },
                 Err(error) => {
-                    call::complain(&self.config.name, "renewing the Lease failed", &error);
+                    call::log_failure(&self.config.name, "renewing the Lease failed", &error);
                     if attempt > 0 && error.is_unanswered() {
-                        (self.trouble)();
+                        (self.on_heartbeat_failure)();
                     }
                 }
             }
@@ -129,7 +135,7 @@ impl LeaseKeeper {
                 }
                 Err(error) => error,
             };
-            call::complain(&self.config.name, "the Lease is neither found nor made", &error);
+            call::log_failure(&self.config.name, "the Lease is neither found nor made", &error);
             pause.wait().await;
         }
     }

@@ -43,13 +43,13 @@ mod time;
 
 pub use cache::NodeCache;
 pub use cache::follow;
-pub use call::Trouble;
+pub use call::OnHeartbeatFailure;
 pub use conditions::Pressures;
 pub use config::NodeConfig;
-pub use events::TellNode;
+pub use events::RecordNodeEvent;
 pub use host::Host;
 pub use host::ThisHost;
-pub use lease::LeaseKeeper;
+pub use lease::LeaseController;
 pub use machine::Machine;
 pub use machine::Sizes;
 pub use pleg_health::PlegHealth;

@@ -13,7 +13,7 @@ use super::addresses::Network;
 const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Looks at the network. DNS is asked only if the answer could matter; cancelled by dropping.
-pub async fn look(config: &AddressConfig) -> Network {
+pub async fn read(config: &AddressConfig) -> Network {
     let interfaces = interfaces();
     let local = interfaces.iter().map(|(_, ip)| *ip).collect();
     if !config.needs_lookup() {
@@ -107,10 +107,10 @@ mod tests {
     #[tokio::test]
     async fn every_machine_has_loopback() {
         let config = AddressConfig { node_name: "localhost".to_owned(), ..AddressConfig::default() };
-        let network = look(&config).await;
+        let network = read(&config).await;
         assert!(network.local.iter().any(IpAddr::is_loopback));
         assert!(network.resolved.is_ok_and(|ips| ips.iter().all(IpAddr::is_loopback)));
         let fixed = AddressConfig { node_ips: vec!["192.0.2.1".parse().expect("an address")], ..config };
-        assert_eq!(look(&fixed).await.resolved, Ok(Vec::new()), "not asked");
+        assert_eq!(read(&fixed).await.resolved, Ok(Vec::new()), "not asked");
     }
 }

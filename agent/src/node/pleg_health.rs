@@ -28,7 +28,7 @@ impl PlegHealth {
     }
 
     /// What is wrong, in upstream's words.
-    pub fn verdict(&self, now: Instant) -> Vec<String> {
+    pub fn errors(&self, now: Instant) -> Vec<String> {
         if !self.listed {
             return vec!["PLEG is not healthy: pleg has yet to be successful".to_owned()];
         }
@@ -55,15 +55,15 @@ mod tests {
         let (mut health, start) = (PlegHealth::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         health.observe(None, start);
-        assert_eq!(health.verdict(start), ["PLEG is not healthy: pleg has yet to be successful"]);
+        assert_eq!(health.errors(start), ["PLEG is not healthy: pleg has yet to be successful"]);
         health.observe(Some(true), start);
-        assert!(health.verdict(at(1000)).is_empty(), "lists are rare while events arrive");
+        assert!(health.errors(at(1000)).is_empty(), "lists are rare while events arrive");
         health.observe(Some(false), at(10));
         health.observe(Some(false), at(20));
-        assert_eq!((health.verdict(at(189)).len(), health.due(at(189))), (0, Some(at(190))));
-        assert_eq!(health.verdict(at(190)).len(), 1);
+        assert_eq!((health.errors(at(189)).len(), health.due(at(189))), (0, Some(at(190))));
+        assert_eq!(health.errors(at(190)).len(), 1);
         assert_eq!(health.due(at(190)), None);
         health.observe(Some(true), at(200));
-        assert!(health.verdict(at(500)).is_empty());
+        assert!(health.errors(at(500)).is_empty());
     }
 }

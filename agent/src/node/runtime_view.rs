@@ -10,7 +10,7 @@ use crate::runtime::RuntimeOffer;
 use crate::runtime::RuntimeState;
 
 /// For so long a runtime that was ready may stay silent.
-const PATIENCE: Duration = Duration::from_secs(30);
+const DOWN_THRESHOLD: Duration = Duration::from_secs(30);
 
 /// What is remembered of the runtime between two looks.
 #[derive(Clone, Debug, Default)]
@@ -19,19 +19,19 @@ pub(super) struct RuntimeView {
     network_error: Option<String>,
     /// The last offer of a ready runtime.
     offer: Option<Arc<RuntimeOffer>>,
-    silent_since: Option<Instant>,
+    unreachable_since: Option<Instant>,
 }
 
 impl RuntimeView {
     /// Takes in the newest state.
     pub(super) fn observe(&mut self, state: &RuntimeState, now: Instant) {
         if !matches!(state, RuntimeState::Unreachable(_)) {
-            self.silent_since = None;
+            self.unreachable_since = None;
         }
         match state {
             RuntimeState::Unknown => {}
             RuntimeState::Unreachable(_) => {
-                self.silent_since.get_or_insert(now);
+                self.unreachable_since.get_or_insert(now);
             }
             RuntimeState::NotReady(reason) => self.error = Some(reason.clone()),
             RuntimeState::Ready { network_error, offer } => {
@@ -42,8 +42,8 @@ impl RuntimeView {
         }
     }
 
-    /// What keeps the node from being ready, in upstream's order: the runtime's silence.
-    pub(super) fn silence(&self, now: Instant) -> Option<&'static str> {
+    /// What keeps the node from being ready, in upstream's order: the runtime's unreachable_error.
+    pub(super) fn unreachable_error(&self, now: Instant) -> Option<&'static str> {
         if self.offer.is_none() {
             return Some("container runtime status check may not have completed yet");
         }
@@ -65,13 +65,13 @@ impl RuntimeView {
         self.offer.as_deref()
     }
 
-    /// When silence will count, if it has begun and does not count yet.
+    /// When unreachable_error will count, if it has begun and does not count yet.
     pub(super) fn down_at(&self, now: Instant) -> Option<Instant> {
-        self.silent_since.map(|since| since + PATIENCE).filter(|at| *at > now)
+        self.unreachable_since.map(|since| since + DOWN_THRESHOLD).filter(|at| *at > now)
     }
 
     fn is_down(&self, now: Instant) -> bool {
-        self.silent_since.is_some_and(|since| now >= since + PATIENCE)
+        self.unreachable_since.is_some_and(|since| now >= since + DOWN_THRESHOLD)
     }
 }
 
@@ -87,28 +87,28 @@ mod tests {
     async fn silence_counts_after_half_a_minute() {
         let (mut view, start) = (RuntimeView::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(view.silence(start), Some("container runtime status check may not have completed yet"));
+        assert_eq!(view.unreachable_error(start), Some("container runtime status check may not have completed yet"));
         assert_eq!(view.network_error(), Some("network state unknown"));
         view.observe(&ready(None), start);
-        assert_eq!((view.silence(start), view.error(), view.network_error()), (None, None, None));
+        assert_eq!((view.unreachable_error(start), view.error(), view.network_error()), (None, None, None));
         let gone = RuntimeState::Unreachable("refused".to_owned());
         view.observe(&gone, at(5));
         view.observe(&gone, at(20));
-        assert_eq!((view.silence(at(34)), view.down_at(at(34))), (None, Some(at(35))));
-        assert_eq!((view.silence(at(35)), view.down_at(at(35))), (Some("container runtime is down"), None));
+        assert_eq!((view.unreachable_error(at(34)), view.down_at(at(34))), (None, Some(at(35))));
+        assert_eq!((view.unreachable_error(at(35)), view.down_at(at(35))), (Some("container runtime is down"), None));
         view.observe(&ready(None), at(40));
-        assert_eq!(view.silence(at(100)), None);
+        assert_eq!(view.unreachable_error(at(100)), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn its_own_word_counts_at_once() {
         let (mut view, now) = (RuntimeView::default(), Instant::now());
         view.observe(&RuntimeState::NotReady("container runtime not ready: x".to_owned()), now);
-        assert!(view.silence(now).is_some(), "it was never ready");
+        assert!(view.unreachable_error(now).is_some(), "it was never ready");
         view.observe(&ready(Some("no CNI")), now);
         assert_eq!((view.error(), view.network_error()), (None, Some("no CNI")));
         view.observe(&RuntimeState::NotReady("container runtime not ready: x".to_owned()), now);
-        assert_eq!((view.error(), view.silence(now)), (Some("container runtime not ready: x"), None));
+        assert_eq!((view.error(), view.unreachable_error(now)), (Some("container runtime not ready: x"), None));
         assert!(view.offer().is_some(), "the last good offer is kept");
     }
 }

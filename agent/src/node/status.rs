@@ -21,15 +21,15 @@ use super::addresses::Network;
 use super::cache::NodeCache;
 use super::call;
 use super::call::CallError;
-use super::call::Trouble;
+use super::call::OnHeartbeatFailure;
 use super::conditions;
 use super::conditions::Pressures;
 use super::conditions::Readiness;
 use super::config::NodeConfig;
 use super::content;
-use super::content::Facts;
-use super::events::TellNode;
-use super::events::Told;
+use super::content::NodeInfo;
+use super::events::RecordNodeEvent;
+use super::events::ReportedState;
 use super::host::Host;
 use super::images;
 use super::initial;
@@ -51,8 +51,8 @@ const TRIES: usize = 5;
 /// Deadline of the calls that register the Node.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// News that come together are sent together.
-const GATHER: Duration = Duration::from_millis(20);
-/// Images that nobody told of are found after this.
+const COALESCE_DELAY: Duration = Duration::from_millis(20);
+/// Interval after which images are listed even if no pull or removal was noticed.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
 
 /// What the status is made of and where it goes.
@@ -80,9 +80,9 @@ pub struct Inputs<H> {
     /// Where the node's addresses are published.
     pub addresses: watch::Sender<NodeAddresses>,
     /// Events.
-    pub tell: TellNode,
+    pub record_event: RecordNodeEvent,
     /// Called when updates fail repeatedly.
-    pub trouble: Trouble,
+    pub on_heartbeat_failure: OnHeartbeatFailure,
     /// Startup durations.
     pub metrics: Arc<Metrics>,
     /// Wall clock.
@@ -100,10 +100,10 @@ pub struct StatusLoop<H> {
     /// The pods' address range that the runtime has accepted.
     pod_cidr: String,
     schedule: Schedule,
-    told: Told,
+    reported: ReportedState,
     startup: Startup,
     /// What could not be set was said already.
-    complaints: Vec<String>,
+    logged_errors: Vec<String>,
     /// That there is no such Node was said already.
     missing: bool,
 }
@@ -116,7 +116,7 @@ struct Nodes {
 }
 
 /// One look at the machine.
-struct Look {
+struct HostReading {
     machine: Machine,
     network: Network,
 }
@@ -134,9 +134,9 @@ impl<H: Host> StatusLoop<H> {
             images_at: None,
             pod_cidr: String::new(),
             schedule: Schedule::new(inputs.config.report_period),
-            told: Told::default(),
+            reported: ReportedState::default(),
             startup: Startup::new(inputs.metrics.clone()),
-            complaints: Vec::new(),
+            logged_errors: Vec::new(),
             missing: false,
             inputs,
         }
@@ -144,17 +144,17 @@ impl<H: Host> StatusLoop<H> {
 
     /// Runs until `shutdown`. What is under way then is dropped: the next start says what is true then.
     pub async fn run(mut self, shutdown: CancellationToken) {
-        shutdown.run_until_cancelled(self.keep()).await;
+        shutdown.run_until_cancelled(self.run_loop()).await;
     }
 
-    async fn keep(&mut self) {
+    async fn run_loop(&mut self) {
         let mut runtime = self.inputs.runtime.clone();
         // The first word of the runtime decides whether the node can be Ready at once.
         drop(runtime.wait_for(|state| *state != RuntimeState::Unknown).await);
         let mut own = self.inputs.cache.subscribe();
         let configured = self.inputs.config.pod_cidr.clone();
         if !configured.is_empty() {
-            self.hand_over(&configured).await;
+            self.apply_pod_cidr(&configured).await;
         }
         loop {
             own.mark_unchanged();
@@ -169,13 +169,13 @@ impl<H: Host> StatusLoop<H> {
             let known = own.borrow().clone();
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
-                () = self.news(&mut own, known) => tokio::time::sleep(GATHER).await,
+                () = self.wait_for_change(&mut own, known) => tokio::time::sleep(COALESCE_DELAY).await,
             }
         }
     }
 
     /// Waits for what is worth a look before its time.
-    async fn news(&mut self, own: &mut watch::Receiver<Option<Arc<Node>>>, known: Option<Arc<Node>>) {
+    async fn wait_for_change(&mut self, own: &mut watch::Receiver<Option<Arc<Node>>>, known: Option<Arc<Node>>) {
         let inputs = &mut self.inputs;
         tokio::select! {
             Ok(()) = inputs.runtime.changed() => {}
@@ -193,9 +193,9 @@ impl<H: Host> StatusLoop<H> {
             return self.register().await;
         }
         if self.schedule.is_new() {
-            self.stay_ready().await;
+            self.wait_until_healthy().await;
         }
-        let look = self.look().await;
+        let look = self.read_host().await;
         self.list_images().await;
         for attempt in 0..TRIES {
             let Err(error) = self.update(&look, attempt > 0).await else {
@@ -204,21 +204,21 @@ impl<H: Host> StatusLoop<H> {
             };
             let missing = error.is_not_found();
             if !missing || !std::mem::replace(&mut self.missing, true) {
-                call::complain(&self.inputs.config.name, "node status not updated", &error);
+                call::log_failure(&self.inputs.config.name, "node status not updated", &error);
             }
             if missing {
                 // Somebody has to make it; asking again at once does not.
                 return;
             }
             if attempt > 0 && error.is_unanswered() {
-                (self.inputs.trouble)();
+                (self.inputs.on_heartbeat_failure)();
             }
         }
     }
 
     /// A node that was Ready before this process began stays so while the first health checks are under way: a restart
     /// of the agent is no news for the cluster.
-    async fn stay_ready(&mut self) {
+    async fn wait_until_healthy(&mut self) {
         let known = self.inputs.cache.current();
         let status = known.as_ref().and_then(|node| node.status.as_ref());
         let runs = self.inputs.runtime.borrow().is_ready();
@@ -229,10 +229,10 @@ impl<H: Host> StatusLoop<H> {
     }
 
     /// Looks at the runtime's state and at the machine.
-    async fn look(&mut self) -> Look {
+    async fn read_host(&mut self) -> HostReading {
         let state = self.inputs.runtime.borrow_and_update().clone();
         self.runtime.observe(&state, Instant::now());
-        Look { machine: self.inputs.host.machine(), network: self.inputs.host.network().await }
+        HostReading { machine: self.inputs.host.machine(), network: self.inputs.host.network().await }
     }
 
     /// Creates the Node, or makes the existing one agree. Tries until it succeeds: there is no status to keep before.
@@ -240,14 +240,14 @@ impl<H: Host> StatusLoop<H> {
         let began = self.inputs.clock.wall();
         let mut pauses = call::Pauses::new(Duration::from_millis(100));
         loop {
-            let look = self.look().await;
+            let look = self.read_host().await;
             let Err(error) = self.try_register(&look, began).await else { return };
-            call::complain(&self.inputs.config.name, "node not registered", &error);
+            call::log_failure(&self.inputs.config.name, "node not registered", &error);
             pauses.wait().await;
         }
     }
 
-    async fn try_register(&mut self, look: &Look, began: SystemTime) -> Result<(), CallError> {
+    async fn try_register(&mut self, look: &HostReading, began: SystemTime) -> Result<(), CallError> {
         let mut wanted = initial::node(&self.inputs.config);
         self.fill(&mut wanted, look);
         let existing = match self.inputs.cache.current() {
@@ -272,14 +272,14 @@ impl<H: Host> StatusLoop<H> {
     fn created(&mut self, node: &Node, began: SystemTime) {
         tracing::info!(node = self.inputs.config.name, "node registered");
         self.startup.created(began, self.inputs.clock.wall());
-        self.tell(&Node::default(), node);
+        self.record_events(&Node::default(), node);
         self.reported(node, true);
         self.inputs.cache.offer(node.clone());
         self.registered = true;
     }
 
     async fn reconcile(&mut self, existing: Node, wanted: &Node) -> Result<(), CallError> {
-        let reset = !self.inputs.host.remembers_devices();
+        let reset = !self.inputs.host.has_device_checkpoint();
         let corrected = reconcile::reconciled(&existing, wanted, reset);
         match patch::between(&existing, &corrected) {
             None => self.inputs.cache.offer(existing),
@@ -296,7 +296,7 @@ impl<H: Host> StatusLoop<H> {
     }
 
     /// Computes the status and sends it if there is a reason to. `fresh`: of the Node as the API server has it now.
-    async fn update(&mut self, look: &Look, fresh: bool) -> Result<(), CallError> {
+    async fn update(&mut self, look: &HostReading, fresh: bool) -> Result<(), CallError> {
         let cached = self.inputs.cache.current().filter(|_| !fresh);
         let known = match cached {
             Some(known) => Node::clone(&known),
@@ -304,8 +304,8 @@ impl<H: Host> StatusLoop<H> {
         };
         let mut node = known.clone();
         self.fill(&mut node, look);
-        self.tell(&known, &node);
-        let moved = self.hand_over(&pod_cidr(&node)).await;
+        self.record_events(&known, &node);
+        let moved = self.apply_pod_cidr(&pod_cidr(&node)).await;
         let restored = report::restore_labels(&mut node);
         let differs = match (&known.status, &node.status) {
             (Some(known), Some(now)) => report::differs(known, now),
@@ -325,9 +325,9 @@ impl<H: Host> StatusLoop<H> {
     }
 
     /// Tells what has turned since the Node was like `known`.
-    fn tell(&mut self, known: &Node, node: &Node) {
-        for event in self.told.news(known, node) {
-            (self.inputs.tell)(event.kind, event.reason, &event.message);
+    fn record_events(&mut self, known: &Node, node: &Node) {
+        for event in self.reported.events_since(known, node) {
+            (self.inputs.record_event)(event.kind, event.reason, &event.message);
         }
     }
 
@@ -340,12 +340,12 @@ impl<H: Host> StatusLoop<H> {
     }
 
     /// Sets everything the agent writes, and publishes the addresses.
-    fn fill(&mut self, node: &mut Node, look: &Look) {
+    fn fill(&mut self, node: &mut Node, look: &HostReading) {
         let health = self.inputs.health.borrow_and_update().clone();
         let now = time::seconds(self.inputs.clock.wall());
         let failed = content::apply(
             node,
-            &Facts {
+            &NodeInfo {
                 config: &self.inputs.config,
                 machine: &look.machine,
                 network: &look.network,
@@ -361,10 +361,10 @@ impl<H: Host> StatusLoop<H> {
                 now: &now,
             },
         );
-        for error in failed.iter().filter(|error| !self.complaints.contains(error)) {
-            tracing::error!(node = self.inputs.config.name, error, "part of the node status cannot be told");
+        for error in failed.iter().filter(|error| !self.logged_errors.contains(error)) {
+            tracing::error!(node = self.inputs.config.name, error, "part of the node status cannot be reported");
         }
-        self.complaints = failed;
+        self.logged_errors = failed;
         let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
         let addresses = NodeAddresses { ips: addresses::host_ips(listed) };
         self.inputs.addresses.send_if_modified(|known| std::mem::replace(known, addresses.clone()) != addresses);
@@ -387,7 +387,7 @@ impl<H: Host> StatusLoop<H> {
     }
 
     /// Tells the runtime the pods' address range, if it is another one. True if the status must be sent because of it.
-    async fn hand_over(&mut self, cidr: &str) -> bool {
+    async fn apply_pod_cidr(&mut self, cidr: &str) -> bool {
         if cidr.is_empty() || cidr == self.pod_cidr {
             return false;
         }

@@ -19,15 +19,15 @@ use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::node;
 use crate::node::Inputs;
-use crate::node::LeaseKeeper;
+use crate::node::LeaseController;
 use crate::node::Machine;
 use crate::node::NodeCache;
 use crate::node::NodeConfig;
+use crate::node::OnHeartbeatFailure;
 use crate::node::PlegHealth;
 use crate::node::Pressures;
 use crate::node::StatusLoop;
 use crate::node::ThisHost;
-use crate::node::Trouble;
 use crate::node::resources::ResourceConfig;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
@@ -90,12 +90,13 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
     };
     let nodes = Api::all(api.main.clone());
     tokio::spawn(node::follow(nodes, config.name.clone(), api.recovered(), cache.clone(), shutdown.clone()));
-    let trouble: Trouble = {
+    let on_heartbeat_failure: OnHeartbeatFailure = {
         let api = api.clone();
         Arc::new(move || api.retire_connections())
     };
     let heartbeat = api.heartbeat.clone();
-    let lease = LeaseKeeper::new(config.clone(), heartbeat, cache.clone(), Clock::System, trouble.clone());
+    let lease =
+        LeaseController::new(config.clone(), heartbeat, cache.clone(), Clock::System, on_heartbeat_failure.clone());
     tokio::spawn(lease.run(shutdown.clone()));
     let recorder = parts.recorder;
     let status = StatusLoop::new(Inputs {
@@ -111,8 +112,8 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
         shutting_down: parts.shutting_down,
         images: parts.images,
         addresses: addresses_sender,
-        tell: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
-        trouble,
+        record_event: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
+        on_heartbeat_failure,
         metrics: parts.metrics,
         clock: Clock::System,
     });
@@ -127,13 +128,13 @@ fn health(board: SensorBoard, shutdown: CancellationToken) -> watch::Receiver<Ve
     };
     let mut changes = board.subscribe();
     let mut pleg = PlegHealth::default();
-    let (sender, health) = watch::channel(pleg.verdict(Instant::now()));
+    let (sender, health) = watch::channel(pleg.errors(Instant::now()));
     let follow = async move {
         loop {
             let now = Instant::now();
             pleg.observe(listed(&board), now);
-            let verdict = pleg.verdict(now);
-            sender.send_if_modified(|known| std::mem::replace(known, verdict.clone()) != verdict);
+            let errors = pleg.errors(now);
+            sender.send_if_modified(|known| std::mem::replace(known, errors.clone()) != errors);
             let due = async {
                 match pleg.due(now) {
                     Some(at) => tokio::time::sleep_until(at).await,

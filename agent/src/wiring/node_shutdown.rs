@@ -14,7 +14,7 @@ use crate::model::Pod;
 use crate::model::pod_ref;
 use crate::node::shutdown::Group;
 use crate::node::shutdown::Logind;
-use crate::node::shutdown::PodEnder;
+use crate::node::shutdown::PodTerminator;
 use crate::node::shutdown::Shutdown;
 use crate::node::shutdown::groups;
 use crate::recorder::Recorder;
@@ -59,8 +59,8 @@ pub fn start(parts: Parts<'_>, shutdown: CancellationToken) -> Orders {
         groups,
         pods: Ender { pods: parts.pods, statuses: parts.statuses, orders: sender },
         down: parts.down,
-        keep_times: by_priority.then(|| parts.settings.flags.root_dir.clone()),
-        tell: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
+        state_file_dir: by_priority.then(|| parts.settings.flags.root_dir.clone()),
+        record_event: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
         metrics: parts.metrics,
         clock: Clock::System,
     };
@@ -86,7 +86,7 @@ struct Ender {
     orders: mpsc::Sender<KillOrder>,
 }
 
-impl PodEnder for Ender {
+impl PodTerminator for Ender {
     fn pods(&self) -> Vec<Pod> {
         let is_over = |pod: &Pod| {
             let status = self.statuses.stored(&pod_ref(pod).uid);
@@ -95,7 +95,7 @@ impl PodEnder for Ender {
         self.pods.all().into_iter().filter(|pod| !is_over(pod)).collect()
     }
 
-    async fn end(&self, pod: &Pod, grace: i64) {
+    async fn terminate(&self, pod: &Pod, grace: i64) {
         let finished = CancellationToken::new();
         let ending = Ending { reason: REASON, message: MESSAGE.to_owned(), disruption: Some(MESSAGE.to_owned()) };
         let options = KillOptions {

@@ -23,5 +23,5 @@ pub use logind::LogindError;
 pub use plan::Group;
 pub use plan::groups;
 pub use task::Down;
-pub use task::PodEnder;
+pub use task::PodTerminator;
 pub use task::Shutdown;

@@ -19,18 +19,18 @@ use super::plan::Group;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pod;
-use crate::node::events::TellNode;
+use crate::node::events::RecordNodeEvent;
 use crate::recorder::EventType;
 
 /// A bus that was lost is looked for again after this.
 const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Ends pods because the machine goes down.
-pub trait PodEnder: Send + Sync + 'static {
+pub trait PodTerminator: Send + Sync + 'static {
     /// The pods that are not over yet.
     fn pods(&self) -> Vec<Pod>;
     /// Ends a pod within `grace` seconds and returns when nothing of it is left running or mounted. May be dropped.
-    fn end(&self, pod: &Pod, grace: i64) -> impl Future<Output = ()> + Send;
+    fn terminate(&self, pod: &Pod, grace: i64) -> impl Future<Output = ()> + Send;
 }
 
 /// True from the news of a shutdown until it is called off.
@@ -45,9 +45,9 @@ pub struct Shutdown<P> {
     /// For readiness and admission.
     pub down: Down,
     /// Where the state file is, if times are kept (KEP-2712).
-    pub keep_times: Option<PathBuf>,
+    pub state_file_dir: Option<PathBuf>,
     /// Events of the node.
-    pub tell: TellNode,
+    pub record_event: RecordNodeEvent,
     /// Times of the last shutdown.
     pub metrics: Arc<Metrics>,
     /// Wall clock.
@@ -55,14 +55,14 @@ pub struct Shutdown<P> {
 }
 
 /// How a connection to logind ended.
-enum Ended {
+enum ConnectionEnd {
     /// It never began.
     Refused(LogindError),
     /// It was lost.
     Lost,
 }
 
-impl<P: PodEnder> Shutdown<P> {
+impl<P: PodTerminator> Shutdown<P> {
     /// Waits for shutdowns until `ending`. A machine without logind has none: that is said, and not tried again; a bus
     /// that is lost later is. `connect` makes the connection.
     pub async fn run<C, F>(self, connect: C, ending: CancellationToken)
@@ -74,10 +74,10 @@ impl<P: PodEnder> Shutdown<P> {
             let (start, end) = file.read().unix();
             self.metrics.node.graceful_shutdown(start, end);
         }
-        ending.run_until_cancelled(self.keep(connect)).await;
+        ending.run_until_cancelled(self.run_loop(connect)).await;
     }
 
-    async fn keep<C, F>(&self, connect: C)
+    async fn run_loop<C, F>(&self, connect: C)
     where
         C: Fn() -> F + Send,
         F: Future<Output = Result<Logind, LogindError>> + Send,
@@ -85,16 +85,16 @@ impl<P: PodEnder> Shutdown<P> {
         let mut first = true;
         loop {
             let ended = match connect().await {
-                Ok(logind) => self.attend(&logind).await,
-                Err(error) => Ended::Refused(error),
+                Ok(logind) => self.handle_signals(&logind).await,
+                Err(error) => ConnectionEnd::Refused(error),
             };
             match ended {
-                Ended::Refused(error) if first => {
+                ConnectionEnd::Refused(error) if first => {
                     tracing::error!(%error, "failed to start node shutdown manager");
                     return;
                 }
-                Ended::Refused(error) => tracing::debug!(%error, "logind is not back"),
-                Ended::Lost => tracing::warn!("the connection to logind is lost"),
+                ConnectionEnd::Refused(error) => tracing::debug!(%error, "logind is not back"),
+                ConnectionEnd::Lost => tracing::warn!("the connection to logind is lost"),
             }
             first = false;
             tokio::time::sleep(RECONNECT).await;
@@ -102,52 +102,52 @@ impl<P: PodEnder> Shutdown<P> {
     }
 
     /// Holds the lock and waits for news, as long as the connection lasts.
-    async fn attend(&self, logind: &Logind) -> Ended {
+    async fn handle_signals(&self, logind: &Logind) -> ConnectionEnd {
         if let Err(error) = logind.allow_delay(plan::needed(&self.groups)).await {
-            return Ended::Refused(error);
+            return ConnectionEnd::Refused(error);
         }
         let (signals, lock) = match (logind.shutdowns().await, logind.inhibit().await) {
             (Ok(signals), Ok(lock)) => (signals, lock),
-            (Err(error), _) | (_, Err(error)) => return Ended::Refused(error),
+            (Err(error), _) | (_, Err(error)) => return ConnectionEnd::Refused(error),
         };
         tracing::info!(delay = ?plan::needed(&self.groups), "shutdowns of this machine wait for its pods");
         let mut signals = std::pin::pin!(signals);
         let mut lock = Some(lock);
         while let Some(down) = signals.next().await {
             if down {
-                self.go_down(&mut lock).await;
-            } else if let Err(error) = self.called_off(logind, &mut lock).await {
+                self.shut_down(&mut lock).await;
+            } else if let Err(error) = self.cancel_shutdown(logind, &mut lock).await {
                 tracing::error!(%error, "the next shutdown will not wait for pods");
             }
         }
-        Ended::Lost
+        ConnectionEnd::Lost
     }
 
-    async fn go_down(&self, lock: &mut Option<DelayLock>) {
-        (self.tell)(EventType::Normal, "Shutdown", "Shutdown manager detected shutdown event");
+    async fn shut_down(&self, lock: &mut Option<DelayLock>) {
+        (self.record_event)(EventType::Normal, "Shutdown", "Shutdown manager detected shutdown event");
         self.down.send_replace(true);
         let times = Times::began(self.clock.wall());
-        self.remember(&times);
-        self.end_pods().await;
-        self.remember(&times.ended(self.clock.wall()));
+        self.store_times(&times);
+        self.terminate_pods().await;
+        self.store_times(&times.ended(self.clock.wall()));
         // With the lock goes what holds the machine back.
         *lock = None;
     }
 
-    async fn called_off(&self, logind: &Logind, lock: &mut Option<DelayLock>) -> Result<(), LogindError> {
-        (self.tell)(EventType::Normal, "Shutdown", "Shutdown manager detected shutdown cancellation");
+    async fn cancel_shutdown(&self, logind: &Logind, lock: &mut Option<DelayLock>) -> Result<(), LogindError> {
+        (self.record_event)(EventType::Normal, "Shutdown", "Shutdown manager detected shutdown cancellation");
         self.down.send_replace(false);
-        self.remember(&Times::default());
+        self.store_times(&Times::default());
         *lock = Some(logind.inhibit().await?);
         Ok(())
     }
 
     /// Group after group; none takes longer than it may.
-    async fn end_pods(&self) {
+    async fn terminate_pods(&self) {
         for (group, pods) in plan::order(&self.groups, self.pods.pods()) {
             let (priority, count) = (group.priority, pods.len());
             tracing::info!(priority, pods = count, limit = ?group.period, "ending pods: the machine goes down");
-            let ends = join_all(pods.iter().map(|pod| self.pods.end(pod, plan::grace(&group, pod))));
+            let ends = join_all(pods.iter().map(|pod| self.pods.terminate(pod, plan::grace(&group, pod))));
             if tokio::time::timeout(group.period, ends).await.is_err() {
                 tracing::warn!(priority, limit = ?group.period, "some pods did not end in time");
             }
@@ -155,10 +155,10 @@ impl<P: PodEnder> Shutdown<P> {
     }
 
     fn file(&self) -> Option<StateFile> {
-        self.keep_times.clone().map(StateFile::new)
+        self.state_file_dir.clone().map(StateFile::new)
     }
 
-    fn remember(&self, times: &Times) {
+    fn store_times(&self, times: &Times) {
         if let Some(file) = self.file() {
             let (start, end) = times.unix();
             self.metrics.node.graceful_shutdown(start, end);

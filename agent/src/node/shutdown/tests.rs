@@ -117,12 +117,12 @@ struct Pods {
     ended: watch::Receiver<bool>,
 }
 
-impl PodEnder for Pods {
+impl PodTerminator for Pods {
     fn pods(&self) -> Vec<Pod> {
         self.all.clone()
     }
 
-    async fn end(&self, pod: &Pod, grace: i64) {
+    async fn terminate(&self, pod: &Pod, grace: i64) {
         let name = pod.metadata.name.clone().unwrap_or_default();
         self.asked.send((name, grace)).expect("the test listens");
         drop(self.ended.clone().wait_for(|ended| *ended).await);
@@ -160,8 +160,8 @@ impl Bench {
             groups,
             pods: Pods { all: pods.iter().map(pod).collect(), asked: asked_sender, ended: ended_receiver },
             down: down_sender,
-            keep_times: Some(root.path().to_owned()),
-            tell: Arc::new(move |_, reason, message| {
+            state_file_dir: Some(root.path().to_owned()),
+            record_event: Arc::new(move |_, reason, message| {
                 told.lock().expect("unpoisoned").push(format!("{reason}: {message}"))
             }),
             metrics: metrics.clone(),

@@ -75,7 +75,7 @@ impl Host for TestHost {
         })
     }
 
-    fn remembers_devices(&self) -> bool {
+    fn has_device_checkpoint(&self) -> bool {
         true
     }
 }
@@ -105,7 +105,7 @@ struct Bench {
     addresses: watch::Receiver<NodeAddresses>,
     events: Arc<Mutex<Vec<String>>>,
     metrics: Arc<Metrics>,
-    trouble: Arc<AtomicUsize>,
+    on_heartbeat_failure: Arc<AtomicUsize>,
     inputs: Option<Inputs<TestHost>>,
     _running: DropGuard,
     shutdown: CancellationToken,
@@ -120,8 +120,8 @@ impl Bench {
         let (addresses_sender, addresses) = watch::channel(NodeAddresses::default());
         let events = Arc::new(Mutex::new(Vec::new()));
         let (told, metrics) = (events.clone(), Metrics::new());
-        let trouble = Arc::new(AtomicUsize::new(0));
-        let troubles = trouble.clone();
+        let on_heartbeat_failure = Arc::new(AtomicUsize::new(0));
+        let troubles = on_heartbeat_failure.clone();
         let inputs = Inputs {
             config: config(change),
             host: host.clone(),
@@ -134,10 +134,10 @@ impl Bench {
             shutting_down: shutting_down.subscribe(),
             images: images.subscribe(),
             addresses: addresses_sender,
-            tell: Arc::new(move |_: EventType, reason: &str, _: &str| {
+            record_event: Arc::new(move |_: EventType, reason: &str, _: &str| {
                 told.lock().expect("nobody panics with it").push(reason.to_owned());
             }),
-            trouble: Arc::new(move || {
+            on_heartbeat_failure: Arc::new(move || {
                 troubles.fetch_add(1, SeqCst);
             }),
             metrics: metrics.clone(),
@@ -157,7 +157,7 @@ impl Bench {
             addresses,
             events,
             metrics,
-            trouble,
+            on_heartbeat_failure,
             inputs,
             _running: running,
             shutdown,

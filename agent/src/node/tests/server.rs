@@ -29,7 +29,7 @@ struct State {
     version: u64,
     asked: Vec<Asked>,
     /// Answers that replace the next ones, by method: a status code, or silence.
-    trouble: VecDeque<(Method, Option<u16>)>,
+    on_heartbeat_failure: VecDeque<(Method, Option<u16>)>,
 }
 
 /// The server. Cheap to clone.
@@ -71,7 +71,7 @@ impl Server {
 
     /// The next request of this method fails with this status; `None` never answers it.
     pub(super) fn fail(&self, method: Method, code: Option<u16>) {
-        self.state().trouble.push_back((method, code));
+        self.state().on_heartbeat_failure.push_back((method, code));
     }
 
     /// What was asked since the last time, and forgets it.
@@ -89,8 +89,8 @@ impl Server {
         let bytes = body.collect().await.expect("bodies are in memory").to_bytes();
         let body: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
         let path = parts.uri.path().to_owned();
-        let trouble = self.state().receive(&parts.method, &path, &body);
-        match trouble {
+        let on_heartbeat_failure = self.state().receive(&parts.method, &path, &body);
+        match on_heartbeat_failure {
             Some(None) => std::future::pending().await,
             Some(Some(code)) => reply(code, status(code)),
             None => self.state().perform(&parts.method, &path, body),
@@ -101,8 +101,8 @@ impl Server {
 impl State {
     fn receive(&mut self, method: &Method, path: &str, body: &Value) -> Option<Option<u16>> {
         self.asked.push(Asked { what: format!("{method} {path}"), body: body.clone() });
-        let index = self.trouble.iter().position(|(troubled, _)| troubled == method)?;
-        self.trouble.remove(index).map(|(_, code)| code)
+        let index = self.on_heartbeat_failure.iter().position(|(troubled, _)| troubled == method)?;
+        self.on_heartbeat_failure.remove(index).map(|(_, code)| code)
     }
 
     fn store(&mut self, path: &str, mut object: Value) -> Value {
