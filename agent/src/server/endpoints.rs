@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::checks::{Check, Wanted, overall, single};
 use super::health::{line, not_found, text};
-use super::paths::Answer;
+use super::paths::Endpoint;
 use super::{Handles, debug, exposition, pod_list, zpages};
 use crate::metrics::Metrics;
 
@@ -32,32 +32,32 @@ impl Endpoints {
     }
 
     /// Answers; `decoded` is the path.
-    pub(super) async fn answer(&self, answer: Answer, decoded: &str, request: Request) -> Response {
+    pub(super) async fn answer(&self, answer: Endpoint, decoded: &str, request: Request) -> Response {
         match answer {
-            Answer::Healthz => self.healthz(request).await,
-            Answer::Check(name) => self.check(name),
-            Answer::Pods => pod_list::answer((self.handles.pods)()),
-            Answer::RunningPods => match (self.handles.running_pods)() {
+            Endpoint::Healthz => self.healthz(request).await,
+            Endpoint::Check(name) => self.check(name),
+            Endpoint::Pods => pod_list::answer((self.handles.pods)()),
+            Endpoint::RunningPods => match (self.handles.running_pods)() {
                 Ok(pods) => pod_list::answer(pods),
                 Err(error) => text((StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))),
             },
-            Answer::Metrics => {
+            Endpoint::Metrics => {
                 (self.handles.refresh)();
                 exposition::strict(&self.handles.metrics, &request, self.handles.metrics.gather())
             }
-            Answer::ProbeMetrics => {
+            Endpoint::ProbeMetrics => {
                 exposition::strict(&self.handles.metrics, &request, self.handles.metrics.gather_probes())
             }
-            Answer::SliMetrics => self.slis(&request),
-            Answer::Configz => self.configz(),
-            Answer::Flagz => zpages::flagz(&self.handles.flags, request.headers()),
-            Answer::Statusz => {
+            Endpoint::SliMetrics => self.slis(&request),
+            Endpoint::Configz => self.configz(),
+            Endpoint::Flagz => zpages::flagz(&self.handles.flags, request.headers()),
+            Endpoint::Statusz => {
                 zpages::statusz(&self.handles.metrics, self.handles.version, &self.own_paths, request.headers())
             }
-            Answer::DebugFlags => debug::verbosity(&*self.handles.verbosity, request).await,
-            Answer::Profile => debug::profile(decoded),
+            Endpoint::DebugFlags => debug::verbosity(&*self.handles.verbosity, request).await,
+            Endpoint::Profile => debug::profile(decoded),
             // Routers of other rooms answer these.
-            Answer::Debug | Answer::Stats => not_found().await,
+            Endpoint::Debug | Endpoint::Stats => not_found().await,
         }
     }
 

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  10250 main       HTTPS ─▶ secure ─┐
-//!  10255 read-only  HTTP ────────────┴▶ door ─▶ paths ─▶ endpoints · routers of other rooms
+//!  10255 read-only  HTTP ────────────┴▶ dispatcher ─▶ paths ─▶ endpoints · routers of other rooms
 //!  10248 health     HTTP    /healthz /healthz/ping, for probes of the agent itself
 //! ```
 
@@ -13,7 +13,7 @@ mod answer;
 mod checks;
 mod containers;
 mod debug;
-mod door;
+mod dispatch;
 mod endpoints;
 mod exposition;
 mod health;
@@ -40,12 +40,12 @@ use tokio_util::sync::CancellationToken;
 pub use self::containers::Containers;
 use crate::config::{FeatureGates, Gate, KubeletConfiguration};
 use crate::metrics::Metrics;
-use door::Door;
-pub use door::Lasting;
+use dispatch::Dispatcher;
+pub use dispatch::InFlight;
 use endpoints::Endpoints;
 pub use listen::ListenError;
 pub use mounted::Mounted;
-pub use paths::Switches;
+pub use paths::EnabledHandlers;
 use paths::Table;
 pub use pod_list::running;
 use secure::Secure;
@@ -98,7 +98,7 @@ pub struct Options {
     /// The sync loop may take this long to come round.
     pub sync_loop_limit: Duration,
     /// What the main port offers.
-    pub switches: Switches,
+    pub enabled: EnabledHandlers,
 }
 
 /// The shortest time after which the sync loop counts as stuck.
@@ -116,7 +116,7 @@ impl Options {
             healthz: address(&config.healthz_bind_address, config.healthz_port),
             read_only: address(&config.address, config.read_only_port),
             sync_loop_limit: (config.sync_frequency.std() * 2).max(SYNC_LOOP_LEAST),
-            switches: Switches {
+            enabled: EnabledHandlers {
                 debugging: config.enable_debugging_handlers,
                 profiling: config.enable_profiling_handler,
                 debug_flags: config.enable_debug_flags_handler,
@@ -153,17 +153,17 @@ pub async fn run(
 /// Serves the main port until `shutdown`; requests in progress have a moment to end.
 pub async fn run_main(main: Secure, options: Options, handles: Handles, mounted: Mounted, shutdown: CancellationToken) {
     let (guard, listening) = main.into_parts();
-    let table = Table::main(&options.switches);
+    let table = Table::main(&options.enabled);
     let endpoints = Endpoints::new(handles, options.sync_loop_limit, table.own_paths());
-    let door = Door::new(table, Some(guard), endpoints, &mounted);
-    listening.serve(Arc::new(door), shutdown).await;
+    let dispatcher = Dispatcher::new(table, Some(guard), endpoints, &mounted);
+    listening.serve(Arc::new(dispatcher), shutdown).await;
 }
 
 /// The read-only port's paths, for everybody.
 fn read_only(options: &Options, handles: Handles, mounted: &Mounted) -> Router {
     let endpoints = Endpoints::new(handles, options.sync_loop_limit, Vec::new());
-    let door = Arc::new(Door::new(Table::read_only(), None, endpoints, mounted));
-    Router::new().fallback(async move |request| door.answer(request).await)
+    let dispatcher = Arc::new(Dispatcher::new(Table::read_only(), None, endpoints, mounted));
+    Router::new().fallback(async move |request| dispatcher.answer(request).await)
 }
 
 #[cfg(test)]

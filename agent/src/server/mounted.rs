@@ -16,7 +16,7 @@
 //! What a request has been through before such a router sees it: it is counted, its client is authenticated and
 //! authorized (main port), its path is known, its method is one of the above, its `Accept` header is served, and its path
 //! is in one canonical form (no `//`, no `..`, no slash at the end, `%2F` taken for a slash). So routes should use
-//! [`axum::routing::any`] and leave refusals of methods and types to the server. Switches such as
+//! [`axum::routing::any`] and leave refusals of methods and types to the server. EnabledHandlers such as
 //! `enableDebuggingHandlers` are the server's business too.
 //!
 //! Connections can be upgraded (`hyper::upgrade::on(&mut request)`) when they speak HTTP/1.1. The `Authorization` header

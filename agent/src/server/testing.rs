@@ -22,7 +22,7 @@ use super::{Handles, Metrics, Mounted, Options, SensorReport, run_main};
 use crate::config::{FeatureGates, KubeletConfiguration};
 
 /// Nothing here takes longer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Handles that read made-up things.
 pub(super) fn handles(pods: Vec<Arc<Pod>>, sync_loop_seconds: Arc<AtomicU64>) -> Handles {
@@ -65,7 +65,7 @@ pub(super) async fn exchange(stream: impl AsyncRead + AsyncWrite, method: &str, 
     stream.write_all(text.as_bytes()).await.expect("sent");
     let mut answer = Vec::new();
     // The other end may close without a word at the TLS layer; what came is what counts.
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("in time");
+    let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut answer)).await.expect("in time");
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let (head, body) =
         answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer to {path}: {read:?} {answer}"));

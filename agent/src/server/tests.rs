@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::net::{TcpListener, TcpStream};
 
-use super::testing::{Answer, PATIENCE, exchange, free_port, handles};
+use super::testing::{Answer, TIMEOUT, exchange, free_port, handles};
 use super::*;
 
 /// Both servers, and what they read.
@@ -30,7 +30,7 @@ async fn serve(pods: Vec<Arc<Pod>>) -> Served {
 
 /// One request on a connection of its own; status, headers in lower case, body.
 async fn request(address: SocketAddr, method: &str, path: &str, headers: &str) -> (u16, String, String) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     let stream = loop {
         match TcpStream::connect(address).await {
             Ok(stream) => break stream,
@@ -163,7 +163,7 @@ async fn a_read_only_port_that_is_taken_ends_the_agent() {
     (options.healthz, options.read_only) = (Some(free_port().await), Some(address));
     let handles = handles(Vec::new(), Arc::default());
     let running = run(options, handles, Mounted::default(), CancellationToken::new());
-    let told = tokio::time::timeout(PATIENCE, running).await.expect("at once").expect_err("taken");
+    let told = tokio::time::timeout(TIMEOUT, running).await.expect("at once").expect_err("taken");
     assert!(told.to_string().starts_with(&format!("cannot listen on {address} for the read-only server: ")), "{told}");
 }
 

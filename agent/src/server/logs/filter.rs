@@ -12,7 +12,7 @@ pub(super) struct UnknownFormat(pub(super) Vec<u8>);
 
 /// What a client wants of the lines.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rules {
+pub(super) struct LineRules {
     /// Unix nanoseconds: older lines are left out.
     pub(super) since: i64,
     /// Each line begins with its time.
@@ -27,14 +27,14 @@ pub(super) struct Rules {
 /// Takes the lines of one log in their order.
 #[derive(Debug)]
 pub(super) struct Filter {
-    rules: Rules,
+    rules: LineRules,
     format: Option<Format>,
     /// The line before was a whole one: what follows begins a new line.
     at_line_start: bool,
 }
 
 impl Filter {
-    pub(super) fn new(rules: Rules) -> Self {
+    pub(super) fn new(rules: LineRules) -> Self {
         Self { rules, format: None, at_line_start: true }
     }
 
@@ -104,9 +104,10 @@ mod tests {
         "2026-01-01T00:00:02.5Z stderr F o\n",
         "2026-01-01T00:00:03Z stdout F three\n",
     ];
-    const RULES: Rules = Rules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: Wanted::All };
+    const RULES: LineRules =
+        LineRules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: Wanted::All };
 
-    fn filtered(rules: Rules) -> String {
+    fn filtered(rules: LineRules) -> String {
         let (mut filter, mut out) = (Filter::new(rules), Vec::new());
         for line in LOG {
             filter.take(line.as_bytes(), &mut out).unwrap();
@@ -119,20 +120,20 @@ mod tests {
         assert_eq!(filtered(RULES), "one\ntwo\nthree\n");
         let stamped = "2026-01-01T00:00:01.000000000Z one\n2026-01-01T00:00:02.000000000Z two\n\
             2026-01-01T00:00:03.000000000Z three\n";
-        assert_eq!(filtered(Rules { timestamps: true, ..RULES }), stamped);
+        assert_eq!(filtered(LineRules { timestamps: true, ..RULES }), stamped);
     }
 
     #[test]
     fn streams_ages_lines_and_bytes() {
-        assert_eq!(filtered(Rules { stream: Wanted::Stderr, ..RULES }), "two\n");
-        assert_eq!(filtered(Rules { stream: Wanted::Stdout, ..RULES }), "one\nthree\n");
+        assert_eq!(filtered(LineRules { stream: Wanted::Stderr, ..RULES }), "two\n");
+        assert_eq!(filtered(LineRules { stream: Wanted::Stdout, ..RULES }), "one\nthree\n");
         let since = Stamp::parse(b"2026-01-01T00:00:02.5Z").unwrap().nanos;
-        assert_eq!(filtered(Rules { since, ..RULES }), "o\nthree\n");
-        assert_eq!(filtered(Rules { since, lines: Some(2), ..RULES }), "", "lines that are too old count");
-        assert_eq!(filtered(Rules { lines: Some(3), ..RULES }), "one\ntwo\n", "parts count as lines");
-        assert_eq!(filtered(Rules { limit: Some(6), ..RULES }), "one\ntw");
-        assert_eq!(filtered(Rules { limit: Some(6), timestamps: true, ..RULES }), "2026-0", "time stamps count");
-        let other = Rules { limit: Some(6), stream: Wanted::Stdout, ..RULES };
+        assert_eq!(filtered(LineRules { since, ..RULES }), "o\nthree\n");
+        assert_eq!(filtered(LineRules { since, lines: Some(2), ..RULES }), "", "lines that are too old count");
+        assert_eq!(filtered(LineRules { lines: Some(3), ..RULES }), "one\ntwo\n", "parts count as lines");
+        assert_eq!(filtered(LineRules { limit: Some(6), ..RULES }), "one\ntw");
+        assert_eq!(filtered(LineRules { limit: Some(6), timestamps: true, ..RULES }), "2026-0", "time stamps count");
+        let other = LineRules { limit: Some(6), stream: Wanted::Stdout, ..RULES };
         assert_eq!(filtered(other), "one\nth", "what is not written does not count");
     }
 

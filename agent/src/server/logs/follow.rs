@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use super::super::containers::Containers;
 use super::reader::ReadError;
+use super::reader::ReadOutcome;
 use super::reader::Reader;
-use super::reader::Step;
 use super::watch::Following;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
@@ -29,7 +29,7 @@ const PARALLEL_READS: usize = 4;
 /// Pieces of a log that wait for their client to take them.
 const PIECES: usize = 2;
 /// Time after which a follower looks without having been woken: containers end, and inotify may lose events.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Leave to read, in turn. Cheap to clone.
 #[derive(Clone)]
@@ -54,9 +54,9 @@ impl Reads {
 }
 
 /// Longest wait for a runtime that has yet to write what a dead process said last.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Nothing announces that it has.
-const ASK_AGAIN: Duration = Duration::from_millis(10);
+const SNAPSHOT_POLL: Duration = Duration::from_millis(10);
 
 /// The container whose log is read.
 pub(super) struct Instance {
@@ -87,9 +87,9 @@ impl Instance {
             let snapshot = (self.containers.snapshot)(&self.pod);
             snapshot.is_some_and(|snapshot| snapshot.by_id(&self.id).is_some_and(|found| found.proven.is_some()))
         };
-        let deadline = Instant::now() + LAST_WORDS;
+        let deadline = Instant::now() + LAST_OUTPUT_TIMEOUT;
         while is_proven() && Instant::now() < deadline {
-            tokio::time::sleep(ASK_AGAIN).await;
+            tokio::time::sleep(SNAPSHOT_POLL).await;
         }
     }
 }
@@ -154,9 +154,9 @@ impl Log {
             if let Some(follow) = &mut self.follow {
                 if !follow.instance.may_write().await {
                     self.is_last_look = true;
-                } else if !follow.changes.changed(LOOK_AGAIN).await {
+                } else if !follow.changes.changed(RECHECK_INTERVAL).await {
                     // Nobody was woken: it is for one to look, and for all to believe it.
-                    self.look_after = Instant::now() - LOOK_AGAIN / 2;
+                    self.look_after = Instant::now() - RECHECK_INTERVAL / 2;
                 }
             }
         }
@@ -167,11 +167,11 @@ impl Log {
         let (mut reader, mut out) = (self.reader.take()?, Vec::new());
         let follows = self.follow.is_some() && !self.is_last_look;
         let step = if follows {
-            match reader.recall(changes, self.look_after, &mut out).transpose() {
+            match reader.read_shared(changes, self.look_after, &mut out).transpose() {
                 Some(step) => step,
                 None => {
                     let step;
-                    (reader, out, step) = self.look(reader, changes).await?;
+                    (reader, out, step) = self.read_following(reader, changes).await?;
                     step
                 }
             }
@@ -181,10 +181,10 @@ impl Log {
             step
         };
         match step {
-            Ok(Step::Done) => Some((out, true)),
+            Ok(ReadOutcome::Done) => Some((out, true)),
             Ok(step) => {
                 self.reader = Some(reader);
-                Some((out, step == Step::End))
+                Some((out, step == ReadOutcome::End))
             }
             Err(error) => {
                 // The status has been sent; the text is all that can be told.
@@ -195,10 +195,10 @@ impl Log {
     }
 
     /// A step of one who follows, in turn. Whoever was before may have found what this one wants.
-    async fn look(&self, mut reader: Reader, changes: Option<u64>) -> Option<Stepped> {
+    async fn read_following(&self, mut reader: Reader, changes: Option<u64>) -> Option<Stepped> {
         let _permit = self.reads.following.acquire().await.ok()?;
         let mut out = Vec::new();
-        if let Some(step) = reader.recall(changes, self.look_after, &mut out).transpose() {
+        if let Some(step) = reader.read_shared(changes, self.look_after, &mut out).transpose() {
             return Some((reader, out, step));
         }
         let work = move || with(reader, |reader, out| reader.step_for_all(changes, out));
@@ -207,20 +207,20 @@ impl Log {
 }
 
 /// A reader after a step, with what the client gets of it.
-type Stepped = (Reader, Vec<u8>, Result<Step, ReadError>);
+type Stepped = (Reader, Vec<u8>, Result<ReadOutcome, ReadError>);
 
-fn with(mut reader: Reader, step: impl FnOnce(&mut Reader, &mut Vec<u8>) -> Result<Step, ReadError>) -> Stepped {
+fn with(mut reader: Reader, step: impl FnOnce(&mut Reader, &mut Vec<u8>) -> Result<ReadOutcome, ReadError>) -> Stepped {
     let mut out = Vec::new();
     let step = step(&mut reader, &mut out);
     (reader, out, step)
 }
 
 /// A step of one who does not wait for more.
-fn last_step(reader: &mut Reader, out: &mut Vec<u8>) -> Result<Step, ReadError> {
+fn last_step(reader: &mut Reader, out: &mut Vec<u8>) -> Result<ReadOutcome, ReadError> {
     let step = reader.step(out)?;
-    if step != Step::End {
+    if step != ReadOutcome::End {
         return Ok(step);
     }
-    reader.finish(out)?;
-    Ok(Step::Done)
+    reader.flush_last_line(out)?;
+    Ok(ReadOutcome::Done)
 }

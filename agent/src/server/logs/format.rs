@@ -67,17 +67,17 @@ fn cri(line: &[u8]) -> Option<Line<'_>> {
 
 fn docker(line: &[u8]) -> Option<Line<'_>> {
     #[derive(Deserialize)]
-    struct Entry {
+    struct DockerLine {
         #[serde(default)]
         log: String,
         stream: String,
         time: String,
     }
-    let entry: Entry = serde_json::from_slice(line).ok()?;
-    let nanos = Stamp::parse(entry.time.as_bytes())?.nanos;
-    let stream = stream_of(entry.stream.as_bytes())?;
-    let time = Cow::Owned(entry.time.into_bytes());
-    Some(Line { nanos, time, stream, text: Cow::Owned(entry.log.into_bytes()) })
+    let line_json: DockerLine = serde_json::from_slice(line).ok()?;
+    let nanos = Stamp::parse(line_json.time.as_bytes())?.nanos;
+    let stream = stream_of(line_json.stream.as_bytes())?;
+    let time = Cow::Owned(line_json.time.into_bytes());
+    Some(Line { nanos, time, stream, text: Cow::Owned(line_json.log.into_bytes()) })
 }
 
 fn stream_of(name: &[u8]) -> Option<Stream> {

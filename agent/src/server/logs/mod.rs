@@ -7,10 +7,10 @@
 //!                                                   one inotify ─▶ watch ──▶ follow ─┘
 //! ```
 
-mod choose;
 mod filter;
 mod follow;
 mod format;
+mod instance;
 pub mod node;
 mod query;
 mod reader;
@@ -33,7 +33,7 @@ use axum::response::Response;
 use axum::routing::any;
 
 use self::filter::Filter;
-use self::filter::Rules;
+use self::filter::LineRules;
 use self::follow::Follow;
 use self::follow::Instance;
 use self::follow::Reads;
@@ -42,7 +42,7 @@ use self::query::LogQuery;
 use self::query::Wanted;
 use self::reader::Reader;
 use self::shared::OpenLogs;
-use self::watch::LogWatch;
+use self::watch::FolderWatch;
 use super::answer;
 use super::answer::quote;
 use super::containers::Containers;
@@ -56,14 +56,14 @@ use crate::model::pod_ref;
 struct ContainerLogs {
     containers: Containers,
     split_streams: bool,
-    watch: LogWatch,
+    watch: FolderWatch,
     open: OpenLogs,
     reads: Reads,
 }
 
 /// `/containerLogs/{namespace}/{pod}/{container}`. `split_streams` is the feature gate PodLogsQuerySplitStreams.
 pub fn router(containers: Containers, split_streams: bool) -> Router {
-    let (watch, open, reads) = (LogWatch::default(), OpenLogs::default(), Reads::default());
+    let (watch, open, reads) = (FolderWatch::default(), OpenLogs::default(), Reads::default());
     let logs = ContainerLogs { containers, split_streams, watch, open, reads };
     Router::new().route("/containerLogs/{namespace}/{pod}/{container}", any(serve)).with_state(logs)
 }
@@ -102,7 +102,7 @@ impl ContainerLogs {
             return Err((StatusCode::BAD_REQUEST, text));
         }
         let status = (self.containers.status)(&pod);
-        let id = choose::instance(&status, name, container, query.previous)
+        let id = instance::log_instance(&status, name, container, query.previous)
             .map_err(|text| (StatusCode::BAD_REQUEST, text))?;
         match self.open(&pod, &id, &query).await {
             Ok(body) => Ok(Response::new(body)),
@@ -120,7 +120,7 @@ impl ContainerLogs {
             format!("unable to retrieve container logs for {full_id}")
         })?;
         let path = PathBuf::from(found.status.log_path);
-        let rules = Rules {
+        let rules = LineRules {
             since: query.since.at(Clock::System.wall_nanos()),
             timestamps: query.timestamps,
             limit: query.limit,

@@ -18,7 +18,7 @@ use super::shared::SharedLog;
 use super::tail;
 
 /// Bytes read in a step. Small, because the server holds several steps for a client that does not take them.
-const STEP: usize = 8 * 1024;
+const READ_SIZE: usize = 8 * 1024;
 /// A line longer than this is no line of a runtime's log, which cuts them at 16 KiB; it is left out.
 const LONGEST_LINE: usize = 1 << 20;
 
@@ -43,7 +43,7 @@ impl From<UnknownFormat> for ReadError {
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ReadOutcome {
     /// There may be more to read.
     More,
     /// Everything that is there has been read.
@@ -92,14 +92,14 @@ impl Reader {
     ///
     /// # Errors
     /// The file cannot be read, or tells no format. Nothing more is to be had then.
-    pub(super) fn step(&mut self, out: &mut Vec<u8>) -> Result<Step, ReadError> {
+    pub(super) fn step(&mut self, out: &mut Vec<u8>) -> Result<ReadOutcome, ReadError> {
         if self.filter.is_done() {
-            return Ok(Step::Done);
+            return Ok(ReadOutcome::Done);
         }
-        let mut buffer = [0; STEP];
+        let mut buffer = [0; READ_SIZE];
         let read = self.read(&mut buffer)?;
         if read == 0 {
-            return Ok(Step::End);
+            return Ok(ReadOutcome::End);
         }
         self.take_all(&buffer[..read], out)
     }
@@ -114,23 +114,23 @@ impl Reader {
     ///
     /// # Errors
     /// As [`Self::step`].
-    pub(super) fn step_for_all(&mut self, changes: Option<u64>, out: &mut Vec<u8>) -> Result<Step, ReadError> {
+    pub(super) fn step_for_all(&mut self, changes: Option<u64>, out: &mut Vec<u8>) -> Result<ReadOutcome, ReadError> {
         if self.filter.is_done() {
-            return Ok(Step::Done);
+            return Ok(ReadOutcome::Done);
         }
-        let (since, at, mut buffer) = (self.log.generation(), Instant::now(), [0; STEP]);
+        let (since, at, mut buffer) = (self.log.generation(), Instant::now(), [0; READ_SIZE]);
         let read = self.read(&mut buffer)?;
         if read > 0 {
             self.log.keep(since, self.position, &buffer[..read]);
             return self.take_all(&buffer[..read], out);
         }
         if self.follow_rotation(out)? {
-            return Ok(Step::More);
+            return Ok(ReadOutcome::More);
         }
         if let Some(changes) = changes {
             self.log.ended(since, End { position: self.position, changes, at });
         }
-        Ok(Step::End)
+        Ok(ReadOutcome::End)
     }
 
     /// A step by what others have found; `None` if they have not, and the file must be read. Does not block. What they
@@ -138,28 +138,28 @@ impl Reader {
     ///
     /// # Errors
     /// As [`Self::step`].
-    pub(super) fn recall(
+    pub(super) fn read_shared(
         &mut self,
         changes: Option<u64>,
         after: Instant,
         out: &mut Vec<u8>,
-    ) -> Result<Option<Step>, ReadError> {
+    ) -> Result<Option<ReadOutcome>, ReadError> {
         if self.filter.is_done() {
-            return Ok(Some(Step::Done));
+            return Ok(Some(ReadOutcome::Done));
         }
         if let Some(kept) = self.log.kept(self.position) {
             return self.take_all(&kept, out).map(Some);
         }
         let known = changes.is_some_and(|changes| self.log.is_end(self.position, changes, after));
-        Ok(known.then_some(Step::End))
+        Ok(known.then_some(ReadOutcome::End))
     }
 
-    fn take_all(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<Step, ReadError> {
+    fn take_all(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<ReadOutcome, ReadError> {
         self.position += bytes.len() as u64;
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.take(part, out)?;
         }
-        Ok(if self.filter.is_done() { Step::Done } else { Step::More })
+        Ok(if self.filter.is_done() { ReadOutcome::Done } else { ReadOutcome::More })
     }
 
     /// After the end was reached: has another file taken the place of this one, or has this one been emptied? Then it
@@ -184,8 +184,8 @@ impl Reader {
         }
         let Ok(log) = self.logs.open(&self.path) else { return Ok(false) };
         // What was written between the last read and the move.
-        while self.step(out)? == Step::More {}
-        self.finish(out)?;
+        while self.step(out)? == ReadOutcome::More {}
+        self.flush_last_line(out)?;
         (self.log, self.position) = (log, 0);
         Ok(true)
     }
@@ -194,7 +194,7 @@ impl Reader {
     ///
     /// # Errors
     /// As [`Self::step`].
-    pub(super) fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), ReadError> {
+    pub(super) fn flush_last_line(&mut self, out: &mut Vec<u8>) -> Result<(), ReadError> {
         let line = std::mem::take(&mut self.line);
         self.skipping = false;
         if !line.is_empty() {
@@ -233,11 +233,12 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::filter::Rules;
+    use super::super::filter::LineRules;
     use super::super::query::Wanted;
     use super::*;
 
-    const ALL: Rules = Rules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: Wanted::All };
+    const ALL: LineRules =
+        LineRules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: Wanted::All };
 
     fn line(second: usize, stream: &str, tag: &str, text: &str) -> String {
         format!("2026-01-01T00:{:02}:{:02}Z {stream} {tag} {text}\n", second / 60, second % 60)
@@ -245,12 +246,12 @@ mod tests {
 
     fn read(reader: &mut Reader) -> String {
         let mut out = Vec::new();
-        while reader.step(&mut out).unwrap() == Step::More {}
+        while reader.step(&mut out).unwrap() == ReadOutcome::More {}
         String::from_utf8(out).unwrap()
     }
 
     fn opened(path: &Path, lines: Option<u64>) -> Reader {
-        Reader::open(&OpenLogs::default(), path, lines, Filter::new(Rules { lines, ..ALL })).unwrap()
+        Reader::open(&OpenLogs::default(), path, lines, Filter::new(LineRules { lines, ..ALL })).unwrap()
     }
 
     #[test]
@@ -294,22 +295,22 @@ mod tests {
         let logs = OpenLogs::default();
         let open = || Reader::open(&logs, &path, None, Filter::new(ALL)).unwrap();
         let (mut first, mut second, now) = (open(), open(), Instant::now());
-        assert_eq!(second.recall(Some(0), now, &mut Vec::new()).unwrap(), None, "nobody has read it");
+        assert_eq!(second.read_shared(Some(0), now, &mut Vec::new()).unwrap(), None, "nobody has read it");
         let (mut here, mut there) = (Vec::new(), Vec::new());
-        assert_eq!(first.step_for_all(Some(0), &mut here).unwrap(), Step::More);
-        assert_eq!(second.recall(Some(0), now, &mut there).unwrap(), Some(Step::More));
+        assert_eq!(first.step_for_all(Some(0), &mut here).unwrap(), ReadOutcome::More);
+        assert_eq!(second.read_shared(Some(0), now, &mut there).unwrap(), Some(ReadOutcome::More));
         assert_eq!((here.as_slice(), there.as_slice()), (&b"one\n"[..], &b"one\n"[..]));
-        assert_eq!(second.recall(Some(0), now, &mut there).unwrap(), None, "nobody has looked for more");
-        assert_eq!(first.step_for_all(Some(0), &mut here).unwrap(), Step::End);
-        assert_eq!(second.recall(Some(0), now, &mut there).unwrap(), Some(Step::End));
-        assert_eq!(second.recall(Some(1), now, &mut there).unwrap(), None, "the folder has changed since");
-        assert_eq!(second.recall(None, now, &mut there).unwrap(), None, "nobody would tell of changes");
+        assert_eq!(second.read_shared(Some(0), now, &mut there).unwrap(), None, "nobody has looked for more");
+        assert_eq!(first.step_for_all(Some(0), &mut here).unwrap(), ReadOutcome::End);
+        assert_eq!(second.read_shared(Some(0), now, &mut there).unwrap(), Some(ReadOutcome::End));
+        assert_eq!(second.read_shared(Some(1), now, &mut there).unwrap(), None, "the folder has changed since");
+        assert_eq!(second.read_shared(None, now, &mut there).unwrap(), None, "nobody would tell of changes");
         // Copied away and emptied: what comes then stands where other lines stood.
         fs::write(&path, "").unwrap();
-        assert_eq!(first.step_for_all(Some(1), &mut here).unwrap(), Step::More);
+        assert_eq!(first.step_for_all(Some(1), &mut here).unwrap(), ReadOutcome::More);
         fs::write(&path, line(2, "stdout", "F", "two, longer")).unwrap();
-        assert_eq!(first.recall(Some(1), now, &mut here).unwrap(), None, "it was emptied");
-        assert_eq!(first.step_for_all(Some(1), &mut here).unwrap(), Step::More);
+        assert_eq!(first.read_shared(Some(1), now, &mut here).unwrap(), None, "it was emptied");
+        assert_eq!(first.step_for_all(Some(1), &mut here).unwrap(), ReadOutcome::More);
         assert_eq!(here, b"one\ntwo, longer\n");
     }
 
@@ -326,7 +327,7 @@ mod tests {
         assert_eq!(read(&mut reader), "text\n");
         File::options().append(true).open(&path).unwrap().write_all(whole.trim_end().as_bytes()).unwrap();
         let (_, mut out) = (read(&mut reader), Vec::new());
-        reader.finish(&mut out).unwrap();
+        reader.flush_last_line(&mut out).unwrap();
         assert_eq!(out, b"text", "nobody ends it any more");
     }
 
@@ -356,7 +357,7 @@ mod tests {
     }
 
     /// What the client should get, by looking at the whole log at once.
-    fn naive(log: &[(usize, bool, bool, String)], rules: Rules, tail: Option<u64>) -> String {
+    fn naive(log: &[(usize, bool, bool, String)], rules: LineRules, tail: Option<u64>) -> String {
         let skip = tail.map_or(0, |tail| log.len().saturating_sub(usize::try_from(tail).unwrap()));
         let mut out = String::new();
         let mut start = true;
@@ -395,7 +396,7 @@ mod tests {
             }).collect();
             let stream = [Wanted::All, Wanted::Stdout, Wanted::Stderr][stream];
             let since = since.map_or(i64::MIN, |second| (1_767_225_600 + second) * 1_000_000_000);
-            let rules = Rules { since, timestamps, limit, lines: tail, stream };
+            let rules = LineRules { since, timestamps, limit, lines: tail, stream };
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("0.log");
             fs::write(&path, text).unwrap();

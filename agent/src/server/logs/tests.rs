@@ -22,7 +22,7 @@ use crate::runtime::tests::server::Socket;
 use crate::runtime::tests::server::say;
 use crate::runtime::tests::server::script;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A container `main` of pod `ns/pod`, running, whose log is a file of the test.
 struct Node {
@@ -62,7 +62,7 @@ impl Node {
     async fn text(&self, path_and_query: &str) -> (u16, String) {
         let response = self.get(path_and_query).await;
         let status = response.status().as_u16();
-        let body = tokio::time::timeout(PATIENCE, response.into_body().collect()).await.expect("an end").unwrap();
+        let body = tokio::time::timeout(TIMEOUT, response.into_body().collect()).await.expect("an end").unwrap();
         (status, String::from_utf8(body.to_bytes().to_vec()).unwrap())
     }
 
@@ -96,7 +96,7 @@ fn line(n: usize) -> String {
 }
 
 async fn piece(body: &mut Body) -> Option<Bytes> {
-    let frame = tokio::time::timeout(PATIENCE, body.frame()).await.expect("a piece in time");
+    let frame = tokio::time::timeout(TIMEOUT, body.frame()).await.expect("a piece in time");
     frame.map(|frame| frame.unwrap().into_data().unwrap())
 }
 

@@ -33,7 +33,7 @@ const BATCH: usize = 256;
 
 /// Watches the folders of logs. Cheap to clone; nothing is set up before somebody follows.
 #[derive(Clone, Default)]
-pub(super) struct LogWatch {
+pub(super) struct FolderWatch {
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -53,10 +53,10 @@ struct Folder {
 pub(super) struct Following {
     changed: Option<watch::Receiver<u64>>,
     folder: Option<WatchDescriptor>,
-    of: LogWatch,
+    of: FolderWatch,
 }
 
-impl LogWatch {
+impl FolderWatch {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Only whole entries are put in and taken out.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -174,20 +174,20 @@ impl Drop for Following {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[tokio::test]
     async fn many_followers_share_one_watch() {
         let dir = tempfile::tempdir().unwrap();
-        let watch = LogWatch::default();
+        let watch = FolderWatch::default();
         let mut all: Vec<Following> = (0..1000).map(|_| watch.follow(dir.path())).collect();
         assert_eq!(watch.counts(), (1, 1000));
         let started = std::time::Instant::now();
         std::fs::write(dir.path().join("0.log"), "x").unwrap();
         for following in &mut all {
-            assert!(following.changed(PATIENCE).await);
+            assert!(following.changed(TIMEOUT).await);
         }
-        assert!(started.elapsed() < PATIENCE, "all were woken");
+        assert!(started.elapsed() < TIMEOUT, "all were woken");
         drop(all);
         assert_eq!(watch.counts(), (0, 0));
     }
@@ -200,7 +200,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_folder_that_is_not_there_is_looked_at_by_the_clock() {
-        let mut following = LogWatch::default().follow(Path::new("/no/such/folder"));
+        let mut following = FolderWatch::default().follow(Path::new("/no/such/folder"));
         let before = tokio::time::Instant::now();
         assert!(!following.changed(Duration::from_secs(1)).await);
         assert_eq!(following.mark_seen(), None);

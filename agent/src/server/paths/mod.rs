@@ -1,6 +1,6 @@
 //! Every path of both ports: who answers it, with which methods, in which types.
 //!
-//! Pure: made once from the configuration's switches, asked for each request. Paths work as with upstream's two layers:
+//! Pure: made once from the configuration's enabled, asked for each request. Paths work as with upstream's two layers:
 //! an outer one of exact paths and of prefixes (those that end in `/`), behind which clients must be allowed, and the
 //! routes behind each of its entries.
 
@@ -10,7 +10,7 @@ mod route;
 mod subresource;
 
 pub(super) use label::labels;
-pub(super) use route::{Refusal, choose};
+pub(super) use route::{RouteError, choose};
 pub(super) use subresource::{subresources, verb};
 
 use clean::Cleaned;
@@ -26,7 +26,7 @@ pub enum Port {
 
 /// What of the main port is switched on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Switches {
+pub struct EnabledHandlers {
     /// `enableDebuggingHandlers`: everything that shows or touches what runs in containers.
     pub debugging: bool,
     /// `enableProfilingHandler`.
@@ -45,7 +45,7 @@ pub struct Switches {
 
 /// Who makes the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Endpoint {
     Healthz,
     /// One check, by its name.
     Check(&'static str),
@@ -67,9 +67,9 @@ pub(super) enum Answer {
 
 /// What stands behind an entry of the outer layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Serves {
+pub(super) enum Handler {
     /// Every method, every type.
-    Any(Answer),
+    Any(Endpoint),
     /// The first route that fits.
     Routes(&'static [Route]),
     /// Switched off; the text says so.
@@ -83,7 +83,7 @@ pub(super) struct Route {
     methods: &'static [&'static str],
     /// Types it can answer in; none means that it does not say, so that clients must accept anything.
     types: &'static [&'static str],
-    answer: Answer,
+    answer: Endpoint,
 }
 
 const GET: &[&str] = &["GET"];
@@ -95,46 +95,48 @@ const fn route(
     path: &'static str,
     methods: &'static [&'static str],
     types: &'static [&'static str],
-    answer: Answer,
+    answer: Endpoint,
 ) -> Route {
     Route { path, methods, types, answer }
 }
 
-const PODS: &[Route] = &[route("/pods", GET, JSON, Answer::Pods)];
-const STATS: &[Route] = &[route("/stats/summary", GET_POST, JSON, Answer::Stats)];
-const RUNNING_PODS: &[Route] = &[route("/runningpods", GET, JSON, Answer::RunningPods)];
-const CONTAINER_LOGS: &[Route] = &[route("/containerLogs/{}/{}/{}", GET, &[], Answer::Debug)];
-const CHECKPOINT: &[Route] = &[route("/checkpoint/{}/{}/{}", POST, JSON, Answer::Debug)];
-const LOGS: &[Route] = &[route("/logs", GET, &[], Answer::Debug), route("/logs/{*}", GET, &[], Answer::Debug)];
-const PROFILES: &[Route] = &[route("/debug/pprof/{*}", GET, &[], Answer::Profile)];
+const PODS: &[Route] = &[route("/pods", GET, JSON, Endpoint::Pods)];
+const STATS: &[Route] = &[route("/stats/summary", GET_POST, JSON, Endpoint::Stats)];
+const RUNNING_PODS: &[Route] = &[route("/runningpods", GET, JSON, Endpoint::RunningPods)];
+const CONTAINER_LOGS: &[Route] = &[route("/containerLogs/{}/{}/{}", GET, &[], Endpoint::Debug)];
+const CHECKPOINT: &[Route] = &[route("/checkpoint/{}/{}/{}", POST, JSON, Endpoint::Debug)];
+const LOGS: &[Route] = &[route("/logs", GET, &[], Endpoint::Debug), route("/logs/{*}", GET, &[], Endpoint::Debug)];
+const PROFILES: &[Route] = &[route("/debug/pprof/{*}", GET, &[], Endpoint::Profile)];
 const RUN: &[Route] =
-    &[route("/run/{}/{}/{}", POST, &[], Answer::Debug), route("/run/{}/{}/{}/{}", POST, &[], Answer::Debug)];
-const EXEC: &[Route] =
-    &[route("/exec/{}/{}/{}", GET_POST, &[], Answer::Debug), route("/exec/{}/{}/{}/{}", GET_POST, &[], Answer::Debug)];
+    &[route("/run/{}/{}/{}", POST, &[], Endpoint::Debug), route("/run/{}/{}/{}/{}", POST, &[], Endpoint::Debug)];
+const EXEC: &[Route] = &[
+    route("/exec/{}/{}/{}", GET_POST, &[], Endpoint::Debug),
+    route("/exec/{}/{}/{}/{}", GET_POST, &[], Endpoint::Debug),
+];
 const ATTACH: &[Route] = &[
-    route("/attach/{}/{}/{}", GET_POST, &[], Answer::Debug),
-    route("/attach/{}/{}/{}/{}", GET_POST, &[], Answer::Debug),
+    route("/attach/{}/{}/{}", GET_POST, &[], Endpoint::Debug),
+    route("/attach/{}/{}/{}/{}", GET_POST, &[], Endpoint::Debug),
 ];
 const PORT_FORWARD: &[Route] = &[
-    route("/portForward/{}/{}", GET_POST, &[], Answer::Debug),
-    route("/portForward/{}/{}/{}", GET_POST, &[], Answer::Debug),
+    route("/portForward/{}/{}", GET_POST, &[], Endpoint::Debug),
+    route("/portForward/{}/{}/{}", GET_POST, &[], Endpoint::Debug),
 ];
 
 /// What both ports have.
-const BOTH: [(&str, Serves); 13] = [
-    ("/healthz", Serves::Any(Answer::Healthz)),
-    ("/healthz/ping", Serves::Any(Answer::Check("ping"))),
-    ("/healthz/log", Serves::Any(Answer::Check("log"))),
-    ("/healthz/syncloop", Serves::Any(Answer::Check("syncloop"))),
-    ("/healthz/device-plugin", Serves::Any(Answer::Check("device-plugin"))),
-    ("/pods", Serves::Routes(PODS)),
-    ("/pods/", Serves::Routes(PODS)),
-    ("/stats/", Serves::Routes(STATS)),
-    ("/metrics", Serves::Any(Answer::Metrics)),
-    ("/metrics/cadvisor", Serves::Any(Answer::Stats)),
-    ("/metrics/probes", Serves::Any(Answer::ProbeMetrics)),
-    ("/metrics/resource", Serves::Any(Answer::Stats)),
-    ("/metrics/slis", Serves::Any(Answer::SliMetrics)),
+const BOTH: [(&str, Handler); 13] = [
+    ("/healthz", Handler::Any(Endpoint::Healthz)),
+    ("/healthz/ping", Handler::Any(Endpoint::Check("ping"))),
+    ("/healthz/log", Handler::Any(Endpoint::Check("log"))),
+    ("/healthz/syncloop", Handler::Any(Endpoint::Check("syncloop"))),
+    ("/healthz/device-plugin", Handler::Any(Endpoint::Check("device-plugin"))),
+    ("/pods", Handler::Routes(PODS)),
+    ("/pods/", Handler::Routes(PODS)),
+    ("/stats/", Handler::Routes(STATS)),
+    ("/metrics", Handler::Any(Endpoint::Metrics)),
+    ("/metrics/cadvisor", Handler::Any(Endpoint::Stats)),
+    ("/metrics/probes", Handler::Any(Endpoint::ProbeMetrics)),
+    ("/metrics/resource", Handler::Any(Endpoint::Stats)),
+    ("/metrics/slis", Handler::Any(Endpoint::SliMetrics)),
 ];
 
 /// Prefixes that are refused as a whole where debugging is off.
@@ -144,7 +146,7 @@ const DEBUG_PREFIXES: [&str; 8] =
 /// All paths of one port.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
-    entries: Vec<(&'static str, Serves)>,
+    entries: Vec<(&'static str, Handler)>,
     port: Port,
     debugging: bool,
 }
@@ -157,21 +159,21 @@ pub(super) enum Found {
     /// Nobody answers here.
     Unknown,
     /// The same path, properly written, without its query.
-    Elsewhere(String),
+    Redirect(String),
     /// The entry, and the path without percent signs.
-    Here(Serves, String),
+    Handled(Handler, String),
 }
 
 impl Table {
     /// The main port's.
-    pub(super) fn main(switches: &Switches) -> Self {
+    pub(super) fn main(enabled: &EnabledHandlers) -> Self {
         let mut entries = BOTH.to_vec();
-        if switches.debugging {
-            entries.extend(debugging(switches));
+        if enabled.debugging {
+            entries.extend(debugging(enabled));
         } else {
             entries.extend(refused());
         }
-        Self { entries, port: Port::Main, debugging: switches.debugging }
+        Self { entries, port: Port::Main, debugging: enabled.debugging }
     }
 
     /// The read-only port's.
@@ -185,17 +187,17 @@ impl Table {
         let Some(cleaned) = Cleaned::of(written) else { return Found::Malformed };
         let entry = self.entry(&cleaned.segments);
         if entry.is_none() && self.is_prefix(&cleaned.segments) {
-            return Found::Elsewhere(format!("{}/", cleaned.text));
+            return Found::Redirect(format!("{}/", cleaned.text));
         }
         match entry {
-            _ if cleaned.text != written => Found::Elsewhere(cleaned.text),
-            Some(serves) => Found::Here(serves, cleaned.decoded()),
+            _ if cleaned.text != written => Found::Redirect(cleaned.text),
+            Some(handler) => Found::Handled(handler, cleaned.decoded()),
             None => Found::Unknown,
         }
     }
 
     /// The longest entry that covers the path.
-    fn entry(&self, segments: &[String]) -> Option<Serves> {
+    fn entry(&self, segments: &[String]) -> Option<Handler> {
         let covers = |path: &str| match path.strip_suffix('/') {
             Some(prefix) => {
                 let wanted = split(prefix);
@@ -204,7 +206,7 @@ impl Table {
             None => segments == split(path),
         };
         let covering = self.entries.iter().filter(|(path, _)| covers(path));
-        covering.max_by_key(|(path, _)| path.len()).map(|(_, serves)| *serves)
+        covering.max_by_key(|(path, _)| path.len()).map(|(_, handler)| *handler)
     }
 
     /// Whether only the slash at the end is missing.
@@ -214,7 +216,7 @@ impl Table {
 
     /// The first segments of what is registered by itself, for people who look around.
     pub(super) fn own_paths(&self) -> Vec<String> {
-        let own = self.entries.iter().filter(|(_, serves)| matches!(serves, Serves::Any(_)));
+        let own = self.entries.iter().filter(|(_, handler)| matches!(handler, Handler::Any(_)));
         let mut paths: Vec<String> = own.map(|(path, _)| format!("/{}", split(path)[0])).collect();
         paths.sort();
         paths.dedup();
@@ -226,43 +228,43 @@ fn split(path: &str) -> Vec<&str> {
     path.trim_start_matches('/').split('/').collect()
 }
 
-fn refused() -> impl Iterator<Item = (&'static str, Serves)> {
-    DEBUG_PREFIXES.into_iter().map(|prefix| (prefix, Serves::Refused("Debug endpoints are disabled.")))
+fn refused() -> impl Iterator<Item = (&'static str, Handler)> {
+    DEBUG_PREFIXES.into_iter().map(|prefix| (prefix, Handler::Refused("Debug endpoints are disabled.")))
 }
 
 /// What the main port has on top while debugging is on.
-fn debugging(switches: &Switches) -> Vec<(&'static str, Serves)> {
+fn debugging(enabled: &EnabledHandlers) -> Vec<(&'static str, Handler)> {
     let mut entries = vec![
-        ("/run", Serves::Routes(RUN)),
-        ("/run/", Serves::Routes(RUN)),
-        ("/exec", Serves::Routes(EXEC)),
-        ("/exec/", Serves::Routes(EXEC)),
-        ("/attach", Serves::Routes(ATTACH)),
-        ("/attach/", Serves::Routes(ATTACH)),
-        ("/portForward", Serves::Routes(PORT_FORWARD)),
-        ("/portForward/", Serves::Routes(PORT_FORWARD)),
-        ("/containerLogs", Serves::Routes(CONTAINER_LOGS)),
-        ("/containerLogs/", Serves::Routes(CONTAINER_LOGS)),
-        ("/runningpods/", Serves::Routes(RUNNING_PODS)),
-        ("/configz", Serves::Any(Answer::Configz)),
-        ("/logs/", or_refused(switches.system_logs, Serves::Routes(LOGS), "logs endpoint is disabled.")),
-        ("/debug/pprof/", or_refused(switches.profiling, Serves::Routes(PROFILES), "profiling endpoint is disabled.")),
+        ("/run", Handler::Routes(RUN)),
+        ("/run/", Handler::Routes(RUN)),
+        ("/exec", Handler::Routes(EXEC)),
+        ("/exec/", Handler::Routes(EXEC)),
+        ("/attach", Handler::Routes(ATTACH)),
+        ("/attach/", Handler::Routes(ATTACH)),
+        ("/portForward", Handler::Routes(PORT_FORWARD)),
+        ("/portForward/", Handler::Routes(PORT_FORWARD)),
+        ("/containerLogs", Handler::Routes(CONTAINER_LOGS)),
+        ("/containerLogs/", Handler::Routes(CONTAINER_LOGS)),
+        ("/runningpods/", Handler::Routes(RUNNING_PODS)),
+        ("/configz", Handler::Any(Endpoint::Configz)),
+        ("/logs/", or_refused(enabled.system_logs, Handler::Routes(LOGS), "logs endpoint is disabled.")),
+        ("/debug/pprof/", or_refused(enabled.profiling, Handler::Routes(PROFILES), "profiling endpoint is disabled.")),
         (
             "/debug/flags/v",
-            or_refused(switches.debug_flags, Serves::Any(Answer::DebugFlags), "flags endpoint is disabled."),
+            or_refused(enabled.debug_flags, Handler::Any(Endpoint::DebugFlags), "flags endpoint is disabled."),
         ),
     ];
     let gated = [
-        (switches.checkpoint, ("/checkpoint/", Serves::Routes(CHECKPOINT))),
-        (switches.flagz, ("/flagz", Serves::Any(Answer::Flagz))),
-        (switches.statusz, ("/statusz", Serves::Any(Answer::Statusz))),
+        (enabled.checkpoint, ("/checkpoint/", Handler::Routes(CHECKPOINT))),
+        (enabled.flagz, ("/flagz", Handler::Any(Endpoint::Flagz))),
+        (enabled.statusz, ("/statusz", Handler::Any(Endpoint::Statusz))),
     ];
     entries.extend(gated.into_iter().filter(|(on, _)| *on).map(|(_, entry)| entry));
     entries
 }
 
-fn or_refused(on: bool, serves: Serves, text: &'static str) -> Serves {
-    if on { serves } else { Serves::Refused(text) }
+fn or_refused(on: bool, handler: Handler, text: &'static str) -> Handler {
+    if on { handler } else { Handler::Refused(text) }
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! The routes behind an entry of the outer layer: which one fits, or why none does.
 
 use super::clean::encode;
-use super::{Answer, Route};
+use super::{Endpoint, Route};
 
 /// Why no route answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::server) enum Refusal {
+pub(in crate::server) enum RouteError {
     /// No route has this path.
     NotFound,
     /// The path has other methods.
@@ -26,17 +26,17 @@ pub(in crate::server) fn choose(
     decoded: &str,
     method: &str,
     accept: Option<&str>,
-) -> Result<(Answer, String), Refusal> {
+) -> Result<(Endpoint, String), RouteError> {
     let fitting: Vec<&Route> = routes.iter().filter(|route| fits(route.path, decoded)).collect();
     if fitting.is_empty() {
-        return Err(Refusal::NotFound);
+        return Err(RouteError::NotFound);
     }
     let Some(route) = fitting.iter().find(|route| route.methods.contains(&method)) else {
         let methods: Vec<&str> = fitting.iter().flat_map(|route| route.methods).copied().collect();
-        return Err(Refusal::Method { allow: methods.join(", ") });
+        return Err(RouteError::Method { allow: methods.join(", ") });
     };
     if !accepts(accept.unwrap_or_default(), route.types) {
-        return Err(Refusal::Type { types: route.types.join(", ") });
+        return Err(RouteError::Type { types: route.types.join(", ") });
     }
     Ok((route.answer, encode(decoded)))
 }
@@ -86,21 +86,21 @@ mod tests {
 
     #[test]
     fn refusals() {
-        assert_eq!(choose(PODS, "/pods/x", "GET", None), Err(Refusal::NotFound));
-        assert_eq!(choose(PODS, "/pods", "HEAD", None), Err(Refusal::Method { allow: "GET".to_owned() }));
-        let both = Refusal::Method { allow: "GET, POST".to_owned() };
+        assert_eq!(choose(PODS, "/pods/x", "GET", None), Err(RouteError::NotFound));
+        assert_eq!(choose(PODS, "/pods", "HEAD", None), Err(RouteError::Method { allow: "GET".to_owned() }));
+        let both = RouteError::Method { allow: "GET, POST".to_owned() };
         assert_eq!(choose(EXEC, "/exec/a/b/c", "PATCH", Some("nonsense")), Err(both));
-        let json = Refusal::Type { types: "application/json".to_owned() };
+        let json = RouteError::Type { types: "application/json".to_owned() };
         assert_eq!(choose(PODS, "/pods", "GET", Some("text/html")), Err(json));
-        let none = Refusal::Type { types: String::new() };
+        let none = RouteError::Type { types: String::new() };
         assert_eq!(choose(LOGS, "/logs/", "GET", Some("application/json")), Err(none));
-        assert_eq!(choose(PROFILES, "/debug/pprof/", "GET", None), Err(Refusal::NotFound));
+        assert_eq!(choose(PROFILES, "/debug/pprof/", "GET", None), Err(RouteError::NotFound));
     }
 
     #[test]
     fn choices() {
-        assert_eq!(choose(PODS, "/pods/", "GET", None), Ok((Answer::Pods, "/pods".to_owned())));
-        let exec = Ok((Answer::Debug, "/exec/a/b%20/u/c".to_owned()));
+        assert_eq!(choose(PODS, "/pods/", "GET", None), Ok((Endpoint::Pods, "/pods".to_owned())));
+        let exec = Ok((Endpoint::Debug, "/exec/a/b%20/u/c".to_owned()));
         assert_eq!(choose(EXEC, "/exec/a/b /u/c", "POST", Some("*/*")), exec);
     }
 

@@ -1,6 +1,6 @@
 use super::*;
 
-pub(super) const ALL_ON: Switches = Switches {
+pub(super) const ALL_ON: EnabledHandlers = EnabledHandlers {
     debugging: true,
     profiling: true,
     debug_flags: true,
@@ -15,7 +15,7 @@ fn main() -> Table {
 }
 
 fn elsewhere(path: &str) -> Found {
-    Found::Elsewhere(path.to_owned())
+    Found::Redirect(path.to_owned())
 }
 
 #[test]
@@ -48,33 +48,33 @@ fn redirects() {
 #[test]
 fn entries() {
     for (path, answer) in [
-        ("/healthz", Answer::Healthz),
-        ("/healthz/log", Answer::Check("log")),
-        ("/%68ealthz", Answer::Healthz),
-        ("/metrics/slis", Answer::SliMetrics),
-        ("/configz", Answer::Configz),
-        ("/debug/flags/v", Answer::DebugFlags),
+        ("/healthz", Endpoint::Healthz),
+        ("/healthz/log", Endpoint::Check("log")),
+        ("/%68ealthz", Endpoint::Healthz),
+        ("/metrics/slis", Endpoint::SliMetrics),
+        ("/configz", Endpoint::Configz),
+        ("/debug/flags/v", Endpoint::DebugFlags),
     ] {
-        assert!(matches!(main().find(path), Found::Here(Serves::Any(found), _) if found == answer), "{path}");
+        assert!(matches!(main().find(path), Found::Handled(Handler::Any(found), _) if found == answer), "{path}");
     }
     for path in ["/pods", "/pods/x", "/exec/a", "/run", "/stats/x", "/exec/%2e%2e/pods", "/logs/a%2Fb"] {
-        assert!(matches!(main().find(path), Found::Here(Serves::Routes(_), _)), "{path}");
+        assert!(matches!(main().find(path), Found::Handled(Handler::Routes(_), _)), "{path}");
     }
-    let Found::Here(_, decoded) = main().find("/exec/%2e%2e/pods") else { panic!("must be found") };
+    let Found::Handled(_, decoded) = main().find("/exec/%2e%2e/pods") else { panic!("must be found") };
     assert_eq!(decoded, "/exec/../pods");
 }
 
 #[test]
 fn switched_off() {
-    let off = |change: fn(&mut Switches)| {
-        let mut switches = ALL_ON;
-        change(&mut switches);
-        Table::main(&switches)
+    let off = |change: fn(&mut EnabledHandlers)| {
+        let mut enabled = ALL_ON;
+        change(&mut enabled);
+        Table::main(&enabled)
     };
     let refuses = |table: &Table, path: &str, text: &str| {
-        assert!(matches!(table.find(path), Found::Here(Serves::Refused(found), _) if found == text), "{path}");
+        assert!(matches!(table.find(path), Found::Handled(Handler::Refused(found), _) if found == text), "{path}");
     };
-    let debugging = off(|switches| switches.debugging = false);
+    let debugging = off(|enabled| enabled.debugging = false);
     for table in [&debugging, &Table::read_only()] {
         for prefix in DEBUG_PREFIXES {
             refuses(table, &format!("{prefix}x"), "Debug endpoints are disabled.");
@@ -84,10 +84,10 @@ fn switched_off() {
             assert_eq!(table.find(path), Found::Unknown, "{path}");
         }
     }
-    refuses(&off(|switches| switches.system_logs = false), "/logs/x", "logs endpoint is disabled.");
-    refuses(&off(|switches| switches.profiling = false), "/debug/pprof/x", "profiling endpoint is disabled.");
-    refuses(&off(|switches| switches.debug_flags = false), "/debug/flags/v", "flags endpoint is disabled.");
-    let gates = off(|switches| (switches.checkpoint, switches.flagz, switches.statusz) = (false, false, false));
+    refuses(&off(|enabled| enabled.system_logs = false), "/logs/x", "logs endpoint is disabled.");
+    refuses(&off(|enabled| enabled.profiling = false), "/debug/pprof/x", "profiling endpoint is disabled.");
+    refuses(&off(|enabled| enabled.debug_flags = false), "/debug/flags/v", "flags endpoint is disabled.");
+    let gates = off(|enabled| (enabled.checkpoint, enabled.flagz, enabled.statusz) = (false, false, false));
     for path in ["/checkpoint/a/b/c", "/flagz", "/statusz"] {
         assert_eq!(gates.find(path), Found::Unknown, "{path}");
     }

@@ -16,9 +16,9 @@ use super::User;
 use super::review::{Reviews, retried};
 
 /// Answers remembered at most.
-const REMEMBERED: NonZeroUsize = NonZeroUsize::new(8192).expect("not zero");
+const CACHE_SIZE: NonZeroUsize = NonZeroUsize::new(8192).expect("not zero");
 /// Questions this long are not remembered: somebody makes them up.
-const LONG: usize = 10_000;
+const MAX_CACHED_LENGTH: usize = 10_000;
 const VERSION: &str = "v1";
 const RESOURCE: &str = "nodes";
 
@@ -32,7 +32,7 @@ pub(super) enum Authorizer {
 
 /// What is to be allowed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked<'a> {
+pub(super) struct Attributes<'a> {
     pub(super) user: &'a User,
     pub(super) verb: &'static str,
     pub(super) subresources: &'static [&'static str],
@@ -54,9 +54,9 @@ pub(super) enum Denied {
     },
 }
 
-/// A question to the API server, whole: also what its answer is remembered by.
+/// A key to the API server, whole: also what its answer is remembered by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Question {
+struct ReviewKey {
     user: String,
     uid: String,
     groups: Vec<String>,
@@ -69,29 +69,29 @@ struct Question {
 pub(super) struct Webhook {
     reviews: Arc<dyn Reviews>,
     node: String,
-    yes: Duration,
-    no: Duration,
-    known: Mutex<LruCache<Question, (bool, Instant)>>,
+    allowed_ttl: Duration,
+    denied_ttl: Duration,
+    cache: Mutex<LruCache<ReviewKey, (bool, Instant)>>,
 }
 
 impl Authorizer {
-    pub(super) async fn authorize(&self, asked: Asked<'_>) -> Result<(), Denied> {
+    pub(super) async fn authorize(&self, attributes: Attributes<'_>) -> Result<(), Denied> {
         match self {
             Self::AlwaysAllow => Ok(()),
-            Self::Webhook(webhook) => webhook.authorize(asked).await,
+            Self::Webhook(webhook) => webhook.authorize(attributes).await,
         }
     }
 }
 
 impl Webhook {
-    /// `yes` and `no` are how long answers are kept.
-    pub(super) fn new(reviews: Arc<dyn Reviews>, node: String, yes: Duration, no: Duration) -> Self {
-        Self { reviews, node, yes, no, known: Mutex::new(LruCache::new(REMEMBERED)) }
+    /// `allowed_ttl` and `denied_ttl` are how long answers are kept.
+    pub(super) fn new(reviews: Arc<dyn Reviews>, node: String, allowed_ttl: Duration, denied_ttl: Duration) -> Self {
+        Self { reviews, node, allowed_ttl, denied_ttl, cache: Mutex::new(LruCache::new(CACHE_SIZE)) }
     }
 
-    async fn authorize(&self, asked: Asked<'_>) -> Result<(), Denied> {
-        for &subresource in asked.subresources {
-            let allowed = self.ask(asked, subresource).await;
+    async fn authorize(&self, attributes: Attributes<'_>) -> Result<(), Denied> {
+        for &subresource in attributes.subresources {
+            let allowed = self.review(attributes, subresource).await;
             if allowed.map_err(|error| Denied::Unknown { subresource, error })? {
                 return Ok(());
             }
@@ -99,36 +99,36 @@ impl Webhook {
         Err(Denied::Forbidden)
     }
 
-    async fn ask(&self, asked: Asked<'_>, subresource: &'static str) -> Result<bool, String> {
-        let User { name, uid, groups, extra } = asked.user.clone();
-        let question = Question { user: name, uid, groups, extra, verb: asked.verb, subresource };
-        match self.known().get(&question) {
+    async fn review(&self, attributes: Attributes<'_>, subresource: &'static str) -> Result<bool, String> {
+        let User { name, uid, groups, extra } = attributes.user.clone();
+        let key = ReviewKey { user: name, uid, groups, extra, verb: attributes.verb, subresource };
+        match self.cache().get(&key) {
             Some((allowed, until)) if *until > Instant::now() => return Ok(*allowed),
             _ => {}
         }
-        let spec = self.spec(&question);
+        let spec = self.spec(&key);
         let status = retried(|| self.reviews.access(&spec)).await.map_err(|error| error.message)?;
         let allowed = interpret(&status)?;
-        let parts = [asked.verb, VERSION, RESOURCE, subresource, &self.node, asked.path];
-        if parts.iter().map(|part| part.len()).sum::<usize>() < LONG {
-            let until = Instant::now() + if allowed { self.yes } else { self.no };
-            self.known().put(question, (allowed, until));
+        let parts = [attributes.verb, VERSION, RESOURCE, subresource, &self.node, attributes.path];
+        if parts.iter().map(|part| part.len()).sum::<usize>() < MAX_CACHED_LENGTH {
+            let until = Instant::now() + if allowed { self.allowed_ttl } else { self.denied_ttl };
+            self.cache().put(key, (allowed, until));
         }
         Ok(allowed)
     }
 
-    fn spec(&self, question: &Question) -> SubjectAccessReviewSpec {
+    fn spec(&self, key: &ReviewKey) -> SubjectAccessReviewSpec {
         let set = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         SubjectAccessReviewSpec {
-            user: set(&question.user),
-            uid: set(&question.uid),
-            groups: Some(question.groups.clone()).filter(|groups| !groups.is_empty()),
-            extra: Some(question.extra.clone()).filter(|extra| !extra.is_empty()),
+            user: set(&key.user),
+            uid: set(&key.uid),
+            groups: Some(key.groups.clone()).filter(|groups| !groups.is_empty()),
+            extra: Some(key.extra.clone()).filter(|extra| !extra.is_empty()),
             resource_attributes: Some(ResourceAttributes {
                 name: set(&self.node),
                 resource: set(RESOURCE),
-                subresource: set(question.subresource),
-                verb: set(question.verb),
+                subresource: set(key.subresource),
+                verb: set(key.verb),
                 version: set(VERSION),
                 ..ResourceAttributes::default()
             }),
@@ -136,9 +136,9 @@ impl Webhook {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, LruCache<Question, (bool, Instant)>> {
+    fn cache(&self) -> MutexGuard<'_, LruCache<ReviewKey, (bool, Instant)>> {
         // Each change is one insertion: a panic elsewhere leaves the map usable.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -167,8 +167,8 @@ mod tests {
         User { name: "ann".to_owned(), groups: vec!["system:authenticated".to_owned()], ..User::default() }
     }
 
-    fn asked<'a>(user: &'a User, path: &'a str) -> Asked<'a> {
-        Asked { user, verb: "get", subresources: &["pods", "proxy"], path }
+    fn asked<'a>(user: &'a User, path: &'a str) -> Attributes<'a> {
+        Attributes { user, verb: "get", subresources: &["pods", "proxy"], path }
     }
 
     fn webhook(script: Arc<Script>) -> Webhook {
@@ -239,7 +239,7 @@ mod tests {
     async fn long_questions_are_not_remembered() {
         let script = Script::access(|_| Ok(status(true, false)));
         let webhook = webhook(script.clone());
-        let long = format!("/pods/{}", "x".repeat(LONG));
+        let long = format!("/pods/{}", "x".repeat(MAX_CACHED_LENGTH));
         for _ in 0..2 {
             assert_eq!(webhook.authorize(asked(&ann(), &long)).await, Ok(()));
         }

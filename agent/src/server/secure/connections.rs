@@ -1,6 +1,6 @@
 //! Who is connected, and who has to go when too many are.
 //!
-//! A connection is *unproven* until one of its requests was let in. There is room for a fixed number of those: one more,
+//! A connection is *unauthorized* until one of its requests was let in. There is room for a fixed number of those: one more,
 //! and the oldest is closed, so that clients that open connections and say nothing only push out each other. Proven
 //! connections are bounded too; beyond that, newcomers are closed.
 
@@ -13,9 +13,9 @@ use rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
 /// Connections whose client is not known yet.
-const UNPROVEN: usize = 1024;
+const MAX_UNAUTHORIZED: usize = 1024;
 /// Connections of all kinds.
-const ALL: usize = 8192;
+const MAX_CONNECTIONS: usize = 8192;
 
 /// What is known of the other end of a connection. Requests carry it as an extension.
 #[derive(Clone, Debug, Default)]
@@ -23,14 +23,14 @@ pub struct Peer {
     /// Its address.
     pub address: Option<SocketAddr>,
     pub(super) certificates: Arc<[CertificateDer<'static>]>,
-    pub(super) ticket: Option<Arc<Ticket>>,
+    pub(super) slot: Option<Arc<ConnectionSlot>>,
 }
 
 impl Peer {
     /// A request of this connection was let in.
-    pub(super) fn proved(&self) {
-        if let Some(ticket) = &self.ticket {
-            ticket.proved();
+    pub(super) fn mark_authorized(&self) {
+        if let Some(slot) = &self.slot {
+            slot.mark_authorized();
         }
     }
 }
@@ -44,35 +44,35 @@ struct Table {
     next: u64,
     open: usize,
     /// The oldest first.
-    unproven: BTreeMap<u64, CancellationToken>,
+    unauthorized: BTreeMap<u64, CancellationToken>,
 }
 
 /// A place among the connections; dropping it gives the place away.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct ConnectionSlot {
     connections: Connections,
     number: u64,
     evicted: CancellationToken,
-    proven: AtomicBool,
+    authorized: AtomicBool,
 }
 
 impl Connections {
-    /// A place for one more, or `None` if there is none. May close the oldest unproven connection.
-    pub(super) fn enter(&self) -> Option<Ticket> {
+    /// A place for one more, or `None` if there is none. May close the oldest unauthorized connection.
+    pub(super) fn accept(&self) -> Option<ConnectionSlot> {
         let mut table = self.table();
-        if table.open >= ALL {
+        if table.open >= MAX_CONNECTIONS {
             return None;
         }
-        if table.unproven.len() >= UNPROVEN
-            && let Some((_, oldest)) = table.unproven.pop_first()
+        if table.unauthorized.len() >= MAX_UNAUTHORIZED
+            && let Some((_, oldest)) = table.unauthorized.pop_first()
         {
             oldest.cancel();
         }
         let (number, evicted) = (table.next, CancellationToken::new());
         table.next += 1;
         table.open += 1;
-        table.unproven.insert(number, evicted.clone());
-        Some(Ticket { connections: self.clone(), number, evicted, proven: AtomicBool::new(false) })
+        table.unauthorized.insert(number, evicted.clone());
+        Some(ConnectionSlot { connections: self.clone(), number, evicted, authorized: AtomicBool::new(false) })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -81,23 +81,23 @@ impl Connections {
     }
 }
 
-impl Ticket {
+impl ConnectionSlot {
     /// Cancelled when the connection has to go.
     pub(super) fn evicted(&self) -> CancellationToken {
         self.evicted.clone()
     }
 
-    fn proved(&self) {
-        if !self.proven.swap(true, Ordering::Relaxed) {
-            self.connections.table().unproven.remove(&self.number);
+    fn mark_authorized(&self) {
+        if !self.authorized.swap(true, Ordering::Relaxed) {
+            self.connections.table().unauthorized.remove(&self.number);
         }
     }
 }
 
-impl Drop for Ticket {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut table = self.connections.table();
-        table.unproven.remove(&self.number);
+        table.unauthorized.remove(&self.number);
         table.open -= 1;
     }
 }
@@ -109,30 +109,31 @@ mod tests {
     #[test]
     fn the_oldest_of_the_unproven_goes() {
         let connections = Connections::default();
-        let mut tickets: Vec<Ticket> = (0..UNPROVEN).map(|_| connections.enter().expect("room")).collect();
-        tickets[0].proved();
-        let one_more = connections.enter().expect("room");
-        assert!(tickets.iter().all(|ticket| !ticket.evicted.is_cancelled()), "the proven one made room");
-        let another = connections.enter().expect("room");
-        assert!(tickets[1].evicted.is_cancelled());
-        assert!(!tickets[0].evicted.is_cancelled() && !tickets[2].evicted.is_cancelled());
-        tickets.clear();
+        let mut slots: Vec<ConnectionSlot> =
+            (0..MAX_UNAUTHORIZED).map(|_| connections.accept().expect("room")).collect();
+        slots[0].mark_authorized();
+        let one_more = connections.accept().expect("room");
+        assert!(slots.iter().all(|slot| !slot.evicted.is_cancelled()), "the authorized one made room");
+        let another = connections.accept().expect("room");
+        assert!(slots[1].evicted.is_cancelled());
+        assert!(!slots[0].evicted.is_cancelled() && !slots[2].evicted.is_cancelled());
+        slots.clear();
         drop((one_more, another));
         let table = connections.table();
-        assert_eq!((table.open, table.unproven.len()), (0, 0));
+        assert_eq!((table.open, table.unauthorized.len()), (0, 0));
     }
 
     #[test]
     fn all_of_them_are_bounded() {
         let connections = Connections::default();
-        let mut tickets = Vec::new();
-        for _ in 0..ALL {
-            let ticket = connections.enter().expect("room");
-            ticket.proved();
-            tickets.push(ticket);
+        let mut slots = Vec::new();
+        for _ in 0..MAX_CONNECTIONS {
+            let slot = connections.accept().expect("room");
+            slot.mark_authorized();
+            slots.push(slot);
         }
-        assert!(connections.enter().is_none());
-        tickets.pop();
-        assert!(connections.enter().is_some());
+        assert!(connections.accept().is_none());
+        slots.pop();
+        assert!(connections.accept().is_some());
     }
 }

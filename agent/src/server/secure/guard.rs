@@ -1,4 +1,4 @@
-//! The door: who asks, and whether they may.
+//! The dispatcher: who asks, and whether they may.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -6,7 +6,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 
 use super::authenticate::{Authenticator, Unauthenticated};
-use super::authorize::{Asked, Authorizer, Denied};
+use super::authorize::{Attributes, Authorizer, Denied};
 use super::connections::Peer;
 use crate::server::health::text;
 use crate::server::paths::{subresources, verb};
@@ -30,16 +30,16 @@ impl Guard {
             Box::new(sniffed(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned()))
         })?;
         let verb = verb(request.method().as_str());
-        let asked = Asked { user: &user, verb, subresources: subresources(decoded), path: decoded };
-        self.authorizer.authorize(asked).await.map_err(|denied| Box::new(refusal(&denied, asked)))?;
-        peer.proved();
+        let attributes = Attributes { user: &user, verb, subresources: subresources(decoded), path: decoded };
+        self.authorizer.authorize(attributes).await.map_err(|denied| Box::new(refusal(&denied, attributes)))?;
+        peer.mark_authorized();
         request.extensions_mut().insert(user);
         Ok(())
     }
 }
 
-fn refusal(denied: &Denied, asked: Asked<'_>) -> Response {
-    let Asked { user, verb, subresources, path } = asked;
+fn refusal(denied: &Denied, attributes: Attributes<'_>) -> Response {
+    let Attributes { user, verb, subresources, path } = attributes;
     let name = &user.name;
     match denied {
         Denied::Forbidden => {

@@ -20,10 +20,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::client_ca::{Bundle, ClientCa};
-use super::connections::{Connections, Peer, Ticket};
+use super::connections::{ConnectionSlot, Connections, Peer};
 use super::error::SetupError;
 use super::tls::{Serving, TlsSettings};
-use crate::server::door::Door;
+use crate::server::dispatch::Dispatcher;
 
 /// A handshake that takes longer is broken off.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Time for requests to end after the agent was told to.
 const DRAIN: Duration = Duration::from_secs(2);
 /// Wait after the system had no connection to give, for want of files mostly.
-const BREATHER: Duration = Duration::from_secs(1);
+const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
 /// How connections are secured, with the authorities of clients as they are at the moment.
 pub(super) struct Handshakes {
@@ -89,7 +89,7 @@ impl Handshakes {
 pub(super) async fn serve(
     listener: TcpListener,
     mut handshakes: Handshakes,
-    door: Arc<Door>,
+    dispatcher: Arc<Dispatcher>,
     shutdown: &CancellationToken,
 ) {
     if let Ok(address) = listener.local_addr() {
@@ -100,17 +100,21 @@ pub(super) async fn serve(
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, address)) => {
-                let Some(ticket) = connections.enter() else {
+                let Some(slot) = connections.accept() else {
                     tracing::debug!(%address, "too many connections");
                     continue;
                 };
-                let connection =
-                    Connection { address, ticket: Arc::new(ticket), door: door.clone(), shutdown: shutdown.clone() };
+                let connection = Connection {
+                    address,
+                    slot: Arc::new(slot),
+                    dispatcher: dispatcher.clone(),
+                    shutdown: shutdown.clone(),
+                };
                 tasks.spawn(connection.run(stream, handshakes.current()));
             }
             Err(error) => {
                 tracing::warn!(server = "main", %error, "cannot accept a connection");
-                tokio::time::sleep(BREATHER).await;
+                tokio::time::sleep(ACCEPT_RETRY).await;
             }
         }
     }
@@ -122,14 +126,14 @@ pub(super) async fn serve(
 
 struct Connection {
     address: SocketAddr,
-    ticket: Arc<Ticket>,
-    door: Arc<Door>,
+    slot: Arc<ConnectionSlot>,
+    dispatcher: Arc<Dispatcher>,
     shutdown: CancellationToken,
 }
 
 impl Connection {
     async fn run(self, stream: TcpStream, config: Arc<ServerConfig>) {
-        let (evicted, address) = (self.ticket.evicted(), self.address);
+        let (evicted, address) = (self.slot.evicted(), self.address);
         let served = evicted.run_until_cancelled(self.serve(stream, config)).await;
         match served {
             None => tracing::debug!(%address, "closed, because others wait and this client has shown no right to ask"),
@@ -193,7 +197,7 @@ impl Connection {
         connection.await.map_err(|error| error.to_string())
     }
 
-    /// Hands requests to the door, each with what is known of its client.
+    /// Hands requests to the dispatcher, each with what is known of its client.
     fn service(
         self,
         certificates: Arc<[CertificateDer<'static>]>,
@@ -203,14 +207,14 @@ impl Connection {
         Error = std::convert::Infallible,
         Future: Send,
     > {
-        let peer = Peer { address: Some(self.address), certificates, ticket: Some(self.ticket) };
-        let door = self.door;
+        let peer = Peer { address: Some(self.address), certificates, slot: Some(self.slot) };
+        let dispatcher = self.dispatcher;
         service_fn(move |request: hyper::Request<Incoming>| {
-            let (door, peer) = (door.clone(), peer.clone());
+            let (dispatcher, peer) = (dispatcher.clone(), peer.clone());
             async move {
                 let mut request = request.map(Body::new);
                 request.extensions_mut().insert(peer);
-                Ok(door.answer(request).await)
+                Ok(dispatcher.answer(request).await)
             }
         })
     }

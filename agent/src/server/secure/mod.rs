@@ -1,10 +1,10 @@
 //! The main port: HTTPS, for clients that are known and allowed to ask.
 //!
-//! Owns transport security, authentication and authorization. What is answered behind the door is in the other files of
+//! Owns transport security, authentication and authorization. What is answered behind the dispatcher is in the other files of
 //! this room and in the routers other rooms hand over ([`super::Mounted`]).
 //!
 //! ```text
-//!  listener ─▶ connections (bounded) ─▶ TLS ─▶ Door: path known? ─▶ Guard: who? may they? ─▶ answer
+//!  listener ─▶ connections (bounded) ─▶ TLS ─▶ Dispatcher: path known? ─▶ Guard: who? may they? ─▶ answer
 //!                     serving certificate ─┘          404, 307         401    403, 500
 //!                     client authorities ──┴───────────────────────────┘
 //! ```
@@ -42,7 +42,7 @@ pub use serving::ServingSource;
 pub use tls::Serving;
 pub use user::User;
 
-use super::door::Door;
+use super::dispatch::Dispatcher;
 use crate::config::{FeatureGates, Gate, KubeletConfiguration};
 use crate::metrics::Metrics;
 use authenticate::{Authenticator, Tokens};
@@ -143,7 +143,7 @@ pub(super) struct Listening {
 
 impl Listening {
     /// Serves until `shutdown`; requests in progress have a moment to end.
-    pub(super) async fn serve(self, door: Arc<Door>, shutdown: CancellationToken) {
+    pub(super) async fn serve(self, dispatcher: Arc<Dispatcher>, shutdown: CancellationToken) {
         let Self { listener, handshakes, client_ca, serving_files } = self;
         let follow_ca = async {
             if let Some(client_ca) = client_ca {
@@ -155,7 +155,7 @@ impl Listening {
                 files.follow(shutdown.clone()).await;
             }
         };
-        tokio::join!(listener::serve(listener, handshakes, door, &shutdown), follow_ca, follow_serving);
+        tokio::join!(listener::serve(listener, handshakes, dispatcher, &shutdown), follow_ca, follow_serving);
     }
 }
 

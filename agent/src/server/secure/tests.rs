@@ -14,8 +14,8 @@ use tokio_rustls::TlsConnector;
 
 use super::testing::{Authority, Script};
 use super::*;
-use crate::server::testing::{Answer, PATIENCE, Setup, client_of, exchange};
-use crate::server::{Lasting, Mounted};
+use crate::server::testing::{Answer, Setup, TIMEOUT, client_of, exchange};
+use crate::server::{InFlight, Mounted};
 
 /// The API server of these tests: token "good" is ann's; who is called `root` may do everything, `looker` may do what
 /// needs a subresource of its own, everybody else nothing.
@@ -111,7 +111,7 @@ impl Session {
                     return (status, whole.split_once("\r\n\r\n").expect("found above").1.to_owned());
                 }
             }
-            let read = tokio::time::timeout(PATIENCE, self.stream.read_buf(&mut answer)).await.expect("in time");
+            let read = tokio::time::timeout(TIMEOUT, self.stream.read_buf(&mut answer)).await.expect("in time");
             assert!(read.expect("readable") > 0, "{method} {path}: closed after {text}");
         }
     }
@@ -236,7 +236,7 @@ fn mounted() -> Mounted {
         format!("{} {:?} {user:?} {credential}", request.method(), request.uri())
     }
     async fn echo(mut request: Request) -> axum::response::Response {
-        let lasting = request.extensions().get::<Lasting>().cloned();
+        let in_flight = request.extensions().get::<InFlight>().cloned();
         let upgrade = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
             let mut stream = TokioIo::new(upgrade.await.expect("an upgrade"));
@@ -307,12 +307,12 @@ async fn connections_can_be_upgraded() {
     for word in [&b"hello"[..], b"world"] {
         stream.write_all(word).await.expect("sent");
         let mut back = vec![0; word.len()];
-        tokio::time::timeout(PATIENCE, stream.read_exact(&mut back)).await.expect("in time").expect("readable");
+        tokio::time::timeout(TIMEOUT, stream.read_exact(&mut back)).await.expect("in time").expect("readable");
         assert_eq!(back, word);
     }
     assert_eq!(in_flight().as_deref(), Some("1"), "it lasts");
     drop(stream);
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while in_flight().as_deref() != Some("0") {
         assert!(tokio::time::Instant::now() < deadline, "still in flight: {:?}", in_flight());
         tokio::time::sleep(Duration::from_millis(5)).await;

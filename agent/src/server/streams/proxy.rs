@@ -25,19 +25,19 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
-use super::super::Lasting;
+use super::super::InFlight;
 use super::super::secure::Peer;
 use super::backend::Backend;
 use super::params;
 use super::refusal::Refusal;
 
-/// Time a refusing backend has to tell its reasons, and how long they may be.
-const REASONS: Duration = Duration::from_secs(10);
-const REASONS_LENGTH: usize = 64 * 1024;
+/// Time a refusing backend has to tell its text, and how long they may be.
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);
+const ERROR_BODY_LIMIT: usize = 64 * 1024;
 /// Time for a streaming server to agree or refuse, which it does before it has done anything.
 const ANSWER: Duration = Duration::from_secs(60);
 /// Time for what was carried to arrive when one side has ended.
-const LAST: Duration = Duration::from_secs(10);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -63,9 +63,9 @@ async fn forward(backend: &Backend, mut request: Request<Body>) -> Result<Respon
     let mut answer = send(backend, outgoing).await?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         let upgraded = hyper::upgrade::on(&mut answer);
-        let lasting = request.extensions_mut().remove::<Lasting>();
+        let in_flight = request.extensions_mut().remove::<InFlight>();
         tokio::spawn(async move {
-            let _counted = lasting;
+            let _in_flight = in_flight;
             match tokio::try_join!(client, upgraded) {
                 Ok((client, backend)) => join(client, backend).await,
                 Err(error) => tracing::debug!(%error, "a stream ended before it began"),
@@ -134,7 +134,7 @@ pub(super) async fn refused(answer: axum::http::Response<Incoming>) -> Result<Re
         return Err(format!("invalid upgrade response: status code {}", status.as_u16()));
     }
     let (mut head, body) = answer.into_parts();
-    let body = reasons(body).await;
+    let body = error_body(body).await;
     head.headers.remove(header::CONTENT_LENGTH);
     head.headers.remove(header::TRANSFER_ENCODING);
     head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -142,8 +142,8 @@ pub(super) async fn refused(answer: axum::http::Response<Incoming>) -> Result<Re
 }
 
 /// What a refusing backend says, if it is quick and short about it.
-pub(super) async fn reasons(body: Incoming) -> Bytes {
-    let body = tokio::time::timeout(REASONS, Limited::new(body, REASONS_LENGTH).collect()).await;
+pub(super) async fn error_body(body: Incoming) -> Bytes {
+    let body = tokio::time::timeout(ERROR_BODY_TIMEOUT, Limited::new(body, ERROR_BODY_LIMIT).collect()).await;
     body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default()
 }
 
@@ -160,5 +160,5 @@ async fn join(client: Upgraded, backend: Upgraded) {
     }
     // What was carried before must arrive; a side that is gone cannot be told.
     let last = async { tokio::join!(to_client.shutdown(), to_backend.shutdown()) };
-    let _ = tokio::time::timeout(LAST, last).await;
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, last).await;
 }

@@ -31,7 +31,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio_tungstenite::tungstenite::Error;
 use tokio_tungstenite::tungstenite::Message;
 
-use super::super::Lasting;
+use super::super::InFlight;
 use super::backend::Backend;
 use super::params;
 use super::params::Streams;
@@ -41,24 +41,24 @@ use super::translate;
 use super::translate::Protocol;
 use super::websocket;
 use super::websocket::Client;
-use super::websocket::Presence;
-use super::websocket::Waiting;
+use super::websocket::Keepalive;
+use super::websocket::PendingHandshake;
 
 const PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 /// Bytes of a tunnel's message to the client.
 const PIECE: usize = 16 * 1024;
 /// Time for what was said to the runtime to leave.
-const LAST: Duration = Duration::from_secs(10);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Speaks the fifth version of the channels' protocol with the client, and has the streams that the runtime was asked
 /// for. What goes wrong with the runtime from here on is told in the session.
 pub(super) fn translated(url: &str, mut request: Request<Body>, streams: Streams) -> Result<Response, Refusal> {
     let backend = Backend::parse(url).map_err(|error| Refusal::internal(error.to_string()))?;
-    let waiting = Waiting::take(&mut request)?;
-    let lasting = request.extensions_mut().remove::<Lasting>();
+    let waiting = PendingHandshake::take(&mut request)?;
+    let in_flight = request.extensions_mut().remove::<InFlight>();
     let (response, client) = waiting.accept_translated();
     tokio::spawn(async move {
-        let _counted = lasting;
+        let _in_flight = in_flight;
         match client.await {
             Ok(client) => translate::carry(client, open(&backend), streams).await,
             Err(error) => tracing::debug!(%error, "a stream ended before it began"),
@@ -76,9 +76,9 @@ async fn open(backend: &Backend) -> Result<(TokioIo<Upgraded>, Protocol), String
         return Err("redirect not allowed".to_owned());
     }
     if status != StatusCode::SWITCHING_PROTOCOLS || !speaks_spdy(&answer) {
-        let reasons = proxy::reasons(answer.into_body()).await;
-        let reasons = String::from_utf8_lossy(&reasons).into_owned();
-        return Err(format!("unable to upgrade connection: status code {}: {reasons}", status.as_u16()));
+        let text = proxy::error_body(answer.into_body()).await;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        return Err(format!("unable to upgrade connection: status code {}: {text}", status.as_u16()));
     }
     let chosen = protocol(&answer);
     let protocol = Protocol::chosen(&chosen);
@@ -96,7 +96,7 @@ pub(super) async fn tunnelled(
 ) -> Result<Response, Refusal> {
     let failed = |why: String| Refusal::internal(why);
     let backend = Backend::parse(url).map_err(|error| failed(error.to_string()))?;
-    let waiting = Waiting::take(&mut request)?;
+    let waiting = PendingHandshake::take(&mut request)?;
     let mut outgoing = proxy::outgoing(&backend, &request).map_err(failed)?;
     *outgoing.method_mut() = Method::POST;
     let websocket: Vec<HeaderName> =
@@ -114,9 +114,9 @@ pub(super) async fn tunnelled(
     }
     let (response, client) = waiting.accept_tunnel(protocols, &protocol(&answer));
     let runtime = hyper::upgrade::on(&mut answer);
-    let lasting = request.extensions_mut().remove::<Lasting>();
+    let in_flight = request.extensions_mut().remove::<InFlight>();
     tokio::spawn(async move {
-        let _counted = lasting;
+        let _in_flight = in_flight;
         match tokio::try_join!(client, runtime) {
             Ok((client, runtime)) => tunnel(client, runtime).await,
             Err(error) => tracing::debug!(%error, "a stream ended before it began"),
@@ -137,8 +137,8 @@ async fn tunnel(mut client: Client, runtime: Upgraded) {
         tracing::debug!(%error, "a tunnel broke");
     }
     // A side that is gone cannot be told.
-    let end = async move { tokio::time::timeout(LAST, to_runtime.shutdown()).await };
-    let _ = tokio::join!(websocket::farewell(client), end);
+    let end = async move { tokio::time::timeout(SHUTDOWN_TIMEOUT, to_runtime.shutdown()).await };
+    let _ = tokio::join!(websocket::close(client), end);
 }
 
 async fn into_frames(
@@ -163,14 +163,14 @@ async fn into_messages(
     mut runtime: impl AsyncRead + Unpin,
     mut client: impl Sink<Message, Error = Error> + Unpin,
 ) -> io::Result<()> {
-    let (mut piece, mut presence) = (vec![0; PIECE], Presence::default());
+    let (mut piece, mut keepalive) = (vec![0; PIECE], Keepalive::default());
     loop {
         let message = tokio::select! {
             read = runtime.read(&mut piece) => match piece.get(..read?) {
                 None | Some([]) => return Ok(()),
                 Some(bytes) => Message::Binary(Bytes::copy_from_slice(bytes)),
             },
-            question = presence.question() => question,
+            ping = keepalive.next_ping() => ping,
         };
         websocket::send(&mut client, message).await.map_err(io::Error::other)?;
     }

@@ -50,11 +50,11 @@ const BUFFER: usize = 16 << 10;
 /// Bytes that wait for a client who does not read, at most: a message to it, and answers to its pings.
 const UNREAD: usize = 256 << 10;
 /// Time between two questions whether a client is there.
-const QUESTION: Duration = Duration::from_secs(15);
+const PING_INTERVAL: Duration = Duration::from_secs(15);
 /// Time for a client to end the conversation when the agent has; then the agent's side of the connection ends.
-const FAREWELL: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for a slow client to read what was said, and to end the connection.
-const PARTING: Duration = Duration::from_secs(2 * 60);
+const CLOSE_TOTAL_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 
 /// kubectl takes every other end for a failure, whatever was said before.
 const NORMAL: CloseFrame = CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::from_static("") };
@@ -82,13 +82,13 @@ fn offered(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 }
 
 /// A client who waits for the answer to its handshake.
-pub(super) struct Waiting {
+pub(super) struct PendingHandshake {
     connection: OnUpgrade,
     /// What proves that its handshake was understood.
     accept: HeaderValue,
 }
 
-impl Waiting {
+impl PendingHandshake {
     /// Takes the connection out of the request.
     ///
     /// # Errors
@@ -154,19 +154,19 @@ pub(super) fn limits() -> WebSocketConfig {
 
 /// Asks now and then whether the client is there. One that leaves while it is not read from, for what it said is not yet
 /// taken, would be noticed by nothing else.
-pub(super) struct Presence(Interval);
+pub(super) struct Keepalive(Interval);
 
-impl Default for Presence {
+impl Default for Keepalive {
     fn default() -> Self {
-        let mut interval = tokio::time::interval_at(Instant::now() + QUESTION, QUESTION);
+        let mut interval = tokio::time::interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self(interval)
     }
 }
 
-impl Presence {
+impl Keepalive {
     /// The next question, when it is time. Can be dropped and called again.
-    pub(super) async fn question(&mut self) -> Message {
+    pub(super) async fn next_ping(&mut self) -> Message {
         self.0.tick().await;
         Message::Ping(Bytes::new())
     }
@@ -184,21 +184,21 @@ pub(super) async fn send(
 
 /// Ends the conversation. What the client still says is read and dropped until it has ended it too: a connection that is
 /// closed while the other side speaks takes along what that side has not read yet. One who never ends it is left.
-pub(super) async fn farewell<C: AsyncRead + AsyncWrite + Unpin>(mut client: WebSocketStream<C>) {
-    let parting = async {
+pub(super) async fn close<C: AsyncRead + AsyncWrite + Unpin>(mut client: WebSocketStream<C>) {
+    let closing = async {
         send(&mut client, Message::Close(Some(NORMAL))).await?;
         // Whoever does not answer may wait for the end of the connection, or still have much to read.
-        let _ = tokio::time::timeout(FAREWELL, unheard(&mut client)).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, drain(&mut client)).await;
         client.get_mut().shutdown().await?;
-        unheard(&mut client).await;
+        drain(&mut client).await;
         Ok::<_, Error>(())
     };
-    if !matches!(tokio::time::timeout(PARTING, parting).await, Ok(Ok(()))) {
+    if !matches!(tokio::time::timeout(CLOSE_TOTAL_TIMEOUT, closing).await, Ok(Ok(()))) {
         tracing::debug!("the client of a stream did not end it");
     }
 }
 
-async fn unheard<C: AsyncRead + AsyncWrite + Unpin>(client: &mut WebSocketStream<C>) {
+async fn drain<C: AsyncRead + AsyncWrite + Unpin>(client: &mut WebSocketStream<C>) {
     while client.next().await.is_some_and(|message| message.is_ok()) {}
 }
 

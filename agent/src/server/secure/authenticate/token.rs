@@ -22,7 +22,7 @@ use super::super::review::{Reviews, retried};
 use crate::metrics::{Access, Metrics};
 
 /// Answers remembered at most.
-const REMEMBERED: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+const CACHE_SIZE: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 /// A lookup may take this long, all tries together.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// What is said of a token that is nobody's.
@@ -45,12 +45,12 @@ struct State {
     ttl: Duration,
     secret: Key,
     metrics: Arc<Metrics>,
-    memory: Mutex<Memory>,
+    cache: Mutex<Cache>,
 }
 
-struct Memory {
-    known: LruCache<Key, (Outcome, Instant)>,
-    under_way: HashMap<Key, Lookup>,
+struct Cache {
+    outcomes: LruCache<Key, (Outcome, Instant)>,
+    in_flight: HashMap<Key, Lookup>,
 }
 
 impl Tokens {
@@ -59,59 +59,59 @@ impl Tokens {
         ttl: Duration,
         metrics: Arc<Metrics>,
     ) -> Result<Self, SetupError> {
-        let memory = Memory { known: LruCache::new(REMEMBERED), under_way: HashMap::new() };
-        let (secret, memory) = (secret()?, Mutex::new(memory));
-        Ok(Self { shared: Arc::new(State { reviews, ttl, secret, metrics, memory }) })
+        let cache = Cache { outcomes: LruCache::new(CACHE_SIZE), in_flight: HashMap::new() };
+        let (secret, cache) = (secret()?, Mutex::new(cache));
+        Ok(Self { shared: Arc::new(State { reviews, ttl, secret, metrics, cache }) })
     }
 
     /// Whose token this is, or why it is refused.
     pub(in crate::server::secure) async fn user(&self, token: &SecretString) -> Result<User, String> {
         let (key, began, access) = (self.shared.key(token), Instant::now(), &self.shared.metrics.access);
         let lookup = {
-            let mut memory = self.shared.memory();
-            match memory.known.get(&key) {
+            let mut cache = self.shared.cache();
+            match cache.outcomes.get(&key) {
                 Some((outcome, until)) if *until > began => {
                     access.token_looked_up(true, began.elapsed());
-                    return settle(outcome.clone());
+                    return into_user(outcome.clone());
                 }
                 _ => {}
             }
-            memory.under_way.entry(key).or_insert_with(|| start(self.shared.clone(), key, token.clone())).clone()
+            cache.in_flight.entry(key).or_insert_with(|| spawn_lookup(self.shared.clone(), key, token.clone())).clone()
         };
-        let _waiting = Counted::new(access, Access::token_waiting);
+        let _blocked = GaugeGuard::new(access, Access::token_waiting);
         let outcome = lookup.await;
         access.token_looked_up(false, began.elapsed());
-        settle(outcome)
+        into_user(outcome)
     }
 }
 
 /// One more for as long as it lives.
-struct Counted<'a> {
+struct GaugeGuard<'a> {
     access: &'a Access,
     count: fn(&Access, i64),
 }
 
-impl<'a> Counted<'a> {
+impl<'a> GaugeGuard<'a> {
     fn new(access: &'a Access, count: fn(&Access, i64)) -> Self {
         count(access, 1);
         Self { access, count }
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for GaugeGuard<'_> {
     fn drop(&mut self) {
         (self.count)(self.access, -1);
     }
 }
 
-fn settle(outcome: Outcome) -> Result<User, String> {
+fn into_user(outcome: Outcome) -> Result<User, String> {
     outcome?.ok_or_else(|| INVALID.to_owned())
 }
 
 /// A lookup that ends by itself, whoever still waits for it.
-fn start(state: Arc<State>, key: Key, token: SecretString) -> Lookup {
+fn spawn_lookup(state: Arc<State>, key: Key, token: SecretString) -> Lookup {
     let task = tokio::spawn(async move {
-        let _asking = Counted::new(&state.metrics.access, Access::token_asking);
+        let _asking = GaugeGuard::new(&state.metrics.access, Access::token_asking);
         let asked = retried(|| state.reviews.token(token.expose_secret()));
         let outcome = match tokio::time::timeout(DEADLINE, asked).await {
             Ok(Ok(status)) => interpret(status),
@@ -119,10 +119,10 @@ fn start(state: Arc<State>, key: Key, token: SecretString) -> Lookup {
             Err(_) => Err(format!("the API server did not review the token within {DEADLINE:?}")),
         };
         state.metrics.access.token_asked(outcome.is_ok());
-        let mut memory = state.memory();
-        memory.under_way.remove(&key);
+        let mut cache = state.cache();
+        cache.in_flight.remove(&key);
         if outcome.is_ok() && !state.ttl.is_zero() {
-            memory.known.put(key, (outcome.clone(), Instant::now() + state.ttl));
+            cache.outcomes.put(key, (outcome.clone(), Instant::now() + state.ttl));
         }
         outcome
     });
@@ -149,9 +149,9 @@ fn interpret(status: TokenReviewStatus) -> Outcome {
 }
 
 impl State {
-    fn memory(&self) -> MutexGuard<'_, Memory> {
+    fn cache(&self) -> MutexGuard<'_, Cache> {
         // Each change is one insertion or removal: a panic elsewhere leaves the maps usable.
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn key(&self, token: &SecretString) -> Key {

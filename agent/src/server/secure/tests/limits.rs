@@ -39,7 +39,7 @@ async fn silent_connections_do_not_keep_others_out() {
     }
     assert_eq!(port.ask(Some(&root), "GET", "/healthz", "").await.status, 200, "a newcomer is served");
     assert_eq!(known.ask("GET", "/healthz", "").await.0, 200, "and so is who was there");
-    let closed = tokio::time::timeout(PATIENCE, silent[0].read(&mut [0; 1])).await.expect("in time");
+    let closed = tokio::time::timeout(TIMEOUT, silent[0].read(&mut [0; 1])).await.expect("in time");
     assert!(matches!(closed, Ok(0) | Err(_)), "the oldest silent one had to go");
 }
 
@@ -60,5 +60,5 @@ async fn told_to_end_it_ends() {
     let mut idle = Session { stream: port.connect(port.client(Some(&root))).await.expect("a connection") };
     assert_eq!(idle.ask("GET", "/healthz", "").await.0, 200);
     port.shutdown.cancel();
-    tokio::time::timeout(PATIENCE, port.task).await.expect("in time").expect("ends");
+    tokio::time::timeout(TIMEOUT, port.task).await.expect("in time").expect("ends");
 }

@@ -86,7 +86,7 @@ async fn a_new_client_authority_counts_from_the_next_request_on() {
     let path = port.folder.path().join("ca.crt");
     std::fs::write(path.with_extension("new"), new.pem()).expect("written");
     std::fs::rename(path.with_extension("new"), &path).expect("renamed");
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while port.ask(Some(&new_root), "GET", "/pods", "").await.status != 200 {
         assert!(tokio::time::Instant::now() < deadline, "the new authority is not taken");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -105,7 +105,7 @@ async fn a_new_serving_pair_is_shown_to_the_next_client() {
     for (name, text) in [("tls.crt", pair.chain_pem()), ("tls.key", pair.key_pem())] {
         std::fs::write(port.folder.path().join(name), text).expect("written");
     }
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while port.connect(client_of(&[&new], None)).await.is_err() {
         assert!(tokio::time::Instant::now() < deadline, "the new pair is not shown");
         tokio::time::sleep(Duration::from_millis(20)).await;

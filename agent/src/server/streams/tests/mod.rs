@@ -27,7 +27,7 @@ use crate::runtime::tests::server::Socket;
 use crate::runtime::tests::server::say;
 use crate::runtime::tests::server::script;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Requests the runtime got, by name.
 type Asked = Arc<Mutex<Vec<(String, axum::body::Bytes)>>>;
@@ -114,7 +114,7 @@ impl Node {
         stream.write_all(text.as_bytes()).await.unwrap();
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
-            head.push(tokio::time::timeout(PATIENCE, stream.read_u8()).await.expect("an answer").unwrap());
+            head.push(tokio::time::timeout(TIMEOUT, stream.read_u8()).await.expect("an answer").unwrap());
         }
         (String::from_utf8(head).unwrap().to_lowercase(), stream)
     }
@@ -179,11 +179,11 @@ async fn bytes_flow_both_ways_until_one_side_ends() {
     let (mut read, mut write) = stream.split();
     let sent = async { write.write_all(&text).await.unwrap() };
     let mut returned = vec![0; text.len()];
-    let got = async { tokio::time::timeout(PATIENCE, read.read_exact(&mut returned)).await.unwrap().unwrap() };
+    let got = async { tokio::time::timeout(TIMEOUT, read.read_exact(&mut returned)).await.unwrap().unwrap() };
     tokio::join!(sent, got);
     assert!(returned == text, "the bytes come back as they were");
     stream.shutdown().await.unwrap();
-    let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await.expect("an end").unwrap();
+    let end = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut Vec::new())).await.expect("an end").unwrap();
     assert_eq!(end, 0);
     let (line, headers) = seen.lock().unwrap()[0].clone();
     assert_eq!(line, "POST /stream/token?q=1", "path and query are the runtime's, the method the client's");
@@ -304,11 +304,11 @@ async fn the_runtimes_errors_are_told() {
 
 #[tokio::test]
 async fn a_backend_that_refuses_is_passed_on() {
-    let reasons = async |request: Request| match request.uri().path() {
+    let text = async |request: Request| match request.uri().path() {
         "/stream/token" => (StatusCode::FORBIDDEN, "no such protocol"),
         _ => (StatusCode::OK, ""),
     };
-    let url = serve(Router::new().fallback(reasons)).await;
+    let url = serve(Router::new().fallback(text)).await;
     let node = Node::start(&url).await;
     let told = node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
     assert_eq!(told, (403, "no such protocol".to_owned()));

@@ -20,7 +20,7 @@ async fn client(stream: TcpStream) -> WebSocketStream<TcpStream> {
 }
 
 async fn said(client: &mut WebSocketStream<TcpStream>) -> Option<Vec<u8>> {
-    match tokio::time::timeout(PATIENCE, client.next()).await.expect("in time")? {
+    match tokio::time::timeout(TIMEOUT, client.next()).await.expect("in time")? {
         Ok(Message::Binary(bytes)) => Some(bytes.to_vec()),
         Ok(Message::Close(_)) | Err(_) => None,
         Ok(other) => panic!("{other:?}"),

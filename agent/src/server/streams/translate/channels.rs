@@ -53,7 +53,7 @@ impl Channels {
 }
 
 /// The channel that tells the client that there is a session: the lowest it does not write.
-pub(super) fn greeting(streams: Streams) -> u8 {
+pub(super) fn ready_channel(streams: Streams) -> u8 {
     match streams {
         Streams { stdout: true, .. } => STDOUT,
         Streams { stderr: true, .. } => STDERR,
@@ -68,16 +68,16 @@ pub(super) fn message(channel: u8, bytes: &[u8]) -> Message {
 
 /// What a client says on one of its channels.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum ClientInput {
     Data { stream: u32, bytes: Bytes },
     End { stream: u32 },
 }
 
 /// The client's channels: those it writes, less those it has closed.
 #[derive(Debug)]
-pub(super) struct Writable(Vec<(u8, u32)>);
+pub(super) struct ClientChannels(Vec<(u8, u32)>);
 
-impl Writable {
+impl ClientChannels {
     pub(super) fn new(channels: &Channels) -> Self {
         let stream = |number| channels.stream(number).map(|stream| (number, stream));
         Self([STDIN, RESIZE].into_iter().filter_map(stream).collect())
@@ -85,15 +85,15 @@ impl Writable {
 
     /// What a message says. Channels that are unknown, not asked for, closed, or not the client's to write are passed
     /// over, as is an empty message: an empty frame is no end.
-    pub(super) fn said(&mut self, mut message: Bytes) -> Option<Said> {
+    pub(super) fn input(&mut self, mut message: Bytes) -> Option<ClientInput> {
         match *message.as_ref() {
             [CLOSE, number, ..] => {
                 let place = self.0.iter().position(|(writable, _)| *writable == number)?;
-                Some(Said::End { stream: self.0.swap_remove(place).1 })
+                Some(ClientInput::End { stream: self.0.swap_remove(place).1 })
             }
             [number, _, ..] => {
                 let stream = self.0.iter().find(|(writable, _)| *writable == number)?.1;
-                Some(Said::Data { stream, bytes: message.split_off(1) })
+                Some(ClientInput::Data { stream, bytes: message.split_off(1) })
             }
             _ => None,
         }
@@ -120,22 +120,22 @@ mod tests {
         assert_eq!((channels.stream(STDIN), channels.number(2)), (None, None));
         let err = Streams { stderr: true, ..Streams::default() };
         let only = Streams { stdin: true, ..Streams::default() };
-        assert_eq!([ALL, err, only].map(greeting), [STDOUT, STDERR, ERROR]);
+        assert_eq!([ALL, err, only].map(ready_channel), [STDOUT, STDERR, ERROR]);
     }
 
     #[test]
     fn what_clients_say() {
-        let mut writable = Writable::new(&Channels::new(ALL, Protocol::V4));
-        let mut said = |message: &'static [u8]| writable.said(Bytes::from_static(message));
-        assert_eq!(said(b"\x00in"), Some(Said::Data { stream: 3, bytes: "in".into() }));
-        assert_eq!(said(b"\x04{}"), Some(Said::Data { stream: 9, bytes: "{}".into() }));
+        let mut writable = ClientChannels::new(&Channels::new(ALL, Protocol::V4));
+        let mut said = |message: &'static [u8]| writable.input(Bytes::from_static(message));
+        assert_eq!(said(b"\x00in"), Some(ClientInput::Data { stream: 3, bytes: "in".into() }));
+        assert_eq!(said(b"\x04{}"), Some(ClientInput::Data { stream: 9, bytes: "{}".into() }));
         for passed_over in
             [&b""[..], b"\x00", b"\x01out", b"\x02err", b"\x03{}", b"\x05x", b"\xff", b"\xff\x01", b"\xff\xff"]
         {
             assert_eq!(said(passed_over), None, "{passed_over:?}");
         }
-        assert_eq!(said(b"\xff\x00"), Some(Said::End { stream: 3 }));
+        assert_eq!(said(b"\xff\x00"), Some(ClientInput::End { stream: 3 }));
         assert_eq!((said(b"\xff\x00"), said(b"\x00more")), (None, None), "what is closed stays closed");
-        assert_eq!(said(b"\xff\x04"), Some(Said::End { stream: 9 }));
+        assert_eq!(said(b"\xff\x04"), Some(ClientInput::End { stream: 9 }));
     }
 }

@@ -10,18 +10,18 @@ use tokio::time::Instant;
 pub(super) const IDLE: Duration = Duration::from_secs(4 * 60 * 60);
 
 /// The last moment in which something was said, for both directions to see.
-pub(super) struct Idle {
+pub(super) struct IdleTimer {
     begin: Instant,
     last: AtomicU64,
 }
 
-impl Default for Idle {
+impl Default for IdleTimer {
     fn default() -> Self {
         Self { begin: Instant::now(), last: AtomicU64::new(0) }
     }
 }
 
-impl Idle {
+impl IdleTimer {
     /// Something was said. Whether anybody is there does not count.
     pub(super) fn touch(&self) {
         let now = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -1,8 +1,8 @@
 //! Carries the channels of a WebSocket to the streams of a SPDY connection and back.
 //!
 //! ```text
-//!  client ── messages: channel byte, data ──▶ inward  ── frames ──▶ streaming server of the runtime
-//!         ◀────────────────────────────────── outward ◀── frames ──
+//!  client ── messages: channel byte, data ──▶ client_to_runtime  ── frames ──▶ streaming server of the runtime
+//!         ◀────────────────────────────────── runtime_to_client ◀── frames ──
 //! ```
 //!
 //! Owns which stream is which channel, and the result at the end. Each direction waits for the one who takes from it and
@@ -10,10 +10,10 @@
 //! the other.
 
 mod channels;
+mod client_to_runtime;
 mod idle;
-mod inward;
-mod outward;
 mod protocol;
+mod runtime_to_client;
 #[cfg(test)]
 mod tests;
 
@@ -31,10 +31,10 @@ use tokio_tungstenite::WebSocketStream;
 use self::channels::Channels;
 use self::channels::ERROR;
 use self::channels::message;
-use self::idle::Idle;
-use self::inward::Inward;
-use self::outward::Outward;
+use self::client_to_runtime::ClientToRuntime;
+use self::idle::IdleTimer;
 pub(super) use self::protocol::Protocol;
+use self::runtime_to_client::RuntimeToClient;
 use super::params::Streams;
 use super::status;
 use super::websocket;
@@ -46,20 +46,20 @@ const ANSWERS: usize = 16;
 
 /// Why a session ends without a result.
 #[derive(Debug)]
-enum Trouble {
+enum SessionError {
     /// The client left, and hears nothing any more.
-    Gone(String),
+    ClientGone(String),
     /// The client is told why.
-    Told(String),
+    Reported(String),
 }
 
-impl Trouble {
-    fn gone(error: impl ToString) -> Self {
-        Self::Gone(error.to_string())
+impl SessionError {
+    fn client_gone(error: impl ToString) -> Self {
+        Self::ClientGone(error.to_string())
     }
 
-    fn told(error: impl ToString) -> Self {
-        Self::Told(error.to_string())
+    fn reported(error: impl ToString) -> Self {
+        Self::Reported(error.to_string())
     }
 }
 
@@ -73,27 +73,31 @@ pub(super) async fn carry<C, B>(
     C: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite,
 {
-    if let Err(error) = client.send(message(channels::greeting(streams), &[])).await {
+    if let Err(error) = client.send(message(channels::ready_channel(streams), &[])).await {
         return tracing::debug!(%error, "the client of a stream left");
     }
     let ended = match connect.await {
         Ok((backend, protocol)) => both_ways(&mut client, backend, &Channels::new(streams, protocol))
             .await
             .map(|told| status::translate(&told, protocol)),
-        Err(why) => Err(Trouble::Told(why)),
+        Err(why) => Err(SessionError::Reported(why)),
     };
     match ended {
         Ok(status) => result(client, &status).await,
-        Err(Trouble::Told(why)) => {
+        Err(SessionError::Reported(why)) => {
             tracing::debug!(why, "a stream broke");
             result(client, &status::failure(&why)).await;
         }
-        Err(Trouble::Gone(why)) => tracing::debug!(why, "the client of a stream left"),
+        Err(SessionError::ClientGone(why)) => tracing::debug!(why, "the client of a stream left"),
     }
 }
 
 /// Returns what the runtime told at the end. The connection to it is closed then.
-async fn both_ways<C, B>(client: &mut WebSocketStream<C>, backend: B, channels: &Channels) -> Result<Vec<u8>, Trouble>
+async fn both_ways<C, B>(
+    client: &mut WebSocketStream<C>,
+    backend: B,
+    channels: &Channels,
+) -> Result<Vec<u8>, SessionError>
 where
     C: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite,
@@ -102,14 +106,15 @@ where
     let (from_backend, to_backend) = tokio::io::split(backend);
     let (answers, waiting) = mpsc::channel(ANSWERS);
     let (accepted, all_accepted) = watch::channel(false);
-    let idle = Idle::default();
-    let inward = Inward { channels, idle: &idle, answers: waiting, accepted: all_accepted };
-    let outward = Outward { channels, idle: &idle, answers, accepted, open: Vec::new(), told: Vec::new(), away: false };
+    let idle = IdleTimer::default();
+    let client_to_runtime = ClientToRuntime { channels, idle: &idle, answers: waiting, accepted: all_accepted };
+    let runtime_to_client =
+        RuntimeToClient { channels, idle: &idle, answers, accepted, open: Vec::new(), told: Vec::new(), away: false };
     // In no order: whoever is always first could leave the others no time.
     tokio::select! {
-        told = outward.run(from_backend, &mut to_client) => told,
-        Err(trouble) = inward.run(&mut from_client, to_backend) => Err(trouble),
-        () = idle.ended() => Err(Trouble::told("nobody said anything for four hours")),
+        told = runtime_to_client.run(from_backend, &mut to_client) => told,
+        Err(error) = client_to_runtime.run(&mut from_client, to_backend) => Err(error),
+        () = idle.ended() => Err(SessionError::reported("nobody said anything for four hours")),
     }
 }
 
@@ -117,7 +122,7 @@ where
 async fn result<C: AsyncRead + AsyncWrite + Unpin>(mut client: WebSocketStream<C>, status: &Value) {
     let message = message(ERROR, status.to_string().as_bytes());
     match tokio::time::timeout(RESULT, websocket::send(&mut client, message)).await {
-        Ok(Ok(())) => websocket::farewell(client).await,
+        Ok(Ok(())) => websocket::close(client).await,
         _ => tracing::debug!("the client of a stream did not hear its result"),
     }
 }

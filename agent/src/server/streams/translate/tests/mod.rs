@@ -1,6 +1,6 @@
 //! Sessions between a client and a runtime that are both scripted.
 
-mod hostile;
+mod malformed;
 mod sessions;
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use super::super::spdy::Frames;
 use super::super::spdy::Writer;
 use super::*;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const OK: &[u8] = br#"{"metadata":{},"status":"Success"}"#;
 const INPUT_AND_OUTPUT: Streams = Streams { stdin: true, stdout: true, stderr: false, tty: false };
 const OUTPUT: Streams = Streams { stdin: false, ..INPUT_AND_OUTPUT };
@@ -61,13 +61,13 @@ impl Session {
     /// One that has begun.
     async fn begun(streams: Streams, room: usize) -> Self {
         let mut session = Self::start(streams, room).await;
-        assert_eq!(session.said().await.unwrap(), [channels::greeting(streams)], "there is a session");
+        assert_eq!(session.input().await.unwrap(), [channels::ready_channel(streams)], "there is a session");
         session.runtime.accept().await;
         session
     }
 
     /// What the client hears, but for questions whether it is there.
-    async fn said(&mut self) -> Option<Vec<u8>> {
+    async fn input(&mut self) -> Option<Vec<u8>> {
         loop {
             match tokio::time::timeout(2 * idle::IDLE, self.client.next()).await.expect("in time")? {
                 Ok(Message::Binary(bytes)) => return Some(bytes.to_vec()),
@@ -88,7 +88,7 @@ impl Session {
     }
 
     async fn result(&mut self) -> Value {
-        let said = self.said().await.expect("a result");
+        let said = self.input().await.expect("a result");
         assert_eq!(said[0], ERROR);
         serde_json::from_slice(&said[1..]).unwrap()
     }
@@ -108,7 +108,7 @@ impl Runtime {
             if let Some(frame) = self.frames.next(&mut self.buffer).unwrap() {
                 return Some(frame);
             }
-            let read = tokio::time::timeout(PATIENCE, self.connection.read_buf(&mut self.buffer));
+            let read = tokio::time::timeout(TIMEOUT, self.connection.read_buf(&mut self.buffer));
             if read.await.expect("in time").unwrap() == 0 {
                 return None;
             }

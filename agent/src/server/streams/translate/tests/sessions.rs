@@ -14,14 +14,14 @@ async fn a_command_with_everything() {
     session.say(&[CLOSE, 0]).await;
     assert_eq!(session.runtime.hears("stdin", 1).await, (Vec::new(), true));
     session.runtime.say("stdout", b"out", false).await;
-    assert_eq!(session.said().await.unwrap(), b"\x01out");
+    assert_eq!(session.input().await.unwrap(), b"\x01out");
     session.runtime.say("stderr", b"err", true).await;
-    assert_eq!(session.said().await.unwrap(), b"\x02err");
+    assert_eq!(session.input().await.unwrap(), b"\x02err");
     session.runtime.say("error", OK, true).await;
     session.runtime.say("stdout", b"late", true).await;
-    assert_eq!(session.said().await.unwrap(), b"\x01late", "output comes before the result");
+    assert_eq!(session.input().await.unwrap(), b"\x01late", "output comes before the result");
     assert_eq!(session.result().await["status"], "Success");
-    assert_eq!(session.said().await, None);
+    assert_eq!(session.input().await, None);
     session.agent.await.unwrap();
     assert_eq!(session.runtime.frame().await, None);
 }
@@ -35,7 +35,7 @@ async fn a_terminal_has_a_size() {
     session.say(b"\x00x").await;
     assert_eq!(session.runtime.hears("stdin", 1).await.0, b"x");
     let mut old = Session::speaking(Protocol::V2, streams, 1024).await;
-    old.said().await.unwrap();
+    old.input().await.unwrap();
     old.runtime.accept().await;
     old.say(b"\x04{\"Width\":80,\"Height\":24}").await;
     old.say(b"\x00x").await;
@@ -76,7 +76,7 @@ async fn much_goes_both_ways_at_once_through_narrow_connections() {
     });
     let mut heard = Vec::new();
     while heard.len() < all.len() {
-        match tokio::time::timeout(PATIENCE, stream.next()).await.expect("in time").unwrap().unwrap() {
+        match tokio::time::timeout(TIMEOUT, stream.next()).await.expect("in time").unwrap().unwrap() {
             Message::Binary(bytes) => heard.extend_from_slice(&bytes[1..]),
             other => panic!("{other:?}"),
         }
@@ -102,7 +102,7 @@ async fn the_runtime_is_asked_whether_it_is_there_and_answered() {
     session.runtime.raw(&[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 5]).await;
     session.runtime.raw(&[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 8]).await;
     let answer = session.runtime.any_frame().await;
-    assert_eq!(answer, Some(Frame::Ping { id: 8 }), "an answer is not answered, a question is");
+    assert_eq!(answer, Some(Frame::Ping { id: 8 }), "an answer is not answered, a ping is");
 }
 
 #[tokio::test]
@@ -121,7 +121,7 @@ async fn a_client_that_leaves_unheard_ends_the_session() {
     assert!(tokio::time::timeout(Duration::from_secs(1), flood).await.is_err(), "nobody takes it");
     assert!(!session.agent.is_finished());
     drop(session.client);
-    tokio::time::timeout(PATIENCE * 2, session.agent).await.expect("in time").unwrap();
+    tokio::time::timeout(TIMEOUT * 2, session.agent).await.expect("in time").unwrap();
 }
 
 /// The runtime is done and listens no more, while the client still speaks.
@@ -135,7 +135,7 @@ async fn a_result_is_told_to_a_client_that_speaks_on() {
     runtime.say("error", OK, true).await;
     drop(runtime);
     let mut said = Vec::new();
-    while let Some(Ok(Message::Binary(bytes))) = tokio::time::timeout(PATIENCE, stream.next()).await.expect("in time") {
+    while let Some(Ok(Message::Binary(bytes))) = tokio::time::timeout(TIMEOUT, stream.next()).await.expect("in time") {
         said.push(bytes);
     }
     assert_eq!(said[0].as_ref(), b"\x01enough");
@@ -154,9 +154,9 @@ async fn a_client_that_reads_late_has_everything() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     session.client.send(Message::Ping("here".into())).await.unwrap();
     session.say(b"\x00more").await;
-    assert_eq!(session.said().await.unwrap(), b"\x01late");
+    assert_eq!(session.input().await.unwrap(), b"\x01late");
     assert_eq!(session.result().await["status"], "Success");
-    assert_eq!(session.said().await, None);
+    assert_eq!(session.input().await, None);
     drop(session.client);
     session.agent.await.unwrap();
 }
@@ -179,7 +179,7 @@ async fn an_old_runtime_may_say_nothing_if_it_ends_in_order() {
     let away = [0x80, 3, 0, 7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
     for (last, succeeds) in [(&away[..], true), (&[], false)] {
         let mut session = Session::speaking(Protocol::V1, OUTPUT, 1024).await;
-        session.said().await.unwrap();
+        session.input().await.unwrap();
         session.runtime.accept().await;
         session.runtime.raw(last).await;
         session.runtime.connection.shutdown().await.unwrap();
@@ -224,12 +224,12 @@ async fn silence_ends_a_session() {
     session.say(b"\x00x").await;
     tokio::time::sleep(idle::IDLE / 2).await;
     session.runtime.say("stdout", b"x", false).await;
-    assert_eq!(session.said().await.unwrap(), b"\x01x", "who speaks is heard");
+    assert_eq!(session.input().await.unwrap(), b"\x01x", "who speaks is heard");
     tokio::time::sleep(idle::IDLE / 2).await;
     // That it is there is no reason to go on.
     session.client.send(Message::Ping("here".into())).await.unwrap();
     let told = session.failure().await;
     assert!(told.contains("nobody said anything"), "{told}");
     let expected = 2 * idle::IDLE;
-    assert!(begin.elapsed() >= expected && begin.elapsed() < expected + PATIENCE, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= expected && begin.elapsed() < expected + TIMEOUT, "{:?}", begin.elapsed());
 }

@@ -9,7 +9,7 @@ use super::super::answer::quote;
 ///
 /// # Errors
 /// The text for the client: the container has no log (yet).
-pub(super) fn instance(status: &PodStatus, pod: &str, container: &str, previous: bool) -> Result<String, String> {
+pub(super) fn log_instance(status: &PodStatus, pod: &str, container: &str, previous: bool) -> Result<String, String> {
     let lists = [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
     let mut all = lists.into_iter().flatten().flatten();
     let what = format!("container {} in pod {}", quote(container), quote(pod));
@@ -67,7 +67,7 @@ mod tests {
             status[key] = value;
         }
         let status = serde_json::from_value(json!({ "containerStatuses": [status] })).unwrap();
-        instance(&status, "p", "c", previous)
+        log_instance(&status, "p", "c", previous)
     }
 
     fn ended(id: &str) -> Value {
@@ -112,7 +112,7 @@ mod tests {
         for (status, previous, text) in cases {
             assert_eq!(choose(status.clone(), previous), Err(text.to_owned()), "{status}");
         }
-        let nothing = instance(&PodStatus::default(), "p", "c", false);
+        let nothing = log_instance(&PodStatus::default(), "p", "c", false);
         assert_eq!(nothing, Err("container \"c\" in pod \"p\" is not available".to_owned()));
     }
 }

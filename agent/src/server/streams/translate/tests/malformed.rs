@@ -1,13 +1,13 @@
 //! Clients and runtimes that do what they must not, or nothing at all.
 
-use super::outward::ACCEPT;
-use super::outward::RESULT_LENGTH;
+use super::runtime_to_client::ACCEPT;
+use super::runtime_to_client::RESULT_LENGTH;
 use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_accepts_nothing_is_not_waited_for() {
     let mut session = Session::start(INPUT_AND_OUTPUT, 1024).await;
-    session.said().await.unwrap();
+    session.input().await.unwrap();
     let begin = Instant::now();
     let told = session.failure().await;
     assert!(told.contains("did not accept the streams in time"), "{told}");
@@ -40,7 +40,7 @@ async fn what_a_runtime_says_instead_of_accepting() {
         (&[], "hung up before"),
     ] {
         let mut session = Session::start(OUTPUT, 1024).await;
-        session.said().await.unwrap();
+        session.input().await.unwrap();
         session.runtime.raw(bytes).await;
         session.runtime.connection.shutdown().await.unwrap();
         let told = session.failure().await;
@@ -63,7 +63,7 @@ async fn what_a_runtime_says_beside_the_point_is_passed_over() {
     }
     assert_eq!(session.runtime.frame().await, Some(Frame::Reset { stream: 4 }), "only clients open streams");
     session.runtime.say("stdout", b"out", true).await;
-    assert_eq!(session.said().await.unwrap(), b"\x01out");
+    assert_eq!(session.input().await.unwrap(), b"\x01out");
     session.runtime.say("error", OK, true).await;
     assert_eq!(session.result().await["status"], "Success");
 }
@@ -77,7 +77,7 @@ async fn a_runtime_that_asks_and_does_not_listen_is_not_answered_for_ever() {
     }
     session.runtime.say("stdout", b"out", true).await;
     session.runtime.say("error", OK, true).await;
-    assert_eq!(session.said().await.unwrap(), b"\x01out", "the output goes on");
+    assert_eq!(session.input().await.unwrap(), b"\x01out", "the output goes on");
     assert_eq!(session.result().await["status"], "Success");
 }
 
@@ -108,7 +108,7 @@ async fn what_a_client_may_not_do() {
         session.client.get_mut().write_all(&bytes).await.unwrap();
         let told = session.failure().await;
         assert!(told.contains("what the client sent cannot be taken") && told.contains(reason), "{told}");
-        assert_eq!(session.said().await, None);
+        assert_eq!(session.input().await, None);
         session.agent.await.unwrap();
         // It may hold what the client said before.
         while session.runtime.frame().await.is_some() {}
@@ -138,10 +138,10 @@ async fn a_long_message_is_cut_into_frames() {
 #[tokio::test]
 async fn a_client_that_asks_and_does_not_listen_is_not_answered_for_ever() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
-    let question = raw_frame_short(9, &[7; 125]);
+    let ping = raw_frame_short(9, &[7; 125]);
     let asked = 20_000;
     for _ in 0..asked {
-        session.client.get_mut().write_all(&question).await.unwrap();
+        session.client.get_mut().write_all(&ping).await.unwrap();
     }
     session.say(b"\x00x").await;
     assert_eq!(session.runtime.hears("stdin", 1).await.0, b"x", "all questions were heard");
@@ -149,7 +149,7 @@ async fn a_client_that_asks_and_does_not_listen_is_not_answered_for_ever() {
     session.runtime.say("error", OK, true).await;
     session.runtime.say("stdout", b"", true).await;
     loop {
-        match tokio::time::timeout(PATIENCE, session.client.next()).await.expect("in time") {
+        match tokio::time::timeout(TIMEOUT, session.client.next()).await.expect("in time") {
             Some(Ok(Message::Pong(_))) => answers += 1,
             Some(Ok(Message::Binary(_))) => break,
             other => panic!("{other:?} after {answers} answers"),

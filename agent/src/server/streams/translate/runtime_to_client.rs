@@ -15,15 +15,15 @@ use tokio_tungstenite::tungstenite::Message;
 use super::super::spdy::Frame;
 use super::super::spdy::Frames;
 use super::super::websocket;
-use super::super::websocket::Presence;
-use super::Trouble;
+use super::super::websocket::Keepalive;
+use super::SessionError;
 use super::channels::Channels;
 use super::channels::ERROR;
 use super::channels::STDERR;
 use super::channels::STDOUT;
 use super::channels::message;
-use super::idle::Idle;
-use super::inward::Answer;
+use super::client_to_runtime::Answer;
+use super::idle::IdleTimer;
 
 /// Time for the runtime to accept all streams.
 pub(super) const ACCEPT: Duration = Duration::from_secs(30);
@@ -35,9 +35,9 @@ const READ: usize = 16 * 1024;
 const NO_RESULT: &str = "the runtime ended the stream without a result";
 
 /// Ends with the result, or in trouble.
-pub(super) struct Outward<'a> {
+pub(super) struct RuntimeToClient<'a> {
     pub(super) channels: &'a Channels,
-    pub(super) idle: &'a Idle,
+    pub(super) idle: &'a IdleTimer,
     pub(super) answers: mpsc::Sender<Answer>,
     pub(super) accepted: watch::Sender<bool>,
     /// Streams that were accepted and from which more may come.
@@ -48,24 +48,24 @@ pub(super) struct Outward<'a> {
     pub(super) away: bool,
 }
 
-impl Outward<'_> {
+impl RuntimeToClient<'_> {
     /// Returns what the runtime wrote to the error stream, when it and all output have ended.
     pub(super) async fn run(
         mut self,
         mut backend: impl AsyncRead + Unpin,
         client: &mut (impl Sink<Message, Error = WebSocketError> + Unpin),
-    ) -> Result<Vec<u8>, Trouble> {
+    ) -> Result<Vec<u8>, SessionError> {
         let mut buffer = BytesMut::new();
         let mut frames = Frames::default();
         let accepted = self.accept(&mut frames, &mut buffer, &mut backend);
         let accepted = tokio::time::timeout(ACCEPT, accepted).await;
-        accepted.map_err(|_| Trouble::told("the runtime did not accept the streams in time"))??;
+        accepted.map_err(|_| SessionError::reported("the runtime did not accept the streams in time"))??;
         self.accepted.send_replace(true);
-        let mut presence = Presence::default();
+        let mut keepalive = Keepalive::default();
         loop {
-            while let Some(frame) = frames.next(&mut buffer).map_err(Trouble::told)? {
+            while let Some(frame) = frames.next(&mut buffer).map_err(SessionError::reported)? {
                 if let Some(message) = self.frame(frame)? {
-                    websocket::send(client, message).await.map_err(Trouble::gone)?;
+                    websocket::send(client, message).await.map_err(SessionError::client_gone)?;
                     self.idle.touch();
                 }
                 if self.is_over() {
@@ -78,16 +78,16 @@ impl Outward<'_> {
                     Ok(false) => return self.result(NO_RESULT),
                     Err(error) => return self.result(&format!("the runtime's stream broke: {error}")),
                 },
-                question = presence.question() => websocket::send(client, question).await.map_err(Trouble::gone)?,
+                ping = keepalive.next_ping() => websocket::send(client, ping).await.map_err(SessionError::client_gone)?,
             }
         }
     }
 
     /// What there is when the connection ends. Runtimes may just hang up after the result; before the fourth version of
     /// the protocol success is no result at all, but a connection that ends in order.
-    fn result(self, missing: &str) -> Result<Vec<u8>, Trouble> {
+    fn result(self, missing: &str) -> Result<Vec<u8>, SessionError> {
         let in_order = self.away || self.channels.stream(ERROR).is_some_and(|stream| !self.open.contains(&stream));
-        if self.told.is_empty() && !in_order { Err(Trouble::told(missing)) } else { Ok(self.told) }
+        if self.told.is_empty() && !in_order { Err(SessionError::reported(missing)) } else { Ok(self.told) }
     }
 
     /// Waits until all streams were accepted. A runtime says nothing else before; what it does say ends the session.
@@ -96,10 +96,10 @@ impl Outward<'_> {
         frames: &mut Frames,
         buffer: &mut BytesMut,
         backend: &mut (impl AsyncRead + Unpin),
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SessionError> {
         let mut missing: Vec<u32> = self.channels.streams().map(|(stream, _)| stream).collect();
         while !missing.is_empty() {
-            match frames.next(buffer).map_err(Trouble::told)? {
+            match frames.next(buffer).map_err(SessionError::reported)? {
                 Some(Frame::Reply { stream, last: false }) => {
                     if missing.contains(&stream) {
                         missing.retain(|one| *one != stream);
@@ -108,12 +108,14 @@ impl Outward<'_> {
                 }
                 Some(Frame::Ping { id }) => self.answer(Answer::Ping(id)),
                 Some(Frame::Open { stream }) => self.answer(Answer::Refuse(stream)),
-                Some(_) => return Err(Trouble::told("the runtime did not accept the streams")),
+                Some(_) => return Err(SessionError::reported("the runtime did not accept the streams")),
                 None => match fill(buffer, backend).await {
                     Ok(true) => {}
-                    Ok(false) => return Err(Trouble::told("the runtime hung up before it accepted the streams")),
+                    Ok(false) => {
+                        return Err(SessionError::reported("the runtime hung up before it accepted the streams"));
+                    }
                     Err(error) => {
-                        return Err(Trouble::told(format!("the runtime did not accept the streams: {error}")));
+                        return Err(SessionError::reported(format!("the runtime did not accept the streams: {error}")));
                     }
                 },
             }
@@ -121,7 +123,7 @@ impl Outward<'_> {
         Ok(())
     }
 
-    fn frame(&mut self, frame: Frame) -> Result<Option<Message>, Trouble> {
+    fn frame(&mut self, frame: Frame) -> Result<Option<Message>, SessionError> {
         match frame {
             Frame::Data { stream, bytes, last } => {
                 let number = self.channels.number(stream).filter(|_| self.open.contains(&stream));
@@ -130,7 +132,7 @@ impl Outward<'_> {
                 }
                 match number {
                     Some(ERROR) if self.told.len() + bytes.len() > RESULT_LENGTH => {
-                        return Err(Trouble::told("the runtime's result is too long"));
+                        return Err(SessionError::reported("the runtime's result is too long"));
                     }
                     Some(ERROR) => self.told.extend_from_slice(&bytes),
                     Some(number @ (STDOUT | STDERR)) if !bytes.is_empty() => return Ok(Some(message(number, &bytes))),

@@ -21,13 +21,13 @@ use tracing::Instrument as _;
 use super::Mounted;
 use super::endpoints::Endpoints;
 use super::health::{not_found, text};
-use super::paths::{Answer, Found, Refusal, Serves, Table, choose, labels};
+use super::paths::{Endpoint, Found, Handler, RouteError, Table, choose, labels};
 use super::secure::{Guard, Peer};
 use crate::metrics::{self, Metrics};
 use crate::telemetry;
 
 /// The way in.
-pub(super) struct Door {
+pub(super) struct Dispatcher {
     table: Table,
     /// Nobody is kept out without one.
     guard: Option<Guard>,
@@ -36,7 +36,7 @@ pub(super) struct Door {
     metrics: Arc<Metrics>,
 }
 
-impl Door {
+impl Dispatcher {
     pub(super) fn new(table: Table, guard: Option<Guard>, endpoints: Endpoints, mounted: &Mounted) -> Self {
         let metrics = endpoints.metrics();
         let known = |router: &axum::Router| router.clone().fallback(async || no_route());
@@ -50,22 +50,22 @@ impl Door {
         let labels = labels(&self.table, request.method().as_str(), &path);
         let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
         let family = labels.path;
-        let lasting = Lasting::begin(self.metrics.clone(), labels, peer);
-        request.extensions_mut().insert(lasting.clone());
+        let in_flight = InFlight::begin(self.metrics.clone(), labels, peer);
+        request.extensions_mut().insert(in_flight.clone());
         let (method, since) = (request.method().clone(), Instant::now());
-        let response = self.enter(request, &path, family).await;
+        let response = self.authorize_and_serve(request, &path, family).await;
         let (status, took) = (response.status().as_u16(), since.elapsed());
-        tracing::debug!(%method, path, status, ?took, peer = ?lasting.0.peer.address, "request");
-        response.map(|body| Body::new(Held { body, _lasting: lasting }))
+        tracing::debug!(%method, path, status, ?took, peer = ?in_flight.0.peer.address, "request");
+        response.map(|body| Body::new(TrackedBody { body, _in_flight: in_flight }))
     }
 
     /// Only who is let in gets a span. Clients that the guard knows may make it part of their own trace.
-    async fn enter(&self, mut request: Request, path: &str, family: &str) -> Response {
+    async fn authorize_and_serve(&self, mut request: Request, path: &str, family: &str) -> Response {
         match self.table.find(path) {
             Found::Malformed => text((StatusCode::BAD_REQUEST, "400 Bad Request".to_owned())),
             Found::Unknown => not_found().await,
-            Found::Elsewhere(to) => redirect(&request, &to),
-            Found::Here(serves, decoded) => {
+            Found::Redirect(to) => redirect(&request, &to),
+            Found::Handled(handler, decoded) => {
                 if let Some(guard) = &self.guard
                     && let Err(answer) = guard.admit(&mut request, &decoded).await
                 {
@@ -73,33 +73,33 @@ impl Door {
                 }
                 let route = format!("/{family}");
                 let span = telemetry::request(request.method(), &route, request.headers(), self.guard.is_some());
-                let response = self.serve(serves, &decoded, request).instrument(span.clone()).await;
+                let response = self.serve(handler, &decoded, request).instrument(span.clone()).await;
                 telemetry::answered(&span, response.status());
                 response
             }
         }
     }
 
-    async fn serve(&self, serves: Serves, decoded: &str, mut request: Request) -> Response {
-        let routes = match serves {
-            Serves::Refused(why) => return text((StatusCode::METHOD_NOT_ALLOWED, format!("{why}\n"))),
-            Serves::Any(answer) => return self.make(answer, decoded, request).await,
-            Serves::Routes(routes) => routes,
+    async fn serve(&self, handler: Handler, decoded: &str, mut request: Request) -> Response {
+        let routes = match handler {
+            Handler::Refused(why) => return text((StatusCode::METHOD_NOT_ALLOWED, format!("{why}\n"))),
+            Handler::Any(answer) => return self.respond(answer, decoded, request).await,
+            Handler::Routes(routes) => routes,
         };
         let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
         match choose(routes, decoded, request.method().as_str(), accept) {
             Ok((answer, path)) => {
                 rewrite(request.uri_mut(), &path);
-                self.make(answer, decoded, request).await
+                self.respond(answer, decoded, request).await
             }
-            Err(refusal) => refused(refusal),
+            Err(error) => route_error(error),
         }
     }
 
-    async fn make(&self, answer: Answer, decoded: &str, request: Request) -> Response {
+    async fn respond(&self, answer: Endpoint, decoded: &str, request: Request) -> Response {
         let router = match answer {
-            Answer::Debug => &self.mounted.debug,
-            Answer::Stats => &self.mounted.stats,
+            Endpoint::Debug => &self.mounted.debug,
+            Endpoint::Stats => &self.mounted.stats,
             _ => return self.endpoints.answer(answer, decoded, request).await,
         };
         let Ok(response) = router.clone().oneshot(request).await;
@@ -142,13 +142,13 @@ fn no_route() -> Response {
     (StatusCode::NOT_FOUND, "404: Page Not Found").into_response()
 }
 
-fn refused(refusal: Refusal) -> Response {
-    match refusal {
-        Refusal::NotFound => no_route(),
-        Refusal::Method { allow } => {
+fn route_error(error: RouteError) -> Response {
+    match error {
+        RouteError::NotFound => no_route(),
+        RouteError::Method { allow } => {
             (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, allow)], "405: Method Not Allowed").into_response()
         }
-        Refusal::Type { types } => {
+        RouteError::Type { types } => {
             let body = format!("406: Not Acceptable\n\nAvailable representations: {types}");
             (StatusCode::NOT_ACCEPTABLE, body).into_response()
         }
@@ -158,10 +158,10 @@ fn refused(refusal: Refusal) -> Response {
 /// A request that is being answered. Each carries one as an extension; whoever goes on after the answer's head, as with
 /// an upgraded connection, keeps it for as long as that lasts.
 #[derive(Clone, Debug)]
-pub struct Lasting(Arc<InFlight>);
+pub struct InFlight(Arc<Tracked>);
 
 #[derive(Debug)]
-struct InFlight {
+struct Tracked {
     metrics: Arc<Metrics>,
     labels: metrics::Request,
     since: Instant,
@@ -169,27 +169,27 @@ struct InFlight {
     peer: Peer,
 }
 
-impl Lasting {
+impl InFlight {
     fn begin(metrics: Arc<Metrics>, labels: metrics::Request, peer: Peer) -> Self {
         metrics.http.began(&labels);
-        Self(Arc::new(InFlight { metrics, labels, since: Instant::now(), peer }))
+        Self(Arc::new(Tracked { metrics, labels, since: Instant::now(), peer }))
     }
 }
 
 /// Ends the count, also when the client goes away before the answer.
-impl Drop for InFlight {
+impl Drop for Tracked {
     fn drop(&mut self) {
         self.metrics.http.ended(&self.labels, self.since.elapsed());
     }
 }
 
 /// A body that keeps its request counted until it has been sent.
-struct Held {
+struct TrackedBody {
     body: Body,
-    _lasting: Lasting,
+    _in_flight: InFlight,
 }
 
-impl HttpBody for Held {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -18,11 +18,11 @@ use tokio_tungstenite::tungstenite::Message;
 
 use super::super::spdy;
 use super::super::spdy::Writer;
-use super::Trouble;
+use super::SessionError;
 use super::channels::Channels;
-use super::channels::Said;
-use super::channels::Writable;
-use super::idle::Idle;
+use super::channels::ClientChannels;
+use super::channels::ClientInput;
+use super::idle::IdleTimer;
 
 /// The runtime is asked this often whether it is there, which keeps the connection in use.
 const PING: Duration = Duration::from_secs(5);
@@ -37,25 +37,25 @@ pub(super) enum Answer {
 }
 
 /// Ends only in trouble: results come the other way.
-pub(super) struct Inward<'a> {
+pub(super) struct ClientToRuntime<'a> {
     pub(super) channels: &'a Channels,
-    pub(super) idle: &'a Idle,
+    pub(super) idle: &'a IdleTimer,
     pub(super) answers: mpsc::Receiver<Answer>,
     /// Changes when all streams are accepted; what is sent on a stream before is lost.
     pub(super) accepted: watch::Receiver<bool>,
 }
 
-impl Inward<'_> {
+impl ClientToRuntime<'_> {
     /// Says what the client says. A runtime that no longer listens has ended, or is dead: which of them, the other
     /// direction learns.
     pub(super) async fn run(
         self,
         client: &mut (impl Stream<Item = Result<Message, WebSocketError>> + Unpin),
         backend: impl AsyncWrite + Unpin,
-    ) -> Result<Infallible, Trouble> {
+    ) -> Result<Infallible, SessionError> {
         let idle = self.idle;
-        if let Err(Ended::Client(trouble)) = self.carry(client, backend).await {
-            return Err(trouble);
+        if let Err(Ended::Client(error)) = self.carry(client, backend).await {
+            return Err(error);
         }
         loop {
             heard(client.next().await, idle)?;
@@ -68,7 +68,7 @@ impl Inward<'_> {
         mut backend: impl AsyncWrite + Unpin,
     ) -> Result<Infallible, Ended> {
         let Self { channels, idle, mut answers, mut accepted } = self;
-        let (mut writer, mut out, mut writable) = (Writer::default(), Vec::new(), Writable::new(channels));
+        let (mut writer, mut out, mut writable) = (Writer::default(), Vec::new(), ClientChannels::new(channels));
         for (stream, channel) in channels.streams() {
             writer.open(&mut out, stream, &[("streamtype", channel.name)]);
         }
@@ -82,14 +82,14 @@ impl Inward<'_> {
                 },
                 _ = ping.tick() => writer.ping(&mut out, pings.next().unwrap_or(1)),
                 _ = accepted.changed(), if !ready => ready = true,
-                message = client.next(), if ready => match heard(message, idle)?.and_then(|bytes| writable.said(bytes)) {
-                    Some(Said::Data { stream, bytes }) => {
+                message = client.next(), if ready => match heard(message, idle)?.and_then(|bytes| writable.input(bytes)) {
+                    Some(ClientInput::Data { stream, bytes }) => {
                         for part in bytes.chunks(PART) {
                             writer.data(&mut out, stream, part, false);
                             send(&mut backend, &mut out).await?;
                         }
                     }
-                    Some(Said::End { stream }) => writer.data(&mut out, stream, &[], true),
+                    Some(ClientInput::End { stream }) => writer.data(&mut out, stream, &[], true),
                     None => {}
                 },
             }
@@ -99,13 +99,13 @@ impl Inward<'_> {
 
 /// Why there is nothing more to carry.
 enum Ended {
-    Client(Trouble),
+    Client(SessionError),
     Runtime,
 }
 
-impl From<Trouble> for Ended {
-    fn from(trouble: Trouble) -> Self {
-        Self::Client(trouble)
+impl From<SessionError> for Ended {
+    fn from(error: SessionError) -> Self {
+        Self::Client(error)
     }
 }
 
@@ -131,16 +131,19 @@ async fn send(backend: &mut (impl AsyncWrite + Unpin), out: &mut Vec<u8>) -> io:
 }
 
 /// What a message of the client holds, if it is one of a channel. Some clients send texts.
-fn heard(message: Option<Result<Message, WebSocketError>>, idle: &Idle) -> Result<Option<bytes::Bytes>, Trouble> {
+fn heard(
+    message: Option<Result<Message, WebSocketError>>,
+    idle: &IdleTimer,
+) -> Result<Option<bytes::Bytes>, SessionError> {
     let bytes = match message {
-        None | Some(Ok(Message::Close(_))) => return Err(Trouble::Gone("it ended the session".to_owned())),
+        None | Some(Ok(Message::Close(_))) => return Err(SessionError::ClientGone("it ended the session".to_owned())),
         Some(Ok(Message::Binary(bytes))) => bytes,
         Some(Ok(Message::Text(text))) => text.into(),
         Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => return Ok(None),
         Some(Err(error @ (WebSocketError::Protocol(_) | WebSocketError::Capacity(_) | WebSocketError::Utf8(_)))) => {
-            return Err(Trouble::Told(format!("what the client sent cannot be taken: {error}")));
+            return Err(SessionError::Reported(format!("what the client sent cannot be taken: {error}")));
         }
-        Some(Err(error)) => return Err(Trouble::gone(error)),
+        Some(Err(error)) => return Err(SessionError::client_gone(error)),
     };
     idle.touch();
     Ok(Some(bytes))
