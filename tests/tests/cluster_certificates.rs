@@ -21,10 +21,10 @@ use keblet::apiserver::tls;
 use keblet::apiserver::watch::follow;
 use keblet::certificates;
 use keblet::certificates::FirstAccess;
-use keblet::certificates::Keeper;
 use keblet::certificates::Pair;
-use keblet::certificates::Progress;
 use keblet::certificates::Purpose;
+use keblet::certificates::RotationManager;
+use keblet::certificates::ServerHealth;
 use keblet::certificates::Store;
 use keblet::certificates::Template;
 use keblet::metrics::Metrics;
@@ -108,14 +108,19 @@ async fn cluster_bootstrap_gives_a_kubeconfig_that_needs_none() {
     assert_eq!(requests.list(&Default::default()).await.unwrap().items.len(), before);
 }
 
-fn keeper(store: Store, template: watch::Receiver<Option<Template>>, client: kube::Client, at_once: bool) -> Keeper {
-    Keeper {
+fn rotation_manager(
+    store: Store,
+    template: watch::Receiver<Option<Template>>,
+    client: kube::Client,
+    at_once: bool,
+) -> RotationManager {
+    RotationManager {
         store,
         template,
         client: Box::new(move |_| (client.clone(), Recovered::default())),
         clock: Clock::System,
         metrics: Metrics::new(),
-        progress: Progress::default(),
+        server_health: ServerHealth::default(),
         at_once,
     }
 }
@@ -140,23 +145,24 @@ async fn cluster_client_certificates_are_requested_and_rotated() {
     let template = watch::channel(Some(Template::client("n-2"))).1;
     let (sender, mut current) = watch::channel(None);
     let bootstrap = connect(&ready.bootstrap_kubeconfig).main;
-    let keeping = tokio::spawn(keeper(store.clone(), template.clone(), bootstrap, false).keep(sender, cancel.clone()));
+    let rotating =
+        tokio::spawn(rotation_manager(store.clone(), template.clone(), bootstrap, false).run(sender, cancel.clone()));
     let first = within("a certificate", current.wait_for(Option::is_some)).await.unwrap().clone().unwrap();
     api.identify(first.certified.clone());
     assert!(whoami(&api.main).await.starts_with("system:node:n-2 "));
     cancel.cancel();
-    keeping.await.unwrap();
+    rotating.await.unwrap();
     // A new start with the stored pair, which is to be replaced at once: asked for with the pair itself.
     let stored: Option<Arc<Pair>> = store.load().unwrap().map(Arc::new);
     let (sender, mut current) = watch::channel(stored);
     let cancel = CancellationToken::new();
-    let keeping = tokio::spawn(keeper(store, template, api.main.clone(), true).keep(sender, cancel.clone()));
+    let rotating = tokio::spawn(rotation_manager(store, template, api.main.clone(), true).run(sender, cancel.clone()));
     let other = |pair: &Option<Arc<Pair>>| pair.as_ref().is_some_and(|pair| pair.chain != first.chain);
     let second = within("a renewed certificate", current.wait_for(other)).await.unwrap().clone().unwrap();
     assert!(api.identify(second.certified.clone()));
     assert!(whoami(&api.main).await.starts_with("system:node:n-2 "));
     cancel.cancel();
-    keeping.await.unwrap();
+    rotating.await.unwrap();
 }
 
 fn kubectl(ready: &ControlPlaneReady, arguments: &[&str]) {
@@ -178,7 +184,7 @@ async fn cluster_serving_certificates_come_when_they_are_approved() {
     let (sender, mut current) = watch::channel(None);
     let client = connect(&node.client.kubeconfig).main;
     let cancel = CancellationToken::new();
-    let keeping = tokio::spawn(keeper(store.clone(), template, client, false).keep(sender, cancel.clone()));
+    let rotating = tokio::spawn(rotation_manager(store.clone(), template, client, false).run(sender, cancel.clone()));
     let requests: Api<CertificateSigningRequest> = Api::all(connect(&ready.kubeconfig).main);
     let mut seen = Box::pin(follow(requests, Config::default(), Recovered::default()));
     let name = within("a request", async {
@@ -201,7 +207,7 @@ async fn cluster_serving_certificates_come_when_they_are_approved() {
     assert!(pair.leaf.dns_names.contains("n-3") && pair.leaf.ips.contains(&"192.0.2.3".parse().unwrap()));
     assert_eq!(store.load().unwrap().unwrap().leaf, pair.leaf);
     cancel.cancel();
-    keeping.await.unwrap();
+    rotating.await.unwrap();
 }
 
 /// Takes events until the object of this name has come, or, by the name `done`, a list is complete.

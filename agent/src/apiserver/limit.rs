@@ -30,11 +30,11 @@ impl Limiter {
     }
 
     /// Waits for the next turn. A turn that is given up while waiting is lost.
-    pub async fn turn(&self) {
+    pub async fn acquire(&self) {
         let now = Instant::now();
         let at = {
             let mut paid = self.paid.lock().unwrap_or_else(PoisonError::into_inner);
-            let (at, after) = turn_at(*paid, now, self.interval, self.burst);
+            let (at, after) = slot_at(*paid, now, self.interval, self.burst);
             *paid = Some(after);
             at
         };
@@ -45,7 +45,7 @@ impl Limiter {
 }
 
 /// When the next turn is, and when it is paid for. Every turn costs one interval; `burst` of them may be owed.
-fn turn_at(paid: Option<Instant>, now: Instant, interval: Duration, burst: u32) -> (Instant, Instant) {
+fn slot_at(paid: Option<Instant>, now: Instant, interval: Duration, burst: u32) -> (Instant, Instant) {
     let after = paid.map_or(now, |paid| paid.max(now)) + interval;
     let at = after.checked_sub(interval * burst).map_or(now, |at| at.max(now));
     (at, after)
@@ -60,17 +60,17 @@ mod tests {
         let limiter = Limiter::new(50, 100).expect("a limit");
         let began = Instant::now();
         for _ in 0..100 {
-            limiter.turn().await;
+            limiter.acquire().await;
         }
         assert_eq!(began.elapsed(), Duration::ZERO);
         for _ in 0..900 {
-            limiter.turn().await;
+            limiter.acquire().await;
         }
         assert!(began.elapsed().abs_diff(Duration::from_secs(18)) < Duration::from_millis(5), "{:?}", began.elapsed());
         tokio::time::advance(Duration::from_secs(1)).await;
         let rested = Instant::now();
         for _ in 0..50 {
-            limiter.turn().await;
+            limiter.acquire().await;
         }
         assert!(rested.elapsed() < Duration::from_millis(5), "a second of rest buys fifty turns");
     }
@@ -82,7 +82,7 @@ mod tests {
         for number in 0..20 {
             let (limiter, told) = (limiter.clone(), told.clone());
             tokio::spawn(async move {
-                limiter.turn().await;
+                limiter.acquire().await;
                 told.send(number).expect("somebody listens");
             });
             tokio::task::yield_now().await;

@@ -2,7 +2,7 @@
 //! watches that never end. Knows nothing of what is asked for.
 //!
 //! ```text
-//!  main ──────┐ 50/s, 100 at once       turn ─▶ headers ─▶ lane ─▶ HTTP/2 connection
+//!  main ──────┐ 50/s, 100 at once       turn ─▶ headers ─▶ pool ─▶ HTTP/2 connection
 //!  events ────┼ 50/s, 100 at once         │                  │
 //!  heartbeat ─┘ no limit, but a timeout   └── limit.rs       └── transport.rs: shared by all three
 //! ```
@@ -16,7 +16,7 @@ mod exec;
 mod files;
 pub mod kubeconfig;
 pub mod limit;
-mod reach;
+mod reachability;
 pub mod recovery;
 mod requests;
 pub mod tls;
@@ -38,7 +38,7 @@ use self::dial::{Dialer, Dialing};
 use self::files::Files;
 use self::kubeconfig::Access;
 use self::limit::Limiter;
-use self::reach::Reach;
+use self::reachability::Reachability;
 use self::recovery::{Recovered, Recovery};
 use self::requests::{Requests, Shared};
 use self::tls::{Identity, PairError};
@@ -170,7 +170,7 @@ impl ApiServer {
             identity,
             authorizer,
             certificate: access.certificate.as_ref().map(|pair| pair.place()),
-            reach: Reach::new(access.server.to_string()),
+            reachability: Reachability::new(access.server.to_string()),
             recovery: Recovery::default(),
             user_agent: user_agent(options.versions),
             host: access.server.authority().map(ToString::to_string).unwrap_or_default(),

@@ -18,10 +18,10 @@ use tracing::Instrument as _;
 
 use super::credentials::Authorizer;
 use super::limit::Limiter;
-use super::reach::Reach;
+use super::reachability::Reachability;
 use super::recovery::Recovery;
 use super::tls::{self, Identity};
-use super::transport::{LaneBody, Transport, TransportError};
+use super::transport::{ResponseBody, Transport, TransportError};
 use crate::metrics::Metrics;
 use crate::telemetry;
 
@@ -43,7 +43,7 @@ pub struct Shared {
     /// Where the client certificate comes from, if from the kubeconfig.
     pub certificate: Option<String>,
     /// Is the server there, does it know us.
-    pub reach: Reach,
+    pub reachability: Reachability,
     /// For those who wait while it is not.
     pub recovery: Recovery,
     /// `User-Agent`.
@@ -60,7 +60,7 @@ impl Shared {
         let changed = self.identity.set(Some(key));
         if changed {
             // Connections without a certificate are closed too: who we are is settled when they are opened.
-            self.transport.redial();
+            self.transport.reconnect();
             self.recovery.over();
         }
         changed
@@ -90,10 +90,10 @@ pub struct Requests {
 /// A request took longer than its client allows.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer within {0:?}")]
-pub struct Overdue(Duration);
+pub struct RequestTimeout(Duration);
 
 impl tower::Service<Request<Body>> for Requests {
-    type Response = Response<LaneBody>;
+    type Response = Response<ResponseBody>;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 
@@ -108,7 +108,7 @@ impl tower::Service<Request<Body>> for Requests {
 }
 
 impl Requests {
-    async fn perform(self, request: Request<Body>) -> Result<Response<LaneBody>, BoxError> {
+    async fn perform(self, request: Request<Body>) -> Result<Response<ResponseBody>, BoxError> {
         let Some(limit) = self.timeout else { return self.try_until_settled(request).await };
         match tokio::time::timeout(limit, self.try_until_settled(request)).await {
             Ok(answer) => Ok(answer?.map(|body| body.until(Instant::now() + limit))),
@@ -116,13 +116,13 @@ impl Requests {
                 // Perhaps it is only this connection that hangs: whoever comes next gets another one.
                 self.shared.transport.retire();
                 self.shared.recovery.failed();
-                Err(Overdue(limit).into())
+                Err(RequestTimeout(limit).into())
             }
         }
     }
 
     /// Sends until the server gives an answer other than "later".
-    async fn try_until_settled(&self, request: Request<Body>) -> Result<Response<LaneBody>, BoxError> {
+    async fn try_until_settled(&self, request: Request<Body>) -> Result<Response<ResponseBody>, BoxError> {
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
         let audit_id = head.headers.get(AUDIT_ID).cloned().unwrap_or_else(new_audit_id);
@@ -130,9 +130,9 @@ impl Requests {
         let is_watch = head.uri.query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
         loop {
             if is_watch {
-                self.shared.reach.until_known().await;
+                self.shared.reachability.wait_until_authenticated().await;
             }
-            self.turn(&head.method).await;
+            self.acquire_permit(&head.method).await;
             let mut request = Request::new(Full::new(body.clone()));
             *request.method_mut() = head.method.clone();
             *request.uri_mut() = head.uri.clone();
@@ -140,13 +140,13 @@ impl Requests {
             request.headers_mut().insert(AUDIT_ID, audit_id.clone());
             request.headers_mut().insert(USER_AGENT, self.shared.user_agent.clone());
             let answer = match self.once(request, &body).await {
-                Err(error) if tries < MAX_TRIES && may_go_again(&head.method, &error) => {
+                Err(error) if tries < MAX_TRIES && may_be_resent(&head.method, &error) => {
                     tries += 1;
                     continue;
                 }
                 answer => answer?,
             };
-            let pause = later(&answer).filter(|_| tries < MAX_TRIES);
+            let pause = retry_after(&answer).filter(|_| tries < MAX_TRIES);
             let Some(pause) = pause else { return Ok(answer) };
             tries += 1;
             tracing::debug!(status = %answer.status(), ?pause, "the API server asks to try again later");
@@ -156,17 +156,17 @@ impl Requests {
         }
     }
 
-    async fn turn(&self, method: &http::Method) {
+    async fn acquire_permit(&self, method: &http::Method) {
         let Some(limiter) = &self.limiter else { return };
         let asked = Instant::now();
-        limiter.turn().await;
+        limiter.acquire().await;
         self.shared.metrics.rest_client.waited(method.as_str(), &self.shared.host, asked.elapsed());
     }
 
-    async fn once(&self, mut request: Request<Full<Bytes>>, body: &Bytes) -> Result<Response<LaneBody>, BoxError> {
+    async fn once(&self, mut request: Request<Full<Bytes>>, body: &Bytes) -> Result<Response<ResponseBody>, BoxError> {
         let shared = &self.shared;
         let method = request.method().clone();
-        let issued = shared.authorizer.issue().await.inspect_err(|error| shared.reach.without(error))?;
+        let issued = shared.authorizer.issue().await.inspect_err(|error| shared.reachability.no_credentials(error))?;
         if let Some(value) = issued.header {
             request.headers_mut().insert(AUTHORIZATION, value);
         }
@@ -183,7 +183,7 @@ impl Requests {
         metrics.sent(method.as_str(), &shared.host, body.len());
         match answer {
             Ok(answer) => {
-                shared.reach.answered(answer.status(), began, || shared.shown());
+                shared.reachability.answered(answer.status(), began, || shared.shown());
                 shared.recovery.answered(answer.status());
                 telemetry::api_answered(&span, answer.status(), answer.version());
                 if answer.status() == StatusCode::UNAUTHORIZED {
@@ -197,8 +197,8 @@ impl Requests {
             }
             Err(error) => {
                 telemetry::api_failed(&span);
-                if !error.is_goodbye() {
-                    shared.reach.failed(&error, began);
+                if !error.is_graceful_go_away() {
+                    shared.reachability.failed(&error, began);
                     shared.recovery.failed();
                 }
                 Err(error.into())
@@ -208,13 +208,13 @@ impl Requests {
 }
 
 /// Whether a request that was lost with its connection may be sent on another one.
-fn may_go_again(method: &Method, error: &BoxError) -> bool {
+fn may_be_resent(method: &Method, error: &BoxError) -> bool {
     match error.downcast_ref::<TransportError>() {
         // It may have been carried out, so only what merely reads.
-        Some(TransportError::Redialled) => method == Method::GET,
+        Some(TransportError::ConnectionReplaced) => method == Method::GET,
         // It has not been looked at. In a rare race of the client library it has, its answer then being lost; nothing
         // that a node asks for does harm when it is asked for twice.
-        Some(error) => error.is_goodbye(),
+        Some(error) => error.is_graceful_go_away(),
         None => false,
     }
 }
@@ -259,7 +259,7 @@ mod tests {
             if let Some(value) = header {
                 answer = answer.header(RETRY_AFTER, value);
             }
-            later(&answer.body(()).expect("a response"))
+            retry_after(&answer.body(()).expect("a response"))
         };
         assert_eq!(answer(429, Some("2")), Some(Duration::from_secs(2)));
         assert_eq!(answer(503, Some("0")), Some(Duration::ZERO));

@@ -2,7 +2,7 @@
 //! as many more connections are opened as there are long watches.
 //!
 //! A server lets a client have only so many streams on one connection; what is above waits, behind watches that do not
-//! end for minutes. So a *lane*, one connection in the usual case, takes no more than [`STREAMS`] requests at a time.
+//! end for minutes. So a *pool*, one connection in the usual case, takes no more than [`STREAMS`] requests at a time.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ use tracing::Span;
 use super::dial::Dialer;
 use crate::metrics::Metrics;
 
-/// Requests on one lane; API servers allow 100 streams or more on a connection.
+/// Requests on one pool; API servers allow 100 streams or more on a connection.
 const STREAMS: usize = 80;
 /// A connection on which nothing arrives for so long is asked whether it still lives.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -33,7 +33,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(15);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
-type Pool = legacy::Client<Dialer, Full<Bytes>>;
+type HttpClient = legacy::Client<Dialer, Full<Bytes>>;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum TransportError {
     Http(#[source] legacy::Error),
     /// The connection was closed because the client certificate has changed.
     #[error("the connection was closed for one with the new client certificate")]
-    Redialled,
+    ConnectionReplaced,
     /// An answer began but did not end in time.
     #[error("the answer did not end in time")]
     Unfinished,
@@ -52,7 +52,7 @@ pub enum TransportError {
 impl TransportError {
     /// The server has left the connection in order (GOAWAY without an error, as with `--goaway-chance` or to a client it
     /// does not know) before it looked at the request.
-    pub fn is_goodbye(&self) -> bool {
+    pub fn is_graceful_go_away(&self) -> bool {
         let Self::Http(error) = self else { return false };
         let below = std::iter::successors(std::error::Error::source(error), |error| error.source());
         let mut errors = below.filter_map(|error| error.downcast_ref::<h2::Error>());
@@ -75,7 +75,7 @@ fn causes(error: &legacy::Error) -> String {
 /// All connections to one API server.
 pub struct Transport {
     dialer: Dialer,
-    lanes: Mutex<Vec<Arc<Lane>>>,
+    pools: Mutex<Vec<Arc<ConnectionPool>>>,
     metrics: Arc<Metrics>,
 }
 
@@ -85,63 +85,64 @@ impl Drop for Transport {
     }
 }
 
-struct Lane {
-    pool: Pool,
+struct ConnectionPool {
+    client: HttpClient,
     http2_only: bool,
-    cut: CancellationToken,
+    closed: CancellationToken,
 }
 
 impl Transport {
     /// Connects nowhere yet.
     pub fn new(dialer: Dialer, metrics: Arc<Metrics>) -> Self {
         metrics.rest_client.transport_made();
-        Self { dialer, lanes: Mutex::default(), metrics }
+        Self { dialer, pools: Mutex::default(), metrics }
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
+    fn pools(&self) -> MutexGuard<'_, Vec<Arc<ConnectionPool>>> {
         // A list that is whole between any two changes.
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first lane with room; a new one if there is none. Lanes that carry nothing any more are given up.
-    fn lane(&self) -> Arc<Lane> {
-        let mut lanes = self.lanes();
+    /// The first pool with room; a new one if there is none. Pools that carry nothing any more are given up.
+    fn pool(&self) -> Arc<ConnectionPool> {
+        let mut pools = self.pools();
         let mut first = true;
-        lanes.retain(|lane| std::mem::take(&mut first) || Arc::strong_count(lane) > 1);
-        // Every request under way holds its lane once, the list holds it once more.
-        if let Some(lane) = lanes.iter().find(|lane| Arc::strong_count(lane) <= STREAMS) {
-            return lane.clone();
+        pools.retain(|pool| std::mem::take(&mut first) || Arc::strong_count(pool) > 1);
+        // Every request under way holds its pool once, the list holds it once more.
+        if let Some(pool) = pools.iter().find(|pool| Arc::strong_count(pool) <= STREAMS) {
+            return pool.clone();
         }
         let dialer = self.dialer.adapted();
         let http2_only = dialer.http2_only();
-        let lane = Arc::new(Lane { pool: pool(dialer), http2_only, cut: CancellationToken::new() });
-        lanes.push(lane.clone());
-        lane
+        let pool =
+            Arc::new(ConnectionPool { client: http_client(dialer), http2_only, closed: CancellationToken::new() });
+        pools.push(pool.clone());
+        pool
     }
 
     /// Lets what is under way finish, and opens new connections for all that follows.
     pub fn retire(&self) {
-        self.lanes().clear();
+        self.pools().clear();
     }
 
     /// Breaks off everything that is under way, and opens new connections for all that follows.
-    pub fn redial(&self) {
-        let lanes = std::mem::take(&mut *self.lanes());
-        lanes.iter().for_each(|lane| lane.cut.cancel());
+    pub fn reconnect(&self) {
+        let pools = std::mem::take(&mut *self.pools());
+        pools.iter().for_each(|pool| pool.closed.cancel());
     }
 
     /// Sends a request with an absolute URL. The answer's body may be read as long as it lasts.
     ///
     /// # Errors
     /// There is no answer. Whether the server has seen the request is not known.
-    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<LaneBody>, TransportError> {
-        let lane = self.lane();
-        let http2_only = lane.http2_only;
-        match self.send_on(lane, request.clone()).await {
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<ResponseBody>, TransportError> {
+        let pool = self.pool();
+        let http2_only = pool.http2_only;
+        match self.send_on(pool, request.clone()).await {
             // Never sent: the server turned out to speak HTTP/1.1 only.
             Err(_) if http2_only && !self.dialer.adapted().http2_only() => {
-                self.lanes().retain(|lane| !lane.http2_only);
-                self.send_on(self.lane(), request).await
+                self.pools().retain(|pool| !pool.http2_only);
+                self.send_on(self.pool(), request).await
             }
             answer => answer,
         }
@@ -149,22 +150,22 @@ impl Transport {
 
     async fn send_on(
         &self,
-        lane: Arc<Lane>,
+        pool: Arc<ConnectionPool>,
         request: Request<Full<Bytes>>,
-    ) -> Result<Response<LaneBody>, TransportError> {
+    ) -> Result<Response<ResponseBody>, TransportError> {
         let answer = tokio::select! {
             biased;
-            () = lane.cut.cancelled() => return Err(TransportError::Redialled),
-            answer = lane.pool.request(request) => answer.map_err(TransportError::Http)?,
+            () = pool.closed.cancelled() => return Err(TransportError::ConnectionReplaced),
+            answer = pool.client.request(request) => answer.map_err(TransportError::Http)?,
         };
         Ok(answer.map(|inner| {
-            let cut = Box::pin(lane.cut.clone().cancelled_owned());
-            LaneBody { inner, cut, due: None, span: Span::none(), _lane: lane }
+            let closed = Box::pin(pool.closed.clone().cancelled_owned());
+            ResponseBody { inner, closed, due: None, span: Span::none(), _pool: pool }
         }))
     }
 }
 
-fn pool(dialer: Dialer) -> Pool {
+fn http_client(dialer: Dialer) -> HttpClient {
     // Said in advance, HTTP/2 lets all who wait share the first connection instead of opening one each.
     let http2_only = dialer.http2_only();
     legacy::Client::builder(TokioExecutor::new())
@@ -177,18 +178,18 @@ fn pool(dialer: Dialer) -> Pool {
         .build(dialer)
 }
 
-/// The body of an answer. Ends with an error when its lane is cut or it takes too long.
-pub struct LaneBody {
+/// The body of an answer. Ends with an error when its pool is closed or it takes too long.
+pub struct ResponseBody {
     inner: Incoming,
-    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    closed: Pin<Box<WaitForCancellationFutureOwned>>,
     due: Option<Pin<Box<Sleep>>>,
     /// Ends with it.
     span: Span,
     /// Counts as a request under way.
-    _lane: Arc<Lane>,
+    _pool: Arc<ConnectionPool>,
 }
 
-impl LaneBody {
+impl ResponseBody {
     /// Is part of this span from now on.
     pub fn within(mut self, span: Span) -> Self {
         self.span = span;
@@ -202,13 +203,13 @@ impl LaneBody {
     }
 }
 
-impl Body for LaneBody {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if self.cut.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err(TransportError::Redialled.into())));
+        if self.closed.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err(TransportError::ConnectionReplaced.into())));
         }
         if self.due.as_mut().is_some_and(|due| due.as_mut().poll(cx).is_ready()) {
             return Poll::Ready(Some(Err(TransportError::Unfinished.into())));

@@ -31,7 +31,7 @@ const PAGE: u32 = 500;
 /// A watch that ends sooner than this without any event was no watch.
 const TOO_SHORT: Duration = Duration::from_secs(1);
 /// A watch whose end does not arrive is given up so long after it was due.
-const OVERDUE: Duration = Duration::from_secs(15);
+const END_GRACE: Duration = Duration::from_secs(15);
 /// The head of an answer must come within this time; API servers themselves give up after a minute.
 const HEAD: Duration = Duration::from_secs(90);
 
@@ -128,9 +128,9 @@ where
 
     /// A server that does not know streaming lists is asked for pages from now on; one that is away is waited for.
     async fn no_streaming(&mut self, error: &kube::Error) {
-        match verdict(error) {
-            Verdict::Resume => self.pause("list", error).await,
-            Verdict::Relist => {
+        match action_for(error) {
+            WatchErrorAction::Resume => self.pause("list", error).await,
+            WatchErrorAction::Relist => {
                 tracing::debug!(kind = self.kind(), "no streaming list, listing in pages: {error}");
                 self.streaming = false;
             }
@@ -237,9 +237,9 @@ where
     /// After an error of a watch: on from the version known, or all over.
     async fn broken(&mut self, error: &kube::Error, version: String) {
         self.pause("watch", error).await;
-        self.state = match verdict(error) {
-            Verdict::Resume => State::Known(version),
-            Verdict::Relist => State::Start,
+        self.state = match action_for(error) {
+            WatchErrorAction::Resume => State::Known(version),
+            WatchErrorAction::Relist => State::Start,
         };
     }
 
@@ -254,7 +254,7 @@ where
         };
         let events = in_time(self.api.watch(&params, version)).await?.boxed();
         let began = Instant::now();
-        let until = began + Duration::from_secs(seconds.into()) + OVERDUE;
+        let until = began + Duration::from_secs(seconds.into()) + END_GRACE;
         Ok(Watch { events, began, until, silent: true })
     }
 
@@ -308,7 +308,7 @@ fn newer<K: Resource>(object: &K, version: String) -> String {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum WatchErrorAction {
     /// The version known is still good.
     Resume,
     /// It is not: too old, from the future, or nobody can say.
@@ -316,12 +316,12 @@ enum Verdict {
 }
 
 /// What an error means for the version known. Servers that are away, overloaded or refuse us say nothing about it.
-fn verdict(error: &kube::Error) -> Verdict {
-    let kube::Error::Api(status) = error else { return Verdict::Resume };
+fn action_for(error: &kube::Error) -> WatchErrorAction {
+    let kube::Error::Api(status) = error else { return WatchErrorAction::Resume };
     match status.code {
-        _ if too_new(status) => Verdict::Relist,
-        401 | 403 | 429 | 500..=599 => Verdict::Resume,
-        _ => Verdict::Relist,
+        _ if too_new(status) => WatchErrorAction::Relist,
+        401 | 403 | 429 | 500..=599 => WatchErrorAction::Resume,
+        _ => WatchErrorAction::Relist,
     }
 }
 

@@ -317,14 +317,14 @@ fn verdicts() {
         kube::Error::Api(serde_json::from_value(value).expect("a status"))
     };
     for code in [401, 403, 429, 500, 503, 504] {
-        assert_eq!(verdict(&api(code, None)), Verdict::Resume, "{code}");
+        assert_eq!(action_for(&api(code, None)), WatchErrorAction::Resume, "{code}");
     }
     for code in [400, 404, 410, 422] {
-        assert_eq!(verdict(&api(code, None)), Verdict::Relist, "{code}");
+        assert_eq!(action_for(&api(code, None)), WatchErrorAction::Relist, "{code}");
     }
-    assert_eq!(verdict(&api(504, Some("ResourceVersionTooLarge"))), Verdict::Relist);
+    assert_eq!(action_for(&api(504, Some("ResourceVersionTooLarge"))), WatchErrorAction::Relist);
     let reset = kube::Error::ReadEvents(std::io::Error::other("reset"));
-    assert_eq!(verdict(&reset), Verdict::Resume);
+    assert_eq!(action_for(&reset), WatchErrorAction::Resume);
 }
 
 #[test]

@@ -25,9 +25,9 @@ use crate::apiserver::recovery::Recovered;
 use crate::apiserver::tls::PairError;
 
 /// How long the request may wait for its signature.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long a server that does not answer is waited for before the request is sent all the same.
-const SERVER_PATIENCE: Duration = Duration::from_secs(60);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between two questions whether it answers.
 const SERVER_PERIOD: Duration = Duration::from_secs(2);
 
@@ -117,7 +117,7 @@ pub async fn bootstrap(
     };
     tracing::info!(csr = name, "first client certificate requested");
     // Nothing else is sent before there is a certificate: nobody would be the first to hear of the server's return.
-    let chain = request::signed(&requests, &request, Recovered::default(), PATIENCE).await?;
+    let chain = request::signed(&requests, &request, Recovered::default(), TIMEOUT).await?;
     let pair = Pair::parse(&chain, &key.serialize_pem())?;
     store.replace(&pair, now)?;
     if let Err(error) = fs::remove_file(&kept)
@@ -204,10 +204,8 @@ async fn until_server_answers(client: &kube::Client) {
             tokio::time::sleep(SERVER_PERIOD.mul_f64(1.0 + 0.2 * fastrand::f64())).await;
         }
     };
-    if tokio::time::timeout(SERVER_PATIENCE, asking).await.is_err() {
-        tracing::warn!(
-            "the API server is not healthy after {SERVER_PATIENCE:?}; requesting a certificate all the same"
-        );
+    if tokio::time::timeout(SERVER_TIMEOUT, asking).await.is_err() {
+        tracing::warn!("the API server is not healthy after {SERVER_TIMEOUT:?}; requesting a certificate all the same");
     }
 }
 

@@ -4,17 +4,17 @@
 //!
 //! ```text
 //!  template (who we are, which names) ─┐
-//!  store: the pair on disk ────────────┼─▶ keeper: due? ─▶ CertificateSigningRequest ─▶ store ─▶ watch channel
+//!  store: the pair on disk ────────────┼─▶ manager: due? ─▶ CertificateSigningRequest ─▶ store ─▶ watch channel
 //!  clock ──────────────────────────────┘     (pure)          approved and signed
 //! ```
 
 mod bootstrap;
-mod keeper;
 mod kubeconfig;
-mod lost;
+mod missing;
 mod pair;
 mod request;
 mod rotation;
+mod rotation_manager;
 mod store;
 mod template;
 #[cfg(test)]
@@ -24,11 +24,11 @@ pub use bootstrap::BootstrapError;
 pub use bootstrap::FirstAccess;
 pub use bootstrap::bootstrap;
 pub use bootstrap::first_access;
-pub use keeper::Keeper;
-pub use keeper::Progress;
 pub use kubeconfig::write as write_kubeconfig;
-pub use lost::lost;
+pub use missing::wait_until_missing_too_long;
 pub use pair::Pair;
+pub use rotation_manager::RotationManager;
+pub use rotation_manager::ServerHealth;
 pub use store::Store;
 pub use store::StoreError;
 pub use template::Purpose;

@@ -45,7 +45,7 @@ pub enum RequestError {
     },
     /// Nobody said anything in time.
     #[error("CertificateSigningRequest {name} was not signed within {after:?}")]
-    Overdue {
+    TimedOut {
         /// Its name.
         name: String,
         /// How long we waited.
@@ -88,7 +88,7 @@ pub async fn obtain(
     client: &kube::Client,
     recovered: Recovered,
     template: &Template,
-    patience: Duration,
+    timeout: Duration,
     created: impl FnOnce(Result<(), &kube::Error>),
 ) -> Result<Pair, RequestError> {
     let key = KeyPair::generate()?;
@@ -99,7 +99,7 @@ pub async fn obtain(
     let request = answer.map_err(RequestError::Create)?;
     let name = request.metadata.name.clone().unwrap_or_default();
     tracing::info!(csr = name, signer = template.purpose.signer(), "certificate requested");
-    let chain = signed(&requests, &request, recovered, patience).await?;
+    let chain = signed(&requests, &request, recovered, timeout).await?;
     Pair::parse(&chain, &key.serialize_pem()).map_err(|source| RequestError::Certificate { name, source })
 }
 
@@ -111,7 +111,7 @@ pub async fn signed(
     requests: &Api<CertificateSigningRequest>,
     request: &CertificateSigningRequest,
     recovered: Recovered,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<String, RequestError> {
     let name = request.metadata.name.clone().unwrap_or_default();
     let uid = request.metadata.uid.clone().unwrap_or_default();
@@ -123,33 +123,33 @@ pub async fn signed(
         let mut events = std::pin::pin!(watch::follow(requests.clone(), Config::default().fields(&mine), recovered));
         let mut present = true;
         while let Some(event) = events.next().await {
-            let verdict = match &event {
+            let outcome = match &event {
                 Event::Init => {
                     present = false;
                     None
                 }
                 Event::InitApply(seen) | Event::Apply(seen) => {
                     present = true;
-                    verdict(seen, &uid)
+                    outcome(seen, &uid)
                 }
                 Event::InitDone if present => None,
                 Event::InitDone | Event::Delete(_) => Some(Err("it was deleted".to_owned())),
             };
-            if let Some(verdict) = verdict {
-                return verdict;
+            if let Some(outcome) = outcome {
+                return outcome;
             }
         }
         Err("the watch ended".to_owned())
     };
-    match tokio::time::timeout(patience, waiting).await {
+    match tokio::time::timeout(timeout, waiting).await {
         Ok(Ok(chain)) => Ok(chain),
         Ok(Err(why)) => Err(RequestError::Refused { name, why }),
-        Err(_) => Err(RequestError::Overdue { name, after: patience }),
+        Err(_) => Err(RequestError::TimedOut { name, after: timeout }),
     }
 }
 
 /// The chain, or why there will be none; `None` as long as nothing is decided.
-pub fn verdict(request: &CertificateSigningRequest, uid: &str) -> Option<Result<String, String>> {
+pub fn outcome(request: &CertificateSigningRequest, uid: &str) -> Option<Result<String, String>> {
     if request.metadata.uid.as_deref() != Some(uid) {
         return Some(Err("it was replaced by another one of this name".to_owned()));
     }
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts() {
+    fn outcomes_of_requests() {
         let condition = |kind: &str| json!([{"type": kind, "status": "True", "reason": "R", "message": "a\nb"}]);
         let certificate = "UEVN";
         let table = [
@@ -196,15 +196,15 @@ mod tests {
             (json!({"conditions": condition("Denied"), "certificate": certificate}), "! it was denied: R: a\\nb"),
             (json!({"conditions": condition("Failed")}), "! it failed: R: a\\nb"),
         ];
-        let shown = |verdict: Option<Result<String, String>>| match verdict {
+        let shown = |outcome: Option<Result<String, String>>| match outcome {
             None => "-".to_owned(),
             Some(Ok(chain)) => chain,
             Some(Err(why)) => format!("! {why}"),
         };
         for (status, expected) in table {
-            assert_eq!(shown(verdict(&request("u", status.clone()), "u")), expected, "{status}");
+            assert_eq!(shown(outcome(&request("u", status.clone()), "u")), expected, "{status}");
         }
-        assert!(shown(verdict(&request("v", json!({})), "u")).starts_with("! it was replaced"));
+        assert!(shown(outcome(&request("v", json!({})), "u")).starts_with("! it was replaced"));
     }
 
     #[test]

@@ -19,10 +19,10 @@ use crate::apiserver::tls;
 use crate::apiserver::tls::Identity;
 use crate::certificates;
 use crate::certificates::FirstAccess;
-use crate::certificates::Keeper;
 use crate::certificates::Pair;
-use crate::certificates::Progress;
 use crate::certificates::Purpose;
+use crate::certificates::RotationManager;
+use crate::certificates::ServerHealth;
 use crate::certificates::Store;
 use crate::certificates::Template;
 use crate::cli::version;
@@ -136,8 +136,8 @@ impl Joining<'_> {
         let api = ApiServer::with_identity(&certified, identity, &options, metrics, shutdown)?;
         let bootstrap = self.plain(&Access { certificate: None, ..access.clone() })?;
         let (current, seen) = watch::channel(first.map(Arc::new));
-        let (certified, progress) = (api.clone(), Progress::default());
-        let keeper = Keeper {
+        let (certified, server_health) = (api.clone(), ServerHealth::default());
+        let manager = RotationManager {
             store,
             template: watch::channel(Some(Template::client(self.node_name))).1,
             // With the bootstrap credentials nobody else sends anything: the rest tells of the server's return.
@@ -147,13 +147,13 @@ impl Joining<'_> {
             }),
             clock: Clock::System,
             metrics: self.metrics.clone(),
-            progress: progress.clone(),
+            server_health: server_health.clone(),
             at_once,
         };
-        tokio::spawn(keeper.keep(current, self.shutdown.clone()));
+        tokio::spawn(manager.run(current, self.shutdown.clone()));
         tokio::spawn(show(api.clone(), seen.clone(), self.shutdown.clone()));
         let (telling, lost) = oneshot::channel();
-        let watching = certificates::lost(seen, progress);
+        let watching = certificates::wait_until_missing_too_long(seen, server_health);
         let shutdown = self.shutdown.clone();
         tokio::spawn(async move {
             if shutdown.run_until_cancelled(watching).await.is_some() {

@@ -10,10 +10,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
-use crate::certificates::Keeper;
 use crate::certificates::Pair;
-use crate::certificates::Progress;
 use crate::certificates::Purpose;
+use crate::certificates::RotationManager;
+use crate::certificates::ServerHealth;
 use crate::certificates::Store;
 use crate::certificates::Template;
 use crate::config::Gate;
@@ -59,16 +59,16 @@ pub fn serving(
     let (templates, template) = watch::channel(None);
     tokio::spawn(follow_addresses(node_name.to_owned(), nodes, templates, shutdown.clone()));
     let api = api.clone();
-    let keeper = Keeper {
+    let manager = RotationManager {
         store,
         template,
         client: Box::new(move |_| (api.main.clone(), api.recovered())),
         clock: Clock::System,
         metrics: metrics.clone(),
-        progress: Progress::default(),
+        server_health: ServerHealth::default(),
         at_once: false,
     };
-    tokio::spawn(keeper.keep(current, shutdown.clone()));
+    tokio::spawn(manager.run(current, shutdown.clone()));
     Ok(Some(serving))
 }
 

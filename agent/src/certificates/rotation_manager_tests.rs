@@ -1,4 +1,4 @@
-//! The keeper against a signer that answers as the test likes, on paused time.
+//! The manager against a signer that answers as the test likes, on paused time.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU32;
@@ -160,7 +160,7 @@ struct Bench {
     folder: tempfile::TempDir,
     current: watch::Receiver<Option<Arc<Pair>>>,
     templates: watch::Sender<Option<Template>>,
-    progress: Progress,
+    server_health: ServerHealth,
     clock: Clock,
     /// Which client was asked for: with a good pair, or without.
     used: Arc<Mutex<Vec<bool>>>,
@@ -171,9 +171,9 @@ fn start(purpose: Purpose, template: Option<Template>, first: Option<Pair>, scri
     let (signer, folder) = (Signer::new(clock, script), tempfile::tempdir().expect("a folder"));
     let (templates, template) = watch::channel(template);
     let (sender, current) = watch::channel(first.map(Arc::new));
-    let (client, used, progress) = (signer.client(), Arc::new(Mutex::new(Vec::new())), Progress::default());
+    let (client, used, server_health) = (signer.client(), Arc::new(Mutex::new(Vec::new())), ServerHealth::default());
     let (noting, telling) = (used.clone(), signer.clone());
-    let keeper = Keeper {
+    let manager = RotationManager {
         store: Store::new(folder.path(), purpose, None),
         template,
         client: Box::new(move |good| {
@@ -182,17 +182,17 @@ fn start(purpose: Purpose, template: Option<Template>, first: Option<Pair>, scri
         }),
         clock,
         metrics: Metrics::new(),
-        progress: progress.clone(),
+        server_health: server_health.clone(),
         at_once: false,
     };
-    tokio::spawn(keeper.keep(sender, CancellationToken::new()));
-    Bench { signer, folder, current, templates, progress, clock, used }
+    tokio::spawn(manager.run(sender, CancellationToken::new()));
+    Bench { signer, folder, current, templates, server_health, clock, used }
 }
 
 impl Bench {
     async fn until(&mut self, wanted: impl Fn(Option<&Pair>) -> bool) {
         let waiting = self.current.wait_for(|pair| wanted(pair.as_deref()));
-        tokio::time::timeout(Duration::from_secs(100_000_000), waiting).await.expect("in time").expect("a keeper");
+        tokio::time::timeout(Duration::from_secs(100_000_000), waiting).await.expect("in time").expect("a manager");
     }
 
     fn wall(&self, second: u64) -> SystemTime {
@@ -207,7 +207,7 @@ async fn without_a_pair_one_is_requested_stored_and_renewed_in_time() {
     let began = Instant::now();
     bench.until(|pair| pair.is_some()).await;
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
-    assert!(bench.progress.healthy());
+    assert!(bench.server_health.healthy());
     let first = bench.current.borrow().clone().expect("a pair");
     assert_eq!(first.leaf.common_name, "system:node:n");
     let stored = Store::new(bench.folder.path(), Purpose::Client, None).load().expect("readable").expect("a pair");
@@ -231,12 +231,12 @@ async fn failed_attempts_are_repeated_with_pauses_and_tell_how_the_server_is() {
     assert_eq!(pauses, [2, 4, 8]);
     for (code, healthy) in [(503, false), (500, false), (401, true), (403, true), (404, true)] {
         let bench = start(Purpose::Client, Some(Template::client("n")), None, &[Does::Refuse(code)]);
-        bench.progress.note(!healthy);
+        bench.server_health.note(!healthy);
         while bench.signer.asked().is_empty() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_eq!(bench.progress.healthy(), healthy, "{code}");
+        assert_eq!(bench.server_health.healthy(), healthy, "{code}");
     }
 }
 
@@ -321,11 +321,11 @@ async fn a_serving_certificate_follows_the_addresses() {
 #[tokio::test(start_paused = true)]
 async fn the_node_is_lost_only_if_the_server_works() {
     let (_sender, none) = watch::channel(None);
-    let (away, works) = (Progress::default(), Progress::default());
+    let (away, works) = (ServerHealth::default(), ServerHealth::default());
     works.note(true);
     let began = Instant::now();
-    super::super::lost(none.clone(), works).await;
+    super::super::wait_until_missing_too_long(none.clone(), works).await;
     assert!((300..=310).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
-    let waiting = super::super::lost(none, away);
+    let waiting = super::super::wait_until_missing_too_long(none, away);
     assert!(tokio::time::timeout(Duration::from_secs(86_400), waiting).await.is_err());
 }

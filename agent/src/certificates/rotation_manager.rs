@@ -17,15 +17,15 @@ use crate::metrics::Metrics;
 use crate::model::Clock;
 
 /// How long one request may wait for its signature.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// The wall clock may be set: it is looked at again after so long at the latest.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
 /// Whether asking for certificates gets anywhere: the API server answers and says what it thinks of us.
 #[derive(Clone, Debug, Default)]
-pub struct Progress(Arc<AtomicBool>);
+pub struct ServerHealth(Arc<AtomicBool>);
 
-impl Progress {
+impl ServerHealth {
     /// The API server works, so what is missing is not its fault.
     pub fn healthy(&self) -> bool {
         self.0.load(Ordering::Relaxed)
@@ -44,8 +44,8 @@ impl Progress {
     }
 }
 
-/// Everything a keeper works with.
-pub struct Keeper {
+/// Everything a manager works with.
+pub struct RotationManager {
     /// Pairs on disk.
     pub store: Store,
     /// What the certificate must say; `None` as long as that is not known.
@@ -57,7 +57,7 @@ pub struct Keeper {
     /// Counted.
     pub metrics: Arc<Metrics>,
     /// How asking goes.
-    pub progress: Progress,
+    pub server_health: ServerHealth,
     /// The first pair is to be replaced at once, however good it is.
     pub at_once: bool,
 }
@@ -71,14 +71,14 @@ enum AttemptError {
     Store(#[from] StoreError),
 }
 
-impl Keeper {
+impl RotationManager {
     /// Keeps the pair until `cancel` is cancelled. `current` holds the pair to begin with, and from then on the one that
     /// counts: `None` while there is none, or only an expired one.
-    pub async fn keep(mut self, current: watch::Sender<Option<Arc<Pair>>>, cancel: CancellationToken) {
+    pub async fn run(mut self, current: watch::Sender<Option<Arc<Pair>>>, cancel: CancellationToken) {
         // The pair stays known after it has expired: its names say whether the next one differs.
         let mut pair = current.borrow().clone();
         self.publish(&current, pair.as_ref());
-        let keeping = async {
+        let rotating = async {
             loop {
                 let Some(template) = self.known_template().await else { return };
                 self.measure(template.purpose, pair.as_deref());
@@ -94,7 +94,7 @@ impl Keeper {
                 }
             }
         };
-        cancel.run_until_cancelled(keeping).await;
+        cancel.run_until_cancelled(rotating).await;
     }
 
     async fn known_template(&mut self) -> Option<Template> {
@@ -190,10 +190,10 @@ impl Keeper {
         let now = self.clock.wall();
         let good = current.borrow().as_ref().is_some_and(|pair| !pair.leaf.expired(now));
         let (client, recovered) = (self.client)(good);
-        let created = |outcome: Result<(), &kube::Error>| self.progress.created(outcome);
-        let pair = request::obtain(&client, recovered, template, PATIENCE, created).await?;
+        let created = |outcome: Result<(), &kube::Error>| self.server_health.created(outcome);
+        let pair = request::obtain(&client, recovered, template, TIMEOUT, created).await?;
         self.store.replace(&pair, self.clock.wall())?;
-        self.progress.note(true);
+        self.server_health.note(true);
         Ok(pair)
     }
 
@@ -243,5 +243,5 @@ impl Keeper {
 }
 
 #[cfg(test)]
-#[path = "keeper_tests.rs"]
+#[path = "rotation_manager_tests.rs"]
 mod tests;

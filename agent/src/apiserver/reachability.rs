@@ -14,52 +14,52 @@ use super::credentials::CredentialError;
 use super::transport::TransportError;
 
 /// How long a watch waits for others to find out that the server knows us again.
-const HELD: Duration = Duration::from_secs(30);
+const MAX_HOLD: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Not tried yet.
     Unknown,
     /// Answers.
-    Reached,
+    Reachable,
     /// Answers that it does not know us.
-    Refused,
+    Unauthorized,
     /// Cannot even be asked: there are no credentials.
-    Without,
+    NoCredentials,
     /// Does not answer.
-    Away,
+    Unreachable,
 }
 
 /// What the last request showed.
-pub struct Reach {
+pub struct Reachability {
     server: String,
     state: Mutex<(State, Instant)>,
     /// The server does not know us.
     unknown: watch::Sender<bool>,
 }
 
-impl Reach {
+impl Reachability {
     /// Nothing is known yet about `server`.
     pub fn new(server: String) -> Self {
         Self { server, state: Mutex::new((State::Unknown, Instant::now())), unknown: watch::Sender::new(false) }
     }
 
     /// Waits while the server does not know us, but not for ever: somebody has to ask.
-    pub async fn until_known(&self) {
+    pub async fn wait_until_authenticated(&self) {
         let mut unknown = self.unknown.subscribe();
         // The sender is ours, and running into the limit is an answer too.
-        let _ = tokio::time::timeout(HELD, unknown.wait_for(|unknown| !unknown)).await;
+        let _ = tokio::time::timeout(MAX_HOLD, unknown.wait_for(|unknown| !unknown)).await;
     }
 
     /// The state before, and how long it lasted, if `now` is another one. Of many requests at once, those begun before
     /// the last change say nothing of what was after it.
-    fn enter(&self, now: State, began: Instant) -> Option<(State, Duration)> {
+    fn transition(&self, now: State, began: Instant) -> Option<(State, Duration)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.0 == now || began < state.1 {
             return None;
         }
         let (before, since) = std::mem::replace(&mut *state, (now, Instant::now()));
-        self.unknown.send_replace(matches!(now, State::Refused | State::Without));
+        self.unknown.send_replace(matches!(now, State::Unauthorized | State::NoCredentials));
         Some((before, since.elapsed()))
     }
 
@@ -67,7 +67,7 @@ impl Reach {
     pub fn answered(&self, status: StatusCode, began: Instant, shown: impl FnOnce() -> String) {
         let server = &self.server;
         if status == StatusCode::UNAUTHORIZED {
-            if self.enter(State::Refused, began).is_some() {
+            if self.transition(State::Unauthorized, began).is_some() {
                 let shown = shown();
                 tracing::error!(
                     server,
@@ -76,9 +76,9 @@ impl Reach {
             }
             return;
         }
-        match self.enter(State::Reached, began) {
+        match self.transition(State::Reachable, began) {
             Some((State::Unknown, _)) => tracing::info!(server, "the API server answers"),
-            Some((State::Refused, after)) => {
+            Some((State::Unauthorized, after)) => {
                 tracing::info!(server, ?after, "the API server accepts our credentials again")
             }
             Some((_, after)) => tracing::info!(server, ?after, "the API server answers again"),
@@ -87,8 +87,8 @@ impl Reach {
     }
 
     /// Nothing could be sent for want of credentials.
-    pub fn without(&self, error: &CredentialError) {
-        if self.enter(State::Without, Instant::now()).is_some() {
+    pub fn no_credentials(&self, error: &CredentialError) {
+        if self.transition(State::NoCredentials, Instant::now()).is_some() {
             tracing::error!(server = self.server, "no credentials for the API server: {error}; trying on");
         }
     }
@@ -96,11 +96,11 @@ impl Reach {
     /// None came to a request begun then.
     pub fn failed(&self, error: &TransportError, began: Instant) {
         // A server closes the connections of whom it refuses; that says nothing new.
-        if matches!(error, TransportError::Redialled) || *self.unknown.borrow() {
+        if matches!(error, TransportError::ConnectionReplaced) || *self.unknown.borrow() {
             tracing::debug!(server = self.server, "no answer: {error}");
             return;
         }
-        if self.enter(State::Away, began).is_some() {
+        if self.transition(State::Unreachable, began).is_some() {
             tracing::warn!(server = self.server, "the API server does not answer: {error}; trying on");
         }
     }
@@ -110,35 +110,35 @@ impl Reach {
 mod tests {
     use super::*;
 
-    fn state(reach: &Reach) -> State {
-        reach.state.lock().expect("a state").0
+    fn state(reachability: &Reachability) -> State {
+        reachability.state.lock().expect("a state").0
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_refusal_counts_until_somebody_is_accepted() {
-        let reach = Reach::new("https://x".to_owned());
-        let answered = |status, began| reach.answered(status, began, String::new);
+        let reachability = Reachability::new("https://x".to_owned());
+        let answered = |status, began| reachability.answered(status, began, String::new);
         let (early, broken) = (Instant::now(), TransportError::Unfinished);
         tokio::time::advance(Duration::from_secs(1)).await;
         answered(StatusCode::UNAUTHORIZED, Instant::now());
-        assert_eq!(state(&reach), State::Refused);
+        assert_eq!(state(&reachability), State::Unauthorized);
         // Its connections are closed, and an answer to an earlier request comes late.
         tokio::time::advance(Duration::from_secs(1)).await;
-        reach.failed(&broken, Instant::now());
+        reachability.failed(&broken, Instant::now());
         answered(StatusCode::OK, early);
-        assert_eq!(state(&reach), State::Refused);
-        let waiting = tokio::time::timeout(HELD / 2, reach.until_known()).await;
+        assert_eq!(state(&reachability), State::Unauthorized);
+        let waiting = tokio::time::timeout(MAX_HOLD / 2, reachability.wait_until_authenticated()).await;
         assert!(waiting.is_err(), "watches wait");
         answered(StatusCode::FORBIDDEN, Instant::now());
-        assert_eq!(state(&reach), State::Reached, "known, though not allowed");
+        assert_eq!(state(&reachability), State::Reachable, "known, though not allowed");
         let began = Instant::now();
-        reach.until_known().await;
+        reachability.wait_until_authenticated().await;
         assert_eq!(began.elapsed(), Duration::ZERO);
         tokio::time::advance(Duration::from_secs(1)).await;
-        reach.failed(&broken, Instant::now());
-        assert_eq!(state(&reach), State::Away);
-        reach.without(&CredentialError::NoToken("/f".into()));
-        reach.until_known().await;
-        assert_eq!(began.elapsed(), Duration::from_secs(1) + HELD, "somebody has to ask");
+        reachability.failed(&broken, Instant::now());
+        assert_eq!(state(&reachability), State::Unreachable);
+        reachability.no_credentials(&CredentialError::NoToken("/f".into()));
+        reachability.wait_until_authenticated().await;
+        assert_eq!(began.elapsed(), Duration::from_secs(1) + MAX_HOLD, "somebody has to ask");
     }
 }
