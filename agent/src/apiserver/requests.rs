@@ -220,7 +220,7 @@ fn may_be_resent(method: &Method, error: &BoxError) -> bool {
 }
 
 /// How long to wait before the same request is sent again, if the server asks for that.
-fn later<B>(answer: &Response<B>) -> Option<Duration> {
+fn retry_after<B>(answer: &Response<B>) -> Option<Duration> {
     let status = answer.status();
     let asks = status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
     let seconds = answer.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;

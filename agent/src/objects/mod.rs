@@ -10,15 +10,15 @@
 //!  watch of all services ─▶ service_variables          TokenRequest ─▶ Tokens ─▶ token
 //! ```
 
-mod entry;
+mod cached_object;
 mod error;
-mod interest;
 mod kind;
+mod object_watch;
 mod references;
+mod registration;
 mod retry;
 mod service_env;
 mod services;
-mod single;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -36,12 +36,12 @@ use kube::Client;
 use tokio::sync::watch;
 
 pub use error::ObjectError;
-pub use interest::Interest;
+pub use registration::Registration;
 pub use token::Token;
-pub use token::TokenClaim;
+pub use token::TokenKey;
 
-use interest::InterestId;
 use references::References;
+use registration::RegistrationId;
 use services::Services;
 use store::Store;
 use token::Tokens;
@@ -121,18 +121,18 @@ impl Objects {
     }
 
     /// From now on the pod's objects are kept at hand. Again for a pod whose spec has changed: what it no longer refers to
-    /// is let go. Dropping `interest` lets go all.
-    pub fn register(&self, pod: &Pod, interest: &mut Interest) {
+    /// is let go. Dropping `registration` lets go all.
+    pub fn register(&self, pod: &Pod, registration: &mut Registration) {
         let Some(inner) = &self.inner else { return };
         let references = References::of(pod);
-        inner.config_maps.register(interest.id, &references.config_maps, &interest.counter);
-        inner.secrets.register(interest.id, &references.secrets, &interest.counter);
-        if interest.release.is_none() {
-            let (id, uid) = (interest.id, interest.uid.clone());
+        inner.config_maps.register(registration.id, &references.config_maps, &registration.counter);
+        inner.secrets.register(registration.id, &references.secrets, &registration.counter);
+        if registration.release.is_none() {
+            let (id, uid) = (registration.id, registration.uid.clone());
             let weak = Arc::downgrade(inner);
-            interest.release = Some(Box::new(move || {
+            registration.release = Some(Box::new(move || {
                 if let Some(inner) = weak.upgrade() {
-                    inner.forget(id, &uid);
+                    inner.unregister(id, &uid);
                 }
             }));
         }
@@ -154,12 +154,12 @@ impl Objects {
         self.inner.as_ref().ok_or(ObjectError::Standalone)?.secrets.get(namespace, name).await
     }
 
-    /// A token that claims what `claim` says: from memory, or a new one if that is due to be replaced.
+    /// A token that claims what `key` says: from memory, or a new one if that is due to be replaced.
     ///
     /// # Errors
     /// None could be had, and none in memory is still valid.
-    pub async fn token(&self, claim: &TokenClaim) -> Result<Token, ObjectError> {
-        self.inner.as_ref().ok_or(ObjectError::StandaloneToken)?.tokens.get(claim).await
+    pub async fn token(&self, key: &TokenKey) -> Result<Token, ObjectError> {
+        self.inner.as_ref().ok_or(ObjectError::StandaloneToken)?.tokens.get(key).await
     }
 
     /// Variables of the services that containers in `namespace` are told of: all of the namespace if `links`, and the API
@@ -191,9 +191,9 @@ impl Objects {
 }
 
 impl Inner {
-    fn forget(&self, id: InterestId, uid: &PodUid) {
-        self.config_maps.forget(id);
-        self.secrets.forget(id);
+    fn unregister(&self, id: RegistrationId, uid: &PodUid) {
+        self.config_maps.unregister(id);
+        self.secrets.unregister(id);
         self.tokens.forget_pod(uid);
     }
 }

@@ -16,15 +16,15 @@ use tokio::time::Instant;
 
 use super::ObjectsConfig;
 use super::Strategy;
-use super::entry::Entry;
-use super::entry::Use;
+use super::cached_object::CachedObject;
+use super::cached_object::PodUse;
 use super::error::ObjectError;
-use super::interest::Changed;
-use super::interest::InterestId;
 use super::kind::Kind;
+use super::object_watch::ObjectKey;
 use super::references::Names;
 use super::references::Need;
-use super::single::Place;
+use super::registration::Changed;
+use super::registration::RegistrationId;
 use crate::apiserver::recovery::Recovered;
 
 /// Watches held at the same time, of all objects together: each is a request that does not end. Objects beyond are read by
@@ -74,58 +74,58 @@ impl Reading {
 /// The objects of one kind.
 pub(super) struct Store<K> {
     reading: Reading,
-    entries: Mutex<HashMap<Place, Arc<Entry<K>>>>,
+    objects: Mutex<HashMap<ObjectKey, Arc<CachedObject<K>>>>,
 }
 
 impl<K: Kind> Store<K> {
     pub(super) fn new(reading: Reading) -> Self {
-        Self { reading, entries: Mutex::default() }
+        Self { reading, objects: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Arc<Entry<K>>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectKey, Arc<CachedObject<K>>>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The pod uses exactly these objects from now on.
-    pub(super) fn register(&self, id: InterestId, names: &Names, changed: &Changed) {
-        let mut entries = self.lock();
-        entries.retain(|place, entry| {
-            let wanted = place.namespace == names.namespace && names.needs.contains_key(&place.name);
-            wanted || !entry.release(id)
+    pub(super) fn register(&self, id: RegistrationId, names: &Names, changed: &Changed) {
+        let mut objects = self.lock();
+        objects.retain(|key, object| {
+            let wanted = key.namespace == names.namespace && names.needs.contains_key(&key.name);
+            wanted || !object.remove_user(id)
         });
         for (name, need) in &names.needs {
-            let place = Place { namespace: names.namespace.clone(), name: name.clone() };
-            if !(is_name(&place.namespace) && is_name(name)) {
+            let key = ObjectKey { namespace: names.namespace.clone(), name: name.clone() };
+            if !(is_name(&key.namespace) && is_name(name)) {
                 continue;
             }
-            let entry = entries.entry(place.clone()).or_insert_with(|| Entry::new(place, self.reading.clone()));
-            entry.claim(id, Use { changed: changed.clone(), always: *need == Need::Always });
+            let object = objects.entry(key.clone()).or_insert_with(|| CachedObject::new(key, self.reading.clone()));
+            object.add_user(id, PodUse { changed: changed.clone(), always: *need == Need::Always });
         }
     }
 
     /// The pod uses none any more.
-    pub(super) fn forget(&self, id: InterestId) {
-        self.lock().retain(|_, entry| !entry.release(id));
+    pub(super) fn unregister(&self, id: RegistrationId) {
+        self.lock().retain(|_, object| !object.remove_user(id));
     }
 
     pub(super) async fn get(&self, namespace: &str, name: &str) -> Result<Arc<K>, ObjectError> {
         if !is_name(name) {
             return Err(ObjectError::BadName { kind: K::WORD, name: name.to_owned() });
         }
-        let place = Place { namespace: namespace.to_owned(), name: name.to_owned() };
-        let Some(entry) = self.lock().get(&place).cloned() else {
+        let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
+        let Some(object) = self.lock().get(&key).cloned() else {
             return Err(ObjectError::NotRegistered { namespace: namespace.to_owned(), name: name.to_owned() });
         };
-        entry.get(Instant::now()).await
+        object.get(Instant::now()).await
     }
 
     /// True if a change of some of these would not be told.
     pub(super) fn has_unwatched(&self, names: &Names) -> bool {
         let always = names.needs.iter().filter(|(_, need)| **need == Need::Always);
-        let entries = self.lock();
+        let objects = self.lock();
         always
-            .map(|(name, _)| Place { namespace: names.namespace.clone(), name: name.clone() })
-            .any(|place| entries.get(&place).is_some_and(|entry| !entry.tells_changes()))
+            .map(|(name, _)| ObjectKey { namespace: names.namespace.clone(), name: name.clone() })
+            .any(|key| objects.get(&key).is_some_and(|object| !object.tells_changes()))
     }
 
     /// When objects that are not watched are to be read again: `syncFrequency`, and up to half of it more.

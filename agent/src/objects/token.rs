@@ -34,14 +34,14 @@ const MAX_JITTER_SECONDS: u64 = 10;
 /// A replacement that failed is tried again after this, while the token in memory is valid.
 const RETRY: Duration = Duration::from_secs(30);
 /// How long a pod that has no token waits for one.
-const PATIENCE: Duration = Duration::from_secs(30);
+const FIRST_TOKEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a pod with a valid token waits for the next one: what it asks for on the way must not take long.
-const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(2);
 const NO_TOKEN: &str = "the API server's answer has no token";
 
 /// What a token is to say.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct TokenClaim {
+pub struct TokenKey {
     /// Namespace of service account and pod.
     pub namespace: String,
     /// `spec.serviceAccountName`.
@@ -77,7 +77,7 @@ impl Failure {
 }
 
 #[derive(Clone, Debug)]
-struct Held {
+struct CachedToken {
     token: Token,
     expires: SystemTime,
 }
@@ -86,7 +86,7 @@ struct Held {
 pub(super) struct Tokens {
     client: Client,
     clock: Clock,
-    held: Mutex<HashMap<TokenClaim, Held>>,
+    held: Mutex<HashMap<TokenKey, CachedToken>>,
     /// The API server has the subresource.
     offered: OnceCell<bool>,
 }
@@ -96,22 +96,22 @@ impl Tokens {
         Self { client, clock, held: Mutex::default(), offered: OnceCell::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<TokenClaim, Held>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<TokenKey, CachedToken>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) async fn get(&self, claim: &TokenClaim) -> Result<Token, ObjectError> {
-        let held = self.lock().get(claim).cloned();
+    pub(super) async fn get(&self, key: &TokenKey) -> Result<Token, ObjectError> {
+        let held = self.lock().get(key).cloned();
         if let Some(held) = &held
             && held.token.refresh_at.is_none_or(|at| self.clock.wall() < at)
         {
             return Ok(held.token.clone());
         }
         let is_valid = held.as_ref().is_some_and(|held| self.clock.wall() < held.expires);
-        let patience = if is_valid { SHORT_PATIENCE } else { PATIENCE };
+        let timeout = if is_valid { RENEWAL_TIMEOUT } else { FIRST_TOKEN_TIMEOUT };
         let mut retry = Retry::default();
         let asked = loop {
-            match self.request(claim, patience).await {
+            match self.request(key, timeout).await {
                 // Whoever has a token can wait for the next time.
                 Err(Failure { refused: true, .. }) if !is_valid && let Some(soon) = retry.soon() => {
                     tokio::time::sleep(soon).await;
@@ -124,32 +124,32 @@ impl Tokens {
                 let now = self.clock.wall();
                 let mut all = self.lock();
                 all.retain(|_, held| now < held.expires);
-                all.insert(claim.clone(), fresh.clone());
+                all.insert(key.clone(), fresh.clone());
                 Ok(fresh.token)
             }
-            Err(failure) => self.make_do(claim, held, failure.cause),
+            Err(failure) => self.fall_back(key, held, failure.cause),
         }
     }
 
     /// The old token, as long as it is valid.
-    fn make_do(&self, claim: &TokenClaim, held: Option<Held>, cause: String) -> Result<Token, ObjectError> {
+    fn fall_back(&self, key: &TokenKey, held: Option<CachedToken>, cause: String) -> Result<Token, ObjectError> {
         let now = self.clock.wall();
         match held {
             None => Err(ObjectError::NoToken(cause)),
-            Some(held) if held.expires < now => Err(ObjectError::TokenExpired { key: claim.to_string(), cause }),
+            Some(held) if held.expires < now => Err(ObjectError::TokenExpired { key: key.to_string(), cause }),
             Some(held) => {
-                tracing::warn!(%claim, cause, "service account token not replaced; the old one is still valid");
+                tracing::warn!(%key, cause, "service account token not replaced; the old one is still valid");
                 Ok(Token { refresh_at: Some(now + RETRY), ..held.token })
             }
         }
     }
 
-    async fn request(&self, claim: &TokenClaim, patience: Duration) -> Result<Held, Failure> {
-        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &claim.namespace);
-        let wanted = request_of(claim);
+    async fn request(&self, key: &TokenKey, timeout: Duration) -> Result<CachedToken, Failure> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &key.namespace);
+        let wanted = request_of(key);
         let params = PostParams::default();
-        let asked = accounts.create_token_request(&claim.service_account, &params, &wanted);
-        let answer = match tokio::time::timeout(patience, asked).await {
+        let asked = accounts.create_token_request(&key.service_account, &params, &wanted);
+        let answer = match tokio::time::timeout(timeout, asked).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) if code(&error) == Some(404) && !self.offers_tokens().await => {
                 return Err(Failure::of("the API server does not have TokenRequest endpoints enabled"));
@@ -157,7 +157,7 @@ impl Tokens {
             Ok(Err(error)) => {
                 return Err(Failure { refused: code(&error) == Some(403), ..Failure::of(describe(&error)) });
             }
-            Err(_) => return Err(Failure::of(format!("the API server did not answer within {patience:?}"))),
+            Err(_) => return Err(Failure::of(format!("the API server did not answer within {timeout:?}"))),
         };
         let status = answer.status.ok_or_else(|| Failure::of(NO_TOKEN))?;
         let (Some(text), Some(expires)) = (status.token, status.expiration_timestamp) else {
@@ -168,10 +168,10 @@ impl Tokens {
         let lifetime = answer.spec.and_then(|spec| spec.expiration_seconds);
         let lifetime = lifetime.and_then(|seconds| u64::try_from(seconds).ok());
         if lifetime.is_none() {
-            tracing::error!(%claim, "a service account token came without its lifetime and is never replaced");
+            tracing::error!(%key, "a service account token came without its lifetime and is never replaced");
         }
         let refresh_at = lifetime.map(|seconds| refresh_at(expires, Duration::from_secs(seconds), jitter));
-        Ok(Held { token: Token { text: text.into(), refresh_at }, expires })
+        Ok(CachedToken { token: Token { text: text.into(), refresh_at }, expires })
     }
 
     /// Looked up once; if that fails the subresource is taken to be there.
@@ -184,22 +184,22 @@ impl Tokens {
     }
 
     pub(super) fn forget_pod(&self, uid: &PodUid) {
-        self.lock().retain(|claim, _| claim.pod.1 != *uid);
+        self.lock().retain(|key, _| key.pod.1 != *uid);
     }
 }
 
-fn request_of(claim: &TokenClaim) -> TokenRequest {
+fn request_of(key: &TokenKey) -> TokenRequest {
     let bound = BoundObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),
-        name: Some(claim.pod.0.clone()),
-        uid: Some(claim.pod.1.to_string()),
+        name: Some(key.pod.0.clone()),
+        uid: Some(key.pod.1.to_string()),
     };
     TokenRequest {
         spec: Some(TokenRequestSpec {
-            audiences: Some(claim.audiences.clone()).filter(|audiences| !audiences.is_empty()),
+            audiences: Some(key.audiences.clone()).filter(|audiences| !audiences.is_empty()),
             bound_object_ref: Some(bound),
-            expiration_seconds: claim.expiration_seconds,
+            expiration_seconds: key.expiration_seconds,
         }),
         ..TokenRequest::default()
     }
@@ -213,7 +213,7 @@ fn refresh_at(expires: SystemTime, lifetime: Duration, jitter: Duration) -> Syst
     by_life.min(by_age)
 }
 
-impl fmt::Display for TokenClaim {
+impl fmt::Display for TokenKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { namespace, service_account, audiences, expiration_seconds, pod: (pod, uid) } = self;
         let seconds = expiration_seconds.unwrap_or(0);

@@ -29,7 +29,7 @@ use crate::model::PodRef;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::restart::RestartGates;
-use crate::objects::Interest;
+use crate::objects::Registration;
 use crate::pleg::InspectError;
 use crate::pleg::PlegHandle;
 use crate::recorder::EventType;
@@ -120,7 +120,7 @@ pub struct Worker {
     pub(super) history: BackoffHistory,
     pub(super) syncing: syncing::Memory,
     /// The pod's claim on API objects; ends with the worker.
-    pub(super) interest: Interest,
+    pub(super) interest: Registration,
     /// When the worker's own last action ended: older snapshots do not count.
     pub(super) acted_at: Option<Instant>,
     /// The last look at a pod whose processes are all gone and whose API object need not wait for more.
@@ -135,7 +135,7 @@ impl Worker {
     /// A worker that has done nothing yet.
     pub fn new(uid: PodUid, mailbox: Arc<Mailbox>, context: Arc<WorkerContext>) -> Self {
         let history = BackoffHistory::for_crash_loops(context.max_backoff);
-        let interest = Interest::new(uid.clone());
+        let interest = Registration::new(uid.clone());
         let (syncing, counted) = (syncing::Memory::default(), Counted::default());
         Self { uid, mailbox, context, history, syncing, interest, acted_at: None, gone: None, stopping: None, counted }
     }

@@ -41,10 +41,10 @@ impl Room {
         self.api.put(&format!("configmaps/ns/{name}"), json!({"data": {"k": value}}));
     }
 
-    fn register(&self, uid: &str, volumes: &[&str], envs: &[&str]) -> Interest {
-        let mut interest = Interest::new(uid.into());
-        self.objects.register(&pod(uid, volumes, envs), &mut interest);
-        interest
+    fn register(&self, uid: &str, volumes: &[&str], envs: &[&str]) -> Registration {
+        let mut registration = Registration::new(uid.into());
+        self.objects.register(&pod(uid, volumes, envs), &mut registration);
+        registration
     }
 }
 
@@ -57,32 +57,32 @@ fn pod(uid: &str, volumes: &[&str], envs: &[&str]) -> Pod {
 }
 
 /// The next change is told within a second.
-async fn told(interest: &mut Interest) -> bool {
-    tokio::time::timeout(Duration::from_secs(1), interest.changed()).await.is_ok()
+async fn told(registration: &mut Registration) -> bool {
+    tokio::time::timeout(Duration::from_secs(1), registration.changed()).await.is_ok()
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_object_is_read_once_and_its_changes_are_told() {
     let room = Room::new(Strategy::Watch);
     room.put("a", "1");
-    let mut interest = room.register("u", &["a"], &[]);
+    let mut registration = room.register("u", &["a"], &[]);
     assert_eq!(room.value("a").await, "1");
     assert_eq!(room.value("a").await, "1");
     let requests = room.api.take_requests();
     assert_eq!(requests.len(), 1, "{requests:?}");
     assert!(requests[0].contains("/configmaps?fieldSelector=metadata.name%3Da&watch=true"), "{requests:?}");
-    assert!(!told(&mut interest).await, "what is read first is no change");
+    assert!(!told(&mut registration).await, "what is read first is no change");
 
     room.put("a", "2");
-    assert!(told(&mut interest).await);
-    assert_eq!((interest.generation(), room.value("a").await), (1, "2".into()));
+    assert!(told(&mut registration).await);
+    assert_eq!((registration.generation(), room.value("a").await), (1, "2".into()));
     room.put("a", "2");
-    assert!(!told(&mut interest).await, "the same again");
+    assert!(!told(&mut registration).await, "the same again");
     room.api.delete("configmaps/ns/a");
-    assert!(told(&mut interest).await);
+    assert!(told(&mut registration).await);
     assert_eq!(room.value("a").await, "configmap \"a\" not found");
     room.put("a", "3");
-    assert!(told(&mut interest).await);
+    assert!(told(&mut registration).await);
     assert_eq!(room.value("a").await, "3");
     assert!(room.objects.config_map("ns", "a").await.expect("it is there").metadata.annotations.is_none(), "trimmed");
     assert_eq!(room.api.take_requests(), [""; 0]);
@@ -104,7 +104,7 @@ async fn only_what_pods_refer_to_is_read_and_only_as_long() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(room.value("a").await, "object \"ns\"/\"a\" not registered");
     assert_eq!(room.api.watches(), 1);
-    // A successor registers before the claim of the one before is dropped.
+    // A successor registers before the key of the one before is dropped.
     let three = room.register("two", &["d"], &[]);
     drop(two);
     assert_eq!(room.value("d").await, "configmap \"d\" not found");
@@ -116,7 +116,7 @@ async fn only_what_pods_refer_to_is_read_and_only_as_long() {
 async fn a_first_read_waits_a_second_and_no_longer() {
     let room = Room::new(Strategy::Watch);
     room.api.away(true);
-    let mut interest = room.register("u", &["a"], &[]);
+    let mut registration = room.register("u", &["a"], &[]);
     let began = tokio::time::Instant::now();
     let error = room.value("a").await;
     assert!(error.starts_with("failed to sync configmap cache: "), "{error}");
@@ -124,7 +124,7 @@ async fn a_first_read_waits_a_second_and_no_longer() {
     assert_eq!(began.elapsed(), Duration::from_secs(1));
     room.api.away(false);
     room.put("a", "1");
-    tokio::time::timeout(Duration::from_secs(60), interest.changed()).await.expect("told when it can be had");
+    tokio::time::timeout(Duration::from_secs(60), registration.changed()).await.expect("told when it can be had");
     assert_eq!(room.value("a").await, "1");
 }
 
@@ -132,7 +132,7 @@ async fn a_first_read_waits_a_second_and_no_longer() {
 async fn what_is_known_stays_known_while_the_api_server_is_away() {
     let room = Room::new(Strategy::Watch);
     room.put("a", "1");
-    let mut interest = room.register("u", &["a"], &[]);
+    let mut registration = room.register("u", &["a"], &[]);
     assert_eq!(room.value("a").await, "1");
     room.api.away(true);
     tokio::time::sleep(Duration::from_secs(300)).await;
@@ -145,7 +145,7 @@ async fn what_is_known_stays_known_while_the_api_server_is_away() {
     tokio::time::timeout(Duration::from_secs(61), async {
         while room.value("a").await != "3" {
             room.put("a", "3");
-            let _ = tokio::time::timeout(Duration::from_secs(1), interest.changed()).await;
+            let _ = tokio::time::timeout(Duration::from_secs(1), registration.changed()).await;
         }
     })
     .await
@@ -169,11 +169,11 @@ async fn servers_without_streaming_lists_are_listed() {
     let room = Room::new(Strategy::Watch);
     room.put("a", "1");
     room.api.state().old = true;
-    let mut interest = room.register("u", &["a"], &["b"]);
+    let mut registration = room.register("u", &["a"], &["b"]);
     assert_eq!((room.value("a").await, room.value("b").await), ("1".into(), "configmap \"b\" not found".into()));
     tokio::time::sleep(Duration::from_secs(1)).await;
     room.put("a", "2");
-    assert!(told(&mut interest).await);
+    assert!(told(&mut registration).await);
     assert_eq!(room.value("a").await, "2");
 }
 
@@ -270,8 +270,8 @@ async fn hostile_names_are_not_asked_for() {
     assert_eq!(room.api.take_requests(), [""; 0]);
 }
 
-fn claim(seconds: i64) -> TokenClaim {
-    TokenClaim {
+fn key(seconds: i64) -> TokenKey {
+    TokenKey {
         namespace: "ns".into(),
         service_account: "sa".into(),
         audiences: Vec::new(),
@@ -283,8 +283,8 @@ fn claim(seconds: i64) -> TokenClaim {
 #[tokio::test(start_paused = true)]
 async fn tokens_are_kept_and_replaced_in_time() {
     let room = Room::new(Strategy::Watch);
-    let interest = room.register("u", &[], &[]);
-    let text = async |seconds| match room.objects.token(&claim(seconds)).await {
+    let registration = room.register("u", &[], &[]);
+    let text = async |seconds| match room.objects.token(&key(seconds)).await {
         Ok(token) => token.text.expose_secret().to_owned(),
         Err(error) => error.to_string(),
     };
@@ -298,7 +298,7 @@ async fn tokens_are_kept_and_replaced_in_time() {
     assert_eq!(text(3600).await, "token-3", "four fifths are over");
     room.api.away(true);
     tokio::time::sleep(Duration::from_secs(3000)).await;
-    let token = room.objects.token(&claim(3600)).await.expect("the old one is still valid");
+    let token = room.objects.token(&key(3600)).await.expect("the old one is still valid");
     assert_eq!(token.text.expose_secret(), "token-3");
     assert!(token.refresh_at.is_some(), "to be tried again");
     tokio::time::sleep(Duration::from_secs(700)).await;
@@ -307,7 +307,7 @@ async fn tokens_are_kept_and_replaced_in_time() {
     assert!(text(601).await.starts_with("failed to fetch token: "));
     room.api.away(false);
     assert_eq!(text(3600).await, "token-4");
-    drop(interest);
+    drop(registration);
     assert_eq!(text(3600).await, "token-5", "forgotten with the pod");
 }
 
@@ -318,12 +318,12 @@ async fn a_token_that_is_refused_at_first_is_asked_for_again_soon() {
     let refused = |times| room.api.state().refusals = times;
     refused(5);
     let began = tokio::time::Instant::now();
-    let token = room.objects.token(&claim(3600)).await.expect("the API server has learnt whose pod it is");
+    let token = room.objects.token(&key(3600)).await.expect("the API server has learnt whose pod it is");
     assert_eq!(token.text.expose_secret(), "token-1");
     assert!(began.elapsed() < Duration::from_millis(400), "{:?}", began.elapsed());
     // Who may not have one at all hears of it.
     refused(100);
-    let error = room.objects.token(&claim(600)).await.expect_err("refused").to_string();
+    let error = room.objects.token(&key(600)).await.expect_err("refused").to_string();
     assert!(error.starts_with("failed to fetch token: ") && error.contains("no relationship found"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
@@ -346,7 +346,7 @@ async fn alone_there_is_nothing() {
     let text = "not supported due to running kubelet in standalone mode";
     assert_eq!(objects.config_map("ns", "a").await.expect_err("nothing").to_string(), text);
     assert_eq!(objects.secret("ns", "a").await.expect_err("nothing").to_string(), text);
-    let error = objects.token(&claim(600)).await.expect_err("nothing").to_string();
+    let error = objects.token(&key(600)).await.expect_err("nothing").to_string();
     assert_eq!(error, "cannot use TokenManager when kubelet is in standalone mode");
     assert!(objects.service_variables("ns", true, true).await.expect("none").is_empty());
 }

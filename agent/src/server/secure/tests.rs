@@ -243,7 +243,7 @@ fn mounted() -> Mounted {
             let (mut reader, mut writer) = tokio::io::split(&mut stream);
             // Either end may end it.
             let _ = tokio::io::copy(&mut reader, &mut writer).await;
-            drop(lasting);
+            drop(in_flight);
         });
         let response = hyper::Response::builder().status(101).header("connection", "upgrade").header("upgrade", "echo");
         response.body(axum::body::Body::empty()).expect("a response")

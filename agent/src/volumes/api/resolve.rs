@@ -22,7 +22,7 @@ use super::payload::Payload;
 use crate::model::Amount;
 use crate::objects::ObjectError;
 use crate::objects::Objects;
-use crate::objects::TokenClaim;
+use crate::objects::TokenKey;
 use crate::volumes::VolumeError;
 
 /// Content, and when some of it grows old.
@@ -122,7 +122,7 @@ impl Resolver<'_> {
     async fn token(&self, source: &ServiceAccountTokenProjection, default_mode: u32) -> Result<Resolved, VolumeError> {
         let meta = &self.pod.metadata;
         let account = self.pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
-        let claim = TokenClaim {
+        let claim = TokenKey {
             namespace: self.namespace().to_owned(),
             service_account: account.unwrap_or_default(),
             audiences: source.audience.clone().filter(|audience| !audience.is_empty()).into_iter().collect(),

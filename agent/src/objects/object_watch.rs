@@ -2,7 +2,7 @@
 //!
 //! A field selector `metadata.name` names the object, which is what the node's rights cover. Ends only with an immutable
 //! object or when its listener has enough; what fails is tried again, from where it stopped if the API server still knows
-//! that place.
+//! that key.
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -34,14 +34,14 @@ const INITIAL_END: &str = "k8s.io/initial-events-end";
 
 /// Where one object is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place {
+pub(super) struct ObjectKey {
     pub(super) namespace: String,
     pub(super) name: String,
 }
 
 /// What a watch learns.
 #[derive(Debug)]
-pub(super) enum News<K> {
+pub(super) enum WatchUpdate<K> {
     /// The object as it is now, or that there is none.
     Now(Option<K>),
     /// The API server could not be asked; what was known stays.
@@ -53,23 +53,23 @@ pub(super) enum News<K> {
 pub(super) async fn watch<K: Kind>(
     client: Client,
     mut recovered: Recovered,
-    place: Place,
+    key: ObjectKey,
     streaming: &AtomicBool,
-    mut listen: impl FnMut(News<K>) -> ControlFlow<()> + Send,
+    mut listen: impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send,
 ) {
     let mut retry = Retry::default();
     let mut seen = None;
     loop {
         let began = Instant::now();
         let mut progress = false;
-        let mut hear = |news: News<K>| {
+        let mut hear = |news: WatchUpdate<K>| {
             progress = true;
             listen(news)
         };
         let listed = seen.is_none() && !streaming.load(Relaxed);
         let result = match listed {
-            true => list(&client, &place, &mut seen, &mut hear).await,
-            false => stream(&client, &place, &mut seen, &mut hear).await,
+            true => list(&client, &key, &mut seen, &mut hear).await,
+            false => stream(&client, &key, &mut seen, &mut hear).await,
         };
         if progress {
             retry.reset();
@@ -87,11 +87,11 @@ pub(super) async fn watch<K: Kind>(
                     }
                     continue;
                 }
-                // 410: the place to go on from is forgotten. Others may be as well: better to begin anew.
+                // 410: the key to go on from is forgotten. Others may be as well: better to begin anew.
                 if status.is_some() {
                     seen = None;
                 }
-                if listen(News::Failed(describe(&error))).is_break() {
+                if listen(WatchUpdate::Failed(describe(&error))).is_break() {
                     return;
                 }
                 retry.after(status == Some(403), fastrand::f64())
@@ -104,9 +104,9 @@ pub(super) async fn watch<K: Kind>(
 /// One watch request, to its end.
 async fn stream<K: Kind>(
     client: &Client,
-    place: &Place,
+    key: &ObjectKey,
     seen: &mut Option<String>,
-    listen: &mut (impl FnMut(News<K>) -> ControlFlow<()> + Send),
+    listen: &mut (impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send),
 ) -> Result<ControlFlow<()>, kube::Error> {
     let seconds = fastrand::u64(LIFETIME);
     let from = match seen {
@@ -114,7 +114,7 @@ async fn stream<K: Kind>(
         None => "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned(),
     };
     let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
-    let mut events = pin!(client.request_events::<K>(request::<K>(place, &query)?).await?);
+    let mut events = pin!(client.request_events::<K>(request::<K>(key, &query)?).await?);
     let mut exists = seen.is_some();
     let until = Instant::now() + Duration::from_secs(seconds) + OVERDUE;
     // A watch whose end does not arrive is given up.
@@ -126,20 +126,20 @@ async fn stream<K: Kind>(
                 if let (Some(seen), Some(version)) = (seen.as_mut(), &object.meta().resource_version) {
                     seen.clone_from(version);
                 }
-                listen(News::Now(Some(object)))
+                listen(WatchUpdate::Now(Some(object)))
             }
             WatchEvent::Deleted(mut object) => {
                 if let (Some(seen), Some(version)) = (seen.as_mut(), &object.meta().resource_version) {
                     seen.clone_from(version);
                 }
-                listen(News::Now(None))
+                listen(WatchUpdate::Now(None))
             }
             WatchEvent::Bookmark(bookmark) => {
                 let complete = bookmark.metadata.annotations.get(INITIAL_END).is_some_and(|value| value == "true");
                 if complete || seen.is_some() {
                     *seen = Some(bookmark.metadata.resource_version);
                 }
-                if complete && !exists { listen(News::Now(None)) } else { ControlFlow::Continue(()) }
+                if complete && !exists { listen(WatchUpdate::Now(None)) } else { ControlFlow::Continue(()) }
             }
             WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
         };
@@ -153,9 +153,9 @@ async fn stream<K: Kind>(
 /// The object as it is, for API servers whose watches do not begin with that.
 async fn list<K: Kind>(
     client: &Client,
-    place: &Place,
+    key: &ObjectKey,
     seen: &mut Option<String>,
-    listen: &mut (impl FnMut(News<K>) -> ControlFlow<()> + Send),
+    listen: &mut (impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send),
 ) -> Result<ControlFlow<()>, kube::Error> {
     #[derive(Deserialize)]
     #[serde(bound = "K: Kind")]
@@ -163,14 +163,14 @@ async fn list<K: Kind>(
         metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta,
         items: Option<Vec<K>>,
     }
-    let list: List<K> = client.request(request::<K>(place, "limit=1")?).await?;
+    let list: List<K> = client.request(request::<K>(key, "limit=1")?).await?;
     *seen = list.metadata.resource_version;
-    Ok(listen(News::Now(list.items.into_iter().flatten().next())))
+    Ok(listen(WatchUpdate::Now(list.items.into_iter().flatten().next())))
 }
 
 /// Names are checked by the caller: nothing in them needs escaping.
-fn request<K: Kind>(place: &Place, query: &str) -> Result<Request<Vec<u8>>, kube::Error> {
-    let Place { namespace, name } = place;
+fn request<K: Kind>(key: &ObjectKey, query: &str) -> Result<Request<Vec<u8>>, kube::Error> {
+    let ObjectKey { namespace, name } = key;
     let plural = K::PLURAL;
     let uri = format!("/api/v1/namespaces/{namespace}/{plural}?fieldSelector=metadata.name%3D{name}&{query}");
     Request::get(uri).body(Vec::new()).map_err(kube::Error::HttpError)

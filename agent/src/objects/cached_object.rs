@@ -17,12 +17,12 @@ use super::Strategy;
 use super::error::ObjectError;
 use super::error::code;
 use super::error::describe;
-use super::interest::Changed;
-use super::interest::InterestId;
 use super::kind::Kind;
-use super::single;
-use super::single::News;
-use super::single::Place;
+use super::object_watch;
+use super::object_watch::ObjectKey;
+use super::object_watch::WatchUpdate;
+use super::registration::Changed;
+use super::registration::RegistrationId;
 use super::store::Reading;
 
 /// How long a reader waits for an object that has never been read.
@@ -34,7 +34,7 @@ const GET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How one pod uses an object.
 #[derive(Debug)]
-pub(super) struct Use {
+pub(super) struct PodUse {
     /// Told of changes.
     pub(super) changed: Changed,
     /// As long as it runs, not only when a container starts.
@@ -57,7 +57,7 @@ struct Known<K> {
 }
 
 /// One object, shared by the store, its watch and its readers.
-pub(super) struct Entry<K> {
+pub(super) struct CachedObject<K> {
     shared: Arc<Shared<K>>,
     /// The watch; `None` while there is none.
     watch: Mutex<Option<AbortOnDropHandle<()>>>,
@@ -67,17 +67,17 @@ pub(super) struct Entry<K> {
 }
 
 struct Shared<K> {
-    place: Place,
+    key: ObjectKey,
     known: watch::Sender<Known<K>>,
-    users: Mutex<HashMap<InterestId, Use>>,
+    users: Mutex<HashMap<RegistrationId, PodUse>>,
     last_read: Mutex<Instant>,
 }
 
-impl<K: Kind> Entry<K> {
-    pub(super) fn new(place: Place, reading: Reading) -> Arc<Self> {
+impl<K: Kind> CachedObject<K> {
+    pub(super) fn new(key: ObjectKey, reading: Reading) -> Arc<Self> {
         let known = Known { object: None, fresh: false, failure: None, missed: false, fetched: None };
         let shared = Shared {
-            place,
+            key,
             known: watch::Sender::new(known),
             users: Mutex::default(),
             last_read: Mutex::new(Instant::now()),
@@ -91,7 +91,7 @@ impl<K: Kind> Entry<K> {
     }
 
     /// A pod needs the object. Reading begins at once.
-    pub(super) fn claim(&self, id: InterestId, usage: Use) {
+    pub(super) fn add_user(&self, id: RegistrationId, usage: PodUse) {
         let first = self.shared.users().insert(id, usage).is_none();
         if self.reading.strategy == Strategy::Watch {
             self.ensure_watch();
@@ -106,7 +106,7 @@ impl<K: Kind> Entry<K> {
     }
 
     /// The pod does not need it any more. True if nobody does.
-    pub(super) fn release(&self, id: InterestId) -> bool {
+    pub(super) fn remove_user(&self, id: RegistrationId) -> bool {
         let mut users = self.shared.users();
         users.remove(&id);
         users.is_empty()
@@ -158,15 +158,15 @@ impl<K: Kind> Entry<K> {
         }
         // A cached answer is enough where this object has been seen before; a new pod must not get an old one.
         let cheap = self.reading.strategy == Strategy::Cache && fetched.is_some();
-        let patience = if object.is_some() { FIRST_READ } else { GET_TIMEOUT };
-        match self.ask(cheap, patience).await {
+        let timeout = if object.is_some() { FIRST_READ } else { GET_TIMEOUT };
+        match self.ask(cheap, timeout).await {
             Ok(answer) if cheap && answer.as_ref().is_some_and(|answer| self.shared.is_older(answer)) => {
                 // A cache of the API server lags behind what another one said.
                 self.shared.known.send_modify(|known| known.fetched = Some(now));
                 self.shared.found(object.flatten())
             }
             Ok(answer) => {
-                self.shared.learn(answer, Some(now));
+                self.shared.store(answer, Some(now));
                 self.shared.found(self.shared.known.borrow().object.clone().flatten())
             }
             Err(error) => {
@@ -179,17 +179,17 @@ impl<K: Kind> Entry<K> {
         }
     }
 
-    async fn ask(&self, cheap: bool, patience: Duration) -> Result<Option<K>, String> {
-        let Place { namespace, name } = &self.shared.place;
+    async fn ask(&self, cheap: bool, timeout: Duration) -> Result<Option<K>, String> {
+        let ObjectKey { namespace, name } = &self.shared.key;
         let version = if cheap { "?resourceVersion=0" } else { "" };
         let uri = format!("/api/v1/namespaces/{namespace}/{}/{name}{version}", K::PLURAL);
         let request = http::Request::get(uri).body(Vec::new()).map_err(|error| error.to_string())?;
-        let answer = tokio::time::timeout(patience, self.reading.client.request::<K>(request)).await;
+        let answer = tokio::time::timeout(timeout, self.reading.client.request::<K>(request)).await;
         match answer {
             Ok(Ok(object)) => Ok(Some(object)),
             Ok(Err(error)) if code(&error) == Some(404) => Ok(None),
             Ok(Err(error)) => Err(describe(&error)),
-            Err(_) => Err(format!("reading {} {namespace}/{name} took longer than {patience:?}", K::WORD)),
+            Err(_) => Err(format!("reading {} {namespace}/{name} took longer than {timeout:?}", K::WORD)),
         }
     }
 
@@ -217,15 +217,15 @@ impl<K: Kind> Entry<K> {
 async fn keep_watching<K: Kind>(shared: Arc<Shared<K>>, reading: Reading, _permit: OwnedSemaphorePermit) {
     let listener = shared.clone();
     let listen = move |news| match news {
-        News::Now(object) => {
-            listener.learn(object, None);
+        WatchUpdate::Now(object) => {
+            listener.store(object, None);
             if listener.is_immutable() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         }
-        News::Failed(error) => {
+        WatchUpdate::Failed(error) => {
             tracing::debug!(
                 kind = K::WORD,
-                namespace = listener.place.namespace,
-                name = listener.place.name,
+                namespace = listener.key.namespace,
+                name = listener.key.name,
                 error,
                 "not watched"
             );
@@ -234,13 +234,13 @@ async fn keep_watching<K: Kind>(shared: Arc<Shared<K>>, reading: Reading, _permi
         }
     };
     tokio::select! {
-        () = single::watch(reading.client, reading.recovered, shared.place.clone(), &reading.streaming, listen) => {}
+        () = object_watch::watch(reading.client, reading.recovered, shared.key.clone(), &reading.streaming, listen) => {}
         () = shared.idle(reading.idle) => {}
     }
 }
 
 impl<K: Kind> Shared<K> {
-    fn users(&self) -> MutexGuard<'_, HashMap<InterestId, Use>> {
+    fn users(&self) -> MutexGuard<'_, HashMap<RegistrationId, PodUse>> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -253,7 +253,7 @@ impl<K: Kind> Shared<K> {
     }
 
     fn found(&self, object: Option<Arc<K>>) -> Result<Arc<K>, ObjectError> {
-        object.ok_or_else(|| ObjectError::NotFound { kind: K::WORD, name: self.place.name.clone() })
+        object.ok_or_else(|| ObjectError::NotFound { kind: K::WORD, name: self.key.name.clone() })
     }
 
     /// The answer is from before what is known.
@@ -264,7 +264,7 @@ impl<K: Kind> Shared<K> {
     }
 
     /// Takes in what the API server says, and tells the users if that is news to them.
-    fn learn(&self, object: Option<K>, fetched: Option<Instant>) {
+    fn store(&self, object: Option<K>, fetched: Option<Instant>) {
         let object = object.map(|mut object| {
             object.trim();
             Arc::new(object)
