@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use keblet::model::PodUid;
-use keblet::status::Ending;
+use keblet::status::TerminationReason;
 use keblet_proto::cri::v1;
 use keblet_tests::cri::*;
 use keblet_tests::node::{Agent, PodOf, Seen, Senses, pod};
@@ -517,7 +517,8 @@ async fn a_machine_that_goes_down_takes_its_pods_along() {
     let begin = Instant::now();
     let uid = PodUid::from(web.build().metadata.uid.clone().expect("a UID").as_str());
     let message = "Pod was terminated in response to imminent node shutdown.";
-    let ending = Ending { reason: "Terminated", message: message.to_owned(), disruption: Some(message.to_owned()) };
+    let ending =
+        TerminationReason { reason: "Terminated", message: message.to_owned(), disruption: Some(message.to_owned()) };
     agent.kill(uid.clone(), 5, ending).await;
     assert!(begin.elapsed() < secs(8), "its own grace period is longer: {:?}", begin.elapsed());
     let status = agent.statuses.get(&uid).expect("a status");

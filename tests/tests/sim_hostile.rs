@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::VolumeMount;
 use keblet::model::{Pod, PodUid};
-use keblet::status::Ending;
+use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
 use keblet_tests::node::{Agent, PodOf, Senses, pod};
 use tokio::time::sleep;
@@ -92,7 +92,7 @@ async fn who_is_in_a_hurry_need_not_wait_for_a_longer_grace() {
     let agent = start(&sim, folder.path(), vec![stubborn]);
     until(&sim, "it runs", |l| l.live("web", "main").is_some()).await;
     let uid = PodUid::from("web-uid");
-    let end = Ending { reason: "Terminated", message: String::new(), disruption: None };
+    let end = TerminationReason { reason: "Terminated", message: String::new(), disruption: None };
     let began = tokio::time::Instant::now();
     let patient = agent.kill(uid.clone(), i64::MAX, end.clone());
     let hasty = async {

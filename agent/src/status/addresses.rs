@@ -10,18 +10,18 @@ use crate::model::spec;
 
 use super::StatusInput;
 
-/// Fills `hostIP(s)` and `podIP(s)`. Pods in the node's network take the node's addresses; what was set for them
-/// before stays, and only a second family may be added.
+/// Sets `hostIP(s)` and `podIP(s)`. Host-network pods take the node's addresses; once set they stay, and only a second
+/// family may be added.
 pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
     let node = input.node.map(|node| node.ips.as_slice()).unwrap_or_default();
     let mut ips = one_per_family(&input.snapshot.ips, node.first().map(String::as_str));
-    let before = input.old.pod_ips.iter().flatten().map(|ip| ip.ip.clone());
+    let previous = input.old.pod_ips.iter().flatten().map(|ip| ip.ip.clone());
     if input.is_terminal && ips.is_empty() {
-        // Its sandbox may be gone by now; where the pod was is still worth knowing.
-        ips = before.collect();
+        // A terminated pod keeps the addresses of its removed sandbox.
+        ips = previous.collect();
     } else if spec::host_network(input.pod) {
         if ips.is_empty() {
-            ips = before.collect();
+            ips = previous.collect();
         }
         if ips.is_empty() {
             ips.extend(node.first().cloned());
@@ -30,7 +30,7 @@ pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
         ips.extend(second.cloned());
     }
     if node.is_empty() {
-        // What was told in an earlier life of the agent is not taken back for not being known yet.
+        // Keeps what was reported before a restart of the agent until the addresses are known again.
         status.host_ip.clone_from(&input.old.host_ip);
         status.host_ips.clone_from(&input.old.host_ips);
     } else {

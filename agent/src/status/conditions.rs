@@ -1,4 +1,4 @@
-//! The conditions of a pod. Transition times are the store's to fill in.
+//! Pod conditions. The status cache fills in transition times.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::PodCondition;
@@ -43,7 +43,7 @@ pub(super) fn is_shared(type_: &str) -> bool {
 }
 
 /// True for conditions the agent writes, alone or with others.
-pub(super) fn is_written_here(type_: &str) -> bool {
+pub(super) fn is_written_by_agent(type_: &str) -> bool {
     is_owned(type_) || is_shared(type_)
 }
 
@@ -57,28 +57,28 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
     let containers_ready = containers_ready(input, status);
     let gates = readiness_gates(input, &conditions);
     let ready = if containers_ready.is_true { gates } else { containers_ready.clone() };
-    let verdicts = [
-        (READY_TO_START, sandbox_serves(input)),
+    let values = [
+        (READY_TO_START, ready_to_start_containers(input)),
         (INITIALIZED, initialized(input, status)),
         (READY, ready),
         (CONTAINERS_READY, containers_ready),
-        (POD_SCHEDULED, Verdict::yes()),
+        (POD_SCHEDULED, ConditionValue::yes()),
     ];
     let generation = input.pod.metadata.generation;
-    conditions.extend(verdicts.into_iter().map(|(type_, verdict)| verdict.condition(type_, generation)));
-    conditions.extend(restarting_all(input, status).map(|verdict| verdict.condition(ALL_CONTAINERS_RESTARTING, None)));
+    conditions.extend(values.into_iter().map(|(type_, value)| value.condition(type_, generation)));
+    conditions.extend(restarting_all(input, status).map(|value| value.condition(ALL_CONTAINERS_RESTARTING, None)));
     conditions
 }
 
-/// A condition without its type.
+/// Status, reason and message of a condition.
 #[derive(Clone, Debug)]
-struct Verdict {
+struct ConditionValue {
     is_true: bool,
     reason: &'static str,
     message: String,
 }
 
-impl Verdict {
+impl ConditionValue {
     fn yes() -> Self {
         Self { is_true: true, reason: "", message: String::new() }
     }
@@ -87,9 +87,9 @@ impl Verdict {
         Self { is_true: false, reason, message }
     }
 
-    /// True, unless there are complaints.
-    fn unless(complaints: &[String], reason: &'static str) -> Self {
-        if complaints.is_empty() { Self::yes() } else { Self::no(reason, complaints.join(", ")) }
+    /// True if there are no `problems`, else False with them as message.
+    fn true_unless(problems: &[String], reason: &'static str) -> Self {
+        if problems.is_empty() { Self::yes() } else { Self::no(reason, problems.join(", ")) }
     }
 
     fn condition(self, type_: &str, observed_generation: Option<i64>) -> PodCondition {
@@ -104,81 +104,82 @@ impl Verdict {
     }
 }
 
-fn sandbox_serves(input: &StatusInput<'_>) -> Verdict {
+fn ready_to_start_containers(input: &StatusInput<'_>) -> ConditionValue {
     match SandboxNeed::of(input.pod, input.snapshot) {
-        SandboxNeed::Keep(_) => Verdict::yes(),
-        SandboxNeed::Create { .. } => Verdict::no("", String::new()),
+        SandboxNeed::Keep(_) => ConditionValue::yes(),
+        SandboxNeed::Create { .. } => ConditionValue::no("", String::new()),
     }
 }
 
-fn initialized(input: &StatusInput<'_>, status: &PodStatus) -> Verdict {
+fn initialized(input: &StatusInput<'_>, status: &PodStatus) -> ConditionValue {
     let entries: Vec<_> = spec::classified_init(input.pod).collect();
     let statuses = status.init_container_statuses.as_deref();
     if statuses.is_none() && !entries.is_empty() {
-        return Verdict::no("UnknownContainerStatuses", String::new());
+        return ConditionValue::no("UnknownContainerStatuses", String::new());
     }
     let is_done = |entry: &SpecContainer<'_>, status: &ContainerStatus| {
         if spec::is_sidecar(entry.spec) { status.started == Some(true) } else { status.ready }
     };
-    let (unknown, incomplete) = sort_out(&entries, statuses.unwrap_or_default(), is_done);
+    let (unknown, incomplete) = unknown_and_unsatisfied(&entries, statuses.unwrap_or_default(), is_done);
     if status.phase.as_deref() == Some("Succeeded") && unknown.is_empty() {
-        return Verdict { reason: "PodCompleted", ..Verdict::yes() };
+        return ConditionValue { reason: "PodCompleted", ..ConditionValue::yes() };
     }
-    let began = |status: &ContainerStatus| {
+    let has_started = |status: &ContainerStatus| {
         let state = status.state.as_ref();
         state.is_some_and(|state| state.running.is_some()) || state::terminated(state).is_some()
     };
     let initialized_before =
         input.old.conditions.iter().flatten().any(|c| c.type_ == INITIALIZED && c.status == "True");
-    if status.container_statuses.iter().flatten().any(began) || (input.gates.all_containers && initialized_before) {
-        return Verdict::yes();
+    if status.container_statuses.iter().flatten().any(has_started) || (input.gates.all_containers && initialized_before)
+    {
+        return ConditionValue::yes();
     }
-    Verdict::unless(&complaints(&unknown, &incomplete, "incomplete"), "ContainersNotInitialized")
+    ConditionValue::true_unless(&problems(&unknown, &incomplete, "incomplete"), "ContainersNotInitialized")
 }
 
-fn containers_ready(input: &StatusInput<'_>, status: &PodStatus) -> Verdict {
+fn containers_ready(input: &StatusInput<'_>, status: &PodStatus) -> ConditionValue {
     let Some(regular) = status.container_statuses.as_deref() else {
-        return Verdict::no("UnknownContainerStatuses", String::new());
+        return ConditionValue::no("UnknownContainerStatuses", String::new());
     };
     let statuses = [status.init_container_statuses.as_deref().unwrap_or_default(), regular].concat();
     let sidecars = spec::classified_init(input.pod).filter(|entry| spec::is_sidecar(entry.spec));
     let entries: Vec<_> = sidecars.chain(spec::classified_regular(input.pod)).collect();
-    let (unknown, unready) = sort_out(&entries, &statuses, |_, status| status.ready);
+    let (unknown, unready) = unknown_and_unsatisfied(&entries, &statuses, |_, status| status.ready);
     match status.phase.as_deref() {
-        Some("Succeeded") if unknown.is_empty() => Verdict::no("PodCompleted", String::new()),
-        Some("Failed") => Verdict::no("PodFailed", String::new()),
-        _ => Verdict::unless(&complaints(&unknown, &unready, "unready"), "ContainersNotReady"),
+        Some("Succeeded") if unknown.is_empty() => ConditionValue::no("PodCompleted", String::new()),
+        Some("Failed") => ConditionValue::no("PodFailed", String::new()),
+        _ => ConditionValue::true_unless(&problems(&unknown, &unready, "unready"), "ContainersNotReady"),
     }
 }
 
-/// Names of entries without a status, and of those whose status does not satisfy.
-fn sort_out<'a>(
+/// Names of containers without a status, and of those whose status fails the test.
+fn unknown_and_unsatisfied<'a>(
     entries: &[SpecContainer<'a>],
     statuses: &[ContainerStatus],
     satisfies: impl Fn(&SpecContainer<'a>, &ContainerStatus) -> bool,
 ) -> (Vec<&'a str>, Vec<&'a str>) {
-    let (mut unknown, mut lacking) = (Vec::new(), Vec::new());
+    let (mut unknown, mut unsatisfied) = (Vec::new(), Vec::new());
     for entry in entries {
         match statuses.iter().find(|status| status.name == entry.name()) {
             None => unknown.push(entry.name()),
-            Some(status) if !satisfies(entry, status) => lacking.push(entry.name()),
+            Some(status) if !satisfies(entry, status) => unsatisfied.push(entry.name()),
             Some(_) => {}
         }
     }
-    (unknown, lacking)
+    (unknown, unsatisfied)
 }
 
-fn complaints(unknown: &[&str], lacking: &[&str], what: &str) -> Vec<String> {
-    let complain = |names: &[&str], what: &str| {
+fn problems(unknown: &[&str], unsatisfied: &[&str], what: &str) -> Vec<String> {
+    let describe = |names: &[&str], what: &str| {
         (!names.is_empty()).then(|| format!("containers with {what} status: [{}]", names.join(" ")))
     };
-    [complain(unknown, "unknown"), complain(lacking, what)].into_iter().flatten().collect()
+    [describe(unknown, "unknown"), describe(unsatisfied, what)].into_iter().flatten().collect()
 }
 
-/// `spec.readinessGates`: conditions others write and the pod waits for.
-fn readiness_gates(input: &StatusInput<'_>, foreign: &[PodCondition]) -> Verdict {
+/// `spec.readinessGates` (KEP-580): conditions written by others.
+fn readiness_gates(input: &StatusInput<'_>, foreign: &[PodCondition]) -> ConditionValue {
     let gates = input.pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
-    let complaints: Vec<String> = gates
+    let problems: Vec<String> = gates
         .filter_map(|gate| {
             let name = &gate.condition_type;
             match foreign.iter().find(|c| &c.type_ == name) {
@@ -190,22 +191,22 @@ fn readiness_gates(input: &StatusInput<'_>, foreign: &[PodCondition]) -> Verdict
             }
         })
         .collect();
-    Verdict::unless(&complaints, "ReadinessGatesNotReady")
+    ConditionValue::true_unless(&problems, "ReadinessGatesNotReady")
 }
 
-/// Only for pods with a rule that may restart all their containers.
-fn restarting_all(input: &StatusInput<'_>, status: &PodStatus) -> Option<Verdict> {
-    let ruled = spec::lasting_containers(input.pod).any(|c| restart::may_restart_all(c.spec, input.gates));
+/// Only for pods with a restart rule of action `RestartAllContainers` (KEP-5532).
+fn restarting_all(input: &StatusInput<'_>, status: &PodStatus) -> Option<ConditionValue> {
+    let has_rule = spec::lasting_containers(input.pod).any(|c| restart::may_restart_all(c.spec, input.gates));
     let announced = input.announced_restart_all();
     let pending = restart::restart_all_pending(input.pod, input.snapshot, announced, input.gates);
-    ruled.then(|| match status.phase.as_deref() {
-        Some("Succeeded") => Verdict::no("PodCompleted", String::new()),
-        Some("Failed") => Verdict::no("PodFailed", String::new()),
-        _ if pending => Verdict {
+    has_rule.then(|| match status.phase.as_deref() {
+        Some("Succeeded") => ConditionValue::no("PodCompleted", String::new()),
+        Some("Failed") => ConditionValue::no("PodFailed", String::new()),
+        _ if pending => ConditionValue {
             is_true: true,
             reason: "RestartAllContainersStarted",
             message: "container exited with restart policy rule".to_owned(),
         },
-        _ => Verdict::no("", String::new()),
+        _ => ConditionValue::no("", String::new()),
     })
 }

@@ -1,5 +1,5 @@
-//! The statuses of a pod's containers: each from its newest two instances, from the status before where the runtime
-//! has forgotten, and from the last failed start.
+//! Container statuses: computed from the newest two instances, from the previous status where the runtime no longer knows
+//! the container, and from the last start failure.
 
 use std::borrow::Cow;
 
@@ -29,18 +29,18 @@ const MESSAGES_LIMIT: usize = 12 * 1024;
 /// `status.initContainerStatuses`, in spec order.
 pub(super) fn init(input: &StatusInput<'_>) -> Option<Vec<ApiStatus>> {
     let old = input.old.init_container_statuses.as_deref();
-    statuses(input, spec::classified_init(input.pod).map(Entry::of).collect(), old)
+    statuses(input, spec::classified_init(input.pod).map(Definition::of).collect(), old)
 }
 
 /// `status.containerStatuses`, by name.
 pub(super) fn regular(input: &StatusInput<'_>) -> Option<Vec<ApiStatus>> {
     let old = input.old.container_statuses.as_deref();
-    by_name(statuses(input, spec::classified_regular(input.pod).map(Entry::of).collect(), old))
+    by_name(statuses(input, spec::classified_regular(input.pod).map(Definition::of).collect(), old))
 }
 
 /// `status.ephemeralContainerStatuses`, by name.
 pub(super) fn ephemeral(input: &StatusInput<'_>) -> Option<Vec<ApiStatus>> {
-    let entries = spec::ephemeral_containers(input.pod).iter().map(|container| Entry {
+    let definitions = spec::ephemeral_containers(input.pod).iter().map(|container| Definition {
         class: ContainerClass::Ephemeral,
         mounts: container.volume_mounts.as_deref().unwrap_or_default(),
         spec: Cow::Owned(Container {
@@ -49,7 +49,7 @@ pub(super) fn ephemeral(input: &StatusInput<'_>) -> Option<Vec<ApiStatus>> {
             ..Container::default()
         }),
     });
-    by_name(statuses(input, entries.collect(), input.old.ephemeral_container_statuses.as_deref()))
+    by_name(statuses(input, definitions.collect(), input.old.ephemeral_container_statuses.as_deref()))
 }
 
 fn by_name(statuses: Option<Vec<ApiStatus>>) -> Option<Vec<ApiStatus>> {
@@ -59,28 +59,32 @@ fn by_name(statuses: Option<Vec<ApiStatus>>) -> Option<Vec<ApiStatus>> {
     })
 }
 
-fn statuses(input: &StatusInput<'_>, entries: Vec<Entry<'_>>, old: Option<&[ApiStatus]>) -> Option<Vec<ApiStatus>> {
+fn statuses(
+    input: &StatusInput<'_>,
+    definitions: Vec<Definition<'_>>,
+    old: Option<&[ApiStatus]>,
+) -> Option<Vec<ApiStatus>> {
     let announced = input.announced_restart_all();
-    let view = View {
+    let view = PodView {
         input,
         has_init: !spec::init_containers(input.pod).is_empty(),
         restart_all: restart::restart_all_due(input.pod, input.snapshot, announced, input.gates),
     };
-    let each = entries.iter().map(|entry| {
-        let old = old.unwrap_or_default().iter().find(|status| status.name == entry.name());
-        view.status(entry, old)
+    let each = definitions.iter().map(|definition| {
+        let old = old.unwrap_or_default().iter().find(|status| status.name == definition.name());
+        view.status(definition, old)
     });
-    (!entries.is_empty()).then(|| each.collect())
+    (!definitions.is_empty()).then(|| each.collect())
 }
 
-/// One container of the spec, whichever list it is in.
-struct Entry<'a> {
+/// A container of the spec (init, regular or ephemeral).
+struct Definition<'a> {
     class: ContainerClass,
     mounts: &'a [VolumeMount],
     spec: Cow<'a, Container>,
 }
 
-impl<'a> Entry<'a> {
+impl<'a> Definition<'a> {
     fn of(container: SpecContainer<'a>) -> Self {
         Self {
             class: container.class,
@@ -94,36 +98,36 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// What all containers of a pod have in common.
-struct View<'a> {
+/// What the statuses of all containers of a pod depend on.
+struct PodView<'a> {
     input: &'a StatusInput<'a>,
     has_init: bool,
     restart_all: bool,
 }
 
-impl View<'_> {
-    fn status(&self, entry: &Entry<'_>, old: Option<&ApiStatus>) -> ApiStatus {
-        let mut instances = self.input.snapshot.containers.iter().filter(|instance| instance.name == entry.name());
+impl PodView<'_> {
+    fn status(&self, definition: &Definition<'_>, old: Option<&ApiStatus>) -> ApiStatus {
+        let mut instances = self.input.snapshot.containers.iter().filter(|instance| instance.name == definition.name());
         let newest = instances.next();
         let mut status = match newest {
-            None => self.without_instance(entry, old),
-            Some(newest) => self.converted(entry, newest, instances.next(), old),
+            None => self.without_instance(definition, old),
+            Some(newest) => self.converted(definition, newest, instances.next(), old),
         };
-        if !self.assume_completed(entry, newest, &mut status) {
-            self.lay_failure_over(entry, newest, &mut status);
+        if !self.assume_completed(definition, newest, &mut status) {
+            self.apply_start_failure(definition, newest, &mut status);
         }
-        self.cut_messages(&mut status);
+        self.truncate_messages(&mut status);
         status
     }
 
-    /// What is said of a container the runtime does not know (any more).
-    fn without_instance(&self, entry: &Entry<'_>, old: Option<&ApiStatus>) -> ApiStatus {
+    /// Status of a container that the runtime does not know (any more).
+    fn without_instance(&self, definition: &Definition<'_>, old: Option<&ApiStatus>) -> ApiStatus {
         let reason = if self.has_init { "PodInitializing" } else { "ContainerCreating" };
         let mut status = ApiStatus {
-            name: entry.name().to_owned(),
-            image: entry.spec.image.clone().unwrap_or_default(),
+            name: definition.name().to_owned(),
+            image: definition.spec.image.clone().unwrap_or_default(),
             state: Some(state::waiting(reason, "")),
-            volume_mounts: mounts(entry.mounts),
+            volume_mounts: mounts(definition.mounts),
             ..ApiStatus::default()
         };
         let Some(old) = old else {
@@ -149,7 +153,7 @@ impl View<'_> {
 
     fn converted(
         &self,
-        entry: &Entry<'_>,
+        definition: &Definition<'_>,
         newest: &ContainerStatus,
         second: Option<&ContainerStatus>,
         old: Option<&ApiStatus>,
@@ -158,7 +162,7 @@ impl View<'_> {
         let state = self.state_of(newest, old);
         let started = old.and_then(|old| old.started).filter(|_| state.running.is_some());
         ApiStatus {
-            name: entry.name().to_owned(),
+            name: definition.name().to_owned(),
             restart_count: self.restart_count(newest, &id, old),
             image: newest.image.clone(),
             image_id: newest.image_ref.clone(),
@@ -166,10 +170,10 @@ impl View<'_> {
             container_id: Some(id),
             state: Some(state),
             started,
-            allocated_resources: entry.spec.resources.as_ref().and_then(|resources| resources.requests.clone()),
-            resources: Some(entry.spec.resources.clone().unwrap_or_default()),
-            // Fixed when the container is first reported; the spec is what it would have been fixed to.
-            volume_mounts: old.map_or_else(|| mounts(entry.mounts), |old| old.volume_mounts.clone()),
+            allocated_resources: definition.spec.resources.as_ref().and_then(|resources| resources.requests.clone()),
+            resources: Some(definition.spec.resources.clone().unwrap_or_default()),
+            // Kept from the first status of the container; a status without predecessor takes the spec.
+            volume_mounts: old.map_or_else(|| mounts(definition.mounts), |old| old.volume_mounts.clone()),
             ..ApiStatus::default()
         }
     }
@@ -179,16 +183,16 @@ impl View<'_> {
             let reason = if self.restart_all { RESTARTING_ALL } else { state::UNKNOWN };
             return state::lost(reason, "The container could not be located when the pod was terminated");
         }
-        // A dead container whose exit code is awaited cannot be reported as terminated yet.
+        // Without exit code a dead container cannot be reported as terminated yet.
         state::of_instance(newest, self.input.runtime_type).unwrap_or_else(|| state::running(newest))
     }
 
-    /// The state before the present one: of the second newest instance, else as the status before tells it.
+    /// `lastState`: the state of the second newest instance, else taken from the previous status.
     fn last_state(&self, second: Option<&ContainerStatus>, id: &str, old: Option<&ApiStatus>) -> Option<ApiState> {
         second.and_then(|second| state::of_instance(second, self.input.runtime_type)).or_else(|| {
             let old = old?;
-            let ended = state::terminated(old.state.as_ref()).is_some() && old.container_id.as_deref() != Some(id);
-            if ended { old.state.clone() } else { old.last_state.clone() }
+            let replaced = state::terminated(old.state.as_ref()).is_some() && old.container_id.as_deref() != Some(id);
+            if replaced { old.state.clone() } else { old.last_state.clone() }
         })
     }
 
@@ -198,7 +202,7 @@ impl View<'_> {
             return annotated;
         };
         let lost = newest.state == ContainerState::Unknown && is_running(old);
-        // Another instance after an end that was reported: a restart, even where its count began anew.
+        // Another instance after a reported termination is a restart, even if the annotated count started over.
         let uncounted = newest.state == ContainerState::Running
             && state::terminated(old.state.as_ref()).is_some()
             && old.container_id.as_deref() != Some(id)
@@ -212,16 +216,21 @@ impl View<'_> {
         }
     }
 
-    /// An init container that is gone while regular containers exist must have done its work.
-    fn assume_completed(&self, entry: &Entry<'_>, newest: Option<&ContainerStatus>, status: &mut ApiStatus) -> bool {
-        let made = |container: SpecContainer<'_>| {
+    /// An init container that the runtime no longer knows while regular containers exist counts as completed.
+    fn assume_completed(
+        &self,
+        definition: &Definition<'_>,
+        newest: Option<&ContainerStatus>,
+        status: &mut ApiStatus,
+    ) -> bool {
+        let is_created = |container: SpecContainer<'_>| {
             let newest = self.input.snapshot.newest(container.name());
             newest.is_some_and(|newest| newest.state != ContainerState::Unknown)
         };
-        let applies = entry.class == ContainerClass::Init
+        let applies = definition.class == ContainerClass::Init
             && newest.is_none()
             && is_waiting(status)
-            && spec::classified_regular(self.input.pod).any(made);
+            && spec::classified_regular(self.input.pod).any(is_created);
         if applies {
             let message = "Unable to get init container status from container runtime and pod has been initialized, \
                            treat it as exited normally";
@@ -235,15 +244,20 @@ impl View<'_> {
         applies
     }
 
-    /// A container that is to be started but could not be is waiting, and says why.
-    fn lay_failure_over(&self, entry: &Entry<'_>, newest: Option<&ContainerStatus>, status: &mut ApiStatus) {
-        let Some(failure) = self.input.reasons.get(entry.name()) else {
+    /// A container whose start failed is waiting, with the failure as reason.
+    fn apply_start_failure(
+        &self,
+        definition: &Definition<'_>,
+        newest: Option<&ContainerStatus>,
+        status: &mut ApiStatus,
+    ) {
+        let Some(failure) = self.input.reasons.get(definition.name()) else {
             return;
         };
-        let in_init_list = matches!(entry.class, ContainerClass::Init | ContainerClass::Sidecar);
-        let done = newest.is_some_and(|n| n.state == ContainerState::Exited && n.exit_code == Some(0));
-        let verdict = restart::should_start(self.input.pod, &entry.spec, newest, self.input.gates);
-        if (in_init_list && done) || verdict != Verdict::Yes {
+        let in_init_list = matches!(definition.class, ContainerClass::Init | ContainerClass::Sidecar);
+        let succeeded = newest.is_some_and(|n| n.state == ContainerState::Exited && n.exit_code == Some(0));
+        let decision = restart::should_start(self.input.pod, &definition.spec, newest, self.input.gates);
+        if (in_init_list && succeeded) || decision != Verdict::Yes {
             return;
         }
         if state::terminated(status.state.as_ref()).is_some() {
@@ -252,7 +266,7 @@ impl View<'_> {
         status.state = Some(state::waiting(&failure.token, &failure.message));
     }
 
-    fn cut_messages(&self, status: &mut ApiStatus) {
+    fn truncate_messages(&self, status: &mut ApiStatus) {
         let pod = self.input.pod;
         let containers = spec::lasting_containers(pod).count() + spec::ephemeral_containers(pod).len();
         let limit = MESSAGES_LIMIT / containers.max(1);

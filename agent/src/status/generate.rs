@@ -1,4 +1,4 @@
-//! The whole status of one pod, in the order its parts depend on each other.
+//! The status of one pod, in the order its parts depend on each other (upstream: `generateAPIPodStatus`).
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -26,20 +26,20 @@ pub struct NodeAddresses {
     pub ips: Vec<String>,
 }
 
-/// Everything a pod's status depends on.
+/// Input of the status computation.
 #[derive(Clone, Copy, Debug)]
 pub struct StatusInput<'a> {
     /// The pod as its source has it, its API status included.
     pub pod: &'a Pod,
-    /// What the runtime said of it.
+    /// The runtime's snapshot of the pod.
     pub snapshot: &'a PodSnapshot,
-    /// The status before: the store's, else the pod's own.
+    /// The previous status: the cached one, else the pod's own.
     pub old: &'a PodStatus,
-    /// The last failed start of each container that has not been started since, by container name.
+    /// Last start failure of each container that was not started since, by container name (upstream: reason cache).
     pub reasons: &'a HashMap<String, StartFailure>,
-    /// `status.qosClass` by the spec; kept as it is once set.
+    /// `status.qosClass` computed from the spec; a value set by the API server is kept.
     pub qos_class: &'a str,
-    /// The pod's containers are stopped for good.
+    /// The pod's containers are stopped and will not be restarted.
     pub is_terminal: bool,
     /// The runtime's type, the part of container ids before `://`.
     pub runtime_type: &'a str,
@@ -57,14 +57,14 @@ impl StatusInput<'_> {
         self.pod.status.as_ref()
     }
 
-    /// The last status said that all containers are being restarted (KEP-5532).
+    /// The previous status has condition `AllContainersRestarting` (KEP-5532).
     pub(super) fn announced_restart_all(&self) -> bool {
         let mut conditions = self.old.conditions.iter().flatten();
         conditions.any(|c| c.type_ == conditions::ALL_CONTAINERS_RESTARTING && c.status == "True")
     }
 }
 
-/// The status of a pod. Times of conditions and the start time are left for the store, which knows what they were.
+/// The status of a pod. The cache adds transition times and the start time.
 pub fn generate(input: &StatusInput<'_>) -> PodStatus {
     let mut status = PodStatus {
         init_container_statuses: containers::init(input),
@@ -119,19 +119,19 @@ fn deadline_exceeded(input: &StatusInput<'_>) -> bool {
     limit.zip(start).is_some_and(|(limit, start)| start.saturating_add(limit) <= now)
 }
 
-/// Without probes, a container is started and ready as soon as it runs. One that is proven dead is neither, even
-/// while its exit code, and with it its new state, is still awaited.
+/// Without probes a container is started and ready while it runs. A container that is proven dead is neither, even while
+/// its exit code is not known yet.
 fn set_started_and_ready(input: &StatusInput<'_>, status: &mut PodStatus) {
-    let alive = |container: &ContainerStatus| {
+    let is_alive = |container: &ContainerStatus| {
         let newest = input.snapshot.newest(&container.name);
         is_running(container) && newest.is_none_or(|newest| newest.state == ContainerState::Running)
     };
     for container in status.container_statuses.iter_mut().flatten() {
-        container.ready = alive(container);
+        container.ready = is_alive(container);
         container.started = Some(container.ready);
     }
     for container in status.init_container_statuses.iter_mut().flatten() {
-        let started = alive(container);
+        let started = is_alive(container);
         container.started = Some(started);
         let entry = spec::init_containers(input.pod).iter().find(|entry| entry.name == container.name);
         container.ready = if entry.is_some_and(spec::is_sidecar) { started } else { has_succeeded(container) };

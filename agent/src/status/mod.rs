@@ -1,38 +1,37 @@
-//! The status of pods: what is said of them, and what was said last. `generate` is a pure function of spec,
-//! snapshot and the status before; `StatusStore` keeps the result and refuses transitions that must not be. Neither
-//! sends anything anywhere; `manager` alone does, if there is an API server.
+//! Pod statuses. `generate` is a pure function of spec, snapshot and previous status; `StatusStore` caches the result and
+//! rejects illegal state transitions. Neither calls the API server; only `manager` does, if there is one.
 //!
 //! ```text
 //!  snapshot ─▶ containers ─▶ phase ─▶ conditions ─▶ PodStatus ─▶ store ─▶ (API, probes, servers)
 //!                  ▲                      ▲                        │
-//!                  └──────────────────────┴──── the status before ─┘
+//!                  └──────────────────────┴──── previous status ───┘
 //! ```
 
 mod addresses;
-mod board;
+mod api_view;
 mod conditions;
 mod containers;
-mod ending;
+mod final_status;
 mod generate;
 pub mod manager;
 mod phase;
-mod side;
 mod state;
+mod statuses;
 mod store;
-mod termination;
+mod termination_reason;
 #[cfg(test)]
 mod tests;
 mod time;
 mod transition;
 
-pub use board::Knowledge;
-pub use board::Statuses;
-pub use ending::Ending;
+pub use api_view::ApiCopies;
+pub use api_view::ApiStatusView;
 pub use generate::NodeAddresses;
 pub use generate::StatusInput;
 pub use generate::generate;
-pub use side::ApiCopies;
-pub use side::ApiSide;
+pub use statuses::PodObservations;
+pub use statuses::Statuses;
 pub use store::StatusStore;
 pub use store::Stored;
+pub use termination_reason::TerminationReason;
 pub use transition::IllegalTransition;

@@ -1,4 +1,4 @@
-//! The phase of a pod, counted from its container statuses. Ephemeral containers do not count.
+//! Pod phase, computed from container statuses. Ephemeral containers do not count.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::ContainerStateTerminated;
@@ -20,45 +20,46 @@ pub(super) fn is_terminal(phase: &str) -> bool {
     phase == "Succeeded" || phase == "Failed"
 }
 
-/// The phase these container statuses amount to.
+/// The phase that follows from these container statuses.
 pub(super) fn of(input: &StatusInput<'_>, status: &PodStatus) -> &'static str {
-    let mut count = Count::default();
-    let judge = Judge { pod: input.pod, gates: input.gates };
+    let mut counts = ContainerCounts::default();
+    let rules = RestartRules { pod: input.pod, gates: input.gates };
     for container in spec::init_containers(input.pod) {
         let own = find(status.init_container_statuses.as_deref(), &container.name);
-        if spec::is_sidecar(container) { count.sidecar(own) } else { count.init(&judge, container, own) }
+        if spec::is_sidecar(container) { counts.sidecar(own) } else { counts.init(&rules, container, own) }
     }
     for container in spec::regular_containers(input.pod) {
-        count.regular(&judge, container, find(status.container_statuses.as_deref(), &container.name));
+        counts.regular(&rules, container, find(status.container_statuses.as_deref(), &container.name));
     }
-    let ends_here = input.is_terminal && !spec::is_static(input.pod);
-    count.phase(any_regular_created(input.pod, input.snapshot), ends_here)
+    let is_terminal = input.is_terminal && !spec::is_static(input.pod);
+    counts.phase(any_regular_created(input.pod, input.snapshot), is_terminal)
 }
 
 /// Whether a regular container was ever created in the sandbox in use.
 fn any_regular_created(pod: &Pod, snapshot: &PodSnapshot) -> bool {
     let regular = |name: &str| spec::regular_containers(pod).iter().any(|container| container.name == name);
-    let made = |state| matches!(state, ContainerState::Created | ContainerState::Running | ContainerState::Exited);
-    snapshot.active().any(|instance| made(instance.state) && regular(&instance.name))
+    let is_created =
+        |state| matches!(state, ContainerState::Created | ContainerState::Running | ContainerState::Exited);
+    snapshot.active().any(|instance| is_created(instance.state) && regular(&instance.name))
 }
 
 fn find<'a>(statuses: Option<&'a [ContainerStatus]>, name: &str) -> Option<&'a ContainerStatus> {
     statuses.unwrap_or_default().iter().find(|status| status.name == name)
 }
 
-/// What a container status says, in the order the API reads it.
-enum Seen<'a> {
-    Nothing,
+/// The state of a container status, in order of precedence.
+enum ObservedState<'a> {
+    Absent,
     Running,
     Terminated(&'a ContainerStateTerminated),
     WaitingAfter(&'a ContainerStateTerminated),
     Waiting,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> ObservedState<'a> {
     fn of(status: Option<&'a ContainerStatus>) -> Self {
         let Some((status, state)) = status.and_then(|status| Some((status, status.state.as_ref()?))) else {
-            return Self::Nothing;
+            return Self::Absent;
         };
         let last = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
         match (&state.running, &state.terminated, &state.waiting, last) {
@@ -66,87 +67,89 @@ impl<'a> Seen<'a> {
             (_, Some(terminated), ..) => Self::Terminated(terminated),
             (_, _, Some(_), Some(last)) => Self::WaitingAfter(last),
             (_, _, Some(_), None) => Self::Waiting,
-            _ => Self::Nothing,
+            _ => Self::Absent,
         }
     }
 }
 
-struct Judge<'a> {
+struct RestartRules<'a> {
     pod: &'a Pod,
     gates: RestartGates,
 }
 
-impl Judge<'_> {
-    fn restarts(&self, container: &Container, end: &ContainerStateTerminated) -> bool {
-        end.reason.as_deref() == Some(RESTARTING_ALL)
-            || restart::restarts_after(self.pod, container, end.exit_code, self.gates)
+impl RestartRules<'_> {
+    fn restarts(&self, container: &Container, terminated: &ContainerStateTerminated) -> bool {
+        terminated.reason.as_deref() == Some(RESTARTING_ALL)
+            || restart::restarts_after(self.pod, container, terminated.exit_code, self.gates)
     }
 }
 
 #[derive(Default)]
-struct Count {
+struct ContainerCounts {
     pending_init: usize,
-    failed_init_for_good: usize,
+    failed_init_permanently: usize,
     pending_sidecars: usize,
     unknown: usize,
     running: usize,
     waiting: usize,
     stopped: usize,
-    stopped_for_good: usize,
+    stopped_permanently: usize,
     succeeded: usize,
 }
 
-impl Count {
-    fn init(&mut self, judge: &Judge<'_>, container: &Container, status: Option<&ContainerStatus>) {
-        match Seen::of(status) {
-            Seen::Nothing | Seen::Running | Seen::Waiting => self.pending_init += 1,
-            Seen::Terminated(end) | Seen::WaitingAfter(end) if end.exit_code != 0 => {
-                self.failed_init_for_good += usize::from(!judge.restarts(container, end));
+impl ContainerCounts {
+    fn init(&mut self, rules: &RestartRules<'_>, container: &Container, status: Option<&ContainerStatus>) {
+        match ObservedState::of(status) {
+            ObservedState::Absent | ObservedState::Running | ObservedState::Waiting => self.pending_init += 1,
+            ObservedState::Terminated(terminated) | ObservedState::WaitingAfter(terminated)
+                if terminated.exit_code != 0 =>
+            {
+                self.failed_init_permanently += usize::from(!rules.restarts(container, terminated));
             }
-            Seen::Terminated(_) | Seen::WaitingAfter(_) => {}
+            ObservedState::Terminated(_) | ObservedState::WaitingAfter(_) => {}
         }
     }
 
     fn sidecar(&mut self, status: Option<&ContainerStatus>) {
-        match Seen::of(status) {
-            Seen::Running => {
+        match ObservedState::of(status) {
+            ObservedState::Running => {
                 self.running += 1;
                 self.pending_sidecars += usize::from(status.and_then(|s| s.started) != Some(true));
             }
-            Seen::Terminated(_) | Seen::WaitingAfter(_) => {}
-            Seen::Waiting => {
+            ObservedState::Terminated(_) | ObservedState::WaitingAfter(_) => {}
+            ObservedState::Waiting => {
                 self.pending_sidecars += 1;
                 self.waiting += 1;
             }
-            Seen::Nothing => {
+            ObservedState::Absent => {
                 self.pending_sidecars += usize::from(status.is_some());
                 self.unknown += 1;
             }
         }
     }
 
-    fn regular(&mut self, judge: &Judge<'_>, container: &Container, status: Option<&ContainerStatus>) {
-        match Seen::of(status) {
-            Seen::Nothing => self.unknown += 1,
-            Seen::Running => self.running += 1,
-            Seen::Waiting => self.waiting += 1,
-            Seen::Terminated(end) => {
-                self.stop(judge.restarts(container, end));
-                self.succeeded += usize::from(end.exit_code == 0);
+    fn regular(&mut self, rules: &RestartRules<'_>, container: &Container, status: Option<&ContainerStatus>) {
+        match ObservedState::of(status) {
+            ObservedState::Absent => self.unknown += 1,
+            ObservedState::Running => self.running += 1,
+            ObservedState::Waiting => self.waiting += 1,
+            ObservedState::Terminated(terminated) => {
+                self.stop(rules.restarts(container, terminated));
+                self.succeeded += usize::from(terminated.exit_code == 0);
             }
-            Seen::WaitingAfter(end) => self.stop(judge.restarts(container, end)),
+            ObservedState::WaitingAfter(terminated) => self.stop(rules.restarts(container, terminated)),
         }
     }
 
     fn stop(&mut self, restarts: bool) {
         self.stopped += 1;
-        self.stopped_for_good += usize::from(!restarts);
+        self.stopped_permanently += usize::from(!restarts);
     }
 
-    fn phase(&self, any_regular_created: bool, ends_here: bool) -> &'static str {
-        let verdict = if self.stopped == self.succeeded { "Succeeded" } else { "Failed" };
+    fn phase(&self, any_regular_created: bool, is_terminal: bool) -> &'static str {
+        let terminal_phase = if self.stopped == self.succeeded { "Succeeded" } else { "Failed" };
         let waits = self.pending_init > 0 || self.waiting > 0;
-        if self.failed_init_for_good > 0 {
+        if self.failed_init_permanently > 0 {
             "Failed"
         } else if waits || (self.pending_sidecars > 0 && !any_regular_created) || self.unknown > 0 {
             "Pending"
@@ -154,12 +157,12 @@ impl Count {
             "Running"
         } else if self.stopped == 0 {
             "Pending"
-        } else if ends_here {
-            verdict
-        } else if self.stopped > self.stopped_for_good {
+        } else if is_terminal {
+            terminal_phase
+        } else if self.stopped > self.stopped_permanently {
             "Running"
         } else {
-            verdict
+            terminal_phase
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From a runtime's container state to the API's.
+//! Conversion of container states from the runtime to the API.
 
 use k8s_openapi::api::core::v1::ContainerState as ApiState;
 use k8s_openapi::api::core::v1::ContainerStateRunning;
@@ -10,10 +10,10 @@ use crate::model::ContainerStatus;
 
 use super::time;
 
-/// Reason of a container whose end nobody saw.
+/// Reason of a container whose termination was not observed.
 pub(super) const UNKNOWN: &str = "ContainerStatusUnknown";
 
-/// The API state of an instance; `None` if it is dead and its exit code is awaited.
+/// The API state of an instance; `None` if it is dead and its exit code is not known yet.
 pub(super) fn of_instance(instance: &ContainerStatus, runtime_type: &str) -> Option<ApiState> {
     match instance.state {
         ContainerState::Running => Some(running(instance)),
@@ -34,7 +34,7 @@ pub(super) fn waiting(reason: &str, message: &str) -> ApiState {
     ApiState { waiting: Some(waiting), ..ApiState::default() }
 }
 
-/// Terminated in a way nobody saw.
+/// Terminated without being observed.
 pub(super) fn lost(reason: &str, message: &str) -> ApiState {
     let terminated = ContainerStateTerminated {
         exit_code: 137,
@@ -68,8 +68,8 @@ fn exited(instance: &ContainerStatus, exit_code: i32, id: String) -> ApiState {
     ApiState { terminated: Some(terminated), ..ApiState::default() }
 }
 
-/// The runtime's reason verbatim. Until it confirms a death that the kernel told with its code, the reason it will
-/// most likely give; its word replaces this one.
+/// The runtime's reason verbatim. Until it reports an exit that the kernel has reported with its code, the reason it will
+/// most likely give.
 fn reason(instance: &ContainerStatus, exit_code: i32) -> &str {
     match instance.proven {
         Some(proven) if proven.oom_killed => "OOMKilled",

@@ -1,5 +1,4 @@
-//! What was last said of each pod. The one place statuses are remembered; single-threaded, sends nothing, reads no
-//! clock.
+//! Status cache: the last computed status of each pod. Single-threaded; no I/O, no clock.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -12,20 +11,20 @@ use crate::model::restart::RestartGates;
 use crate::model::spec;
 
 use super::IllegalTransition;
-use super::termination;
+use super::final_status;
 use super::time;
 use super::transition;
 
-/// A remembered status.
+/// The cached status of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
     /// The status.
     pub status: PodStatus,
     /// Grows with every change, from 1.
     pub version: u64,
-    /// The pod is over and nothing will be added: its API object may go. Never taken back.
+    /// The pod is terminated and its resources are released: its API object may be deleted. Never reset.
     pub is_finished: bool,
-    /// Containers of the pod may still run: its end is not to be told yet.
+    /// Containers of the pod may still run: a terminal phase is held back from the API server.
     pub may_run: bool,
     /// When this version was made.
     pub at: SystemTime,
@@ -44,22 +43,22 @@ impl StatusStore {
         Self { gates, entries: HashMap::new() }
     }
 
-    /// What was last said of a pod.
+    /// The cached status of a pod.
     pub fn get(&self, uid: &str) -> Option<&Stored> {
         self.entries.get(uid)
     }
 
-    /// What a new status of `pod` is to be compared with: the stored one, else that of its mirror pod, else its own.
+    /// The status that a new one of `pod` is compared with: the cached one, else the mirror pod's, else its own.
     pub fn basis<'a>(&'a self, uid: &str, pod: &'a Pod, mirror: Option<&'a Pod>) -> Option<&'a PodStatus> {
         let stored = self.entries.get(uid).map(|entry| &entry.status);
         stored.or_else(|| mirror.unwrap_or(pod).status.as_ref())
     }
 
-    /// Takes over a status. True if it differs from the last one, or must be sent anyway because the pod is being
-    /// deleted.
+    /// Caches a status. Returns true if there is a new version: the status differs from the cached one, or the pod is
+    /// being deleted.
     ///
     /// # Errors
-    /// If it revives a container that ended for good; the store is unchanged then.
+    /// A terminated container that must not restart would become non-terminated; the cache is unchanged then.
     pub fn set(
         &mut self,
         uid: &PodUid,
@@ -71,11 +70,11 @@ impl StatusStore {
         self.update(uid, pod, mirror, status, now, Update { force: false, finish: false })
     }
 
-    /// The pod is over: completes its status and marks it finished (static pods stay unfinished, their source
-    /// decides). True if there is a new version, as there always is for a legal one.
+    /// Sets the final status and marks the pod finished (static pods stay unfinished: their source decides). Returns
+    /// true if there is a new version, which is so for every legal status.
     ///
     /// # Errors
-    /// As for `set`.
+    /// See [`StatusStore::set`].
     pub fn terminate_pod(
         &mut self,
         uid: &PodUid,
@@ -85,34 +84,34 @@ impl StatusStore {
     ) -> Result<bool, IllegalTransition> {
         let stored = self.entries.get(uid).map(|entry| &entry.status);
         let last = stored.or(pod.status.as_ref()).cloned().unwrap_or_default();
-        let status = termination::complete(pod, last);
+        let status = final_status::final_status(pod, last);
         self.update(uid, pod, mirror, status, now, Update { force: true, finish: !spec::is_static(pod) })
     }
 
-    /// Notes whether containers of the pod may still run; until told otherwise they may. True if there is a new version:
-    /// the end of the last one may be news to others.
+    /// Records whether containers of the pod may still run (true until set). Returns true if there is a new version,
+    /// which is so when the last container stopped.
     pub fn set_may_run(&mut self, uid: &str, may_run: bool, now: SystemTime) -> bool {
         let Some(entry) = self.entries.get_mut(uid) else { return false };
-        let ended = entry.may_run && !may_run;
+        let stopped = entry.may_run && !may_run;
         entry.may_run = may_run;
-        if ended {
+        if stopped {
             entry.version += 1;
             entry.at = now;
         }
-        ended
+        stopped
     }
 
-    /// Forgets a pod.
+    /// Removes a pod.
     pub fn remove(&mut self, uid: &str) -> Option<Stored> {
         self.entries.remove(uid)
     }
 
-    /// Forgets every pod `known` denies.
+    /// Removes every pod for which `known` returns false.
     pub fn retain(&mut self, mut known: impl FnMut(&PodUid) -> bool) {
         self.entries.retain(|uid, _| known(uid));
     }
 
-    /// All pods remembered, in no order.
+    /// All cached pods, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &Stored)> {
         self.entries.iter()
     }

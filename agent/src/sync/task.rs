@@ -260,7 +260,7 @@ impl SyncLoop {
             self.workers.request(&id, Request::Update(pod.clone()));
         }
         // A deletion may be all that was missing for the last call about this pod.
-        self.statuses.compare(&id.uid);
+        self.statuses.request_sync(&id.uid);
         self.keep_mirror_of(&pod);
     }
 
@@ -307,7 +307,7 @@ impl SyncLoop {
     fn on_mirror(&mut self, mirror: &Pod) {
         let name = pod_ref(mirror).full_name();
         if let (Some(pod), _) = self.pods.named(&name) {
-            self.statuses.compare(&pod_ref(&pod).uid);
+            self.statuses.request_sync(&pod_ref(&pod).uid);
         }
         self.keep_mirror(&name);
     }

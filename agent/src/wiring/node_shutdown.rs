@@ -18,8 +18,8 @@ use crate::node::shutdown::PodTerminator;
 use crate::node::shutdown::Shutdown;
 use crate::node::shutdown::groups;
 use crate::recorder::Recorder;
-use crate::status::Ending;
 use crate::status::Statuses;
+use crate::status::TerminationReason;
 use crate::sync::KillOrder;
 use crate::sync::ORDER_CAPACITY;
 use crate::sync::Orders;
@@ -97,7 +97,8 @@ impl PodTerminator for Ender {
 
     async fn terminate(&self, pod: &Pod, grace: i64) {
         let finished = CancellationToken::new();
-        let ending = Ending { reason: REASON, message: MESSAGE.to_owned(), disruption: Some(MESSAGE.to_owned()) };
+        let ending =
+            TerminationReason { reason: REASON, message: MESSAGE.to_owned(), disruption: Some(MESSAGE.to_owned()) };
         let options = KillOptions {
             grace: Some(grace),
             evicted: false,

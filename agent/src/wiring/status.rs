@@ -42,11 +42,11 @@ pub fn start(
     let statuses = Statuses::new(parts.runtime_name, parts.addresses, parts.gates);
     let Some(client) = parts.client else { return (statuses, Mirrors::none()) };
     let api = Arc::new(KubePods::new(client));
-    let statuses = statuses.telling(Arc::new(shared.clone()));
-    if let Some(side) = statuses.api_side() {
+    let statuses = statuses.with_api(Arc::new(shared.clone()));
+    if let Some(api_view) = statuses.api_view() {
         let manager = StatusManager {
             statuses: statuses.clone(),
-            side,
+            api_view,
             api: api.clone(),
             urgencies: parts.urgencies,
             clock: Clock::System,

@@ -50,7 +50,7 @@ impl Worker {
             self.publish_status(pod, &view, false);
             let ending = self.mailbox.state().ending();
             if let Some(ending) = ending {
-                self.context.statuses.end(pod, &ending, self.context.clock.wall());
+                self.context.statuses.set_termination_reason(pod, &ending, self.context.clock.wall());
             }
         }
         if view.running().next().is_none() {

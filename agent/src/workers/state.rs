@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::Pod;
 use crate::model::PodRef;
-use crate::status::Ending;
+use crate::status::TerminationReason;
 
 /// Where a pod is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
@@ -49,7 +49,7 @@ pub struct KillOptions {
     /// The pod is evicted: its remains may be removed at once.
     pub evicted: bool,
     /// Why it is ended against its will, for its status.
-    pub ending: Option<Arc<Ending>>,
+    pub ending: Option<Arc<TerminationReason>>,
     /// Cancelled when nothing is left to do for the pod.
     pub finished: Option<CancellationToken>,
 }
@@ -84,7 +84,7 @@ pub struct PodState {
     grace: Option<i64>,
     pending: bool,
     updated: bool,
-    ending: Option<Arc<Ending>>,
+    ending: Option<Arc<TerminationReason>>,
     waiting: Vec<CancellationToken>,
 }
 
@@ -274,7 +274,7 @@ impl PodState {
     }
 
     /// Why the pod is ended against its will, if it is.
-    pub fn ending(&self) -> Option<Arc<Ending>> {
+    pub fn ending(&self) -> Option<Arc<TerminationReason>> {
         self.ending.clone()
     }
 

@@ -148,7 +148,7 @@ fn whoever_waits_for_the_end_is_told() {
     let now = Instant::now();
     let mut s = state();
     s.request(Request::Create(pod(None, None)), now);
-    let ending = Some(Arc::new(Ending { reason: "Terminated", message: String::new(), disruption: None }));
+    let ending = Some(Arc::new(TerminationReason { reason: "Terminated", message: String::new(), disruption: None }));
     let kill = |finished: &CancellationToken| {
         let finished = Some(finished.clone());
         Request::Kill(KillOptions { ending: ending.clone(), finished, ..KillOptions::default() })

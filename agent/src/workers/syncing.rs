@@ -30,7 +30,7 @@ use crate::model::StartFailure;
 use crate::model::SyncOutcome;
 use crate::model::spec;
 use crate::recorder::EventType;
-use crate::status::Knowledge;
+use crate::status::PodObservations;
 
 /// What the syncing phase remembers between passes.
 #[derive(Default)]
@@ -226,13 +226,13 @@ impl Worker {
 
     /// Publishes the pod's status as of `view`. Returns true if its phase is terminal.
     pub(super) fn publish_status(&mut self, pod: &Pod, view: &PodSnapshot, terminal: bool) -> bool {
-        let knowledge = Knowledge {
+        let observations = PodObservations {
             reasons: &self.syncing.reasons,
             qos_class: qos_class(pod).map_or("BestEffort", QosClass::as_str),
             is_terminal: terminal,
         };
         let now = self.context.clock.wall();
-        let terminal = self.context.statuses.publish(pod, view, knowledge, now);
+        let terminal = self.context.statuses.publish(pod, view, observations, now);
         self.context.act.startups.published(pod, view, now);
         if terminal {
             self.tell_deadline(pod);

@@ -14,7 +14,7 @@ use keblet::recorder::Recorder;
 use keblet::runtime::{Runtime, RuntimeOptions, RuntimeState, watch_runtime};
 use keblet::sources::{self, SourcesConfig};
 use keblet::status::manager::StatusManager;
-use keblet::status::{Ending, NodeAddresses, Statuses};
+use keblet::status::{NodeAddresses, Statuses, TerminationReason};
 use keblet::sync::{KillOrder, Leftovers, Mirrors, Orders, SharedPods, SyncLoop};
 use keblet::volumes::Volumes;
 use keblet::wiring::Observers;
@@ -107,7 +107,7 @@ impl Agent {
         let shared = SharedPods::default();
         let mut statuses = Statuses::new("containerd".to_owned(), watch::channel(NodeAddresses::default()).1, gates);
         if let Some(api) = api {
-            statuses = statuses.telling(Arc::new(shared.clone()));
+            statuses = statuses.with_api(Arc::new(shared.clone()));
             tasks.spawn(tell(statuses.clone(), api, clock(sim), aside.clone()));
         }
         let context = Arc::new(WorkerContext {
@@ -165,7 +165,7 @@ impl Agent {
     }
 
     /// Ends a pod against its will, and waits until nothing of it is left.
-    pub async fn kill(&self, uid: PodUid, grace: i64, ending: Ending) {
+    pub async fn kill(&self, uid: PodUid, grace: i64, ending: TerminationReason) {
         let finished = CancellationToken::new();
         let options = KillOptions {
             grace: Some(grace),
@@ -197,9 +197,9 @@ impl Agent {
 
 /// Sends what is published to the API server.
 async fn tell(statuses: Statuses, api: Api, clock: Clock, shutdown: CancellationToken) {
-    if let Some(side) = statuses.api_side() {
+    if let Some(api_view) = statuses.api_view() {
         let (api, urgencies, metrics) = (Arc::new(api), Recorder::default().urgencies(), Metrics::new());
-        StatusManager { statuses, side, api, urgencies, clock, metrics }.run(shutdown).await;
+        StatusManager { statuses, api_view, api, urgencies, clock, metrics }.run(shutdown).await;
     }
 }
 

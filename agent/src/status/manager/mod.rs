@@ -1,30 +1,29 @@
-//! Pods' statuses on their way to the API server, and the end of pods that are over there.
+//! Status manager: PATCHes pod statuses to the API server and DELETEs terminated pods there.
 //!
-//! Level-triggered: what is to be done for a pod follows from the status on the board and the API's copy of the pod, and
-//! is decided anew whenever either changes. A status that was overtaken while it waited is never sent; the last one
-//! always is.
+//! Level-triggered: the next request for a pod follows from its cached status and its API copy, and is decided again
+//! whenever either changes. A status superseded while it waits is never sent; the last one always is.
 //!
 //! ```text
-//!  board: changed ─┐                      ┌─ merge: what the copy should say     (pure)
-//!  copy: changed ──┼─▶ queue of pods ─▶ step ─ diff: the smallest patch for it   (pure)
-//!  10 s, retries ──┘    (coalesced)       │
-//!                                         ├─▶ PATCH pods/status ─▶ answer: the newest copy
-//!                                         ├─▶ DELETE, grace 0, this UID only
-//!                                         └─▶ GET, after an answer that was lost
+//!  cache changed ──┐                        ┌─ merge: the wanted API status       (pure)
+//!  copy changed ───┼─▶ queue of pods ─▶ action ─ diff: the smallest patch         (pure)
+//!  10 s, retries ──┘    (coalesced)         │
+//!                                           ├─▶ PATCH pods/status ─▶ answer: the newest copy
+//!                                           ├─▶ DELETE, grace 0, this UID only
+//!                                           └─▶ GET, after a lost answer
 //! ```
 //!
-//! One request per pod at a time, many pods at once. The copy is the one the watch brought or the last answer, whichever
-//! is newer, so that a change costs one request. Decides nothing about containers, and never writes the board.
+//! One request per pod at a time, several pods in parallel. The API copy is the watch's or the last answer's, whichever
+//! is newer, so that a change costs one request. Never writes the status cache.
 
+mod action;
 mod api;
 mod backoff;
 mod diff;
 mod merge;
-mod step;
+mod sync_state;
 mod task;
 #[cfg(test)]
 mod tests;
-mod told;
 
 pub use api::Answer;
 pub use api::KubePods;

@@ -1,4 +1,4 @@
-//! The manager's loop: takes pods with news, finds the next step, has the requests made, a bounded number at a time.
+//! The status manager's loop: takes changed pods, decides the next request, keeps a bounded number in flight.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -20,12 +20,12 @@ use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 use tokio_util::time::DelayQueue;
 
+use super::action;
+use super::action::SyncAction;
 use super::api::PodApi;
 use super::api::PodApiError;
 use super::backoff;
-use super::step;
-use super::step::Step;
-use super::told::Told;
+use super::sync_state::SyncState;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pod;
@@ -33,7 +33,7 @@ use crate::model::PodRef;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::spec;
-use crate::status::ApiSide;
+use crate::status::ApiStatusView;
 use crate::status::Statuses;
 use crate::status::time;
 
@@ -49,12 +49,12 @@ const STARTING: Duration = Duration::from_secs(5);
 /// All pods are compared with their copies this often, should somebody else have written a status.
 const RECONCILE: Duration = Duration::from_secs(10);
 
-/// Keeps the API's copies of pods in line with the board. Only one may run.
+/// Keeps the API copies of pods in sync with the status cache. Only one may run.
 pub struct StatusManager {
-    /// What is to be said.
+    /// The status cache.
     pub statuses: Statuses,
-    /// What the API says, and who has changed.
-    pub side: Arc<ApiSide>,
+    /// API copies and changed pods.
+    pub api_view: Arc<ApiStatusView>,
     /// Requests.
     pub api: Arc<dyn PodApi>,
     /// How many pods the runtime is starting or stopping right now.
@@ -66,11 +66,11 @@ pub struct StatusManager {
 }
 
 impl StatusManager {
-    /// Runs until `shutdown`; requests under way are then abandoned. The next start of the agent says what was not said.
+    /// Runs until `shutdown`; requests in flight are then dropped. The next start of the agent sends what was not sent.
     pub async fn run(self, shutdown: CancellationToken) {
         let mut sending = Sending {
             manager: self,
-            told: HashMap::new(),
+            states: HashMap::new(),
             queue: IndexSet::new(),
             in_flight: HashMap::new(),
             requests: JoinSet::new(),
@@ -84,10 +84,10 @@ impl StatusManager {
 
 struct Sending {
     manager: StatusManager,
-    told: HashMap<PodUid, Told>,
-    /// Pods to look at, oldest news first.
+    states: HashMap<PodUid, SyncState>,
+    /// Pods to sync, oldest change first.
     queue: IndexSet<PodUid>,
-    /// Pods with a request under way, and what was asked.
+    /// Pods with a request in flight.
     in_flight: HashMap<PodUid, Asked>,
     requests: JoinSet<(PodUid, Result<Answered, PodApiError>)>,
     retries: DelayQueue<PodUid>,
@@ -96,17 +96,17 @@ struct Sending {
     starting: HashMap<PodUid, Instant>,
 }
 
-/// A request under way.
+/// A request in flight.
 struct Asked {
     copy: Pod,
     /// Version of the status and when it was made, if the request carries one.
     carries: Option<(u64, SystemTime)>,
-    /// There was news meanwhile.
+    /// The pod changed meanwhile.
     again: bool,
     since: Instant,
 }
 
-/// What came back.
+/// An answer.
 enum Answered {
     Pod(Box<ApiPod>),
     Deleted,
@@ -122,14 +122,14 @@ impl Sending {
     async fn run(&mut self) {
         let mut reconcile = tokio::time::interval(RECONCILE);
         reconcile.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let side = self.manager.side.clone();
+        let api_view = self.manager.api_view.clone();
         let mut urgencies = self.manager.urgencies.clone();
         loop {
             self.send();
             let slow = self.next_slow();
             let starting = self.next_started();
             tokio::select! {
-                changed = side.changes.take() => self.queue.extend(changed),
+                changed = api_view.changes.take() => self.queue.extend(changed),
                 Some(Ok((uid, result))) = self.requests.join_next(), if !self.requests.is_empty() => {
                     self.on_done(uid, result);
                 }
@@ -149,7 +149,7 @@ impl Sending {
 
     fn reconcile(&mut self) {
         let known: HashSet<PodUid> = self.manager.statuses.uids().into_iter().collect();
-        self.told.retain(|uid, _| known.contains(uid));
+        self.states.retain(|uid, _| known.contains(uid));
         self.queue.extend(known);
     }
 
@@ -185,27 +185,27 @@ impl Sending {
         let manager = &self.manager;
         let waits_until = self.starting.remove(&uid).unwrap_or_else(|| Instant::now() + STARTING);
         let stored = manager.statuses.stored(&uid);
-        let Some((stored, watched)) = stored.zip(manager.side.copies.api_copy(&uid)) else { return };
-        let told = self.told.entry(uid.clone()).or_default();
-        if told.unsure {
+        let Some((stored, watched)) = stored.zip(manager.api_view.copies.api_copy(&uid)) else { return };
+        let state = self.states.entry(uid.clone()).or_default();
+        if state.must_read {
             return self.request(uid, watched, None, Request::Get);
         }
-        let copy = told.newest(watched);
-        if told.is_done(stored.version, &copy) {
+        let copy = state.newest(watched);
+        if state.is_in_sync(stored.version, &copy) {
             return;
         }
         let now = manager.clock.wall();
-        match step::next(&uid, &stored, &copy, &time::of_wall(now)) {
-            Step::Nothing => told.settle(stored.version, &copy),
-            Step::Later(_) if now.duration_since(stored.at).is_ok_and(|age| age < RECONCILE) => {}
-            Step::Starting(_) if *manager.urgencies.borrow() > 0 && Instant::now() < waits_until => {
+        match action::next(&uid, &stored, &copy, &time::of_wall(now)) {
+            SyncAction::None => state.set_in_sync(stored.version, &copy),
+            SyncAction::DeferrablePatch(_) if now.duration_since(stored.at).is_ok_and(|age| age < RECONCILE) => {}
+            SyncAction::FirstPatch(_) if *manager.urgencies.borrow() > 0 && Instant::now() < waits_until => {
                 self.starting.insert(uid, waits_until);
             }
-            Step::Patch(patch) | Step::Later(patch) | Step::Starting(patch) => {
+            SyncAction::Patch(patch) | SyncAction::DeferrablePatch(patch) | SyncAction::FirstPatch(patch) => {
                 let carries = Some((stored.version, stored.at));
                 self.request(uid, copy, carries, Request::Patch(patch));
             }
-            Step::Delete => self.request(uid, copy, None, Request::Delete),
+            SyncAction::Delete => self.request(uid, copy, None, Request::Delete),
         }
     }
 
@@ -224,18 +224,18 @@ impl Sending {
 
     fn on_done(&mut self, uid: PodUid, result: Result<Answered, PodApiError>) {
         let Some(asked) = self.in_flight.remove(&uid) else { return };
-        let told = self.told.entry(uid.clone()).or_default();
+        let state = self.states.entry(uid.clone()).or_default();
         let at = pod_ref(&asked.copy);
         match result {
             Ok(Answered::Pod(pod)) if pod.metadata.uid == asked.copy.metadata.uid => {
-                told.answered(*pod);
-                if let Some((version, made_at)) = asked.carries.filter(|(version, _)| *version > told.measured) {
-                    told.measured = version;
+                state.answered(*pod);
+                if let Some((version, made_at)) = asked.carries.filter(|(version, _)| *version > state.measured) {
+                    state.measured = version;
                     let since = self.manager.clock.wall().duration_since(made_at).unwrap_or_default();
                     self.manager.metrics.pods.status_synced(since);
                     tracing::debug!(pod = %at, version, latency = ?since, "status sent");
                 }
-                // There may be a newer status by now. If the pod may go, it goes before others are told of.
+                // There may be a newer status by now. Deletions go before other pods' statuses.
                 if self.may_go(&uid, &asked.copy) {
                     self.queue.shift_insert(0, uid);
                 } else {
@@ -243,19 +243,19 @@ impl Sending {
                 }
             }
             Ok(Answered::Pod(_)) | Err(PodApiError::NotFound) => {
-                told.denied(&asked.copy);
-                tracing::debug!(pod = %at, "the API server has this pod no more");
+                state.set_gone(&asked.copy);
+                tracing::debug!(pod = %at, "pod no longer exists at the API server");
                 self.queue.extend(asked.again.then_some(uid));
             }
             Ok(Answered::Deleted) => {
-                told.denied(&asked.copy);
+                state.set_gone(&asked.copy);
                 tracing::info!(pod = %at, "pod deleted from the API server");
             }
             Err(error) => {
-                told.unsure |= !matches!(error, PodApiError::Refused(_));
-                told.failures = told.failures.saturating_add(1);
-                let wait = backoff::after(told.failures, fastrand::f64());
-                tracing::warn!(pod = %at, %error, retry_in = ?wait, "status not sent");
+                state.must_read |= !matches!(error, PodApiError::Refused(_));
+                state.failures = state.failures.saturating_add(1);
+                let wait = backoff::after(state.failures, fastrand::f64());
+                tracing::warn!(pod = %at, %error, retry_in = ?wait, "failed to send pod status");
                 self.retrying.insert(uid.clone());
                 self.retries.insert(uid, wait);
             }

@@ -144,7 +144,7 @@ fn what_ended_for_good_is_not_revived() {
         let revived = store.set(&uid(), &pod, None, of_containers(vec![api_status("a", is_running())]), at(1));
         assert_eq!(revived.is_ok(), legal, "{policy} {code}");
         if !legal {
-            assert_eq!(revived, Err(IllegalTransition::Revived { kind: "container", name: "a".into() }));
+            assert_eq!(revived, Err(IllegalTransition::NonTerminated { kind: "container", name: "a".into() }));
             assert_eq!(stored(&store), &before);
         }
         let mut store = self::store();

@@ -1,10 +1,10 @@
 //! The manager against tables, arbitrary statuses, and an API server that loses answers.
 
+mod actions;
 mod merging;
 mod patches;
 mod sending;
 mod server;
-mod steps;
 mod strategic;
 
 use std::time::Duration;

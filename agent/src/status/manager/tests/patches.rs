@@ -210,7 +210,7 @@ proptest! {
         let circumstances = Circumstances { may_run, is_mirror, now: &now };
         let wanted = merge(&api, &own, circumstances);
         let after = patch("u", &api, &wanted).map_or_else(|| api.clone(), |patch| patched(&api, &patch));
-        for foreign in api.conditions.iter().flatten().filter(|c| !conditions::is_written_here(&c.type_)) {
+        for foreign in api.conditions.iter().flatten().filter(|c| !conditions::is_written_by_agent(&c.type_)) {
             prop_assert_eq!(condition(&after, &foreign.type_), Some(foreign));
         }
         let again = patch("u", &after, &merge(&after, &own, circumstances));

@@ -23,8 +23,8 @@ use crate::model::ContainerStatus;
 use crate::model::PodUid;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
-use crate::status::Knowledge;
 use crate::status::NodeAddresses;
+use crate::status::PodObservations;
 use crate::status::Statuses;
 use crate::status::manager::StatusManager;
 
@@ -41,9 +41,9 @@ fn site() -> Site {
     let (server, metrics, shutdown) = (Server::new(), Metrics::new(), CancellationToken::new());
     let urgencies = watch::Sender::new(0);
     let node = watch::channel(NodeAddresses::default()).1;
-    let statuses = Statuses::new("sim".into(), node, RestartGates::default()).telling(Arc::new(server.clone()));
+    let statuses = Statuses::new("sim".into(), node, RestartGates::default()).with_api(Arc::new(server.clone()));
     let manager = StatusManager {
-        side: statuses.api_side().expect("a side"),
+        api_view: statuses.api_view().expect("an API server"),
         statuses: statuses.clone(),
         api: Arc::new(server.clone()),
         urgencies: urgencies.subscribe(),
@@ -261,10 +261,10 @@ async fn a_pod_that_is_over_and_to_be_deleted_is_deleted() {
     site.server.put(pod.clone());
     site.server.script(&[Fault::None, Fault::LostAnswer]);
     let (view, reasons) = (testing::snapshot(vec![]), Default::default());
-    let knowledge = |is_terminal| Knowledge { reasons: &reasons, qos_class: "BestEffort", is_terminal };
-    site.statuses.publish(&pod, &view, knowledge(false), SystemTime::now());
+    let observations = |is_terminal| PodObservations { reasons: &reasons, qos_class: "BestEffort", is_terminal };
+    site.statuses.publish(&pod, &view, observations(false), SystemTime::now());
     site.server.until(|server| server.calls().len() == 1).await;
-    site.statuses.publish(&pod, &view, knowledge(true), SystemTime::now());
+    site.statuses.publish(&pod, &view, observations(true), SystemTime::now());
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert!(site.server.pod("a").is_some(), "its volumes may still be mounted");
     site.statuses.terminate(&pod, SystemTime::now());
@@ -285,7 +285,7 @@ async fn a_static_pods_status_goes_to_its_mirror() {
     assert_eq!(site.server.verbs(), Vec::<&str>::new(), "there is no mirror yet");
     site.server.put(copy("static-node", "mirror-uid", 0, status(json!({"phase": "Pending"}))));
     site.server.show_as("static-node", "hash");
-    site.statuses.compare(&PodUid::from("hash"));
+    site.statuses.request_sync(&PodUid::from("hash"));
     site.said("static-node", "One").await;
     assert_eq!(site.server.calls()[0].body["metadata"]["uid"], "mirror-uid");
 }
@@ -337,8 +337,8 @@ proptest! {
 /// Publishes that the one container of a pod is being created, or runs.
 fn publish(site: &Site, pod: &Pod, containers: Vec<ContainerStatus>) {
     let reasons = HashMap::default();
-    let knowledge = Knowledge { reasons: &reasons, qos_class: "BestEffort", is_terminal: false };
-    site.statuses.publish(pod, &testing::snapshot(containers), knowledge, SystemTime::now());
+    let observations = PodObservations { reasons: &reasons, qos_class: "BestEffort", is_terminal: false };
+    site.statuses.publish(pod, &testing::snapshot(containers), observations, SystemTime::now());
 }
 
 /// A pod with one container, as the scheduler has left it.

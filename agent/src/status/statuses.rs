@@ -1,4 +1,4 @@
-//! The status store as workers, servers and the status manager share it: one lock, short calls.
+//! Thread-safe access to the status cache for workers, servers and the status manager.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use tokio::sync::watch;
 
 use super::ApiCopies;
-use super::ApiSide;
+use super::ApiStatusView;
 use super::NodeAddresses;
 use super::StatusInput;
 use super::StatusStore;
@@ -30,54 +30,54 @@ use crate::model::pod_ref;
 use crate::model::restart::RestartGates;
 use crate::model::spec;
 
-/// Published statuses. Cheap to clone; no call blocks for longer than it takes to generate one status.
+/// Published pod statuses. Cheap to clone; no call blocks for longer than it takes to generate one status.
 #[derive(Clone)]
 pub struct Statuses {
     store: Arc<Mutex<StatusStore>>,
-    about: Arc<About>,
-    /// `None` when standalone: then nobody is told, and nobody else knows the pods.
-    api: Option<Arc<ApiSide>>,
+    context: Arc<NodeContext>,
+    /// `None` without an API server (standalone).
+    api: Option<Arc<ApiStatusView>>,
 }
 
-struct About {
+struct NodeContext {
     runtime_type: String,
     node: watch::Receiver<NodeAddresses>,
     gates: RestartGates,
 }
 
-/// What a worker knows of its pod beyond spec and snapshot.
+/// What a pod worker contributes to the status besides spec and snapshot.
 #[derive(Clone, Copy)]
-pub struct Knowledge<'a> {
-    /// Last failed start by container name.
+pub struct PodObservations<'a> {
+    /// Last start failure by container name (upstream: reason cache).
     pub reasons: &'a HashMap<String, StartFailure>,
-    /// QoS class by the spec.
+    /// QoS class computed from the spec.
     pub qos_class: &'a str,
-    /// All containers are stopped for good.
+    /// All containers are stopped and will not be restarted.
     pub is_terminal: bool,
 }
 
 impl Statuses {
-    /// An empty board. `runtime_type` is the part of container ids before `://`; `node` tells the node's addresses, none
-    /// while they are unknown.
+    /// An empty cache. `runtime_type` is the part of container ids before `://`; `node` carries the node's addresses, empty
+    /// while unknown.
     pub fn new(runtime_type: String, node: watch::Receiver<NodeAddresses>, gates: RestartGates) -> Self {
-        let about = About { runtime_type, node, gates };
-        Self { store: Arc::new(Mutex::new(StatusStore::new(gates))), about: Arc::new(about), api: None }
+        let context = NodeContext { runtime_type, node, gates };
+        Self { store: Arc::new(Mutex::new(StatusStore::new(gates))), context: Arc::new(context), api: None }
     }
 
-    /// The same board with an API server to tell. To be called before it is cloned.
+    /// Adds an API server to keep in sync. Call it before cloning.
     #[must_use]
-    pub fn telling(self, copies: Arc<dyn ApiCopies>) -> Self {
-        Self { api: Some(Arc::new(ApiSide::new(copies))), ..self }
+    pub fn with_api(self, copies: Arc<dyn ApiCopies>) -> Self {
+        Self { api: Some(Arc::new(ApiStatusView::new(copies))), ..self }
     }
 
-    /// What the status manager works on; `None` when standalone.
-    pub fn api_side(&self) -> Option<Arc<ApiSide>> {
+    /// What the status manager works on; `None` without an API server.
+    pub fn api_view(&self) -> Option<Arc<ApiStatusView>> {
         self.api.clone()
     }
 
-    /// The node's addresses, which every pod's status shows.
+    /// The node's addresses (`status.hostIPs`).
     pub fn node_addresses(&self) -> watch::Receiver<NodeAddresses> {
-        self.about.node.clone()
+        self.context.node.clone()
     }
 
     fn store(&self) -> MutexGuard<'_, StatusStore> {
@@ -85,48 +85,48 @@ impl Statuses {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The API's copy of a static pod: it has seen earlier lives of the agent.
+    /// The mirror pod of a static pod: its status survives restarts of the agent.
     fn mirror(&self, pod: &Pod) -> Option<model::Pod> {
-        let side = self.api.as_ref().filter(|_| spec::is_static(pod))?;
-        side.copies.api_copy(&pod_ref(pod).uid)
+        let api = self.api.as_ref().filter(|_| spec::is_static(pod))?;
+        api.copies.api_copy(&pod_ref(pod).uid)
     }
 
-    /// The API's copy of this pod has changed, or it has one now: what is said of it is to be compared again.
-    pub fn compare(&self, uid: &PodUid) {
-        if let Some(side) = &self.api {
-            side.changes.mark(uid.clone());
+    /// Makes the status manager compare this pod's status with its API copy, because either changed.
+    pub fn request_sync(&self, uid: &PodUid) {
+        if let Some(api) = &self.api {
+            api.changes.mark(uid.clone());
         }
     }
 
-    /// Publishes what `view` says of the pod. Returns true if the phase is now Failed or Succeeded.
-    pub fn publish(&self, pod: &Pod, view: &PodSnapshot, knowledge: Knowledge<'_>, now: SystemTime) -> bool {
+    /// Computes and publishes the status of the pod as of snapshot `view`. Returns true if the phase is now Failed or Succeeded.
+    pub fn publish(&self, pod: &Pod, view: &PodSnapshot, observations: PodObservations<'_>, now: SystemTime) -> bool {
         let uid = pod_ref(pod).uid;
         let mirror = self.mirror(pod);
-        let node = self.about.node.borrow().clone();
+        let node = self.context.node.borrow().clone();
         let mut store = self.store();
         let old = store.basis(uid.as_str(), pod, None).cloned().unwrap_or_default();
         let status = generate(&StatusInput {
             pod,
             snapshot: view,
             old: &old,
-            reasons: knowledge.reasons,
-            qos_class: knowledge.qos_class,
-            is_terminal: knowledge.is_terminal,
-            runtime_type: &self.about.runtime_type,
+            reasons: observations.reasons,
+            qos_class: observations.qos_class,
+            is_terminal: observations.is_terminal,
+            runtime_type: &self.context.runtime_type,
             node: Some(&node),
-            gates: self.about.gates,
+            gates: self.context.gates,
             now,
         });
         let terminal = status.phase.as_deref().is_some_and(phase::is_terminal);
         let set = store.set(&uid, pod, mirror.as_deref(), status, now);
-        let stopped = store.set_may_run(uid.as_str(), !knowledge.is_terminal, now);
+        let stopped = store.set_may_run(uid.as_str(), !observations.is_terminal, now);
         drop(store);
-        self.tell(pod, set, stopped);
+        self.request_sync_if_changed(pod, set, stopped);
         terminal
     }
 
-    /// The pod is refused or rejected before anything of it ran in this life of the agent; `may_run` if something of it
-    /// is left from before.
+    /// Publishes that the pod was rejected at admission. `may_run`: containers from before a restart of the agent may
+    /// still run.
     pub fn reject(&self, pod: &Pod, reason: &str, message: &str, may_run: bool, now: SystemTime) {
         let status = PodStatus {
             phase: Some("Failed".to_owned()),
@@ -141,59 +141,59 @@ impl Statuses {
         let set = store.set(&uid, pod, mirror.as_deref(), status, now);
         let stopped = store.set_may_run(uid.as_str(), may_run, now);
         drop(store);
-        self.tell(pod, set, stopped);
+        self.request_sync_if_changed(pod, set, stopped);
     }
 
-    /// Changes what was last said of a pod.
-    pub(super) fn amend(&self, pod: &Pod, change: impl FnOnce(PodStatus) -> PodStatus, now: SystemTime) {
+    /// Changes the cached status of a pod.
+    pub(super) fn modify(&self, pod: &Pod, change: impl FnOnce(PodStatus) -> PodStatus, now: SystemTime) {
         let (uid, mirror) = (pod_ref(pod).uid, self.mirror(pod));
         let mut store = self.store();
         let status = store.basis(uid.as_str(), pod, mirror.as_deref()).cloned().unwrap_or_default();
         let set = store.set(&uid, pod, mirror.as_deref(), change(status), now);
         drop(store);
-        self.tell(pod, set, false);
+        self.request_sync_if_changed(pod, set, false);
     }
 
-    /// Nothing of the pod can run any more.
+    /// No container of the pod can run any more.
     pub fn stopped(&self, uid: &PodUid, now: SystemTime) {
         if self.store().set_may_run(uid.as_str(), false, now) {
-            self.compare(uid);
+            self.request_sync(uid);
         }
     }
 
-    /// The pod is over: its status is completed.
+    /// Publishes the final status of the pod.
     pub fn terminate(&self, pod: &Pod, now: SystemTime) {
         let (uid, mirror) = (pod_ref(pod).uid, self.mirror(pod));
         let set = self.store().terminate_pod(&uid, pod, mirror.as_deref(), now);
-        self.tell(pod, set, false);
+        self.request_sync_if_changed(pod, set, false);
     }
 
-    fn tell(&self, pod: &Pod, set: Result<bool, super::IllegalTransition>, stopped: bool) {
+    fn request_sync_if_changed(&self, pod: &Pod, set: Result<bool, super::IllegalTransition>, stopped: bool) {
         let changed = set.unwrap_or_else(|error| {
-            tracing::warn!(pod = %pod_ref(pod), %error, "status not taken over");
+            tracing::warn!(pod = %pod_ref(pod), %error, "status update rejected");
             false
         });
         if changed || stopped {
-            self.compare(&pod_ref(pod).uid);
+            self.request_sync(&pod_ref(pod).uid);
         }
     }
 
-    /// Forgets every pod that is not in `known`.
+    /// Removes every pod that is not in `known`.
     pub fn retain(&self, known: &HashSet<PodUid>) {
         self.store().retain(|uid| known.contains(uid));
     }
 
-    /// UIDs of all pods something was said of, in no order.
+    /// UIDs of all pods with a status, in no order.
     pub fn uids(&self) -> Vec<PodUid> {
         self.store().iter().map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// What was last said of a pod, with all that is known about it.
+    /// The cached status of a pod with its version and flags.
     pub fn stored(&self, uid: &PodUid) -> Option<Stored> {
         self.store().get(uid.as_str()).cloned()
     }
 
-    /// What was last said of a pod.
+    /// The cached status of a pod.
     pub fn get(&self, uid: &PodUid) -> Option<PodStatus> {
         self.store().get(uid.as_str()).map(|stored| stored.status.clone())
     }

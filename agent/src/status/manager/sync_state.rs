@@ -1,0 +1,124 @@
+//! What is known of one pod at the API server: last answer, failures, what is already in sync. No I/O.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+
+use crate::model::Pod;
+
+/// Sync state of one pod.
+#[derive(Debug, Default)]
+pub(super) struct SyncState {
+    /// The last answer, while it is newer than what the watch has brought.
+    answer: Option<Pod>,
+    /// An answer was lost: the pod must be read again before the copy is used.
+    pub must_read: bool,
+    /// Consecutive failed calls.
+    pub failures: u32,
+    /// The newest status version whose latency was observed.
+    pub measured: u64,
+    /// Status version and copy that are in sync.
+    in_sync: Option<(u64, ObjectVersion)>,
+    /// A UID that the API server no longer has and never will have again.
+    gone: Option<String>,
+}
+
+/// Identifies one state of one API object: UID and resource version.
+type ObjectVersion = (Option<String>, Option<String>);
+
+fn object_version(pod: &ApiPod) -> ObjectVersion {
+    (pod.metadata.uid.clone(), pod.metadata.resource_version.clone())
+}
+
+/// Resource versions of one object are comparable numbers (KEP-5504); `None` if this one is not a number.
+fn revision(pod: &ApiPod) -> Option<u128> {
+    pod.metadata.resource_version.as_deref()?.parse().ok()
+}
+
+impl SyncState {
+    /// The newest copy: the watch's, or the last answer.
+    pub(super) fn newest(&mut self, watched: Pod) -> Pod {
+        let is_newer = |answer: &Pod| {
+            let same = answer.metadata.uid == watched.metadata.uid;
+            same && revision(answer).zip(revision(&watched)).is_some_and(|(answer, watched)| answer > watched)
+        };
+        match self.answer.take_if(|answer| !is_newer(answer)) {
+            None => self.answer.clone().unwrap_or(watched),
+            Some(_) => watched,
+        }
+    }
+
+    /// The API server answered with the pod.
+    pub(super) fn answered(&mut self, pod: ApiPod) {
+        self.answer = Some(Arc::new(pod));
+        self.must_read = false;
+        self.failures = 0;
+    }
+
+    /// The API server has no pod of this UID: the watch lags behind.
+    pub(super) fn set_gone(&mut self, copy: &ApiPod) {
+        *self = Self { gone: copy.metadata.uid.clone(), measured: self.measured, ..Self::default() };
+    }
+
+    /// This status version and this copy agree.
+    pub(super) fn set_in_sync(&mut self, version: u64, copy: &ApiPod) {
+        self.in_sync = Some((version, object_version(copy)));
+        self.failures = 0;
+    }
+
+    /// True if this version and copy are in sync, or the pod is gone.
+    pub(super) fn is_in_sync(&self, version: u64, copy: &ApiPod) -> bool {
+        let gone = self.gone.is_some() && self.gone == copy.metadata.uid;
+        gone || self.in_sync.as_ref().is_some_and(|known| *known == (version, object_version(copy)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(uid: &str, version: &str) -> Pod {
+        let mut pod = ApiPod::default();
+        pod.metadata.uid = Some(uid.to_owned());
+        pod.metadata.resource_version = Some(version.to_owned());
+        Arc::new(pod)
+    }
+
+    #[test]
+    fn the_newer_of_answer_and_watched_copy_is_used() {
+        let table = [
+            (None, ("u", "5"), ("u", "5")),
+            (Some(("u", "7")), ("u", "5"), ("u", "7")),
+            (Some(("u", "10")), ("u", "9"), ("u", "10")),
+            (Some(("u", "7")), ("u", "8"), ("u", "8")),
+            (Some(("u", "7")), ("other", "5"), ("other", "5")),
+            (Some(("u", "odd")), ("u", "5"), ("u", "5")),
+        ];
+        for (answer, watched, newest) in table {
+            let mut state = SyncState::default();
+            if let Some((uid, version)) = answer {
+                state.answered(Arc::unwrap_or_clone(pod(uid, version)));
+            }
+            assert_eq!(state.newest(pod(watched.0, watched.1)), pod(newest.0, newest.1), "{answer:?} {watched:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_dropped_once_the_watch_has_caught_up() {
+        let mut state = SyncState::default();
+        state.answered(Arc::unwrap_or_clone(pod("u", "7")));
+        assert_eq!(state.newest(pod("u", "7")), pod("u", "7"));
+        assert_eq!(state.answer, None);
+    }
+
+    #[test]
+    fn stays_in_sync_until_version_or_copy_changes() {
+        let mut state = SyncState::default();
+        state.set_in_sync(3, &pod("u", "7"));
+        assert!(state.is_in_sync(3, &pod("u", "7")));
+        assert!(!state.is_in_sync(4, &pod("u", "7")) && !state.is_in_sync(3, &pod("u", "8")));
+        state.set_gone(&pod("u", "9"));
+        assert!(state.is_in_sync(5, &pod("u", "4")), "deleted pods need nothing, whatever the watch still shows");
+        assert!(!state.is_in_sync(5, &pod("new", "9")));
+    }
+}

@@ -1,0 +1,91 @@
+//! The next request for one pod.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+
+use super::copy;
+use super::status;
+use super::time;
+use crate::model::PodUid;
+use crate::status::Stored;
+use crate::status::manager::action;
+use crate::status::manager::action::SyncAction;
+
+fn stored(phase: &str, is_finished: bool) -> Stored {
+    let status = status(json!({"phase": phase}));
+    Stored { status, version: 1, is_finished, may_run: false, at: std::time::SystemTime::UNIX_EPOCH }
+}
+
+fn next(uid: &str, stored: &Stored, phase: &str, deletion: Option<Time>) -> SyncAction {
+    let mut copy = copy("p", "u", 1, status(json!({"phase": phase})));
+    copy.metadata.deletion_timestamp = deletion;
+    action::next(&PodUid::from(uid), stored, &copy, &time(9))
+}
+
+#[test]
+fn no_request_when_the_api_copy_is_up_to_date() {
+    assert_eq!(next("u", &stored("Running", false), "Running", None), SyncAction::None);
+    assert_eq!(next("u", &stored("Succeeded", true), "Succeeded", None), SyncAction::None, "not deleted");
+    assert_eq!(
+        next("u", &stored("Failed", false), "Failed", Some(time(1))),
+        SyncAction::None,
+        "resources not yet released"
+    );
+}
+
+#[test]
+fn the_status_is_sent_before_the_deletion() {
+    let patch = json!({"metadata": {"uid": "u"}, "status": {"phase": "Failed"}});
+    assert_eq!(next("u", &stored("Failed", true), "Running", Some(time(1))), SyncAction::Patch(patch));
+    assert_eq!(next("u", &stored("Failed", true), "Failed", Some(time(1))), SyncAction::Delete);
+}
+
+#[test]
+fn a_mirror_pod_is_patched_and_never_deleted() {
+    let patch = json!({"metadata": {"uid": "u"}, "status": {"phase": "Failed"}});
+    assert_eq!(next("static", &stored("Failed", true), "Running", Some(time(1))), SyncAction::Patch(patch));
+    assert_eq!(next("static", &stored("Failed", true), "Failed", Some(time(1))), SyncAction::None);
+}
+
+#[test]
+fn an_observed_generation_alone_is_deferrable_during_termination() {
+    let seen = |generation: i64| {
+        json!({"phase": "Running", "observedGeneration": generation,
+            "conditions": [{"type": "Ready", "status": "True", "observedGeneration": generation}]})
+    };
+    let mut copy = copy("p", "u", 1, status(seen(1)));
+    let mut stored = stored("Running", false);
+    stored.status = status(seen(2));
+    let next = |stored: &Stored, copy: &Pod| action::next(&PodUid::from("u"), stored, copy, &time(9));
+    assert!(matches!(next(&stored, &copy), SyncAction::Patch(_)), "not terminating");
+    copy.metadata.deletion_timestamp = Some(time(1));
+    assert!(matches!(next(&stored, &copy), SyncAction::DeferrablePatch(_)));
+    stored.status.pod_ip = Some("10.0.0.1".to_owned());
+    assert!(matches!(next(&stored, &copy), SyncAction::Patch(_)), "another field differs");
+}
+
+#[test]
+fn a_status_without_container_results_is_a_first_status() {
+    let waiting = |reason: &str| {
+        json!({"name": "c", "ready": false, "restartCount": 0, "image": "i", "imageID": "",
+            "state": {"waiting": {"reason": reason}}})
+    };
+    let waiting_for = |reason: &str| status(json!({"phase": "Pending", "containerStatuses": [waiting(reason)]}));
+    let next = |wanted: PodStatus, api: PodStatus| {
+        let stored = Stored { status: wanted, ..stored("Pending", false) };
+        action::next(&PodUid::from("u"), &stored, &copy("p", "u", 1, api), &time(9))
+    };
+    let unset = || status(json!({"phase": "Pending"}));
+    assert!(matches!(next(waiting_for("ContainerCreating"), unset()), SyncAction::FirstPatch(_)));
+    assert!(matches!(next(waiting_for("ErrImagePull"), unset()), SyncAction::Patch(_)), "a start failure");
+    assert!(matches!(next(status(json!({"phase": "Failed"})), unset()), SyncAction::Patch(_)));
+    let more =
+        status(json!({"phase": "Pending", "podIP": "10.0.0.1", "containerStatuses": [waiting("PodInitializing")]}));
+    assert!(matches!(next(more, waiting_for("PodInitializing")), SyncAction::Patch(_)), "not the first status");
+    let mut init = waiting_for("PodInitializing");
+    let run = json!([{"name": "i", "ready": false, "restartCount": 0, "image": "i", "imageID": "", "state": {"running": {}}}]);
+    init.init_container_statuses = serde_json::from_value(run).unwrap();
+    assert!(matches!(next(init, unset()), SyncAction::Patch(_)), "an init container runs");
+}
