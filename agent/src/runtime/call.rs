@@ -1,4 +1,4 @@
-//! One call: its deadline, its errors, and whoever counts it.
+//! One CRI call: its deadline, its errors, its observer.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,8 +16,7 @@ use super::RuntimeError;
 use super::client::MESSAGE_LIMIT;
 use crate::telemetry;
 
-/// Told of every call that ended. Calls cancelled by their caller are not reported, nor is the event stream once it
-/// stands.
+/// Observes every finished call. Cancelled calls are not reported, nor is the event stream once it is established.
 pub trait CallObserver: Send + Sync {
     /// Must not block.
     fn finished(&self, call: FinishedCall);
@@ -28,7 +27,7 @@ impl CallObserver for () {
     fn finished(&self, _: FinishedCall) {}
 }
 
-/// How a call went.
+/// A finished call.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FinishedCall {
     /// Which call; `Operation::metric` is upstream's label.
@@ -39,7 +38,7 @@ pub struct FinishedCall {
     pub error: Option<Code>,
 }
 
-/// A call about to be made.
+/// A call before it is sent.
 pub(super) struct Call<'a> {
     pub(super) operation: Operation,
     pub(super) object: &'a str,
@@ -56,9 +55,9 @@ impl Call<'_> {
     }
 
     /// Sends `message` by way of `rpc` and waits for the answer until the deadline. The runtime learns the deadline too,
-    /// so that it gives up when we do.
+    /// so that it gives up at the same time.
     ///
-    /// tonic's futures hold a large message several times over: on the heap they burden no caller's stack.
+    /// tonic's futures hold a large message several times over, so they are boxed.
     pub(super) fn send<M: Message, T>(
         &self,
         message: M,
@@ -72,13 +71,13 @@ impl Call<'_> {
         let span = telemetry::call(self.operation.service(), self.operation.rpc());
         telemetry::pass_on(&span, request.metadata_mut());
         let answer = Box::pin(rpc(request));
-        let told = span.clone();
+        let recorded = span.clone();
         let outcome = async move {
             if length > MESSAGE_LIMIT {
                 return Err(self.too_large(length));
             }
             let outcome = self.observe(answer).await.map(Response::into_inner);
-            telemetry::called(&told, outcome.as_ref().err().map_or(Code::Ok, RuntimeError::code));
+            telemetry::called(&recorded, outcome.as_ref().err().map_or(Code::Ok, RuntimeError::code));
             outcome
         };
         outcome.instrument(span)
@@ -127,7 +126,7 @@ impl Call<'_> {
         RuntimeError::from_status(self.operation, self.object, self.endpoint, status)
     }
 
-    /// Said here, because tonic would only break the stream off.
+    /// Reported here, because tonic would only reset the stream.
     fn too_large(&self, length: usize) -> RuntimeError {
         let message = format!("the request has {length} bytes, more than the limit of {MESSAGE_LIMIT}");
         self.error(&Status::out_of_range(message))

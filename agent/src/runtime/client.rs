@@ -1,4 +1,4 @@
-//! The handle that all rooms share.
+//! The handle to the runtime.
 
 use std::io;
 use std::sync::Arc;
@@ -28,17 +28,17 @@ pub struct Runtime {
     pub(super) inner: Arc<Inner>,
 }
 
-/// How to speak with a runtime.
+/// Settings of the client.
 #[derive(Clone, Debug)]
 pub struct RuntimeOptions {
     /// `runtimeRequestTimeout`: the deadline of every call that has no longer one.
     pub request_timeout: Duration,
-    /// Told of every call.
+    /// Observes every call.
     pub observer: Arc<dyn CallObserver>,
 }
 
 impl Default for RuntimeOptions {
-    /// Upstream's default of 2 minutes, and nobody watching.
+    /// Upstream's default of 2 minutes, without observer.
     fn default() -> Self {
         Self { request_timeout: Duration::from_secs(120), observer: Arc::new(()) }
     }
@@ -65,8 +65,8 @@ impl Runtime {
         Self::assemble(channel, runtime.to_string(), image_channel, image_endpoint, options)
     }
 
-    /// A runtime behind any transport. `connect` is asked for a new stream whenever there is none; `name` takes the
-    /// endpoint's place in errors.
+    /// A runtime behind any transport. `connect` opens a new stream whenever there is none; `name` replaces the endpoint
+    /// in errors.
     pub fn with_connector<F, Fut, IO>(name: &str, connect: F, options: RuntimeOptions) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -100,7 +100,7 @@ impl Runtime {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Where the runtime is, as errors spell it.
+    /// The endpoint as errors show it.
     pub fn endpoint(&self) -> &str {
         &self.inner.runtime_endpoint
     }

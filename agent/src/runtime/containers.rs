@@ -11,22 +11,22 @@ use super::Runtime;
 use super::RuntimeError;
 use super::features::read_all;
 
-/// Ten years. A pod may ask for more than deadlines can express, and than runtimes can count: theirs overflows after 292
-/// years and kills at once.
+/// Upper bound for grace periods, ten years: durations of Go runtimes overflow after 292 years, which would mean an
+/// immediate SIGKILL.
 const LONGEST_GRACE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// What the runtime says of one container.
+/// Answer to ContainerStatus.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerInspection {
     /// The container; its metadata is present.
     pub status: cri::ContainerStatus,
-    /// The runtime's own words, when asked for verbosely.
+    /// Verbose information, runtime specific.
     pub info: BTreeMap<String, String>,
 }
 
 impl ContainerInspection {
-    /// The init process as the runtime numbers it, from a verbose inspection by a runtime that tells (containerd and
-    /// CRI-O both put JSON with a `pid` under the key `info`). Not below 1, and meaningless once the container exited.
+    /// Pid of the init process from a verbose answer (containerd and CRI-O both put JSON with a `pid` under the key
+    /// `info`). Not below 1, and meaningless once the container exited.
     pub fn pid(&self) -> Option<u32> {
         #[derive(Deserialize)]
         struct Info {
@@ -38,7 +38,10 @@ impl ContainerInspection {
 }
 
 impl Runtime {
-    /// Creates a container in a sandbox and returns its id. `sandbox_config` is what the sandbox was made from.
+    /// Creates a container in a sandbox and returns its id. `sandbox_config` is that of RunPodSandbox.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn create_container(
         &self,
         sandbox_id: &str,
@@ -57,14 +60,20 @@ impl Runtime {
     }
 
     /// Starts a created container.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn start_container(&self, id: &str) -> Result<(), RuntimeError> {
         let message = cri::StartContainerRequest { container_id: id.to_owned() };
         let call = self.call(Operation::StartContainer, id);
         call.send(message, async |r| self.runtime().start_container(r).await).await.map(drop)
     }
 
-    /// Sends the stop signal, waits for `grace` (whole seconds, rounded up), then kills. May be repeated. The deadline
-    /// leaves the grace period out of account.
+    /// Sends the stop signal, waits for `grace` (whole seconds, rounded up), then kills. May be repeated. The grace period
+    /// is added to the deadline.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), RuntimeError> {
         let grace = grace.min(LONGEST_GRACE);
         let message = cri::StopContainerRequest { container_id: id.to_owned(), timeout: whole_seconds(grace) };
@@ -74,13 +83,19 @@ impl Runtime {
     }
 
     /// Removes a container, killing it if it runs. May be repeated.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn remove_container(&self, id: &str) -> Result<(), RuntimeError> {
         let message = cri::RemoveContainerRequest { container_id: id.to_owned() };
         let call = self.call(Operation::RemoveContainer, id);
         call.send(message, async |r| self.runtime().remove_container(r).await).await.map(drop)
     }
 
-    /// Looks at one container.
+    /// ContainerStatus of one container.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn container_status(&self, id: &str, verbose: bool) -> Result<ContainerInspection, RuntimeError> {
         let message = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose };
         let call = self.call(Operation::ContainerStatus, id);
@@ -91,6 +106,9 @@ impl Runtime {
     }
 
     /// Containers that meet all conditions of `filter`; all of them by default.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn list_containers(&self, filter: cri::ContainerFilter) -> Result<Vec<cri::Container>, RuntimeError> {
         let call = self.call(Operation::ListContainers, "");
         if self.streams_lists() {
@@ -102,7 +120,10 @@ impl Runtime {
         Ok(call.send(message, async |r| self.runtime().list_containers(r).await).await?.containers)
     }
 
-    /// Changes what a container may use.
+    /// UpdateContainerResources.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn update_container_resources(
         &self,
         id: &str,
@@ -118,6 +139,9 @@ impl Runtime {
     }
 
     /// Makes the runtime write to a new log file after the old one was moved away.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn reopen_container_log(&self, id: &str) -> Result<(), RuntimeError> {
         let message = cri::ReopenContainerLogRequest { container_id: id.to_owned() };
         let call = self.call(Operation::ReopenContainerLog, id);
@@ -126,6 +150,9 @@ impl Runtime {
 
     /// Runs a command in a container and waits for its end. The runtime kills it after `timeout` (whole seconds, rounded
     /// up); zero means never, and then there is no deadline here either.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn exec_sync(
         &self,
         id: &str,
@@ -149,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grace_periods_are_rounded_up_so_that_half_a_second_is_not_an_instant_kill() {
+    fn grace_periods_are_rounded_up_to_whole_seconds() {
         for (millis, seconds) in [(0, 0), (1, 1), (500, 1), (1000, 1), (1001, 2), (30_000, 30)] {
             assert_eq!(whole_seconds(Duration::from_millis(millis)), seconds, "{millis} ms");
         }

@@ -1,4 +1,4 @@
-//! Where the runtime listens: a unix socket, named or found.
+//! `containerRuntimeEndpoint`: a unix socket, configured or discovered.
 
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
@@ -18,7 +18,7 @@ const USUAL_SOCKETS: [&str; 4] = [
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RuntimeEndpoint(PathBuf);
 
-/// A text that names no unix socket.
+/// A text that is not a unix socket endpoint.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("runtime endpoint {0:?}: expected unix:///path/of/the.sock, an absolute path")]
 pub struct EndpointError(String);

@@ -1,4 +1,4 @@
-//! What can go wrong with a call: which call, on which object, and why.
+//! Errors of CRI calls: which call, on which object, and why.
 
 use std::error::Error;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn on(operation: Operation, object: &str) -> String {
 }
 
 impl RuntimeError {
-    /// Sorts what tonic reports into our terms. A status with a source was made on this side of the connection.
+    /// Classifies a tonic status. A status with a source was made on this side of the connection.
     pub(super) fn from_status(operation: Operation, object: &str, endpoint: &str, status: &Status) -> Self {
         let object = object.into();
         match status.source() {
@@ -102,7 +102,7 @@ impl RuntimeError {
         }
     }
 
-    /// The cause alone, without call and object; for an error that the runtime sent, its own words.
+    /// The cause alone, without call and object; for an error from the runtime its own message.
     pub fn message(&self) -> String {
         match self {
             Self::Unreachable { endpoint, why, .. } => format!("runtime at {endpoint} does not answer: {why}"),

@@ -75,6 +75,9 @@ impl Runtime {
     ///
     /// Runtimes built with grpc-go send nothing, not even headers, before the first event, so a subscription that stands
     /// is silent. A `Version` call sent after it on the same connection and answered is the sign that it was received.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn container_events(&self) -> Result<ContainerEvents, RuntimeError> {
         let mut events = self.open_events();
         let first = tokio::select! {

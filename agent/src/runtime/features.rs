@@ -1,4 +1,4 @@
-//! What the runtime is and what it can do, learnt by trying.
+//! Identity and features of the runtime, found by probing.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -17,10 +17,10 @@ use super::RuntimeError;
 /// Version of the caller's API that upstream sends, and that runtimes expect.
 const CALLER_VERSION: &str = "0.1.0";
 
-/// A filter that meets no sandbox: asks whether a list can be streamed without listing anything.
+/// A filter that matches no sandbox: probes list streaming without listing anything.
 const NO_SANDBOX: &str = "keblet.dev/no-such-sandbox";
 
-/// A runtime's identity and abilities.
+/// Identity and features of a runtime.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Features {
     /// Such as `containerd`.
@@ -29,9 +29,9 @@ pub struct Features {
     pub runtime_version: String,
     /// `v1`.
     pub runtime_api_version: String,
-    /// The cgroup driver the runtime uses; `None` if it does not tell, and the configuration decides.
+    /// The cgroup driver the runtime uses; `None` if unknown: the configuration decides.
     pub cgroup_driver: Option<cri::CgroupDriver>,
-    /// Lists can be streamed in portions, and are from now on.
+    /// Lists can be streamed in chunks, and are from now on.
     pub streaming_lists: bool,
     /// Whether the event stream works, as far as anybody subscribed. It is not tried for this: containerd before 2.0
     /// has one queue for all readers, so that every subscription given up costs the real one an event.
@@ -40,13 +40,19 @@ pub struct Features {
 
 impl Runtime {
     /// Name and versions of the runtime.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn version(&self) -> Result<cri::VersionResponse, RuntimeError> {
         let message = cri::VersionRequest { version: CALLER_VERSION.to_owned() };
         let call = self.call(Operation::Version, "");
         call.send(message, async |r| self.runtime().version(r).await).await
     }
 
-    /// Health of the runtime (conditions `RuntimeReady` and `NetworkReady`), its handlers and their features.
+    /// Status of the runtime (conditions `RuntimeReady` and `NetworkReady`), its handlers and their features.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn status(&self, verbose: bool) -> Result<cri::StatusResponse, RuntimeError> {
         let call = self.call(Operation::Status, "");
         let answer = call.send(cri::StatusRequest { verbose }, async |r| self.runtime().status(r).await).await?;
@@ -54,7 +60,10 @@ impl Runtime {
         Ok(answer)
     }
 
-    /// The cgroup driver the runtime uses; `None` if it does not know this call or does not tell.
+    /// The cgroup driver of the runtime; `None` if it does not implement the call or does not report one.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn runtime_config(&self) -> Result<Option<cri::CgroupDriver>, RuntimeError> {
         let call = self.call(Operation::RuntimeConfig, "");
         match call.send(cri::RuntimeConfigRequest {}, async |r| self.runtime().runtime_config(r).await).await {
@@ -64,7 +73,10 @@ impl Runtime {
         }
     }
 
-    /// Tells the runtime the range its pods take their addresses from.
+    /// UpdateRuntimeConfig with the node's pod CIDR.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn set_pod_cidr(&self, cidr: &str) -> Result<(), RuntimeError> {
         let network_config = Some(cri::NetworkConfig { pod_cidr: cidr.to_owned() });
         let runtime_config = Some(cri::RuntimeConfig { network_config });
@@ -73,7 +85,10 @@ impl Runtime {
         call.send(message, async |r| self.runtime().update_runtime_config(r).await).await.map(drop)
     }
 
-    /// Learns what the runtime can do. To be asked again after a reconnect: it may be another version.
+    /// Probes the runtime's features. Repeat it after a reconnect: the version may have changed.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn features(&self) -> Result<Features, RuntimeError> {
         let version = self.version().await?;
         let cgroup_driver = self.runtime_config().await?;
@@ -89,14 +104,14 @@ impl Runtime {
         })
     }
 
-    /// Waits, for ever if need be, until the runtime answers; says so once when it does not and once when it does again.
+    /// Waits without limit until the runtime answers. Logs once when it does not and once when it does.
     pub async fn until_ready(&self) -> cri::VersionResponse {
         let mut backoff = Backoff::new();
-        let mut complained = false;
+        let mut is_logged = false;
         loop {
             let error = match self.version().await {
                 Ok(version) => {
-                    if complained {
+                    if is_logged {
                         tracing::info!(
                             endpoint = self.endpoint(),
                             version = version.runtime_version,
@@ -107,7 +122,7 @@ impl Runtime {
                 }
                 Err(error) => error,
             };
-            if !std::mem::replace(&mut complained, true) {
+            if !std::mem::replace(&mut is_logged, true) {
                 tracing::warn!(%error, "waiting for the runtime");
             }
             tokio::time::sleep(backoff.next_delay()).await;
@@ -132,15 +147,15 @@ impl Runtime {
     }
 }
 
-/// All portions of a streamed list; a list that breaks off is no list.
+/// All items of a streamed list. A stream that breaks off is an error.
 pub(super) async fn read_all<M, T>(
     stream: Response<Streaming<M>>,
     items: impl Fn(M) -> Vec<T>,
 ) -> Result<Response<Vec<T>>, Status> {
     let mut stream = stream.into_inner();
     let mut all = Vec::new();
-    while let Some(portion) = stream.try_next().await? {
-        all.extend(items(portion));
+    while let Some(chunk) = stream.try_next().await? {
+        all.extend(items(chunk));
     }
     Ok(Response::new(all))
 }

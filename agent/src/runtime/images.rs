@@ -8,7 +8,10 @@ use super::RuntimeError;
 use super::features::read_all;
 
 impl Runtime {
-    /// The image on this node, `None` if it is not here.
+    /// ImageStatus; `None` if the image is not on the node.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn image_status(&self, image: cri::ImageSpec) -> Result<Option<cri::Image>, RuntimeError> {
         let name = image.image.clone();
         let message = cri::ImageStatusRequest { image: Some(image), verbose: false };
@@ -17,6 +20,9 @@ impl Runtime {
     }
 
     /// Images on this node; only what `image` names, if given.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn list_images(&self, image: Option<cri::ImageSpec>) -> Result<Vec<cri::Image>, RuntimeError> {
         let call = self.image_call(Operation::ListImages, "");
         let filter = image.map(|image| cri::ImageFilter { image: Some(image) });
@@ -29,8 +35,10 @@ impl Runtime {
         Ok(call.send(message, async |r| self.images().list_images(r).await).await?.images)
     }
 
-    /// Pulls an image and returns the reference (digest or id) it resolved to. Takes as long as it takes: there is no
-    /// deadline.
+    /// Pulls an image and returns the reference (digest or id) it resolved to. There is no deadline.
+    ///
+    /// # Errors
+    /// The connection breaks, or the runtime answers with an error.
     pub async fn pull_image(
         &self,
         image: cri::ImageSpec,
@@ -44,7 +52,10 @@ impl Runtime {
         call.required_id("image_ref", answer.image_ref)
     }
 
-    /// Removes an image. Succeeds when it is not here.
+    /// Removes an image. Succeeds if it is not on the node.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn remove_image(&self, image: cri::ImageSpec) -> Result<(), RuntimeError> {
         let name = image.image.clone();
         let message = cri::RemoveImageRequest { image: Some(image) };
@@ -52,7 +63,10 @@ impl Runtime {
         call.send(message, async |r| self.images().remove_image(r).await).await.map(drop)
     }
 
-    /// The space that images and writable layers take.
+    /// Usage of the file systems of images and writable layers.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn image_fs_info(&self) -> Result<cri::ImageFsInfoResponse, RuntimeError> {
         let call = self.image_call(Operation::ImageFsInfo, "");
         call.send(cri::ImageFsInfoRequest {}, async |r| self.images().image_fs_info(r).await).await

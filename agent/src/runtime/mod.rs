@@ -1,11 +1,11 @@
 //! Speaks CRI v1 with one container runtime: a method per call, each with its deadline.
 //!
-//! Owns the connection (lazy, remade by the first call after it broke), the deadlines, the message limits, and what is
-//! known of the runtime's abilities. Refuses policy: it never retries a call that changes something, never caches an
-//! answer, and does not bound how many calls run at once - each pod's worker runs one at a time, and one hung call must
-//! not keep the others out.
+//! Owns the connection (lazy, re-established by the first call after it broke), deadlines, message limits, and the features
+//! of the runtime. No policy: never retries a call that changes something, never caches an answer, and does not limit
+//! concurrent calls, because each pod worker makes one at a time and a hung call must not block other pods.
 //!
-//! Every method may be cancelled by dropping its future; the runtime is told, but may have acted already.
+//! Every method may be cancelled by dropping its future; the call is then cancelled in the runtime too, which may have
+//! acted already.
 //!
 //! ```text
 //!  Runtime ── Call (deadline, observer) ── tonic client ── transport ── unix socket

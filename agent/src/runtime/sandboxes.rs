@@ -9,12 +9,12 @@ use super::Runtime;
 use super::RuntimeError;
 use super::features::read_all;
 
-/// What the runtime says of one sandbox.
+/// Answer to PodSandboxStatus.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SandboxInspection {
     /// The sandbox; its metadata is present.
     pub status: cri::PodSandboxStatus,
-    /// The runtime's own words, when asked for verbosely.
+    /// Verbose information, runtime specific.
     pub info: BTreeMap<String, String>,
     /// The sandbox's containers, from runtimes that add them.
     pub containers: Vec<cri::ContainerStatus>,
@@ -25,6 +25,9 @@ pub struct SandboxInspection {
 impl Runtime {
     /// Creates and starts a sandbox, network included, and returns its id. An empty `runtime_handler` is the default
     /// one. May take twice the usual deadline.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn run_pod_sandbox(
         &self,
         config: cri::PodSandboxConfig,
@@ -38,6 +41,9 @@ impl Runtime {
     }
 
     /// Kills what runs in the sandbox and frees its network. May be repeated.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn stop_pod_sandbox(&self, id: &str) -> Result<(), RuntimeError> {
         let message = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
         let call = self.call(Operation::StopPodSandbox, id);
@@ -45,13 +51,19 @@ impl Runtime {
     }
 
     /// Removes the sandbox and its containers. May be repeated.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn remove_pod_sandbox(&self, id: &str) -> Result<(), RuntimeError> {
         let message = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
         let call = self.call(Operation::RemovePodSandbox, id);
         call.send(message, async |r| self.runtime().remove_pod_sandbox(r).await).await.map(drop)
     }
 
-    /// Looks at one sandbox.
+    /// PodSandboxStatus of one sandbox.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn pod_sandbox_status(&self, id: &str, verbose: bool) -> Result<SandboxInspection, RuntimeError> {
         let message = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose };
         let call = self.call(Operation::PodSandboxStatus, id);
@@ -67,6 +79,9 @@ impl Runtime {
     }
 
     /// Sandboxes that meet all conditions of `filter`; all of them by default.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn list_pod_sandboxes(
         &self,
         filter: cri::PodSandboxFilter,
@@ -81,7 +96,10 @@ impl Runtime {
         Ok(call.send(message, async |r| self.runtime().list_pod_sandbox(r).await).await?.items)
     }
 
-    /// Changes what the pod as a whole may use. Runtimes of before CRI 1.32 answer `Unimplemented`.
+    /// UpdatePodSandboxResources. Runtimes older than CRI 1.32 answer `Unimplemented`.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn update_pod_sandbox_resources(
         &self,
         id: &str,
@@ -94,7 +112,7 @@ impl Runtime {
     }
 }
 
-/// `namespace/name`: a sandbox to be made has no id yet.
+/// `namespace/name`, because the sandbox has no id yet.
 fn full_name(config: &cri::PodSandboxConfig) -> String {
     config.metadata.as_ref().map_or_else(String::new, |m| format!("{}/{}", m.namespace, m.name))
 }

@@ -1,6 +1,5 @@
-//! Is the runtime there, ready, and is its network? Asked for with `Status`: often while something is wrong, rarely
-//! while all is well, at once when somebody has reason to think that it changed. What it is and offers is asked for
-//! each time it becomes ready: it may be another version.
+//! Readiness of the runtime and its network, polled with the CRI call Status: frequently while not ready, rarely while
+//! ready, immediately on request. Version and features are read each time the runtime becomes ready.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,50 +15,50 @@ use super::Runtime;
 const HEALTHY_PERIOD: Duration = Duration::from_secs(30);
 /// Period while it is not.
 const UNHEALTHY_PERIOD: Duration = Duration::from_secs(1);
-/// A runtime that takes longer to say how it is does not answer.
-const SILENCE: Duration = Duration::from_secs(15);
-/// How soon the runtime is asked after a nudge.
-const AFTER_NUDGE: Duration = Duration::from_millis(100);
+/// Timeout of a Status call.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(15);
+/// Delay of a requested check, which bundles requests in quick succession.
+const CHECK_DELAY: Duration = Duration::from_millis(100);
 
-/// What the runtime last said of itself.
+/// The last known state of the runtime.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RuntimeState {
-    /// Nothing yet.
+    /// Not polled yet.
     Unknown,
     /// It does not answer.
     Unreachable(String),
-    /// It says that it is not ready.
+    /// Its condition `RuntimeReady` is not met.
     NotReady(String),
-    /// It is ready; pods with their own network may have to wait.
+    /// It is ready; its network may not be.
     Ready {
         /// Why the network is not ready, if it is not.
         network_error: Option<String>,
-        /// What it is and offers.
+        /// Version and features.
         offer: Arc<RuntimeOffer>,
     },
 }
 
-/// What a ready runtime is and offers to pods.
+/// Version and features of a ready runtime.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RuntimeOffer {
-    /// Such as `containerd`; empty if it did not tell.
+    /// Such as `containerd`; empty if unknown.
     pub name: String,
-    /// Its own version; empty if it did not tell.
+    /// Its own version; empty if unknown.
     pub version: String,
     /// Its handlers, sorted by name.
     pub handlers: Vec<HandlerOffer>,
-    /// Abilities that do not depend on the handler; `None` if it does not tell.
+    /// Feature `supplementalGroupsPolicy` (KEP-3619); `None` if the runtime does not report features.
     pub supplemental_groups_policy: Option<bool>,
 }
 
-/// A way to run sandboxes.
+/// A runtime handler.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct HandlerOffer {
     /// Empty for the default handler.
     pub name: String,
-    /// Mounts can be read-only including what is mounted below.
+    /// Supports recursive read-only mounts (KEP-3857).
     pub recursive_read_only_mounts: bool,
-    /// Pods can have user namespaces of their own.
+    /// Supports user namespaces (KEP-127).
     pub user_namespaces: bool,
 }
 
@@ -91,7 +90,7 @@ impl RuntimeState {
         matches!(self, Self::Ready { .. })
     }
 
-    /// Why pods without host network cannot be started, in upstream's words.
+    /// Why pods without host network cannot be started; upstream's message.
     pub fn network_error(&self) -> Option<&str> {
         match self {
             Self::Ready { network_error, .. } => network_error.as_deref(),
@@ -100,27 +99,27 @@ impl RuntimeState {
     }
 }
 
-/// Watches the runtime until `shutdown`. A change of `nudge` makes it look at once.
+/// Polls the runtime until `shutdown`; a change of `check_request` triggers a check.
 pub async fn watch_runtime(
     runtime: Runtime,
     state: watch::Sender<RuntimeState>,
-    mut nudge: watch::Receiver<()>,
+    mut check_request: watch::Receiver<()>,
     shutdown: CancellationToken,
 ) {
     let mut version: Option<v1::VersionResponse> = None;
     loop {
         let began = Instant::now();
-        let reply = tokio::time::timeout(SILENCE, runtime.status(false)).await;
-        let reply = reply.map_err(|_| format!("no answer to Status within {SILENCE:?}"));
+        let reply = tokio::time::timeout(STATUS_TIMEOUT, runtime.status(false)).await;
+        let reply = reply.map_err(|_| format!("no answer to Status within {STATUS_TIMEOUT:?}"));
         let reply = reply.and_then(|reply| reply.map_err(|error| error.to_string()));
         if reply.is_ok() && !state.borrow().is_ready() {
             version = runtime.version().await.ok().or(version);
         }
-        let now = judge(reply, version.clone());
+        let now = evaluate(reply, version.clone());
         state.send_if_modified(|known| {
             let changed = *known != now;
             if changed {
-                tell(&now);
+                log(&now);
                 known.clone_from(&now);
             }
             changed
@@ -130,12 +129,12 @@ pub async fn watch_runtime(
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = tokio::time::sleep_until(began + period) => {}
-            Ok(()) = nudge.changed() => tokio::time::sleep(AFTER_NUDGE).await,
+            Ok(()) = check_request.changed() => tokio::time::sleep(CHECK_DELAY).await,
         }
     }
 }
 
-fn tell(state: &RuntimeState) {
+fn log(state: &RuntimeState) {
     match state {
         RuntimeState::Unknown => {}
         RuntimeState::Unreachable(reason) => tracing::warn!(reason, "container runtime does not answer"),
@@ -147,8 +146,8 @@ fn tell(state: &RuntimeState) {
     }
 }
 
-/// The runtime's conditions, judged as upstream does: a missing condition is not met.
-fn judge(reply: Result<v1::StatusResponse, String>, version: Option<v1::VersionResponse>) -> RuntimeState {
+/// State by the runtime's conditions; a missing condition is not met.
+fn evaluate(reply: Result<v1::StatusResponse, String>, version: Option<v1::VersionResponse>) -> RuntimeState {
     let reply = match reply {
         Ok(reply) => reply,
         Err(error) => return RuntimeState::Unreachable(error),
@@ -187,14 +186,14 @@ mod tests {
 
     #[test]
     fn a_missing_condition_is_not_met() {
-        let judge = |reply| judge(Ok(reply), None);
-        let RuntimeState::NotReady(reason) = judge(reply(&[])) else { panic!("ready without RuntimeReady") };
+        let evaluate = |reply| evaluate(Ok(reply), None);
+        let RuntimeState::NotReady(reason) = evaluate(reply(&[])) else { panic!("ready without RuntimeReady") };
         assert_eq!(reason, "container runtime not ready: <nil>");
-        assert!(!judge(reply(&[("RuntimeReady", false), ("NetworkReady", true)])).is_ready());
-        let no_network = judge(reply(&[("RuntimeReady", true)]));
+        assert!(!evaluate(reply(&[("RuntimeReady", false), ("NetworkReady", true)])).is_ready());
+        let no_network = evaluate(reply(&[("RuntimeReady", true)]));
         assert!(no_network.is_ready());
         assert_eq!(no_network.network_error(), Some("container runtime network not ready: <nil>"));
-        let all = judge(reply(&[("RuntimeReady", true), ("NetworkReady", true)]));
+        let all = evaluate(reply(&[("RuntimeReady", true), ("NetworkReady", true)]));
         assert_eq!(all.network_error(), None);
     }
 
@@ -210,7 +209,7 @@ mod tests {
             runtime_version: "1.7.24".to_owned(),
             ..Default::default()
         };
-        let RuntimeState::Ready { offer, .. } = judge(Ok(reply), Some(version)) else { panic!("not ready") };
+        let RuntimeState::Ready { offer, .. } = evaluate(Ok(reply), Some(version)) else { panic!("not ready") };
         let runc = HandlerOffer { name: "runc".to_owned(), recursive_read_only_mounts: true, user_namespaces: false };
         assert_eq!(offer.handlers, [HandlerOffer::default(), runc]);
         assert_eq!(offer.supplemental_groups_policy, Some(true));

@@ -11,6 +11,9 @@ use super::features::read_all;
 
 impl Runtime {
     /// The URL at which a command in a container is served. It begins when somebody connects there.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn exec(&self, request: cri::ExecRequest) -> Result<String, RuntimeError> {
         let id = request.container_id.clone();
         let call = self.call(Operation::Exec, &id);
@@ -18,6 +21,9 @@ impl Runtime {
     }
 
     /// The URL at which the streams of a container's own process are served.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn attach(&self, request: cri::AttachRequest) -> Result<String, RuntimeError> {
         let id = request.container_id.clone();
         let call = self.call(Operation::Attach, &id);
@@ -25,6 +31,9 @@ impl Runtime {
     }
 
     /// The URL at which connections are forwarded into a sandbox. `ports` are for clients that do not name them later.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn port_forward(&self, sandbox_id: &str, ports: Vec<i32>) -> Result<String, RuntimeError> {
         let message = cri::PortForwardRequest { pod_sandbox_id: sandbox_id.to_owned(), port: ports };
         let call = self.call(Operation::PortForward, sandbox_id);
@@ -33,6 +42,9 @@ impl Runtime {
 
     /// Writes the state of a running container to the file `location`. `timeout` (whole seconds) is told to the runtime
     /// and is the deadline.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn checkpoint_container(&self, id: &str, location: &str, timeout: Duration) -> Result<(), RuntimeError> {
         let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
         let message = cri::CheckpointContainerRequest {
@@ -45,6 +57,9 @@ impl Runtime {
     }
 
     /// Usage of the containers that meet all conditions of `filter`; of all running ones by default.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn list_container_stats(
         &self,
         filter: cri::ContainerStatsFilter,
@@ -61,6 +76,9 @@ impl Runtime {
     }
 
     /// Usage of the pods that meet all conditions of `filter`, their containers included; of all ready ones by default.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn list_pod_sandbox_stats(
         &self,
         filter: cri::PodSandboxStatsFilter,
