@@ -1,4 +1,4 @@
-//! The disk that images lie on: a size of nothing means that nobody can say when it is full.
+//! Check of the image file system: a capacity of 0 makes disk usage incalculable.
 
 use std::path::Path;
 
@@ -7,21 +7,28 @@ use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 
-/// Looks at the file system on which the runtime keeps images, and tells an event if it has no size. Asks the runtime
-/// once; may be cancelled at any time.
+/// Records event `InvalidDiskCapacity` on the node if the file system of the runtime's images has capacity 0. One
+/// ImageFsInfo call; may be cancelled.
 pub async fn check_disk(runtime: &Runtime, recorder: &Recorder) {
-    let place = match runtime.image_fs_info().await {
+    let filesystem = match runtime.image_fs_info().await {
         Ok(info) => info.image_filesystems.into_iter().next().and_then(|images| images.fs_id),
-        Err(error) => return tracing::debug!(%error, "the runtime does not tell where images are"),
+        Err(error) => return tracing::debug!(%error, "cannot get the image file system from the runtime"),
     };
-    let Some(place) = place else { return tracing::debug!("the runtime tells of no image file system") };
-    match DiskUsage::of(Path::new(&place.mountpoint)) {
+    let Some(filesystem) = filesystem else { return tracing::debug!("the runtime reports no image file system") };
+    let mountpoint = filesystem.mountpoint;
+    // statvfs blocks while a network file system does not answer.
+    let path = mountpoint.clone();
+    let usage = match tokio::task::spawn_blocking(move || DiskUsage::of(Path::new(&path))).await {
+        Ok(usage) => usage,
+        Err(error) => return tracing::debug!(path = mountpoint, %error, "check of the image file system failed"),
+    };
+    match usage {
         Ok(disk) if disk.capacity == 0 => {
             let message = "invalid capacity 0 on image filesystem";
             recorder.node_event(EventType::Warning, "InvalidDiskCapacity", message);
         }
         Ok(_) => {}
-        Err(error) => tracing::debug!(path = place.mountpoint, %error, "the image file system cannot be looked at"),
+        Err(error) => tracing::debug!(path = mountpoint, %error, "cannot get the usage of the image file system"),
     }
 }
 
@@ -37,7 +44,7 @@ mod tests {
     use crate::runtime::tests::server::say;
     use crate::runtime::tests::server::script;
 
-    async fn told(mountpoint: &str) -> Vec<String> {
+    async fn events(mountpoint: &str) -> Vec<String> {
         let (socket, mountpoint) = (Socket::default(), mountpoint.to_owned());
         socket.serve(script(move |method, _| match method {
             "ImageFsInfo" => say(&cri::ImageFsInfoResponse {
@@ -51,15 +58,15 @@ mod tests {
         }));
         let runtime =
             Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
-        let (recorder, mut told) = listening();
+        let (recorder, mut recorded) = listening();
         check_disk(&runtime, &recorder).await;
-        told.take()
+        recorded.take()
     }
 
     #[tokio::test]
-    async fn a_disk_without_size_is_told() {
+    async fn a_file_system_without_capacity_is_reported() {
         let expected = "node W InvalidDiskCapacity: invalid capacity 0 on image filesystem";
-        assert_eq!(told("/proc").await, [expected], "proc has no blocks");
-        assert!(told("/").await.is_empty() && told("/no/such/folder").await.is_empty());
+        assert_eq!(events("/proc").await, [expected], "proc has no blocks");
+        assert!(events("/").await.is_empty() && events("/no/such/folder").await.is_empty());
     }
 }

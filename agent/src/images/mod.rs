@@ -1,20 +1,19 @@
-//! Images for pods: what the runtime has, and pulling what it has not, within the configured limits.
+//! Container images: lookups in the runtime, and pulls within the configured limits. The pull policy is decided by the
+//! pod worker. Keeps nothing on disk.
 //!
-//! Refuses policy (when to look, when to pull, what to tell the user): that is the runner's. Keeps nothing on disk.
-//!
-//! What the runtime said of an image is remembered per pod, so that a container's restart asks nothing: the entry is
-//! dropped when this agent pulls that image again, when a container cannot be created from it, and with its pod; one
-//! that is old is used once more and looked up again afterwards. So an image that somebody else tags anew reaches a
-//! restarting container one restart later than it would reach a new pod; an image that somebody deletes costs one failed
-//! CreateContainer.
+//! Lookups are cached per pod, so that a container restart costs no ImageStatus call. An entry is removed when this agent
+//! pulls the image again, when CreateContainer fails, and with its pod; a stale entry is used once more and refreshed
+//! afterwards. An image that is retagged by others thus reaches a restarting container one restart later than a new pod;
+//! an image that is deleted by others costs one failed CreateContainer.
 
+mod cache;
 mod disk;
 mod pull;
 mod reference;
-mod remembered;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
@@ -24,32 +23,32 @@ use keblet_proto::cri::v1 as cri;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use cache::CachedImage;
 pub use disk::check_disk;
 pub use pull::PullError;
 pub use pull::PullLimits;
 pub use reference::ReferenceError;
 pub use reference::is_latest;
 pub use reference::with_default_tag;
-pub use remembered::Remembered;
 
-use pull::Puller;
-use remembered::Memory;
+use cache::ImageCache;
+use pull::PullLimiter;
 
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 
-/// The images of this node.
+/// The image service of the runtime, with a lookup cache and pull limits.
 #[derive(Debug)]
 pub struct Images {
     runtime: Runtime,
-    puller: Puller,
-    memory: Mutex<Memory>,
+    limiter: PullLimiter,
+    cache: Mutex<ImageCache>,
     changes: watch::Sender<u64>,
 }
 
-/// What the runtime says of an image.
+/// An image as the runtime reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageFacts {
+pub struct ImageInfo {
     /// Id or digest to create containers from.
     pub image_ref: String,
     /// Numeric user, if it names one.
@@ -60,33 +59,38 @@ pub struct ImageFacts {
     pub size: u64,
 }
 
-/// An image that was brought to the node.
+/// A pulled image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
     /// What its name resolved to.
     pub image_ref: String,
-    /// How long that took, from when its turn had come.
+    /// Duration of the pull without waiting for the limit on parallel pulls.
     pub took: Duration,
 }
 
 impl Images {
-    /// Images behind `runtime`, pulled within `limits`.
+    /// Images of `runtime`, pulled within `limits`.
     pub fn new(runtime: Runtime, limits: PullLimits) -> Self {
-        Self { runtime, puller: Puller::new(limits), memory: Mutex::default(), changes: watch::Sender::new(0) }
+        Self { runtime, limiter: PullLimiter::new(limits), cache: Mutex::default(), changes: watch::Sender::new(0) }
     }
 
-    /// Grows with every image that this agent brought to the node.
+    /// A counter of images pulled by this agent.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// What the runtime has under this name.
+    /// ImageStatus of the image with this name; `None` if it is not on the node. `annotations` are the pod's. May be
+    /// cancelled.
     ///
     /// # Errors
-    /// The runtime does not answer or refuses.
-    pub async fn inspect(&self, image: &str) -> Result<Option<ImageFacts>, RuntimeError> {
-        let found = self.runtime.image_status(spec(image)).await?;
-        Ok(found.map(|image| ImageFacts {
+    /// The runtime does not answer, or answers with an error.
+    pub async fn inspect(
+        &self,
+        image: &str,
+        annotations: Option<&BTreeMap<String, String>>,
+    ) -> Result<Option<ImageInfo>, RuntimeError> {
+        let found = self.runtime.image_status(spec(image, annotations)).await?;
+        Ok(found.map(|image| ImageInfo {
             image_ref: image.id,
             uid: image.uid.map(|uid| uid.value),
             username: image.username,
@@ -94,49 +98,51 @@ impl Images {
         }))
     }
 
-    /// Pulls an image, when its turn has come, and tells what came of it. What pods remember of it is
-    /// forgotten.
+    /// PullImage for the pod of `sandbox`, once the limit on parallel pulls permits it. Removes the image from the cache.
+    /// If cancelled, the runtime may still complete the pull.
     ///
     /// # Errors
-    /// The rate limit is used up; the runtime refuses.
+    /// `registryPullQPS` is exceeded; the runtime does not answer, or answers with an error.
     pub async fn pull(&self, image: &str, sandbox: cri::PodSandboxConfig) -> Result<Pulled, PullError> {
-        let _turn = self.puller.turn().await;
-        self.puller.take_token(Instant::now())?;
+        let _permit = self.limiter.acquire_permit().await;
+        self.limiter.take_token(Instant::now())?;
         let began = Instant::now();
-        let result = self.runtime.pull_image(spec(image), None, Some(sandbox)).await;
-        self.memory().forget_image(image);
+        let spec = spec(image, Some(&sandbox.annotations));
+        let result = self.runtime.pull_image(spec, None, Some(sandbox)).await;
+        self.cache().remove_image(image);
         if result.is_ok() {
             self.changes.send_modify(|count| *count += 1);
         }
         Ok(Pulled { image_ref: result?, took: began.elapsed() })
     }
 
-    /// What the pod's last start learned about this image.
-    pub fn recall(&self, uid: &str, image: &str, now: Instant) -> Option<Remembered> {
-        self.memory().recall(uid, image, now)
+    /// The cached lookup of this image for this pod.
+    pub fn cached(&self, uid: &str, image: &str, now: Instant) -> Option<CachedImage> {
+        self.cache().get(uid, image, now)
     }
 
-    /// Remembers an image for the pod's next start.
-    pub fn remember(&self, uid: &str, image: &str, facts: ImageFacts, now: Instant) {
-        self.memory().remember(uid, image, facts, now);
+    /// Caches a lookup for this pod.
+    pub fn set_cached(&self, uid: &str, image: &str, info: ImageInfo, now: Instant) {
+        self.cache().insert(uid, image, info, now);
     }
 
-    /// Forgets one image of one pod.
-    pub fn forget(&self, uid: &str, image: &str) {
-        self.memory().forget(uid, image);
+    /// Removes one image of one pod from the cache.
+    pub fn remove_cached(&self, uid: &str, image: &str) {
+        self.cache().remove(uid, image);
     }
 
-    /// Forgets everything about a pod.
-    pub fn forget_pod(&self, uid: &str) {
-        self.memory().forget_pod(uid);
+    /// Removes a pod from the cache.
+    pub fn remove_cached_pod(&self, uid: &str) {
+        self.cache().remove_pod(uid);
     }
 
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        // A panic elsewhere leaves a usable map behind.
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> MutexGuard<'_, ImageCache> {
+        // Entries are replaced whole: a panic elsewhere leaves a usable map behind.
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn spec(image: &str) -> cri::ImageSpec {
-    cri::ImageSpec { image: image.to_owned(), ..Default::default() }
+fn spec(image: &str, annotations: Option<&BTreeMap<String, String>>) -> cri::ImageSpec {
+    let annotations = annotations.cloned().unwrap_or_default();
+    cri::ImageSpec { image: image.to_owned(), annotations, ..Default::default() }
 }

@@ -1,6 +1,7 @@
-//! Limits on pulling: how many at once (`serializeImagePulls`, `maxParallelImagePulls`), how many per second
+//! Limits on image pulls: how many in parallel (`serializeImagePulls`, `maxParallelImagePulls`), how many per second
 //! (`registryPullQPS`, `registryBurst`).
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -9,21 +10,22 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use crate::model::TokenBucket;
 use crate::runtime::RuntimeError;
 
-/// Settings for pulling.
+/// Limits on image pulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullLimits {
-    /// Pulls at once: 1 if serialized; `None` for any number.
+    /// Parallel pulls: 1 if serialized; `None` for no limit.
     pub parallel: Option<usize>,
-    /// Pulls per second in the long run; 0 for any number.
+    /// Pulls per second on average; 0 for no limit.
     pub per_second: u32,
-    /// Pulls that may come in one burst.
+    /// Size of a burst.
     pub burst: u32,
 }
 
 impl Default for PullLimits {
-    /// One after the other, 5 per second, 10 in a burst.
+    /// Serialized, 5 per second, bursts of 10.
     fn default() -> Self {
         Self { parallel: Some(1), per_second: 5, burst: 10 }
     }
@@ -32,62 +34,45 @@ impl Default for PullLimits {
 /// A pull that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    /// The rate limit is used up.
+    /// The rate limit is exceeded.
     #[error("pull QPS exceeded")]
     RateExceeded,
-    /// The runtime refused.
+    /// The runtime failed the call.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
 }
 
+/// The limits of one image service.
 #[derive(Debug)]
-pub(super) struct Puller {
-    turns: Option<Arc<Semaphore>>,
-    bucket: Option<Mutex<Bucket>>,
+pub(super) struct PullLimiter {
+    parallel: Option<Arc<Semaphore>>,
+    bucket: Option<Mutex<TokenBucket>>,
 }
 
-/// Tokens that come back with time.
-#[derive(Debug)]
-struct Bucket {
-    tokens: f64,
-    burst: f64,
-    per_second: f64,
-    filled: Instant,
-}
-
-impl Puller {
+impl PullLimiter {
     pub(super) fn new(limits: PullLimits) -> Self {
-        let bucket = Bucket {
-            tokens: f64::from(limits.burst),
-            burst: f64::from(limits.burst),
-            per_second: f64::from(limits.per_second),
-            filled: Instant::now(),
-        };
+        let per_second = NonZeroU32::new(limits.per_second);
         Self {
-            turns: limits.parallel.map(|parallel| Arc::new(Semaphore::new(parallel.max(1)))),
-            bucket: (limits.per_second > 0).then(|| Mutex::new(bucket)),
+            parallel: limits.parallel.map(|parallel| Arc::new(Semaphore::new(parallel.max(1)))),
+            bucket: per_second.map(|per_second| Mutex::new(TokenBucket::new(per_second, limits.burst))),
         }
     }
 
-    /// Waits for one of the places, first come, first served. Cancelled by dropping.
-    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        let turns = self.turns.as_ref()?;
+    /// Waits for a permit to pull, first come, first served; `None` without a limit. Cancelled by dropping.
+    pub(super) async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
+        let parallel = self.parallel.as_ref()?;
         // The semaphore is never closed.
-        Arc::clone(turns).acquire_owned().await.ok()
+        Arc::clone(parallel).acquire_owned().await.ok()
     }
 
-    /// Takes a token, without waiting for one.
+    /// Takes a token of `registryPullQPS` without waiting.
+    ///
+    /// # Errors
+    /// There is none.
     pub(super) fn take_token(&self, now: Instant) -> Result<(), PullError> {
         let Some(bucket) = &self.bucket else { return Ok(()) };
-        let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        let gained = now.saturating_duration_since(bucket.filled).as_secs_f64() * bucket.per_second;
-        bucket.tokens = (bucket.tokens + gained).min(bucket.burst);
-        bucket.filled = now;
-        if bucket.tokens < 1.0 {
-            return Err(PullError::RateExceeded);
-        }
-        bucket.tokens -= 1.0;
-        Ok(())
+        let taken = bucket.lock().unwrap_or_else(PoisonError::into_inner).try_take(now);
+        taken.then_some(()).ok_or(PullError::RateExceeded)
     }
 }
 
@@ -98,24 +83,26 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn tokens_come_back_with_time() {
-        let puller = Puller::new(PullLimits { parallel: None, per_second: 2, burst: 3 });
+    async fn the_rate_limit_refuses_without_waiting() {
+        let limiter = PullLimiter::new(PullLimits { parallel: None, per_second: 2, burst: 3 });
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
-        let taken: Vec<bool> = [0, 0, 0, 0, 400, 500, 900, 1000].map(|ms| puller.take_token(at(ms)).is_ok()).to_vec();
+        let taken: Vec<bool> = [0, 0, 0, 0, 400, 500, 900, 1000].map(|ms| limiter.take_token(at(ms)).is_ok()).to_vec();
         assert_eq!(taken, [true, true, true, false, false, true, false, true]);
-        let free = Puller::new(PullLimits { parallel: None, per_second: 0, burst: 1 });
+        let free = PullLimiter::new(PullLimits { parallel: None, per_second: 0, burst: 1 });
         assert!((0..100).all(|_| free.take_token(start).is_ok()));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn turns_are_taken_one_by_one() {
-        let puller = Puller::new(PullLimits::default());
-        let first = puller.turn().await;
-        let waiting = tokio::time::timeout(Duration::from_secs(1), puller.turn()).await;
+    async fn serialized_pulls_wait_for_each_other() {
+        let limiter = PullLimiter::new(PullLimits::default());
+        let first = limiter.acquire_permit().await;
+        let waiting = tokio::time::timeout(Duration::from_secs(1), limiter.acquire_permit()).await;
         assert!(waiting.is_err());
         drop(first);
-        assert!(puller.turn().await.is_some());
-        assert!(Puller::new(PullLimits { parallel: None, ..PullLimits::default() }).turn().await.is_none());
+        assert!(limiter.acquire_permit().await.is_some());
+        assert!(
+            PullLimiter::new(PullLimits { parallel: None, ..PullLimits::default() }).acquire_permit().await.is_none()
+        );
     }
 }

@@ -1,29 +1,66 @@
-//! What is remembered, and for how long.
+//! The cache, and what image calls carry.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use super::remembered::Memory;
-use super::*;
+use prost::Message as _;
+use tonic::Status;
 
-fn facts(image_ref: &str) -> ImageFacts {
-    ImageFacts { image_ref: image_ref.into(), uid: None, username: String::new(), size: 1 }
+use super::cache::ImageCache;
+use super::*;
+use crate::runtime::RuntimeOptions;
+use crate::runtime::tests::server::Socket;
+use crate::runtime::tests::server::say;
+use crate::runtime::tests::server::script;
+
+fn info(image_ref: &str) -> ImageInfo {
+    ImageInfo { image_ref: image_ref.into(), uid: None, username: String::new(), size: 1 }
 }
 
 #[tokio::test(start_paused = true)]
-async fn memory_is_per_pod_and_grows_stale() {
-    let mut memory = Memory::default();
+async fn the_cache_is_per_pod_and_entries_grow_stale() {
+    let mut cache = ImageCache::default();
     let now = Instant::now();
-    memory.remember("u1", "app:1", facts("x"), now);
-    memory.remember("u2", "app:1", facts("x"), now);
-    memory.remember("u2", "side:1", facts("y"), now);
-    assert_eq!(memory.recall("u1", "app:1", now), Some(Remembered { facts: facts("x"), stale: false }));
-    assert_eq!(memory.recall("u1", "app:2", now), None);
+    cache.insert("u1", "app:1", info("x"), now);
+    cache.insert("u2", "app:1", info("x"), now);
+    cache.insert("u2", "side:1", info("y"), now);
+    assert_eq!(cache.get("u1", "app:1", now), Some(CachedImage { info: info("x"), stale: false }));
+    assert_eq!(cache.get("u1", "app:2", now), None);
     let later = now + Duration::from_secs(61);
-    assert!(memory.recall("u1", "app:1", later).expect("kept").stale);
-    memory.forget_image("app:1");
-    assert_eq!(memory.recall("u1", "app:1", now), None);
-    assert_eq!(memory.recall("u2", "app:1", now), None);
-    assert!(memory.recall("u2", "side:1", now).is_some());
-    memory.forget_pod("u2");
-    assert_eq!(memory.recall("u2", "side:1", now), None);
+    assert!(cache.get("u1", "app:1", later).expect("kept").stale);
+    cache.remove_image("app:1");
+    assert_eq!(cache.get("u1", "app:1", now), None);
+    assert_eq!(cache.get("u2", "app:1", now), None);
+    assert!(cache.get("u2", "side:1", now).is_some());
+    cache.remove_pod("u2");
+    assert_eq!(cache.get("u2", "side:1", now), None);
+}
+
+#[tokio::test]
+async fn image_calls_carry_the_pods_annotations() {
+    let (socket, specs) = (Socket::default(), Arc::new(Mutex::new(Vec::new())));
+    let seen = specs.clone();
+    socket.serve(script(move |method, message| {
+        let spec = match method {
+            "ImageStatus" => cri::ImageStatusRequest::decode(message).expect("a request").image,
+            "PullImage" => cri::PullImageRequest::decode(message).expect("a request").image,
+            _ => return Err(Status::unimplemented(method.to_owned())),
+        };
+        seen.lock().expect("unpoisoned").push(spec.expect("an image"));
+        match method {
+            "ImageStatus" => say(&cri::ImageStatusResponse::default()),
+            _ => say(&cri::PullImageResponse { image_ref: "sha256:1".into() }),
+        }
+    }));
+    let runtime =
+        Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
+    let images = Images::new(runtime, PullLimits::default());
+    let annotations = BTreeMap::from([("example.com/mirror".to_owned(), "near".to_owned())]);
+    images.inspect("app:1", Some(&annotations)).await.expect("answered");
+    let sandbox = cri::PodSandboxConfig { annotations: annotations.clone(), ..Default::default() };
+    images.pull("app:1", sandbox).await.expect("pulled");
+    let expected = cri::ImageSpec { image: "app:1".into(), annotations, ..Default::default() };
+    assert_eq!(*specs.lock().expect("unpoisoned"), [expected.clone(), expected]);
 }

@@ -117,7 +117,7 @@ async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, ui
 /// What could not be freed.
 pub async fn release_volumes(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
     let uid = names::pod_uid(pod);
-    ctx.images.forget_pod(uid);
+    ctx.images.remove_cached_pod(uid);
     ctx.pulls().forget_pod(uid, ctx.clock.wall());
     blocking(ctx, uid, |volumes, uid| volumes.tear_down(uid)).await
 }
@@ -127,7 +127,7 @@ pub async fn release_volumes(ctx: &ActContext, pod: &Pod) -> Result<(), String> 
 /// # Errors
 /// What could not be freed.
 pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
-    ctx.images.forget_pod(uid);
+    ctx.images.remove_cached_pod(uid);
     ctx.pulls().forget_pod(uid, ctx.clock.wall());
     let class = ctx.cgroups.as_ref().and_then(|cgroups| cgroups.pods().get(uid).copied());
     if let (Some(cgroups), Some(class)) = (&ctx.cgroups, class) {

@@ -8,7 +8,7 @@ use tonic::Code;
 
 use super::ActContext;
 use super::report;
-use crate::images::ImageFacts;
+use crate::images::ImageInfo;
 use crate::images::PullError;
 use crate::images::is_latest;
 use crate::images::with_default_tag;
@@ -173,20 +173,20 @@ async fn look(
         let message = format!("Container image {stated:?} already present on machine and can be accessed by the pod");
         ctx.container_event(pod, spec, EventType::Normal, "Pulled", &message);
     };
-    if let Some(known) = ctx.images.recall(uid, name, ctx.clock.now()) {
+    if let Some(known) = ctx.images.cached(uid, name, ctx.clock.now()) {
         present();
-        let image = resolved(known.facts);
+        let image = resolved(known.info);
         let origin = Origin::Remembered { stale: known.stale };
         return Ok(Some(FoundImage { image, origin, name: name.to_owned() }));
     }
-    let facts = ctx.images.inspect(name).await.map_err(|error| {
+    let facts = ctx.images.inspect(name, pod.metadata.annotations.as_ref()).await.map_err(|error| {
         let message = format!("Failed to inspect image \"\": {}", error.rpc_text());
         ctx.container_event(pod, spec, EventType::Warning, "InspectFailed", &message);
         report::failure("ImageInspectError", message)
     })?;
     let Some(facts) = facts else { return Ok(None) };
     present();
-    ctx.images.remember(uid, name, facts.clone(), ctx.clock.now());
+    ctx.images.set_cached(uid, name, facts.clone(), ctx.clock.now());
     Ok(Some(FoundImage { image: resolved(facts), origin: Origin::Present, name: name.to_owned() }))
 }
 
@@ -222,7 +222,7 @@ async fn pull(
         );
         failure
     })?;
-    let facts = inspect_pulled(ctx, &name, pulled.image_ref).await?;
+    let facts = inspect_pulled(ctx, pod, &name, pulled.image_ref).await?;
     // Waiting for a turn is part of it, as it is in upstream's numbers.
     ctx.count(|metrics| metrics.runtime.pulled(facts.size, all_in_all));
     let took = report::duration(pulled.took);
@@ -231,7 +231,7 @@ async fn pull(
         facts.size
     );
     ctx.container_event(pod, spec, EventType::Normal, "Pulled", &message);
-    ctx.images.remember(names::pod_uid(pod), &name, facts.clone(), ctx.clock.now());
+    ctx.images.set_cached(names::pod_uid(pod), &name, facts.clone(), ctx.clock.now());
     Ok(FoundImage { image: resolved(facts), origin: Origin::Pulled, name })
 }
 
@@ -255,11 +255,11 @@ fn check_backoff(
 }
 
 /// The user and the size are the image's; the pull tells neither.
-async fn inspect_pulled(ctx: &ActContext, name: &str, image_ref: String) -> Result<ImageFacts, StartFailure> {
-    let facts = ctx.images.inspect(name).await;
+async fn inspect_pulled(ctx: &ActContext, pod: &Pod, name: &str, image_ref: String) -> Result<ImageInfo, StartFailure> {
+    let facts = ctx.images.inspect(name, pod.metadata.annotations.as_ref()).await;
     let facts = facts.map_err(|error| report::failure(CONFIG_ERROR, error.message()))?;
-    let none = ImageFacts { image_ref: String::new(), uid: None, username: String::new(), size: 0 };
-    Ok(ImageFacts { image_ref, ..facts.unwrap_or(none) })
+    let none = ImageInfo { image_ref: String::new(), uid: None, username: String::new(), size: 0 };
+    Ok(ImageInfo { image_ref, ..facts.unwrap_or(none) })
 }
 
 /// Runtimes put a token in front of errors whose kind they know.
@@ -281,7 +281,7 @@ fn pull_failure(name: &str, error: &PullError) -> StartFailure {
     report::failure("ErrImagePull", text)
 }
 
-fn resolved(facts: ImageFacts) -> ResolvedImage {
+fn resolved(facts: ImageInfo) -> ResolvedImage {
     let user = match (facts.uid, facts.username.is_empty()) {
         (Some(uid), _) => ImageUser::Id(uid),
         (None, false) => ImageUser::Name(facts.username),

@@ -89,7 +89,7 @@ impl Scene<'_> {
         let Self { ctx, pod, sandbox, .. } = self;
         match self.create_from(spec, &found, restarts).await {
             Err(first) if matches!(found.origin, Origin::Remembered { .. }) && first.token == CREATE_ERROR => {
-                ctx.images.forget(names::pod_uid(pod), &found.name);
+                ctx.images.remove_cached(names::pod_uid(pod), &found.name);
                 let fresh = image::ensure(ctx, pod, spec, &sandbox.config).await?;
                 if fresh.origin == Origin::Present && fresh.image == found.image {
                     return Err(self.create_failed(spec, first));
@@ -135,9 +135,9 @@ impl Scene<'_> {
     /// Looks up an image that was used from memory, for the next start.
     async fn look_again(self, found: &FoundImage) {
         let (images, uid) = (&self.ctx.images, names::pod_uid(self.pod));
-        match images.inspect(&found.name).await {
-            Ok(Some(facts)) => images.remember(uid, &found.name, facts, self.ctx.clock.now()),
-            Ok(None) | Err(_) => images.forget(uid, &found.name),
+        match images.inspect(&found.name, self.pod.metadata.annotations.as_ref()).await {
+            Ok(Some(facts)) => images.set_cached(uid, &found.name, facts, self.ctx.clock.now()),
+            Ok(None) | Err(_) => images.remove_cached(uid, &found.name),
         }
     }
 }
