@@ -19,6 +19,7 @@ use keblet::kernel::cgroup::Driver;
 use keblet::kernel::cgroup::Layout;
 use keblet::model::Clock;
 use keblet::model::ContainerClass;
+use keblet::model::ContainerResources;
 use keblet::model::ContainerState;
 use keblet::model::ContainerStatus;
 use keblet::model::PodActions;
@@ -220,6 +221,8 @@ fn container(status: cri::ContainerStatus, sandbox_id: &str) -> ContainerStatus 
         image_ref: status.image_ref,
         hash: 0,
         restart_count: metadata.attempt,
+        user: None,
+        resources: ContainerResources::default(),
         log_path: status.log_path,
         termination: TerminationFile::default(),
         pid: None,

@@ -21,4 +21,5 @@ pub mod index;
 pub mod memory;
 pub mod pidfd;
 pub mod proc;
+pub mod selinux;
 pub mod usage;

@@ -119,6 +119,10 @@ pub struct ContainerStatus {
     pub hash: u64,
     /// Annotation `io.kubernetes.container.restartCount`; 0 if missing.
     pub restart_count: u32,
+    /// User of the init process, if the runtime reports it (KEP-3619).
+    pub user: Option<ContainerUser>,
+    /// Resources that the runtime reports (KEP-1287).
+    pub resources: ContainerResources,
     /// Log file path.
     pub log_path: String,
     /// Where the container leaves its termination message.
@@ -127,6 +131,28 @@ pub struct ContainerStatus {
     pub pid: Option<u32>,
     /// Set while `state` is `Exited` by kernel proof and the runtime has not confirmed it yet.
     pub proven: Option<ProvenDeath>,
+}
+
+/// CRI `LinuxContainerUser`: what the container's init process was started as.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct ContainerUser {
+    /// Primary user id.
+    pub uid: i64,
+    /// Primary group id.
+    pub gid: i64,
+    /// Supplemental groups, the image's included unless the pod's policy is `Strict`.
+    pub supplemental_groups: Vec<i64>,
+}
+
+/// CRI `ContainerStatus.resources`, as far as reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ContainerResources {
+    /// CPU request, thousandths of a CPU.
+    pub cpu_request: Option<i64>,
+    /// CPU limit, thousandths of a CPU.
+    pub cpu_limit: Option<i64>,
+    /// Memory limit, bytes.
+    pub memory_limit: Option<i64>,
 }
 
 /// Termination message settings, read back from annotations and mounts.

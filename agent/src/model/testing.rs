@@ -106,6 +106,8 @@ pub fn status(name: &str, attempt: u32, state: ContainerState) -> ContainerStatu
         image_ref: "image@sha256:1".into(),
         hash: hash::container_hash(name, "image"),
         restart_count: attempt,
+        user: None,
+        resources: ContainerResources::default(),
         log_path: String::new(),
         termination: TerminationFile::default(),
         pid: None,

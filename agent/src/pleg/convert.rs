@@ -3,8 +3,10 @@
 use keblet_proto::cri::v1;
 
 use crate::model::ContainerId;
+use crate::model::ContainerResources;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
+use crate::model::ContainerUser;
 use crate::model::SandboxId;
 use crate::model::SandboxStatus;
 use crate::model::TerminationFile;
@@ -55,6 +57,8 @@ pub(super) fn container(status: v1::ContainerStatus, pid: Option<u32>, sandbox_i
         image_ref: status.image_ref,
         hash: annotations.get(HASH).and_then(|h| u64::from_str_radix(h, 16).ok()).unwrap_or(0),
         restart_count: annotations.get(RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
+        user: status.user.and_then(|user| user.linux).map(user),
+        resources: status.resources.and_then(|resources| resources.linux).map(resources).unwrap_or_default(),
         log_path: status.log_path,
         termination: TerminationFile {
             container_path: termination_path,
@@ -63,6 +67,23 @@ pub(super) fn container(status: v1::ContainerStatus, pid: Option<u32>, sandbox_i
         },
         pid,
         proven: None,
+    }
+}
+
+fn user(user: v1::LinuxContainerUser) -> ContainerUser {
+    ContainerUser { uid: user.uid, gid: user.gid, supplemental_groups: user.supplemental_groups }
+}
+
+/// Requests and limits from shares and quota, rounded as upstream does; a value of zero is not set.
+fn resources(linux: v1::LinuxContainerResources) -> ContainerResources {
+    const MIN_SHARES: i64 = 2;
+    const SHARES_PER_CPU: i64 = 1024;
+    let request = |shares: i64| shares.saturating_mul(1000).saturating_add(SHARES_PER_CPU - 1) / SHARES_PER_CPU;
+    let limit = || linux.cpu_quota.saturating_mul(1000) / linux.cpu_period;
+    ContainerResources {
+        cpu_request: (linux.cpu_shares >= MIN_SHARES).then(|| request(linux.cpu_shares)),
+        cpu_limit: (linux.cpu_period > 0 && linux.cpu_quota > 0).then(limit).filter(|limit| *limit > 0),
+        memory_limit: Some(linux.memory_limit_in_bytes).filter(|bytes| *bytes > 0),
     }
 }
 
@@ -108,6 +129,39 @@ mod tests {
         let c = container(status, Some(42), SandboxId::from("s"));
         assert_eq!((c.hash, c.restart_count, c.exit_code, c.pid), (255, 7, Some(3), Some(42)));
         assert_eq!(c.termination.host_path.as_deref(), Some("/pods/x"));
+    }
+
+    #[test]
+    fn user_and_resources_are_read() {
+        let linux = |shares, quota, memory| v1::ContainerStatus {
+            resources: Some(v1::ContainerResources {
+                linux: Some(v1::LinuxContainerResources {
+                    cpu_shares: shares,
+                    cpu_period: 100_000,
+                    cpu_quota: quota,
+                    memory_limit_in_bytes: memory,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            user: Some(v1::ContainerUser {
+                linux: Some(v1::LinuxContainerUser { uid: 1000, gid: 3000, supplemental_groups: vec![3000, 4000] }),
+            }),
+            ..Default::default()
+        };
+        let read = |shares, quota, memory| container(linux(shares, quota, memory), None, SandboxId::from("s"));
+        let user = ContainerUser { uid: 1000, gid: 3000, supplemental_groups: vec![3000, 4000] };
+        assert_eq!(read(0, 0, 0).user, Some(user));
+        for (shares, quota, memory, expected) in [
+            (0, 0, 0, (None, None, None)),
+            (2, -1, -1, (Some(2), None, None)),
+            (102, 15_000, 1 << 20, (Some(100), Some(150), Some(1 << 20))),
+            (1536, 1000, 0, (Some(1500), Some(10), None)),
+        ] {
+            let found = read(shares, quota, memory).resources;
+            assert_eq!((found.cpu_request, found.cpu_limit, found.memory_limit), expected, "{shares} {quota} {memory}");
+        }
+        assert_eq!(container(v1::ContainerStatus::default(), None, SandboxId::from("s")).user, None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use tokio::time::Instant;
 
 use crate::model::ContainerId;
+use crate::model::ContainerResources;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::PodRef;
@@ -36,6 +37,8 @@ pub(crate) fn container(id: &str, name: &str, state: ContainerState) -> Containe
         image_ref: String::new(),
         hash: 0,
         restart_count: 0,
+        user: None,
+        resources: ContainerResources::default(),
         log_path: String::new(),
         termination: TerminationFile::default(),
         pid: Some(4711),

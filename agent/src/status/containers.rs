@@ -7,18 +7,23 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::ContainerState as ApiState;
 use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use k8s_openapi::api::core::v1::ContainerStatus as ApiStatus;
+use k8s_openapi::api::core::v1::ContainerUser as ApiUser;
+use k8s_openapi::api::core::v1::LinuxContainerUser;
 use k8s_openapi::api::core::v1::VolumeMount;
 use k8s_openapi::api::core::v1::VolumeMountStatus;
 
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
+use crate::model::ContainerUser;
+use crate::model::recursive_read_only;
 use crate::model::restart;
 use crate::model::restart::Verdict;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
 
 use super::StatusInput;
+use super::resources::container_resources;
 use super::state;
 
 /// Reason of a container that is removed for a restart of all (KEP-5532).
@@ -127,7 +132,7 @@ impl PodView<'_> {
             name: definition.name().to_owned(),
             image: definition.spec.image.clone().unwrap_or_default(),
             state: Some(state::waiting(reason, "")),
-            volume_mounts: mounts(definition.mounts),
+            volume_mounts: self.mounts(definition.mounts),
             ..ApiStatus::default()
         };
         let Some(old) = old else {
@@ -160,6 +165,7 @@ impl PodView<'_> {
     ) -> ApiStatus {
         let id = state::id(newest, self.input.runtime_type);
         let state = self.state_of(newest, old);
+        let resources = container_resources(definition.spec.resources.as_ref(), newest, &id, old);
         let started = old.and_then(|old| old.started).filter(|_| state.running.is_some());
         ApiStatus {
             name: definition.name().to_owned(),
@@ -171,9 +177,10 @@ impl PodView<'_> {
             state: Some(state),
             started,
             allocated_resources: definition.spec.resources.as_ref().and_then(|resources| resources.requests.clone()),
-            resources: Some(definition.spec.resources.clone().unwrap_or_default()),
+            resources: Some(resources),
+            user: newest.user.as_ref().map(user),
             // Kept from the first status of the container; a status without predecessor takes the spec.
-            volume_mounts: old.map_or_else(|| mounts(definition.mounts), |old| old.volume_mounts.clone()),
+            volume_mounts: old.map_or_else(|| self.mounts(definition.mounts), |old| old.volume_mounts.clone()),
             ..ApiStatus::default()
         }
     }
@@ -266,6 +273,23 @@ impl PodView<'_> {
         status.state = Some(state::waiting(&failure.token, &failure.message));
     }
 
+    /// `recursiveReadOnly` is only reported for read-only mounts: what the mount mode resolves to (KEP-3857).
+    fn mounts(&self, mounts: &[VolumeMount]) -> Option<Vec<VolumeMountStatus>> {
+        let each = mounts.iter().map(|mount| {
+            let read_only = mount.read_only == Some(true);
+            let is_recursive = recursive_read_only(mount, self.input.recursive_read_only).unwrap_or(false);
+            let mode = if is_recursive { "Enabled" } else { "Disabled" };
+            VolumeMountStatus {
+                name: mount.name.clone(),
+                mount_path: mount.mount_path.clone(),
+                read_only: read_only.then_some(true),
+                recursive_read_only: read_only.then(|| mode.to_owned()),
+                ..VolumeMountStatus::default()
+            }
+        });
+        (!mounts.is_empty()).then(|| each.collect())
+    }
+
     fn truncate_messages(&self, status: &mut ApiStatus) {
         let pod = self.input.pod;
         let containers = spec::lasting_containers(pod).count() + spec::ephemeral_containers(pod).len();
@@ -286,17 +310,8 @@ fn is_waiting(status: &ApiStatus) -> bool {
     status.state.as_ref().is_some_and(|state| state.waiting.is_some())
 }
 
-fn mounts(mounts: &[VolumeMount]) -> Option<Vec<VolumeMountStatus>> {
-    let each = mounts.iter().map(|mount| {
-        let read_only = mount.read_only == Some(true);
-        let recursive = if mount.recursive_read_only.as_deref() == Some("Enabled") { "Enabled" } else { "Disabled" };
-        VolumeMountStatus {
-            name: mount.name.clone(),
-            mount_path: mount.mount_path.clone(),
-            read_only: read_only.then_some(true),
-            recursive_read_only: read_only.then(|| recursive.to_owned()),
-            ..VolumeMountStatus::default()
-        }
-    });
-    (!mounts.is_empty()).then(|| each.collect())
+fn user(user: &ContainerUser) -> ApiUser {
+    let groups = &user.supplemental_groups;
+    let supplemental_groups = (!groups.is_empty()).then(|| groups.clone());
+    ApiUser { linux: Some(LinuxContainerUser { uid: user.uid, gid: user.gid, supplemental_groups }) }
 }

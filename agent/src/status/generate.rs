@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::ResourceRequirements;
 
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
@@ -39,6 +40,10 @@ pub struct StatusInput<'a> {
     pub reasons: &'a HashMap<String, StartFailure>,
     /// `status.qosClass` computed from the spec; a value set by the API server is kept.
     pub qos_class: &'a str,
+    /// Requests and limits of the whole pod, if its quantities can be read (KEP-5419).
+    pub resources: Option<&'a ResourceRequirements>,
+    /// The pod's runtime handler supports recursive read-only mounts (KEP-3857).
+    pub recursive_read_only: bool,
     /// The pod's containers are stopped and will not be restarted.
     pub is_terminal: bool,
     /// The runtime's type, the part of container ids before `://`.
@@ -71,6 +76,8 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
         container_statuses: containers::regular(input),
         ephemeral_container_statuses: containers::ephemeral(input),
         qos_class: Some(qos_class(input)),
+        allocated_resources: input.resources.and_then(|resources| resources.requests.clone()),
+        resources: input.resources.cloned(),
         observed_generation: input.pod.metadata.generation,
         ..PodStatus::default()
     };

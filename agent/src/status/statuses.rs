@@ -11,6 +11,7 @@ use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use tokio::sync::watch;
 
 use super::ApiCopies;
@@ -52,6 +53,10 @@ pub struct PodObservations<'a> {
     pub reasons: &'a HashMap<String, StartFailure>,
     /// QoS class computed from the spec.
     pub qos_class: &'a str,
+    /// Requests and limits of the whole pod; `None` if a quantity cannot be read.
+    pub resources: Option<&'a ResourceRequirements>,
+    /// The pod's runtime handler supports recursive read-only mounts (KEP-3857).
+    pub recursive_read_only: bool,
     /// All containers are stopped and will not be restarted.
     pub is_terminal: bool,
 }
@@ -111,6 +116,8 @@ impl Statuses {
             old: &old,
             reasons: observations.reasons,
             qos_class: observations.qos_class,
+            resources: observations.resources,
+            recursive_read_only: observations.recursive_read_only,
             is_terminal: observations.is_terminal,
             runtime_type: &self.context.runtime_type,
             node: Some(&node),

@@ -277,7 +277,7 @@ impl Ground {
             supplies.images,
             volumes,
             supplies.cgroups,
-            self.node.settings(settings, own_node.addresses),
+            self.node.settings(settings, own_node.addresses, self.state.clone()),
             node::files(settings),
             network_of(self.state.clone()),
             recorder.clone(),

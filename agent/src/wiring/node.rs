@@ -13,12 +13,15 @@ use crate::cli::host;
 use crate::config::Settings;
 use crate::images::PullLimits;
 use crate::kernel::hierarchy::Hierarchy;
+use crate::kernel::selinux;
 use crate::node::Machine;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::allocatable;
+use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 use crate::workers::act::NodeFiles;
 use crate::workers::generate::DnsSettings;
+use crate::workers::generate::HandlerFeatures;
 use crate::workers::generate::NodeIps;
 use crate::workers::generate::NodeSettings;
 use crate::workers::generate::ResourceSettings;
@@ -83,7 +86,12 @@ pub fn files(settings: &Settings) -> NodeFiles {
 
 impl Node {
     /// What ends up in the configurations of sandboxes and containers.
-    pub fn settings(&self, settings: &Settings, addresses: watch::Receiver<NodeAddresses>) -> NodeSettings {
+    pub fn settings(
+        &self,
+        settings: &Settings,
+        addresses: watch::Receiver<NodeAddresses>,
+        runtime: watch::Receiver<RuntimeState>,
+    ) -> NodeSettings {
         let kubelet = &settings.kubelet;
         let root = &settings.flags.root_dir;
         let cluster_dns = kubelet.cluster_dns.iter().filter(|ip| ip.parse::<IpAddr>().is_ok()).cloned().collect();
@@ -99,7 +107,8 @@ impl Node {
                 seccomp_default: kubelet.seccomp_default || settings.flags.seccomp_default,
                 seccomp_root: root.join("seccomp"),
                 thermal_throttle: thermal_throttle(),
-                recursive_read_only: false,
+                selinux: selinux::is_enabled(Path::new("/")),
+                handlers: HandlerFeatures::new(runtime),
             },
         }
     }

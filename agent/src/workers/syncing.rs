@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::act;
 use super::backoff;
 use super::generate::names;
+use super::generate::qos::pod_resources;
 use super::generate::qos::qos_class;
 use super::plan::PlanInput;
 use super::plan::ProbeResults;
@@ -226,9 +227,13 @@ impl Worker {
 
     /// Publishes the pod's status as of `view`. Returns true if its phase is terminal.
     pub(super) fn publish_status(&mut self, pod: &Pod, view: &PodSnapshot, terminal: bool) -> bool {
+        let resources = pod_resources(pod).ok();
+        let handler = view.sandboxes.first().map_or("", |sandbox| sandbox.runtime_handler.as_str());
         let observations = PodObservations {
             reasons: &self.syncing.reasons,
             qos_class: qos_class(pod).map_or("BestEffort", QosClass::as_str),
+            resources: resources.as_ref(),
+            recursive_read_only: self.context.act.settings.security.handlers.recursive_read_only(handler),
             is_terminal: terminal,
         };
         let now = self.context.clock.wall();

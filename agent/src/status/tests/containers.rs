@@ -7,8 +7,10 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::api::core::v1::VolumeMount;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::model::ContainerResources;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
+use crate::model::ContainerUser;
 use crate::model::ProvenDeath;
 use crate::model::testing::*;
 
@@ -291,4 +293,77 @@ fn mounts_and_resources_are_reported() {
     let a = container(&running, "a");
     assert_eq!((&a.volume_mounts, &a.resources), (&mounted, &Some(resources)));
     assert_eq!(a.allocated_resources, Some(requests));
+}
+
+#[test]
+fn recursive_read_only_is_reported_as_resolved() {
+    let mode = |mode: &str, supported| {
+        let situation = one("Always", vec![]).with(|s| {
+            s.recursive_read_only = supported;
+            s.pod.spec.as_mut().expect("a spec").containers[0].volume_mounts = Some(vec![VolumeMount {
+                name: "x".into(),
+                mount_path: "/x".into(),
+                read_only: Some(true),
+                recursive_read_only: Some(mode.into()),
+                ..VolumeMount::default()
+            }]);
+        });
+        let status = situation.generate();
+        container(&status, "a").volume_mounts.as_ref().expect("mounts")[0].recursive_read_only.clone()
+    };
+    for (stated, supported, expected) in
+        [("IfPossible", true, "Enabled"), ("IfPossible", false, "Disabled"), ("Enabled", true, "Enabled")]
+    {
+        assert_eq!(mode(stated, supported).as_deref(), Some(expected), "{stated} {supported}");
+    }
+}
+
+#[test]
+fn the_user_is_reported() {
+    let user = ContainerUser { uid: 1000, gid: 3000, supplemental_groups: vec![4000] };
+    let status = one("Always", vec![ContainerStatus { user: Some(user), ..running("a", 0) }]).generate();
+    let user = serde_json::to_value(&container(&status, "a").user).expect("JSON");
+    assert_eq!(user, serde_json::json!({"linux": {"uid": 1000, "gid": 3000, "supplementalGroups": [4000]}}));
+    assert_eq!(container(&one("Always", vec![running("a", 0)]).generate(), "a").user, None);
+}
+
+#[test]
+fn resources_of_a_running_container_are_the_runtimes() {
+    let limited = || {
+        one("Always", vec![]).with(|s| {
+            s.pod.spec.as_mut().expect("a spec").containers[0].resources = serde_json::from_value(serde_json::json!({
+                "limits": {"cpu": "0.5", "memory": "64Mi"}, "requests": {"cpu": "1m", "memory": "32Mi"}}))
+            .expect("resources");
+        })
+    };
+    let reported = |cpu_request, cpu_limit, memory_limit| ContainerStatus {
+        resources: ContainerResources { cpu_request, cpu_limit, memory_limit },
+        ..running("a", 0)
+    };
+    let texts = |status: &k8s_openapi::api::core::v1::PodStatus| {
+        let resources = container(status, "a").resources.clone().expect("resources");
+        let text =
+            |list: &Option<BTreeMap<String, Quantity>>, name: &str| list.as_ref().expect("a list")[name].0.clone();
+        [("cpu", &resources.limits), ("memory", &resources.limits), ("cpu", &resources.requests)]
+            .map(|(name, list)| text(list, name))
+    };
+    let agreed = limited().then(vec![reported(Some(2), Some(500), Some(64 << 20))]).generate();
+    assert_eq!(texts(&agreed), ["0.5", "64Mi", "1m"], "the spec's notation stays");
+    let resized = limited().then(vec![reported(Some(100), Some(250), Some(32 << 20))]);
+    assert_eq!(texts(&resized.generate()), ["250m", "32Mi", "100m"], "what is not applied yet is not claimed");
+    let silent = resized.then(vec![running("a", 0)]);
+    assert_eq!(texts(&silent.generate()), ["250m", "32Mi", "100m"], "kept for the same instance");
+    let restarted = silent.then(vec![running("a", 1)]).generate();
+    assert_eq!(texts(&restarted), ["0.5", "64Mi", "1m"]);
+    let dead = ContainerStatus { resources: reported(Some(100), Some(250), None).resources, ..exited("a", 0, 0) };
+    assert_eq!(texts(&limited().then(vec![dead]).generate()), ["0.5", "64Mi", "1m"]);
+}
+
+#[test]
+fn resources_of_the_pod_are_reported() {
+    let resources: ResourceRequirements =
+        serde_json::from_value(serde_json::json!({"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}}))
+            .expect("resources");
+    let status = one("Always", vec![]).with(|s| s.resources = Some(resources.clone())).generate();
+    assert_eq!((status.allocated_resources, status.resources), (resources.requests.clone(), Some(resources)));
 }

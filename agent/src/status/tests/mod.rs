@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::ContainerStatus as ApiStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::ResourceRequirements;
 
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
@@ -34,6 +35,8 @@ struct Situation {
     snapshot: PodSnapshot,
     old: PodStatus,
     reasons: HashMap<String, StartFailure>,
+    resources: Option<ResourceRequirements>,
+    recursive_read_only: bool,
     is_terminal: bool,
     node: Option<NodeAddresses>,
     gates: RestartGates,
@@ -46,6 +49,8 @@ impl Situation {
             snapshot: testing::snapshot(containers),
             old: PodStatus::default(),
             reasons: HashMap::new(),
+            resources: None,
+            recursive_read_only: false,
             is_terminal: false,
             node: None,
             gates: RestartGates::default(),
@@ -59,6 +64,8 @@ impl Situation {
             old: &self.old,
             reasons: &self.reasons,
             qos_class: "BestEffort",
+            resources: self.resources.as_ref(),
+            recursive_read_only: self.recursive_read_only,
             is_terminal: self.is_terminal,
             runtime_type: "containerd",
             node: self.node.as_ref(),

@@ -23,6 +23,7 @@ use crate::workers::generate::env;
 use crate::workers::generate::hostname;
 use crate::workers::generate::hosts;
 use crate::workers::generate::mounts;
+use crate::workers::generate::mounts::MountSource;
 use crate::workers::generate::names;
 
 /// restartCount of the new instance: the plan's, or one more than the log files tell.
@@ -61,7 +62,7 @@ pub(super) async fn configure(
     let environment =
         container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings).map_err(|error| error.to_string())?;
     make_log_dir(&log_dir(ctx, pod).join(&spec.container.name))?;
-    let mut mounts = volume_mounts(ctx, pod, spec, &environment)?;
+    let mut mounts = volume_mounts(ctx, pod, spec, &environment, &sandbox.runtime_handler)?;
     mounts.extend(hosts_mount(ctx, pod, spec, sandbox)?);
     mounts.extend(termination_mount(ctx, pod, spec));
     let instance = Instance {
@@ -91,9 +92,12 @@ fn volume_mounts(
     ctx: &ActContext,
     pod: &Pod,
     spec: &ContainerSpec<'_>,
-    environment: &std::collections::BTreeMap<String, String>,
+    environment: &env::Environment,
+    runtime_handler: &str,
 ) -> Result<Vec<cri::Mount>, String> {
     let name = &spec.container.name;
+    let security = &ctx.settings.security;
+    let recursive_read_only = security.handlers.recursive_read_only(runtime_handler);
     let mut out = Vec::new();
     for (index, mount) in spec.container.volume_mounts.iter().flatten().enumerate() {
         let expanded = match mount.sub_path_expr.as_deref().filter(|text| !text.is_empty()) {
@@ -102,9 +106,13 @@ fn volume_mounts(
         };
         let source = ctx.volumes.mount_source(pod, name, index, mount, expanded.as_deref());
         let source = source.map_err(|error| error.to_string())?.to_string_lossy().into_owned();
-        let recursive = ctx.settings.security.recursive_read_only;
-        let read_only = ctx.volumes.is_read_only(pod, &mount.name);
-        out.push(mounts::volume_mount(name, mount, source, read_only, recursive).map_err(|error| error.to_string())?);
+        let source = MountSource {
+            host_path: source,
+            read_only: ctx.volumes.is_read_only(pod, &mount.name),
+            selinux_relabel: security.selinux && mounts::is_relabelled(pod, &mount.name),
+        };
+        let mount = mounts::volume_mount(mount, source, recursive_read_only).map_err(|error| error.to_string())?;
+        out.push(mount);
     }
     Ok(out)
 }
@@ -131,7 +139,7 @@ fn hosts_mount(
         hosts::pod_hosts(&sandbox.ips, &name, aliases)
     };
     let file = ctx.volumes.write_hosts_file(names::pod_uid(pod), &text).map_err(|error| error.to_string())?;
-    Ok(Some(mounts::agent_file(mounts::HOSTS_FILE, file.to_string_lossy().into_owned())))
+    Ok(Some(mounts::agent_file(mounts::HOSTS_FILE, file.to_string_lossy().into_owned(), ctx.settings.security.selinux)))
 }
 
 /// The file for the termination message. A container is better without it than not at all.
@@ -139,7 +147,7 @@ fn termination_mount(ctx: &ActContext, pod: &Pod, spec: &ContainerSpec<'_>) -> O
     let container = &spec.container;
     let path = container.termination_message_path.as_deref().filter(|path| !path.is_empty())?;
     match ctx.volumes.make_termination_file(names::pod_uid(pod), &container.name) {
-        Ok(file) => Some(mounts::agent_file(path, file.to_string_lossy().into_owned())),
+        Ok(file) => Some(mounts::agent_file(path, file.to_string_lossy().into_owned(), ctx.settings.security.selinux)),
         Err(error) => {
             tracing::warn!(pod = names::describe(pod), container = container.name, %error, "no termination message file");
             None

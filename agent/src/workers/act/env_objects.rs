@@ -12,7 +12,7 @@ use super::ActContext;
 use crate::model::spec;
 use crate::objects::ObjectError;
 use crate::workers::generate::EnvObjects;
-use crate::workers::generate::Lookup;
+use crate::workers::generate::ObjectLookup;
 use crate::workers::generate::names;
 
 /// Everything the environment of `container` refers to. Objects that cannot be had are found out by who needs them.
@@ -48,13 +48,13 @@ fn references(container: &Container) -> (BTreeSet<&str>, BTreeSet<&str>) {
     (config_maps.collect(), secrets.collect())
 }
 
-fn lookup<T>(result: Result<Arc<T>, ObjectError>, kind: &str, namespace: &str, name: &str) -> Lookup<T> {
+fn lookup<T>(result: Result<Arc<T>, ObjectError>, kind: &str, namespace: &str, name: &str) -> ObjectLookup<T> {
     match result {
-        Ok(object) => Lookup::Found(object),
+        Ok(object) => ObjectLookup::Found(object),
         Err(ObjectError::Standalone) => {
-            Lookup::Failed(format!("couldn't get {kind} {namespace}/{name}, no kubeClient defined"))
+            ObjectLookup::Failed(format!("couldn't get {kind} {namespace}/{name}, no kubeClient defined"))
         }
-        Err(error) if error.is_not_found() => Lookup::Absent(error.to_string()),
-        Err(error) => Lookup::Failed(error.to_string()),
+        Err(error) if error.is_not_found() => ObjectLookup::Absent(error.to_string()),
+        Err(error) => ObjectLookup::Failed(error.to_string()),
     }
 }

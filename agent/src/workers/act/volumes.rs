@@ -10,7 +10,7 @@ use crate::volumes::FailedVolume;
 use crate::volumes::Upkeep;
 use crate::workers::generate::names;
 use crate::workers::generate::qos;
-use crate::workers::generate::qos::Side;
+use crate::workers::generate::qos::ResourceKind;
 
 /// First delay after volumes could not be brought, and the longest; each is twice the one before.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
@@ -44,7 +44,7 @@ pub fn retry_after(failures: u32) -> Duration {
 fn memory(ctx: &ActContext, pod: &Pod) -> Option<i64> {
     let of_node = ctx.settings.resources.allocatable.get("memory").map(|amount| amount.value());
     // A limit that cannot be read is reported by who applies it.
-    let limits = qos::pod_total(pod, Side::Limits, true).unwrap_or_default();
+    let limits = qos::pod_total(pod, ResourceKind::Limits, true).unwrap_or_default();
     let of_pod = limits.get("memory").map(|amount| amount.value());
     [of_node, of_pod].into_iter().flatten().filter(|bytes| *bytes > 0).min()
 }

@@ -1,6 +1,4 @@
-//! `ContainerConfig` of one container instance. Pure: host paths, image and addresses come in resolved.
-
-use std::collections::BTreeMap;
+//! CRI `ContainerConfig` of one container instance. Pure: host paths, image and addresses are arguments.
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
@@ -11,13 +9,14 @@ use super::GenerateError;
 use super::NodeSettings;
 use super::env;
 use super::env::EnvContext;
+use super::env::Environment;
 use super::names;
 use super::resources;
 use super::security;
 use crate::model::ContainerId;
 use crate::model::container_hash;
 
-/// No kernel has smaller pages.
+/// Smallest page size of any architecture, bytes.
 const SMALLEST_PAGE: usize = 4096;
 
 /// An image as the runtime resolved it.
@@ -29,7 +28,7 @@ pub struct ResolvedImage {
     pub user: ImageUser,
 }
 
-/// The user an image names.
+/// The user in an image's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImageUser {
     /// A number; images without a user run as 0.
@@ -38,7 +37,7 @@ pub enum ImageUser {
     Name(String),
 }
 
-/// What one instance is made from besides the pod's spec and the node's settings.
+/// What one instance is created from besides the pod's spec and the node's settings.
 #[derive(Clone, Debug)]
 pub struct Instance<'a> {
     /// Its image.
@@ -46,10 +45,10 @@ pub struct Instance<'a> {
     /// restartCount, attempt, and number of its log file.
     pub restarts: u32,
     /// Its variables, from [`env::environment`].
-    pub environment: &'a BTreeMap<String, String>,
+    pub environment: &'a Environment,
     /// Its mounts, host paths resolved.
     pub mounts: Vec<cri::Mount>,
-    /// The instance an ephemeral container looks at.
+    /// The instance that an ephemeral container targets (`targetContainerName`).
     pub target: Option<&'a ContainerId>,
     /// Handler of the pod's sandbox; empty for the runtime's default.
     pub runtime_handler: &'a str,
@@ -79,7 +78,7 @@ pub fn container_config(
         )?),
     };
     let environment = instance.environment;
-    let envs = environment.iter().map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone().into() });
+    let envs = environment.iter().map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone() });
     Ok(cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt: instance.restarts }),
         image: Some(cri::ImageSpec {
@@ -114,7 +113,7 @@ pub fn environment(
     pod_ips: &[String],
     objects: &EnvObjects,
     settings: &NodeSettings,
-) -> Result<BTreeMap<String, String>, GenerateError> {
+) -> Result<Environment, GenerateError> {
     let node_ips = settings.dns.node_ips.now();
     let pod_ips = if crate::model::spec::host_network(pod) { &node_ips } else { pod_ips };
     let context = EnvContext {

@@ -1,7 +1,8 @@
-//! Environment of a container: variables of services, of whole ConfigMaps and Secrets, literal values with `$(VAR)`
-//! expansion, fields of the pod, amounts of resources, keys of ConfigMaps and Secrets. Pure: the objects come in.
+//! Environment of a container: service variables, `envFrom`, literal values with `$(VAR)` expansion, `fieldRef`,
+//! `resourceFieldRef`, keys of ConfigMaps and Secrets. Pure: the API objects are arguments.
 //!
-//! References to files (KEP-5307) are refused.
+//! Values are bytes, because a Secret's need not be UTF-8; CRI carries them unchanged
+//! (<https://github.com/kubernetes/kubernetes/pull/139168>). `fileKeyRef` (KEP-5307) is rejected.
 
 use std::collections::BTreeMap;
 
@@ -18,14 +19,17 @@ use super::names;
 use super::qos::Amounts;
 use crate::model::downward;
 
-/// What environment variables can speak of besides the pod's own object.
+/// Variables of a container by name.
+pub type Environment = BTreeMap<String, Vec<u8>>;
+
+/// What environment variables can refer to besides the pod object.
 #[derive(Clone, Copy, Debug)]
 pub struct EnvContext<'a> {
     /// Addresses of the pod, primary first, at most one per family. The node's own with host network.
     pub pod_ips: &'a [String],
     /// Addresses of the node, primary first.
     pub node_ips: &'a [String],
-    /// Allocatable cpu, memory and ephemeral-storage of the node: limits of who has none.
+    /// Allocatable cpu, memory and ephemeral-storage of the node: the value of limits that are not set.
     pub allocatable: &'a Amounts,
     /// Longest string of a process's environment: its name, `=`, its value and the final NUL. 32 pages.
     pub max_string: usize,
@@ -33,87 +37,81 @@ pub struct EnvContext<'a> {
     pub objects: &'a EnvObjects,
 }
 
-/// All strings together: more than what the kernel ever accepts.
+/// Bytes of all strings together: more than the kernel ever accepts.
 const MAX_TOTAL: usize = 6 << 20;
-/// Longest path.
+/// Longest path in bytes (`PATH_MAX`).
 const MAX_PATH: usize = 4096;
 
 /// The variables of `container`, by name. Services come first; each later source wins over those before it.
 ///
 /// # Errors
-/// A source that does not exist, is not supported, or cannot be evaluated; variables that no process can be given.
-pub fn environment(
-    pod: &Pod,
-    container: &Container,
-    context: EnvContext<'_>,
-) -> Result<BTreeMap<String, String>, GenerateError> {
+/// A source that does not exist, is not supported, or cannot be evaluated; a variable that execve would reject.
+pub fn environment(pod: &Pod, container: &Container, context: EnvContext<'_>) -> Result<Environment, GenerateError> {
     if pod.spec.as_ref().is_some_and(|spec| spec.enable_service_links.is_none()) {
         return Err(GenerateError::NoServiceLinks);
     }
     let services = &context.objects.services;
-    let mut known: BTreeMap<String, String> = BTreeMap::new();
-    // Counted as it grows: sources can be named again and again, values can be made of values.
-    let mut room = Room::default();
+    let mut known = Environment::new();
+    // Counted while it grows: a source can be named repeatedly, and values can refer to values.
+    let mut room = SizeBudget::default();
     for source in container.env_from.iter().flatten() {
         whole_object(&mut known, source, context.objects, &mut room)?;
     }
     for variable in container.env.iter().flatten() {
-        let lookup = |name: &str| known.get(name).or_else(|| services.get(name)).map(String::as_str);
+        let lookup = |name: &str| {
+            let own = known.get(name).map(Vec::as_slice);
+            own.or_else(|| services.get(name).map(String::as_bytes))
+        };
         if let Some(value) = value_of(pod, container, variable, lookup, context)? {
             room.take(&variable.name, &value)?;
             known.insert(variable.name.clone(), value);
         }
     }
     for (name, value) in services {
-        known.entry(name.clone()).or_insert_with(|| value.clone());
+        known.entry(name.clone()).or_insert_with(|| value.clone().into_bytes());
     }
     check(&known, context.max_string)?;
     Ok(known)
 }
 
-/// What has been put into an environment, also what was replaced again.
+/// Bytes that were added to an environment, including values that were replaced later.
 #[derive(Default)]
-struct Room(usize);
+struct SizeBudget(usize);
 
-impl Room {
-    fn take(&mut self, name: &str, value: &str) -> Result<(), GenerateError> {
+impl SizeBudget {
+    fn take(&mut self, name: &str, value: &[u8]) -> Result<(), GenerateError> {
         self.0 = self.0.saturating_add(entry(name, value.len()));
-        // Twice as much is let in here: what is replaced again does not count in the end.
+        // Twice the limit, since replaced values do not count in the final check.
         let fits = self.0 <= 2 * MAX_TOTAL;
         if fits { Ok(()) } else { Err(GenerateError::EnvSize { size: self.0, limit: MAX_TOTAL }) }
     }
 }
 
-/// All keys of a ConfigMap or Secret, as they are: which names a shell likes is not asked here.
+/// `envFrom`: all keys of a ConfigMap or Secret. Names are not validated.
 fn whole_object(
-    known: &mut BTreeMap<String, String>,
+    known: &mut Environment,
     source: &EnvFromSource,
     objects: &EnvObjects,
-    room: &mut Room,
+    room: &mut SizeBudget,
 ) -> Result<(), GenerateError> {
     let prefix = source.prefix.as_deref().unwrap_or_default();
-    let mut add = |key: &str, value: String| {
+    let mut add = |key: &str, value: &[u8]| {
         let name = format!("{prefix}{key}");
-        room.take(&name, &value)?;
-        known.insert(name, value);
+        room.take(&name, value)?;
+        known.insert(name, value.to_vec());
         Ok(())
     };
     if let Some(reference) = &source.config_map_ref {
         let object = objects.config_map(&reference.name, reference.optional)?;
         let mut data = object.iter().flat_map(|object| object.data.iter().flatten());
-        data.try_for_each(|(key, value)| add(key, value.clone()))
+        data.try_for_each(|(key, value)| add(key, value.as_bytes()))
     } else if let Some(reference) = &source.secret_ref {
         let object = objects.secret(&reference.name, reference.optional)?;
         let mut data = object.iter().flat_map(|object| object.data.iter().flatten());
-        data.try_for_each(|(key, value)| add(key, text(&value.0)))
+        data.try_for_each(|(key, value)| add(key, &value.0))
     } else {
         Ok(())
     }
-}
-
-/// The environment is text; bytes that are none are replaced, where upstream would hand on what the runtime cannot take.
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Bytes that a variable with a value of this length takes: `NAME=VALUE` and the NUL at its end.
@@ -121,12 +119,12 @@ fn entry(name: &str, length: usize) -> usize {
     name.len() + length + 2
 }
 
-/// Refuses what no process can be started with, before the runtime is asked: its answer would name no variable.
-fn check(environment: &BTreeMap<String, String>, max_string: usize) -> Result<(), GenerateError> {
+/// Rejects variables that execve would reject. The runtime's own error would not name the variable.
+fn check(environment: &Environment, max_string: usize) -> Result<(), GenerateError> {
     let mut total = 0;
     for (name, value) in environment {
         let size = entry(name, value.len());
-        if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+        if name.is_empty() || name.contains(['=', '\0']) || value.contains(&0) {
             return Err(GenerateError::EnvText { name: name.clone() });
         }
         if size > max_string {
@@ -140,18 +138,15 @@ fn check(environment: &BTreeMap<String, String>, max_string: usize) -> Result<()
 /// Expands each word of a command or argument list with the final environment.
 ///
 /// # Errors
-/// All words together are more than any process can be given.
-pub fn expand_words(
-    words: Option<&Vec<String>>,
-    environment: &BTreeMap<String, String>,
-) -> Result<Vec<String>, GenerateError> {
-    let lookup = |name: &str| environment.get(name).map(String::as_str);
+/// The words exceed the size limit of execve together; a word becomes something that is not UTF-8, which CRI cannot carry.
+pub fn expand_words(words: Option<&Vec<String>>, environment: &Environment) -> Result<Vec<String>, GenerateError> {
+    let lookup = |name: &str| environment.get(name).map(Vec::as_slice);
     let mut taken = 0;
     let expanded = words.into_iter().flatten().map(|word| {
         let too_long = |length| GenerateError::WordsSize { size: length + taken, limit: MAX_TOTAL };
         let expanded = expand(word, lookup, MAX_TOTAL - taken).map_err(too_long)?;
         taken += expanded.len();
-        Ok(expanded)
+        String::from_utf8(expanded).map_err(|_| GenerateError::WordText { word: word.clone() })
     });
     expanded.collect()
 }
@@ -159,11 +154,11 @@ pub fn expand_words(
 /// Expands `subPathExpr`.
 ///
 /// # Errors
-/// A variable that is unset or empty; a path longer than any can be.
-pub fn expand_sub_path(text: &str, environment: &BTreeMap<String, String>) -> Result<String, GenerateError> {
+/// A variable is unset or empty; the path is longer than `PATH_MAX` or not UTF-8.
+pub fn expand_sub_path(text: &str, environment: &Environment) -> Result<String, GenerateError> {
     let mut missing = std::collections::BTreeSet::new();
     let lookup = |name: &str| {
-        let value = environment.get(name).map(String::as_str).filter(|value| !value.is_empty());
+        let value = environment.get(name).map(Vec::as_slice).filter(|value| !value.is_empty());
         if value.is_none() {
             missing.insert(name.to_owned());
         }
@@ -171,7 +166,8 @@ pub fn expand_sub_path(text: &str, environment: &BTreeMap<String, String>) -> Re
     };
     let expanded = expand(text, lookup, MAX_PATH);
     if missing.is_empty() {
-        return expanded.map_err(|size| GenerateError::SubPathSize { size, limit: MAX_PATH });
+        let path = expanded.map_err(|size| GenerateError::SubPathSize { size, limit: MAX_PATH })?;
+        return String::from_utf8(path).map_err(|_| GenerateError::WordText { word: text.to_owned() });
     }
     Err(GenerateError::MissingValue { names: missing.into_iter().collect::<Vec<_>>().join(", ") })
 }
@@ -181,9 +177,9 @@ fn value_of<'a>(
     pod: &Pod,
     container: &Container,
     variable: &EnvVar,
-    lookup: impl Fn(&str) -> Option<&'a str>,
+    lookup: impl Fn(&str) -> Option<&'a [u8]>,
     context: EnvContext<'_>,
-) -> Result<Option<String>, GenerateError> {
+) -> Result<Option<Vec<u8>>, GenerateError> {
     match (variable.value.as_deref().filter(|value| !value.is_empty()), &variable.value_from) {
         (Some(value), _) => {
             let (limit, name) = (context.max_string, &variable.name);
@@ -192,7 +188,7 @@ fn value_of<'a>(
             expand(value, lookup, limit).map(Some).map_err(too_long)
         }
         (None, Some(source)) => from_source(pod, container, source, context),
-        (None, None) => Ok(Some(String::new())),
+        (None, None) => Ok(Some(Vec::new())),
     }
 }
 
@@ -201,20 +197,21 @@ fn from_source(
     container: &Container,
     source: &EnvVarSource,
     context: EnvContext<'_>,
-) -> Result<Option<String>, GenerateError> {
+) -> Result<Option<Vec<u8>>, GenerateError> {
     if let Some(field) = &source.field_ref {
-        return field_value(pod, &field.field_path, context).map(Some);
+        return field_value(pod, &field.field_path, context).map(|value| Some(value.into_bytes()));
     }
     if let Some(resource) = &source.resource_field_ref {
-        return Ok(Some(downward::resource_field(pod, Some(container), resource, context.allocatable)?));
+        let value = downward::resource_field(pod, Some(container), resource, context.allocatable)?;
+        return Ok(Some(value.into_bytes()));
     }
     let (kind, reference, found) = if let Some(key) = &source.config_map_key_ref {
         let object = context.objects.config_map(&key.name, key.optional)?;
-        let value = object.map(|object| object.data.as_ref().and_then(|data| data.get(&key.key)).cloned());
+        let value = object.map(|object| Some(object.data.as_ref()?.get(&key.key)?.clone().into_bytes()));
         ("ConfigMap", (&key.key, &key.name, key.optional), value)
     } else if let Some(key) = &source.secret_key_ref {
         let object = context.objects.secret(&key.name, key.optional)?;
-        let value = object.map(|object| Some(text(&object.data.as_ref()?.get(&key.key)?.0)));
+        let value = object.map(|object| Some(object.data.as_ref()?.get(&key.key)?.0.clone()));
         ("Secret", (&key.key, &key.name, key.optional), value)
     } else {
         return Err(GenerateError::Unsupported { container: container.name.clone(), what: "env valueFrom fileKeyRef" });

@@ -1,4 +1,4 @@
-//! API objects that an environment refers to, as far as they could be had. Plain data.
+//! API objects that an environment refers to, as far as they could be read. Plain data.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::Secret;
 
 use super::GenerateError;
 
-/// One object, or why there is none.
+/// The result of reading one object.
 #[derive(Clone, Debug)]
-pub enum Lookup<T> {
+pub enum ObjectLookup<T> {
     /// It exists.
     Found(Arc<T>),
     /// It does not exist; enough for an optional reference.
@@ -23,10 +23,10 @@ pub enum Lookup<T> {
 #[derive(Clone, Debug, Default)]
 pub struct EnvObjects {
     /// ConfigMaps that `env` and `envFrom` refer to.
-    pub config_maps: BTreeMap<String, Lookup<ConfigMap>>,
+    pub config_maps: BTreeMap<String, ObjectLookup<ConfigMap>>,
     /// Secrets that `env` and `envFrom` refer to.
-    pub secrets: BTreeMap<String, Lookup<Secret>>,
-    /// Variables by which services are told.
+    pub secrets: BTreeMap<String, ObjectLookup<Secret>>,
+    /// Service variables.
     pub services: BTreeMap<String, String>,
 }
 
@@ -34,7 +34,7 @@ impl EnvObjects {
     /// The ConfigMap of a reference; `None` if there is none and the reference is optional.
     ///
     /// # Errors
-    /// It could not be had.
+    /// It does not exist and is not optional, or could not be read.
     pub fn config_map(&self, name: &str, optional: Option<bool>) -> Result<Option<&ConfigMap>, GenerateError> {
         find(&self.config_maps, name, optional)
     }
@@ -42,21 +42,21 @@ impl EnvObjects {
     /// The Secret of a reference; as [`EnvObjects::config_map`].
     ///
     /// # Errors
-    /// It could not be had.
+    /// It does not exist and is not optional, or could not be read.
     pub fn secret(&self, name: &str, optional: Option<bool>) -> Result<Option<&Secret>, GenerateError> {
         find(&self.secrets, name, optional)
     }
 }
 
 fn find<'a, T>(
-    all: &'a BTreeMap<String, Lookup<T>>,
+    all: &'a BTreeMap<String, ObjectLookup<T>>,
     name: &str,
     optional: Option<bool>,
 ) -> Result<Option<&'a T>, GenerateError> {
     match all.get(name) {
-        Some(Lookup::Found(object)) => Ok(Some(object)),
-        Some(Lookup::Absent(_)) if optional == Some(true) => Ok(None),
-        Some(Lookup::Absent(message) | Lookup::Failed(message)) => {
+        Some(ObjectLookup::Found(object)) => Ok(Some(object)),
+        Some(ObjectLookup::Absent(_)) if optional == Some(true) => Ok(None),
+        Some(ObjectLookup::Absent(message) | ObjectLookup::Failed(message)) => {
             Err(GenerateError::Object { message: message.clone() })
         }
         None => Err(GenerateError::Object { message: format!("object {name:?} was not looked up") }),

@@ -2,6 +2,7 @@
 
 use crate::model::DownwardError;
 use crate::model::QuantityError;
+use crate::model::RecursiveReadOnlyError;
 
 /// A spec, file or setting that cannot be turned into a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +41,8 @@ pub enum GenerateError {
     EnvSize { size: usize, limit: usize },
     #[error("command and arguments take {size} bytes and more, a process can be given {limit}")]
     WordsSize { size: usize, limit: usize },
+    #[error("{word:?} refers to a variable that is not valid UTF-8, which only environment variables can carry")]
+    WordText { word: String },
     #[error("subPathExpr becomes {size} bytes long, a path can have {limit}")]
     SubPathSize { size: usize, limit: usize },
     #[error("the address of the node is not known, cannot resolve status.hostIP")]
@@ -49,7 +52,9 @@ pub enum GenerateError {
     #[error("localhostProfile must be set if seccompProfile type is Localhost (container {container:?})")]
     SeccompPath { container: String },
     #[error(
-        "volume mount {mount:?} of container {container:?}: the runtime does not support recursive read-only mounts"
+        "localhostProfile {path:?} of container {container:?} must be a relative path below the seccomp directory, without \"..\""
     )]
-    RecursiveReadOnly { container: String, mount: String },
+    SeccompPathEscapes { container: String, path: String },
+    #[error("failed to resolve recursive read-only mode: {0}")]
+    RecursiveReadOnly(#[from] RecursiveReadOnlyError),
 }

@@ -1,52 +1,57 @@
-//! Expansion of `$(VAR)` references in env values, commands, arguments and `subPathExpr`. Knows nothing of where
-//! variables come from.
+//! Expansion of `$(VAR)` references in env values, commands, arguments and `subPathExpr`. Values are bytes: those of
+//! Secrets need not be UTF-8.
 
 /// Replaces each `$(NAME)` that `lookup` knows; unknown ones stay as written. `$$` is an escaped `$`, so `$$(NAME)`
 /// becomes the text `$(NAME)`. Nothing is expanded twice.
 ///
 /// # Errors
-/// The length of what it would become, if that is more than `limit`. References multiply: a few lines can stand for more
-/// than any memory holds, so the length is counted first.
-pub fn expand<'a>(text: &str, mut lookup: impl FnMut(&str) -> Option<&'a str>, limit: usize) -> Result<String, usize> {
+/// The length of the result, if it exceeds `limit` bytes. Nested references multiply, so the length is counted before
+/// anything is allocated.
+pub fn expand<'a>(
+    text: &str,
+    mut lookup: impl FnMut(&str) -> Option<&'a [u8]>,
+    limit: usize,
+) -> Result<Vec<u8>, usize> {
     let mut length = 0_usize;
     pieces(text, &mut lookup, |piece| length = length.saturating_add(piece.len()));
     if length > limit {
         return Err(length);
     }
-    let mut out = String::with_capacity(length);
-    pieces(text, &mut lookup, |piece| out.push_str(piece));
+    let mut out = Vec::with_capacity(length);
+    pieces(text, &mut lookup, |piece| out.extend_from_slice(piece));
     Ok(out)
 }
 
-/// Hands on what the text becomes, piece by piece.
-fn pieces<'a>(text: &str, lookup: &mut impl FnMut(&str) -> Option<&'a str>, mut take: impl FnMut(&str)) {
+/// Passes the expanded text to `take`, piece by piece.
+fn pieces<'a>(text: &str, lookup: &mut impl FnMut(&str) -> Option<&'a [u8]>, mut take: impl FnMut(&[u8])) {
     let mut rest = text;
     while let Some(dollar) = rest.find('$') {
-        take(&rest[..dollar]);
+        take(&rest.as_bytes()[..dollar]);
         let after = &rest[dollar + 1..];
         if let Some(tail) = after.strip_prefix('$') {
-            take("$");
+            take(b"$");
             rest = tail;
         } else if let Some((name, tail)) = after.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
-            take(lookup(name).unwrap_or(&rest[dollar..dollar + name.len() + 3]));
+            take(lookup(name).unwrap_or(&rest.as_bytes()[dollar..dollar + name.len() + 3]));
             rest = tail;
         } else {
-            take("$");
+            take(b"$");
             rest = after;
         }
     }
-    take(rest);
+    take(rest.as_bytes());
 }
 
 #[cfg(test)]
 mod tests {
     use super::expand;
 
-    fn lookup(name: &str) -> Option<&'static str> {
+    fn lookup(name: &str) -> Option<&'static [u8]> {
         match name {
-            "A" => Some("1"),
-            "B" => Some("$(A)"),
-            "EMPTY" => Some(""),
+            "A" => Some(b"1"),
+            "B" => Some(b"$(A)"),
+            "EMPTY" => Some(b""),
+            "BINARY" => Some(b"\xff\x00\xfe"),
             _ => None,
         }
     }
@@ -73,14 +78,19 @@ mod tests {
             ("ä$(A)ö", "ä1ö"),
         ];
         for (text, expected) in table {
-            assert_eq!(expand(text, lookup, expected.len()).as_deref(), Ok(expected), "{text:?}");
+            assert_eq!(expand(text, lookup, expected.len()).as_deref(), Ok(expected.as_bytes()), "{text:?}");
         }
     }
 
     #[test]
-    fn what_would_grow_too_long_is_counted_and_not_made() {
+    fn bytes_that_are_not_utf8_stay_unchanged() {
+        assert_eq!(expand("<$(BINARY)>", lookup, 5).as_deref(), Ok(b"<\xff\x00\xfe>".as_slice()));
+    }
+
+    #[test]
+    fn results_over_the_limit_are_counted_but_not_built() {
         let kilobyte = "x".repeat(1 << 10);
-        let huge = |_: &str| Some(kilobyte.as_str());
+        let huge = |_: &str| Some(kilobyte.as_bytes());
         assert_eq!(expand(&"$(A)".repeat(1 << 20), huge, 4096), Err(1 << 30));
         assert_eq!(expand("$(A)-", huge, 1025).map(|text| text.len()), Ok(1025));
         assert_eq!(expand("$(A)-", huge, 1024), Err(1025));

@@ -1,5 +1,5 @@
-//! From a pod's spec to what the runtime is asked for: sandbox and container configurations, environment, hosts and
-//! resolver files, names on disk. Pure functions; refuses to read files, ask the runtime, or look at the clock.
+//! Generates CRI sandbox and container configurations from a pod's spec: environment, mounts, security contexts, resources,
+//! hosts and resolver files, names on disk. Pure functions: no files, no runtime, no clock.
 
 pub mod container;
 pub mod dns;
@@ -23,10 +23,11 @@ mod tests;
 pub use container::ImageUser;
 pub use container::ResolvedImage;
 pub use env_objects::EnvObjects;
-pub use env_objects::Lookup;
+pub use env_objects::ObjectLookup;
 pub use error::GenerateError;
 pub use hostname::Hostname;
 pub use settings::DnsSettings;
+pub use settings::HandlerFeatures;
 pub use settings::NodeIps;
 pub use settings::NodeSettings;
 pub use settings::ResourceSettings;

@@ -1,37 +1,36 @@
-//! Mount properties in the terms of the runtime. Pure.
+//! CRI mounts. Pure.
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::VolumeMount;
 use keblet_proto::cri::v1 as cri;
 
 use super::GenerateError;
+use crate::model::recursive_read_only;
 
-/// Where the hosts file belongs.
+/// Where the hosts file is mounted.
 pub const HOSTS_FILE: &str = "/etc/hosts";
 
-/// One `volumeMounts` entry with its host path. `read_only`: the volume itself cannot be written. `recursive_read_only` tells whether the runtime handler can do
-/// recursive read-only mounts (KEP-3857).
+/// The host side of a volume mount.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct MountSource {
+    /// Path on the node.
+    pub host_path: String,
+    /// The volume cannot be written, whatever the mount says.
+    pub read_only: bool,
+    /// The runtime is to relabel the files for the container (SELinux).
+    pub selinux_relabel: bool,
+}
+
+/// One `volumeMounts` entry. `supports_recursive_read_only`: the runtime handler has the feature (KEP-3857).
 ///
 /// # Errors
-/// A recursive read-only mount that the runtime cannot do.
+/// A recursive read-only mode that contradicts the mount's other fields, or that the runtime handler lacks.
 pub fn volume_mount(
-    container: &str,
     mount: &VolumeMount,
-    host_path: String,
-    read_only: bool,
-    recursive_read_only: bool,
+    source: MountSource,
+    supports_recursive_read_only: bool,
 ) -> Result<cri::Mount, GenerateError> {
-    let readonly = mount.read_only.unwrap_or(false);
-    let recursive = match mount.recursive_read_only.as_deref() {
-        Some("Enabled") if !recursive_read_only => {
-            return Err(GenerateError::RecursiveReadOnly {
-                container: container.to_owned(),
-                mount: mount.name.clone(),
-            });
-        }
-        Some("Enabled") => true,
-        Some("IfPossible") => readonly && recursive_read_only,
-        _ => false,
-    };
+    let recursive_read_only = recursive_read_only(mount, supports_recursive_read_only)?;
     let propagation = match mount.mount_propagation.as_deref() {
         Some("HostToContainer") => cri::MountPropagation::PropagationHostToContainer,
         Some("Bidirectional") => cri::MountPropagation::PropagationBidirectional,
@@ -40,38 +39,73 @@ pub fn volume_mount(
     let path = &mount.mount_path;
     Ok(cri::Mount {
         container_path: if path.starts_with('/') { path.clone() } else { format!("/{path}") },
-        host_path,
-        readonly: readonly || read_only,
+        host_path: source.host_path,
+        readonly: mount.read_only.unwrap_or(false) || source.read_only,
+        selinux_relabel: source.selinux_relabel,
         propagation: propagation as i32,
-        recursive_read_only: recursive,
+        recursive_read_only,
         ..Default::default()
     })
 }
 
-/// A file the agent makes for the container, writable.
-pub fn agent_file(container_path: &str, host_path: String) -> cri::Mount {
-    cri::Mount { container_path: container_path.to_owned(), host_path, ..Default::default() }
+/// True if the agent made the volume's files, so that the runtime may relabel them; false for `hostPath` and others.
+pub fn is_relabelled(pod: &Pod, volume: &str) -> bool {
+    let mut volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.find(|candidate| candidate.name == volume).is_some_and(|volume| {
+        volume.empty_dir.is_some()
+            || volume.config_map.is_some()
+            || volume.secret.is_some()
+            || volume.projected.is_some()
+            || volume.downward_api.is_some()
+    })
+}
+
+/// A writable file that the agent makes for the container. `selinux`: SELinux is enabled on the node.
+pub fn agent_file(container_path: &str, host_path: String, selinux: bool) -> cri::Mount {
+    cri::Mount { container_path: container_path.to_owned(), host_path, selinux_relabel: selinux, ..Default::default() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn mount(json: serde_json::Value) -> VolumeMount {
+        serde_json::from_value(json).expect("a mount")
+    }
+
     #[test]
     fn properties_follow_the_spec() {
-        let mount = |json: serde_json::Value| -> VolumeMount { serde_json::from_value(json).expect("a mount") };
+        let source = || MountSource { host_path: "/host".into(), ..MountSource::default() };
         let plain = mount(serde_json::json!({"name": "v", "mountPath": "data"}));
-        let out = volume_mount("c", &plain, "/host".into(), false, false).expect("valid");
+        let out = volume_mount(&plain, source(), false).expect("valid");
         assert_eq!((out.container_path.as_str(), out.readonly, out.propagation), ("/data", false, 0));
-        let slave = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "HostToContainer",
-            "readOnly": true, "recursiveReadOnly": "IfPossible"}));
-        let out = volume_mount("c", &slave, "/host".into(), false, true).expect("valid");
-        assert_eq!((out.propagation, out.recursive_read_only), (1, true));
-        assert!(!volume_mount("c", &slave, "/host".into(), false, false).expect("valid").recursive_read_only);
+        assert!(!out.selinux_relabel && !out.recursive_read_only);
+        let read_only = volume_mount(&plain, MountSource { read_only: true, ..source() }, false).expect("valid");
+        assert!(read_only.readonly);
+        let relabelled = volume_mount(&plain, MountSource { selinux_relabel: true, ..source() }, false).expect("valid");
+        assert!(relabelled.selinux_relabel);
+        let slave = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "HostToContainer"}));
+        assert_eq!(volume_mount(&slave, source(), false).expect("valid").propagation, 1);
+    }
+
+    #[test]
+    fn recursive_read_only_mounts_need_the_runtime() {
         let strict = mount(serde_json::json!({"name": "v", "mountPath": "/d", "readOnly": true,
             "recursiveReadOnly": "Enabled"}));
-        assert!(volume_mount("c", &plain, "/host".into(), true, false).expect("valid").readonly);
-        let error = volume_mount("c", &strict, "/host".into(), false, false).expect_err("refused").to_string();
-        assert!(error.contains("\"v\"") && error.contains("\"c\""), "{error}");
+        let out = volume_mount(&strict, MountSource::default(), true).expect("valid");
+        assert!(out.readonly && out.recursive_read_only);
+        let error = volume_mount(&strict, MountSource::default(), false).expect_err("rejected").to_string();
+        let expected = r#"failed to resolve recursive read-only mode: volume "v" requested recursive read-only mode, but it is not supported by the runtime"#;
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn volumes_of_the_agent_are_relabelled_and_host_paths_are_not() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {"containers": [], "volumes": [
+            {"name": "own", "emptyDir": {}}, {"name": "map", "configMap": {"name": "m"}},
+            {"name": "host", "hostPath": {"path": "/var/lib"}}, {"name": "share", "nfs": {"server": "s", "path": "/"}}]}}))
+        .expect("a pod");
+        let relabelled: Vec<_> = ["own", "map", "host", "share", "none"].map(|name| is_relabelled(&pod, name)).to_vec();
+        assert_eq!(relabelled, [true, true, false, false, false]);
     }
 }

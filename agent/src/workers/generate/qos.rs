@@ -15,13 +15,13 @@ use crate::model::spec;
 /// Amounts by resource name.
 pub type Amounts = BTreeMap<String, Amount>;
 
-/// Score of pods the kernel should spare: Guaranteed and node critical ones.
+/// `oom_score_adj` of Guaranteed and node-critical pods.
 const GUARANTEED_SCORE: i64 = -997;
-/// Score of BestEffort containers.
+/// `oom_score_adj` of BestEffort containers.
 const BEST_EFFORT_SCORE: i64 = 1000;
 /// Resources that count for the QoS class.
 const COMPUTE: [&str; 2] = ["cpu", "memory"];
-/// `priorityClassName` of pods the node cannot do without.
+/// `priorityClassName` of node-critical pods.
 const NODE_CRITICAL: &str = "system-node-critical";
 /// From this priority on a pod is critical.
 const CRITICAL_PRIORITY: i32 = 2_000_000_000;
@@ -66,7 +66,7 @@ fn positive(list: Option<&BTreeMap<String, Quantity>>) -> Result<Amounts, Genera
     Ok(amounts)
 }
 
-/// Every container that runs as part of the pod proper: init containers, then regular ones.
+/// Init containers, then regular ones.
 pub(super) fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     spec::init_containers(pod).iter().chain(spec::regular_containers(pod))
 }
@@ -83,16 +83,16 @@ pub fn amounts(list: Option<&BTreeMap<String, Quantity>>) -> Result<Amounts, Gen
     list.into_iter().flatten().map(read).collect()
 }
 
-/// Which side of `resources` to add up.
+/// Which list of `resources` to add up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Side {
+pub enum ResourceKind {
     /// `resources.requests`.
     Requests,
     /// `resources.limits`.
     Limits,
 }
 
-impl Side {
+impl ResourceKind {
     fn of(self, resources: Option<&ResourceRequirements>) -> Option<&BTreeMap<String, Quantity>> {
         match self {
             Self::Requests => resources.and_then(|r| r.requests.as_ref()),
@@ -107,10 +107,10 @@ impl Side {
 ///
 /// # Errors
 /// A quantity that cannot be read.
-pub fn pod_total(pod: &Pod, side: Side, with_overhead: bool) -> Result<Amounts, GenerateError> {
-    let mut total = containers_total(pod, side)?;
+pub fn pod_total(pod: &Pod, kind: ResourceKind, with_overhead: bool) -> Result<Amounts, GenerateError> {
+    let mut total = containers_total(pod, kind)?;
     let Some(spec) = &pod.spec else { return Ok(total) };
-    for (name, amount) in amounts(side.of(spec.resources.as_ref()))? {
+    for (name, amount) in amounts(kind.of(spec.resources.as_ref()))? {
         if COMPUTE.contains(&name.as_str()) || name.starts_with("hugepages-") {
             total.insert(name, amount);
         }
@@ -118,8 +118,8 @@ pub fn pod_total(pod: &Pod, side: Side, with_overhead: bool) -> Result<Amounts, 
     if with_overhead {
         for (name, amount) in amounts(spec.overhead.as_ref())? {
             match total.get_mut(&name) {
-                Some(sum) if side == Side::Requests || !sum.is_zero() => *sum += amount,
-                None if side == Side::Requests => {
+                Some(sum) if kind == ResourceKind::Requests || !sum.is_zero() => *sum += amount,
+                None if kind == ResourceKind::Requests => {
                     total.insert(name, amount);
                 }
                 _ => {}
@@ -129,15 +129,30 @@ pub fn pod_total(pod: &Pod, side: Side, with_overhead: bool) -> Result<Amounts, 
     Ok(total)
 }
 
+/// Requests and limits of the whole pod with its overhead, for `status.resources` (KEP-5419). Lists without entries are
+/// left out.
+///
+/// # Errors
+/// A quantity that cannot be read.
+pub fn pod_resources(pod: &Pod) -> Result<ResourceRequirements, GenerateError> {
+    let list = |kind| -> Result<Option<BTreeMap<String, Quantity>>, GenerateError> {
+        let total = pod_total(pod, kind, true)?;
+        let quantities = total.into_iter().map(|(name, amount)| (name, amount.to_quantity()));
+        Ok(Some(quantities.collect()).filter(|list: &BTreeMap<_, _>| !list.is_empty()))
+    };
+    let (requests, limits) = (list(ResourceKind::Requests)?, list(ResourceKind::Limits)?);
+    Ok(ResourceRequirements { requests, limits, claims: None })
+}
+
 /// [`pod_total`] by the containers alone.
-fn containers_total(pod: &Pod, side: Side) -> Result<Amounts, GenerateError> {
+fn containers_total(pod: &Pod, kind: ResourceKind) -> Result<Amounts, GenerateError> {
     let mut running = Amounts::new();
     for container in spec::regular_containers(pod) {
-        add(&mut running, &amounts(side.of(container.resources.as_ref()))?);
+        add(&mut running, &amounts(kind.of(container.resources.as_ref()))?);
     }
     let (mut sidecars, mut peak) = (Amounts::new(), Amounts::new());
     for container in spec::init_containers(pod) {
-        let own = amounts(side.of(container.resources.as_ref()))?;
+        let own = amounts(kind.of(container.resources.as_ref()))?;
         if spec::is_sidecar(container) {
             add(&mut running, &own);
             add(&mut sidecars, &own);
@@ -213,7 +228,7 @@ fn unclaimed_memory(pod: &Pod) -> Result<i64, GenerateError> {
     let Some(spec) = &pod.spec else { return Ok(0) };
     let stated = amounts(spec.resources.as_ref().and_then(|r| r.requests.as_ref()))?;
     let Some(stated) = stated.get("memory") else { return Ok(0) };
-    let claimed = containers_total(pod, Side::Requests)?.get("memory").map_or(0, |amount| amount.value());
+    let claimed = containers_total(pod, ResourceKind::Requests)?.get("memory").map_or(0, |amount| amount.value());
     let count = i64::try_from(containers(pod).count().max(1)).unwrap_or(i64::MAX);
     Ok((stated.value() - claimed).max(0) / count)
 }

@@ -1,4 +1,4 @@
-//! Requests and limits in the terms of the runtime. Pure; the arithmetic is `kernel::cgroup`'s.
+//! CRI resources from requests and limits. Pure; the arithmetic is in `kernel::cgroup`.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use super::ResourceSettings;
 use super::Swap;
 use super::qos;
 use super::qos::Amounts;
-use super::qos::Side;
+use super::qos::ResourceKind;
 use crate::kernel::cgroup::PodValues;
 use crate::kernel::cgroup::QosClass;
 use crate::kernel::cgroup::arith;
 use crate::model::Amount;
 
-/// cpu and memory of a container or a pod, as far as stated.
+/// cpu and memory of a container or a pod, as far as set.
 #[derive(Clone, Copy, Default)]
 struct Compute {
     cpu_request: Option<Amount>,
@@ -80,7 +80,7 @@ pub fn container_resources(
     Ok(resources)
 }
 
-/// Every page size of the node is set, to 0 where the container has no limit.
+/// Limits for every page size of the node: 0 where the container has none.
 fn hugepages(limits: &Amounts, settings: &ResourceSettings) -> Vec<HugepageLimit> {
     let limit_of = |bytes: u64| {
         limits
@@ -136,8 +136,8 @@ fn swap_share(pod: &Pod, requests: &Amounts, limits: &Amounts, memory: i64, swap
 /// # Errors
 /// A quantity that cannot be read.
 pub fn sandbox_resources(pod: &Pod, settings: &ResourceSettings) -> Result<LinuxContainerResources, GenerateError> {
-    let requests = qos::pod_total(pod, Side::Requests, false)?;
-    let limits = qos::pod_total(pod, Side::Limits, false)?;
+    let requests = qos::pod_total(pod, ResourceKind::Requests, false)?;
+    let limits = qos::pod_total(pod, ResourceKind::Limits, false)?;
     Ok(Compute::of(&requests, &limits).to_cri(settings))
 }
 
@@ -153,14 +153,14 @@ pub fn sandbox_overhead(pod: &Pod, settings: &ResourceSettings) -> Result<LinuxC
     Ok(Compute::of(&amounts, &amounts).to_cri(settings))
 }
 
-/// What the pod's own cgroup is given.
+/// Values for the pod's own cgroup.
 ///
 /// # Errors
 /// A quantity that cannot be read.
 pub fn pod_cgroup_values(pod: &Pod, settings: &ResourceSettings) -> Result<PodValues, GenerateError> {
     let class = qos::qos_class(pod)?;
-    let requests = qos::pod_total(pod, Side::Requests, true)?;
-    let limits = qos::pod_total(pod, Side::Limits, true)?;
+    let requests = qos::pod_total(pod, ResourceKind::Requests, true)?;
+    let limits = qos::pod_total(pod, ResourceKind::Limits, true)?;
     let milli = |amounts: &Amounts, name: &str| amounts.get(name).map_or(0, |amount| amount.milli_value());
     let limited =
         |name: &str| class == QosClass::Guaranteed || (class == QosClass::Burstable && all_limited(pod, name));
@@ -202,10 +202,10 @@ fn all_limited(pod: &Pod, name: &str) -> bool {
     has(spec.resources.as_ref()) || qos::containers(pod).all(|container| has(container.resources.as_ref()))
 }
 
-/// What the whole pod requests, in thousandths of a cpu: its part of what its class weighs.
+/// CPU request of the whole pod in thousandths of a CPU, of which the weight of its QoS class is the sum.
 ///
 /// # Errors
 /// A quantity that cannot be read.
 pub fn requested_milli_cpu(pod: &Pod) -> Result<i64, GenerateError> {
-    Ok(qos::pod_total(pod, Side::Requests, true)?.get("cpu").map_or(0, |amount| amount.milli_value()))
+    Ok(qos::pod_total(pod, ResourceKind::Requests, true)?.get("cpu").map_or(0, |amount| amount.milli_value()))
 }

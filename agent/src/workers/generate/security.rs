@@ -1,4 +1,7 @@
-//! Security context of sandboxes and containers in the terms of the runtime. Pure.
+//! CRI security contexts of sandboxes and containers. Pure.
+
+use std::path::Component;
+use std::path::Path;
 
 use k8s_openapi::api::core::v1::AppArmorProfile;
 use k8s_openapi::api::core::v1::Container;
@@ -34,10 +37,11 @@ const MASKED_PATHS: [&str; 12] = [
 const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const LEGACY_APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// `LinuxContainerConfig.security_context`. `target` is the instance an ephemeral container looks at.
+/// `LinuxContainerConfig.security_context`. `target` is the instance that an ephemeral container targets.
 ///
 /// # Errors
-/// The image or the spec breaks `runAsNonRoot`; a localhost profile without a path.
+/// The image or the spec violates `runAsNonRoot`; a localhost seccomp profile has no path, or one that leaves the seccomp
+/// directory.
 #[expect(deprecated, reason = "older runtimes read only the string form of the AppArmor profile")]
 pub fn container_security(
     pod: &Pod,
@@ -165,7 +169,7 @@ fn any_privileged(pod: &Pod) -> bool {
         || spec.ephemeral_containers.iter().flatten().any(|c| privileged(&c.security_context))
 }
 
-/// Namespace modes of the pod. `target` turns a container of its own PID namespace into a guest of that one.
+/// Namespace modes of the pod. With `target`, the container joins that instance's PID namespace unless the pod shares one.
 pub fn namespaces(pod: &Pod, target: Option<&ContainerId>) -> cri::NamespaceOption {
     let spec = pod.spec.as_ref();
     let flag = |field: fn(&PodSpec) -> Option<bool>| spec.and_then(field).unwrap_or(false);
@@ -221,8 +225,11 @@ fn stated_seccomp(
     match stated.type_.as_str() {
         "RuntimeDefault" => Ok(profile(ProfileType::RuntimeDefault, String::new())),
         "Localhost" => match stated.localhost_profile.as_deref().filter(|path| !path.is_empty()) {
-            Some(path) => {
+            Some(path) if stays_below(path) => {
                 Ok(profile(ProfileType::Localhost, settings.seccomp_root.join(path).to_string_lossy().into_owned()))
+            }
+            Some(path) => {
+                Err(GenerateError::SeccompPathEscapes { container: container.to_owned(), path: path.to_owned() })
             }
             None => Err(GenerateError::SeccompPath { container: container.to_owned() }),
         },
@@ -230,7 +237,12 @@ fn stated_seccomp(
     }
 }
 
-/// The container's field, else the annotation of old, else the pod's field.
+/// True if the path joined to a directory stays below that directory. Static pods are not validated by an API server.
+fn stays_below(path: &str) -> bool {
+    Path::new(path).components().all(|component| matches!(component, Component::Normal(_) | Component::CurDir))
+}
+
+/// The container's field, else the legacy annotation, else the pod's field.
 fn apparmor(pod: &Pod, container: &Container) -> Option<cri::SecurityProfile> {
     if let Some(stated) = container.security_context.as_ref().and_then(|sc| sc.app_armor_profile.as_ref()) {
         return Some(stated_apparmor(stated));
@@ -258,7 +270,7 @@ fn stated_apparmor(stated: &AppArmorProfile) -> cri::SecurityProfile {
     }
 }
 
-/// The profile as older runtimes read it.
+/// The string form of the profile that older runtimes read.
 fn legacy_apparmor(profile: &cri::SecurityProfile) -> String {
     match profile.profile_type() {
         ProfileType::RuntimeDefault => "runtime/default".to_owned(),

@@ -1,13 +1,14 @@
-//! What generation needs to know of the node and its configuration.
+//! Settings of the node that go into sandbox and container configurations.
 
 use std::path::PathBuf;
 
 use tokio::sync::watch;
 
 use super::qos::Amounts;
+use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 
-/// Everything about the node that ends up in configurations.
+/// Settings of the node.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSettings {
     /// Where container logs go (`podLogsDir`).
@@ -36,26 +37,26 @@ pub struct DnsSettings {
 pub struct NodeIps(watch::Receiver<NodeAddresses>);
 
 impl NodeIps {
-    /// As `addresses` tells them.
+    /// Follows `addresses`.
     pub fn new(addresses: watch::Receiver<NodeAddresses>) -> Self {
         Self(addresses)
     }
 
-    /// Those of now; none while they are unknown.
+    /// The present addresses; empty while unknown.
     pub fn now(&self) -> Vec<String> {
         self.0.borrow().ips.clone()
     }
 }
 
 impl Default for NodeIps {
-    /// None, for ever.
+    /// No address.
     fn default() -> Self {
         Self::from(Vec::new())
     }
 }
 
 impl From<Vec<String>> for NodeIps {
-    /// These, for ever.
+    /// These addresses, unchanging.
     fn from(ips: Vec<String>) -> Self {
         Self(watch::channel(NodeAddresses { ips }).1)
     }
@@ -68,7 +69,7 @@ pub struct ResourceSettings {
     pub cfs_period: Option<u64>,
     /// Memory of the machine, bytes.
     pub memory_capacity: i64,
-    /// What the node has to give: cpu, memory, ephemeral-storage.
+    /// Allocatable cpu, memory and ephemeral-storage of the node.
     pub allocatable: Amounts,
     /// Huge page sizes of the node, bytes.
     pub hugepage_sizes: Vec<u64>,
@@ -108,6 +109,36 @@ pub struct SecuritySettings {
     pub seccomp_root: PathBuf,
     /// `thermal_throttle` folders of the CPUs, hidden from containers.
     pub thermal_throttle: Vec<String>,
-    /// The runtime's default handler can do recursive read-only mounts.
-    pub recursive_read_only: bool,
+    /// SELinux is enabled on the node: the runtime relabels files that the agent makes.
+    pub selinux: bool,
+    /// Features of the runtime's handlers.
+    pub handlers: HandlerFeatures,
+}
+
+/// Features of the runtime's handlers, as the runtime last reported them.
+#[derive(Clone, Debug)]
+pub struct HandlerFeatures(watch::Receiver<RuntimeState>);
+
+impl HandlerFeatures {
+    /// Follows `state`.
+    pub fn new(state: watch::Receiver<RuntimeState>) -> Self {
+        Self(state)
+    }
+
+    /// True if this handler (empty: the default one) supports recursive read-only mounts (KEP-3857).
+    pub fn recursive_read_only(&self, handler: &str) -> bool {
+        match &*self.0.borrow() {
+            RuntimeState::Ready { offer, .. } => {
+                offer.handlers.iter().any(|offered| offered.name == handler && offered.recursive_read_only_mounts)
+            }
+            RuntimeState::Unknown | RuntimeState::Unreachable(_) | RuntimeState::NotReady(_) => false,
+        }
+    }
+}
+
+impl Default for HandlerFeatures {
+    /// No handler has any feature.
+    fn default() -> Self {
+        Self(watch::channel(RuntimeState::Unknown).1)
+    }
 }

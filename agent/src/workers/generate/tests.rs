@@ -11,7 +11,7 @@ use serde_json::json;
 use super::container::Instance;
 use super::container::container_config;
 use super::container::environment;
-use super::qos::Side;
+use super::qos::ResourceKind;
 use super::*;
 use crate::kernel::cgroup::QosClass;
 use crate::model::Amount;
@@ -166,13 +166,16 @@ fn bad_environments_say_what_is_wrong() {
 
 #[test]
 fn sub_path_expressions_need_every_variable() {
-    let environment = BTreeMap::from([("A".to_owned(), "1".to_owned()), ("E".to_owned(), String::new())]);
+    let environment = BTreeMap::from([("A".to_owned(), b"1".to_vec()), ("E".to_owned(), Vec::new())]);
     assert_eq!(env::expand_sub_path("d/$(A)", &environment), Ok("d/1".to_owned()));
     let error = env::expand_sub_path("$(Z)/$(E)/$(B)", &environment).expect_err("missing").to_string();
     assert_eq!(error, "missing value for B, E, Z");
-    let long = BTreeMap::from([("A".to_owned(), "x".repeat(1 << 10))]);
+    let long = BTreeMap::from([("A".to_owned(), b"x".repeat(1 << 10))]);
     let error = env::expand_sub_path(&"$(A)/".repeat(1 << 16), &long).expect_err("too long").to_string();
     assert_eq!(error, format!("subPathExpr becomes {} bytes long, a path can have 4096", 1025 << 16));
+    let binary = BTreeMap::from([("A".to_owned(), vec![0xff])]);
+    let error = env::expand_sub_path("$(A)", &binary).expect_err("not UTF-8").to_string();
+    assert!(error.contains("\"$(A)\" refers to a variable that is not valid UTF-8"), "{error}");
 }
 
 #[test]
@@ -238,6 +241,20 @@ fn security_contexts() {
     assert_eq!(plain.namespace_options.expect("namespaces").pid(), cri::NamespaceMode::Container);
     assert_eq!(plain.seccomp.expect("a profile").profile_type(), ProfileType::Unconfined);
     assert!(plain.masked_paths.contains(&"/proc/kcore".to_owned()) && plain.apparmor.is_none());
+}
+
+#[test]
+fn a_localhost_seccomp_profile_stays_below_its_directory() {
+    let with = |path: &str| {
+        let profile = json!({"type": "Localhost", "localhostProfile": path});
+        generate(&with_container(json!({"securityContext": {"seccompProfile": profile}})), ImageUser::Id(0))
+    };
+    for path in ["/etc/passwd", "../x.json", "a/../../x.json", "a/.."] {
+        let error = with(path).expect_err("rejected").to_string();
+        assert!(error.contains(&format!("localhostProfile {path:?} of container \"c\"")), "{error}");
+    }
+    assert!(with("a/b.json").is_ok() && with("./a..b").is_ok());
+    assert!(with("").expect_err("rejected").to_string().starts_with("localhostProfile must be set"));
 }
 
 #[test]
@@ -323,11 +340,13 @@ fn a_pods_total_counts_init_containers_and_overhead() {
         "containers": [cpu("a", "1", None), cpu("b", "500m", None)],
         "overhead": {"cpu": "100m", "memory": "1Mi"},
     }));
-    let total = |side, overhead| qos::pod_total(&pod, side, overhead).expect("valid");
-    assert_eq!(total(Side::Requests, false)["cpu"], Amount::units(5));
-    assert_eq!(total(Side::Requests, true)["cpu"], Amount::millis(5100));
-    assert_eq!(total(Side::Requests, true)["memory"], Amount::bytes(1 << 20));
-    assert!(!total(Side::Limits, true).contains_key("memory"));
+    let total = |kind, overhead| qos::pod_total(&pod, kind, overhead).expect("valid");
+    assert_eq!(total(ResourceKind::Requests, false)["cpu"], Amount::units(5));
+    assert_eq!(total(ResourceKind::Requests, true)["cpu"], Amount::millis(5100));
+    assert_eq!(total(ResourceKind::Requests, true)["memory"], Amount::bytes(1 << 20));
+    assert!(!total(ResourceKind::Limits, true).contains_key("memory"));
+    let reported = serde_json::to_value(qos::pod_resources(&pod).expect("valid")).expect("JSON");
+    assert_eq!(reported, json!({"requests": {"cpu": "5100m", "memory": "1Mi"}, "limits": {"cpu": "5100m"}}));
     let values = resources::pod_cgroup_values(&pod, &settings().resources).expect("valid");
     assert_eq!((values.cpu_shares, values.cpu_max), (5222, Some((510_000, 100_000))));
     assert_eq!(values.memory_max, None);
@@ -389,11 +408,11 @@ mod from_objects {
     use std::sync::Arc;
 
     use super::*;
-    use crate::workers::generate::Lookup;
+    use crate::workers::generate::ObjectLookup;
 
     fn objects() -> EnvObjects {
-        let map = |json| Lookup::Found(Arc::new(serde_json::from_value(json).expect("an object")));
-        let absent = |text: &str| Lookup::Absent(text.to_owned());
+        let map = |json| ObjectLookup::Found(Arc::new(serde_json::from_value(json).expect("an object")));
+        let absent = |text: &str| ObjectLookup::Absent(text.to_owned());
         EnvObjects {
             config_maps: BTreeMap::from([
                 (
@@ -401,16 +420,16 @@ mod from_objects {
                     map(json!({"data": {"A": "1", "odd key": "x", "B": "m"}, "binaryData": {"bin": "AAEC"}})),
                 ),
                 ("none".to_owned(), absent("configmap \"none\" not found")),
-                ("broken".to_owned(), Lookup::Failed("failed to sync configmap cache: away".to_owned())),
+                ("broken".to_owned(), ObjectLookup::Failed("failed to sync configmap cache: away".to_owned())),
             ]),
             secrets: BTreeMap::from([
                 (
                     "s".to_owned(),
-                    Lookup::Found(Arc::new(
+                    ObjectLookup::Found(Arc::new(
                         serde_json::from_value(json!({"data": {"B": "cw==", "k": "dg=="}})).expect("a Secret"),
                     )),
                 ),
-                ("none".to_owned(), Lookup::Absent("secret \"none\" not found".to_owned())),
+                ("none".to_owned(), ObjectLookup::Absent("secret \"none\" not found".to_owned())),
             ]),
             services: BTreeMap::from([
                 ("WEB_PORT".to_owned(), "80".to_owned()),
@@ -423,7 +442,7 @@ mod from_objects {
         let pod = with_container(container);
         let spec = ContainerSpec::named(&pod, "c").expect("the container");
         let found = environment(&pod, &spec, &[], &objects(), &settings()).map_err(|error| error.to_string())?;
-        Ok(found.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
+        Ok(found.into_iter().map(|(name, value)| format!("{name}={}", value.escape_ascii())).collect())
     }
 
     #[test]
@@ -458,6 +477,39 @@ mod from_objects {
                 "odd key=x",
             ]
         );
+    }
+
+    #[test]
+    fn secret_values_that_are_not_utf8_reach_the_runtime_unchanged() {
+        let pod = with_container(json!({
+            "env": [
+                {"name": "RAW", "valueFrom": {"secretKeyRef": {"name": "s", "key": "latin"}}},
+                {"name": "MADE", "value": "<$(RAW)>"},
+            ],
+            "args": ["$(RAW)"],
+        }));
+        let secret = json!({"data": {"latin": "5OT/"}});
+        let secret = ObjectLookup::Found(Arc::new(serde_json::from_value(secret).expect("a Secret")));
+        let objects = EnvObjects { secrets: BTreeMap::from([("s".to_owned(), secret)]), ..EnvObjects::default() };
+        let spec = ContainerSpec::named(&pod, "c").expect("the container");
+        let found = environment(&pod, &spec, &[], &objects, &settings()).expect("valid");
+        let config = |pod: &Pod| {
+            let instance = Instance {
+                image: &image(ImageUser::Id(0)),
+                restarts: 0,
+                environment: &found,
+                mounts: Vec::new(),
+                target: None,
+                runtime_handler: "",
+            };
+            container_config(pod, &ContainerSpec::named(pod, "c").expect("the container"), instance, &settings())
+        };
+        let error = config(&pod).expect_err("CRI arguments are text").to_string();
+        assert!(error.contains("\"$(RAW)\" refers to a variable that is not valid UTF-8"), "{error}");
+        let config = config(&with_container(json!({}))).expect("valid");
+        let value = |name: &str| config.envs.iter().find(|env| env.key == name).expect("set").value.clone();
+        assert_eq!(value("RAW"), [0xe4, 0xe4, 0xff]);
+        assert_eq!(value("MADE"), [b'<', 0xe4, 0xe4, 0xff, b'>']);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::ContainerStatus;
 use crate::model::PodUid;
+use crate::model::StartFailure;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
 use crate::status::NodeAddresses;
@@ -261,7 +262,7 @@ async fn a_pod_that_is_over_and_to_be_deleted_is_deleted() {
     site.server.put(pod.clone());
     site.server.script(&[Fault::None, Fault::LostAnswer]);
     let (view, reasons) = (testing::snapshot(vec![]), Default::default());
-    let observations = |is_terminal| PodObservations { reasons: &reasons, qos_class: "BestEffort", is_terminal };
+    let observations = |is_terminal| observations(&reasons, is_terminal);
     site.statuses.publish(&pod, &view, observations(false), SystemTime::now());
     site.server.until(|server| server.calls().len() == 1).await;
     site.statuses.publish(&pod, &view, observations(true), SystemTime::now());
@@ -337,8 +338,11 @@ proptest! {
 /// Publishes that the one container of a pod is being created, or runs.
 fn publish(site: &Site, pod: &Pod, containers: Vec<ContainerStatus>) {
     let reasons = HashMap::default();
-    let observations = PodObservations { reasons: &reasons, qos_class: "BestEffort", is_terminal: false };
-    site.statuses.publish(pod, &testing::snapshot(containers), observations, SystemTime::now());
+    site.statuses.publish(pod, &testing::snapshot(containers), observations(&reasons, false), SystemTime::now());
+}
+
+fn observations(reasons: &HashMap<String, StartFailure>, is_terminal: bool) -> PodObservations<'_> {
+    PodObservations { reasons, qos_class: "BestEffort", resources: None, recursive_read_only: false, is_terminal }
 }
 
 /// A pod with one container, as the scheduler has left it.

@@ -162,6 +162,8 @@ fn status(name: &str, attempt: u32, state: ContainerState) -> ContainerStatus {
         image_ref: "sha256:1".into(),
         hash: 0,
         restart_count: attempt,
+        user: None,
+        resources: ContainerResources::default(),
         log_path: String::new(),
         termination: TerminationFile::default(),
         pid: None,
