@@ -1,8 +1,12 @@
 //! What is known of one pod at the API server: last answer, failures, what is already in sync. No I/O.
 
+use std::hash::DefaultHasher;
+use std::hash::Hash as _;
+use std::hash::Hasher as _;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod as ApiPod;
+use serde_json::Value;
 
 use crate::model::Pod;
 
@@ -19,6 +23,8 @@ pub(super) struct SyncState {
     pub measured: u64,
     /// Status version and copy that are in sync.
     in_sync: Option<(u64, ObjectVersion)>,
+    /// The last patch that was answered: status version, the copy after it, hash of its body.
+    patched: Option<(u64, ObjectVersion, u64)>,
     /// A UID that the API server no longer has and never will have again.
     gone: Option<String>,
 }
@@ -33,6 +39,13 @@ fn object_version(pod: &ApiPod) -> ObjectVersion {
 /// Resource versions of one object are comparable numbers (KEP-5504); `None` if this one is not a number.
 fn revision(pod: &ApiPod) -> Option<u128> {
     pod.metadata.resource_version.as_deref()?.parse().ok()
+}
+
+/// Identifies the body of a patch.
+pub(super) fn patch_hash(patch: &Value) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    patch.to_string().hash(&mut hasher);
+    hasher.finish()
 }
 
 impl SyncState {
@@ -53,6 +66,17 @@ impl SyncState {
         self.answer = Some(Arc::new(pod));
         self.must_read = false;
         self.failures = 0;
+    }
+
+    /// A patch for this status version was answered with `copy`.
+    pub(super) fn set_patched(&mut self, version: u64, patch_hash: u64, copy: &ApiPod) {
+        self.patched = Some((version, object_version(copy), patch_hash));
+    }
+
+    /// True if this very patch led to this copy: the API server does not keep what it sets, for example a field whose
+    /// feature gate is off there. Sending it again would never end.
+    pub(super) fn is_without_effect(&self, version: u64, patch_hash: u64, copy: &ApiPod) -> bool {
+        self.patched.as_ref().is_some_and(|patched| *patched == (version, object_version(copy), patch_hash))
     }
 
     /// The API server has no pod of this UID: the watch lags behind.

@@ -26,6 +26,7 @@ use super::api::PodApi;
 use super::api::PodApiError;
 use super::backoff;
 use super::sync_state::SyncState;
+use super::sync_state::patch_hash;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pod;
@@ -99,11 +100,19 @@ struct Sending {
 /// A request in flight.
 struct Asked {
     copy: Pod,
-    /// Version of the status and when it was made, if the request carries one.
-    carries: Option<(u64, SystemTime)>,
+    /// The status that the request carries, if any.
+    carries: Option<Carried>,
     /// The pod changed meanwhile.
     again: bool,
     since: Instant,
+}
+
+/// The status that a PATCH carries.
+#[derive(Clone, Copy)]
+struct Carried {
+    version: u64,
+    made_at: SystemTime,
+    patch_hash: u64,
 }
 
 /// An answer.
@@ -202,7 +211,12 @@ impl Sending {
                 self.starting.insert(uid, waits_until);
             }
             SyncAction::Patch(patch) | SyncAction::DeferrablePatch(patch) | SyncAction::FirstPatch(patch) => {
-                let carries = Some((stored.version, stored.at));
+                let patch_hash = patch_hash(&patch);
+                if state.is_without_effect(stored.version, patch_hash, &copy) {
+                    tracing::debug!(pod = %pod_ref(&copy), %patch, "the API server does not keep these status fields");
+                    return state.set_in_sync(stored.version, &copy);
+                }
+                let carries = Some(Carried { version: stored.version, made_at: stored.at, patch_hash });
                 self.request(uid, copy, carries, Request::Patch(patch));
             }
             SyncAction::Delete => self.request(uid, copy, None, Request::Delete),
@@ -213,7 +227,7 @@ impl Sending {
         spec::deletion_requested(copy) && self.manager.statuses.stored(uid).is_some_and(|stored| stored.is_finished)
     }
 
-    fn request(&mut self, uid: PodUid, copy: Pod, carries: Option<(u64, SystemTime)>, request: Request) {
+    fn request(&mut self, uid: PodUid, copy: Pod, carries: Option<Carried>, request: Request) {
         let (api, at) = (self.manager.api.clone(), pod_ref(&copy));
         self.in_flight.insert(uid.clone(), Asked { copy, carries, again: false, since: Instant::now() });
         self.requests.spawn(async move {
@@ -228,10 +242,14 @@ impl Sending {
         let at = pod_ref(&asked.copy);
         match result {
             Ok(Answered::Pod(pod)) if pod.metadata.uid == asked.copy.metadata.uid => {
+                if let Some(carried) = asked.carries {
+                    state.set_patched(carried.version, carried.patch_hash, &pod);
+                }
                 state.answered(*pod);
-                if let Some((version, made_at)) = asked.carries.filter(|(version, _)| *version > state.measured) {
-                    state.measured = version;
-                    let since = self.manager.clock.wall().duration_since(made_at).unwrap_or_default();
+                if let Some(carried) = asked.carries.filter(|carried| carried.version > state.measured) {
+                    state.measured = carried.version;
+                    let version = carried.version;
+                    let since = self.manager.clock.wall().duration_since(carried.made_at).unwrap_or_default();
                     self.manager.metrics.pods.status_synced(since);
                     tracing::debug!(pod = %at, version, latency = ?since, "status sent");
                 }

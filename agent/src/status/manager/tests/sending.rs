@@ -96,6 +96,24 @@ async fn a_change_costs_one_request() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_field_that_the_server_drops_is_not_sent_for_ever() {
+    let site = site();
+    site.server.drop_field("reason");
+    let pod = site.pod("a");
+    site.say(&pod, "One");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(site.server.verbs(), ["patch", "patch"], "once with the rest, once alone");
+    site.say(&pod, "Two");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(site.server.calls().len(), 3, "a new version is tried once");
+    let mut other = site.server.pod("a").expect("the pod");
+    other.status.get_or_insert_default().phase = Some("Running".to_owned());
+    site.server.put(other);
+    site.statuses.request_sync(&PodUid::from("a-uid"));
+    site.server.until(|server| server.phase("a") == "Failed").await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_overtaken_is_never_sent() {
     let site = site();
     let pod = site.pod("a");

@@ -56,6 +56,8 @@ struct Inner {
     calls: Vec<Call>,
     under_way: usize,
     most_under_way: usize,
+    /// Status field that this server does not keep.
+    dropped_field: Option<&'static str>,
 }
 
 /// The server and the watch of it. Clones share it.
@@ -106,6 +108,11 @@ impl Server {
     /// The next calls meet these, one each.
     pub(super) fn script(&self, faults: &[Fault]) {
         self.lock().faults.extend(faults);
+    }
+
+    /// The server drops this status field, as with its feature gate off.
+    pub(super) fn drop_field(&self, field: &'static str) {
+        self.lock().dropped_field = Some(field);
     }
 
     pub(super) fn pod(&self, name: &str) -> Option<Pod> {
@@ -183,6 +190,9 @@ impl Inner {
         }
         let mut status = serde_json::to_value(&pod.status).expect("a status");
         strategic::apply(&mut status, &patch["status"]);
+        if let (Some(field), Some(fields)) = (self.dropped_field, status.as_object_mut()) {
+            fields.remove(field);
+        }
         pod.status = Some(serde_json::from_value(status).expect("a status"));
         pod.metadata.resource_version = Some(version);
         Ok(pod.clone())
