@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
 use super::diff;
-use super::merge::Circumstances;
+use super::merge::MergeInput;
 use super::merge::merge;
 use crate::model::PodUid;
 use crate::model::spec;
@@ -35,7 +35,7 @@ pub(super) fn next(uid: &PodUid, stored: &Stored, copy: &Pod, now: &Time) -> Syn
     let is_mirror = is_mirror(uid, copy);
     let nothing = PodStatus::default();
     let api = copy.status.as_ref().unwrap_or(&nothing);
-    let wanted = merge(api, &stored.status, Circumstances { may_run: stored.may_run, is_mirror, now });
+    let wanted = merge(api, &stored.status, MergeInput { may_run: stored.may_run, is_mirror, now });
     let copy_uid = copy.metadata.uid.as_deref().unwrap_or_default();
     if let Some(patch) = diff::patch(copy_uid, api, &wanted) {
         // The final status follows soon and carries the same generation.

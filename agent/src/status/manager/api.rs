@@ -1,4 +1,4 @@
-//! The calls about pods that the agent makes at the API server, as a seam: the real client behind it is [`KubePods`].
+//! Calls about pods to the API server, as a trait for tests; [`KubePods`] is the real client.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::model::PodRef;
 
-/// A call that has not been answered by then may or may not have happened.
+/// Timeout of a call. After it the call may or may not have been executed.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why a call about a pod failed.
@@ -27,18 +27,18 @@ pub enum PodApiError {
     /// The pod of that name is another one, or it changed underneath.
     #[error("conflict: {0}")]
     Conflict(String),
-    /// The API server refused it: nothing was changed.
+    /// The API server rejected it: nothing was changed.
     #[error("refused: {0}")]
     Refused(String),
-    /// Nobody knows whether it was done.
+    /// It is unknown whether it was executed.
     #[error("no answer: {0}")]
     Unanswered(String),
 }
 
-/// What an answer is.
+/// The future of an answer.
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, PodApiError>>;
 
-/// Calls about pods. Dropping an answer abandons the call.
+/// Calls about pods. Dropping the future cancels the call, which may have been executed.
 pub trait PodApi: Send + Sync + 'static {
     /// The pod of this name, whatever its UID.
     fn get<'a>(&'a self, pod: &'a PodRef) -> Answer<'a, Pod>;
@@ -100,7 +100,7 @@ impl PodApi for KubePods {
 async fn answered<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, PodApiError> {
     match tokio::time::timeout(ANSWER_LIMIT, call).await {
         Ok(answer) => answer.map_err(|error| failure(&error)),
-        Err(_) => Err(PodApiError::Unanswered(format!("nothing came within {ANSWER_LIMIT:?}"))),
+        Err(_) => Err(PodApiError::Unanswered(format!("timeout after {ANSWER_LIMIT:?}"))),
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn definite_answers_are_told_from_lost_ones() {
+    fn definite_answers_differ_from_lost_ones() {
         let of =
             |code| failure(&kube::Error::Api(Box::new(Status { code, message: "why".into(), ..Status::default() })));
         assert_eq!(of(404), PodApiError::NotFound);

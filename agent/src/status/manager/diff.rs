@@ -1,4 +1,4 @@
-//! The smallest strategic-merge patch that leads from one pod status to another. Pure.
+//! The smallest strategic merge patch from one pod status to another. Pure.
 //!
 //! Follows the merge keys that the API declares for `PodStatus`: conditions merge by `type`; addresses have a key too, but
 //! their order matters, so that a changed list is replaced; container statuses have none and are replaced anyway.
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::model::Amount;
 
-/// Lists with a merge key whose order means something.
+/// Lists with a merge key whose order is significant.
 const ORDERED: [&str; 2] = ["hostIPs", "podIPs"];
 /// Maps of quantities: `500m` and `0.5` are the same there.
 const QUANTITIES: [&str; 3] = ["allocatedResources", "limits", "requests"];
@@ -31,7 +31,7 @@ pub(super) fn patch(uid: &str, from: &PodStatus, to: &PodStatus) -> Option<Value
     (!changes.is_empty()).then(|| json!({"metadata": {"uid": uid}, "status": changes}))
 }
 
-/// The patch says nothing but which generation of the pod was observed.
+/// True if the patch only changes `observedGeneration`.
 pub(super) fn only_observes(patch: &Value) -> bool {
     let fields = patch["status"].as_object();
     let observes = |change: &Value| {
@@ -99,7 +99,7 @@ fn conditions(before: Option<&Value>, after: Option<&Value>) -> Vec<Value> {
     changes
 }
 
-/// Equal as far as the API keeps it: what is empty may as well be absent.
+/// Equal as far as the API distinguishes: empty and absent are the same.
 fn same(key: &str, a: Option<&Value>, b: Option<&Value>) -> bool {
     let given = |value: Option<&Value>| value.is_some_and(|value| !is_empty(value));
     match (a, b) {

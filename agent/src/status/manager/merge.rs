@@ -1,7 +1,7 @@
-//! What the API's copy of a pod should say, from what it says and what the agent has to say. Pure.
+//! Merges a pod's own status with that of its API copy. Pure.
 //!
-//! The agent's word counts, except for what others own: foreign conditions, resource claims, the nominated node. An end
-//! is told only once nothing of the pod can run any more.
+//! The agent's status wins, except for fields that others own: foreign conditions, resource claims, the nominated node. A
+//! transition to a terminal phase is held back while containers of the pod may run.
 
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
@@ -10,24 +10,24 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::status::conditions;
 use crate::status::phase::is_terminal;
 
-/// Beyond the two statuses.
+/// Input besides the two statuses.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Circumstances<'a> {
+pub(super) struct MergeInput<'a> {
     /// Some container of the pod may still run.
     pub may_run: bool,
-    /// The copy only shows a static pod.
+    /// The copy is the mirror pod of a static pod.
     pub is_mirror: bool,
-    /// For conditions that turn by being told.
+    /// Transition time of conditions that change by being sent.
     pub now: &'a Time,
 }
 
-/// The status the copy should have.
-pub(super) fn merge(api: &PodStatus, own: &PodStatus, circumstances: Circumstances<'_>) -> PodStatus {
-    let ended = |status: &PodStatus| status.phase.as_deref().is_some_and(is_terminal);
-    let ends = !ended(api) && ended(own);
-    let told_end = ends && !circumstances.may_run;
+/// The status that the API copy should have.
+pub(super) fn merge(api: &PodStatus, own: &PodStatus, input: MergeInput<'_>) -> PodStatus {
+    let is_ended = |status: &PodStatus| status.phase.as_deref().is_some_and(is_terminal);
+    let ends = !is_ended(api) && is_ended(own);
+    let sends_end = ends && !input.may_run;
     let mut merged = PodStatus {
-        conditions: Some(merge_conditions(api, own, told_end, circumstances.now)),
+        conditions: Some(merge_conditions(api, own, sends_end, input.now)),
         qos_class: own.qos_class.clone().or_else(|| api.qos_class.clone()),
         observed_generation: own.observed_generation.max(api.observed_generation),
         nominated_node_name: api.nominated_node_name.clone(),
@@ -37,40 +37,40 @@ pub(super) fn merge(api: &PodStatus, own: &PodStatus, circumstances: Circumstanc
         node_allocatable_resource_claim_statuses: api.node_allocatable_resource_claim_statuses.clone(),
         ..own.clone()
     };
-    // Somebody else may have ended the pod: that is for the agent to act on, not to take back.
-    let taken_back = ended(api) && !ended(own) && !circumstances.is_mirror;
-    if (ends && !told_end) || taken_back {
+    // A terminal phase set by others is acted on, not reverted.
+    let reverted = is_ended(api) && !is_ended(own) && !input.is_mirror;
+    if (ends && !sends_end) || reverted {
         merged.phase.clone_from(&api.phase);
         merged.reason.clone_from(&api.reason);
         merged.message.clone_from(&api.message);
     }
-    if ended(&merged) {
-        deny_readiness(&mut merged, circumstances.now);
+    if is_ended(&merged) {
+        set_not_ready(&mut merged, input.now);
     }
     merged
 }
 
-fn merge_conditions(api: &PodStatus, own: &PodStatus, told_end: bool, now: &Time) -> Vec<PodCondition> {
+fn merge_conditions(api: &PodStatus, own: &PodStatus, sends_end: bool, now: &Time) -> Vec<PodCondition> {
     let others = api.conditions.iter().flatten().filter(|c| !conditions::is_owned(&c.type_));
     let ours = own.conditions.iter().flatten().filter(|c| conditions::is_owned(&c.type_));
     let mut merged: Vec<PodCondition> = others.chain(ours).cloned().collect();
     let mut shared = own.conditions.iter().flatten().filter(|c| conditions::is_shared(&c.type_));
-    if let Some(disruption) = shared.next().filter(|_| told_end) {
+    if let Some(disruption) = shared.next().filter(|_| sends_end) {
         let known = merged.iter().position(|c| c.type_ == disruption.type_);
-        let unturned = known.map(|at| &merged[at]).filter(|before| before.status == disruption.status);
-        let since = unturned.and_then(|before| before.last_transition_time.clone());
-        let told =
+        let unchanged = known.map(|at| &merged[at]).filter(|before| before.status == disruption.status);
+        let since = unchanged.and_then(|before| before.last_transition_time.clone());
+        let sent =
             PodCondition { last_transition_time: Some(since.unwrap_or_else(|| now.clone())), ..disruption.clone() };
         match known {
-            Some(at) => merged[at] = told,
-            None => merged.push(told),
+            Some(at) => merged[at] = sent,
+            None => merged.push(sent),
         }
     }
     merged
 }
 
-/// A pod that is over is not ready, whatever was known of it last.
-fn deny_readiness(status: &mut PodStatus, now: &Time) {
+/// A terminal pod is not ready, whatever its last status says.
+fn set_not_ready(status: &mut PodStatus, now: &Time) {
     let reason = if status.phase.as_deref() == Some("Succeeded") { "PodCompleted" } else { "PodFailed" };
     for condition in status.conditions.iter_mut().flatten() {
         let is_readiness = [conditions::READY, conditions::CONTAINERS_READY].contains(&condition.type_.as_str());

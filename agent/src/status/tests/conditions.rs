@@ -7,7 +7,7 @@ use crate::model::testing::*;
 
 use super::Situation;
 use super::condition;
-use super::verdict;
+use super::describe;
 
 fn foreign(type_: &str, status: &str) -> PodCondition {
     PodCondition { type_: type_.into(), status: status.into(), ..PodCondition::default() }
@@ -18,21 +18,21 @@ fn a_running_pod_is_ready() {
     let status =
         Situation::new(pod("Always", &["one", "side"], &["a"]), vec![running("a", 0), running("side", 0)]).generate();
     for type_ in ["PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"] {
-        assert_eq!(verdict(&status, type_), "True", "{type_}");
+        assert_eq!(describe(&status, type_), "True", "{type_}");
     }
     assert!(status.conditions.iter().flatten().all(|condition| condition.type_ != "AllContainersRestarting"));
 }
 
 #[test]
-fn sandboxes_decide_on_ready_to_start() {
+fn ready_to_start_containers_follows_the_sandbox() {
     let situation = Situation::new(pod("Always", &[], &["a"]), vec![]);
-    assert_eq!(verdict(&situation.generate(), "PodReadyToStartContainers"), "True");
+    assert_eq!(describe(&situation.generate(), "PodReadyToStartContainers"), "True");
     let lost = situation.with(|s| s.snapshot.sandboxes[0].ready = false);
-    assert_eq!(verdict(&lost.generate(), "PodReadyToStartContainers"), "False");
+    assert_eq!(describe(&lost.generate(), "PodReadyToStartContainers"), "False");
 }
 
 #[test]
-fn initialised_names_what_is_missing() {
+fn initialized_names_incomplete_containers() {
     let rows = [
         (vec![], "False ContainersNotInitialized containers with incomplete status: [one side]"),
         (vec![exited("one", 0, 0)], "False ContainersNotInitialized containers with incomplete status: [side]"),
@@ -42,25 +42,25 @@ fn initialised_names_what_is_missing() {
     ];
     for (containers, expected) in rows {
         let status = Situation::new(pod("Always", &["one", "side"], &["a"]), containers.clone()).generate();
-        assert_eq!(verdict(&status, "Initialized"), expected, "{containers:?}");
+        assert_eq!(describe(&status, "Initialized"), expected, "{containers:?}");
     }
     let done = Situation::new(pod("Never", &["one"], &["a"]), vec![exited("a", 0, 0), exited("one", 0, 0)]).generate();
-    assert_eq!(verdict(&done, "Initialized"), "True PodCompleted");
+    assert_eq!(describe(&done, "Initialized"), "True PodCompleted");
 }
 
 #[test]
-fn initialised_once_is_initialised_for_good() {
+fn initialized_stays_true() {
     let again = Situation::new(pod("Always", &["one"], &["a"]), vec![running("a", 0)]).then(vec![running("one", 1)]);
-    assert_eq!(verdict(&again.generate(), "Initialized"), "True");
+    assert_eq!(describe(&again.generate(), "Initialized"), "True");
     let off = again.with(|s| s.gates.all_containers = false);
     assert_eq!(
-        verdict(&off.generate(), "Initialized"),
+        describe(&off.generate(), "Initialized"),
         "False ContainersNotInitialized containers with incomplete status: [one]"
     );
 }
 
 #[test]
-fn readiness_names_who_is_not() {
+fn ready_names_unready_containers() {
     let rows = [
         ("Always", vec![running("a", 0)], "False ContainersNotReady containers with unready status: [side b]"),
         (
@@ -73,42 +73,42 @@ fn readiness_names_who_is_not() {
     ];
     for (policy, containers, expected) in rows {
         let status = Situation::new(pod(policy, &["side"], &["a", "b"]), containers.clone()).generate();
-        assert_eq!(verdict(&status, "ContainersReady"), expected, "{containers:?}");
-        assert_eq!(verdict(&status, "Ready"), expected, "{containers:?}");
+        assert_eq!(describe(&status, "ContainersReady"), expected, "{containers:?}");
+        assert_eq!(describe(&status, "Ready"), expected, "{containers:?}");
     }
 }
 
 #[test]
-fn readiness_gates_hold_ready_back() {
+fn readiness_gates_keep_ready_false() {
     let gated = Situation::new(pod("Always", &[], &["a"]), vec![running("a", 0)]).with(|s| {
         let gates = ["x", "y", "z"].map(|name| PodReadinessGate { condition_type: name.into() });
         s.pod.spec.as_mut().expect("a spec").readiness_gates = Some(gates.to_vec());
         s.pod.status.get_or_insert_default().conditions = Some(vec![foreign("y", "False"), foreign("z", "True")]);
     });
     let status = gated.generate();
-    assert_eq!(verdict(&status, "ContainersReady"), "True");
+    assert_eq!(describe(&status, "ContainersReady"), "True");
     assert_eq!(
-        verdict(&status, "Ready"),
+        describe(&status, "Ready"),
         r#"False ReadinessGatesNotReady corresponding condition of pod readiness gate "x" does not exist., the status of pod readiness gate "y" is not "True", but False"#
     );
     let open = gated.with(|s| {
         s.pod.status.get_or_insert_default().conditions =
             Some(["x", "y", "z"].map(|name| foreign(name, "True")).to_vec());
     });
-    assert_eq!(verdict(&open.generate(), "Ready"), "True");
+    assert_eq!(describe(&open.generate(), "Ready"), "True");
 }
 
 #[test]
-fn conditions_of_others_are_kept() {
-    let told = Situation::new(pod("Always", &[], &["a"]), vec![running("a", 0)]).with(|s| {
+fn foreign_conditions_are_kept() {
+    let situation = Situation::new(pod("Always", &[], &["a"]), vec![running("a", 0)]).with(|s| {
         let api = vec![foreign("mine", "True"), foreign("Ready", "Unknown"), foreign("DisruptionTarget", "False")];
         s.pod.status.get_or_insert_default().conditions = Some(api);
         s.old.conditions = Some(vec![foreign("DisruptionTarget", "True"), foreign("stale", "True")]);
     });
-    let status = told.generate();
-    assert_eq!(verdict(&status, "mine"), "True");
-    assert_eq!(verdict(&status, "Ready"), "True");
-    assert_eq!(verdict(&status, "DisruptionTarget"), "True");
+    let status = situation.generate();
+    assert_eq!(describe(&status, "mine"), "True");
+    assert_eq!(describe(&status, "Ready"), "True");
+    assert_eq!(describe(&status, "DisruptionTarget"), "True");
     let types: Vec<_> = status.conditions.iter().flatten().map(|c| c.type_.as_str()).collect();
     assert_eq!(
         types,
@@ -125,21 +125,21 @@ fn conditions_of_others_are_kept() {
 }
 
 #[test]
-fn a_restart_of_all_has_its_condition() {
+fn restart_all_containers_has_a_condition() {
     let ruled = |containers| {
         Situation::new(pod("Never", &[], &["a"]), containers).with(|s| {
             set_rule(&mut s.pod.spec.as_mut().expect("a spec").containers[0], "Never", "RestartAllContainers")
         })
     };
-    assert_eq!(verdict(&ruled(vec![running("a", 0)]).generate(), "AllContainersRestarting"), "False");
-    assert_eq!(verdict(&ruled(vec![exited("a", 0, 1)]).generate(), "AllContainersRestarting"), "False PodFailed");
+    assert_eq!(describe(&ruled(vec![running("a", 0)]).generate(), "AllContainersRestarting"), "False");
+    assert_eq!(describe(&ruled(vec![exited("a", 0, 1)]).generate(), "AllContainersRestarting"), "False PodFailed");
     let demanded = ruled(vec![exited("a", 0, 42)]);
     assert_eq!(
-        verdict(&demanded.generate(), "AllContainersRestarting"),
+        describe(&demanded.generate(), "AllContainersRestarting"),
         "True RestartAllContainersStarted container exited with restart policy rule"
     );
     let gone = demanded.then(vec![]);
-    assert_eq!(verdict(&gone.generate(), "AllContainersRestarting"), "False");
+    assert_eq!(describe(&gone.generate(), "AllContainersRestarting"), "False");
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn one(policy: &str, containers: Vec<ContainerStatus>) -> Situation {
 }
 
 #[test]
-fn what_never_ran_waits() {
+fn containers_without_instance_are_waiting() {
     assert_eq!(story(&one("Always", vec![]).generate(), "a"), "waiting ContainerCreating after none, 0");
     let chain = Situation::new(with_ephemeral(pod("Always", &["one"], &["a"]), "debug"), vec![]).generate();
     for name in ["one", "a", "debug"] {
@@ -81,13 +81,13 @@ fn restart_counts_never_fall() {
 }
 
 #[test]
-fn a_proof_the_runtime_contradicts_counts_no_restart() {
+fn a_contradicted_proven_death_counts_no_restart() {
     let contradicted = one("Always", vec![proven("a", 0, Some(1))]).then(vec![running("a", 0)]);
     assert_eq!(story(&contradicted.generate(), "a"), "running after none, 0");
 }
 
 #[test]
-fn proven_deaths_are_told_as_far_as_they_are_known() {
+fn proven_deaths_are_reported_as_far_as_known() {
     let oom = |mut status: ContainerStatus| {
         status.proven = status.proven.map(|proven| ProvenDeath { oom_killed: true, ..proven });
         status
@@ -109,7 +109,7 @@ fn proven_deaths_are_told_as_far_as_they_are_known() {
 }
 
 #[test]
-fn what_the_runtime_forgot_is_remembered() {
+fn the_previous_status_is_kept_without_instance() {
     let forgotten = |containers| one("Always", containers).then(vec![]);
     let running = forgotten(vec![running("a", 3)]);
     assert_eq!(
@@ -132,18 +132,18 @@ fn what_the_runtime_forgot_is_remembered() {
     );
 }
 
-fn running_twice_forgotten() -> Situation {
+fn running_twice_without_instance() -> Situation {
     one("Always", vec![running("a", 3)]).then(vec![]).then(vec![])
 }
 
 #[test]
-fn an_unknown_state_after_running_is_an_end() {
+fn an_unknown_state_after_running_is_terminated() {
     let lost = one("Always", vec![running("a", 0)]).then(vec![status("a", 0, ContainerState::Unknown)]);
     assert_eq!(story(&lost.generate(), "a"), "terminated 137 ContainerStatusUnknown after none, 1");
 }
 
 #[test]
-fn the_last_end_is_remembered_when_its_instance_is_gone() {
+fn last_state_is_kept_when_its_instance_is_gone() {
     let renewed = one("Always", vec![exited("a", 0, 2)]).then(vec![running("a", 1)]);
     assert_eq!(story(&renewed.generate(), "a"), "running after terminated 2 Error, 1");
     let later = renewed.then(vec![running("a", 1)]);
@@ -173,7 +173,7 @@ fn failed_starts_are_shown_as_waiting() {
 }
 
 #[test]
-fn finished_entries_of_the_init_list_are_not_overlaid() {
+fn succeeded_init_containers_keep_their_state() {
     let both = Situation::new(pod("Always", &["one", "side"], &["a"]), vec![exited("side", 0, 0), exited("one", 0, 0)]);
     let status = both.failed("one", "X").failed("side", "CrashLoopBackOff").generate();
     assert_eq!(story(&status, "one"), "terminated 0 Completed after none, 0");
@@ -184,7 +184,7 @@ fn finished_entries_of_the_init_list_are_not_overlaid() {
 }
 
 #[test]
-fn init_containers_gone_from_the_runtime_count_as_done() {
+fn removed_init_containers_count_as_completed() {
     for regular in [running("a", 0), exited("a", 0, 1), status("a", 0, ContainerState::Created)] {
         let status = Situation::new(pod("Always", &["one", "side"], &["a"]), vec![regular]).generate();
         assert_eq!(story(&status, "one"), "terminated 0 Completed after none, 0");
@@ -195,7 +195,7 @@ fn init_containers_gone_from_the_runtime_count_as_done() {
 }
 
 #[test]
-fn a_restart_of_all_is_told_until_it_is_done() {
+fn restart_all_containers_is_reported_until_done() {
     let ruled = |mut pod: Pod| {
         set_rule(&mut pod.spec.as_mut().expect("a spec").containers[0], "Never", "RestartAllContainers");
         pod

@@ -1,4 +1,4 @@
-//! Tables of what a status must say, and of what the store must refuse.
+//! Tests of status generation and the status cache.
 
 mod conditions;
 mod containers;
@@ -29,7 +29,7 @@ use super::StatusInput;
 use super::generate;
 use super::state;
 
-/// A situation a status is asked for.
+/// Input of one status computation.
 struct Situation {
     pod: Pod,
     snapshot: PodSnapshot,
@@ -74,7 +74,7 @@ impl Situation {
         })
     }
 
-    /// Takes the status as the one before, and these containers as what the runtime says now.
+    /// Makes the status the previous one, and these containers the new snapshot.
     fn then(mut self, containers: Vec<ContainerStatus>) -> Self {
         self.old = self.generate();
         self.snapshot.containers = containers;
@@ -107,7 +107,7 @@ fn container<'a>(status: &'a PodStatus, name: &str) -> &'a ApiStatus {
     all.find(|container| container.name == name).expect("a status of that name")
 }
 
-/// A container's state in a few words.
+/// A container's state as short text.
 fn brief(state: Option<&ApiState>) -> String {
     let Some(state) = state else {
         return "none".to_owned();
@@ -135,7 +135,7 @@ fn condition<'a>(status: &'a PodStatus, type_: &str) -> &'a PodCondition {
 }
 
 /// Status, reason and message of a condition.
-fn verdict(status: &PodStatus, type_: &str) -> String {
+fn describe(status: &PodStatus, type_: &str) -> String {
     let condition = condition(status, type_);
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let parts = [condition.status.clone(), text(&condition.reason), text(&condition.message)];

@@ -6,7 +6,7 @@ use crate::model::testing::*;
 use super::Situation;
 
 #[test]
-fn regular_containers_make_the_phase() {
+fn regular_containers_determine_the_phase() {
     let rows = [
         ("Always", vec![], "Pending"),
         ("Always", vec![running("a", 0)], "Pending"),
@@ -57,7 +57,7 @@ fn init_containers_hold_the_pod_pending_or_fail_it() {
 }
 
 #[test]
-fn an_init_container_that_waits_is_judged_by_its_last_end() {
+fn a_waiting_init_container_counts_by_its_last_state() {
     let failing = Situation::new(pod("Never", &["one"], &["a"]), vec![exited("one", 0, 1)]);
     let failing = failing.with(|s| {
         set_rule(
@@ -86,7 +86,7 @@ fn sidecars_alone_keep_a_pod_running() {
 }
 
 #[test]
-fn a_waiting_container_with_a_past_has_stopped() {
+fn a_waiting_container_with_last_state_counts_as_stopped() {
     let crashing = Situation::new(pod("Always", &[], &["a"]), vec![exited("a", 0, 1)]);
     assert_eq!(crashing.failed("a", "CrashLoopBackOff").phase(), "Running");
     let never_ran = Situation::new(pod("Always", &[], &["a"]), vec![]);
@@ -94,7 +94,7 @@ fn a_waiting_container_with_a_past_has_stopped() {
 }
 
 #[test]
-fn a_stopped_pod_gets_a_verdict_unless_it_is_static() {
+fn a_stopped_pod_becomes_terminal_unless_static() {
     let stopped = |codes: [i32; 2]| {
         let [a, b] = codes;
         let situation = Situation::new(pod("Always", &[], &["a", "b"]), vec![exited("a", 0, a), exited("b", 0, b)]);
@@ -110,8 +110,8 @@ fn a_terminal_phase_is_never_left() {
     let running = || Situation::new(pod("Always", &[], &["a"]), vec![running("a", 0)]);
     let before = running().with(|s| s.old.phase = Some("Failed".into()));
     assert_eq!(before.phase(), "Failed");
-    let told = running().with(|s| s.pod.status.get_or_insert_default().phase = Some("Succeeded".into()));
-    assert_eq!(told.phase(), "Succeeded");
+    let situation = running().with(|s| s.pod.status.get_or_insert_default().phase = Some("Succeeded".into()));
+    assert_eq!(situation.phase(), "Succeeded");
     let both = before.with(|s| s.pod.status.get_or_insert_default().phase = Some("Succeeded".into()));
     assert_eq!(both.phase(), "Succeeded", "the API's word wins");
 }

@@ -1,4 +1,4 @@
-//! The store: versions, times, refusals, and the last word on a pod.
+//! The status cache: versions, times, illegal transitions, final status.
 
 use std::time::Duration;
 use std::time::SystemTime;
@@ -67,7 +67,7 @@ fn only_changes_make_versions() {
 }
 
 #[test]
-fn what_others_write_is_no_change() {
+fn foreign_conditions_make_no_version() {
     let pod = testing::pod("Always", &[], &["a"]);
     let mut store = store();
     store.set(&uid(), &pod, None, ready("True"), at(0)).expect("legal");
@@ -91,7 +91,7 @@ fn a_pod_being_deleted_is_always_sent() {
 }
 
 #[test]
-fn times_are_of_the_turn() {
+fn transition_times_are_those_of_the_change() {
     let pod = testing::pod("Always", &[], &["a"]);
     let mut store = store();
     let since = |store: &StatusStore| condition(&stored(store).status, "Ready").last_transition_time.clone();
@@ -107,7 +107,7 @@ fn times_are_of_the_turn() {
 }
 
 #[test]
-fn the_past_is_the_stores_then_the_mirrors_then_the_pods() {
+fn the_basis_is_cache_then_mirror_then_pod() {
     let own = Pod { status: Some(ready("own")), ..testing::pod("Always", &[], &["a"]) };
     let mirror = Pod { status: Some(ready("mirror")), ..own.clone() };
     let mut store = store();
@@ -128,7 +128,7 @@ fn the_generation_never_falls() {
 }
 
 #[test]
-fn what_ended_for_good_is_not_revived() {
+fn a_finally_terminated_container_cannot_run_again() {
     let rows = [
         ("Never", 1, false),
         ("Never", 0, false),
@@ -141,10 +141,10 @@ fn what_ended_for_good_is_not_revived() {
         let mut store = store();
         store.set(&uid(), &pod, None, of_containers(vec![api_status("a", has_ended(code))]), at(0)).expect("legal");
         let before = stored(&store).clone();
-        let revived = store.set(&uid(), &pod, None, of_containers(vec![api_status("a", is_running())]), at(1));
-        assert_eq!(revived.is_ok(), legal, "{policy} {code}");
+        let result = store.set(&uid(), &pod, None, of_containers(vec![api_status("a", is_running())]), at(1));
+        assert_eq!(result.is_ok(), legal, "{policy} {code}");
         if !legal {
-            assert_eq!(revived, Err(IllegalTransition::NonTerminated { kind: "container", name: "a".into() }));
+            assert_eq!(result, Err(IllegalTransition::NonTerminated { kind: "container", name: "a".into() }));
             assert_eq!(stored(&store), &before);
         }
         let mut store = self::store();
@@ -159,7 +159,7 @@ fn what_ended_for_good_is_not_revived() {
 }
 
 #[test]
-fn rules_make_a_revival_legal() {
+fn restart_rules_make_the_transition_legal() {
     for action in ["Restart", "RestartAllContainers"] {
         let mut pod = testing::pod("Never", &[], &["a", "b"]);
         testing::set_rule(&mut pod.spec.as_mut().expect("a spec").containers[0], "Never", action);
@@ -168,8 +168,8 @@ fn rules_make_a_revival_legal() {
             store
                 .set(&uid(), &pod, None, of_containers(vec![api_status(name, has_ended(code))]), at(0))
                 .expect("legal");
-            let revived = store.set(&uid(), &pod, None, of_containers(vec![api_status(name, is_running())]), at(1));
-            assert_eq!(revived.is_ok(), legal, "{action} {name} {code}");
+            let result = store.set(&uid(), &pod, None, of_containers(vec![api_status(name, is_running())]), at(1));
+            assert_eq!(result.is_ok(), legal, "{action} {name} {code}");
         }
     }
 }
@@ -186,7 +186,7 @@ fn init_statuses_must_line_up_with_the_spec() {
 }
 
 #[test]
-fn a_terminated_pod_gets_an_end_for_everything() {
+fn the_final_status_terminates_every_container() {
     let mut pod = testing::pod("Always", &[], &["a", "b"]);
     pod.status = Some(PodStatus::default());
     let mut store = store();
@@ -218,7 +218,7 @@ fn a_static_pod_keeps_its_phase_and_stays_unfinished() {
 }
 
 #[test]
-fn init_containers_that_never_began_were_not_lost() {
+fn init_containers_that_never_started_stay_waiting() {
     let waiting = || state::waiting("PodInitializing", "");
     let rows = [
         (vec![waiting(), waiting(), waiting()], 1),
@@ -249,7 +249,7 @@ fn init_containers_that_never_began_were_not_lost() {
 }
 
 #[test]
-fn the_api_status_tells_whether_a_pod_was_initialised() {
+fn the_api_status_decides_whether_a_pod_was_initialised() {
     let waiting = || state::waiting("PodInitializing", "");
     let started = |mut status: ContainerStatus| {
         status.started = Some(true);
@@ -264,19 +264,19 @@ fn the_api_status_tells_whether_a_pod_was_initialised() {
         ("one", Some(of_containers(vec![api_status("a", is_running())])), true),
         ("one", Some(of_containers(vec![api_status("a", waiting())])), false),
     ];
-    for (init, told, initialised) in rows {
-        let pod = Pod { status: told.clone(), ..testing::pod("Always", &[init], &["a"]) };
+    for (init, reported, initialised) in rows {
+        let pod = Pod { status: reported.clone(), ..testing::pod("Always", &[init], &["a"]) };
         let mut store = store();
         let last = PodStatus { container_statuses: Some(vec![api_status("a", waiting())]), ..ready("False") };
         store.set(&uid(), &pod, None, last, at(0)).expect("legal");
         store.terminate_pod(&uid(), &pod, None, at(1)).expect("legal");
         let regular = brief(stored(&store).status.container_statuses.as_ref().expect("one")[0].state.as_ref());
-        assert_eq!(regular.starts_with("terminated"), initialised, "{init} {told:?}");
+        assert_eq!(regular.starts_with("terminated"), initialised, "{init} {reported:?}");
     }
 }
 
 #[test]
-fn pods_can_be_forgotten() {
+fn pods_can_be_removed() {
     let pod = testing::pod("Always", &[], &["a"]);
     let mut store = store();
     for name in ["one", "two", "three"] {

@@ -32,7 +32,7 @@ fn pod_ips_are_one_per_family_the_nodes_first() {
 }
 
 #[test]
-fn host_network_pods_take_the_nodes_addresses_once() {
+fn host_network_pods_keep_the_nodes_first_addresses() {
     let hosted = Situation::new(pod("Always", &[], &["a"]), vec![]).with(|s| {
         s.pod.spec.as_mut().expect("a spec").host_network = Some(true);
         s.snapshot.ips.clear();
@@ -53,7 +53,7 @@ fn the_qos_class_is_kept_once_set() {
 }
 
 #[test]
-fn a_settled_pod_has_a_settled_status() {
+fn an_unchanged_pod_has_an_unchanged_status() {
     let settled = || vec![running("a", 1), running("side", 0), exited("a", 0, 1), exited("one", 0, 0)];
     let second = Situation::new(pod("Always", &["one", "side"], &["a"]), settled()).then(settled()).then(settled());
     assert_eq!(second.generate(), second.old);

@@ -1,4 +1,4 @@
-//! What the API's copy should say.
+//! The merge of own and API status.
 
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::json;
@@ -6,15 +6,15 @@ use serde_json::json;
 use super::condition;
 use super::status;
 use super::time;
-use crate::status::manager::merge::Circumstances;
+use crate::status::manager::merge::MergeInput;
 use crate::status::manager::merge::merge;
 
 fn merged(api: &PodStatus, own: &PodStatus, may_run: bool) -> PodStatus {
-    merge(api, own, Circumstances { may_run, is_mirror: false, now: &time(9) })
+    merge(api, own, MergeInput { may_run, is_mirror: false, now: &time(9) })
 }
 
 #[test]
-fn conditions_of_others_stay_and_ours_are_replaced() {
+fn foreign_conditions_stay_and_owned_ones_are_replaced() {
     let api = status(json!({"conditions": [
         {"type": "Ready", "status": "True", "message": "old"},
         {"type": "example.com/gate", "status": "True"},
@@ -46,7 +46,7 @@ fn fields_of_others_stay() {
 }
 
 #[test]
-fn an_end_waits_until_nothing_can_run() {
+fn a_terminal_phase_is_held_back_while_containers_may_run() {
     let api = status(json!({"phase": "Running", "reason": "r"}));
     let own = status(json!({"phase": "Failed", "reason": "Evicted", "message": "m", "podIP": "10.0.0.1"}));
     let held = merged(&api, &own, true);
@@ -55,24 +55,24 @@ fn an_end_waits_until_nothing_can_run() {
         (Some("Running"), Some("r"), None)
     );
     assert_eq!(held.pod_ip.as_deref(), Some("10.0.0.1"), "the rest goes out");
-    let told = merged(&api, &own, false);
-    assert_eq!((told.phase.as_deref(), told.reason.as_deref()), (Some("Failed"), Some("Evicted")));
+    let sent = merged(&api, &own, false);
+    assert_eq!((sent.phase.as_deref(), sent.reason.as_deref()), (Some("Failed"), Some("Evicted")));
     let both_ended = merged(&status(json!({"phase": "Failed"})), &own, true);
     assert_eq!(both_ended.reason.as_deref(), Some("Evicted"), "it is no transition any more");
 }
 
 #[test]
-fn an_end_others_told_is_not_taken_back() {
+fn a_terminal_phase_set_by_others_is_not_reverted() {
     let api = status(json!({"phase": "Failed", "reason": "NodeLost"}));
     let own = status(json!({"phase": "Running"}));
     let kept = merged(&api, &own, true);
     assert_eq!((kept.phase.as_deref(), kept.reason.as_deref()), (Some("Failed"), Some("NodeLost")));
-    let mirror = merge(&api, &own, Circumstances { may_run: true, is_mirror: true, now: &time(9) });
+    let mirror = merge(&api, &own, MergeInput { may_run: true, is_mirror: true, now: &time(9) });
     assert_eq!(mirror.phase.as_deref(), Some("Running"), "a static pod may run again");
 }
 
 #[test]
-fn what_is_over_is_not_ready() {
+fn a_terminal_pod_is_not_ready() {
     let ready = json!([
         {"type": "Ready", "status": "True", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"},
         {"type": "ContainersReady", "status": "False", "reason": "kept"},
@@ -88,14 +88,14 @@ fn what_is_over_is_not_ready() {
 }
 
 #[test]
-fn a_disruption_is_told_with_the_end() {
+fn a_disruption_is_sent_with_the_terminal_phase() {
     let api = status(json!({"phase": "Running"}));
     let own = status(json!({"phase": "Failed", "conditions": [
         {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet",
          "lastTransitionTime": "2020-01-01T00:00:00Z"}]}));
     assert_eq!(condition(&merged(&api, &own, true), "DisruptionTarget"), None);
-    let told = merged(&api, &own, false);
-    let disruption = condition(&told, "DisruptionTarget").expect("told");
+    let sent = merged(&api, &own, false);
+    let disruption = condition(&sent, "DisruptionTarget").expect("sent");
     assert_eq!(
         (disruption.reason.as_deref(), &disruption.last_transition_time),
         (Some("TerminationByKubelet"), &Some(time(9)))
@@ -106,6 +106,6 @@ fn a_disruption_is_told_with_the_end() {
          "lastTransitionTime": "2025-01-01T00:00:00Z"}]}));
     let kept = merged(&known, &own, true);
     assert_eq!(condition(&kept, "DisruptionTarget"), condition(&known, "DisruptionTarget"));
-    let after = merged(&told, &own, false);
-    assert_eq!(condition(&after, "DisruptionTarget"), condition(&told, "DisruptionTarget"), "told once");
+    let after = merged(&sent, &own, false);
+    assert_eq!(condition(&after, "DisruptionTarget"), condition(&sent, "DisruptionTarget"), "sent once");
 }

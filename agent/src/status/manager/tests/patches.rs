@@ -1,4 +1,4 @@
-//! Patches lead where they should, and say no more than they must.
+//! Patches reach the target status and contain no more than needed.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::PodCondition;
@@ -14,7 +14,7 @@ use super::strategic;
 use super::time;
 use crate::status::conditions;
 use crate::status::manager::diff::patch;
-use crate::status::manager::merge::Circumstances;
+use crate::status::manager::merge::MergeInput;
 use crate::status::manager::merge::merge;
 
 fn patched(from: &PodStatus, patch: &Value) -> PodStatus {
@@ -29,7 +29,7 @@ fn in_order(mut status: PodStatus) -> PodStatus {
 }
 
 #[test]
-fn nothing_to_say() {
+fn no_patch_for_equal_statuses() {
     let said = json!({
         "phase": "Running", "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}],
         "conditions": [{"type": "a", "status": "True"}, {"type": "b", "status": "False"}],
@@ -41,7 +41,7 @@ fn nothing_to_say() {
 }
 
 #[test]
-fn what_the_api_leaves_empty_is_no_difference() {
+fn empty_and_absent_fields_are_equal() {
     let container = |extra: Value| {
         let mut container = json!({"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0});
         container.as_object_mut().expect("an object").extend(extra.as_object().cloned().unwrap_or_default());
@@ -203,26 +203,26 @@ proptest! {
         }
     }
 
-    /// What the API says after the patch is what the agent would say to that again; others' conditions are as they were.
+    /// Merging again after the patch changes nothing; foreign conditions are unchanged.
     #[test]
-    fn telling_settles_and_leaves_others_alone(api in any_status(), own in any_status(), may_run: bool, is_mirror: bool) {
+    fn merging_is_idempotent_and_keeps_foreign_conditions(api in any_status(), own in any_status(), may_run: bool, is_mirror: bool) {
         let now = time(9);
-        let circumstances = Circumstances { may_run, is_mirror, now: &now };
-        let wanted = merge(&api, &own, circumstances);
+        let input = MergeInput { may_run, is_mirror, now: &now };
+        let wanted = merge(&api, &own, input);
         let after = patch("u", &api, &wanted).map_or_else(|| api.clone(), |patch| patched(&api, &patch));
         for foreign in api.conditions.iter().flatten().filter(|c| !conditions::is_written_by_agent(&c.type_)) {
             prop_assert_eq!(condition(&after, &foreign.type_), Some(foreign));
         }
-        let again = patch("u", &after, &merge(&after, &own, circumstances));
+        let again = patch("u", &after, &merge(&after, &own, input));
         prop_assert_eq!(again, None);
     }
 
-    /// No end is told while something may run, and a told end is never taken back by a pod of the API.
+    /// No terminal phase is sent while containers may run, and none is reverted.
     #[test]
-    fn ends_are_told_once_and_in_time(api in any_status(), own in any_status(), may_run: bool, is_mirror: bool) {
+    fn terminal_phases_are_sent_once_and_in_time(api in any_status(), own in any_status(), may_run: bool, is_mirror: bool) {
         let ended = |status: &PodStatus| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
         let now = time(9);
-        let wanted = merge(&api, &own, Circumstances { may_run, is_mirror, now: &now });
+        let wanted = merge(&api, &own, MergeInput { may_run, is_mirror, now: &now });
         if may_run && !ended(&api) {
             prop_assert!(!ended(&wanted));
         }

@@ -1,4 +1,4 @@
-//! The manager at work, in paused time.
+//! The manager in paused time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ use crate::status::PodObservations;
 use crate::status::Statuses;
 use crate::status::manager::StatusManager;
 
-/// A manager, the board it reads and the server it writes to.
-struct Site {
+/// A manager, the cache it reads and the server it writes to.
+struct Harness {
     server: Server,
     statuses: Statuses,
     metrics: Arc<Metrics>,
@@ -38,7 +38,7 @@ struct Site {
     _shutdown: DropGuard,
 }
 
-fn site() -> Site {
+fn site() -> Harness {
     let (server, metrics, shutdown) = (Server::new(), Metrics::new(), CancellationToken::new());
     let urgencies = watch::Sender::new(0);
     let node = watch::channel(NodeAddresses::default()).1;
@@ -52,10 +52,10 @@ fn site() -> Site {
         metrics: metrics.clone(),
     };
     tokio::spawn(manager.run(shutdown.clone()));
-    Site { server, statuses, metrics, urgencies, _shutdown: shutdown.drop_guard() }
+    Harness { server, statuses, metrics, urgencies, _shutdown: shutdown.drop_guard() }
 }
 
-impl Site {
+impl Harness {
     /// A pod that the API knows as pending.
     fn pod(&self, name: &str) -> Pod {
         let pod = copy(name, &format!("{name}-uid"), 0, status(json!({"phase": "Pending"})));
@@ -63,12 +63,12 @@ impl Site {
         pod
     }
 
-    /// Something is said of the pod: its rejection, told apart by the reason.
-    fn say(&self, pod: &Pod, reason: &str) {
+    /// Publishes a rejection with this reason.
+    fn publish(&self, pod: &Pod, reason: &str) {
         self.statuses.reject(pod, reason, "why", false, SystemTime::now());
     }
 
-    async fn said(&self, name: &str, reason: &str) {
+    async fn until_sent(&self, name: &str, reason: &str) {
         self.server.until(|server| reason_of(server, name) == reason).await;
     }
 }
@@ -81,8 +81,8 @@ fn reason_of(server: &Server, name: &str) -> String {
 async fn a_change_costs_one_request() {
     let site = site();
     let pod = site.pod("a");
-    site.say(&pod, "One");
-    site.said("a", "One").await;
+    site.publish(&pod, "One");
+    site.until_sent("a", "One").await;
     let calls = site.server.calls();
     assert_eq!(site.server.verbs(), ["patch"]);
     assert_eq!(calls[0].body["metadata"]["uid"], "a-uid");
@@ -100,10 +100,10 @@ async fn a_field_that_the_server_drops_is_not_sent_for_ever() {
     let site = site();
     site.server.drop_field("reason");
     let pod = site.pod("a");
-    site.say(&pod, "One");
+    site.publish(&pod, "One");
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(site.server.verbs(), ["patch", "patch"], "once with the rest, once alone");
-    site.say(&pod, "Two");
+    site.publish(&pod, "Two");
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(site.server.calls().len(), 3, "a new version is tried once");
     let mut other = site.server.pod("a").expect("the pod");
@@ -114,31 +114,31 @@ async fn a_field_that_the_server_drops_is_not_sent_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_overtaken_is_never_sent() {
+async fn superseded_statuses_are_never_sent() {
     let site = site();
     let pod = site.pod("a");
     site.server.script(&[Fault::Slow(Duration::from_secs(5))]);
-    site.say(&pod, "R0");
+    site.publish(&pod, "R0");
     tokio::time::sleep(Duration::from_secs(1)).await;
     for n in 1..=9 {
-        site.say(&pod, &format!("R{n}"));
+        site.publish(&pod, &format!("R{n}"));
     }
-    site.said("a", "R9").await;
+    site.until_sent("a", "R9").await;
     assert_eq!(site.server.verbs(), ["patch", "patch"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_pod_holds_up_no_other() {
+async fn a_slow_request_delays_no_other_pod() {
     let site = site();
     let (slow, quick) = (site.pod("slow"), site.pod("quick"));
     site.server.script(&[Fault::Slow(Duration::from_secs(20))]);
-    site.say(&slow, "S");
+    site.publish(&slow, "S");
     tokio::task::yield_now().await;
     let began = tokio::time::Instant::now();
-    site.say(&quick, "Q");
-    site.said("quick", "Q").await;
+    site.publish(&quick, "Q");
+    site.until_sent("quick", "Q").await;
     assert!(began.elapsed() < Duration::from_millis(50), "{:?}", began.elapsed());
-    site.said("slow", "S").await;
+    site.until_sent("slow", "S").await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -146,10 +146,10 @@ async fn a_burst_is_sent_side_by_side_within_bounds() {
     let site = site();
     let pods: Vec<Pod> = (0..1000).map(|n| site.pod(&format!("p{n}"))).collect();
     for pod in &pods {
-        site.say(pod, "First");
+        site.publish(pod, "First");
     }
     for pod in &pods {
-        site.say(pod, "Last");
+        site.publish(pod, "Last");
     }
     let all =
         |server: &Server| pods.iter().all(|pod| reason_of(server, pod.metadata.name.as_deref().unwrap()) == "Last");
@@ -159,25 +159,25 @@ async fn a_burst_is_sent_side_by_side_within_bounds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_hang_keep_no_place() {
+async fn hanging_requests_free_their_slot() {
     let site = site();
     site.server.script(&[Fault::Slow(Duration::from_secs(5)); 40]);
     let slow: Vec<Pod> = (0..40).map(|n| site.pod(&format!("slow{n}"))).collect();
-    slow.iter().for_each(|pod| site.say(pod, "S"));
+    slow.iter().for_each(|pod| site.publish(pod, "S"));
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(site.server.most_under_way(), 32, "four more each quarter of a second");
-    site.said("slow39", "S").await;
+    site.until_sent("slow39", "S").await;
     assert_eq!(site.server.most_under_way(), 32);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_may_go_goes_before_others_are_told_of() {
+async fn deletions_go_before_other_pods_statuses() {
     let site = site();
     let pods: Vec<Pod> = (0..8).map(|n| site.pod(&format!("p{n}"))).collect();
     for mut pod in pods {
         pod.metadata.deletion_timestamp = Some(time(1));
         site.server.put(pod.clone());
-        site.say(&pod, "Last");
+        site.publish(&pod, "Last");
         site.statuses.terminate(&pod, SystemTime::now());
     }
     site.server.until(|server| server.calls().len() == 16).await;
@@ -190,7 +190,7 @@ async fn after_a_lost_answer_the_copy_is_read_again() {
     let site = site();
     let pod = site.pod("a");
     site.server.script(&[Fault::LostAnswer]);
-    site.say(&pod, "One");
+    site.publish(&pod, "One");
     site.server.until(|server| server.verbs() == ["patch", "get"]).await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(site.server.verbs(), ["patch", "get"], "it had been carried out");
@@ -198,29 +198,29 @@ async fn after_a_lost_answer_the_copy_is_read_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_status_that_turned_back_during_a_lost_answer_is_still_told() {
+async fn a_status_reverted_during_a_lost_answer_is_sent() {
     let site = site();
     let pod = site.pod("a");
-    site.say(&pod, "Zero");
-    site.said("a", "Zero").await;
+    site.publish(&pod, "Zero");
+    site.until_sent("a", "Zero").await;
     site.server.show();
     site.server.script(&[Fault::LostAnswer]);
-    site.say(&pod, "One");
-    site.said("a", "One").await;
+    site.publish(&pod, "One");
+    site.until_sent("a", "One").await;
     // The watch has not shown "One": by its copy there is nothing to do.
-    site.say(&pod, "Zero");
-    site.said("a", "Zero").await;
+    site.publish(&pod, "Zero");
+    site.until_sent("a", "Zero").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_retried_ever_more_slowly_and_the_last_word_arrives() {
+async fn failures_back_off_and_the_last_status_arrives() {
     let site = site();
     let pod = site.pod("a");
     site.server.script(&[Fault::LostCall; 12]);
-    site.say(&pod, "One");
+    site.publish(&pod, "One");
     site.server.until(|server| server.calls().len() == 6).await;
-    site.say(&pod, "Two");
-    site.said("a", "Two").await;
+    site.publish(&pod, "Two");
+    site.until_sent("a", "Two").await;
     let calls = site.server.calls();
     assert_eq!(calls.iter().filter(|call| call.verb == "patch").count(), 2, "one lost, one after the reading");
     let gaps: Vec<Duration> = calls.windows(2).map(|two| two[1].at - two[0].at).collect();
@@ -230,25 +230,25 @@ async fn failures_are_retried_ever_more_slowly_and_the_last_word_arrives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_status_is_tried_again_without_reading() {
+async fn a_rejected_status_is_retried_without_reading() {
     let site = site();
     let pod = site.pod("a");
     site.server.script(&[Fault::Refused, Fault::Conflict]);
-    site.say(&pod, "One");
-    site.said("a", "One").await;
+    site.publish(&pod, "One");
+    site.until_sent("a", "One").await;
     assert_eq!(site.server.verbs(), ["patch", "patch", "get", "patch"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_gone_or_another_one_is_left_alone() {
+async fn deleted_and_replaced_pods_are_left_alone() {
     let site = site();
     let (gone, replaced) = (site.pod("gone"), site.pod("replaced"));
     site.server.remove("gone");
     site.server.remove("replaced");
     let newer = copy("replaced", "newer-uid", 0, status(json!({"phase": "Pending"})));
     site.server.put_unseen(newer);
-    site.say(&gone, "G");
-    site.say(&replaced, "R");
+    site.publish(&gone, "G");
+    site.publish(&replaced, "R");
     site.server.until(|server| server.calls().len() == 3).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     let mut calls: Vec<_> = site.server.calls().into_iter().map(|call| (call.name, call.verb)).collect();
@@ -259,21 +259,21 @@ async fn a_pod_that_is_gone_or_another_one_is_left_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_status_somebody_else_wrote_over_is_put_right() {
+async fn a_status_overwritten_by_others_is_restored() {
     let site = site();
     let pod = site.pod("a");
-    site.say(&pod, "One");
-    site.said("a", "One").await;
+    site.publish(&pod, "One");
+    site.until_sent("a", "One").await;
     let mut other = site.server.pod("a").expect("the pod");
     other.status.as_mut().expect("a status").reason = Some("Meddled".into());
     site.server.put(other);
     let began = tokio::time::Instant::now();
-    site.said("a", "One").await;
+    site.until_sent("a", "One").await;
     assert!(began.elapsed() <= Duration::from_secs(11), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_over_and_to_be_deleted_is_deleted() {
+async fn a_finished_pod_is_deleted() {
     let site = site();
     let mut pod = copy("a", "a-uid", 0, status(json!({"phase": "Running"})));
     pod.metadata.deletion_timestamp = Some(time(1));
@@ -299,13 +299,13 @@ async fn a_static_pods_status_goes_to_its_mirror() {
     let site = site();
     let mut pod = copy("static-node", "hash", 0, status(json!({"phase": "Pending"})));
     pod.metadata.annotations = Some([("kubernetes.io/config.source".to_owned(), "file".to_owned())].into());
-    site.say(&pod, "One");
+    site.publish(&pod, "One");
     tokio::time::sleep(Duration::from_secs(15)).await;
     assert_eq!(site.server.verbs(), Vec::<&str>::new(), "there is no mirror yet");
     site.server.put(copy("static-node", "mirror-uid", 0, status(json!({"phase": "Pending"}))));
     site.server.show_as("static-node", "hash");
     site.statuses.request_sync(&PodUid::from("hash"));
-    site.said("static-node", "One").await;
+    site.until_sent("static-node", "One").await;
     assert_eq!(site.server.calls()[0].body["metadata"]["uid"], "mirror-uid");
 }
 
@@ -318,9 +318,9 @@ fn any_fault() -> impl Strategy<Value = Fault> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever goes wrong, and whenever the watch shows what, the server ends up with the last word on every pod.
+    /// Whatever fails, and whenever the watch delivers, the server ends up with the last status of every pod.
     #[test]
-    fn the_last_word_is_never_lost(
+    fn the_last_status_is_never_lost(
         faults in prop::collection::vec(any_fault(), 0..30),
         words in prop::collection::vec((0usize..4, 0u64..3_000, any::<bool>()), 1..30),
     ) {
@@ -332,7 +332,7 @@ proptest! {
             let mut last = [None; 4];
             for (nth, (pod, pause, show)) in words.into_iter().enumerate() {
                 let word = nth % 3;
-                site.say(&pods[pod], &format!("R{word}"));
+                site.publish(&pods[pod], &format!("R{word}"));
                 last[pod] = Some(word);
                 tokio::time::sleep(Duration::from_millis(pause)).await;
                 if show {
@@ -341,7 +341,7 @@ proptest! {
             }
             for (pod, word) in last.into_iter().enumerate() {
                 if let Some(word) = word {
-                    site.said(&format!("p{pod}"), &format!("R{word}")).await;
+                    site.until_sent(&format!("p{pod}"), &format!("R{word}")).await;
                 }
             }
             tokio::time::sleep(Duration::from_secs(60)).await;
@@ -354,7 +354,7 @@ proptest! {
 }
 
 /// Publishes that the one container of a pod is being created, or runs.
-fn publish(site: &Site, pod: &Pod, containers: Vec<ContainerStatus>) {
+fn publish(site: &Harness, pod: &Pod, containers: Vec<ContainerStatus>) {
     let reasons = HashMap::default();
     site.statuses.publish(pod, &testing::snapshot(containers), observations(&reasons, false), SystemTime::now());
 }
@@ -364,7 +364,7 @@ fn observations(reasons: &HashMap<String, StartFailure>, is_terminal: bool) -> P
 }
 
 /// A pod with one container, as the scheduler has left it.
-fn bound(site: &Site, name: &str) -> Pod {
+fn bound(site: &Harness, name: &str) -> Pod {
     let mut pod = site.pod(name);
     pod.spec = testing::pod("Always", &[], &["c"]).spec.clone();
     site.server.put(pod.clone());
@@ -372,7 +372,7 @@ fn bound(site: &Site, name: &str) -> Pod {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_being_started_is_told_of_when_it_runs() {
+async fn the_first_status_waits_for_the_running_one() {
     let site = site();
     let pods = ["a", "b", "c"].map(|name| bound(&site, name));
     site.urgencies.send_replace(2);
@@ -395,7 +395,7 @@ async fn a_pod_that_is_being_started_is_told_of_when_it_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_held_back_is_told_when_nothing_is_being_started() {
+async fn a_held_back_status_is_sent_when_nothing_starts() {
     let site = site();
     let pod = bound(&site, "a");
     site.urgencies.send_replace(1);

@@ -1,4 +1,4 @@
-//! An API server with nothing but pods, and a script of what goes wrong.
+//! A simulated API server with pods only and scripted faults.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -20,20 +20,20 @@ use crate::status::manager::Answer;
 use crate::status::manager::PodApi;
 use crate::status::manager::PodApiError;
 
-/// What happens to one call.
+/// The fault of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Nothing.
+    /// None.
     None,
-    /// It is carried out, and the answer is lost.
+    /// The call is executed, its answer is lost.
     LostAnswer,
-    /// It never arrives.
+    /// The call is lost.
     LostCall,
-    /// 409 without being carried out.
+    /// 409 without being executed.
     Conflict,
     /// 403.
     Refused,
-    /// It takes this long, then all is well.
+    /// It takes this long and succeeds.
     Slow(Duration),
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Call {
 struct Inner {
     version: u64,
     pods: BTreeMap<String, Pod>,
-    /// What the watch has brought, by UID on the node.
+    /// Copies delivered by the watch, by UID on the node.
     shown: BTreeMap<PodUid, Pod>,
     faults: VecDeque<Fault>,
     calls: Vec<Call>,
@@ -76,13 +76,13 @@ impl Server {
         self.inner.lock().expect("no test panics here")
     }
 
-    /// The pod exists, and the watch has shown it.
+    /// Creates the pod and delivers it to the watch.
     pub(super) fn put(&self, pod: Pod) {
         self.put_unseen(pod);
         self.show();
     }
 
-    /// The pod exists, and the watch has not shown it.
+    /// Creates the pod without delivering it to the watch.
     pub(super) fn put_unseen(&self, mut pod: Pod) {
         let mut inner = self.lock();
         inner.version += 1;
@@ -90,7 +90,7 @@ impl Server {
         inner.pods.insert(pod.metadata.name.clone().expect("a name"), pod);
     }
 
-    /// The watch shows the present.
+    /// The watch catches up.
     pub(super) fn show(&self) {
         let mut inner = self.lock();
         let shown =
@@ -98,14 +98,14 @@ impl Server {
         inner.shown = shown.collect();
     }
 
-    /// The mirror pod `name` shows the static pod with this UID.
+    /// `name` is the mirror pod of the static pod with this UID.
     pub(super) fn show_as(&self, name: &str, uid: &str) {
         let mut inner = self.lock();
         let pod = inner.pods[name].clone();
         inner.shown.insert(PodUid::from(uid), pod);
     }
 
-    /// The next calls meet these, one each.
+    /// Faults of the next calls, one each.
     pub(super) fn script(&self, faults: &[Fault]) {
         self.lock().faults.extend(faults);
     }
@@ -139,7 +139,7 @@ impl Server {
         self.lock().most_under_way
     }
 
-    /// Waits until the server is as `met` wants it.
+    /// Waits until `met`.
     pub(super) async fn until(&self, met: impl Fn(&Self) -> bool) {
         let mut changes = self.changes.subscribe();
         let wait = async {
@@ -147,7 +147,7 @@ impl Server {
                 changes.changed().await.expect("the server lives");
             }
         };
-        tokio::time::timeout(Duration::from_secs(600), wait).await.expect("never came true");
+        tokio::time::timeout(Duration::from_secs(600), wait).await.expect("condition not met in time");
     }
 
     async fn call<T>(
