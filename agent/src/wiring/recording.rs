@@ -87,7 +87,7 @@ pub fn announce_volumes(recorder: &Recorder, volumes: &Volumes) {
 fn resolver_problem(settings: &Settings) -> Option<String> {
     let path = Some(&settings.kubelet.resolv_conf).filter(|path| !path.is_empty())?;
     match std::fs::read_to_string(path) {
-        Ok(text) => dns::too_much(&text, path, !settings.kubelet.cluster_domain.is_empty()),
+        Ok(text) => dns::exceeded_limit(&text, path, !settings.kubelet.cluster_domain.is_empty()),
         Err(error) => Some(format!("open {path}: {error}")),
     }
 }

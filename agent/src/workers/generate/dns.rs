@@ -1,4 +1,4 @@
-//! A pod's resolver configuration by `dnsPolicy` and `dnsConfig`. Pure: the node's file comes in as text.
+//! A pod's resolver configuration by `dnsPolicy` and `dnsConfig`. Pure: the node's file is passed as text.
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1::DnsConfig;
@@ -15,7 +15,7 @@ const MAX_SEARCH_PATH_CHARS: usize = 253;
 /// What names relative to the cluster need.
 const CLUSTER_OPTIONS: &str = "ndots:5";
 
-/// A resolver configuration and what an operator should know about it.
+/// A resolver configuration and its warnings.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct PodDns {
     /// For `PodSandboxConfig.dns_config`.
@@ -24,7 +24,7 @@ pub struct PodDns {
     pub warnings: Vec<(&'static str, String)>,
 }
 
-/// Where a pod's names are looked up.
+/// What a pod's resolver configuration starts from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Base {
     Nothing,
@@ -86,7 +86,7 @@ fn cluster(pod: &Pod, settings: &DnsSettings, host: Option<&DnsConfig>) -> DnsCo
     }
 }
 
-/// A node without a resolver file answers itself.
+/// A node without resolver file uses its loopback addresses.
 fn own_loopback(node_ips: &[String]) -> DnsConfig {
     let mut servers: Vec<String> =
         node_ips.iter().map(|ip| if ip.contains(':') { "::1" } else { "127.0.0.1" }.to_owned()).collect();
@@ -96,7 +96,7 @@ fn own_loopback(node_ips: &[String]) -> DnsConfig {
     DnsConfig { servers: deduplicated(servers), searches: vec![".".to_owned()], options: Vec::new() }
 }
 
-/// Nameservers add up, the last `search` line wins, options merge by name.
+/// Nameservers accumulate, the last `search` line wins, options merge by name.
 fn parse_resolv_conf(text: &str) -> Result<DnsConfig, GenerateError> {
     let mut config = DnsConfig::default();
     for (number, line) in text.lines().enumerate() {
@@ -185,9 +185,9 @@ fn fit_limits(dns: &mut PodDns) {
     }
 }
 
-/// What of the node's resolver file will not fit into pods' files: the first thing that is too much. `path` is the
-/// file's, for the message; with a cluster domain, pods get three search paths of the cluster in front.
-pub fn too_much(text: &str, path: &str, has_cluster_domain: bool) -> Option<String> {
+/// The first limit of pods' resolver files that the node's own file exceeds, as upstream's message. `path` is the file's.
+/// With a cluster domain, pods get three search paths of the cluster in front.
+pub fn exceeded_limit(text: &str, path: &str, has_cluster_domain: bool) -> Option<String> {
     let searches = match parse_resolv_conf(text) {
         Ok(config) => config.searches,
         Err(error) => return Some(error.to_string()),
@@ -274,25 +274,25 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_own_file_may_be_too_much() {
+    fn the_nodes_own_file_may_exceed_limits() {
         let file = |count: usize, length: usize| {
             let path = |number: usize| format!("{number:0>length$}");
             format!("search {}\n", (0..count).map(path).collect::<Vec<_>>().join(" "))
         };
-        let told = |text: &str, cluster: bool| too_much(text, "/etc/resolv.conf", cluster);
-        assert_eq!(told(&file(32, 5), false), None);
+        let message = |text: &str, cluster: bool| exceeded_limit(text, "/etc/resolv.conf", cluster);
+        assert_eq!(message(&file(32, 5), false), None);
         let expected = "Resolv.conf file '/etc/resolv.conf' contains search line consisting of more than 32 domains!";
-        assert_eq!(told(&file(33, 5), false).as_deref(), Some(expected));
-        assert_eq!(told(&file(29, 5), true), None);
+        assert_eq!(message(&file(33, 5), false).as_deref(), Some(expected));
+        assert_eq!(message(&file(29, 5), true), None);
         let expected = "Resolv.conf file '/etc/resolv.conf' contains search line consisting of more than 29 domains!";
-        assert_eq!(told(&file(30, 5), true).as_deref(), Some(expected));
+        assert_eq!(message(&file(30, 5), true).as_deref(), Some(expected));
         let expected = "Resolv.conf file \"/etc/resolv.conf\" contains a search path which length is more than allowed \
                         253 chars!";
-        assert_eq!(told(&file(1, 254), false).as_deref(), Some(expected));
+        assert_eq!(message(&file(1, 254), false).as_deref(), Some(expected));
         let expected = "Resolv.conf file '/etc/resolv.conf' contains search line which length is more than allowed 2048 \
                         chars!";
-        assert_eq!(told(&file(20, 103), false).as_deref(), Some(expected));
-        assert_eq!(told(&file(8, 253), false), None);
+        assert_eq!(message(&file(20, 103), false).as_deref(), Some(expected));
+        assert_eq!(message(&file(8, 253), false), None);
     }
 
     #[test]

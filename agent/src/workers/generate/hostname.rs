@@ -29,7 +29,7 @@ impl Hostname {
 /// Host name and domain by `hostnameOverride` (KEP-4762), `hostname`, `subdomain` and the pod's name.
 ///
 /// # Errors
-/// A `hostname` or `subdomain` that is no DNS label.
+/// A `hostname` or `subdomain` that is not a DNS label.
 pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, GenerateError> {
     let Some(spec) = &pod.spec else { return Ok(Hostname::default()) };
     if let Some(name) = spec.hostname_override.as_deref().filter(|name| !name.is_empty()) {
@@ -51,7 +51,7 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, GenerateErr
     Ok(Hostname { host, domain })
 }
 
-/// The name the kernel of the pod is given: the short one, or the full one with `setHostnameAsFQDN`.
+/// The kernel's host name in the pod: the short one, or the full one with `setHostnameAsFQDN`.
 ///
 /// # Errors
 /// The full name does not fit the kernel.

@@ -1,4 +1,4 @@
-//! Text of the hosts file that the agent keeps for a pod. Pure.
+//! Content of the hosts file that the agent manages for a pod. Pure.
 
 use k8s_openapi::api::core::v1::HostAlias;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
-/// Labels and annotations by which containers and sandboxes are recognised.
+/// Labels and annotations of containers and sandboxes.
 pub mod key {
     /// Label: the pod's name.
     pub const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -79,7 +79,7 @@ pub fn container_labels(pod: &Pod, container: &str) -> BTreeMap<String, String> 
     labels
 }
 
-/// Annotations of a container: what the agent must find again after its own restart.
+/// Annotations of a container: what the agent reads back after a restart.
 pub fn container_annotations(pod: &Pod, container: &Container, hash: u64, restarts: u32) -> BTreeMap<String, String> {
     let mut annotations = BTreeMap::from([
         (key::HASH.to_owned(), format!("{hash:x}")),
@@ -117,7 +117,7 @@ pub fn log_path(container: &str, restarts: u32) -> String {
     format!("{container}/{restarts}.log")
 }
 
-/// The number the next instance gets going by the log files of former ones: one more than the highest `N` of the
+/// Number of the next instance by the log files of earlier ones: one more than the highest `N` of the
 /// files called `N.log` or `N.log.<something>`; `None` if there is none.
 pub fn restarts_by_logs<'a>(files: impl IntoIterator<Item = &'a str>) -> Option<u32> {
     files
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_hold_what_a_restart_needs() {
+    fn annotations_hold_what_the_agent_reads_back() {
         let pod = pod();
         let container = &pod.spec.as_ref().expect("a spec").containers[0];
         let annotations = container_annotations(&pod, container, 0xbeef, 3);

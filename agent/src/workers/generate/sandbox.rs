@@ -16,7 +16,7 @@ use super::resources;
 use super::security;
 use crate::model::spec;
 
-/// A sandbox's configuration and what an operator should know about it.
+/// A sandbox's configuration and its warnings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SandboxConfig {
     /// For `RunPodSandbox` and `CreateContainer`.
@@ -29,7 +29,7 @@ pub struct SandboxConfig {
 /// `resolv_conf` is the content of the node's resolver file, if the node has one.
 ///
 /// # Errors
-/// A host name, resolver file or quantity that cannot be used.
+/// An invalid host name, resolver file or quantity.
 pub fn sandbox_config(
     pod: &Pod,
     attempt: u32,

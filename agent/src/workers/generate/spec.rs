@@ -9,12 +9,12 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::model::ContainerClass;
 use crate::model::StartContainer;
 
-/// A container of the pod spec, whichever list it is in.
+/// A container of the pod spec: regular, init or ephemeral.
 #[derive(Clone, Debug)]
 pub struct ContainerSpec<'a> {
-    /// Which list.
+    /// Its list and kind.
     pub class: ContainerClass,
-    /// The definition; ephemeral containers are brought into the same form.
+    /// The definition; ephemeral containers are converted.
     pub container: Cow<'a, Container>,
     /// `targetContainerName` of an ephemeral container.
     pub target: Option<&'a str>,

@@ -144,7 +144,7 @@ fn fields_and_resources_in_the_environment() {
 }
 
 #[test]
-fn bad_environments_say_what_is_wrong() {
+fn invalid_environments_are_rejected() {
     let from = |source: Value| with_container(json!({"env": [{"name": "X", "valueFrom": source}]}));
     let mut unlinked = pod(json!({}));
     unlinked.spec.as_mut().expect("a spec").enable_service_links = None;
@@ -513,7 +513,7 @@ mod from_objects {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_objects_and_keys_are_named() {
         let key = |kind: &str, name: &str, key: &str| json!({"env": [{"name": "X", "valueFrom": {kind: {"name": name, "key": key}}}]});
         for (container, expected) in [
             (key("configMapKeyRef", "none", "k"), "configmap \"none\" not found"),
@@ -532,7 +532,7 @@ mod from_objects {
     }
 
     #[test]
-    fn an_environment_no_process_can_have_is_refused() {
+    fn environments_that_execve_rejects_are_rejected() {
         let one = |name: &str, size: usize| json!({"env": [{"name": name, "value": "x".repeat(size)}]});
         assert_eq!(environment_of(one("A", 131_069)).expect("it just fits").len(), 2, "and one of a service");
         let error = environment_of(one("A", 131_070)).expect_err("too long");
