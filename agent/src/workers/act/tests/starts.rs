@@ -7,6 +7,10 @@ use crate::kernel::cgroup::CgroupName;
 use crate::kernel::cgroup::Cgroups;
 use crate::kernel::cgroup::Driver;
 use crate::kernel::cgroup::Layout;
+use crate::runtime::HandlerOffer;
+use crate::runtime::RuntimeOffer;
+use crate::runtime::RuntimeState;
+use crate::workers::generate::HandlerFeatures;
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_from_nothing() {
@@ -224,4 +228,45 @@ async fn a_pods_cgroup_is_made_and_missed() {
     let outcome = execute(&node.ctx, &pod, &plan, &empty()).await;
     let expected = "failed to ensure that the pod: uid cgroups exist and are correctly applied: cannot create ";
     assert!(outcome.errors[0].starts_with(expected), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn mounts_are_relabelled_and_recursively_read_only_as_node_and_runtime_permit() {
+    let mut node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let handler = HandlerOffer { recursive_read_only_mounts: true, ..HandlerOffer::default() };
+    let offer = RuntimeOffer { handlers: vec![handler], ..RuntimeOffer::default() };
+    let (runtime, state) =
+        watch::channel(RuntimeState::Ready { network_error: None, offer: std::sync::Arc::new(offer) });
+    node.ctx.settings.security.selinux = true;
+    node.ctx.settings.security.handlers = HandlerFeatures::new(state);
+    let mut fields = container("c");
+    fields["volumeMounts"] = json!([
+        {"name": "own", "mountPath": "/own", "readOnly": true, "recursiveReadOnly": "Enabled"},
+        {"name": "host", "mountPath": "/host", "readOnly": true, "recursiveReadOnly": "IfPossible"},
+        {"name": "host", "mountPath": "/plain", "readOnly": true},
+    ]);
+    let pod = pod(json!({"containers": [fields],
+        "volumes": [{"name": "own", "emptyDir": {}}, {"name": "host", "hostPath": {"path": "/"}}]}));
+    let plan = actions(create(), vec![regular(0, "c")]);
+    assert!(execute(&node.ctx, &pod, &plan, &empty()).await.is_ok());
+    let flags: Vec<_> = {
+        let state = node.runtime.state();
+        let mounts = state.created[0].mounts.iter();
+        mounts.map(|mount| (mount.container_path.clone(), mount.recursive_read_only, mount.selinux_relabel)).collect()
+    };
+    let expected = [
+        ("/own", true, true),
+        ("/host", true, false),
+        ("/plain", false, false),
+        ("/etc/hosts", false, true),
+        ("/dev/termination-log", false, true),
+    ];
+    assert_eq!(flags, expected.map(|(path, recursive, relabel)| (path.to_owned(), recursive, relabel)));
+
+    runtime.send_replace(RuntimeState::Ready { network_error: None, offer: std::sync::Arc::default() });
+    let outcome = execute(&node.ctx, &pod, &plan, &empty()).await;
+    let failure = outcome.starts[0].result.as_ref().expect_err("the runtime cannot");
+    assert_eq!(failure.token, "CreateContainerConfigError");
+    assert!(failure.message.starts_with("failed to resolve recursive read-only mode: volume \"own\""), "{failure:?}");
 }
