@@ -3,14 +3,12 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::model::TokenBucket;
+use crate::model::RateLimiter;
 use crate::runtime::RuntimeError;
 
 /// Limits on image pulls.
@@ -46,15 +44,15 @@ pub enum PullError {
 #[derive(Debug)]
 pub(super) struct PullLimiter {
     parallel: Option<Arc<Semaphore>>,
-    bucket: Option<Mutex<TokenBucket>>,
+    rate: Option<RateLimiter>,
 }
 
 impl PullLimiter {
     pub(super) fn new(limits: PullLimits) -> Self {
-        let per_second = NonZeroU32::new(limits.per_second);
+        let rate = NonZeroU32::new(limits.per_second).zip(NonZeroU32::new(limits.burst.max(1)));
         Self {
             parallel: limits.parallel.map(|parallel| Arc::new(Semaphore::new(parallel.max(1)))),
-            bucket: per_second.map(|per_second| Mutex::new(TokenBucket::new(per_second, limits.burst))),
+            rate: rate.map(|(per_second, burst)| RateLimiter::new(per_second, burst)),
         }
     }
 
@@ -70,9 +68,8 @@ impl PullLimiter {
     /// # Errors
     /// There is none.
     pub(super) fn take_token(&self, now: Instant) -> Result<(), PullError> {
-        let Some(bucket) = &self.bucket else { return Ok(()) };
-        let taken = bucket.lock().unwrap_or_else(PoisonError::into_inner).try_take(now);
-        taken.then_some(()).ok_or(PullError::RateExceeded)
+        let granted = self.rate.as_ref().is_none_or(|rate| rate.try_acquire(now));
+        granted.then_some(()).ok_or(PullError::RateExceeded)
     }
 }
 

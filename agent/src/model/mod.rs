@@ -8,6 +8,7 @@ pub mod downward;
 mod hash;
 mod ids;
 mod lifecycle;
+mod limiter;
 mod outcome;
 mod quantity;
 pub mod quote;
@@ -18,7 +19,6 @@ mod snapshot;
 pub mod spec;
 #[cfg(test)]
 pub mod testing;
-mod token_bucket;
 
 pub use actions::Blocked;
 pub use actions::ContainerClass;
@@ -44,6 +44,7 @@ pub use lifecycle::KernelMoment;
 pub use lifecycle::LifecycleEvent;
 pub use lifecycle::LifecycleKind;
 pub use lifecycle::Source;
+pub use limiter::RateLimiter;
 pub use outcome::StartFailure;
 pub use outcome::StartOutcome;
 pub use outcome::SyncOutcome;
@@ -60,4 +61,3 @@ pub use snapshot::PodSnapshot;
 pub use snapshot::ProvenDeath;
 pub use snapshot::SandboxStatus;
 pub use snapshot::TerminationFile;
-pub use token_bucket::TokenBucket;
