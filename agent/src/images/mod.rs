@@ -12,8 +12,10 @@ mod pull;
 mod reference;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
@@ -30,10 +32,12 @@ pub use pull::PullLimits;
 pub use reference::ReferenceError;
 pub use reference::is_latest;
 pub use reference::with_default_tag;
+pub use usage::ImageUsage;
 
 use cache::ImageCache;
 use pull::PullLimiter;
 
+use crate::model::PodSnapshot;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 
@@ -114,6 +118,15 @@ impl Images {
             self.changes.send_modify(|count| *count += 1);
         }
         Ok(Pulled { image_ref: result?, took: began.elapsed() })
+    }
+
+    /// Which images of the node are in use by containers of these pods. One ListImages call; may be cancelled.
+    ///
+    /// # Errors
+    /// The runtime does not answer, or answers with an error.
+    pub async fn usage(&self, pods: &[Arc<PodSnapshot>]) -> Result<ImageUsage, RuntimeError> {
+        let images = self.runtime.list_images(None).await?;
+        Ok(usage::usage(images, pods.iter().flat_map(|pod| &pod.containers)))
     }
 
     /// The cached lookup of this image for this pod.

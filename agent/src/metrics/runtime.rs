@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{HistogramVec, IntCounterVec};
+use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
 
 use super::buckets;
 use super::register::Register;
@@ -18,6 +18,8 @@ pub struct Runtime {
     pull: HistogramVec,
     cgroups: HistogramVec,
     images_asked: IntCounterVec,
+    images: IntGaugeVec,
+    image_bytes: IntGaugeVec,
 }
 
 /// Upper ends of the size classes of images, in MiB.
@@ -90,6 +92,16 @@ impl Runtime {
                 "[ALPHA] Images that containers were to start from, by policy, presence and need of a pull.",
                 &["present_locally", "pull_policy", "pull_required"],
             ),
+            images: register.gauges(
+                "keblet_images",
+                "Images of the node, by whether a container uses them or the runtime has pinned them.",
+                &["in_use"],
+            ),
+            image_bytes: register.gauges(
+                "keblet_image_bytes",
+                "Bytes of the node's images, by whether a container uses them or the runtime has pinned them.",
+                &["in_use"],
+            ),
         }
     }
 
@@ -119,6 +131,13 @@ impl Runtime {
             None => "unknown",
         };
         self.images_asked.with_label_values(&[label(present), policy, label(required)]).inc();
+    }
+
+    /// Number and bytes of the node's images that are in use, or that are not.
+    pub fn set_images(&self, in_use: bool, count: usize, bytes: u64) {
+        let label = [if in_use { "true" } else { "false" }];
+        self.images.with_label_values(&label).set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.image_bytes.with_label_values(&label).set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
     /// An image was pulled; 0 bytes if its size is not known.

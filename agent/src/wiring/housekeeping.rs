@@ -71,4 +71,18 @@ async fn sweep(context: &WorkerContext, known: impl Fn(&str) -> bool) {
         context.recorder.node_event(EventType::Warning, "ContainerGCFailed", &errors.join(", "));
     }
     context.act.metrics.iter().for_each(|metrics| metrics.volumes.swept(removed, failed));
+    report_image_usage(context).await;
+}
+
+/// Sets the gauges of images in use and unused.
+async fn report_image_usage(context: &WorkerContext) {
+    let Some(metrics) = &context.act.metrics else { return };
+    match context.act.images.usage(&context.pleg.all()).await {
+        Ok(usage) => {
+            for (in_use, images) in [(true, usage.in_use), (false, usage.unused)] {
+                metrics.runtime.set_images(in_use, images.len(), images.iter().map(|image| image.size).sum());
+            }
+        }
+        Err(error) => tracing::debug!(%error, "cannot determine the images in use"),
+    }
 }
