@@ -2,10 +2,14 @@
 //! watches that never end. Knows nothing of what is asked for.
 //!
 //! ```text
-//!  main ──────┐ 50/s, 100 at once       turn ─▶ headers ─▶ pool ─▶ HTTP/2 connection
-//!  events ────┼ 50/s, 100 at once         │                  │
-//!  heartbeat ─┘ no limit, but a timeout   └── limit.rs       └── transport.rs: shared by all three
+//!  main ──────┐ 50/s, burst 100          rate limit ─▶ headers ─▶ connection pool ─▶ HTTP/2 connection
+//!  events ────┤ 50/s, burst 100              │                      │
+//!  reviews ───┤ 20/s, burst 40               └── model::RateLimiter └── transport.rs: shared by all clients
+//!  heartbeat ─┘ no rate limit, but a timeout
 //! ```
+//!
+//! Token and access reviews are caused by clients of this node's server: with a limiter of their own they cannot use up
+//! the rate of the main client.
 //!
 //! Bodies are JSON: the client library speaks nothing else, and protobuf would save next to nothing here (ARCHITECTURE.md
 //! has the figures).
@@ -15,7 +19,6 @@ mod dial;
 mod exec;
 mod files;
 pub mod kubeconfig;
-pub mod limit;
 mod reachability;
 pub mod recovery;
 mod requests;
@@ -23,6 +26,7 @@ pub mod tls;
 pub mod transport;
 pub mod watch;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,13 +41,22 @@ use self::credentials::{Authorizer, CredentialError};
 use self::dial::{Dialer, Dialing};
 use self::files::Files;
 use self::kubeconfig::Access;
-use self::limit::Limiter;
 use self::reachability::Reachability;
 use self::recovery::{Recovered, Recovery};
 use self::requests::{Requests, Shared};
 use self::tls::{Identity, PairError};
 use self::transport::Transport;
 use crate::metrics::{AuthorityReload, Metrics};
+use crate::model::RateLimiter;
+
+/// Requests per second if 0 is configured, as in client-go.
+const DEFAULT_PER_SECOND: u32 = 5;
+/// Requests at once if 0 is configured.
+const DEFAULT_BURST: u32 = 10;
+/// Reviews per second: far more than the clients of one node need, for answers are cached.
+const REVIEWS_PER_SECOND: i32 = 20;
+/// Reviews at once.
+const REVIEWS_BURST: i32 = 40;
 
 /// Limits and names of the clients.
 #[derive(Clone, Debug)]
@@ -113,10 +126,12 @@ pub enum CertificateError {
 pub struct ApiServer {
     /// For everything that is not below.
     pub main: kube::Client,
-    /// Node status and Lease: never waits for its turn, gives up in time.
+    /// Node status and Lease: no rate limit, every request has a timeout.
     pub heartbeat: kube::Client,
-    /// Events: cannot take turns from the rest.
+    /// Events, with a rate limit of their own.
     pub events: kube::Client,
+    /// TokenReviews and SubjectAccessReviews on behalf of clients of this node's server.
+    pub reviews: kube::Client,
     shared: Arc<Shared>,
 }
 
@@ -176,16 +191,17 @@ impl ApiServer {
             host: access.server.authority().map(ToString::to_string).unwrap_or_default(),
             metrics,
         });
-        let client = |limiter: Option<Limiter>, timeout| {
+        let client = |limiter: Option<RateLimiter>, timeout| {
             let requests = Requests { shared: shared.clone(), limiter: limiter.map(Arc::new), timeout };
             ClientBuilder::new(requests, "default").with_layer(&BaseUriLayer::new(access.server.clone())).build()
         };
-        // The first client came with the transport; the other two share it.
-        (0..2).for_each(|_| shared.metrics.rest_client.transport_shared());
+        // The first client came with the transport; the other three share it.
+        (0..3).for_each(|_| shared.metrics.rest_client.transport_shared());
         let api = Self {
-            main: client(Limiter::new(options.per_second, options.burst), None),
+            main: client(rate_limiter(options.per_second, options.burst), None),
             heartbeat: client(None, Some(options.heartbeat_timeout)),
-            events: client(Limiter::new(options.events_per_second, options.events_burst), None),
+            events: client(rate_limiter(options.events_per_second, options.events_burst), None),
+            reviews: client(rate_limiter(REVIEWS_PER_SECOND, REVIEWS_BURST), None),
             shared: shared.clone(),
         };
         let files = Files { certificate: access.certificate.clone(), authority: access.authority.clone().zip(roots) };
@@ -215,6 +231,16 @@ impl ApiServer {
     pub fn retire_connections(&self) {
         self.shared.transport.retire();
     }
+}
+
+/// The limiter of a client as client-go makes it: 0 means its default, a negative rate no limit.
+fn rate_limiter(per_second: i32, burst: i32) -> Option<RateLimiter> {
+    let or = |value: i32, default: u32| match u32::try_from(value) {
+        Ok(value) => Some(NonZeroU32::new(value).or(NonZeroU32::new(default)).unwrap_or(NonZeroU32::MIN)),
+        Err(_) => None,
+    };
+    let burst = or(burst, DEFAULT_BURST).unwrap_or(NonZeroU32::MIN);
+    or(per_second, DEFAULT_PER_SECOND).map(|per_second| RateLimiter::new(per_second, burst))
 }
 
 /// In the form that servers' logs and metrics know from kubelet.

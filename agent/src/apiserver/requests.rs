@@ -17,18 +17,21 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::credentials::Authorizer;
-use super::limit::Limiter;
 use super::reachability::Reachability;
 use super::recovery::Recovery;
 use super::tls::{self, Identity};
 use super::transport::{ResponseBody, Transport, TransportError};
 use crate::metrics::Metrics;
+use crate::model::RateLimiter;
 use crate::telemetry;
 
 /// The name under which the API server writes a request into its audit log.
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 /// A request is sent so many times at most when the server asks to try again later.
 const MAX_TRIES: u32 = 11;
+
+/// The longest pause that a server can ask for with `Retry-After`.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(5 * 60);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -82,7 +85,7 @@ pub struct Requests {
     /// In common with the other clients.
     pub shared: Arc<Shared>,
     /// How often this one may send.
-    pub limiter: Option<Arc<Limiter>>,
+    pub limiter: Option<Arc<RateLimiter>>,
     /// How long one request may take, body included.
     pub timeout: Option<Duration>,
 }
@@ -224,7 +227,7 @@ fn retry_after<B>(answer: &Response<B>) -> Option<Duration> {
     let status = answer.status();
     let asks = status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
     let seconds = answer.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
-    asks.then(|| Duration::from_secs(seconds))
+    asks.then(|| Duration::from_secs(seconds).min(MAX_RETRY_AFTER))
 }
 
 /// A random UUID, by which a request can be found in the server's audit log and in ours.
@@ -263,6 +266,7 @@ mod tests {
         };
         assert_eq!(answer(429, Some("2")), Some(Duration::from_secs(2)));
         assert_eq!(answer(503, Some("0")), Some(Duration::ZERO));
+        assert_eq!(answer(503, Some("18446744073709551615")), Some(MAX_RETRY_AFTER));
         assert_eq!(answer(429, None), None);
         assert_eq!(answer(409, Some("1")), None);
         assert_eq!(answer(500, Some("Fri, 31 Dec 1999 23:59:59 GMT")), None);

@@ -357,7 +357,7 @@ async fn transports_authorities_and_look_ups_are_counted() {
     let text = metrics.render().expect("metrics");
     for line in [
         "rest_client_transport_create_calls_total{result=\"miss\"} 1",
-        "rest_client_transport_create_calls_total{result=\"hit\"} 2",
+        "rest_client_transport_create_calls_total{result=\"hit\"} 3",
         "rest_client_dns_resolution_duration_seconds_count{host=\"localhost\"} 1",
         "rest_client_transport_ca_reload_total{reason=\"unchanged\",result=\"success\"} 1",
         "rest_client_transport_ca_reload_total{reason=\"updated\",result=\"success\"} 1",

@@ -1,28 +1,87 @@
-//! Listening, for as long as the agent runs: an address that is taken is tried again, or ends the agent.
+//! Listening sockets of all ports, and the limits that hold on each: connections, time and size of a request's head, idle
+//! time. The values are upstream's where it has one (`http.Server` of kubelet's main and read-only port).
 
+use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use hyper::Request;
+use hyper::Response;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::Service;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use hyper_util::rt::TokioTimer;
+use socket2::SockRef;
+use socket2::TcpKeepalive;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncWrite;
 use tokio::net::TcpListener;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt as _;
 
-/// Time between two tries.
-const RETRY: Duration = Duration::from_secs(5);
+use super::connections::ConnectionSlot;
+use super::connections::Connections;
+use super::connections::Peer;
 
-/// A port that is not to be had.
+/// How long an address that is in use is tried again: the sockets of a killed predecessor close with its last thread.
+const BIND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two attempts to bind.
+const BIND_RETRY: Duration = Duration::from_millis(100);
+/// Time between two series of attempts to bind the health port, which never gives up.
+const HEALTH_RETRY: Duration = Duration::from_secs(5);
+/// A connection without a request, or with one whose head is incomplete, is closed after this.
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Largest head of a request, and what is buffered for one connection, in bytes.
+pub(super) const MAX_HEAD: usize = 1 << 20;
+/// TCP keep-alive probes on connections without traffic.
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Time for requests in progress to end at shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause after a failed accept, mostly for want of file descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_secs(1);
+
+/// A port that cannot be bound.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for the {server} server: {source}")]
+#[error("cannot bind the address {address} of the {server} server: {source}")]
 pub struct ListenError {
     server: &'static str,
     address: SocketAddr,
-    source: std::io::Error,
+    source: io::Error,
 }
 
-/// Serves `router` at `address` until `shutdown`; returns at once if there is no address.
+/// Binds an address; one that is in use is tried again for 5 s.
 ///
 /// # Errors
-/// The address cannot be had.
+/// The address cannot be bound, or is still in use after that.
+pub(super) async fn bind(server: &str, address: SocketAddr) -> io::Result<TcpListener> {
+    let deadline = Instant::now() + BIND_TIMEOUT;
+    let mut is_logged = false;
+    loop {
+        match TcpListener::bind(address).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                if !std::mem::replace(&mut is_logged, true) {
+                    tracing::info!(server, %address, "the address is in use, trying again for {BIND_TIMEOUT:?}");
+                }
+                tokio::time::sleep(BIND_RETRY).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Serves `router` at `address` over HTTP/1 until `shutdown`; returns at once if there is no address.
+///
+/// # Errors
+/// The address cannot be bound.
 pub(super) async fn serve_or_fail(
     server: &'static str,
     address: Option<SocketAddr>,
@@ -30,41 +89,140 @@ pub(super) async fn serve_or_fail(
     shutdown: &CancellationToken,
 ) -> Result<(), ListenError> {
     let Some(address) = address else { return Ok(()) };
-    let failed = |source| ListenError { server, address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    tracing::info!(server, %address, "listening");
-    axum::serve(listener, router).with_graceful_shutdown(shutdown.clone().cancelled_owned()).await.map_err(failed)
+    let listener = match shutdown.run_until_cancelled(bind(server, address)).await {
+        Some(bound) => bound.map_err(|source| ListenError { server, address, source })?,
+        None => return Ok(()),
+    };
+    serve_plain(server, listener, router, shutdown).await;
+    Ok(())
 }
 
-/// As [`serve_or_fail`] with an address that is tried again as long as it takes.
-pub(super) async fn serve(name: &str, address: Option<SocketAddr>, router: Router, shutdown: &CancellationToken) {
+/// As [`serve_or_fail`], but never gives up binding the address.
+pub(super) async fn serve(
+    server: &'static str,
+    address: Option<SocketAddr>,
+    router: Router,
+    shutdown: &CancellationToken,
+) {
     let Some(address) = address else { return };
-    while let Some(listener) = listen(name, address, shutdown).await {
-        tracing::info!(server = name, %address, "listening");
-        let ended =
-            axum::serve(listener, router.clone()).with_graceful_shutdown(shutdown.clone().cancelled_owned()).await;
-        if shutdown.is_cancelled() {
-            return;
+    let binding = async {
+        let mut last_error = String::new();
+        loop {
+            match bind(server, address).await {
+                Ok(listener) => return listener,
+                Err(error) => {
+                    let error = error.to_string();
+                    if error != last_error {
+                        tracing::error!(server, %address, error, "cannot bind the address, trying again");
+                    }
+                    last_error = error;
+                }
+            }
+            tokio::time::sleep(HEALTH_RETRY).await;
         }
-        tracing::warn!(server = name, %address, ?ended, "server ended, starting it again");
+    };
+    if let Some(listener) = shutdown.run_until_cancelled(binding).await {
+        serve_plain(server, listener, router, shutdown).await;
     }
 }
 
-/// A listener, as soon as there can be one; `None` if the agent ends first. Says so once when the address is not to be
-/// had.
-async fn listen(name: &str, address: SocketAddr, shutdown: &CancellationToken) -> Option<TcpListener> {
-    let mut complained = false;
-    loop {
-        match TcpListener::bind(address).await {
-            Ok(listener) => return Some(listener),
-            Err(error) if !std::mem::replace(&mut complained, true) => {
-                tracing::error!(server = name, %address, %error, "cannot listen, trying again every {RETRY:?}");
-            }
-            Err(_) => {}
+/// HTTP without TLS: every connection counts as unauthorized.
+async fn serve_plain(server: &str, listener: TcpListener, router: Router, shutdown: &CancellationToken) {
+    accept(server, listener, shutdown, |stream, address, slot| {
+        let peer = Peer { address: Some(address), slot: Some(slot), ..Peer::default() };
+        let (router, shutdown) = (router.clone(), shutdown.clone());
+        async move {
+            prepare(&stream)?;
+            let service = service_fn(move |request: Request<Incoming>| {
+                let mut request = request.map(Body::new);
+                request.extensions_mut().insert(peer.clone());
+                router.clone().oneshot(request)
+            });
+            http1(stream, service, &shutdown).await
         }
-        tokio::select! {
-            () = tokio::time::sleep(RETRY) => {}
-            () = shutdown.cancelled() => return None,
+    })
+    .await;
+}
+
+/// Accepts connections until `shutdown` and runs `serve` for each in a task, as long as [`Connections`] keeps it. Waits a
+/// moment for what is in progress then.
+pub(super) async fn accept<F>(
+    server: &str,
+    listener: TcpListener,
+    shutdown: &CancellationToken,
+    mut serve: impl FnMut(TcpStream, SocketAddr, Arc<ConnectionSlot>) -> F,
+) where
+    F: Future<Output = Result<(), String>> + Send + 'static,
+{
+    if let Ok(address) = listener.local_addr() {
+        tracing::info!(server, %address, "listening");
+    }
+    let (connections, tasks, mut last_error) = (Connections::default(), TaskTracker::new(), String::new());
+    while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
+        match accepted {
+            Ok((stream, address)) => {
+                last_error.clear();
+                let Some(slot) = connections.accept(address.ip()) else {
+                    tracing::debug!(server, %address, "too many connections");
+                    continue;
+                };
+                let evicted = slot.evicted();
+                let connection = serve(stream, address, Arc::new(slot));
+                tasks.spawn(run(address, evicted, connection));
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if error != last_error {
+                    tracing::warn!(server, error, "cannot accept connections");
+                }
+                last_error = error;
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
         }
     }
+    drop(listener);
+    tasks.close();
+    // Connections that take longer end with the process.
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await;
+}
+
+async fn run(address: SocketAddr, evicted: CancellationToken, connection: impl Future<Output = Result<(), String>>) {
+    match evicted.run_until_cancelled(connection).await {
+        None => tracing::debug!(%address, "closed: too many connections without an authorized request"),
+        Some(Err(error)) => tracing::debug!(%address, error, "connection ended"),
+        Some(Ok(())) => {}
+    }
+}
+
+/// Sets the options of an accepted socket.
+///
+/// # Errors
+/// The system refuses one of them.
+pub(super) fn prepare(stream: &TcpStream) -> Result<(), String> {
+    let keep_alive = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE);
+    let set = SockRef::from(stream).set_tcp_keepalive(&keep_alive).and_then(|()| stream.set_nodelay(true));
+    set.map_err(|error| format!("setting socket options: {error}"))
+}
+
+/// Serves HTTP/1.1 on one connection, which may be upgraded; `shutdown` ends it after the request in progress.
+///
+/// # Errors
+/// The connection broke, or broke a limit.
+pub(super) async fn http1<S>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    service: S,
+    shutdown: &CancellationToken,
+) -> Result<(), String>
+where
+    S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible>,
+{
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(MAX_HEAD);
+    let connection = builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
+        () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    connection.await.map_err(|error| error.to_string())
 }

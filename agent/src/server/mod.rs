@@ -11,6 +11,7 @@
 
 mod answer;
 mod checks;
+mod connections;
 mod containers;
 mod debug;
 mod dispatch;

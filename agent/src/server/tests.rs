@@ -1,6 +1,7 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::testing::{Answer, TIMEOUT, exchange, free_port, handles};
@@ -155,7 +156,52 @@ async fn a_port_that_is_taken_is_tried_again() {
     task.abort();
 }
 
+/// The sockets of a killed agent may close after its successor has started.
+#[tokio::test(start_paused = true)]
+async fn a_read_only_port_that_becomes_free_within_five_seconds_is_bound() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
+    (options.healthz, options.read_only) = (None, Some(address));
+    let handles = handles(Vec::new(), Arc::default());
+    let task = tokio::spawn(run(options, handles, Mounted::default(), CancellationToken::new()));
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    drop(taken);
+    assert_eq!(get(address, "/healthz").await, (200, "ok".to_owned()));
+    task.abort();
+}
+
 #[tokio::test]
+async fn silent_connections_do_not_keep_others_out() {
+    let served = serve(Vec::new()).await;
+    for address in [served.health, served.read_only] {
+        assert_eq!(get(address, "/healthz").await.0, 200);
+        let mut silent = Vec::new();
+        for _ in 0..1200 {
+            silent.push(TcpStream::connect(address).await.expect("connected"));
+        }
+        assert_eq!(get(address, "/healthz").await.0, 200, "a new client is served");
+        let closed = tokio::time::timeout(TIMEOUT, silent[0].read(&mut [0; 1])).await.expect("in time");
+        assert!(matches!(closed, Ok(0) | Err(_)), "the oldest silent connection is closed");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn heads_have_a_time_limit() {
+    let served = serve(Vec::new()).await;
+    for address in [served.health, served.read_only] {
+        get(address, "/healthz").await;
+        let mut slow = TcpStream::connect(address).await.expect("connected");
+        slow.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n").await.expect("sent");
+        let start = tokio::time::Instant::now();
+        let mut answer = Vec::new();
+        let _ = slow.read_to_end(&mut answer).await;
+        let took = start.elapsed();
+        assert!((Duration::from_secs(85)..Duration::from_secs(100)).contains(&took), "{took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_read_only_port_that_is_taken_ends_the_agent() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = taken.local_addr().unwrap();
@@ -164,7 +210,7 @@ async fn a_read_only_port_that_is_taken_ends_the_agent() {
     let handles = handles(Vec::new(), Arc::default());
     let running = run(options, handles, Mounted::default(), CancellationToken::new());
     let told = tokio::time::timeout(TIMEOUT, running).await.expect("at once").expect_err("taken");
-    assert!(told.to_string().starts_with(&format!("cannot listen on {address} for the read-only server: ")), "{told}");
+    assert!(told.to_string().starts_with(&format!("cannot bind the address {address} of the read-only server: ")), "{told}");
 }
 
 #[test]

@@ -214,7 +214,7 @@ impl Ground {
             node: node.clone(),
             mounted: streams::mounted(settings, node, shared, later, &self.runtime, metrics)?,
             handles: read.handles(self.state.clone(), later.clone()),
-            api: api.map(|api| api.main.clone()),
+            reviews: api.map(|api| api.reviews.clone()),
             serving: certificates::serving(settings, node, api, own_node.node.clone(), metrics, shutdown)?,
         };
         Ok(server::start(settings, parts, shutdown.clone()))

@@ -25,8 +25,8 @@ pub struct Parts {
     pub handles: Handles,
     /// Paths of other rooms.
     pub mounted: Mounted,
-    /// Access to the API server, if there is one.
-    pub api: Option<kube::Client>,
+    /// The client for token and access reviews, if there is an API server.
+    pub reviews: Option<kube::Client>,
     /// The serving certificate, if it is requested from the cluster.
     pub serving: Option<Serving>,
 }
@@ -60,14 +60,14 @@ async fn main(
     parts: Parts,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let Parts { node, mut handles, mounted, api, serving } = parts;
+    let Parts { node, mut handles, mounted, reviews, serving } = parts;
     let source = match serving {
         Some(serving) => ServingSource::Given(serving),
         None => files(settings.clone(), node.clone()).await?,
     };
     show_pair(&mut handles, &source);
     let metrics = handles.metrics.clone();
-    let reviews = api.map(|client| Arc::new(ApiReviews { client, metrics: metrics.clone() }) as Arc<dyn Reviews>);
+    let reviews = reviews.map(|client| Arc::new(ApiReviews { client, metrics: metrics.clone() }) as Arc<dyn Reviews>);
     let main = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews, &metrics).await;
     let main = main.context("starting the main server")?;
     server::run_main(main, options, handles, mounted, shutdown).await;

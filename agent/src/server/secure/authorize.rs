@@ -1,7 +1,8 @@
-//! Whether a user may do what a request asks for.
+//! Authorization of requests by SubjectAccessReviews, and a cache of the outcomes.
 //!
-//! Each subresource of the node that would do is asked about in turn; the first yes wins, also after a clear no. Answers
-//! are remembered: a yes for longer than a no.
+//! The subresources of the node that cover a request are reviewed one after the other; the first that is allowed wins,
+//! also after an explicit denial (KEP-2862, fine-grained kubelet API authorization). Allowed outcomes are kept longer
+//! than others. Reviews in flight are bounded: what is beyond fails at once.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -10,51 +11,58 @@ use std::time::Duration;
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec, SubjectAccessReviewStatus};
 use lru::LruCache;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::User;
 use super::review::{Reviews, retried};
 
-/// Answers remembered at most.
+/// Outcomes kept at most.
 const CACHE_SIZE: NonZeroUsize = NonZeroUsize::new(8192).expect("not zero");
-/// Questions this long are not remembered: somebody makes them up.
+/// Reviews of longer attributes, in bytes, are not cached.
 const MAX_CACHED_LENGTH: usize = 10_000;
+/// Reviews in flight at most.
+const MAX_IN_FLIGHT: usize = 64;
+/// A review may take this long, all attempts together.
+const DEADLINE: Duration = Duration::from_secs(30);
 const VERSION: &str = "v1";
 const RESOURCE: &str = "nodes";
 
-/// How it is decided.
+/// `authorization.mode`.
 pub(super) enum Authorizer {
-    /// Whoever is authenticated may do everything.
+    /// Every authenticated request is allowed.
     AlwaysAllow,
     /// The API server decides.
     Webhook(Webhook),
 }
 
-/// What is to be allowed.
+/// The attributes of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attributes<'a> {
     pub(super) user: &'a User,
     pub(super) verb: &'static str,
     pub(super) subresources: &'static [&'static str],
-    /// Without percent signs.
+    /// Decoded.
     pub(super) path: &'a str,
 }
 
-/// Why it is not.
+/// Why a request is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
     /// No subresource is allowed.
     Forbidden,
-    /// It could not be found out.
+    /// Too many reviews are in flight to review it now.
+    TooManyReviews,
+    /// The review failed.
     Unknown {
-        /// About which subresource.
+        /// Of which subresource.
         subresource: &'static str,
-        /// Why.
+        /// What went wrong.
         error: String,
     },
 }
 
-/// A key to the API server, whole: also what its answer is remembered by.
+/// Everything that a review depends on: the key of its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ReviewKey {
     user: String,
@@ -65,13 +73,14 @@ struct ReviewKey {
     subresource: &'static str,
 }
 
-/// Asks and remembers.
+/// Reviews access and caches the outcomes.
 pub(super) struct Webhook {
     reviews: Arc<dyn Reviews>,
     node: String,
     allowed_ttl: Duration,
     denied_ttl: Duration,
     cache: Mutex<LruCache<ReviewKey, (bool, Instant)>>,
+    in_flight: Semaphore,
 }
 
 impl Authorizer {
@@ -84,31 +93,33 @@ impl Authorizer {
 }
 
 impl Webhook {
-    /// `allowed_ttl` and `denied_ttl` are how long answers are kept.
+    /// `allowed_ttl` and `denied_ttl` are how long outcomes are kept.
     pub(super) fn new(reviews: Arc<dyn Reviews>, node: String, allowed_ttl: Duration, denied_ttl: Duration) -> Self {
-        Self { reviews, node, allowed_ttl, denied_ttl, cache: Mutex::new(LruCache::new(CACHE_SIZE)) }
+        Self { reviews, node, allowed_ttl, denied_ttl, cache: Mutex::new(LruCache::new(CACHE_SIZE)), in_flight: Semaphore::new(MAX_IN_FLIGHT) }
     }
 
     async fn authorize(&self, attributes: Attributes<'_>) -> Result<(), Denied> {
         for &subresource in attributes.subresources {
-            let allowed = self.review(attributes, subresource).await;
-            if allowed.map_err(|error| Denied::Unknown { subresource, error })? {
+            if self.review(attributes, subresource).await? {
                 return Ok(());
             }
         }
         Err(Denied::Forbidden)
     }
 
-    async fn review(&self, attributes: Attributes<'_>, subresource: &'static str) -> Result<bool, String> {
+    async fn review(&self, attributes: Attributes<'_>, subresource: &'static str) -> Result<bool, Denied> {
         let User { name, uid, groups, extra } = attributes.user.clone();
         let key = ReviewKey { user: name, uid, groups, extra, verb: attributes.verb, subresource };
         match self.cache().get(&key) {
             Some((allowed, until)) if *until > Instant::now() => return Ok(*allowed),
             _ => {}
         }
+        let Ok(_permit) = self.in_flight.try_acquire() else { return Err(Denied::TooManyReviews) };
+        let failed = |error: String| Denied::Unknown { subresource, error };
         let spec = self.spec(&key);
-        let status = retried(|| self.reviews.access(&spec)).await.map_err(|error| error.message)?;
-        let allowed = interpret(&status)?;
+        let reviewed = tokio::time::timeout(DEADLINE, retried(|| self.reviews.access(&spec))).await;
+        let reviewed = reviewed.map_err(|_| failed(format!("no review within {DEADLINE:?}")))?;
+        let allowed = interpret(&reviewed.map_err(|error| failed(error.message))?).map_err(failed)?;
         let parts = [attributes.verb, VERSION, RESOURCE, subresource, &self.node, attributes.path];
         if parts.iter().map(|part| part.len()).sum::<usize>() < MAX_CACHED_LENGTH {
             let until = Instant::now() + if allowed { self.allowed_ttl } else { self.denied_ttl };
@@ -176,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_question_as_it_is_asked() {
+    async fn the_review_that_is_sent() {
         let expected = serde_json::json!({
             "user": "ann", "groups": ["system:authenticated"],
             "resourceAttributes": {
@@ -191,24 +202,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_yes_wins_also_after_a_no() {
+    async fn the_first_allowed_subresource_wins_also_after_a_denial() {
         let script = Script::access(|spec| Ok(status(subresource(spec) == "proxy", subresource(spec) == "pods")));
         let webhook = webhook(script.clone());
         let user = ann();
         for _ in 0..2 {
             assert_eq!(webhook.authorize(asked(&user, "/pods")).await, Ok(()));
         }
-        assert_eq!(script.asked(), 2, "both answers are remembered");
+        assert_eq!(script.asked(), 2, "both outcomes are cached");
         tokio::time::advance(Duration::from_secs(30)).await;
         assert_eq!(webhook.authorize(asked(&user, "/pods")).await, Ok(()));
-        assert_eq!(script.asked(), 3, "the no for less long than the yes");
+        assert_eq!(script.asked(), 3, "a denial for less long than an allowance");
         tokio::time::advance(Duration::from_secs(271)).await;
         assert_eq!(webhook.authorize(asked(&user, "/pods")).await, Ok(()));
         assert_eq!(script.asked(), 5);
     }
 
     #[tokio::test]
-    async fn everything_about_the_user_is_part_of_the_question() {
+    async fn everything_about_the_user_is_part_of_the_key() {
         let script = Script::access(|_| Ok(status(false, false)));
         let webhook = webhook(script.clone());
         let users = [
@@ -224,19 +235,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_error_ends_the_questions_and_is_not_remembered() {
+    async fn an_error_ends_the_reviews_and_is_not_cached() {
         let script = Script::access(|_| Err(ReviewError { message: "away".to_owned(), again: true, after: None }));
         let webhook = webhook(script.clone());
         let denied = Denied::Unknown { subresource: "pods", error: "away".to_owned() };
         assert_eq!(webhook.authorize(asked(&ann(), "/pods")).await, Err(denied));
-        assert_eq!(script.asked(), 5, "five tries about the first subresource, none about the second");
+        assert_eq!(script.asked(), 5, "five attempts for the first subresource, none for the second");
         let script = Script::access(|_| Ok(status(true, true)));
         let both = self::webhook(script).authorize(asked(&ann(), "/pods")).await;
         assert!(matches!(both, Err(Denied::Unknown { .. })), "{both:?}");
     }
 
     #[tokio::test]
-    async fn long_questions_are_not_remembered() {
+    async fn reviews_of_long_paths_are_not_cached() {
         let script = Script::access(|_| Ok(status(true, false)));
         let webhook = webhook(script.clone());
         let long = format!("/pods/{}", "x".repeat(MAX_CACHED_LENGTH));
@@ -244,5 +255,20 @@ mod tests {
             assert_eq!(webhook.authorize(asked(&ann(), &long)).await, Ok(()));
         }
         assert_eq!(script.asked(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reviews_in_flight_are_bounded() {
+        let script = Script::access(|_| Ok(status(true, false))).slow(Duration::from_secs(3600));
+        let webhook = webhook(script.clone());
+        let asking = (0..200).map(|number| {
+            let user = User { name: format!("user-{number}"), ..User::default() };
+            let webhook = &webhook;
+            async move { webhook.authorize(asked(&user, "/pods")).await }
+        });
+        let outcomes = futures_util::future::join_all(asking).await;
+        let refused = outcomes.iter().filter(|outcome| **outcome == Err(Denied::TooManyReviews)).count();
+        assert_eq!((refused, script.asked()), (200 - MAX_IN_FLIGHT, MAX_IN_FLIGHT));
+        assert!(outcomes.iter().any(|outcome| matches!(outcome, Err(Denied::Unknown { .. }))), "the rest time out");
     }
 }

@@ -30,8 +30,8 @@ pub enum SetupError {
     /// The certificate cannot be used.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
-    /// The address is not to be had.
-    #[error("cannot listen on {address} (fields address and port): {cause}")]
+    /// The address cannot be bound.
+    #[error("cannot bind the address {address} (fields address and port): {cause}")]
     Listen {
         /// Which address.
         address: SocketAddr,

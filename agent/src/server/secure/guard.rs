@@ -1,13 +1,13 @@
-//! The dispatcher: who asks, and whether they may.
+//! The filter in front of the main port's endpoints: authentication and authorization.
 
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 
 use super::authenticate::{Authenticator, Unauthenticated};
 use super::authorize::{Attributes, Authorizer, Denied};
-use super::connections::Peer;
+use crate::server::connections::Peer;
 use crate::server::health::text;
 use crate::server::paths::{subresources, verb};
 
@@ -18,21 +18,30 @@ pub(in crate::server) struct Guard {
 }
 
 impl Guard {
-    /// Lets a request in, with its user as an extension, or says what to answer.
+    /// Admits a request, with its user as an extension.
     ///
     /// # Errors
-    /// The answer: 401, 403, or 500 if it could not be found out.
+    /// The response to send instead: 401, 403, 429 if too much is under way, or 500 if the API server cannot tell.
     pub(in crate::server) async fn admit(&self, request: &mut Request, decoded: &str) -> Result<(), Box<Response>> {
         let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
-        let identified = self.authenticator.authenticate(&peer.certificates, request.headers_mut()).await;
-        let user = identified.map_err(|Unauthenticated(errors)| {
-            tracing::debug!(peer = ?peer.address, path = decoded, ?errors, "not authenticated");
-            Box::new(sniffed(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned()))
+        let address = peer.address.map(|address| address.ip());
+        let identified = self.authenticator.authenticate(address, &peer.certificates, request.headers_mut()).await;
+        let user = identified.map_err(|why| {
+            tracing::debug!(peer = ?peer.address, path = decoded, ?why, "not authenticated");
+            Box::new(match why {
+                Unauthenticated::Rejected(_) => sniffed(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned()),
+                Unauthenticated::TooManyReviews => too_many("too many token reviews are in flight"),
+            })
         })?;
         let verb = verb(request.method().as_str());
         let attributes = Attributes { user: &user, verb, subresources: subresources(decoded), path: decoded };
         self.authorizer.authorize(attributes).await.map_err(|denied| Box::new(refusal(&denied, attributes)))?;
-        peer.mark_authorized();
+        peer.mark_authorized(&user.name).map_err(|_| {
+            tracing::debug!(peer = ?peer.address, user = user.name, "too many connections of this user");
+            let mut response = too_many("too many connections of this user");
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            Box::new(response)
+        })?;
         request.extensions_mut().insert(user);
         Ok(())
     }
@@ -48,8 +57,9 @@ fn refusal(denied: &Denied, attributes: Attributes<'_>) -> Response {
             let body = format!("Forbidden (user={name}, verb={verb}, resource=nodes, subresource(s)=[{list}])\n");
             text((StatusCode::FORBIDDEN, body))
         }
+        Denied::TooManyReviews => too_many("too many access reviews are in flight"),
         Denied::Unknown { subresource, error } => {
-            tracing::warn!(user = name, verb, path, error, "cannot find out whether this is allowed");
+            tracing::warn!(user = name, verb, path, error, "cannot review the access");
             let body =
                 format!("Authorization error (user={name}, verb={verb}, resource=nodes, subresource={subresource})");
             sniffed(StatusCode::INTERNAL_SERVER_ERROR, body)
@@ -57,7 +67,14 @@ fn refusal(denied: &Denied, attributes: Attributes<'_>) -> Response {
     }
 }
 
-/// Text whose type is left for clients to see.
+/// A response that asks the client to try again in a second.
+fn too_many(why: &str) -> Response {
+    let mut response = text((StatusCode::TOO_MANY_REQUESTS, format!("{why}\n")));
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}
+
+/// Text without `nosniff`, as upstream's authentication filter writes it.
 fn sniffed(status: StatusCode, body: String) -> Response {
     (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], Body::from(body)).into_response()
 }

@@ -1,4 +1,4 @@
-//! Connections of the main port: accepted, secured, served, bounded in number and in time.
+//! Connections of the main port: TLS handshake, then HTTP/1.1 or HTTP/2.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,41 +6,30 @@ use std::time::Duration;
 
 use axum::body::Body;
 use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
-use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::client_ca::{Bundle, ClientCa};
-use super::connections::{ConnectionSlot, Connections, Peer};
 use super::error::SetupError;
 use super::tls::{Serving, TlsSettings};
+use crate::server::connections::{ConnectionSlot, Peer};
 use crate::server::dispatch::Dispatcher;
+use crate::server::listen::{self, KEEP_ALIVE, MAX_HEAD};
 
-/// A handshake that takes longer is broken off.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// A connection without a request, or with one whose head does not end, is closed.
-const IDLE: Duration = Duration::from_secs(90);
-/// Head of a request at most, in bytes, and what is buffered for one connection.
-const HEAD: usize = 1 << 20;
-/// Ciphertext at most that waits for a client who does not read.
-const UNSENT: usize = 16 << 10;
-/// Requests at once on one HTTP/2 connection.
-const STREAMS: u32 = 250;
-/// A connection whose other end says nothing is asked whether it is still there.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Time for requests to end after the agent was told to.
-const DRAIN: Duration = Duration::from_secs(2);
-/// Wait after the system had no connection to give, for want of files mostly.
-const ACCEPT_RETRY: Duration = Duration::from_secs(1);
+/// A handshake that takes longer is aborted.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Ciphertext that is buffered for a client that does not read, in bytes at most.
+const MAX_UNSENT: usize = 16 << 10;
+/// Concurrent requests on one HTTP/2 connection.
+const MAX_STREAMS: u32 = 250;
 
 /// How connections are secured, with the authorities of clients as they are at the moment.
 pub(super) struct Handshakes {
@@ -92,36 +81,11 @@ pub(super) async fn serve(
     dispatcher: Arc<Dispatcher>,
     shutdown: &CancellationToken,
 ) {
-    if let Ok(address) = listener.local_addr() {
-        tracing::info!(server = "main", %address, "listening");
-    }
-    let connections = Connections::default();
-    let tasks = TaskTracker::new();
-    while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
-        match accepted {
-            Ok((stream, address)) => {
-                let Some(slot) = connections.accept() else {
-                    tracing::debug!(%address, "too many connections");
-                    continue;
-                };
-                let connection = Connection {
-                    address,
-                    slot: Arc::new(slot),
-                    dispatcher: dispatcher.clone(),
-                    shutdown: shutdown.clone(),
-                };
-                tasks.spawn(connection.run(stream, handshakes.current()));
-            }
-            Err(error) => {
-                tracing::warn!(server = "main", %error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_RETRY).await;
-            }
-        }
-    }
-    drop(listener);
-    tasks.close();
-    // What lasts longer ends with the process.
-    let _ = tokio::time::timeout(DRAIN, tasks.wait()).await;
+    listen::accept("main", listener, shutdown, |stream, address, slot| {
+        let (dispatcher, shutdown) = (dispatcher.clone(), shutdown.clone());
+        Connection { address, slot, dispatcher, shutdown }.serve(stream, handshakes.current())
+    })
+    .await;
 }
 
 struct Connection {
@@ -132,72 +96,22 @@ struct Connection {
 }
 
 impl Connection {
-    async fn run(self, stream: TcpStream, config: Arc<ServerConfig>) {
-        let (evicted, address) = (self.slot.evicted(), self.address);
-        let served = evicted.run_until_cancelled(self.serve(stream, config)).await;
-        match served {
-            None => tracing::debug!(%address, "closed, because others wait and this client has shown no right to ask"),
-            Some(Err(error)) => tracing::debug!(%address, error, "connection ended"),
-            Some(Ok(())) => {}
-        }
-    }
-
     async fn serve(self, stream: TcpStream, config: Arc<ServerConfig>) -> Result<(), String> {
-        let alive = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE);
-        let set = SockRef::from(&stream).set_tcp_keepalive(&alive).and_then(|()| stream.set_nodelay(true));
-        set.map_err(|error| format!("setting socket options: {error}"))?;
-        let handshake = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream));
+        listen::prepare(&stream)?;
+        let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream));
         let mut stream = handshake.await.map_err(|_| "no handshake in time")?.map_err(|error| error.to_string())?;
         let (_, session) = stream.get_mut();
-        session.set_buffer_limit(Some(UNSENT));
+        session.set_buffer_limit(Some(MAX_UNSENT));
         let certificates = session.peer_certificates().unwrap_or_default();
         let certificates: Arc<[_]> =
             certificates.iter().map(CertificateDer::clone).map(CertificateDer::into_owned).collect();
-        if session.alpn_protocol() == Some(b"h2") {
-            self.http2(stream, certificates).await
-        } else {
-            self.http1(stream, certificates).await
-        }
-    }
-
-    async fn http1(
-        self,
-        stream: TlsStream<TcpStream>,
-        certificates: Arc<[CertificateDer<'static>]>,
-    ) -> Result<(), String> {
+        let is_http2 = session.alpn_protocol() == Some(b"h2");
         let shutdown = self.shutdown.clone();
         let service = self.service(certificates);
-        let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(IDLE).max_buf_size(HEAD);
-        let connection = builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
-        let mut connection = std::pin::pin!(connection);
-        tokio::select! {
-            ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
-            () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
-        }
-        connection.await.map_err(|error| error.to_string())
+        if is_http2 { http2(stream, service, &shutdown).await } else { listen::http1(stream, service, &shutdown).await }
     }
 
-    async fn http2(
-        self,
-        stream: TlsStream<TcpStream>,
-        certificates: Arc<[CertificateDer<'static>]>,
-    ) -> Result<(), String> {
-        let shutdown = self.shutdown.clone();
-        let service = self.service(certificates);
-        let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder.timer(TokioTimer::new()).keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE);
-        builder.max_header_list_size(HEAD as u32).max_concurrent_streams(STREAMS);
-        let connection = builder.serve_connection(TokioIo::new(stream), service);
-        let mut connection = std::pin::pin!(connection);
-        tokio::select! {
-            ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
-            () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
-        }
-        connection.await.map_err(|error| error.to_string())
-    }
-
-    /// Hands requests to the dispatcher, each with what is known of its client.
+    /// Passes requests to the dispatcher, each with its client.
     fn service(
         self,
         certificates: Arc<[CertificateDer<'static>]>,
@@ -205,7 +119,7 @@ impl Connection {
         hyper::Request<Incoming>,
         Response = hyper::Response<Body>,
         Error = std::convert::Infallible,
-        Future: Send,
+        Future: Send + 'static,
     > {
         let peer = Peer { address: Some(self.address), certificates, slot: Some(self.slot) };
         let dispatcher = self.dispatcher;
@@ -218,4 +132,25 @@ impl Connection {
             }
         })
     }
+}
+
+async fn http2<S>(stream: TlsStream<TcpStream>, service: S, shutdown: &CancellationToken) -> Result<(), String>
+where
+    S: hyper::service::Service<
+            hyper::Request<Incoming>,
+            Response = hyper::Response<Body>,
+            Error = std::convert::Infallible,
+            Future: Send + 'static,
+        >,
+{
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.timer(TokioTimer::new()).keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE);
+    builder.max_header_list_size(MAX_HEAD as u32).max_concurrent_streams(MAX_STREAMS);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
+        () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    connection.await.map_err(|error| error.to_string())
 }

@@ -12,7 +12,6 @@
 mod authenticate;
 mod authorize;
 mod client_ca;
-mod connections;
 mod error;
 mod files;
 mod guard;
@@ -34,7 +33,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use connections::Peer;
+pub use super::connections::Peer;
 pub use error::{CertificateError, SetupError};
 pub(super) use guard::Guard;
 pub use review::{ApiReviews, ReviewError, Reviews};
@@ -43,6 +42,7 @@ pub use tls::Serving;
 pub use user::User;
 
 use super::dispatch::Dispatcher;
+use super::listen;
 use crate::config::{FeatureGates, Gate, KubeletConfiguration};
 use crate::metrics::Metrics;
 use authenticate::{Authenticator, Tokens};
@@ -117,7 +117,7 @@ impl Secure {
         };
         let reload_hints = gates.enabled(Gate::ReloadKubeletClientCAFile);
         let handshakes = Handshakes::new(settings, serving, client_ca.clone(), reload_hints)?;
-        let listener = listen(config).await?;
+        let listener = bind(config).await?;
         Ok(Self { listener, handshakes, guard, client_ca, serving_files })
     }
 
@@ -159,13 +159,13 @@ impl Listening {
     }
 }
 
-async fn listen(config: &KubeletConfiguration) -> Result<TcpListener, SetupError> {
+async fn bind(config: &KubeletConfiguration) -> Result<TcpListener, SetupError> {
     let tls = |field: &str, problem: String| SetupError::Tls { field: field.to_owned(), problem };
     let host: IpAddr =
         config.address.parse().map_err(|_| tls("address", format!("{:?} is not an IP address", config.address)))?;
     let port = u16::try_from(config.port).map_err(|_| tls("port", format!("{} is not a port", config.port)))?;
     let address = SocketAddr::new(host, port);
-    TcpListener::bind(address).await.map_err(|cause| SetupError::Listen { address, cause })
+    listen::bind("main", address).await.map_err(|cause| SetupError::Listen { address, cause })
 }
 
 fn authenticator(

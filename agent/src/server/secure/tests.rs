@@ -319,7 +319,7 @@ async fn connections_can_be_upgraded() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn start_up_errors() {
     let refused = async |change: fn(&mut Setup)| {
         let mut setup = Setup::new(None);
@@ -345,7 +345,7 @@ async fn start_up_errors() {
     let mut setup = Setup::new(Some(api()));
     setup.config.port = taken.local_addr().expect("an address").port().into();
     let error = setup.open().await.err().expect("refused").to_string();
-    assert!(error.starts_with("cannot listen on 127.0.0.1:"), "{error}");
+    assert!(error.starts_with("cannot bind the address 127.0.0.1:"), "{error}");
 }
 
 #[tokio::test]

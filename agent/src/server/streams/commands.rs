@@ -67,11 +67,15 @@ pub(super) async fn checkpoint(
     Ok(axum::Json(serde_json::json!({ "items": [location] })).into_response())
 }
 
-/// The client's time, but not less than the usual. `None` if it is negative.
+/// Longest time that a client can give a checkpoint. Longer ones cannot be told to the runtime: a gRPC timeout has eight
+/// digits at most.
+const MAX_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
+/// The client's timeout, but not less than `usual` nor more than a day. `None` if it is negative.
 fn effective_timeout(query: &[(String, String)], usual: Duration) -> Result<Option<Duration>, Refusal> {
     let Some((_, text)) = query.iter().rfind(|(key, _)| key == "timeout") else { return Ok(Some(usual)) };
     let seconds: i64 = text.parse().map_err(|_| Refusal::not_found("cannot parse value of timeout parameter"))?;
-    Ok(u64::try_from(seconds).ok().map(|seconds| Duration::from_secs(seconds).max(usual)))
+    Ok(u64::try_from(seconds).ok().map(|seconds| Duration::from_secs(seconds).min(MAX_CHECKPOINT_TIMEOUT).max(usual)))
 }
 
 fn file_name(pod: &str, container: &str, now: Timestamp) -> String {
@@ -91,6 +95,7 @@ mod tests {
         assert_eq!(timeout(&[]), Ok(Some(Duration::from_secs(120))));
         assert_eq!(timeout(&["7"]), Ok(Some(Duration::from_secs(120))));
         assert_eq!(timeout(&["x", "600"]), Ok(Some(Duration::from_secs(600))), "the last value counts");
+        assert_eq!(timeout(&["9223372036854775807"]), Ok(Some(MAX_CHECKPOINT_TIMEOUT)));
         assert_eq!(timeout(&["-1"]), Ok(None));
         assert_eq!(timeout(&["soon"]), Err(Refusal::not_found("cannot parse value of timeout parameter")));
     }

@@ -1,20 +1,22 @@
-//! Who a request comes from.
+//! Authentication of requests.
 //!
-//! Client certificate, bearer token, token in a WebSocket protocol, in this order; the first that names a user wins.
-//! Credentials that are refused end in 401 even where anonymous requests are allowed: only who shows none is anonymous.
+//! Client certificate, bearer token, token in a WebSocket protocol, in this order; the first that yields a user wins.
+//! Rejected credentials end in 401 even where anonymous requests are allowed: only requests without any are anonymous.
 
 mod certificate;
 mod credentials;
 mod token;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::http::HeaderMap;
 use rustls::pki_types::CertificateDer;
+use secrecy::SecretString;
 
 pub(super) use certificate::user_of;
-pub(super) use token::Tokens;
+pub(super) use token::{TokenError, Tokens};
 
 use super::User;
 use super::client_ca::ClientCa;
@@ -39,14 +41,23 @@ pub(super) struct Authenticator {
     pub(super) uid_from_certificate: bool,
 }
 
-/// Nobody, and what each authenticator had against the client.
+/// Why a request is not authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Unauthenticated(pub(super) Vec<String>);
+pub(super) enum Unauthenticated {
+    /// No authenticator yields a user; the error of each that was tried (401).
+    Rejected(Vec<String>),
+    /// Its token cannot be reviewed now (429).
+    TooManyReviews,
+}
 
 impl Authenticator {
-    /// Names the user and takes the credential out of the headers.
+    /// The user of a request; its credential is removed from the headers. `peer` is the client's address.
+    ///
+    /// # Errors
+    /// No credential is accepted and anonymous requests are not allowed, or no review is possible now.
     pub(super) async fn authenticate(
         &self,
+        peer: Option<IpAddr>,
         certificates: &[CertificateDer<'static>],
         headers: &mut HeaderMap,
     ) -> Result<User, Unauthenticated> {
@@ -57,7 +68,7 @@ impl Authenticator {
             Err(error) => errors.push(error),
         }
         if let Some(tokens) = &self.tokens
-            && let Some(user) = by_token(tokens, headers, &mut errors).await
+            && let Some(user) = by_token(tokens, peer, headers, &mut errors).await?
         {
             return Ok(authenticated(user));
         }
@@ -65,7 +76,7 @@ impl Authenticator {
             let groups = vec![UNAUTHENTICATED.to_owned()];
             return Ok(User { name: ANONYMOUS.to_owned(), groups, ..User::default() });
         }
-        Err(Unauthenticated(errors))
+        Err(Unauthenticated::Rejected(errors))
     }
 
     fn certificate(&self, certificates: &[CertificateDer<'static>]) -> Result<Option<User>, String> {
@@ -80,31 +91,43 @@ impl Authenticator {
     }
 }
 
-async fn by_token(tokens: &Tokens, headers: &mut HeaderMap, errors: &mut Vec<String>) -> Option<User> {
-    if let Some(token) = bearer(headers) {
-        match tokens.user(&token).await {
-            Ok(user) => {
-                headers.remove(axum::http::header::AUTHORIZATION);
-                return Some(user);
-            }
-            Err(error) => errors.push(error),
+async fn by_token(
+    tokens: &Tokens,
+    peer: Option<IpAddr>,
+    headers: &mut HeaderMap,
+    errors: &mut Vec<String>,
+) -> Result<Option<User>, Unauthenticated> {
+    let mut review = async |token: &SecretString| match tokens.user(token, peer).await {
+        Ok(user) => Ok(Some(user)),
+        Err(TokenError::Rejected(error)) => {
+            errors.push(error);
+            Ok(None)
         }
+        Err(TokenError::TooManyReviews) => Err(Unauthenticated::TooManyReviews),
+    };
+    if let Some(token) = bearer(headers)
+        && let Some(user) = review(&token).await?
+    {
+        headers.remove(axum::http::header::AUTHORIZATION);
+        return Ok(Some(user));
     }
     match websocket(headers) {
-        Ok(None) => {}
-        Err(error) => errors.push(error.to_owned()),
-        Ok(Some(WebSocketToken { token, others })) => match tokens.user(&token).await {
-            Ok(user) => {
+        Ok(Some(WebSocketToken { token, others })) => {
+            let user = review(&token).await?;
+            if user.is_some() {
                 headers.insert(axum::http::header::SEC_WEBSOCKET_PROTOCOL, others);
-                return Some(user);
             }
-            Err(error) => errors.push(error),
-        },
+            Ok(user)
+        }
+        Ok(None) => Ok(None),
+        Err(error) => {
+            errors.push(error.to_owned());
+            Ok(None)
+        }
     }
-    None
 }
 
-/// Adds the group of all who are authenticated.
+/// Adds the group of all authenticated users.
 fn authenticated(mut user: User) -> User {
     let settled = |group: &String| group == AUTHENTICATED || group == UNAUTHENTICATED;
     if user.name != ANONYMOUS && !user.groups.iter().any(settled) {

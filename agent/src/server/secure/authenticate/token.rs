@@ -1,9 +1,12 @@
-//! Bearer tokens, by the API server's word, which is remembered for a while.
+//! Bearer tokens, reviewed by the API server, and a cache of the outcomes.
 //!
-//! Tokens themselves are not kept: what is remembered is found by a digest with a key of this process. However many
-//! requests bring the same token at once, the API server is asked once; a request that goes away does not end that.
+//! Tokens themselves are not kept: the cache is keyed by a digest with a secret of this process. Concurrent requests with
+//! the same token share one review, which goes on when the requests are cancelled. Everything that a client can multiply
+//! by sending ever new tokens is bounded: their length, the reviews in flight, in all and per client address, and the
+//! outcomes kept. Rejected tokens have a cache of their own, so that they cannot evict accepted ones.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,19 +24,34 @@ use super::super::error::SetupError;
 use super::super::review::{Reviews, retried};
 use crate::metrics::{Access, Metrics};
 
-/// Answers remembered at most.
+/// Outcomes kept at most, for accepted and for rejected tokens each.
 const CACHE_SIZE: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
-/// A lookup may take this long, all tries together.
+/// A lookup may take this long, all attempts together.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// What is said of a token that is nobody's.
+/// Longest token that is reviewed, in bytes. Tokens of service accounts have one or two thousand.
+const MAX_TOKEN_LENGTH: usize = 16 << 10;
+/// Reviews in flight at most.
+const MAX_IN_FLIGHT: usize = 64;
+/// Reviews in flight at most for tokens from one client address.
+const MAX_IN_FLIGHT_PER_PEER: usize = 16;
+/// The error of a token that the API server does not know.
 const INVALID: &str = "invalid bearer token";
 
 type Key = [u8; 32];
-/// `Ok(None)`: the API server says that the token is nobody's, without saying why.
+/// `Ok(None)`: the API server does not authenticate the token and gives no error.
 type Outcome = Result<Option<User>, String>;
 type Lookup = Shared<BoxFuture<'static, Outcome>>;
 
-/// Asks and remembers. Cheap to clone.
+/// Why a token authenticates nobody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::server::secure) enum TokenError {
+    /// It is not accepted (401).
+    Rejected(String),
+    /// Too many reviews are in flight to review it now (429).
+    TooManyReviews,
+}
+
+/// Reviews tokens and caches the outcomes. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::server::secure) struct Tokens {
     shared: Arc<State>,
@@ -41,7 +59,7 @@ pub(in crate::server::secure) struct Tokens {
 
 struct State {
     reviews: Arc<dyn Reviews>,
-    /// How long an answer is kept; zero keeps none.
+    /// How long an outcome is kept; zero keeps none.
     ttl: Duration,
     secret: Key,
     metrics: Arc<Metrics>,
@@ -49,34 +67,101 @@ struct State {
 }
 
 struct Cache {
-    outcomes: LruCache<Key, (Outcome, Instant)>,
+    accepted: LruCache<Key, (Outcome, Instant)>,
+    rejected: LruCache<Key, (Outcome, Instant)>,
     in_flight: HashMap<Key, Lookup>,
+    /// Reviews in flight by the address of the client that caused them.
+    per_peer: HashMap<IpAddr, usize>,
+}
+
+impl Cache {
+    /// The outcome that is still good at `now`.
+    fn outcome(&mut self, key: &Key, now: Instant) -> Option<Outcome> {
+        let fresh = |found: Option<&(Outcome, Instant)>| {
+            found.filter(|(_, until)| *until > now).map(|(outcome, _)| outcome.clone())
+        };
+        fresh(self.accepted.get(key)).or_else(|| fresh(self.rejected.get(key)))
+    }
+
+    fn keep(&mut self, key: Key, outcome: &Outcome, until: Instant) {
+        match outcome {
+            Ok(Some(_)) => drop(self.accepted.put(key, (outcome.clone(), until))),
+            Ok(None) => drop(self.rejected.put(key, (outcome.clone(), until))),
+            Err(_) => {}
+        }
+    }
+
+    /// Room for one more review caused by `peer`.
+    fn has_room(&self, peer: Option<IpAddr>) -> bool {
+        let by_peer = peer.and_then(|peer| self.per_peer.get(&peer)).copied().unwrap_or_default();
+        self.in_flight.len() < MAX_IN_FLIGHT && by_peer < MAX_IN_FLIGHT_PER_PEER
+    }
+
+    fn started(&mut self, key: Key, peer: Option<IpAddr>, lookup: Lookup) {
+        self.in_flight.insert(key, lookup);
+        if let Some(peer) = peer {
+            *self.per_peer.entry(peer).or_default() += 1;
+        }
+    }
+
+    fn ended(&mut self, key: &Key, peer: Option<IpAddr>) {
+        self.in_flight.remove(key);
+        if let Some(peer) = peer
+            && let Some(count) = self.per_peer.get_mut(&peer)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.per_peer.remove(&peer);
+            }
+        }
+    }
 }
 
 impl Tokens {
+    /// # Errors
+    /// The system has no random bytes for the secret.
     pub(in crate::server::secure) fn new(
         reviews: Arc<dyn Reviews>,
         ttl: Duration,
         metrics: Arc<Metrics>,
     ) -> Result<Self, SetupError> {
-        let cache = Cache { outcomes: LruCache::new(CACHE_SIZE), in_flight: HashMap::new() };
-        let (secret, cache) = (secret()?, Mutex::new(cache));
-        Ok(Self { shared: Arc::new(State { reviews, ttl, secret, metrics, cache }) })
+        let cache = Mutex::new(Cache {
+            accepted: LruCache::new(CACHE_SIZE),
+            rejected: LruCache::new(CACHE_SIZE),
+            in_flight: HashMap::new(),
+            per_peer: HashMap::new(),
+        });
+        Ok(Self { shared: Arc::new(State { reviews, ttl, secret: secret()?, metrics, cache }) })
     }
 
-    /// Whose token this is, or why it is refused.
-    pub(in crate::server::secure) async fn user(&self, token: &SecretString) -> Result<User, String> {
+    /// The user of a token that a client at `peer` sent.
+    ///
+    /// # Errors
+    /// The token is not accepted, or cannot be reviewed now.
+    pub(in crate::server::secure) async fn user(
+        &self,
+        token: &SecretString,
+        peer: Option<IpAddr>,
+    ) -> Result<User, TokenError> {
+        if token.expose_secret().len() > MAX_TOKEN_LENGTH {
+            return Err(TokenError::Rejected(format!("the bearer token is longer than {MAX_TOKEN_LENGTH} bytes")));
+        }
         let (key, began, access) = (self.shared.key(token), Instant::now(), &self.shared.metrics.access);
         let lookup = {
             let mut cache = self.shared.cache();
-            match cache.outcomes.get(&key) {
-                Some((outcome, until)) if *until > began => {
-                    access.token_looked_up(true, began.elapsed());
-                    return into_user(outcome.clone());
-                }
-                _ => {}
+            if let Some(outcome) = cache.outcome(&key, began) {
+                access.token_looked_up(true, began.elapsed());
+                return into_user(outcome);
             }
-            cache.in_flight.entry(key).or_insert_with(|| spawn_lookup(self.shared.clone(), key, token.clone())).clone()
+            match cache.in_flight.get(&key) {
+                Some(lookup) => lookup.clone(),
+                None if !cache.has_room(peer) => return Err(TokenError::TooManyReviews),
+                None => {
+                    let lookup = spawn_lookup(self.shared.clone(), key, peer, token.clone());
+                    cache.started(key, peer, lookup.clone());
+                    lookup
+                }
+            }
         };
         let _blocked = GaugeGuard::new(access, Access::token_waiting);
         let outcome = lookup.await;
@@ -85,7 +170,7 @@ impl Tokens {
     }
 }
 
-/// One more for as long as it lives.
+/// Adds one to a gauge for as long as it lives.
 struct GaugeGuard<'a> {
     access: &'a Access,
     count: fn(&Access, i64),
@@ -104,12 +189,12 @@ impl Drop for GaugeGuard<'_> {
     }
 }
 
-fn into_user(outcome: Outcome) -> Result<User, String> {
-    outcome?.ok_or_else(|| INVALID.to_owned())
+fn into_user(outcome: Outcome) -> Result<User, TokenError> {
+    outcome.map_err(TokenError::Rejected)?.ok_or_else(|| TokenError::Rejected(INVALID.to_owned()))
 }
 
-/// A lookup that ends by itself, whoever still waits for it.
-fn spawn_lookup(state: Arc<State>, key: Key, token: SecretString) -> Lookup {
+/// A review in a task of its own, which does not end with the requests that wait for it.
+fn spawn_lookup(state: Arc<State>, key: Key, peer: Option<IpAddr>, token: SecretString) -> Lookup {
     let task = tokio::spawn(async move {
         let _asking = GaugeGuard::new(&state.metrics.access, Access::token_asking);
         let asked = retried(|| state.reviews.token(token.expose_secret()));
@@ -120,9 +205,9 @@ fn spawn_lookup(state: Arc<State>, key: Key, token: SecretString) -> Lookup {
         };
         state.metrics.access.token_asked(outcome.is_ok());
         let mut cache = state.cache();
-        cache.in_flight.remove(&key);
-        if outcome.is_ok() && !state.ttl.is_zero() {
-            cache.outcomes.put(key, (outcome.clone(), Instant::now() + state.ttl));
+        cache.ended(&key, peer);
+        if !state.ttl.is_zero() {
+            cache.keep(key, &outcome, Instant::now() + state.ttl);
         }
         outcome
     });
@@ -131,7 +216,7 @@ fn spawn_lookup(state: Arc<State>, key: Key, token: SecretString) -> Lookup {
         .shared()
 }
 
-/// An error in the answer is one of the token, and not remembered.
+/// An error in the status is an error of the token, and is not cached.
 fn interpret(status: TokenReviewStatus) -> Outcome {
     if let Some(error) = status.error.filter(|error| !error.is_empty()) {
         return Err(error);
@@ -159,7 +244,7 @@ impl State {
     }
 }
 
-/// A key nobody else knows.
+/// The secret of the digests.
 fn secret() -> Result<Key, SetupError> {
     let mut key = Key::default();
     let random = rustls::crypto::aws_lc_rs::default_provider().secure_random;
@@ -181,21 +266,25 @@ mod tests {
 
     const TTL: Duration = Duration::from_secs(120);
 
+    fn rejected(error: &str) -> TokenError {
+        TokenError::Rejected(error.to_owned())
+    }
+
     fn tokens_of(script: &Arc<Script>, ttl: Duration) -> Tokens {
         Tokens::new(script.clone(), ttl, Metrics::new()).expect("random bytes")
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answers_are_remembered_for_their_time() {
+    async fn outcomes_are_cached_for_their_ttl() {
         let script = Script::tokens(|token| Ok(if token == "good" { named("ann") } else { Default::default() }));
         let tokens = tokens_of(&script, TTL);
         for _ in 0..3 {
-            assert_eq!(tokens.user(&"good".into()).await.expect("a user").name, "ann");
-            assert_eq!(tokens.user(&"bad".into()).await, Err(INVALID.to_owned()));
+            assert_eq!(tokens.user(&"good".into(), None).await.expect("a user").name, "ann");
+            assert_eq!(tokens.user(&"bad".into(), None).await, Err(rejected(INVALID)));
         }
-        assert_eq!(script.asked(), 2, "a no is remembered too");
+        assert_eq!(script.asked(), 2, "rejections are cached too");
         tokio::time::advance(TTL).await;
-        assert!(tokens.user(&"good".into()).await.is_ok());
+        assert!(tokens.user(&"good".into(), None).await.is_ok());
         assert_eq!(script.asked(), 3);
     }
 
@@ -210,7 +299,7 @@ mod tests {
         let shows = |line: &str| metrics.render().expect("metrics").lines().any(|found| found == line);
         let first = tokio::spawn({
             let tokens = tokens.clone();
-            async move { tokens.user(&"good".into()).await }
+            async move { tokens.user(&"good".into(), None).await }
         });
         tokio::time::sleep(Duration::from_secs(1)).await;
         for status in ["in_flight", "blocked"] {
@@ -219,8 +308,8 @@ mod tests {
             assert!(shows(&line(1)), "{status}");
         }
         first.await.expect("no panic").expect("a user");
-        tokens.user(&"good".into()).await.expect("remembered");
-        tokens.user(&"old".into()).await.expect_err("expired");
+        tokens.user(&"good".into(), None).await.expect("cached");
+        tokens.user(&"old".into(), None).await.expect_err("expired");
         for line in [
             "authentication_token_cache_active_fetch_count{status=\"in_flight\"} 0",
             "authentication_token_cache_active_fetch_count{status=\"blocked\"} 0",
@@ -236,45 +325,100 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn errors_are_not_remembered() {
+    async fn errors_are_not_cached() {
         let refused = TokenReviewStatus { error: Some("token expired".to_owned()), ..Default::default() };
         let script = Script::tokens(move |_| Ok(refused.clone()));
         let tokens = tokens_of(&script, TTL);
         for _ in 0..2 {
-            assert_eq!(tokens.user(&"old".into()).await, Err("token expired".to_owned()));
+            assert_eq!(tokens.user(&"old".into(), None).await, Err(rejected("token expired")));
         }
         assert_eq!(script.asked(), 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_time_no_memory() {
+    async fn a_ttl_of_zero_disables_the_cache() {
         let script = Script::tokens(|_| Ok(named("ann")));
         let tokens = tokens_of(&script, Duration::ZERO);
         for _ in 0..2 {
-            assert!(tokens.user(&"good".into()).await.is_ok());
+            assert!(tokens.user(&"good".into(), None).await.is_ok());
         }
         assert_eq!(script.asked(), 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_at_once_ask_once_and_survive_each_other() {
+    async fn concurrent_requests_share_one_review() {
         let script = Script::tokens(|_| Ok(named("ann"))).slow(Duration::from_secs(5));
         let tokens = tokens_of(&script, TTL);
         let token: SecretString = "good".into();
-        // The first to come goes away again while the API server thinks.
-        let gone = tokio::time::timeout(Duration::from_secs(1), tokens.user(&token)).await;
+        // The first request is cancelled during the review.
+        let gone = tokio::time::timeout(Duration::from_secs(1), tokens.user(&token, None)).await;
         assert!(gone.is_err());
-        let all = futures_util::future::join_all((0..50).map(|_| tokens.user(&token))).await;
+        let all = futures_util::future::join_all((0..50).map(|_| tokens.user(&token, None))).await;
         assert!(all.iter().all(|user| user.as_ref().is_ok_and(|user| user.name == "ann")));
         assert_eq!(script.asked(), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_api_server_is_not_waited_for_forever() {
+    async fn a_review_has_a_deadline() {
         let script = Script::tokens(|_| Ok(named("ann"))).slow(Duration::from_secs(3600));
         let before = Instant::now();
-        let refused = tokens_of(&script, TTL).user(&"good".into()).await.expect_err("no answer");
-        assert!(refused.contains("30s"), "{refused}");
+        let refused = tokens_of(&script, TTL).user(&"good".into(), None).await.expect_err("no answer");
+        assert!(matches!(&refused, TokenError::Rejected(error) if error.contains("30s")), "{refused:?}");
         assert_eq!(before.elapsed(), DEADLINE);
+    }
+
+    /// The API server never answers; `count` requests come, each with a token of its own.
+    async fn flood(tokens: &Tokens, count: usize, peer: Option<IpAddr>) -> usize {
+        let asking = (0..count).map(|number| async move {
+            let token = SecretString::from(format!("{peer:?}-{number}"));
+            tokio::time::timeout(Duration::from_secs(1), tokens.user(&token, peer)).await
+        });
+        let all = futures_util::future::join_all(asking).await;
+        all.iter().filter(|answer| **answer == Ok(Err(TokenError::TooManyReviews))).count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ever_new_tokens_are_refused_beyond_the_reviews_in_flight() {
+        let script = Script::tokens(|_| Ok(Default::default())).slow(Duration::from_secs(3600));
+        let tokens = tokens_of(&script, TTL);
+        let began = Instant::now();
+        let refused = flood(&tokens, 1000, None).await;
+        assert_eq!((refused, script.asked()), (1000 - MAX_IN_FLIGHT, MAX_IN_FLIGHT));
+        assert!(began.elapsed() <= Duration::from_secs(1), "refused at once");
+        tokio::time::sleep(DEADLINE).await;
+        assert_eq!(flood(&tokens, 1, None).await, 0, "there is room again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_client_address_leaves_room_for_others() {
+        let script = Script::tokens(|_| Ok(Default::default())).slow(Duration::from_secs(3600));
+        let tokens = tokens_of(&script, TTL);
+        let peer = |last: u8| Some(IpAddr::from([192, 0, 2, last]));
+        assert_eq!(flood(&tokens, 100, peer(1)).await, 100 - MAX_IN_FLIGHT_PER_PEER);
+        assert_eq!(flood(&tokens, 1, peer(2)).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_tokens_are_not_reviewed() {
+        let script = Script::tokens(|_| Ok(named("ann")));
+        let tokens = tokens_of(&script, TTL);
+        let long = tokens.user(&"x".repeat(MAX_TOKEN_LENGTH + 1).into(), None).await;
+        assert!(matches!(long, Err(TokenError::Rejected(_))), "{long:?}");
+        assert_eq!(script.asked(), 0);
+        assert!(tokens.user(&"x".repeat(MAX_TOKEN_LENGTH).into(), None).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rejected_tokens_do_not_evict_accepted_ones() {
+        let script = Script::tokens(|token| Ok(if token == "good" { named("ann") } else { Default::default() }));
+        let tokens = tokens_of(&script, TTL);
+        assert!(tokens.user(&"good".into(), None).await.is_ok());
+        for number in 0..CACHE_SIZE.get() + 10 {
+            let token = SecretString::from(format!("bad-{number}"));
+            assert_eq!(tokens.user(&token, None).await, Err(rejected(INVALID)));
+        }
+        let asked = script.asked();
+        assert!(tokens.user(&"good".into(), None).await.is_ok());
+        assert_eq!(script.asked(), asked, "from the cache");
     }
 }
