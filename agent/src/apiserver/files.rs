@@ -1,5 +1,5 @@
-//! Certificates on disk that others may replace: looked at every ten seconds, taken over when they have changed and make
-//! sense. One that does not make sense, or not yet, leaves the last good one in place.
+//! Client certificate and certificate authority in files: read every ten seconds, as client-go does, and reloaded when they
+//! have changed and are valid. An invalid file leaves the previous one in use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,41 +12,46 @@ use super::tls::{self, Roots};
 use super::{ApiServer, ConnectError};
 use crate::metrics::AuthorityReload;
 
-/// Time between two looks.
+/// Time between two reads.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// What to look at.
+/// The files.
 pub struct Files {
     /// Client certificate and key.
     pub certificate: Option<CertificatePair>,
-    /// The certificate authority, and where it is used.
+    /// The certificate authority, and the verifier that uses it.
     pub authority: Option<(Pem, Roots)>,
 }
 
 impl Files {
-    /// Only what lies in files can change.
+    /// Whether any of them is a file; inline data cannot change.
     pub fn worth_watching(&self) -> bool {
         let pair = self.certificate.as_ref().is_some_and(|pair| pair.certificate.path().is_some());
         pair || self.authority.as_ref().is_some_and(|(pem, _)| pem.path().is_some())
     }
 
-    /// Looks until cancelled.
+    /// Reloads until cancelled. Logs an error once, until it is another one.
     pub async fn watch(self, api: ApiServer, cancel: CancellationToken) {
-        let mut last_problem = String::new();
+        let (files, mut last_error) = (Arc::new(self), String::new());
         while cancel.run_until_cancelled(tokio::time::sleep(PERIOD)).await.is_some() {
-            let problem = self.look(&api).err().map(|error| error.to_string()).unwrap_or_default();
-            if problem != last_problem && !problem.is_empty() {
-                tracing::warn!("{problem}; the one before is used on");
+            let (files, api) = (files.clone(), api.clone());
+            let error = match tokio::task::spawn_blocking(move || files.reload(&api)).await {
+                Ok(Ok(())) => String::new(),
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => error.to_string(),
+            };
+            if error != last_error && !error.is_empty() {
+                tracing::warn!("{error}; the previous one stays in use");
             }
-            last_problem = problem;
+            last_error = error;
         }
     }
 
-    /// One look.
+    /// Reads the files once. Blocks.
     ///
     /// # Errors
-    /// Something does not make sense; it stays as it was.
-    pub(super) fn look(&self, api: &ApiServer) -> Result<(), ConnectError> {
+    /// A file cannot be used; what it held before stays in use.
+    pub(super) fn reload(&self, api: &ApiServer) -> Result<(), ConnectError> {
         if let Some((pem, roots)) = &self.authority {
             let read = tls::verifier(pem).map(|found| roots.set(found));
             let outcome = match &read {
@@ -62,16 +67,16 @@ impl Files {
         if let Some(pair) = &self.certificate
             && api.identify(Arc::new(read_pair(pair)?))
         {
-            tracing::info!("the client certificate has changed, connecting anew");
+            tracing::info!("the client certificate has changed, reconnecting");
         }
         Ok(())
     }
 }
 
-/// The pair as it is now.
+/// Reads the pair. Blocks.
 ///
 /// # Errors
-/// It cannot be read, or is none.
+/// It cannot be read, or certificate and key do not match.
 pub fn read_pair(pair: &CertificatePair) -> Result<rustls::sign::CertifiedKey, ConnectError> {
     let read = || -> Result<_, super::CertificateError> {
         let (certificate, key) = (pair.certificate.read()?, pair.key.read()?);

@@ -122,12 +122,12 @@ async fn a_rotated_certificate_is_shown_on_new_connections_and_the_watch_goes_on
         };
         assert_eq!(seen, expected);
     }
-    files.look(&api).expect("nothing new");
+    files.reload(&api).expect("nothing new");
     assert_eq!(server.seen().len(), 1);
     std::fs::write(folder.path().join("client.pem"), "half a file").expect("written");
-    files.look(&api).expect_err("no pair");
+    files.reload(&api).expect_err("no pair");
     write_pair(folder.path(), authority.issue("second"));
-    files.look(&api).expect("a new pair");
+    files.reload(&api).expect("a new pair");
     let event = events.next().await.expect("an event");
     assert!(matches!(event, Event::Apply(object) if object.metadata.name.as_deref() == Some("b")));
     let last = server.seen().pop().expect("requests");
@@ -343,15 +343,15 @@ async fn transports_authorities_and_look_ups_are_counted() {
     objects(&api.main).get("a").await.expect("an answer");
     let (_, roots) = tls::client_config(&access, &Identity::default()).expect("a configuration");
     let files = Files { certificate: None, authority: access.authority.clone().zip(roots) };
-    files.look(&api).expect("nothing has changed");
+    files.reload(&api).expect("nothing has changed");
     server.kubeconfig(folder.path(), &Authority::new(), "token: t");
-    files.look(&api).expect("another one");
+    files.reload(&api).expect("another one");
     for content in ["", "-----BEGIN CERTIFICATE-----\nnonsense"] {
         std::fs::write(folder.path().join("ca.crt"), content).expect("written");
-        files.look(&api).expect_err(content);
+        files.reload(&api).expect_err(content);
     }
     std::fs::remove_file(folder.path().join("ca.crt")).expect("removed");
-    files.look(&api).expect_err("nothing to read");
+    files.reload(&api).expect_err("nothing to read");
     cancel.cancel();
     drop(api);
     let text = metrics.render().expect("metrics");

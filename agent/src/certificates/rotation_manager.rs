@@ -69,6 +69,8 @@ enum AttemptError {
     Request(#[from] RequestError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error("storing the certificate: {0}")]
+    Task(#[from] tokio::task::JoinError),
 }
 
 impl RotationManager {
@@ -141,9 +143,9 @@ impl RotationManager {
     /// Tries until it is done, or somebody has put a good pair in the place of an expired one; `None` if meanwhile
     /// something else is wanted.
     async fn renew(&mut self, template: &Template, current: &watch::Sender<Option<Arc<Pair>>>) -> Option<Pair> {
-        let mut failures = 0;
+        let (mut failures, mut last_error) = (0, String::new());
         loop {
-            if let Some(pair) = self.replaced(current) {
+            if let Some(pair) = self.replaced(current).await {
                 return Some(pair);
             }
             let mut others = self.template.clone();
@@ -154,7 +156,13 @@ impl RotationManager {
                 };
                 failures += 1;
                 let pause = rotation::pause(failures, fastrand::f64());
-                tracing::warn!(purpose = template.purpose.prefix(), ?pause, "no certificate: {error}");
+                let error = error.to_string();
+                if error == last_error {
+                    tracing::debug!(purpose = template.purpose.prefix(), ?pause, failures, "no certificate again");
+                } else {
+                    tracing::warn!(purpose = template.purpose.prefix(), ?pause, "no certificate: {error}");
+                }
+                last_error = error;
                 match template.purpose {
                     Purpose::Client => self.metrics.certificates.client_renewal_failed(),
                     Purpose::Serving => self.metrics.certificates.serving_renewal_failed(),
@@ -170,14 +178,16 @@ impl RotationManager {
         }
     }
 
-    /// What lies on disk now, if there is no good pair and this is one.
-    fn replaced(&self, current: &watch::Sender<Option<Arc<Pair>>>) -> Option<Pair> {
+    /// The pair on disk, if there is no valid pair in use and this one is valid.
+    async fn replaced(&self, current: &watch::Sender<Option<Arc<Pair>>>) -> Option<Pair> {
         if current.borrow().is_some() {
             return None;
         }
-        let found = self.store.load().ok().flatten().filter(|pair| !pair.leaf.expired(self.clock.wall()));
+        let store = self.store.clone();
+        let found = tokio::task::spawn_blocking(move || store.load()).await.ok()?.ok().flatten();
+        let found = found.filter(|pair| !pair.leaf.expired(self.clock.wall()));
         if found.is_some() {
-            tracing::info!(file = self.store.place(), "a good certificate has been put on disk");
+            tracing::info!(file = self.store.place(), "using the valid certificate that was put on disk");
         }
         found
     }
@@ -192,7 +202,8 @@ impl RotationManager {
         let (client, recovered) = (self.client)(good);
         let created = |outcome: Result<(), &kube::Error>| self.server_health.created(outcome);
         let pair = request::obtain(&client, recovered, template, TIMEOUT, created).await?;
-        self.store.replace(&pair, self.clock.wall())?;
+        let (store, stored, now) = (self.store.clone(), pair.clone(), self.clock.wall());
+        tokio::task::spawn_blocking(move || store.replace(&stored, now)).await??;
         self.server_health.note(true);
         Ok(pair)
     }

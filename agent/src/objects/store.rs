@@ -34,6 +34,8 @@ pub(super) const MAX_WATCHES: usize = 512;
 const SHORTEST_IDLE: Duration = Duration::from_secs(60);
 /// How long what a GET brought is good for, unless the node's annotation says otherwise.
 const TIME_TO_LIVE: Duration = Duration::from_secs(60);
+/// The longest time to live that the annotation can ask for.
+const MAX_TIME_TO_LIVE: Duration = Duration::from_secs(24 * 3600);
 const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 
 /// What reading an object takes; shared by all kinds.
@@ -67,7 +69,7 @@ impl Reading {
     pub(super) fn time_to_live(&self) -> Duration {
         let node = self.node.as_ref().and_then(|node| node.borrow().clone());
         let stated = node.and_then(|node| node.metadata.annotations.as_ref()?.get(TTL_ANNOTATION)?.parse().ok());
-        stated.map_or(TIME_TO_LIVE, Duration::from_secs)
+        stated.map_or(TIME_TO_LIVE, |seconds| Duration::from_secs(seconds).min(MAX_TIME_TO_LIVE))
     }
 }
 

@@ -205,12 +205,13 @@ fn request_of(key: &TokenKey) -> TokenRequest {
     }
 }
 
-/// When a token is to be replaced. Its issue is reckoned back from its end.
+/// When a token is replaced. The time of its issue is computed from its expiry. A lifetime that no clock can represent,
+/// as a broken API server may state it, makes the token due at once.
 fn refresh_at(expires: SystemTime, lifetime: Duration, jitter: Duration) -> SystemTime {
     let fifth = Duration::from_secs(lifetime.as_secs() / 5);
-    let by_life = expires - fifth - jitter;
-    let by_age = expires - lifetime + MAX_AGE - jitter;
-    by_life.min(by_age)
+    let by_lifetime = expires.checked_sub(fifth + jitter);
+    let by_age = expires.checked_sub(lifetime).and_then(|issued| (issued + MAX_AGE).checked_sub(jitter));
+    by_lifetime.zip(by_age).map_or(SystemTime::UNIX_EPOCH, |(by_lifetime, by_age)| by_lifetime.min(by_age))
 }
 
 impl fmt::Display for TokenKey {
@@ -242,5 +243,6 @@ mod tests {
             let earlier = refresh_at(issued + lifetime, lifetime, Duration::from_secs(9));
             assert_eq!(at.duration_since(earlier).expect("earlier").as_secs(), 9);
         }
+        assert_eq!(refresh_at(issued, Duration::from_secs(u64::MAX), none), SystemTime::UNIX_EPOCH, "no clock goes so far");
     }
 }

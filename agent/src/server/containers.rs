@@ -1,5 +1,5 @@
-//! What the handlers of pods and containers read and call. They change nothing themselves: what they ask of the runtime
-//! (streams, a command, a checkpoint) is what the client asked for.
+//! Pods and containers as the handlers of logs, streams and commands see them. The handlers change nothing themselves:
+//! what they ask of the runtime (streams, a command, a checkpoint) is what the client asked for.
 
 use std::sync::Arc;
 
@@ -11,20 +11,23 @@ use crate::model::PodUid;
 use crate::model::spec;
 use crate::runtime::Runtime;
 
-/// Finds a pod by namespace and name.
-pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
-/// Finds the cached snapshot of a pod.
-pub type FindSnapshot = dyn Fn(&PodUid) -> Option<Arc<PodSnapshot>> + Send + Sync;
+/// Finds pods and what is known of them. No method may block.
+pub trait PodLookup: Send + Sync + 'static {
+    /// The desired pod of this namespace and name; mirror pods are not among them.
+    fn pod(&self, namespace: &str, name: &str) -> Option<Pod>;
 
-/// Handles on pods, made by whoever wires the servers. Cheap to clone; none of the closures may block.
+    /// The pod's status: the one that the agent has computed, else that of the pod's source.
+    fn status(&self, pod: &Pod) -> PodStatus;
+
+    /// The cached snapshot of a pod.
+    fn snapshot(&self, uid: &PodUid) -> Option<Arc<PodSnapshot>>;
+}
+
+/// Access to pods and their containers. Cheap to clone.
 #[derive(Clone)]
 pub struct Containers {
-    /// The desired pod of this namespace and name; mirror pods are not among them.
-    pub pod: Arc<FindPod>,
-    /// What is said of the pod: the agent's own word, else that of the pod's source.
-    pub status: Arc<dyn Fn(&Pod) -> PodStatus + Send + Sync>,
-    /// The cached snapshot of a pod.
-    pub snapshot: Arc<FindSnapshot>,
+    /// Pods.
+    pub pods: Arc<dyn PodLookup>,
     /// The container runtime.
     pub runtime: Runtime,
 }

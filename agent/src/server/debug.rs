@@ -1,7 +1,6 @@
-//! For those who look into the agent itself: how much it logs, and what can be said of its profile.
+//! `/debug/flags/v` and `/debug/pprof/`.
 //!
-//! Profiles in the format of Go's runtime are of a Go program; this one has none of them. What a profile of it would
-//! show, `perf` shows; the pages say so instead of pretending.
+//! Profiles in the format of Go's runtime cannot be made of a Rust program; the endpoints say so and name `perf`.
 
 use axum::body::to_bytes;
 use axum::extract::Request;
@@ -10,15 +9,15 @@ use axum::response::{IntoResponse, Response};
 
 use super::health::text;
 
-/// A verbosity has no more digits than this, by far.
-const BODY: usize = 1024;
+/// Longest body that is read, in bytes.
+const MAX_BODY: usize = 1024;
 
-/// `PUT /debug/flags/v`: sets how much is logged.
-pub(super) async fn verbosity(set: &(dyn Fn(u32) -> Result<(), String> + Send + Sync), request: Request) -> Response {
+/// `PUT /debug/flags/v`: sets the verbosity of the log.
+pub(super) async fn verbosity(set: impl FnOnce(u32) -> Result<(), String>, request: Request) -> Response {
     if request.method() != Method::PUT {
         return text((StatusCode::NOT_ACCEPTABLE, "unsupported http method\n".to_owned()));
     }
-    let wanted = match to_bytes(request.into_body(), BODY).await {
+    let wanted = match to_bytes(request.into_body(), MAX_BODY).await {
         Ok(body) => String::from_utf8_lossy(&body).into_owned(),
         Err(error) => return text((StatusCode::BAD_REQUEST, format!("error reading http request body: {error}\n"))),
     };
@@ -37,17 +36,17 @@ pub(super) async fn verbosity(set: &(dyn Fn(u32) -> Result<(), String> + Send + 
 }
 
 /// `GET /debug/pprof/{name}`.
-pub(super) fn profile(decoded: &str) -> Response {
+pub(super) async fn profile(decoded: &str) -> Response {
     let name = decoded.trim_matches('/').strip_prefix("debug/pprof/").unwrap_or_default();
     match name {
-        "cmdline" => match std::fs::read("/proc/self/cmdline") {
+        "cmdline" => match tokio::fs::read("/proc/self/cmdline").await {
             Ok(line) => {
                 let line = String::from_utf8_lossy(&line).trim_end_matches('\0').to_owned();
                 text((StatusCode::OK, line))
             }
             Err(error) => text((StatusCode::INTERNAL_SERVER_ERROR, format!("cannot read the command line: {error}\n"))),
         },
-        // None, so that nobody sends addresses to be resolved.
+        // No symbols, so that clients do not send addresses to resolve.
         "symbol" => text((StatusCode::OK, "num_symbols: 0\n".to_owned())),
         "profile" | "trace" => {
             let why = "this agent makes no such profile of itself; use perf on its process\n";
@@ -78,7 +77,6 @@ mod tests {
             *given.lock().expect("not poisoned") = Some(level);
             if level > 10 { Err("too much".to_owned()) } else { Ok(()) }
         };
-        let set: &(dyn Fn(u32) -> Result<(), String> + Send + Sync) = &set;
         let mut request = Request::new(Body::from(body));
         *request.method_mut() = method;
         let response = verbosity(set, request).await;
@@ -102,8 +100,8 @@ mod tests {
         assert_eq!(put(Method::PUT, "11").await.0, StatusCode::BAD_REQUEST);
     }
 
-    #[test]
-    fn profiles() {
+    #[tokio::test]
+    async fn profiles() {
         for (path, status) in [
             ("/debug/pprof/cmdline", StatusCode::OK),
             ("/debug/pprof/symbol", StatusCode::OK),
@@ -112,7 +110,7 @@ mod tests {
             ("/debug/pprof/heap", StatusCode::NOT_FOUND),
             ("/debug/pprof/../secret", StatusCode::NOT_FOUND),
         ] {
-            assert_eq!(profile(path).status(), status, "{path}");
+            assert_eq!(profile(path).await.status(), status, "{path}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the server answers itself: health, pods, metrics, configuration. The same for both ports.
+//! Endpoints that the server implements itself: health, pods, metrics, configuration. The same for both ports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::paths::Endpoint;
 use super::{Handles, debug, exposition, pod_list, zpages};
 use crate::metrics::Metrics;
 
-/// Makes answers from what the handles read.
+/// Responds from what the handles read.
 #[derive(Clone)]
 pub(super) struct Endpoints {
     handles: Handles,
@@ -22,7 +22,7 @@ pub(super) struct Endpoints {
 }
 
 impl Endpoints {
-    /// `own_paths` are named on `/statusz`.
+    /// `own_paths` are listed on `/statusz`.
     pub(super) fn new(handles: Handles, sync_loop_limit: Duration, own_paths: Vec<String>) -> Self {
         Self { handles, sync_loop_limit, own_paths }
     }
@@ -31,18 +31,20 @@ impl Endpoints {
         self.handles.metrics.clone()
     }
 
-    /// Answers; `decoded` is the path.
+    /// The response of `answer`; `decoded` is the path.
     pub(super) async fn answer(&self, answer: Endpoint, decoded: &str, request: Request) -> Response {
         match answer {
             Endpoint::Healthz => self.healthz(request).await,
             Endpoint::Check(name) => self.check(name),
-            Endpoint::Pods => pod_list::answer((self.handles.pods)()),
-            Endpoint::RunningPods => match (self.handles.running_pods)() {
+            Endpoint::Pods => pod_list::answer(self.handles.agent.pods()),
+            Endpoint::RunningPods => match self.handles.agent.running_pods() {
                 Ok(pods) => pod_list::answer(pods),
                 Err(error) => text((StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))),
             },
             Endpoint::Metrics => {
-                (self.handles.refresh)();
+                let agent = self.handles.agent.clone();
+                // A panic in it leaves gauges that are out of date, and is logged.
+                let _ = tokio::task::spawn_blocking(move || agent.refresh_metrics()).await;
                 exposition::strict(&self.handles.metrics, &request, self.handles.metrics.gather())
             }
             Endpoint::ProbeMetrics => {
@@ -54,22 +56,22 @@ impl Endpoints {
             Endpoint::Statusz => {
                 zpages::statusz(&self.handles.metrics, self.handles.version, &self.own_paths, request.headers())
             }
-            Endpoint::DebugFlags => debug::verbosity(&*self.handles.verbosity, request).await,
-            Endpoint::Profile => debug::profile(decoded),
-            // Routers of other rooms answer these.
+            Endpoint::DebugFlags => debug::verbosity(|level| self.handles.agent.set_verbosity(level), request).await,
+            Endpoint::Profile => debug::profile(decoded).await,
+            // The dispatcher passes these to mounted routers.
             Endpoint::Debug | Endpoint::Stats => not_found().await,
         }
     }
 
     fn checks(&self) -> [Check; 4] {
-        let stuck = (self.handles.sync_loop_age)().is_some_and(|age| age > self.sync_loop_limit);
+        let stuck = self.handles.agent.sync_loop_age().is_some_and(|age| age > self.sync_loop_limit);
         let sync_loop = if stuck { Err("sync Loop took longer than expected".to_owned()) } else { Ok(()) };
         [
             Check { name: "ping", outcome: Ok(()) },
-            // Every line is written at once: there is no flusher that could be blocked.
+            // Lines are written synchronously: there is no flusher that could be stuck.
             Check { name: "log", outcome: Ok(()) },
             Check { name: "syncloop", outcome: sync_loop },
-            // No registration server runs yet, so none has failed.
+            // There is no device plugin registration server yet.
             Check { name: "device-plugin", outcome: Ok(()) },
         ]
     }
@@ -82,7 +84,7 @@ impl Endpoints {
         for check in &checks {
             self.handles.metrics.slis.checked(check.name, check.outcome.is_ok());
         }
-        let sensors = if wanted.verbose { (self.handles.sensors)().iter().map(line).collect() } else { Vec::new() };
+        let sensors = if wanted.verbose { self.handles.agent.sensors().iter().map(line).collect() } else { Vec::new() };
         text(overall(&checks, &wanted, &sensors))
     }
 

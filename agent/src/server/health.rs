@@ -1,6 +1,6 @@
-//! The health server: alive (`/healthz`), able to start containers (`/readyz`), and with `?verbose` how each sensor is.
+//! The health server: alive (`/healthz`), runtime ready (`/readyz`), and with `?verbose` the state of each sensor.
 //!
-//! A sensor that is down makes nobody unhealthy, for the agent works without it; so its line decides nothing.
+//! The agent works without any sensor, so the state of a sensor does not change the status code.
 
 use axum::Router;
 use axum::extract::{Query, State};
@@ -11,7 +11,7 @@ use axum::routing::any;
 use super::checks::{Check, Wanted, overall, single};
 use super::{Handles, SensorReport};
 
-/// The server answering is all the check there is.
+/// Passes whenever the server answers.
 fn ping() -> Check {
     Check { name: "ping", outcome: Ok(()) }
 }
@@ -27,29 +27,29 @@ pub(super) fn router(handles: Handles) -> Router {
 
 async fn healthz(State(handles): State<Handles>, Query(query): Query<Vec<(String, String)>>) -> Response {
     let wanted = Wanted::new(&query);
-    let sensors = if wanted.verbose { (handles.sensors)().iter().map(line).collect() } else { Vec::new() };
+    let sensors = if wanted.verbose { handles.agent.sensors().iter().map(line).collect() } else { Vec::new() };
     text(overall(&[ping()], &wanted, &sensors))
 }
 
 async fn readyz(State(handles): State<Handles>, Query(query): Query<Vec<(String, String)>>) -> Response {
-    let runtime = Check { name: "runtime", outcome: (handles.ready)() };
+    let runtime = Check { name: "runtime", outcome: handles.agent.runtime_ready() };
     text(overall(&[ping(), runtime], &Wanted::new(&query), &[]))
 }
 
-/// How a sensor is, in one line.
+/// A sensor's state in one line.
 pub(super) fn line(report: &SensorReport) -> String {
     let mark = if matches!(report.state, "up" | "off") { '+' } else { '!' };
     let reason = report.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
     format!("[{mark}]sensor {} {}{reason}", report.sensor, report.state)
 }
 
-/// Plain text, not to be taken for anything else by a browser that guesses.
+/// Plain text, protected from content sniffing.
 pub(super) fn text((status, body): (StatusCode, String)) -> Response {
     let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
     (status, headers, body).into_response()
 }
 
-/// The answer to paths nobody knows.
+/// The response to unknown paths.
 pub(super) async fn not_found() -> Response {
     text((StatusCode::NOT_FOUND, "404 page not found\n".to_owned()))
 }

@@ -1,12 +1,13 @@
-//! HTTP: the main port for clients that are known, the read-only port, and the health server on loopback.
+//! HTTP servers: the main port (authenticated and authorized), the read-only port, and the health port on loopback.
 //!
-//! Owns the paths, bodies and status codes clients of a kubelet rely on ([`paths`]), and who may ask ([`secure`]). Reads
-//! through small handles given at start and changes nothing; what rooms answer themselves is mounted ([`Mounted`]).
+//! Owns the paths, bodies and status codes that clients of a kubelet rely on ([`paths`]), authentication and authorization
+//! ([`secure`]), and the limits of connections ([`connections`], [`listen`]). Reads the agent through [`AgentState`] and
+//! changes nothing but the log's verbosity; routers of other modules are mounted ([`Mounted`]).
 //!
 //! ```text
 //!  10250 main       HTTPS ─▶ secure ─┐
-//!  10255 read-only  HTTP ────────────┴▶ dispatcher ─▶ paths ─▶ endpoints · routers of other rooms
-//!  10248 health     HTTP    /healthz /healthz/ping, for probes of the agent itself
+//!  10255 read-only  HTTP ────────────┴▶ dispatch ─▶ paths ─▶ endpoints · mounted routers
+//!  10248 health     HTTP    /healthz /healthz/ping /readyz, for probes of the agent itself
 //! ```
 
 mod answer;
@@ -39,6 +40,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 pub use self::containers::Containers;
+pub use self::containers::PodLookup;
 use crate::config::{FeatureGates, Gate, KubeletConfiguration};
 use crate::metrics::Metrics;
 use dispatch::Dispatcher;
@@ -51,7 +53,7 @@ use paths::Table;
 pub use pod_list::running;
 use secure::Secure;
 
-/// The state of one sensor, as told to people.
+/// The state of one sensor, as `/healthz?verbose` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SensorReport {
     /// Its name.
@@ -62,52 +64,73 @@ pub struct SensorReport {
     pub reason: Option<String>,
 }
 
-/// What the servers read. Called for each request; none may block.
+/// What the servers read of the agent, and the one thing they change. Methods are called for each request; none but
+/// [`Self::refresh_metrics`] may block.
+pub trait AgentState: Send + Sync + 'static {
+    /// The desired pods; static ones with the status that the agent has computed.
+    fn pods(&self) -> Vec<Arc<Pod>>;
+
+    /// The pods that run, as the runtime reports them.
+    ///
+    /// # Errors
+    /// The runtime has not answered yet.
+    fn running_pods(&self) -> Result<Vec<Arc<Pod>>, String>;
+
+    /// The state of every sensor.
+    fn sensors(&self) -> Vec<SensorReport>;
+
+    /// Time since the last iteration of the sync loop; `None` before it has started.
+    fn sync_loop_age(&self) -> Option<Duration>;
+
+    /// Whether the runtime can start containers now.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn runtime_ready(&self) -> Result<(), String>;
+
+    /// Updates the gauges that are computed when metrics are scraped. May block: it reads the sizes of log files.
+    fn refresh_metrics(&self);
+
+    /// Sets the verbosity of the log.
+    ///
+    /// # Errors
+    /// There is no such verbosity.
+    fn set_verbosity(&self, level: u32) -> Result<(), String>;
+}
+
+/// What the servers are made from. Cheap to clone.
 #[derive(Clone)]
 pub struct Handles {
-    /// The desired pods; static ones with the status the agent has computed.
-    pub pods: Arc<dyn Fn() -> Vec<Arc<Pod>> + Send + Sync>,
-    /// What runs, as the runtime knows it.
-    pub running_pods: Arc<dyn Fn() -> Result<Vec<Arc<Pod>>, String> + Send + Sync>,
-    /// Every sensor.
-    pub sensors: Arc<dyn Fn() -> Vec<SensorReport> + Send + Sync>,
-    /// Time since the sync loop last came round; `None` before it has started.
-    pub sync_loop_age: Arc<dyn Fn() -> Option<Duration> + Send + Sync>,
-    /// Whether containers can be started now, or why not.
-    pub ready: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
-    /// Brings the gauges up to date, before metrics are shown.
-    pub refresh: Arc<dyn Fn() + Send + Sync>,
-    /// Sets how much is logged.
-    pub verbosity: Arc<dyn Fn(u32) -> Result<(), String> + Send + Sync>,
+    /// The agent as it is now.
+    pub agent: Arc<dyn AgentState>,
     /// The configuration as it was at start.
     pub configz: Arc<Value>,
-    /// The Kubernetes version that is stood in for, such as `v1.36.3`.
+    /// The Kubernetes version that the agent implements, such as `v1.36.3`.
     pub version: &'static str,
-    /// The flags, as they are shown.
+    /// The flags with their values.
     pub flags: Arc<BTreeMap<String, String>>,
-    /// Everything that is counted.
+    /// All metrics.
     pub metrics: Arc<Metrics>,
 }
 
-/// Where the servers listen and what they take for healthy.
+/// Addresses and switches of the servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Address of the health server; `None` turns it off.
     pub healthz: Option<SocketAddr>,
     /// Address of the read-only server; `None` turns it off.
     pub read_only: Option<SocketAddr>,
-    /// The sync loop may take this long to come round.
+    /// An iteration of the sync loop may take this long before `/healthz/syncloop` fails.
     pub sync_loop_limit: Duration,
-    /// What the main port offers.
+    /// Handlers that are enabled on the main port.
     pub enabled: EnabledHandlers,
 }
 
-/// The shortest time after which the sync loop counts as stuck.
+/// Lower bound of the time after which the sync loop counts as stuck.
 const SYNC_LOOP_LEAST: Duration = Duration::from_secs(300);
 
 impl Options {
-    /// From the standard configuration. An address that is none turns its server off; the configuration's checks have
-    /// refused it before.
+    /// From the standard configuration. An invalid address, which validation has refused before, disables its server.
     pub fn new(config: &KubeletConfiguration, gates: &FeatureGates) -> Self {
         let address = |host: &str, port: i32| {
             let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
@@ -130,11 +153,11 @@ impl Options {
     }
 }
 
-/// Serves the health and the read-only port until `shutdown`; requests in progress are answered. The health server waits
-/// for its port.
+/// Serves the health and the read-only port until `shutdown`; requests in progress are answered. The health server tries
+/// to bind its address until it succeeds.
 ///
 /// # Errors
-/// The read-only port cannot be had.
+/// The address of the read-only port cannot be bound within 5 s.
 pub async fn run(
     options: Options,
     handles: Handles,
@@ -151,7 +174,7 @@ pub async fn run(
     tokio::try_join!(health, read_only).map(drop)
 }
 
-/// Serves the main port until `shutdown`; requests in progress have a moment to end.
+/// Serves the main port until `shutdown`; requests in progress have 2 s to end.
 pub async fn run_main(main: Secure, options: Options, handles: Handles, mounted: Mounted, shutdown: CancellationToken) {
     let (guard, listening) = main.into_parts();
     let table = Table::main(&options.enabled);
@@ -160,7 +183,7 @@ pub async fn run_main(main: Secure, options: Options, handles: Handles, mounted:
     listening.serve(Arc::new(dispatcher), shutdown).await;
 }
 
-/// The read-only port's paths, for everybody.
+/// The paths of the read-only port, without authorization.
 fn read_only(options: &Options, handles: Handles, mounted: &Mounted) -> Router {
     let endpoints = Endpoints::new(handles, options.sync_loop_limit, Vec::new());
     let dispatcher = Arc::new(Dispatcher::new(Table::read_only(), None, endpoints, mounted));

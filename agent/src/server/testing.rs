@@ -18,24 +18,51 @@ use tokio_util::sync::CancellationToken;
 
 use super::secure::testing::{Authority, Pair};
 use super::secure::{Reviews, Secure, ServingSource};
-use super::{Handles, Metrics, Mounted, Options, SensorReport, run_main};
+use super::{AgentState, Handles, Metrics, Mounted, Options, SensorReport, run_main};
 use crate::config::{FeatureGates, KubeletConfiguration};
 
 /// Nothing here takes longer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Handles that read made-up things.
+/// An agent whose state the test sets.
+struct TestAgent {
+    pods: Vec<Arc<Pod>>,
+    sync_loop_seconds: Arc<AtomicU64>,
+}
+
+impl AgentState for TestAgent {
+    fn pods(&self) -> Vec<Arc<Pod>> {
+        self.pods.clone()
+    }
+
+    fn running_pods(&self) -> Result<Vec<Arc<Pod>>, String> {
+        Err("no runtime yet".to_owned())
+    }
+
+    fn sensors(&self) -> Vec<SensorReport> {
+        let down = SensorReport { sensor: "exits", state: "down", reason: Some("no CAP_BPF".to_owned()) };
+        vec![down, SensorReport { sensor: "relist", state: "up", reason: None }]
+    }
+
+    fn sync_loop_age(&self) -> Option<Duration> {
+        Some(Duration::from_secs(self.sync_loop_seconds.load(Ordering::Relaxed)))
+    }
+
+    fn runtime_ready(&self) -> Result<(), String> {
+        Err("no runtime yet".to_owned())
+    }
+
+    fn refresh_metrics(&self) {}
+
+    fn set_verbosity(&self, _: u32) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Handles on an agent with these pods.
 pub(super) fn handles(pods: Vec<Arc<Pod>>, sync_loop_seconds: Arc<AtomicU64>) -> Handles {
-    let down = SensorReport { sensor: "exits", state: "down", reason: Some("no CAP_BPF".to_owned()) };
-    let up = SensorReport { sensor: "relist", state: "up", reason: None };
     Handles {
-        pods: Arc::new(move || pods.clone()),
-        running_pods: Arc::new(|| Err("no runtime yet".to_owned())),
-        sensors: Arc::new(move || vec![down.clone(), up.clone()]),
-        sync_loop_age: Arc::new(move || Some(Duration::from_secs(sync_loop_seconds.load(Ordering::Relaxed)))),
-        ready: Arc::new(|| Err("no runtime yet".to_owned())),
-        refresh: Arc::new(|| ()),
-        verbosity: Arc::new(|_| Ok(())),
+        agent: Arc::new(TestAgent { pods, sync_loop_seconds }),
         configz: Arc::new(json!({"kubeletconfig": {"port": 10250}})),
         version: "v1.36.3",
         flags: Arc::new([("v".to_owned(), "2".to_owned())].into()),

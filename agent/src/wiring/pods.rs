@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -28,7 +29,9 @@ use crate::model::spec;
 use crate::pleg::PlegHandle;
 use crate::runtime::RuntimeState;
 use crate::server;
+use crate::server::AgentState;
 use crate::server::Handles;
+use crate::server::SensorReport;
 use crate::status::Statuses;
 use crate::sync::SharedPods;
 use crate::volumes::Volumes;
@@ -66,36 +69,63 @@ pub struct Running {
 pub type Later = watch::Receiver<Option<Running>>;
 
 impl Server<'_> {
-    /// Read-only handles for the servers.
+    /// Handles for the servers.
     pub fn handles(&self, runtime: watch::Receiver<RuntimeState>, later: Later) -> Handles {
-        let (shared, statuses) = (self.shared.clone(), later.clone());
-        let board = self.board.clone();
-        let age = self.shared.clone();
         let pod_logs = PathBuf::from(&self.settings.kubelet.pod_logs_dir);
         let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later, pod_logs };
-        let ready = runtime;
-        let running = gauges.later.clone();
-        let verbosity = self.verbosity.clone();
+        let (board, verbosity) = (self.board.clone(), self.verbosity.clone());
         Handles {
-            pods: Arc::new(move || pods(&shared, &statuses)),
-            running_pods: Arc::new(move || match &*running.borrow() {
-                Some(running) => Ok(server::running(&running.pleg.all())),
-                None => Err("the container runtime has not answered yet".to_owned()),
-            }),
-            sensors: Arc::new(move || sensor_reports(&board)),
-            sync_loop_age: Arc::new(move || age.last_turn().map(|at| at.elapsed())),
-            ready: Arc::new(move || match &*ready.borrow() {
-                RuntimeState::Ready { .. } => Ok(()),
-                RuntimeState::Unreachable(reason) | RuntimeState::NotReady(reason) => Err(reason.clone()),
-                RuntimeState::Unknown => Err("the container runtime has not answered yet".to_owned()),
-            }),
-            refresh: Arc::new(move || gauges.refresh()),
-            verbosity: Arc::new(move |level| verbosity.set(level)),
+            agent: Arc::new(Agent { gauges, board, runtime, verbosity }),
             configz: Arc::new(self.settings.configz()),
             version: KUBERNETES,
             flags: Arc::new(self.settings.flag_values()),
             metrics: self.metrics.clone(),
         }
+    }
+}
+
+/// The agent as the servers see it.
+struct Agent {
+    gauges: Gauges,
+    board: SensorBoard,
+    runtime: watch::Receiver<RuntimeState>,
+    verbosity: logging::Verbosity,
+}
+
+impl AgentState for Agent {
+    fn pods(&self) -> Vec<Pod> {
+        pods(&self.gauges.shared, &self.gauges.later)
+    }
+
+    fn running_pods(&self) -> Result<Vec<Pod>, String> {
+        match &*self.gauges.later.borrow() {
+            Some(running) => Ok(server::running(&running.pleg.all())),
+            None => Err("the container runtime has not answered yet".to_owned()),
+        }
+    }
+
+    fn sensors(&self) -> Vec<SensorReport> {
+        sensor_reports(&self.board)
+    }
+
+    fn sync_loop_age(&self) -> Option<Duration> {
+        self.gauges.shared.last_turn().map(|at| at.elapsed())
+    }
+
+    fn runtime_ready(&self) -> Result<(), String> {
+        match &*self.runtime.borrow() {
+            RuntimeState::Ready { .. } => Ok(()),
+            RuntimeState::Unreachable(reason) | RuntimeState::NotReady(reason) => Err(reason.clone()),
+            RuntimeState::Unknown => Err("the container runtime has not answered yet".to_owned()),
+        }
+    }
+
+    fn refresh_metrics(&self) {
+        self.gauges.refresh();
+    }
+
+    fn set_verbosity(&self, level: u32) -> Result<(), String> {
+        self.verbosity.set(level)
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use k8s_openapi::api::core::v1::PodStatus;
 
 use super::pods::Later;
 use crate::config::Gate;
@@ -12,10 +13,14 @@ use crate::kernel::cgroup::CgroupName;
 use crate::kernel::cgroup::Driver;
 use crate::kernel::cgroup::Layout;
 use crate::metrics::Metrics;
+use crate::model::Pod;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::runtime::Runtime;
 use crate::server::Containers;
 use crate::server::Mounted;
+use crate::server::PodLookup;
 use crate::server::logs;
 use crate::server::streams;
 use crate::server::usage;
@@ -40,7 +45,8 @@ pub fn mounted(
     runtime: &Runtime,
     metrics: &Arc<Metrics>,
 ) -> anyhow::Result<Mounted> {
-    let containers = containers(shared, later, runtime);
+    let pods = Arc::new(Pods { shared: shared.clone(), later: later.clone() });
+    let containers = Containers { pods, runtime: runtime.clone() };
     let split = settings.gates.enabled(Gate::PodLogsQuerySplitStreams);
     let checkpoints =
         settings.gates.enabled(Gate::ContainerCheckpoint).then(|| settings.flags.root_dir.join("checkpoints"));
@@ -64,23 +70,28 @@ pub fn mounted(
     Ok(Mounted { debug, stats: usage::router(stats, metrics.clone()) })
 }
 
-/// Pods and their containers, as the handlers of the servers see them.
-fn containers(shared: &SharedPods, later: &Later, runtime: &Runtime) -> Containers {
-    let (shared, statuses, snapshots) = (shared.clone(), later.clone(), later.clone());
-    Containers {
-        pod: Arc::new(move |namespace, name| {
-            let mut all = shared.all().into_iter();
-            all.find(|pod| {
-                let pod = pod_ref(pod);
-                &*pod.namespace == namespace && &*pod.name == name
-            })
-        }),
-        status: Arc::new(move |pod| {
-            let known = statuses.borrow().as_ref().and_then(|running| running.statuses.get(&pod_ref(pod).uid));
-            known.or_else(|| pod.status.clone()).unwrap_or_default()
-        }),
-        snapshot: Arc::new(move |uid| snapshots.borrow().as_ref().and_then(|running| running.pleg.cached(uid))),
-        runtime: runtime.clone(),
+/// Pods as the handlers of the servers see them.
+struct Pods {
+    shared: SharedPods,
+    later: Later,
+}
+
+impl PodLookup for Pods {
+    fn pod(&self, namespace: &str, name: &str) -> Option<Pod> {
+        let mut all = self.shared.all().into_iter();
+        all.find(|pod| {
+            let pod = pod_ref(pod);
+            &*pod.namespace == namespace && &*pod.name == name
+        })
+    }
+
+    fn status(&self, pod: &Pod) -> PodStatus {
+        let computed = self.later.borrow().as_ref().and_then(|running| running.statuses.get(&pod_ref(pod).uid));
+        computed.or_else(|| pod.status.clone()).unwrap_or_default()
+    }
+
+    fn snapshot(&self, uid: &PodUid) -> Option<Arc<PodSnapshot>> {
+        self.later.borrow().as_ref().and_then(|running| running.pleg.cached(uid))
     }
 }
 

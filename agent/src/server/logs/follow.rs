@@ -69,7 +69,7 @@ impl Instance {
     /// False once the runtime has said that the container is over; all it wrote is in the log then. A death that only
     /// the kernel has told is not enough: the runtime may still be writing.
     async fn may_write(&self) -> bool {
-        if let Some(snapshot) = (self.containers.snapshot)(&self.pod) {
+        if let Some(snapshot) = self.containers.pods.snapshot(&self.pod) {
             let found = snapshot.by_id(&self.id);
             return found.is_some_and(|found| found.state == ContainerState::Running || found.proven.is_some());
         }
@@ -84,7 +84,7 @@ impl Instance {
     /// who then asks for the log wants all of it. Gives up after two seconds.
     pub(super) async fn until_written(&self) {
         let is_proven = || {
-            let snapshot = (self.containers.snapshot)(&self.pod);
+            let snapshot = self.containers.pods.snapshot(&self.pod);
             snapshot.is_some_and(|snapshot| snapshot.by_id(&self.id).is_some_and(|found| found.proven.is_some()))
         };
         let deadline = Instant::now() + LAST_OUTPUT_TIMEOUT;

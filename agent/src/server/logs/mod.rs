@@ -88,7 +88,7 @@ impl ContainerLogs {
             BadQuery::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#.to_owned()),
         })?;
         let not_found = |text| (StatusCode::NOT_FOUND, text);
-        let pod = (self.containers.pod)(namespace, name)
+        let pod = self.containers.pods.pod(namespace, name)
             .ok_or_else(|| not_found(format!("pod {} does not exist", quote(name))))?;
         if !has_container(&pod, container) {
             let text = format!("container {} not found in pod {}", quote(container), quote(name));
@@ -101,7 +101,7 @@ impl ContainerLogs {
             );
             return Err((StatusCode::BAD_REQUEST, text));
         }
-        let status = (self.containers.status)(&pod);
+        let status = self.containers.pods.status(&pod);
         let id = instance::log_instance(&status, name, container, query.previous)
             .map_err(|text| (StatusCode::BAD_REQUEST, text))?;
         match self.open(&pod, &id, &query).await {

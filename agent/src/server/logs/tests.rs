@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use http_body_util::BodyExt as _;
+use k8s_openapi::api::core::v1::PodStatus;
 use keblet_proto::cri::v1 as cri;
 use serde_json::json;
 use tower::ServiceExt as _;
 
+use super::super::PodLookup;
 use super::*;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
+use crate::model::PodUid;
 use crate::model::testing;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeOptions;
@@ -45,12 +48,8 @@ impl Node {
             "containerID": "fake://main-0", "state": state});
         pod.status = serde_json::from_value(json!({ "containerStatuses": [status] })).unwrap();
         let (pod, cached) = (Arc::new(pod), snapshot.clone());
-        let containers = Containers {
-            pod: Arc::new(move |namespace, name| (namespace == "ns" && name == "pod").then(|| pod.clone())),
-            status: Arc::new(|pod| pod.status.clone().unwrap_or_default()),
-            snapshot: Arc::new(move |_| Some(Arc::new(cached.lock().unwrap().clone()))),
-            runtime: runtime(dir.path().join("0.log")),
-        };
+        let pods = Arc::new(OnePod { pod, snapshot: cached });
+        let containers = Containers { pods, runtime: runtime(dir.path().join("0.log")) };
         Self { router: router(containers, split_streams), dir, snapshot }
     }
 
@@ -72,6 +71,25 @@ impl Node {
 
     fn end_container(&self) {
         self.snapshot.lock().unwrap().containers[0].state = ContainerState::Exited;
+    }
+}
+
+struct OnePod {
+    pod: Pod,
+    snapshot: Arc<Mutex<PodSnapshot>>,
+}
+
+impl PodLookup for OnePod {
+    fn pod(&self, namespace: &str, name: &str) -> Option<Pod> {
+        (namespace == "ns" && name == "pod").then(|| self.pod.clone())
+    }
+
+    fn status(&self, pod: &Pod) -> PodStatus {
+        pod.status.clone().unwrap_or_default()
+    }
+
+    fn snapshot(&self, _: &PodUid) -> Option<Arc<PodSnapshot>> {
+        Some(Arc::new(self.snapshot.lock().unwrap().clone()))
     }
 }
 

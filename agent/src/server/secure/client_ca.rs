@@ -1,6 +1,5 @@
-//! The authorities whose client certificates are trusted, as their file says at the moment.
-//!
-//! A file that cannot be used keeps the authorities there were.
+//! `authentication.x509.clientCAFile`: the authorities whose client certificates are trusted. Reloaded when the file
+//! changes; a file that cannot be used leaves the previous authorities in place.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use super::files::FileWatch;
 
 const FIELD: &str = "authentication.x509.clientCAFile";
 
-/// The authorities, kept up to date by [`ClientCa::follow`].
+/// The authorities, reloaded by [`ClientCa::follow`].
 #[derive(Debug)]
 pub(super) struct ClientCa {
     path: PathBuf,
@@ -34,38 +33,54 @@ pub(super) struct Bundle {
 }
 
 impl ClientCa {
-    /// Reads the file, which must be usable.
+    /// Reads the file. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be read or holds no certificate.
     pub(super) fn load(path: &Path, provider: Arc<CryptoProvider>) -> Result<Self, CertificateError> {
         let bundle = read(path, &provider)?;
         Ok(Self { path: path.to_owned(), provider, current: watch::Sender::new(bundle) })
     }
 
-    /// Whether an authority stands for this certificate, for use by a client, now.
+    /// Verifies a client certificate against the authorities.
+    ///
+    /// # Errors
+    /// Why it is not trusted.
     pub(super) fn verify(&self, leaf: &CertificateDer<'_>, intermediates: &[CertificateDer<'_>]) -> Result<(), String> {
         let verifier = self.current.borrow().verifier.clone();
         let verified = verifier.verify_client_cert(leaf, intermediates, UnixTime::now());
         verified.map(drop).map_err(|error| format!("verifying the client certificate: {error}"))
     }
 
-    /// The authorities' names, for clients to choose a certificate by.
+    /// The authorities' names (`certificate_authorities` of the handshake).
     pub(super) fn hints(&self) -> Vec<DistinguishedName> {
         self.current.borrow().verifier.root_hint_subjects().to_vec()
     }
 
-    /// Told of every new bundle.
+    /// Receives every new bundle.
     pub(super) fn changes(&self) -> watch::Receiver<Bundle> {
         self.current.subscribe()
     }
 
-    /// Reads the file again whenever it changes, until `shutdown`.
+    /// Reloads the file whenever it changes, until `shutdown`.
     pub(super) async fn follow(&self, shutdown: CancellationToken) {
-        let mut files = FileWatch::new(vec![self.path.clone()]);
+        let mut files = FileWatch::new(vec![self.path.clone()]).await;
+        let mut last_error = String::new();
         loop {
-            // The file may have changed before it was watched, so look first.
-            match read(&self.path, &self.provider) {
-                Ok(bundle) => self.take(bundle),
-                Err(error) => tracing::warn!(%error, "the authorities of client certificates stay as they were"),
+            // The file may have changed before the watch began, so it is read first.
+            let (path, provider) = (self.path.clone(), self.provider.clone());
+            let error = match tokio::task::spawn_blocking(move || read(&path, &provider)).await {
+                Ok(Ok(bundle)) => {
+                    self.take(bundle);
+                    String::new()
+                }
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => error.to_string(),
+            };
+            if !error.is_empty() && error != last_error {
+                tracing::warn!(error, "cannot reload the authorities of client certificates, keeping the previous ones");
             }
+            last_error = error;
             if shutdown.run_until_cancelled(files.changed()).await.is_none() {
                 return;
             }
@@ -81,7 +96,7 @@ impl ClientCa {
             changed
         });
         if new {
-            tracing::info!(path = %self.path.display(), "read the authorities of client certificates anew");
+            tracing::info!(path = %self.path.display(), "reloaded the authorities of client certificates");
         }
     }
 }
@@ -117,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_no_use() {
+    fn unusable_files_are_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("ca.crt");
         let refused = || ClientCa::load(&path, provider()).expect_err("refused").to_string();
@@ -129,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_trusted() {
+    fn certificates_of_the_authorities_are_trusted() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("ca.crt");
         let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
@@ -148,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_file_counts_and_a_bad_one_does_not() {
+    async fn a_changed_file_is_reloaded_and_an_invalid_one_is_not() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("ca.crt");
         let (old, new) = (Authority::new("old"), Authority::new("new"));

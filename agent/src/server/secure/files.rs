@@ -1,7 +1,7 @@
-//! Notices when files change, also when they are links that are turned to other files.
+//! Watches files for changes, also where they are symbolic links that are replaced.
 //!
-//! Watches the folders a path leads through, because certificates are replaced by renaming. While that is not possible,
-//! says "look" every minute instead.
+//! Watches the directories that a path leads through, because certificates are replaced by renaming. While inotify is not
+//! available, reports a possible change every minute.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -12,12 +12,12 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use inotify::{EventStream, Inotify, WatchMask};
 
-/// How often to look while nothing tells.
-const BLIND: Duration = Duration::from_secs(60);
-/// Changes come in bursts; one look after this long does for all of them.
-const QUIET: Duration = Duration::from_millis(50);
+/// Period while inotify is not available.
+const POLL_PERIOD: Duration = Duration::from_secs(60);
+/// Changes come in bursts: this is waited for more of them.
+const SETTLE_TIME: Duration = Duration::from_millis(50);
 
-/// Some files that are looked after.
+/// A watch on some files.
 pub(super) struct FileWatch {
     paths: Vec<PathBuf>,
     events: Option<EventStream<Vec<u8>>>,
@@ -25,33 +25,35 @@ pub(super) struct FileWatch {
 
 impl FileWatch {
     /// Watches from now on.
-    pub(super) fn new(paths: Vec<PathBuf>) -> Self {
+    pub(super) async fn new(paths: Vec<PathBuf>) -> Self {
         let mut watch = Self { paths, events: None };
-        watch.arm();
+        watch.arm().await;
         watch
     }
 
-    /// Something may have changed since the last call; look now.
+    /// Waits for a possible change since the last call.
     pub(super) async fn changed(&mut self) {
-        let heard = match &mut self.events {
+        let changed = match &mut self.events {
             Some(events) => tokio::select! {
                 event = events.next() => event.is_some_and(|event| event.is_ok()),
             },
             None => {
-                tokio::time::sleep(BLIND).await;
+                tokio::time::sleep(POLL_PERIOD).await;
                 false
             }
         };
-        if heard {
-            tokio::time::sleep(QUIET).await;
+        if changed {
+            tokio::time::sleep(SETTLE_TIME).await;
         }
-        // Links may lead elsewhere now, and folders be others. Whoever looks does so after this.
-        self.arm();
+        // Links may have other targets now. The caller reads the files after this, so no change is missed.
+        self.arm().await;
     }
 
-    fn arm(&mut self) {
-        let folders: BTreeSet<PathBuf> = self.paths.iter().flat_map(|path| folders(path)).collect();
-        let was_blind = self.events.is_none();
+    async fn arm(&mut self) {
+        let paths = self.paths.clone();
+        let resolve = move || paths.iter().flat_map(|path| folders(path)).collect::<BTreeSet<PathBuf>>();
+        let folders = tokio::task::spawn_blocking(resolve).await.unwrap_or_default();
+        let was_polling = self.events.is_none();
         self.events = match watch(&folders) {
             Ok(events) if !folders.is_empty() => Some(events),
             Ok(_) => None,
@@ -60,8 +62,8 @@ impl FileWatch {
                 None
             }
         };
-        if self.events.is_none() && !was_blind {
-            tracing::warn!(paths = ?self.paths, "cannot watch for changes, looking every minute");
+        if self.events.is_none() && !was_polling {
+            tracing::warn!(paths = ?self.paths, "cannot watch the files, reading them every minute");
         }
     }
 }
@@ -81,8 +83,8 @@ fn watch(folders: &BTreeSet<PathBuf>) -> io::Result<EventStream<Vec<u8>>> {
     inotify.into_event_stream(vec![0; 4096])
 }
 
-/// The folders in which something happens when the path comes to mean another file: the one the file is in, and that of
-/// each link on the way to it.
+/// The directories whose entries decide which file a path names: the one of the file, and that of each symbolic link on the
+/// way to it.
 fn folders(path: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let mut done = PathBuf::from(".");
@@ -90,7 +92,7 @@ fn folders(path: &Path) -> Vec<PathBuf> {
     let mut links = 0;
     while let Some(step) = ahead.pop() {
         let next = done.join(&step);
-        // As many as the kernel follows.
+        // The kernel follows 40 links, too (path_resolution(7)).
         match std::fs::read_link(&next) {
             Ok(target) if links < 40 => {
                 links += 1;
@@ -105,7 +107,7 @@ fn folders(path: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// The steps of a path, the last one first. A root on the way starts anew, as joining paths does.
+/// The components of a path, the last one first.
 fn steps(path: &Path) -> Vec<OsString> {
     path.components().rev().map(|component| component.as_os_str().to_owned()).collect()
 }
@@ -126,7 +128,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("ca.crt");
         fs::write(&path, "one").expect("written");
-        let mut watch = FileWatch::new(vec![path.clone()]);
+        let mut watch = FileWatch::new(vec![path.clone()]).await;
         fs::write(&path, "two").expect("written");
         notices(&mut watch, "a write").await;
         let other = folder.path().join("new");
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn links_that_are_turned() {
+    async fn replaced_symbolic_links() {
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
         for version in ["v1", "v2"] {
@@ -151,10 +153,10 @@ mod tests {
         symlink("v1", at("..data")).expect("linked");
         fs::create_dir(at("pki")).expect("made");
         symlink("../..data/tls.crt", at("pki").join("tls.crt")).expect("linked");
-        let mut watch = FileWatch::new(vec![at("pki").join("tls.crt")]);
+        let mut watch = FileWatch::new(vec![at("pki").join("tls.crt")]).await;
         symlink("v2", at("..new")).expect("linked");
-        fs::rename(at("..new"), at("..data")).expect("turned");
-        notices(&mut watch, "the folder was turned").await;
+        fs::rename(at("..new"), at("..data")).expect("replaced");
+        notices(&mut watch, "the link was replaced").await;
         assert_eq!(fs::read_to_string(at("pki").join("tls.crt")).expect("readable"), "v2");
         fs::write(at("v2").join("tls.crt"), "v3").expect("written");
         notices(&mut watch, "the new target changes").await;

@@ -1,4 +1,4 @@
-//! The certificate the main port shows: from files, kept up to date, or from whoever requests one.
+//! The serving certificate of the main port: from files, which are reloaded, or from the certificate manager.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::tls::Serving;
 const CERTIFICATE: &str = "tlsCertFile";
 const KEY: &str = "tlsPrivateKeyFile";
 
-/// Where the certificate comes from.
+/// Where the serving certificate comes from.
 #[derive(Clone, Debug)]
 pub enum ServingSource {
-    /// From a pair of files, read again when they change.
+    /// `tlsCertFile` and `tlsPrivateKeyFile`, or the self-signed pair.
     Files {
         /// Chain, as PEM.
         certificate: PathBuf,
@@ -29,11 +29,11 @@ pub enum ServingSource {
         /// Gate `ReloadKubeletServerCertificateFile`.
         reload: bool,
     },
-    /// From somebody who requests it; handshakes fail while there is none.
+    /// From the certificate manager (`serverTLSBootstrap`); handshakes fail while there is none.
     Given(Serving),
 }
 
-/// A pair of files that was usable at least once.
+/// A pair of files that was loaded at least once.
 pub(super) struct ServingFiles {
     certificate: PathBuf,
     key: PathBuf,
@@ -43,7 +43,10 @@ pub(super) struct ServingFiles {
 }
 
 impl ServingFiles {
-    /// Reads the pair, which must be usable.
+    /// Reads the pair. Blocks.
+    ///
+    /// # Errors
+    /// A file cannot be read, or certificate and key do not match.
     pub(super) fn load(
         certificate: &Path,
         key: &Path,
@@ -54,24 +57,34 @@ impl ServingFiles {
         Ok((files, serving))
     }
 
-    /// Whether changes are read at all.
+    /// Whether the files are reloaded.
     pub(super) fn reloading(self, reload: bool) -> Self {
         Self { reload, ..self }
     }
 
-    /// Reads the pair again whenever it changes, until `shutdown`. A pair that does not match is half of a change: the
-    /// one there was stays.
+    /// Reloads the pair whenever it changes, until `shutdown`. A certificate and a key that do not match are half of a
+    /// change: the previous pair stays.
     pub(super) async fn follow(self, shutdown: CancellationToken) {
         if !self.reload {
             return shutdown.cancelled().await;
         }
-        let mut files = FileWatch::new(vec![self.certificate.clone(), self.key.clone()]);
+        let mut files = FileWatch::new(vec![self.certificate.clone(), self.key.clone()]).await;
+        let mut last_error = String::new();
         loop {
-            // The files may have changed before they were watched, so look first.
-            match read(&self.certificate, &self.key, &self.provider) {
-                Ok(pair) => self.take(pair),
-                Err(error) => tracing::warn!(%error, "the serving certificate stays as it was"),
+            // The files may have changed before the watch began, so they are read first.
+            let (certificate, key, provider) = (self.certificate.clone(), self.key.clone(), self.provider.clone());
+            let error = match tokio::task::spawn_blocking(move || read(&certificate, &key, &provider)).await {
+                Ok(Ok(pair)) => {
+                    self.take(pair);
+                    String::new()
+                }
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => error.to_string(),
+            };
+            if !error.is_empty() && error != last_error {
+                tracing::warn!(error, "cannot reload the serving certificate, keeping the previous one");
             }
+            last_error = error;
             if shutdown.run_until_cancelled(files.changed()).await.is_none() {
                 return;
             }
@@ -87,12 +100,12 @@ impl ServingFiles {
             changed
         });
         if new {
-            tracing::info!(certificate = %self.certificate.display(), "read the serving certificate anew");
+            tracing::info!(certificate = %self.certificate.display(), "reloaded the serving certificate");
         }
     }
 }
 
-/// A pair of files as one.
+/// Reads a pair of files.
 fn read(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
     let text = |field: &'static str, path: &Path| {
         std::fs::read(path).map_err(|cause| CertificateError::Read { field, path: path.to_owned(), cause })
@@ -101,7 +114,10 @@ fn read(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Cer
     pair((certificate, &chain), (key, &private), provider)
 }
 
-/// A certificate and its key as one, from where they are or were to be, and their PEM.
+/// A certificate and its key from PEM text. The paths are for errors.
+///
+/// # Errors
+/// The text is no PEM, or certificate and key do not match.
 pub(super) fn pair(
     (certificate, chain): (&Path, &[u8]),
     (key, private): (&Path, &[u8]),
@@ -164,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_that_are_no_use_name_field_and_file() {
+    fn errors_name_field_and_file() {
         let authority = Authority::new("ca");
         let (one, two) = (authority.server("n1"), authority.server("n1"));
         let files = Files::new(&one);
@@ -178,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_mismatch_keeps_the_old_pair_until_the_new_one_is_whole() {
+    async fn a_mismatch_keeps_the_previous_pair() {
         let authority = Authority::new("ca");
         let (one, two) = (authority.server("n1"), authority.server("n1"));
         let files = Files::new(&one);
@@ -188,7 +204,7 @@ mod tests {
         let shown = |serving: &Serving| serving.borrow().as_ref().expect("one").cert[0].clone();
         assert_eq!(shown(&serving), one.chain[0]);
         fs::write(files.certificate(), two.chain_pem()).expect("written");
-        // Long enough for the change to be read, were it a whole one.
+        // Long enough for the change to be loaded.
         let early = tokio::time::timeout(Duration::from_millis(300), serving.changed()).await;
         assert!(early.is_err(), "half a change was taken");
         fs::write(files.key(), two.key_pem()).expect("written");

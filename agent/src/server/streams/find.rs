@@ -24,7 +24,7 @@ pub(super) fn full_name(pod: &PodRef) -> String {
 impl Containers {
     /// The desired pod.
     pub(super) fn desired(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
-        (self.pod)(namespace, name).ok_or_else(|| Refusal::not_found("pod does not exist"))
+        self.pods.pod(namespace, name).ok_or_else(|| Refusal::not_found("pod does not exist"))
     }
 
     /// Id of the running container of this name: asked of the runtime now, for the cache may be a moment behind.

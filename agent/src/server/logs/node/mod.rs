@@ -67,13 +67,18 @@ impl NodeLogs {
         match query::parse(&parameters, path) {
             Err(BadQuery::Undecodable(text)) => answer::error(StatusCode::BAD_REQUEST, text),
             Err(BadQuery::Invalid(text)) => answer::error(StatusCode::NOT_ACCEPTABLE, text),
-            Ok(Wanted::File(file)) => match files::below(&self.places.folder, &file).filter(|place| place.exists()) {
-                Some(place) => files::show(Some(place), headers).await,
-                None => {
-                    let text = format!("query: Invalid value: {file:?}: no such file");
-                    answer::error(StatusCode::NOT_ACCEPTABLE, text)
+            Ok(Wanted::File(file)) => {
+                let place = files::below(&self.places.folder, &file);
+                let exists = match &place {
+                    Some(place) => tokio::fs::try_exists(place).await.unwrap_or(false),
+                    None => false,
+                };
+                if exists {
+                    return files::show(place, headers).await;
                 }
-            },
+                let text = format!("query: Invalid value: {file:?}: no such file");
+                answer::error(StatusCode::NOT_ACCEPTABLE, text)
+            }
             Ok(Wanted::Services(services, options)) => {
                 let pieces = journal::logs(&self.places, services, options).await;
                 told(pieces, headers)

@@ -11,14 +11,19 @@ use axum::http::HeaderMap;
 use axum::http::HeaderName;
 use axum::http::StatusCode;
 use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::PodStatus;
 use tokio::io::AsyncReadExt as _;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
 use tonic::Status;
 
+use super::super::PodLookup;
 use super::super::secure::Peer;
 use super::*;
+use crate::model::Pod;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
 use crate::model::testing;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeOptions;
@@ -28,6 +33,22 @@ use crate::runtime::tests::server::say;
 use crate::runtime::tests::server::script;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
+
+struct OnePod(Pod);
+
+impl PodLookup for OnePod {
+    fn pod(&self, namespace: &str, name: &str) -> Option<Pod> {
+        (namespace == "ns" && name == "pod").then(|| self.0.clone())
+    }
+
+    fn status(&self, _: &Pod) -> PodStatus {
+        PodStatus::default()
+    }
+
+    fn snapshot(&self, _: &PodUid) -> Option<Arc<PodSnapshot>> {
+        None
+    }
+}
 
 /// Requests the runtime got, by name.
 type Asked = Arc<Mutex<Vec<(String, axum::body::Bytes)>>>;
@@ -88,12 +109,7 @@ impl Node {
         let mut pod = testing::pod("Always", &[], &["main", "terminal"]);
         pod.spec.get_or_insert_default().containers[1].tty = Some(true);
         let pod = Arc::new(pod);
-        let containers = Containers {
-            pod: Arc::new(move |namespace, name| (namespace == "ns" && name == "pod").then(|| pod.clone())),
-            status: Arc::new(|_| Default::default()),
-            snapshot: Arc::new(|_| None),
-            runtime,
-        };
+        let containers = Containers { pods: Arc::new(OnePod(pod)), runtime };
         let checkpoints = tempfile::tempdir().unwrap();
         let metrics = Metrics::new();
         let websockets = websockets.then(|| metrics.clone());
