@@ -1,7 +1,7 @@
-//! The `Authorization` of requests: fixed, from a file that may be replaced, or from a program that is asked again.
+//! The `Authorization` header of requests: fixed, from a file that may be replaced, or from a plugin.
 //!
-//! A token that stands in the kubeconfig itself counts as one in a file: once it has been refused, the file is looked at
-//! again. Beside a token file it is only what is sent while that file has never been readable, as client-go has it.
+//! A token in the kubeconfig itself is treated like one in a file: after the API server has rejected it, the file is read
+//! again. Beside a token file it is used as long as that file could never be read, as in client-go.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::metrics::Metrics;
 
 /// A token file is read again when what was read is older than this.
 const FILE_PERIOD: Duration = Duration::from_secs(60);
-/// The same once it has been refused.
-const REFUSED_PERIOD: Duration = Duration::from_secs(10);
+/// The same after the API server has rejected the token.
+const REJECTED_PERIOD: Duration = Duration::from_secs(10);
 
-/// Why a request cannot be given its credentials.
+/// Why a request has no credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
     /// The token file cannot be read, and never could.
@@ -35,30 +35,30 @@ pub enum CredentialError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The kubeconfig cannot be read any more.
+    /// The kubeconfig can no longer be read.
     #[error(transparent)]
     Kubeconfig(#[from] KubeconfigError),
-    /// The token file holds white space at most.
+    /// The token file is empty.
     #[error("token file {} is empty", .0.display())]
     Empty(PathBuf),
-    /// There was one when the agent started.
-    #[error("there is no token in {} any more", .0.display())]
+    /// The kubeconfig no longer holds a token.
+    #[error("{} no longer holds a token", .0.display())]
     NoToken(PathBuf),
-    /// Characters that no header may hold.
-    #[error("{0} holds characters that no request header may hold")]
+    /// Characters that are not allowed in a header.
+    #[error("{0} holds characters that are not allowed in a request header")]
     Characters(String),
-    /// The credential plugin gave none.
+    /// The credential plugin failed.
     #[error(transparent)]
     Exec(#[from] ExecError),
 }
 
-/// Credentials ready for use.
+/// The source of the `Authorization` header.
 pub enum Authorizer {
-    /// Always the same, or none at all.
+    /// Fixed, or none at all.
     Fixed(Option<HeaderValue>),
     /// From a file.
     File(TokenFile),
-    /// From a program.
+    /// From a plugin.
     Plugin(Box<Plugin>),
 }
 
@@ -87,21 +87,21 @@ impl Authorizer {
         })
     }
 
-    /// Where what requests carry comes from, for people.
+    /// The source of the credentials, for log lines.
     pub fn source(&self) -> Option<String> {
         match self {
             Self::Fixed(None) => None,
             Self::Fixed(Some(_)) => Some("name and password of the kubeconfig".to_owned()),
             Self::File(file) if file.is_kubeconfig => Some(format!("token of {}", file.file.display())),
             Self::File(file) => Some(format!("token file {}", file.file.display())),
-            Self::Plugin(_) => Some("what the credential plugin of the kubeconfig gave".to_owned()),
+            Self::Plugin(_) => Some("the output of the credential plugin of the kubeconfig".to_owned()),
         }
     }
 
-    /// What the next request carries, and the client certificate its connection shows if that comes from here too.
+    /// The header of the next request, and the client certificate of its connection if a plugin issues one.
     ///
     /// # Errors
-    /// There is nothing to send: no file could ever be read, no program gave anything.
+    /// No file could ever be read, or the plugin failed.
     pub async fn issue(&self) -> Result<Issued, CredentialError> {
         match self {
             Self::Fixed(header) => Ok(Issued { header: header.clone(), ..Issued::default() }),
@@ -110,7 +110,7 @@ impl Authorizer {
         }
     }
 
-    /// The server does not accept what a request carried: looks for something newer before the next one.
+    /// The API server rejected the credentials: newer ones are looked for before the next request.
     pub async fn refused(&self) {
         match self {
             Self::Fixed(_) => {}
@@ -120,36 +120,46 @@ impl Authorizer {
     }
 }
 
-/// A file with a bearer token. What was read last is used while the file cannot be read.
+/// A file with a bearer token. While it cannot be read, the token that was read last stays in use.
 pub struct TokenFile {
     file: PathBuf,
-    /// It is a kubeconfig that holds the token, which need not be read before there is doubt.
+    /// It is a kubeconfig that holds the token, and need not be read before the token is rejected.
     is_kubeconfig: bool,
-    /// The token of the kubeconfig, for as long as the file could never be read.
+    /// The token of the kubeconfig, used as long as the file could never be read.
     meanwhile: Option<HeaderValue>,
     read: Mutex<Read>,
 }
 
-/// What has become of reading a file so far.
+/// The state of reading a file.
 #[derive(Default)]
 struct Read {
-    /// What it said, and when that was last looked at.
+    /// What was read last, and when reading was last tried.
     last: Option<(HeaderValue, Instant)>,
-    /// That it could never be read has been said.
-    told: bool,
+    /// The error that was logged last; empty after a success.
+    logged: String,
+}
+
+impl Read {
+    /// Logs an error, unless it is the one that was logged last.
+    fn log_once(&mut self, error: &str, consequence: &str) {
+        if self.logged != error {
+            tracing::warn!("{error}; {consequence}");
+            error.clone_into(&mut self.logged);
+        }
+    }
 }
 
 impl TokenFile {
-    /// Not at every refusal: a wrong token would have the file read with each request.
+    /// Rate-limited: an invalid token must not cause a read for each request.
     async fn read_again(&self) {
         if let Some((_, at)) = &mut self.read.lock().await.last
-            && at.elapsed() >= REFUSED_PERIOD
+            && at.elapsed() >= REJECTED_PERIOD
         {
             *at = at.checked_sub(FILE_PERIOD).unwrap_or(*at);
         }
     }
 
-    /// Lets what was read be so much older.
+    /// Makes what was read older.
     #[cfg(test)]
     pub(super) async fn age(&self, by: Duration) {
         if let Some((_, at)) = &mut self.read.lock().await.last {
@@ -168,26 +178,26 @@ impl TokenFile {
             Ok(value) => value,
             Err(error) => match &read.last {
                 Some((last, _)) => {
-                    tracing::warn!("{error}; the last token is used on");
-                    last.clone()
+                    let (value, error) = (last.clone(), error.to_string());
+                    read.log_once(&error, "the previous token stays in use");
+                    read.last = Some((value.clone(), Instant::now()));
+                    return Ok(value);
                 }
-                None => return self.instead(error, &mut read.told),
+                None => return self.fall_back(error, &mut read),
             },
         };
-        read.last = Some((value.clone(), Instant::now()));
+        *read = Read { last: Some((value.clone(), Instant::now())), logged: String::new() };
         Ok(value)
     }
 
-    /// What is sent while the file could never be read; the next request looks again.
-    fn instead(&self, error: CredentialError, told: &mut bool) -> Result<HeaderValue, CredentialError> {
+    /// What is sent as long as the file could never be read; the next request reads it again.
+    fn fall_back(&self, error: CredentialError, read: &mut Read) -> Result<HeaderValue, CredentialError> {
         let Some(meanwhile) = &self.meanwhile else { return Err(error) };
-        if !std::mem::replace(told, true) {
-            tracing::warn!("{error}; the token of the kubeconfig is used until it can be read");
-        }
+        read.log_once(&error.to_string(), "the token of the kubeconfig is used until the file can be read");
         Ok(meanwhile.clone())
     }
 
-    /// What the file says now.
+    /// Reads the file.
     async fn fresh(&self) -> Result<HeaderValue, CredentialError> {
         let file = &self.file;
         let text = tokio::fs::read_to_string(file).await;

@@ -1,5 +1,6 @@
-//! Credentials from a program: run when there are none, when they expire and when the server refuses them. It prints an
-//! ExecCredential with a token, a client certificate, or both.
+//! Credentials from a plugin (`users[].user.exec`): a program that prints an ExecCredential with a token, a client
+//! certificate, or both. Run when there are no credentials, when they expire, and when the API server rejects them; after
+//! failures with a growing pause.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -19,14 +20,16 @@ use super::credentials::{CredentialError, bearer};
 use super::tls;
 use crate::metrics::Metrics;
 
-/// A program that takes longer is killed.
+/// A plugin that takes longer is killed.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// A program that has just run is not run again.
-const LEAST_PERIOD: Duration = Duration::from_secs(5);
-/// How much of what a failing program says is repeated.
-const SHOWN: usize = 500;
+/// Shortest time between two runs.
+const MIN_PERIOD: Duration = Duration::from_secs(5);
+/// Longest time between two runs that fail.
+const MAX_PERIOD: Duration = Duration::from_secs(60);
+/// Characters of a failing plugin's standard error that are quoted.
+const MAX_QUOTED: usize = 500;
 
-/// Why a program gave no credentials.
+/// Why a plugin gave no credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("credential plugin {command}: {problem}")]
 pub struct ExecError {
@@ -34,26 +37,36 @@ pub struct ExecError {
     problem: String,
 }
 
-/// What the program gave.
+/// Issued credentials.
 #[derive(Clone, Debug, Default)]
 pub struct Issued {
     /// The `Authorization` of requests.
     pub header: Option<HeaderValue>,
     /// The client certificate.
     pub key: Option<Arc<CertifiedKey>>,
-    /// Until when they are good; `None` for ever.
+    /// When they expire; `None`: never.
     pub expires: Option<SystemTime>,
 }
 
 #[derive(Default)]
 struct Last {
     outcome: Option<Result<Issued, ExecError>>,
-    /// When the program was run.
+    /// When the plugin was run.
     at: Option<Instant>,
-    refused: bool,
+    /// The API server rejected what was issued.
+    rejected: bool,
+    /// Runs that failed in a row.
+    failures: u32,
 }
 
-/// The program and what it gave last.
+impl Last {
+    /// Time to wait after a run before the next one.
+    fn period(&self) -> Duration {
+        MIN_PERIOD.saturating_mul(2_u32.saturating_pow(self.failures.saturating_sub(1))).min(MAX_PERIOD)
+    }
+}
+
+/// A plugin and the outcome of its last run.
 pub struct Plugin {
     config: ExecConfig,
     metrics: Arc<Metrics>,
@@ -66,15 +79,15 @@ impl Plugin {
         Self { config, metrics, last: Mutex::default() }
     }
 
-    /// Credentials that are good now; the program is run if need be, once for all who wait.
+    /// Valid credentials. Runs the plugin if necessary, once for all concurrent callers; cancelling kills it.
     ///
     /// # Errors
-    /// The program cannot be run, fails, or prints something else.
+    /// The plugin cannot be run, fails, or prints something else.
     pub async fn issued(&self) -> Result<Issued, CredentialError> {
         let mut last = self.last.lock().await;
-        let fresh = last.at.is_some_and(|at| at.elapsed() < LEAST_PERIOD);
+        let fresh = last.at.is_some_and(|at| at.elapsed() < last.period());
         if let Some(outcome) = &last.outcome {
-            let good = matches!(outcome, Ok(issued) if !last.refused && !issued.expired(SystemTime::now()));
+            let good = matches!(outcome, Ok(issued) if !last.rejected && !issued.expired(SystemTime::now()));
             if good || fresh {
                 return Ok(outcome.clone()?);
             }
@@ -84,20 +97,21 @@ impl Plugin {
             let before = last.outcome.as_ref().and_then(|outcome| outcome.as_ref().ok());
             self.measure(before.and_then(|issued| issued.key.as_ref()), issued.key.as_ref());
         }
-        *last = Last { outcome: Some(outcome.clone()), at: Some(Instant::now()), refused: false };
+        let failures = if outcome.is_ok() { 0 } else { last.failures.saturating_add(1) };
+        *last = Last { outcome: Some(outcome.clone()), at: Some(Instant::now()), rejected: false, failures };
         Ok(outcome?)
     }
 
-    /// The server does not accept what was issued.
+    /// The API server rejected what was issued.
     pub async fn refused(&self) {
-        self.last.lock().await.refused = true;
+        self.last.lock().await.rejected = true;
     }
 
     async fn run(&self) -> Result<Issued, ExecError> {
         let command = self.config.command.clone().unwrap_or_default();
         let failed = |problem: String| ExecError { command: command.clone(), problem };
         if self.config.interactive_mode == Some(ExecInteractiveMode::Always) {
-            return Err(failed("interactiveMode is Always, but nobody is there to answer it".to_owned()));
+            return Err(failed("interactiveMode is Always, but the agent has no terminal".to_owned()));
         }
         let child = self.command(&command).output();
         let output = match tokio::time::timeout(TIMEOUT, child).await {
@@ -113,10 +127,10 @@ impl Plugin {
             Ok(Ok(output)) => output,
         };
         if !output.status.success() {
-            // A program that was killed has no code of its own.
+            // A plugin that was killed by a signal has no exit code.
             self.metrics.rest_client.plugin_ran("plugin_execution_error", output.status.code().unwrap_or(-1));
             let said = String::from_utf8_lossy(&output.stderr);
-            let said: String = said.trim().chars().take(SHOWN).collect();
+            let said: String = said.trim().chars().take(MAX_QUOTED).collect();
             return Err(failed(format!("ended with {}: {}", output.status, said.escape_debug())));
         }
         self.metrics.rest_client.plugin_ran("no_error", 0);
@@ -124,7 +138,7 @@ impl Plugin {
         read(&output.stdout, self.config.api_version.as_deref()).map_err(failed)
     }
 
-    /// How long the certificate is good for, and how old the one before it became.
+    /// Metrics: how long the certificate is still valid, and how old the previous one became.
     fn measure(&self, before: Option<&Arc<CertifiedKey>>, now: Option<&Arc<CertifiedKey>>) {
         let (metrics, today) = (&self.metrics.rest_client, SystemTime::now());
         let Some((_, end)) = now.and_then(|key| tls::validity(key)) else { return };
@@ -178,7 +192,7 @@ struct ExecStatus {
     client_key_data: Option<String>,
 }
 
-/// What the program printed, JSON or YAML.
+/// Parses the output, JSON or YAML.
 fn read(stdout: &[u8], version: Option<&str>) -> Result<Issued, String> {
     let text = std::str::from_utf8(stdout).map_err(|_| "prints no text".to_owned())?;
     let credential: ExecCredential =
@@ -254,19 +268,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn expired_and_refused_credentials_are_asked_for_again_but_not_at_once() {
+    async fn expired_and_rejected_credentials_are_renewed_after_a_pause() {
         for expires in ["2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z"] {
             let (_folder, plugin) = plugin(&counting(expires));
             assert_eq!(token(&plugin).await, "Bearer t-42-1");
             plugin.refused().await;
-            assert_eq!(token(&plugin).await, "Bearer t-42-1", "it has just run");
-            plugin.last.lock().await.at = Instant::now().checked_sub(LEAST_PERIOD);
+            assert_eq!(token(&plugin).await, "Bearer t-42-1", "the plugin has just run");
+            plugin.last.lock().await.at = Instant::now().checked_sub(MIN_PERIOD);
             assert_eq!(token(&plugin).await, "Bearer t-42-2");
         }
     }
 
     #[tokio::test]
-    async fn what_goes_wrong_is_told() {
+    async fn errors_name_the_cause() {
         let (_folder, failing) = plugin("echo 'no \x1b[31mway' >&2; exit 3");
         let told = failing.issued().await.expect_err("a failure").to_string();
         assert!(told.contains("exit status: 3") && told.contains("no \\u{1b}[31mway"), "{told}");
@@ -288,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn certificates_that_are_replaced_are_measured() {
+    async fn rotations_are_measured() {
         let authority = super::super::test_server::Authority::new();
         let (folder, plugin) = plugin("echo x >> runs\ncat credential-$(wc -l < runs)\n");
         for run in 1..=2 {
@@ -310,7 +324,7 @@ mod tests {
         let left: f64 = line.rsplit_once(' ').expect("a value").1.parse().expect("a number");
         assert!(left > 1e6 && left.is_finite(), "{left}");
         plugin.refused().await;
-        plugin.last.lock().await.at = Instant::now().checked_sub(LEAST_PERIOD);
+        plugin.last.lock().await.at = Instant::now().checked_sub(MIN_PERIOD);
         let second = text().await;
         assert!(second.contains("rest_client_exec_plugin_certificate_rotation_age_count 1\n"), "{second}");
         assert!(
@@ -319,8 +333,19 @@ mod tests {
         );
     }
 
+    #[tokio::test]
+    async fn a_plugin_that_fails_is_run_with_growing_pauses() {
+        let (folder, plugin) = plugin("echo x >> runs; exit 1");
+        let runs = || std::fs::read_to_string(folder.path().join("runs")).expect("a log").lines().count();
+        for (wait, expected) in [(0, 1), (4, 1), (5, 2), (9, 2), (10, 3), (19, 3), (20, 4), (39, 4), (40, 5), (60, 6), (60, 7)] {
+            plugin.last.lock().await.at = Instant::now().checked_sub(Duration::from_secs(wait));
+            plugin.issued().await.expect_err("it fails");
+            assert_eq!(runs(), expected, "after {wait} s");
+        }
+    }
+
     #[test]
-    fn answers_that_are_none() {
+    fn malformed_answers_are_refused() {
         let answer = |status: &str| format!("{{kind: ExecCredential, apiVersion: {VERSION}, status: {status}}}");
         let told = |text: &str| read(text.as_bytes(), Some(VERSION)).expect_err(text);
         assert!(told("{kind: Pod}").contains("\"Pod\""));

@@ -1,5 +1,5 @@
-//! Service-account tokens: asked for by TokenRequest, kept in memory, replaced when four fifths of their life are over or
-//! they are a day old, whichever comes first.
+//! Service account tokens: requested with TokenRequest and cached; replaced after 80 % of their lifetime or 24 hours,
+//! whichever comes first, as upstream's token manager does.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,34 +27,36 @@ use super::retry::Retry;
 use crate::model::Clock;
 use crate::model::PodUid;
 
-/// No token is used longer than this.
+/// Age at which every token is replaced.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
-/// Tokens of one moment are not all replaced in one moment.
+/// Spreads the replacement of tokens that were issued together.
 const MAX_JITTER_SECONDS: u64 = 10;
-/// A replacement that failed is tried again after this, while the token in memory is valid.
-const RETRY: Duration = Duration::from_secs(30);
-/// How long a pod that has no token waits for one.
+/// Pause after a failed replacement while the cached token is still valid; doubled after each further failure.
+const FIRST_RETRY: Duration = Duration::from_secs(30);
+/// The longest such pause.
+const LAST_RETRY: Duration = Duration::from_secs(5 * 60);
+/// How long a request for a first token may take.
 const FIRST_TOKEN_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a pod with a valid token waits for the next one: what it asks for on the way must not take long.
+/// How long a request may take while the cached token is valid.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(2);
-const NO_TOKEN: &str = "the API server's answer has no token";
+const NO_TOKEN: &str = "the response of the API server has no token";
 
-/// What a token is to say.
+/// What identifies a token: the contents of its TokenRequest.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TokenKey {
     /// Namespace of service account and pod.
     pub namespace: String,
     /// `spec.serviceAccountName`.
     pub service_account: String,
-    /// For whom it is; empty for the API server itself.
+    /// `audiences`; empty for the API server itself.
     pub audiences: Vec<String>,
-    /// Wanted lifetime, seconds; the API server has the last word.
+    /// Requested lifetime in seconds; the API server may choose another one.
     pub expiration_seconds: Option<i64>,
-    /// The pod it dies with: name and UID.
+    /// The pod that it is bound to: name and UID.
     pub pod: (String, PodUid),
 }
 
-/// A token to hand to a pod.
+/// A token for a pod.
 #[derive(Clone, Debug)]
 pub struct Token {
     /// The token itself.
@@ -63,9 +65,9 @@ pub struct Token {
     pub refresh_at: Option<SystemTime>,
 }
 
-/// There is no token.
+/// Why a TokenRequest failed.
 struct Failure {
-    /// The API server does not let us have it, or not yet: it learns a moment after the node whose pod it is.
+    /// 403: not allowed, or not yet, for the API server's node authorizer learns of a pod after the node does.
     refused: bool,
     cause: String,
 }
@@ -80,14 +82,30 @@ impl Failure {
 struct CachedToken {
     token: Token,
     expires: SystemTime,
+    /// The last failed replacement: when the next one is due, after which pause, and why it failed.
+    failed: Option<FailedReplacement>,
 }
 
-/// The tokens of all pods.
+#[derive(Clone, Debug)]
+struct FailedReplacement {
+    retry_at: SystemTime,
+    pause: Duration,
+    cause: String,
+}
+
+impl CachedToken {
+    fn is_due(&self, now: SystemTime) -> bool {
+        let due_at = self.failed.as_ref().map(|failed| failed.retry_at).or(self.token.refresh_at);
+        due_at.is_some_and(|at| at <= now)
+    }
+}
+
+/// The cached tokens of all pods.
 pub(super) struct Tokens {
     client: Client,
     clock: Clock,
     held: Mutex<HashMap<TokenKey, CachedToken>>,
-    /// The API server has the subresource.
+    /// Whether the API server has the subresource `serviceaccounts/token`.
     offered: OnceCell<bool>,
 }
 
@@ -102,17 +120,20 @@ impl Tokens {
 
     pub(super) async fn get(&self, key: &TokenKey) -> Result<Token, ObjectError> {
         let held = self.lock().get(key).cloned();
+        let now = self.clock.wall();
+        let is_valid = held.as_ref().is_some_and(|held| now < held.expires);
         if let Some(held) = &held
-            && held.token.refresh_at.is_none_or(|at| self.clock.wall() < at)
+            && !held.is_due(now)
+            && (is_valid || held.token.refresh_at.is_none())
         {
-            return Ok(held.token.clone());
+            let retry_at = held.failed.as_ref().map(|failed| failed.retry_at);
+            return Ok(Token { refresh_at: retry_at.or(held.token.refresh_at), ..held.token.clone() });
         }
-        let is_valid = held.as_ref().is_some_and(|held| self.clock.wall() < held.expires);
         let timeout = if is_valid { RENEWAL_TIMEOUT } else { FIRST_TOKEN_TIMEOUT };
         let mut retry = Retry::default();
         let asked = loop {
             match self.request(key, timeout).await {
-                // Whoever has a token can wait for the next time.
+                // Only without a valid token: others can wait for the next time.
                 Err(Failure { refused: true, .. }) if !is_valid && let Some(soon) = retry.soon() => {
                     tokio::time::sleep(soon).await;
                 }
@@ -131,17 +152,23 @@ impl Tokens {
         }
     }
 
-    /// The old token, as long as it is valid.
+    /// The cached token, as long as it is valid.
     fn fall_back(&self, key: &TokenKey, held: Option<CachedToken>, cause: String) -> Result<Token, ObjectError> {
         let now = self.clock.wall();
-        match held {
-            None => Err(ObjectError::NoToken(cause)),
-            Some(held) if held.expires < now => Err(ObjectError::TokenExpired { key: key.to_string(), cause }),
-            Some(held) => {
-                tracing::warn!(%key, cause, "service account token not replaced; the old one is still valid");
-                Ok(Token { refresh_at: Some(now + RETRY), ..held.token })
-            }
+        let held = match held {
+            None => return Err(ObjectError::NoToken(cause)),
+            Some(held) if held.expires < now => return Err(ObjectError::TokenExpired { key: key.to_string(), cause }),
+            Some(held) => held,
+        };
+        let pause = held.failed.as_ref().map_or(FIRST_RETRY, |failed| (failed.pause * 2).min(LAST_RETRY));
+        if held.failed.as_ref().is_none_or(|failed| failed.cause != cause) {
+            tracing::warn!(%key, cause, "cannot replace a service account token, the previous one is still valid");
         }
+        let retry_at = (now + pause).min(held.expires);
+        if let Some(cached) = self.lock().get_mut(key) {
+            cached.failed = Some(FailedReplacement { retry_at, pause, cause });
+        }
+        Ok(Token { refresh_at: Some(retry_at), ..held.token })
     }
 
     async fn request(&self, key: &TokenKey, timeout: Duration) -> Result<CachedToken, Failure> {
@@ -168,13 +195,13 @@ impl Tokens {
         let lifetime = answer.spec.and_then(|spec| spec.expiration_seconds);
         let lifetime = lifetime.and_then(|seconds| u64::try_from(seconds).ok());
         if lifetime.is_none() {
-            tracing::error!(%key, "a service account token came without its lifetime and is never replaced");
+            tracing::error!(%key, "a service account token has no expirationSeconds and is never replaced");
         }
         let refresh_at = lifetime.map(|seconds| refresh_at(expires, Duration::from_secs(seconds), jitter));
-        Ok(CachedToken { token: Token { text: text.into(), refresh_at }, expires })
+        Ok(CachedToken { token: Token { text: text.into(), refresh_at }, expires, failed: None })
     }
 
-    /// Looked up once; if that fails the subresource is taken to be there.
+    /// Discovered once; if that fails the subresource is assumed to exist.
     async fn offers_tokens(&self) -> bool {
         let look = || async {
             let resources = self.client.list_core_api_resources("v1").await?;

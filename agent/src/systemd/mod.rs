@@ -1,6 +1,6 @@
-//! What systemd is told: that the agent is ready, and that it is still well.
+//! systemd notifications: readiness, and the watchdog (sd_notify(3), sd_watchdog_enabled(3)).
 //!
-//! Owns the watchdog's settings and the rhythm of its notifications. Refuses to judge what is well: it asks.
+//! Owns the watchdog's settings and the interval of its notifications. Whether the agent is healthy is the caller's check.
 
 #[cfg(test)]
 mod tests;
@@ -15,21 +15,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::duration::GoDuration;
 
-/// A watchdog that barks sooner cannot be satisfied reliably.
-const LEAST: Duration = Duration::from_secs(1);
-/// The pause before a notification that failed is tried once more, and how much longer it may be.
+/// Watchdog timeouts up to this are refused, as by upstream.
+const MIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause before a failed notification is tried once more, and its jitter.
 const RETRY: Duration = Duration::from_secs(1);
 const JITTER: f64 = 0.1;
 
-/// Settings of the watchdog that make no sense.
+/// Invalid settings of the watchdog.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum WatchdogError {
     /// A variable is no number.
     #[error("configure watchdog: error converting {variable}: {value:?} is not a number")]
     NotANumber {
-        /// Which.
+        /// Its name.
         variable: &'static str,
-        /// What it is.
+        /// Its value.
         value: String,
     },
     /// Zero or less.
@@ -50,7 +50,7 @@ impl Watchdog {
     /// From the environment of process `pid`. `None` if there is no watchdog, or one for another process.
     ///
     /// # Errors
-    /// If the settings make no sense.
+    /// The settings are invalid.
     pub fn configured(
         variable: impl Fn(&'static str) -> Option<String>,
         pid: u32,
@@ -71,7 +71,7 @@ impl Watchdog {
             return Ok(None);
         }
         let timeout = Duration::from_micros(micros);
-        if timeout <= LEAST {
+        if timeout <= MIN_TIMEOUT {
             return Err(WatchdogError::TooSmall(GoDuration::nanos(
                 i64::try_from(timeout.as_nanos()).unwrap_or(i64::MAX),
             )));
@@ -79,43 +79,47 @@ impl Watchdog {
         Ok(Some(Self { interval: timeout / 2 }))
     }
 
-    /// Notifies systemd for as long as `check` finds nothing wrong, until `shutdown`. While something is wrong it stays
-    /// silent, and systemd ends the process after the timeout.
-    pub async fn keep_quiet(self, check: impl Fn() -> Result<(), String>, shutdown: CancellationToken) {
-        tracing::info!(interval = ?self.interval, "systemd's watchdog is kept quiet");
+    /// Notifies systemd while `check` succeeds, until `shutdown`. Without notifications systemd ends the process after the
+    /// timeout.
+    pub async fn run(self, check: impl Fn() -> Result<(), String>, shutdown: CancellationToken) {
+        tracing::info!(interval = ?self.interval, "notifying systemd's watchdog");
         let mut ticks = tokio::time::interval(self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last_problem = String::new();
         while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
-            match check() {
-                Ok(()) => notify_twice().await,
-                Err(problem) => tracing::error!(problem, "not well: systemd's watchdog is not notified"),
+            let problem = check().err().unwrap_or_default();
+            if problem.is_empty() {
+                notify_twice().await;
+            } else if problem != last_problem {
+                tracing::error!(problem, "unhealthy: not notifying systemd's watchdog");
             }
+            last_problem = problem;
         }
     }
 }
 
 async fn notify_twice() {
     let Err(first) = notify(&[NotifyState::Watchdog]) else { return };
-    tracing::debug!(error = %first, "systemd's watchdog was not notified, trying again");
+    tracing::debug!(error = %first, "cannot notify systemd's watchdog, trying again");
     tokio::time::sleep(RETRY.mul_f64(1.0 + JITTER * fastrand::f64())).await;
     if let Err(error) = notify(&[NotifyState::Watchdog]) {
-        tracing::error!(%error, "systemd's watchdog was not notified");
+        tracing::error!(%error, "cannot notify systemd's watchdog");
     }
 }
 
-/// Tells systemd that the service is up. Without systemd nothing happens.
+/// Sends READY=1. Does nothing without systemd.
 pub fn ready() {
-    tell(NotifyState::Ready);
+    notify_or_log(NotifyState::Ready);
 }
 
-/// Tells systemd that the service is about to end.
+/// Sends STOPPING=1.
 pub fn stopping() {
-    tell(NotifyState::Stopping);
+    notify_or_log(NotifyState::Stopping);
 }
 
-fn tell(state: NotifyState<'_>) {
+fn notify_or_log(state: NotifyState<'_>) {
     if let Err(error) = notify(&[state]) {
-        tracing::warn!(%error, "systemd was not notified");
+        tracing::warn!(%error, "cannot notify systemd");
     }
 }
 

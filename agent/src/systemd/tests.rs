@@ -1,4 +1,4 @@
-//! Settings of the watchdog, as systemd gives them and as nobody should.
+//! Valid and invalid settings of the watchdog.
 
 use super::*;
 

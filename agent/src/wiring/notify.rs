@@ -26,5 +26,5 @@ pub fn start(watchdog: Option<Watchdog>, settings: &Settings, pods: SharedPods, 
         Some(age) if age > limit => Err("checker syncloop failed: sync Loop took longer than expected".to_owned()),
         _ => Ok(()),
     };
-    tokio::spawn(watchdog.keep_quiet(check, shutdown.clone()));
+    tokio::spawn(watchdog.run(check, shutdown.clone()));
 }
