@@ -34,13 +34,13 @@ type Tcp = BoxCloneSyncService<Uri, TokioIo<TcpStream>, BoxError>;
 pub struct Dialing {
     /// TLS of `https` URLs.
     pub tls: ClientConfig,
-    /// Whom the server's certificate must be for, instead of the URL's host.
+    /// The name that the server's certificate must be for, instead of the URL's host.
     pub server_name: Option<ServerName<'static>>,
-    /// `proxy-url`; without it what the environment says (HTTPS_PROXY, NO_PROXY) counts.
+    /// `proxy-url`; without it the environment is used (HTTPS_PROXY, NO_PROXY).
     pub proxy: Option<Uri>,
     /// Offer HTTP/2.
     pub http2: bool,
-    /// Counts look-ups of names.
+    /// Metrics of DNS lookups.
     pub metrics: Arc<Metrics>,
 }
 
@@ -75,19 +75,19 @@ impl Service<Name> for Resolver {
 #[derive(Clone)]
 pub struct Dialer {
     https: HttpsConnector<Tcp>,
-    /// Only a connection with HTTP/2 will do.
+    /// Only connections with HTTP/2 are accepted.
     http2_only: bool,
-    /// A server that was offered HTTP/2 did not take it.
+    /// The server declined HTTP/2.
     declined: Arc<AtomicBool>,
 }
 
-/// The server does not speak HTTP/2.
+/// The server does not support HTTP/2.
 #[derive(Debug, thiserror::Error)]
-#[error("the server does not speak HTTP/2")]
+#[error("the server does not support HTTP/2")]
 struct Declined;
 
 impl Dialer {
-    /// For connections to `server` alone.
+    /// For connections to `server` only.
     pub fn new(dialing: Dialing, server: &Uri) -> Self {
         let matcher = match &dialing.proxy {
             Some(proxy) => Matcher::builder().all(proxy.to_string()).build(),
@@ -109,12 +109,12 @@ impl Dialer {
         Self { https, http2_only, declined: Arc::default() }
     }
 
-    /// What is dialled speaks HTTP/2, or the connection fails.
+    /// Whether connections without HTTP/2 fail.
     pub fn http2_only(&self) -> bool {
         self.http2_only
     }
 
-    /// The same, which takes any version if the server has declined HTTP/2 meanwhile.
+    /// The same, but with any HTTP version if the server has declined HTTP/2.
     pub fn adapted(&self) -> Self {
         Self { http2_only: self.http2_only && !self.declined.load(Ordering::Relaxed), ..self.clone() }
     }

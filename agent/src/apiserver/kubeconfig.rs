@@ -1,5 +1,5 @@
-//! A kubeconfig file to the one way of access its current context names. Reads the file itself; files it refers to are
-//! read by who uses them, because they may change while the agent runs.
+//! Resolves the current context of a kubeconfig. Reads the file itself; files that it refers to are read where they are
+//! used, because they may change while the agent runs.
 
 use std::fs;
 use std::io;
@@ -16,17 +16,17 @@ use secrecy::{ExposeSecret as _, SecretString};
 pub struct Access {
     /// Scheme, host and port, and a path prefix if any.
     pub server: Uri,
-    /// `certificate-authority[-data]`: who may have signed the server's certificate; `None` for the system's own roots.
+    /// `certificate-authority[-data]`: the authority of the server's certificate; `None` for the system's roots.
     pub authority: Option<Pem>,
     /// `insecure-skip-tls-verify`.
     pub insecure: bool,
-    /// `tls-server-name`: the name the server's certificate must be for, instead of the host of `server`.
+    /// `tls-server-name`: the name that the server's certificate must be for, instead of the host of `server`.
     pub server_name: Option<String>,
     /// `proxy-url`.
     pub proxy: Option<Uri>,
     /// Client certificate and key.
     pub certificate: Option<CertificatePair>,
-    /// What is sent with every request.
+    /// The credentials of every request.
     pub credentials: Credentials,
 }
 
@@ -35,7 +35,7 @@ pub struct Access {
 pub enum Pem {
     /// Decoded text of a `…-data` field.
     Inline(SecretString),
-    /// A file, looked at again while the agent runs.
+    /// A file, which is reloaded while the agent runs.
     File(PathBuf),
 }
 
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Pem {
 }
 
 impl Pem {
-    /// The text as of now.
+    /// Reads the text. Blocks.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -79,35 +79,35 @@ pub struct CertificatePair {
 }
 
 impl CertificatePair {
-    /// Where the certificate comes from, for people.
+    /// The place of the certificate, for log lines.
     pub fn place(&self) -> String {
         let path = self.certificate.path();
         path.map_or_else(|| "client-certificate-data".to_owned(), |path| path.display().to_string())
     }
 }
 
-/// The `Authorization` of requests. The first kind given counts, in this order: basic, token file, token, plugin; basic
-/// beside a token is refused, as by client-go.
+/// The `Authorization` of requests. The first of these is used: basic, token file, token, plugin; basic together with a
+/// token is refused, as by client-go.
 #[derive(Clone, Debug)]
 pub enum Credentials {
-    /// Nothing: anonymous, or known by the client certificate.
+    /// None: anonymous, or authenticated by the client certificate.
     None,
     /// `username` and `password`.
     Basic(String, SecretString),
-    /// `token`, and the kubeconfig it stands in.
+    /// `token`, and the kubeconfig that holds it.
     Token(SecretString, PathBuf),
     /// `tokenFile`.
     TokenFile {
-        /// The file, looked at again while the agent runs.
+        /// The file, which is reloaded while the agent runs.
         file: PathBuf,
-        /// `token`: what counts for as long as the file could never be read.
+        /// `token`: used as long as the file could never be read.
         meanwhile: Option<SecretString>,
     },
-    /// `exec`: a program that prints an ExecCredential.
+    /// `exec`: a plugin that prints an ExecCredential.
     Exec(Box<ExecConfig>),
 }
 
-/// Why a kubeconfig gives no access.
+/// Why a kubeconfig cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigError {
     /// It cannot be read.
@@ -126,7 +126,7 @@ pub enum KubeconfigError {
         /// Where and what.
         problem: String,
     },
-    /// A field is missing or makes no sense.
+    /// A field is missing or invalid.
     #[error("{}: {field}: {problem}", file.display())]
     Field {
         /// The file.
@@ -138,16 +138,16 @@ pub enum KubeconfigError {
     },
 }
 
-/// Reads `file` and follows its `current-context`. Relative paths in it start at its own folder.
+/// Reads `file` and resolves its `current-context`. Relative paths in it are relative to its directory. Blocks.
 ///
 /// # Errors
-/// Names the file, and the field where there is one.
+/// The file cannot be read or parsed, or a field is invalid; the error names both.
 pub fn load(file: &Path) -> Result<Access, KubeconfigError> {
     let text = fs::read_to_string(file).map_err(|source| KubeconfigError::Read { file: file.to_owned(), source })?;
     parse(file, &text)
 }
 
-/// What [`load`] does once the text is there.
+/// As [`load`], with the text of the file.
 ///
 /// # Errors
 /// As those of [`load`].
@@ -243,7 +243,7 @@ impl Reader<'_> {
         }
         let impersonates = user.impersonate.is_some() || user.impersonate_groups.is_some();
         if impersonates || user.impersonate_uid.is_some() || user.impersonate_user_extra.is_some() {
-            return Err(self.wrong(format!("{place}.as"), "a node acts as itself only"));
+            return Err(self.wrong(format!("{place}.as"), "impersonation is not supported"));
         }
         let token = user.token.as_ref().filter(|token| !token.expose_secret().is_empty());
         let token_file = set(&user.token_file).map(|file| self.folder.join(file));
@@ -262,7 +262,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A command with a slash in it starts at the kubeconfig's folder, others are looked up in PATH.
+    /// A command with a slash is relative to the kubeconfig's directory, others are found in PATH.
     fn plugin(&self, exec: &ExecConfig, place: &str, cluster: &Cluster) -> Read<ExecConfig> {
         let missing = || self.wrong(format!("{place}.exec.command"), "is not set");
         let command = set(&exec.command).ok_or_else(missing)?;
@@ -289,13 +289,13 @@ impl Reader<'_> {
         Ok(ExecConfig { command: Some(command), cluster: told, ..exec.clone() })
     }
 
-    /// Inline data counts before a file.
+    /// Inline data takes precedence over a file.
     fn pem(&self, data: Option<&String>, file: Option<&String>, field: &str) -> Read<Option<Pem>> {
         match (data, file) {
             (Some(data), _) => {
                 let compact: String = data.split_whitespace().collect();
                 let bytes = STANDARD.decode(compact).map_err(|error| self.wrong(field, error.to_string()))?;
-                let text = String::from_utf8(bytes).map_err(|_| self.wrong(field, "holds no PEM text"))?;
+                let text = String::from_utf8(bytes).map_err(|_| self.wrong(field, "is not PEM text"))?;
                 Ok(Some(Pem::Inline(text.into())))
             }
             (None, Some(file)) => Ok(Some(Pem::File(self.folder.join(file)))),
@@ -304,19 +304,19 @@ impl Reader<'_> {
     }
 }
 
-/// Unset and empty are the same.
+/// An empty text counts as unset.
 fn set(text: &Option<String>) -> Option<&String> {
     text.as_ref().filter(|text| !text.is_empty())
 }
 
-/// A server without scheme is meant as https where TLS is configured.
+/// A server without a scheme is https where TLS is configured.
 fn server_uri(text: &str, tls: bool) -> Result<Uri, String> {
     let whole = match (text.contains("://"), tls) {
         (true, _) => text.to_owned(),
         (false, true) => format!("https://{text}"),
         (false, false) => format!("http://{text}"),
     };
-    let uri: Uri = whole.parse().map_err(|error| format!("{text:?} is no URL: {error}"))?;
+    let uri: Uri = whole.parse().map_err(|error| format!("{text:?} is not a URL: {error}"))?;
     match uri.scheme_str() {
         _ if uri.host().is_none_or(str::is_empty) => Err(format!("{text:?} names no host")),
         Some("https" | "http") => Ok(uri),
@@ -325,7 +325,7 @@ fn server_uri(text: &str, tls: bool) -> Result<Uri, String> {
 }
 
 fn proxy_uri(text: &str) -> Result<Uri, String> {
-    let uri: Uri = text.parse().map_err(|error| format!("{text:?} is no URL: {error}"))?;
+    let uri: Uri = text.parse().map_err(|error| format!("{text:?} is not a URL: {error}"))?;
     match uri.scheme_str() {
         _ if uri.host().is_none_or(str::is_empty) => Err(format!("{text:?} names no host")),
         Some("http" | "socks5") => Ok(uri),

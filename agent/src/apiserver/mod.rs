@@ -1,5 +1,5 @@
-//! Speaks to the API server. Owns access (kubeconfig, credentials, TLS), connections, the limits on requests and the
-//! watches that never end. Knows nothing of what is asked for.
+//! The API client. Owns access (kubeconfig, credentials, TLS), connections, rate limits, and watches that never end. Knows
+//! nothing of the objects that are requested.
 //!
 //! ```text
 //!  main ──────┐ 50/s, burst 100          rate limit ─▶ headers ─▶ connection pool ─▶ HTTP/2 connection
@@ -11,8 +11,8 @@
 //! Token and access reviews are caused by clients of this node's server: with a limiter of their own they cannot use up
 //! the rate of the main client.
 //!
-//! Bodies are JSON: the client library speaks nothing else, and protobuf would save next to nothing here (ARCHITECTURE.md
-//! has the figures).
+//! Bodies are JSON: the client library supports nothing else, and protobuf would save little here (ARCHITECTURE.md has the
+//! figures).
 
 pub mod credentials;
 mod dial;
@@ -75,7 +75,7 @@ pub struct Options {
     pub versions: (&'static str, &'static str),
 }
 
-/// Why the API server cannot even be asked.
+/// Why the clients cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The certificate authority is unusable.
@@ -85,7 +85,7 @@ pub enum ConnectError {
         place: String,
         /// What is wrong.
         problem: String,
-        /// The same in a word, for metrics.
+        /// The same as a label, for metrics.
         reason: AuthorityReload,
     },
     /// The client certificate is unusable.
@@ -96,8 +96,8 @@ pub enum ConnectError {
         /// What is wrong.
         source: CertificateError,
     },
-    /// `tls-server-name` is no host name.
-    #[error("tls-server-name {0:?} is no host name")]
+    /// `tls-server-name` is not a host name.
+    #[error("tls-server-name {0:?} is not a host name")]
     ServerName(String),
     /// The system's certificate authorities cannot be found.
     #[error("cannot load the system's certificate authorities: {0}")]
@@ -105,18 +105,18 @@ pub enum ConnectError {
     /// TLS cannot be set up at all.
     #[error("cannot set up TLS: {0}")]
     Tls(rustls::Error),
-    /// Credentials that cannot be sent.
+    /// The credentials cannot be used in a header.
     #[error(transparent)]
     Credentials(#[from] CredentialError),
 }
 
-/// Why there is no client certificate.
+/// Why a client certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// A file cannot be read.
     #[error(transparent)]
     Read(#[from] std::io::Error),
-    /// What was read is no pair.
+    /// What was read is not a certificate with its key.
     #[error(transparent)]
     Pair(#[from] PairError),
 }
@@ -124,7 +124,7 @@ pub enum CertificateError {
 /// The clients of one API server. Cheap to clone.
 #[derive(Clone)]
 pub struct ApiServer {
-    /// For everything that is not below.
+    /// For all requests that have no client of their own.
     pub main: kube::Client,
     /// Node status and Lease: no rate limit, every request has a timeout.
     pub heartbeat: kube::Client,
@@ -136,8 +136,8 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Makes the clients. Sends nothing: a server that is away is no error. Certificates in files are looked after until
-    /// `cancel` is cancelled; needs an async runtime.
+    /// Makes the clients. Sends nothing: an unreachable server is no error. Certificates in files are reloaded until
+    /// `cancel` is cancelled. Needs an async runtime; reads the files, which blocks.
     ///
     /// # Errors
     /// Certificates, keys or credentials that cannot be used.
@@ -154,8 +154,8 @@ impl ApiServer {
         Self::with_identity(access, identity, options, metrics, cancel)
     }
 
-    /// As [`ApiServer::connect`] with another client certificate than the one of `access`, or none for now: the caller
-    /// gives new ones to [`ApiServer::identify`].
+    /// As [`ApiServer::connect`] with another client certificate than that of `access`, or none yet: the caller passes new
+    /// ones to [`ApiServer::identify`].
     ///
     /// # Errors
     /// As those of [`ApiServer::connect`].
@@ -211,23 +211,23 @@ impl ApiServer {
         Ok(api)
     }
 
-    /// Shows another client certificate from now on. If it really is another one (true), all connections are closed and
-    /// opened again; watches go on from where they were.
+    /// Uses another client certificate from now on. If it differs from the previous one (true), all connections are
+    /// closed and opened again; watches resume.
     pub fn identify(&self, key: Arc<CertifiedKey>) -> bool {
         self.shared.identify(key)
     }
 
-    /// Shows no client certificate any more, because the one there was has expired.
+    /// Uses no client certificate any more, because the previous one has expired.
     pub fn forget_identity(&self) {
         self.shared.identity.set(None);
     }
 
-    /// Tells whoever waits an absence of the server out when it is over.
+    /// Ends pauses of retries when the server is available again.
     pub fn recovered(&self) -> Recovered {
         self.shared.recovery.subscribe()
     }
 
-    /// New connections for all requests to come; those under way are left alone. For when heartbeats fail repeatedly.
+    /// Opens new connections for further requests; those in progress keep theirs. For repeated failures of heartbeats.
     pub fn retire_connections(&self) {
         self.shared.transport.retire();
     }
@@ -243,7 +243,7 @@ fn rate_limiter(per_second: i32, burst: i32) -> Option<RateLimiter> {
     or(per_second, DEFAULT_PER_SECOND).map(|per_second| RateLimiter::new(per_second, burst))
 }
 
-/// In the form that servers' logs and metrics know from kubelet.
+/// In kubelet's form.
 fn user_agent((own, kubernetes): (&str, &str)) -> HeaderValue {
     let arch = match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,7 +1,7 @@
-//! Whether the API server answers and knows us. Said once per change, not once per request.
+//! Whether the API server is reachable and accepts our credentials. Logged once per change, not once per request.
 //!
-//! While it does not know us, watches wait here: they would only be refused, ever more rarely ask again, and then long not
-//! notice that they could go on. Whoever asks anyway, such as the heartbeat, finds out for all.
+//! While it answers 401, watches wait here: they would fail with growing pauses and resume late. Other requests, such as
+//! heartbeats, detect that credentials are accepted again.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -13,65 +13,64 @@ use tokio::time::Instant;
 use super::credentials::CredentialError;
 use super::transport::TransportError;
 
-/// How long a watch waits for others to find out that the server knows us again.
+/// How long a watch waits for other requests to be accepted.
 const MAX_HOLD: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Not tried yet.
+    /// No request was sent yet.
     Unknown,
-    /// Answers.
+    /// It answers.
     Reachable,
-    /// Answers that it does not know us.
+    /// It answers 401 Unauthorized.
     Unauthorized,
-    /// Cannot even be asked: there are no credentials.
+    /// No request can be sent for want of credentials.
     NoCredentials,
-    /// Does not answer.
+    /// It does not answer.
     Unreachable,
 }
 
-/// What the last request showed.
+/// The outcome of the last request.
 pub struct Reachability {
     server: String,
     state: Mutex<(State, Instant)>,
-    /// The server does not know us.
-    unknown: watch::Sender<bool>,
+    /// Requests are not authenticated.
+    unauthenticated: watch::Sender<bool>,
 }
 
 impl Reachability {
-    /// Nothing is known yet about `server`.
+    /// No request was sent to `server` yet.
     pub fn new(server: String) -> Self {
-        Self { server, state: Mutex::new((State::Unknown, Instant::now())), unknown: watch::Sender::new(false) }
+        Self { server, state: Mutex::new((State::Unknown, Instant::now())), unauthenticated: watch::Sender::new(false) }
     }
 
-    /// Waits while the server does not know us, but not for ever: somebody has to ask.
+    /// Waits while requests are not authenticated, for 30 s at most.
     pub async fn wait_until_authenticated(&self) {
-        let mut unknown = self.unknown.subscribe();
-        // The sender is ours, and running into the limit is an answer too.
-        let _ = tokio::time::timeout(MAX_HOLD, unknown.wait_for(|unknown| !unknown)).await;
+        let mut unauthenticated = self.unauthenticated.subscribe();
+        // The sender lives as long as `self`; after the timeout the caller tries itself.
+        let _ = tokio::time::timeout(MAX_HOLD, unauthenticated.wait_for(|unauthenticated| !unauthenticated)).await;
     }
 
-    /// The state before, and how long it lasted, if `now` is another one. Of many requests at once, those begun before
-    /// the last change say nothing of what was after it.
+    /// The previous state and its duration, if `now` is another one. Ignores requests that began before the last change.
     fn transition(&self, now: State, began: Instant) -> Option<(State, Duration)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.0 == now || began < state.1 {
             return None;
         }
         let (before, since) = std::mem::replace(&mut *state, (now, Instant::now()));
-        self.unknown.send_replace(matches!(now, State::Unauthorized | State::NoCredentials));
+        self.unauthenticated.send_replace(matches!(now, State::Unauthorized | State::NoCredentials));
         Some((before, since.elapsed()))
     }
 
-    /// An answer came to a request begun then. `shown` says what credentials the request had.
-    pub fn answered(&self, status: StatusCode, began: Instant, shown: impl FnOnce() -> String) {
+    /// A request that began then was answered. `credentials` describes what it carried.
+    pub fn answered(&self, status: StatusCode, began: Instant, credentials: impl FnOnce() -> String) {
         let server = &self.server;
         if status == StatusCode::UNAUTHORIZED {
             if self.transition(State::Unauthorized, began).is_some() {
-                let shown = shown();
+                let credentials = credentials();
                 tracing::error!(
                     server,
-                    "the API server refuses our credentials (401 Unauthorized), {shown}; trying on"
+                    "the API server rejects our credentials (401 Unauthorized), {credentials}; trying again"
                 );
             }
             return;
@@ -86,22 +85,22 @@ impl Reachability {
         }
     }
 
-    /// Nothing could be sent for want of credentials.
+    /// A request could not be sent for want of credentials.
     pub fn no_credentials(&self, error: &CredentialError) {
         if self.transition(State::NoCredentials, Instant::now()).is_some() {
-            tracing::error!(server = self.server, "no credentials for the API server: {error}; trying on");
+            tracing::error!(server = self.server, "no credentials for the API server: {error}; trying again");
         }
     }
 
-    /// None came to a request begun then.
+    /// A request that began then got no answer.
     pub fn failed(&self, error: &TransportError, began: Instant) {
-        // A server closes the connections of whom it refuses; that says nothing new.
-        if matches!(error, TransportError::ConnectionReplaced) || *self.unknown.borrow() {
+        // A server that answers 401 closes the connection too; that is no change.
+        if matches!(error, TransportError::ConnectionReplaced) || *self.unauthenticated.borrow() {
             tracing::debug!(server = self.server, "no answer: {error}");
             return;
         }
         if self.transition(State::Unreachable, began).is_some() {
-            tracing::warn!(server = self.server, "the API server does not answer: {error}; trying on");
+            tracing::warn!(server = self.server, "the API server does not answer: {error}; trying again");
         }
     }
 }
@@ -115,14 +114,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refusal_counts_until_somebody_is_accepted() {
+    async fn a_401_counts_until_a_request_is_authenticated() {
         let reachability = Reachability::new("https://x".to_owned());
         let answered = |status, began| reachability.answered(status, began, String::new);
         let (early, broken) = (Instant::now(), TransportError::Unfinished);
         tokio::time::advance(Duration::from_secs(1)).await;
         answered(StatusCode::UNAUTHORIZED, Instant::now());
         assert_eq!(state(&reachability), State::Unauthorized);
-        // Its connections are closed, and an answer to an earlier request comes late.
+        // Connections are closed, and the answer to an earlier request arrives late.
         tokio::time::advance(Duration::from_secs(1)).await;
         reachability.failed(&broken, Instant::now());
         answered(StatusCode::OK, early);
@@ -130,7 +129,7 @@ mod tests {
         let waiting = tokio::time::timeout(MAX_HOLD / 2, reachability.wait_until_authenticated()).await;
         assert!(waiting.is_err(), "watches wait");
         answered(StatusCode::FORBIDDEN, Instant::now());
-        assert_eq!(state(&reachability), State::Reachable, "known, though not allowed");
+        assert_eq!(state(&reachability), State::Reachable, "authenticated, though not authorized");
         let began = Instant::now();
         reachability.wait_until_authenticated().await;
         assert_eq!(began.elapsed(), Duration::ZERO);
@@ -139,6 +138,6 @@ mod tests {
         assert_eq!(state(&reachability), State::Unreachable);
         reachability.no_credentials(&CredentialError::NoToken("/f".into()));
         reachability.wait_until_authenticated().await;
-        assert_eq!(began.elapsed(), Duration::from_secs(1) + MAX_HOLD, "somebody has to ask");
+        assert_eq!(began.elapsed(), Duration::from_secs(1) + MAX_HOLD, "then the watch tries itself");
     }
 }

@@ -1,5 +1,5 @@
-//! The end of an absence of the API server, told to those who wait it out: a long pause after the last of many errors
-//! must not outlast the errors themselves.
+//! Ends the pauses of retries when the API server is available again: a long pause after the last of many errors must not
+//! outlast the errors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,59 +8,59 @@ use http::StatusCode;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// All who wait ask again within this time, each at another moment.
+/// All waiting callers retry within this time, each at a random moment.
 const SPREAD: Duration = Duration::from_secs(1);
 
-/// Watches the outcomes of all requests.
+/// Observes the outcomes of all requests.
 #[derive(Debug, Default)]
 pub struct Recovery {
-    lost: AtomicBool,
-    told: watch::Sender<()>,
+    unavailable: AtomicBool,
+    recovered: watch::Sender<()>,
 }
 
 impl Recovery {
-    /// A request got no answer.
+    /// A request was not answered.
     pub fn failed(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+        self.unavailable.store(true, Ordering::Relaxed);
     }
 
-    /// A request was answered. Only success counts: a server that starts refuses and fails for a while, and what stands
-    /// before it answers in its place. What it refuses of a single kind of object, or fails in, is no absence: those who
-    /// ask for that must not be woken by all else.
+    /// A request was answered. Only success counts as recovery: a starting server answers with errors for a while, and a
+    /// proxy answers in its place. Errors for a single kind of object are no outage: its callers must not be woken by the
+    /// success of other requests.
     pub fn answered(&self, status: StatusCode) {
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => self.failed(),
-            status if status.is_success() && self.lost.swap(false, Ordering::Relaxed) => self.over(),
+            status if status.is_success() && self.unavailable.swap(false, Ordering::Relaxed) => self.over(),
             _ => {}
         }
     }
 
-    /// What has failed so far may succeed from now on.
+    /// What failed so far may succeed now: ends all pauses.
     pub fn over(&self) {
-        self.told.send_replace(());
+        self.recovered.send_replace(());
     }
 
-    /// To wait with.
+    /// A handle to wait with.
     pub fn subscribe(&self) -> Recovered {
-        Recovered(Some(self.told.subscribe()))
+        Recovered(Some(self.recovered.subscribe()))
     }
 }
 
-/// Ends pauses early. The default one never does.
+/// Ends pauses early. The default value never does.
 #[derive(Clone, Debug, Default)]
 pub struct Recovered(Option<watch::Receiver<()>>);
 
 impl Recovered {
-    /// Waits `pause` out, or until a moment after the absence is over. An end that came since the last wait counts, so
-    /// that none is missed between an error and the pause after it.
+    /// Waits for `pause`, or until shortly after the server has recovered. A recovery since the last wait counts, so that
+    /// none is missed between an error and the pause after it. Can be cancelled.
     pub async fn wait(&mut self, pause: Duration) {
         let until = Instant::now() + pause;
         let over = async {
-            let told = match &mut self.0 {
-                Some(told) => told.changed().await.is_ok(),
+            let recovered = match &mut self.0 {
+                Some(recovered) => recovered.changed().await.is_ok(),
                 None => false,
             };
-            if !told {
+            if !recovered {
                 std::future::pending().await
             }
         };
@@ -84,20 +84,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_success_after_an_absence_ends_pauses() {
+    async fn only_a_success_after_an_outage_ends_pauses() {
         let recovery = Recovery::default();
         let mut recovered = recovery.subscribe();
         recovery.answered(StatusCode::OK);
-        assert_eq!(waited(&mut recovered).await, LONG, "nothing was lost");
+        assert_eq!(waited(&mut recovered).await, LONG, "there was no outage");
         recovery.failed();
         for still_starting in [403, 429, 500, 503, 401] {
             recovery.answered(StatusCode::from_u16(still_starting).expect("a status"));
         }
         assert_eq!(waited(&mut recovered).await, LONG, "nothing has succeeded");
         recovery.answered(StatusCode::CREATED);
-        assert!(waited(&mut recovered).await <= SPREAD, "it came before the wait");
+        assert!(waited(&mut recovered).await <= SPREAD, "the recovery was before the wait");
         recovery.answered(StatusCode::OK);
-        assert_eq!(waited(&mut recovered).await, LONG, "one end is told once");
+        assert_eq!(waited(&mut recovered).await, LONG, "one recovery ends one pause");
         for absence in [StatusCode::UNAUTHORIZED, StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE] {
             recovery.answered(absence);
             recovery.answered(StatusCode::OK);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_wait_do_not_ask_all_at_once() {
+    async fn waiting_callers_retry_at_different_moments() {
         let recovery = Recovery::default();
         recovery.failed();
         let waiting: Vec<_> = (0..200)

@@ -1,5 +1,5 @@
-//! What every request goes through: its turn, its headers, one of the shared connections, counting, and trying again
-//! when the server asks for it.
+//! The path of every request: rate limit, headers, one of the shared connections, metrics, and retries that the server asks
+//! for.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,9 +25,9 @@ use crate::metrics::Metrics;
 use crate::model::RateLimiter;
 use crate::telemetry;
 
-/// The name under which the API server writes a request into its audit log.
+/// Identifies the request in the API server's audit log.
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-/// A request is sent so many times at most when the server asks to try again later.
+/// Attempts at most when the server asks to try again later.
 const MAX_TRIES: u32 = 11;
 
 /// The longest pause that a server can ask for with `Retry-After`.
@@ -35,44 +35,44 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(5 * 60);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What the clients of one API server have in common.
+/// The parts that all clients of one API server share.
 pub struct Shared {
     /// Connections.
     pub transport: Transport,
-    /// The client certificate they show.
+    /// The client certificate.
     pub identity: Identity,
     /// Credentials.
     pub authorizer: Authorizer,
-    /// Where the client certificate comes from, if from the kubeconfig.
+    /// The place of the client certificate, if it is in the kubeconfig.
     pub certificate: Option<String>,
-    /// Is the server there, does it know us.
+    /// Whether the server is reachable and accepts our credentials.
     pub reachability: Reachability,
-    /// For those who wait while it is not.
+    /// Ends pauses of retries.
     pub recovery: Recovery,
     /// `User-Agent`.
     pub user_agent: HeaderValue,
     /// Host and port, for metrics.
     pub host: String,
-    /// Counted requests.
+    /// Metrics of requests.
     pub metrics: Arc<Metrics>,
 }
 
 impl Shared {
-    /// Shows another client certificate from now on, on new connections if it really is another one.
+    /// Uses another client certificate; reconnects if it differs from the previous one.
     pub fn identify(&self, key: Arc<CertifiedKey>) -> bool {
         let changed = self.identity.set(Some(key));
         if changed {
-            // Connections without a certificate are closed too: who we are is settled when they are opened.
+            // Connections without a certificate are closed, too: clients are authenticated when they are opened.
             self.transport.reconnect();
             self.recovery.over();
         }
         changed
     }
 
-    /// What the server sees of us, for people: where it comes from, and how long it lasts if that can be seen.
-    fn shown(&self) -> String {
+    /// The credentials of requests for log lines: their source, and their expiry if it is known.
+    fn credentials(&self) -> String {
         let issued = self.authorizer.source();
-        let Some(key) = self.identity.get() else { return issued.unwrap_or_else(|| "none shown".to_owned()) };
+        let Some(key) = self.identity.get() else { return issued.unwrap_or_else(|| "no credentials".to_owned()) };
         let place = self.certificate.iter().map(|place| format!(" {place}")).collect::<String>();
         let certificate = format!("client certificate{place}, {}", tls::lifetime(&key, SystemTime::now()));
         issued.into_iter().chain([certificate]).collect::<Vec<_>>().join(" and ")
@@ -82,9 +82,9 @@ impl Shared {
 /// The service below one client.
 #[derive(Clone)]
 pub struct Requests {
-    /// In common with the other clients.
+    /// Shared with the other clients.
     pub shared: Arc<Shared>,
-    /// How often this one may send.
+    /// The client's rate limit.
     pub limiter: Option<Arc<RateLimiter>>,
     /// How long one request may take, body included.
     pub timeout: Option<Duration>,
@@ -116,7 +116,7 @@ impl Requests {
         match tokio::time::timeout(limit, self.try_until_settled(request)).await {
             Ok(answer) => Ok(answer?.map(|body| body.until(Instant::now() + limit))),
             Err(_) => {
-                // Perhaps it is only this connection that hangs: whoever comes next gets another one.
+                // Perhaps only this connection hangs: further requests get another one.
                 self.shared.transport.retire();
                 self.shared.recovery.failed();
                 Err(RequestTimeout(limit).into())
@@ -124,7 +124,7 @@ impl Requests {
         }
     }
 
-    /// Sends until the server gives an answer other than "later".
+    /// Sends until the server does not ask to try again later.
     async fn try_until_settled(&self, request: Request<Body>) -> Result<Response<ResponseBody>, BoxError> {
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
@@ -186,7 +186,7 @@ impl Requests {
         metrics.sent(method.as_str(), &shared.host, body.len());
         match answer {
             Ok(answer) => {
-                shared.reachability.answered(answer.status(), began, || shared.shown());
+                shared.reachability.answered(answer.status(), began, || shared.credentials());
                 shared.recovery.answered(answer.status());
                 telemetry::api_answered(&span, answer.status(), answer.version());
                 if answer.status() == StatusCode::UNAUTHORIZED {
@@ -195,7 +195,7 @@ impl Requests {
                 if let Some(length) = hyper::body::Body::size_hint(answer.body()).exact() {
                     metrics.received(method.as_str(), &shared.host, length);
                 }
-                // The span lasts as long as the answer, which for a watch is minutes.
+                // The span ends with the body, which for a watch takes minutes.
                 Ok(answer.map(|body| body.within(span)))
             }
             Err(error) => {
@@ -210,19 +210,19 @@ impl Requests {
     }
 }
 
-/// Whether a request that was lost with its connection may be sent on another one.
+/// Whether a request that failed with its connection may be sent on another one.
 fn may_be_resent(method: &Method, error: &BoxError) -> bool {
     match error.downcast_ref::<TransportError>() {
-        // It may have been carried out, so only what merely reads.
+        // It may have been executed, so only reads are sent again.
         Some(TransportError::ConnectionReplaced) => method == Method::GET,
-        // It has not been looked at. In a rare race of the client library it has, its answer then being lost; nothing
-        // that a node asks for does harm when it is asked for twice.
+        // The server has not processed it. In a rare race of the client library it has, and its answer is lost; requests
+        // of a node may be executed twice.
         Some(error) => error.is_graceful_go_away(),
         None => false,
     }
 }
 
-/// How long to wait before the same request is sent again, if the server asks for that.
+/// The pause before the request is sent again, if the server asks for that with `Retry-After`.
 fn retry_after<B>(answer: &Response<B>) -> Option<Duration> {
     let status = answer.status();
     let asks = status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
@@ -230,10 +230,10 @@ fn retry_after<B>(answer: &Response<B>) -> Option<Duration> {
     asks.then(|| Duration::from_secs(seconds).min(MAX_RETRY_AFTER))
 }
 
-/// A random UUID, by which a request can be found in the server's audit log and in ours.
+/// A random UUID that identifies a request in the server's audit log and in ours.
 fn new_audit_id() -> HeaderValue {
     let random = fastrand::u128(..);
-    // Version 4, variant 1, as RFC 9562 has it.
+    // Version 4, variant 1 (RFC 9562).
     let id = (random & !(0xf << 76) & !(0b11 << 62)) | (4 << 76) | (0b10 << 62);
     let digits = format!("{id:032x}");
     let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn only_answers_that_ask_for_it_are_tried_again() {
+    fn only_answers_with_retry_after_are_retried() {
         let answer = |status: u16, header: Option<&str>| {
             let mut answer = Response::builder().status(status);
             if let Some(value) = header {

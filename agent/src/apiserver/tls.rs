@@ -1,4 +1,4 @@
-//! TLS towards the API server: whom to trust, and which certificate to show.
+//! TLS to the API server: trusted authorities and the client certificate.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -20,16 +20,16 @@ use super::ConnectError;
 use super::kubeconfig::{Access, Pem};
 use crate::metrics::AuthorityReload;
 
-/// Who may have signed the server's certificate; may be replaced.
+/// The authorities that may have signed the server's certificate; can be replaced.
 #[derive(Clone, Debug)]
 pub struct Roots {
-    /// The PEM text it was made from, and what came of it.
+    /// The PEM text, and the verifier made from it.
     current: Arc<RwLock<(String, Arc<WebPkiServerVerifier>)>>,
 }
 
-/// Makes aws-lc-rs the crypto provider of the process. The first call counts.
+/// Makes aws-lc-rs the crypto provider of the process. Further calls do nothing.
 pub fn install_crypto() {
-    // An error says that a provider is installed already.
+    // An error means that a provider is installed already.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
 }
 
@@ -38,7 +38,7 @@ fn provider() -> Arc<CryptoProvider> {
     CryptoProvider::get_default().cloned().unwrap_or_else(installed)
 }
 
-/// The certificate shown to the API server; may be replaced, or not be there yet.
+/// The client certificate; can be replaced, or be absent yet.
 #[derive(Clone, Default)]
 pub struct Identity {
     current: watch::Sender<Option<Arc<CertifiedKey>>>,
@@ -51,12 +51,12 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// What is shown in the next handshake.
+    /// The certificate of the next handshake.
     pub fn get(&self) -> Option<Arc<CertifiedKey>> {
         self.current.borrow().clone()
     }
 
-    /// Replaces it. Returns whether it is another one than before. Connections that stand are not touched.
+    /// Replaces it. Returns whether it differs from the previous one. Open connections are not affected.
     pub fn set(&self, key: Option<Arc<CertifiedKey>>) -> bool {
         self.current.send_if_modified(|current| {
             let chain = |key: &Option<Arc<CertifiedKey>>| key.as_ref().map(|key| key.cert.clone());
@@ -79,7 +79,7 @@ impl ResolvesClientCert for Identity {
     }
 }
 
-/// Why PEM text is no certificate with its key.
+/// Why PEM text is not a certificate with its key.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
     /// Not PEM, or something else in it.
@@ -93,10 +93,10 @@ pub enum PairError {
     Key(#[from] rustls::Error),
 }
 
-/// A certificate chain and its key from PEM text, which may be one and the same.
+/// A certificate chain and its key from PEM text; both may be the same text.
 ///
 /// # Errors
-/// What is wrong with either, or that they do not belong together.
+/// Either cannot be parsed, or they do not match.
 pub fn certified_key(certificate: &str, key: &str) -> Result<CertifiedKey, PairError> {
     let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
     let chain = chain.map_err(|error| PairError::Pem("certificate", error))?;
@@ -107,7 +107,7 @@ pub fn certified_key(certificate: &str, key: &str) -> Result<CertifiedKey, PairE
     Ok(CertifiedKey::from_der(chain, key, &provider())?)
 }
 
-/// From when to when the certificate of a pair is good.
+/// The validity of a certificate: not before, not after.
 pub(super) fn validity(key: &CertifiedKey) -> Option<(SystemTime, SystemTime)> {
     let (_, leaf) = X509Certificate::from_der(key.cert.first()?).ok()?;
     let at = |time: ASN1Time| {
@@ -116,9 +116,9 @@ pub(super) fn validity(key: &CertifiedKey) -> Option<(SystemTime, SystemTime)> {
     Some((at(leaf.validity().not_before), at(leaf.validity().not_after)))
 }
 
-/// How long the certificate lasts, or lasted, for people.
+/// The expiry of a certificate, for log lines.
 pub fn lifetime(key: &CertifiedKey, now: SystemTime) -> String {
-    let Some((_, until)) = validity(key) else { return "which does not say until when it is valid".to_owned() };
+    let Some((_, until)) = validity(key) else { return "with an unknown expiry".to_owned() };
     let verb = if until < now { "expired at" } else { "valid until" };
     format!("{verb} {}", humantime::format_rfc3339_seconds(until))
 }
@@ -143,12 +143,12 @@ pub fn client_config(access: &Access, identity: &Identity) -> Result<(ClientConf
         None => builder.with_native_roots().map_err(ConnectError::SystemRoots)?,
     };
     let mut config = with_roots.with_client_cert_resolver(Arc::new(identity.clone()));
-    // A resumed session would go on showing the certificate it began with.
+    // A resumed session would keep the client certificate of its first handshake.
     config.resumption = rustls::client::Resumption::disabled();
     Ok((config, roots))
 }
 
-/// The certificates of a certificate authority as of now: the text, and what verifies with it.
+/// Reads a certificate authority: its text, and the verifier made from it. Blocks.
 ///
 /// # Errors
 /// It cannot be read or holds no certificate.
@@ -175,7 +175,7 @@ impl Roots {
         self.current.read().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 
-    /// Replaces them for connections to come. Returns whether they are others than before.
+    /// Replaces them for new connections. Returns whether they differ from the previous ones.
     pub fn set(&self, roots: (String, Arc<WebPkiServerVerifier>)) -> bool {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         let changed = current.0 != roots.0;
@@ -219,7 +219,7 @@ impl ServerCertVerifier for Roots {
     }
 }
 
-/// `insecure-skip-tls-verify`: the certificate may be anybody's, but the server must hold its key.
+/// `insecure-skip-tls-verify`: any certificate is accepted whose key the server has.
 #[derive(Debug)]
 struct AnyServer(WebPkiSupportedAlgorithms);
 

@@ -1,8 +1,8 @@
-//! Connections to the API server. Requests of all clients share them: one HTTP/2 connection carries many requests, and
-//! as many more connections are opened as there are long watches.
+//! Connections to the API server, shared by all clients: one HTTP/2 connection carries many requests, and further ones are
+//! opened for many concurrent watches.
 //!
-//! A server lets a client have only so many streams on one connection; what is above waits, behind watches that do not
-//! end for minutes. So a *pool*, one connection in the usual case, takes no more than [`STREAMS`] requests at a time.
+//! A server limits the streams of a connection; requests beyond the limit would wait for watches that last minutes. So a
+//! *pool*, which usually is one connection, takes no more than [`STREAMS`] requests at a time.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,11 +23,11 @@ use tracing::Span;
 use super::dial::Dialer;
 use crate::metrics::Metrics;
 
-/// Requests on one pool; API servers allow 100 streams or more on a connection.
+/// Concurrent requests of one pool; API servers allow 100 streams or more on a connection.
 const STREAMS: usize = 80;
-/// A connection on which nothing arrives for so long is asked whether it still lives.
+/// A connection without traffic is probed after this.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// It has so long to answer.
+/// Time for the answer to a probe.
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
 /// An unused connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -35,7 +35,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type HttpClient = legacy::Client<Dialer, Full<Bytes>>;
 
-/// Why there is no answer.
+/// Why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     /// No connection, or it broke.
@@ -44,14 +44,14 @@ pub enum TransportError {
     /// The connection was closed because the client certificate has changed.
     #[error("the connection was closed for one with the new client certificate")]
     ConnectionReplaced,
-    /// An answer began but did not end in time.
+    /// The body of an answer did not end in time.
     #[error("the answer did not end in time")]
     Unfinished,
 }
 
 impl TransportError {
-    /// The server has left the connection in order (GOAWAY without an error, as with `--goaway-chance` or to a client it
-    /// does not know) before it looked at the request.
+    /// The server closed the connection gracefully (GOAWAY with NO_ERROR, as with `--goaway-chance` or after a 401) before
+    /// it processed the request.
     pub fn is_graceful_go_away(&self) -> bool {
         let Self::Http(error) = self else { return false };
         let below = std::iter::successors(std::error::Error::source(error), |error| error.source());
@@ -60,7 +60,7 @@ impl TransportError {
     }
 }
 
-/// An error with what is below it: the outermost text alone says nothing ("client error (Connect)").
+/// An error with its sources: the outermost text alone ("client error (Connect)") does not tell the cause.
 fn causes(error: &legacy::Error) -> String {
     let mut text = error.to_string();
     let mut below = std::error::Error::source(error);
@@ -92,23 +92,23 @@ struct ConnectionPool {
 }
 
 impl Transport {
-    /// Connects nowhere yet.
+    /// Opens no connection yet.
     pub fn new(dialer: Dialer, metrics: Arc<Metrics>) -> Self {
         metrics.rest_client.transport_made();
         Self { dialer, pools: Mutex::default(), metrics }
     }
 
     fn pools(&self) -> MutexGuard<'_, Vec<Arc<ConnectionPool>>> {
-        // A list that is whole between any two changes.
+        // The list is consistent between any two changes.
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first pool with room; a new one if there is none. Pools that carry nothing any more are given up.
+    /// The first pool with room; a new one if there is none. Idle pools but the first are dropped.
     fn pool(&self) -> Arc<ConnectionPool> {
         let mut pools = self.pools();
         let mut first = true;
         pools.retain(|pool| std::mem::take(&mut first) || Arc::strong_count(pool) > 1);
-        // Every request under way holds its pool once, the list holds it once more.
+        // Every request in progress holds one reference, the list another one.
         if let Some(pool) = pools.iter().find(|pool| Arc::strong_count(pool) <= STREAMS) {
             return pool.clone();
         }
@@ -120,26 +120,26 @@ impl Transport {
         pool
     }
 
-    /// Lets what is under way finish, and opens new connections for all that follows.
+    /// Opens new connections for further requests; those in progress keep theirs.
     pub fn retire(&self) {
         self.pools().clear();
     }
 
-    /// Breaks off everything that is under way, and opens new connections for all that follows.
+    /// Aborts all requests in progress and opens new connections for further ones.
     pub fn reconnect(&self) {
         let pools = std::mem::take(&mut *self.pools());
         pools.iter().for_each(|pool| pool.closed.cancel());
     }
 
-    /// Sends a request with an absolute URL. The answer's body may be read as long as it lasts.
+    /// Sends a request with an absolute URL. The body of the answer may be read for any time.
     ///
     /// # Errors
-    /// There is no answer. Whether the server has seen the request is not known.
+    /// There is no answer. The server may have processed the request.
     pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<ResponseBody>, TransportError> {
         let pool = self.pool();
         let http2_only = pool.http2_only;
         match self.send_on(pool, request.clone()).await {
-            // Never sent: the server turned out to speak HTTP/1.1 only.
+            // Not sent: the server supports HTTP/1.1 only.
             Err(_) if http2_only && !self.dialer.adapted().http2_only() => {
                 self.pools().retain(|pool| !pool.http2_only);
                 self.send_on(self.pool(), request).await
@@ -166,7 +166,7 @@ impl Transport {
 }
 
 fn http_client(dialer: Dialer) -> HttpClient {
-    // Said in advance, HTTP/2 lets all who wait share the first connection instead of opening one each.
+    // With HTTP/2 prior knowledge, concurrent first requests share one connection instead of opening one each.
     let http2_only = dialer.http2_only();
     legacy::Client::builder(TokioExecutor::new())
         .http2_only(http2_only)
@@ -178,25 +178,25 @@ fn http_client(dialer: Dialer) -> HttpClient {
         .build(dialer)
 }
 
-/// The body of an answer. Ends with an error when its pool is closed or it takes too long.
+/// The body of an answer. Fails when its pool is closed or its deadline has passed.
 pub struct ResponseBody {
     inner: Incoming,
     closed: Pin<Box<WaitForCancellationFutureOwned>>,
     due: Option<Pin<Box<Sleep>>>,
-    /// Ends with it.
+    /// Ends with the body.
     span: Span,
-    /// Counts as a request under way.
+    /// Counts as a request in progress.
     _pool: Arc<ConnectionPool>,
 }
 
 impl ResponseBody {
-    /// Is part of this span from now on.
+    /// Ends this span with the body.
     pub fn within(mut self, span: Span) -> Self {
         self.span = span;
         self
     }
 
-    /// Gives the rest of the body until then to arrive.
+    /// Sets a deadline for the rest of the body.
     pub fn until(mut self, due: Instant) -> Self {
         self.due = Some(Box::pin(tokio::time::sleep_until(due)));
         self
@@ -216,7 +216,7 @@ impl Body for ResponseBody {
         }
         let frame = std::task::ready!(Pin::new(&mut self.inner).poll_frame(cx));
         if !matches!(frame, Some(Ok(_))) {
-            // Over, whoever still holds it.
+            // The body is complete, even if the caller keeps it.
             self.span = Span::none();
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))

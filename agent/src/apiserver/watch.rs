@@ -1,10 +1,10 @@
-//! Watches that never end: the list first, then every change, whatever becomes of connections and of the server.
+//! Watches that never end: the list first, then every change, across failures of connections and of the server.
 //!
-//! The list comes as a streaming watch where the server can do that, else in pages. A watch is asked for five to ten
-//! minutes and then asked for again from the last version seen, so that nothing is missed and nothing is listed twice.
-//! Errors are waited out: 0.8 s, doubling to 30 s, with as much jitter again; ten quiet seconds start anew. A pause ends
-//! early when the server is back. Upstream starts anew after two minutes; but where a watch breaks now and then and is
-//! had again at once, nothing is gained by a pause that has grown.
+//! The list is a streaming list (KEP-3157) where the server supports it, else a paginated one. A watch is requested for five
+//! to ten minutes and then again from the last resource version, so that no change is missed and nothing is listed twice.
+//! After errors there is a pause: 0.8 s, doubling to 30 s, with up to as much jitter; ten seconds without an error reset it
+//! (client-go: two minutes; but a pause that has grown gains nothing for watches that break now and then). A pause ends early
+//! when the server has recovered.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -24,15 +24,15 @@ use super::recovery::Recovered;
 const FIRST_PAUSE: Duration = Duration::from_millis(800);
 /// Longest pause after an error, without jitter.
 const LAST_PAUSE: Duration = Duration::from_secs(30);
-/// Without an error for so long after a pause, pauses start short again.
+/// After this long without an error pauses start short again.
 const QUIET: Duration = Duration::from_secs(10);
 /// Objects per page of a list.
 const PAGE: u32 = 500;
-/// A watch that ends sooner than this without any event was no watch.
+/// A watch that ends sooner than this without any event has failed.
 const TOO_SHORT: Duration = Duration::from_secs(1);
-/// A watch whose end does not arrive is given up so long after it was due.
+/// How long after its timeout a watch may end.
 const END_GRACE: Duration = Duration::from_secs(15);
-/// The head of an answer must come within this time; API servers themselves give up after a minute.
+/// The head of an answer must arrive within this time; API servers time out after a minute.
 const HEAD: Duration = Duration::from_secs(90);
 
 /// All objects that `config` selects, then every change to them. Never ends and never fails.
@@ -54,17 +54,17 @@ where
 
 type Events<K> = BoxStream<'static, kube::Result<WatchEvent<K>>>;
 
-/// How far a list or watch has come.
+/// The state of a list or watch.
 enum State<K> {
-    /// Nothing is known, or what is known is no longer worth anything.
+    /// Nothing is known, or the known resource version cannot be resumed.
     Start,
-    /// The list arrives as a watch; its end is marked.
+    /// A streaming list; a bookmark marks its end.
     Streaming(Watch<K>),
-    /// The list arrives in pages: what is left of this one, and where the next one starts, or the list's version.
+    /// A paginated list: the rest of this page, and the next page or the list's resource version.
     Paging(std::vec::IntoIter<K>, Page),
-    /// Known up to this version; no watch is open.
+    /// Known up to this resource version; no watch is open.
     Known(String),
-    /// Known up to this version, and more to come.
+    /// Known up to this resource version; the watch is open.
     Watching(Watch<K>, String),
 }
 
@@ -86,7 +86,7 @@ struct Follower<K> {
     config: Config,
     recovered: Recovered,
     state: State<K>,
-    /// The server can send lists as watches, as far as we know.
+    /// Whether the server is assumed to support streaming lists.
     streaming: bool,
     backoff: Backoff,
 }
@@ -95,7 +95,7 @@ impl<K> Follower<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    /// One step at a time until there is something to tell.
+    /// Advances until there is an event.
     async fn next(&mut self) -> Event<K> {
         loop {
             let event = match std::mem::replace(&mut self.state, State::Start) {
@@ -126,7 +126,7 @@ where
         None
     }
 
-    /// A server that does not know streaming lists is asked for pages from now on; one that is away is waited for.
+    /// A server without streaming lists is asked for pages from now on; one that is unavailable is waited for.
     async fn no_streaming(&mut self, error: &kube::Error) {
         match action_for(error) {
             WatchErrorAction::Resume => self.pause("list", error).await,
@@ -177,7 +177,7 @@ where
         }
         if let Page::None { version } = next {
             self.state = State::Known(version);
-            // The next list, if there has to be one, may stream again.
+            // A later list may stream again.
             self.streaming = true;
             return Some(Event::InitDone);
         }
@@ -234,7 +234,7 @@ where
         }
     }
 
-    /// After an error of a watch: on from the version known, or all over.
+    /// After an error of a watch: resumes from the known resource version, or lists again.
     async fn broken(&mut self, error: &kube::Error, version: String) {
         self.pause("watch", error).await;
         self.state = match action_for(error) {
@@ -258,8 +258,8 @@ where
         Ok(Watch { events, began, until, silent: true })
     }
 
-    /// The first page may come from the server's memory, at any version, and is whole then; later ones and those after
-    /// a failure come from the store.
+    /// The first list may be served from the API server's watch cache at any resource version, and is not paginated then;
+    /// later ones and those after a failure are read from etcd.
     fn list_params(&self, page: &Page) -> ListParams {
         let any = matches!(page, Page::First { any_version: true });
         ListParams {
@@ -289,7 +289,7 @@ where
 }
 
 impl<K> Watch<K> {
-    /// `None` when it has ended, or should have ended long ago.
+    /// `None` when it has ended, or is overdue.
     async fn next(&mut self) -> Option<kube::Result<WatchEvent<K>>> {
         let event = tokio::time::timeout_at(self.until, self.events.next()).await.ok().flatten();
         self.silent &= event.is_none();
@@ -297,7 +297,7 @@ impl<K> Watch<K> {
     }
 }
 
-/// A server that takes a request and never answers must not hold us for ever.
+/// A server that accepts a request and never answers must not block the watch.
 async fn in_time<T>(asking: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
     let overdue = |_| kube::Error::Service(format!("no answer within {HEAD:?}").into());
     tokio::time::timeout(HEAD, asking).await.unwrap_or_else(|elapsed| Err(overdue(elapsed)))
@@ -309,13 +309,13 @@ fn newer<K: Resource>(object: &K, version: String) -> String {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WatchErrorAction {
-    /// The version known is still good.
+    /// The known resource version can be resumed.
     Resume,
-    /// It is not: too old, from the future, or nobody can say.
+    /// It cannot: too old, in the future, or of unknown state.
     Relist,
 }
 
-/// What an error means for the version known. Servers that are away, overloaded or refuse us say nothing about it.
+/// What an error means for the known resource version. Errors of unavailable, overloaded or denying servers leave it valid.
 fn action_for(error: &kube::Error) -> WatchErrorAction {
     let kube::Error::Api(status) = error else { return WatchErrorAction::Resume };
     match status.code {
@@ -325,7 +325,7 @@ fn action_for(error: &kube::Error) -> WatchErrorAction {
     }
 }
 
-/// The server has been set back to an earlier state.
+/// The server was restored to an earlier state.
 fn too_new(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     causes.into_iter().any(|cause| cause.reason == "ResourceVersionTooLarge")
@@ -334,7 +334,7 @@ fn too_new(status: &Status) -> bool {
 /// How long to wait after errors in a row.
 #[derive(Clone, Debug, Default)]
 struct Backoff {
-    /// The last pause without its jitter, and when it was over.
+    /// The last pause without its jitter, and when it ended.
     last: Option<(Duration, Instant)>,
 }
 
@@ -349,7 +349,7 @@ impl Backoff {
         base.mul_f64(1.0 + random)
     }
 
-    /// The pause has been waited out.
+    /// The pause has ended.
     fn over(&mut self, now: Instant) {
         if let Some((_, over)) = &mut self.last {
             *over = now;

@@ -19,7 +19,7 @@ use kube::api::DeleteParams;
 use serde_json::Value;
 use serde_json::json;
 
-const REFUSED: &str = "refuses our credentials (401 Unauthorized)";
+const REFUSED: &str = "rejects our credentials (401 Unauthorized)";
 const ACCEPTED: &str = "accepts our credentials again";
 /// Each node has an address of its own.
 const READ_ONLY_PORT: u16 = 10255;
