@@ -337,7 +337,9 @@ mod tests {
     async fn a_plugin_that_fails_is_run_with_growing_pauses() {
         let (folder, plugin) = plugin("echo x >> runs; exit 1");
         let runs = || std::fs::read_to_string(folder.path().join("runs")).expect("a log").lines().count();
-        for (wait, expected) in [(0, 1), (4, 1), (5, 2), (9, 2), (10, 3), (19, 3), (20, 4), (39, 4), (40, 5), (60, 6), (60, 7)] {
+        for (wait, expected) in
+            [(0, 1), (4, 1), (5, 2), (9, 2), (10, 3), (19, 3), (20, 4), (39, 4), (40, 5), (60, 6), (60, 7)]
+        {
             plugin.last.lock().await.at = Instant::now().checked_sub(Duration::from_secs(wait));
             plugin.issued().await.expect_err("it fails");
             assert_eq!(runs(), expected, "after {wait} s");

@@ -37,7 +37,7 @@ const HEAD: Duration = Duration::from_secs(90);
 
 /// All objects that `config` selects, then every change to them. Never ends and never fails.
 ///
-/// `Init`, any number of `InitApply` and `InitDone` are a complete list: what is not in it is gone. Until the first
+/// `Init`, any number of `InitApply` and `InitDone` are a complete list: objects not in it are gone. Until the first
 /// `InitDone` nothing is known; a list that breaks off starts again with `Init`. Of `config` the selectors, the page
 /// size and, if set, the timeout (in seconds, instead of the random one) count.
 pub fn follow<K>(api: Api<K>, config: Config, recovered: Recovered) -> impl Stream<Item = Event<K>> + Send

@@ -1,4 +1,4 @@
-//! The first client certificate of a node, asked for with the credentials of a bootstrap kubeconfig.
+//! TLS bootstrap: the first client certificate of a node, requested with the credentials of a bootstrap kubeconfig.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,11 +24,11 @@ use crate::apiserver::kubeconfig::{Access, KubeconfigError, load};
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::tls::PairError;
 
-/// How long the request may wait for its signature.
+/// How long the request may wait until a certificate is issued.
 const TIMEOUT: Duration = Duration::from_secs(3600);
-/// How long a server that does not answer is waited for before the request is sent all the same.
+/// How long an unhealthy server is waited for before the request is sent anyway.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time between two questions whether it answers.
+/// Period of health checks.
 const SERVER_PERIOD: Duration = Duration::from_secs(2);
 
 /// Why there is no first certificate.
@@ -40,11 +40,11 @@ pub enum BootstrapError {
     /// The bootstrap kubeconfig cannot be used.
     #[error("unable to load bootstrap kubeconfig: {0}")]
     Kubeconfig(#[from] KubeconfigError),
-    /// The request did not get anywhere.
+    /// The request failed.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// A request of our name is there already and is not ours.
-    #[error("CertificateSigningRequest {name} exists already, but {why}")]
+    /// A request of this name exists and is not ours.
+    #[error("CertificateSigningRequest {name} already exists, but {why}")]
     Foreign {
         /// Its name.
         name: String,
@@ -59,24 +59,24 @@ pub enum BootstrapError {
         /// What is wrong.
         source: rcgen::Error,
     },
-    /// What was issued does not go with the key.
-    #[error("the certificate issued is unusable: {0}")]
+    /// The issued certificate does not match the key.
+    #[error("the issued certificate is unusable: {0}")]
     Certificate(#[from] PairError),
 }
 
-/// By which way the API server is reached at first.
+/// Which credentials are used first.
 #[derive(Debug)]
 pub enum FirstAccess {
-    /// The kubeconfig is good, or there is nothing else.
+    /// Those of the kubeconfig: it is usable, or there is no other one.
     Kubeconfig,
-    /// With the bootstrap credentials, until there is a client certificate.
+    /// Those of the bootstrap kubeconfig, until there is a client certificate.
     Bootstrap(Box<Access>),
 }
 
-/// Decides that. Without a bootstrap kubeconfig the kubeconfig is not looked at.
+/// Chooses the credentials. Without a bootstrap kubeconfig the kubeconfig is not read. Blocks.
 ///
 /// # Errors
-/// The kubeconfig cannot be looked at; the bootstrap kubeconfig is needed and cannot be used.
+/// The kubeconfig cannot be accessed; the bootstrap kubeconfig is needed and cannot be used.
 pub fn first_access(file: &Path, bootstrap: Option<&Path>, now: SystemTime) -> Result<FirstAccess, BootstrapError> {
     match bootstrap {
         None => Ok(FirstAccess::Kubeconfig),
@@ -85,11 +85,11 @@ pub fn first_access(file: &Path, bootstrap: Option<&Path>, now: SystemTime) -> R
     }
 }
 
-/// Asks for the client certificate of `node_name` through `client`, waits for it up to an hour, and puts it into `store`.
-/// The same key, and with it the same request, is used again if this is interrupted and begins anew.
+/// Requests the client certificate of `node_name` with `client`, waits up to an hour for it, and writes it to `store`. When
+/// this is cancelled and called again, the same key and therefore the same request are used.
 ///
 /// # Errors
-/// At which step it failed. The key is kept.
+/// The step that failed. The key is kept.
 pub async fn bootstrap(
     client: &kube::Client,
     node_name: &str,
@@ -116,7 +116,7 @@ pub async fn bootstrap(
         answer => answer.map_err(RequestError::Create)?,
     };
     tracing::info!(csr = name, "first client certificate requested");
-    // Nothing else is sent before there is a certificate: nobody would be the first to hear of the server's return.
+    // Nothing else is sent before there is a certificate: no other request would detect that the server has recovered.
     let chain = request::signed(&requests, &request, Recovered::default(), TIMEOUT).await?;
     let pair = Pair::parse(&chain, &key.serialize_pem())?;
     store.replace(&pair, now)?;
@@ -128,7 +128,7 @@ pub async fn bootstrap(
     Ok(())
 }
 
-/// The key of a pair that is there, or the one kept from an attempt before, or a new one, which is kept.
+/// The key of an existing pair, or the one kept from a previous attempt, or a new one, which is kept.
 fn first_key(store: &Store, kept: &Path) -> Result<KeyPair, BootstrapError> {
     if let Ok(Some(pair)) = store.load()
         && let Ok(key) = KeyPair::from_pem(pair.key.expose_secret())
@@ -141,13 +141,13 @@ fn first_key(store: &Store, kept: &Path) -> Result<KeyPair, BootstrapError> {
     let key = KeyPair::generate().map_err(|source| BootstrapError::Key { path: kept.to_owned(), source })?;
     if let Some(folder) = kept.parent() {
         let made = fs::create_dir_all(folder);
-        made.map_err(|source| StoreError::File { verb: "make", path: folder.to_owned(), source })?;
+        made.map_err(|source| StoreError::File { verb: "create", path: folder.to_owned(), source })?;
     }
     store::write_private(kept, &key.serialize_pem())?;
     Ok(key)
 }
 
-/// A name that the same key and subject always get, so that no second request is made for them.
+/// A name derived from key and subject, so that no second request is made for them.
 fn request_name(key: &KeyPair, template: &Template) -> String {
     let mut digest = Sha512_256::new();
     let fields = [
@@ -161,7 +161,7 @@ fn request_name(key: &KeyPair, template: &Template) -> String {
     format!("node-csr-{}", URL_SAFE_NO_PAD.encode(digest.finalize()))
 }
 
-/// Why the request that is present cannot stand for the one we want.
+/// Why an existing request cannot be reused.
 fn foreign(
     present: &CertificateSigningRequest,
     wanted: &CertificateSigningRequest,
@@ -180,7 +180,7 @@ fn foreign(
         (Some((subject, _)), Some((ours, _))) if subject != ours => return Some("it is for another subject"),
         (Some((_, key)), Some((_, ours))) if key != ours => return Some("it is for another key"),
         (Some(_), Some(_)) => {}
-        _ => return Some("it holds no request that can be read"),
+        _ => return Some("its request cannot be parsed"),
     }
     let issued = present.status.as_ref().and_then(|status| status.certificate.as_ref());
     let issued = issued.filter(|certificate| !certificate.0.is_empty())?;
@@ -205,7 +205,7 @@ async fn until_server_answers(client: &kube::Client) {
         }
     };
     if tokio::time::timeout(SERVER_TIMEOUT, asking).await.is_err() {
-        tracing::warn!("the API server is not healthy after {SERVER_TIMEOUT:?}; requesting a certificate all the same");
+        tracing::warn!("the API server is not healthy after {SERVER_TIMEOUT:?}; requesting a certificate anyway");
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_depends_on_the_key_alone_for_one_node() {
+    fn the_name_is_derived_from_key_and_node() {
         let (key, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
         let template = Template::client("n");
         let name = request_name(&key, &template);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_request_of_our_own_is_taken_over() {
+    fn only_our_own_request_is_reused() {
         let (key, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
         let of = |key: &KeyPair, node: &str, purpose| {
             request::object(purpose, &Template::client(node).request(key).expect("a request"), Some("x"))
@@ -262,7 +262,7 @@ mod tests {
             (of(&key, "n", Purpose::Serving), Some("it is for another signer")),
             (of(&key, "m", Purpose::Client), Some("it is for another subject")),
             (of(&other, "n", Purpose::Client), Some("it is for another key")),
-            (request::object(Purpose::Client, "nonsense", Some("x")), Some("it holds no request that can be read")),
+            (request::object(Purpose::Client, "nonsense", Some("x")), Some("its request cannot be parsed")),
             (issued(100), None),
             (issued(40), Some("its certificate has expired")),
         ];

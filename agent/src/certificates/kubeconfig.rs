@@ -1,4 +1,4 @@
-//! The kubeconfig of a node that has been given its client certificate, and whether there is one already.
+//! The kubeconfig that is written during TLS bootstrap, and whether there is a usable one already.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -11,13 +11,14 @@ use super::pair::Pair;
 use super::store::{self, StoreError};
 use crate::apiserver::kubeconfig::{self, Access, Pem};
 
-/// A kubeconfig that needs no bootstrap: it can be used, holds a client certificate, and none of the chain has expired.
+/// Whether a kubeconfig needs no bootstrap: it is valid, holds a client certificate, and no certificate of its chain has
+/// expired. Blocks.
 ///
 /// # Errors
-/// The file is there but cannot be looked at.
+/// The file exists but cannot be accessed.
 pub fn usable(file: &Path, now: SystemTime) -> Result<bool, StoreError> {
     let there = file.try_exists();
-    let there = there.map_err(|source| StoreError::File { verb: "look at", path: file.to_owned(), source })?;
+    let there = there.map_err(|source| StoreError::File { verb: "access", path: file.to_owned(), source })?;
     if !there {
         return Ok(false);
     }
@@ -41,14 +42,14 @@ pub fn usable(file: &Path, now: SystemTime) -> Result<bool, StoreError> {
     Ok(good.is_some())
 }
 
-/// Writes a kubeconfig for the server of `access` with certificate and key in `pair_file`. Only its owner may read it.
+/// Writes a kubeconfig (mode 0600) for the server of `access` with certificate and key in `pair_file`. Blocks.
 ///
 /// # Errors
 /// It cannot be written.
 pub fn write(file: &Path, access: &Access, pair_file: &Path) -> Result<(), StoreError> {
     if let Some(folder) = file.parent() {
         let made = std::fs::create_dir_all(folder);
-        made.map_err(|source| StoreError::File { verb: "make", path: folder.to_owned(), source })?;
+        made.map_err(|source| StoreError::File { verb: "create", path: folder.to_owned(), source })?;
     }
     store::write_private(file, &text(access, pair_file))
 }

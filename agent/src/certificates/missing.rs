@@ -1,4 +1,4 @@
-//! A node whose client certificate has gone for good cannot help itself: only a new start can bootstrap again.
+//! A node without a valid client certificate cannot request one with it: only a restart can bootstrap again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use tokio::time::Instant;
 use super::pair::Pair;
 use super::rotation_manager::ServerHealth;
 
-/// How long the certificate may be missing while the API server works.
+/// How long the certificate may be missing while the API server is healthy.
 const TIMEOUT: Duration = Duration::from_secs(5 * 60);
-/// Time between two looks.
+/// Period of checks.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Returns when there has been no good certificate for five minutes although the API server works.
+/// Returns when there was no valid certificate for five minutes although the API server is healthy. Can be cancelled.
 pub async fn wait_until_missing_too_long(current: watch::Receiver<Option<Arc<Pair>>>, server_health: ServerHealth) {
     let mut last_good = Instant::now();
     loop {

@@ -1,11 +1,10 @@
-//! Certificates that the cluster signs for this node: its client certificate, by which the API server knows it, and its
-//! serving certificate, by which the API server trusts it. Owns their files, the requests for them and the moments at
-//! which they are renewed. Refuses to use them: connections are the business of the API client and the server.
+//! Certificates that the cluster signs for this node: its client certificate and its serving certificate. Owns their files,
+//! the CertificateSigningRequests and the rotation. Connections that use them belong to the API client and the server.
 //!
 //! ```text
-//!  template (who we are, which names) ─┐
-//!  store: the pair on disk ────────────┼─▶ manager: due? ─▶ CertificateSigningRequest ─▶ store ─▶ watch channel
-//!  clock ──────────────────────────────┘     (pure)          approved and signed
+//!  template (subject, names) ─┐
+//!  store: the pair on disk ───┼─▶ rotation manager: due? ─▶ CertificateSigningRequest ─▶ store ─▶ watch channel
+//!  clock ─────────────────────┘              (pure)          approved and issued
 //! ```
 
 mod bootstrap;

@@ -1,4 +1,4 @@
-//! A certificate chain with its key, as text and ready for use, and what its first certificate says.
+//! A certificate chain with its key, as PEM text and parsed.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ pub struct Pair {
     pub key: SecretString,
     /// Ready for handshakes.
     pub certified: Arc<CertifiedKey>,
-    /// What the first certificate says.
+    /// The parsed first certificate.
     pub leaf: Leaf,
 }
 
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Pair {
     }
 }
 
-/// What a certificate says.
+/// A parsed certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
     /// Valid from.
@@ -51,17 +51,17 @@ pub struct Leaf {
 }
 
 impl Leaf {
-    /// It has ended; one that has not begun yet counts as good, as clocks differ.
+    /// Whether it has expired; one that is not yet valid counts as valid, since clocks differ.
     pub fn expired(&self, now: SystemTime) -> bool {
         self.not_after <= now
     }
 }
 
 impl Pair {
-    /// From PEM texts, which may be one and the same.
+    /// From PEM texts; both may be the same text.
     ///
     /// # Errors
-    /// What is wrong with either, or that they do not belong together.
+    /// Either cannot be parsed, or they do not match.
     pub fn parse(chain: &str, key: &str) -> Result<Self, PairError> {
         let certified = tls::certified_key(chain, key)?;
         let first = certified.cert.first().ok_or(PairError::Empty)?;
@@ -73,16 +73,16 @@ impl Pair {
         Ok(Self { chain, key: key.into(), certified: Arc::new(certified), leaf })
     }
 
-    /// From where a kubeconfig has them.
+    /// From the places that a kubeconfig names. Blocks.
     ///
     /// # Errors
-    /// Neither can be read, or they are no pair.
+    /// One cannot be read, or they do not match.
     pub fn read(chain: &Pem, key: &Pem) -> Result<Self, CertificateError> {
         let (chain, key) = (chain.read()?, key.read()?);
         Ok(Self::parse(chain.expose_secret(), key.expose_secret())?)
     }
 
-    /// Some certificate of the chain has ended.
+    /// Whether any certificate of the chain has expired.
     pub fn any_expired(&self, now: SystemTime) -> bool {
         self.certified.cert.iter().filter_map(|certificate| leaf(certificate)).any(|leaf| leaf.expired(now))
     }

@@ -1,4 +1,4 @@
-//! One CertificateSigningRequest from its creation to the signed certificate.
+//! One CertificateSigningRequest, from its creation to the issued certificate.
 
 use std::time::Duration;
 
@@ -21,21 +21,21 @@ use crate::apiserver::watch;
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// Key or request cannot be made.
-    #[error("cannot make the request: {0}")]
+    /// Key or request cannot be generated.
+    #[error("cannot generate the request: {0}")]
     Make(#[from] rcgen::Error),
-    /// The API server does not take the request.
+    /// The API server does not accept the request.
     #[error("cannot create CertificateSigningRequest: {0}")]
     Create(#[source] kube::Error),
-    /// It cannot be looked at.
+    /// It cannot be listed.
     #[error("cannot list CertificateSigningRequest {name}: {source}")]
     List {
         /// Its name.
         name: String,
-        /// Why not.
+        /// The error.
         source: kube::Error,
     },
-    /// Somebody said no, or it is gone.
+    /// It was denied, failed, or was deleted.
     #[error("CertificateSigningRequest {name}: {why}")]
     Refused {
         /// Its name.
@@ -43,16 +43,16 @@ pub enum RequestError {
         /// What happened.
         why: String,
     },
-    /// Nobody said anything in time.
-    #[error("CertificateSigningRequest {name} was not signed within {after:?}")]
+    /// It was neither approved nor denied in time.
+    #[error("CertificateSigningRequest {name} was not issued within {after:?}")]
     TimedOut {
         /// Its name.
         name: String,
-        /// How long we waited.
+        /// The timeout.
         after: Duration,
     },
-    /// What was issued does not go with the key.
-    #[error("CertificateSigningRequest {name}: the certificate issued is unusable: {source}")]
+    /// The issued certificate does not match the key.
+    #[error("CertificateSigningRequest {name}: the issued certificate is unusable: {source}")]
     Certificate {
         /// Its name.
         name: String,
@@ -61,7 +61,7 @@ pub enum RequestError {
     },
 }
 
-/// The object to create; without a name the server makes one up.
+/// The object to create; without a name the server generates one.
 pub fn object(purpose: Purpose, request: &str, name: Option<&str>) -> CertificateSigningRequest {
     CertificateSigningRequest {
         metadata: ObjectMeta {
@@ -79,11 +79,11 @@ pub fn object(purpose: Purpose, request: &str, name: Option<&str>) -> Certificat
     }
 }
 
-/// Asks for a certificate with a new key, and waits so long for it. `created` is told how the creation went; `recovered`
-/// tells when an absence of the API server is over.
+/// Requests a certificate with a new key, and waits for it until `timeout`. `created` is called with the outcome of the
+/// creation; `recovered` ends pauses after outages of the API server.
 ///
 /// # Errors
-/// At which step it failed.
+/// The step that failed.
 pub async fn obtain(
     client: &kube::Client,
     recovered: Recovered,
@@ -103,10 +103,10 @@ pub async fn obtain(
     Pair::parse(&chain, &key.serialize_pem()).map_err(|source| RequestError::Certificate { name, source })
 }
 
-/// Waits until `request` is approved and signed.
+/// Waits until `request` is approved and issued.
 ///
 /// # Errors
-/// It was denied, failed, is gone, or nothing happened in time.
+/// It was denied, failed or deleted, or was not issued in time.
 pub async fn signed(
     requests: &Api<CertificateSigningRequest>,
     request: &CertificateSigningRequest,
@@ -116,7 +116,7 @@ pub async fn signed(
     let name = request.metadata.name.clone().unwrap_or_default();
     let uid = request.metadata.uid.clone().unwrap_or_default();
     let mine = format!("metadata.name={name}");
-    // A watch waits out every error. Whether we may look at all is found out first.
+    // The watch retries every error, so permission is checked by a list first.
     let look = requests.list(&ListParams::default().fields(&mine)).await;
     look.map_err(|source| RequestError::List { name: name.clone(), source })?;
     let waiting = async {
@@ -148,10 +148,10 @@ pub async fn signed(
     }
 }
 
-/// The chain, or why there will be none; `None` as long as nothing is decided.
+/// The chain, or why there will be none; `None` while the request is pending.
 pub fn outcome(request: &CertificateSigningRequest, uid: &str) -> Option<Result<String, String>> {
     if request.metadata.uid.as_deref() != Some(uid) {
-        return Some(Err("it was replaced by another one of this name".to_owned()));
+        return Some(Err("it was replaced by another one of the same name".to_owned()));
     }
     let status = request.status.as_ref()?;
     let conditions = status.conditions.as_deref().unwrap_or_default();
@@ -165,7 +165,7 @@ pub fn outcome(request: &CertificateSigningRequest, uid: &str) -> Option<Result<
     }
     let certificate = status.certificate.as_ref().filter(|certificate| !certificate.0.is_empty())?;
     holds("Approved")?;
-    Some(String::from_utf8(certificate.0.clone()).map_err(|_| "its certificate is no PEM text".to_owned()))
+    Some(String::from_utf8(certificate.0.clone()).map_err(|_| "its certificate is not PEM text".to_owned()))
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! When a certificate is renewed. Pure: the clock and the dice are arguments.
+//! When a certificate is rotated. Pure: time and random numbers are arguments.
 
 use std::time::{Duration, SystemTime};
 
 use super::pair::Leaf;
 use super::template::Template;
 
-/// First pause after an attempt that failed; doubled after each further one.
+/// Pause after a failed attempt; doubled after each further one.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// Longest pause between attempts.
 const LAST_PAUSE: Duration = Duration::from_secs(32);
 
-/// Why a certificate is to be renewed at once.
+/// When a certificate is rotated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Due {
     /// At once, for this reason.
@@ -19,8 +19,8 @@ pub enum Due {
     At(SystemTime),
 }
 
-/// When to renew: at once without a certificate or with one that does not do, else when between 70 % and 90 % of its
-/// life have passed; `random` in [0, 1) says where between.
+/// The rotation deadline: at once without a certificate or with one that does not match its template, else after 70 % to
+/// 90 % of its lifetime, depending on `random` in [0, 1).
 pub fn due(leaf: Option<&Leaf>, template: &Template, random: f64) -> Due {
     let Some(leaf) = leaf else { return Due::Now("there is none".to_owned()) };
     if let Some(why) = template.mismatch(leaf) {
@@ -30,7 +30,7 @@ pub fn due(leaf: Option<&Leaf>, template: &Template, random: f64) -> Due {
     Due::At(leaf.not_before + life.mul_f64(0.7 + 0.2 * random))
 }
 
-/// How long to wait after so many attempts in a row that failed (at least one); `random` in [0, 1).
+/// The pause after this many failed attempts in a row (at least one); `random` in [0, 1).
 pub fn pause(failures: u32, random: f64) -> Duration {
     let base = FIRST_PAUSE.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1).min(16))).min(LAST_PAUSE);
     base.mul_f64(1.0 + 0.1 * random)

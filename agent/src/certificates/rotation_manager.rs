@@ -1,4 +1,4 @@
-//! Keeps one pair good: watches its age and its template, has it renewed in time, and says which one counts now.
+//! Rotates one certificate: compares it with its template, requests a new one in time, and publishes the current one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,17 +16,17 @@ use crate::apiserver::recovery::Recovered;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 
-/// How long one request may wait for its signature.
+/// How long one request may wait until a certificate is issued.
 const TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// The wall clock may be set: it is looked at again after so long at the latest.
-const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+/// The wall clock may be set, so it is read again after this.
+const MAX_SLEEP: Duration = Duration::from_secs(60);
 
-/// Whether asking for certificates gets anywhere: the API server answers and says what it thinks of us.
+/// Whether the API server counts as healthy: it answers our requests for certificates, even if it denies them.
 #[derive(Clone, Debug, Default)]
 pub struct ServerHealth(Arc<AtomicBool>);
 
 impl ServerHealth {
-    /// The API server works, so what is missing is not its fault.
+    /// The last request was answered by a working API server.
     pub fn healthy(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -44,25 +44,25 @@ impl ServerHealth {
     }
 }
 
-/// Everything a manager works with.
+/// Rotates one certificate; see [`Self::run`].
 pub struct RotationManager {
-    /// Pairs on disk.
+    /// The pairs on disk.
     pub store: Store,
-    /// What the certificate must say; `None` as long as that is not known.
+    /// The required contents of the certificate; `None` until they are known.
     pub template: watch::Receiver<Option<Template>>,
-    /// Who sends requests, and tells when an absence of the API server is over: told whether there is a good pair now.
+    /// The client for requests, and the end of outages. The argument says whether there is a valid certificate now.
     pub client: Box<dyn Fn(bool) -> (kube::Client, Recovered) + Send + Sync>,
-    /// Time.
+    /// The wall clock.
     pub clock: Clock,
-    /// Counted.
+    /// Metrics.
     pub metrics: Arc<Metrics>,
-    /// How asking goes.
+    /// Updated with the outcome of each request.
     pub server_health: ServerHealth,
-    /// The first pair is to be replaced at once, however good it is.
+    /// Replaces the first pair at once, even if it is valid.
     pub at_once: bool,
 }
 
-/// Why an attempt came to nothing.
+/// Why an attempt failed.
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
     #[error(transparent)]
@@ -74,10 +74,10 @@ enum AttemptError {
 }
 
 impl RotationManager {
-    /// Keeps the pair until `cancel` is cancelled. `current` holds the pair to begin with, and from then on the one that
-    /// counts: `None` while there is none, or only an expired one.
+    /// Rotates until `cancel` is cancelled. `current` holds the initial pair, and from then on the one in use: `None` while
+    /// there is none, or only an expired one.
     pub async fn run(mut self, current: watch::Sender<Option<Arc<Pair>>>, cancel: CancellationToken) {
-        // The pair stays known after it has expired: its names say whether the next one differs.
+        // An expired pair is kept: its age is a metric of the next rotation.
         let mut pair = current.borrow().clone();
         self.publish(&current, pair.as_ref());
         let rotating = async {
@@ -104,7 +104,7 @@ impl RotationManager {
         known.clone()
     }
 
-    /// Until it is due, or the template is another one.
+    /// Waits until a new certificate is due, or the template changes.
     async fn wait_until_due(
         &mut self,
         pair: Option<&Pair>,
@@ -116,12 +116,12 @@ impl RotationManager {
         let at = match due {
             Due::At(_) if at_once => return,
             Due::Now(why) => {
-                tracing::info!(purpose = template.purpose.prefix(), "a certificate is to be requested: {why}");
+                tracing::info!(purpose = template.purpose.prefix(), "requesting a certificate: {why}");
                 return;
             }
             Due::At(at) => at,
         };
-        tracing::info!(purpose = template.purpose.prefix(), at = %humantime::format_rfc3339_seconds(at), "next renewal");
+        tracing::info!(purpose = template.purpose.prefix(), at = %humantime::format_rfc3339_seconds(at), "next rotation");
         loop {
             let Ok(left) = at.duration_since(self.clock.wall()) else { return };
             if left.is_zero() {
@@ -131,8 +131,8 @@ impl RotationManager {
             others.mark_unchanged();
             let other = others.wait_for(|wanted| wanted.as_ref() != Some(template));
             tokio::select! {
-                () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => {}
-                // A sender that is gone changes nothing any more.
+                () = tokio::time::sleep(left.min(MAX_SLEEP)) => {}
+                // A dropped sender means that the template does not change any more.
                 Ok(_) = other => return,
             }
             self.drop_expired(current);
@@ -140,8 +140,8 @@ impl RotationManager {
         }
     }
 
-    /// Tries until it is done, or somebody has put a good pair in the place of an expired one; `None` if meanwhile
-    /// something else is wanted.
+    /// Tries until a certificate is issued, or a valid pair was put on disk in place of an expired one; `None` if the
+    /// template changes meanwhile.
     async fn renew(&mut self, template: &Template, current: &watch::Sender<Option<Arc<Pair>>>) -> Option<Pair> {
         let (mut failures, mut last_error) = (0, String::new());
         loop {
@@ -217,7 +217,7 @@ impl RotationManager {
         current.send_replace(good);
     }
 
-    /// An expired certificate counts as missing.
+    /// Withdraws an expired certificate.
     fn drop_expired(&self, current: &watch::Sender<Option<Arc<Pair>>>) {
         let now = self.clock.wall();
         let dropped = current.send_if_modified(|pair| {
@@ -228,11 +228,11 @@ impl RotationManager {
             expired
         });
         if dropped {
-            tracing::error!(file = self.store.place(), "the certificate has expired and none has come in its place");
+            tracing::error!(file = self.store.place(), "the certificate has expired and was not replaced");
         }
     }
 
-    /// How long the pair still lasts.
+    /// Metric: the remaining lifetime.
     fn measure(&self, purpose: Purpose, pair: Option<&Pair>) {
         let now = self.clock.wall();
         let left = pair.map_or(f64::INFINITY, |pair| match pair.leaf.not_after.duration_since(now) {

@@ -1,5 +1,5 @@
-//! Pairs on disk, under the names others know them by: each in a file of its own with the time in its name, and a
-//! symbolic link `…-current.pem` to the newest, which is replaced in one step.
+//! Pairs on disk, under kubelet's names: each in a file with a timestamp in its name, and a symbolic link `…-current.pem`
+//! to the newest, which is replaced atomically.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -26,7 +26,7 @@ pub enum StoreError {
         /// What the system said.
         source: io::Error,
     },
-    /// A file is there but holds no pair.
+    /// A file exists but holds no valid pair.
     #[error("{}: {source}", path.display())]
     Pair {
         /// The file.
@@ -41,7 +41,7 @@ pub enum StoreError {
 pub struct Store {
     folder: PathBuf,
     prefix: &'static str,
-    /// A pair from the configuration, used as long as there is none of our own.
+    /// The pair of the configuration, used as long as none was issued.
     configured: Option<(PathBuf, PathBuf)>,
 }
 
@@ -53,8 +53,7 @@ fn failed(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreErr
 }
 
 impl Store {
-    /// Pairs in `folder` (`--cert-dir`). `configured` names certificate and key files that count until one of our own is
-    /// there.
+    /// Pairs in `folder` (`--cert-dir`). `configured` names certificate and key files that are used until one is issued.
     pub fn new(folder: &Path, purpose: Purpose, configured: Option<(PathBuf, PathBuf)>) -> Self {
         Self { folder: folder.to_owned(), prefix: purpose.prefix(), configured }
     }
@@ -68,10 +67,10 @@ impl Store {
         self.folder.join(format!("{}-updated.pem", self.prefix))
     }
 
-    /// The pair to begin with; finishes a replacement that was interrupted.
+    /// The initial pair; finishes an interrupted replacement. Blocks.
     ///
     /// # Errors
-    /// A pair is there but cannot be used.
+    /// A pair exists but cannot be used.
     pub fn load(&self) -> Stored<Option<Pair>> {
         let (current, updated) = (self.current_path(), self.updated_path());
         if !exists(&current)? && fs::symlink_metadata(&updated).is_ok() {
@@ -80,7 +79,7 @@ impl Store {
         self.files()?.map(|(certificate, key)| read(&certificate, &key)).transpose()
     }
 
-    /// Certificate and key that count now.
+    /// The files of the pair in use.
     fn files(&self) -> Stored<Option<(PathBuf, PathBuf)>> {
         let current = self.current_path();
         if exists(&current)? {
@@ -96,31 +95,31 @@ impl Store {
         Ok(None)
     }
 
-    /// Where the certificate that counts now lies, or would lie, for people.
+    /// The file of the certificate in use, or where it would be, for log lines.
     pub fn place(&self) -> String {
         let file = self.files().ok().flatten().map_or_else(|| self.current_path(), |(certificate, _)| certificate);
         file.display().to_string()
     }
 
-    /// Makes `pair` the newest.
+    /// Makes `pair` the current one. Blocks.
     ///
     /// # Errors
-    /// It cannot be written; what was newest before still is.
+    /// It cannot be written; the previous pair stays current.
     pub fn replace(&self, pair: &Pair, now: SystemTime) -> Stored<()> {
         let folder = &self.folder;
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(failed("make", folder))?;
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(failed("create", folder))?;
         let file = folder.join(format!("{}-{}.pem", self.prefix, stamp(now)));
         write_private(&file, pair.text().expose_secret())?;
         let (current, updated) = (self.current_path(), self.updated_path());
         remove_if_there(&updated)?;
-        symlink(&file, &updated).map_err(failed("make the link", &updated))?;
+        symlink(&file, &updated).map_err(failed("create the link", &updated))?;
         fs::rename(&updated, &current).map_err(failed("replace", &current))?;
         let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
         synced.map_err(failed("sync", folder))
     }
 }
 
-/// Writes a file that only its owner may read, whole or not at all.
+/// Writes a file atomically, with mode 0600. Blocks.
 ///
 /// # Errors
 /// It cannot be written.
@@ -130,7 +129,7 @@ pub fn write_private(path: &Path, text: &str) -> Stored<()> {
     let fresh = path.with_file_name(name);
     remove_if_there(&fresh)?;
     let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh);
-    let mut file = file.map_err(failed("make", &fresh))?;
+    let mut file = file.map_err(failed("create", &fresh))?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed("write", &fresh))?;
     fs::rename(&fresh, path).map_err(failed("write", path))
 }
@@ -142,9 +141,9 @@ fn remove_if_there(path: &Path) -> Stored<()> {
     }
 }
 
-/// A link to nowhere does not count as there.
+/// A dangling link counts as missing.
 fn exists(path: &Path) -> Stored<bool> {
-    path.try_exists().map_err(failed("look at", path))
+    path.try_exists().map_err(failed("access", path))
 }
 
 fn read(certificate: &Path, key: &Path) -> Stored<Pair> {

@@ -1,4 +1,4 @@
-//! What a certificate must say, and the request for it. Pure but for the signature.
+//! The required contents of a certificate, and the request for it. Pure but for the signature.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,14 +15,14 @@ const NODES: &str = "system:nodes";
 /// What a certificate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Shown to the API server.
+    /// The client certificate.
     Client,
-    /// Shown by our own server.
+    /// The serving certificate.
     Serving,
 }
 
 impl Purpose {
-    /// Who signs.
+    /// The signer's name.
     pub fn signer(self) -> &'static str {
         match self {
             Self::Client => "kubernetes.io/kube-apiserver-client-kubelet",
@@ -30,7 +30,7 @@ impl Purpose {
         }
     }
 
-    /// What the key may do. Ours are elliptic: no key encipherment.
+    /// Key usages. The keys are ECDSA, so without key encipherment.
     pub fn usages(self) -> Vec<String> {
         let usage = match self {
             Self::Client => "client auth",
@@ -39,7 +39,7 @@ impl Purpose {
         vec!["digital signature".to_owned(), usage.to_owned()]
     }
 
-    /// How its files are called.
+    /// The prefix of its files.
     pub fn prefix(self) -> &'static str {
         match self {
             Self::Client => "kubelet-client",
@@ -48,7 +48,7 @@ impl Purpose {
     }
 }
 
-/// What a certificate of this node must say.
+/// The required contents of a certificate of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     /// What it is for.
@@ -72,7 +72,7 @@ impl Template {
         }
     }
 
-    /// The serving certificate of a node with these addresses. `None` without any IP address: nobody would sign it.
+    /// The serving certificate of a node with these addresses. `None` without any IP address: it would not be signed.
     pub fn serving(node_name: &str, addresses: &[NodeAddress]) -> Option<Self> {
         let mut template = Self { purpose: Purpose::Serving, ..Self::client(node_name) };
         for address in addresses {
@@ -90,7 +90,7 @@ impl Template {
         (!template.ips.is_empty()).then_some(template)
     }
 
-    /// What `leaf` lacks; `None` if it will do. What it says beyond that does not matter.
+    /// What `leaf` lacks; `None` if it matches. Additional names are allowed.
     pub fn mismatch(&self, leaf: &Leaf) -> Option<String> {
         if leaf.common_name != self.common_name {
             return Some(format!("it is for {:?} instead of {:?}", leaf.common_name, self.common_name));
@@ -107,13 +107,13 @@ impl Template {
     /// The request for it, PEM.
     ///
     /// # Errors
-    /// A name that no certificate can hold.
+    /// A name that is not valid in a certificate.
     pub fn request(&self, key: &KeyPair) -> Result<String, rcgen::Error> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::OrganizationName, NODES);
         params.distinguished_name.push(DnType::CommonName, self.common_name.clone());
-        // In the order of their texts, as everybody else lists them.
+        // In the order of their texts, as upstream sorts them.
         let ips: std::collections::BTreeMap<String, IpAddr> = self.ips.iter().map(|ip| (ip.to_string(), *ip)).collect();
         for name in &self.dns_names {
             params.subject_alt_names.push(SanType::DnsName(Ia5String::try_from(name.as_str())?));

@@ -1,4 +1,4 @@
-//! One object: what is known of it, who uses it, and the watch that keeps it up to date.
+//! One cached object: its state, the pods that use it, and its watch.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -25,41 +25,41 @@ use super::registration::Changed;
 use super::registration::RegistrationId;
 use super::store::Reading;
 
-/// How long a reader waits for an object that has never been read.
+/// How long a read waits for an object that was never received.
 const FIRST_READ: Duration = Duration::from_secs(1);
-/// Idle watches are looked for this often.
+/// Period of the check for unused watches.
 const IDLE_CHECK: Duration = Duration::from_secs(60);
-/// How long one GET may take where nothing older would do.
+/// Timeout of a GET when there is no cached object.
 const GET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How one pod uses an object.
 #[derive(Debug)]
 pub(super) struct PodUse {
-    /// Told of changes.
+    /// Counter of changes.
     pub(super) changed: Changed,
-    /// As long as it runs, not only when a container starts.
+    /// Used as long as the pod runs (a volume), not only when a container starts.
     pub(super) always: bool,
 }
 
-/// What is known of an object.
+/// The state of an object.
 #[derive(Debug)]
 struct Known<K> {
-    /// `None`: never read. `Some(None)`: there is none.
+    /// `None`: never read. `Some(None)`: it does not exist.
     object: Option<Option<Arc<K>>>,
-    /// Read since the watch now running began.
+    /// Received since the present watch began.
     fresh: bool,
-    /// Why the last try failed.
+    /// Why the last attempt failed.
     failure: Option<String>,
-    /// Somebody went away without an answer, and wants to know.
+    /// A read has failed because the object was never received; its pod has to be woken when it is.
     missed: bool,
-    /// When a GET brought it; it is asked for anew after its time to live, or if this is `None`.
+    /// When a GET returned it; it is read again after its time to live, or if this is `None`.
     fetched: Option<Instant>,
 }
 
 /// One object, shared by the store, its watch and its readers.
 pub(super) struct CachedObject<K> {
     shared: Arc<Shared<K>>,
-    /// The watch; `None` while there is none.
+    /// The task of the watch.
     watch: Mutex<Option<AbortOnDropHandle<()>>>,
     reading: Reading,
     /// One GET at a time.
@@ -90,14 +90,14 @@ impl<K: Kind> CachedObject<K> {
         })
     }
 
-    /// A pod needs the object. Reading begins at once.
+    /// Adds a pod that uses the object. Reading begins at once.
     pub(super) fn add_user(&self, id: RegistrationId, usage: PodUse) {
         let first = self.shared.users().insert(id, usage).is_none();
         if self.reading.strategy == Strategy::Watch {
             self.ensure_watch();
         }
         if first {
-            // A pod that starts must not see what a GET brought for another one long ago.
+            // A pod that starts must not see what a GET returned for another pod before.
             self.shared.known.send_if_modified(|known| {
                 known.fetched = None;
                 false
@@ -105,14 +105,14 @@ impl<K: Kind> CachedObject<K> {
         }
     }
 
-    /// The pod does not need it any more. True if nobody does.
+    /// Removes a pod. True if no pod uses the object any more.
     pub(super) fn remove_user(&self, id: RegistrationId) -> bool {
         let mut users = self.shared.users();
         users.remove(&id);
         users.is_empty()
     }
 
-    /// Readers will hear of changes: it is watched, or cannot change.
+    /// Whether changes are announced: it is watched, or immutable. Starts the watch if necessary.
     pub(super) fn tells_changes(&self) -> bool {
         self.shared.is_immutable() || (self.reading.strategy == Strategy::Watch && self.ensure_watch())
     }
@@ -122,7 +122,7 @@ impl<K: Kind> CachedObject<K> {
         if self.tells_changes() { self.watched().await } else { self.fetched(now).await }
     }
 
-    /// What the watch says, once it has said something; else what an earlier one said.
+    /// The object from the watch; after a second without one, the last known state.
     async fn watched(&self) -> Result<Arc<K>, ObjectError> {
         let mut known = self.shared.known.subscribe();
         // The sender lives as long as `self`.
@@ -144,7 +144,7 @@ impl<K: Kind> CachedObject<K> {
         }
     }
 
-    /// What a GET says: always with strategy Get, else after the time to live.
+    /// The object from a GET: each time with strategy Get, else after the time to live.
     async fn fetched(&self, now: Instant) -> Result<Arc<K>, ObjectError> {
         let _one = self.fetching.lock().await;
         let (object, fetched, failed) = {
@@ -156,12 +156,12 @@ impl<K: Kind> CachedObject<K> {
         if let (Some(object), true) = (&object, keeps) {
             return self.shared.found(object.clone());
         }
-        // A cached answer is enough where this object has been seen before; a new pod must not get an old one.
+        // The API server's watch cache is sufficient if this object was read before; a new pod must not get a stale one.
         let cheap = self.reading.strategy == Strategy::Cache && fetched.is_some();
         let timeout = if object.is_some() { FIRST_READ } else { GET_TIMEOUT };
         match self.ask(cheap, timeout).await {
             Ok(answer) if cheap && answer.as_ref().is_some_and(|answer| self.shared.is_older(answer)) => {
-                // A cache of the API server lags behind what another one said.
+                // The watch cache of one API server may lag behind another API server.
                 self.shared.known.send_modify(|known| known.fetched = Some(now));
                 self.shared.found(object.flatten())
             }
@@ -193,7 +193,7 @@ impl<K: Kind> CachedObject<K> {
         }
     }
 
-    /// Sees to it that the object is watched. False if too many are.
+    /// Starts the watch if it does not run. False if there are too many watches.
     fn ensure_watch(&self) -> bool {
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         if self.shared.is_immutable() || watch.as_ref().is_some_and(|watch| !watch.is_finished()) {
@@ -213,7 +213,7 @@ impl<K: Kind> CachedObject<K> {
     }
 }
 
-/// Watches until the object turns out to be immutable, or nobody has asked for it for long.
+/// Watches until the object is immutable, or was not read for `idle`.
 async fn keep_watching<K: Kind>(shared: Arc<Shared<K>>, reading: Reading, _permit: OwnedSemaphorePermit) {
     let listener = shared.clone();
     let listen = move |news| match news {
@@ -227,7 +227,7 @@ async fn keep_watching<K: Kind>(shared: Arc<Shared<K>>, reading: Reading, _permi
                 namespace = listener.key.namespace,
                 name = listener.key.name,
                 error,
-                "not watched"
+                "the watch of an object failed"
             );
             listener.known.send_modify(|known| known.failure = Some(error));
             ControlFlow::Continue(())
@@ -256,14 +256,14 @@ impl<K: Kind> Shared<K> {
         object.ok_or_else(|| ObjectError::NotFound { kind: K::WORD, name: self.key.name.clone() })
     }
 
-    /// The answer is from before what is known.
+    /// Whether the answer is older than the cached object.
     fn is_older(&self, answer: &K) -> bool {
         let version = |object: &K| object.clone().meta().resource_version.as_ref().and_then(|v| v.parse::<u64>().ok());
         let held = self.known.borrow().object.clone().flatten();
         held.and_then(|held| version(&held)).zip(version(answer)).is_some_and(|(held, new)| new < held)
     }
 
-    /// Takes in what the API server says, and tells the users if that is news to them.
+    /// Stores the received state, and counts a change for the pods that use the object if its content differs.
     fn store(&self, object: Option<K>, fetched: Option<Instant>) {
         let object = object.map(|mut object| {
             object.trim();
@@ -283,7 +283,7 @@ impl<K: Kind> Shared<K> {
         }
     }
 
-    /// Returns when the object has been read and then nobody needed it for `limit`.
+    /// Returns when the object was received and then not used for `limit`.
     async fn idle(&self, limit: Duration) {
         loop {
             tokio::time::sleep(IDLE_CHECK.min(limit)).await;

@@ -1,6 +1,6 @@
-//! Why an object could not be had, in the words users of kubelets know.
+//! Errors of reading objects, with kubelet's messages.
 
-/// An object, a token or the services that cannot be had now.
+/// Why an object, a token or the services cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
     /// The API server has no such object.
@@ -19,55 +19,55 @@ pub enum ObjectError {
         /// Its name.
         name: String,
     },
-    /// It has not been read yet.
+    /// It was not read yet.
     #[error("failed to sync {kind} cache: {cause}")]
     NotSynced {
         /// `configmap` or `secret`.
         kind: &'static str,
-        /// Why not.
+        /// The cause.
         cause: String,
     },
-    /// A name no object can have.
+    /// An invalid name.
     #[error("{kind} {name:?} cannot exist: the name is not a DNS subdomain")]
     BadName {
         /// `configmap` or `secret`.
         kind: &'static str,
-        /// What was given.
+        /// The name.
         name: String,
     },
-    /// The API server refused to hand it out, or cannot be reached.
+    /// The API server denied the request, or cannot be reached.
     #[error("{0}")]
     Api(String),
     /// There is no API server.
     #[error("not supported due to running kubelet in standalone mode")]
     Standalone,
-    /// There is no API server to ask for tokens.
+    /// There is no API server to request tokens from.
     #[error("cannot use TokenManager when kubelet is in standalone mode")]
     StandaloneToken,
-    /// No token could be had.
+    /// No token was issued.
     #[error("failed to fetch token: {0}")]
     NoToken(String),
-    /// The token in memory is no longer valid.
+    /// The cached token has expired.
     #[error("token {key} expired and refresh failed: {cause}")]
     TokenExpired {
-        /// What it claims.
+        /// The token's parameters.
         key: String,
-        /// Why there is no new one.
+        /// Why it was not replaced.
         cause: String,
     },
-    /// The service watch has not had its first answer.
+    /// The services were not listed yet.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     NoServices,
 }
 
 impl ObjectError {
-    /// The object does not exist: an optional reference to it is satisfied.
+    /// Whether the object does not exist, which satisfies an optional reference.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. })
     }
 }
 
-/// What an API call failed with, without the client's own decoration.
+/// The message of an API error, without the client's prefix.
 pub(super) fn describe(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),

@@ -1,4 +1,4 @@
-//! The two kinds of objects that pods refer to, and what of them is kept.
+//! The two kinds of objects that pods refer to, and which of their fields are cached.
 
 use std::fmt::Debug;
 
@@ -8,24 +8,24 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 
-/// An object that pods refer to by name.
+/// A kind of object that pods refer to by name.
 pub(super) trait Kind:
     k8s_openapi::Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug + Send + Sync + 'static
 {
-    /// As messages name it.
+    /// Its name in messages.
     const WORD: &'static str;
-    /// As paths name it.
+    /// Its name in paths.
     const PLURAL: &'static str;
 
     fn meta(&mut self) -> &mut ObjectMeta;
 
-    /// `immutable: true`: need not be read again.
+    /// `immutable: true`: does not have to be read again.
     fn is_immutable(&self) -> bool;
 
-    /// Says the same to whoever uses it.
+    /// Whether both have the same content for pods.
     fn same_content(&self, other: &Self) -> bool;
 
-    /// Drops what nobody asks for; the annotation of `kubectl apply` alone doubles the size.
+    /// Drops unused metadata; the annotation of `kubectl apply` alone doubles the size.
     fn trim(&mut self) {
         let meta = self.meta();
         meta.managed_fields = None;

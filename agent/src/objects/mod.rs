@@ -1,12 +1,12 @@
-//! API objects that pods refer to: ConfigMaps and Secrets, each watched on its own and only while a registered pod needs
-//! it; service-account tokens; the services that become environment variables.
+//! API objects that pods refer to: ConfigMaps and Secrets, each with a watch of its own while a registered pod refers to it;
+//! service account tokens; the services that become environment variables.
 //!
-//! Reads only what pods name. Refuses to know what an object is for: environment and volumes do. Answers from memory
-//! while the API server is away.
+//! Reads only what pods name; what an object is used for is known to environment and volumes. Serves cached objects while the
+//! API server is unavailable.
 //!
 //! ```text
 //!  pod ─▶ references ─▶ Store: one watch (or GET with a time to live) per object ─▶ config_map · secret
-//!                          └─▶ changed: wakes the workers of the pods that use it
+//!                          └─▶ change counter: wakes the workers of the pods that use it
 //!  watch of all services ─▶ service_variables          TokenRequest ─▶ Tokens ─▶ token
 //! ```
 
@@ -56,7 +56,7 @@ pub enum Strategy {
     /// One watch per object that a pod refers to.
     #[default]
     Watch,
-    /// GET, remembered for a time to live.
+    /// GET, cached for a time to live.
     Cache,
     /// GET at every use.
     Get,
@@ -65,19 +65,19 @@ pub enum Strategy {
 /// How objects are read.
 #[derive(Clone, Debug)]
 pub struct ObjectsConfig {
-    /// What to do with each object.
+    /// How each object is read.
     pub strategy: Strategy,
-    /// Ends the waits for an API server that was away.
+    /// Ends pauses of retries when the API server has recovered.
     pub recovered: Recovered,
-    /// `syncFrequency`: how often volumes are brought up to date whose objects are not watched.
+    /// `syncFrequency`: how often volumes are updated whose objects are not watched.
     pub sync_frequency: Duration,
     /// The wall clock.
     pub clock: Clock,
-    /// The node's own object, whose annotation `node.alpha.kubernetes.io/ttl` sets the time to live of strategy Cache.
+    /// The Node, whose annotation `node.alpha.kubernetes.io/ttl` sets the time to live of strategy Cache.
     pub node: Option<watch::Receiver<Option<Arc<Node>>>>,
 }
 
-/// Objects of the API server that pods refer to. Cheap to clone; all clones are one.
+/// API objects that pods refer to. Cheap to clone; clones share one cache.
 #[derive(Clone, Default)]
 pub struct Objects {
     inner: Option<Arc<Inner>>,
@@ -97,12 +97,12 @@ impl std::fmt::Debug for Objects {
 }
 
 impl Objects {
-    /// Without an API server there are no objects: every read fails and says so.
+    /// Without an API server: every read fails.
     pub fn standalone() -> Self {
         Self::default()
     }
 
-    /// Reads with `client`, and starts to watch services. Ends with its last clone.
+    /// Reads with `client`, and starts to watch services. Its tasks end with its last clone.
     pub fn new(client: &Client, config: ObjectsConfig) -> Self {
         let reading = store::Reading::new(client.clone(), &config);
         Self {
@@ -120,8 +120,8 @@ impl Objects {
         self.inner.is_none()
     }
 
-    /// From now on the pod's objects are kept at hand. Again for a pod whose spec has changed: what it no longer refers to
-    /// is let go. Dropping `registration` lets go all.
+    /// Starts to read the objects that the pod refers to. To be called again when the pod's spec has changed: objects that
+    /// it no longer refers to are released. Dropping `registration` releases all.
     pub fn register(&self, pod: &Pod, registration: &mut Registration) {
         let Some(inner) = &self.inner else { return };
         let references = References::of(pod);
@@ -141,7 +141,7 @@ impl Objects {
     /// The ConfigMap `name`, which a registered pod of `namespace` refers to.
     ///
     /// # Errors
-    /// It does not exist; it has never been read and is not there within a second; no registered pod refers to it.
+    /// It does not exist; it was never read and is not read within a second; no registered pod refers to it.
     pub async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, ObjectError> {
         self.inner.as_ref().ok_or(ObjectError::Standalone)?.config_maps.get(namespace, name).await
     }
@@ -154,19 +154,20 @@ impl Objects {
         self.inner.as_ref().ok_or(ObjectError::Standalone)?.secrets.get(namespace, name).await
     }
 
-    /// A token that claims what `key` says: from memory, or a new one if that is due to be replaced.
+    /// The token for `key`: the cached one, or a new one if that is due for replacement.
     ///
     /// # Errors
-    /// None could be had, and none in memory is still valid.
+    /// No token was issued, and no cached one is still valid.
     pub async fn token(&self, key: &TokenKey) -> Result<Token, ObjectError> {
         self.inner.as_ref().ok_or(ObjectError::StandaloneToken)?.tokens.get(key).await
     }
 
-    /// Variables of the services that containers in `namespace` are told of: all of the namespace if `links`, and the API
-    /// server's own in any case. Empty without an API server. With `must_know`, waits a moment for the first list.
+    /// The environment variables of services for containers in `namespace`: of all services of the namespace if `links`
+    /// (`enableServiceLinks`), and of the API server's service in any case. Empty without an API server. With `must_know`,
+    /// waits up to a second for the first list.
     ///
     /// # Errors
-    /// With `must_know`: the services have never been read.
+    /// With `must_know`: the services were never read.
     pub async fn service_variables(
         &self,
         namespace: &str,
@@ -179,8 +180,7 @@ impl Objects {
         }
     }
 
-    /// How long what a pod's volumes hold may stay as it is: `None` if news of every object will be told, else a period
-    /// after which they are to be read again.
+    /// The period after which a pod's volumes have to be updated: `None` if changes of all their objects are announced.
     pub fn refresh_period(&self, pod: &Pod) -> Option<Duration> {
         let inner = self.inner.as_ref()?;
         let references = References::of(pod);

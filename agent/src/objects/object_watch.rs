@@ -1,8 +1,7 @@
-//! Watching one object: one request that begins with the object as it is and goes on with its changes.
+//! The watch of one object: a streaming list of one object (KEP-3157), followed by its changes.
 //!
-//! A field selector `metadata.name` names the object, which is what the node's rights cover. Ends only with an immutable
-//! object or when its listener has enough; what fails is tried again, from where it stopped if the API server still knows
-//! that key.
+//! The field selector `metadata.name` selects the object, as the node authorizer requires. Ends only when its listener
+//! breaks; after failures it is resumed from the last resource version if the API server still has it.
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -23,33 +22,33 @@ use super::kind::Kind;
 use super::retry::Retry;
 use crate::apiserver::recovery::Recovered;
 
-/// A watch is renewed after between half an hour and an hour.
+/// Seconds after which a watch is renewed.
 const LIFETIME: std::ops::Range<u64> = 1800..3600;
-/// A watch that ends sooner than this has failed, whatever it says.
+/// A watch that ends sooner than this has failed.
 const SHORT: Duration = Duration::from_secs(5);
-/// How long after its time a watch's end is waited for.
+/// How long after its timeout a watch may end.
 const OVERDUE: Duration = Duration::from_secs(15);
-/// Says on a bookmark that everything from before the watch has been told.
+/// Annotation of the bookmark that ends a streaming list.
 const INITIAL_END: &str = "k8s.io/initial-events-end";
 
-/// Where one object is.
+/// Identifies one object of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ObjectKey {
     pub(super) namespace: String,
     pub(super) name: String,
 }
 
-/// What a watch learns.
+/// What a watch reports.
 #[derive(Debug)]
 pub(super) enum WatchUpdate<K> {
-    /// The object as it is now, or that there is none.
+    /// The object as it is now; `None` if it does not exist.
     Now(Option<K>),
-    /// The API server could not be asked; what was known stays.
+    /// The request failed; the last known state stays.
     Failed(String),
 }
 
-/// Watches until `listen` breaks. `streaming` is shared by all watches: cleared when the API server turns out not to know
-/// watches that begin with a list (KEP-3157).
+/// Watches until `listen` breaks; can be cancelled. `streaming` is shared by all watches: cleared when the API server does
+/// not support streaming lists (KEP-3157).
 pub(super) async fn watch<K: Kind>(
     client: Client,
     mut recovered: Recovered,
@@ -76,18 +75,20 @@ pub(super) async fn watch<K: Kind>(
         }
         let delay = match result {
             Ok(ControlFlow::Break(())) => return,
-            // Renewing is no failure, unless the watch ends as soon as it begins.
+            // Renewal is no failure, unless the watch ends at once.
             Ok(ControlFlow::Continue(())) if began.elapsed() > SHORT || listed => Duration::ZERO,
             Ok(ControlFlow::Continue(())) => retry.after(false, fastrand::f64()),
             Err(error) => {
                 let status = code(&error);
                 if seen.is_none() && !listed && matches!(status, Some(400 | 422)) {
                     if streaming.swap(false, Relaxed) {
-                        tracing::info!("the API server has no streaming lists; objects are listed, then watched");
+                        tracing::info!(
+                            "the API server does not support streaming lists, listing objects before watching them"
+                        );
                     }
                     continue;
                 }
-                // 410: the key to go on from is forgotten. Others may be as well: better to begin anew.
+                // 410: the resource version is too old. Other errors may mean that too: start over.
                 if status.is_some() {
                     seen = None;
                 }
@@ -117,7 +118,7 @@ async fn stream<K: Kind>(
     let mut events = pin!(client.request_events::<K>(request::<K>(key, &query)?).await?);
     let mut exists = seen.is_some();
     let until = Instant::now() + Duration::from_secs(seconds) + OVERDUE;
-    // A watch whose end does not arrive is given up.
+    // A watch whose end does not arrive is abandoned.
     while let Ok(event) = tokio::time::timeout_at(until, events.try_next()).await {
         let Some(event) = event? else { break };
         let flow = match event {
@@ -150,7 +151,7 @@ async fn stream<K: Kind>(
     Ok(ControlFlow::Continue(()))
 }
 
-/// The object as it is, for API servers whose watches do not begin with that.
+/// Lists the object, for API servers without streaming lists.
 async fn list<K: Kind>(
     client: &Client,
     key: &ObjectKey,
@@ -168,7 +169,7 @@ async fn list<K: Kind>(
     Ok(listen(WatchUpdate::Now(list.items.into_iter().flatten().next())))
 }
 
-/// Names are checked by the caller: nothing in them needs escaping.
+/// The caller has validated the names: they need no escaping.
 fn request<K: Kind>(key: &ObjectKey, query: &str) -> Result<Request<Vec<u8>>, kube::Error> {
     let ObjectKey { namespace, name } = key;
     let plural = K::PLURAL;

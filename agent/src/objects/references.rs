@@ -9,12 +9,12 @@ use k8s_openapi::api::core::v1::Volume;
 
 use crate::model::spec;
 
-/// What an object is needed for; the stronger need wins.
+/// When an object is needed; the longer need wins.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Need {
     /// When a container starts.
     AtStart,
-    /// As long as the pod runs: it is in a volume.
+    /// As long as the pod runs (volumes).
     Always,
 }
 

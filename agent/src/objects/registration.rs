@@ -1,4 +1,4 @@
-//! A pod's key on its objects, and the count by which it learns that they changed.
+//! A pod's registration for its objects, and the counter of their changes.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,14 +7,14 @@ use tokio::sync::watch;
 
 use crate::model::PodUid;
 
-/// Counts the changes of all objects that one key is about.
+/// Counts the changes of all objects of one registration.
 pub(super) type Changed = watch::Sender<u64>;
 
-/// Tells claims apart: a pod may be claimed for anew before its old key is dropped.
+/// Identifies a registration: a pod may be registered again before its previous registration is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct RegistrationId(u64);
 
-/// One pod's key on its objects. Dropping it lets them go.
+/// One pod's registration. Dropping it releases the objects.
 pub struct Registration {
     pub(super) id: RegistrationId,
     pub(super) uid: PodUid,
@@ -24,22 +24,22 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// A key on nothing yet.
+    /// A registration without objects.
     pub fn new(uid: PodUid) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (counter, changes) = watch::channel(0);
         Self { id: RegistrationId(NEXT.fetch_add(1, Relaxed)), uid, counter, release: None, changes }
     }
 
-    /// How often what the pod refers to has changed since it was first claimed.
+    /// Changes of the pod's objects since its registration.
     pub fn generation(&self) -> u64 {
         *self.changes.borrow()
     }
 
-    /// Waits for the next change that this has not waited for. Nothing is lost when the wait is cancelled.
+    /// Waits for the next change. Cancelling the wait loses no change.
     pub async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
-            // Cannot be: the counter lives as long as this.
+            // Unreachable: the counter lives as long as `self`.
             std::future::pending().await
         }
     }

@@ -1,14 +1,14 @@
-//! How long to wait before a watch or request that failed is tried again. Pure but for the jitter that is passed in.
+//! The pause before a failed watch or request is tried again. Pure: the jitter is an argument.
 
 use std::time::Duration;
 
-/// The API server learns a moment after the node that a pod, and with it the right to read its objects, is the node's: a
-/// first refusal means little.
+/// The node authorizer learns of a pod, and with it of the right to read its objects, a moment after the node does: the first
+/// 403 is retried soon.
 const FIRST_REFUSED: Duration = Duration::from_millis(10);
 const FIRST: Duration = Duration::from_millis(800);
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Doubling delays between tries.
+/// Doubling delays between attempts.
 #[derive(Debug)]
 pub(super) struct Retry {
     next: Duration,
@@ -32,7 +32,7 @@ impl Retry {
         delay.mul_f64(1.0 + jitter).min(LONGEST)
     }
 
-    /// The next delay after a 403; `None` when it has been refused for long enough to be meant.
+    /// The next short delay after a 403; `None` when these are used up.
     pub(super) fn soon(&mut self) -> Option<Duration> {
         let delay = self.refused;
         (delay < FIRST).then(|| {
@@ -41,7 +41,7 @@ impl Retry {
         })
     }
 
-    /// A try succeeded.
+    /// An attempt succeeded.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
     }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_tried_again_soon_and_all_else_with_patience() {
+    fn a_403_is_retried_soon_and_other_errors_later() {
         let mut retry = Retry::default();
         let refusals: Vec<u128> = (0..9).map(|_| retry.after(true, 0.0).as_millis()).collect();
         assert_eq!(refusals, [10, 20, 40, 80, 160, 320, 640, 800, 1600]);

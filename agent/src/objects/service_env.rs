@@ -1,10 +1,10 @@
-//! The environment variables by which containers are told of services. Pure.
+//! The environment variables of services (`enableServiceLinks`). Pure.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Service;
 
-/// What of a service becomes variables.
+/// The parts of a service that become variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     address: String,
@@ -21,7 +21,7 @@ struct Port {
 /// Links by namespace and name.
 pub(super) type Links = BTreeMap<(String, String), Link>;
 
-/// The API server's own service, which every container is told of.
+/// The API server's service, whose variables every container gets.
 const API_SERVER: (&str, &str) = ("default", "kubernetes");
 
 /// Identity and link of a service; the link is `None` for one without an address of its own (headless, external name) or
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_told_in_upstreams_words() {
+    fn variables_of_a_service() {
         let links = links(
             json!([{"metadata": {"namespace": "ns", "name": "my-web"}, "spec": {"clusterIP": "fd00::1", "ports": [
             {"name": "http-a", "port": 80}, {"port": 53, "protocol": "UDP"}]}}]),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_told_of_what() {
+    fn which_services_a_namespace_gets() {
         let web = |namespace: &str, ip: &str| json!({"metadata": {"namespace": namespace, "name": "web"}, "spec": {"clusterIP": ip, "ports": [{"port": 1}]}});
         let all = links(json!([
             api_server("default", "10.0.0.1"), web("a", "10.0.0.2"), web("b", "10.0.0.3"), api_server("a", "10.0.0.4"),

@@ -1,4 +1,4 @@
-//! All services with an address, by one watch; of each only what becomes variables is kept.
+//! All services with a cluster IP, by one watch; only what becomes variables is kept.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -19,12 +19,12 @@ use super::service_env::Links;
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch::follow;
 
-/// How long the first container of a node waits for the services.
+/// How long a container waits for the first list of services.
 const FIRST_READ: Duration = Duration::from_secs(1);
 /// Headless services have no variables.
 const WITH_ADDRESS: &str = "spec.clusterIP!=None";
 
-/// The services, `None` until they have been read once.
+/// The services; `None` until they were listed once.
 pub(super) struct Services {
     links: watch::Receiver<Option<Links>>,
     _watch: AbortOnDropHandle<()>,

@@ -27,18 +27,18 @@ use super::registration::Changed;
 use super::registration::RegistrationId;
 use crate::apiserver::recovery::Recovered;
 
-/// Watches held at the same time, of all objects together: each is a request that does not end. Objects beyond are read by
-/// GET, as with strategy Cache.
+/// Watches at most, of all objects together: each is a long-running request. Further objects are read by GET, as with
+/// strategy Cache.
 pub(super) const MAX_WATCHES: usize = 512;
-/// An object that nobody asks for is not watched for longer than this, or five times `syncFrequency`.
-const SHORTEST_IDLE: Duration = Duration::from_secs(60);
-/// How long what a GET brought is good for, unless the node's annotation says otherwise.
+/// An object that is not read is watched for this time, or five times `syncFrequency` if that is longer.
+const MIN_IDLE: Duration = Duration::from_secs(60);
+/// How long the result of a GET is cached, unless the Node's annotation sets another time.
 const TIME_TO_LIVE: Duration = Duration::from_secs(60);
 /// The longest time to live that the annotation can ask for.
 const MAX_TIME_TO_LIVE: Duration = Duration::from_secs(24 * 3600);
 const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 
-/// What reading an object takes; shared by all kinds.
+/// What is needed to read objects; shared by all kinds.
 #[derive(Clone)]
 pub(super) struct Reading {
     pub(super) client: Client,
@@ -57,7 +57,7 @@ impl Reading {
             client,
             recovered: config.recovered.clone(),
             strategy: config.strategy,
-            idle: (config.sync_frequency * 5).max(SHORTEST_IDLE),
+            idle: (config.sync_frequency * 5).max(MIN_IDLE),
             watches: Arc::new(Semaphore::new(MAX_WATCHES)),
             streaming: Arc::new(AtomicBool::new(true)),
             refresh: config.sync_frequency,
@@ -65,7 +65,7 @@ impl Reading {
         }
     }
 
-    /// How long what a GET brought is good for.
+    /// How long the result of a GET is cached.
     pub(super) fn time_to_live(&self) -> Duration {
         let node = self.node.as_ref().and_then(|node| node.borrow().clone());
         let stated = node.and_then(|node| node.metadata.annotations.as_ref()?.get(TTL_ANNOTATION)?.parse().ok());
@@ -88,7 +88,7 @@ impl<K: Kind> Store<K> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The pod uses exactly these objects from now on.
+    /// Replaces the objects that the pod uses.
     pub(super) fn register(&self, id: RegistrationId, names: &Names, changed: &Changed) {
         let mut objects = self.lock();
         objects.retain(|key, object| {
@@ -105,7 +105,7 @@ impl<K: Kind> Store<K> {
         }
     }
 
-    /// The pod uses none any more.
+    /// Releases all objects of the pod.
     pub(super) fn unregister(&self, id: RegistrationId) {
         self.lock().retain(|_, object| !object.remove_user(id));
     }
@@ -121,7 +121,7 @@ impl<K: Kind> Store<K> {
         object.get(Instant::now()).await
     }
 
-    /// True if a change of some of these would not be told.
+    /// Whether changes of some of these are not announced.
     pub(super) fn has_unwatched(&self, names: &Names) -> bool {
         let always = names.needs.iter().filter(|(_, need)| **need == Need::Always);
         let objects = self.lock();
@@ -130,7 +130,7 @@ impl<K: Kind> Store<K> {
             .any(|key| objects.get(&key).is_some_and(|object| !object.tells_changes()))
     }
 
-    /// When objects that are not watched are to be read again: `syncFrequency`, and up to half of it more.
+    /// When objects that are not watched are read again: `syncFrequency`, and up to half of it as jitter.
     pub(super) fn refresh_period(&self) -> Duration {
         self.reading.refresh.mul_f64(1.0 + fastrand::f64() * 0.5)
     }
@@ -142,8 +142,7 @@ impl<K: Kind> Store<K> {
     }
 }
 
-/// What the API accepts as a name, and what therefore can stand in a path and a query: lower case letters, digits, `-` and
-/// `.`, at most 253.
+/// Whether the text is a DNS subdomain, which needs no escaping in a path or query.
 fn is_name(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     (1..=253).contains(&text.len())

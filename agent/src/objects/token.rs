@@ -270,6 +270,10 @@ mod tests {
             let earlier = refresh_at(issued + lifetime, lifetime, Duration::from_secs(9));
             assert_eq!(at.duration_since(earlier).expect("earlier").as_secs(), 9);
         }
-        assert_eq!(refresh_at(issued, Duration::from_secs(u64::MAX), none), SystemTime::UNIX_EPOCH, "no clock goes so far");
+        assert_eq!(
+            refresh_at(issued, Duration::from_secs(u64::MAX), none),
+            SystemTime::UNIX_EPOCH,
+            "no clock goes so far"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Answers that several handlers give in the same words.
+//! Responses and parameters that several handlers share.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -8,29 +8,29 @@ use axum::http::header;
 use axum::response::IntoResponse as _;
 use axum::response::Response;
 
-/// An error as the router of parameterised paths writes it: the text alone, without a newline.
+/// An error as upstream's router writes it: the text alone, without a newline.
 pub(super) fn error(status: StatusCode, text: impl Into<String>) -> Response {
     (status, text.into()).into_response()
 }
 
-/// The parameters of a query, in their order, decoded.
+/// The decoded parameters of a query, in their order.
 pub(super) fn query_of(uri: &axum::http::Uri) -> Vec<(String, String)> {
     let parsed = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri);
     parsed.map(|query| query.0).unwrap_or_default()
 }
 
-/// The longest form that is read for parameters.
+/// Longest form that is read, in bytes.
 const FORM_LIMIT: usize = 64 * 1024;
 
 /// Parameters of a request.
 pub(super) struct Parameters {
-    /// Those of the query.
+    /// Of the query.
     pub(super) query: Vec<(String, String)>,
-    /// Those of a form, then those of the query.
+    /// Of the form, then of the query.
     pub(super) all: Vec<(String, String)>,
 }
 
-/// The parameters of a request, and the request without the form they may have come in.
+/// The parameters of a request, and the request without its form.
 pub(super) async fn with_parameters(request: Request) -> (Request, Parameters) {
     let query = query_of(request.uri());
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -45,8 +45,7 @@ pub(super) async fn with_parameters(request: Request) -> (Request, Parameters) {
     (Request::from_parts(head, Body::empty()), Parameters { query, all })
 }
 
-/// Text in double quotes, escaped so that no control character reaches a terminal: the form that clients of the Go
-/// implementation know (`%q`).
+/// Text in double quotes with control characters escaped, as Go's `%q` does.
 pub(super) fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');

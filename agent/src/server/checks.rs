@@ -1,14 +1,14 @@
-//! Health checks and the answer they make, byte for byte as API machinery has it.
+//! Health checks, with responses that equal those of k8s.io/apiserver's healthz handlers.
 
 use axum::http::StatusCode;
 
-/// One check and how it went; the error is its reason.
+/// One check and its outcome.
 pub(super) struct Check {
     pub(super) name: &'static str,
     pub(super) outcome: Result<(), String>,
 }
 
-/// What the client asked for.
+/// The parameters of a health request.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) verbose: bool,
@@ -16,7 +16,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// From the query; what is not known in it is ignored.
+    /// From the query; unknown parameters are ignored.
     pub(super) fn new(query: &[(String, String)]) -> Self {
         Self {
             verbose: query.iter().any(|(name, _)| name == "verbose"),
@@ -25,7 +25,7 @@ impl Wanted {
     }
 }
 
-/// The answer to `/healthz`. `more` are lines that are told but decide nothing.
+/// The response to `/healthz`. `more` are informational lines that do not change the status.
 pub(super) fn overall(checks: &[Check], wanted: &Wanted, more: &[String]) -> (StatusCode, String) {
     let mut body = String::new();
     let mut failed = false;
@@ -36,7 +36,7 @@ pub(super) fn overall(checks: &[Check], wanted: &Wanted, more: &[String]) -> (St
         } else if let Err(reason) = &check.outcome {
             failed = true;
             tracing::info!(check = name, reason, "health check failed");
-            // Who asks here is not known; reasons are for `/healthz/<name>` and the log.
+            // Reasons are only shown by `/healthz/<name>` and the log.
             format!("[-]{name} failed: reason withheld\n")
         } else {
             format!("[+]{name} ok\n")
@@ -69,7 +69,7 @@ fn unmatched(checks: &[Check], wanted: &Wanted) -> Option<String> {
     Some(format!("warn: some health checks cannot be excluded: no matches for {names}\n"))
 }
 
-/// The answer to `/healthz/<name>`.
+/// The response to `/healthz/<name>`.
 pub(super) fn single(check: &Check) -> (StatusCode, String) {
     match &check.outcome {
         Ok(()) => (StatusCode::OK, "ok".to_owned()),

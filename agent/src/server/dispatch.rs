@@ -1,7 +1,7 @@
-//! One request of either port, from its path to its answer.
+//! Dispatches the requests of the main and the read-only port.
 //!
 //! ```text
-//!  count ─▶ known path? ─▶ guard (main port) ─▶ method? type? ─▶ endpoint, or the router of another room
+//!  metrics ─▶ path known? ─▶ guard (main port) ─▶ method? type? ─▶ endpoint, or a mounted router
 //! ```
 
 use std::pin::Pin;
@@ -26,10 +26,10 @@ use super::secure::{Guard, Peer};
 use crate::metrics::{self, Metrics};
 use crate::telemetry;
 
-/// The way in.
+/// Dispatches the requests of one port.
 pub(super) struct Dispatcher {
     table: Table,
-    /// Nobody is kept out without one.
+    /// `None`: every request is admitted.
     guard: Option<Guard>,
     endpoints: Endpoints,
     mounted: Mounted,
@@ -44,7 +44,7 @@ impl Dispatcher {
         Self { table, guard, endpoints, mounted, metrics }
     }
 
-    /// Answers, whatever was asked.
+    /// Responds to a request.
     pub(super) async fn answer(&self, mut request: Request) -> Response {
         let path = request.uri().path().to_owned();
         let labels = labels(&self.table, request.method().as_str(), &path);
@@ -59,7 +59,7 @@ impl Dispatcher {
         response.map(|body| Body::new(TrackedBody { body, _in_flight: in_flight }))
     }
 
-    /// Only who is let in gets a span. Clients that the guard knows may make it part of their own trace.
+    /// Only admitted requests get a span. Authenticated clients may make it part of their own trace.
     async fn authorize_and_serve(&self, mut request: Request, path: &str, family: &str) -> Response {
         match self.table.find(path) {
             Found::Malformed => text((StatusCode::BAD_REQUEST, "400 Bad Request".to_owned())),
@@ -107,13 +107,13 @@ impl Dispatcher {
     }
 }
 
-/// Gives a request the path routers know it by; its query stays.
+/// Replaces the path of a request by its canonical form; the query stays.
 fn rewrite(uri: &mut Uri, path: &str) {
     let text = match uri.query() {
         Some(query) => format!("{path}?{query}"),
         None => path.to_owned(),
     };
-    // Encoded as it is it can stand in a request line; if not, the path stays as the client wrote it.
+    // An encoded path is always valid; if it were not, the client's path would stay.
     if let Ok(path_and_query) = text.parse::<PathAndQuery>() {
         let mut parts = uri.clone().into_parts();
         parts.path_and_query = Some(path_and_query);
@@ -155,8 +155,8 @@ fn route_error(error: RouteError) -> Response {
     }
 }
 
-/// A request that is being answered. Each carries one as an extension; whoever goes on after the answer's head, as with
-/// an upgraded connection, keeps it for as long as that lasts.
+/// A request in progress. Each request carries one as an extension; a handler that goes on after the head of the response,
+/// as with an upgraded connection, keeps it until it is done.
 #[derive(Clone, Debug)]
 pub struct InFlight(Arc<Tracked>);
 
@@ -165,7 +165,7 @@ struct Tracked {
     metrics: Arc<Metrics>,
     labels: metrics::Request,
     since: Instant,
-    /// Holds the place among the connections too.
+    /// Keeps the connection's slot, too.
     peer: Peer,
 }
 
@@ -176,14 +176,14 @@ impl InFlight {
     }
 }
 
-/// Ends the count, also when the client goes away before the answer.
+/// Counts the end of the request, also when the client disconnects before the response.
 impl Drop for Tracked {
     fn drop(&mut self) {
         self.metrics.http.ended(&self.labels, self.since.elapsed());
     }
 }
 
-/// A body that keeps its request counted until it has been sent.
+/// A body that keeps its request in progress until it was sent.
 struct TrackedBody {
     body: Body,
     _in_flight: InFlight,

@@ -1,4 +1,4 @@
-//! Metrics as a scraper asks for them: text or delimited protobuf, compressed if it can read that.
+//! Exposition of metrics: text or delimited protobuf, compressed if the client accepts it.
 
 use std::io::Write as _;
 
@@ -14,7 +14,7 @@ use crate::metrics::{Metrics, PROTOBUF_FORMAT, TEXT_FORMAT, append_text, encode_
 
 const PROCESS_START: HeaderName = HeaderName::from_static("process-start-time-unix");
 
-/// The families, or 500 if they cannot be encoded. Each is taken, encoded and dropped before the next one is.
+/// The families, or 500 if they cannot be encoded. Each is encoded and dropped before the next one is taken.
 pub(super) fn strict(
     metrics: &Metrics,
     request: &Request,
@@ -48,7 +48,7 @@ fn encoded(protobuf: bool, families: impl IntoIterator<Item = MetricFamily>) -> 
     Ok(body)
 }
 
-/// Members of a header that holds a list, with their parameters.
+/// The members of a list header, with their parameters.
 fn members(headers: &HeaderMap, name: HeaderName) -> Vec<(String, Vec<(String, String)>)> {
     let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     let parameter = |text: &str| {
@@ -73,9 +73,9 @@ fn quality(parameters: &[(String, String)]) -> f64 {
     parameter(parameters, "q").map_or(1.0, |q| q.parse().unwrap_or(0.0))
 }
 
-/// Whether delimited protobuf comes before text in what the client likes.
+/// Whether the client prefers delimited protobuf to text.
 fn wants_protobuf(headers: &HeaderMap) -> bool {
-    // What is not named is worth nothing.
+    // A type that is not named has quality 0.
     let (mut text, mut protobuf) = (0.0_f64, 0.0_f64);
     for (name, parameters) in members(headers, header::ACCEPT) {
         let (q, is) = (quality(&parameters), |key: &str, wanted: &str| parameter(&parameters, key) == Some(wanted));
@@ -92,7 +92,7 @@ fn wants_protobuf(headers: &HeaderMap) -> bool {
     protobuf > 0.0 && protobuf >= text
 }
 
-/// The body for clients that read gzip.
+/// The compressed body for clients that accept gzip.
 fn compressed(headers: &HeaderMap, body: &[u8]) -> Option<Vec<u8>> {
     let reads = |(name, parameters): &(String, Vec<(String, String)>)| name == "gzip" && quality(parameters) > 0.0;
     if !members(headers, header::ACCEPT_ENCODING).iter().any(reads) {

@@ -1,6 +1,6 @@
-//! The seam to rooms that answer some of the paths themselves.
+//! Routers of other modules that are mounted into the servers.
 //!
-//! A room hands over an [`axum::Router`] whose paths are written like upstream's, without a slash at the end:
+//! A module passes an [`axum::Router`] whose paths are written like upstream's, without a trailing slash:
 //!
 //! ```text
 //! debug   /containerLogs/{ns}/{pod}/{container}                       GET
@@ -20,15 +20,15 @@
 //! `enableDebuggingHandlers` are the server's business too.
 //!
 //! Connections can be upgraded (`hyper::upgrade::on(&mut request)`) when they speak HTTP/1.1. The `Authorization` header
-//! and WebSocket bearer protocols are gone by then. An extension of type [`super::secure::User`] says who asks.
+//! and WebSocket bearer protocols are removed. An extension of type [`super::secure::User`] is the authenticated user.
 
 use axum::Router;
 
-/// Routers of other rooms. An empty router answers `404: Page Not Found`.
+/// Routers of other modules. An empty router answers `404: Page Not Found`.
 #[derive(Clone, Debug, Default)]
 pub struct Mounted {
-    /// What only the main port has.
+    /// Mounted into the main port only.
     pub debug: Router,
-    /// What both ports have.
+    /// Mounted into both ports.
     pub stats: Router,
 }

@@ -11,7 +11,7 @@ use serde::ser::SerializeMap;
 use super::health::text;
 use crate::model::{ContainerState, PodSnapshot};
 
-/// The answer that lists these pods.
+/// The response that lists these pods.
 pub(super) fn answer(pods: Vec<Arc<Pod>>) -> Response {
     match serde_json::to_vec(&PodList(pods)) {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
@@ -19,8 +19,8 @@ pub(super) fn answer(pods: Vec<Arc<Pod>>) -> Response {
     }
 }
 
-/// What the runtime knows of pods that run: their names, and those of their running containers. Pods of which nothing
-/// runs are left out.
+/// The running pods as the runtime reports them: their names, and their running containers. Pods without a running
+/// container or a ready sandbox are left out.
 pub fn running(snapshots: &[Arc<PodSnapshot>]) -> Vec<Arc<Pod>> {
     snapshots.iter().filter_map(|snapshot| running_pod(snapshot)).map(Arc::new).collect()
 }
@@ -45,7 +45,7 @@ fn running_pod(snapshot: &PodSnapshot) -> Option<Pod> {
     Some(pod)
 }
 
-/// A v1 PodList. Its items are plain: kind and version are the list's.
+/// A v1 PodList. Its items have no kind and apiVersion of their own.
 struct PodList(Vec<Arc<Pod>>);
 
 impl Serialize for PodList {
@@ -55,7 +55,7 @@ impl Serialize for PodList {
         list.serialize_entry("apiVersion", "v1")?;
         list.serialize_entry("metadata", &serde_json::Map::new())?;
         let items: Vec<Item<'_>> = self.0.iter().map(|pod| Item(pod)).collect();
-        // No pods are `null`, not an empty list.
+        // An empty list is `null`, as upstream encodes it.
         list.serialize_entry("items", &Some(items).filter(|items| !items.is_empty()))?;
         list.end()
     }
@@ -70,7 +70,7 @@ impl Serialize for Item<'_> {
         item.serialize_entry("spec", &self.0.spec)?;
         match &self.0.status {
             Some(status) => item.serialize_entry("status", status)?,
-            // The API's own encoding has a status in every pod.
+            // The API's encoding has a status in every pod.
             None => item.serialize_entry("status", &serde_json::Map::new())?,
         }
         item.end()

@@ -210,7 +210,10 @@ async fn a_read_only_port_that_is_taken_ends_the_agent() {
     let handles = handles(Vec::new(), Arc::default());
     let running = run(options, handles, Mounted::default(), CancellationToken::new());
     let told = tokio::time::timeout(TIMEOUT, running).await.expect("at once").expect_err("taken");
-    assert!(told.to_string().starts_with(&format!("cannot bind the address {address} of the read-only server: ")), "{told}");
+    assert!(
+        told.to_string().starts_with(&format!("cannot bind the address {address} of the read-only server: ")),
+        "{told}"
+    );
 }
 
 #[test]

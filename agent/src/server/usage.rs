@@ -22,7 +22,7 @@ struct Usage {
     metrics: Arc<Metrics>,
 }
 
-/// The paths that tell usage.
+/// The router of these paths.
 pub fn router(stats: Stats, metrics: Arc<Metrics>) -> Router {
     Router::new()
         .route("/stats/summary", any(summary))

@@ -1,4 +1,4 @@
-//! `/flagz` and `/statusz`: flags and state for people, and for programs that name the exact version they read.
+//! `/flagz` and `/statusz` (KEP-4828, KEP-4827): as text, and as objects for clients that request an exact version.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -12,14 +12,13 @@ use crate::metrics::Metrics;
 
 const COMPONENT: &str = "kubelet";
 const GROUP: &str = "config.k8s.io";
-const CAUTION: &str =
-    "Warning: for reading by people only; the format may change at any time and is nobody's to parse.";
+const CAUTION: &str = "Warning: for human readers only; the format may change at any time and must not be parsed.";
 
-/// In which form a page is wanted.
+/// The form of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Text,
-    /// Of this version; YAML differs from JSON by its name only, for each JSON document is a YAML document.
+    /// An object of this version; YAML is served as JSON, which is valid YAML.
     Object {
         version: &'static str,
         yaml: bool,
@@ -39,10 +38,10 @@ pub(super) fn flagz(flags: &BTreeMap<String, String>, headers: &HeaderMap) -> Re
     }
 }
 
-/// What there is no Go to name a version of.
+/// In place of Go's version.
 const LANGUAGE: &str = "rust";
 
-/// `version` is the Kubernetes version that is stood in for.
+/// `version` is the Kubernetes version that the agent implements.
 pub(super) fn statusz(metrics: &Metrics, version: &str, paths: &[String], headers: &HeaderMap) -> Response {
     let Some(form) = form(headers, "Statusz") else { return not_acceptable("Statusz") };
     let start = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(metrics.process_start).unwrap_or_default();
@@ -98,7 +97,7 @@ fn not_acceptable(kind: &str) -> Response {
     text((StatusCode::NOT_ACCEPTABLE, format!("only the following media types are accepted: text/plain, {wanted}\n")))
 }
 
-/// The first accepted form there is. Objects must be named to the version: what is not asked for by name may change.
+/// The first accepted form that exists. Objects must be requested with group, version and kind.
 fn form(headers: &HeaderMap, kind: &str) -> Option<Form> {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if accept.trim().is_empty() {

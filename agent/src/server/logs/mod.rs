@@ -88,7 +88,10 @@ impl ContainerLogs {
             BadQuery::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#.to_owned()),
         })?;
         let not_found = |text| (StatusCode::NOT_FOUND, text);
-        let pod = self.containers.pods.pod(namespace, name)
+        let pod = self
+            .containers
+            .pods
+            .pod(namespace, name)
             .ok_or_else(|| not_found(format!("pod {} does not exist", quote(name))))?;
         if !has_container(&pod, container) {
             let text = format!("container {} not found in pod {}", quote(container), quote(name));

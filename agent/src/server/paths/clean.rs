@@ -1,16 +1,16 @@
-//! One spelling per path: no empty segments, no `.`, no `..`.
+//! Canonical paths: no empty segments, no `.`, no `..`.
 
-/// A path in its one spelling.
+/// A canonical path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cleaned {
-    /// As a client should have written it.
+    /// The path as a client should have sent it.
     pub(super) text: String,
-    /// Its segments, percent signs resolved one segment at a time: an encoded slash separates nothing here.
+    /// Its segments, each decoded: an encoded slash does not separate segments.
     pub(super) segments: Vec<String>,
 }
 
 impl Cleaned {
-    /// `None` for what is no path: the targets `*` and `host:port`, and percent signs without two digits.
+    /// `None` for what is not a path: the targets `*` and `host:port`, and invalid percent encoding.
     pub(super) fn of(written: &str) -> Option<Self> {
         let rest = written.strip_prefix('/')?;
         let mut kept: Vec<&str> = Vec::new();
@@ -29,13 +29,13 @@ impl Cleaned {
         Some(Self { text, segments })
     }
 
-    /// The path without percent signs. What was an encoded slash is one like any other now.
+    /// The decoded path. An encoded slash becomes a slash like any other.
     pub(super) fn decoded(&self) -> String {
         format!("/{}", self.segments.join("/"))
     }
 }
 
-/// Resolves percent signs. Bytes that are no text become replacement characters, which no name contains.
+/// Decodes percent encoding. Invalid UTF-8 becomes replacement characters, which no name contains.
 fn decode(segment: &str) -> Option<String> {
     if !segment.contains('%') {
         return Some(segment.to_owned());
@@ -54,7 +54,7 @@ fn decode(segment: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Writes a decoded path so that it can stand in a request again, without a slash at its end.
+/// Encodes a decoded path, without a trailing slash.
 pub(super) fn encode(decoded: &str) -> String {
     let mut text = String::with_capacity(decoded.len() + 1);
     for segment in decoded.trim_matches('/').split('/') {

@@ -1,15 +1,15 @@
-//! What metrics call a request.
+//! Labels of a request's metrics.
 
 use super::{Port, Table};
 use crate::metrics;
 
 const METHODS: [&str; 8] = ["OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"];
 
-/// Names that stand for their paths on both ports.
+/// Path labels on both ports.
 const BOTH: [&str; 6] = ["healthz", "pods", "stats", "metrics", "metrics/cadvisor", "metrics/probes"];
-/// The same, out of order in upstream's list.
+/// The same; not in upstream's first list.
 const RESOURCE: &str = "metrics/resource";
-/// While debugging is on.
+/// With debugging handlers.
 const DEBUGGING: [&str; 13] = [
     "run",
     "exec",
@@ -25,11 +25,11 @@ const DEBUGGING: [&str; 13] = [
     "statusz",
     RESOURCE,
 ];
-/// While it is off. `pprof` is no path's first segment, but so it is written.
+/// Without debugging handlers. `pprof` is not the first segment of any path, but upstream lists it.
 const NO_DEBUGGING: [&str; 9] =
     ["run", "exec", "attach", "portForward", "containerLogs", "runningpods", "pprof", "logs", RESOURCE];
 
-/// The labels of a request: nothing a client could make up.
+/// The labels of a request; values that clients could invent become `other`.
 pub(in crate::server) fn labels(table: &Table, method: &str, path: &str) -> metrics::Request {
     let mut segments = path.trim_start_matches('/').splitn(2, '/');
     let first = segments.next().unwrap_or_default();

@@ -15,19 +15,19 @@ pub(super) use subresource::{subresources, verb};
 
 use clean::Cleaned;
 
-/// Which port a request came to.
+/// A port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
     /// HTTPS, authenticated.
     Main,
-    /// HTTP, for everybody.
+    /// HTTP, without authorization.
     ReadOnly,
 }
 
-/// What of the main port is switched on.
+/// The handlers that are enabled on the main port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnabledHandlers {
-    /// `enableDebuggingHandlers`: everything that shows or touches what runs in containers.
+    /// `enableDebuggingHandlers`: logs, streams, commands and debugging.
     pub debugging: bool,
     /// `enableProfilingHandler`.
     pub profiling: bool,
@@ -43,11 +43,11 @@ pub struct EnabledHandlers {
     pub statusz: bool,
 }
 
-/// Who makes the answer.
+/// What responds to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
     Healthz,
-    /// One check, by its name.
+    /// One check by its name.
     Check(&'static str),
     Pods,
     RunningPods,
@@ -59,20 +59,20 @@ pub(super) enum Endpoint {
     Statusz,
     DebugFlags,
     Profile,
-    /// A router of another room, main port only.
+    /// A mounted router, main port only.
     Debug,
-    /// A router of another room, both ports.
+    /// A mounted router, both ports.
     Stats,
 }
 
-/// What stands behind an entry of the outer layer.
+/// The handler of an entry of the outer mux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handler {
     /// Every method, every type.
     Any(Endpoint),
-    /// The first route that fits.
+    /// The first matching route.
     Routes(&'static [Route]),
-    /// Switched off; the text says so.
+    /// Disabled; the text of the response.
     Refused(&'static str),
 }
 
@@ -81,7 +81,7 @@ pub(super) enum Handler {
 pub(super) struct Route {
     path: &'static str,
     methods: &'static [&'static str],
-    /// Types it can answer in; none means that it does not say, so that clients must accept anything.
+    /// Types of its response; none: unknown, so that clients must accept any type.
     types: &'static [&'static str],
     answer: Endpoint,
 }
@@ -122,7 +122,7 @@ const PORT_FORWARD: &[Route] = &[
     route("/portForward/{}/{}/{}", GET_POST, &[], Endpoint::Debug),
 ];
 
-/// What both ports have.
+/// The entries of both ports.
 const BOTH: [(&str, Handler); 13] = [
     ("/healthz", Handler::Any(Endpoint::Healthz)),
     ("/healthz/ping", Handler::Any(Endpoint::Check("ping"))),
@@ -139,11 +139,11 @@ const BOTH: [(&str, Handler); 13] = [
     ("/metrics/slis", Handler::Any(Endpoint::SliMetrics)),
 ];
 
-/// Prefixes that are refused as a whole where debugging is off.
+/// Prefixes that are refused where debugging handlers are disabled.
 const DEBUG_PREFIXES: [&str; 8] =
     ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/runningpods/", "/debug/pprof/", "/logs/"];
 
-/// All paths of one port.
+/// The outer mux of one port.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     entries: Vec<(&'static str, Handler)>,
@@ -151,21 +151,21 @@ pub(super) struct Table {
     debugging: bool,
 }
 
-/// What the outer layer makes of a path.
+/// The outcome of looking up a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Not even a path.
+    /// Not a path (400).
     Malformed,
-    /// Nobody answers here.
+    /// No entry (404).
     Unknown,
-    /// The same path, properly written, without its query.
+    /// The canonical path, without its query (307).
     Redirect(String),
-    /// The entry, and the path without percent signs.
+    /// The handler, and the decoded path.
     Handled(Handler, String),
 }
 
 impl Table {
-    /// The main port's.
+    /// Of the main port.
     pub(super) fn main(enabled: &EnabledHandlers) -> Self {
         let mut entries = BOTH.to_vec();
         if enabled.debugging {
@@ -176,13 +176,13 @@ impl Table {
         Self { entries, port: Port::Main, debugging: enabled.debugging }
     }
 
-    /// The read-only port's.
+    /// Of the read-only port.
     pub(super) fn read_only() -> Self {
         let entries = BOTH.into_iter().chain(refused()).collect();
         Self { entries, port: Port::ReadOnly, debugging: false }
     }
 
-    /// Looks a path up, as the client wrote it.
+    /// Looks up a path as the client sent it.
     pub(super) fn find(&self, written: &str) -> Found {
         let Some(cleaned) = Cleaned::of(written) else { return Found::Malformed };
         let entry = self.entry(&cleaned.segments);
@@ -196,7 +196,7 @@ impl Table {
         }
     }
 
-    /// The longest entry that covers the path.
+    /// The handler of the longest entry that covers the path.
     fn entry(&self, segments: &[String]) -> Option<Handler> {
         let covers = |path: &str| match path.strip_suffix('/') {
             Some(prefix) => {
@@ -209,12 +209,12 @@ impl Table {
         covering.max_by_key(|(path, _)| path.len()).map(|(_, handler)| *handler)
     }
 
-    /// Whether only the slash at the end is missing.
+    /// Whether only the trailing slash is missing.
     fn is_prefix(&self, segments: &[String]) -> bool {
         self.entries.iter().any(|(path, _)| path.strip_suffix('/').is_some_and(|prefix| segments == split(prefix)))
     }
 
-    /// The first segments of what is registered by itself, for people who look around.
+    /// The first segments of directly registered handlers, for `/statusz`.
     pub(super) fn own_paths(&self) -> Vec<String> {
         let own = self.entries.iter().filter(|(_, handler)| matches!(handler, Handler::Any(_)));
         let mut paths: Vec<String> = own.map(|(path, _)| format!("/{}", split(path)[0])).collect();
@@ -232,7 +232,7 @@ fn refused() -> impl Iterator<Item = (&'static str, Handler)> {
     DEBUG_PREFIXES.into_iter().map(|prefix| (prefix, Handler::Refused("Debug endpoints are disabled.")))
 }
 
-/// What the main port has on top while debugging is on.
+/// The additional entries of the main port with debugging handlers.
 fn debugging(enabled: &EnabledHandlers) -> Vec<(&'static str, Handler)> {
     let mut entries = vec![
         ("/run", Handler::Routes(RUN)),

@@ -1,26 +1,29 @@
-//! The routes behind an entry of the outer layer: which one fits, or why none does.
+//! Chooses the route within an entry of the outer mux.
 
 use super::clean::encode;
 use super::{Endpoint, Route};
 
-/// Why no route answers.
+/// Why no route matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::server) enum RouteError {
     /// No route has this path.
     NotFound,
-    /// The path has other methods.
+    /// Routes with this path have other methods.
     Method {
-        /// Which, as a header lists them.
+        /// The value of the `Allow` header.
         allow: String,
     },
-    /// The client accepts no type there is.
+    /// The client accepts none of the types.
     Type {
-        /// The types there are, as a list.
+        /// The available types.
         types: String,
     },
 }
 
-/// The one that answers, and the path in the spelling routers of other rooms know.
+/// The endpoint of the matching route, and the encoded path for mounted routers.
+///
+/// # Errors
+/// No route matches.
 pub(in crate::server) fn choose(
     routes: &'static [Route],
     decoded: &str,
@@ -41,7 +44,7 @@ pub(in crate::server) fn choose(
     Ok((route.answer, encode(decoded)))
 }
 
-/// A slash at either end makes no difference; a parameter is never empty.
+/// Leading and trailing slashes are ignored; a parameter is never empty.
 fn fits(pattern: &str, decoded: &str) -> bool {
     let mut segments = decoded.trim_matches('/').split('/');
     for part in pattern.trim_matches('/').split('/') {
@@ -55,7 +58,7 @@ fn fits(pattern: &str, decoded: &str) -> bool {
     segments.next().is_none()
 }
 
-/// Types are compared literally, and quality is not looked at, as upstream's router does.
+/// Types are compared literally and quality is ignored, as by upstream's router.
 fn accepts(accept: &str, types: &[&str]) -> bool {
     let mut accepted = accept.split(',').map(|one| one.split(';').next().unwrap_or_default().trim());
     accept.is_empty() || accepted.any(|one| one == "*/*" || types.contains(&one))

@@ -1,6 +1,6 @@
-//! What a client must be allowed: verb, and subresources of the node, in terms of access reviews.
+//! The verb and subresources of a request for its SubjectAccessReview.
 
-/// The verb of a method; methods without one are asked about with an empty verb.
+/// The verb of a method; empty for other methods.
 pub(in crate::server) fn verb(method: &str) -> &'static str {
     match method {
         "POST" => "create",
@@ -12,8 +12,8 @@ pub(in crate::server) fn verb(method: &str) -> &'static str {
     }
 }
 
-/// The subresources of `nodes` of which one must be allowed, in the order they are asked about. `decoded` is the path
-/// that is routed.
+/// The subresources of `nodes` of which one must be allowed, in the order of their reviews (KEP-2862). `decoded` is the
+/// path that is routed.
 pub(in crate::server) fn subresources(decoded: &str) -> &'static [&'static str] {
     let below = |path: &str| decoded.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     if below("/stats") {

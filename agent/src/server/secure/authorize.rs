@@ -95,7 +95,14 @@ impl Authorizer {
 impl Webhook {
     /// `allowed_ttl` and `denied_ttl` are how long outcomes are kept.
     pub(super) fn new(reviews: Arc<dyn Reviews>, node: String, allowed_ttl: Duration, denied_ttl: Duration) -> Self {
-        Self { reviews, node, allowed_ttl, denied_ttl, cache: Mutex::new(LruCache::new(CACHE_SIZE)), in_flight: Semaphore::new(MAX_IN_FLIGHT) }
+        Self {
+            reviews,
+            node,
+            allowed_ttl,
+            denied_ttl,
+            cache: Mutex::new(LruCache::new(CACHE_SIZE)),
+            in_flight: Semaphore::new(MAX_IN_FLIGHT),
+        }
     }
 
     async fn authorize(&self, attributes: Attributes<'_>) -> Result<(), Denied> {

@@ -78,7 +78,10 @@ impl ClientCa {
                 Err(error) => error.to_string(),
             };
             if !error.is_empty() && error != last_error {
-                tracing::warn!(error, "cannot reload the authorities of client certificates, keeping the previous ones");
+                tracing::warn!(
+                    error,
+                    "cannot reload the authorities of client certificates, keeping the previous ones"
+                );
             }
             last_error = error;
             if shutdown.run_until_cancelled(files.changed()).await.is_none() {

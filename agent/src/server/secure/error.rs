@@ -4,22 +4,22 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// What keeps the main port from being opened. Each names the field or file at fault.
+/// Why the main port cannot be opened. Each error names the field or file.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// Tokens are to be reviewed by an API server that there is none of.
+    /// Webhook token review is enabled, but no API server is configured.
     #[error("authentication.webhook: no client provided, cannot use webhook authentication")]
     NoAuthenticationClient,
-    /// Access is to be reviewed by an API server that there is none of.
+    /// Webhook authorization is enabled, but no API server is configured.
     #[error("authorization.mode: no client provided, cannot use webhook authorization")]
     NoAuthorizationClient,
     /// The mode is empty.
     #[error("authorization.mode: no authorization mode specified")]
     NoMode,
-    /// The mode is none there is.
+    /// The mode is unknown.
     #[error("authorization.mode: unknown authorization mode {0}")]
     UnknownMode(String),
-    /// A TLS setting that cannot be met.
+    /// A TLS setting is not supported.
     #[error("{field}: {problem}")]
     Tls {
         /// Path of the field.
@@ -35,11 +35,11 @@ pub enum SetupError {
     Listen {
         /// Which address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// The system has no random bytes.
-    #[error("the system gives no random bytes")]
+    /// The system provides no random bytes.
+    #[error("the system provides no random bytes")]
     Random,
 }
 
@@ -53,7 +53,7 @@ pub enum CertificateError {
         field: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
     /// It cannot be written.
@@ -61,10 +61,10 @@ pub enum CertificateError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// It does not hold what it should.
+    /// Its content is invalid.
     #[error("{field}: {}: {problem}", path.display())]
     Content {
         /// The field that names it.
@@ -74,16 +74,16 @@ pub enum CertificateError {
         /// What is wrong.
         problem: String,
     },
-    /// One of a pair is missing.
-    #[error("{} exists but {} does not: both or neither must be there", present.display(), missing.display())]
+    /// Only one file of the pair exists.
+    #[error("{} exists but {} does not: both or neither must exist", present.display(), missing.display())]
     Half {
-        /// The one that is there.
+        /// The existing file.
         present: PathBuf,
-        /// The one that is not.
+        /// The missing file.
         missing: PathBuf,
     },
-    /// A certificate cannot be made.
-    #[error("cannot make a certificate for {host:?}: {problem}")]
+    /// A certificate cannot be generated.
+    #[error("cannot generate a certificate for {host:?}: {problem}")]
     Make {
         /// For which host.
         host: String,

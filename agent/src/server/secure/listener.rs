@@ -31,12 +31,12 @@ const MAX_UNSENT: usize = 16 << 10;
 /// Concurrent requests on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 250;
 
-/// How connections are secured, with the authorities of clients as they are at the moment.
+/// The TLS configuration of connections, with the current authorities of client certificates.
 pub(super) struct Handshakes {
     settings: TlsSettings,
     serving: Serving,
     client_ca: Option<Arc<ClientCa>>,
-    /// Set if the names of authorities shown to clients follow the file.
+    /// Set if the acceptable authorities in handshakes follow the file (gate ReloadKubeletClientCAFile).
     changes: Option<watch::Receiver<Bundle>>,
     http2: bool,
     current: Arc<ServerConfig>,
@@ -50,7 +50,7 @@ impl Handshakes {
         reload_hints: bool,
     ) -> Result<Self, SetupError> {
         let changes = client_ca.as_ref().filter(|_| reload_hints).map(|client_ca| client_ca.changes());
-        // As upstream: a configuration that may change per connection names no protocols.
+        // As upstream: a configuration that may change per connection has no ALPN protocols.
         let http2 = changes.is_none();
         let hints = client_ca.as_ref().map(|client_ca| client_ca.hints());
         let current = Arc::new(settings.server(serving.clone(), hints, http2)?);
@@ -67,7 +67,7 @@ impl Handshakes {
             let hints = self.client_ca.as_ref().map(|client_ca| client_ca.hints());
             match self.settings.server(self.serving.clone(), hints, self.http2) {
                 Ok(config) => self.current = Arc::new(config),
-                Err(error) => tracing::warn!(%error, "clients are shown the former authorities"),
+                Err(error) => tracing::warn!(%error, "handshakes keep the previous authorities"),
             }
         }
         self.current.clone()

@@ -1,10 +1,7 @@
-//! The main port: HTTPS, for clients that are known and allowed to ask.
-//!
-//! Owns transport security, authentication and authorization. What is answered behind the dispatcher is in the other files of
-//! this room and in the routers other rooms hand over ([`super::Mounted`]).
+//! The main port: HTTPS with authentication and authorization.
 //!
 //! ```text
-//!  listener ─▶ connections (bounded) ─▶ TLS ─▶ Dispatcher: path known? ─▶ Guard: who? may they? ─▶ answer
+//!  listener ─▶ connections (bounded) ─▶ TLS ─▶ Dispatcher: path known? ─▶ Guard: authn, authz ─▶ response
 //!                     serving certificate ─┘          404, 307         401    403, 500
 //!                     client authorities ──┴───────────────────────────┘
 //! ```
@@ -53,11 +50,11 @@ use self_signed::SelfSigned;
 use serving::ServingFiles;
 use tls::TlsSettings;
 
-/// The serving pair the configuration names, or one that is made for `host` in `cert_dir`. Blocks: reads files, may make
-/// keys. For nodes that request their certificate (`serverTLSBootstrap`) see [`ServingSource::Given`].
+/// The serving pair of the configuration, or a self-signed one for `host` in `cert_dir`. Blocks: reads files, may generate
+/// keys. For `serverTLSBootstrap` see [`ServingSource::Given`].
 ///
 /// # Errors
-/// A pair that is half there or cannot be made.
+/// Only certificate or key exists, or a pair cannot be generated.
 pub fn serving_files(
     config: &KubeletConfiguration,
     gates: &FeatureGates,
@@ -75,7 +72,7 @@ pub fn serving_files(
     Ok(ServingSource::Files { certificate, key, reload: gates.enabled(Gate::ReloadKubeletServerCertificateFile) })
 }
 
-/// The main port, open: connections queue from now on and are answered by [`super::run`].
+/// The main port after its socket was bound: connections queue until [`super::run_main`] serves them.
 pub struct Secure {
     listener: TcpListener,
     handshakes: Handshakes,
@@ -85,11 +82,11 @@ pub struct Secure {
 }
 
 impl Secure {
-    /// Checks everything the configuration says of the main port and opens it. `reviews` is the API server, if there is
-    /// one.
+    /// Validates the configuration of the main port and binds its address. `reviews` is the API server, if there is one.
+    /// Reads the certificate files, which blocks.
     ///
     /// # Errors
-    /// What the configuration asks for and cannot be had.
+    /// A setting that cannot be applied, or an address that cannot be bound within 5 s.
     pub async fn open(
         config: &KubeletConfiguration,
         gates: &FeatureGates,
@@ -121,19 +118,19 @@ impl Secure {
         Ok(Self { listener, handshakes, guard, client_ca, serving_files })
     }
 
-    /// Where it listens.
+    /// The bound address.
     pub fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }
 
-    /// Takes the guard out and leaves what listens.
+    /// Splits it into the guard and the listener.
     pub(super) fn into_parts(self) -> (Guard, Listening) {
         let Self { listener, handshakes, guard, client_ca, serving_files } = self;
         (guard, Listening { listener, handshakes, client_ca, serving_files })
     }
 }
 
-/// The open port without its guard.
+/// The bound port without its guard.
 pub(super) struct Listening {
     listener: TcpListener,
     handshakes: Handshakes,
@@ -142,7 +139,7 @@ pub(super) struct Listening {
 }
 
 impl Listening {
-    /// Serves until `shutdown`; requests in progress have a moment to end.
+    /// Serves until `shutdown`; requests in progress have 2 s to end.
     pub(super) async fn serve(self, dispatcher: Arc<Dispatcher>, shutdown: CancellationToken) {
         let Self { listener, handshakes, client_ca, serving_files } = self;
         let follow_ca = async {

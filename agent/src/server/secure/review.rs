@@ -1,6 +1,4 @@
-//! Reviews by the API server: whose token this is, and who may do what.
-//!
-//! Owns the calls and their repetition; remembers nothing and decides nothing.
+//! TokenReviews and SubjectAccessReviews by the API server, with upstream's webhook retries. Caches and decides nothing.
 
 use std::error::Error as StdError;
 use std::io;
@@ -17,48 +15,48 @@ use tokio::time::Instant;
 
 use crate::metrics::Metrics;
 
-/// Tries in all.
-const TRIES: u32 = 5;
-/// Wait before the second try.
-const FIRST_WAIT: Duration = Duration::from_millis(500);
-/// Each further wait is this much longer.
+/// Attempts in all.
+const ATTEMPTS: u32 = 5;
+/// Pause before the second attempt.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// Factor of each further pause.
 const FACTOR: f64 = 1.5;
-/// And up to this part longer again, by chance.
+/// Jitter, as a part of the pause.
 const JITTER: f64 = 0.2;
 
-/// Why there is no review.
+/// Why a review failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ReviewError {
     /// What went wrong.
     pub message: String,
-    /// Another try may go better.
+    /// Another attempt may succeed.
     pub again: bool,
-    /// The API server asked to wait this long before.
+    /// The pause that the API server asked for.
     pub after: Option<Duration>,
 }
 
-/// Who can be asked. An implementation is asked once per try.
+/// Reviews tokens and access. Each call is one attempt.
 pub trait Reviews: Send + Sync + 'static {
-    /// Whose token this is.
+    /// Reviews a token.
     fn token<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<TokenReviewStatus, ReviewError>>;
 
-    /// Whether this access is allowed.
+    /// Reviews an access.
     fn access<'a>(
         &'a self,
         spec: &'a SubjectAccessReviewSpec,
     ) -> BoxFuture<'a, Result<SubjectAccessReviewStatus, ReviewError>>;
 }
 
-/// Asks the API server, and counts that.
+/// Reviews by the API server, with metrics.
 pub struct ApiReviews {
-    /// Access to it.
+    /// The client; it should have a rate limit of its own.
     pub client: kube::Client,
-    /// Where it is counted.
+    /// Metrics.
     pub metrics: Arc<Metrics>,
 }
 
-/// What a review's answer is counted as.
+/// The status code of a review, for metrics.
 fn status<T>(answer: &kube::Result<T>) -> Option<u16> {
     match answer {
         Ok(_) => Some(StatusCode::CREATED.as_u16()),
@@ -97,7 +95,7 @@ fn empty(what: &str) -> ReviewError {
     ReviewError { message: format!("the API server's {what} has no status"), again: false, after: None }
 }
 
-/// Which errors are worth another try.
+/// Classifies an error.
 fn of(error: &kube::Error) -> ReviewError {
     let message = with_causes(error);
     match error {
@@ -115,7 +113,7 @@ fn retry_after(status: &Status) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }
 
-/// The connection broke while the request was under way.
+/// Whether the connection broke during the request.
 fn connection_lost(error: &(dyn StdError + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -142,13 +140,13 @@ fn with_causes(error: &dyn StdError) -> String {
     text
 }
 
-/// Tries until there is an answer, an error that no try can mend, or no try left.
+/// Attempts until there is an answer, a permanent error, or no attempt left. Can be cancelled.
 pub(super) async fn retried<T, F>(mut attempt: impl FnMut() -> F) -> Result<T, ReviewError>
 where
     F: Future<Output = Result<T, ReviewError>>,
 {
-    let mut wait = FIRST_WAIT;
-    for _ in 1..TRIES {
+    let mut wait = FIRST_PAUSE;
+    for _ in 1..ATTEMPTS {
         match attempt().await {
             Err(error) if error.again => {
                 let jittered = wait.mul_f64(1.0 + JITTER * fastrand::f64());
@@ -172,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn tries_are_bounded_and_spread() {
+    async fn attempts_are_bounded_and_spread() {
         let (tries, start) = (Cell::new(0), Instant::now());
         let outcome = retried(|| {
             tries.set(tries.get() + 1);
@@ -185,14 +183,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_error_that_will_stay_is_told_at_once() {
+    async fn a_permanent_error_ends_the_attempts() {
         let start = Instant::now();
         assert_eq!(retried(|| async { Err::<(), _>(failure(false)) }).await, Err(failure(false)));
         assert_eq!(start.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_api_servers_wish_sets_the_wait() {
+    async fn retry_after_sets_the_pause() {
         let (tries, start) = (Cell::new(0), Instant::now());
         let outcome = retried(|| {
             tries.set(tries.get() + 1);
@@ -207,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn which_errors_are_worth_another_try() {
+    fn which_errors_are_retried() {
         let status = |code: u16, reason: &str| Status { code, reason: reason.to_owned(), ..Status::default() };
         for (code, reason, again) in [
             (500, "InternalError", true),

@@ -1,4 +1,4 @@
-//! A serving pair for nodes that are given none: made once, kept in the certificate directory.
+//! The self-signed serving pair, generated once and kept in the certificate directory.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -16,22 +16,25 @@ use rustls::sign::CertifiedKey;
 use super::error::CertificateError;
 use super::serving;
 
-/// How long the pair is good.
+/// Validity of the pair.
 const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
-/// It is good from this long ago on, for clocks that are slow.
+/// The validity begins this long ago, for clocks that are slow.
 const SLACK: Duration = Duration::from_secs(3600);
 
-/// A pair that was made, at this start or an earlier one.
+/// A self-signed pair.
 #[derive(Debug)]
 pub(super) enum SelfSigned {
     /// Certificate and key, in files.
     Kept(PathBuf, PathBuf),
-    /// There was no room for files; the next start makes another pair.
+    /// Not stored for want of disk space; the next start generates another pair.
     Unkept(CertifiedKey),
 }
 
-/// The pair in `folder`, made for `host` if there is none. A full disk keeps it from being written, not from being used:
-/// whoever wants to know why the node is full has to be able to ask it. Blocks: makes keys, reads and writes files.
+/// The pair in `folder`, generated for `host` if there is none. A full disk prevents storing it, not using it: the node must
+/// stay accessible to find out why it is full. Blocks: generates keys, reads and writes files.
+///
+/// # Errors
+/// Only certificate or key exists, or the pair cannot be generated or written.
 pub(super) fn pair(folder: &Path, host: &str, now: SystemTime) -> Result<SelfSigned, CertificateError> {
     let (certificate, key) = (folder.join("kubelet.crt"), folder.join("kubelet.key"));
     match (certificate.exists(), key.exists()) {
@@ -44,12 +47,12 @@ pub(super) fn pair(folder: &Path, host: &str, now: SystemTime) -> Result<SelfSig
         .map_err(|error| CertificateError::Make { host: host.to_owned(), problem: error.to_string() })?;
     match keep(folder, (&certificate, &chain), (&key, &private)) {
         Ok(()) => {
-            tracing::info!(certificate = %certificate.display(), host, "made a self-signed serving certificate");
+            tracing::info!(certificate = %certificate.display(), host, "generated a self-signed serving certificate");
             Ok(SelfSigned::Kept(certificate, key))
         }
         Err(CertificateError::Write { path, cause }) if is_full(&cause) => {
             let path = path.display();
-            tracing::warn!(%path, host, %cause, "made a self-signed serving certificate that cannot be kept");
+            tracing::warn!(%path, host, %cause, "generated a self-signed serving certificate that cannot be stored");
             let provider = rustls::crypto::aws_lc_rs::default_provider();
             let pair = serving::pair((&certificate, chain.as_bytes()), (&key, private.as_bytes()), &provider);
             pair.map(SelfSigned::Unkept)
@@ -62,7 +65,7 @@ fn is_full(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Both are whole on disk before either has its name, since half a pair is an error at the next start.
+/// Both files are complete on disk before either is renamed, since half a pair is an error at the next start.
 fn keep(folder: &Path, certificate: (&Path, &str), key: (&Path, &str)) -> Result<(), CertificateError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -78,7 +81,7 @@ fn keep(folder: &Path, certificate: (&Path, &str), key: (&Path, &str)) -> Result
     fs::rename(chain, certificate.0).map_err(failed(certificate.0))
 }
 
-/// The whole text on disk, in a file beside `path`; nothing is left of it if there is no room.
+/// Writes the text to a temporary file beside `path`, which is removed on failure.
 fn partial(path: &Path, text: &str, mode: u32) -> io::Result<PathBuf> {
     let partial = path.with_added_extension("partial");
     let _ = fs::remove_file(&partial);

@@ -1,4 +1,4 @@
-//! Transport security as the configuration asks for it.
+//! TLS settings of the main port.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ use tokio::sync::watch;
 use super::error::SetupError;
 use crate::config::{CIPHER_SUITES, KubeletConfiguration};
 
-/// A serving certificate, as soon as there is one; `None` fails handshakes.
+/// The serving certificate; handshakes fail while it is `None`.
 pub type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
 
-/// What the configuration says of transport security, checked.
+/// The validated TLS settings.
 #[derive(Clone, Debug)]
 pub(super) struct TlsSettings {
     provider: Arc<CryptoProvider>,
     versions: Vec<&'static SupportedProtocolVersion>,
 }
 
-/// Names that also stand for a suite.
+/// Aliases of cipher suites.
 const ALIASES: [(&str, &str); 2] = [
     ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256"),
     ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305", "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256"),
@@ -90,7 +90,7 @@ impl TlsSettings {
     }
 }
 
-/// TLS 1.0 and 1.1 are not spoken: whoever allows them gets 1.2 all the same.
+/// TLS 1.0 and 1.1 are not supported: where they are allowed, 1.2 is the minimum.
 fn versions(least: &str) -> Result<Vec<&'static SupportedProtocolVersion>, SetupError> {
     match least {
         "" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12" => Ok(vec![&TLS13, &TLS12]),
@@ -110,15 +110,15 @@ fn tls13() -> Vec<SupportedCipherSuite> {
     aws_lc_rs::ALL_CIPHER_SUITES.iter().filter(|suite| is_tls13(suite)).copied().collect()
 }
 
-/// What comes of the names of suites.
+/// The cipher suites of a configuration.
 struct Suites {
     offered: Vec<SupportedCipherSuite>,
-    /// Names of good standing of which there is no suite here.
+    /// Known suites that are not supported.
     left_out: Vec<String>,
 }
 
-/// The suites below TLS 1.3 that are named, in the order named, after all those of 1.3. A list written for a server
-/// that has more suites serves all the same, as long as one that is here is in it.
+/// All suites of TLS 1.3, then the configured ones in their order. Suites that are known but not supported are left out, as
+/// long as one is supported.
 fn suites(names: &[String]) -> Result<Suites, SetupError> {
     if names.is_empty() {
         return Ok(Suites { offered: aws_lc_rs::DEFAULT_CIPHER_SUITES.to_vec(), left_out: Vec::new() });
@@ -192,7 +192,7 @@ fn groups(numbers: &[i32]) -> Result<Vec<&'static dyn SupportedKxGroup>, SetupEr
     numbers.iter().enumerate().map(group).collect()
 }
 
-/// Presents what is the certificate at the moment.
+/// Presents the current serving certificate.
 #[derive(Debug)]
 struct Current(Serving);
 
@@ -206,8 +206,8 @@ impl ResolvesServerCert for Current {
     }
 }
 
-/// Takes whatever certificate a client has, if it has the key too: whether it is trusted is looked at per request, when
-/// an answer other than a broken connection can be given.
+/// Accepts any client certificate whose key the client has: it is verified per request, where a 401 can be answered instead
+/// of closing the connection.
 #[derive(Debug)]
 struct Unverified {
     hints: Vec<DistinguishedName>,

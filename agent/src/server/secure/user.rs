@@ -1,4 +1,4 @@
-//! Who asks.
+//! The user of a request.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 pub struct User {
     /// Such as `system:node:worker-1`.
     pub name: String,
-    /// Empty if the authenticator knows none.
+    /// Empty if the authenticator gives none.
     pub uid: String,
-    /// In the authenticator's order.
+    /// In the order of the authenticator.
     pub groups: Vec<String>,
-    /// What else the authenticator said.
+    /// Further attributes from the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
 }

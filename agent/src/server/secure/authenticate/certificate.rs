@@ -1,4 +1,4 @@
-//! What a verified client certificate says of its owner. Pure.
+//! The user of a verified client certificate. Pure.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
@@ -12,13 +12,16 @@ use super::super::User;
 const UID: &[u64] = &[1, 3, 6, 1, 4, 1, 57683, 2];
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
-/// The user a certificate names: its common name, with its organizations as groups. `None` without a common name.
+/// The user of a certificate: its common name, with its organizations as groups. `None` without a common name.
+///
+/// # Errors
+/// The certificate cannot be parsed, or its UID attribute is invalid.
 pub(in crate::server::secure) fn user_of(der: &[u8], with_uid: bool) -> Result<Option<User>, String> {
     let (_, certificate) =
         X509Certificate::from_der(der).map_err(|error| format!("the client certificate cannot be read: {error}"))?;
     let subject = certificate.subject();
     let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().ok().map(str::to_owned);
-    // Of several common names the last counts.
+    // Of several common names the last one is used.
     let name = subject.iter_common_name().last().and_then(text).unwrap_or_default();
     if name.is_empty() {
         return Ok(None);
@@ -37,7 +40,7 @@ pub(in crate::server::secure) fn user_of(der: &[u8], with_uid: bool) -> Result<O
     Ok(Some(User { name, uid: uids.pop().unwrap_or_default(), groups, extra: extra.into() }))
 }
 
-/// How long a certificate is still good for, in seconds: less than none if it has expired, nothing if it is none.
+/// The remaining validity in seconds; negative if it has expired, `None` if it cannot be parsed.
 pub(super) fn seconds_left(der: &[u8], now: SystemTime) -> Option<f64> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let end = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or_default();

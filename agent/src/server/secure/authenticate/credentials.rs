@@ -1,4 +1,4 @@
-//! Tokens in headers. Pure.
+//! Bearer tokens in request headers. Pure.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use base64::Engine as _;
@@ -7,7 +7,7 @@ use secrecy::SecretString;
 
 const WEBSOCKET_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// The token of an `Authorization` header; other schemes and empty tokens count as none.
+/// The token of an `Authorization` header; other schemes and empty tokens are ignored.
 pub(super) fn bearer(headers: &HeaderMap) -> Option<SecretString> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?.trim();
     let mut parts = value.splitn(3, ' ');
@@ -16,14 +16,17 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<SecretString> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| token.into())
 }
 
-/// A token that came as a WebSocket protocol.
+/// A token in a WebSocket protocol.
 pub(super) struct WebSocketToken {
     pub(super) token: SecretString,
-    /// The protocols without it.
+    /// The other protocols.
     pub(super) others: HeaderValue,
 }
 
-/// The token among the protocols of a WebSocket request, if there is one.
+/// The token among the protocols of a WebSocket request.
+///
+/// # Errors
+/// The token is malformed, repeated, or the only protocol.
 pub(super) fn websocket(headers: &HeaderMap) -> Result<Option<WebSocketToken>, &'static str> {
     if !is_websocket(headers) {
         return Ok(None);
@@ -54,7 +57,7 @@ fn is_websocket(headers: &HeaderMap) -> bool {
     says(&header::UPGRADE, "websocket") && says(&header::CONNECTION, "upgrade")
 }
 
-/// All members of a header that holds a list, however often it is repeated.
+/// The members of a list header, which may be repeated.
 fn list<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Vec<&'a str> {
     let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim).filter(|one| !one.is_empty()).collect()
