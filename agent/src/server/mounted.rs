@@ -13,11 +13,9 @@
 //!         /metrics/resource  /metrics/cadvisor                        any
 //! ```
 //!
-//! What a request has been through before such a router sees it: it is counted, its client is authenticated and
-//! authorized (main port), its path is known, its method is one of the above, its `Accept` header is served, and its path
-//! is in one canonical form (no `//`, no `..`, no slash at the end, `%2F` taken for a slash). So routes should use
-//! [`axum::routing::any`] and leave refusals of methods and types to the server. EnabledHandlers such as
-//! `enableDebuggingHandlers` are the server's business too.
+//! Before such a router gets a request, it is counted, its client is authenticated and authorized (main port), its path,
+//! method and `Accept` header are checked, and its path is canonical (no `//`, no `..`, no trailing slash, `%2F` decoded).
+//! So routes use [`axum::routing::any`]: the server refuses methods and types, and applies `enableDebuggingHandlers`.
 //!
 //! Connections can be upgraded (`hyper::upgrade::on(&mut request)`) when they speak HTTP/1.1. The `Authorization` header
 //! and WebSocket bearer protocols are removed. An extension of type [`super::secure::User`] is the authenticated user.

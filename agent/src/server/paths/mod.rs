@@ -1,8 +1,7 @@
-//! Every path of both ports: who answers it, with which methods, in which types.
+//! The paths of both ports, with their handlers, methods and types. Pure.
 //!
-//! Pure: made once from the configuration's enabled, asked for each request. Paths work as with upstream's two layers:
-//! an outer one of exact paths and of prefixes (those that end in `/`), behind which clients must be allowed, and the
-//! routes behind each of its entries.
+//! Built once from the configuration. As upstream there are two layers: an outer mux of exact paths and prefixes (those that
+//! end in `/`), behind which requests are authorized, and the routes of each of its entries.
 
 mod clean;
 mod label;

@@ -1,4 +1,4 @@
-//! The runtime's streaming server: found by the URL that the runtime gave.
+//! Connections to the runtime's streaming server.
 
 use std::io;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
 
-/// A streaming server is on this node: it accepts at once or not at all.
+/// Timeout of the connection; the streaming server is on this node.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to the streaming server.
 pub(super) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 
-/// Where a stream is served.
+/// The address of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Backend {
     host: String,
     port: u16,
     tls: bool,
-    /// Path and query to ask for.
+    /// Path and query of the request.
     pub(super) target: Uri,
 }
 
@@ -42,7 +42,7 @@ pub(super) enum BackendError {
 }
 
 impl Backend {
-    /// Takes the runtime's URL apart.
+    /// Parses the runtime's URL.
     pub(super) fn parse(url: &str) -> Result<Self, BackendError> {
         if url.is_empty() {
             return Err(BackendError::NoUrl);
@@ -71,7 +71,7 @@ impl Backend {
         }
     }
 
-    /// Opens a connection. TLS is verified against what the system trusts.
+    /// Opens a connection. TLS is verified against the system's roots.
     pub(super) async fn connect(&self) -> Result<Box<dyn Connection>, BackendError> {
         let dial = |source| BackendError::Dial { host: self.host.clone(), port: self.port, source };
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.open());

@@ -1,4 +1,4 @@
-//! `/run` and `/checkpoint`: what is asked for is done before it is answered.
+//! `/run` and `/checkpoint`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::find::full_name;
 use super::refusal::Refusal;
 use crate::model::pod_ref;
 
-/// Runs a command in a container and answers what it wrote.
+/// Runs a command in a container and responds with its output.
 pub(super) async fn run(
     containers: &Containers,
     (namespace, name, container): (&str, &str, &str),
@@ -27,7 +27,7 @@ pub(super) async fn run(
     let command: Vec<String> = line.split(' ').map(str::to_owned).collect();
     let id = containers.running(&pod, container).await?;
     let id = id.ok_or_else(|| Refusal::internal(format!("container not found ({})", quote(container))))?;
-    // Failures of a command are no matter of the runtime: none is told by another status.
+    // Errors of the command and of the runtime have the same status code.
     let done = containers.runtime.exec_sync(&id, command.clone(), Duration::ZERO).await;
     let done = done.map_err(|error| Refusal::internal(error.rpc_text()))?;
     if done.exit_code != 0 {
@@ -42,7 +42,7 @@ pub(super) async fn run(
     Ok(([(header::CONTENT_TYPE, "application/json")], output).into_response())
 }
 
-/// Has the runtime write a container's state to a file below `folder` and answers its name.
+/// Makes the runtime checkpoint a container to a file in `folder` and responds with its name (KEP-2008).
 pub(super) async fn checkpoint(
     containers: &Containers,
     folder: &Path,

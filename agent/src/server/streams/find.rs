@@ -1,4 +1,4 @@
-//! Finds what a request is about: the desired pod, its running container, its sandbox.
+//! Finds the desired pod of a request, its running container and its sandbox.
 
 use k8s_openapi::api::core::v1::Container;
 use keblet_proto::cri::v1 as cri;
@@ -27,7 +27,7 @@ impl Containers {
         self.pods.pod(namespace, name).ok_or_else(|| Refusal::not_found("pod does not exist"))
     }
 
-    /// Id of the running container of this name: asked of the runtime now, for the cache may be a moment behind.
+    /// Id of the running container of this name, listed from the runtime, since the cache may lag.
     pub(super) async fn running(&self, pod: &Pod, name: &str) -> Result<Option<String>, Refusal> {
         let filter = cri::ContainerFilter {
             label_selector: [(POD_UID, pod_ref(pod).uid.as_str()), (CONTAINER_NAME, name)]
@@ -55,7 +55,7 @@ impl Containers {
     }
 }
 
-/// Does the container's own process have a terminal? `None` if the spec has no such container.
+/// Whether the container has a terminal (`tty`); `None` if the spec has no such container.
 pub(super) fn terminal(pod: &Pod, name: &str) -> Option<bool> {
     let of = |container: &Container| container.tty.unwrap_or(false);
     let lasting = spec::lasting_containers(pod).find(|container| container.name() == name);

@@ -1,8 +1,7 @@
 //! Interactive streams and commands: `/exec`, `/attach`, `/portForward`, `/run`, `/checkpoint`.
 //!
-//! Owns finding the container or sandbox, asking the runtime for a stream, and carrying its bytes. Refuses to know who
-//! the client is: that was settled before. Takes part in what flows only where clients speak a WebSocket protocol that
-//! runtimes do not ([`session`]).
+//! Finds the container or sandbox, requests a stream from the runtime, and proxies its bytes; clients were authorized before.
+//! Data is interpreted only for WebSocket protocols that runtimes do not support ([`session`]).
 //!
 //! ```text
 //!  client ══ upgraded connection ══▶ proxy ══ upgraded connection ══▶ streaming server of the runtime
@@ -49,14 +48,14 @@ use crate::model::pod_ref;
 #[derive(Clone)]
 struct Handles {
     containers: Containers,
-    /// Where checkpoints go; `None` while the feature gate ContainerCheckpoint is off.
+    /// The directory of checkpoints; `None` while the feature gate ContainerCheckpoint is off.
     checkpoints: Option<PathBuf>,
-    /// Where sessions are counted; `None` while the feature gate ExtendWebSocketsToKubelet is off.
+    /// Metrics of sessions; `None` while the feature gate ExtendWebSocketsToKubelet is off.
     websockets: Option<Arc<Metrics>>,
 }
 
 impl Handles {
-    /// Counts a session that is spoken here.
+    /// Counts a WebSocket session that the agent terminates.
     fn count(&self, subresource: Subresource) {
         if let Some(metrics) = &self.websockets {
             metrics.http.websocket(subresource);
@@ -64,8 +63,8 @@ impl Handles {
     }
 }
 
-/// The paths of streams and commands. `checkpoints` is the folder for checkpoints, absent while the feature gate
-/// ContainerCheckpoint is off; `websockets` counts the WebSockets that end here, absent while the feature gate
+/// The router of streams and commands. `checkpoints` is the directory of checkpoints, absent while the feature gate
+/// ContainerCheckpoint is off; `websockets` are the metrics of terminated WebSockets, absent while the feature gate
 /// ExtendWebSocketsToKubelet is off.
 pub fn router(containers: Containers, checkpoints: Option<PathBuf>, websockets: Option<Arc<Metrics>>) -> Router {
     let has_checkpoints = checkpoints.is_some();
@@ -87,12 +86,12 @@ pub fn router(containers: Containers, checkpoints: Option<PathBuf>, websockets: 
     router.with_state(Handles { containers, checkpoints, websockets })
 }
 
-/// The same handler for all paths.
+/// Routes all paths to one handler.
 fn routes<T: 'static>(router: Router<Handles>, paths: &[String], handler: impl Handler<T, Handles>) -> Router<Handles> {
     paths.iter().fold(router, |router, path| router.route(path, any(handler.clone())))
 }
 
-/// What the path names. Parts that the route does not have are empty.
+/// The parameters of the path; those that a route does not have are empty.
 #[derive(Default)]
 struct Named {
     namespace: String,
@@ -120,7 +119,7 @@ impl Named {
         (&self.namespace, &self.pod, &self.container)
     }
 
-    /// The UID of the path, if it has one, is not that of the pod.
+    /// Whether the path has the UID of another pod.
     fn names_another(&self, pod: &crate::model::PodRef) -> bool {
         !self.uid.is_empty() && self.uid != pod.uid.as_str()
     }
@@ -132,7 +131,7 @@ async fn exec(State(handles): State<Handles>, params: RawPathParams, request: Re
     stream(&handles, Subresource::Exec, found, request).await.unwrap_or_else(Response::from)
 }
 
-/// Carries the streams of a container, which the runtime serves at a URL.
+/// Proxies or translates the streams that the runtime serves at a URL.
 async fn stream(
     handles: &Handles,
     subresource: Subresource,
@@ -147,7 +146,7 @@ async fn stream(
     session::translated(&url, request, streams)
 }
 
-/// Where the streams are served, and which the runtime expects.
+/// The URL of the streams, and which ones the runtime expects.
 async fn exec_url(
     containers: &Containers,
     named: &Named,
@@ -184,7 +183,7 @@ async fn attach_url(
     let missing = || Refusal::internal(format!("container {name} not found in pod {}", find::full_name(&identity)));
     let tty = find::terminal(&pod, name).ok_or_else(missing)?;
     let container_id = containers.running(&pod, name).await?.ok_or_else(missing)?;
-    // The terminal is the container's, whatever the client has; the runtime refuses a standard error beside one.
+    // The container's setting decides about a terminal; the runtime refuses stderr together with one.
     let streams = Streams { tty, stderr: streams.stderr && !tty, ..streams };
     let Streams { stdin, stdout, stderr, tty } = streams;
     let request = cri::AttachRequest { container_id, stdin, tty, stdout, stderr };

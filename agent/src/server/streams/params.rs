@@ -1,9 +1,9 @@
-//! What a client asks of the streams of a container or pod. Pure.
+//! Parameters of streams. Pure.
 
 use axum::http::HeaderMap;
 use axum::http::header;
 
-/// The streams that shall flow.
+/// The requested streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Streams {
     pub(super) stdin: bool,
@@ -12,7 +12,7 @@ pub(super) struct Streams {
     pub(super) tty: bool,
 }
 
-/// What is answered to a request without streams.
+/// The error of a request without streams.
 const NO_STREAM: &str = "you must specify at least 1 of stdin, stdout, stderr";
 
 impl Streams {
@@ -61,17 +61,17 @@ pub(super) fn ports(query: &[(String, String)]) -> Result<Vec<i32>, String> {
     Ok(ports)
 }
 
-/// The client wants another protocol on this connection.
+/// Whether the client requests an upgrade.
 pub(super) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     has_word(headers, &header::CONNECTION, "upgrade")
 }
 
-/// The client wants to speak WebSocket.
+/// Whether the client requests a WebSocket.
 pub(super) fn asks_for_websocket(headers: &HeaderMap) -> bool {
     asks_for_upgrade(headers) && has_word(headers, &header::UPGRADE, "websocket")
 }
 
-/// The other end agrees to speak SPDY.
+/// Whether the peer accepts SPDY/3.1.
 pub(super) fn names_spdy(headers: &HeaderMap) -> bool {
     has_word(headers, &header::UPGRADE, "spdy/3.1")
 }

@@ -1,7 +1,7 @@
-//! Carries one upgraded connection to the runtime's streaming server and back, byte by byte.
+//! Proxies one upgraded connection to the runtime's streaming server, byte by byte.
 //!
-//! Owns the handshake and the two directions. Refuses to understand what is spoken: SPDY and the WebSocket protocols
-//! that runtimes know pass through. Memory is two small buffers per connection: who does not read is not read from.
+//! Owns the handshake and both directions; SPDY and the WebSocket protocols that runtimes support pass through. Uses two small
+//! buffers per connection, with back-pressure.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -31,17 +31,17 @@ use super::backend::Backend;
 use super::params;
 use super::refusal::Refusal;
 
-/// Time a refusing backend has to tell its text, and how long they may be.
+/// Timeout and size limit of a refusing backend's body.
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const ERROR_BODY_LIMIT: usize = 64 * 1024;
-/// Time for a streaming server to agree or refuse, which it does before it has done anything.
+/// Timeout of the streaming server's answer to the upgrade request.
 const ANSWER: Duration = Duration::from_secs(60);
-/// Time for what was carried to arrive when one side has ended.
+/// Time to flush one side after the other side has ended.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Sends the client's request on to `url` and joins the connections if the backend agrees.
+/// Forwards the client's request to `url`, and joins the connections if the backend accepts the upgrade.
 pub(super) async fn proxy(url: &str, request: Request<Body>) -> Response {
     let backend = match Backend::parse(url) {
         Ok(backend) => backend,
@@ -79,10 +79,10 @@ async fn forward(backend: &Backend, mut request: Request<Body>) -> Result<Respon
     refused(answer).await
 }
 
-/// The request as the backend gets it: the client's, but for its target.
+/// The request to the backend: the client's, with another target.
 pub(super) fn outgoing(backend: &Backend, request: &Request<Body>) -> Result<Request<Empty<Bytes>>, String> {
     let mut headers = request.headers().clone();
-    // What the request's body held has been read.
+    // The body was read already.
     headers.remove(header::CONTENT_LENGTH);
     headers.remove(header::TRANSFER_ENCODING);
     if let Some(peer) = request.extensions().get::<Peer>().and_then(|peer| peer.address) {
@@ -127,7 +127,7 @@ async fn ask(backend: &Backend, request: Request<Empty<Bytes>>) -> Result<axum::
     sender.send_request(request).await.map_err(|error| format!("error proxying to the streaming server: {error}"))
 }
 
-/// The backend does not change the protocol: its reasons are the client's to know.
+/// The backend refuses the upgrade: its response is passed to the client.
 pub(super) async fn refused(answer: axum::http::Response<Incoming>) -> Result<Response, String> {
     let status = answer.status();
     if !status.is_client_error() && !status.is_server_error() {
@@ -141,13 +141,13 @@ pub(super) async fn refused(answer: axum::http::Response<Incoming>) -> Result<Re
     Ok(Response::from_parts(head, Body::from(body)))
 }
 
-/// What a refusing backend says, if it is quick and short about it.
+/// The body of a refusing backend, within time and size limits.
 pub(super) async fn error_body(body: Incoming) -> Bytes {
     let body = tokio::time::timeout(ERROR_BODY_TIMEOUT, Limited::new(body, ERROR_BODY_LIMIT).collect()).await;
     body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default()
 }
 
-/// Carries bytes both ways until one side ends; then both are over.
+/// Copies bytes in both directions until one side ends; then both are closed.
 async fn join(client: Upgraded, backend: Upgraded) {
     let (mut from_client, mut to_client) = tokio::io::split(TokioIo::new(client));
     let (mut from_backend, mut to_backend) = tokio::io::split(TokioIo::new(backend));
@@ -158,7 +158,7 @@ async fn join(client: Upgraded, backend: Upgraded) {
     if let Err(error) = ended {
         tracing::debug!(%error, "a stream broke");
     }
-    // What was carried before must arrive; a side that is gone cannot be told.
+    // Flushes both sides; errors mean that the side is gone.
     let last = async { tokio::join!(to_client.shutdown(), to_backend.shutdown()) };
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, last).await;
 }

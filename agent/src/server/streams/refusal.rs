@@ -1,4 +1,4 @@
-//! Why a stream is not opened, as the client is told.
+//! Error responses of streams and commands.
 
 use axum::http::StatusCode;
 use axum::http::header;
@@ -9,7 +9,7 @@ use tonic::Code;
 use super::super::answer;
 use crate::runtime::RuntimeError;
 
-/// The answer in place of a stream.
+/// An error response.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     status: StatusCode,
@@ -29,7 +29,7 @@ impl Refusal {
         Self { status: StatusCode::INTERNAL_SERVER_ERROR, text: text.into() }
     }
 
-    /// What the client is told.
+    /// The text of the response.
     pub(super) fn text(&self) -> &str {
         &self.text
     }

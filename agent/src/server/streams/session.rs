@@ -1,4 +1,4 @@
-//! Sessions in which the agent speaks WebSocket with the client and SPDY with the runtime.
+//! Sessions that translate WebSocket (client) to SPDY (runtime).
 //!
 //! ```text
 //!  exec, attach   v5 messages ══▶ translate ══ SPDY streams ══▶ streaming server of the runtime
@@ -45,13 +45,16 @@ use super::websocket::Keepalive;
 use super::websocket::PendingHandshake;
 
 const PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
-/// Bytes of a tunnel's message to the client.
+/// Largest message of a tunnel to the client, in bytes.
 const PIECE: usize = 16 * 1024;
-/// Time for what was said to the runtime to leave.
+/// Time to flush data to the runtime.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Speaks the fifth version of the channels' protocol with the client, and has the streams that the runtime was asked
-/// for. What goes wrong with the runtime from here on is told in the session.
+/// Accepts version 5 of the channel protocol, and translates it to the runtime's streams. Later errors of the runtime are
+/// reported within the session.
+///
+/// # Errors
+/// The request is not a WebSocket handshake.
 pub(super) fn translated(url: &str, mut request: Request<Body>, streams: Streams) -> Result<Response, Refusal> {
     let backend = Backend::parse(url).map_err(|error| Refusal::internal(error.to_string()))?;
     let waiting = PendingHandshake::take(&mut request)?;
@@ -87,8 +90,10 @@ async fn open(backend: &Backend) -> Result<(TokioIo<Upgraded>, Protocol), String
     Ok((TokioIo::new(connection), protocol))
 }
 
-/// Takes SPDY frames out of the client's messages, and puts the runtime's into messages. The client has its answer when
-/// the runtime has agreed.
+/// Tunnels SPDY frames in WebSocket messages. The client is answered when the runtime has accepted.
+///
+/// # Errors
+/// The request is not a WebSocket handshake, or the runtime refuses.
 pub(super) async fn tunnelled(
     url: &str,
     mut request: Request<Body>,
@@ -125,7 +130,7 @@ pub(super) async fn tunnelled(
     Ok(response)
 }
 
-/// Carries bytes both ways until one side ends. Holds a message one way and a piece the other.
+/// Copies bytes in both directions until one side ends; buffers one message each.
 async fn tunnel(mut client: Client, runtime: Upgraded) {
     let (from_runtime, mut to_runtime) = tokio::io::split(TokioIo::new(runtime));
     let (to_client, from_client) = (&mut client).split();
@@ -136,7 +141,7 @@ async fn tunnel(mut client: Client, runtime: Upgraded) {
     if let Err(error) = ended {
         tracing::debug!(%error, "a tunnel broke");
     }
-    // A side that is gone cannot be told.
+    // Errors mean that the side is gone.
     let end = async move { tokio::time::timeout(SHUTDOWN_TIMEOUT, to_runtime.shutdown()).await };
     let _ = tokio::join!(websocket::close(client), end);
 }
@@ -176,7 +181,7 @@ async fn into_messages(
     }
 }
 
-/// A request of the agent's own for a SPDY connection.
+/// The agent's own request for a SPDY connection.
 fn upgrade(
     backend: &Backend,
     protocols: &[impl AsRef<str>],

@@ -1,16 +1,16 @@
-//! How a command ended, as the runtime tells it over SPDY and as clients are told over WebSocket. Pure.
+//! Translates the result of a command from SPDY to WebSocket. Pure.
 
 use serde_json::Value;
 use serde_json::json;
 
 use super::translate::Protocol;
 
-/// What a client is told: success.
+/// The status of a success.
 fn success() -> Value {
     json!({"metadata": {}, "status": "Success"})
 }
 
-/// What a client is told when the stream itself failed.
+/// The status of a failed stream.
 pub(super) fn failure(why: &str) -> Value {
     json!({
         "metadata": {},
@@ -22,8 +22,8 @@ pub(super) fn failure(why: &str) -> Value {
     })
 }
 
-/// What a client is told after the runtime wrote this to the error stream. From the fourth version of the protocol on
-/// that is a status; before, it is a text, and nothing is success.
+/// The status for the contents of the runtime's error stream. From version 4 of the protocol on these are a Status; before,
+/// a text, which is empty for success.
 pub(super) fn translate(told: &[u8], protocol: Protocol) -> Value {
     if !protocol.has_statuses() {
         let text = String::from_utf8_lossy(told);

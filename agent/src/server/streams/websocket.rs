@@ -1,6 +1,6 @@
-//! WebSockets that the agent speaks itself: who asks for one, and the handshake.
+//! WebSockets that the agent terminates itself: detection and handshake (KEP-4006).
 //!
-//! Which protocol decides is on the first line of those offered; all others are the runtime's, and pass through.
+//! The first `Sec-WebSocket-Protocol` header decides; all other protocols are passed through to the runtime.
 
 use std::time::Duration;
 
@@ -39,35 +39,35 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use super::params;
 use super::refusal::Refusal;
 
-/// The protocol of commands and attaching, with channels that can be closed one by one.
+/// The protocol of exec and attach in which single channels can be closed.
 const V5: &str = "v5.channel.k8s.io";
-/// What precedes the name of a protocol whose SPDY frames travel in messages.
+/// Prefix of protocols that tunnel SPDY frames in messages.
 const TUNNEL: &str = "SPDY/3.1+";
-/// Bytes of a client's message, at most; clients cut what they send into pieces far smaller.
+/// Largest message of a client, in bytes; clients send far smaller ones.
 const MESSAGE: usize = 4 << 20;
-/// Bytes read from a client in one go.
+/// Bytes per read from a client.
 const BUFFER: usize = 16 << 10;
-/// Bytes that wait for a client who does not read, at most: a message to it, and answers to its pings.
+/// Bytes buffered for a client that does not read: one message, and answers to its pings.
 const UNREAD: usize = 256 << 10;
-/// Time between two questions whether a client is there.
+/// Period of pings to the client.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
-/// Time for a client to end the conversation when the agent has; then the agent's side of the connection ends.
+/// Time for the client's close frame after the agent's; then the agent shuts down its side of the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for a slow client to read what was said, and to end the connection.
+/// Time for a slow client to read everything and close the connection.
 const CLOSE_TOTAL_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 
-/// kubectl takes every other end for a failure, whatever was said before.
+/// kubectl treats every other close code as a failure.
 const NORMAL: CloseFrame = CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::from_static("") };
 
-/// A connection to a client, in messages.
+/// A WebSocket connection to a client.
 pub(super) type Client = WebSocketStream<TokioIo<Upgraded>>;
 
-/// The client offers the protocol that is translated.
+/// Whether the client offers the protocol that is translated.
 pub(super) fn is_translated(headers: &HeaderMap) -> bool {
     params::asks_for_websocket(headers) && offered(headers).any(|name| name == V5)
 }
 
-/// The protocols that the client offers to speak through a tunnel.
+/// The protocols that the client offers through a tunnel.
 pub(super) fn tunnelled(headers: &HeaderMap) -> Vec<String> {
     if !params::asks_for_websocket(headers) {
         return Vec::new();
@@ -81,10 +81,10 @@ fn offered(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     first.split(',').map(str::trim)
 }
 
-/// A client who waits for the answer to its handshake.
+/// A handshake that is not answered yet.
 pub(super) struct PendingHandshake {
     connection: OnUpgrade,
-    /// What proves that its handshake was understood.
+    /// The value of `Sec-WebSocket-Accept`.
     accept: HeaderValue,
 }
 
@@ -92,7 +92,7 @@ impl PendingHandshake {
     /// Takes the connection out of the request.
     ///
     /// # Errors
-    /// The request is no handshake.
+    /// The request is not a WebSocket handshake.
     pub(super) fn take(request: &mut Request<Body>) -> Result<Self, Refusal> {
         let header = |name: &header::HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
         if request.method() != Method::GET || header(&header::SEC_WEBSOCKET_VERSION) != Some("13") {
@@ -107,13 +107,12 @@ impl PendingHandshake {
         Ok(Self { connection, accept })
     }
 
-    /// The answer that agrees to translate.
+    /// Accepts the translated protocol.
     pub(super) fn accept_translated(self) -> (Response, impl Future<Output = hyper::Result<Client>> + use<>) {
         self.accept(Some(HeaderValue::from_static(V5)))
     }
 
-    /// The answer that agrees to a tunnel, in the protocol that the runtime chose. One that the client did not offer
-    /// cannot be named to it.
+    /// Accepts a tunnel with the protocol that the runtime chose, if the client offered it.
     pub(super) fn accept_tunnel(
         self,
         offered: &[String],
@@ -123,7 +122,7 @@ impl PendingHandshake {
         self.accept(named.and_then(|name| HeaderValue::try_from(format!("{TUNNEL}{name}")).ok()))
     }
 
-    /// The answer, and the connection that there will be when it has been sent.
+    /// The response, and the connection after it was sent.
     fn accept(self, protocol: Option<HeaderValue>) -> (Response, impl Future<Output = hyper::Result<Client>> + use<>) {
         let headers = [
             (header::CONNECTION, HeaderValue::from_static("Upgrade")),
@@ -142,7 +141,7 @@ impl PendingHandshake {
     }
 }
 
-/// What a client can make the agent hold: a message that is not complete, and answers that it does not read.
+/// Bounds of the memory that a client can use: an incomplete message, and unread answers.
 pub(super) fn limits() -> WebSocketConfig {
     WebSocketConfig::default()
         .read_buffer_size(BUFFER)
@@ -152,8 +151,7 @@ pub(super) fn limits() -> WebSocketConfig {
         .max_frame_size(Some(MESSAGE))
 }
 
-/// Asks now and then whether the client is there. One that leaves while it is not read from, for what it said is not yet
-/// taken, would be noticed by nothing else.
+/// Pings the client periodically: nothing else detects that a client is gone while its input is not read.
 pub(super) struct Keepalive(Interval);
 
 impl Default for Keepalive {
@@ -165,15 +163,14 @@ impl Default for Keepalive {
 }
 
 impl Keepalive {
-    /// The next question, when it is time. Can be dropped and called again.
+    /// The next ping, when it is due. Can be cancelled.
     pub(super) async fn next_ping(&mut self) -> Message {
         self.0.tick().await;
         Message::Ping(Bytes::new())
     }
 }
 
-/// Sends a message when what waits before it has gone: answers to a client that asks much and does not listen may leave no
-/// room for one.
+/// Sends a message after flushing the buffer, which answers to pings may have filled.
 pub(super) async fn send(
     client: &mut (impl Sink<Message, Error = Error> + Unpin),
     message: Message,
@@ -182,19 +179,19 @@ pub(super) async fn send(
     client.send(message).await
 }
 
-/// Ends the conversation. What the client still says is read and dropped until it has ended it too: a connection that is
-/// closed while the other side speaks takes along what that side has not read yet. One who never ends it is left.
+/// Closes the connection. Further input is read and discarded until the client has closed it, too: closing a socket with
+/// unread input would discard what the client has not read yet. Bounded by a timeout.
 pub(super) async fn close<C: AsyncRead + AsyncWrite + Unpin>(mut client: WebSocketStream<C>) {
     let closing = async {
         send(&mut client, Message::Close(Some(NORMAL))).await?;
-        // Whoever does not answer may wait for the end of the connection, or still have much to read.
+        // A client that does not answer may wait for the end of the connection, or still have much to read.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, drain(&mut client)).await;
         client.get_mut().shutdown().await?;
         drain(&mut client).await;
         Ok::<_, Error>(())
     };
     if !matches!(tokio::time::timeout(CLOSE_TOTAL_TIMEOUT, closing).await, Ok(Ok(()))) {
-        tracing::debug!("the client of a stream did not end it");
+        tracing::debug!("the client of a stream did not close it");
     }
 }
 

@@ -1,11 +1,10 @@
-//! As much of SPDY/3.1 as one who opens streams at a runtime's streaming server needs: frames, and nothing that acts.
+//! The framing of SPDY/3.1, as far as a client of a runtime's streaming server needs it.
 //!
-//! Owns the shape of frames. Refuses to hold what passes: data comes out in the pieces in which it came in, whatever its
-//! frame promises, and header blocks of the other side, which say nothing that is of use here, are skipped unread. So
-//! nobody's lengths and nobody's compression cost memory.
+//! Buffers no payload: data is returned in the pieces in which it arrives, and header blocks of the peer are skipped. So
+//! neither the peer's lengths nor its compression cost memory.
 //!
-//! Flow control is left to the connection below, as the other ends in use do: they send no window updates and would
-//! wait for none, so one who kept to windows would stop for good after 64 KiB.
+//! Flow control is left to TCP, as by the peers in use: they send no window updates, so a client that respects windows would
+//! stall after 64 KiB.
 
 mod headers;
 mod read;
@@ -18,7 +17,7 @@ pub(super) use self::write::Writer;
 
 /// The version in control frames; 3.1 differs in flow control alone.
 const VERSION: u16 = 3;
-/// No more is to come on the stream.
+/// The last frame of the stream.
 const FIN: u8 = 1;
 
 const SYN_STREAM: u16 = 1;
@@ -28,5 +27,5 @@ const PING: u16 = 6;
 const GOAWAY: u16 = 7;
 const HEADERS: u16 = 8;
 
-/// A stream the other side opened, which it must not.
+/// Status of RST_STREAM for a stream that the peer must not open.
 pub(super) const REFUSED_STREAM: u32 = 3;

@@ -1,4 +1,4 @@
-//! Frames as they come in, out of a buffer that is filled from a connection. Pure.
+//! Parses incoming frames from a buffer. Pure.
 
 use bytes::Buf as _;
 use bytes::Bytes;
@@ -17,24 +17,24 @@ const HEAD: usize = 8;
 /// The numbers at the beginning of a control frame's payload, of all that are read.
 const NUMBERS: usize = 8;
 
-/// What the other side said.
+/// An incoming frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// Data, or a part of it, and whether it is the last of the stream.
+    /// Data or a part of it; `last` if it ends the stream.
     Data { stream: u32, bytes: Bytes, last: bool },
-    /// A stream was accepted, or told more of; `last` if nothing will come on it.
+    /// SYN_REPLY or HEADERS of a stream; `last` if it ends the stream.
     Reply { stream: u32, last: bool },
-    /// A stream was opened by the other side.
+    /// The peer opened a stream.
     Open { stream: u32 },
-    /// A stream was broken off.
+    /// The peer reset a stream.
     Reset { stream: u32 },
-    /// Is anybody there? Or: yes.
+    /// A ping, or the answer to one.
     Ping { id: u32 },
-    /// No more streams are wanted.
+    /// The peer accepts no more streams.
     GoAway,
 }
 
-/// What came in is no SPDY.
+/// The input is not SPDY.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum FrameError {
     #[error("a frame of version {0} instead of 3")]
@@ -43,18 +43,18 @@ pub(crate) enum FrameError {
     Short { kind: u16, length: usize },
 }
 
-/// Takes frames from a buffer.
+/// Parses frames from a buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
     payload: Payload,
 }
 
-/// What of the present frame is still to come.
+/// The rest of the present frame.
 #[derive(Debug, Default)]
 enum Payload {
     #[default]
     None,
-    /// Of no interest.
+    /// Ignored payload.
     Skip(usize),
     Data {
         stream: u32,
@@ -64,11 +64,11 @@ enum Payload {
 }
 
 impl Frames {
-    /// The next frame, or a part of one if it is data; `None` if the buffer must be filled. Leaves less than a head and
-    /// its numbers in the buffer then, whatever came.
+    /// The next frame, or a part of a data frame; `None` if more input is needed. Leaves less than a header in the buffer
+    /// then.
     ///
     /// # Errors
-    /// What comes is no SPDY; nothing more can be read.
+    /// The input is not SPDY; nothing more can be parsed.
     pub(crate) fn next(&mut self, buffer: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
         loop {
             match self.payload {

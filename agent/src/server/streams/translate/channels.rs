@@ -1,4 +1,4 @@
-//! Which channel of a client is which stream of the runtime. Pure.
+//! The mapping of a client's channels to the runtime's streams. Pure.
 
 use bytes::Bytes;
 use tokio_tungstenite::tungstenite::Message;
@@ -11,10 +11,10 @@ pub(super) const STDOUT: u8 = 1;
 pub(super) const STDERR: u8 = 2;
 pub(super) const ERROR: u8 = 3;
 pub(super) const RESIZE: u8 = 4;
-/// What follows is the channel on which the client will say nothing more.
+/// Closes the channel whose number follows.
 pub(super) const CLOSE: u8 = 255;
 
-/// A channel, by its number in messages and its name among streams.
+/// A channel: its number in messages and the name of its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Channel {
     pub(super) number: u8,
@@ -26,7 +26,7 @@ pub(super) struct Channel {
 pub(super) struct Channels(Vec<Channel>);
 
 impl Channels {
-    /// Those that the runtime waits for. It does not begin before it has every one, nor does it take another.
+    /// The channels that the runtime expects. It starts when it has all of them, and accepts no others.
     pub(super) fn new(streams: Streams, protocol: Protocol) -> Self {
         let all = [
             (true, ERROR, "error"),
@@ -38,7 +38,7 @@ impl Channels {
         Self(all.into_iter().filter(|(wanted, ..)| *wanted).map(|(_, number, name)| Channel { number, name }).collect())
     }
 
-    /// Streams are numbered in the order in which they are opened, by a client with odd numbers.
+    /// Stream ids in the order in which streams are opened; those of a SPDY client are odd.
     pub(super) fn streams(&self) -> impl Iterator<Item = (u32, Channel)> {
         (1..).step_by(2).zip(self.0.iter().copied())
     }
@@ -52,7 +52,7 @@ impl Channels {
     }
 }
 
-/// The channel that tells the client that there is a session: the lowest it does not write.
+/// The channel whose empty first message signals the start of the session: the lowest one that the client does not write.
 pub(super) fn ready_channel(streams: Streams) -> u8 {
     match streams {
         Streams { stdout: true, .. } => STDOUT,
@@ -66,14 +66,14 @@ pub(super) fn message(channel: u8, bytes: &[u8]) -> Message {
     Message::Binary([&[channel], bytes].concat().into())
 }
 
-/// What a client says on one of its channels.
+/// Input of a client on one of its channels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ClientInput {
     Data { stream: u32, bytes: Bytes },
     End { stream: u32 },
 }
 
-/// The client's channels: those it writes, less those it has closed.
+/// The channels that the client can write: those that it has not closed.
 #[derive(Debug)]
 pub(super) struct ClientChannels(Vec<(u8, u32)>);
 
@@ -83,8 +83,8 @@ impl ClientChannels {
         Self([STDIN, RESIZE].into_iter().filter_map(stream).collect())
     }
 
-    /// What a message says. Channels that are unknown, not asked for, closed, or not the client's to write are passed
-    /// over, as is an empty message: an empty frame is no end.
+    /// Parses a message. Messages of channels that are unknown, not requested, closed or not writable by the client are
+    /// ignored, as are empty messages.
     pub(super) fn input(&mut self, mut message: Bytes) -> Option<ClientInput> {
         match *message.as_ref() {
             [CLOSE, number, ..] => {

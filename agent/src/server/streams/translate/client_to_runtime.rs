@@ -1,4 +1,4 @@
-//! From the client to the runtime.
+//! The direction from the client to the runtime.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,30 +24,29 @@ use super::channels::ClientChannels;
 use super::channels::ClientInput;
 use super::idle::IdleTimer;
 
-/// The runtime is asked this often whether it is there, which keeps the connection in use.
+/// Period of pings to the runtime, which keep the connection in use.
 const PING: Duration = Duration::from_secs(5);
-/// Bytes that go to the runtime in one frame and one write, at most.
+/// Largest frame to the runtime, in bytes.
 const PART: usize = 32 * 1024;
 
-/// What the runtime is to be answered, besides what the client says.
+/// Answers to frames of the runtime.
 #[derive(Debug)]
 pub(super) enum Answer {
     Ping(u32),
     Refuse(u32),
 }
 
-/// Ends only in trouble: results come the other way.
+/// Ends only with an error: results come in the other direction.
 pub(super) struct ClientToRuntime<'a> {
     pub(super) channels: &'a Channels,
     pub(super) idle: &'a IdleTimer,
     pub(super) answers: mpsc::Receiver<Answer>,
-    /// Changes when all streams are accepted; what is sent on a stream before is lost.
+    /// Changes when all streams are accepted; data on a stream before that would be lost.
     pub(super) accepted: watch::Receiver<bool>,
 }
 
 impl ClientToRuntime<'_> {
-    /// Says what the client says. A runtime that no longer listens has ended, or is dead: which of them, the other
-    /// direction learns.
+    /// Forwards the client's input. When the runtime has closed the connection, the other direction finds out why.
     pub(super) async fn run(
         self,
         client: &mut (impl Stream<Item = Result<Message, WebSocketError>> + Unpin),
@@ -97,7 +96,7 @@ impl ClientToRuntime<'_> {
     }
 }
 
-/// Why there is nothing more to carry.
+/// Which side has ended.
 enum Ended {
     Client(SessionError),
     Runtime,
@@ -130,7 +129,10 @@ async fn send(backend: &mut (impl AsyncWrite + Unpin), out: &mut Vec<u8>) -> io:
     Ok(())
 }
 
-/// What a message of the client holds, if it is one of a channel. Some clients send texts.
+/// The payload of a client's message; `None` for control frames. Some clients send text messages.
+///
+/// # Errors
+/// The client has closed the session, or broke the protocol.
 fn heard(
     message: Option<Result<Message, WebSocketError>>,
     idle: &IdleTimer,
@@ -141,7 +143,7 @@ fn heard(
         Some(Ok(Message::Text(text))) => text.into(),
         Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => return Ok(None),
         Some(Err(error @ (WebSocketError::Protocol(_) | WebSocketError::Capacity(_) | WebSocketError::Utf8(_)))) => {
-            return Err(SessionError::Reported(format!("what the client sent cannot be taken: {error}")));
+            return Err(SessionError::Reported(format!("malformed message of the client: {error}")));
         }
         Some(Err(error)) => return Err(SessionError::client_gone(error)),
     };

@@ -1,4 +1,4 @@
-//! When somebody last said something.
+//! The idle timeout of a session.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A session in which nobody says anything ends.
+/// A session without data for this time ends (`streamingConnectionIdleTimeout`'s default).
 pub(super) const IDLE: Duration = Duration::from_secs(4 * 60 * 60);
 
-/// The last moment in which something was said, for both directions to see.
+/// The time of the last data, shared by both directions.
 pub(super) struct IdleTimer {
     begin: Instant,
     last: AtomicU64,
@@ -22,13 +22,13 @@ impl Default for IdleTimer {
 }
 
 impl IdleTimer {
-    /// Something was said. Whether anybody is there does not count.
+    /// Data was transferred. Pings do not count.
     pub(super) fn touch(&self) {
         let now = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(now, Ordering::Relaxed);
     }
 
-    /// Ends when nobody has said anything for long enough.
+    /// Returns when the session was idle for the timeout.
     pub(super) async fn ended(&self) {
         loop {
             let end = self.begin + Duration::from_millis(self.last.load(Ordering::Relaxed)) + IDLE;

@@ -1,13 +1,12 @@
-//! Carries the channels of a WebSocket to the streams of a SPDY connection and back.
+//! Translates between the channels of a WebSocket and the streams of a SPDY connection.
 //!
 //! ```text
 //!  client ── messages: channel byte, data ──▶ client_to_runtime  ── frames ──▶ streaming server of the runtime
 //!         ◀────────────────────────────────── runtime_to_client ◀── frames ──
 //! ```
 //!
-//! Owns which stream is which channel, and the result at the end. Each direction waits for the one who takes from it and
-//! holds one message or one read: who does not take is not read from. The two share no lock, so that neither can hold up
-//! the other.
+//! Owns the mapping of channels to streams, and the result at the end. Each direction buffers one message or one read and
+//! waits for its receiver (back-pressure). The directions share no lock, so that neither blocks the other.
 
 mod channels;
 mod client_to_runtime;
@@ -39,17 +38,17 @@ use super::params::Streams;
 use super::status;
 use super::websocket;
 
-/// Time for the client to take the result.
+/// Timeout of sending the result to the client.
 const RESULT: Duration = Duration::from_secs(10);
-/// Answers to the runtime that wait to be sent; more are left out.
+/// Queued answers to the runtime; further ones are dropped.
 const ANSWERS: usize = 16;
 
 /// Why a session ends without a result.
 #[derive(Debug)]
 enum SessionError {
-    /// The client left, and hears nothing any more.
+    /// The client has disconnected.
     ClientGone(String),
-    /// The client is told why.
+    /// The error is sent to the client.
     Reported(String),
 }
 
@@ -63,8 +62,8 @@ impl SessionError {
     }
 }
 
-/// Carries a session to its end: with the streams that the runtime expects, over what `connect` opens or says that it
-/// cannot. Dropping it leaves both ends without a word.
+/// Runs a session to its end, with the streams that the runtime expects, over the connection that `connect` opens.
+/// Cancelling it drops both connections.
 pub(super) async fn carry<C, B>(
     mut client: WebSocketStream<C>,
     connect: impl Future<Output = Result<(B, Protocol), String>>,
@@ -74,7 +73,7 @@ pub(super) async fn carry<C, B>(
     B: AsyncRead + AsyncWrite,
 {
     if let Err(error) = client.send(message(channels::ready_channel(streams), &[])).await {
-        return tracing::debug!(%error, "the client of a stream left");
+        return tracing::debug!(%error, "the client of a stream disconnected");
     }
     let ended = match connect.await {
         Ok((backend, protocol)) => both_ways(&mut client, backend, &Channels::new(streams, protocol))
@@ -88,11 +87,14 @@ pub(super) async fn carry<C, B>(
             tracing::debug!(why, "a stream broke");
             result(client, &status::failure(&why)).await;
         }
-        Err(SessionError::ClientGone(why)) => tracing::debug!(why, "the client of a stream left"),
+        Err(SessionError::ClientGone(why)) => tracing::debug!(why, "the client of a stream disconnected"),
     }
 }
 
-/// Returns what the runtime told at the end. The connection to it is closed then.
+/// Returns the contents of the error stream. The connection to the runtime is closed then.
+///
+/// # Errors
+/// The session broke, or ended without a result.
 async fn both_ways<C, B>(
     client: &mut WebSocketStream<C>,
     backend: B,
@@ -108,21 +110,28 @@ where
     let (accepted, all_accepted) = watch::channel(false);
     let idle = IdleTimer::default();
     let client_to_runtime = ClientToRuntime { channels, idle: &idle, answers: waiting, accepted: all_accepted };
-    let runtime_to_client =
-        RuntimeToClient { channels, idle: &idle, answers, accepted, open: Vec::new(), told: Vec::new(), away: false };
-    // In no order: whoever is always first could leave the others no time.
+    let runtime_to_client = RuntimeToClient {
+        channels,
+        idle: &idle,
+        answers,
+        accepted,
+        open: Vec::new(),
+        result: Vec::new(),
+        goaway: false,
+    };
+    // Unbiased: a branch that is always polled first could starve the others.
     tokio::select! {
         told = runtime_to_client.run(from_backend, &mut to_client) => told,
         Err(error) = client_to_runtime.run(&mut from_client, to_backend) => Err(error),
-        () = idle.ended() => Err(SessionError::reported("nobody said anything for four hours")),
+        () = idle.ended() => Err(SessionError::reported("the session was idle for four hours")),
     }
 }
 
-/// Tells the client how the session ended. One who does not listen is left.
+/// Sends the result of the session to the client, within a timeout.
 async fn result<C: AsyncRead + AsyncWrite + Unpin>(mut client: WebSocketStream<C>, status: &Value) {
     let message = message(ERROR, status.to_string().as_bytes());
     match tokio::time::timeout(RESULT, websocket::send(&mut client, message)).await {
         Ok(Ok(())) => websocket::close(client).await,
-        _ => tracing::debug!("the client of a stream did not hear its result"),
+        _ => tracing::debug!("the client of a stream did not read its result"),
     }
 }

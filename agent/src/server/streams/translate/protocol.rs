@@ -1,6 +1,6 @@
-//! The versions of the protocol in which streams of a container are served over SPDY. Pure.
+//! The versions of the streaming protocol over SPDY. Pure.
 
-/// A version, the older the smaller.
+/// A version; older ones are smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in super::super) enum Protocol {
     V1,
@@ -11,7 +11,7 @@ pub(in super::super) enum Protocol {
 }
 
 impl Protocol {
-    /// What runtimes are offered, the best first.
+    /// Offered to runtimes, the newest first.
     pub(in super::super) const OFFERED: [Self; 5] = [Self::V5, Self::V4, Self::V3, Self::V2, Self::V1];
 
     pub(in super::super) fn name(self) -> &'static str {
@@ -24,18 +24,18 @@ impl Protocol {
         }
     }
 
-    /// The version a runtime chose; one that names none speaks the first. `None` if it was not offered.
+    /// The version that a runtime chose; the first one if it names none. `None` if it was not offered.
     pub(in super::super) fn chosen(name: &str) -> Option<Self> {
         let name = name.trim();
         if name.is_empty() { Some(Self::V1) } else { Self::OFFERED.into_iter().find(|one| one.name() == name) }
     }
 
-    /// The end is told as a status; before, as a text.
+    /// The result is a Status object; before version 4, a text.
     pub(in super::super) fn has_statuses(self) -> bool {
         self >= Self::V4
     }
 
-    /// A terminal's size can be changed, on a stream of its own.
+    /// There is a stream for terminal resizing.
     pub(super) fn has_sizes(self) -> bool {
         self >= Self::V3
     }

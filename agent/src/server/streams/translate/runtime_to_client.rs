@@ -1,4 +1,4 @@
-//! From the runtime to the client.
+//! The direction from the runtime to the client.
 
 use std::io;
 use std::time::Duration;
@@ -27,29 +27,32 @@ use super::idle::IdleTimer;
 
 /// Time for the runtime to accept all streams.
 pub(super) const ACCEPT: Duration = Duration::from_secs(30);
-/// Bytes of a result, at most.
+/// Largest result, in bytes.
 pub(super) const RESULT_LENGTH: usize = 64 * 1024;
-/// Bytes read from the runtime in one go, and sent to the client in one message.
+/// Bytes per read from the runtime and per message to the client.
 const READ: usize = 16 * 1024;
 
 const NO_RESULT: &str = "the runtime ended the stream without a result";
 
-/// Ends with the result, or in trouble.
+/// Ends with the result or an error.
 pub(super) struct RuntimeToClient<'a> {
     pub(super) channels: &'a Channels,
     pub(super) idle: &'a IdleTimer,
     pub(super) answers: mpsc::Sender<Answer>,
     pub(super) accepted: watch::Sender<bool>,
-    /// Streams that were accepted and from which more may come.
+    /// Accepted streams that have not ended.
     pub(super) open: Vec<u32>,
-    /// The result, as far as it came.
-    pub(super) told: Vec<u8>,
-    /// The runtime has said that it is done.
-    pub(super) away: bool,
+    /// The result received so far.
+    pub(super) result: Vec<u8>,
+    /// The runtime has sent GOAWAY.
+    pub(super) goaway: bool,
 }
 
 impl RuntimeToClient<'_> {
-    /// Returns what the runtime wrote to the error stream, when it and all output have ended.
+    /// Returns the contents of the error stream when it and all output have ended.
+    ///
+    /// # Errors
+    /// The session broke, or ended without a result.
     pub(super) async fn run(
         mut self,
         mut backend: impl AsyncRead + Unpin,
@@ -83,14 +86,14 @@ impl RuntimeToClient<'_> {
         }
     }
 
-    /// What there is when the connection ends. Runtimes may just hang up after the result; before the fourth version of
-    /// the protocol success is no result at all, but a connection that ends in order.
+    /// The result at the end of the connection. Runtimes may close it after the result; before version 4 of the protocol
+    /// success is an orderly end without a result.
     fn result(self, missing: &str) -> Result<Vec<u8>, SessionError> {
-        let in_order = self.away || self.channels.stream(ERROR).is_some_and(|stream| !self.open.contains(&stream));
-        if self.told.is_empty() && !in_order { Err(SessionError::reported(missing)) } else { Ok(self.told) }
+        let in_order = self.goaway || self.channels.stream(ERROR).is_some_and(|stream| !self.open.contains(&stream));
+        if self.result.is_empty() && !in_order { Err(SessionError::reported(missing)) } else { Ok(self.result) }
     }
 
-    /// Waits until all streams were accepted. A runtime says nothing else before; what it does say ends the session.
+    /// Waits until all streams were accepted. Other frames before that are an error.
     async fn accept(
         &mut self,
         frames: &mut Frames,
@@ -112,7 +115,9 @@ impl RuntimeToClient<'_> {
                 None => match fill(buffer, backend).await {
                     Ok(true) => {}
                     Ok(false) => {
-                        return Err(SessionError::reported("the runtime hung up before it accepted the streams"));
+                        return Err(SessionError::reported(
+                            "the runtime closed the connection before it accepted the streams",
+                        ));
                     }
                     Err(error) => {
                         return Err(SessionError::reported(format!("the runtime did not accept the streams: {error}")));
@@ -131,10 +136,10 @@ impl RuntimeToClient<'_> {
                     self.close(stream);
                 }
                 match number {
-                    Some(ERROR) if self.told.len() + bytes.len() > RESULT_LENGTH => {
+                    Some(ERROR) if self.result.len() + bytes.len() > RESULT_LENGTH => {
                         return Err(SessionError::reported("the runtime's result is too long"));
                     }
-                    Some(ERROR) => self.told.extend_from_slice(&bytes),
+                    Some(ERROR) => self.result.extend_from_slice(&bytes),
                     Some(number @ (STDOUT | STDERR)) if !bytes.is_empty() => return Ok(Some(message(number, &bytes))),
                     _ => {}
                 }
@@ -142,7 +147,7 @@ impl RuntimeToClient<'_> {
             Frame::Reply { stream, last: true } | Frame::Reset { stream } => self.close(stream),
             Frame::Ping { id } => self.answer(Answer::Ping(id)),
             Frame::Open { stream } => self.answer(Answer::Refuse(stream)),
-            Frame::GoAway => self.away = true,
+            Frame::GoAway => self.goaway = true,
             Frame::Reply { .. } => {}
         }
         Ok(None)
@@ -152,13 +157,13 @@ impl RuntimeToClient<'_> {
         self.open.retain(|one| *one != stream);
     }
 
-    /// The client's own channels end when the client says so, or never.
+    /// Whether all output has ended; the client's own channels do not matter.
     fn is_over(&self) -> bool {
         !self.open.iter().any(|stream| matches!(self.channels.number(*stream), Some(STDOUT | STDERR | ERROR)))
     }
 
-    /// Never waits: more answers than have room are left out. Answers to our own pings, which have odd numbers, are no
-    /// questions.
+    /// Queues an answer without waiting; answers beyond the queue's capacity are dropped. Our own pings have odd numbers, and
+    /// their answers need none.
     fn answer(&self, answer: Answer) {
         if !matches!(answer, Answer::Ping(id) if id % 2 == 1) {
             let _ = self.answers.try_send(answer);
@@ -166,7 +171,7 @@ impl RuntimeToClient<'_> {
     }
 }
 
-/// Reads on; false at the end.
+/// Reads more; false at the end.
 async fn fill(buffer: &mut BytesMut, backend: &mut (impl AsyncRead + Unpin)) -> io::Result<bool> {
     buffer.reserve(READ);
     Ok(backend.read_buf(buffer).await? > 0)

@@ -37,7 +37,7 @@ async fn what_a_runtime_says_instead_of_accepting() {
     for (bytes, reason) in [
         (&[0x80, 3, 0, 3, 0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 3][..], "did not accept"),
         (&[0, 0, 0, 3, 0, 0, 0, 1, b'x'], "did not accept"),
-        (&[], "hung up before"),
+        (&[], "closed the connection before"),
     ] {
         let mut session = Session::start(OUTPUT, 1024).await;
         session.input().await.unwrap();
