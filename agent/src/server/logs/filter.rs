@@ -1,4 +1,4 @@
-//! From raw lines of the log to the bytes the client gets: what is too old, not asked for, or too much is left out. Pure.
+//! Filters the lines of a log by time, stream and limits. Pure.
 
 use super::format::Format;
 use super::format::Line;
@@ -6,30 +6,30 @@ use super::format::Stream;
 use super::query::Wanted;
 use super::stamp::Stamp;
 
-/// The log is in no format anybody knows; the first line of it.
+/// The log has an unknown format; its first line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct UnknownFormat(pub(super) Vec<u8>);
 
-/// What a client wants of the lines.
+/// The requested lines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LineRules {
     /// Unix nanoseconds: older lines are left out.
     pub(super) since: i64,
-    /// Each line begins with its time.
+    /// Prefix each line with its timestamp.
     pub(super) timestamps: bool,
-    /// Bytes to write at most.
+    /// Maximum number of bytes.
     pub(super) limit: Option<u64>,
-    /// Parsed lines to look at at most.
+    /// Maximum number of lines that are parsed.
     pub(super) lines: Option<u64>,
     pub(super) stream: Wanted,
 }
 
-/// Takes the lines of one log in their order.
+/// Filters the lines of one log.
 #[derive(Debug)]
 pub(super) struct Filter {
     rules: LineRules,
     format: Option<Format>,
-    /// The line before was a whole one: what follows begins a new line.
+    /// The previous line was complete.
     at_line_start: bool,
 }
 
@@ -38,16 +38,15 @@ impl Filter {
         Self { rules, format: None, at_line_start: true }
     }
 
-    /// Nothing more will be written.
+    /// A limit was reached.
     pub(super) fn is_done(&self) -> bool {
         self.rules.lines == Some(0) || self.rules.limit == Some(0)
     }
 
-    /// Takes one raw line, with its newline if it has one, and appends to `out` what the client gets of it. Lines that
-    /// cannot be read are left out.
+    /// Appends a raw line to `out` in the form for the client. Lines that cannot be parsed are skipped.
     ///
     /// # Errors
-    /// The first line tells no format.
+    /// The first line has an unknown format.
     pub(super) fn take(&mut self, raw: &[u8], out: &mut Vec<u8>) -> Result<(), UnknownFormat> {
         if self.is_done() {
             return Ok(());
@@ -58,7 +57,7 @@ impl Filter {
         };
         self.format = Some(format);
         let Some(line) = format.parse(raw) else {
-            tracing::debug!(length = raw.len(), "a log line cannot be read and is left out");
+            tracing::debug!(length = raw.len(), "skipping a log line that cannot be parsed");
             return Ok(());
         };
         if line.nanos >= self.rules.since {

@@ -1,9 +1,9 @@
-//! The body of an answer: a log, read no faster than the client takes it.
+//! A log as a response body, read no faster than the client receives it.
 //!
-//! There is no task and no queue per client. The server asks for the next piece when it has room for it, and only then
-//! is the file read; a client that takes nothing costs the few pieces that wait for it. Those who follow take what one
-//! of them has read ([`super::shared`]). Reading happens on a few threads of its own, apart for those who follow and
-//! those who do not: a disk that hangs stops the readers of logs, and a thousand followers nobody else.
+//! There is no task and no queue per client: the file is read when the server can send the next chunk, so a slow client costs
+//! a few buffered chunks. Followers of one log share what one of them has read ([`super::shared`]). Concurrent reads are
+//! bounded, separately for followers and other requests: a hanging disk blocks only readers of logs, and many followers do
+//! not block other requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,14 +24,14 @@ use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::PodUid;
 
-/// Logs read in the same moment, for those who follow and for those who do not.
-const PARALLEL_READS: usize = 4;
-/// Pieces of a log that wait for their client to take them.
-const PIECES: usize = 2;
-/// Time after which a follower looks without having been woken: containers end, and inotify may lose events.
+/// Concurrent reads, for followers and for other requests each.
+const MAX_READS: usize = 4;
+/// Chunks that are buffered for a client.
+const MAX_CHUNKS: usize = 2;
+/// Period of reads without an inotify event: containers exit, and inotify may lose events.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Leave to read, in turn. Cheap to clone.
+/// Bounds concurrent reads. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Reads {
     once: Arc<Semaphore>,
@@ -40,22 +40,22 @@ pub(super) struct Reads {
 
 impl Default for Reads {
     fn default() -> Self {
-        let some = || Arc::new(Semaphore::new(PARALLEL_READS));
+        let some = || Arc::new(Semaphore::new(MAX_READS));
         Self { once: some(), following: some() }
     }
 }
 
 impl Reads {
-    /// Runs `work`, which blocks, when it is its turn. `None` if the agent is going down.
+    /// Runs blocking `work` when a permit is free. `None` if the agent is shutting down.
     pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let _permit = self.once.acquire().await.ok()?;
         tokio::task::spawn_blocking(work).await.ok()
     }
 }
 
-/// Longest wait for a runtime that has yet to write what a dead process said last.
+/// Longest wait for the runtime to write the last output of an exited process.
 const LAST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Nothing announces that it has.
+/// Period of checks whether it has.
 const SNAPSHOT_POLL: Duration = Duration::from_millis(10);
 
 /// The container whose log is read.
@@ -66,22 +66,22 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    /// False once the runtime has said that the container is over; all it wrote is in the log then. A death that only
-    /// the kernel has told is not enough: the runtime may still be writing.
+    /// False once the runtime has reported the exit of the container: its log is complete then. An exit that only the kernel
+    /// has reported is not enough: the runtime may still be writing.
     async fn may_write(&self) -> bool {
         if let Some(snapshot) = self.containers.pods.snapshot(&self.pod) {
             let found = snapshot.by_id(&self.id);
             return found.is_some_and(|found| found.state == ContainerState::Running || found.proven.is_some());
         }
-        // Not looked at since the agent started, or gone.
+        // Not inspected since the agent started, or removed.
         match self.containers.runtime.container_status(self.id.as_str(), false).await {
             Ok(found) => found.status.state() == keblet_proto::cri::v1::ContainerState::ContainerRunning,
             Err(error) => error.is_unreachable(),
         }
     }
 
-    /// Waits while the death of the container is known from the kernel alone: its end may have been told already, and
-    /// who then asks for the log wants all of it. Gives up after two seconds.
+    /// Waits while the exit of the container is known from the kernel alone, two seconds at most: its status may be published
+    /// already, and clients expect a complete log then.
     pub(super) async fn until_written(&self) {
         let is_proven = || {
             let snapshot = self.containers.pods.snapshot(&self.pod);
@@ -94,15 +94,15 @@ impl Instance {
     }
 }
 
-/// What becomes of a log after its end was reached.
+/// How a log is followed after its end was reached.
 pub(super) struct Follow {
     pub(super) changes: Following,
     pub(super) instance: Instance,
 }
 
-/// The log as a body. With `follow` it goes on until the container has ended and everything was read.
+/// The log as a body. With `follow` it ends when the container has exited and everything was read.
 pub(super) fn body(reader: Reader, follow: Option<Follow>, reads: Reads) -> Body {
-    let room = Arc::new(Semaphore::new(PIECES));
+    let room = Arc::new(Semaphore::new(MAX_CHUNKS));
     let log = Log { reader: Some(reader), follow, reads, room, is_last_look: false, look_after: Instant::now() };
     let pieces = stream::unfold(log, |mut log| async move {
         let piece = log.next().await?;
@@ -112,19 +112,19 @@ pub(super) fn body(reader: Reader, follow: Option<Follow>, reads: Reads) -> Body
 }
 
 struct Log {
-    /// Absent when all is read.
+    /// `None` when everything was read.
     reader: Option<Reader>,
     follow: Option<Follow>,
     reads: Reads,
-    /// For pieces the client has not taken.
+    /// Bounds the chunks that were not sent yet.
     room: Arc<Semaphore>,
-    /// The container has ended: what is there now is all there will be.
+    /// The container has exited: nothing more will be written.
     is_last_look: bool,
-    /// What others have found before this counts for nothing.
+    /// Results of other followers from before this are ignored.
     look_after: Instant,
 }
 
-/// A piece for the client. Until it is sent, it takes its room.
+/// A chunk with its permit, which is released when the chunk was sent.
 struct Piece {
     bytes: Vec<u8>,
     _room: OwnedSemaphorePermit,
@@ -146,7 +146,7 @@ impl Log {
                 bytes.shrink_to_fit();
                 return Some(Bytes::from_owner(Piece { bytes, _room: room }));
             }
-            // Nothing comes after the last piece.
+            // Nothing follows the last chunk.
             self.reader.as_ref()?;
             if !at_end || self.is_last_look {
                 continue;
@@ -155,14 +155,14 @@ impl Log {
                 if !follow.instance.may_write().await {
                     self.is_last_look = true;
                 } else if !follow.changes.changed(RECHECK_INTERVAL).await {
-                    // Nobody was woken: it is for one to look, and for all to believe it.
+                    // No follower was woken: one of them reads, and the others use its result.
                     self.look_after = Instant::now() - RECHECK_INTERVAL / 2;
                 }
             }
         }
     }
 
-    /// One step of reading, and whether the end was reached. `None` when there is no more.
+    /// One read, and whether the end was reached. `None` when everything was read.
     async fn read(&mut self, changes: Option<u64>) -> Option<(Vec<u8>, bool)> {
         let (mut reader, mut out) = (self.reader.take()?, Vec::new());
         let follows = self.follow.is_some() && !self.is_last_look;
@@ -187,14 +187,14 @@ impl Log {
                 Some((out, step == ReadOutcome::End))
             }
             Err(error) => {
-                // The status has been sent; the text is all that can be told.
-                tracing::debug!(%error, "a container log cannot be read on");
+                // The status was sent already, so the error becomes part of the body.
+                tracing::debug!(%error, "cannot read a container log");
                 Some(([out, error.to_string().into_bytes()].concat(), true))
             }
         }
     }
 
-    /// A step of one who follows, in turn. Whoever was before may have found what this one wants.
+    /// One read of a follower, when a permit is free. Another follower may have read the same meanwhile.
     async fn read_following(&self, mut reader: Reader, changes: Option<u64>) -> Option<Stepped> {
         let _permit = self.reads.following.acquire().await.ok()?;
         let mut out = Vec::new();
@@ -206,7 +206,7 @@ impl Log {
     }
 }
 
-/// A reader after a step, with what the client gets of it.
+/// A reader after a read, with the bytes for the client.
 type Stepped = (Reader, Vec<u8>, Result<ReadOutcome, ReadError>);
 
 fn with(mut reader: Reader, step: impl FnOnce(&mut Reader, &mut Vec<u8>) -> Result<ReadOutcome, ReadError>) -> Stepped {
@@ -215,7 +215,7 @@ fn with(mut reader: Reader, step: impl FnOnce(&mut Reader, &mut Vec<u8>) -> Resu
     (reader, out, step)
 }
 
-/// A step of one who does not wait for more.
+/// One read without following.
 fn last_step(reader: &mut Reader, out: &mut Vec<u8>) -> Result<ReadOutcome, ReadError> {
     let step = reader.step(out)?;
     if step != ReadOutcome::End {

@@ -1,4 +1,4 @@
-//! The two formats in which runtimes write a container's log, line by line. Pure.
+//! The two formats of container logs. Pure.
 //!
 //! ```text
 //!  CRI     2016-10-06T00:17:09.669794202Z stdout P part of a line
@@ -11,14 +11,14 @@ use serde::Deserialize;
 
 use super::stamp::Stamp;
 
-/// How a log is written. All lines of a file are of one format, told by its first.
+/// The format of a log. All lines of a file have the format of its first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     Cri,
     DockerJson,
 }
 
-/// Where a container wrote a line.
+/// The output stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     Stdout,
@@ -30,10 +30,10 @@ pub(super) enum Stream {
 pub(super) struct Line<'a> {
     /// Unix nanoseconds.
     pub(super) nanos: i64,
-    /// The time as it was written, a valid stamp.
+    /// The timestamp as written; it is valid.
     pub(super) time: Cow<'a, [u8]>,
     pub(super) stream: Stream,
-    /// What the container wrote, as it wrote it; with its newline, unless it is a part of a line.
+    /// The container's output; with its newline, unless it is a partial line.
     pub(super) text: Cow<'a, [u8]>,
 }
 
@@ -43,7 +43,7 @@ impl Format {
         [Self::Cri, Self::DockerJson].into_iter().find(|format| format.parse(line).is_some())
     }
 
-    /// A line, its newline included; `None` if it is not of this format.
+    /// Parses a line with its newline; `None` if it has another format.
     pub(super) fn parse(self, line: &[u8]) -> Option<Line<'_>> {
         match self {
             Self::Cri => cri(line),
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_tells_the_format() {
+    fn the_format_is_detected_from_the_first_line() {
         assert_eq!(Format::detect(b"2016-10-06T00:17:09Z stdout F x\n"), Some(Format::Cri));
         let docker = br#"{"log":"x","stream":"stdout","time":"2016-10-06T00:17:09Z"}"#;
         assert_eq!(Format::detect(docker), Some(Format::DockerJson));

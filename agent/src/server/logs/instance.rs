@@ -1,14 +1,14 @@
-//! Which instance of a container the log is asked of, or why there is none yet. Pure.
+//! Which container instance a log request is for, or why there is none yet. Pure.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::super::answer::quote;
 
-/// The container's id, as the status has it (`type://id`).
+/// The container id in the form of the status (`type://id`).
 ///
 /// # Errors
-/// The text for the client: the container has no log (yet).
+/// The text of the response: the container has no log (yet).
 pub(super) fn log_instance(status: &PodStatus, pod: &str, container: &str, previous: bool) -> Result<String, String> {
     let lists = [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
     let mut all = lists.into_iter().flatten().flatten();
@@ -25,7 +25,7 @@ pub(super) fn log_instance(status: &PodStatus, pod: &str, container: &str, previ
         return Ok(found.container_id.clone().unwrap_or_default());
     }
     if let Some(terminated) = &state.terminated {
-        // The next instance may have failed before it had an id.
+        // The latest instance may have failed before it had an id.
         let own = terminated.container_id.clone().filter(|id| !id.is_empty());
         return own.or(last).ok_or_else(|| format!("{what} is terminated"));
     }
@@ -46,7 +46,7 @@ pub(super) fn log_instance(status: &PodStatus, pod: &str, container: &str, previ
     })
 }
 
-/// Id of the instance before the present one; empty if it is not known, absent if there was none.
+/// Id of the previous instance; empty if it is unknown, `None` if there was none.
 fn last_terminated(status: &ContainerStatus) -> Option<String> {
     let terminated = status.last_state.as_ref()?.terminated.as_ref()?;
     Some(terminated.container_id.clone().unwrap_or_default())

@@ -1,9 +1,9 @@
 //! Logs over HTTP: `/containerLogs/...` of one container, `/logs/` of the node itself.
 //!
-//! Owns reading what runtimes and services have written; refuses to write, rotate or delete anything.
+//! Reads only; rotation and removal of logs belong to the workers and the runtime.
 //!
 //! ```text
-//!  query ─▶ choose (which instance) ─▶ runtime: where is its log? ─▶ reader ─▶ filter ─▶ body ─▶ client
+//!  query ─▶ instance (which container) ─▶ runtime: log path ─▶ reader ─▶ filter ─▶ body ─▶ client
 //!                                                   one inotify ─▶ watch ──▶ follow ─┘
 //! ```
 
@@ -109,17 +109,17 @@ impl ContainerLogs {
             .map_err(|text| (StatusCode::BAD_REQUEST, text))?;
         match self.open(&pod, &id, &query).await {
             Ok(body) => Ok(Response::new(body)),
-            // With the standard output, the head of the answer counts as sent by now: the error is its text.
+            // As upstream: with stdout the status was sent already, so the error becomes the body.
             Err(text) if query.stream != Some(Wanted::Stderr) => Ok(Response::new(Body::from(text))),
             Err(text) => Err((StatusCode::BAD_REQUEST, text)),
         }
     }
 
-    /// The log of one instance, as a body that has begun.
+    /// Opens the log of one container as a response body.
     async fn open(&self, pod: &Pod, full_id: &str, query: &LogQuery) -> Result<Body, String> {
         let id = ContainerId::from(full_id.split_once("://").map_or(full_id, |(_, id)| id));
         let found = self.containers.runtime.container_status(id.as_str(), false).await.map_err(|error| {
-            tracing::debug!(container = %id, %error, "cannot tell where the log is");
+            tracing::debug!(container = %id, %error, "cannot get the log path");
             format!("unable to retrieve container logs for {full_id}")
         })?;
         let path = PathBuf::from(found.status.log_path);

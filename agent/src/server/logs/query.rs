@@ -1,8 +1,8 @@
-//! What a client asks of a container's log. Pure.
+//! The query of `/containerLogs`. Pure.
 
 use super::stamp::Stamp;
 
-/// Which of a container's two output streams are wanted.
+/// The requested output streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     All,
@@ -10,7 +10,7 @@ pub(super) enum Wanted {
     Stderr,
 }
 
-/// From when on lines are wanted.
+/// The time of the oldest requested line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Since {
     Beginning,
@@ -21,7 +21,7 @@ pub(super) enum Since {
 }
 
 impl Since {
-    /// Unix nanoseconds of the oldest line that is wanted.
+    /// The time as Unix nanoseconds.
     pub(super) fn at(self, now: i64) -> i64 {
         match self {
             Self::Beginning => i64::MIN,
@@ -42,20 +42,23 @@ pub(super) struct LogQuery {
     pub(super) tail: Option<u64>,
     /// Bytes to write at most.
     pub(super) limit: Option<u64>,
-    /// The stream, as far as one was named.
+    /// The requested stream, if any.
     pub(super) stream: Option<Wanted>,
 }
 
-/// A query that is not answered.
+/// An invalid query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BadQuery {
-    /// A value is no number, no time.
+    /// A value is not a number or time (400).
     Undecodable,
-    /// The values make no sense, alone or together.
+    /// The values are invalid, alone or together (422).
     Invalid,
 }
 
-/// Reads a query; of a parameter given twice, the first value counts.
+/// Parses a query; the first value of a repeated parameter is used.
+///
+/// # Errors
+/// The query is invalid.
 pub(super) fn parse(query: &[(String, String)]) -> Result<LogQuery, BadQuery> {
     let value = |name: &str| query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     let flag = |name: &str| value(name).is_some_and(|text| text != "0" && !text.eq_ignore_ascii_case("false"));

@@ -1,4 +1,4 @@
-//! Reads one log in steps of bounded size. Blocks; `follow` decides where and when.
+//! Reads one log in chunks of bounded size. Blocks; called by `follow`.
 
 use std::fs;
 use std::io;
@@ -17,12 +17,12 @@ use super::shared::OpenLogs;
 use super::shared::SharedLog;
 use super::tail;
 
-/// Bytes read in a step. Small, because the server holds several steps for a client that does not take them.
+/// Bytes per read. Small, because several are buffered for a slow client.
 const READ_SIZE: usize = 8 * 1024;
-/// A line longer than this is no line of a runtime's log, which cuts them at 16 KiB; it is left out.
-const LONGEST_LINE: usize = 1 << 20;
+/// Longest line in bytes; longer ones are skipped. Runtimes split lines at 16 KiB.
+const MAX_LINE: usize = 1 << 20;
 
-/// A log cannot be read. The texts are those that clients of the Go implementation know.
+/// Why a log cannot be read, with upstream's messages.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     #[error("failed to try resolving symlinks in path {}: {source}", quote(&.path.to_string_lossy()))]
@@ -41,14 +41,14 @@ impl From<UnknownFormat> for ReadError {
     }
 }
 
-/// What a step came to.
+/// The outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadOutcome {
     /// There may be more to read.
     More,
-    /// Everything that is there has been read.
+    /// The end of the file was reached.
     End,
-    /// The client gets no more, whatever is still written.
+    /// A limit was reached: nothing more is sent.
     Done,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Reader {
     log: Arc<SharedLog>,
     logs: OpenLogs,
     position: u64,
-    /// The beginning of a line whose end has not been read.
+    /// The beginning of an incomplete line.
     line: Vec<u8>,
     /// Inside a line that is too long.
     skipping: bool,
@@ -67,7 +67,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Opens the log at `path`, where a symbolic link may be, at its beginning or at the last `lines`.
+    /// Opens the log at `path`, which may be a symbolic link, at its beginning or at its last `lines`.
     ///
     /// # Errors
     /// The file cannot be opened.
@@ -83,15 +83,15 @@ impl Reader {
         Ok(Self { path: resolved, log, logs: logs.clone(), position, line: Vec::new(), skipping: false, filter })
     }
 
-    /// The folder in which the log, and its successor after a rotation, lies.
+    /// The directory of the log, and of its successor after a rotation.
     pub(super) fn folder(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new("/"))
     }
 
-    /// Reads on, appending to `out` what the client gets.
+    /// Reads a chunk and appends the bytes for the client to `out`.
     ///
     /// # Errors
-    /// The file cannot be read, or tells no format. Nothing more is to be had then.
+    /// The file cannot be read, or has an unknown format. The reader cannot be used any more then.
     pub(super) fn step(&mut self, out: &mut Vec<u8>) -> Result<ReadOutcome, ReadError> {
         if self.filter.is_done() {
             return Ok(ReadOutcome::Done);
@@ -109,8 +109,8 @@ impl Reader {
         read.map_err(|source| ReadError::Read { path: self.path.clone(), source })
     }
 
-    /// As [`Self::step`], for one of many who follow: leaves what it finds to the others. `changes` of the folder were
-    /// told before.
+    /// As [`Self::step`] for a follower: shares the result with the other followers. `changes` is the number of changes of
+    /// the directory before the read.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -133,8 +133,8 @@ impl Reader {
         Ok(ReadOutcome::End)
     }
 
-    /// A step by what others have found; `None` if they have not, and the file must be read. Does not block. What they
-    /// found counts if it takes in these `changes` of the folder, and was found no earlier than `after`.
+    /// A read from the results of other followers; `None` if there are none, and the file must be read. Does not block. A
+    /// result is used if it is from after these `changes` of the directory, and not from before `after`.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -162,14 +162,14 @@ impl Reader {
         Ok(if self.filter.is_done() { ReadOutcome::Done } else { ReadOutcome::More })
     }
 
-    /// After the end was reached: has another file taken the place of this one, or has this one been emptied? Then it
-    /// is read on there.
+    /// After the end was reached: continues in the new file if the log was rotated, or at the beginning if it was truncated.
+    /// Returns whether it was.
     ///
     /// # Errors
     /// As [`Self::step`].
     pub(super) fn follow_rotation(&mut self, out: &mut Vec<u8>) -> Result<bool, ReadError> {
         let Ok(there) = fs::metadata(&self.path) else {
-            // Moved away, and the runtime has not opened a new one yet.
+            // Renamed, and the runtime has not opened a new file yet.
             return Ok(false);
         };
         if (there.dev(), there.ino()) == self.log.id {
@@ -183,14 +183,14 @@ impl Reader {
             return Ok(emptied);
         }
         let Ok(log) = self.logs.open(&self.path) else { return Ok(false) };
-        // What was written between the last read and the move.
+        // Data written between the last read and the rotation.
         while self.step(out)? == ReadOutcome::More {}
         self.flush_last_line(out)?;
         (self.log, self.position) = (log, 0);
         Ok(true)
     }
 
-    /// No more will be written: the last line is taken as it is.
+    /// Processes the last line, which has no newline.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -203,15 +203,15 @@ impl Reader {
         Ok(())
     }
 
-    /// A line or a part of one.
+    /// Processes a line or a part of one.
     fn take(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), ReadError> {
         let ends = part.ends_with(b"\n");
         if self.skipping {
             self.skipping = !ends;
         } else if !ends {
             self.line.extend_from_slice(part);
-            if self.line.len() > LONGEST_LINE {
-                tracing::warn!(log = %self.path.display(), "a log line of more than {LONGEST_LINE} bytes is left out");
+            if self.line.len() > MAX_LINE {
+                tracing::warn!(log = %self.path.display(), "skipping a log line of more than {MAX_LINE} bytes");
                 self.line = Vec::new();
                 self.skipping = true;
             }
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_copied_and_emptied_is_read_on() {
+    fn a_truncated_log_is_read_from_its_beginning() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
         fs::write(&path, line(1, "stdout", "F", "one, and long")).unwrap();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn followers_take_what_one_of_them_has_read() {
+    fn followers_share_what_one_of_them_has_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
         fs::write(&path, line(1, "stdout", "F", "one")).unwrap();
@@ -332,18 +332,18 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_line_is_left_out() {
+    fn overlong_lines_are_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
         let endless = line(2, "stdout", "F", &"x".repeat(3 << 20));
         fs::write(&path, [line(1, "stdout", "F", "one"), endless, line(3, "stdout", "F", "three")].concat()).unwrap();
         let mut reader = opened(&path, None);
         assert_eq!(read(&mut reader), "one\nthree\n");
-        assert!(reader.line.capacity() < 2 * LONGEST_LINE);
+        assert!(reader.line.capacity() < 2 * MAX_LINE);
     }
 
     #[test]
-    fn errors_are_told_in_the_known_words() {
+    fn errors_have_upstreams_messages() {
         let missing = Reader::open(&OpenLogs::default(), Path::new("/no/such.log"), None, Filter::new(ALL))
             .unwrap_err()
             .to_string();

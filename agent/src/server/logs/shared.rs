@@ -1,8 +1,7 @@
-//! Logs that are open, each once for all who read it, with what those who follow it have in common.
+//! Open logs, shared by all readers, and the last read of each.
 //!
-//! Followers at the end of a log all want the same bytes and ask the same question: is there more? One of them reads and
-//! looks, the others take its bytes and its answer. Owns that one piece and that answer. Refuses to know what clients
-//! get of it: each reader filters for itself.
+//! Followers at the end of a log all read the same bytes: one of them reads the file, and the others use its last chunk and
+//! its end-of-file. Each reader filters for itself.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,14 +18,14 @@ use std::sync::Weak;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-/// Device and inode: another file may take a path.
+/// Device and inode, since a path may name another file later.
 pub(super) type FileId = (u64, u64);
 
 /// The open logs. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OpenLogs(Arc<Mutex<HashMap<FileId, Weak<SharedLog>>>>);
 
-/// A log that somebody reads; closed when the last one lets go of it.
+/// An open log; closed with its last reader.
 #[derive(Debug)]
 pub(super) struct SharedLog {
     pub(super) file: File,
@@ -35,31 +34,31 @@ pub(super) struct SharedLog {
     all: OpenLogs,
 }
 
-/// What was found at the end of a log.
+/// The last read of a log.
 #[derive(Debug, Default)]
 struct Recent {
-    /// Grows when the log was emptied: what was read before is of no use then.
+    /// Incremented when the log was truncated: older reads are invalid then.
     generation: u64,
     start: u64,
     bytes: Bytes,
     end: Option<End>,
 }
 
-/// Nothing was to be had at `position`, neither there nor in a log that took the place of this one.
+/// The end of the file was reached at `position`, and the log was not rotated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End {
     pub(super) position: u64,
-    /// Changes of the folder that had been told before the look.
+    /// Changes of the directory before the read.
     pub(super) changes: u64,
     pub(super) at: Instant,
 }
 
-/// Held while a log is read, so that nothing from before it was emptied is taken for new.
+/// Identifies the state of a log between truncations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Generation(u64);
 
 impl OpenLogs {
-    /// Opens a log, or joins those who have it open.
+    /// Opens a log, or returns the open one.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -81,17 +80,17 @@ impl SharedLog {
     /// Reads at `position`. Blocks.
     ///
     /// # Errors
-    /// As the system says.
+    /// The file cannot be read.
     pub(super) fn read(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         self.file.read_at(buffer, position)
     }
 
-    /// To be taken before reading for [`Self::keep`].
+    /// The present generation, to be taken before a read for [`Self::keep`].
     pub(super) fn generation(&self) -> Generation {
         Generation(lock(&self.recent).generation)
     }
 
-    /// Keeps a piece for others, if it is the one furthest on.
+    /// Keeps a chunk for other followers, if it is the furthest one.
     pub(super) fn keep(&self, since: Generation, start: u64, bytes: &[u8]) {
         let mut recent = lock(&self.recent);
         let end = recent.start + recent.bytes.len() as u64;
@@ -100,14 +99,14 @@ impl SharedLog {
         }
     }
 
-    /// What somebody has read at `position`, as far as it goes.
+    /// The bytes at `position`, as far as they are kept.
     pub(super) fn kept(&self, position: u64) -> Option<Bytes> {
         let recent = lock(&self.recent);
         let skip = usize::try_from(position.checked_sub(recent.start)?).ok()?;
         (skip < recent.bytes.len()).then(|| recent.bytes.slice(skip..))
     }
 
-    /// Says that nothing was to be had.
+    /// Records that the end was reached.
     pub(super) fn ended(&self, since: Generation, end: End) {
         let mut recent = lock(&self.recent);
         if recent.generation == since.0 {
@@ -115,13 +114,13 @@ impl SharedLog {
         }
     }
 
-    /// Whether somebody found nothing at `position`, after these changes and no earlier than `after`.
+    /// Whether another follower reached the end at `position`, after these changes and not before `after`.
     pub(super) fn is_end(&self, position: u64, changes: u64, after: Instant) -> bool {
         let known = lock(&self.recent).end;
         known.is_some_and(|end| end.position == position && end.changes >= changes && end.at >= after)
     }
 
-    /// The log was emptied.
+    /// The log was truncated.
     pub(super) fn forget(&self) {
         let mut recent = lock(&self.recent);
         *recent = Recent { generation: recent.generation + 1, ..Recent::default() };
@@ -131,7 +130,7 @@ impl SharedLog {
 impl Drop for SharedLog {
     fn drop(&mut self) {
         let mut all = lock(&self.all.0);
-        // Somebody may have opened it again since the last reader let go.
+        // It may have been opened again since the last reader was dropped.
         if all.get(&self.id).is_some_and(|open| open.strong_count() == 0) {
             all.remove(&self.id);
         }
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_the_piece_furthest_on() {
+    fn the_furthest_chunk_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
         std::fs::write(&path, "").unwrap();

@@ -1,7 +1,7 @@
-//! Time stamps of log lines (RFC 3339), read and written without going through a calendar type: a busy log has ten
-//! thousand of them a second. Pure.
+//! Timestamps of log lines (RFC 3339), parsed and written without a calendar type for speed: a busy log has ten thousand of
+//! them a second. Pure.
 
-/// A moment, and how it was written.
+/// A parsed timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp<'a> {
     /// Unix nanoseconds.
@@ -18,7 +18,7 @@ pub(super) struct Stamp<'a> {
 const DIGITS: usize = 9;
 
 impl<'a> Stamp<'a> {
-    /// Reads `2006-01-02T15:04:05[.fraction](Z|±hh:mm)`; `None` for anything else.
+    /// Parses `2006-01-02T15:04:05[.fraction](Z|±hh:mm)`; `None` for anything else.
     pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
         let (seconds, rest) = text.split_at_checked(19)?;
         let punctuation = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
@@ -44,7 +44,7 @@ impl<'a> Stamp<'a> {
         Some(Self { nanos, seconds, fraction, zone })
     }
 
-    /// Writes the stamp with nine digits of fraction, in the zone it was read with.
+    /// Writes the timestamp with nine digits of fraction, in its original zone.
     pub(super) fn write_fixed(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.seconds);
         out.push(b'.');
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_stamp() {
+    fn malformed_timestamps() {
         for text in [
             "",
             "2016-10-06",
@@ -154,7 +154,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+        fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
             let _ = Stamp::parse(&bytes);
         }
     }

@@ -1,10 +1,10 @@
-//! Where the last lines of a file begin, found from its end without reading the rest.
+//! Finds where the last lines of a file begin, reading it from its end.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-/// Bytes looked at in one go.
+/// Bytes per read.
 const BLOCK: u64 = 32 * 1024;
 
 /// Offset at which the last `lines` newline-terminated lines of the file begin; what follows the last newline does not

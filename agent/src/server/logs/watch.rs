@@ -1,7 +1,7 @@
-//! One inotify instance for all who follow logs: instances are scarce (128 per user by default), watches are not.
+//! One inotify instance for all followers of logs: instances are scarce (128 per user by default), watches are not.
 //!
-//! Owns which folders are watched and wakes their followers. Refuses to read anything. Without inotify, or with its
-//! queue overrun, followers still look once a second.
+//! Watches the directories of logs and wakes their followers. Without inotify, or after a queue overflow, followers still read
+//! once a second.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -22,16 +22,16 @@ use inotify::WatchMask;
 use inotify::Watches;
 use tokio::sync::watch;
 
-/// A busy log changes thousands of times a second: its followers are woken at most once in this time,
-const BETWEEN_WAKES: Duration = Duration::from_millis(5);
-/// or, where they are many, in a multiple of what waking one costs, so that others have their share of the machine,
-const FOR_EACH: Duration = Duration::from_micros(100);
-/// but often enough for people who watch.
-const LONGEST: Duration = Duration::from_millis(200);
-/// Events taken in one go.
+/// Shortest time between two wake-ups of followers; a busy log changes thousands of times a second.
+const MIN_PAUSE: Duration = Duration::from_millis(5);
+/// Additional pause for each follower that was woken, so that many followers do not use up the CPU.
+const PAUSE_PER_FOLLOWER: Duration = Duration::from_micros(100);
+/// Longest time between two wake-ups.
+const MAX_PAUSE: Duration = Duration::from_millis(200);
+/// Events per batch.
 const BATCH: usize = 256;
 
-/// Watches the folders of logs. Cheap to clone; nothing is set up before somebody follows.
+/// Watches the directories of logs. Cheap to clone; inotify is set up with the first follower.
 #[derive(Clone, Default)]
 pub(super) struct FolderWatch {
     inner: Arc<Mutex<Inner>>,
@@ -44,12 +44,12 @@ struct Inner {
 }
 
 struct Folder {
-    /// Counts.
+    /// Counts changes.
     changed: watch::Sender<u64>,
     followers: usize,
 }
 
-/// Hears of changes in one folder, as long as it lives.
+/// Receives changes of one directory, as long as it lives.
 pub(super) struct Following {
     changed: Option<watch::Receiver<u64>>,
     folder: Option<WatchDescriptor>,
@@ -58,16 +58,16 @@ pub(super) struct Following {
 
 impl FolderWatch {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Only whole entries are put in and taken out.
+        // Each change inserts or removes one entry.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to hear of changes in `folder`. What cannot be watched is told in the log, and never heard of.
+    /// Watches `folder`. If that fails, it is logged and no changes are received.
     pub(super) fn follow(&self, folder: &Path) -> Following {
         match self.try_follow(folder) {
             Ok((folder, changed)) => Following { changed: Some(changed), folder: Some(folder), of: self.clone() },
             Err(error) => {
-                tracing::warn!(folder = %folder.display(), %error, "cannot watch a log folder, looking every second");
+                tracing::warn!(folder = %folder.display(), %error, "cannot watch a log directory, reading every second");
                 Following { changed: None, folder: None, of: self.clone() }
             }
         }
@@ -85,7 +85,7 @@ impl FolderWatch {
             }
         };
         let mask = WatchMask::MODIFY | WatchMask::CREATE | WatchMask::MOVE | WatchMask::DELETE | WatchMask::ONLYDIR;
-        // A folder watched twice is the same watch.
+        // inotify returns the same watch for the same directory.
         let descriptor = watches.add(path, mask)?;
         let folder = inner
             .folders
@@ -95,17 +95,17 @@ impl FolderWatch {
         Ok((descriptor, folder.changed.subscribe()))
     }
 
-    /// Tells the followers of what the kernel tells, for as long as anybody can follow.
+    /// Wakes followers for inotify events.
     async fn wake(self, events: EventStream<Vec<u8>>) {
         let mut batches = events.ready_chunks(BATCH);
         while let Some(batch) = batches.next().await {
-            let woken = self.tell(batch.iter().flatten());
+            let woken = self.notify(batch.iter().flatten());
             tokio::time::sleep(pause(woken)).await;
         }
     }
 
-    /// Wakes those whom the events concern; returns how many.
-    fn tell<'a>(&self, events: impl Iterator<Item = &'a Event<std::ffi::OsString>> + Clone) -> usize {
+    /// Wakes the followers of the changed directories; returns their number.
+    fn notify<'a>(&self, events: impl Iterator<Item = &'a Event<std::ffi::OsString>> + Clone) -> usize {
         let inner = self.lock();
         let overrun = events.clone().any(|event| event.mask.contains(EventMask::Q_OVERFLOW));
         let concerned: HashSet<&WatchDescriptor> =
@@ -125,7 +125,7 @@ impl FolderWatch {
         folder.followers -= 1;
         if folder.followers == 0 {
             inner.folders.remove(descriptor);
-            // Fails only where the folder, and with it the watch, is gone.
+            // Fails only if the directory, and with it the watch, was removed.
             let _ = inner.watches.clone().map(|mut watches| watches.remove(descriptor.clone()));
         }
     }
@@ -137,18 +137,18 @@ impl FolderWatch {
     }
 }
 
-/// Time before followers are woken again, after so many were.
+/// The pause after waking this many followers.
 fn pause(woken: usize) -> Duration {
-    FOR_EACH.saturating_mul(u32::try_from(woken).unwrap_or(u32::MAX)).clamp(BETWEEN_WAKES, LONGEST)
+    PAUSE_PER_FOLLOWER.saturating_mul(u32::try_from(woken).unwrap_or(u32::MAX)).clamp(MIN_PAUSE, MAX_PAUSE)
 }
 
 impl Following {
-    /// What has happened so far needs no waking. Counts it; `None` if changes are not heard of.
+    /// Marks all changes so far as seen and returns their number; `None` if the directory is not watched.
     pub(super) fn mark_seen(&mut self) -> Option<u64> {
         self.changed.as_mut().map(|changed| *changed.borrow_and_update())
     }
 
-    /// Waits for a change after the last mark, at most for `limit`; false if it came to that.
+    /// Waits for a change after the last mark, at most for `limit`; false at the timeout.
     pub(super) async fn changed(&mut self, limit: Duration) -> bool {
         let waiting = async {
             if let Some(changed) = &mut self.changed
@@ -193,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn many_are_woken_less_often() {
+    fn many_followers_are_woken_less_often() {
         let pauses = [1, 50, 1000, usize::MAX].map(|followers| pause(followers).as_millis());
         assert_eq!(pauses, [5, 5, 100, 200]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_folder_that_is_not_there_is_looked_at_by_the_clock() {
+    async fn a_missing_directory_is_read_periodically() {
         let mut following = FolderWatch::default().follow(Path::new("/no/such/folder"));
         let before = tokio::time::Instant::now();
         assert!(!following.changed(Duration::from_secs(1)).await);

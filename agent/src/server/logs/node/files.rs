@@ -1,4 +1,4 @@
-//! The node's log folder, as an ordinary file server shows it: listings, files, parts of files.
+//! The node's log directory, with the responses of Go's file server: listings, files, ranges.
 
 use std::fmt::Write as _;
 use std::io;
@@ -21,17 +21,17 @@ use tokio::fs::File;
 use tokio::io::AsyncReadExt as _;
 use tokio::io::AsyncSeekExt as _;
 
-/// Bytes read in one go.
+/// Bytes per read.
 const PIECE: usize = 16 * 1024;
 
-/// The place below `root` that `path` names. Links are followed, `..` is not.
+/// The file in `root` that `path` names; `None` if the path contains `..`.
 pub(super) fn below(root: &Path, path: &str) -> Option<PathBuf> {
     let path = Path::new(path.trim_start_matches('/'));
     let inside = path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     (inside && !path.as_os_str().as_encoded_bytes().contains(&0)).then(|| root.join(path))
 }
 
-/// Shows what is at `place`.
+/// Responds with the file or directory at `place`.
 pub(super) async fn show(place: Option<PathBuf>, headers: &HeaderMap) -> Response {
     let Some(place) = place else { return missing() };
     let shown = match tokio::fs::metadata(&place).await {
@@ -43,7 +43,7 @@ pub(super) async fn show(place: Option<PathBuf>, headers: &HeaderMap) -> Respons
             Ok(opened) => file(opened, &place, headers).await,
             Err(error) => Err(error),
         },
-        // A device or a pipe is no log, and reading it might never end.
+        // Reading a device or pipe might never end.
         Ok(_) => return forbidden(),
         Err(error) => Err(error),
     };
@@ -92,7 +92,7 @@ fn in_link(name: &str) -> String {
             let _ = write!(out, "%{byte:02X}");
         }
     }
-    // What comes before a colon in the first part of a link is taken for a scheme; colons are escaped above.
+    // Colons are escaped above, so that no name is parsed as a URL scheme.
     in_text(&out)
 }
 
@@ -143,7 +143,7 @@ async fn file(mut file: File, path: &Path, headers: &HeaderMap) -> io::Result<Re
     Ok(response)
 }
 
-/// The file piece by piece, as the client takes it.
+/// The file in chunks, read as the client receives them.
 fn body(file: tokio::io::Take<File>) -> Body {
     Body::from_stream(stream::try_unfold(file, |mut file| async move {
         let mut piece = vec![0; PIECE];
@@ -153,7 +153,7 @@ fn body(file: tokio::io::Take<File>) -> Body {
     }))
 }
 
-/// What of a file is asked for.
+/// The requested part of a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Part {
     Whole,
@@ -161,7 +161,7 @@ enum Part {
     Outside,
 }
 
-/// One range of bytes. Several at once are answered with the whole file, as they may be.
+/// Parses a single range; several ranges are answered with the whole file (RFC 9110, 14.2).
 fn part(range: &str, length: u64) -> Part {
     let Some(range) = range.strip_prefix("bytes=").filter(|range| !range.contains(',')) else { return Part::Whole };
     let Some((from, to)) = range.trim().split_once('-') else { return Part::Outside };
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_outside_of_the_folder() {
+    fn paths_cannot_leave_the_directory() {
         let root = Path::new("/var/log");
         for (path, expected) in [
             ("syslog", Some("/var/log/syslog")),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn names_do_no_harm() {
+    fn names_are_escaped() {
         assert_eq!(in_link("a b\"<:%/"), "a%20b%22%3C%3A%25/");
         assert_eq!(in_text("a&b<script>\"'"), "a&amp;b&lt;script&gt;&#34;&#39;");
         assert_eq!(http_date(SystemTime::UNIX_EPOCH), "Thu, 01 Jan 1970 00:00:00 GMT");

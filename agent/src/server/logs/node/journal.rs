@@ -1,4 +1,4 @@
-//! Logs of services: from the journal where it knows them, from files of their name where not.
+//! Logs of services: from the journal, or from files of their name for services that it does not know.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,12 +22,12 @@ use tokio::time::Instant;
 
 use super::query::Options;
 
-/// All of an answer has to be read in this time.
-pub(super) const LONGEST: Duration = Duration::from_secs(30);
-/// Bytes read in one go.
+/// Time limit of a response.
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// Bytes per read.
 const PIECE: usize = 16 * 1024;
 
-/// Where logs of services are found.
+/// Sources of logs.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub(super) journalctl: PathBuf,
@@ -36,13 +36,13 @@ pub(super) struct Places {
 
 type Pieces = BoxStream<'static, Bytes>;
 
-/// The logs of `services`, as bytes to send; ends after [`LONGEST`].
+/// The logs of `services`, as bytes to send; ends after [`TIME_LIMIT`].
 pub(super) async fn logs(
     places: &Places,
     services: Vec<String>,
     options: Options,
 ) -> impl Stream<Item = Bytes> + use<> {
-    let end = Instant::now() + LONGEST;
+    let end = Instant::now() + TIME_LIMIT;
     let known = tokio::time::timeout_at(end, units(&places.journalctl)).await.unwrap_or_default();
     let in_journal = |service: &String| known.contains(&format!("{service}.service"));
     let (in_journal, in_files): (Vec<String>, Vec<String>) = services.into_iter().partition(in_journal);
@@ -57,18 +57,18 @@ pub(super) async fn logs(
     stream::iter(all).flatten().take_until(Box::pin(tokio::time::sleep_until(end)))
 }
 
-/// The units that the journal has logs of.
+/// The units in the journal.
 async fn units(journalctl: &Path) -> String {
     let listed = Command::new(journalctl).args(["--field", "_SYSTEMD_UNIT"]).kill_on_drop(true).output().await;
     listed.map(|listed| String::from_utf8_lossy(&listed.stdout).into_owned()).unwrap_or_default()
 }
 
-/// What journalctl says, on whichever output.
+/// The output of journalctl, stdout and stderr.
 fn journal(places: &Places, options: &Options, services: &[&str]) -> Pieces {
     match spawn(&places.journalctl, options.arguments(services)) {
         Ok((child, output)) => pieces(output, Some(child)).boxed(),
         Err(error) => {
-            tracing::warn!(%error, journalctl = %places.journalctl.display(), "cannot ask the journal");
+            tracing::warn!(%error, journalctl = %places.journalctl.display(), "cannot run journalctl");
             let silent = options.boot.is_some_and(|boot| boot != 0);
             stream::iter((!silent).then(|| Bytes::from_static(b"error: journal output not available"))).boxed()
         }
@@ -88,7 +88,7 @@ fn spawn(program: &Path, arguments: Vec<String>) -> io::Result<(Child, Receiver)
     Ok((child, Receiver::from_owned_fd(OwnedFd::from(read))?))
 }
 
-/// Everything that can be read. `child` lives as long as that and no longer.
+/// Reads until the end. `child` is killed when the stream is dropped.
 fn pieces(
     source: impl AsyncRead + Send + Unpin + 'static,
     child: Option<Child>,
@@ -101,7 +101,7 @@ fn pieces(
     })
 }
 
-/// Services the journal does not know.
+/// Logs of services that are not in the journal.
 async fn files(places: &Places, options: &Options, services: Vec<String>) -> Pieces {
     if !options.is_empty() {
         let names = services.join(" ");
@@ -114,18 +114,20 @@ async fn files(places: &Places, options: &Options, services: Vec<String>) -> Pie
     for service in services {
         all.push(match open(&places.folder, &service).await {
             Ok(file) => pieces(file, None).boxed(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => told(format!("\nlog not found for {service}\n")),
-            Err(error) => told(format!("\nerror getting log for {service}: {error}\n")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                one_chunk(format!("\nlog not found for {service}\n"))
+            }
+            Err(error) => one_chunk(format!("\nerror getting log for {service}: {error}\n")),
         });
     }
     stream::iter(all).flatten().boxed()
 }
 
-fn told(text: String) -> Pieces {
+fn one_chunk(text: String) -> Pieces {
     stream::iter([Bytes::from(text)]).boxed()
 }
 
-/// The first of the files a service's log may be in.
+/// The first existing log file of a service.
 async fn open(folder: &Path, service: &str) -> io::Result<File> {
     // Names of services have no slash, but they may be dots.
     if service.chars().all(|c| c == '.') {
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_journal_first_files_after() {
+    async fn journal_before_files() {
         let dir = tempfile::tempdir().unwrap();
         let places = places(dir.path());
         let told = text(&places, &["plain", "known", "deep", "none"], Options::default()).await;
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_journal_that_never_ends_is_ended() {
+    async fn an_endless_journal_is_cut_off() {
         let dir = tempfile::tempdir().unwrap();
         let mut places = places(dir.path());
         std::fs::write(
@@ -196,7 +198,7 @@ mod tests {
         let mut pieces = std::pin::pin!(logs(&places, vec!["known".to_owned()], Options::default()).await);
         assert!(pieces.next().await.is_some());
         tokio::time::pause();
-        tokio::time::advance(LONGEST + Duration::from_secs(1)).await;
+        tokio::time::advance(TIME_LIMIT + Duration::from_secs(1)).await;
         let rest = pieces.take(4).collect::<Vec<_>>().await;
         assert!(rest.len() < 4, "the deadline ends it");
     }

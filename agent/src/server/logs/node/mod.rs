@@ -1,7 +1,6 @@
-//! `/logs/`: the node's own logs, as files and, if that is allowed, by queries of services.
+//! `/logs/`: the node's own logs, as files and, if enabled, by queries of services (KEP-2258).
 //!
-//! Owns what lies below one folder and what the journal tells. Refuses every path that leaves the folder by its own
-//! words; links that an administrator put there are followed.
+//! Serves the files of one directory and the journal. Paths with `..` are refused; symbolic links are followed, as by upstream.
 
 mod files;
 mod journal;
@@ -39,7 +38,7 @@ struct NodeLogs {
     queries: bool,
 }
 
-/// `/logs` and what is below it. `queries` is `enableSystemLogQuery`.
+/// The router of `/logs`. `queries` is `enableSystemLogQuery`.
 pub fn router(folder: PathBuf, queries: bool) -> Router {
     let places = Places { journalctl: "journalctl".into(), folder };
     Router::new()
@@ -81,13 +80,13 @@ impl NodeLogs {
             }
             Ok(Wanted::Services(services, options)) => {
                 let pieces = journal::logs(&self.places, services, options).await;
-                told(pieces, headers)
+                stream_text(pieces, headers)
             }
         }
     }
 }
 
-fn told(pieces: impl Stream<Item = Bytes> + Send + 'static, headers: &HeaderMap) -> Response {
+fn stream_text(pieces: impl Stream<Item = Bytes> + Send + 'static, headers: &HeaderMap) -> Response {
     let compress = headers.get(header::ACCEPT_ENCODING).is_some_and(|accepted| accepted == "gzip");
     let certain = |piece| Ok::<_, std::convert::Infallible>(piece);
     let body =
@@ -101,7 +100,7 @@ fn told(pieces: impl Stream<Item = Bytes> + Send + 'static, headers: &HeaderMap)
     response
 }
 
-/// Compresses piece by piece; memory is that of one piece and the compressor's window.
+/// Compresses chunk by chunk, with the memory of one chunk and the compressor's window.
 fn gzip(pieces: impl Stream<Item = Bytes> + Send + 'static) -> impl Stream<Item = Bytes> + Send + 'static {
     let encoder = GzEncoder::new(Vec::new(), Compression::fast());
     stream::unfold((Box::pin(pieces), Some(encoder)), |(mut pieces, encoder)| async move {
@@ -151,17 +150,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn compressed_for_who_asks_for_just_that() {
+    async fn gzip_is_used_if_it_is_the_only_accepted_encoding() {
         let pieces = || stream::iter(["some ", "text"].map(|piece| Bytes::from_static(piece.as_bytes())));
         let headers = [(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"))].into_iter().collect();
-        let response = told(pieces(), &headers);
+        let response = stream_text(pieces(), &headers);
         assert_eq!(response.headers()[header::CONTENT_ENCODING], "gzip");
         let body = response.into_body().collect().await.unwrap().to_bytes();
         let mut text = String::new();
         flate2::read::GzDecoder::new(&body[..]).read_to_string(&mut text).unwrap();
         assert_eq!(text, "some text");
-        let plain =
-            told(pieces(), &[(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip, br"))].into_iter().collect());
+        let plain = stream_text(
+            pieces(),
+            &[(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip, br"))].into_iter().collect(),
+        );
         assert_eq!(plain.into_body().collect().await.unwrap().to_bytes(), "some text");
     }
 }

@@ -1,13 +1,13 @@
-//! What a client asks of the node's logs. Pure.
+//! The query of `/logs/`. Pure.
 
 use super::super::stamp::Stamp;
 
-/// Services in one query, and the length of their names, at most.
-const MOST_SERVICES: usize = 4;
-const LONGEST_NAME: usize = 256;
-const MOST_LINES: i64 = 100_000;
+/// Services per query, and the length of their names, at most.
+const MAX_SERVICES: usize = 4;
+const MAX_NAME: usize = 256;
+const MAX_LINES: i64 = 100_000;
 
-/// What is asked for.
+/// The requested logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// A file, by its name below the log folder.
@@ -19,7 +19,7 @@ pub(super) enum Wanted {
 /// Which lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
-    /// In the words of journalctl.
+    /// In journalctl's format.
     pub(super) since: Option<String>,
     pub(super) until: Option<String>,
     pub(super) lines: Option<i64>,
@@ -27,22 +27,25 @@ pub(super) struct Options {
     pub(super) boot: Option<i64>,
 }
 
-/// A query that is not answered.
+/// An invalid query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum BadQuery {
-    /// A value cannot be read: 400.
+    /// A value cannot be parsed (400).
     Undecodable(String),
-    /// The query makes no sense: 406.
+    /// The query is invalid (406).
     Invalid(String),
 }
 
-/// Is this a query at all, or a request for a file by its path?
+/// Whether this is a query, not a request for a file by its path.
 pub(super) fn is_query(parameters: &[(String, String)]) -> bool {
     let options = ["sinceTime", "untilTime", "tailLines", "pattern", "boot"];
     parameters.iter().any(|(name, value)| name == "query" || (options.contains(&name.as_str()) && !value.is_empty()))
 }
 
-/// Reads and checks a query. `path` is what follows `/logs/`.
+/// Parses and validates a query. `path` is what follows `/logs/`.
+///
+/// # Errors
+/// The query is invalid.
 pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<Wanted, BadQuery> {
     let first = |name: &str| {
         let found = parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
@@ -71,8 +74,8 @@ pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<Wante
     if boot.is_some_and(|boot| boot > 0) {
         problems.push("boot: Invalid value: must be less than 1".to_owned());
     }
-    if lines.is_some_and(|lines| !(0..=MOST_LINES).contains(&lines)) {
-        problems.push(format!("tailLines: Invalid value: must be between 0 and {MOST_LINES}, inclusive"));
+    if lines.is_some_and(|lines| !(0..=MAX_LINES).contains(&lines)) {
+        problems.push(format!("tailLines: Invalid value: must be between 0 and {MAX_LINES}, inclusive"));
     }
     if let Some(error) =
         pattern.as_deref().and_then(|pattern| regex_syntax::ast::parse::Parser::new().parse(pattern).err())
@@ -90,7 +93,7 @@ pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<Wante
     }
 }
 
-/// What is wrong with the names; the file, if they are one.
+/// Validates the names; returns the file, if they name one.
 fn names_problems(names: &[&str], has_options: bool, problems: &mut Vec<String>) -> Option<String> {
     let (files, services): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| name.contains(['/', '\\']));
     if names.is_empty() {
@@ -105,13 +108,13 @@ fn names_problems(names: &[&str], has_options: bool, problems: &mut Vec<String>)
     if !files.is_empty() && has_options {
         problems.push(format!("query: Invalid value: {files:?}: cannot specify file with options"));
     }
-    if services.len() > MOST_SERVICES {
-        problems.push(format!("query: Invalid value: {services:?}: length cannot exceed {MOST_SERVICES}"));
+    if services.len() > MAX_SERVICES {
+        problems.push(format!("query: Invalid value: {services:?}: length cannot exceed {MAX_SERVICES}"));
     }
     let is_fine = |c: char| c.is_ascii_alphanumeric() || "-_.:@".contains(c);
-    for service in services.iter().filter(|name| name.len() > LONGEST_NAME || !name.chars().all(is_fine)) {
+    for service in services.iter().filter(|name| name.len() > MAX_NAME || !name.chars().all(is_fine)) {
         problems.push(format!(
-            "query: Invalid value: {service:?}: must only contain a-zA-Z-_.:0-9@ and at most {LONGEST_NAME} of them"
+            "query: Invalid value: {service:?}: must only contain a-zA-Z-_.:0-9@ and at most {MAX_NAME} of them"
         ));
     }
     let file = files.first()?;
@@ -128,7 +131,7 @@ fn aggregate(problems: &[String]) -> String {
     }
 }
 
-/// A moment, and how journalctl is told of it.
+/// A time, and its text for journalctl.
 struct Moment {
     nanos: i64,
     text: String,
@@ -151,12 +154,12 @@ fn number(name: &str, value: Option<&str>) -> Result<Option<i64>, BadQuery> {
 }
 
 impl Options {
-    /// Nothing was asked but the services.
+    /// No option is set.
     pub(super) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The arguments of the one journalctl call.
+    /// The arguments of journalctl.
     pub(super) fn arguments(&self, services: &[&str]) -> Vec<String> {
         let mut all: Vec<String> = ["--utc", "--no-pager", "--output=short-precise"].map(str::to_owned).into();
         all.extend(self.since.iter().map(|since| format!("--since={since}")));
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_journal_is_asked_in_its_own_words() {
+    fn arguments_of_journalctl() {
         let asked = "query=a&sinceTime=2026-01-02T03:04:05Z&untilTime=2026-11-12T13:14:15%2B01:00&tailLines=7&boot=-1&pattern=a.*b";
         let Ok(Wanted::Services(_, options)) = query(asked, "") else { panic!("services") };
         let expected = [

@@ -107,7 +107,7 @@ async fn what_a_client_may_not_do() {
         let mut session = Session::begun(INPUT_AND_OUTPUT, 16 << 20).await;
         session.client.get_mut().write_all(&bytes).await.unwrap();
         let told = session.failure().await;
-        assert!(told.contains("what the client sent cannot be taken") && told.contains(reason), "{told}");
+        assert!(told.contains("malformed message of the client") && told.contains(reason), "{told}");
         assert_eq!(session.input().await, None);
         session.agent.await.unwrap();
         // It may hold what the client said before.
