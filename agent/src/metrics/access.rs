@@ -1,4 +1,4 @@
-//! Those who ask our own servers, and what the API server was asked about them.
+//! Authentication and authorization of the server's clients.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGaugeVec};
 use super::buckets;
 use super::register::Register;
 
-/// Certificates, tokens and reviews of those who ask.
+/// Client certificates, tokens and reviews.
 #[derive(Debug)]
 pub struct Access {
     token_reviews: Reviews,
@@ -33,12 +33,12 @@ impl Reviews {
         Self {
             requests: register.counters(
                 &requests,
-                &format!("[ALPHA] {what} reviews asked for, by the answer's status."),
+                &format!("[ALPHA] {what} reviews requested, by status code."),
                 &["code"],
             ),
             durations: register.histograms(
                 &durations,
-                &format!("[ALPHA] Duration of {what} reviews, by the answer's status."),
+                &format!("[ALPHA] Duration of {what} reviews, by status code."),
                 buckets::REVIEW,
                 &["code"],
             ),
@@ -59,28 +59,28 @@ impl Access {
             access_reviews: Reviews::new(register, "authz", "Access"),
             tokens: register.counters(
                 "authentication_token_cache_request_total",
-                "[ALPHA] Tokens brought by clients, by whether they were remembered.",
+                "[ALPHA] Tokens of requests, by whether they were cached.",
                 &["status"],
             ),
             token_durations: register.histograms(
                 "authentication_token_cache_request_duration_seconds",
-                "[ALPHA] Time until a token's owner was known, by whether it was remembered.",
+                "[ALPHA] Time to authenticate a token, by whether it was cached.",
                 buckets::USUAL,
                 &["status"],
             ),
             fetches: register.counters(
                 "authentication_token_cache_fetch_total",
-                "[ALPHA] Tokens that had to be asked about, by how that ended.",
+                "[ALPHA] Token reviews of uncached tokens, by outcome.",
                 &["status"],
             ),
             fetching: register.gauges(
                 "authentication_token_cache_active_fetch_count",
-                "[ALPHA] Tokens being asked about, and requests that wait for that.",
+                "[ALPHA] Token reviews in flight, and requests blocked on them.",
                 &["status"],
             ),
             expirations: register.histogram(
                 "apiserver_client_certificate_expiration_seconds",
-                "[ALPHA] How long the certificates that clients showed are still good for.",
+                "[ALPHA] Remaining validity of the client certificates of requests.",
                 buckets::EXPIRATION,
             ),
         }
@@ -96,30 +96,30 @@ impl Access {
         self.access_reviews.ended(status, took);
     }
 
-    /// A client's token was looked up; `remembered` if nobody had to be asked.
-    pub fn token_looked_up(&self, remembered: bool, took: Duration) {
-        let status = if remembered { "hit" } else { "miss" };
+    /// A client's token was looked up; `cached` if without a review.
+    pub fn token_looked_up(&self, cached: bool, took: Duration) {
+        let status = if cached { "hit" } else { "miss" };
         self.tokens.with_label_values(&[status]).inc();
         self.token_durations.with_label_values(&[status]).observe(took.as_secs_f64());
     }
 
-    /// A token is being asked about, or no longer.
-    pub fn token_asking(&self, more: i64) {
+    /// Adds to the token reviews in flight.
+    pub fn token_reviews_in_flight(&self, more: i64) {
         self.fetching.with_label_values(&["in_flight"]).add(more);
     }
 
-    /// A request waits for that, or no longer.
-    pub fn token_waiting(&self, more: i64) {
+    /// Adds to the requests that wait for a token review.
+    pub fn token_reviews_blocked(&self, more: i64) {
         self.fetching.with_label_values(&["blocked"]).add(more);
     }
 
-    /// A token was asked about.
-    pub fn token_asked(&self, ok: bool) {
+    /// A token review ended.
+    pub fn token_review_ended(&self, ok: bool) {
         self.fetches.with_label_values(&[if ok { "ok" } else { "error" }]).inc();
     }
 
-    /// A client showed a certificate that is good for so many seconds more; less than none if it has expired.
-    pub fn certificate_shown(&self, seconds: f64) {
+    /// A client presented a certificate with this remaining validity in seconds; negative if it has expired.
+    pub fn certificate_presented(&self, seconds: f64) {
         self.expirations.observe(seconds);
     }
 }

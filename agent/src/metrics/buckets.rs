@@ -39,7 +39,7 @@ pub(super) const IMAGE_PULL: &[f64] = &[
 /// Reviews by the API server.
 pub(super) const REVIEW: &[f64] = &[0.25, 0.5, 0.7, 1.0, 1.5, 3.0, 5.0, 10.0];
 
-/// What is left of certificates.
+/// Remaining validity of certificates.
 pub(super) const EXPIRATION: &[f64] = &[
     0.0,
     1800.0,

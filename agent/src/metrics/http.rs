@@ -18,7 +18,7 @@ pub struct Http {
     websockets: IntCounterVec,
 }
 
-/// What is streamed to or from a container or pod.
+/// The streaming subresources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subresource {
     /// The streams of a command.
@@ -39,7 +39,7 @@ impl Subresource {
     }
 }
 
-/// What the labels tell of a request.
+/// The labels of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// One of the usual methods, or `other`.
@@ -78,13 +78,13 @@ impl Http {
         }
     }
 
-    /// A request came in.
+    /// A request began.
     pub fn began(&self, request: &Request) {
         self.requests.with_label_values(&request.labels()).inc();
         self.in_flight.with_label_values(&request.labels()).inc();
     }
 
-    /// A stream over a WebSocket that ends here was asked for.
+    /// A WebSocket session was requested that the agent terminates.
     pub fn websocket(&self, subresource: Subresource) {
         self.websockets.with_label_values(&[subresource.label()]).inc();
     }

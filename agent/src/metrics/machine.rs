@@ -1,4 +1,4 @@
-//! The machine itself, read when somebody asks: what `/metrics/cadvisor` says beside the containers.
+//! The machine metrics of `/metrics/cadvisor`, read per scrape.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use super::register::Register;
 
 const LABELS: [&str; 3] = ["boot_id", "machine_id", "system_uuid"];
 
-/// Everything there is to say of the machine.
+/// All machine metrics.
 pub(super) fn gather() -> Vec<MetricFamily> {
     let registry = Registry::new();
     let register = Register::new(&registry);

@@ -1,4 +1,5 @@
-//! What is counted: upstream's families under their own names, and keblet's own beside them.
+//! Metric families: upstream's under their names, and keblet's own. Each file declares the families of one module with
+//! [`register::Register`].
 //!
 //! One value holds every family; there is no global registry. Each room gets small typed methods, so that a wrong label
 //! does not compile. Nothing is decided by these numbers, and nothing here waits.
@@ -65,17 +66,17 @@ pub struct Metrics {
     pub volumes: Volumes,
     /// State and losses of the sensors.
     pub sensors: Sensors,
-    /// Events that reach nobody.
+    /// Events that were not delivered.
     pub recorder: Recorder,
     /// Requests to our own servers.
     pub http: Http,
-    /// Those who ask our own servers.
+    /// Authentication and authorization of clients.
     pub access: Access,
     /// Certificates of this node.
     pub certificates: Certificates,
     /// Requests to the API server.
     pub rest_client: RestClient,
-    /// Outcomes of health checks; shown apart from the others.
+    /// Outcomes of health checks; exposed separately.
     pub slis: Slis,
     /// Unix time at which the process started, in seconds.
     pub process_start: f64,
@@ -119,7 +120,7 @@ impl Metrics {
         })
     }
 
-    /// Everything but what has a page of its own.
+    /// All families but those that are exposed separately.
     pub fn gather(&self) -> Vec<MetricFamily> {
         self.registry.gather()
     }
@@ -150,7 +151,7 @@ pub fn encode_text(families: &[MetricFamily]) -> Result<Vec<u8>, prometheus::Err
     Ok(text)
 }
 
-/// The same at the end of what is there already.
+/// Appends the text format to a buffer.
 pub fn append_text(text: &mut Vec<u8>, families: &[MetricFamily]) -> Result<(), prometheus::Error> {
     TextEncoder::new().encode(families, text)
 }

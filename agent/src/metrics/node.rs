@@ -66,12 +66,12 @@ impl Node {
             cgroup_version: register.gauge("kubelet_cgroup_version", "[ALPHA] cgroup version of this host."),
             losing_support: register.gauges(
                 "kubelet_cri_losing_support",
-                "[ALPHA] 1 if the runtime lacks what the version in the label will require.",
+                "[ALPHA] 1 if the runtime lacks a feature that the version in the label requires.",
                 &["version"],
             ),
             provider: register.gauges(
                 "kubelet_metrics_provider",
-                "[ALPHA] Where usage of containers comes from, as a label; always 1.",
+                "[ALPHA] Source of container usage, as a label; always 1.",
                 &["provider"],
             ),
             build: register.gauges(
@@ -117,7 +117,7 @@ impl Node {
         self.startup.registration.set(took);
     }
 
-    /// The node is Ready, so many seconds after its registration, and after the machine's start.
+    /// The node became Ready this many seconds after its registration, and after the machine's boot.
     pub fn startup_ready(&self, after_registration: f64, total: Option<f64>) {
         self.startup.post_registration.set(after_registration);
         if let Some(total) = total {
@@ -125,7 +125,7 @@ impl Node {
         }
     }
 
-    /// Begin and end of the last graceful shutdown as Unix time; 0 for what has not happened.
+    /// Begin and end of the last graceful shutdown as Unix time; 0 if there was none.
     pub fn graceful_shutdown(&self, start: f64, end: f64) {
         self.shutdown_start.set(start);
         self.shutdown_end.set(end);
@@ -142,23 +142,23 @@ impl Node {
         self.cgroup_version.set(version);
     }
 
-    /// The runtime does not tell its cgroup driver; from `version` on it will have to.
+    /// The runtime does not report its cgroup driver, which `version` requires.
     pub fn runtime_losing_support(&self, version: &str) {
         self.losing_support.with_label_values(&[version]).set(1);
     }
 
-    /// Where usage comes from, in upstream's words: `cadvisor` for cgroup files, `cri` for the runtime alone.
+    /// The source of usage: `cadvisor` for cgroup files, `cri` for the runtime alone.
     pub fn metrics_provider(&self, provider: &'static str) {
         self.provider.with_label_values(&[provider]).set(1);
     }
 
-    /// Says what was built. What is unknown is empty.
+    /// Build information. Unknown values are empty.
     pub fn build(&self, info: &BuildInfo<'_>) {
         let BuildInfo { git_version, major, minor, platform, compiler } = *info;
         self.build.with_label_values(&["", compiler, "", "", git_version, "", major, minor, platform]).set(1);
     }
 
-    /// Says whether a feature is on. `stage` is ALPHA, BETA, DEPRECATED, or empty for settled ones.
+    /// Whether a feature is enabled. `stage` is ALPHA, BETA, DEPRECATED, or empty for GA ones.
     pub fn feature(&self, name: &str, stage: &str, enabled: bool) {
         self.features.with_label_values(&[name, stage]).set(enabled.into());
     }

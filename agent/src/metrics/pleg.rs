@@ -27,7 +27,7 @@ pub struct Pleg {
 
 impl Pleg {
     pub(super) fn new(register: &Register<'_>) -> Self {
-        // Pods with news are a set and not a queue: nothing is ever dropped, and those who look for it find that said.
+        // Pods with events are a set, not a queue: nothing is ever dropped, so this stays 0.
         register
             .counter("kubelet_pleg_discard_events", "[ALPHA] Lifecycle events that found no room and were dropped.");
         Self {
@@ -56,7 +56,7 @@ impl Pleg {
             ),
             connection_errors: register.counter(
                 "kubelet_evented_pleg_connection_error_count",
-                "[ALPHA] Times the runtime's event stream could not be had.",
+                "[ALPHA] Failed attempts to open the runtime's event stream.",
             ),
             stream_latency: register.histogram(
                 "kubelet_evented_pleg_connection_latency_seconds",
@@ -122,7 +122,7 @@ impl Pleg {
         self.contradictions.inc();
     }
 
-    /// The runtime's event stream stands, or could not be had.
+    /// An attempt to open the runtime's event stream succeeded or failed.
     pub fn stream(&self, connected: bool) {
         if connected { self.connected.inc() } else { self.connection_errors.inc() }
     }

@@ -47,7 +47,7 @@ pub struct LogsOf<'a> {
     pub container: &'a str,
 }
 
-/// Where a pod comes from, as far as these families tell.
+/// The source of a pod, as the families distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PodOrigin {
     /// A file or URL.
@@ -68,14 +68,14 @@ impl PodOrigin {
     }
 }
 
-/// Pods with a worker, by what they have in common.
+/// Labels of pods with a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Working {
     /// `sync`, `terminating` or `terminated`.
     pub lifecycle: &'static str,
     /// `desired`, `orphan` or `runtime_only`.
     pub config: &'static str,
-    /// Where they come from.
+    /// Their source.
     pub origin: PodOrigin,
 }
 
@@ -86,7 +86,7 @@ impl Pods {
             active: register.gauges("kubelet_active_pods", "[ALPHA] Pods that count for admission.", &["static"]),
             working: register.gauges(
                 "kubelet_working_pods",
-                "[ALPHA] Pods with a worker, by its phase and what is known of them.",
+                "[ALPHA] Pods with a worker, by its phase and the pod's source.",
                 &["config", "lifecycle", "static"],
             ),
             mirrors: register
@@ -137,17 +137,17 @@ impl Pods {
                 "[ALPHA] From a status change to the API server's acknowledgement.",
                 buckets::STATUS_SYNC,
             ),
-            started: register.counter("kubelet_started_pods_total", "[ALPHA] Sandboxes whose creation was tried."),
+            started: register.counter("kubelet_started_pods_total", "[ALPHA] Attempts to create a sandbox."),
             start_errors: register
-                .counter("kubelet_started_pods_errors_total", "[ALPHA] Sandboxes whose creation failed."),
+                .counter("kubelet_started_pods_errors_total", "[ALPHA] Failed attempts to create a sandbox."),
             started_containers: register.counters(
                 "kubelet_started_containers_total",
-                "[ALPHA] Containers whose start was tried.",
+                "[ALPHA] Attempts to start a container.",
                 &["container_type"],
             ),
             container_start_errors: register.counters(
                 "kubelet_started_containers_errors_total",
-                "[ALPHA] Containers whose start failed, by reason.",
+                "[ALPHA] Failed attempts to start a container, by reason.",
                 &["container_type", "code"],
             ),
             terminated_containers: register.counters(
@@ -192,7 +192,7 @@ impl Pods {
         self.mirrors.set(gauge(count));
     }
 
-    /// What the runtime runs: pods, and containers by state (`created`, `running`, `exited`, `unknown`).
+    /// Running pods, and containers by state (`created`, `running`, `exited`, `unknown`).
     pub fn running(&self, pods: usize, containers: impl IntoIterator<Item = (&'static str, usize)>) {
         self.running.set(gauge(pods));
         self.running_containers.reset();
@@ -206,7 +206,7 @@ impl Pods {
         self.ephemeral.set(gauge(count));
     }
 
-    /// A pod was not let in. Of reasons only those that upstream counts by name have a label of their own.
+    /// A pod was rejected. Only the reasons that upstream distinguishes have a label of their own.
     pub fn rejected(&self, reason: &str) {
         let label = match REJECTIONS.iter().find(|known| **known == reason) {
             Some(known) => known,
@@ -226,12 +226,12 @@ impl Pods {
         self.orphaned.inc();
     }
 
-    /// A new pod with so many containers.
+    /// A new pod with this many containers.
     pub fn created(&self, containers: usize) {
         self.containers_per_pod.observe(containers as f64);
     }
 
-    /// A pod was found running, so long after it was first seen.
+    /// A pod was observed running this long after it was first seen.
     pub fn running_after(&self, since_seen: Duration) {
         self.start.observe(since_seen.as_secs_f64());
     }

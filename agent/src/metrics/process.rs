@@ -1,4 +1,4 @@
-//! The usual `process_*` families, read from `/proc` whenever somebody asks.
+//! The standard `process_*` families, read from `/proc` per scrape.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use prometheus::{Counter, Gauge};
 
 use super::register::Register;
 
-/// Registers the families; returns the process's start as Unix time in seconds, 0 if `/proc` does not tell.
+/// Registers the families; returns the process's start as Unix time in seconds, 0 if `/proc` cannot be read.
 pub(super) fn register(register: &Register<'_>) -> f64 {
     let process = Process { start: started().unwrap_or(0.0) };
     register.add(Ok(process.clone()));
@@ -22,7 +22,7 @@ struct Process {
     start: f64,
 }
 
-/// What `/proc/self/stat` says, in its own units.
+/// Fields of `/proc/self/stat`, in its units (proc_pid_stat(5)).
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     cpu_ticks: u64,

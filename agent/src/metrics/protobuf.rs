@@ -41,7 +41,7 @@ struct Label {
     value: Option<String>,
 }
 
-/// Gauge and counter look the same.
+/// Gauges and counters have the same encoding.
 #[derive(Clone, PartialEq, Message)]
 struct Number {
     #[prost(double, optional, tag = "1")]
@@ -97,7 +97,7 @@ fn metric(found: &proto::Metric, kind: proto::MetricType) -> Metric {
         proto::MetricType::COUNTER => metric.counter = number(found.get_counter().get_value()),
         proto::MetricType::GAUGE => metric.gauge = number(found.get_gauge().get_value()),
         proto::MetricType::HISTOGRAM => metric.histogram = Some(histogram(found.get_histogram())),
-        // No family here is one of these.
+        // No family has these types.
         proto::MetricType::SUMMARY | proto::MetricType::UNTYPED => {}
     }
     metric

@@ -1,4 +1,4 @@
-//! Events that reach nobody.
+//! Events that were not delivered.
 
 use prometheus::IntCounterVec;
 

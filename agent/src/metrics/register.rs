@@ -11,7 +11,7 @@ use prometheus::{
 };
 
 /// Why making a family cannot fail.
-const SOUND: &str = "names and labels are constants, each used once, which the tests show";
+const UNIQUE: &str = "names and labels are constants, each used once, which the tests show";
 
 /// Makes families in a registry, and counts them.
 pub(super) struct Register<'a> {
@@ -20,7 +20,7 @@ pub(super) struct Register<'a> {
     by_stability: RefCell<BTreeMap<&'static str, u64>>,
 }
 
-/// How stable a family is, at the beginning of its help; keblet's own say nothing.
+/// How stable a family is, at the beginning of its help; keblet's own have none.
 const STABILITIES: [(&str, &str); 4] =
     [("[STABLE]", "STABLE"), ("[BETA]", "BETA"), ("[ALPHA]", "ALPHA"), ("[INTERNAL]", "INTERNAL")];
 
@@ -32,17 +32,17 @@ impl<'a> Register<'a> {
 
     /// Adds a collector.
     pub(super) fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
-        let collector = made.expect(SOUND);
+        let collector = made.expect(UNIQUE);
         for family in collector.desc() {
             if let Some((_, stability)) = STABILITIES.iter().find(|(mark, _)| family.help.starts_with(mark)) {
                 *self.by_stability.borrow_mut().entry(stability).or_default() += 1;
             }
         }
-        self.registry.register(Box::new(collector.clone())).expect(SOUND);
+        self.registry.register(Box::new(collector.clone())).expect(UNIQUE);
         collector
     }
 
-    /// Says how many families there are by now, itself among them.
+    /// Sets the number of families, this one included.
     pub(super) fn count(&self) {
         let help = "[BETA] Families there are, by how stable they are.";
         let total = self.counters("registered_metrics_total", help, &["deprecated_version", "stability_level"]);

@@ -28,10 +28,10 @@ pub struct RestClient {
     lookups: HistogramVec,
 }
 
-/// What came of reading the API server's certificate authority again.
+/// The outcome of reloading the API server's certificate authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthorityReload {
-    /// It is what it was.
+    /// It has not changed.
     Unchanged,
     /// It is another one.
     Updated,
@@ -39,7 +39,7 @@ pub enum AuthorityReload {
     Unreadable,
     /// Nothing is in it.
     Empty,
-    /// What is in it are no certificates.
+    /// It holds no valid certificates.
     Invalid,
 }
 
@@ -68,14 +68,17 @@ impl RestClient {
             ),
             retries: register.counters(
                 "rest_client_request_retries_total",
-                "[ALPHA] Requests sent again because the API server asked for it.",
+                "[ALPHA] Requests that were retried because the API server asked for it.",
                 &["code", "host", "verb"],
             ),
             durations: seconds(
                 "rest_client_request_duration_seconds",
                 "[ALPHA] Time from a request to the head of its answer.",
             ),
-            waits: seconds("rest_client_rate_limiter_duration_seconds", "[ALPHA] Time requests waited for their turn."),
+            waits: seconds(
+                "rest_client_rate_limiter_duration_seconds",
+                "[ALPHA] Time that requests waited for the rate limiter.",
+            ),
             request_sizes: bytes("rest_client_request_size_bytes", "[ALPHA] Size of requests."),
             response_sizes: bytes("rest_client_response_size_bytes", "[ALPHA] Size of answers, where it is known."),
             plugin_calls: register.counters(
@@ -85,7 +88,7 @@ impl RestClient {
             ),
             plugin_left: register.float_gauge(
                 "rest_client_exec_plugin_ttl_seconds",
-                "[ALPHA] How long what the credential plugin gave is still good for; +Inf without an end.",
+                "[ALPHA] Remaining validity of the credential plugin's certificate; +Inf without one.",
             ),
             plugin_ages: register.histogram(
                 "rest_client_exec_plugin_certificate_rotation_age",
@@ -96,7 +99,7 @@ impl RestClient {
                 .gauge("rest_client_transport_cache_entries", "[ALPHA] Transports that clients share connections by."),
             transport_calls: register.counters(
                 "rest_client_transport_create_calls_total",
-                "[ALPHA] Clients that asked for a transport: a new one (miss), or one that others use (hit).",
+                "[ALPHA] Transports that clients requested: new ones (miss) or shared ones (hit).",
                 &["result"],
             ),
             transport_ends: register.counters(
@@ -106,7 +109,7 @@ impl RestClient {
             ),
             authority_reloads: register.counters(
                 "rest_client_transport_ca_reload_total",
-                "[ALPHA] Times the certificate authority was read again, by what came of it.",
+                "[ALPHA] Reloads of the certificate authority, by outcome.",
                 &["result", "reason"],
             ),
             lookups: register.histograms(
@@ -125,12 +128,12 @@ impl RestClient {
         self
     }
 
-    /// The credential plugin was run; `status` is upstream's name of the outcome, `code` the exit code or 1.
+    /// The credential plugin was run; `status` is upstream's name of the outcome, `code` its exit code or 1.
     pub fn plugin_ran(&self, status: &'static str, code: i32) {
         self.plugin_calls.with_label_values(&[status, &code.to_string()]).inc();
     }
 
-    /// What it gave is good for so many seconds more.
+    /// Remaining validity of its certificate in seconds.
     pub fn plugin_left(&self, seconds: f64) {
         self.plugin_left.set(seconds);
     }
@@ -151,7 +154,7 @@ impl RestClient {
         self.transport_calls.with_label_values(&["hit"]).inc();
     }
 
-    /// The last client of a transport is gone.
+    /// The last client of a transport was dropped.
     pub fn transport_dropped(&self) {
         self.transport_ends.with_label_values(&["deleted"]).inc();
         self.transports.dec();
@@ -162,12 +165,12 @@ impl RestClient {
         self.authority_reloads.with_label_values(&outcome.labels()).inc();
     }
 
-    /// A name was looked up, found or not.
+    /// A DNS lookup ended.
     pub fn looked_up(&self, host: &str, took: Duration) {
         self.lookups.with_label_values(&[host]).observe(took.as_secs_f64());
     }
 
-    /// An answer came, or none did (`None`).
+    /// A request ended with a status code, or without an answer (`None`).
     pub fn answered(&self, method: &str, host: &str, status: Option<u16>, took: Duration) {
         let code = status.map_or_else(|| "<error>".to_owned(), |status| status.to_string());
         self.requests.with_label_values(&[code.as_str(), host, method]).inc();

@@ -72,7 +72,7 @@ impl Sensors {
         }
     }
 
-    /// Hints or records were lost; `queue` says where.
+    /// Hints or records were lost in `queue`.
     pub fn dropped(&self, queue: &'static str, count: u64) {
         self.dropped.with_label_values(&[queue]).inc_by(count);
     }

@@ -1,4 +1,4 @@
-//! How health checks went, for those who keep count: a registry of its own, for it can be reset.
+//! `/metrics/slis`: outcomes of health checks (KEP-3466), in a registry that can be reset.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use prometheus::{IntCounterVec, IntGaugeVec, Registry};
 
 use super::register::Register;
 
-/// Outcomes of health checks, as they were asked for.
+/// Outcomes of requested health checks.
 #[derive(Debug)]
 pub struct Slis(Mutex<Families>);
 
@@ -29,7 +29,7 @@ impl Families {
         );
         let outcomes = register.counters(
             "kubernetes_healthchecks_total",
-            "[STABLE] Health checks by their outcome.",
+            "[STABLE] Health checks by outcome.",
             &["name", "status", "type"],
         );
         Self { registry, state, outcomes }
@@ -44,11 +44,11 @@ impl Slis {
     }
 
     fn with<T>(&self, look: impl FnOnce(&mut Families) -> T) -> T {
-        // Families are only ever replaced as a whole.
+        // Families are replaced as a whole: a panic elsewhere leaves them usable.
         look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A check went well, or did not.
+    /// A check succeeded or failed.
     pub fn checked(&self, name: &str, ok: bool) {
         let status = if ok { "success" } else { "error" };
         self.with(|families| {
@@ -62,7 +62,7 @@ impl Slis {
         self.with(|families| *families = Families::new());
     }
 
-    /// What there is to show.
+    /// The families to expose.
     pub fn gather(&self) -> Vec<MetricFamily> {
         self.with(|families| families.registry.gather())
     }

@@ -75,10 +75,10 @@ fn used() -> Arc<Metrics> {
     metrics.access.token_reviewed(Some(201), short);
     metrics.access.access_reviewed(None, short);
     metrics.access.token_looked_up(true, short);
-    metrics.access.token_asking(1);
-    metrics.access.token_waiting(1);
-    metrics.access.token_asked(true);
-    metrics.access.certificate_shown(3600.0);
+    metrics.access.token_reviews_in_flight(1);
+    metrics.access.token_reviews_blocked(1);
+    metrics.access.token_review_ended(true);
+    metrics.access.certificate_presented(3600.0);
     metrics
 }
 

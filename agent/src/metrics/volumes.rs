@@ -1,4 +1,4 @@
-//! Pods' volumes: what is done to them, and how many there are.
+//! Volumes of pods.
 
 use std::time::Duration;
 
@@ -56,23 +56,21 @@ impl Volumes {
                 "reconstruct_volume_operations_total",
                 "[ALPHA] Volumes of an earlier run that were found on disk when the agent started.",
             ),
-            not_understood: register.counter(
-                "reconstruct_volume_operations_errors_total",
-                "[ALPHA] Those of them whose kind is not known.",
-            ),
+            not_understood: register
+                .counter("reconstruct_volume_operations_errors_total", "[ALPHA] Of these, volumes of an unknown kind."),
             forced: register.counter(
                 "force_cleaned_failed_volume_operations_total",
-                "[ALPHA] Removals of volumes whose kind is not known, once their pod was gone.",
+                "[ALPHA] Removals of volumes of an unknown kind after the removal of their pod.",
             ),
             force_failed: register
                 .counter("force_cleaned_failed_volume_operation_errors_total", "[ALPHA] Those of them that failed."),
             orphans: register.gauge(
                 "kubelet_orphan_pod_cleaned_volumes",
-                "[ALPHA] Pods nobody knows whose directories the last sweep removed.",
+                "[ALPHA] Orphaned pods whose directories were removed in the last cleanup.",
             ),
             orphans_left: register.gauge(
                 "kubelet_orphan_pod_cleaned_volumes_errors",
-                "[ALPHA] Pods nobody knows whose directories the last sweep could not remove.",
+                "[ALPHA] Orphaned pods whose directories could not be removed in the last cleanup.",
             ),
         }
     }
@@ -108,7 +106,7 @@ impl Volumes {
         }
     }
 
-    /// A sweep removed so many directories of pods, and failed at so many.
+    /// The numbers of orphaned pod directories that a cleanup removed and failed to remove.
     pub fn swept(&self, removed: usize, failed: usize) {
         self.orphans.set(i64::try_from(removed).unwrap_or(i64::MAX));
         self.orphans_left.set(i64::try_from(failed).unwrap_or(i64::MAX));

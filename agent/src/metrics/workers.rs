@@ -17,14 +17,14 @@ pub struct Workers {
     action_errors: IntCounterVec,
 }
 
-/// What a worker was asked to do; label `operation_type`.
+/// The label `operation_type` of a worker's pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncKind {
     /// First sync of a pod.
     Create,
     /// The pod changed.
     Update,
-    /// Nothing changed; time for a look.
+    /// A periodic pass without a change.
     Sync,
     /// The pod is being stopped.
     Kill,
@@ -82,7 +82,7 @@ impl Workers {
         self.sync.with_label_values(&[kind.label()]).observe(took.as_secs_f64());
     }
 
-    /// A worker started, so long after its pod was first seen.
+    /// A worker started this long after its pod was first seen.
     pub fn started(&self, since_seen: Duration) {
         self.wait.observe(since_seen.as_secs_f64());
     }

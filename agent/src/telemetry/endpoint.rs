@@ -1,4 +1,4 @@
-//! Where the collector is: `tracing.endpoint`, in the notation of gRPC names.
+//! The collector's address: `tracing.endpoint`, in the syntax of gRPC names.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 use tonic::transport::Channel;
 use tonic::transport::Endpoint;
 
-/// Where upstream's exporter sends by default.
+/// The default of upstream's exporter.
 const DEFAULT: &str = "localhost:4317";
 /// The port of a gRPC name that has none.
 const DEFAULT_PORT: u16 = 443;
@@ -28,7 +28,7 @@ pub(super) enum Collector {
 }
 
 impl Collector {
-    /// Reads an endpoint; an empty one is the default.
+    /// Parses an endpoint; an empty one is the default.
     pub(super) fn parse(endpoint: &str) -> Self {
         if let Some(path) = endpoint.strip_prefix("unix:") {
             return Self::Unix(path.strip_prefix("//").unwrap_or(path).into());
@@ -37,7 +37,7 @@ impl Collector {
             return Self::Abstract(name.to_owned());
         }
         let name = match endpoint.strip_prefix("dns:") {
-            // An authority names another resolver, which nobody has.
+            // The authority would name another resolver, which is not supported.
             Some(rest) => rest.strip_prefix("//").and_then(|rest| rest.split_once('/')).map_or(rest, |(_, name)| name),
             None => endpoint,
         };
@@ -48,7 +48,10 @@ impl Collector {
         }
     }
 
-    /// A connection that is made when first needed, unencrypted as upstream's is. Needs an async runtime around it.
+    /// A lazy, unencrypted connection, as upstream's. Needs an async runtime.
+    ///
+    /// # Errors
+    /// The address is invalid.
     pub(super) fn channel(&self) -> Result<Channel, tonic::transport::Error> {
         match self {
             Self::Tcp(address) => Ok(Endpoint::from_shared(format!("http://{address}"))?.connect_lazy()),

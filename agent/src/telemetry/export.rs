@@ -1,4 +1,4 @@
-//! The way of spans to the collector: sampled, batched, over OTLP.
+//! Export of spans: sampled, batched, over OTLP.
 
 use std::time::Duration;
 
@@ -26,18 +26,18 @@ use crate::config::kubelet_sections::Tracing;
 
 /// `service.name` of every span.
 const SERVICE: &str = "kubelet";
-/// Name of the spans' instrument.
+/// The instrumentation scope.
 const SCOPE: &str = "keblet";
-/// What is not exported then, is not.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Timeout of the export at shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Collects spans for the collector. It goes first onto the bare registry.
+/// The layer that records spans. It has to be the first layer of the registry.
 pub type SpanLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
 /// Why spans cannot be exported.
 #[derive(Debug, Error)]
 pub enum SpansError {
-    /// The endpoint is no address.
+    /// The endpoint is not an address.
     #[error("tracing.endpoint {endpoint:?}")]
     Endpoint {
         /// As configured.
@@ -45,27 +45,27 @@ pub enum SpansError {
         /// What is wrong with it.
         source: tonic::transport::Error,
     },
-    /// The exporter cannot be made.
+    /// The exporter cannot be built.
     #[error("could not configure tracer provider for {collector}")]
     Exporter {
-        /// Where to.
+        /// Its address.
         collector: String,
         /// What is wrong.
         source: ExporterBuildError,
     },
 }
 
-/// Spans on their way.
+/// The export of spans.
 #[derive(Debug)]
 pub struct Spans {
     provider: SdkTracerProvider,
 }
 
 impl Spans {
-    /// Prepares the export of this host's spans; the collector need not be there. To be called within the async runtime.
+    /// Prepares the export of this host's spans; the collector need not be reachable. Needs an async runtime.
     ///
     /// # Errors
-    /// If the endpoint makes no sense.
+    /// The endpoint is invalid.
     pub fn new(config: &Tracing, host: &str) -> Result<Self, SpansError> {
         let endpoint = config.endpoint.as_deref().unwrap_or_default();
         let collector = Collector::parse(endpoint);
@@ -89,7 +89,7 @@ impl Spans {
         Ok(Self { provider })
     }
 
-    /// What makes spans of this program's passes, calls and requests.
+    /// The layer that records the spans of this process.
     pub fn layer(&self) -> SpanLayer {
         let layer = tracing_opentelemetry::layer()
             .with_tracer(self.provider.tracer(SCOPE))
@@ -101,15 +101,15 @@ impl Spans {
         layer.with_filter(Targets::new().with_target(TARGET, Level::TRACE)).boxed()
     }
 
-    /// Exports what is left. Blocks, but not for long.
+    /// Exports the remaining spans. Blocks for two seconds at most.
     pub fn end(self) {
-        if let Err(error) = self.provider.shutdown_with_timeout(LAST_WORDS) {
-            tracing::warn!(%error, "the last spans were not exported");
+        if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT) {
+            tracing::warn!(%error, "cannot export the last spans");
         }
     }
 }
 
-/// Who has a sampled parent is sampled; else so many of a million, by default none.
+/// Spans with a sampled parent are sampled; others at this rate per million, by default none.
 fn sampler(per_million: i32) -> Sampler {
     let root = match per_million {
         ..=0 => Sampler::AlwaysOff,

@@ -1,8 +1,7 @@
-//! Spans: what took how long and what it was part of, for an OpenTelemetry collector as `tracing:` asks.
+//! OpenTelemetry spans, exported as `tracing:` configures (KEP-2831).
 //!
-//! Owns the names and attributes of spans, the passing on of their context, and their export. Refuses to be a second log:
-//! spans carry what upstream's carry, and nobody reads them here. Without `tracing:` no layer is installed, and a span
-//! costs the look at one number.
+//! Owns the names and attributes of spans, the propagation of their context, and their export; names and attributes are
+//! upstream's. Without `tracing:` no layer is installed, and a disabled span costs one atomic load.
 
 mod endpoint;
 mod export;
@@ -24,7 +23,7 @@ pub use self::export::SpanLayer;
 pub use self::export::Spans;
 pub use self::export::SpansError;
 
-/// Spans have a target of their own, so that no log filter takes them for lines.
+/// The target of spans, which log filters exclude.
 const TARGET: &str = "spans";
 
 /// One pass of a pod's worker; `name` is upstream's `syncPod`, `syncTerminatingPod` or `syncTerminatedPod`.
@@ -64,7 +63,7 @@ pub fn call(service: &'static str, method: &'static str) -> Span {
     span
 }
 
-/// Tells how a call ended: 0, or the number of its error.
+/// Records the status code of a call.
 pub fn called(span: &Span, code: tonic::Code) {
     span.record("rpc.grpc.status_code", i32::from(code));
     if code != tonic::Code::Ok {
@@ -72,8 +71,8 @@ pub fn called(span: &Span, code: tonic::Code) {
     }
 }
 
-/// One request to our own servers, named by its route. Whose word is trusted may make it part of its own trace; a
-/// stranger's trace is only linked.
+/// One request to the agent's servers, named by its route. A trusted client's trace is continued; the trace of another one
+/// is only linked.
 pub fn request(method: &http::Method, route: &str, headers: &HeaderMap, trusted: bool) -> Span {
     let span = tracing::trace_span!(
         target: TARGET,
@@ -99,7 +98,7 @@ pub fn request(method: &http::Method, route: &str, headers: &HeaderMap, trusted:
     span
 }
 
-/// Tells how a request was answered. Only what is the server's fault is an error.
+/// Records the response of a request. Only server errors count as errors.
 pub fn answered(span: &Span, status: http::StatusCode) {
     span.record("http.response.status_code", i64::from(status.as_u16()));
     if status.is_server_error() {
@@ -107,7 +106,7 @@ pub fn answered(span: &Span, status: http::StatusCode) {
     }
 }
 
-/// One request to the API server, each try on its own, with the attributes that HTTP clients are watched by.
+/// One attempt of a request to the API server, with the attributes of OpenTelemetry's HTTP conventions.
 pub fn api_request(method: &http::Method, url: &http::Uri) -> Span {
     let span = tracing::trace_span!(
         target: TARGET,
@@ -117,7 +116,7 @@ pub fn api_request(method: &http::Method, url: &http::Uri) -> Span {
         otel.status_code = Empty,
         http.request.method = %method,
         server.address = url.host(),
-        // Signed, like all numbers that spans know.
+        // Signed, like all integers of spans.
         server.port = url.port_u16().map(i64::from),
         url.full = %url,
         network.protocol.version = Empty,
@@ -130,7 +129,7 @@ pub fn api_request(method: &http::Method, url: &http::Uri) -> Span {
     span
 }
 
-/// Tells how it was answered. To who asks, every refusal is an error.
+/// Records the response. For a client, every 4xx is an error, too.
 pub fn api_answered(span: &Span, status: http::StatusCode, version: http::Version) {
     if span.is_disabled() {
         return;
@@ -147,13 +146,13 @@ pub fn api_answered(span: &Span, status: http::StatusCode, version: http::Versio
     }
 }
 
-/// Tells that there was no answer.
+/// Records that there was no response.
 pub fn api_failed(span: &Span) {
     span.record("otel.status_code", "ERROR");
     span.record("error.type", "_OTHER");
 }
 
-/// Lets the other side of a request continue the trace of `span`.
+/// Propagates the trace of `span` in HTTP headers.
 pub fn pass_on_http(span: &Span, headers: &mut HeaderMap) {
     if span.is_disabled() {
         return;
@@ -162,7 +161,7 @@ pub fn pass_on_http(span: &Span, headers: &mut HeaderMap) {
     global::get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut Carried(headers)));
 }
 
-/// Lets the other side of a call continue the trace of `span` (W3C trace context and baggage).
+/// Propagates the trace of `span` in gRPC metadata (W3C trace context and baggage).
 pub fn pass_on(span: &Span, metadata: &mut MetadataMap) {
     if span.is_disabled() {
         return;

@@ -84,7 +84,7 @@ impl Authenticator {
             return Ok(None);
         };
         if let Some(seconds) = certificate::seconds_left(leaf, SystemTime::now()) {
-            self.metrics.access.certificate_shown(seconds);
+            self.metrics.access.certificate_presented(seconds);
         }
         client_ca.verify(leaf, intermediates)?;
         user_of(leaf, self.uid_from_certificate)

@@ -163,7 +163,7 @@ impl Tokens {
                 }
             }
         };
-        let _blocked = GaugeGuard::new(access, Access::token_waiting);
+        let _blocked = GaugeGuard::new(access, Access::token_reviews_blocked);
         let outcome = lookup.await;
         access.token_looked_up(false, began.elapsed());
         into_user(outcome)
@@ -196,14 +196,14 @@ fn into_user(outcome: Outcome) -> Result<User, TokenError> {
 /// A review in a task of its own, which does not end with the requests that wait for it.
 fn spawn_lookup(state: Arc<State>, key: Key, peer: Option<IpAddr>, token: SecretString) -> Lookup {
     let task = tokio::spawn(async move {
-        let _asking = GaugeGuard::new(&state.metrics.access, Access::token_asking);
-        let asked = retried(|| state.reviews.token(token.expose_secret()));
-        let outcome = match tokio::time::timeout(DEADLINE, asked).await {
+        let _reviewing = GaugeGuard::new(&state.metrics.access, Access::token_reviews_in_flight);
+        let reviewed = retried(|| state.reviews.token(token.expose_secret()));
+        let outcome = match tokio::time::timeout(DEADLINE, reviewed).await {
             Ok(Ok(status)) => interpret(status),
             Ok(Err(error)) => Err(error.message),
             Err(_) => Err(format!("the API server did not review the token within {DEADLINE:?}")),
         };
-        state.metrics.access.token_asked(outcome.is_ok());
+        state.metrics.access.token_review_ended(outcome.is_ok());
         let mut cache = state.cache();
         cache.ended(&key, peer);
         if !state.ttl.is_zero() {
