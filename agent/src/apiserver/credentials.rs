@@ -15,8 +15,12 @@ use secrecy::ExposeSecret as _;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::exec::{ExecError, Issued, Plugin};
-use super::kubeconfig::{self, Credentials, KubeconfigError};
+use super::exec::ExecError;
+use super::exec::Issued;
+use super::exec::Plugin;
+use super::kubeconfig;
+use super::kubeconfig::Credentials;
+use super::kubeconfig::KubeconfigError;
 use crate::metrics::Metrics;
 
 /// A token file is read again when what was read is older than this.
@@ -214,6 +218,8 @@ impl TokenFile {
     }
 }
 
+/// # Errors
+/// The token holds characters that are not allowed in a header.
 pub(super) fn bearer(what: &str, token: &str) -> Result<HeaderValue, CredentialError> {
     header(what, &format!("Bearer {token}"))
 }

@@ -4,11 +4,13 @@
 
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+use std::time::SystemTime;
 
 use http::HeaderValue;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::config::{ExecConfig, ExecInteractiveMode};
+use kube::config::ExecConfig;
+use kube::config::ExecInteractiveMode;
 use rustls::sign::CertifiedKey;
 use serde::Deserialize;
 use serde_json::json;
@@ -16,7 +18,8 @@ use tokio::process::Command;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::credentials::{CredentialError, bearer};
+use super::credentials::CredentialError;
+use super::credentials::bearer;
 use super::tls;
 use crate::metrics::Metrics;
 

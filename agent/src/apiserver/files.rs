@@ -7,9 +7,12 @@ use std::time::Duration;
 use secrecy::ExposeSecret as _;
 use tokio_util::sync::CancellationToken;
 
-use super::kubeconfig::{CertificatePair, Pem};
-use super::tls::{self, Roots};
-use super::{ApiServer, ConnectError};
+use super::ApiServer;
+use super::ConnectError;
+use super::kubeconfig::CertificatePair;
+use super::kubeconfig::Pem;
+use super::tls;
+use super::tls::Roots;
 use crate::metrics::AuthorityReload;
 
 /// Time between two reads.

@@ -3,13 +3,19 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::path::PathBuf;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Uri;
-use kube::config::{AuthInfo, Cluster, ExecAuthCluster, ExecConfig, Kubeconfig};
-use secrecy::{ExposeSecret as _, SecretString};
+use kube::config::AuthInfo;
+use kube::config::Cluster;
+use kube::config::ExecAuthCluster;
+use kube::config::ExecConfig;
+use kube::config::Kubeconfig;
+use secrecy::ExposeSecret as _;
+use secrecy::SecretString;
 
 /// Access to one API server. Holds secrets; `Debug` does not show them.
 #[derive(Clone, Debug)]

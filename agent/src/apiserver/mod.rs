@@ -37,16 +37,22 @@ use rustls::pki_types::ServerName;
 use rustls::sign::CertifiedKey;
 use tokio_util::sync::CancellationToken;
 
-use self::credentials::{Authorizer, CredentialError};
-use self::dial::{Dialer, Dialing};
+use self::credentials::Authorizer;
+use self::credentials::CredentialError;
+use self::dial::Dialer;
+use self::dial::Dialing;
 use self::files::Files;
 use self::kubeconfig::Access;
 use self::reachability::Reachability;
-use self::recovery::{Recovered, Recovery};
-use self::requests::{Requests, Shared};
-use self::tls::{Identity, PairError};
+use self::recovery::Recovered;
+use self::recovery::Recovery;
+use self::requests::Requests;
+use self::requests::Shared;
+use self::tls::Identity;
+use self::tls::PairError;
 use self::transport::Transport;
-use crate::metrics::{AuthorityReload, Metrics};
+use crate::metrics::AuthorityReload;
+use crate::metrics::Metrics;
 use crate::model::RateLimiter;
 
 /// Requests per second if 0 is configured, as in client-go.

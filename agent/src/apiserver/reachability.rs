@@ -3,7 +3,8 @@
 //! While it answers 401, watches wait here: they would fail with growing pauses and resume late. Other requests, such as
 //! heartbeats, detect that credentials are accepted again.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use http::StatusCode;

@@ -1,7 +1,8 @@
 //! Ends the pauses of retries when the API server is available again: a long pause after the last of many errors must not
 //! outlast the errors.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::StatusCode;

@@ -1,16 +1,22 @@
 //! The clients against a real HTTPS server.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::PostParams;
-use kube::runtime::watcher::{Config, Event};
-use serde_json::{Value, json};
+use kube::runtime::watcher::Config;
+use kube::runtime::watcher::Event;
+use serde_json::Value;
+use serde_json::json;
 
-use super::test_server::{Authority, Reply, Seen, TestServer};
+use super::test_server::Authority;
+use super::test_server::Reply;
+use super::test_server::Seen;
+use super::test_server::TestServer;
 use super::*;
 
 fn options() -> Options {

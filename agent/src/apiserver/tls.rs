@@ -1,23 +1,41 @@
 //! TLS to the API server: trusted authorities and the client certificate.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::RwLock;
+use std::time::Duration;
+use std::time::SystemTime;
 
 use hyper_rustls::ConfigBuilderExt as _;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{ResolvesClientCert, WebPkiServerVerifier};
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::ClientConfig;
+use rustls::DigitallySignedStruct;
+use rustls::RootCertStore;
+use rustls::SignatureScheme;
+use rustls::client::ResolvesClientCert;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::client::danger::ServerCertVerified;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::crypto::verify_tls12_signature;
+use rustls::crypto::verify_tls13_signature;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::ServerName;
+use rustls::pki_types::UnixTime;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use secrecy::ExposeSecret as _;
 use tokio::sync::watch;
-use x509_parser::prelude::{ASN1Time, FromDer as _, X509Certificate};
+use x509_parser::prelude::ASN1Time;
+use x509_parser::prelude::FromDer as _;
+use x509_parser::prelude::X509Certificate;
 
 use super::ConnectError;
-use super::kubeconfig::{Access, Pem};
+use super::kubeconfig::Access;
+use super::kubeconfig::Pem;
 use crate::metrics::AuthorityReload;
 
 /// The authorities that may have signed the server's certificate; can be replaced.

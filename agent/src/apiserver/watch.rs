@@ -9,12 +9,19 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use futures_util::Stream;
+use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
-use futures_util::{Stream, StreamExt as _};
 use kube::Api;
-use kube::api::{ListParams, Resource, ResourceExt as _, VersionMatch, WatchEvent, WatchParams};
+use kube::api::ListParams;
+use kube::api::Resource;
+use kube::api::ResourceExt as _;
+use kube::api::VersionMatch;
+use kube::api::WatchEvent;
+use kube::api::WatchParams;
 use kube::core::Status;
-use kube::runtime::watcher::{Config, Event};
+use kube::runtime::watcher::Config;
+use kube::runtime::watcher::Event;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 

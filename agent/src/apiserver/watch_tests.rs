@@ -1,12 +1,17 @@
 use bytes::Bytes;
-use http::{Request, Response};
+use http::Request;
+use http::Response;
+use http_body_util::BodyExt as _;
+use http_body_util::Full;
+use http_body_util::StreamBody;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Frame;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
-use serde_json::{Value, json};
-use tokio::sync::{mpsc, oneshot};
+use serde_json::Value;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::sync::oneshot;
 
 use super::*;
 use crate::apiserver::recovery::Recovery;

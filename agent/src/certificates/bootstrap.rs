@@ -1,26 +1,37 @@
 //! TLS bootstrap: the first client certificate of a node, requested with the credentials of a bootstrap kubeconfig.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+use std::time::SystemTime;
 
 use base64::Engine as _;
-use base64::engine::general_purpose::{URL_SAFE, URL_SAFE_NO_PAD};
+use base64::engine::general_purpose::URL_SAFE;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::Request;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::Api;
 use kube::api::PostParams;
-use rcgen::{KeyPair, PublicKeyData as _};
+use rcgen::KeyPair;
+use rcgen::PublicKeyData as _;
 use secrecy::ExposeSecret as _;
-use sha2::{Digest as _, Sha512_256};
-use x509_parser::prelude::{FromDer as _, X509CertificationRequest};
+use sha2::Digest as _;
+use sha2::Sha512_256;
+use x509_parser::prelude::FromDer as _;
+use x509_parser::prelude::X509CertificationRequest;
 
 use super::kubeconfig;
 use super::pair::Pair;
-use super::request::{self, RequestError};
-use super::store::{self, Store, StoreError};
+use super::request;
+use super::request::RequestError;
+use super::store;
+use super::store::Store;
+use super::store::StoreError;
 use super::template::Template;
-use crate::apiserver::kubeconfig::{Access, KubeconfigError, load};
+use crate::apiserver::kubeconfig::Access;
+use crate::apiserver::kubeconfig::KubeconfigError;
+use crate::apiserver::kubeconfig::load;
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::tls::PairError;
 

@@ -8,8 +8,11 @@ use base64::engine::general_purpose::STANDARD;
 use secrecy::ExposeSecret as _;
 
 use super::pair::Pair;
-use super::store::{self, StoreError};
-use crate::apiserver::kubeconfig::{self, Access, Pem};
+use super::store;
+use super::store::StoreError;
+use crate::apiserver::kubeconfig;
+use crate::apiserver::kubeconfig::Access;
+use crate::apiserver::kubeconfig::Pem;
 
 /// Whether a kubeconfig needs no bootstrap: it is valid, holds a client certificate, and no certificate of its chain has
 /// expired. Blocks.

@@ -3,16 +3,20 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+use std::time::SystemTime;
 
 use rustls::sign::CertifiedKey;
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::ExposeSecret as _;
+use secrecy::SecretString;
 use x509_parser::extensions::GeneralName;
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::prelude::FromDer as _;
+use x509_parser::prelude::X509Certificate;
 
 use crate::apiserver::CertificateError;
 use crate::apiserver::kubeconfig::Pem;
-use crate::apiserver::tls::{self, PairError};
+use crate::apiserver::tls;
+use crate::apiserver::tls::PairError;
 
 /// A pair that belongs together.
 #[derive(Clone)]

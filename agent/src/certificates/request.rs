@@ -8,12 +8,15 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
-use kube::api::{ListParams, PostParams};
-use kube::runtime::watcher::{Config, Event};
+use kube::api::ListParams;
+use kube::api::PostParams;
+use kube::runtime::watcher::Config;
+use kube::runtime::watcher::Event;
 use rcgen::KeyPair;
 
 use super::pair::Pair;
-use super::template::{Purpose, Template};
+use super::template::Purpose;
+use super::template::Template;
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::tls::PairError;
 use crate::apiserver::watch;
@@ -170,7 +173,8 @@ pub fn outcome(request: &CertificateSigningRequest, uid: &str) -> Option<Result<
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::Value;
+    use serde_json::json;
 
     use super::*;
 

@@ -1,6 +1,7 @@
 //! When a certificate is rotated. Pure: time and random numbers are arguments.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+use std::time::SystemTime;
 
 use super::pair::Leaf;
 use super::template::Template;

@@ -1,17 +1,22 @@
 //! Rotates one certificate: compares it with its template, requests a new one in time, and publishes the current one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::pair::Pair;
-use super::request::{self, RequestError};
-use super::rotation::{self, Due};
-use super::store::{Store, StoreError};
-use super::template::{Purpose, Template};
+use super::request;
+use super::request::RequestError;
+use super::rotation;
+use super::rotation::Due;
+use super::store::Store;
+use super::store::StoreError;
+use super::template::Purpose;
+use super::template::Template;
 use crate::apiserver::recovery::Recovered;
 use crate::metrics::Metrics;
 use crate::model::Clock;

@@ -2,9 +2,13 @@
 //! to the newest, which is replaced atomically.
 
 use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::io::Write as _;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 use secrecy::ExposeSecret as _;

@@ -4,8 +4,12 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::NodeAddress;
+use rcgen::CertificateParams;
+use rcgen::DistinguishedName;
+use rcgen::DnType;
+use rcgen::KeyPair;
+use rcgen::SanType;
 use rcgen::string::Ia5String;
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 
 use super::pair::Leaf;
 
@@ -125,7 +129,8 @@ impl Template {
 
 #[cfg(test)]
 mod tests {
-    use x509_parser::prelude::{FromDer as _, X509CertificationRequest};
+    use x509_parser::prelude::FromDer as _;
+    use x509_parser::prelude::X509CertificationRequest;
 
     use super::super::testing::pair;
     use super::*;

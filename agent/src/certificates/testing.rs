@@ -1,8 +1,12 @@
 //! Pairs for tests.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+use std::time::SystemTime;
 
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use rcgen::CertificateParams;
+use rcgen::DistinguishedName;
+use rcgen::DnType;
+use rcgen::KeyPair;
 
 use super::pair::Pair;
 

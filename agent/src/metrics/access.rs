@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGaugeVec};
+use prometheus::Histogram;
+use prometheus::HistogramVec;
+use prometheus::IntCounterVec;
+use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;

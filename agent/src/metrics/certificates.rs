@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use prometheus::{Gauge, Histogram, IntCounter};
+use prometheus::Gauge;
+use prometheus::Histogram;
+use prometheus::IntCounter;
 
 use super::register::Register;
 

@@ -3,8 +3,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use prometheus::GaugeVec;
+use prometheus::IntGauge;
+use prometheus::Opts;
+use prometheus::Registry;
 use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, IntGauge, Opts, Registry};
 
 use super::register::Register;
 

@@ -25,23 +25,37 @@ mod workers;
 
 use std::sync::Arc;
 
+use prometheus::Encoder as _;
+use prometheus::Gauge;
+use prometheus::Registry;
+use prometheus::TextEncoder;
 use prometheus::proto::MetricFamily;
-use prometheus::{Encoder as _, Gauge, Registry, TextEncoder};
 
 pub use access::Access;
 pub use certificates::Certificates;
-pub use http::{Http, Request, Subresource};
-pub use node::{BuildInfo, Node};
+pub use http::Http;
+pub use http::Request;
+pub use http::Subresource;
+pub use node::BuildInfo;
+pub use node::Node;
 pub use pleg::Pleg;
-pub use pods::{LogsOf, PodOrigin, Pods, Working};
-pub use protobuf::{PROTOBUF_FORMAT, encode as encode_protobuf};
+pub use pods::LogsOf;
+pub use pods::PodOrigin;
+pub use pods::Pods;
+pub use pods::Working;
+pub use protobuf::PROTOBUF_FORMAT;
+pub use protobuf::encode as encode_protobuf;
 pub use recorder::Recorder;
-pub use rest_client::{AuthorityReload, RestClient};
+pub use rest_client::AuthorityReload;
+pub use rest_client::RestClient;
 pub use runtime::Runtime;
-pub use sensors::{SensorLevel, Sensors};
+pub use sensors::SensorLevel;
+pub use sensors::Sensors;
 pub use slis::Slis;
-pub use volumes::{VolumeState, Volumes};
-pub use workers::{SyncKind, Workers};
+pub use volumes::VolumeState;
+pub use volumes::Volumes;
+pub use workers::SyncKind;
+pub use workers::Workers;
 
 use register::Register;
 
@@ -139,12 +153,18 @@ impl Metrics {
     }
 
     /// The text exposition, version 0.0.4.
+    ///
+    /// # Errors
+    /// A family cannot be encoded.
     pub fn render(&self) -> Result<String, prometheus::Error> {
         String::from_utf8(encode_text(&self.gather())?).map_err(|error| prometheus::Error::Msg(error.to_string()))
     }
 }
 
 /// The text exposition, version 0.0.4, of some families.
+///
+/// # Errors
+/// A family cannot be encoded.
 pub fn encode_text(families: &[MetricFamily]) -> Result<Vec<u8>, prometheus::Error> {
     let mut text = Vec::new();
     append_text(&mut text, families)?;
@@ -152,6 +172,9 @@ pub fn encode_text(families: &[MetricFamily]) -> Result<Vec<u8>, prometheus::Err
 }
 
 /// Appends the text format to a buffer.
+///
+/// # Errors
+/// A family cannot be encoded.
 pub fn append_text(text: &mut Vec<u8>, families: &[MetricFamily]) -> Result<(), prometheus::Error> {
     TextEncoder::new().encode(families, text)
 }

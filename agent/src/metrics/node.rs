@@ -1,6 +1,8 @@
 //! The node and this program.
 
-use prometheus::{Gauge, IntGauge, IntGaugeVec};
+use prometheus::Gauge;
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
 
 use super::register::Register;
 

@@ -1,12 +1,18 @@
 //! Relists, inspections and lifecycle events.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+use std::time::SystemTime;
 
-use prometheus::{Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec};
+use prometheus::Gauge;
+use prometheus::Histogram;
+use prometheus::HistogramVec;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
 
 use super::buckets;
 use super::register::Register;
-use crate::model::{LifecycleKind, Source};
+use crate::model::LifecycleKind;
+use crate::model::Source;
 
 /// The pod lifecycle event generator.
 #[derive(Debug)]

@@ -3,10 +3,13 @@
 use std::fs;
 use std::io;
 
-use nix::unistd::{SysconfVar, sysconf};
-use prometheus::core::{Collector, Desc};
+use nix::unistd::SysconfVar;
+use nix::unistd::sysconf;
+use prometheus::Counter;
+use prometheus::Gauge;
+use prometheus::core::Collector;
+use prometheus::core::Desc;
 use prometheus::proto::MetricFamily;
-use prometheus::{Counter, Gauge};
 
 use super::register::Register;
 

@@ -117,7 +117,11 @@ fn histogram(found: &proto::Histogram) -> Histogram {
 
 #[cfg(test)]
 mod tests {
-    use prometheus::{Histogram as Observed, HistogramOpts, IntCounterVec, Opts, Registry};
+    use prometheus::Histogram as Observed;
+    use prometheus::HistogramOpts;
+    use prometheus::IntCounterVec;
+    use prometheus::Opts;
+    use prometheus::Registry;
 
     use super::*;
 

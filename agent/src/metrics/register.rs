@@ -5,10 +5,17 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use prometheus::Gauge;
+use prometheus::Histogram;
+use prometheus::HistogramOpts;
+use prometheus::HistogramVec;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
+use prometheus::Opts;
+use prometheus::Registry;
 use prometheus::core::Collector;
-use prometheus::{
-    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-};
 
 /// Why making a family cannot fail.
 const UNIQUE: &str = "names and labels are constants, each used once, which the tests show";

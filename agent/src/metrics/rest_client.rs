@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use prometheus::{Gauge, Histogram, HistogramVec, IntCounterVec, IntGauge};
+use prometheus::Gauge;
+use prometheus::Histogram;
+use prometheus::HistogramVec;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
 
 use super::buckets;
 use super::register::Register;
@@ -182,7 +186,7 @@ impl RestClient {
         self.retries.with_label_values(&[status.to_string().as_str(), host, method]).inc();
     }
 
-    /// It waited for its turn.
+    /// A request waited for the rate limiter.
     pub fn waited(&self, method: &str, host: &str, took: Duration) {
         self.waits.with_label_values(&[host, method]).observe(took.as_secs_f64());
     }

@@ -1,6 +1,7 @@
 //! State and losses of the sensors.
 
-use prometheus::{IntCounterVec, IntGaugeVec};
+use prometheus::IntCounterVec;
+use prometheus::IntGaugeVec;
 
 use super::register::Register;
 

@@ -1,9 +1,12 @@
 //! `/metrics/slis`: outcomes of health checks (KEP-3466), in a registry that can be reset.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+use std::sync::PoisonError;
 
+use prometheus::IntCounterVec;
+use prometheus::IntGaugeVec;
+use prometheus::Registry;
 use prometheus::proto::MetricFamily;
-use prometheus::{IntCounterVec, IntGaugeVec, Registry};
 
 use super::register::Register;
 

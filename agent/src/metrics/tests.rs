@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::model::{LifecycleKind, Source};
+use crate::model::LifecycleKind;
+use crate::model::Source;
 
 /// Uses every method once, so that every family shows.
 fn used() -> Arc<Metrics> {

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use prometheus::{HistogramVec, IntCounter, IntGauge, IntGaugeVec};
+use prometheus::HistogramVec;
+use prometheus::IntCounter;
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;

@@ -117,6 +117,8 @@ impl<K: Kind> CachedObject<K> {
         self.shared.is_immutable() || (self.reading.strategy == Strategy::Watch && self.ensure_watch())
     }
 
+    /// # Errors
+    /// It does not exist, or cannot be read.
     pub(super) async fn get(&self, now: Instant) -> Result<Arc<K>, ObjectError> {
         *self.shared.last_read.lock().unwrap_or_else(PoisonError::into_inner) = now;
         if self.tells_changes() { self.watched().await } else { self.fetched(now).await }

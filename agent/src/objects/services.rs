@@ -37,6 +37,8 @@ impl Services {
         Self { links, _watch: AbortOnDropHandle::new(watch) }
     }
 
+    /// # Errors
+    /// With `must_know`: the services were not listed within a second.
     pub(super) async fn variables(
         &self,
         namespace: &str,

@@ -110,6 +110,8 @@ impl<K: Kind> Store<K> {
         self.lock().retain(|_, object| !object.remove_user(id));
     }
 
+    /// # Errors
+    /// The name is invalid, no registered pod refers to it, it does not exist, or it cannot be read.
     pub(super) async fn get(&self, namespace: &str, name: &str) -> Result<Arc<K>, ObjectError> {
         if !is_name(name) {
             return Err(ObjectError::BadName { kind: K::WORD, name: name.to_owned() });

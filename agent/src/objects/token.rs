@@ -118,6 +118,8 @@ impl Tokens {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// # Errors
+    /// No token was issued, and no cached one is still valid.
     pub(super) async fn get(&self, key: &TokenKey) -> Result<Token, ObjectError> {
         let held = self.lock().get(key).cloned();
         let now = self.clock.wall();

@@ -4,8 +4,11 @@
 
 use axum::body::to_bytes;
 use axum::extract::Request;
-use axum::http::{Method, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::Method;
+use axum::http::StatusCode;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::response::Response;
 
 use super::health::text;
 

@@ -6,24 +6,41 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
+use std::task::Poll;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Body;
+use axum::body::Bytes;
+use axum::body::HttpBody;
 use axum::extract::Request;
+use axum::http::Method;
+use axum::http::StatusCode;
+use axum::http::Uri;
+use axum::http::header;
 use axum::http::uri::PathAndQuery;
-use axum::http::{Method, StatusCode, Uri, header};
-use axum::response::{IntoResponse, Response};
-use hyper::body::{Frame, SizeHint};
+use axum::response::IntoResponse;
+use axum::response::Response;
+use hyper::body::Frame;
+use hyper::body::SizeHint;
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 use tracing::Instrument as _;
 
 use super::Mounted;
 use super::endpoints::Endpoints;
-use super::health::{not_found, text};
-use super::paths::{Endpoint, Found, Handler, RouteError, Table, choose, labels};
-use super::secure::{Guard, Peer};
-use crate::metrics::{self, Metrics};
+use super::health::not_found;
+use super::health::text;
+use super::paths::Endpoint;
+use super::paths::Found;
+use super::paths::Handler;
+use super::paths::RouteError;
+use super::paths::Table;
+use super::paths::choose;
+use super::paths::labels;
+use super::secure::Guard;
+use super::secure::Peer;
+use crate::metrics;
+use crate::metrics::Metrics;
 use crate::telemetry;
 
 /// Dispatches the requests of one port.

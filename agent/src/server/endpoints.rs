@@ -3,14 +3,28 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{FromRequestParts as _, Query, Request};
-use axum::http::{Method, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::extract::FromRequestParts as _;
+use axum::extract::Query;
+use axum::extract::Request;
+use axum::http::Method;
+use axum::http::StatusCode;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::response::Response;
 
-use super::checks::{Check, Wanted, overall, single};
-use super::health::{line, not_found, text};
+use super::Handles;
+use super::checks::Check;
+use super::checks::Wanted;
+use super::checks::overall;
+use super::checks::single;
+use super::debug;
+use super::exposition;
+use super::health::line;
+use super::health::not_found;
+use super::health::text;
 use super::paths::Endpoint;
-use super::{Handles, debug, exposition, pod_list, zpages};
+use super::pod_list;
+use super::zpages;
 use crate::metrics::Metrics;
 
 /// Responds from what the handles read.

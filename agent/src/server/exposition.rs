@@ -3,14 +3,22 @@
 use std::io::Write as _;
 
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderName, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::HeaderMap;
+use axum::http::HeaderName;
+use axum::http::StatusCode;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::response::Response;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use prometheus::proto::MetricFamily;
 
 use super::health::text;
-use crate::metrics::{Metrics, PROTOBUF_FORMAT, TEXT_FORMAT, append_text, encode_protobuf};
+use crate::metrics::Metrics;
+use crate::metrics::PROTOBUF_FORMAT;
+use crate::metrics::TEXT_FORMAT;
+use crate::metrics::append_text;
+use crate::metrics::encode_protobuf;
 
 const PROCESS_START: HeaderName = HeaderName::from_static("process-start-time-unix");
 

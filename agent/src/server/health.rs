@@ -3,13 +3,20 @@
 //! The agent works without any sensor, so the state of a sensor does not change the status code.
 
 use axum::Router;
-use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::extract::Query;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::response::Response;
 use axum::routing::any;
 
-use super::checks::{Check, Wanted, overall, single};
-use super::{Handles, SensorReport};
+use super::Handles;
+use super::SensorReport;
+use super::checks::Check;
+use super::checks::Wanted;
+use super::checks::overall;
+use super::checks::single;
 
 /// Passes whenever the server answers.
 fn ping() -> Check {

@@ -30,7 +30,8 @@ pub mod usage;
 mod zpages;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +42,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::containers::Containers;
 pub use self::containers::PodLookup;
-use crate::config::{FeatureGates, Gate, KubeletConfiguration};
+use crate::config::FeatureGates;
+use crate::config::Gate;
+use crate::config::KubeletConfiguration;
 use crate::metrics::Metrics;
 use dispatch::Dispatcher;
 pub use dispatch::InFlight;

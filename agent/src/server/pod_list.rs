@@ -2,14 +2,19 @@
 
 use std::sync::Arc;
 
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use axum::http::StatusCode;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::response::Response;
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodSpec;
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
 use super::health::text;
-use crate::model::{ContainerState, PodSnapshot};
+use crate::model::ContainerState;
+use crate::model::PodSnapshot;
 
 /// The response that lists these pods.
 pub(super) fn answer(pods: Vec<Arc<Pod>>) -> Response {

@@ -2,24 +2,40 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
 use k8s_openapi::api::core::v1::Pod;
+use rustls::ClientConfig;
+use rustls::RootCertStore;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::AsyncRead;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWrite;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use super::secure::testing::{Authority, Pair};
-use super::secure::{Reviews, Secure, ServingSource};
-use super::{AgentState, Handles, Metrics, Mounted, Options, SensorReport, run_main};
-use crate::config::{FeatureGates, KubeletConfiguration};
+use super::AgentState;
+use super::Handles;
+use super::Metrics;
+use super::Mounted;
+use super::Options;
+use super::SensorReport;
+use super::run_main;
+use super::secure::Reviews;
+use super::secure::Secure;
+use super::secure::ServingSource;
+use super::secure::testing::Authority;
+use super::secure::testing::Pair;
+use crate::config::FeatureGates;
+use crate::config::KubeletConfiguration;
 
 /// Nothing here takes longer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,10 +1,17 @@
 use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::AsyncReadExt as _;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
 
-use super::testing::{Answer, TIMEOUT, exchange, free_port, handles};
+use super::testing::Answer;
+use super::testing::TIMEOUT;
+use super::testing::exchange;
+use super::testing::free_port;
+use super::testing::handles;
 use super::*;
 
 /// Both servers, and what they read.
@@ -139,7 +146,7 @@ async fn servers_end_when_told() {
     let served = serve(Vec::new()).await;
     get(served.health, "/healthz").await;
     served.shutdown.cancel();
-    tokio::time::timeout(Duration::from_secs(10), served.task).await.expect("must end").unwrap().expect("no trouble");
+    tokio::time::timeout(Duration::from_secs(10), served.task).await.expect("must end").unwrap().expect("no error");
 }
 
 #[tokio::test(start_paused = true)]

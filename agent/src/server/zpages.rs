@@ -1,11 +1,18 @@
 //! `/flagz` and `/statusz` (KEP-4828, KEP-4827): as text, and as objects for clients that request an exact version.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+use std::time::SystemTime;
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use axum::http::HeaderMap;
+use axum::http::HeaderName;
+use axum::http::HeaderValue;
+use axum::http::StatusCode;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::response::Response;
+use serde_json::Value;
+use serde_json::json;
 
 use super::health::text;
 use crate::metrics::Metrics;

@@ -9,6 +9,9 @@ const BLOCK: u64 = 32 * 1024;
 
 /// Offset at which the last `lines` newline-terminated lines of the file begin; what follows the last newline does not
 /// count as a line. Memory is one block, however long the file. Blocks.
+///
+/// # Errors
+/// The file cannot be read.
 pub(super) fn start(file: &File, lines: u64) -> io::Result<u64> {
     let mut end = file.metadata()?.len();
     let mut found = 0;

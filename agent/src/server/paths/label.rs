@@ -1,6 +1,7 @@
 //! Labels of a request's metrics.
 
-use super::{Port, Table};
+use super::Port;
+use super::Table;
 use crate::metrics;
 
 const METHODS: [&str; 8] = ["OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"];

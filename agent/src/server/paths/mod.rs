@@ -9,8 +9,10 @@ mod route;
 mod subresource;
 
 pub(super) use label::labels;
-pub(super) use route::{RouteError, choose};
-pub(super) use subresource::{subresources, verb};
+pub(super) use route::RouteError;
+pub(super) use route::choose;
+pub(super) use subresource::subresources;
+pub(super) use subresource::verb;
 
 use clean::Cleaned;
 

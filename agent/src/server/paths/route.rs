@@ -1,7 +1,8 @@
 //! Chooses the route within an entry of the outer mux.
 
+use super::Endpoint;
+use super::Route;
 use super::clean::encode;
-use super::{Endpoint, Route};
 
 /// Why no route matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +67,10 @@ fn accepts(accept: &str, types: &[&str]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{EXEC, LOGS, PODS, PROFILES};
+    use super::super::EXEC;
+    use super::super::LOGS;
+    use super::super::PODS;
+    use super::super::PROFILES;
     use super::*;
 
     #[test]

@@ -6,16 +6,22 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 use std::time::Duration;
 
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec, SubjectAccessReviewStatus};
+use k8s_openapi::api::authorization::v1::ResourceAttributes;
+use k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec;
+use k8s_openapi::api::authorization::v1::SubjectAccessReviewStatus;
 use lru::LruCache;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::User;
-use super::review::{Reviews, retried};
+use super::review::Reviews;
+use super::review::retried;
 
 /// Outcomes kept at most.
 const CACHE_SIZE: NonZeroUsize = NonZeroUsize::new(8192).expect("not zero");
@@ -84,6 +90,8 @@ pub(super) struct Webhook {
 }
 
 impl Authorizer {
+    /// # Errors
+    /// The access is not allowed, or cannot be reviewed.
     pub(super) async fn authorize(&self, attributes: Attributes<'_>) -> Result<(), Denied> {
         match self {
             Self::AlwaysAllow => Ok(()),

@@ -1,15 +1,18 @@
 //! `authentication.x509.clientCAFile`: the authorities whose client certificates are trusted. Reloaded when the file
 //! changes; a file that cannot be used leaves the previous authorities in place.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustls::DistinguishedName;
+use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::UnixTime;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::{DistinguishedName, RootCertStore};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

@@ -6,11 +6,14 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use inotify::{EventStream, Inotify, WatchMask};
+use inotify::EventStream;
+use inotify::Inotify;
+use inotify::WatchMask;
 
 /// Period while inotify is not available.
 const POLL_PERIOD: Duration = Duration::from_secs(60);

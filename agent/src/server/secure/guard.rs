@@ -2,14 +2,21 @@
 
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::http::HeaderValue;
+use axum::http::StatusCode;
+use axum::http::header;
+use axum::response::IntoResponse as _;
+use axum::response::Response;
 
-use super::authenticate::{Authenticator, Unauthenticated};
-use super::authorize::{Attributes, Authorizer, Denied};
+use super::authenticate::Authenticator;
+use super::authenticate::Unauthenticated;
+use super::authorize::Attributes;
+use super::authorize::Authorizer;
+use super::authorize::Denied;
 use crate::server::connections::Peer;
 use crate::server::health::text;
-use crate::server::paths::{subresources, verb};
+use crate::server::paths::subresources;
+use crate::server::paths::verb;
 
 /// Authentication and authorization.
 pub(in crate::server) struct Guard {

@@ -8,21 +8,29 @@ use axum::body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioIo;
+use hyper_util::rt::TokioTimer;
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use super::client_ca::{Bundle, ClientCa};
+use super::client_ca::Bundle;
+use super::client_ca::ClientCa;
 use super::error::SetupError;
-use super::tls::{Serving, TlsSettings};
-use crate::server::connections::{ConnectionSlot, Peer};
+use super::tls::Serving;
+use super::tls::TlsSettings;
+use crate::server::connections::ConnectionSlot;
+use crate::server::connections::Peer;
 use crate::server::dispatch::Dispatcher;
-use crate::server::listen::{self, KEEP_ALIVE, MAX_HEAD};
+use crate::server::listen;
+use crate::server::listen::KEEP_ALIVE;
+use crate::server::listen::MAX_HEAD;
 
 /// A handshake that takes longer is aborted.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,6 +51,8 @@ pub(super) struct Handshakes {
 }
 
 impl Handshakes {
+    /// # Errors
+    /// The TLS settings cannot be combined.
     pub(super) fn new(
         settings: TlsSettings,
         serving: Serving,

@@ -7,8 +7,12 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use http::StatusCode;
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
-use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus};
+use k8s_openapi::api::authentication::v1::TokenReview;
+use k8s_openapi::api::authentication::v1::TokenReviewSpec;
+use k8s_openapi::api::authentication::v1::TokenReviewStatus;
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec;
+use k8s_openapi::api::authorization::v1::SubjectAccessReviewStatus;
 use kube::api::PostParams;
 use kube::core::Status;
 use tokio::time::Instant;
@@ -141,6 +145,9 @@ fn with_causes(error: &dyn StdError) -> String {
 }
 
 /// Attempts until there is an answer, a permanent error, or no attempt left. Can be cancelled.
+///
+/// # Errors
+/// The last error.
 pub(super) async fn retried<T, F>(mut attempt: impl FnMut() -> F) -> Result<T, ReviewError>
 where
     F: Future<Output = Result<T, ReviewError>>,

@@ -1,15 +1,25 @@
 //! The self-signed serving pair, generated once and kept in the certificate directory.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
+use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+use std::time::SystemTime;
 
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_RSA_SHA256, RsaKeySize,
-};
+use rcgen::BasicConstraints;
+use rcgen::CertificateParams;
+use rcgen::DistinguishedName;
+use rcgen::DnType;
+use rcgen::ExtendedKeyUsagePurpose;
+use rcgen::IsCa;
+use rcgen::Issuer;
+use rcgen::KeyPair;
+use rcgen::KeyUsagePurpose;
+use rcgen::PKCS_RSA_SHA256;
+use rcgen::RsaKeySize;
 
 use rustls::sign::CertifiedKey;
 
@@ -129,7 +139,9 @@ mod tests {
 
     use rustls::pki_types::CertificateDer;
     use rustls::pki_types::pem::PemObject as _;
-    use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+    use x509_parser::prelude::FromDer as _;
+    use x509_parser::prelude::GeneralName;
+    use x509_parser::prelude::X509Certificate;
 
     use super::*;
 

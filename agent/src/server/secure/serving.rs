@@ -1,11 +1,13 @@
 //! The serving certificate of the main port: from files, which are reloaded, or from the certificate manager.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -147,7 +149,8 @@ mod tests {
     use std::fs;
     use std::time::Duration;
 
-    use super::super::testing::{Authority, Pair};
+    use super::super::testing::Authority;
+    use super::super::testing::Pair;
     use super::*;
 
     fn provider() -> Arc<CryptoProvider> {

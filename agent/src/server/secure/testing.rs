@@ -1,20 +1,29 @@
 //! A scripted API server for reviews, and certificates for tests.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::authentication::v1::TokenReviewStatus;
-use k8s_openapi::api::authorization::v1::{SubjectAccessReviewSpec, SubjectAccessReviewStatus};
+use k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec;
+use k8s_openapi::api::authorization::v1::SubjectAccessReviewStatus;
 
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rcgen::BasicConstraints;
+use rcgen::CertificateParams;
+use rcgen::DistinguishedName;
+use rcgen::DnType;
+use rcgen::ExtendedKeyUsagePurpose;
+use rcgen::IsCa;
+use rcgen::Issuer;
+use rcgen::KeyPair;
+use rcgen::KeyUsagePurpose;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::PrivateKeyDer;
 
-use super::review::{ReviewError, Reviews};
+use super::review::ReviewError;
+use super::review::Reviews;
 
 type TokenScript = dyn Fn(&str) -> Result<TokenReviewStatus, ReviewError> + Send + Sync;
 type AccessScript = dyn Fn(&SubjectAccessReviewSpec) -> Result<SubjectAccessReviewStatus, ReviewError> + Send + Sync;

@@ -4,18 +4,27 @@ use axum::Router;
 use axum::extract::Request;
 use axum::routing::any;
 use hyper_util::rt::TokioIo;
-use k8s_openapi::api::authentication::v1::{TokenReviewStatus, UserInfo};
+use k8s_openapi::api::authentication::v1::TokenReviewStatus;
+use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::authorization::v1::SubjectAccessReviewStatus;
 use rustls::pki_types::ServerName;
-use rustls::version::{TLS12, TLS13};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use rustls::version::TLS12;
+use rustls::version::TLS13;
+use tokio::io::AsyncReadExt as _;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::testing::{Authority, Script};
+use super::testing::Authority;
+use super::testing::Script;
 use super::*;
-use crate::server::testing::{Answer, Setup, TIMEOUT, client_of, exchange};
-use crate::server::{InFlight, Mounted};
+use crate::server::InFlight;
+use crate::server::Mounted;
+use crate::server::testing::Answer;
+use crate::server::testing::Setup;
+use crate::server::testing::TIMEOUT;
+use crate::server::testing::client_of;
+use crate::server::testing::exchange;
 
 /// The API server of these tests: token "good" is ann's; who is called `root` may do everything, `looker` may do what
 /// needs a subresource of its own, everybody else nothing.

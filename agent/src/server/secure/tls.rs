@@ -2,22 +2,35 @@
 
 use std::sync::Arc;
 
+use rustls::CipherSuite;
+use rustls::DigitallySignedStruct;
+use rustls::DistinguishedName;
+use rustls::ServerConfig;
+use rustls::SignatureScheme;
+use rustls::SupportedCipherSuite;
+use rustls::SupportedProtocolVersion;
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::aws_lc_rs::{self, cipher_suite, kx_group};
-use rustls::crypto::{CryptoProvider, SupportedKxGroup, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::SupportedKxGroup;
+use rustls::crypto::aws_lc_rs;
+use rustls::crypto::aws_lc_rs::cipher_suite;
+use rustls::crypto::aws_lc_rs::kx_group;
+use rustls::crypto::verify_tls12_signature;
+use rustls::crypto::verify_tls13_signature;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::UnixTime;
+use rustls::server::ClientHello;
+use rustls::server::ResolvesServerCert;
+use rustls::server::danger::ClientCertVerified;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::sign::CertifiedKey;
-use rustls::version::{TLS12, TLS13};
-use rustls::{
-    CipherSuite, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme, SupportedCipherSuite,
-    SupportedProtocolVersion,
-};
+use rustls::version::TLS12;
+use rustls::version::TLS13;
 use tokio::sync::watch;
 
 use super::error::SetupError;
-use crate::config::{CIPHER_SUITES, KubeletConfiguration};
+use crate::config::CIPHER_SUITES;
+use crate::config::KubeletConfiguration;
 
 /// The serving certificate; handshakes fail while it is `None`.
 pub type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
@@ -41,6 +54,8 @@ const FOR_HTTP2: [CipherSuite; 2] =
     [CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256];
 
 impl TlsSettings {
+    /// # Errors
+    /// A setting is unknown or not supported.
     pub(super) fn new(config: &KubeletConfiguration) -> Result<Self, SetupError> {
         let versions = versions(&config.tls_min_version)?;
         let Suites { offered: cipher_suites, left_out } = match versions.contains(&&TLS12) {
@@ -65,6 +80,9 @@ impl TlsSettings {
     }
 
     /// A server's configuration. With `hints`, the authorities of client certificates, certificates are asked for.
+    ///
+    /// # Errors
+    /// The cipher suites and versions cannot be combined.
     pub(super) fn server(
         &self,
         serving: Serving,

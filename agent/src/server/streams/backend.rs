@@ -43,6 +43,9 @@ pub(super) enum BackendError {
 
 impl Backend {
     /// Parses the runtime's URL.
+    ///
+    /// # Errors
+    /// The URL is empty, malformed, or has an unknown scheme.
     pub(super) fn parse(url: &str) -> Result<Self, BackendError> {
         if url.is_empty() {
             return Err(BackendError::NoUrl);
@@ -72,6 +75,9 @@ impl Backend {
     }
 
     /// Opens a connection. TLS is verified against the system's roots.
+    ///
+    /// # Errors
+    /// The streaming server cannot be reached.
     pub(super) async fn connect(&self) -> Result<Box<dyn Connection>, BackendError> {
         let dial = |source| BackendError::Dial { host: self.host.clone(), port: self.port, source };
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.open());

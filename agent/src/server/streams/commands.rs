@@ -17,6 +17,9 @@ use super::refusal::Refusal;
 use crate::model::pod_ref;
 
 /// Runs a command in a container and responds with its output.
+///
+/// # Errors
+/// The container is not running, or the command failed.
 pub(super) async fn run(
     containers: &Containers,
     (namespace, name, container): (&str, &str, &str),
@@ -43,6 +46,9 @@ pub(super) async fn run(
 }
 
 /// Makes the runtime checkpoint a container to a file in `folder` and responds with its name (KEP-2008).
+///
+/// # Errors
+/// The container is not running, a parameter is invalid, or the runtime failed.
 pub(super) async fn checkpoint(
     containers: &Containers,
     folder: &Path,

@@ -23,11 +23,17 @@ pub(super) fn full_name(pod: &PodRef) -> String {
 
 impl Containers {
     /// The desired pod.
+    ///
+    /// # Errors
+    /// There is no such pod.
     pub(super) fn desired(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
         self.pods.pod(namespace, name).ok_or_else(|| Refusal::not_found("pod does not exist"))
     }
 
     /// Id of the running container of this name, listed from the runtime, since the cache may lag.
+    ///
+    /// # Errors
+    /// The runtime cannot list containers.
     pub(super) async fn running(&self, pod: &Pod, name: &str) -> Result<Option<String>, Refusal> {
         let filter = cri::ContainerFilter {
             label_selector: [(POD_UID, pod_ref(pod).uid.as_str()), (CONTAINER_NAME, name)]
@@ -41,6 +47,9 @@ impl Containers {
     }
 
     /// Id of the pod's newest sandbox, one that is ready before others.
+    ///
+    /// # Errors
+    /// The pod has no ready sandbox, or the runtime cannot list sandboxes.
     pub(super) async fn sandbox(&self, pod: &Pod) -> Result<String, Refusal> {
         let pod = pod_ref(pod);
         let filter = cri::PodSandboxFilter {

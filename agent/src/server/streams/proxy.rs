@@ -80,6 +80,9 @@ async fn forward(backend: &Backend, mut request: Request<Body>) -> Result<Respon
 }
 
 /// The request to the backend: the client's, with another target.
+///
+/// # Errors
+/// A header is invalid.
 pub(super) fn outgoing(backend: &Backend, request: &Request<Body>) -> Result<Request<Empty<Bytes>>, String> {
     let mut headers = request.headers().clone();
     // The body was read already.
@@ -107,6 +110,9 @@ fn append_forwarded(headers: &mut HeaderMap, peer: SocketAddr) {
 }
 
 /// Sends a request on a connection of its own.
+///
+/// # Errors
+/// The streaming server cannot be reached or does not answer.
 pub(super) async fn send(
     backend: &Backend,
     request: Request<Empty<Bytes>>,
@@ -128,6 +134,9 @@ async fn ask(backend: &Backend, request: Request<Empty<Bytes>>) -> Result<axum::
 }
 
 /// The backend refuses the upgrade: its response is passed to the client.
+///
+/// # Errors
+/// The response is neither an upgrade nor an error.
 pub(super) async fn refused(answer: axum::http::Response<Incoming>) -> Result<Response, String> {
     let status = answer.status();
     if !status.is_client_error() && !status.is_server_error() {

@@ -171,6 +171,9 @@ impl Keepalive {
 }
 
 /// Sends a message after flushing the buffer, which answers to pings may have filled.
+///
+/// # Errors
+/// The connection broke.
 pub(super) async fn send(
     client: &mut (impl Sink<Message, Error = Error> + Unpin),
     message: Message,

@@ -1,10 +1,13 @@
 //! The user of a verified client certificate. Pure.
 
 use std::fmt::Write as _;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+use std::time::SystemTime;
 
-use sha2::{Digest as _, Sha256};
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use sha2::Digest as _;
+use sha2::Sha256;
+use x509_parser::prelude::FromDer as _;
+use x509_parser::prelude::X509Certificate;
 
 use super::super::User;
 
@@ -61,7 +64,10 @@ fn hex(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+    use rcgen::CertificateParams;
+    use rcgen::DistinguishedName;
+    use rcgen::DnType;
+    use rcgen::KeyPair;
 
     use super::*;
 

@@ -16,12 +16,15 @@ use rustls::pki_types::CertificateDer;
 use secrecy::SecretString;
 
 pub(super) use certificate::user_of;
-pub(super) use token::{TokenError, Tokens};
+pub(super) use token::TokenError;
+pub(super) use token::Tokens;
 
 use super::User;
 use super::client_ca::ClientCa;
 use crate::metrics::Metrics;
-use credentials::{WebSocketToken, bearer, websocket};
+use credentials::WebSocketToken;
+use credentials::bearer;
+use credentials::websocket;
 
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";

@@ -1,9 +1,11 @@
 use axum::http::header;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use k8s_openapi::api::authentication::v1::{TokenReviewStatus, UserInfo};
+use k8s_openapi::api::authentication::v1::TokenReviewStatus;
+use k8s_openapi::api::authentication::v1::UserInfo;
 
-use super::super::testing::{Authority, Script};
+use super::super::testing::Authority;
+use super::super::testing::Script;
 use super::*;
 
 /// Knows the token "good".

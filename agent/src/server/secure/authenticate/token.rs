@@ -8,21 +8,29 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, Shared};
+use futures_util::future::BoxFuture;
+use futures_util::future::Shared;
 use k8s_openapi::api::authentication::v1::TokenReviewStatus;
 use lru::LruCache;
-use secrecy::{ExposeSecret as _, SecretString};
-use sha2::{Digest as _, Sha256};
+use secrecy::ExposeSecret as _;
+use secrecy::SecretString;
+use sha2::Digest as _;
+use sha2::Sha256;
 use tokio::time::Instant;
 
 use super::super::User;
 use super::super::error::SetupError;
-use super::super::review::{Reviews, retried};
-use crate::metrics::{Access, Metrics};
+use super::super::review::Reviews;
+use super::super::review::retried;
+use crate::metrics::Access;
+use crate::metrics::Metrics;
 
 /// Outcomes kept at most, for accepted and for rejected tokens each.
 const CACHE_SIZE: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");

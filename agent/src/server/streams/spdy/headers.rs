@@ -44,7 +44,8 @@ fn length(length: usize) -> [u8; 4] {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use flate2::{Decompress, FlushDecompress};
+    use flate2::Decompress;
+    use flate2::FlushDecompress;
 
     use super::*;
 

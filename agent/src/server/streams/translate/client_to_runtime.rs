@@ -47,6 +47,9 @@ pub(super) struct ClientToRuntime<'a> {
 
 impl ClientToRuntime<'_> {
     /// Forwards the client's input. When the runtime has closed the connection, the other direction finds out why.
+    ///
+    /// # Errors
+    /// Always: the client has closed the session, or broke the protocol.
     pub(super) async fn run(
         self,
         client: &mut (impl Stream<Item = Result<Message, WebSocketError>> + Unpin),
