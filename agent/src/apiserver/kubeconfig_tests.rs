@@ -61,7 +61,7 @@ fn the_first_kind_of_credentials_counts() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_file_and_field() {
+fn errors_name_file_and_field() {
     let whole = [
         ("clusters: []", "current-context: is not set"),
         ("current-context: x", "current-context: no context is named \"x\""),

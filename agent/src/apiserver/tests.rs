@@ -52,7 +52,7 @@ fn write_pair(folder: &Path, (certificate, key): (String, String)) {
 const PAIR: &str = "client-certificate: client.pem, client-key: client.pem";
 
 #[tokio::test]
-async fn requests_say_who_we_are_and_share_a_connection() {
+async fn requests_carry_credentials_and_share_a_connection() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |_| Reply::json(200, object("a"))).await;
     write_pair(folder.path(), authority.issue("system:node:n"));
@@ -100,7 +100,7 @@ async fn a_server_of_another_authority_gets_no_request() {
 }
 
 #[tokio::test]
-async fn a_rotated_certificate_is_shown_on_new_connections_and_the_watch_goes_on() {
+async fn a_rotated_certificate_is_used_on_new_connections_and_the_watch_resumes() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |seen: &Seen| {
         let line = |kind: &str, object: Value| format!("{}\n", json!({"type": kind, "object": object}));
@@ -142,7 +142,7 @@ async fn a_rotated_certificate_is_shown_on_new_connections_and_the_watch_goes_on
 }
 
 #[tokio::test]
-async fn watches_beyond_what_a_connection_carries_do_not_hold_others_up() {
+async fn watches_beyond_the_stream_limit_do_not_block_other_requests() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |seen: &Seen| match seen.path.contains("watch") {
         true => Reply::Hang,
@@ -165,7 +165,7 @@ async fn watches_beyond_what_a_connection_carries_do_not_hold_others_up() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_away_is_found_again() {
+async fn requests_succeed_when_the_server_is_back() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |_| Reply::json(200, object("a"))).await;
     let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
@@ -186,7 +186,7 @@ async fn a_server_that_was_away_is_found_again() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_gives_up_in_time_and_the_next_has_its_own_connection() {
+async fn a_heartbeat_times_out_and_the_next_one_uses_a_new_connection() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |seen: &Seen| match seen.connection {
         1 => Reply::Hang,
@@ -202,7 +202,7 @@ async fn a_heartbeat_gives_up_in_time_and_the_next_has_its_own_connection() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_for_patience_is_asked_again_under_the_same_id() {
+async fn retry_after_is_honoured_with_the_same_audit_id() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let tries = AtomicUsize::new(0);
     let server = TestServer::start(&authority, move |_| match tries.fetch_add(1, Ordering::SeqCst) {
@@ -230,7 +230,7 @@ async fn a_server_that_asks_for_patience_is_asked_again_under_the_same_id() {
 }
 
 #[tokio::test]
-async fn a_server_that_leaves_a_connection_is_asked_on_another_one() {
+async fn requests_after_a_graceful_goaway_use_another_connection() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let made = serde_json::from_value(object("a")).expect("an object");
     let server = TestServer::start_leaving(&authority, |_| Reply::json(201, object("a"))).await;
@@ -240,7 +240,7 @@ async fn a_server_that_leaves_a_connection_is_asked_on_another_one() {
 }
 
 #[tokio::test]
-async fn a_token_that_was_replaced_is_sent_after_a_refusal() {
+async fn a_replaced_token_is_used_after_a_401() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |seen: &Seen| match seen.headers["authorization"] == "Bearer new" {
         true => Reply::json(200, object("a")),
@@ -284,7 +284,7 @@ async fn beside_a_token_file_the_token_of_the_kubeconfig_counts_until_the_file_c
 }
 
 #[tokio::test]
-async fn watches_that_would_be_refused_go_on_as_soon_as_anybody_is_not() {
+async fn watches_resume_when_a_request_is_authenticated() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let known = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let knows = known.clone();

@@ -146,7 +146,7 @@ async fn watching() -> (Server, Client, Lines) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_list_streams_and_the_same_stream_goes_on() {
+async fn a_streaming_list_continues_as_watch() {
     let (_server, mut client, lines) = watching().await;
     tell(&lines, "MODIFIED", object("a", "11"));
     tell(&lines, "DELETED", object("a", "12"));
@@ -154,7 +154,7 @@ async fn the_list_streams_and_the_same_stream_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_time_asked_for_is_five_to_ten_minutes() {
+async fn watches_are_requested_for_five_to_ten_minutes() {
     let (mut server, api) = start();
     let _client = Client::of(api, Config::default());
     let mut different = std::collections::BTreeSet::new();
@@ -169,7 +169,7 @@ async fn the_time_asked_for_is_five_to_ten_minutes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_without_streaming_lists_is_asked_for_pages() {
+async fn a_server_without_streaming_lists_gets_paginated_lists() {
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default());
     server.next().await.refuse(422, "Invalid");
@@ -190,7 +190,7 @@ async fn a_server_without_streaming_lists_is_asked_for_pages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_ends_in_time_goes_on_at_once_from_the_last_version() {
+async fn a_watch_that_ends_in_time_is_resumed_at_once() {
     let (mut server, mut client, lines) = watching().await;
     tell(&lines, "BOOKMARK", bookmark("17", false));
     tokio::time::sleep(Duration::from_secs(400)).await;
@@ -243,7 +243,7 @@ async fn the_end_of_an_absence_ends_the_pause() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_fails_again_has_not_forgotten_its_patience() {
+async fn pauses_keep_growing_over_repeated_failures() {
     let (mut server, api) = start();
     let recovery = Recovery::default();
     let _client = Client::woken_by(api, Config::default(), recovery.subscribe());
@@ -258,7 +258,7 @@ async fn a_watch_that_fails_again_has_not_forgotten_its_patience() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_version_that_is_gone_leads_to_a_new_list() {
+async fn an_expired_resource_version_leads_to_a_new_list() {
     for in_stream in [true, false] {
         let (mut server, mut client, lines) = watching().await;
         if in_stream {
@@ -278,7 +278,7 @@ async fn a_version_that_is_gone_leads_to_a_new_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_breaks_off_begins_again() {
+async fn an_interrupted_list_is_restarted() {
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default());
     let lines = server.next().await.stream();
@@ -351,7 +351,7 @@ fn pauses_double_and_start_anew_after_ten_quiet_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn breaks_of_watches_that_have_lived_do_not_add_up() {
+async fn failures_of_long_watches_do_not_grow_the_pause() {
     let (mut server, mut client, mut lines) = watching().await;
     for life in 0..8 {
         tokio::time::sleep(QUIET * 2).await;

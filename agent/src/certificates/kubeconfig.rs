@@ -102,7 +102,7 @@ mod tests {
         users: [{name: u, user: {token: abc.def}}]\n";
 
     #[test]
-    fn what_is_written_can_be_read_and_needs_no_bootstrap_until_it_expires() {
+    fn a_written_kubeconfig_is_usable_until_its_certificate_expires() {
         let folder = tempfile::tempdir().expect("a folder");
         let at = |second| SystemTime::UNIX_EPOCH + Duration::from_secs(second);
         let (file, pem) = (folder.path().join("etc/kubelet.conf"), folder.path().join("current.pem"));

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_name_signer_and_usages() {
+    fn requests_name_signer_and_usages() {
         let made = object(Purpose::Serving, "PEM", None);
         assert_eq!(made.metadata.generate_name.as_deref(), Some("csr-"));
         assert_eq!(made.spec.signer_name, "kubernetes.io/kubelet-serving");

@@ -211,7 +211,7 @@ impl Bench {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_pair_one_is_requested_stored_and_renewed_in_time() {
+async fn a_missing_pair_is_requested_stored_and_rotated() {
     let script = [Does::Sign { seconds: 1000 }];
     let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &script);
     let began = Instant::now();
@@ -232,7 +232,7 @@ async fn without_a_pair_one_is_requested_stored_and_renewed_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_attempts_are_repeated_with_pauses_and_tell_how_the_server_is() {
+async fn failed_attempts_are_repeated_with_pauses_and_update_server_health() {
     let script = [Does::Refuse(503), Does::Refuse(401), Does::Deny, Does::Sign { seconds: 1000 }];
     let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &script);
     bench.until(|pair| pair.is_some()).await;
@@ -251,7 +251,7 @@ async fn failed_attempts_are_repeated_with_pauses_and_tell_how_the_server_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_nobody_decides_is_given_up_after_a_quarter_of_an_hour() {
+async fn a_pending_request_is_abandoned_after_fifteen_minutes() {
     let script = [Does::Nothing, Does::Sign { seconds: 1000 }];
     let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &script);
     let began = Instant::now();
@@ -260,7 +260,7 @@ async fn a_request_nobody_decides_is_given_up_after_a_quarter_of_an_hour() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_signature_given_while_the_server_was_away_is_seen_as_soon_as_it_is_back() {
+async fn a_certificate_issued_during_an_outage_is_received_after_it() {
     let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &[Does::SignUnheard]);
     // Long enough for pauses of half a minute and more.
     tokio::time::sleep(Duration::from_secs(300)).await;
@@ -272,7 +272,7 @@ async fn a_signature_given_while_the_server_was_away_is_seen_as_soon_as_it_is_ba
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pair_that_expires_counts_as_missing_until_there_is_another() {
+async fn an_expired_pair_counts_as_missing_until_it_is_replaced() {
     let script = [Does::Refuse(503)];
     let first = pair("system:node:n", 999_000, 1_000_200);
     let mut bench = start(Purpose::Client, Some(Template::client("n")), Some(first), &script);
@@ -287,7 +287,7 @@ async fn a_pair_that_expires_counts_as_missing_until_there_is_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_good_pair_put_in_the_place_of_an_expired_one_is_taken() {
+async fn a_valid_pair_put_in_place_of_an_expired_one_is_used() {
     let old = pair("system:node:n", 999_000, 999_900);
     let mut bench = start(Purpose::Client, Some(Template::client("n")), Some(old.clone()), &[Does::Refuse(401)]);
     let store = Store::new(bench.folder.path(), Purpose::Client, None);

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn own_pairs_come_before_configured_ones_before_plain_ones() {
+    fn issued_pairs_precede_configured_ones() {
         let folder = tempfile::tempdir().expect("a folder");
         let put = |stem: &str, pair: &Pair| {
             fs::write(folder.path().join(format!("{stem}.crt")), &pair.chain).expect("written");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_cannot_be_used_is_an_error_that_names_it() {
+    fn an_unusable_pair_is_an_error_that_names_the_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let store = store(folder.path());
         fs::write(store.current_path(), "nonsense").expect("written");

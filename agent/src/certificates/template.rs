@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_certificate_lacks() {
+    fn mismatches_with_the_template() {
         let mut leaf = pair("system:node:n", 0, 100).leaf;
         assert_eq!(Template::client("n").mismatch(&leaf), None);
         assert!(Template::client("m").mismatch(&leaf).is_some_and(|why| why.contains("system:node:m")));

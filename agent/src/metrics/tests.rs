@@ -130,7 +130,7 @@ fn labels_and_values() {
 }
 
 #[test]
-fn counts_are_replaced_as_a_whole() {
+fn counts_are_replaced() {
     let metrics = used();
     metrics.pods.working([]);
     metrics.pods.running(0, []);

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn one_check_tells_its_reason() {
+    fn a_single_check_shows_its_reason() {
         let [ping, sync_loop] = checks();
         assert_eq!(single(&ping), (StatusCode::OK, "ok".to_owned()));
         let expected = "internal server error: sync Loop took longer than expected\n".to_owned();

@@ -108,7 +108,7 @@ async fn pods_are_a_list_of_plain_items() {
 }
 
 #[tokio::test]
-async fn what_the_read_only_port_refuses() {
+async fn refusals_of_the_read_only_port() {
     let served = serve(Vec::new()).await;
     let address = served.read_only;
     for path in ["/exec/a/b/c", "/run/a/b/c", "/containerLogs/a/b/c", "/runningpods/", "/debug/pprof/heap", "/logs/"] {
@@ -142,7 +142,7 @@ async fn metrics_are_exposed_and_requests_counted() {
 }
 
 #[tokio::test]
-async fn servers_end_when_told() {
+async fn servers_end_at_shutdown() {
     let served = serve(Vec::new()).await;
     get(served.health, "/healthz").await;
     served.shutdown.cancel();
@@ -150,7 +150,7 @@ async fn servers_end_when_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_port_that_is_taken_is_tried_again() {
+async fn the_health_port_is_bound_as_soon_as_it_is_free() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = taken.local_addr().unwrap();
     let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
@@ -209,7 +209,7 @@ async fn heads_have_a_time_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_read_only_port_that_is_taken_ends_the_agent() {
+async fn a_read_only_port_in_use_ends_the_agent() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = taken.local_addr().unwrap();
     let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());

@@ -62,7 +62,7 @@ async fn told(registration: &mut Registration) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_is_read_once_and_its_changes_are_told() {
+async fn an_object_is_read_once_and_its_changes_are_announced() {
     let room = Room::new(Strategy::Watch);
     room.put("a", "1");
     let mut registration = room.register("u", &["a"], &[]);
@@ -113,7 +113,7 @@ async fn only_what_pods_refer_to_is_read_and_only_as_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_read_waits_a_second_and_no_longer() {
+async fn a_first_read_waits_at_most_a_second() {
     let room = Room::new(Strategy::Watch);
     room.api.away(true);
     let mut registration = room.register("u", &["a"], &[]);
@@ -129,7 +129,7 @@ async fn a_first_read_waits_a_second_and_no_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_stays_known_while_the_api_server_is_away() {
+async fn cached_objects_are_served_during_an_outage() {
     let room = Room::new(Strategy::Watch);
     room.put("a", "1");
     let mut registration = room.register("u", &["a"], &[]);
@@ -154,7 +154,7 @@ async fn what_is_known_stays_known_while_the_api_server_is_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_right_that_arrives_late_is_waited_for() {
+async fn a_late_authorization_is_waited_for() {
     let room = Room::new(Strategy::Watch);
     room.put("a", "1");
     room.api.state().refusals = 5;
@@ -192,7 +192,7 @@ async fn immutable_objects_are_not_watched() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_only_for_the_start_is_not_watched_for_ever() {
+async fn objects_needed_at_start_only_are_not_watched_for_ever() {
     let room = Room::new(Strategy::Watch);
     room.put("env", "1");
     room.put("volume", "1");
@@ -259,7 +259,7 @@ async fn strategy_get_reads_every_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hostile_names_are_not_asked_for() {
+async fn invalid_names_are_not_requested() {
     let room = Room::new(Strategy::Watch);
     let names = ["../secrets/x", "a?b", "a&watch=false", "a%2f", "A", "", "-a", &"a".repeat(254)];
     let _interest = room.register("u", &names, &[]);
@@ -312,7 +312,7 @@ async fn tokens_are_kept_and_replaced_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_that_is_refused_at_first_is_asked_for_again_soon() {
+async fn a_token_request_denied_at_first_is_retried_soon() {
     let room = Room::new(Strategy::Watch);
     let _interest = room.register("u", &[], &[]);
     let refused = |times| room.api.state().refusals = times;
@@ -329,7 +329,7 @@ async fn a_token_that_is_refused_at_first_is_asked_for_again_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn services_are_waited_for_by_who_must_know() {
+async fn must_know_waits_for_services() {
     let room = Room::new(Strategy::Watch);
     let told = room.objects.service_variables("ns", true, true).await.expect("an empty list is an answer");
     assert!(told.is_empty());
@@ -341,7 +341,7 @@ async fn services_are_waited_for_by_who_must_know() {
 }
 
 #[tokio::test]
-async fn alone_there_is_nothing() {
+async fn standalone_reads_fail() {
     let objects = Objects::standalone();
     let text = "not supported due to running kubelet in standalone mode";
     assert_eq!(objects.config_map("ns", "a").await.expect_err("nothing").to_string(), text);

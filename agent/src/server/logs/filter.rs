@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_left_out_unless_it_comes_first() {
+    fn malformed_lines_are_skipped_unless_they_are_first() {
         let (mut filter, mut out) = (Filter::new(RULES), Vec::new());
         filter.take(LOG[0].as_bytes(), &mut out).unwrap();
         filter.take(b"\xff\xfe garbage\n", &mut out).unwrap();

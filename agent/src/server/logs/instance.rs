@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_instance_that_has_the_log() {
+    fn the_instance_of_the_log() {
         let running = json!({"state": {"running": {}}, "containerID": "t://2", "lastState": ended("t://1")});
         assert_eq!(choose(running.clone(), false), Ok("t://2".to_owned()));
         assert_eq!(choose(running, true), Ok("t://1".to_owned()));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn why_there_is_no_log() {
+    fn errors_without_a_log() {
         let cases = [
             (json!({"state": {"running": {}}}), true, "previous terminated container \"c\" in pod \"p\" not found"),
             (json!({"state": ended("")}), false, "container \"c\" in pod \"p\" is terminated"),

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn invalid_requests_are_refused() {
         for text in
             ["tailLines=", "tailLines=a", "limitBytes=1.5", "sinceSeconds=9999999999999999999", "sinceTime=today"]
         {

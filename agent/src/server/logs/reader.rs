@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_waits_for_it() {
+    fn an_incomplete_line_is_held_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
         let whole = line(1, "stdout", "F", "text");

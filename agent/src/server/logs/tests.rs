@@ -130,7 +130,7 @@ async fn bytes(body: &mut Body, wanted: usize) -> String {
 const PATH: &str = "/containerLogs/ns/pod/main";
 
 #[tokio::test]
-async fn what_is_asked_for_is_given() {
+async fn the_query_selects_the_lines() {
     let node = Node::new();
     (1..=3).for_each(|n| node.log().write_all(line(n).as_bytes()).unwrap());
     assert_eq!(node.text(PATH).await, (200, "line 1\nline 2\nline 3\n".to_owned()));
@@ -142,7 +142,7 @@ async fn what_is_asked_for_is_given() {
 }
 
 #[tokio::test]
-async fn what_is_refused() {
+async fn invalid_requests_are_refused() {
     let node = Node::new();
     for (path, status, text) in [
         ("/containerLogs/ns/other/main", 404, "pod \"other\" does not exist"),
@@ -169,7 +169,7 @@ async fn what_is_refused() {
 }
 
 #[tokio::test]
-async fn errors_after_the_head_are_text() {
+async fn errors_after_the_status_are_text() {
     let node = Node::with(json!({"running": {}}), true);
     std::fs::remove_file(node.dir.path().join("0.log")).unwrap();
     let (status, text) = node.text(PATH).await;
@@ -191,7 +191,7 @@ async fn one_stream_of_two() {
 }
 
 #[tokio::test]
-async fn a_follower_hears_lines_as_they_come_and_ends_with_the_container() {
+async fn a_follower_receives_new_lines_until_the_container_exits() {
     let node = Node::new();
     node.log().write_all(line(1).as_bytes()).unwrap();
     let mut body = node.get(&format!("{PATH}?follow=true")).await.into_body();
@@ -209,7 +209,7 @@ async fn a_follower_hears_lines_as_they_come_and_ends_with_the_container() {
 }
 
 #[tokio::test]
-async fn a_death_that_only_the_kernel_has_told_is_not_the_end() {
+async fn an_exit_reported_only_by_the_kernel_does_not_end_the_log() {
     let node = Node::new();
     let dead = testing::proven("main", 0, Some(0));
     node.snapshot.lock().unwrap().containers[0] = dead;
@@ -224,7 +224,7 @@ async fn a_death_that_only_the_kernel_has_told_is_not_the_end() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_asked_for_after_the_end_is_whole() {
+async fn a_log_requested_after_the_exit_is_complete() {
     let node = Node::new();
     write!(node.log(), "{}", line(1)).unwrap();
     node.snapshot.lock().unwrap().containers[0] = testing::proven("main", 0, Some(0));
@@ -242,7 +242,7 @@ async fn a_log_that_is_asked_for_after_the_end_is_whole() {
 }
 
 #[tokio::test]
-async fn only_new_lines_with_a_tail_of_none() {
+async fn a_tail_of_zero_returns_only_new_lines() {
     let node = Node::new();
     node.log().write_all(line(1).as_bytes()).unwrap();
     assert_eq!(node.text(&format!("{PATH}?tailLines=0")).await, (200, String::new()));
@@ -253,7 +253,7 @@ async fn only_new_lines_with_a_tail_of_none() {
 
 /// A client that takes nothing is read nothing for; one that takes gets every line of a busy log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_client_holds_up_nobody() {
+async fn a_slow_client_does_not_block_others() {
     let node = Node::new();
     let slow: Vec<Response> = {
         let mut all = Vec::new();

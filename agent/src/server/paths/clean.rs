@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_spelling() {
+    fn canonical_paths() {
         for (written, text) in [
             ("/", "/"),
             ("/pods", "/pods"),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn no_paths() {
+    fn malformed_paths() {
         for written in ["", "*", "host:10250", "/%", "/%4", "/%zz", "/a%2"] {
             assert_eq!(Cleaned::of(written), None, "{written}");
         }
@@ -111,7 +111,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cleaning_is_done_after_once(written in "/([a.%/]|%2[eEfF]|\\.\\.){0,12}") {
+        fn cleaning_is_idempotent(written in "/([a.%/]|%2[eEfF]|\\.\\.){0,12}") {
             if let Some(cleaned) = Cleaned::of(&written) {
                 prop_assert!(!cleaned.text.contains("//"));
                 prop_assert_eq!(Cleaned::of(&cleaned.text).map(|again| again.text), Some(cleaned.text));
@@ -119,7 +119,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_encoded_decodes_to_the_same(decoded in "(/[^/]{1,5}){1,4}") {
+        fn decoding_reverses_encoding(decoded in "(/[^/]{1,5}){1,4}") {
             let encoded = encode(&decoded);
             prop_assert!(encoded.is_ascii());
             let segments: Vec<_> = encoded[1..].split('/').map(|s| decode(s).expect("well-formed")).collect();

@@ -94,7 +94,7 @@ fn switched_off() {
 }
 
 #[test]
-fn own_paths_for_people() {
+fn own_paths_of_statusz() {
     let expected = ["/configz", "/debug", "/flagz", "/healthz", "/metrics", "/statusz"];
     assert_eq!(main().own_paths(), expected);
 }

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_made() {
+    fn contents_of_the_pair() {
         let folder = tempfile::tempdir().expect("a folder");
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let SelfSigned::Kept(certificate, key) = pair(&folder.path().join("pki"), "n1", now).expect("a pair") else {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_named_as_one() {
+    fn an_ip_address_becomes_an_ip_san() {
         let (chain, _) = make("192.0.2.1", SystemTime::now()).expect("a pair");
         let der = CertificateDer::from_pem_slice(chain.as_bytes()).expect("PEM");
         let (_, parsed) = X509Certificate::from_der(&der).expect("a certificate");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_pair_is_an_error() {
+    fn an_incomplete_pair_is_an_error() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("kubelet.key"), "x").expect("written");
         let error = pair(folder.path(), "n1", SystemTime::now()).expect_err("half a pair");

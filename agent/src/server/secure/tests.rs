@@ -127,7 +127,7 @@ impl Session {
 }
 
 #[tokio::test]
-async fn nobody_gets_anything_anywhere_without_being_known() {
+async fn every_path_requires_authentication() {
     let port = Setup::new(Some(api())).start().await;
     let mut session = Session { stream: port.connect(port.client(None)).await.expect("a connection") };
     for (path, _) in PATHS {
@@ -144,7 +144,7 @@ async fn nobody_gets_anything_anywhere_without_being_known() {
 }
 
 #[tokio::test]
-async fn nobody_gets_anything_anywhere_without_being_allowed() {
+async fn every_path_requires_authorization() {
     let port = Setup::new(Some(api())).start().await;
     let eve = port.authority.client("eve", &[]);
     let mut session = Session { stream: port.connect(port.client(Some(&eve))).await.expect("a connection") };
@@ -163,7 +163,7 @@ async fn nobody_gets_anything_anywhere_without_being_allowed() {
 }
 
 #[tokio::test]
-async fn paths_nobody_knows_need_no_credentials() {
+async fn unknown_paths_need_no_credentials() {
     let port = Setup::new(Some(api())).start().await;
     for path in ["/", "/nope", "/configz/", "/healthz/x", "/pods%2F", "/metrics/"] {
         let answer = port.ask(None, "GET", path, "").await;
@@ -186,7 +186,7 @@ async fn paths_nobody_knows_need_no_credentials() {
 }
 
 #[tokio::test]
-async fn what_those_who_may_are_answered() {
+async fn responses_to_authorized_requests() {
     let port = Setup::new(Some(api())).start().await;
     let root = port.authority.client("root", &[]);
     for (method, path, status, body) in [
@@ -266,7 +266,7 @@ fn mounted() -> Mounted {
 }
 
 #[tokio::test]
-async fn mounted_routers_get_what_has_passed() {
+async fn mounted_routers_get_admitted_requests() {
     let mut setup = Setup::new(Some(api()));
     setup.mounted = mounted();
     let port = setup.start().await;
@@ -358,7 +358,7 @@ async fn start_up_errors() {
 }
 
 #[tokio::test]
-async fn no_authenticator_at_all_lets_nobody_in() {
+async fn without_authenticators_all_requests_are_denied() {
     let mut setup = Setup::new(None);
     setup.config.authentication.webhook.enabled = false;
     setup.config.authentication.x509.client_ca_file.clear();

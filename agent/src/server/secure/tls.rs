@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn suites_that_cannot_be() {
+    fn unknown_suites_are_refused() {
         let unknown = suites_of(&["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_NOTHING"]);
         assert!(unknown.expect_err("refused").starts_with("tlsCipherSuites[1]: \"TLS_RSA_WITH_NOTHING\""));
         let none = suites_of(&["TLS_AES_128_GCM_SHA256", "TLS_RSA_WITH_AES_128_CBC_SHA"]).expect_err("refused");
@@ -319,7 +319,7 @@ mod tests {
 
     /// The names of a hardened node's list that was written for a server with more suites.
     #[test]
-    fn suites_that_are_not_here_are_left_out() {
+    fn unsupported_suites_are_left_out() {
         let names = CIPHER_SUITES.map(str::to_owned);
         let suites = suites(&names).expect("a node that starts");
         let left_out = names.iter().filter(|name| suite(name).is_none() && !SUITES_13.contains(&name.as_str()));

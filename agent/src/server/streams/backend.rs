@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_listens() {
+    async fn a_refused_connection_is_an_error() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/x", listener.local_addr().unwrap());
         drop(listener);

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_result_is_no_success() {
+    fn missing_results_are_failures() {
         for told in
             [&b""[..], b"{", b"[]", br#"{"status":"Failure"}"#, br#"{"status":"Failure","reason":"NonZeroExitCode"}"#]
         {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn older_protocols_tell_texts() {
+    fn older_protocols_have_text_results() {
         assert_eq!(translate(b"", Protocol::V2), success());
         let failed = translate(b"exit status 1", Protocol::V1);
         assert_eq!(failed["message"], "Internal error occurred: error executing remote command: exit status 1");

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn invalid_requests_are_refused() {
         for bad in ["query=a&tailLines=x", "query=a&sinceTime=now", "query=a&boot=1.5", "query=&query=+"] {
             assert!(matches!(query(bad, ""), Err(BadQuery::Undecodable(_))), "{bad}");
         }

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_without_a_common_name() {
+    fn no_user_without_a_common_name() {
         assert_eq!(user_of(&certificate(&[(DnType::OrganizationName, "system:masters")]), true), Ok(None));
         assert_eq!(user_of(&certificate(&[(DnType::CommonName, "")]), true), Ok(None));
     }

@@ -80,7 +80,7 @@ async fn each_way_in() {
 }
 
 #[tokio::test]
-async fn the_first_that_names_a_user_wins() {
+async fn the_first_authenticator_with_a_user_wins() {
     let fixture = fixture(false);
     let (ours, theirs) =
         (fixture.authority.client("bob", &[]).chain, Authority::new("theirs").client("eve", &[]).chain);
@@ -92,7 +92,7 @@ async fn the_first_that_names_a_user_wins() {
 }
 
 #[tokio::test]
-async fn nobody_without_credentials_unless_anonymous_is_allowed() {
+async fn no_user_without_credentials_unless_anonymous_is_allowed() {
     let strict = fixture(false);
     assert_eq!(strict.ask(&[], &mut HeaderMap::new()).await, Err(Unauthenticated::Rejected(Vec::new())));
     let open = fixture(true);
@@ -125,7 +125,7 @@ async fn without_a_webhook_tokens_count_for_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_left_of_certificates_is_counted() {
+async fn remaining_validity_of_certificates_is_measured() {
     let fixture = fixture(false);
     let text = || fixture.authenticator.metrics.render().expect("metrics");
     assert!(text().contains("apiserver_client_certificate_expiration_seconds_count 0\n"));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn heads_that_do_not_end() {
+async fn request_heads_are_limited() {
     let port = Setup::new(Some(api())).start().await;
     let long = "x".repeat(60_000);
     let answer = port.ask(None, "GET", &format!("/pods/{long}"), "").await;
@@ -54,7 +54,7 @@ async fn handshakes_and_heads_have_a_time_limit() {
 }
 
 #[tokio::test]
-async fn told_to_end_it_ends() {
+async fn shutdown_ends_the_server() {
     let port = Setup::new(Some(api())).start().await;
     let root = port.authority.client("root", &[]);
     let mut idle = Session { stream: port.connect(port.client(Some(&root))).await.expect("a connection") };

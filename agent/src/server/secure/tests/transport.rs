@@ -98,7 +98,7 @@ async fn a_new_client_authority_counts_from_the_next_request_on() {
 }
 
 #[tokio::test]
-async fn a_new_serving_pair_is_shown_to_the_next_client() {
+async fn a_new_serving_pair_is_used_for_new_connections() {
     let port = Setup::new(Some(api())).start().await;
     let new = Authority::new("new");
     let pair = new.server("localhost");
@@ -114,7 +114,7 @@ async fn a_new_serving_pair_is_shown_to_the_next_client() {
 }
 
 #[tokio::test]
-async fn a_requested_certificate_is_shown_as_soon_as_it_is_there() {
+async fn a_requested_certificate_is_used_as_soon_as_it_is_issued() {
     let setup = Setup::new(Some(api()));
     let (sender, serving) = tokio::sync::watch::channel(None);
     let port = setup.start_with(ServingSource::Given(serving)).await;

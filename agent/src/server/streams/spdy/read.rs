@@ -207,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_spdy() {
+    fn malformed_frames() {
         assert_eq!(all(&[0x80, 2, 0, 1, 0, 0, 0, 0], &[]), Err(FrameError::Version(2)));
         assert_eq!(all(&[0x80, 3, 0, 6, 0, 0, 0, 3, 0, 0, 0], &[]), Err(FrameError::Short { kind: 6, length: 3 }));
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn written_frames_are_read(
             sent in proptest::collection::vec((1..9_u32, proptest::collection::vec(any::<u8>(), 0..300), any::<bool>()), 0..20),
             pings in proptest::collection::vec(any::<u32>(), 0..5),
             pieces in proptest::collection::vec(1..40_usize, 0..200),

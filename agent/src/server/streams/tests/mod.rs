@@ -211,7 +211,7 @@ async fn bytes_flow_both_ways_until_one_side_ends() {
 }
 
 #[tokio::test]
-async fn a_client_that_reads_nothing_is_not_read_for() {
+async fn the_runtime_is_not_read_for_a_client_that_does_not_read() {
     let sent = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = sent.clone();
     let flood = move |mut request: Request| {
@@ -268,7 +268,7 @@ async fn ports_are_forwarded_to_the_sandbox() {
 }
 
 #[tokio::test]
-async fn what_is_refused() {
+async fn invalid_requests_are_refused() {
     let (url, _) = echo().await;
     let node = Node::start(&url).await;
     for (method, target, headers, status, text) in [
@@ -297,7 +297,7 @@ async fn what_is_refused() {
 }
 
 #[tokio::test]
-async fn the_runtimes_errors_are_told() {
+async fn errors_of_the_runtime_are_reported() {
     for (code, status) in
         [(Status::not_found("gone"), 404), (Status::resource_exhausted("busy"), 429), (Status::unknown("x"), 500)]
     {
@@ -319,7 +319,7 @@ async fn the_runtimes_errors_are_told() {
 }
 
 #[tokio::test]
-async fn a_backend_that_refuses_is_passed_on() {
+async fn the_response_of_a_refusing_backend_is_passed_to_the_client() {
     let text = async |request: Request| match request.uri().path() {
         "/stream/token" => (StatusCode::FORBIDDEN, "no such protocol"),
         _ => (StatusCode::OK, ""),

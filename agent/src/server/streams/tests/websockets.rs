@@ -37,7 +37,7 @@ impl Node {
 }
 
 #[tokio::test]
-async fn a_tunnel_carries_spdy_frames_as_they_are() {
+async fn a_tunnel_passes_spdy_frames_unchanged() {
     let (url, seen) = echo().await;
     let node = Node::start(&url).await;
     let (head, stream) = node.send("GET", "/portForward/ns/pod", &offering("SPDY/3.1+portforward.k8s.io")).await;
@@ -146,7 +146,7 @@ async fn the_fifth_protocol_is_spoken_here() {
 
 /// A runtime waits for the streams it was asked for, which for attaching are those of the container, not of the client.
 #[tokio::test]
-async fn attaching_opens_the_streams_the_runtime_was_asked_for() {
+async fn attach_opens_the_requested_streams() {
     let seen = Arc::<Mutex<Vec<u8>>>::default();
     let node = Node::start(&serve(polite(4, seen.clone())).await).await;
     let target = "/attach/ns/pod/terminal?input=1&output=1&error=1";
@@ -163,7 +163,7 @@ async fn attaching_opens_the_streams_the_runtime_was_asked_for() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_answers_otherwise_is_told_of_in_the_session() {
+async fn a_refusal_of_the_runtime_is_reported_in_the_session() {
     let answers = async |request: Request| match request.uri().path() {
         "/stream/token" => (StatusCode::FOUND, [("location", "http://127.0.0.1/")], ""),
         "/refuses" => (StatusCode::NOT_FOUND, [("x", "y")], "token expired"),
@@ -185,7 +185,7 @@ async fn a_runtime_that_answers_otherwise_is_told_of_in_the_session() {
 }
 
 #[tokio::test]
-async fn what_is_no_handshake() {
+async fn malformed_handshakes() {
     let (url, _) = echo().await;
     let node = Node::start(&url).await;
     let headers = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n";
@@ -198,7 +198,7 @@ async fn what_is_no_handshake() {
 
 /// Older protocols, and all of them while the gate is off, are between client and runtime.
 #[tokio::test]
-async fn what_is_not_spoken_here_passes_through() {
+async fn other_protocols_pass_through() {
     for (websockets, protocols) in [(true, "v4.channel.k8s.io"), (false, "v5.channel.k8s.io")] {
         let passed = Arc::new(Mutex::new(None));
         let seen = passed.clone();

@@ -107,7 +107,7 @@ mod tests {
     const ALL: Streams = Streams { stdin: true, stdout: true, stderr: true, tty: true };
 
     #[test]
-    fn what_is_asked_for_is_opened() {
+    fn the_requested_streams_are_opened() {
         let names = |streams: Streams, protocol| -> Vec<&str> {
             Channels::new(streams, protocol).streams().map(|(_, channel)| channel.name).collect()
         };
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_say() {
+    fn input_of_clients() {
         let mut writable = ClientChannels::new(&Channels::new(ALL, Protocol::V4));
         let mut said = |message: &'static [u8]| writable.input(Bytes::from_static(message));
         assert_eq!(said(b"\x00in"), Some(ClientInput::Data { stream: 3, bytes: "in".into() }));

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_runtimes_choose() {
+    fn protocols_that_runtimes_choose() {
         for protocol in Protocol::OFFERED {
             assert_eq!(Protocol::chosen(protocol.name()), Some(protocol));
         }

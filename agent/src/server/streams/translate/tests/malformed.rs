@@ -5,7 +5,7 @@ use super::runtime_to_client::RESULT_LENGTH;
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_accepts_nothing_is_not_waited_for() {
+async fn accepting_the_streams_has_a_timeout() {
     let mut session = Session::start(INPUT_AND_OUTPUT, 1024).await;
     session.input().await.unwrap();
     let begin = Instant::now();
@@ -15,7 +15,7 @@ async fn a_runtime_that_accepts_nothing_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn what_a_runtime_may_not_do() {
+async fn malformed_input_of_a_runtime_ends_the_session() {
     let too_long = [&[0, 0, 0, 1, 0, 1, 0, 1][..], &vec![b'x'; RESULT_LENGTH + 1]].concat();
     let not_spdy = b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec();
     for (bytes, reason) in [
@@ -33,7 +33,7 @@ async fn what_a_runtime_may_not_do() {
 }
 
 #[tokio::test]
-async fn what_a_runtime_says_instead_of_accepting() {
+async fn other_frames_instead_of_replies_are_errors() {
     for (bytes, reason) in [
         (&[0x80, 3, 0, 3, 0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 3][..], "did not accept"),
         (&[0, 0, 0, 3, 0, 0, 0, 1, b'x'], "did not accept"),
@@ -50,7 +50,7 @@ async fn what_a_runtime_says_instead_of_accepting() {
 
 /// Streams that nobody opened, headers of any size, and kinds of frames that do not exist.
 #[tokio::test]
-async fn what_a_runtime_says_beside_the_point_is_passed_over() {
+async fn irrelevant_frames_are_ignored() {
     let mut session = Session::begun(OUTPUT, 4096).await;
     session.runtime.raw(b"\x00\x00\x00\x63\x00\x00\x00\x03???").await;
     session.runtime.raw(&[0x80, 3, 0, 3, 0, 0, 0, 8, 0, 0, 0, 99, 0, 0, 0, 1]).await;
@@ -70,7 +70,7 @@ async fn what_a_runtime_says_beside_the_point_is_passed_over() {
 
 /// It asks for answers that it does not take, and for nothing else.
 #[tokio::test]
-async fn a_runtime_that_asks_and_does_not_listen_is_not_answered_for_ever() {
+async fn pings_of_a_runtime_that_does_not_read_are_bounded() {
     let mut session = Session::begun(OUTPUT, 256).await;
     for _ in 0..10_000 {
         session.runtime.raw(&[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2]).await;
@@ -90,7 +90,7 @@ fn raw_frame(kind: u8, masked: bool, payload: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn what_a_client_may_not_do() {
+async fn malformed_input_of_a_client_ends_the_session() {
     let promise = raw_frame(2, true, &[0; 1])[..2].to_vec();
     let huge = [promise, u64::MAX.to_be_bytes().to_vec(), vec![0; 4]].concat();
     let mut unfinished = raw_frame(2, true, &vec![0; 3 << 20]);
@@ -136,7 +136,7 @@ async fn a_long_message_is_cut_into_frames() {
 
 /// It asks for answers that it does not take.
 #[tokio::test]
-async fn a_client_that_asks_and_does_not_listen_is_not_answered_for_ever() {
+async fn pings_of_a_client_that_does_not_read_are_bounded() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
     let ping = raw_frame_short(9, &[7; 125]);
     let asked = 20_000;
@@ -165,7 +165,7 @@ fn raw_frame_short(kind: u8, payload: &[u8]) -> Vec<u8> {
 
 /// The runtime speaks without end to a client that does not listen.
 #[tokio::test(start_paused = true)]
-async fn who_does_not_listen_is_not_read_for() {
+async fn a_peer_that_does_not_read_stops_reads_for_it() {
     let session = Session::begun(OUTPUT, 4096).await;
     let Session { client, mut runtime, agent } = session;
     let mut out = Vec::new();

@@ -43,7 +43,7 @@ async fn a_terminal_has_a_size() {
 }
 
 #[tokio::test]
-async fn much_goes_both_ways_at_once_through_narrow_connections() {
+async fn much_data_in_both_directions_over_small_buffers() {
     let session = Session::begun(INPUT_AND_OUTPUT, 512).await;
     let all: Vec<u8> = (0..300_000_u32).map(|n| n as u8).collect();
     let Session { client, mut runtime, agent } = session;
@@ -92,7 +92,7 @@ async fn much_goes_both_ways_at_once_through_narrow_connections() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_runtime_is_asked_whether_it_is_there_and_answered() {
+async fn pings_in_both_directions() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
     let begin = Instant::now();
     for id in [1, 3, 5] {
@@ -106,7 +106,7 @@ async fn the_runtime_is_asked_whether_it_is_there_and_answered() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_ends_the_session() {
+async fn a_disconnected_client_ends_the_session() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
     drop(session.client);
     session.agent.await.unwrap();
@@ -115,7 +115,7 @@ async fn a_client_that_leaves_ends_the_session() {
 
 /// What it said last is not taken, so that its end is not read.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_unheard_ends_the_session() {
+async fn a_client_that_disconnects_during_back_pressure_ends_the_session() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
     let flood = async { while session.client.send(message(0, &[7; 900])).await.is_ok() {} };
     assert!(tokio::time::timeout(Duration::from_secs(1), flood).await.is_err(), "nobody takes it");
@@ -126,7 +126,7 @@ async fn a_client_that_leaves_unheard_ends_the_session() {
 
 /// The runtime is done and listens no more, while the client still speaks.
 #[tokio::test]
-async fn a_result_is_told_to_a_client_that_speaks_on() {
+async fn the_result_is_sent_to_a_client_that_keeps_writing() {
     let session = Session::begun(INPUT_AND_OUTPUT, 512).await;
     let Session { client, mut runtime, agent } = session;
     let (mut sink, mut stream) = client.split();
@@ -147,7 +147,7 @@ async fn a_result_is_told_to_a_client_that_speaks_on() {
 
 /// A connection that is closed while the client still speaks loses what the client has not read.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_reads_late_has_everything() {
+async fn a_slow_client_receives_everything() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 4096).await;
     session.runtime.say("stdout", b"late", true).await;
     session.runtime.say("error", OK, true).await;
@@ -162,7 +162,7 @@ async fn a_client_that_reads_late_has_everything() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_hangs_up_is_no_success() {
+async fn a_runtime_that_closes_the_connection_is_no_success() {
     for result in [&b""[..], OK] {
         let mut session = Session::begun(OUTPUT, 1024).await;
         if !result.is_empty() {
@@ -175,7 +175,7 @@ async fn a_runtime_that_hangs_up_is_no_success() {
 }
 
 #[tokio::test]
-async fn an_old_runtime_may_say_nothing_if_it_ends_in_order() {
+async fn an_old_protocol_has_no_result_on_success() {
     let away = [0x80, 3, 0, 7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
     for (last, succeeds) in [(&away[..], true), (&[], false)] {
         let mut session = Session::speaking(Protocol::V1, OUTPUT, 1024).await;
@@ -189,7 +189,7 @@ async fn an_old_runtime_may_say_nothing_if_it_ends_in_order() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_cannot_be_reached_is_told_of() {
+async fn an_unreachable_runtime_is_reported() {
     let (client, agents) = tokio::io::duplex(1024);
     let server = WebSocketStream::from_raw_socket(agents, Role::Server, Some(websocket::limits())).await;
     let connect = async { Err::<(DuplexStream, Protocol), _>("nobody is at home".to_owned()) };
@@ -204,7 +204,7 @@ async fn a_runtime_that_cannot_be_reached_is_told_of() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_take_its_result_is_left() {
+async fn sending_the_result_has_a_timeout() {
     let mut session = Session::begun(OUTPUT, 64).await;
     session.runtime.say("stdout", b"", true).await;
     let begin = Instant::now();
