@@ -8,7 +8,6 @@
 //! ```
 
 pub mod apiserver;
-pub mod bench;
 pub mod certificates;
 pub mod cli;
 pub mod config;

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use keblet::cli::{self, BenchCommand, Command, RunArgs, config, docs, doctor, host, logging, process, version};
+use keblet::cli::{self, Command, RunArgs, bench, config, docs, doctor, host, logging, process, version};
 use keblet::config::{Settings, load};
 use keblet::exit::Exit;
 use keblet::systemd;
@@ -33,10 +33,7 @@ fn execute(command: Command) -> anyhow::Result<Exit> {
     match command {
         Command::Run(args) => return run(&args),
         Command::Doctor(args) => return process::runtime()?.block_on(doctor::run(&args, out)),
-        Command::Bench(BenchCommand::Pleg(args)) => process::runtime()?.block_on(keblet::bench::run_pleg(args))?,
-        Command::Bench(BenchCommand::Cluster(args)) => {
-            process::runtime()?.block_on(keblet::bench::run_cluster(*args))?;
-        }
+        Command::Bench(args) => bench::run(&args)?,
         Command::Config(command) => config::run(command, out)?,
         Command::Version(args) => version::run(args, out)?,
         Command::Completions(args) => docs::completions(&args, out)?,

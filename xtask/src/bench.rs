@@ -38,21 +38,24 @@ enum Benchmark {
 
 /// Builds a release and runs its benchmark.
 pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
-    run::build("building a release of keblet (minutes, the first time)", &["--release", "--package", "keblet"])?;
-    let keblet = paths::target().join("release/keblet");
+    run::build(
+        "building a release of keblet (minutes, the first time)",
+        &["--release", "--package", "keblet", "--package", "keblet-bench"],
+    )?;
+    let program = paths::target().join("release/keblet-bench");
     match arguments.benchmark {
-        Benchmark::Pleg => pleg(arguments, &keblet),
-        Benchmark::Cluster => in_cluster(arguments, &keblet),
+        Benchmark::Pleg => pleg(arguments, &program),
+        Benchmark::Cluster => in_cluster(arguments, &program),
     }
 }
 
-fn pleg(arguments: &Arguments, keblet: &Path) -> Result<ExitCode> {
+fn pleg(arguments: &Arguments, program: &Path) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let cache = setup::prepare()?;
     let kubelet = if arguments.with_kubelet { Some(peers::kubelet()?) } else { None };
     run::build_supervisor()?;
     let mut containerd = run::start(&cache, None)?;
-    let mut words: Vec<OsString> = ["bench", "pleg", "--runtime-endpoint"].map(OsString::from).into();
+    let mut words: Vec<OsString> = ["pleg", "--runtime-endpoint"].map(OsString::from).into();
     words.push(containerd.endpoint().into());
     if let Some(kubelet) = kubelet {
         words.push("--peer".into());
@@ -60,7 +63,7 @@ fn pleg(arguments: &Arguments, keblet: &Path) -> Result<ExitCode> {
     }
     words.extend(arguments.rest.iter().cloned());
     let environment = run::environment(&containerd);
-    let result = run::command(keblet.as_os_str(), &words, &environment, &mut containerd, &interrupt);
+    let result = run::command(program.as_os_str(), &words, &environment, &mut containerd, &interrupt);
     step("removing pods and runtime", || containerd.stop())?;
     result
 }
@@ -69,10 +72,10 @@ fn pleg(arguments: &Arguments, keblet: &Path) -> Result<ExitCode> {
 const KUBELET_FLAGS: &str = "--config={config} --root-dir={root} --cert-dir={root}/pki --kubeconfig={kubeconfig} \
                              --hostname-override={node} --node-ip={ip}";
 
-fn in_cluster(arguments: &Arguments, keblet: &Path) -> Result<ExitCode> {
+fn in_cluster(arguments: &Arguments, program: &Path) -> Result<ExitCode> {
     let kubelet = if arguments.with_kubelet { Some(peers::kubelet()?) } else { None };
     cluster::without_node(|stage, interrupt| {
-        let mut words: Vec<OsString> = ["bench", "cluster"].map(OsString::from).into();
+        let mut words: Vec<OsString> = vec!["cluster".into()];
         words.extend(stage.benchmark_arguments());
         if let Some(kubelet) = kubelet {
             words.push("--peer".into());
@@ -80,6 +83,6 @@ fn in_cluster(arguments: &Arguments, keblet: &Path) -> Result<ExitCode> {
         }
         words.extend(arguments.rest.iter().cloned());
         let environment = stage.environment();
-        run::command(keblet.as_os_str(), &words, &environment, stage.containerd(), interrupt)
+        run::command(program.as_os_str(), &words, &environment, stage.containerd(), interrupt)
     })
 }

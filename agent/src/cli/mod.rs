@@ -3,6 +3,7 @@
 //! Called as `kubelet` it is `keblet run`, so that a node can swap one binary for the other. Constructs nothing of the
 //! agent; that is the business of `wiring`.
 
+pub mod bench;
 pub mod config;
 pub mod docs;
 pub mod doctor;
@@ -41,24 +42,14 @@ pub enum Command {
     Config(config::Command),
     /// Say what this node offers, and what each lack costs
     Doctor(doctor::Args),
-    /// Measure
-    #[command(subcommand)]
-    Bench(BenchCommand),
+    /// Measure this and other node agents side by side, with the program keblet-bench
+    Bench(bench::Args),
     /// Say which version this is
     Version(version::Args),
     /// Print completions for a shell
     Completions(docs::CompletionsArgs),
     /// Print the manual page
     Man(docs::ManArgs),
-}
-
-/// What can be measured.
-#[derive(Debug, Subcommand)]
-pub enum BenchCommand {
-    /// Compare event-driven with polling agents on one runtime
-    Pleg(crate::bench::PlegArgs),
-    /// Compare node agents as nodes of a real cluster
-    Cluster(Box<crate::bench::ClusterArgs>),
 }
 
 /// Reads a command line, the program's own name first.

@@ -19,8 +19,8 @@ use super::manifest::Ingredients;
 use super::stamps::monotonic_now;
 use super::workload::BenchContainer;
 use super::workload::BenchPod;
-use crate::runtime::ContainerEvents;
-use crate::runtime::Runtime;
+use keblet::runtime::ContainerEvents;
+use keblet::runtime::Runtime;
 
 /// How a floor learns that a container ended.
 #[derive(Clone, Debug)]

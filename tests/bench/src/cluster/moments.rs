@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher;
 use tokio::sync::Notify;
 
-use crate::bench::stamps::monotonic_now;
+use crate::stamps::monotonic_now;
 
 /// First times, in nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use plotters::prelude::*;
 
 use super::Metric;
 use super::Report;
-use crate::bench::results::Series;
+use crate::results::Series;
 
 const SIZE: (u32, u32) = (860, 300);
 /// Beside the least and the greatest time, in powers of ten.

@@ -5,8 +5,8 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-use crate::bench::manifest::LABEL;
-use crate::bench::workload::STAMPS_IN_CONTAINER;
+use crate::manifest::LABEL;
+use crate::workload::STAMPS_IN_CONTAINER;
 
 /// Where pods of the benchmark live.
 pub(super) const NAMESPACE: &str = "default";

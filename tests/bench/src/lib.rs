@@ -1,4 +1,4 @@
-//! `keblet bench pleg`: how fast and how dear node agents are on a real runtime, side by side in one run; in `cluster`
+//! `keblet-bench pleg`: how fast and how dear node agents are on a real runtime, side by side in one run; in `cluster`
 //! the same for nodes of a real cluster.
 //!
 //! Owns the measurement: the pods it makes, the bare clients (floors) it compares with, the agents it starts, and what

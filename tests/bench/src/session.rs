@@ -29,8 +29,8 @@ use super::stamps::monotonic_now;
 use super::usage;
 use super::workload;
 use super::workload::BenchPod;
-use crate::runtime::Runtime;
-use crate::runtime::RuntimeEndpoint;
+use keblet::runtime::Runtime;
+use keblet::runtime::RuntimeEndpoint;
 
 /// An agent that runs a container once too often does so within this time.
 const SURPLUS_WATCH: Duration = Duration::from_secs(1);

@@ -8,9 +8,9 @@ use anyhow::bail;
 use keblet_proto::cri::v1 as cri;
 
 use super::report::Environment;
-use crate::runtime::Runtime;
-use crate::runtime::RuntimeEndpoint;
-use crate::runtime::RuntimeOptions;
+use keblet::runtime::Runtime;
+use keblet::runtime::RuntimeEndpoint;
+use keblet::runtime::RuntimeOptions;
 
 /// Arguments of every benchmark.
 #[derive(clap::Args, Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct CommonArgs {
     /// Only these columns
     #[arg(long = "column", value_delimiter = ',')]
     pub columns: Vec<String>,
-    /// The keblet to measure [default: this program]
+    /// The keblet to measure [default: the one beside this program or on the PATH]
     #[arg(long, value_name = "PATH")]
     pub agent: Option<PathBuf>,
     /// Folder for the report, as JSON and HTML
@@ -56,7 +56,10 @@ impl CommonArgs {
         if runtime.image_status(image).await?.is_none() {
             bail!("image {} is not on the node; import it or name another one with --image", self.image);
         }
-        let keblet = self.agent.clone().map_or_else(std::env::current_exe, Ok).context("cannot find this program")?;
+        let keblet = match &self.agent {
+            Some(agent) => agent.clone(),
+            None => find_keblet()?,
+        };
         Ok(Ground { endpoint, runtime, environment, keblet })
     }
 
@@ -72,4 +75,14 @@ impl CommonArgs {
         let wanted = |column: &C| self.columns.is_empty() || self.columns.iter().any(|wanted| wanted == name(column));
         Ok(all.into_iter().filter(wanted).collect())
     }
+}
+
+/// The agent beside this program, else the first one on the PATH.
+fn find_keblet() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot tell which program is running")?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let beside = own.parent().map(Path::to_path_buf);
+    let found = beside.into_iter().chain(std::env::split_paths(&path)).map(|folder| folder.join("keblet"));
+    let found = found.into_iter().find(|program| program.is_file());
+    found.with_context(|| format!("keblet is neither beside {} nor on the PATH; name one with --agent", own.display()))
 }

@@ -24,7 +24,7 @@ use super::manifest::Ingredients;
 use super::stamps::monotonic_now;
 use super::stamps::seconds;
 use super::workload::BenchPod;
-use crate::runtime::RuntimeEndpoint;
+use keblet::runtime::RuntimeEndpoint;
 
 /// Fine enough for a target of 200 ms.
 const READY_POLL: Duration = Duration::from_millis(2);

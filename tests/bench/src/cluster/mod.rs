@@ -1,4 +1,4 @@
-//! `keblet bench cluster`: how soon and how dear node agents are as nodes of a real cluster, side by side in one run.
+//! `keblet-bench cluster`: how soon and how dear node agents are as nodes of a real cluster, side by side in one run.
 //!
 //! Owns the pods it creates, the Node object of the name it is given, and the agents it starts; touches nothing else of
 //! the cluster. Times are those of one observer: from its own call, or the stamp a process writes of its end, to the

@@ -24,8 +24,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::moments::Board;
 use super::pods::NAMESPACE;
-use crate::bench::manifest::LABEL;
-use crate::bench::stamps::monotonic_now;
+use crate::manifest::LABEL;
+use crate::stamps::monotonic_now;
 
 /// For the controllers to make what every namespace has.
 const ACCOUNT_LIMIT: Duration = Duration::from_secs(60);

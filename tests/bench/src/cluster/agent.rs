@@ -7,10 +7,10 @@ use serde_json::json;
 
 use super::ClusterArgs;
 use super::session::Column;
-use crate::bench::agent;
-use crate::bench::agent::Agent;
-use crate::bench::agent::Ports;
-use crate::runtime::RuntimeEndpoint;
+use crate::agent;
+use crate::agent::Agent;
+use crate::agent::Ports;
+use keblet::runtime::RuntimeEndpoint;
 
 /// Starts the agent of a column with its files in `folder`.
 pub(super) fn start(

@@ -18,9 +18,9 @@ use tokio::time::Instant;
 
 use super::manifest::LABEL;
 use super::workload::BenchPod;
-use crate::runtime::Runtime;
-use crate::runtime::RuntimeEndpoint;
-use crate::runtime::RuntimeError;
+use keblet::runtime::Runtime;
+use keblet::runtime::RuntimeEndpoint;
+use keblet::runtime::RuntimeError;
 
 /// Removals at the same time; more only queue up in the runtime.
 const PARALLEL: usize = 8;

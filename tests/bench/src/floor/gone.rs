@@ -2,9 +2,9 @@
 
 use anyhow::Context as _;
 
-use crate::kernel::pidfd;
-use crate::kernel::pidfd::PinError;
-use crate::runtime::Runtime;
+use keblet::kernel::pidfd;
+use keblet::kernel::pidfd::PinError;
+use keblet::runtime::Runtime;
 
 /// Returns once the container's first process is gone.
 pub(super) async fn wait(runtime: &Runtime, id: &str) -> anyhow::Result<()> {

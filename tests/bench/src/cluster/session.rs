@@ -13,25 +13,25 @@ use super::agent;
 use super::api::Observer;
 use super::moments::Board;
 use super::pods::Maker;
-use crate::bench::WorkloadKind;
-use crate::bench::agent::Agent;
-use crate::bench::common::Ground;
-use crate::bench::floor::Floor;
-use crate::bench::floor::Sense;
-use crate::bench::folder;
-use crate::bench::report::Environment;
-use crate::bench::report::Report;
-use crate::bench::results::Metric;
-use crate::bench::results::Results;
-use crate::bench::results::Series;
-use crate::bench::site;
-use crate::bench::stamps;
-use crate::bench::stamps::monotonic_now;
-use crate::bench::stamps::seconds;
-use crate::bench::usage;
-use crate::bench::workload;
-use crate::runtime::Runtime;
-use crate::runtime::RuntimeEndpoint;
+use crate::WorkloadKind;
+use crate::agent::Agent;
+use crate::common::Ground;
+use crate::floor::Floor;
+use crate::floor::Sense;
+use crate::folder;
+use crate::report::Environment;
+use crate::report::Report;
+use crate::results::Metric;
+use crate::results::Results;
+use crate::results::Series;
+use crate::site;
+use crate::stamps;
+use crate::stamps::monotonic_now;
+use crate::stamps::seconds;
+use crate::usage;
+use crate::workload;
+use keblet::runtime::Runtime;
+use keblet::runtime::RuntimeEndpoint;
 
 /// Pods that end at once, one after the other.
 const ONE_SHOTS: u32 = 10;
@@ -102,7 +102,7 @@ struct Node<'a> {
 impl Session {
     /// Checks that everything needed is there, and removes what an earlier run may have left.
     pub(super) async fn prepare(args: ClusterArgs) -> anyhow::Result<Self> {
-        crate::apiserver::tls::install_crypto();
+        keblet::apiserver::tls::install_crypto();
         let columns = Column::chosen(&args)?;
         let Ground { endpoint, runtime, environment, keblet } = args.common.ground().await?;
         let work = tempfile::Builder::new().prefix("keblet-bench-").tempdir().context("cannot create a folder")?;

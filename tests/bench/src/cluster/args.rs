@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::bench::args::duration;
-use crate::bench::common::CommonArgs;
+use crate::args::duration;
+use crate::common::CommonArgs;
 
 /// Compares node agents as nodes of a real cluster.
 ///

@@ -1,0 +1,43 @@
+//! `keblet-bench`: measures node agents side by side. `keblet bench` runs this program.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::Subcommand;
+use keblet::cli::process;
+use keblet_bench::ClusterArgs;
+use keblet_bench::PlegArgs;
+
+/// Measures node agents side by side in one run.
+#[derive(Debug, Parser)]
+#[command(name = "keblet-bench", version, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Compare event-driven with polling agents on one runtime
+    Pleg(PlegArgs),
+    /// Compare node agents as nodes of a real cluster
+    Cluster(Box<ClusterArgs>),
+}
+
+fn main() -> ExitCode {
+    match perform(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("keblet-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(command: Command) -> anyhow::Result<()> {
+    let runtime = process::runtime()?;
+    match command {
+        Command::Pleg(args) => runtime.block_on(keblet_bench::run_pleg(args)),
+        Command::Cluster(args) => runtime.block_on(keblet_bench::run_cluster(*args)),
+    }
+}
