@@ -1,33 +1,34 @@
-//! How the program is linked.
+//! Linker arguments of the agent's binary: packed relocations where the target's glibc reads them.
 
 use std::process::Command;
 
-/// The first glibc that reads packed relocations.
+/// The first glibc that reads packed relocations (`DT_RELR`).
 const GLIBC: (u32, u32) = (2, 36);
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // A position-independent program is full of addresses that are set right at each start. Their list, 24 bytes each,
-    // is read whole and stays in memory; packed it is a hundredth of that.
-    if packed_relocations_are_read() {
+    // A position-independent binary has an entry of 24 bytes for each address that the loader must relocate; the list is
+    // read at every start and stays resident. Packed it takes about a hundredth of that.
+    if reads_packed_relocations() {
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
 }
 
-/// Whether the machine the program is for surely starts such a program: it is like this one, and this one does.
-fn packed_relocations_are_read() -> bool {
-    let here = target("TARGET") == target("HOST");
-    here && target("CARGO_CFG_TARGET_ENV") == "gnu" && glibc().is_some_and(|version| version >= GLIBC)
+/// Whether the target is this machine's own and its glibc is new enough; other targets may have an older one.
+fn reads_packed_relocations() -> bool {
+    let native = target("TARGET") == target("HOST");
+    native && target("CARGO_CFG_TARGET_ENV") == "gnu" && glibc().is_some_and(|version| version >= GLIBC)
 }
 
-fn target(what: &str) -> String {
-    std::env::var(what).unwrap_or_default()
+/// A variable that Cargo sets for build scripts.
+fn target(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_default()
 }
 
 /// The version of this machine's glibc.
 fn glibc() -> Option<(u32, u32)> {
-    let said = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok()?;
-    let text = String::from_utf8(said.stdout).ok()?;
+    let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
     let mut numbers = text.trim().strip_prefix("glibc ")?.split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }

@@ -1,7 +1,9 @@
-//! `cargo xtask docs-paths`: every path that the documents name exists, and so does every test they name.
+//! `cargo xtask docs-paths`: every path that the documents name exists, every `PATH::NAME` is a test, and every promise
+//! names one.
 //!
 //! Owns finding such names in Markdown. A path is a link's target, or code that starts with one of the tree's top
-//! folders or names a file of the root; `PATH::NAME` names a function in a file. Refuses to check addresses of the web.
+//! folders or names a file of the root. Rows of a table with the column `Held by` are promises. Addresses of the web are
+//! not checked.
 
 use std::fs;
 use std::path::Path;
@@ -20,6 +22,12 @@ const TOP: [&str; 9] = [".ci", ".cargo", "agent", "deploy", "docs", "ebpf", "pro
 /// A word without a slash names a file of the root if it ends so.
 const ROOT_FILES: [&str; 2] = [".md", ".toml"];
 
+/// Heading of the column that names the tests of a promise, and what stands there while there is none.
+const HELD_BY: &str = "Held by";
+const PENDING: &str = "test pending";
+/// How the attribute of a test begins.
+const TEST_ATTRIBUTES: [&str; 3] = ["#[test]", "#[tokio::test]", "#[tokio::test("];
+
 /// Checks all Markdown files that Git knows, and those it does not ignore.
 pub fn check() -> Result<Report> {
     let root = paths::repository();
@@ -31,6 +39,9 @@ pub fn check() -> Result<Report> {
     for document in listed.lines().map(Path::new) {
         let path = root.join(document);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        for line in untested_promises(&text) {
+            report.problems.push(format!("{}:{line}: the promise names no test", document.display()));
+        }
         for (line, name) in names(&text) {
             count += 1;
             if let Err(problem) = exists(&root, document, &name) {
@@ -63,11 +74,45 @@ fn exists(root: &Path, document: &Path, name: &Name) -> Result<(), String> {
     let Some(function) = function else { return Ok(()) };
     let text = fs::read_to_string(&full).map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
     let last = function.rsplit("::").next().unwrap_or(function);
-    if text.contains(&format!("fn {last}(")) {
-        Ok(())
-    } else {
-        Err(format!("{} has no function {last}", path.display()))
+    if is_test(&text, last) { Ok(()) } else { Err(format!("{} has no test {last}", path.display())) }
+}
+
+/// Whether a Rust file has a function of that name with an attribute of a test.
+fn is_test(text: &str, name: &str) -> bool {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let declares = |line: &str| {
+        let signature = line.strip_prefix("async ").unwrap_or(line);
+        signature.strip_prefix("fn ").and_then(|rest| rest.strip_prefix(name)).is_some_and(|rest| rest.starts_with('('))
+    };
+    let marked = |index: usize| {
+        let above = lines[..index].iter().rev().take_while(|line| !line.is_empty() && !line.ends_with('}'));
+        above
+            .filter(|line| line.starts_with("#["))
+            .any(|line| TEST_ATTRIBUTES.iter().any(|test| line.starts_with(test)))
+    };
+    lines.iter().enumerate().any(|(index, line)| declares(line) && marked(index))
+}
+
+/// Lines of promises that name neither a test nor a file, and do not say that their test is pending.
+fn untested_promises(text: &str) -> Vec<usize> {
+    let mut promises = false;
+    let mut untested = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        if !line.starts_with('|') {
+            promises = false;
+            continue;
+        }
+        let last = line.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
+        if last == HELD_BY {
+            promises = true;
+        } else if promises && !line.chars().all(|character| "|-: ".contains(character)) {
+            let held = names(last).iter().any(|(_, name)| matches!(name, Name::Path(path, _) if path.ends_with(".rs")));
+            if !held && last != PENDING {
+                untested.push(index + 1);
+            }
+        }
     }
+    untested
 }
 
 /// All names in a document, with their lines. Fenced blocks count as code too.
@@ -116,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_told_from_other_code() {
+    fn paths_are_distinguished_from_other_code() {
         let text = "\
 See `agent/src/lib.rs` and `tests/peers/src/lib.rs::start`, not `k8s.io/api` or `agent::model` or `a/b`.
 Read [the map](docs/map.md#part), [the web](https://example.org/x) and `Cargo.toml`.
@@ -137,15 +182,53 @@ Globs like `agent/src/*.rs` are no names.
     }
 
     #[test]
-    fn a_missing_file_or_function_is_a_problem() {
+    fn a_missing_file_or_test_is_a_problem() {
         let root = paths::repository();
         let document = Path::new("xtask/page.md");
         let own = "xtask/src/docs_paths.rs";
         let path = |function: &str| Name::Path(own.to_owned(), Some(function.to_owned()));
-        assert_eq!(exists(&root, document, &path("tests::a_missing_file_or_function_is_a_problem")), Ok(()));
-        assert_eq!(exists(&root, document, &path("nobody")), Err(format!("{own} has no function nobody")));
+        assert_eq!(exists(&root, document, &path("tests::a_missing_file_or_test_is_a_problem")), Ok(()));
+        assert_eq!(exists(&root, document, &path("no_such_test")), Err(format!("{own} has no test no_such_test")));
         assert_eq!(exists(&root, document, &Name::Link("../Cargo.toml".to_owned())), Ok(()));
         let missing = Name::Link("nothing.md".to_owned());
         assert_eq!(exists(&root, document, &missing), Err("xtask/nothing.md does not exist".to_owned()));
+    }
+
+    #[test]
+    fn only_functions_with_the_attribute_are_tests() {
+        let text = "\
+#[test]
+fn plain() {}
+
+fn helper() {}
+
+    #[tokio::test(start_paused = true)]
+    #[ignore = \"needs a runtime\"]
+    async fn waits() {}
+}
+fn after() {}
+";
+        for (name, expected) in
+            [("plain", true), ("waits", true), ("helper", false), ("after", false), ("pla", false), ("none", false)]
+        {
+            assert_eq!(is_test(text, name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_promise_names_a_test_or_says_that_it_is_pending() {
+        let text = "\
+| Promise | Held by |
+|---|---|
+| a | `tests/tests/a.rs::holds` |
+| b | the reader |
+| c | test pending |
+| d | `SPECIFICATION.md` |
+
+| Other | Table |
+|---|---|
+| e | f |
+";
+        assert_eq!(untested_promises(text), [4, 6]);
     }
 }

@@ -11,7 +11,7 @@ use signal_hook::consts::SIGINT;
 use signal_hook::consts::SIGTERM;
 use signal_hook::flag;
 
-/// Whether somebody wants us to end.
+/// Whether SIGINT or SIGTERM arrived.
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {

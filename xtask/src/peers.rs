@@ -1,6 +1,7 @@
 //! `cargo xtask peers`: upstream's own programs from published Go modules, as peers of benchmarks and tests.
 //!
-//! Owns building `tests/upstream` once into the cache: one binary, called by the name of each program. With
+//! Owns building `tests/upstream` and `tests/upstream137` once into the cache: one binary each, called by the name of
+//! each program. With
 //! `KEBLET_CONTROL_PLANE` set it builds nothing and takes the programs of that folder. Refuses to be needed by the build
 //! of the agent and by tests that need no cluster.
 
@@ -23,35 +24,69 @@ use crate::progress::step;
 use crate::system;
 use crate::tiers::machine;
 
-/// The names that the binary answers to.
-const PROGRAMS: [&str; 7] =
-    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet", "metrics-server"];
 const MODULE: &str = "k8s.io/kubernetes";
 const BINARY: &str = "upstream";
-/// Names the source that the binary was built from.
+const NO_GO: &str = "upstream's programs are written in Go: `go` (1.26 or newer) is not on the path, and \
+                     KEBLET_CONTROL_PLANE names no folder of ready ones";
+/// Holds the digest of the source that the binary was built from.
 const STAMP: &str = "stamp";
+
+/// A Go module of the tree that requires upstream's programs in one version.
+struct Upstream {
+    /// Its folder in the repository.
+    source: &'static str,
+    /// Folder of the programs, in the cache's folder for peers.
+    folder: &'static str,
+    /// The names that its binary is called by.
+    programs: &'static [&'static str],
+}
+
+/// Control plane, kubectl, metrics-server and kubelet of the version that the tests run against.
+const CLUSTER: Upstream = Upstream {
+    source: "tests/upstream",
+    folder: "",
+    programs: &[
+        "etcd",
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kubectl",
+        "kubelet",
+        "metrics-server",
+    ],
+};
+/// The kubelet whose EventedPLEG asks the generic PLEG for a relist of one pod, for comparison.
+const KUBELET_1_37: Upstream = Upstream { source: "tests/upstream137", folder: "1.37", programs: &["kubelet"] };
 
 /// Builds the programs unless they are there, and says where they are.
 pub fn build() -> Result<()> {
-    let folder = provide()?;
-    for program in PROGRAMS {
-        println!("{}", folder.join(program).display());
+    let folder = CLUSTER.provide()?;
+    let kubelet = KUBELET_1_37.provide()?;
+    for (folder, upstream) in [(&folder, &CLUSTER), (&kubelet, &KUBELET_1_37)] {
+        for program in upstream.programs {
+            println!("{}", folder.join(program).display());
+        }
     }
     let version = system::output(Command::new(folder.join("kube-apiserver")).arg("--version"))?;
-    println!("all of {}", version.trim());
+    println!("control plane: {}", version.trim());
     Ok(())
 }
 
 /// Upstream's kubelet, built if need be.
 pub fn kubelet() -> Result<PathBuf> {
-    Ok(provide()?.join("kubelet"))
+    Ok(CLUSTER.provide()?.join("kubelet"))
+}
+
+/// Upstream's kubelet 1.37, built if need be.
+pub fn kubelet_1_37() -> Result<PathBuf> {
+    Ok(KUBELET_1_37.provide()?.join("kubelet"))
 }
 
 /// The folder of a control plane's programs, built if need be.
 pub fn control_plane() -> Result<PathBuf> {
     let folder = match std::env::var_os("KEBLET_CONTROL_PLANE") {
         Some(_) => keblet_peers::find_programs()?,
-        None => provide()?,
+        None => CLUSTER.provide()?,
     };
     keblet_peers::check_programs(&folder)?;
     Ok(folder)
@@ -60,46 +95,61 @@ pub fn control_plane() -> Result<PathBuf> {
 /// What is missing for building or finding the programs.
 pub fn lacks() -> Option<String> {
     let given = std::env::var_os("KEBLET_CONTROL_PLANE").is_some();
-    let built = || source_digest().is_ok_and(|digest| is_built(&Cache::locate().peers(), &digest));
-    (!given && !machine::has_program("go") && !built()).then(|| {
-        "upstream's programs are written in Go: `go` (1.26 or newer) is not on the path, and KEBLET_CONTROL_PLANE names \
-         no folder of ready ones"
-            .to_owned()
-    })
+    let built = || CLUSTER.source_digest().is_ok_and(|digest| is_built(&CLUSTER.cached(), &digest));
+    (!given && !machine::has_program("go") && !built()).then(|| NO_GO.to_owned())
 }
 
-fn provide() -> Result<PathBuf> {
-    let source = source();
-    let folder = Cache::locate().peers();
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    // Two commands that build the same wait for each other.
-    let lock = folder.join("lock");
-    let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
-    lock.lock().with_context(|| format!("cannot lock {}", folder.display()))?;
-    let digest = source_digest()?;
-    if is_built(&folder, &digest) {
-        return Ok(folder);
+impl Upstream {
+    fn source(&self) -> PathBuf {
+        paths::repository().join(self.source)
     }
-    if let Some(lack) = lacks() {
-        bail!(lack);
+
+    fn cached(&self) -> PathBuf {
+        Cache::locate().peers().join(self.folder)
     }
-    let version = version(&source)?;
-    step(&format!("building upstream's programs {version} (minutes, the first time)"), || {
-        go_build(&source, &folder.join(BINARY), &version)
-    })?;
-    for program in PROGRAMS {
-        let link = folder.join(program);
-        if !link.exists() {
-            symlink(BINARY, &link).with_context(|| format!("cannot create {}", link.display()))?;
+
+    /// The folder of its programs, built if need be.
+    fn provide(&self) -> Result<PathBuf> {
+        let folder = self.cached();
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        // Two commands that build the same wait for each other.
+        let lock = folder.join("lock");
+        let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
+        lock.lock().with_context(|| format!("cannot lock {}", folder.display()))?;
+        let digest = self.source_digest()?;
+        if is_built(&folder, &digest) {
+            return Ok(folder);
         }
+        if !machine::has_program("go") {
+            bail!(NO_GO);
+        }
+        let source = self.source();
+        let version = version(&source)?;
+        step(&format!("building upstream's programs {version} (minutes, the first time)"), || {
+            go_build(&source, &folder.join(BINARY), &version)
+        })?;
+        for program in self.programs {
+            let link = folder.join(program);
+            if !link.exists() {
+                symlink(BINARY, &link).with_context(|| format!("cannot create {}", link.display()))?;
+            }
+        }
+        let stamp = folder.join(STAMP);
+        fs::write(&stamp, digest).with_context(|| format!("cannot write {}", stamp.display()))?;
+        Ok(folder)
     }
-    let stamp = folder.join(STAMP);
-    fs::write(&stamp, digest).with_context(|| format!("cannot write {}", stamp.display()))?;
-    Ok(folder)
-}
 
-fn source() -> PathBuf {
-    paths::repository().join("tests/upstream")
+    fn source_digest(&self) -> Result<String> {
+        let source = self.source();
+        let entries = fs::read_dir(&source).with_context(|| format!("cannot read {}", source.display()))?;
+        let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        let mut hash = Sha256::new();
+        for file in files {
+            hash.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
+        }
+        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
 }
 
 fn is_built(folder: &Path, digest: &str) -> bool {
@@ -113,7 +163,7 @@ fn go_build(source: &Path, binary: &Path, version: &str) -> Result<()> {
     let flags = ["-s -w".to_owned(), stamp("gitVersion", version), stamp("gitMajor", major), stamp("gitMinor", minor)]
         .join(" ");
     system::quiet(
-        // Nobody waits for it more than for what else runs on the machine.
+        // It takes minutes, and other programs of the machine should not notice.
         Command::new("nice")
             .args(["-n", "10", "go", "build", "-trimpath", "-ldflags", &flags, "-o"])
             .arg(binary)
@@ -136,18 +186,6 @@ fn version(source: &Path) -> Result<String> {
 fn major_minor(version: &str) -> Option<(&str, &str)> {
     let mut numbers = version.strip_prefix('v')?.split('.');
     Some((numbers.next()?, numbers.next()?))
-}
-
-fn source_digest() -> Result<String> {
-    let source = source();
-    let entries = fs::read_dir(&source).with_context(|| format!("cannot read {}", source.display()))?;
-    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    files.sort();
-    let mut hash = Sha256::new();
-    for file in files {
-        hash.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
-    }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

@@ -44,6 +44,6 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 
 fn show(text: &str) {
     let mut error = std::io::stderr().lock();
-    // Nobody is left to be told if standard error is gone.
+    // Without standard error there is no place to report it.
     let _ = error.write_all(text.as_bytes()).and_then(|()| error.flush());
 }

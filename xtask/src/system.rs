@@ -1,4 +1,4 @@
-//! Running programs. Owns how a failure is told; refuses to hide a program's output when it failed.
+//! Running programs. Owns how a failure is reported: with the end of the program's output.
 
 use std::process::Command;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use anyhow::bail;
 
 const TAIL: usize = 25;
 
-/// Runs a program quietly; what it said is shown when it fails.
+/// Runs a program quietly; its output is shown when it fails.
 pub fn quiet(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
@@ -22,8 +22,8 @@ pub fn output(command: &mut Command) -> Result<String> {
     if output.status.success() {
         return Ok(text);
     }
-    let said = format!("{text}{}", String::from_utf8_lossy(&output.stderr));
-    let lines: Vec<&str> = said.lines().collect();
+    let written = format!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    let lines: Vec<&str> = written.lines().collect();
     let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n  ");
     bail!("`{line}` ended with {}:\n  {tail}", output.status)
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use anyhow::bail;
+use keblet::runtime::RuntimeEndpoint;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -17,24 +18,20 @@ use tokio::process::Child;
 use tokio::process::Command;
 use tokio::time::Instant;
 
-use super::column::Column;
 use super::exposition::Exposition;
-use super::manifest;
-use super::manifest::Ingredients;
+use super::participant::Participant;
 use super::stamps::monotonic_now;
 use super::stamps::seconds;
-use super::workload::BenchPod;
-use keblet::runtime::RuntimeEndpoint;
 
-/// Fine enough for a target of 200 ms.
+/// Small against the 200 ms that an agent takes to become healthy.
 const READY_POLL: Duration = Duration::from_millis(2);
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// For an agent to end after SIGTERM.
+/// How long an agent may take to end after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 /// A running agent. Dropping it kills it.
 #[derive(Debug)]
-pub(super) struct Agent {
+pub(crate) struct Agent {
     child: Child,
     pid: u32,
     begun: u64,
@@ -45,35 +42,17 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent of `column` (`keblet` itself, or a peer's command) for up to `pods` pods.
-    pub(super) fn start(
-        column: &Column,
-        keblet: &Path,
-        endpoint: &RuntimeEndpoint,
-        folder: &Path,
-        pods: u32,
-    ) -> anyhow::Result<Self> {
-        let ports = Ports::free()?;
-        let mut config = kubelet_configuration(folder, endpoint, pods, &ports);
-        // Other agents would leave certificates on the node.
-        config["enableServer"] = json!(!matches!(column, Column::Peer(..)));
-        let mut text = config.to_string();
-        if let Some(own) = keblet_configuration(column) {
-            text = format!("{text}\n---\n{own}\n");
-        }
-        let config = folder.join("config.yaml");
-        std::fs::write(&config, text).with_context(|| format!("cannot write {}", config.display()))?;
-        Self::launch(column.name(), command(column, keblet, folder, &config), folder, &ports)
-    }
-
     /// Starts `command` as the agent that serves on `ports`; its output goes to a file in `folder`.
-    pub(super) fn launch(name: &str, mut command: Command, folder: &Path, ports: &Ports) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// The log cannot be created, or the command cannot be executed.
+    pub(crate) fn launch(name: &str, mut command: Command, folder: &Path, ports: &Ports) -> anyhow::Result<Self> {
         let log = folder.join("agent.log");
         let log = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0).kill_on_drop(true);
         let begun = monotonic_now()?;
         let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        let pid = child.id().context("the agent ended before it began")?;
+        let pid = child.id().context("the agent has no process id")?;
         let url = |port: u16, path: &str| format!("http://127.0.0.1:{port}/{path}");
         Ok(Self {
             child,
@@ -87,17 +66,20 @@ impl Agent {
     }
 
     /// When it was started, in nanoseconds of CLOCK_MONOTONIC.
-    pub(super) fn begun(&self) -> u64 {
+    pub(crate) fn begun(&self) -> u64 {
         self.begun
     }
 
     /// Its process id.
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Waits until it calls itself healthy; returns the seconds since its start.
-    pub(super) async fn ready(&mut self) -> anyhow::Result<f64> {
+    /// Waits until `/healthz` succeeds; returns the seconds since its start.
+    ///
+    /// # Errors
+    /// The agent ended, or is not healthy after [`READY_LIMIT`].
+    pub(crate) async fn ready(&mut self) -> anyhow::Result<f64> {
         let deadline = Instant::now() + READY_LIMIT;
         loop {
             let answer = self.http.get(&self.healthz).send().await;
@@ -106,30 +88,39 @@ impl Agent {
             }
             self.check_alive()?;
             if Instant::now() > deadline {
-                bail!("not healthy after {}{}", humantime::format_duration(READY_LIMIT), self.last_words());
+                bail!("not healthy after {}{}", humantime::format_duration(READY_LIMIT), self.log_tail());
             }
             tokio::time::sleep(READY_POLL).await;
         }
     }
 
     /// Runs `work`, unless the agent ends before it is done.
-    pub(super) async fn while_alive<T>(&mut self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    ///
+    /// # Errors
+    /// Those of `work`; the agent ended.
+    pub(crate) async fn while_alive<T>(&mut self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
         let ended = tokio::select! {
             done = work => return done,
             ended = self.child.wait() => ended,
         };
-        bail!("the agent ended: {}{}", ended.context("cannot wait for the agent")?, self.last_words())
+        bail!("the agent ended: {}{}", ended.context("cannot wait for the agent")?, self.log_tail())
     }
 
-    /// What it says of itself.
-    pub(super) async fn exposition(&self) -> anyhow::Result<Exposition> {
+    /// Its metrics.
+    ///
+    /// # Errors
+    /// `/metrics` of the read-only port does not answer.
+    pub(crate) async fn exposition(&self) -> anyhow::Result<Exposition> {
         let answer = self.http.get(&self.metrics).send().await.and_then(|answer| answer.error_for_status());
         let text = answer.with_context(|| format!("cannot read {}", self.metrics))?.text().await?;
         Ok(Exposition::parse(&text))
     }
 
-    /// Ends it, by force if need be.
-    pub(super) async fn stop(mut self) -> anyhow::Result<()> {
+    /// Ends it by SIGTERM, after [`STOP_LIMIT`] by SIGKILL.
+    ///
+    /// # Errors
+    /// It cannot be signalled.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         let pid = i32::try_from(self.pid).context("no such process id")?;
         if self.child.try_wait()?.is_none() {
             nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGTERM).context("cannot signal the agent")?;
@@ -143,66 +134,66 @@ impl Agent {
     fn check_alive(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait().context("cannot wait for the agent")? {
             None => Ok(()),
-            Some(status) => bail!("the agent ended: {status}{}", self.last_words()),
+            Some(status) => bail!("the agent ended: {status}{}", self.log_tail()),
         }
     }
 
-    /// The end of its log, for whoever must find out what went wrong.
-    fn last_words(&self) -> String {
+    /// The end of its log, for an error message.
+    fn log_tail(&self) -> String {
         let Ok(log) = std::fs::read(self.folder.join("agent.log")) else { return String::new() };
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<_> = log.lines().rev().take(8).collect();
         if lines.is_empty() {
-            return ", without a word".to_owned();
+            return "; it logged nothing".to_owned();
         }
-        lines.iter().rev().fold("; its last words:".to_owned(), |text, line| format!("{text}\n    {line}"))
+        lines.iter().rev().fold("; end of its log:".to_owned(), |text, line| format!("{text}\n    {line}"))
     }
 }
 
-/// Puts a pod before the agents: complete at once, under its name.
-pub(super) fn put(folder: &Path, pod: &BenchPod, image: &str) -> anyhow::Result<()> {
-    let (stamps, logs) = (folder.join("stamps"), folder.join("logs"));
-    let manifest = manifest::static_pod(pod, Ingredients { image, stamps: &stamps, logs: &logs });
-    let hidden = folder.join(format!("{}.json", pod.name));
-    let visible = folder.join("manifests").join(format!("{}.json", pod.name));
-    std::fs::write(&hidden, manifest.to_string()).with_context(|| format!("cannot write {}", hidden.display()))?;
-    std::fs::rename(&hidden, &visible).with_context(|| format!("cannot write {}", visible.display()))
-}
-
-fn command(column: &Column, keblet: &Path, folder: &Path, config: &Path) -> Command {
-    let root = folder.join("root");
-    match column {
-        Column::Peer(_, template) => {
-            let line = template
-                .replace("{manifests}", &quoted(&folder.join("manifests")))
-                .replace("{root}", &quoted(&root))
-                .replace("{config}", &quoted(config));
-            shell(&line)
-        }
-        _ => {
-            let mut command = Command::new(keblet);
-            command.arg("run").arg("--config").arg(config).arg("--root-dir").arg(&root);
-            command.arg("--cert-dir").arg(root.join("pki"));
-            command
-        }
-    }
-}
-
-/// A peer's command line. Not a child of the shell: signals and readings are meant for the agent itself.
-pub(super) fn shell(line: &str) -> Command {
+/// The command line of a participant: keblet with `flags`, or a peer's own, with each placeholder replaced.
+pub(crate) fn command(
+    participant: &Participant,
+    keblet: &Path,
+    flags: &str,
+    placeholders: &[(&str, String)],
+) -> Command {
+    let template = match participant {
+        Participant::Peer { command, .. } => command.clone(),
+        _ => format!("{} {flags}", quoted(keblet)),
+    };
+    let line = placeholders.iter().fold(template, |line, (name, value)| line.replace(name, value));
     let mut command = Command::new("/bin/sh");
+    // Not a child of the shell: signals and readings of /proc are meant for the agent itself.
     command.arg("-c").arg(format!("exec {line}"));
     command
 }
 
-/// For a shell.
-pub(super) fn quoted(path: &Path) -> String {
+/// A path as one word of a shell.
+pub(crate) fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 
-/// The same for every agent: no cgroups of its own, so that the machine is left as it was, and nothing that acts on its
-/// own while pods are measured.
-pub(super) fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, pods: u32, ports: &Ports) -> Value {
+/// Writes the configuration file of a participant: `kubelet`, and the second document of a variant.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn write_configuration(
+    participant: &Participant,
+    kubelet: &Value,
+    folder: &Path,
+) -> anyhow::Result<PathBuf> {
+    let mut text = kubelet.to_string();
+    if let Participant::Keblet { configuration: Some(document), .. } = participant {
+        text = format!("{text}\n---\n{document}\n");
+    }
+    let path = folder.join("config.yaml");
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
+/// The same for every agent: without QoS cgroups unless a caller adds them, and without garbage collection and eviction
+/// while pods are measured.
+pub(crate) fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, pods: u32, ports: &Ports) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -234,34 +225,20 @@ pub(super) fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, p
     })
 }
 
-/// How keblet is changed for a column; nothing for peers and for keblet as it is.
-fn keblet_configuration(column: &Column) -> Option<Value> {
-    let settings = match column {
-        Column::NoKernel => json!({"sensors": {"bpf": false, "pidfd": false}}),
-        Column::Relist => json!({
-            "sensors": {"bpf": false, "pidfd": false, "runtimeEvents": false},
-            "relist": {"fixedPeriod": "1s"},
-        }),
-        _ => return None,
-    };
-    let mut document = json!({"apiVersion": "keblet.dev/v1alpha1", "kind": "KebletConfiguration"});
-    if let (Some(document), Value::Object(settings)) = (document.as_object_mut(), settings) {
-        document.extend(settings);
-    }
-    Some(document)
-}
-
 /// Where an agent listens.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ports {
+pub(crate) struct Ports {
     healthz: u16,
     read_only: u16,
     secure: u16,
 }
 
 impl Ports {
-    /// Ports nobody listens on right now.
-    pub(super) fn free() -> anyhow::Result<Self> {
+    /// Ports that are unused now.
+    ///
+    /// # Errors
+    /// No port of 127.0.0.1 is free.
+    pub(crate) fn free() -> anyhow::Result<Self> {
         Ok(Self { healthz: free_port()?, read_only: free_port()?, secure: free_port()? })
     }
 }
@@ -276,57 +253,54 @@ mod tests {
     use super::super::folder;
     use super::*;
 
-    fn line(column: &Column, folder: &str) -> Vec<String> {
-        let folder = Path::new(folder);
-        let command = command(column, Path::new("/bin/keblet"), folder, &folder.join("config.yaml"));
-        let std = command.as_std();
-        std::iter::once(std.get_program())
-            .chain(std.get_args())
-            .map(|part| part.to_string_lossy().into_owned())
-            .collect()
+    fn peer(command: &str) -> Participant {
+        Participant::Peer { name: "peer".to_owned(), command: command.to_owned() }
+    }
+
+    fn launch(line: &str, folder: &Path) -> Agent {
+        folder::create(folder).unwrap();
+        let command = command(&peer(line), Path::new("/none"), "", &[]);
+        Agent::launch("peer", command, folder, &Ports::free().unwrap()).unwrap()
     }
 
     #[test]
-    fn command_lines() {
-        assert_eq!(
-            line(&Column::Evented, "/f"),
-            ["/bin/keblet", "run", "--config", "/f/config.yaml", "--root-dir", "/f/root", "--cert-dir", "/f/root/pki"]
-        );
-        let peer = Column::Peer("go".to_owned(), "go --config {config} {manifests}:{root}".to_owned());
-        assert_eq!(
-            line(&peer, "/it's"),
-            ["/bin/sh", "-c", r"exec go --config '/it'\''s/config.yaml' '/it'\''s/manifests':'/it'\''s/root'"]
-        );
+    fn placeholders_are_replaced_in_flags_and_commands() {
+        let line = |participant: &Participant| {
+            let placeholders = [("{config}", quoted(Path::new("/it's/config.yaml"))), ("{node}", "n".to_owned())];
+            let command = command(participant, Path::new("/bin/keblet"), "run --config={config}", &placeholders);
+            command.as_std().get_args().nth(1).unwrap().to_string_lossy().into_owned()
+        };
+        assert_eq!(line(&Participant::keblet()), r"exec '/bin/keblet' run --config='/it'\''s/config.yaml'");
+        assert_eq!(line(&peer("go {node} {config}")), r"exec go n '/it'\''s/config.yaml'");
     }
 
     #[test]
-    fn only_the_changed_columns_have_a_second_document() {
-        assert_eq!(keblet_configuration(&Column::Evented), None);
-        assert_eq!(keblet_configuration(&Column::Peer("go".to_owned(), String::new())), None);
-        let relist = keblet_configuration(&Column::Relist).unwrap();
-        assert_eq!(relist["kind"], "KebletConfiguration");
-        assert_eq!(relist["relist"]["fixedPeriod"], "1s");
-        assert_eq!(relist["sensors"]["runtimeEvents"], false);
+    fn only_variants_have_a_second_document() {
+        let folder = tempfile::tempdir().unwrap();
+        let written = |participant: &Participant| {
+            let path = write_configuration(participant, &json!({"kind": "KubeletConfiguration"}), folder.path());
+            std::fs::read_to_string(path.unwrap()).unwrap()
+        };
+        assert!(!written(&Participant::keblet()).contains("---"));
+        let variant = Participant::Keblet {
+            name: "keblet x".to_owned(),
+            configuration: Some("kind: KebletConfiguration".into()),
+        };
+        assert!(written(&variant).ends_with("\n---\nkind: KebletConfiguration\n"));
     }
 
     #[tokio::test]
-    async fn an_agent_that_ends_is_reported_with_its_last_words() {
+    async fn an_agent_that_ends_is_reported_with_the_end_of_its_log() {
         let folder = tempfile::tempdir().unwrap();
-        folder::make(folder.path()).unwrap();
-        let peer = Column::Peer("bad".to_owned(), "sh -c 'echo no such {config}; exit 3'".to_owned());
-        let endpoint = "unix:///none".parse().unwrap();
-        let mut agent = Agent::start(&peer, Path::new("/none"), &endpoint, folder.path(), 1).unwrap();
+        let mut agent = launch("sh -c 'echo no such thing; exit 3'", folder.path());
         let error = agent.ready().await.unwrap_err().to_string();
-        assert!(error.contains("exit status: 3") && error.contains("no such"), "{error}");
+        assert!(error.contains("exit status: 3") && error.contains("no such thing"), "{error}");
     }
 
     #[tokio::test]
     async fn a_stopped_agent_is_gone() {
         let folder = tempfile::tempdir().unwrap();
-        folder::make(folder.path()).unwrap();
-        let peer = Column::Peer("sleepy".to_owned(), "sleep 1000 # {config}".to_owned());
-        let agent =
-            Agent::start(&peer, Path::new("/none"), &"unix:///none".parse().unwrap(), folder.path(), 1).unwrap();
+        let agent = launch("sleep 1000", folder.path());
         let pid = agent.pid();
         agent.stop().await.unwrap();
         assert!(!Path::new(&format!("/proc/{pid}")).exists());

@@ -1,16 +1,19 @@
-//! What all benchmarks are told alike, and what they do with it before they begin.
+//! Arguments that all benchmarks have, and what each checks before it begins.
 
 use std::path::Path;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use anyhow::bail;
-use keblet_proto::cri::v1 as cri;
-
-use super::report::Environment;
 use keblet::runtime::Runtime;
 use keblet::runtime::RuntimeEndpoint;
 use keblet::runtime::RuntimeOptions;
+use keblet_proto::cri::v1 as cri;
+
+use super::participant::Participant;
+use super::report::Environment;
 
 /// Arguments of every benchmark.
 #[derive(clap::Args, Clone, Debug)]
@@ -21,32 +24,93 @@ pub struct CommonArgs {
     /// Image with the test program `/probe`; must be on the node
     #[arg(long, default_value = "keblet.local/probe:1")]
     pub image: String,
-    /// Only these columns
-    #[arg(long = "column", value_delimiter = ',')]
-    pub columns: Vec<String>,
+    /// Only these participants
+    #[arg(long = "participant", value_name = "NAME", value_delimiter = ',')]
+    pub participants: Vec<String>,
     /// The keblet to measure [default: the one beside this program or on the PATH]
     #[arg(long, value_name = "PATH")]
     pub agent: Option<PathBuf>,
-    /// Folder for the report, as JSON and HTML
+    /// Measure the agent also with the KebletConfiguration of FILE, as participant `keblet NAME`
+    #[arg(long = "agent-variant", value_name = "NAME=FILE")]
+    pub variants: Vec<Variant>,
+    /// Measure everything this many times, the participants in rotating order
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+    /// Watch idle agents in the first of these runs only
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub idle_runs: u32,
+    /// Folder for the report: JSON of each run and of all, Markdown and HTML
     #[arg(long, value_name = "DIR", default_value = "keblet-bench")]
     pub output: PathBuf,
-    /// Fail when a target is missed or a pod went wrong
-    #[arg(long)]
-    pub check: bool,
+    /// The commit that is measured, for the report
+    #[arg(long, default_value = "unknown")]
+    pub commit: String,
 }
 
-/// What is measured on, and with.
-pub(super) struct Ground {
-    pub(super) endpoint: RuntimeEndpoint,
-    pub(super) runtime: Runtime,
-    pub(super) environment: Environment,
-    /// The program.
-    pub(super) keblet: PathBuf,
+/// keblet in another configuration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Variant {
+    /// What follows `keblet` in its name.
+    pub name: String,
+    /// A KebletConfiguration.
+    pub file: PathBuf,
+}
+
+impl FromStr for Variant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, file) = name_and_value(text, "NAME=FILE")?;
+        Ok(Self { name, file: file.into() })
+    }
+}
+
+/// Another node agent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// Its name in the report.
+    pub name: String,
+    /// A shell command with placeholders.
+    pub command: String,
+}
+
+impl Peer {
+    pub(crate) fn uses(&self, placeholder: &str) -> bool {
+        self.command.contains(placeholder)
+    }
+}
+
+impl FromStr for Peer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, command) = name_and_value(text, "NAME=COMMAND")?;
+        Ok(Self { name, command })
+    }
+}
+
+fn name_and_value(text: &str, form: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.trim().is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("expected {form}, neither of them empty")),
+    }
+}
+
+/// What every benchmark needs: a runtime with the image, and the agent's program.
+pub(crate) struct Prerequisites {
+    pub(crate) endpoint: RuntimeEndpoint,
+    pub(crate) runtime: Runtime,
+    pub(crate) environment: Environment,
+    /// The agent's program.
+    pub(crate) keblet: PathBuf,
 }
 
 impl CommonArgs {
-    /// Finds the runtime and the program, and sees that the image is there.
-    pub(super) async fn ground(&self) -> anyhow::Result<Ground> {
+    /// Finds the runtime and the program, and checks that the image is there.
+    ///
+    /// # Errors
+    /// One of them is missing, or the runtime does not answer.
+    pub(crate) async fn prerequisites(&self) -> anyhow::Result<Prerequisites> {
         let found = || RuntimeEndpoint::discover(Path::new("/"));
         let endpoint = self.runtime_endpoint.clone().or_else(found);
         let endpoint = endpoint.context("no runtime socket in the usual places; name one with --runtime-endpoint")?;
@@ -60,20 +124,19 @@ impl CommonArgs {
             Some(agent) => agent.clone(),
             None => find_keblet()?,
         };
-        Ok(Ground { endpoint, runtime, environment, keblet })
+        Ok(Prerequisites { endpoint, runtime, environment, keblet })
     }
 
-    /// Those of all columns that are asked for. Each has a name of its own.
-    pub(super) fn choose<C>(&self, all: Vec<C>, name: fn(&C) -> &str) -> anyhow::Result<Vec<C>> {
-        let names: Vec<_> = all.iter().map(name).collect();
-        if let Some((_, twice)) = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
-            bail!("--peer {twice}: there is a column of that name already");
-        }
-        if let Some(unknown) = self.columns.iter().find(|wanted| !names.contains(&wanted.as_str())) {
-            bail!("--column {unknown}: there is {}", names.join(", "));
-        }
-        let wanted = |column: &C| self.columns.is_empty() || self.columns.iter().any(|wanted| wanted == name(column));
-        Ok(all.into_iter().filter(wanted).collect())
+    /// The agent in its other configurations.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn variants(&self) -> anyhow::Result<Vec<Participant>> {
+        let read = |Variant { name, file }: &Variant| {
+            let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+            Ok(Participant::Keblet { name: format!("keblet {name}"), configuration: Some(text) })
+        };
+        self.variants.iter().map(read).collect()
     }
 }
 
@@ -82,7 +145,16 @@ fn find_keblet() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("cannot tell which program is running")?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let beside = own.parent().map(Path::to_path_buf);
-    let found = beside.into_iter().chain(std::env::split_paths(&path)).map(|folder| folder.join("keblet"));
-    let found = found.into_iter().find(|program| program.is_file());
+    let mut programs = beside.into_iter().chain(std::env::split_paths(&path)).map(|folder| folder.join("keblet"));
+    let found = programs.find(|program| program.is_file());
     found.with_context(|| format!("keblet is neither beside {} nor on the PATH; name one with --agent", own.display()))
+}
+
+/// Parses a duration of at least a second.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(duration) if duration < Duration::from_secs(1) => Err("at least a second".to_owned()),
+        Ok(duration) => Ok(duration),
+        Err(error) => Err(error.to_string()),
+    }
 }

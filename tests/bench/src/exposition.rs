@@ -1,21 +1,21 @@
-//! Reading what an agent says of itself: the Prometheus text format, as far as sums and histograms need it.
+//! Reading an agent's metrics: the Prometheus text format, as far as sums and histograms need it.
 
 use std::collections::BTreeMap;
 
 /// Samples by metric name.
 #[derive(Debug, Default)]
-pub(super) struct Exposition {
+pub(crate) struct Exposition {
     samples: BTreeMap<String, Vec<(Labels, f64)>>,
 }
 
 type Labels = BTreeMap<String, String>;
 
 /// Observations up to and including each bound, in ascending order of bounds; not cumulative.
-pub(super) type Buckets = Vec<(f64, u64)>;
+pub(crate) type Buckets = Vec<(f64, u64)>;
 
 impl Exposition {
-    /// Reads what it understands and skips the rest, comments included.
-    pub(super) fn parse(text: &str) -> Self {
+    /// Skips comments and lines that are not samples.
+    pub(crate) fn parse(text: &str) -> Self {
         let mut exposition = Self::default();
         for (name, labels, value) in text.lines().filter_map(sample) {
             exposition.samples.entry(name).or_default().push((labels, value));
@@ -24,12 +24,12 @@ impl Exposition {
     }
 
     /// Sum of a counter over all label values, `None` if there is no such metric.
-    pub(super) fn sum(&self, name: &str) -> Option<f64> {
+    pub(crate) fn sum(&self, name: &str) -> Option<f64> {
         self.samples.get(name).map(|samples| samples.iter().map(|(_, value)| value).sum())
     }
 
     /// A histogram over all series that have all of `labels`; empty if there is none.
-    pub(super) fn histogram(&self, name: &str, labels: &[(&str, &str)]) -> Buckets {
+    pub(crate) fn histogram(&self, name: &str, labels: &[(&str, &str)]) -> Buckets {
         let mut cumulative: Vec<(f64, f64)> = Vec::new();
         let samples = self.samples.get(&format!("{name}_bucket")).map_or(&[][..], Vec::as_slice);
         for (has, value) in
@@ -103,9 +103,9 @@ nonsense
 delay_bucket{source="kernel",le="0.001"} 5
 delay_bucket{source="kernel",le="+Inf"} 9
 delay_bucket{source="kernel",le="0.01"} 8
-delay_bucket{source="relist",le="0.001"} 0
-delay_bucket{source="relist",le="0.01"} 1
-delay_bucket{source="relist",le="+Inf"} 1
+delay_bucket{source="keblet polling",le="0.001"} 0
+delay_bucket{source="keblet polling",le="0.01"} 1
+delay_bucket{source="keblet polling",le="+Inf"} 1
 "#;
 
     #[test]

@@ -1,4 +1,4 @@
-//! The folder of one measurement: made, and removed with whatever an agent left in it.
+//! The folder of one measurement: created, and removed with everything that an agent left in it.
 
 use std::io;
 use std::path::Path;
@@ -8,8 +8,8 @@ use anyhow::Context as _;
 use nix::mount::MntFlags;
 use nix::mount::umount2;
 
-/// Makes the folders that agents and floors work in.
-pub(super) fn make(folder: &Path) -> anyhow::Result<()> {
+/// Creates the folders that agents and bare clients work in.
+pub(crate) fn create(folder: &Path) -> anyhow::Result<()> {
     for name in ["manifests", "root", "stamps", "logs"] {
         let path = folder.join(name);
         std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
@@ -17,8 +17,8 @@ pub(super) fn make(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes the folder; mounts below it first, for some agents mount their state folder over itself.
-pub(super) fn remove(folder: &Path) -> anyhow::Result<()> {
+/// Removes the folder after unmounting what lies below it: kubelets bind-mount their root folder to itself.
+pub(crate) fn remove(folder: &Path) -> anyhow::Result<()> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
     for mount in mounts_below(&mounts, folder) {
         umount2(&mount, MntFlags::MNT_DETACH).with_context(|| format!("cannot unmount {}", mount.display()))?;
@@ -31,7 +31,7 @@ pub(super) fn remove(folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Mount points below `folder`, the latest first: that is the order in which they can be taken away.
+/// Mount points below `folder`, the latest first: the order in which they can be unmounted.
 fn mounts_below(mountinfo: &str, folder: &Path) -> Vec<PathBuf> {
     let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
     let mut below: Vec<_> = points.filter(|point| point.starts_with(folder) && point != folder).collect();
@@ -39,7 +39,7 @@ fn mounts_below(mountinfo: &str, folder: &Path) -> Vec<PathBuf> {
     below
 }
 
-/// The kernel writes blanks and their like as three octal digits.
+/// The kernel writes white space and backslashes as three octal digits.
 fn unescaped(field: &str) -> PathBuf {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     PathBuf::from(escapes.iter().fold(field.to_owned(), |text, (code, char)| text.replace(code, char)))
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_mounts_below_the_folder_are_taken_away_the_latest_first() {
+    fn only_mounts_below_the_folder_are_unmounted_the_latest_first() {
         let mountinfo = "\
             27 1 254:0 / / rw - ext4 /dev/vda rw\n\
             30 27 254:0 /tmp/b /tmp/b rw - ext4 /dev/vda rw\n\
@@ -62,10 +62,10 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_made_and_removed() {
+    fn a_folder_is_created_and_removed() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("f");
-        make(&folder).unwrap();
+        create(&folder).unwrap();
         std::fs::write(folder.join("root/file"), "left by an agent").unwrap();
         remove(&folder).unwrap();
         assert!(!folder.exists());

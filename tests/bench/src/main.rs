@@ -1,5 +1,6 @@
 //! `keblet-bench`: measures node agents side by side. `keblet bench` runs this program.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -22,6 +23,18 @@ enum Command {
     Pleg(PlegArgs),
     /// Compare node agents as nodes of a real cluster
     Cluster(Box<ClusterArgs>),
+    /// Merge the JSON of several runs into one report
+    Merge(MergeArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct MergeArgs {
+    /// JSON of runs of one benchmark, such as cluster-run1.json
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Folder for the report
+    #[arg(long, value_name = "DIR", default_value = "keblet-bench")]
+    output: PathBuf,
 }
 
 fn main() -> ExitCode {
@@ -39,5 +52,6 @@ fn perform(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Pleg(args) => runtime.block_on(keblet_bench::run_pleg(args)),
         Command::Cluster(args) => runtime.block_on(keblet_bench::run_cluster(*args)),
+        Command::Merge(args) => keblet_bench::merge(&args.files, &args.output),
     }
 }

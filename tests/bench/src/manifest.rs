@@ -1,9 +1,12 @@
-//! The same pod in two languages: as a manifest for agents, as CRI messages for floors.
+//! The same pod as a manifest for agents, and as the CRI messages that an agent would send for it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::path::PathBuf;
 
+use anyhow::Context as _;
 use keblet_proto::cri::v1 as cri;
+use keblet_proto::cri::v1::security_profile::ProfileType;
 use serde_json::Value;
 use serde_json::json;
 
@@ -12,28 +15,116 @@ use super::workload::BenchPod;
 use super::workload::STAMPS_IN_CONTAINER;
 
 /// Marks every pod of the benchmark; agents copy a pod's labels to its sandbox.
-pub(super) const LABEL: (&str, &str) = ("keblet.dev/bench", "pod");
+pub(crate) const LABEL: (&str, &str) = ("keblet.dev/bench", "pod");
+/// The namespace of the benchmark's pods.
+pub(crate) const NAMESPACE: &str = "default";
 
 const PROGRAM: &str = "/probe";
 const VOLUME: &str = "stamps";
+const TOKEN_IN_CONTAINER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// What pods are made of, whoever makes them.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ingredients<'a> {
+// What every kubelet masks and makes read-only in a container's /proc and /sys.
+const MASKED_PATHS: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// The network of the benchmark's pods.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PodNetwork {
+    /// A network namespace for each pod, set up through CNI.
+    Own,
+    /// `hostNetwork: true`
+    Host,
+}
+
+/// What all pods of a measurement have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct PodSettings {
     /// Image with the test program.
-    pub(super) image: &'a str,
+    pub(crate) image: String,
+    pub(crate) network: PodNetwork,
+    /// Folder of the measurement.
+    pub(crate) folder: PathBuf,
+    /// Pods mount a service account's token, as pods of a cluster do.
+    pub(crate) token: bool,
+    /// The cgroup that holds `kubepods`, where pods have cgroups of their own.
+    pub(crate) cgroup_root: Option<String>,
+}
+
+impl PodSettings {
     /// Host folder of the stamps.
-    pub(super) stamps: &'a Path,
-    /// Host folder of the floors' logs.
-    pub(super) logs: &'a Path,
+    pub(crate) fn stamps(&self) -> PathBuf {
+        self.folder.join("stamps")
+    }
+
+    /// Host folder of what a bare client mounts into a pod.
+    fn pod_folder(&self, pod: &BenchPod) -> PathBuf {
+        self.folder.join("pods").join(&pod.name)
+    }
+
+    /// Creates the files that a bare client mounts into a pod.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub(crate) fn prepare(&self, pod: &BenchPod) -> anyhow::Result<()> {
+        let folder = self.pod_folder(pod);
+        let token = folder.join("token");
+        let create =
+            |path: &Path| std::fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()));
+        create(&token)?;
+        create(&self.folder.join("logs").join(&pod.name))?;
+        let files = [("etc-hosts", "127.0.0.1\tlocalhost\n"), ("termination-log", ""), ("token/token", "a token")];
+        for (name, text) in files {
+            let path = folder.join(name);
+            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The pod's cgroup relative to the hierarchy's root; empty where pods have none.
+    fn cgroup(&self, pod: &BenchPod) -> String {
+        self.cgroup_root.as_ref().map_or_else(String::new, |root| {
+            format!("{}/kubepods/besteffort/pod{}", root.trim_end_matches('/'), uid(pod))
+        })
+    }
+}
+
+/// The UID that a bare client gives to a pod.
+pub(crate) fn uid(pod: &BenchPod) -> String {
+    format!("bench-{}", pod.name)
 }
 
 /// A static pod. Its name alone makes its UID another one than that of every other pod of the run.
-pub(super) fn static_pod(pod: &BenchPod, with: Ingredients<'_>) -> Value {
+pub(crate) fn static_pod(pod: &BenchPod, settings: &PodSettings) -> Value {
+    let mut manifest = manifest(pod, settings);
+    manifest["spec"]["terminationGracePeriodSeconds"] = json!(1);
+    manifest
+}
+
+/// A pod bound to a node of a cluster.
+pub(crate) fn bound_pod(pod: &BenchPod, settings: &PodSettings, node: &str) -> Value {
+    let mut manifest = manifest(pod, settings);
+    manifest["spec"]["nodeName"] = json!(node);
+    manifest
+}
+
+fn manifest(pod: &BenchPod, settings: &PodSettings) -> Value {
     let container = |container: &BenchContainer| {
         json!({
             "name": container.name,
-            "image": with.image,
+            "image": settings.image,
             "imagePullPolicy": "Never",
             "command": [PROGRAM],
             "args": container.args,
@@ -43,39 +134,46 @@ pub(super) fn static_pod(pod: &BenchPod, with: Ingredients<'_>) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": pod.name, "namespace": "default", "labels": {LABEL.0: LABEL.1}},
+        "metadata": {"name": pod.name, "namespace": NAMESPACE, "labels": {LABEL.0: LABEL.1}},
         "spec": {
-            "hostNetwork": true,
-            "restartPolicy": "Always",
-            "terminationGracePeriodSeconds": 1,
+            "hostNetwork": settings.network == PodNetwork::Host,
+            "restartPolicy": pod.behaviour.restart_policy(),
             "initContainers": pod.init.iter().map(container).collect::<Vec<_>>(),
             "containers": [container(&pod.main)],
-            "volumes": [{"name": VOLUME, "hostPath": {"path": with.stamps, "type": "Directory"}}],
+            "volumes": [{"name": VOLUME, "hostPath": {"path": settings.stamps(), "type": "Directory"}}],
         },
     })
 }
 
 /// The sandbox of the same pod.
-pub(super) fn sandbox(pod: &BenchPod, with: Ingredients<'_>) -> cri::PodSandboxConfig {
-    let uid = format!("bench-{}", pod.name);
+pub(crate) fn sandbox(pod: &BenchPod, settings: &PodSettings) -> cri::PodSandboxConfig {
+    let uid = uid(pod);
     let labels = [
         LABEL,
         ("io.kubernetes.pod.name", pod.name.as_str()),
-        ("io.kubernetes.pod.namespace", "default"),
+        ("io.kubernetes.pod.namespace", NAMESPACE),
         ("io.kubernetes.pod.uid", uid.as_str()),
     ];
+    let hostname = match settings.network {
+        PodNetwork::Own => pod.name.clone(),
+        PodNetwork::Host => String::new(),
+    };
     cri::PodSandboxConfig {
         metadata: Some(cri::PodSandboxMetadata {
             name: pod.name.clone(),
             uid: uid.clone(),
-            namespace: "default".to_owned(),
+            namespace: NAMESPACE.to_owned(),
             attempt: 0,
         }),
-        log_directory: with.logs.to_string_lossy().into_owned(),
+        hostname,
+        log_directory: settings.folder.join("logs").join(&pod.name).to_string_lossy().into_owned(),
+        dns_config: Some(cri::DnsConfig { servers: vec!["127.0.0.1".to_owned()], ..Default::default() }),
         labels: owned(labels),
         linux: Some(cri::LinuxPodSandboxConfig {
+            cgroup_parent: settings.cgroup(pod),
             security_context: Some(cri::LinuxSandboxSecurityContext {
-                namespace_options: Some(namespaces()),
+                namespace_options: Some(namespaces(settings.network)),
+                seccomp: Some(seccomp(ProfileType::RuntimeDefault)),
                 ..Default::default()
             }),
             ..Default::default()
@@ -84,32 +182,33 @@ pub(super) fn sandbox(pod: &BenchPod, with: Ingredients<'_>) -> cri::PodSandboxC
     }
 }
 
-/// One of its containers, the `attempt`th instance.
-pub(super) fn container(
+/// One of its containers, instance number `attempt`.
+pub(crate) fn container(
     pod: &BenchPod,
     container: &BenchContainer,
     attempt: u32,
-    with: Ingredients<'_>,
+    settings: &PodSettings,
 ) -> cri::ContainerConfig {
     cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt }),
-        image: Some(cri::ImageSpec { image: with.image.to_owned(), ..Default::default() }),
+        image: Some(cri::ImageSpec { image: settings.image.clone(), ..Default::default() }),
         command: vec![PROGRAM.to_owned()],
         args: container.args.clone(),
-        mounts: vec![cri::Mount {
-            container_path: STAMPS_IN_CONTAINER.to_owned(),
-            host_path: with.stamps.to_string_lossy().into_owned(),
-            ..Default::default()
-        }],
+        mounts: mounts(pod, settings),
         labels: owned([
             ("io.kubernetes.container.name", container.name.as_str()),
             ("io.kubernetes.pod.name", pod.name.as_str()),
+            ("io.kubernetes.pod.namespace", NAMESPACE),
+            ("io.kubernetes.pod.uid", &uid(pod)),
         ]),
-        log_path: format!("{}.{}.{attempt}.log", pod.name, container.name),
+        log_path: format!("{}.{attempt}.log", container.name),
         linux: Some(cri::LinuxContainerConfig {
             resources: Some(cri::LinuxContainerResources { cpu_shares: 2, oom_score_adj: 1000, ..Default::default() }),
             security_context: Some(cri::LinuxContainerSecurityContext {
-                namespace_options: Some(namespaces()),
+                namespace_options: Some(namespaces(settings.network)),
+                seccomp: Some(seccomp(ProfileType::Unconfined)),
+                masked_paths: MASKED_PATHS.map(str::to_owned).to_vec(),
+                readonly_paths: READONLY_PATHS.map(str::to_owned).to_vec(),
                 ..Default::default()
             }),
         }),
@@ -117,14 +216,41 @@ pub(super) fn container(
     }
 }
 
-/// Only the network is the host's.
-fn namespaces() -> cri::NamespaceOption {
+/// Those of the manifest, and those that an agent adds.
+fn mounts(pod: &BenchPod, settings: &PodSettings) -> Vec<cri::Mount> {
+    let folder = settings.pod_folder(pod);
+    let mount = |container_path: &str, host_path: PathBuf, readonly| cri::Mount {
+        container_path: container_path.to_owned(),
+        host_path: host_path.to_string_lossy().into_owned(),
+        readonly,
+        ..Default::default()
+    };
+    let mut mounts = vec![
+        mount(STAMPS_IN_CONTAINER, settings.stamps(), false),
+        mount("/etc/hosts", folder.join("etc-hosts"), false),
+        mount("/dev/termination-log", folder.join("termination-log"), false),
+    ];
+    if settings.token {
+        mounts.push(mount(TOKEN_IN_CONTAINER, folder.join("token"), true));
+    }
+    mounts
+}
+
+fn namespaces(network: PodNetwork) -> cri::NamespaceOption {
+    let network = match network {
+        PodNetwork::Own => cri::NamespaceMode::Pod,
+        PodNetwork::Host => cri::NamespaceMode::Node,
+    };
     cri::NamespaceOption {
-        network: cri::NamespaceMode::Node as i32,
+        network: network as i32,
         pid: cri::NamespaceMode::Container as i32,
         ipc: cri::NamespaceMode::Pod as i32,
         ..Default::default()
     }
+}
+
+fn seccomp(profile: ProfileType) -> cri::SecurityProfile {
+    cri::SecurityProfile { profile_type: profile as i32, ..Default::default() }
 }
 
 fn owned<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
@@ -136,18 +262,23 @@ mod tests {
     use k8s_openapi::api::core::v1::Pod;
 
     use super::super::WorkloadKind;
-    use super::super::workload::batches;
+    use super::super::workload;
     use super::*;
 
+    fn settings(network: PodNetwork) -> PodSettings {
+        let cgroup_root = Some("/bench".to_owned());
+        PodSettings { image: "probe:1".to_owned(), network, folder: "/host".into(), token: true, cgroup_root }
+    }
+
     #[test]
-    fn both_languages_say_the_same() {
-        let pods = batches(WorkloadKind::Chain, 1, "p", Path::new("/host/stamps")).remove(0);
-        let with = Ingredients { image: "probe:1", stamps: Path::new("/host/stamps"), logs: Path::new("/host/logs") };
-        let manifest: Pod = serde_json::from_value(static_pod(&pods[0], with)).unwrap();
+    fn manifest_and_messages_describe_the_same_pod() {
+        let pods = workload::batches(WorkloadKind::Chain, 1, "p", Path::new("/host/stamps")).remove(0);
+        let settings = settings(PodNetwork::Host);
+        let manifest: Pod = serde_json::from_value(static_pod(&pods[0], &settings)).unwrap();
         let spec = manifest.spec.unwrap();
         let declared = spec.init_containers.unwrap().into_iter().chain(spec.containers);
         for (declared, ours) in declared.zip(pods[0].init.iter().chain([&pods[0].main])) {
-            let message = container(&pods[0], ours, 0, with);
+            let message = container(&pods[0], ours, 0, &settings);
             assert_eq!(message.metadata.unwrap().name, declared.name);
             assert_eq!((Some(message.command), Some(message.args)), (declared.command, declared.args));
             assert_eq!(Some(message.image.unwrap().image), declared.image);
@@ -157,6 +288,25 @@ mod tests {
         assert_eq!(volumes[0].host_path.as_ref().unwrap().path, "/host/stamps");
         assert_eq!(spec.host_network, Some(true));
         assert_eq!(manifest.metadata.labels.unwrap()[LABEL.0], LABEL.1);
-        assert_eq!(sandbox(&pods[0], with).labels[LABEL.0], LABEL.1);
+        assert_eq!(sandbox(&pods[0], &settings).labels[LABEL.0], LABEL.1);
+    }
+
+    #[test]
+    fn a_pod_of_a_cluster_has_network_token_hosts_file_and_cgroup_of_its_own() {
+        let pod = &workload::one_shots(1, "p", Path::new("/host/stamps"))[0];
+        let settings = settings(PodNetwork::Own);
+        let bound: Pod = serde_json::from_value(bound_pod(pod, &settings, "n")).unwrap();
+        let spec = bound.spec.unwrap();
+        assert_eq!((spec.node_name.as_deref(), spec.host_network), (Some("n"), Some(false)));
+        assert_eq!(spec.restart_policy.as_deref(), Some("Never"));
+
+        let sandbox = sandbox(pod, &settings);
+        let linux = sandbox.linux.unwrap();
+        assert_eq!(linux.cgroup_parent, "/bench/kubepods/besteffort/podbench-p-0");
+        let network = linux.security_context.unwrap().namespace_options.unwrap().network;
+        assert_eq!(network, cri::NamespaceMode::Pod as i32);
+        let mounts = container(pod, &pod.main, 0, &settings).mounts;
+        let mounts: Vec<_> = mounts.iter().map(|mount| mount.container_path.as_str()).collect();
+        assert_eq!(mounts, [STAMPS_IN_CONTAINER, "/etc/hosts", "/dev/termination-log", TOKEN_IN_CONTAINER]);
     }
 }

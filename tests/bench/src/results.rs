@@ -6,132 +6,31 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::exposition::Buckets;
+use super::metric::Metric;
 
-/// What a number means.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Metric {
-    /// Exit of a process to the start of the next one.
-    Restart,
-    /// Exit of a process to the moment it was known.
-    Notice,
-    /// First process of a chain to the main one, one chain at a time.
-    Chain,
-    /// The same, ten chains at a time.
-    Chains,
-    /// Start of the agent to the last pod's process.
-    StartAll,
-    /// Start of the agent to its being healthy.
-    Ready,
-    /// Processor seconds of the idle agent, per minute.
-    IdleAgentCpu,
-    /// Processor seconds of the runtime meanwhile, per minute.
-    IdleRuntimeCpu,
-    /// CRI calls meanwhile, per minute.
-    IdleCalls,
-    /// Resident memory of the idle agent, MiB.
-    IdleMemory,
-    /// Requests to the API server meanwhile, per minute.
-    IdleRequests,
-    /// Start of the agent to its node being Ready in the API server.
-    NodeReady,
-    /// First of many pods created to the last one Ready.
-    AllReady,
-    /// A pod deleted to its object gone.
-    Gone,
-    /// Exit of a process to its container being terminated in the API server.
-    Terminated,
-    /// Pods that end by themselves, one created when the last one has succeeded.
-    OneShots,
-}
-
-impl Metric {
-    /// All, in the order of the report.
-    pub(super) const ALL: [Self; 16] = [
-        Self::NodeReady,
-        Self::AllReady,
-        Self::Gone,
-        Self::Terminated,
-        Self::OneShots,
-        Self::Restart,
-        Self::Notice,
-        Self::Chain,
-        Self::Chains,
-        Self::StartAll,
-        Self::Ready,
-        Self::IdleAgentCpu,
-        Self::IdleRuntimeCpu,
-        Self::IdleCalls,
-        Self::IdleMemory,
-        Self::IdleRequests,
-    ];
-
-    /// Heading of its table.
-    pub(super) fn title(self, pods: u32) -> String {
-        match self {
-            Self::Restart => format!("container exit to restarted process, {pods} pods crash once"),
-            Self::Notice => {
-                "process gone to being known (agents: to the PLEG event, from their own histogram)".to_owned()
-            }
-            Self::Chain => "4 instant init containers then main, one pod".to_owned(),
-            Self::Chains => "4 instant init containers then main, 10 pods at once".to_owned(),
-            Self::StartAll => format!("{pods} pods, agent start to all running"),
-            Self::Ready => "agent start to healthy".to_owned(),
-            Self::IdleAgentCpu => format!("{pods} idle pods: CPU of the agent per minute"),
-            Self::IdleRuntimeCpu => format!("{pods} idle pods: CPU of the runtime per minute"),
-            Self::IdleCalls => format!("{pods} idle pods: CRI calls per minute"),
-            Self::IdleMemory => format!("{pods} idle pods: resident memory of the agent"),
-            Self::IdleRequests => format!("{pods} idle pods: requests to the API server per minute"),
-            Self::NodeReady => "agent start to node Ready".to_owned(),
-            Self::AllReady => format!("{pods} pods bound at once, first one created to all Ready"),
-            Self::Gone => format!("{pods} pods deleted at once, each deleted to gone"),
-            Self::Terminated => format!("{pods} pods, process exit to terminated in a watch"),
-            Self::OneShots => "10 one-shot pods, one after the other".to_owned(),
-        }
-    }
-
-    /// One value per column, so that there are no quantiles to show.
-    pub(super) fn is_single(self) -> bool {
-        use Metric::{IdleAgentCpu, IdleCalls, IdleMemory, IdleRequests, IdleRuntimeCpu};
-        matches!(self, IdleAgentCpu | IdleRuntimeCpu | IdleCalls | IdleMemory | IdleRequests)
-    }
-
-    /// A value as people read it.
-    pub(super) fn show(self, value: f64) -> String {
-        match self {
-            Self::IdleAgentCpu | Self::IdleRuntimeCpu => format!("{value:.2} s"),
-            Self::IdleCalls | Self::IdleRequests => format!("{value:.0}"),
-            Self::IdleMemory => format!("{value:.1} MiB"),
-            _ if value.is_infinite() => "beyond".to_owned(),
-            _ if value.abs() < 1.0 => format!("{:.1} ms", value * 1e3),
-            _ => format!("{value:.2} s"),
-        }
-    }
-}
-
-/// The values of one metric in one column.
+/// The values of one metric of one participant.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Series {
+pub(crate) enum Series {
     /// Each value.
     Values(Vec<f64>),
-    /// Counts up to each bound, where there is no more to have.
+    /// Counts up to each bound: an agent's own histogram has no more.
     Buckets(Buckets),
 }
 
-/// What tables show.
+/// Quantiles of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Summary {
-    pub(super) count: u64,
-    pub(super) p50: f64,
-    pub(super) p90: f64,
-    pub(super) p99: f64,
-    pub(super) max: f64,
+pub(crate) struct Summary {
+    pub(crate) count: u64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
 }
 
 impl Series {
-    /// `None` if there is nothing in it.
-    pub(super) fn summary(&self) -> Option<Summary> {
+    /// `None` for an empty series.
+    pub(crate) fn summary(&self) -> Option<Summary> {
         match self {
             Self::Values(values) => of_values(values),
             Self::Buckets(buckets) => of_buckets(buckets),
@@ -166,7 +65,7 @@ fn of_values(values: &[f64]) -> Option<Summary> {
     Some(Summary { count: histogram.len(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max })
 }
 
-/// The upper bound of the bucket that a quantile falls into: never better than it was.
+/// The upper bound of the bucket that a quantile falls into, so that no quantile is understated.
 fn of_buckets(buckets: &Buckets) -> Option<Summary> {
     let count: u64 = buckets.iter().map(|(_, count)| count).sum();
     let at = |quantile: f64| {
@@ -183,32 +82,40 @@ fn of_buckets(buckets: &Buckets) -> Option<Summary> {
     Some(Summary { count, p50: at(0.5)?, p90: at(0.9)?, p99: at(0.99)?, max: at(1.0)? })
 }
 
-/// All series, and what went wrong.
-#[derive(Debug, Default)]
-pub(super) struct Results {
+/// All series, and the failures.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Results {
     series: BTreeMap<(Metric, String), Series>,
-    /// A sentence for each thing that went wrong, with its column and workload.
-    pub(super) failures: Vec<String>,
+    /// A sentence for each failure, with its participant and workload.
+    pub(crate) failures: Vec<String>,
 }
 
 impl Results {
-    /// Adds values to what is known of a metric in a column.
-    pub(super) fn add(&mut self, metric: Metric, column: &str, series: Series) {
-        let key = (metric, column.to_owned());
+    /// Adds values to the series of a metric and participant.
+    pub(crate) fn add(&mut self, metric: Metric, participant: &str, series: Series) {
+        let key = (metric, participant.to_owned());
         match self.series.get_mut(&key) {
             Some(known) => known.merge(series),
             None => drop(self.series.insert(key, series)),
         }
     }
 
-    /// What was measured of a metric in a column.
-    pub(super) fn get(&self, metric: Metric, column: &str) -> Option<&Series> {
-        self.series.get(&(metric, column.to_owned()))
+    /// Adds everything of another run.
+    pub(crate) fn pool(&mut self, other: &Self) {
+        for ((metric, participant), series) in &other.series {
+            self.add(*metric, participant, series.clone());
+        }
+        self.failures.extend(other.failures.iter().cloned());
+    }
+
+    /// The series of a metric and participant.
+    pub(crate) fn get(&self, metric: Metric, participant: &str) -> Option<&Series> {
+        self.series.get(&(metric, participant.to_owned()))
     }
 
     /// Its summary.
-    pub(super) fn summary(&self, metric: Metric, column: &str) -> Option<Summary> {
-        self.get(metric, column)?.summary()
+    pub(crate) fn summary(&self, metric: Metric, participant: &str) -> Option<Summary> {
+        self.get(metric, participant)?.summary()
     }
 }
 
@@ -228,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_never_better_than_they_were() {
+    fn buckets_never_understate_a_quantile() {
         let buckets = vec![(0.001, 50), (0.002, 48), (0.01, 1), (f64::INFINITY, 1)];
         let summary = Series::Buckets(buckets).summary().unwrap();
         assert_eq!((summary.p50, summary.p90, summary.p99, summary.max), (0.001, 0.002, 0.01, f64::INFINITY));
@@ -236,24 +143,20 @@ mod tests {
     }
 
     #[test]
-    fn rounds_add_up() {
-        let mut results = Results::default();
-        results.add(Metric::Restart, "a", Series::Values(vec![1.0]));
-        results.add(Metric::Restart, "a", Series::Values(vec![3.0]));
-        results.add(Metric::Restart, "b", Series::Values(vec![9.0]));
-        results.add(Metric::Notice, "a", Series::Buckets(vec![(1.0, 1), (2.0, 1)]));
-        results.add(Metric::Notice, "a", Series::Buckets(vec![(2.0, 3), (3.0, 1)]));
-        assert_eq!(results.get(Metric::Restart, "a"), Some(&Series::Values(vec![1.0, 3.0])));
-        assert_eq!(results.get(Metric::Notice, "a"), Some(&Series::Buckets(vec![(1.0, 1), (2.0, 4), (3.0, 1)])));
-        assert_eq!(results.get(Metric::Chain, "a"), None);
-    }
-
-    #[test]
-    fn units() {
-        assert_eq!(Metric::Restart.show(0.0654), "65.4 ms");
-        assert_eq!(Metric::Restart.show(1.234), "1.23 s");
-        assert_eq!(Metric::Notice.show(f64::INFINITY), "beyond");
-        assert_eq!(Metric::IdleAgentCpu.show(0.05), "0.05 s");
-        assert_eq!(Metric::IdleMemory.show(19.96), "20.0 MiB");
+    fn runs_are_pooled() {
+        let mut first = Results::default();
+        first.add(Metric::ExitToRestarted, "a", Series::Values(vec![1.0]));
+        first.add(Metric::ExitToNoticed, "a", Series::Buckets(vec![(1.0, 1), (2.0, 1)]));
+        let mut second = Results::default();
+        second.add(Metric::ExitToRestarted, "a", Series::Values(vec![3.0]));
+        second.add(Metric::ExitToRestarted, "b", Series::Values(vec![9.0]));
+        second.add(Metric::ExitToNoticed, "a", Series::Buckets(vec![(2.0, 3), (3.0, 1)]));
+        second.failures.push("b failed".to_owned());
+        first.pool(&second);
+        assert_eq!(first.get(Metric::ExitToRestarted, "a"), Some(&Series::Values(vec![1.0, 3.0])));
+        let buckets = Series::Buckets(vec![(1.0, 1), (2.0, 4), (3.0, 1)]);
+        assert_eq!(first.get(Metric::ExitToNoticed, "a"), Some(&buckets));
+        assert_eq!(first.get(Metric::InitChain, "a"), None);
+        assert_eq!(first.failures, ["b failed"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What containers wrote of themselves.
+//! Times that the processes of the containers write themselves: at their start, and before they exit.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use super::WorkloadKind;
 use super::workload::BenchContainer;
 use super::workload::BenchPod;
 
-/// Times are exact whatever this is; it only delays the next step.
+/// Delays the next step only: the times measured are those in the files.
 const POLL: Duration = Duration::from_millis(100);
 
 /// One line of a stamp file; nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stamp {
+pub(crate) enum Stamp {
     /// A process began.
     Start(u64),
     /// A process is about to exit.
@@ -26,15 +26,18 @@ pub(super) enum Stamp {
 }
 
 /// CLOCK_MONOTONIC now, in nanoseconds.
-pub(super) fn monotonic_now() -> anyhow::Result<u64> {
+pub(crate) fn monotonic_now() -> anyhow::Result<u64> {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read CLOCK_MONOTONIC")?;
     let seconds = u64::try_from(now.tv_sec()).context("CLOCK_MONOTONIC is negative")?;
     let nanos = u64::try_from(now.tv_nsec()).context("CLOCK_MONOTONIC is negative")?;
     Ok(seconds * 1_000_000_000 + nanos)
 }
 
-/// Waits until every pod of a batch has done all it shall do.
-pub(super) async fn wait_done(pods: &[BenchPod], limit: Duration) -> anyhow::Result<()> {
+/// Waits until the main container of every pod has started as often as it must.
+///
+/// # Errors
+/// Some pod has not after `limit`; a stamp file cannot be read.
+pub(crate) async fn wait_done(pods: &[BenchPod], limit: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + limit;
     loop {
         let mut waiting = Vec::new();
@@ -48,7 +51,7 @@ pub(super) async fn wait_done(pods: &[BenchPod], limit: Duration) -> anyhow::Res
         }
         if Instant::now() >= deadline {
             let limit = humantime::format_duration(limit);
-            bail!("after {limit} {} of {} pods are not done, {} among them", waiting.len(), pods.len(), waiting[0]);
+            bail!("{} of {} pods are not done after {limit}, for example {}", waiting.len(), pods.len(), waiting[0]);
         }
         tokio::time::sleep(POLL).await;
     }
@@ -56,22 +59,22 @@ pub(super) async fn wait_done(pods: &[BenchPod], limit: Duration) -> anyhow::Res
 
 fn is_done(pod: &BenchPod) -> anyhow::Result<bool> {
     let starts = read(&pod.main)?.iter().filter(|stamp| matches!(stamp, Stamp::Start(_))).count();
-    Ok(starts >= if pod.crashes { 2 } else { 1 })
+    Ok(starts >= pod.behaviour.starts())
 }
 
-/// The stamps of a container; none while it did not start.
-pub(super) fn read(container: &BenchContainer) -> anyhow::Result<Vec<Stamp>> {
+/// The stamps of a container; none before its start.
+pub(crate) fn read(container: &BenchContainer) -> anyhow::Result<Vec<Stamp>> {
     read_file(&container.stamps)
 }
 
-/// When the process that stamps `path` was about to exit.
-pub(super) fn exit_in(path: &Path) -> anyhow::Result<u64> {
-    let stamps = read_file(path)?;
+/// When the first process of the container was about to exit.
+pub(crate) fn exit_of(container: &BenchContainer) -> anyhow::Result<u64> {
+    let stamps = read(container)?;
     let exit = stamps.iter().find_map(|stamp| match stamp {
         Stamp::Exit(nanos) => Some(*nanos),
         Stamp::Start(_) => None,
     });
-    exit.with_context(|| format!("{}: expected an exit but found {stamps:?}", path.display()))
+    exit.with_context(|| format!("{}: expected an exit but found {stamps:?}", container.stamps.display()))
 }
 
 fn read_file(path: &Path) -> anyhow::Result<Vec<Stamp>> {
@@ -82,7 +85,7 @@ fn read_file(path: &Path) -> anyhow::Result<Vec<Stamp>> {
     }
 }
 
-/// Complete lines only: one may be in the making.
+/// Complete lines only: the last one may be half written.
 fn parse(text: &str) -> anyhow::Result<Vec<Stamp>> {
     let complete = text.rfind('\n').map_or("", |end| &text[..end]);
     complete.lines().map(parse_line).collect()
@@ -98,8 +101,8 @@ fn parse_line(line: &str) -> anyhow::Result<Stamp> {
     }
 }
 
-/// What the batch took, in seconds: a value per pod, or one for all pods that started at `begin`.
-pub(super) fn durations(kind: WorkloadKind, pods: &[BenchPod], begin: u64) -> anyhow::Result<Vec<f64>> {
+/// Seconds that a batch took: a value per pod, or one for all pods that started at `begin`.
+pub(crate) fn durations(kind: WorkloadKind, pods: &[BenchPod], begin: u64) -> anyhow::Result<Vec<f64>> {
     match kind {
         WorkloadKind::Crash => pods.iter().map(restart).collect(),
         WorkloadKind::Chain | WorkloadKind::Chains => pods.iter().map(chain).collect(),
@@ -111,13 +114,14 @@ pub(super) fn durations(kind: WorkloadKind, pods: &[BenchPod], begin: u64) -> an
     }
 }
 
-fn restart(pod: &BenchPod) -> anyhow::Result<f64> {
+/// Seconds from the exit of the first process to the start of the second one.
+pub(crate) fn restart(pod: &BenchPod) -> anyhow::Result<f64> {
     let (exit, start) = crash(pod)?;
     Ok(seconds(exit, start))
 }
 
 /// When the first process of a crashing pod exited, and when the second one began.
-pub(super) fn crash(pod: &BenchPod) -> anyhow::Result<(u64, u64)> {
+pub(crate) fn crash(pod: &BenchPod) -> anyhow::Result<(u64, u64)> {
     match read(&pod.main)?.as_slice() {
         [Stamp::Start(_), Stamp::Exit(exit), Stamp::Start(start)] => Ok((*exit, *start)),
         other => bail!("pod {}: expected start, exit, start but found {other:?}", pod.name),
@@ -136,11 +140,11 @@ fn first_start(container: &BenchContainer) -> anyhow::Result<u64> {
     }
 }
 
-/// Processes that ran although they should not have: more starts than the pod's story has.
-pub(super) fn surplus_starts(pod: &BenchPod) -> anyhow::Result<Option<String>> {
+/// Names a container that did not start as often as it must.
+pub(crate) fn unexpected_starts(pod: &BenchPod) -> anyhow::Result<Option<String>> {
     for container in pod.init.iter().chain([&pod.main]) {
         let starts = read(container)?.iter().filter(|stamp| matches!(stamp, Stamp::Start(_))).count();
-        let due = if pod.crashes && container.name == pod.main.name { 2 } else { 1 };
+        let due = if container.name == pod.main.name { pod.behaviour.starts() } else { 1 };
         if starts != due {
             return Ok(Some(format!("container {} started {starts} times instead of {due}", container.name)));
         }
@@ -148,8 +152,8 @@ pub(super) fn surplus_starts(pod: &BenchPod) -> anyhow::Result<Option<String>> {
     Ok(None)
 }
 
-/// From `begin` to `end`; negative if it is the other way round, which must show.
-pub(super) fn seconds(begin: u64, end: u64) -> f64 {
+/// From `begin` to `end`; negative if `end` is earlier.
+pub(crate) fn seconds(begin: u64, end: u64) -> f64 {
     (end as f64 - begin as f64) / 1e9
 }
 
@@ -162,7 +166,7 @@ mod tests {
         std::fs::write(&container.stamps, text).unwrap();
     }
 
-    fn pods(kind: WorkloadKind, count: u32, folder: &Path) -> Vec<BenchPod> {
+    fn first_batch(kind: WorkloadKind, count: u32, folder: &Path) -> Vec<BenchPod> {
         batches(kind, count, "p", folder).remove(0)
     }
 
@@ -179,22 +183,22 @@ mod tests {
     #[test]
     fn a_crash_is_from_exit_to_the_next_start() {
         let folder = tempfile::tempdir().unwrap();
-        let pods = pods(WorkloadKind::Crash, 2, folder.path());
+        let pods = first_batch(WorkloadKind::Crash, 2, folder.path());
         write(&pods[0].main, "start 1\nexit 1000000000\nstart 1065000000\n");
         assert!(durations(WorkloadKind::Crash, &pods, 0).is_err(), "the second pod did nothing");
         assert!(!is_done(&pods[1]).unwrap());
 
         write(&pods[1].main, "start 1\nexit 2000000000\nstart 2100000000\n");
         assert_eq!(durations(WorkloadKind::Crash, &pods, 0).unwrap(), [0.065, 0.1]);
-        assert_eq!(surplus_starts(&pods[1]).unwrap(), None);
+        assert_eq!(unexpected_starts(&pods[1]).unwrap(), None);
         write(&pods[1].main, "start 1\nexit 2\nstart 3\nstart 4\n");
-        assert!(surplus_starts(&pods[1]).unwrap().unwrap().contains("3 times instead of 2"));
+        assert!(unexpected_starts(&pods[1]).unwrap().unwrap().contains("3 times instead of 2"));
     }
 
     #[test]
     fn a_chain_is_from_the_first_process_to_the_main_one() {
         let folder = tempfile::tempdir().unwrap();
-        let pods = pods(WorkloadKind::Chain, 1, folder.path());
+        let pods = first_batch(WorkloadKind::Chain, 1, folder.path());
         for (index, container) in pods[0].init.iter().enumerate() {
             write(container, &format!("start {0}\nexit {0}\n", (index as u64 + 1) * 100_000_000));
         }
@@ -203,9 +207,9 @@ mod tests {
     }
 
     #[test]
-    fn a_start_is_from_the_agents_to_the_last_one() {
+    fn a_start_is_from_the_agents_start_to_the_last_process() {
         let folder = tempfile::tempdir().unwrap();
-        let pods = pods(WorkloadKind::Start, 3, folder.path());
+        let pods = first_batch(WorkloadKind::Start, 3, folder.path());
         for (pod, text) in pods.iter().zip(["start 2000000000\n", "start 4000000000\n", "start 3000000000\n"]) {
             write(&pod.main, text);
         }
@@ -213,12 +217,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_ends_with_the_names_of_who_is_missing() {
+    async fn waiting_ends_with_the_name_of_a_pod_that_is_not_done() {
         let folder = tempfile::tempdir().unwrap();
-        let pods = pods(WorkloadKind::Start, 2, folder.path());
+        let pods = first_batch(WorkloadKind::Start, 2, folder.path());
         write(&pods[0].main, "start 1\n");
         let error = wait_done(&pods, Duration::from_secs(60)).await.unwrap_err().to_string();
-        assert_eq!(error, "after 1m 1 of 2 pods are not done, p-1 among them");
+        assert_eq!(error, "1 of 2 pods are not done after 1m, for example p-1");
         write(&pods[1].main, "start 1\n");
         wait_done(&pods, Duration::ZERO).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! What a process consumed, from `/proc`.
+//! CPU time and memory of a process, from `/proc`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use nix::unistd::SysconfVar;
 use nix::unistd::sysconf;
 
 /// Processor time a process used since it began, all threads, user and system.
-pub(super) fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
+pub(crate) fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
     let path = format!("/proc/{pid}/stat");
     let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let ticks = ticks(&stat).with_context(|| format!("{path} is not understood"))?;
@@ -24,11 +24,25 @@ fn ticks(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-/// Resident memory of a process, in bytes.
-pub(super) fn resident(pid: u32) -> anyhow::Result<u64> {
+/// Resident memory of a process, in MiB.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Resident {
+    /// All of it: `VmRSS`.
+    pub(crate) total: f64,
+    /// What is not backed by files, and cannot be reclaimed without swap: `RssAnon`.
+    pub(crate) anonymous: f64,
+}
+
+/// Reads the resident memory of a process.
+///
+/// # Errors
+/// The process is gone, or its status has no such lines.
+pub(crate) fn resident(pid: u32) -> anyhow::Result<Resident> {
     let path = format!("/proc/{pid}/status");
     let status = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    kilobytes(&status, "VmRSS:").map(|kb| kb * 1024).with_context(|| format!("{path} has no VmRSS"))
+    let read = |key| kilobytes(&status, key).with_context(|| format!("{path} has no {key}"));
+    let mebibytes = |kilobytes: u64| kilobytes as f64 / 1024.0;
+    Ok(Resident { total: mebibytes(read("VmRSS:")?), anonymous: mebibytes(read("RssAnon:")?) })
 }
 
 fn kilobytes(status: &str, key: &str) -> Option<u64> {
@@ -56,7 +70,8 @@ mod tests {
     #[test]
     fn this_process_is_readable() {
         let pid = std::process::id();
-        assert!(resident(pid).unwrap() > 100_000);
+        let resident = resident(pid).unwrap();
+        assert!(resident.total > resident.anonymous && resident.anonymous > 0.1, "{resident:?}");
         let before = cpu_time(pid).unwrap();
         let end = std::time::Instant::now() + Duration::from_millis(50);
         while std::time::Instant::now() < end {}

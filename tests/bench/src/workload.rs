@@ -1,4 +1,4 @@
-//! The pods of each workload, and what their stamps must say in the end.
+//! The pods of each workload, and how often each of their containers must start.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -7,87 +7,137 @@ use std::time::Duration;
 use super::WorkloadKind;
 
 /// Where containers find the folder of stamps.
-pub(super) const STAMPS_IN_CONTAINER: &str = "/stamps";
+pub(crate) const STAMPS_IN_CONTAINER: &str = "/stamps";
 
 /// Init containers of a chain, and chains at the same time.
 const CHAIN_LENGTH: u32 = 4;
 const CHAINS: u32 = 10;
-/// Chains of one pod are quick, so one round has several.
+/// Chains of one pod are quick, so one run has several.
 const CHAIN_REPEATS: u32 = 5;
 
-/// Time for all pods to be up before the first one crashes; the slowest agent known needs 0.23 s per pod.
-const BEFORE_FIRST_CRASH: Duration = Duration::from_secs(3);
-const BEFORE_FIRST_CRASH_PER_POD: Duration = Duration::from_millis(250);
-/// Crashes are spread, so that each restart is measured and not the queue before the runtime.
-const BETWEEN_CRASHES: Duration = Duration::from_millis(150);
+/// Time for all pods to be up before the first one exits; the slowest agent known needs 0.23 s per pod.
+const BEFORE_FIRST_EXIT: Duration = Duration::from_secs(3);
+const BEFORE_FIRST_EXIT_PER_POD: Duration = Duration::from_millis(250);
+/// Exits are spread, so that each reaction is measured and not the queue in the runtime.
+const BETWEEN_EXITS: Duration = Duration::from_millis(150);
 
-/// A pod that any column can run.
+/// A pod that any participant can run.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct BenchPod {
+pub(crate) struct BenchPod {
     /// Unique in the run.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Run one after the other, before `main`.
-    pub(super) init: Vec<BenchContainer>,
-    /// The container that stays up in the end.
-    pub(super) main: BenchContainer,
-    /// `main` exits once.
-    pub(super) crashes: bool,
+    pub(crate) init: Vec<BenchContainer>,
+    pub(crate) main: BenchContainer,
+    pub(crate) behaviour: Behaviour,
+}
+
+/// What the main container does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Behaviour {
+    /// Runs until SIGTERM.
+    Runs,
+    /// Exits once with an error and runs after its restart.
+    CrashesOnce,
+    /// Exits with success and is not restarted.
+    Completes,
+}
+
+impl Behaviour {
+    /// The pod's `restartPolicy`.
+    pub(crate) fn restart_policy(self) -> &'static str {
+        match self {
+            Self::Runs | Self::CrashesOnce => "Always",
+            Self::Completes => "Never",
+        }
+    }
+
+    /// How often the main container must start.
+    pub(crate) fn starts(self) -> usize {
+        match self {
+            Self::CrashesOnce => 2,
+            Self::Runs | Self::Completes => 1,
+        }
+    }
 }
 
 /// A container of the test program.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct BenchContainer {
-    pub(super) name: String,
+pub(crate) struct BenchContainer {
+    pub(crate) name: String,
     /// Arguments of `/probe`.
-    pub(super) args: Vec<String>,
-    /// Its stamps, on this side of the mount.
-    pub(super) stamps: PathBuf,
+    pub(crate) args: Vec<String>,
+    /// Host path of its stamps.
+    pub(crate) stamps: PathBuf,
 }
 
 /// Pods that are started together, batch after batch.
-pub(super) fn batches(kind: WorkloadKind, pods: u32, prefix: &str, folder: &Path) -> Vec<Vec<BenchPod>> {
-    let many = |count: u32, make: &dyn Fn(String, u32) -> BenchPod| {
-        (0..count).map(|index| make(format!("{prefix}-{index}"), index)).collect::<Vec<_>>()
+pub(crate) fn batches(kind: WorkloadKind, pods: u32, prefix: &str, folder: &Path) -> Vec<Vec<BenchPod>> {
+    match kind {
+        WorkloadKind::Crash => vec![crashing(pods, prefix, folder)],
+        WorkloadKind::Chain => names(CHAIN_REPEATS, prefix).map(|name| vec![init_chain(name, folder)]).collect(),
+        WorkloadKind::Chains => vec![names(CHAINS, prefix).map(|name| init_chain(name, folder)).collect()],
+        WorkloadKind::Start | WorkloadKind::Idle => vec![running(pods, prefix, folder)],
+    }
+}
+
+/// How long the slowest agent may take for this many pods, beside the time until their exits.
+pub(crate) fn time_limit(pods: u32) -> Duration {
+    Duration::from_secs(60) + (Duration::from_millis(500) + BEFORE_FIRST_EXIT_PER_POD + BETWEEN_EXITS) * pods
+}
+
+/// Pods that run until SIGTERM.
+pub(crate) fn running(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
+    names(pods, prefix).map(|name| runs(name, folder)).collect()
+}
+
+/// Pods that crash once, one after the other once all of them run.
+pub(crate) fn crashing(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
+    let pod = |(name, after): (String, Duration)| {
+        let once = format!("{STAMPS_IN_CONTAINER}/{name}.once");
+        let after = after.as_millis().to_string();
+        let args = ["exit", "--code", "1", "--after-ms", &after, "--once-file", &once];
+        let main = container(&name, "main", &args, folder);
+        BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::CrashesOnce }
     };
-    match kind {
-        WorkloadKind::Crash => {
-            let first = BEFORE_FIRST_CRASH + BEFORE_FIRST_CRASH_PER_POD * pods;
-            vec![many(pods, &|name, index| crashing(name, first + BETWEEN_CRASHES * index, folder))]
-        }
-        WorkloadKind::Chain => {
-            many(CHAIN_REPEATS, &|name, _| chain(name, folder)).into_iter().map(|p| vec![p]).collect()
-        }
-        WorkloadKind::Chains => vec![many(CHAINS, &|name, _| chain(name, folder))],
-        WorkloadKind::Start | WorkloadKind::Idle => vec![many(pods, &|name, _| quiet(name, folder))],
-    }
+    names(pods, prefix).zip(exit_times(pods)).map(pod).collect()
 }
 
-/// How long the slowest agent may take for one batch.
-pub(super) fn time_limit(kind: WorkloadKind, pods: u32) -> Duration {
-    let starting = Duration::from_secs(60) + Duration::from_millis(500) * pods;
-    match kind {
-        WorkloadKind::Crash => starting + (BEFORE_FIRST_CRASH_PER_POD + BETWEEN_CRASHES) * pods,
-        _ => starting,
-    }
+/// Pods that complete, one after the other once all of them run.
+pub(crate) fn completing(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
+    names(pods, prefix).zip(exit_times(pods)).map(|(name, after)| completes(name, after, folder)).collect()
 }
 
-fn quiet(name: String, folder: &Path) -> BenchPod {
+/// Pods that complete at once.
+pub(crate) fn one_shots(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
+    names(pods, prefix).map(|name| completes(name, Duration::ZERO, folder)).collect()
+}
+
+fn names(pods: u32, prefix: &str) -> impl Iterator<Item = String> {
+    (0..pods).map(move |index| format!("{prefix}-{index}"))
+}
+
+/// When each of `pods` pods exits, after the start of its container.
+fn exit_times(pods: u32) -> impl Iterator<Item = Duration> {
+    let first = BEFORE_FIRST_EXIT + BEFORE_FIRST_EXIT_PER_POD * pods;
+    (0..pods).map(move |index| first + BETWEEN_EXITS * index)
+}
+
+fn runs(name: String, folder: &Path) -> BenchPod {
     let main = container(&name, "main", &["run"], folder);
-    BenchPod { name, init: Vec::new(), main, crashes: false }
+    BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Runs }
 }
 
-fn crashing(name: String, after: Duration, folder: &Path) -> BenchPod {
-    let once = format!("{STAMPS_IN_CONTAINER}/{name}.once");
-    let after = after.as_millis().to_string();
-    let args = ["exit", "--code", "1", "--after-ms", &after, "--once-file", &once];
+fn completes(name: String, after: Duration, folder: &Path) -> BenchPod {
+    let args = ["exit", "--code", "0", "--after-ms", &after.as_millis().to_string()];
     let main = container(&name, "main", &args, folder);
-    BenchPod { name, init: Vec::new(), main, crashes: true }
+    BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Completes }
 }
 
-fn chain(name: String, folder: &Path) -> BenchPod {
+fn init_chain(name: String, folder: &Path) -> BenchPod {
     let step = |index| container(&name, &format!("init-{index}"), &["exit", "--code", "0"], folder);
     let init = (0..CHAIN_LENGTH).map(step).collect();
-    BenchPod { init, ..quiet(name, folder) }
+    BenchPod { init, ..runs(name, folder) }
 }
 
 fn container(pod: &str, name: &str, action: &[&str], folder: &Path) -> BenchContainer {
@@ -116,11 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn crashes_are_spread() {
-        let batches = batches(WorkloadKind::Crash, 3, "p", Path::new("/host"));
-        let after: Vec<_> = batches[0].iter().map(|pod| pod.main.args[4].as_str()).collect();
+    fn exits_are_spread() {
+        let pods = crashing(3, "p", Path::new("/host"));
+        let after: Vec<_> = pods.iter().map(|pod| pod.main.args[4].as_str()).collect();
         assert_eq!(after, ["3750", "3900", "4050"]);
-        assert_eq!(batches[0][1].main.args.last().unwrap(), "/stamps/p-1.main");
-        assert_eq!(batches[0][1].main.stamps, Path::new("/host/p-1.main"));
+        assert_eq!(pods[1].main.args.last().unwrap(), "/stamps/p-1.main");
+        assert_eq!(pods[1].main.stamps, Path::new("/host/p-1.main"));
+        assert_eq!(completing(3, "q", Path::new("/host"))[2].main.args[4], "4050");
     }
 }

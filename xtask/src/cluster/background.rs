@@ -23,11 +23,11 @@ use nix::unistd::Pid;
 
 use super::NodeArguments;
 use super::POLL;
-use super::stage;
+use super::local_cluster;
 use crate::progress::step;
 
 const END_DEADLINE: Duration = Duration::from_secs(120);
-const LAST_WORDS: usize = 25;
+const LOG_LINES: usize = 25;
 
 /// The folder of the one cluster in the background.
 struct Home(PathBuf);
@@ -48,19 +48,19 @@ impl Home {
     }
 
     /// The process that keeps the cluster, and when it started, which tells it from another of its number.
-    fn keeper_file(&self) -> PathBuf {
-        self.0.join("keeper")
+    fn pid_file(&self) -> PathBuf {
+        self.0.join("process")
     }
 
-    fn keeper(&self) -> Option<i32> {
-        let text = fs::read_to_string(self.keeper_file()).ok()?;
+    fn process(&self) -> Option<i32> {
+        let text = fs::read_to_string(self.pid_file()).ok()?;
         let (pid, start) = text.trim().split_once(' ')?;
         let pid = pid.parse().ok()?;
         (started(pid)? == start).then_some(pid)
     }
 
     fn forget(&self) -> Result<()> {
-        for file in [self.report(), self.keeper_file()] {
+        for file in [self.report(), self.pid_file()] {
             if file.exists() {
                 fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
             }
@@ -72,8 +72,8 @@ impl Home {
 /// Starts a cluster unless there is one, and prints how to use it.
 pub fn up(node: &NodeArguments) -> Result<ExitCode> {
     let home = Home::locate()?;
-    if home.keeper().is_none() {
-        stage::prepare(node)?;
+    if home.process().is_none() {
+        local_cluster::prepare(node)?;
         home.forget()?;
         step("starting a cluster", || start(&home, node))?;
     }
@@ -90,7 +90,7 @@ pub fn up(node: &NodeArguments) -> Result<ExitCode> {
 /// Ends the cluster and waits until it is gone.
 pub fn down() -> Result<ExitCode> {
     let home = Home::locate()?;
-    let Some(pid) = home.keeper() else {
+    let Some(pid) = home.process() else {
         home.forget()?;
         println!("no cluster runs");
         return Ok(ExitCode::SUCCESS);
@@ -98,7 +98,7 @@ pub fn down() -> Result<ExitCode> {
     step("removing the cluster", || {
         kill(Pid::from_raw(pid), Signal::SIGTERM).with_context(|| format!("cannot end process {pid}"))?;
         let deadline = Instant::now() + END_DEADLINE;
-        while home.keeper().is_some() {
+        while home.process().is_some() {
             if Instant::now() > deadline {
                 bail!("process {pid} does not end; its log is {}", home.log().display());
             }
@@ -106,9 +106,9 @@ pub fn down() -> Result<ExitCode> {
         }
         home.forget()
     })?;
-    let said = log_tail(&home.log(), LAST_WORDS);
-    if said.contains("left behind") {
-        bail!("{said}");
+    let log = log_tail(&home.log(), LOG_LINES);
+    if log.contains("left behind") {
+        bail!("{log}");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -125,7 +125,7 @@ fn start(home: &Home, node: &NodeArguments) -> Result<()> {
     let output = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
     let mut command = Command::new(std::env::current_exe().context("cannot tell which program is running")?);
     command.args(["cluster", "run", "--report"]).arg(home.report());
-    command.args(["--patience", &node.patience.to_string()]);
+    command.args(["--timeout", &node.timeout.to_string()]);
     if node.no_node {
         command.arg("--no-node");
     }
@@ -135,21 +135,21 @@ fn start(home: &Home, node: &NodeArguments) -> Result<()> {
     if let Some(agent) = &node.agent {
         command.arg("--agent").arg(agent);
     }
-    let mut keeper = command
+    let mut process = command
         .stdin(Stdio::null())
         .stdout(output.try_clone().context("cannot share the log")?)
         .stderr(output)
         // Not of the terminal's group, whose Ctrl-C is not for it.
         .process_group(0)
         .spawn()
-        .context("cannot start the cluster's keeper")?;
-    let pid = i32::try_from(keeper.id()).context("a strange process id")?;
-    let start = started(pid).context("the cluster's keeper ended at once")?;
-    write_report(&home.keeper_file(), &format!("{pid} {start}"))?;
+        .context("cannot start the cluster's process")?;
+    let pid = i32::try_from(process.id()).context("a strange process id")?;
+    let start = started(pid).context("the cluster's process ended at once")?;
+    write_report(&home.pid_file(), &format!("{pid} {start}"))?;
     while !home.report().exists() {
-        if let Some(status) = keeper.try_wait().context("cannot wait for the cluster's keeper")? {
+        if let Some(status) = process.try_wait().context("cannot wait for the cluster's process")? {
             home.forget()?;
-            bail!("it ended with {status}:\n{}", log_tail(&log, LAST_WORDS));
+            bail!("it ended with {status}:\n{}", log_tail(&log, LOG_LINES));
         }
         thread::sleep(POLL);
     }

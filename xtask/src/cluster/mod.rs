@@ -5,11 +5,11 @@
 //! down ─▶ SIGTERM            ├─▶ containerd  private-containerd: runtime, pods' network, cgroup
 //!                            └─▶ node        keblet, joined with certificates of the control plane
 //! ```
-//! Owns the order of start and end and what a developer is told. Refuses to imitate anything: all parts are the real
-//! ones, and they go when the process that started them goes.
+//! Owns the order of start and end, and the report for the developer. All parts are the real programs, and they end with
+//! the process that started them.
 
 mod background;
-mod stage;
+mod local_cluster;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use anyhow::Result;
 
 use crate::interrupt::Interrupt;
 use crate::run;
-use stage::Stage;
+use local_cluster::LocalCluster;
 
 const POLL: Duration = Duration::from_millis(50);
 
@@ -36,7 +36,7 @@ pub enum Task {
     Run(RunArguments),
 }
 
-/// Who is the node.
+/// The agent of the node.
 #[derive(clap::Args, Clone)]
 pub struct NodeArguments {
     /// Start no agent: only the control plane and a runtime, with the node's configuration and access at hand.
@@ -50,7 +50,7 @@ pub struct NodeArguments {
     metrics: bool,
     /// How many seconds the node has to get Ready.
     #[arg(long, default_value_t = 60)]
-    patience: u64,
+    timeout: u64,
 }
 
 /// What to run in the cluster.
@@ -67,7 +67,7 @@ pub struct RunArguments {
     command: Vec<OsString>,
 }
 
-/// Does it.
+/// Performs the task.
 pub fn perform(task: &Task) -> Result<ExitCode> {
     match task {
         Task::Up(node) => background::up(node),
@@ -77,42 +77,42 @@ pub fn perform(task: &Task) -> Result<ExitCode> {
 }
 
 /// A control plane and a runtime without agent, for as long as `work` takes.
-pub fn without_node(work: impl FnOnce(&mut Stage, &Interrupt) -> Result<ExitCode>) -> Result<ExitCode> {
+pub fn without_node(work: impl FnOnce(&mut LocalCluster, &Interrupt) -> Result<ExitCode>) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
-    let nobody = NodeArguments { no_node: true, agent: None, metrics: false, patience: 0 };
-    let programs = stage::prepare(&nobody)?;
-    let mut stage = Stage::set(&programs, &nobody, &interrupt)?;
-    let result = work(&mut stage, &interrupt);
-    stage.strike()?;
+    let no_node = NodeArguments { no_node: true, agent: None, metrics: false, timeout: 0 };
+    let programs = local_cluster::prepare(&no_node)?;
+    let mut cluster = LocalCluster::start(&programs, &no_node, &interrupt)?;
+    let result = work(&mut cluster, &interrupt);
+    cluster.stop()?;
     result
 }
 
 fn foreground(arguments: &RunArguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
-    let programs = stage::prepare(&arguments.node)?;
-    let mut stage = Stage::set(&programs, &arguments.node, &interrupt)?;
+    let programs = local_cluster::prepare(&arguments.node)?;
+    let mut cluster = LocalCluster::start(&programs, &arguments.node, &interrupt)?;
     let result = match arguments.command.split_first() {
         Some((program, rest)) => {
-            let environment = stage.environment();
-            run::command(program, rest, &environment, stage.containerd(), &interrupt)
+            let environment = cluster.environment();
+            run::command(program, rest, &environment, cluster.containerd(), &interrupt)
         }
-        None => attend(&mut stage, arguments, &interrupt),
+        None => attend(&mut cluster, arguments, &interrupt),
     };
-    stage.strike()?;
+    cluster.stop()?;
     result
 }
 
-/// Says that it is ready and stays until somebody wants the end.
-fn attend(stage: &mut Stage, arguments: &RunArguments, interrupt: &Interrupt) -> Result<ExitCode> {
+/// Reports that the cluster is ready and waits for SIGINT or SIGTERM.
+fn attend(cluster: &mut LocalCluster, arguments: &RunArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     match &arguments.report {
-        Some(report) => background::write_report(report, &stage.report())?,
+        Some(report) => background::write_report(report, &cluster.report())?,
         None => {
-            print!("{}", stage.report());
+            print!("{}", cluster.report());
             eprintln!("Ctrl-C ends it.");
         }
     }
     while !interrupt.raised() {
-        stage.look_after()?;
+        cluster.check_agent()?;
         thread::sleep(POLL);
     }
     Ok(ExitCode::SUCCESS)

@@ -25,7 +25,7 @@ use archive::Tarball;
 const KUBERNETES: &str = "1.36.3";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Debian wants a name and an address. Who publishes a package gives his own; this one says that there is none: mail to
-/// `invalid` reaches nobody, by RFC 2606.
+/// `invalid` is reserved by RFC 2606.
 const NOBODY: &str = "The keblet developers <developers@keblet.invalid>";
 
 /// Where to take the agent from and where to put the package.
@@ -37,7 +37,7 @@ pub struct Arguments {
     /// Put the package into this folder; by default into cargo's.
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
-    /// Who answers for the package, as `NAME <ADDRESS>`; by default nobody can be written to.
+    /// The package's maintainer, as `NAME <ADDRESS>` [default: an address that cannot receive mail].
     #[arg(long, value_name = "MAINTAINER", default_value = NOBODY, value_parser = maintainer)]
     maintainer: String,
 }

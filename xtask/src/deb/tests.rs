@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use super::*;
 
 /// What a tool of dpkg says; a failure with its own words if it does not like something.
-fn told(program: &str, arguments: &[&str]) -> String {
+fn output_of(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().expect(program);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{program} {arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
@@ -62,11 +62,11 @@ fn only_programs_are_packaged() {
 fn dpkg_installs_it_in_place_of_kubelet() {
     let folder = tempfile::tempdir().expect("a folder");
     let package = packaged(folder.path());
-    let about = told("dpkg-deb", &["-I", path(&package)]);
+    let about = output_of("dpkg-deb", &["-I", path(&package)]);
     for line in ["Package: keblet", "Provides: kubelet (= 1.36.3)", "Conflicts: kubelet", "Replaces: kubelet"] {
         assert!(about.contains(line), "{line} is missing: {about}");
     }
-    let content = told("dpkg-deb", &["-c", path(&package)]);
+    let content = output_of("dpkg-deb", &["-c", path(&package)]);
     for line in ["-rwxr-xr-x root/root", "usr/bin/kubelet -> keblet", "usr/lib/systemd/system/kubelet.service\n"] {
         assert!(content.contains(line), "{line} is missing: {content}");
     }
@@ -84,7 +84,7 @@ fn dpkg_installs_it_in_place_of_kubelet() {
     fs::create_dir_all(root.join("bin")).expect("a folder");
     symlink("/bin/true", root.join("bin/sh")).expect("a link");
     let root = path(&root).to_owned();
-    told(
+    output_of(
         "dpkg",
         &[
             "--root",
@@ -98,9 +98,9 @@ fn dpkg_installs_it_in_place_of_kubelet() {
             path(&package),
         ],
     );
-    let status = told("dpkg", &["--root", &root, "--status", "keblet"]);
+    let status = output_of("dpkg", &["--root", &root, "--status", "keblet"]);
     assert!(status.contains("Status: install ok installed"), "{status}");
-    let version = told(&format!("{root}/usr/bin/kubelet"), &["--version"]);
+    let version = output_of(&format!("{root}/usr/bin/kubelet"), &["--version"]);
     assert_eq!(version, format!("Kubernetes v{KUBERNETES}\n"));
     let settings = fs::read_to_string(format!("{root}/etc/default/kubelet")).expect("the settings");
     assert!(settings.contains("KUBELET_EXTRA_ARGS="));

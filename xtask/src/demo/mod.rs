@@ -3,17 +3,17 @@
 //! ```text
 //! setup ─▶ private containerd ─▶ keblet run ─▶ lines ─▶ event ─▶ screen
 //!                │                                         │
-//!                └─ pods, as the runtime sees them ────────┴─▶ scenes ─▶ summary
+//!                └─ pods, as the runtime sees them ────────┴─▶ steps ─▶ summary
 //! ```
-//! Owns the order of things. Refuses to believe the agent: a scene counts as shown only when the agent reported it and
+//! Owns the order of things. Trusts no single witness: a step counts as shown only when the agent reported it and
 //! the runtime, the kernel or the containers' own stamps confirm it.
 
 mod event;
+mod observed;
 mod pods;
-mod scenes;
 mod screen;
 mod stamps;
-mod world;
+mod steps;
 
 use std::process::Command;
 use std::process::ExitCode;
@@ -36,20 +36,20 @@ use crate::run;
 use crate::setup;
 use crate::tiers::machine;
 use event::Event;
-use scenes::Scene;
+use observed::ObservedState;
 use screen::Screen;
-use world::World;
+use steps::DemoStep;
 
 /// How often the runtime is asked what it sees.
 const LOOK: Duration = Duration::from_millis(250);
 const POLL: Duration = Duration::from_millis(20);
-const END_PATIENCE: Duration = Duration::from_secs(15);
+const END_TIMEOUT: Duration = Duration::from_secs(15);
 const LOG_LINES: usize = 20;
 
 /// How to show it.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Seconds until a scene that has not been shown counts as failed.
+    /// Seconds until a step that has not been shown counts as failed.
     #[arg(long, default_value_t = 60)]
     timeout: u64,
     /// Show the agent's warnings and errors between the events.
@@ -66,9 +66,9 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
     let cache = setup::prepare()?;
     run::build_programs()?;
     let mut containerd = run::start(&cache, None)?;
-    let played = play(arguments, &mut containerd, &interrupt);
+    let result = run_demo(arguments, &mut containerd, &interrupt);
     let cleaned = step("removing pods and runtime", || containerd.stop());
-    let code = match played {
+    let code = match result {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -76,12 +76,12 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
         }
     };
     cleaned?;
-    println!("Nothing is left: no process, mount, network, cgroup or file.");
+    println!("Cleaned up: no process, mount, network, cgroup or file is left.");
     Ok(code)
 }
 
-/// Starts the agent, watches until all scenes are over, and ends the agent, whatever happened.
-fn play(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt: &Interrupt) -> Result<ExitCode> {
+/// Starts the agent, watches until all steps are over, and ends the agent, whatever happened.
+fn run_demo(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt: &Interrupt) -> Result<ExitCode> {
     let node = Node::create(containerd.ready(), &json!({ "logging": { "format": "json" } }))?;
     let stamps = containerd.ready().dir.join("stamps");
     std::fs::create_dir_all(&stamps).with_context(|| format!("cannot create {}", stamps.display()))?;
@@ -95,19 +95,19 @@ fn play(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt: &I
     let mut agent = Agent::start(&mut command, &node, containerd)?;
     let mut screen = Screen::new(arguments.verbose);
     screen.started(agent.pid(), &containerd.endpoint());
-    let mut world = World::new(stamps, node.pod_logs.clone());
-    let mut scenes = scenes::all(machine::lacks_for_kernel());
+    let mut observed = ObservedState::new(stamps, node.pod_logs.clone());
+    let mut steps = steps::all(machine::lacks_for_kernel());
     let watched = watch(
         arguments,
-        Stage { containerd, node: &node, agent: &mut agent, interrupt },
-        &mut world,
-        &mut scenes,
+        DemoParts { containerd, node: &node, agent: &mut agent, interrupt },
+        &mut observed,
+        &mut steps,
         &mut screen,
     );
-    let ended = agent.end(END_PATIENCE);
+    let ended = agent.end(END_TIMEOUT);
     let interrupted = interrupt.raised();
-    if ended.is_err() || !interrupted && (watched.is_err() || scenes.iter().any(|scene| !scene.shown())) {
-        eprintln!("\nThe agent's last words:\n{}\n", log_tail(&node.log, LOG_LINES));
+    if ended.is_err() || !interrupted && (watched.is_err() || steps.iter().any(|step| !step.shown())) {
+        eprintln!("\nEnd of the agent's log:\n{}\n", log_tail(&node.log, LOG_LINES));
     }
     watched?;
     let status = ended?;
@@ -115,54 +115,54 @@ fn play(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt: &I
         println!("\nInterrupted; cleaning up.");
         return Ok(ExitCode::from(130));
     }
-    screen.summary(&scenes, &world);
+    screen.summary(&steps, &observed);
     if !status.success() {
         bail!("the agent ended with {status} after SIGTERM");
     }
-    Ok(if scenes.iter().all(Scene::shown) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if steps.iter().all(DemoStep::shown) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What takes part.
-struct Stage<'a> {
+/// What the demo watches.
+struct DemoParts<'a> {
     containerd: &'a mut PrivateContainerd,
     node: &'a Node,
     agent: &'a mut Agent,
     interrupt: &'a Interrupt,
 }
 
-/// Shows events and moves the scenes on until all are over, time is up or somebody interrupts.
+/// Shows events and checks the steps until all are over, the timeout has passed or SIGINT arrives.
 fn watch(
     arguments: &Arguments,
-    stage: Stage<'_>,
-    world: &mut World,
-    scenes: &mut [Scene],
+    parts: DemoParts<'_>,
+    observed: &mut ObservedState,
+    steps: &mut [DemoStep],
     screen: &mut Screen,
 ) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
     let mut next_look = Instant::now();
-    while !stage.interrupt.raised() {
-        for line in stage.agent.lines() {
+    while !parts.interrupt.raised() {
+        for line in parts.agent.lines() {
             match Event::parse(&line) {
                 Some(event) => {
                     screen.event(&event);
-                    world.events.push(event);
+                    observed.events.push(event);
                 }
                 None => screen.other(&line),
             }
         }
-        if let Some(status) = stage.agent.ended()? {
+        if let Some(status) = parts.agent.ended()? {
             bail!("the agent ended by itself with {status}");
         }
         if Instant::now() >= next_look {
-            world.pods = stage.containerd.pods()?;
+            observed.pods = parts.containerd.pods()?;
             next_look = Instant::now() + LOOK;
-            for scene in scenes.iter_mut() {
-                if let Some(news) = scene.advance(world, stage.node)? {
-                    screen.note(scene.name, &news);
+            for step in steps.iter_mut() {
+                if let Some(update) = step.advance(observed, parts.node)? {
+                    screen.note(step.name, &update);
                 }
             }
         }
-        if scenes.iter().all(Scene::over) {
+        if steps.iter().all(DemoStep::over) {
             break;
         }
         if Instant::now() > deadline {
@@ -171,9 +171,9 @@ fn watch(
         }
         thread::sleep(POLL);
     }
-    world.pods = stage.containerd.pods()?;
-    for scene in scenes {
-        scene.confirm(world);
+    observed.pods = parts.containerd.pods()?;
+    for step in steps {
+        step.confirm(observed);
     }
     Ok(())
 }

@@ -6,8 +6,8 @@ use std::time::Instant;
 use serde_json::Value;
 
 use super::event::Event;
-use super::scenes::Scene;
-use super::world::World;
+use super::observed::ObservedState;
+use super::steps::DemoStep;
 
 /// Where lines go.
 pub struct Screen {
@@ -75,26 +75,30 @@ impl Screen {
     }
 
     /// What the demo itself did or found.
-    pub fn note(&self, scene: &str, text: &str) {
+    pub fn note(&self, step: &str, text: &str) {
         let seconds = self.start.elapsed().as_secs_f64();
-        println!("{seconds:>8.3}  {scene:<8} {}", self.paint(CYAN, text));
+        println!("{seconds:>8.3}  {step:<8} {}", self.paint(CYAN, text));
     }
 
     /// The table at the end.
-    pub fn summary(&self, scenes: &[Scene], world: &World) {
-        println!("\n{:<7} {:<42} {:<10} proof", "scene", "what is shown", "result");
-        for scene in scenes {
-            let (result, proof) = scene.result(world);
+    pub fn summary(&self, steps: &[DemoStep], observed: &ObservedState) {
+        println!("\n{:<7} {:<42} {:<10} proof", "step", "what is shown", "result");
+        for step in steps {
+            let (result, proof) = step.result(observed);
             let colour = if result == "ok" { GREEN } else { RED };
-            println!("{:<7} {:<42} {} {proof}", scene.name, scene.title, self.paint(colour, &format!("{result:<10}")));
+            println!("{:<7} {:<42} {} {proof}", step.name, step.title, self.paint(colour, &format!("{result:<10}")));
         }
-        let kernel: Vec<f64> =
-            world.events.iter().filter(|event| event.source == "kernel").filter_map(|event| event.latency_ms).collect();
+        let kernel: Vec<f64> = observed
+            .events
+            .iter()
+            .filter(|event| event.source == "kernel")
+            .filter_map(|event| event.latency_ms)
+            .collect();
         let slowest = kernel.iter().copied().fold(0.0, f64::max);
         let seconds = self.start.elapsed().as_secs_f32();
         println!(
             "\n{} events in {seconds:.1} s, {} of them from the kernel{}",
-            world.events.len(),
+            observed.events.len(),
             kernel.len(),
             if kernel.is_empty() { String::new() } else { format!(", none later than {slowest:.1} ms") },
         );

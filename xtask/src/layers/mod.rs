@@ -1,11 +1,13 @@
 //! `cargo xtask layers`: data goes one way through the agent, and this holds the imports to it.
 //!
-//! Owns the check of `agent/src` against `agent/layers.toml`. Refuses to understand Rust beyond paths: what it reads
-//! are `use` trees and paths that start at `crate` or climb there by `super`.
+//! Owns the check of `agent/src` against `agent/layers.toml`: forbidden imports, rows that the code does not need, and
+//! effects in files that call themselves pure. It understands no Rust beyond paths: it reads `use` trees and paths that
+//! start at `crate` or climb there by `super`.
 
 mod scan;
 mod table;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
@@ -28,26 +30,49 @@ pub fn check() -> Result<Report> {
     let count = sources.len();
     let mut report = Report::new(format!("layers: {count} files"));
     report.problems = problems(&table, &sources);
+    report.problems.extend(stale_rows(&table, &sources));
     Ok(report)
 }
 
-/// One sentence for each import that the table forbids.
-fn problems(table: &Table, sources: &[(PathBuf, Source)]) -> Vec<String> {
+/// Files that are not for tests only.
+fn production(sources: &[(PathBuf, Source)]) -> impl Iterator<Item = &(PathBuf, Source)> {
     let test_modules: Vec<&Vec<String>> = sources.iter().flat_map(|(_, source)| &source.test_modules).collect();
+    sources.iter().filter(move |(_, source)| !test_modules.iter().any(|test| source.module.starts_with(test)))
+}
+
+/// One sentence for each import that the table forbids, and each effect in a file that calls itself pure.
+fn problems(table: &Table, sources: &[(PathBuf, Source)]) -> Vec<String> {
     let mut problems = Vec::new();
-    for (file, source) in sources {
-        if test_modules.iter().any(|test| source.module.starts_with(test)) {
-            continue;
-        }
+    for (file, source) in production(sources) {
         if let Err(problem) = table.known(&source.module) {
             problems.push(format!("{}: {problem}", file.display()));
             continue;
         }
         for reference in &source.references {
-            if let Err(problem) = table.allows(&source.module, &reference.path) {
+            let allowed = table.allows(&source.module, &reference.path);
+            let pure = if source.says_pure { table::is_pure(&reference.path) } else { Ok(()) };
+            if let Err(problem) = allowed.and(pure) {
                 problems.push(format!("{}:{}: {problem}", file.display(), reference.line));
             }
         }
+    }
+    problems
+}
+
+/// One sentence for each row or entry of the table that no code needs.
+fn stale_rows(table: &Table, sources: &[(PathBuf, Source)]) -> Vec<String> {
+    let modules: BTreeSet<&str> = production(sources).filter_map(|(_, source)| source.top()).collect();
+    let used: BTreeSet<(&str, &str)> = production(sources)
+        .flat_map(|(_, source)| {
+            source.references.iter().filter_map(|reference| Some((source.top()?, reference.top()?)))
+        })
+        .collect();
+    let mut problems = Vec::new();
+    for name in table.names().filter(|name| !modules.contains(name)) {
+        problems.push(format!("agent/layers.toml: there is no module {name}"));
+    }
+    for (name, target) in table.permissions().filter(|permission| !used.contains(permission)) {
+        problems.push(format!("agent/layers.toml: {name} may use {target}, but does not"));
     }
     problems
 }
@@ -145,11 +170,51 @@ may = ["runtime"]
                 "pleg/plan.rs:1: a file that decides may not use Instant::now",
             ),
             ("other.rs", "", "other.rs: module other has no row in the table"),
+            (
+                "pleg/rank.rs",
+                "//! Orders pods. Pure.\n\nuse tokio::fs;",
+                "pleg/rank.rs:3: a file that calls itself pure may not use tokio",
+            ),
+            (
+                "pleg/rank.rs",
+                "//! Pure: no I/O.\nfn f() { std::time::SystemTime::now(); }",
+                "pleg/rank.rs:2: a file that calls itself pure may not use SystemTime::now",
+            ),
         ];
         for (file, text, problem) in cases {
             let found = check(&[(file, text)]);
             assert!(found.iter().any(|found| found == problem), "{file}: {text}\n{found:?}");
         }
+    }
+
+    #[test]
+    fn a_pure_file_may_name_types_of_time_but_not_read_clocks() {
+        let text =
+            "//! Orders pods. Pure.\nuse tokio::time::Instant; use std::time::SystemTime; use crate::runtime::Id;";
+        assert_eq!(check(&[("pleg/rank.rs", text)]), Vec::<String>::new());
+        assert_eq!(check(&[("pleg/rank.rs", "//! Impure at heart.\nuse tokio::fs;")]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn rows_and_permissions_that_nothing_needs_are_stale() {
+        let stale = |files: &[(&str, &str)]| {
+            let table = Table::parse(TABLE).unwrap();
+            let source =
+                |(file, text): &(&str, &str)| (PathBuf::from(file), Source::read(text, module_of(Path::new(file))));
+            stale_rows(&table, &files.iter().map(source).collect::<Vec<_>>())
+        };
+        let needed = [
+            ("lib.rs", ""),
+            ("wiring.rs", ""),
+            ("model.rs", ""),
+            ("runtime.rs", ""),
+            ("pleg.rs", "use crate::runtime::Client;"),
+        ];
+        assert_eq!(stale(&needed), Vec::<String>::new());
+        let mut unused = needed;
+        unused[4].1 = "#[cfg(test)]\nuse crate::runtime::Client;";
+        assert_eq!(stale(&unused), ["agent/layers.toml: pleg may use runtime, but does not"]);
+        assert_eq!(stale(&needed[1..]), ["agent/layers.toml: there is no module lib"]);
     }
 
     #[test]

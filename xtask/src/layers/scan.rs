@@ -9,6 +9,8 @@ pub struct Source {
     pub references: Vec<Reference>,
     /// Modules that this file declares for tests only.
     pub test_modules: Vec<Vec<String>>,
+    /// Its documentation calls it pure.
+    pub says_pure: bool,
 }
 
 /// A path and where it is used.
@@ -38,8 +40,29 @@ impl Source {
             .map(|reference| Reference { path: resolve(reference.path, &module), ..reference })
             .collect();
         let test_modules = test_modules.into_iter().map(|name| [module.as_slice(), &[name]].concat()).collect();
-        Self { module, references, test_modules }
+        Self { module, references, test_modules, says_pure: says_pure(text) }
     }
+
+    /// The top module it belongs to.
+    pub fn top(&self) -> Option<&str> {
+        self.module.first().map(String::as_str)
+    }
+}
+
+impl Reference {
+    /// The top module of the crate that it leads to.
+    pub fn top(&self) -> Option<&str> {
+        match self.path.as_slice() {
+            [first, top, ..] if first == "crate" => Some(top),
+            _ => None,
+        }
+    }
+}
+
+/// Whether the file's own documentation has a sentence that begins with `Pure`.
+fn says_pure(text: &str) -> bool {
+    let documentation = text.lines().map_while(|line| line.strip_prefix("//!"));
+    documentation.flat_map(str::split_whitespace).any(|word| word.trim_end_matches(['.', ':', ',', ';']) == "Pure")
 }
 
 /// Rewrites a path that climbs to the crate's root or names `self` so that it starts at the root.

@@ -5,7 +5,7 @@ use anyhow::Result;
 use anyhow::bail;
 use serde::Deserialize;
 
-/// What no file that decides may touch: clocks, tasks, input and output.
+/// What a pure file may not use: clocks, tasks, input and output.
 const IMPURE: [&[&str]; 9] = [
     &["tokio"],
     &["tonic"],
@@ -17,6 +17,9 @@ const IMPURE: [&[&str]; 9] = [
     &["Instant", "now"],
     &["SystemTime", "now"],
 ];
+
+/// Of tokio, but only a type.
+const TYPE_OF_TIME: [&str; 3] = ["tokio", "time", "Instant"];
 
 /// `agent/layers.toml`.
 #[derive(Debug, Deserialize)]
@@ -100,10 +103,18 @@ impl Table {
         if self.pure_root(module).is_none() {
             return Ok(());
         }
-        match IMPURE.iter().find(|impure| path.iter().take(impure.len()).eq(impure.iter())) {
-            Some(impure) => Err(format!("a file that decides may not use {}", impure.join("::"))),
-            None => Ok(()),
-        }
+        effect(path).map_or(Ok(()), |effect| Err(format!("a file that decides may not use {effect}")))
+    }
+
+    /// All modules that the table names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let rows = self.module.iter().map(|row| row.name.as_str());
+        rows.chain(self.all.iter().chain(&self.everywhere).chain(&self.pure_may).map(String::as_str))
+    }
+
+    /// Each module with each one that its row lets it use.
+    pub fn permissions(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.module.iter().flat_map(|row| row.may.iter().map(|target| (row.name.as_str(), target.as_str())))
     }
 
     /// The module whose name makes a file one that decides: itself or a folder above it.
@@ -115,6 +126,21 @@ impl Table {
     fn row(&self, name: &str) -> Option<&Row> {
         self.module.iter().find(|row| row.name == name)
     }
+}
+
+/// Whether a file that calls itself pure may use a path: any type, but no effect.
+pub fn is_pure(path: &[String]) -> Result<(), String> {
+    if path.iter().eq(TYPE_OF_TIME) {
+        return Ok(());
+    }
+    effect(path).map_or(Ok(()), |effect| Err(format!("a file that calls itself pure may not use {effect}")))
+}
+
+/// The effect that a path leads to. A path may begin at the type: `Instant::now`.
+fn effect(path: &[String]) -> Option<String> {
+    let tail = &path[path.len().saturating_sub(2)..];
+    let leads = |impure: &&&[&str]| path.iter().take(impure.len()).eq(impure.iter()) || tail.iter().eq(impure.iter());
+    IMPURE.iter().find(leads).map(|impure| impure.join("::"))
 }
 
 #[cfg(test)]

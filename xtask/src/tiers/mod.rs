@@ -7,8 +7,8 @@
 //! kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
 //! cluster   the ignored tests with `cluster_` in their name: root, and upstream's programs, built or given
 //! ```
-//! Says plainly which tier it could not run and why; with `CI=true` that is a failure. Refuses to hide the runner's own
-//! words: it adds up what they say, no more.
+//! Reports which tier could not run and why; with `CI=true` that is a failure. The output of the test runner is
+//! shown as it is; only its results are added up.
 
 pub mod machine;
 mod tally;
@@ -145,7 +145,7 @@ fn runtime(cache: Option<&Cache>, with_systemd: bool) -> Result<Tally> {
     cargo_test(&own, cache)
 }
 
-/// The tests wait for their turns on a control plane themselves: those that have one alone stand in nobody's way.
+/// The tests limit themselves how many use a control plane at a time; the others can run beside them.
 fn cluster(cache: Option<&Cache>) -> Result<Tally> {
     peers::control_plane()?;
     cargo_test(&["--ignored", "cluster_", "--test-threads", "24"], cache)

@@ -1,4 +1,4 @@
-//! The cluster as the benchmark's observer: creates and deletes pods, watches them, sees to a clean start.
+//! The benchmark's client of the cluster: creates, deletes and watches pods, and removes what is left of earlier runs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,29 +22,32 @@ use kube::runtime::wait::await_condition;
 use kube::runtime::watcher;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::moments::Board;
-use super::pods::NAMESPACE;
+use super::observed::ObservedPods;
 use crate::manifest::LABEL;
+use crate::manifest::NAMESPACE;
 use crate::stamps::monotonic_now;
 
-/// For the controllers to make what every namespace has.
+/// For the controllers to create the default service account.
 const ACCOUNT_LIMIT: Duration = Duration::from_secs(60);
 /// For objects without a node to vanish.
 const VANISH_LIMIT: Duration = Duration::from_secs(60);
-/// Requests at the same time: as soon as the API server takes them.
+/// Requests at the same time.
 const PARALLEL: usize = 64;
 
-/// The observer.
+/// A client of the API server. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct Observer {
+pub(super) struct ClusterClient {
     pods: Api<Pod>,
     nodes: Api<Node>,
     accounts: Api<ServiceAccount>,
     node: String,
 }
 
-impl Observer {
+impl ClusterClient {
     /// Connects as the kubeconfig says.
+    ///
+    /// # Errors
+    /// The kubeconfig is unusable.
     pub(super) async fn connect(kubeconfig: &Path, node: &str) -> anyhow::Result<Self> {
         let file = || format!("kubeconfig {}", kubeconfig.display());
         let read = Kubeconfig::read_from(kubeconfig).with_context(file)?;
@@ -59,25 +62,31 @@ impl Observer {
         })
     }
 
-    /// Waits until pods can be created here: admission wants the namespace's service account.
+    /// Waits until pods can be created: admission needs the namespace's service account.
+    ///
+    /// # Errors
+    /// There is none after [`ACCOUNT_LIMIT`].
     pub(super) async fn until_usable(&self) -> anyhow::Result<()> {
         let exists = |account: Option<&ServiceAccount>| account.is_some();
         let waiting = await_condition(self.accounts.clone(), "default", exists);
         let done = tokio::time::timeout(ACCOUNT_LIMIT, waiting).await;
-        done.context("the default service account did not come to be")?.context("waiting for the service account")?;
+        done.context("there is no default service account")?.context("waiting for the service account")?;
         Ok(())
     }
 
     /// Watches the benchmark's pods for as long as the handle is kept.
-    pub(super) fn watch(&self) -> (Board, AbortOnDropHandle<()>) {
-        let board = Board::default();
+    pub(super) fn watch(&self) -> (ObservedPods, AbortOnDropHandle<()>) {
+        let observed = ObservedPods::default();
         let config = watcher::Config::default().labels(&selector());
         let events = watcher(self.pods.clone(), config).default_backoff();
-        let task = tokio::spawn(board.clone().follow(events));
-        (board, AbortOnDropHandle::new(task))
+        let task = tokio::spawn(observed.clone().follow(events));
+        (observed, AbortOnDropHandle::new(task))
     }
 
     /// Waits until the node is Ready; returns when that was seen (CLOCK_MONOTONIC nanoseconds).
+    ///
+    /// # Errors
+    /// The API server refuses the watch.
     pub(super) async fn node_ready(&self) -> anyhow::Result<u64> {
         let is_ready = |node: Option<&Node>| {
             let status = node.and_then(|node| node.status.as_ref());
@@ -89,6 +98,9 @@ impl Observer {
     }
 
     /// Creates the pods at once.
+    ///
+    /// # Errors
+    /// The API server refuses one of them.
     pub(super) async fn create(&self, pods: &[Pod]) -> anyhow::Result<()> {
         let create = async |pod: &Pod| {
             self.pods.create(&PostParams::default(), pod).await.map(drop).context("cannot create a pod")
@@ -97,6 +109,9 @@ impl Observer {
     }
 
     /// Deletes the pods at once; returns when each was asked for (CLOCK_MONOTONIC nanoseconds), in the same order.
+    ///
+    /// # Errors
+    /// The API server refuses one of the deletions.
     pub(super) async fn delete(&self, names: &[String]) -> anyhow::Result<Vec<u64>> {
         let delete = async |name: &String| {
             let at = monotonic_now()?;
@@ -106,7 +121,10 @@ impl Observer {
         stream::iter(names).map(delete).buffered(PARALLEL).try_collect().await
     }
 
-    /// Removes the benchmark's pods and the Node object, whether or not an agent is there to agree.
+    /// Removes the benchmark's pods and the Node object, with or without an agent.
+    ///
+    /// # Errors
+    /// The API server refuses, or the node is still there after [`VANISH_LIMIT`].
     pub(super) async fn sweep(&self) -> anyhow::Result<()> {
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         let ours = ListParams::default().labels(&selector());

@@ -1,22 +1,23 @@
-//! What is measured, as the command line says.
+//! Arguments of `keblet-bench cluster`.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use crate::args::duration;
 use crate::common::CommonArgs;
+use crate::common::Peer;
+use crate::common::duration;
+use crate::manifest::PodNetwork;
 
 /// Compares node agents as nodes of a real cluster.
 ///
-/// Columns: `runtime floor` (a bare CRI client that starts the same pods), `keblet`, and every peer. Each agent in turn
-/// is the one node of that name; its Node object is removed before and after.
+/// Participants: `bare client` (a CRI client that starts and stops the same pods), `keblet`, every variant and every
+/// peer. Each agent in turn is the one node of that name; its Node object is removed before and after.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ClusterArgs {
     /// As for every benchmark.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Kubeconfig of somebody who may create pods and delete nodes
+    /// Kubeconfig of a user who may create pods and delete nodes
     #[arg(long, value_name = "PATH")]
     pub kubeconfig: PathBuf,
     /// Kubeconfig of the node
@@ -28,70 +29,92 @@ pub struct ClusterArgs {
     /// The node's address; not a loopback one
     #[arg(long, value_name = "IP")]
     pub node_ip: Option<std::net::IpAddr>,
-    /// Pods that are created, deleted or end at once
+    /// Cgroup of the node, such as `/bench`: agents and the bare client keep the pods' cgroups in it [default: pods have
+    /// no cgroups of their own]
+    #[arg(long, value_name = "CGROUP")]
+    pub cgroup_root: Option<String>,
+    /// Pods use the host's network instead of one of their own
+    #[arg(long)]
+    pub host_network: bool,
+    /// Pods that are created, deleted, exit or crash at once
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=500))]
     pub pods: u32,
-    /// Pods that idle
+    /// Pods that are created at once and idle, for `density` and `idle`
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=500))]
-    pub idle_pods: u32,
-    /// Measure everything this many times, the columns taking turns (idling is measured once)
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub rounds: u32,
-    /// Only these workloads
-    #[arg(long = "workload", value_enum, value_delimiter = ',')]
-    pub workloads: Vec<ClusterWorkload>,
+    pub density_pods: u32,
+    /// Only these parts
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub only: Vec<Part>,
     /// Another node agent: a shell command in which {config}, {root}, {kubeconfig}, {node} and {ip} stand for a
     /// KubeletConfiguration file, a folder for its state, its credentials, its name and its address
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
-    pub peers: Vec<ClusterPeer>,
-    /// How long idle agents are watched; some requests come every ten seconds, so that a minute is short
-    #[arg(long, default_value = "180s", value_parser = duration)]
+    pub peers: Vec<Peer>,
+    /// Measure peers in the first of the runs only
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub peer_runs: u32,
+    /// How long idle agents are watched; some of their requests come once in several minutes
+    #[arg(long, default_value = "60s", value_parser = duration)]
     pub idle_time: Duration,
+    /// How long pods are created for `churn`
+    #[arg(long, default_value = "60s", value_parser = duration)]
+    pub churn_time: Duration,
+    /// Pods created in a second for `churn`
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
+    pub churn_rate: u32,
 }
 
 impl ClusterArgs {
-    /// Shall this be measured?
-    pub(super) fn wants(&self, workload: ClusterWorkload) -> bool {
-        self.workloads.is_empty() || self.workloads.contains(&workload)
+    /// Is this part to be measured?
+    pub(super) fn wants(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+
+    /// The network of the pods.
+    pub(super) fn network(&self) -> PodNetwork {
+        if self.host_network { PodNetwork::Host } else { PodNetwork::Own }
+    }
+
+    /// Name of the benchmark in reports: figures of the two networks must not be mixed.
+    pub(super) fn benchmark(&self) -> &'static str {
+        if self.host_network { "cluster-host" } else { "cluster" }
+    }
+
+    /// Pods that `churn` creates.
+    pub(super) fn churn_pods(&self) -> u32 {
+        let seconds = u32::try_from(self.churn_time.as_secs()).unwrap_or(u32::MAX);
+        seconds.saturating_mul(self.churn_rate)
     }
 }
 
-/// What happens to pods while they are watched.
+/// What happens to pods while they are measured.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum ClusterWorkload {
+pub enum Part {
     /// Pods bound to the node at once: from the first creation to all Ready
-    Burst,
-    /// The same pods deleted at once; each ends at SIGTERM: from its deletion to its object gone
+    Startup,
+    /// The same pods deleted at once; each exits at SIGTERM: from its deletion to its object gone
     Delete,
-    /// Pods whose processes end one after the other: from the exit to `terminated` in a watch
+    /// Pods whose processes exit one after the other: from the exit to `terminated` in a watch
     Exit,
-    /// Ten pods that end at once, each created when the last one has succeeded
-    OneShot,
-    /// Nothing happens: what the agent consumes
+    /// Pods whose processes crash one after the other: from the exit to the start of the next process
+    Restart,
+    /// Ten one-shot pods, each created when the one before has succeeded
+    Chain,
+    /// One-shot pods created at a fixed rate, each deleted once it has succeeded
+    Churn,
+    /// Many pods bound to the node at once: from the first creation to all Ready
+    Density,
+    /// The same pods while nothing happens: what the agent and the runtime consume
     Idle,
 }
 
-/// Another node agent.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ClusterPeer {
-    /// Its column.
-    pub name: String,
-    /// A shell command with placeholders.
-    pub command: String,
-}
+impl Part {
+    /// All, in the order they are measured.
+    pub(super) const ALL: [Self; 8] =
+        [Self::Startup, Self::Delete, Self::Exit, Self::Restart, Self::Chain, Self::Churn, Self::Density, Self::Idle];
 
-impl FromStr for ClusterPeer {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, command) = text.split_once('=').ok_or("expected NAME=COMMAND")?;
-        if name.is_empty() || command.trim().is_empty() {
-            return Err("expected NAME=COMMAND, neither of them empty".to_owned());
-        }
-        if !command.contains("{kubeconfig}") {
-            return Err("the command does not use {kubeconfig}, so it cannot be a node of the cluster".to_owned());
-        }
-        Ok(Self { name: name.to_owned(), command: command.to_owned() })
+    /// Does it use many pods, of an agent that has just been started?
+    pub(super) fn is_dense(self) -> bool {
+        matches!(self, Self::Density | Self::Idle)
     }
 }
 
@@ -110,26 +133,33 @@ mod tests {
     const NEEDED: [&str; 7] =
         ["bench", "--kubeconfig", "/admin", "--node-kubeconfig", "/node", "--node-name", "bench-node"];
 
+    fn parse(args: &[&str]) -> Result<ClusterArgs, clap::Error> {
+        Cli::try_parse_from(NEEDED.iter().chain(args)).map(|cli| cli.cluster)
+    }
+
     #[test]
-    fn defaults_and_peers() {
-        let peer = ["--peer", "kubelet=kubelet --kubeconfig {kubeconfig}", "--workload", "burst,exit"];
-        let args = Cli::try_parse_from(NEEDED.into_iter().chain(peer)).unwrap().cluster;
-        assert_eq!((args.pods, args.idle_pods, args.rounds), (30, 100, 2));
-        assert_eq!(args.peers[0].command, "kubelet --kubeconfig {kubeconfig}");
-        assert!(args.wants(ClusterWorkload::Exit) && !args.wants(ClusterWorkload::Idle));
+    fn parts_are_chosen() {
+        let args = parse(&["--only", "startup,exit", "--runs", "5"]).unwrap();
+        assert_eq!((args.pods, args.density_pods, args.common.runs), (30, 100, 5));
+        assert!(args.wants(Part::Exit) && !args.wants(Part::Idle));
+        assert!(parse(&[]).unwrap().wants(Part::Idle));
+        assert_eq!(parse(&[]).unwrap().churn_pods(), 180);
+    }
+
+    #[test]
+    fn each_network_has_a_report_of_its_own() {
+        let own = parse(&[]).unwrap();
+        assert_eq!((own.network(), own.benchmark()), (PodNetwork::Own, "cluster"));
+        let host = parse(&["--host-network"]).unwrap();
+        assert_eq!((host.network(), host.benchmark()), (PodNetwork::Host, "cluster-host"));
     }
 
     #[test]
     fn bad_arguments_are_refused() {
-        let bad: [&[&str]; 4] = [
-            &["--peer", "kubelet {kubeconfig}"],
-            &["--peer", "k=kubelet {config}"],
-            &["--pods", "0"],
-            &["--node-ip", "x"],
-        ];
+        let bad: [&[&str]; 4] =
+            [&["--peer", "kubelet {kubeconfig}"], &["--only", "nothing"], &["--pods", "0"], &["--node-ip", "x"]];
         for args in bad {
-            let all = NEEDED.iter().chain(args);
-            assert!(Cli::try_parse_from(all).is_err(), "{args:?}");
+            assert!(parse(args).is_err(), "{args:?}");
         }
     }
 }

@@ -1,43 +1,58 @@
-//! What a run found: on the terminal, as JSON, as one HTML page.
+//! Reports: JSON of each run, and the merged figures of all runs as JSON, Markdown and HTML.
+//!
+//! ```text
+//!  Results of a run ─▶ RunDocument (run<N>.json) ─┐
+//!                                  more of them ──┴▶ Merged ─▶ .json · .md · terminal
+//!  Results of all runs, pooled ────────────────────────────▶ .html with the distributions
+//! ```
 
 mod html;
-mod json;
+mod merged;
 mod plot;
+mod run;
 mod table;
 
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
 use anyhow::Context as _;
+use anyhow::bail;
 use keblet_proto::cri::v1 as cri;
+use merged::Merged;
+use run::RunDocument;
+use serde::Deserialize;
 use serde::Serialize;
 
-use super::results::Metric;
+use super::metric::Metric;
+use super::metric::PodCounts;
 use super::results::Results;
-use super::targets;
 
-/// Figures without this are worth nothing.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Environment {
+/// The machine and the runtime that figures belong to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Environment {
     /// When the run began, RFC 3339.
-    pub(super) date: String,
-    /// Version of the measuring keblet.
-    pub(super) keblet: &'static str,
+    pub(crate) date: String,
+    /// Version of the measuring program.
+    pub(crate) keblet: String,
     /// Kernel release.
-    pub(super) kernel: String,
+    pub(crate) kernel: String,
     /// Processors that may be used.
-    pub(super) processors: usize,
+    pub(crate) processors: usize,
     /// Name and version of the runtime.
-    pub(super) runtime: String,
+    pub(crate) runtime: String,
 }
 
 impl Environment {
     /// Of this machine, with this runtime.
-    pub(super) fn read(runtime: cri::VersionResponse) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// The kernel does not tell its release or the processors.
+    pub(crate) fn read(runtime: cri::VersionResponse) -> anyhow::Result<Self> {
         let system = nix::sys::utsname::uname().context("cannot read the kernel's release")?;
         Ok(Self {
             date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-            keblet: env!("CARGO_PKG_VERSION"),
+            keblet: env!("CARGO_PKG_VERSION").to_owned(),
             kernel: system.release().to_string_lossy().into_owned(),
             processors: std::thread::available_parallelism().context("cannot count the processors")?.get(),
             runtime: format!("{} {}", runtime.runtime_name, runtime.runtime_version),
@@ -45,66 +60,111 @@ impl Environment {
     }
 
     /// In one line.
-    pub(super) fn line(&self) -> String {
+    fn line(&self) -> String {
         let Self { date, keblet, kernel, processors, runtime } = self;
         format!("{date}, keblet {keblet}, {runtime}, Linux {kernel}, {processors} processors")
     }
 }
 
-/// A finished run.
+/// What all runs of a session have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// Name of the benchmark, and of the report's files.
+    pub(crate) benchmark: &'static str,
+    pub(crate) commit: String,
+    /// Rows of the tables.
+    pub(crate) participants: Vec<String>,
+    /// Participants that all others are compared with.
+    pub(crate) references: Vec<String>,
+    pub(crate) counts: PodCounts,
+    pub(crate) environment: Environment,
+    pub(crate) output: PathBuf,
+}
+
+/// The finished runs of a session.
 #[derive(Debug)]
-pub(super) struct Report {
-    /// The benchmark's name, as the command line has it.
-    pub(super) name: &'static str,
-    /// Columns that all others are compared with.
-    pub(super) references: Vec<String>,
-    pub(super) environment: Environment,
-    pub(super) columns: Vec<String>,
-    pub(super) pods: u32,
-    pub(super) idle_pods: u32,
-    pub(super) rounds: u32,
-    /// A missed target is an error.
-    pub(super) check: bool,
-    pub(super) output: PathBuf,
-    pub(super) results: Results,
+pub(crate) struct Report {
+    setup: Setup,
+    runs: Vec<Results>,
 }
 
 impl Report {
-    /// Every promise was kept and nothing went wrong.
-    pub(super) fn is_good(&self) -> bool {
-        self.results.failures.is_empty() && targets::judge(&self.results).iter().all(targets::Verdict::is_kept)
+    pub(crate) fn new(setup: Setup) -> Self {
+        Self { setup, runs: Vec::new() }
     }
 
-    /// The metrics that were measured.
-    fn metrics(&self) -> impl Iterator<Item = Metric> {
-        let measured = |metric: &Metric| self.columns.iter().any(|column| self.results.get(*metric, column).is_some());
-        Metric::ALL.into_iter().filter(measured)
+    /// Adds a run and writes its JSON, so that a later failure does not lose it.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn add_run(&mut self, results: Results) -> anyhow::Result<()> {
+        self.runs.push(results);
+        let number = self.runs.len();
+        let document = self.document(number - 1);
+        let name = format!("{}-run{number}.json", self.setup.benchmark);
+        write(&self.setup.output, &name, &serde_json::to_string_pretty(&document)?)
     }
 
-    /// Heading of a metric's table.
-    fn title(&self, metric: Metric) -> String {
-        metric.title(if metric.is_single() { self.idle_pods } else { self.pods })
+    /// Prints the figures of all runs and writes the files.
+    ///
+    /// # Errors
+    /// A file cannot be written, or something failed while it was measured.
+    pub(crate) fn conclude(&self) -> anyhow::Result<()> {
+        let documents: Vec<_> = (0..self.runs.len()).map(|index| self.document(index)).collect();
+        let merged = Merged::of(&documents)?;
+        write_merged(&merged, &self.setup.output)?;
+        write(&self.setup.output, &format!("{}.html", self.setup.benchmark), &html::render(self)?)?;
+        match self.runs.iter().map(|run| run.failures.len()).sum() {
+            0 => Ok(()),
+            failures => bail!("{failures} failures, see above"),
+        }
     }
 
-    /// p50 of `column` over p50 of `floor`.
-    fn ratio(&self, metric: Metric, column: &str, floor: &str) -> Option<f64> {
-        let floor = self.results.summary(metric, floor)?.p50;
-        let own = self.results.summary(metric, column)?.p50;
-        (floor > 0.0).then_some(own / floor)
+    fn document(&self, index: usize) -> RunDocument {
+        RunDocument::new(&self.setup, &self.runs[index])
+    }
+
+    /// The values of all runs together.
+    fn pooled(&self) -> Results {
+        let mut pooled = Results::default();
+        self.runs.iter().for_each(|run| pooled.pool(run));
+        pooled
     }
 }
 
-/// Prints the tables and writes the files.
-pub(super) fn write(report: &Report) -> anyhow::Result<()> {
-    print!("{}", table::render(report));
-    let folder = &report.output;
+/// Merges the JSON of several runs, measured together or one after the other, into one report.
+///
+/// # Errors
+/// A file is not the JSON of a run, or the runs are of different benchmarks or pod counts.
+pub fn merge(files: &[PathBuf], output: &Path) -> anyhow::Result<()> {
+    let read = |file: &PathBuf| -> anyhow::Result<RunDocument> {
+        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} is not the JSON of a run", file.display()))
+    };
+    let documents = files.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
+    write_merged(&Merged::of(&documents)?, output)
+}
+
+fn write_merged(merged: &Merged, output: &Path) -> anyhow::Result<()> {
+    let text = table::render(merged);
+    print!("{text}");
+    write(output, &format!("{}.md", merged.benchmark), &text)?;
+    write(output, &format!("{}.json", merged.benchmark), &serde_json::to_string_pretty(merged)?)
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    for (kind, text) in [("json", json::render(report)?), ("html", html::render(report)?)] {
-        let path = folder.join(format!("{}.{kind}", report.name));
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        println!("written: {}", path.display());
-    }
+    let path = folder.join(name);
+    let text = format!("{}\n", text.trim_end());
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    println!("wrote {}", path.display());
     Ok(())
+}
+
+/// The metrics that have values, in the order of the report.
+fn measured<'a>(results: &'a Results, participants: &'a [String]) -> impl Iterator<Item = Metric> + 'a {
+    let has = |metric: &Metric| participants.iter().any(|participant| results.get(*metric, participant).is_some());
+    Metric::ALL.into_iter().filter(has)
 }
 
 #[cfg(test)]
@@ -112,51 +172,59 @@ mod tests {
     use super::super::results::Series;
     use super::*;
 
-    pub(super) fn report() -> Report {
+    pub(super) fn results(restart: [f64; 3]) -> Results {
         let mut results = Results::default();
-        results.add(Metric::Restart, "event floor", Series::Values(vec![0.110, 0.111, 0.140]));
-        results.add(Metric::Restart, "kernel floor", Series::Values(vec![0.066, 0.068, 0.110]));
-        results.add(Metric::Restart, "evented", Series::Values(vec![0.070, 0.072, 0.300]));
-        results.add(Metric::Notice, "evented", Series::Buckets(vec![(0.001, 19), (0.01, 1)]));
-        results.add(Metric::IdleAgentCpu, "event floor", Series::Values(vec![0.0]));
-        results.add(Metric::IdleAgentCpu, "evented", Series::Values(vec![0.05]));
-        results.failures.push("evented: crash: <pod> ran twice".to_owned());
-        Report {
-            name: "pleg",
-            references: ["kernel floor", "event floor"].map(str::to_owned).to_vec(),
+        results.add(Metric::ExitToRestarted, "bare client", Series::Values(vec![0.066, 0.068, 0.110]));
+        results.add(Metric::ExitToRestarted, "keblet", Series::Values(restart.to_vec()));
+        results.add(Metric::ExitToNoticed, "keblet", Series::Buckets(vec![(0.001, 19), (f64::INFINITY, 1)]));
+        results.add(Metric::IdleAgentCpu, "bare client", Series::Values(vec![0.0]));
+        results.add(Metric::IdleAgentCpu, "keblet", Series::Values(vec![0.05]));
+        results
+    }
+
+    pub(super) fn setup(output: &Path) -> Setup {
+        Setup {
+            benchmark: "pleg",
+            commit: "abc".to_owned(),
+            references: vec!["bare client".to_owned()],
+            participants: ["bare client", "keblet"].map(str::to_owned).to_vec(),
             environment: Environment {
                 date: "2026-01-01T00:00:00Z".to_owned(),
-                keblet: "0.1.0",
+                keblet: "0.1.0".to_owned(),
                 kernel: "6.1.0".to_owned(),
                 processors: 2,
                 runtime: "containerd 1.7.24".to_owned(),
             },
-            columns: ["event floor", "kernel floor", "evented"].map(str::to_owned).to_vec(),
-            pods: 20,
-            idle_pods: 20,
-            rounds: 1,
-            check: false,
-            output: PathBuf::new(),
-            results,
+            counts: PodCounts { pods: 20, idle: 20 },
+            output: output.to_owned(),
         }
     }
 
     #[test]
-    fn a_run_is_good_if_nothing_went_wrong_and_all_targets_are_met() {
-        let mut bad = report();
-        assert!(!bad.is_good());
-        bad.results.failures.clear();
-        assert!(!bad.is_good(), "the maximum is 2.7 times the floor's");
-        bad.results = Results::default();
-        assert!(bad.is_good());
+    fn runs_are_written_at_once_and_can_be_merged_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut report = Report::new(setup(folder.path()));
+        report.add_run(results([0.070, 0.072, 0.300])).unwrap();
+        report.add_run(results([0.080, 0.082, 0.200])).unwrap();
+        report.conclude().unwrap();
+        let together = std::fs::read_to_string(folder.path().join("pleg.json")).unwrap();
+
+        let later = tempfile::tempdir().unwrap();
+        let files = ["pleg-run1.json", "pleg-run2.json"].map(|name| folder.path().join(name));
+        merge(&files, later.path()).unwrap();
+        assert_eq!(std::fs::read_to_string(later.path().join("pleg.json")).unwrap(), together);
+        assert!(merge(&[folder.path().join("pleg.json")], later.path()).is_err(), "not the JSON of a run");
     }
 
     #[test]
-    fn ratios_compare_medians() {
-        let report = report();
-        let ratio = report.ratio(Metric::Restart, "evented", "kernel floor").unwrap();
-        assert!((ratio - 72.0 / 68.0).abs() < 0.01, "{ratio}");
-        assert_eq!(report.ratio(Metric::IdleAgentCpu, "evented", "event floor"), None, "nothing to divide by");
-        assert_eq!(report.ratio(Metric::Chain, "evented", "event floor"), None);
+    fn failures_fail_the_report() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut report = Report::new(setup(folder.path()));
+        let mut run = results([0.070, 0.072, 0.300]);
+        run.failures.push("keblet: crash: a pod ran twice".to_owned());
+        report.add_run(run).unwrap();
+        assert!(report.conclude().is_err());
+        let text = std::fs::read_to_string(folder.path().join("pleg.md")).unwrap();
+        assert!(text.contains("a pod ran twice"), "{text}");
     }
 }

@@ -4,7 +4,7 @@ use anyhow::anyhow;
 use plotters::prelude::*;
 
 use super::Metric;
-use super::Report;
+use crate::results::Results;
 use crate::results::Series;
 
 const SIZE: (u32, u32) = (860, 300);
@@ -22,19 +22,22 @@ const PALETTE: [RGBColor; 8] = [
     RGBColor(204, 121, 167),
 ];
 
-/// The colour of a column, as CSS has it.
-pub(super) fn css_colour(column: usize) -> String {
-    let RGBColor(red, green, blue) = PALETTE[column % PALETTE.len()];
+/// The colour of a participant, as CSS has it.
+pub(super) fn css_colour(participant: usize) -> String {
+    let RGBColor(red, green, blue) = PALETTE[participant % PALETTE.len()];
     format!("rgb({red},{green},{blue})")
 }
 
-/// The plot, `None` if no column has more than a single value.
-pub(super) fn distribution(report: &Report, metric: Metric) -> anyhow::Result<Option<String>> {
-    let lines: Vec<_> = report
-        .columns
+/// The plot, `None` if no participant has more than a single value.
+pub(super) fn distribution(
+    participants: &[String],
+    results: &Results,
+    metric: Metric,
+) -> anyhow::Result<Option<String>> {
+    let lines: Vec<_> = participants
         .iter()
         .enumerate()
-        .filter_map(|(index, column)| Some((index, steps(report.results.get(metric, column)?)?)))
+        .filter_map(|(index, participant)| Some((index, steps(results.get(metric, participant)?)?)))
         .collect();
     let times = || lines.iter().flat_map(|(_, line)| line.iter().map(|(time, _)| *time));
     // Logarithms on a plain axis: a logarithmic one labels whole powers of ten only, of which there may be none.
@@ -90,21 +93,23 @@ fn steps(series: &Series) -> Option<Line> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::report;
+    use super::super::tests::results;
     use super::*;
 
     #[test]
-    fn stairs_rise_from_nothing_to_all() {
+    fn the_distribution_rises_from_zero_to_one() {
         let line = steps(&Series::Values(vec![0.2, 0.1])).unwrap();
         assert_eq!(line, [(0.1, 0.0), (0.1, 0.5), (0.2, 0.5), (0.2, 1.0)]);
         assert_eq!(steps(&Series::Values(vec![0.2])), None);
     }
 
     #[test]
-    fn a_plot_has_a_line_per_column() {
-        let svg = distribution(&report(), Metric::Restart).unwrap().unwrap();
+    fn a_plot_has_a_line_per_participant() {
+        let participants = ["bare client", "keblet"].map(str::to_owned);
+        let results = results([0.070, 0.072, 0.300]);
+        let svg = distribution(&participants, &results, Metric::ExitToRestarted).unwrap().unwrap();
         assert!(svg.starts_with("<svg"), "{svg}");
-        assert!(svg.matches("stroke-width=\"2\"").count() == 3, "{svg}");
-        assert_eq!(distribution(&report(), Metric::IdleAgentCpu).unwrap(), None);
+        assert!(svg.matches("stroke-width=\"2\"").count() == 2, "{svg}");
+        assert_eq!(distribution(&participants, &results, Metric::IdleAgentCpu).unwrap(), None);
     }
 }

@@ -33,10 +33,10 @@ use crate::progress::step;
 use crate::run;
 use crate::setup;
 
-const END_PATIENCE: Duration = Duration::from_secs(20);
-const LAST_WORDS: usize = 15;
+const END_TIMEOUT: Duration = Duration::from_secs(20);
+const LOG_LINES: usize = 15;
 
-/// What has to be there before the stage can be set.
+/// What has to be there before the cluster can be set.
 pub struct Programs {
     cache: Cache,
     control_plane: PathBuf,
@@ -51,7 +51,7 @@ pub fn prepare(node: &NodeArguments) -> Result<Programs> {
 }
 
 /// A running cluster. Its parts end in the order of the fields.
-pub struct Stage {
+pub struct LocalCluster {
     agent: Option<Agent>,
     containerd: PrivateContainerd,
     plane: ControlPlane,
@@ -61,9 +61,9 @@ pub struct Stage {
     not_ready: Option<String>,
 }
 
-impl Stage {
+impl LocalCluster {
     /// Starts everything and waits for the node, as long as it may take.
-    pub fn set(programs: &Programs, arguments: &NodeArguments, interrupt: &Interrupt) -> Result<Self> {
+    pub fn start(programs: &Programs, arguments: &NodeArguments, interrupt: &Interrupt) -> Result<Self> {
         let (plane, containerd) = step("starting a control plane and a containerd", || start_both(programs))?;
         let (mut plane, mut containerd) = (plane, containerd);
         // The runtime's number, so that people can tell which belongs to which.
@@ -78,12 +78,12 @@ impl Stage {
             true => None,
             false => Some(Agent::start(&mut command(arguments, &node, &access), &node, &mut containerd)?),
         };
-        let mut stage = Self { agent, containerd, plane, access, node, not_ready: None };
-        if stage.agent.is_some() {
-            let patience = arguments.patience;
-            stage.not_ready = step("waiting for the node", || stage.until_ready(patience, interrupt))?;
+        let mut cluster = Self { agent, containerd, plane, access, node, not_ready: None };
+        if cluster.agent.is_some() {
+            let timeout = arguments.timeout;
+            cluster.not_ready = step("waiting for the node", || cluster.until_ready(timeout, interrupt))?;
         }
-        Ok(stage)
+        Ok(cluster)
     }
 
     /// The runtime, which looks after what runs beside it.
@@ -113,6 +113,7 @@ impl Stage {
             ("--node-name", OsString::from(&self.access.name)),
             ("--node-ip", self.access.address.to_string().into()),
             ("--runtime-endpoint", self.containerd.endpoint().into()),
+            ("--cgroup-root", self.containerd.ready().cgroup_root.clone().into()),
         ] {
             words.extend([flag.into(), value]);
         }
@@ -137,11 +138,11 @@ impl Stage {
     }
 
     /// Fails if the agent ended by itself.
-    pub fn look_after(&mut self) -> Result<()> {
+    pub fn check_agent(&mut self) -> Result<()> {
         if let Some(agent) = &mut self.agent
             && let Some(status) = agent.ended()?
         {
-            let words = log_tail(&self.node.log, LAST_WORDS);
+            let words = log_tail(&self.node.log, LOG_LINES);
             self.agent = None;
             bail!("the agent ended with {status}; it said:\n{words}");
         }
@@ -149,9 +150,9 @@ impl Stage {
     }
 
     /// Ends everything and says what could not be removed.
-    pub fn strike(self) -> Result<()> {
+    pub fn stop(self) -> Result<()> {
         step("removing the cluster", || {
-            let agent = self.agent.map_or(Ok(()), |agent| agent.end(END_PATIENCE).map(drop));
+            let agent = self.agent.map_or(Ok(()), |agent| agent.end(END_TIMEOUT).map(drop));
             let containerd = self.containerd.stop();
             let plane = self.plane.stop();
             agent.and(containerd).and(plane)
@@ -179,13 +180,13 @@ impl Stage {
     }
 
     /// Waits for the node and returns why it is not Ready, if it is not in time.
-    fn until_ready(&mut self, patience: u64, interrupt: &Interrupt) -> Result<Option<String>> {
+    fn until_ready(&mut self, timeout: u64, interrupt: &Interrupt) -> Result<Option<String>> {
         let name = self.access.name.clone();
         for condition in ["create", "condition=Ready"] {
             let mut wait = Command::new(self.plane.ready().kubectl())
                 .arg("wait")
                 .arg(format!("--for={condition}"))
-                .arg(format!("--timeout={patience}s"))
+                .arg(format!("--timeout={timeout}s"))
                 .arg(format!("node/{name}"))
                 .env("KUBECONFIG", &self.plane.ready().kubeconfig)
                 .stdout(Stdio::null())
@@ -196,7 +197,7 @@ impl Stage {
                 if let Some(status) = wait.try_wait().context("cannot wait for kubectl")? {
                     break Ok(status.success());
                 }
-                if let Err(ended) = self.look_after() {
+                if let Err(ended) = self.check_agent() {
                     break Err(ended);
                 }
                 if interrupt.raised() {
@@ -210,7 +211,7 @@ impl Stage {
             if !waited? {
                 let lack = if condition == "create" { "there is no such Node object" } else { "it is not Ready" };
                 let log = self.node.log.display();
-                return Ok(Some(format!("{lack} after {patience} s; the agent's log is {log}")));
+                return Ok(Some(format!("{lack} after {timeout} s; the agent's log is {log}")));
             }
         }
         Ok(None)

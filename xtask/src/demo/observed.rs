@@ -1,4 +1,4 @@
-//! All that is known while the demo runs: what the agent said, what the runtime says, what the containers wrote.
+//! What is known while the demo runs: events of the agent, state of the runtime, stamps of the containers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,18 +9,18 @@ use keblet_peers::PodView;
 use super::event::Event;
 use super::pods;
 
-/// What the scenes look at.
-pub struct World {
+/// What the steps look at.
+pub struct ObservedState {
     /// What the agent reported, in order.
     pub events: Vec<Event>,
-    /// What the runtime said last.
+    /// The runtime's latest answer.
     pub pods: Vec<PodView>,
     /// The folder of stamps.
     pub stamps: PathBuf,
     pod_logs: PathBuf,
 }
 
-impl World {
+impl ObservedState {
     /// Nothing has happened yet.
     pub fn new(stamps: PathBuf, pod_logs: PathBuf) -> Self {
         Self { events: Vec::new(), pods: Vec::new(), stamps, pod_logs }

@@ -1,4 +1,4 @@
-//! When the watch told what of each pod: the observer's clock, nothing of the API's own times.
+//! When the watch delivered each state of a pod, by the clock of the observer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,26 +17,30 @@ use tokio::sync::Notify;
 use crate::stamps::monotonic_now;
 
 /// First times, in nanoseconds of CLOCK_MONOTONIC.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Moments {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PodTimes {
+    pub(super) uid: Option<String>,
     pub(super) ready: Option<u64>,
     pub(super) terminated: Option<u64>,
     pub(super) succeeded: Option<u64>,
     pub(super) gone: Option<u64>,
 }
 
-impl Moments {
-    /// Takes over what this state of the pod shows for the first time.
-    fn see(&mut self, pod: &Pod, now: u64) {
+impl PodTimes {
+    /// Records what this state of the pod shows for the first time.
+    fn record(&mut self, pod: &Pod, now: u64) {
+        if self.uid.is_none() {
+            self.uid.clone_from(&pod.metadata.uid);
+        }
         let Some(status) = &pod.status else { return };
         let is_ready = || status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
         let ended = || {
             let mut all = status.container_statuses.iter().flatten();
             all.any(|container| container.state.as_ref().is_some_and(|state| state.terminated.is_some()))
         };
-        let first = |moment: &mut Option<u64>, holds: bool| {
-            if holds && moment.is_none() {
-                *moment = Some(now);
+        let first = |time: &mut Option<u64>, holds: bool| {
+            if holds && time.is_none() {
+                *time = Some(now);
             }
         };
         first(&mut self.ready, is_ready());
@@ -45,14 +49,14 @@ impl Moments {
     }
 }
 
-/// Moments by pod name. Cheap to clone.
+/// Times by pod name. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Board {
-    moments: Arc<Mutex<HashMap<String, Moments>>>,
-    news: Arc<Notify>,
+pub(super) struct ObservedPods {
+    times: Arc<Mutex<HashMap<String, PodTimes>>>,
+    changed: Arc<Notify>,
 }
 
-impl Board {
+impl ObservedPods {
     /// Reads the watch until it ends.
     pub(super) async fn follow(self, events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>>) {
         let mut events = std::pin::pin!(events);
@@ -60,54 +64,62 @@ impl Board {
             let Ok(now) = monotonic_now() else { return };
             match event {
                 Ok(event) => self.take(&event, now),
-                Err(error) => tracing::warn!(%error, "the watch of the benchmark's pods"),
+                Err(error) => tracing::warn!(%error, "the watch of the benchmark's pods failed"),
             }
         }
     }
 
     fn take(&self, event: &watcher::Event<Pod>, now: u64) {
         match event {
-            watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) => self.entry(pod, |m| m.see(pod, now)),
+            watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) => self.entry(pod, |m| m.record(pod, now)),
             watcher::Event::Delete(pod) => self.entry(pod, |m| m.gone = Some(now)),
             watcher::Event::Init | watcher::Event::InitDone => {}
         }
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    fn entry(&self, pod: &Pod, change: impl FnOnce(&mut Moments)) {
+    fn entry(&self, pod: &Pod, change: impl FnOnce(&mut PodTimes)) {
         if let Some(name) = &pod.metadata.name {
             change(self.lock().entry(name.clone()).or_default());
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Moments>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, PodTimes>> {
         // Entries are changed one field at a time: a panic elsewhere leaves them usable.
-        self.moments.lock().unwrap_or_else(PoisonError::into_inner)
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `moment` is known of every pod; returns it for each, in the same order.
+    /// Times of one pod.
+    pub(super) fn of(&self, name: &str) -> PodTimes {
+        self.lock().get(name).cloned().unwrap_or_default()
+    }
+
+    /// Waits until `time` is known of every pod; returns it for each, in the same order. `what` names it in errors.
+    ///
+    /// # Errors
+    /// It is not known of some pod after `limit`.
     pub(super) async fn wait(
         &self,
         names: &[String],
         what: &str,
-        moment: fn(&Moments) -> Option<u64>,
+        time: fn(&PodTimes) -> Option<u64>,
         limit: Duration,
     ) -> anyhow::Result<Vec<u64>> {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
-            let news = self.news.notified();
+            let changed = self.changed.notified();
             let known: Vec<_> = {
-                let moments = self.lock();
-                names.iter().map(|name| moments.get(name).and_then(moment)).collect()
+                let times = self.lock();
+                names.iter().map(|name| times.get(name).and_then(time)).collect()
             };
             if let Some(all) = known.iter().copied().collect::<Option<Vec<u64>>>() {
                 return Ok(all);
             }
-            if tokio::time::timeout_at(deadline, news).await.is_err() {
-                let missing = known.iter().filter(|moment| moment.is_none()).count();
+            if tokio::time::timeout_at(deadline, changed).await.is_err() {
+                let missing = known.iter().filter(|time| time.is_none()).count();
                 let first = known.iter().position(Option::is_none).map_or("", |index| names[index].as_str());
                 let limit = humantime::format_duration(limit);
-                bail!("after {limit} {missing} of {} pods are not {what}, {first} among them", names.len());
+                bail!("{missing} of {} pods are not {what} after {limit}, for example {first}", names.len());
             }
         }
     }
@@ -125,7 +137,7 @@ mod tests {
 
     #[test]
     fn only_the_first_time_counts() {
-        let board = Board::default();
+        let observed = ObservedPods::default();
         let ready = pod(json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
         let ended =
             pod(json!({"phase": "Succeeded", "containerStatuses": [{"name": "main", "image": "", "imageID": "",
@@ -140,23 +152,23 @@ mod tests {
         .iter()
         .enumerate()
         {
-            board.take(event, at as u64);
+            observed.take(event, at as u64);
         }
-        let expected = Moments { ready: Some(1), terminated: Some(3), succeeded: Some(3), gone: Some(4) };
-        assert_eq!(board.lock()["p"], expected);
+        let expected = PodTimes { uid: None, ready: Some(1), terminated: Some(3), succeeded: Some(3), gone: Some(4) };
+        assert_eq!(observed.lock()["p"], expected);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_ends_with_the_moments_or_with_who_is_missing() {
-        let board = Board::default();
+    async fn waiting_ends_with_the_times_or_the_name_of_a_missing_pod() {
+        let observed = ObservedPods::default();
         let names = ["p".to_owned(), "q".to_owned()];
-        let error = board.wait(&names, "gone", |m| m.gone, Duration::from_secs(5)).await.unwrap_err().to_string();
-        assert_eq!(error, "after 5s 2 of 2 pods are not gone, p among them");
-        let waiting = board.wait(&names[..1], "gone", |m| m.gone, Duration::from_secs(5));
-        let (moments, ()) = tokio::join!(waiting, async {
+        let error = observed.wait(&names, "gone", |m| m.gone, Duration::from_secs(5)).await.unwrap_err().to_string();
+        assert_eq!(error, "2 of 2 pods are not gone after 5s, for example p");
+        let waiting = observed.wait(&names[..1], "gone", |m| m.gone, Duration::from_secs(5));
+        let (times, ()) = tokio::join!(waiting, async {
             tokio::task::yield_now().await;
-            board.take(&watcher::Event::Delete(pod(json!({}))), 7);
+            observed.take(&watcher::Event::Delete(pod(json!({}))), 7);
         });
-        assert_eq!(moments.unwrap(), [7]);
+        assert_eq!(times.unwrap(), [7]);
     }
 }

@@ -1,4 +1,4 @@
-//! The runtime under measurement: what the benchmark left there, and what agents made of its pods.
+//! The benchmark's pods in the runtime: removing them, and checking what agents made of them.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -9,7 +9,6 @@ use anyhow::Context as _;
 use anyhow::bail;
 use futures_util::StreamExt;
 use futures_util::TryStreamExt;
-use futures_util::future::try_join_all;
 use futures_util::stream;
 use keblet_proto::cri::v1 as cri;
 use nix::sys::socket::getsockopt;
@@ -24,12 +23,15 @@ use keblet::runtime::RuntimeError;
 
 /// Removals at the same time; more only queue up in the runtime.
 const PARALLEL: usize = 8;
-/// All sandboxes of the largest run are gone long before.
+/// Several times what the largest run needs.
 const SWEEP_LIMIT: Duration = Duration::from_secs(300);
 const SWEEP_PAUSE: Duration = Duration::from_millis(300);
 
 /// Removes every pod of the benchmark, through CRI, until none is left.
-pub(super) async fn sweep(runtime: &Runtime) -> anyhow::Result<()> {
+///
+/// # Errors
+/// Some cannot be removed within [`SWEEP_LIMIT`].
+pub(crate) async fn sweep(runtime: &Runtime) -> anyhow::Result<()> {
     let deadline = Instant::now() + SWEEP_LIMIT;
     loop {
         let sandboxes = ours(runtime).await.context("cannot list the benchmark's sandboxes")?;
@@ -53,23 +55,13 @@ async fn remove(runtime: &Runtime, id: String) -> Result<(), RuntimeError> {
     runtime.remove_pod_sandbox(&id).await
 }
 
-/// Stops every pod of the benchmark at once, as a kubelet does: its containers with `grace`, then its sandbox.
-/// Returns the seconds that each took.
-pub(super) async fn stop(runtime: &Runtime, grace: Duration) -> anyhow::Result<Vec<f64>> {
-    let containers = runtime.list_containers(Default::default()).await?;
-    let stops = ours(runtime).await?.into_iter().map(|sandbox| {
-        let its = containers.iter().filter(|container| container.pod_sandbox_id == sandbox.id);
-        let its: Vec<_> = its.map(|container| container.id.as_str()).collect();
-        async move {
-            let began = Instant::now();
-            for id in its {
-                runtime.stop_container(id, grace).await?;
-            }
-            runtime.stop_pod_sandbox(&sandbox.id).await?;
-            anyhow::Ok(began.elapsed().as_secs_f64())
-        }
-    });
-    try_join_all(stops).await
+/// UIDs of the benchmark's pods that have a sandbox, running or not.
+///
+/// # Errors
+/// The runtime refuses the list.
+pub(crate) async fn uids(runtime: &Runtime) -> anyhow::Result<BTreeSet<String>> {
+    let sandboxes = ours(runtime).await.context("cannot list the benchmark's sandboxes")?;
+    Ok(sandboxes.into_iter().filter_map(|sandbox| sandbox.metadata).map(|metadata| metadata.uid).collect())
 }
 
 async fn ours(runtime: &Runtime) -> Result<Vec<cri::PodSandbox>, RuntimeError> {
@@ -77,18 +69,18 @@ async fn ours(runtime: &Runtime) -> Result<Vec<cri::PodSandbox>, RuntimeError> {
     runtime.list_pod_sandboxes(cri::PodSandboxFilter { label_selector, ..Default::default() }).await
 }
 
-/// What is wrong with the pods as the runtime has them: each shall have one sandbox, and instances counted from 0.
-pub(super) async fn inspect(runtime: &Runtime, pods: &[BenchPod]) -> anyhow::Result<Vec<String>> {
+/// Names each pod that has not exactly one sandbox, with container attempts counted from 0.
+pub(crate) async fn inspect(runtime: &Runtime, pods: &[BenchPod]) -> anyhow::Result<Vec<String>> {
     let sandboxes = ours(runtime).await?;
     let containers = runtime.list_containers(Default::default()).await?;
     Ok(pods
         .iter()
-        .filter_map(|pod| judge(pod, &sandboxes, &containers).map(|w| format!("pod {}: {w}", pod.name)))
+        .filter_map(|pod| check_pod(pod, &sandboxes, &containers).map(|w| format!("pod {}: {w}", pod.name)))
         .collect())
 }
 
 /// Static pods carry the node's name behind their own.
-fn judge(pod: &BenchPod, sandboxes: &[cri::PodSandbox], containers: &[cri::Container]) -> Option<String> {
+fn check_pod(pod: &BenchPod, sandboxes: &[cri::PodSandbox], containers: &[cri::Container]) -> Option<String> {
     let is_its = |metadata: &cri::PodSandboxMetadata| {
         metadata.name.strip_prefix(&pod.name).is_some_and(|rest| rest.is_empty() || rest.starts_with("-"))
     };
@@ -104,7 +96,8 @@ fn judge(pod: &BenchPod, sandboxes: &[cri::PodSandbox], containers: &[cri::Conta
             .filter(|metadata| metadata.name == wanted.name)
             .map(|metadata| metadata.attempt)
             .collect();
-        let due = BTreeSet::from_iter(0..=u32::from(pod.crashes && wanted.name == pod.main.name));
+        let starts = if wanted.name == pod.main.name { pod.behaviour.starts() } else { 1 };
+        let due: BTreeSet<u32> = (0..).take(starts).collect();
         if attempts != due {
             return Some(format!("container {} has instances {attempts:?} instead of {due:?}", wanted.name));
         }
@@ -112,10 +105,11 @@ fn judge(pod: &BenchPod, sandboxes: &[cri::PodSandbox], containers: &[cri::Conta
     None
 }
 
-/// The process behind the socket, if it can be seen from here.
-pub(super) fn runtime_pid(endpoint: &RuntimeEndpoint) -> anyhow::Result<Option<u32>> {
+/// The process behind the socket, if it is visible in this PID namespace.
+pub(crate) fn runtime_pid(endpoint: &RuntimeEndpoint) -> anyhow::Result<Option<u32>> {
     let socket = UnixStream::connect(endpoint.path()).with_context(|| format!("cannot connect to {endpoint}"))?;
-    let peer = getsockopt(&socket, PeerCredentials).with_context(|| format!("cannot ask who serves {endpoint}"))?;
+    let peer = getsockopt(&socket, PeerCredentials)
+        .with_context(|| format!("cannot read the peer credentials of {endpoint}"))?;
     Ok(u32::try_from(peer.pid()).ok().filter(|pid| *pid > 0))
 }
 
@@ -138,11 +132,11 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_judged_by_their_own_sandbox_and_attempts() {
+    fn a_pod_has_one_sandbox_and_the_due_attempts() {
         let pod = &batches(WorkloadKind::Crash, 1, "p", Path::new("/s"))[0][0];
         let sandboxes = [sandbox("a", "p-0-node"), sandbox("b", "p-01")];
         let good = [container("a", 0), container("a", 1), container("b", 7)];
-        assert_eq!(judge(pod, &sandboxes, &good), None);
+        assert_eq!(check_pod(pod, &sandboxes, &good), None);
 
         let cases: [(&[cri::PodSandbox], &[cri::Container], &str); 4] = [
             (&sandboxes, &good[1..], "{1} instead of {0, 1}"),
@@ -151,7 +145,7 @@ mod tests {
             (&[sandbox("a", "p-0"), sandbox("c", "p-0")], &good, "2 sandboxes"),
         ];
         for (sandboxes, containers, part) in cases {
-            let wrong = judge(pod, sandboxes, containers).unwrap();
+            let wrong = check_pod(pod, sandboxes, containers).unwrap();
             assert!(wrong.contains(part), "{wrong}");
         }
     }

@@ -1,0 +1,182 @@
+//! The metrics of the benchmarks: identifier, title and unit of each.
+
+use serde::Serialize;
+
+/// What a number means. Its identifier in reports is its name in snake case.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Metric {
+    /// Start of the agent to its node being Ready in the API server.
+    AgentStartToNodeReady,
+    /// Start of the agent to its `/healthz` answering.
+    AgentStartToHealthy,
+    /// Start of the agent to the last static pod's process.
+    AgentStartToAllRunning,
+    /// First of many pods created to the last one Ready.
+    CreateToAllReady,
+    /// A pod deleted to its object gone.
+    DeleteToGone,
+    /// Exit of a process to its container being terminated in a watch.
+    ExitToTerminated,
+    /// Exit of a process to the start of the next one.
+    ExitToRestarted,
+    /// Exit of a process to the moment it was known.
+    ExitToNoticed,
+    /// One-shot pods, each created when the one before has succeeded.
+    OneShotChain,
+    /// First process of a pod's init containers to its main one, one pod at a time.
+    InitChain,
+    /// The same, ten pods at a time.
+    InitChainsAtOnce,
+    /// Pods created at a fixed rate: exit of the process to `terminated` in a watch.
+    ChurnExitToTerminated,
+    /// The same: a pod created to its object gone.
+    ChurnCreateToGone,
+    /// The same: the object gone to its sandbox removed from the runtime; 0 if that was earlier.
+    ChurnGoneToSandboxRemoved,
+    /// The same: the object gone to its cgroup removed; 0 if that was earlier.
+    ChurnGoneToCgroupRemoved,
+    /// Pods at full density: first one created to the last one Ready.
+    DensityCreateToAllReady,
+    /// Processor seconds of the idle agent, per minute.
+    IdleAgentCpu,
+    /// Processor seconds of the runtime meanwhile, per minute.
+    IdleRuntimeCpu,
+    /// CRI calls meanwhile, per minute.
+    IdleCriCalls,
+    /// Requests to the API server meanwhile, per minute.
+    IdleApiRequests,
+    /// Anonymous resident memory of the idle agent, MiB.
+    IdleRssAnon,
+    /// Resident memory of the idle agent, MiB.
+    IdleRss,
+}
+
+/// What a value counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Unit {
+    Seconds,
+    CpuSecondsPerMinute,
+    PerMinute,
+    Mebibytes,
+}
+
+/// How many pods each kind of workload has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PodCounts {
+    pub(crate) pods: u32,
+    pub(crate) idle: u32,
+}
+
+impl Metric {
+    /// All, in the order of the report.
+    pub(crate) const ALL: [Self; 22] = [
+        Self::AgentStartToNodeReady,
+        Self::AgentStartToHealthy,
+        Self::AgentStartToAllRunning,
+        Self::CreateToAllReady,
+        Self::DeleteToGone,
+        Self::ExitToTerminated,
+        Self::ExitToRestarted,
+        Self::ExitToNoticed,
+        Self::OneShotChain,
+        Self::InitChain,
+        Self::InitChainsAtOnce,
+        Self::ChurnExitToTerminated,
+        Self::ChurnCreateToGone,
+        Self::ChurnGoneToSandboxRemoved,
+        Self::ChurnGoneToCgroupRemoved,
+        Self::DensityCreateToAllReady,
+        Self::IdleAgentCpu,
+        Self::IdleRuntimeCpu,
+        Self::IdleCriCalls,
+        Self::IdleApiRequests,
+        Self::IdleRssAnon,
+        Self::IdleRss,
+    ];
+
+    /// Heading of its table.
+    pub(crate) fn title(self, counts: PodCounts) -> String {
+        let PodCounts { pods, idle } = counts;
+        match self {
+            Self::AgentStartToNodeReady => "agent start to node Ready".to_owned(),
+            Self::AgentStartToHealthy => "agent start to healthy".to_owned(),
+            Self::AgentStartToAllRunning => format!("{pods} static pods, agent start to all running"),
+            Self::CreateToAllReady => format!("{pods} pods, first one created to all Ready"),
+            Self::DeleteToGone => format!("{pods} pods deleted at once, each deleted to object gone"),
+            Self::ExitToTerminated => format!("{pods} pods, process exit to terminated in a watch"),
+            Self::ExitToRestarted => format!("{pods} pods crash once, process exit to restarted process"),
+            Self::ExitToNoticed => {
+                "process exit to known exit (agents: to the PLEG event, from their own histogram)".to_owned()
+            }
+            Self::OneShotChain => "10 one-shot pods, one after the other".to_owned(),
+            Self::InitChain => "4 instant init containers then main, one pod".to_owned(),
+            Self::InitChainsAtOnce => "4 instant init containers then main, 10 pods at once".to_owned(),
+            Self::ChurnExitToTerminated => "churn, process exit to terminated in a watch".to_owned(),
+            Self::ChurnCreateToGone => "churn, created to object gone".to_owned(),
+            Self::ChurnGoneToSandboxRemoved => "churn, object gone to sandbox removed".to_owned(),
+            Self::ChurnGoneToCgroupRemoved => "churn, object gone to pod cgroup removed".to_owned(),
+            Self::DensityCreateToAllReady => format!("{idle} pods, first one created to all Ready"),
+            Self::IdleAgentCpu => format!("{idle} idle pods, CPU of the agent per minute"),
+            Self::IdleRuntimeCpu => format!("{idle} idle pods, CPU of the runtime per minute"),
+            Self::IdleCriCalls => format!("{idle} idle pods, CRI calls per minute"),
+            Self::IdleApiRequests => format!("{idle} idle pods, requests to the API server per minute"),
+            Self::IdleRssAnon => format!("{idle} idle pods, anonymous resident memory of the agent"),
+            Self::IdleRss => format!("{idle} idle pods, resident memory of the agent"),
+        }
+    }
+
+    /// The unit of its values.
+    pub(crate) fn unit(self) -> Unit {
+        match self {
+            Self::IdleAgentCpu | Self::IdleRuntimeCpu => Unit::CpuSecondsPerMinute,
+            Self::IdleCriCalls | Self::IdleApiRequests => Unit::PerMinute,
+            Self::IdleRssAnon | Self::IdleRss => Unit::Mebibytes,
+            _ => Unit::Seconds,
+        }
+    }
+
+    /// One value per participant and run, so that there are no quantiles to show.
+    pub(crate) fn is_single(self) -> bool {
+        self.unit() != Unit::Seconds
+    }
+
+    /// A value for people.
+    pub(crate) fn show(self, value: f64) -> String {
+        self.unit().show(value)
+    }
+}
+
+impl Unit {
+    /// A value for people.
+    pub(crate) fn show(self, value: f64) -> String {
+        match self {
+            Self::CpuSecondsPerMinute => format!("{value:.2} s"),
+            Self::PerMinute => format!("{value:.0}"),
+            Self::Mebibytes => format!("{value:.1} MiB"),
+            Self::Seconds if value.is_infinite() => "beyond".to_owned(),
+            Self::Seconds if value.abs() < 1.0 => format!("{:.1} ms", value * 1e3),
+            Self::Seconds => format!("{value:.2} s"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_shown_in_their_unit() {
+        assert_eq!(Metric::ExitToRestarted.show(0.0654), "65.4 ms");
+        assert_eq!(Metric::ExitToRestarted.show(1.234), "1.23 s");
+        assert_eq!(Metric::ExitToNoticed.show(f64::INFINITY), "beyond");
+        assert_eq!(Metric::IdleAgentCpu.show(0.05), "0.05 s");
+        assert_eq!(Metric::IdleRss.show(19.96), "20.0 MiB");
+    }
+
+    #[test]
+    fn identifiers_are_snake_case() {
+        assert_eq!(serde_json::to_value(Metric::DeleteToGone).unwrap(), "delete_to_gone");
+    }
+}
