@@ -17,7 +17,7 @@ use prost_types::{
 type Facts = BTreeMap<String, String>;
 
 #[test]
-fn the_cri_is_the_published_one() {
+fn cri_matches_the_published_descriptors() {
     let published = match published() {
         Ok(set) => facts(&set),
         Err(why) => return cannot_compare(&why),
@@ -31,7 +31,7 @@ fn the_cri_is_the_published_one() {
 }
 
 #[test]
-fn a_difference_is_found() {
+fn descriptor_difference_is_detected() {
     let ours = FileDescriptorSet::decode(keblet_proto::cri::DESCRIPTORS).expect("own descriptors");
     let intact = facts(&ours);
     let faults: [fn(&mut DescriptorProto); 4] = [

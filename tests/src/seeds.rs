@@ -31,7 +31,7 @@ mod tests {
     }
 
     #[test]
-    fn every_schedule_runs_on_a_clock_of_its_own() {
+    fn each_schedule_runs_on_its_own_paused_clock() {
         let began = std::time::Instant::now();
         let ran = std::cell::RefCell::new(Vec::new());
         run(3..6, async |seed| {

@@ -279,7 +279,7 @@ const CREATE: SandboxPlan = SandboxPlan::Create { attempt: 0, replaces: None };
 
 #[tokio::test]
 #[ignore = "real runtime"]
-async fn a_pod_lives_and_ends_on_containerd() {
+async fn pod_starts_and_terminates_on_containerd() {
     let node = Node::start().await;
     let host = node.dir.join("act/host");
     fs::create_dir_all(host.join("inner")).unwrap();
@@ -318,7 +318,7 @@ async fn a_pod_lives_and_ends_on_containerd() {
 
 #[tokio::test]
 #[ignore = "real runtime"]
-async fn a_restart_is_two_calls_to_the_runtime() {
+async fn container_restart_takes_two_runtime_calls() {
     let node = Node::start().await;
     let host = node.dir.join("act/host");
     fs::create_dir_all(host.join("inner")).unwrap();

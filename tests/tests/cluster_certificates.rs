@@ -80,7 +80,7 @@ async fn whoami(client: &kube::Client) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
-async fn cluster_bootstrap_gives_a_kubeconfig_that_needs_none() {
+async fn cluster_bootstrap_writes_a_reusable_kubeconfig() {
     let plane = plane().await;
     let ready = plane.ready().clone();
     let folder = tempfile::tempdir().unwrap();
@@ -172,7 +172,7 @@ fn kubectl(ready: &ControlPlaneReady, arguments: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
-async fn cluster_serving_certificates_come_when_they_are_approved() {
+async fn cluster_serving_certificates_are_used_once_approved() {
     let mut plane = plane().await;
     let ready = plane.ready().clone();
     let node = plane.node("n-3", "192.0.2.3".parse().unwrap()).unwrap();

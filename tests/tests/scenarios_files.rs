@@ -44,7 +44,7 @@ fn uid(scene: &mut Scene, name: &str) -> Result<String> {
 
 #[test]
 #[ignore = "real runtime"]
-fn a_replaced_pod_ends_before_the_new_one_begins() -> Result<()> {
+fn replaced_static_pod_terminates_before_its_successor_starts() -> Result<()> {
     let mut scene = Scene::new()?;
     scene.put_runner("web")?;
     scene.put_runner("other")?;
@@ -73,7 +73,7 @@ fn a_replaced_pod_ends_before_the_new_one_begins() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn a_removed_pod_leaves_nothing() -> Result<()> {
+fn removed_static_pod_is_cleaned_up() -> Result<()> {
     let mut scene = Scene::new()?;
     scene.put_runner("gone")?;
     scene.put_runner("stays")?;

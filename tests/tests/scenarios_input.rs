@@ -23,7 +23,7 @@ fn is_ready(scene: &Scene) -> bool {
 
 #[test]
 #[ignore = "real runtime"]
-fn a_missing_runtime_is_waited_for() -> Result<()> {
+fn agent_waits_for_a_missing_runtime() -> Result<()> {
     let mut scene = Scene::new()?;
     let socket = scene.containerd.ready().socket.clone();
     scene.containerd.kill()?;
@@ -48,7 +48,7 @@ fn a_missing_runtime_is_waited_for() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn bad_manifests_are_named_and_the_others_go_on() -> Result<()> {
+fn invalid_manifests_are_reported_and_valid_ones_run() -> Result<()> {
     let mut scene = Scene::new()?;
     scene.put_runner("first")?;
     let folder = scene.node.manifests.clone();
@@ -111,7 +111,7 @@ fn bad_manifests_are_named_and_the_others_go_on() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn a_vanished_folder_asks_for_no_pods_until_it_is_back() -> Result<()> {
+fn removed_manifest_folder_stops_pods_until_it_returns() -> Result<()> {
     let mut scene = Scene::new()?;
     scene.put_runner("web")?;
     scene.start()?;
@@ -189,7 +189,7 @@ fn full_disk(scene: &mut Scene, folder: &Path) -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn a_full_root_folder_is_survived() -> Result<()> {
+fn full_root_dir_does_not_stop_running_pods() -> Result<()> {
     let mut scene = Scene::new()?;
     let folder = scene.node.root.clone();
     full_disk(&mut scene, &folder)?;
@@ -198,7 +198,7 @@ fn a_full_root_folder_is_survived() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn an_agent_starts_on_a_full_disk() -> Result<()> {
+fn agent_starts_on_a_full_disk() -> Result<()> {
     let mut scene = Scene::new()?;
     let folder = scene.node.root.clone();
     small_disk(&folder)?;
@@ -224,7 +224,7 @@ fn an_agent_starts_on_a_full_disk() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn a_full_log_folder_is_survived() -> Result<()> {
+fn full_pod_log_dir_does_not_stop_running_pods() -> Result<()> {
     let mut scene = Scene::new()?;
     let folder = scene.node.pod_logs.clone();
     full_disk(&mut scene, &folder)?;
@@ -233,7 +233,7 @@ fn a_full_log_folder_is_survived() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn a_log_on_a_full_disk_is_survived() -> Result<()> {
+fn unwritable_agent_log_does_not_stop_the_agent() -> Result<()> {
     let mut scene = Scene::new()?;
     scene.put_runner("victim")?;
     // Every line written there fails for want of space.

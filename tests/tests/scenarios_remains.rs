@@ -56,7 +56,7 @@ fn ids(scene: &mut Scene) -> Result<Vec<String>> {
 
 #[test]
 #[ignore = "real runtime"]
-fn of_what_died_only_the_last_is_kept() -> Result<()> {
+fn only_the_last_exited_instance_is_kept() -> Result<()> {
     let mut scene = Scene::new()?;
     let folder = |name: &str| scene.node.pod_logs.join(name);
     let (gone, foreign) = (folder("default_gone_0123456789abcdef"), folder("not-of-a-pod"));

@@ -59,7 +59,7 @@ fn ensure_single(scene: &mut Scene) -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn a_killed_runtime_costs_only_what_died() -> Result<()> {
+fn killed_runtime_restarts_only_exited_containers() -> Result<()> {
     let mut scene = Scene::new()?;
     for name in names() {
         scene.put_runner(&name)?;
@@ -107,7 +107,7 @@ fn a_killed_runtime_costs_only_what_died() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn a_killed_agent_duplicates_nothing() -> Result<()> {
+fn killed_agent_starts_no_duplicate_containers() -> Result<()> {
     let mut scene = Scene::new()?;
     for name in names() {
         scene.put_runner(&name)?;

@@ -54,7 +54,7 @@ fn ensure_without_probes(report: &str, reason: &str) -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn without_the_right_to_load_probes() -> Result<()> {
+fn exits_are_handled_without_bpf_capability() -> Result<()> {
     // CAP_SYS_ADMIN would allow it as well.
     let report = exits_are_handled_under(&["setpriv", "--bounding-set", "-bpf,-perfmon,-sys_admin"])?;
     ensure_without_probes(&report, "CAP_BPF")?;
@@ -64,14 +64,14 @@ fn without_the_right_to_load_probes() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn without_any_capability() -> Result<()> {
+fn exits_are_handled_without_capabilities() -> Result<()> {
     let report = exits_are_handled_under(&["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"])?;
     ensure_without_probes(&report, "CAP_BPF")
 }
 
 #[test]
 #[ignore = "real runtime"]
-fn with_a_kernel_that_hides_its_types() -> Result<()> {
+fn exits_are_handled_without_btf() -> Result<()> {
     let hide = "mount -t tmpfs none /sys/kernel/btf && exec \"$@\"";
     let report = exits_are_handled_under(&["unshare", "--mount", "sh", "-c", hide, "sh"])?;
     ensure_without_probes(&report, "/sys/kernel/btf/vmlinux")
@@ -79,7 +79,7 @@ fn with_a_kernel_that_hides_its_types() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn in_the_hosts_pid_namespace_only_the_runtime_is_believed() -> Result<()> {
+fn host_pid_container_restarts_only_after_the_runtime_event() -> Result<()> {
     let mut scene = Scene::new()?;
     // The first process lives long enough to be watched, and then leaves a child.
     let mut pod = scene.pod("orphan", &[]);

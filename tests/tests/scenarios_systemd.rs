@@ -46,7 +46,7 @@ fn until_up(scene: &mut Scene, machine: &Machine) -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn systemd_powers_off_when_pods_have_ended() -> Result<()> {
+fn systemd_powers_off_after_pod_termination() -> Result<()> {
     let mut scene = Scene::with(json!({
         // The machine's tree is cgroup v2 without controllers, the runtime's is the system's.
         "cgroupsPerQOS": false,
@@ -91,7 +91,7 @@ fn systemd_powers_off_when_pods_have_ended() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
-fn systemd_keeps_a_slice_for_each_pod() -> Result<()> {
+fn systemd_slice_exists_per_pod() -> Result<()> {
     let mut scene = Scene::with(json!({
         "cgroupDriver": "systemd",
         "cgroupRoot": "",

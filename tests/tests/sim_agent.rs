@@ -85,7 +85,7 @@ impl Node {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_comes_up_and_stays_up_for_nothing() {
+async fn running_pod_needs_no_runtime_calls() {
     let node = Node::new();
     let _agent = node.start(Senses::ALL, [pod("web").running("main", "run").running("side", "run")]);
     node.running("web", "main").await;
@@ -101,7 +101,7 @@ async fn a_pod_comes_up_and_stays_up_for_nothing() {
 
 /// F3 and the point of it all: a crash costs what the runtime needs to create and start, not what it needs to notice.
 #[tokio::test(start_paused = true)]
-async fn a_crash_is_answered_while_the_runtime_still_buries() {
+async fn crashed_container_restarts_before_the_runtime_reports_the_exit() {
     for (senses, most) in [(Senses::ALL, 60), (Senses::EVENTS, 115), (Senses::LISTS, 1400)] {
         let node = Node::new();
         let _agent = node.start(senses, [pod("web").running("main", "exit 1 20s until 1")]);
@@ -115,7 +115,7 @@ async fn a_crash_is_answered_while_the_runtime_still_buries() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_chain_of_init_containers_waits_for_nothing_but_the_runtime() {
+async fn init_containers_start_without_extra_delay() {
     for (senses, most) in [(Senses::ALL, 500), (Senses::EVENTS, 700)] {
         let node = Node::new();
         let chain = pod("chain").after("one", "exit 0").after("two", "exit 0").after("three", "exit 0");
@@ -130,7 +130,7 @@ async fn a_chain_of_init_containers_waits_for_nothing_but_the_runtime() {
 
 /// F3: sync, terminating, terminated, without waiting for events or ticks in between.
 #[tokio::test(start_paused = true)]
-async fn f03_a_removed_pod_is_gone_at_once() {
+async fn f03_removed_pod_terminates_without_waiting() {
     let node = Node::new();
     let web = pod("web").running("main", "term 10ms");
     let agent = node.start(Senses::ALL, [web.clone()]);
@@ -147,7 +147,7 @@ async fn f03_a_removed_pod_is_gone_at_once() {
 /// The API object of a deleted pod waits for the sandbox only if an address or a port hangs on it. Whatever it has not
 /// waited for is removed after it.
 #[tokio::test(start_paused = true)]
-async fn a_deleted_pod_on_the_hosts_network_is_let_go_before_it_is_buried() {
+async fn deleted_host_network_pod_is_finished_before_sandbox_teardown() {
     let host = pod("web").running("main", "term 10ms").running("side", "term 20ms").from_api();
     for (web, early) in [(host.clone(), true), (host.own_network(), false)] {
         let node = Node::new();
@@ -175,7 +175,7 @@ async fn a_deleted_pod_on_the_hosts_network_is_let_go_before_it_is_buried() {
 
 /// An agent killed between letting a pod go and burying it: the next one knows the pod from the runtime alone.
 #[tokio::test(start_paused = true)]
-async fn what_an_agent_did_not_bury_the_next_one_does() {
+async fn sandbox_teardown_continues_after_agent_restart() {
     let node = Node::new();
     let web = pod("web").running("main", "term 10ms").from_api();
     let agent = node.start(Senses::ALL, [web.clone(), pod("stays").running("main", "run")]);
@@ -197,7 +197,7 @@ async fn what_an_agent_did_not_bury_the_next_one_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deaf_container_is_killed_after_its_grace() {
+async fn container_ignoring_sigterm_is_killed_after_the_grace_period() {
     let node = Node::new();
     let web = pod("web").running("main", "term ignore");
     let agent = node.start(Senses::ALL, [web.clone()]);
@@ -223,7 +223,7 @@ async fn crash_loops_back_off() {
 
 /// F1: a start that the agent gave up on, but the runtime did not.
 #[tokio::test(start_paused = true)]
-async fn f01_a_start_that_succeeds_after_all_is_not_repeated() {
+async fn f01_late_successful_start_is_not_repeated() {
     for trouble in [
         Trouble::HangAfter,
         Trouble::Slow(secs(130)),
@@ -242,7 +242,7 @@ async fn f01_a_start_that_succeeds_after_all_is_not_repeated() {
 
 /// F1: a container left over from a start that finished and failed is no reason to wait for ever.
 #[tokio::test(start_paused = true)]
-async fn f01_a_start_that_failed_for_good_is_tried_again() {
+async fn f01_failed_start_is_retried() {
     for (method, code) in [(Method::StartContainer, Code::Unknown), (Method::CreateContainer, Code::Unavailable)] {
         let node = Node::new();
         node.sim.faults(|f| f.add(CallFault::on(method, Trouble::Fail(code, "simulated".to_owned())).times(1)));
@@ -277,7 +277,7 @@ async fn f01_no_duplicates_when_events_lag_behind_starts() {
 
 /// F2 and design rule 5: an agent that comes back touches nothing, however slowly the runtime answers it.
 #[tokio::test(start_paused = true)]
-async fn f02_a_restarted_agent_touches_nothing() {
+async fn f02_restarted_agent_changes_no_container() {
     for slow in [ms(0), secs(7)] {
         let node = Node::new();
         let pods = || (0..10).map(|n| pod(&format!("p{n}")).running("main", "run").running("side", "run"));
@@ -300,7 +300,7 @@ async fn f02_a_restarted_agent_touches_nothing() {
 
 /// Design rule 5, at every step: killed after each single call of a start-up, a restart and a removal.
 #[tokio::test(start_paused = true)]
-async fn an_agent_killed_at_any_call_leaves_nothing_to_regret() {
+async fn agent_killed_at_any_call_creates_no_duplicates() {
     for step in 0.. {
         let node = Node::new();
         let wanted = || {
@@ -329,7 +329,7 @@ async fn an_agent_killed_at_any_call_leaves_nothing_to_regret() {
 
 /// F9: a pod whose sandbox died gets a new one; counts go on; the old one's late events do no harm.
 #[tokio::test(start_paused = true)]
-async fn f09_a_dead_sandbox_is_replaced_and_counts_go_on() {
+async fn f09_dead_sandbox_is_replaced_and_restart_counts_continue() {
     let node = Node::new();
     node.sim.faults(|f| f.events = EventFaults { late: 0.5, late_by: secs(3), ..EventFaults::default() });
     let _agent = node.start(Senses::ALL, [pod("web").running("main", "exit 1 500ms until 1").running("side", "run")]);
@@ -352,7 +352,7 @@ async fn f09_a_dead_sandbox_is_replaced_and_counts_go_on() {
 
 /// F12: the runtime goes and comes back under running pods, and some die meanwhile.
 #[tokio::test(start_paused = true)]
-async fn f12_only_the_dead_are_restarted_when_the_runtime_comes_back() {
+async fn f12_runtime_restart_restarts_only_exited_containers() {
     for recovery in [Recovery::default(), Recovery { lose_exit_codes: true, replay_events: 30 }] {
         let node = Node::new();
         let agent = node.start(Senses::ALL, (0..20).map(|n| pod(&format!("p{n}")).running("main", "run")));
@@ -378,7 +378,7 @@ async fn f12_only_the_dead_are_restarted_when_the_runtime_comes_back() {
 
 /// The worker's own inspection brings the news, at a moment when the worker has already decided to do nothing.
 #[tokio::test(start_paused = true)]
-async fn a_death_while_the_worker_tidies_up_is_not_overlooked() {
+async fn exit_during_container_cleanup_is_handled() {
     let node = Node::new();
     // The first removal fails, so that it is made again beside the third life, and ends just after the death of that.
     node.sim.faults(|f| {
@@ -398,7 +398,7 @@ async fn a_death_while_the_worker_tidies_up_is_not_overlooked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_its_own_pid_namespace_nothing_starts_early() {
+async fn shared_pid_namespace_restarts_only_after_the_runtime_report() {
     let node = Node::new();
     let _agent = node.start(Senses::ALL, [pod("host").host_pid().running("main", "exit 1 20s until 1 fork")]);
     node.running("host", "main").await;
@@ -409,7 +409,7 @@ async fn without_its_own_pid_namespace_nothing_starts_early() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_hung_call_delays_its_own_pod_alone() {
+async fn hung_runtime_call_delays_only_its_own_pod() {
     for method in [Method::StartContainer, Method::ContainerStatus, Method::RunPodSandbox, Method::StopContainer] {
         let node = Node::new();
         node.sim.faults(|f| f.add(CallFault::on(method, Trouble::Hang).about("stuck_default_").times(3)));
@@ -427,7 +427,7 @@ async fn one_hung_call_delays_its_own_pod_alone() {
 
 /// A new UID under the old name waits for the old one to be gone, then starts at once.
 #[tokio::test(start_paused = true)]
-async fn an_edited_static_pod_replaces_its_former_self() {
+async fn edited_static_pod_replaces_the_previous_one() {
     let node = Node::new();
     let old = pod("web").running("main", "term 1s");
     let agent = node.start(Senses::ALL, [old.clone()]);
@@ -446,7 +446,7 @@ async fn an_edited_static_pod_replaces_its_former_self() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn restart_policies_are_kept() {
+async fn restart_policies_are_honoured() {
     let node = Node::new();
     let never = pod("never").restarted("Never").running("main", "exit 3 1s");
     let failure =
@@ -461,7 +461,7 @@ async fn restart_policies_are_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_nobody_desires_any_more_is_ended_by_the_next_agent() {
+async fn undesired_pod_is_terminated_by_the_next_agent() {
     let node = Node::new();
     let agent = node.start(Senses::ALL, [pod("stays").running("main", "run"), pod("goes").running("main", "run")]);
     node.running("stays", "main").await;
@@ -476,7 +476,7 @@ async fn a_pod_nobody_desires_any_more_is_ended_by_the_next_agent() {
 
 /// Every exit is told once, whoever tells it, and restart counts follow.
 #[tokio::test(start_paused = true)]
-async fn every_exit_is_seen_exactly_once() {
+async fn every_exit_is_reported_exactly_once() {
     let node = Node::new();
     let seen = Seen::default();
     let pods = (0..10).map(|n| pod(&format!("p{n}")).running("main", "exit 1 3s until 3").build()).collect();
@@ -491,7 +491,7 @@ async fn every_exit_is_seen_exactly_once() {
 
 /// Calls per minute of idle pods, for one and for ten times as many.
 #[tokio::test(start_paused = true)]
-async fn a_thousand_idle_pods_ask_no_more_than_a_hundred() {
+async fn idle_runtime_calls_do_not_grow_with_pod_count() {
     let mut per_minute = Vec::new();
     for count in [100_usize, 1000] {
         let node = Node::new();
@@ -507,7 +507,7 @@ async fn a_thousand_idle_pods_ask_no_more_than_a_hundred() {
 
 /// KEP-2000: pods end within the time the shutdown gives them, say why, and none comes after.
 #[tokio::test(start_paused = true)]
-async fn a_machine_that_goes_down_takes_its_pods_along() {
+async fn node_shutdown_terminates_pods_and_rejects_new_ones() {
     let node = Node::new();
     let (web, late) = (pod("web").running("main", "term ignore"), pod("late").running("main", "run"));
     let agent = node.start(Senses::ALL, [web.clone()]);

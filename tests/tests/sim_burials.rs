@@ -56,7 +56,7 @@ async fn buried_after(sim: &SimRuntime, pod: &str) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ends_in_quick_succession_are_told_before_any_is_buried() {
+async fn statuses_are_sent_before_sandbox_teardown() {
     let ((sim, folder), api) = (node(), Api::default());
     let pods = names(10).iter().map(|name| api.put(&once(name).from_api().build())).collect();
     let _agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), pods, &api);
@@ -78,7 +78,7 @@ async fn ends_in_quick_succession_are_told_before_any_is_buried() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_never_quiet_buries_all_the_same() {
+async fn sandbox_teardown_starts_after_the_maximum_delay() {
     let (sim, folder) = node();
     let mut pods: Vec<Pod> = names(80).iter().map(|name| once(name).build()).collect();
     pods.extend([once("net").own_network().build(), once("pid").host_pid().build()]);
@@ -93,7 +93,7 @@ async fn a_node_that_is_never_quiet_buries_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_to_go_does_not_wait_for_a_quiet_node() {
+async fn deleted_pod_is_finished_before_the_node_is_idle() {
     let ((sim, folder), api) = (node(), Api::default());
     let mut pods: Vec<Pod> = names(30).iter().map(|name| once(name).build()).collect();
     let web = once("web").from_api();
@@ -111,7 +111,7 @@ async fn a_pod_that_is_to_go_does_not_wait_for_a_quiet_node() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_agent_has_not_buried_the_next_one_does() {
+async fn sandbox_teardown_continues_with_the_next_agent() {
     let ((sim, folder), api) = (node(), Api::default());
     let first = api.put(&once("web").from_api().build());
     let agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), vec![first], &api);

@@ -30,7 +30,7 @@ async fn shows(metrics: &Metrics, lines: &[&str]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_workers_do_is_counted() {
+async fn worker_metrics_count_pods_and_containers() {
     let (sim, folder) = node();
     let web =
         pod("web").after("init", "exit 0 1s").running("main", "exit 3 20s until 1").running("side", "run").build();
@@ -67,7 +67,7 @@ async fn what_workers_do_is_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_that_only_the_runtime_knows_are_counted() {
+async fn orphaned_runtime_pods_are_counted() {
     let (sim, folder) = node();
     let agent = Agent::start(&sim, Senses::ALL, folder.path(), vec![pod("web").running("main", "run").build()]);
     sim.until("web/main runs", SOON, |l| l.live("web", "main").is_some()).await.expect("it runs");
@@ -111,7 +111,7 @@ fn recorder() -> (Recorder, Told) {
 
 /// As with upstream, a container that waits long is told of again and again, as one event that is counted up.
 #[tokio::test(start_paused = true)]
-async fn a_long_back_off_is_told_of_while_it_lasts() {
+async fn long_back_off_repeats_its_event() {
     let (sim, folder) = node();
     let (recorder, told) = recorder();
     let web = pod("web").running("main", "exit 1 1s until 9").build();
@@ -142,7 +142,7 @@ async fn a_long_back_off_is_told_of_while_it_lasts() {
 
 /// A pod that waits for its turn to be stopped and ends by itself meanwhile is neither stopped nor told of as killed.
 #[tokio::test(start_paused = true)]
-async fn what_ended_before_its_turn_is_not_stopped() {
+async fn pod_terminated_while_waiting_for_a_stop_permit_is_not_stopped() {
     let (sim, folder) = node();
     let (recorder, told) = recorder();
     // As many as have turns at once: they keep theirs as long as anybody may.

@@ -175,7 +175,7 @@ async fn served(client: &Client, server: &(String, String)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_followers_over_tls() {
+async fn thousand_log_followers_are_served_in_bounded_memory() {
     allow_files();
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("main")).unwrap();

@@ -49,7 +49,7 @@ fn labelled(pod: &Pod, value: &str) -> Pod {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hostile_pod_is_refused_once_and_for_all() {
+async fn pod_with_escaping_sub_path_is_rejected_permanently() {
     let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
     let bad = hostile(pod("bad").running("main", "run"));
     let good = pod("good").running("main", "run");
@@ -67,7 +67,7 @@ async fn a_hostile_pod_is_refused_once_and_for_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_running_pod_goes_on_as_it_was_when_it_turns_hostile() {
+async fn running_pod_ignores_an_update_with_escaping_sub_path() {
     let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
     let good = pod("web").running("main", "exit 1 2s").running("side", "run");
     let agent = start(&sim, folder.path(), vec![good.clone().build()]);
@@ -86,7 +86,7 @@ async fn a_running_pod_goes_on_as_it_was_when_it_turns_hostile() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_in_a_hurry_need_not_wait_for_a_longer_grace() {
+async fn later_kill_request_shortens_the_grace_period() {
     let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
     let stubborn = pod("web").running("main", "term ignore").build();
     let agent = start(&sim, folder.path(), vec![stubborn]);

@@ -66,7 +66,7 @@ fn latency(sim: &SimRuntime, eyes: &Eyes, id: &str) -> Duration {
 /// F1. Naive: the CREATED event puts the state Created into the cache, where a worker that acts takes it for news and
 /// starts another. Here a worker's view after its own action is sampled after that action, whatever events say.
 #[tokio::test(start_paused = true)]
-async fn f01_a_view_after_an_action_shows_that_action() {
+async fn f01_inspection_after_an_action_includes_it() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
@@ -83,7 +83,7 @@ async fn f01_a_view_after_an_action_shows_that_action() {
 
 /// F2. Naive: a pod that was not looked at yet reads as a pod without containers.
 #[tokio::test(start_paused = true)]
-async fn f02_a_pod_not_seen_yet_is_not_an_empty_pod() {
+async fn f02_uninspected_pod_is_not_an_empty_pod() {
     let (sim, mut client) = node();
     let (_, id) = run(&mut client, "web", "run").await;
     sim.faults(|f| {
@@ -101,7 +101,7 @@ async fn f02_a_pod_not_seen_yet_is_not_an_empty_pod() {
 
 /// F3. Naive: the worker waits for an event stamped after its own action, or for a 5 s tick.
 #[tokio::test(start_paused = true)]
-async fn f03_a_worker_gets_its_view_without_waiting_for_events() {
+async fn f03_inspection_does_not_wait_for_events() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
     let (_, id) = run(&mut client, "web", "run").await;
@@ -116,7 +116,7 @@ async fn f03_a_worker_gets_its_view_without_waiting_for_events() {
 /// F4. Naive: a clock tick declares what is cached to be fresh. Here "fresh" is a read of the runtime, even while the
 /// event stream lags behind for seconds.
 #[tokio::test(start_paused = true)]
-async fn f04_freshness_is_a_real_read() {
+async fn f04_inspection_reads_the_runtime() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::EVENTS).await;
     let (_, id) = run(&mut client, "web", "run").await;
@@ -131,7 +131,7 @@ async fn f04_freshness_is_a_real_read() {
 
 /// F5. Naive: payloads are state, ordered by their stamps; a RUNNING snapshot stamped after the exit wins for ever.
 #[tokio::test(start_paused = true)]
-async fn f05_a_snapshot_stamped_too_late_does_not_bring_the_dead_back() {
+async fn f05_stale_snapshot_does_not_revive_an_exited_container() {
     for senses in [Senses::ALL, Senses::EVENTS] {
         let (sim, mut client) = node();
         let eyes = awake(&sim, senses).await;
@@ -155,7 +155,7 @@ async fn f05_a_snapshot_stamped_too_late_does_not_bring_the_dead_back() {
 /// F6. Naive: stamps decide; one in a wrong unit lies in the far future (or past) and freezes the pod (or hides the
 /// event).
 #[tokio::test(start_paused = true)]
-async fn f06_stamps_of_the_runtime_decide_nothing() {
+async fn f06_runtime_timestamps_do_not_order_snapshots() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::EVENTS).await;
     sim.faults(|f| f.events.misdated = 1.0);
@@ -168,7 +168,7 @@ async fn f06_stamps_of_the_runtime_decide_nothing() {
 
 /// F7. Naive: a time stamp in PodSandboxStatus is taken for the promise of container statuses beside it.
 #[tokio::test(start_paused = true)]
-async fn f07_missing_statuses_are_not_missing_containers() {
+async fn f07_missing_container_statuses_are_not_missing_containers() {
     let features = Features { status_timestamp: true, status_containers: false, ..Features::containerd_1_7() };
     let (sim, mut client) = node_with(Options { features, ..Options::default() });
     let eyes = awake(&sim, Senses::ALL).await;
@@ -186,7 +186,7 @@ async fn f07_missing_statuses_are_not_missing_containers() {
 /// F8. Naive: what the stream did not bring did not happen. Here the kernel brings it, or else the next list does, and
 /// a reconnect is followed by a list of its own.
 #[tokio::test(start_paused = true)]
-async fn f08_missed_events_are_made_good() {
+async fn f08_lost_events_are_recovered() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
     sim.faults(|f| f.events.lost = 1.0);
@@ -202,7 +202,7 @@ async fn f08_missed_events_are_made_good() {
 
 /// F8, without kernel sensors, and more events than the runtime's queue holds while nobody reads.
 #[tokio::test(start_paused = true)]
-async fn f08_an_overflown_queue_is_made_good_by_the_list_after_the_connect() {
+async fn f08_overflowed_event_queue_is_recovered_by_a_relist() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     for attempt in 0..350 {
@@ -221,7 +221,7 @@ async fn f08_an_overflown_queue_is_made_good_by_the_list_after_the_connect() {
 
 /// F8, a reader whose connection died swallows one more event: the exit that follows a reconnect must not depend on it.
 #[tokio::test(start_paused = true)]
-async fn f08_an_agent_that_comes_after_a_killed_one_misses_nothing() {
+async fn f08_agent_started_after_a_killed_one_misses_no_exit() {
     let (sim, mut client) = node();
     let (_, id) = run(&mut client, "web", "run").await;
     drop(awake(&sim, Senses::EVENTS).await);
@@ -235,7 +235,7 @@ async fn f08_an_agent_that_comes_after_a_killed_one_misses_nothing() {
 
 /// F9. Naive: an event's one sandbox is written as the whole pod; late news of an old one hide the new one.
 #[tokio::test(start_paused = true)]
-async fn f09_events_of_an_old_sandbox_hide_nothing_of_the_new_one() {
+async fn f09_events_of_an_old_sandbox_do_not_hide_the_new_one() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
     let (old, dead) = run(&mut client, "web", "run").await;
@@ -255,7 +255,7 @@ async fn f09_events_of_an_old_sandbox_hide_nothing_of_the_new_one() {
 
 /// F10. Naive: an event without a sandbox status is dropped, and the pod leaks or stays as it was.
 #[tokio::test(start_paused = true)]
-async fn f10_an_event_that_names_no_pod_makes_it_look_everywhere() {
+async fn f10_event_without_sandbox_status_triggers_a_relist() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::EVENTS).await;
     let (pod, id) = run(&mut client, "web", "run").await;
@@ -272,7 +272,7 @@ async fn f10_an_event_that_names_no_pod_makes_it_look_everywhere() {
 /// F11. Naive: lists are compared with lists and events write beside them, so that a wrong entry is confirmed by two
 /// equal lists. Here every comparison is with what was last published.
 #[tokio::test(start_paused = true)]
-async fn f11_lists_are_compared_with_what_was_published() {
+async fn f11_relists_are_compared_with_the_published_cache() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::LISTS).await;
     let (_, id) = run(&mut client, "web", "run").await;
@@ -288,7 +288,7 @@ async fn f11_lists_are_compared_with_what_was_published() {
 
 /// F12. Naive: five immediate retries burn out while the socket is away, and events are never used again.
 #[tokio::test(start_paused = true)]
-async fn f12_events_come_back_after_any_absence_of_the_runtime() {
+async fn f12_event_stream_reconnects_after_any_outage() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::EVENTS).await;
     let (_, lives) = run(&mut client, "lives", "run").await;
@@ -311,7 +311,7 @@ async fn f12_events_come_back_after_any_absence_of_the_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_is_away_is_not_asked_all_the_time() {
+async fn unavailable_runtime_is_retried_with_back_off() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::EVENTS).await;
     // An event that carries the exit itself would leave nothing to ask.
@@ -331,7 +331,7 @@ async fn a_runtime_that_is_away_is_not_asked_all_the_time() {
 
 /// F13. Naive: a full channel makes the PLEG unhealthy, the unhealthy node stops its only reader, for ever.
 #[tokio::test(start_paused = true)]
-async fn f13_a_flood_nobody_reads_locks_nothing_up() {
+async fn f13_unread_event_flood_does_not_block_the_pleg() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
     sim.faults(|f| f.events.doubled = 1.0);
@@ -370,7 +370,7 @@ async fn f14_running_containers_are_counted_from_one_source() {
 
 /// F15. Naive: each event is a transition. Runtimes repeat, reorder and omit them.
 #[tokio::test(start_paused = true)]
-async fn f15_repeated_and_reordered_events_are_one_death() {
+async fn f15_repeated_and_reordered_events_report_one_exit() {
     for seed in 0..8 {
         let (sim, mut client) = node_with(Options { seed, ..Options::default() });
         let eyes = awake(&sim, if seed % 2 == 0 { Senses::ALL } else { Senses::EVENTS }).await;
@@ -387,7 +387,7 @@ async fn f15_repeated_and_reordered_events_are_one_death() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_kernel_tells_of_a_death_long_before_the_runtime() {
+async fn kernel_exit_is_reported_before_the_runtime_event() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
     let (_, id) = run(&mut client, "web", "exit 7 2s").await;
@@ -405,7 +405,7 @@ async fn the_kernel_tells_of_a_death_long_before_the_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_death_without_its_own_pid_namespace_is_left_to_the_runtime() {
+async fn exit_in_a_shared_pid_namespace_waits_for_the_runtime() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
     let mut config = sandbox("host", 0);
@@ -425,7 +425,7 @@ async fn a_death_without_its_own_pid_namespace_is_left_to_the_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reused_pid_proves_nothing_about_its_former_owner() {
+async fn reused_pid_does_not_prove_an_exit() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses { probes: false, ..Senses::ALL }).await;
     sim.set_exit_report(secs(2));
@@ -446,7 +446,7 @@ async fn a_reused_pid_proves_nothing_about_its_former_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_runtime_wins_a_lasting_contradiction() {
+async fn runtime_wins_a_lasting_contradiction() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
     sim.set_exit_report(secs(60));
@@ -461,7 +461,7 @@ async fn the_runtime_wins_a_lasting_contradiction() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hung_inspection_delays_its_own_pod_alone() {
+async fn hung_inspection_delays_only_its_own_pod() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
     sim.faults(|f| f.add(CallFault::on(Method::ContainerStatus, Trouble::Hang).about("_stuck_")));
@@ -499,7 +499,7 @@ async fn idle_pods_cost_no_calls() {
 
 /// A process may die of memory before any snapshot shows its container. The kill is told once its owner is known.
 #[tokio::test(start_paused = true)]
-async fn an_oom_kill_before_the_first_look_is_not_nameless() {
+async fn oom_kill_before_the_first_inspection_is_attributed() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
     let (_, id) = run(&mut client, "web", "run").await;

@@ -31,7 +31,7 @@ fn left(sim: &SimRuntime) -> Vec<u32> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replaced_sandbox_goes_with_the_last_dead_instance_in_it() {
+async fn replaced_sandbox_is_removed_with_its_last_exited_container() {
     let (sim, folder) = node();
     let _agent = start(&sim, folder.path(), vec![pod("web").running("main", "run").build()]);
     lives(&sim, 0).await;
@@ -52,7 +52,7 @@ async fn a_replaced_sandbox_goes_with_the_last_dead_instance_in_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_pod_that_is_over_one_instance_is_kept() {
+async fn finished_pod_keeps_one_exited_container() {
     let (sim, folder) = node();
     sim.script("web", "main", None, Program::exits(1, secs(1)));
     sim.script("web", "main", Some(2), Program::exits(0, secs(1)));
@@ -63,7 +63,7 @@ async fn of_a_pod_that_is_over_one_instance_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_could_not_be_removed_is_tried_again() {
+async fn failed_container_removal_is_retried() {
     let (sim, folder) = node();
     // Once while the third life is held back, and once beside it.
     let fails = Trouble::Fail(Code::Unknown, "not now".to_owned());
@@ -79,7 +79,7 @@ async fn what_could_not_be_removed_is_tried_again() {
 /// A deleted pod ends while the API server is away, and the agent is killed before it could tell: soon after the
 /// containers were told to end, as soon as they have, or when all is buried.
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_has_ended_unheard_is_deleted_by_the_next_agent() {
+async fn pod_terminated_while_the_api_server_was_down_is_deleted_by_the_next_agent() {
     for later in [Duration::ZERO, Duration::from_millis(60), secs(30)] {
         let (sim, folder) = node();
         let (api, web) = (Api::default(), pod("web").running("main", "term 50ms").from_api());

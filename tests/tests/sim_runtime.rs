@@ -30,7 +30,7 @@ async fn state(client: &mut Client, id: &str) -> ContainerState {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_death_is_known_to_the_kernel_at_once_and_reported_later() {
+async fn kernel_records_an_exit_before_the_runtime_reports_it() {
     let (sim, mut client) = node();
     let mut facts = sim.kernel().subscribe();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
@@ -57,7 +57,7 @@ async fn a_death_is_known_to_the_kernel_at_once_and_reported_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_carry_the_one_sandbox_with_all_its_containers() {
+async fn events_carry_the_sandbox_and_all_its_containers() {
     let (_sim, mut client) = node();
     let mut events = client.events().await.expect("events");
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
@@ -84,7 +84,7 @@ async fn events_carry_the_one_sandbox_with_all_its_containers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn names_are_held_until_removal() {
+async fn names_are_reserved_until_removal() {
     let (_sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     let refused = client.run_sandbox(sandbox("web", 0)).await.expect_err("held");
@@ -107,7 +107,7 @@ async fn names_are_held_until_removal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stopping_asks_first_and_kills_after_the_grace() {
+async fn stop_sends_sigterm_then_sigkill_after_the_grace_period() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     let polite = client.launch(&pod, container("polite", 0, "term 1s")).await.expect("launch");
@@ -126,7 +126,7 @@ async fn stopping_asks_first_and_kills_after_the_grace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sandboxes_take_their_containers_with_them() {
+async fn stopping_a_sandbox_stops_its_containers() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     let id = client.launch(&pod, container("main", 0, "term ignore")).await.expect("launch");
@@ -141,7 +141,7 @@ async fn sandboxes_take_their_containers_with_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_start_leaves_an_exited_container() {
+async fn failed_start_leaves_an_exited_container() {
     let (_sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     let id = client.create(&pod, container("main", 0, "exit soon")).await.expect("create");
@@ -154,7 +154,7 @@ async fn a_failed_start_leaves_an_exited_container() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn effects_outlive_a_client_that_gave_up() {
+async fn call_completes_after_the_client_timed_out() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     let id = client.create(&pod, container("main", 0, "run")).await.expect("create");
@@ -165,7 +165,7 @@ async fn effects_outlive_a_client_that_gave_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_fail_before_or_after_their_effect() {
+async fn calls_fail_before_or_after_taking_effect() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     for (trouble, created) in
@@ -182,7 +182,7 @@ async fn calls_fail_before_or_after_their_effect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_breaks_connections_and_sleeps_through_deaths() {
+async fn restart_breaks_connections_and_misses_exits() {
     let (sim, mut client) = node();
     let mut events = client.events().await.expect("events");
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
@@ -210,7 +210,7 @@ async fn a_restart_breaks_connections_and_sleeps_through_deaths() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_may_lose_exit_codes_and_replay_events() {
+async fn restart_may_lose_exit_codes_and_replay_events() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     let id = client.launch(&pod, container("main", 0, "exit 3 200ms")).await.expect("launch");
@@ -224,7 +224,7 @@ async fn a_restart_may_lose_exit_codes_and_replay_events() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_running_snapshot_may_be_stamped_after_the_exit() {
+async fn running_snapshot_may_be_stamped_after_the_exit() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     let mut events = client.events().await.expect("events");
@@ -275,7 +275,7 @@ async fn lists_filter_by_label_state_and_sandbox() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_ledger_sees_duplicates_and_fallen_attempts() {
+async fn trace_detects_duplicates_and_decreasing_attempts() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     client.launch(&pod, container("main", 1, "run")).await.expect("launch");
@@ -306,7 +306,7 @@ async fn children_outlive_an_init_without_its_own_pid_namespace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pids_are_reused_on_demand_and_pins_are_not_fooled() {
+async fn reused_pid_does_not_affect_an_open_pidfd() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     client.launch(&pod, container("first", 0, "exit 0 50ms")).await.expect("launch");
@@ -321,7 +321,7 @@ async fn pids_are_reused_on_demand_and_pins_are_not_fooled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn oom_kills_are_told_by_kernel_and_runtime() {
+async fn oom_kills_are_reported_by_kernel_and_runtime() {
     let (sim, mut client) = node();
     let mut facts = sim.kernel().subscribe();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
@@ -377,7 +377,7 @@ async fn features_differ_between_runtimes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn thousands_of_containers_are_cheap() {
+async fn simulates_thousands_of_containers_quickly() {
     let (sim, client) = node();
     let begin = std::time::Instant::now();
     let pods: Vec<_> = (0..500)
@@ -420,14 +420,14 @@ async fn eventful_run(seed: u64) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_same_seed_gives_the_same_history() {
+async fn same_seed_gives_the_same_trace() {
     let first = eventful_run(11).await;
     assert_eq!(first, eventful_run(11).await);
     assert_ne!(first, eventful_run(12).await);
 }
 
 #[tokio::test]
-async fn a_unix_socket_serves_whole_processes_and_survives_restarts() {
+async fn unix_socket_endpoint_survives_runtime_restarts() {
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("runtime.sock");
     let (sim, _) = node();

@@ -229,7 +229,7 @@ impl Replica {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_goes_wrong_the_watcher_ends_up_knowing_everything() {
+async fn watch_converges_under_random_server_faults() {
     for seed in 0..60 {
         let server = Arc::new(Mutex::new(Server::new(seed)));
         let replica = Arc::new(Mutex::new(Replica::default()));

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_its_cure() {
+    fn missing_file_error_names_the_setup_command() {
         let error = Cache::at("/nowhere").check().unwrap_err().to_string();
         assert_eq!(error, "/nowhere/packages/usr/bin/containerd is missing: run `cargo xtask setup`");
     }

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hosts_address_is_the_first_of_the_network() {
+    fn host_address_is_the_first_of_the_pod_subnet() {
         let ready = Ready {
             dir: "/d".into(),
             socket: "/s".into(),

@@ -112,7 +112,7 @@ fn assert_nothing_left(ready: &Ready) {
 
 #[tokio::test]
 #[ignore = "needs root and `cargo xtask setup`"]
-async fn pods_run_are_reached_and_vanish() {
+async fn pods_run_serve_and_are_removed() {
     let mut containerd = PrivateContainerd::start(&Cache::locate(), &options()).unwrap();
     let mut user = Command::new("sleep").arg("600").spawn().unwrap();
     containerd.adopt(user.id()).unwrap();
@@ -127,7 +127,7 @@ async fn pods_run_are_reached_and_vanish() {
 
 #[tokio::test]
 #[ignore = "needs root and `cargo xtask setup`"]
-async fn containers_outlive_containerd() {
+async fn containers_survive_a_containerd_restart() {
     let mut containerd = PrivateContainerd::start(&Cache::locate(), &options()).unwrap();
     let ready = containerd.ready().clone();
     let address = run_pod(&ready, "web", &["/probe", "web", "--port", "8080"]).await;
@@ -149,7 +149,7 @@ async fn containers_outlive_containerd() {
 
 #[tokio::test]
 #[ignore = "needs root and `cargo xtask setup`"]
-async fn nothing_is_left_when_the_user_dies() {
+async fn resources_are_removed_when_the_owner_is_killed() {
     let mut supervisor = Command::new(env!("CARGO_BIN_EXE_private-containerd"))
         .arg("--cache")
         .arg(Cache::locate().root())
@@ -176,7 +176,7 @@ async fn nothing_is_left_when_the_user_dies() {
 }
 
 #[test]
-fn a_missing_cache_is_said_with_its_cure() {
+fn missing_cache_error_names_the_setup_command() {
     let error = PrivateContainerd::start(&Cache::at("/nowhere"), &options()).unwrap_err();
     assert!(error.to_string().contains("cargo xtask setup"), "{error:#}");
 }

@@ -53,7 +53,7 @@ fn assert_nothing_left(ready: &ControlPlaneReady) {
 
 #[test]
 #[ignore = "real cluster"]
-fn cluster_parts_can_be_killed_and_started_and_remember() {
+fn cluster_components_keep_state_over_a_kill() {
     let mut plane = start();
     let ready = plane.ready().clone();
     let admin = ready.kubeconfig.clone();
@@ -80,7 +80,7 @@ fn cluster_parts_can_be_killed_and_started_and_remember() {
 
 #[test]
 #[ignore = "real cluster"]
-fn cluster_identities_may_do_what_they_are_for() {
+fn cluster_identities_have_their_permissions() {
     let mut plane = start();
     let ready = plane.ready().clone();
     let address: IpAddr = "10.0.0.9".parse().unwrap();
@@ -108,7 +108,7 @@ fn cluster_identities_may_do_what_they_are_for() {
 
 #[test]
 #[ignore = "real cluster"]
-fn cluster_leaves_nothing_when_its_user_dies() {
+fn cluster_is_removed_when_the_owner_is_killed() {
     let mut supervisor = Command::new(supervisor())
         .arg("--programs")
         .arg(find_programs().unwrap())
@@ -129,7 +129,7 @@ fn cluster_leaves_nothing_when_its_user_dies() {
 }
 
 #[test]
-fn missing_programs_are_said_with_their_cure() {
+fn missing_programs_error_names_the_build_command() {
     let options = ControlPlaneOptions { programs: Some("/nowhere".into()), ..ControlPlaneOptions::default() };
     let error = ControlPlane::start(&options).unwrap_err();
     assert!(error.to_string().contains("/nowhere/etcd is missing: run `cargo xtask peers`"), "{error:#}");

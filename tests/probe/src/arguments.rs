@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn every_action_is_understood() {
+    fn every_action_parses() {
         let exit =
             Exit { code: 3, after: Duration::from_millis(250), stamp: Some("/s".into()), once_file: Some("/o".into()) };
         let cases = [
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_arguments_are_reported() {
         let cases = [
             ("", "no action given"),
             ("sleep", "unknown action \"sleep\""),

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn events_pile_up_and_the_overflow_is_dropped() {
+    async fn shared_queue_drops_events_beyond_its_capacity() {
         let queue = EventQueue::new(Delivery::Shared);
         (0..QUEUE_SLOTS + 5).for_each(|id| queue.push(event(id)));
         assert_eq!(queue.dropped(), 5);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_dead_reader_swallows_one_event() {
+    async fn disconnected_reader_consumes_one_event() {
         let queue = EventQueue::new(Delivery::Shared);
         let dead = queue.read(CancellationToken::new()).expect("supported");
         tokio::task::yield_now().await;
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn per_reader_queues_give_every_event_to_every_reader() {
+    async fn per_reader_queues_deliver_every_event_to_every_reader() {
         let queue = EventQueue::new(Delivery::PerReader);
         queue.push(event(0));
         let mut readers = [0, 1].map(|_| queue.read(CancellationToken::new()).expect("supported"));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_restart_clears_or_replays() {
+    async fn restart_clears_or_replays_the_queue() {
         let queue = EventQueue::new(Delivery::Shared);
         (0..4).for_each(|id| queue.push(event(id)));
         queue.reset(2);

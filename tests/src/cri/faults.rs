@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn probabilities_are_drawn_from_the_seed() {
+    fn fault_probabilities_follow_the_seed() {
         let share = |seed| {
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut faults = Faults::default();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn no_event_faults_means_no_fate() {
+    fn events_are_unchanged_without_faults() {
         let mut rng = fastrand::Rng::with_seed(1);
         assert_eq!(Faults::default().draw_event(&mut rng), EventFate::default());
     }

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_are_completed_as_the_runtime_does() {
+    fn image_references_are_normalised() {
         for (given, expected) in [
             ("busybox", "docker.io/library/busybox:latest"),
             ("busybox:1", "docker.io/library/busybox:1"),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_image_is_found_by_every_name_and_removed_once() {
+    fn stored_image_is_found_by_every_reference() {
         let mut images = Images::default();
         images.store("localhost/app:2", 10);
         let image = images.find("localhost/app:2").cloned().expect("just stored");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn pulling_needs_the_registry() {
+    fn pull_fails_for_an_unpublished_image() {
         let mut images = Images::default();
         let refused = images.pull("nowhere").expect_err("nobody published it");
         assert_eq!(refused.code(), tonic::Code::NotFound);

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn command_lines_become_programs() {
+    fn command_lines_parse_to_programs() {
         let ms = Duration::from_millis;
         assert_eq!(parse("/bin/server --port 80", 0), Ok(Program::runs()));
         assert_eq!(parse("", 0), Ok(Program::runs()));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_command_lines_are_refused() {
+    fn malformed_command_lines_are_rejected() {
         for (line, reason) in [
             ("exit", "exit: a number is missing"),
             ("exit 300", "exit: \"300\" is not a number in range"),

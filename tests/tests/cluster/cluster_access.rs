@@ -63,7 +63,7 @@ async fn status(tenant: &Tenant, client: &Client, method: &str, path: &str) -> u
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn no_path_is_open_to_the_unknown_or_the_unauthorized() {
+async fn every_endpoint_requires_authentication_and_authorisation() {
     let tenant = Tenant::move_in("access").await.unwrap();
     let nobody = client(&tenant, None).await;
     let somebody = client(&tenant, Some(Identity { common_name: "somebody".to_owned(), ..Identity::default() })).await;
@@ -89,7 +89,7 @@ async fn no_path_is_open_to_the_unknown_or_the_unauthorized() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_pod_of_too_much_environment_fails_alone() {
+async fn oversized_environment_fails_only_its_own_pod() {
     let tenant = Tenant::move_in("greedy").await.unwrap();
     let mut pod = tenant.shell("sleep 3600");
     pod["restartPolicy"] = json!("Never");
@@ -112,7 +112,7 @@ async fn a_pod_of_too_much_environment_fails_alone() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn words_of_a_container_cannot_break_the_status() {
+async fn termination_message_cannot_break_the_status() {
     let tenant = Tenant::move_in("words").await.unwrap();
     // More than a message may hold, then control sequences, line ends of all kinds, and no UTF-8.
     let script = r"head -c 100000 /dev/zero | tr '\0' 'm' > /dev/termination-log; \

@@ -139,7 +139,7 @@ async fn leave(tenant: Tenant) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_refused_token_is_waited_out_and_replaced_in_its_file() {
+async fn rejected_token_is_retried_and_reread_from_its_file() {
     let cluster = Cluster::join().await.unwrap();
     let node = prepare(&cluster, json!({})).await;
     let tenant = Tenant::on(cluster, node.clone(), "token").await.unwrap();
@@ -182,7 +182,7 @@ async fn a_refused_token_is_waited_out_and_replaced_in_its_file() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn an_expired_client_certificate_is_named_and_replaced_in_its_file() {
+async fn expired_client_certificate_is_reported_and_reread_from_its_file() {
     let cluster = Cluster::join().await.unwrap();
     let node = prepare(&cluster, json!({})).await;
     let folder = node.folder().unwrap();
@@ -214,7 +214,7 @@ async fn an_expired_client_certificate_is_named_and_replaced_in_its_file() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn an_expired_client_certificate_is_bootstrapped_anew() {
+async fn expired_client_certificate_triggers_bootstrap() {
     let cluster = Cluster::join().await.unwrap();
     let node = prepare(&cluster, json!({ "rotateCertificates": true })).await;
     let expired = certificate(&cluster, &node, 3600, -60).await;
@@ -231,7 +231,7 @@ async fn an_expired_client_certificate_is_bootstrapped_anew() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn watches_go_on_with_a_rotated_client_certificate() {
+async fn watches_continue_with_a_rotated_client_certificate() {
     let cluster = Cluster::join().await.unwrap();
     let node = prepare(&cluster, json!({ "rotateCertificates": true })).await;
     // Nine tenths of its life are over, so that it is to be renewed at once.

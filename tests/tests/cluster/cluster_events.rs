@@ -43,7 +43,7 @@ fn has(events: &[Event], reason: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
-async fn a_pods_life_is_told() -> Result<()> {
+async fn pod_lifecycle_events_are_recorded() -> Result<()> {
     let tenant = Tenant::move_in("events").await?;
     let mut spec = tenant.shell("trap 'exit 0' TERM; sleep 3600 & wait");
     let mut first = spec["containers"][0].clone();
@@ -79,7 +79,7 @@ async fn a_pods_life_is_told() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
-async fn a_crash_loop_is_one_event_that_counts() -> Result<()> {
+async fn crash_loop_events_are_aggregated() -> Result<()> {
     let tenant = Tenant::move_in("crash").await?;
     tenant.pod("crash", tenant.shell("exit 7")).await?;
     let counted = |events: &[Event]| {
@@ -96,7 +96,7 @@ async fn a_crash_loop_is_one_event_that_counts() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
-async fn the_node_says_that_it_starts() -> Result<()> {
+async fn node_start_events_are_recorded() -> Result<()> {
     let tenant = Tenant::move_in("node-events").await?;
     let api = Api::<Event>::namespaced(tenant.cluster.client(), "default");
     let told = events(&api, tenant.node.name(), |events| has(events, "Starting") && has(events, "NodeReady")).await?;

@@ -73,7 +73,7 @@ async fn until_listening(tenant: &Tenant, dir: &Path) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_pending_pod_starts_while_the_api_server_is_away() {
+async fn pending_pod_starts_while_the_api_server_is_down() {
     let (tenant, dir) = alone("pending").await;
     let mut pod = shell(&tenant, &dir, "touch $DIR/started; sleep 3600");
     let mut init = pod["containers"][0].clone();
@@ -100,7 +100,7 @@ async fn a_pending_pod_starts_while_the_api_server_is_away() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_pod_created_just_before_the_api_server_dies_runs_after_it_is_back() {
+async fn pod_created_before_an_api_server_crash_runs_afterwards() {
     let (tenant, dir) = alone("created").await;
     tenant.pod("early", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
     kill_api_server(&tenant).await;
@@ -113,7 +113,7 @@ async fn a_pod_created_just_before_the_api_server_dies_runs_after_it_is_back() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn exits_and_restarts_while_the_api_server_is_away_are_told_later() {
+async fn exits_while_the_api_server_is_down_are_reported_later() {
     let (tenant, dir) = alone("running").await;
     let wait = "until test -e $DIR/go; do sleep 0.05; done";
     tenant.pod("once", shell(&tenant, &dir, &format!("{wait}; exit 6"))).await.unwrap();
@@ -145,7 +145,7 @@ async fn exits_and_restarts_while_the_api_server_is_away_are_told_later() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_pod_that_ends_while_the_api_server_is_away_is_gone_after() {
+async fn pod_terminated_while_the_api_server_is_down_is_deleted_afterwards() {
     let (tenant, dir) = alone("terminating").await;
     let script = "trap 'touch $DIR/told; until test -e $DIR/go; do sleep 0.05; done; exit 0' TERM; \
                   touch $DIR/up; while :; do sleep 0.05; done";
@@ -166,7 +166,7 @@ async fn a_pod_that_ends_while_the_api_server_is_away_is_gone_after() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn an_api_server_that_comes_back_within_the_grace_period_shortens_it_not() {
+async fn api_server_restart_does_not_shorten_the_grace_period() {
     let (tenant, dir) = alone("grace").await;
     let script = "trap 'echo >> $DIR/told' TERM; touch $DIR/up; until test -e $DIR/go; do sleep 0.05; done; exit 0";
     let mut pod = shell(&tenant, &dir, script);
@@ -190,7 +190,7 @@ async fn an_api_server_that_comes_back_within_the_grace_period_shortens_it_not()
 /// The API server is killed at any moment between a pod's creation and its start, and of another one's end.
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn an_api_server_killed_at_any_moment_costs_no_pod_anything() {
+async fn api_server_crash_at_any_moment_affects_no_pod() {
     let (tenant, dir) = alone("moments").await;
     let pod = || shell(&tenant, &dir, "trap 'exit 0' TERM; while :; do sleep 0.05; done");
     tenant.pod("pod-0", pod()).await.unwrap();
@@ -212,7 +212,7 @@ async fn an_api_server_killed_at_any_moment_costs_no_pod_anything() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_pull_that_fails_while_the_api_server_is_away_is_told_later() {
+async fn failed_pull_while_the_api_server_is_down_is_reported_later() {
     let (tenant, dir) = alone("pulling").await;
     // A registry that takes its time, and then is gone.
     let registry = tokio::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -235,7 +235,7 @@ async fn a_pull_that_fails_while_the_api_server_is_away_is_told_later() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_pod_deleted_while_the_node_hears_nothing_ends_when_it_does() {
+async fn pod_deleted_while_disconnected_terminates_after_reconnect() {
     let (tenant, dir) = alone("unheard").await;
     tenant.pod("deaf", shell(&tenant, &dir, "trap 'exit 0' TERM; while :; do sleep 0.05; done")).await.unwrap();
     tenant.until_ready("deaf").await.unwrap();
@@ -250,7 +250,7 @@ async fn a_pod_deleted_while_the_node_hears_nothing_ends_when_it_does() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_hanging_api_server_holds_up_no_container() {
+async fn hanging_api_server_delays_no_container() {
     let (tenant, dir) = alone("hanging").await;
     let script = "n=$(ls $DIR | wc -l); touch $DIR/run-$n; test $n -gt 0 && sleep 3600; exit 1";
     let mut pod = shell(&tenant, &dir, script);
@@ -271,7 +271,7 @@ async fn a_hanging_api_server_holds_up_no_container() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_compacted_history_is_listed_anew() {
+async fn compacted_watch_history_is_relisted() {
     let (tenant, dir) = alone("compacted").await;
     tenant.pod("before", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
     tenant.until_ready("before").await.unwrap();
@@ -294,7 +294,7 @@ async fn a_compacted_history_is_listed_anew() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_restart_of_the_agent_touches_no_pod() {
+async fn agent_restart_changes_no_pod() {
     let (tenant, dir) = alone("restart").await;
     let mut served = shell(&tenant, &dir, "while :; do sleep 1; done");
     served["restartPolicy"] = json!("Always");

@@ -25,7 +25,7 @@ fn kib(pid: u32, field: &str) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
-async fn a_flood_of_lines_is_followed_in_order_and_holds_up_nobody() {
+async fn log_flood_is_followed_in_order_and_blocks_no_other_pod() {
     let cluster = Cluster::join().await.unwrap();
     let node = Arc::new(ClusterNode::start(&cluster, json!({})).await.unwrap());
     let tenant = Tenant::on(cluster, node.clone(), "flood").await.unwrap();
@@ -81,7 +81,7 @@ async fn a_flood_of_lines_is_followed_in_order_and_holds_up_nobody() {
 /// messages have in its status.
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn noise_of_containers_stays_within_their_logs_and_messages() {
+async fn binary_container_output_stays_within_logs_and_messages() {
     let tenant = Tenant::move_in("noise").await.unwrap();
     let noise = r"head -c 5000 /dev/urandom; printf '\033[31m\r\n2000-01-01T00:00:00Z ERROR forged\n\377\000end'";
     let mut pod = tenant.shell(&format!("{{ {noise}; }} > /dev/termination-log; exit 1"));

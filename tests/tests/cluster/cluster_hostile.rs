@@ -208,7 +208,7 @@ fn assert_unforged(node: &ClusterNode) {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
-async fn hostile_pods_end_in_a_clear_status_and_harm_nobody() {
+async fn malicious_pods_get_a_clear_status_and_affect_no_other_pod() {
     let tenant = alone_on_a_node("harm").await;
     let pid = tenant.node.agent_pid().unwrap();
     tenant.pod("calm", tenant.shell("sleep 3600")).await.unwrap();
@@ -251,7 +251,7 @@ async fn hostile_pods_end_in_a_clear_status_and_harm_nobody() {
 /// What the API server lets be changed in a running pod.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
-async fn hostile_changes_of_a_running_pod_are_taken_for_what_they_are() {
+async fn malicious_updates_of_a_running_pod_are_contained() {
     let tenant = alone_on_a_node("changed").await;
     let pid = tenant.node.agent_pid().unwrap();
     let mut spec = tenant.shell("sleep 3600");

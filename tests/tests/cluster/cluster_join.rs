@@ -53,7 +53,7 @@ fn is_for(request: &CertificateSigningRequest, node: &str) -> bool {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_bootstrap_token_is_enough_to_join() {
+async fn bootstrap_token_suffices_to_join() {
     let cluster = Cluster::join().await.unwrap();
     let node = ClusterNode::prepare(&cluster, json!({ "rotateCertificates": true })).await.unwrap();
     node.start_agent_with(with_token_only(&cluster, &node)).await.unwrap();
@@ -73,7 +73,7 @@ async fn a_bootstrap_token_is_enough_to_join() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_serving_certificate_comes_from_the_cluster_once_approved() {
+async fn serving_certificate_is_used_once_approved() {
     let cluster = Cluster::join().await.unwrap();
     let changes = json!({
         "rotateCertificates": true,

@@ -16,7 +16,7 @@ use serde_json::json;
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn describe_tells_what_happened_to_a_pod() {
+async fn describe_shows_pod_events() {
     let tenant = Tenant::move_in("describe").await.unwrap();
     let mut pod = tenant.shell("echo I am going; sleep 0.2; exit 7");
     pod["restartPolicy"] = json!("Never");
@@ -49,7 +49,7 @@ async fn until_events(tenant: &Tenant, pod: &str, reasons: &[&str]) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn the_node_describes_itself_as_any_kubelet() {
+async fn node_object_matches_the_kubelet() {
     let tenant = Tenant::move_in("node").await.unwrap();
     let nodes: Api<Node> = Api::all(tenant.cluster.client());
     let node = nodes.get(tenant.node.name()).await.unwrap();
@@ -92,7 +92,7 @@ async fn the_node_describes_itself_as_any_kubelet() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn top_shows_what_nodes_and_pods_use() {
+async fn top_shows_node_and_pod_usage() {
     let tenant = Tenant::move_in("top").await.unwrap();
     // Refused if it runs already, which is as good.
     let started = tenant.cluster.order(|plane| plane.start_part(Part::MetricsServer)).await;
@@ -124,7 +124,7 @@ async fn top_shows_what_nodes_and_pods_use() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_deleted_pod_ends_in_its_own_time_and_is_gone() {
+async fn deleted_pod_terminates_gracefully() {
     let tenant = Tenant::move_in("delete").await.unwrap();
     // Says goodbye when it is told to end.
     let script = "trap 'echo goodbye; exit 0' TERM; echo hello; while :; do sleep 0.1; done";

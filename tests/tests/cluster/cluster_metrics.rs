@@ -96,7 +96,7 @@ async fn worker(tenant: &Tenant) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
-async fn what_dashboards_read_can_be_true() -> Result<()> {
+async fn dashboard_metrics_have_plausible_values() -> Result<()> {
     let tenant = Tenant::move_in("metrics").await?;
     worker(&tenant).await?;
     let mounted = |plugin| [("operation_name", "volume_mount"), ("status", "success"), ("volume_plugin", plugin)];

@@ -59,7 +59,7 @@ async fn create(cluster: &Cluster, node: Value) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_new_machine_joins_as_it_was_told() {
+async fn new_node_registers_with_its_configuration() {
     let cluster = Cluster::join().await.unwrap();
     let changes = json!({
         "registerWithTaints": [{ "key": "mine", "value": "yes", "effect": "PreferNoSchedule" }],
@@ -111,7 +111,7 @@ async fn until_told(cluster: &Cluster, node: &ClusterNode, reason: &str) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn its_lease_is_renewed() {
+async fn node_lease_is_renewed() {
     let cluster = Cluster::join().await.unwrap();
     let node = ClusterNode::start(&cluster, json!({ "nodeLeaseDurationSeconds": 8 })).await.unwrap();
     let uid = nodes(&cluster).get(node.name()).await.unwrap().metadata.uid;
@@ -132,7 +132,7 @@ async fn its_lease_is_renewed() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_known_machine_is_corrected_and_nothing_else() {
+async fn existing_node_is_updated_only_in_agent_owned_fields() {
     let cluster = Cluster::join().await.unwrap();
     let node = ClusterNode::prepare(&cluster, json!({})).await.unwrap();
     let known = json!({
@@ -153,7 +153,7 @@ async fn a_known_machine_is_corrected_and_nothing_else() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_node_without_its_runtime_is_not_ready() {
+async fn node_without_runtime_becomes_not_ready() {
     let cluster = Cluster::join().await.unwrap();
     let node = ClusterNode::start(&cluster, json!({})).await.unwrap();
     node.kill_runtime().unwrap();
@@ -172,7 +172,7 @@ async fn a_node_without_its_runtime_is_not_ready() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_deleted_machine_comes_back_with_its_agent() {
+async fn deleted_node_stays_deleted_until_the_agent_restarts() {
     let cluster = Cluster::join().await.unwrap();
     let node = ClusterNode::start(&cluster, json!({})).await.unwrap();
     let api = nodes(&cluster);
@@ -189,7 +189,7 @@ async fn a_deleted_machine_comes_back_with_its_agent() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_cloud_gives_its_machines_their_addresses() {
+async fn cloud_provider_addresses_are_kept() {
     let cluster = Cluster::join().await.unwrap();
     let node = ClusterNode::prepare(&cluster, json!({})).await.unwrap();
     node.start_agent_with(flags(&node, &["--cloud-provider=external"])).await.unwrap();
@@ -217,7 +217,7 @@ async fn a_cloud_gives_its_machines_their_addresses() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_machine_may_be_registered_by_others() {
+async fn register_node_false_creates_no_node() {
     let cluster = Cluster::join().await.unwrap();
     let node = ClusterNode::prepare(&cluster, json!({ "registerNode": false })).await.unwrap();
     node.start_agent().await.unwrap();

@@ -70,7 +70,7 @@ async fn until_says(tenant: &Tenant, file: &Path, text: &str) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn objects_are_in_the_environment_and_in_volumes() {
+async fn config_maps_and_secrets_reach_environment_and_volumes() {
     let tenant = Tenant::move_in("objects").await.unwrap();
     config_map(&tenant, "map", json!({ "a": "1", "B": "two" })).await;
     let secret = json!({ "metadata": { "name": "secret" }, "immutable": true, "stringData": { "k": "hidden" } });
@@ -104,7 +104,7 @@ async fn objects_are_in_the_environment_and_in_volumes() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_change_reaches_a_running_container() {
+async fn config_map_change_reaches_a_running_container() {
     let tenant = Tenant::move_in("change").await.unwrap();
     config_map(&tenant, "map", json!({ "k": "1", "gone": "" })).await;
     let script = "until grep -q 2 /map/k; do sleep 0.02; done; { cat /map/k /map/new; ls /map; cat /part; } > /dev/termination-log";
@@ -126,7 +126,7 @@ async fn a_change_reaches_a_running_container() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_pod_waits_for_what_it_needs_and_no_longer() {
+async fn pod_waits_for_a_missing_config_map() {
     let tenant = Tenant::move_in("late").await.unwrap();
     let print = "cat /late/k > /dev/termination-log";
     tenant
@@ -167,7 +167,7 @@ async fn a_pod_waits_for_what_it_needs_and_no_longer() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_token_is_what_it_claims() {
+async fn projected_token_has_requested_audience_and_owner() {
     let tenant = Tenant::move_in("token").await.unwrap();
     let source = json!({ "serviceAccountToken": { "path": "t", "audience": "vault", "expirationSeconds": 600 } });
     let volumes = json!([{ "name": "v", "projected": { "sources": [source] } }]);
@@ -191,7 +191,7 @@ async fn a_token_is_what_it_claims() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn hostile_and_oversized_references_are_told_and_harm_nobody() {
+async fn oversized_environment_is_reported_and_affects_no_other_pod() {
     let tenant = Tenant::move_in("hostile").await.unwrap();
     config_map(&tenant, "map", json!({ "k": "1" })).await;
     let value = "x".repeat(200_000);
@@ -218,7 +218,7 @@ async fn hostile_and_oversized_references_are_told_and_harm_nobody() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_container_starts_again_with_what_is_known_while_the_api_server_is_away() {
+async fn container_restarts_with_cached_objects_while_the_api_server_is_down() {
     let cluster = Cluster::alone().await.unwrap();
     let node = cluster.node().await.unwrap();
     let tenant = Tenant::on(cluster, node, "away").await.unwrap();

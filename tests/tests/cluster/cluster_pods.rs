@@ -91,7 +91,7 @@ async fn until_stopped(tenant: &Tenant) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_running_pod_shows_everything_a_status_has() {
+async fn running_pod_has_a_complete_status() {
     let tenant = Tenant::move_in("status").await.unwrap();
     tenant.pod("one", tenant.shell("sleep 3600")).await.unwrap();
     let pod = tenant.until_ready("one").await.unwrap();
@@ -116,7 +116,7 @@ async fn a_running_pod_shows_everything_a_status_has() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn conditions_of_others_count_and_stay() {
+async fn foreign_conditions_are_kept_and_gate_readiness() {
     let tenant = Tenant::move_in("gates").await.unwrap();
     let mut spec = tenant.shell("sleep 3600");
     spec["readinessGates"] = json!([{ "conditionType": "example.com/open" }]);
@@ -138,7 +138,7 @@ async fn conditions_of_others_count_and_stay() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_status_somebody_wrote_over_is_put_right() {
+async fn overwritten_status_is_restored() {
     let tenant = Tenant::move_in("meddled").await.unwrap();
     tenant.pod("one", tenant.shell("sleep 3600")).await.unwrap();
     let before = tenant.until_ready("one").await.unwrap();
@@ -156,7 +156,7 @@ async fn a_status_somebody_wrote_over_is_put_right() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn restarts_are_counted_over_lives_of_the_agent() {
+async fn restart_counts_survive_agent_restarts() {
     let tenant = alone("counted").await;
     let dir = folder(&tenant);
     // At its end: a container is told of as running before its first command has run.
@@ -195,7 +195,7 @@ async fn restarts_are_counted_over_lives_of_the_agent() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_deleted_pod_stays_until_its_process_is_gone() {
+async fn deleted_pod_object_remains_until_its_process_exits() {
     let tenant = Tenant::move_in("deleted").await.unwrap();
     let dir = folder(&tenant);
     let script = "trap 'touch $DIR/told; until test -e $DIR/go; do sleep 0.05; done; exit 0' TERM; \
@@ -225,7 +225,7 @@ async fn until_file(tenant: &Tenant, file: &Path) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn the_last_status_before_the_end_tells_how_it_ended() {
+async fn last_status_has_exit_code_and_reason() {
     let tenant = Tenant::move_in("last").await.unwrap();
     let dir = folder(&tenant);
     let mut spec = shell_in(&tenant, &dir, "trap 'exit 4' TERM; touch $DIR/up; while :; do sleep 0.05; done");
@@ -250,7 +250,7 @@ async fn the_last_status_before_the_end_tells_how_it_ended() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_pod_deleted_by_force_is_stopped_all_the_same() {
+async fn force_deleted_pod_is_stopped() {
     let tenant = Tenant::move_in("forced").await.unwrap();
     tenant.pod("one", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("one").await.unwrap();
@@ -263,7 +263,7 @@ async fn a_pod_deleted_by_force_is_stopped_all_the_same() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_pod_that_has_ended_can_be_deleted_in_any_life_of_the_agent() {
+async fn finished_pod_can_be_deleted_after_agent_restart() {
     let tenant = alone("ended").await;
     for name in ["before", "after"] {
         let mut spec = tenant.shell("exit 0");
@@ -289,7 +289,7 @@ async fn a_pod_that_has_ended_can_be_deleted_in_any_life_of_the_agent() {
 /// The agent is killed at any moment of a pod's life, and the pod reaches its end.
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_killed_agent_takes_up_every_pod_where_it_was() {
+async fn killed_agent_resumes_every_pod() {
     let tenant = alone("killed").await;
     let script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done";
     for millis in [0, 30, 60, 90, 130, 180, 250, 400] {
@@ -330,7 +330,7 @@ fn manifest(seconds: u32) -> String {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_static_pod_is_shown_by_its_mirror() {
+async fn static_pod_has_a_mirror_pod() {
     let cluster = Cluster::join().await.unwrap();
     let node = Arc::new(ClusterNode::start(&cluster, json!({})).await.unwrap());
     let file = node.node.manifests.join("fixed.json");
@@ -385,7 +385,7 @@ async fn a_static_pod_is_shown_by_its_mirror() {
 /// with it nothing changes but the condition.
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn on_the_hosts_network_the_sandbox_is_stopped_after_the_end_was_told() {
+async fn host_network_sandbox_is_stopped_after_the_final_status() {
     let tenant = Tenant::move_in("pod-burial").await.unwrap();
     let folder = folder(&tenant);
     let mut pod = shell_in(&tenant, &folder, "until test -e $DIR/end; do sleep 0.1; done; exit 3");

@@ -16,7 +16,7 @@ async fn proxied(tenant: &Tenant, path: &str) -> String {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn the_api_server_reaches_every_page() {
+async fn api_server_proxy_reaches_every_endpoint() {
     let tenant = Tenant::move_in("pages").await.unwrap();
     tenant.pod("web", tenant.shell("sleep 1000")).await.unwrap();
     let pod = tenant.until_ready("web").await.unwrap();
@@ -80,7 +80,7 @@ async fn account(tenant: &Tenant, name: &str, subresource: &str) -> String {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn tokens_open_what_their_roles_say() {
+async fn bearer_tokens_are_authorised_by_rbac() {
     let tenant = Tenant::move_in("tokens").await.unwrap();
     let authority = std::fs::read(&tenant.node.access.client_ca).unwrap();
     let client = reqwest::Client::builder()

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn logs_follow_a_container_to_its_end() {
+async fn logs_follow_a_container_until_exit() {
     let tenant = Tenant::move_in("logs").await.unwrap();
     // Speaks when the file comes, so that what is followed is certainly new.
     let script = "for n in 1 2 3; do echo old $n; done; echo to stderr >&2; \
@@ -45,7 +45,7 @@ async fn logs_follow_a_container_to_its_end() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn logs_of_the_run_before_a_crash_stay() {
+async fn previous_logs_are_kept_after_a_crash() {
     let tenant = Tenant::move_in("previous").await.unwrap();
     let script = "test -e /marks/once && { echo second run; sleep 3600; }; touch /marks/once; echo first run; exit 1";
     let mut pod = tenant.shell(script);
@@ -69,7 +69,7 @@ async fn logs_of_the_run_before_a_crash_stay() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn exec_carries_input_output_errors_and_exit_codes() {
+async fn exec_passes_streams_and_exit_codes() {
     let tenant = Tenant::move_in("exec").await.unwrap();
     tenant.pod("shell", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("shell").await.unwrap();
@@ -104,7 +104,7 @@ pub async fn on_a_terminal(kubectl: &Kubectl, pod: &str) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn exec_on_a_terminal_is_a_terminal() {
+async fn exec_allocates_a_terminal() {
     let tenant = Tenant::move_in("terminal").await.unwrap();
     tenant.pod("shell", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("shell").await.unwrap();
@@ -147,7 +147,7 @@ pub async fn copy_there_and_back(kubectl: &Kubectl, pod: &str, length: usize) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn cp_carries_files_both_ways() {
+async fn cp_copies_files_in_both_directions() {
     let tenant = Tenant::move_in("cp").await.unwrap();
     tenant.pod("box", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("box").await.unwrap();
@@ -159,7 +159,7 @@ async fn cp_carries_files_both_ways() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn port_forward_carries_connections() {
+async fn port_forward_passes_connections() {
     let tenant = Tenant::move_in("forward").await.unwrap();
     let mut pod = tenant.shell("");
     pod["containers"][0]["image"] = json!(PROBE_IMAGE);

@@ -67,7 +67,7 @@ async fn declared_features(tenant: &Tenant) -> Option<Vec<String>> {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn commands_go_to_the_node_as_websockets() {
+async fn exec_uses_websockets_to_the_node() {
     let tenant = move_in("websocket-exec", json!({})).await;
     assert!(declared_features(&tenant).await.unwrap().iter().any(|one| one == FEATURE));
     let kubectl = tenant.kubectl();
@@ -115,7 +115,7 @@ async fn commands_go_to_the_node_as_websockets() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn attaching_goes_to_the_node_as_websockets() {
+async fn attach_uses_websockets_to_the_node() {
     let tenant = move_in("websocket-attach", json!({})).await;
     let mut pod = tenant.shell("while read line; do echo heard $line; echo beside >&2; done; echo silence");
     pod["restartPolicy"] = json!("Never");
@@ -181,7 +181,7 @@ async fn there_and_back(port: u16, length: usize) {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn ports_go_to_the_node_as_websockets() {
+async fn port_forward_uses_websockets_to_the_node() {
     let tenant = move_in("websocket-ports", json!({})).await;
     let script = "nc -ll -p 9001 -e cat & nc -ll -p 9002 -e cat & sleep 3600";
     tenant.pod("echo", tenant.shell(script)).await.unwrap();
@@ -210,7 +210,7 @@ async fn ports_go_to_the_node_as_websockets() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_node_may_be_told_not_to_speak_websocket() {
+async fn websocket_feature_can_be_disabled() {
     let gate = json!({ FEATURE: false });
     // Without declared features there is none of those that need to be declared.
     let all = json!({
@@ -240,7 +240,7 @@ async fn a_node_may_be_told_not_to_speak_websocket() {
 /// A client that goes takes its streams along; a runtime that goes is told of.
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn who_dies_in_the_middle_ends_the_session() {
+async fn session_ends_when_client_or_runtime_exits() {
     let tenant = move_in("websocket-ends", json!({})).await;
     let kubectl = tenant.kubectl();
     let script = "echo ready; cat; touch /tmp/over";
@@ -285,7 +285,7 @@ fn kib(pid: u32, field: &str) -> u64 {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn clients_that_do_not_listen_hold_no_memory_and_nobody_up() {
+async fn stalled_clients_hold_bounded_memory_and_block_no_other_client() {
     let tenant = move_in("websocket-slow", json!({})).await;
     let kubectl = tenant.kubectl();
     kubectl.ok(&["exec", "shell", "--", "true"]).await.unwrap();

@@ -44,7 +44,7 @@ fn workload(app: &str, spec: Value) -> Value {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_deployment_rolls_out_scales_and_goes() {
+async fn deployment_rolls_out_scales_and_is_deleted() {
     let tenant = Tenant::move_in("deployment").await.unwrap();
     let spec = json!({ "replicas": 3, "template": web(&tenant, "web") });
     tenant.create::<Deployment>(workload("web", spec)).await.unwrap();
@@ -84,7 +84,7 @@ async fn a_deployment_rolls_out_scales_and_goes() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_job_retries_what_fails_and_completes() {
+async fn job_retries_failed_pods_and_completes() {
     let tenant = Tenant::move_in("job").await.unwrap();
     // Fails once in each pod's folder on the node, so the second pod of each index succeeds.
     let mut pod =
@@ -128,7 +128,7 @@ async fn a_job_retries_what_fails_and_completes() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_cron_job_runs_when_its_minute_comes_and_when_told() {
+async fn cron_job_runs_on_schedule_and_on_demand() {
     let tenant = Tenant::move_in("cron").await.unwrap();
     let mut pod = tenant.shell("echo tick");
     pod["restartPolicy"] = json!("OnFailure");
@@ -152,7 +152,7 @@ async fn a_cron_job_runs_when_its_minute_comes_and_when_told() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_daemon_set_has_its_pod_on_the_node_and_replaces_it() {
+async fn daemon_set_replaces_its_deleted_pod() {
     let tenant = Tenant::move_in("daemon").await.unwrap();
     tenant.create::<DaemonSet>(workload("agent", json!({ "template": web(&tenant, "agent") }))).await.unwrap();
     let available = |set: Option<&DaemonSet>| {
@@ -171,7 +171,7 @@ async fn a_daemon_set_has_its_pod_on_the_node_and_replaces_it() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_stateful_set_starts_in_order_behind_its_headless_service() {
+async fn stateful_set_starts_in_order_behind_a_headless_service() {
     let tenant = Tenant::move_in("stateful").await.unwrap();
     let service = json!({
         "metadata": { "name": "db" },
@@ -217,7 +217,7 @@ async fn a_stateful_set_starts_in_order_behind_its_headless_service() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
-async fn a_pod_reads_its_config_map_token_and_own_fields() {
+async fn pod_reads_config_map_token_and_downward_fields() {
     let tenant = Tenant::move_in("config").await.unwrap();
     let map = json!({ "metadata": { "name": "settings" }, "data": { "colour": "green", "file.txt": "from the map" } });
     tenant.create::<ConfigMap>(map).await.unwrap();

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_styles_name_the_mirror() {
+    fn mirror_is_found_in_both_source_formats() {
         let stanzas = "\
 Types: deb-src
 URIs: http://sources.example
@@ -137,7 +137,7 @@ deb [arch=amd64 signed-by=/keys/debian.gpg] http://mirror.example/debian bookwor
     }
 
     #[test]
-    fn what_does_not_fit_is_passed_over() {
+    fn unusable_sources_are_skipped() {
         let disabled = "Types: deb\nURIs: http://m\nSuites: bookworm\nComponents: main\nEnabled: no\n";
         assert_eq!(find(disabled, true, "bookworm"), None);
         assert_eq!(find("deb http://m trixie main\n", false, "bookworm"), None);

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capabilities_are_read() {
+    fn effective_capabilities_parse() {
         assert_eq!(effective_capabilities("CapPrm:\t0\nCapEff:\t000000c000000000\n"), Some(0b11 << CAP_PERFMON));
         assert_eq!(effective_capabilities("Name:\tx\n"), None);
     }

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_add_up_and_other_lines_do_not() {
+    fn tally_sums_only_result_lines() {
         let mut tally = Tally::default();
         for line in [
             "running 3 tests",

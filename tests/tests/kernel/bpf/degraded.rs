@@ -23,7 +23,7 @@ async fn reason(options: Options) -> String {
 
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn hidden_type_information_is_named() {
+async fn missing_btf_is_reported() {
     if machine_lacks().is_some() {
         return;
     }
@@ -34,7 +34,7 @@ async fn hidden_type_information_is_named() {
 
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn type_information_of_something_else_is_refused() {
+async fn foreign_btf_is_rejected() {
     if machine_lacks().is_some() {
         return;
     }
@@ -49,7 +49,7 @@ const RESTRICTED: &str = "KEBLET_TEST_RESTRICTED";
 /// Loading works with all rights; in the child processes of the tests below it prints why it does not.
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn loading_works_with_all_rights() {
+async fn loading_works_with_all_capabilities() {
     if std::env::var_os(RESTRICTED).is_some() {
         println!("reason: {}", reason(options()).await);
     } else if machine_lacks().is_none() {
@@ -61,7 +61,7 @@ async fn loading_works_with_all_rights() {
 fn reason_in_child(restrict: fn() -> std::io::Result<()>) -> String {
     let mut command = Command::new(std::env::current_exe().expect("the test's own program"));
     command
-        .args(["--ignored", "--exact", "--nocapture", "bpf::degraded::loading_works_with_all_rights"])
+        .args(["--ignored", "--exact", "--nocapture", "bpf::degraded::loading_works_with_all_capabilities"])
         .env(RESTRICTED, "1");
     // SAFETY: `restrict` only makes system calls.
     unsafe { command.pre_exec(restrict) };
@@ -88,7 +88,7 @@ const CAP_BPF: libc::c_ulong = 39;
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn missing_capabilities_are_named() {
+fn missing_capabilities_are_reported() {
     if machine_lacks().is_some() {
         return;
     }
@@ -103,7 +103,7 @@ fn missing_capabilities_are_named() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn two_capabilities_are_enough() {
+fn bpf_and_perfmon_capabilities_suffice() {
     if machine_lacks().is_some() {
         return;
     }
@@ -117,7 +117,7 @@ fn two_capabilities_are_enough() {
 /// As container runtimes' default seccomp profiles do it.
 #[test]
 #[ignore = "needs root and BPF"]
-fn a_forbidden_system_call_is_named() {
+fn forbidden_system_call_is_reported() {
     if machine_lacks().is_some() {
         return;
     }

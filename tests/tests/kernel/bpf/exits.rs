@@ -29,7 +29,7 @@ async fn created(records: &mut Records, name: &str) -> CgroupEvent {
 
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn a_watched_process_tells_code_and_times() {
+async fn watched_process_exit_reports_code_and_times() {
     if machine_lacks().is_some() {
         return;
     }
@@ -54,7 +54,7 @@ async fn a_watched_process_tells_code_and_times() {
 
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn a_signal_is_told_as_one() {
+async fn signal_exit_is_reported_as_signal() {
     if machine_lacks().is_some() {
         return;
     }
@@ -71,7 +71,7 @@ async fn a_signal_is_told_as_one() {
 /// A process whose first thread ends before the others: the process ends with the last one, and once.
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn a_process_ends_with_its_last_thread() {
+async fn process_exit_is_reported_with_its_last_thread() {
     if machine_lacks().is_some() {
         return;
     }
@@ -99,7 +99,7 @@ async fn a_process_ends_with_its_last_thread() {
 /// after its start, and the agent is not even reading.
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn an_instant_container_is_not_missed() {
+async fn short_lived_container_exit_is_reported() {
     if machine_lacks().is_some() {
         return;
     }
@@ -147,7 +147,7 @@ async fn an_instant_container_is_not_missed() {
 
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn unwatched_cgroups_tell_nothing() {
+async fn unwatched_cgroups_report_nothing() {
     if machine_lacks().is_some() {
         return;
     }
@@ -170,7 +170,7 @@ async fn unwatched_cgroups_tell_nothing() {
 /// Cgroups that exist already when the agent starts are watched as well.
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn a_tree_is_watched_with_what_is_in_it() {
+async fn cgroup_tree_is_watched_with_its_processes() {
     if machine_lacks().is_some() {
         return;
     }
@@ -197,7 +197,7 @@ async fn a_tree_is_watched_with_what_is_in_it() {
 /// The order inside the kernel: the record first, the pidfd when the process is gone altogether; both at once for us.
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn the_record_precedes_the_pidfd() {
+async fn exit_record_precedes_pidfd_readiness() {
     if machine_lacks().is_some() {
         return;
     }

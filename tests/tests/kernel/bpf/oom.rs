@@ -18,7 +18,7 @@ const LIMIT: u64 = 24 << 20;
 
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn a_victim_is_named_with_its_cgroup_and_the_limit() {
+async fn oom_victim_is_reported_with_cgroup_and_limit() {
     if machine_lacks().is_some() {
         return;
     }

@@ -11,7 +11,7 @@ use crate::support::machine_lacks;
 
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn losses_are_counted_and_told_once() {
+async fn lost_records_are_counted_and_reported_once() {
     if machine_lacks().is_some() {
         return;
     }
@@ -50,7 +50,7 @@ async fn losses_are_counted_and_told_once() {
 
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn a_full_map_of_pids_is_an_error() {
+async fn full_pid_map_is_an_error() {
     if machine_lacks().is_some() {
         return;
     }

@@ -65,7 +65,7 @@ impl Drop for Sleeper {
 
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn the_second_life_of_a_pid_is_not_the_first() {
+async fn reused_pid_is_a_different_process() {
     if machine_lacks().is_some() {
         return;
     }

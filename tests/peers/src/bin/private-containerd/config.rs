@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_lies_in_the_folder_or_the_cache() {
+    fn containerd_config_stays_inside_its_folder_and_the_cache() {
         let text = containerd(&layout(), &Cache::at("/cache"));
         let paths: Vec<&str> =
             text.lines().filter_map(|line| line.split_once(" = \"/")).map(|(_, path)| path).collect();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_get_addresses_beside_the_hosts() {
+    fn pod_subnet_contains_the_host_address() {
         let list: serde_json::Value = serde_json::from_str(&cni(&layout())).unwrap();
         assert_eq!(list["plugins"][0]["ipam"]["ranges"][0][0]["subnet"], "10.64.7.0/24");
         assert_eq!(layout().host_address(), "10.64.7.1/24");

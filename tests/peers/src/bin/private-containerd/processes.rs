@@ -108,14 +108,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_knows_its_parent() {
+    fn stat_reads_the_parent_pid() {
         let own = i32::try_from(std::process::id()).unwrap();
         assert_eq!(Stat::read(own).unwrap().parent, nix::unistd::getppid().as_raw());
         assert!(Stat::read(i32::MAX).is_none());
     }
 
     #[tokio::test]
-    async fn an_adopted_process_dies_and_another_of_its_number_does_not() {
+    async fn adopted_process_is_killed_but_not_a_reused_pid() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let process = Process::find(pid).unwrap();

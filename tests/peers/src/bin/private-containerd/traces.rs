@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_are_read_with_their_kind() {
+    fn mountinfo_parses_mount_points_and_types() {
         let text = "\
 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
 37 35 0:30 / /sys/fs/cgroup/cpu rw,relatime shared:2 master:1 - cgroup cgroup rw,cpu

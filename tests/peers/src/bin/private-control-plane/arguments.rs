@@ -152,7 +152,7 @@ mod tests {
     use crate::layout::Ports;
 
     #[test]
-    fn nothing_lies_outside_the_folder_or_listens_beyond_the_address() {
+    fn control_plane_arguments_stay_inside_folder_and_address() {
         let ports = Ports {
             etcd: 1001,
             etcd_peer: 1002,

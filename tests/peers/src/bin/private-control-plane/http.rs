@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read() {
+    fn http_responses_parse() {
         let answer = parse("HTTP/1.0 503 Service Unavailable\r\nA: b\r\n\r\nnot\r\n\r\nyet").unwrap();
         assert_eq!((answer.status, answer.body.as_str()), (503, "not\r\n\r\nyet"));
         assert!(parse("SSH-2.0\r\n").is_err());

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_is_loopback_and_the_ports_differ() {
+    fn address_is_loopback_and_ports_are_distinct() {
         let (address, ports) = own_address().unwrap();
         assert!(address.is_loopback());
         let mut all = vec![
