@@ -1,5 +1,5 @@
 //! The agent as a service of a real systemd, beside a real logind and bus (`private-systemd`). Owns how they are reached;
-//! the scene owns how they end.
+//! the node owns how they end.
 
 use std::fs;
 use std::path::Path;
@@ -10,12 +10,12 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
 
-use crate::agent::Scene;
+use crate::standalone::StandaloneNode;
 
 /// Namespaces in which the machine lives.
 const NAMESPACES: [&str; 5] = ["--pid", "--mount", "--uts", "--ipc", "--cgroup"];
 
-/// A machine on which the scene's agent is a service.
+/// A machine on which the node's agent is a service.
 pub struct Machine {
     /// Its first process.
     init: String,
@@ -23,16 +23,16 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts systemd with `program` (`private-systemd`), and with it the agent; both end with the scene's agent.
-    pub fn start(scene: &mut Scene, program: &str) -> Result<Self> {
-        let ready = scene.containerd.ready().clone();
+    /// Starts systemd with `program` (`private-systemd`), and with it the agent; both end with the node's agent.
+    pub fn start(node: &mut StandaloneNode, program: &str) -> Result<Self> {
+        let ready = node.containerd.ready().clone();
         let folder = ready.dir.join("machine");
         // Below the runtime's own, which are removed with it.
         let cgroup = unified()?.join(ready.cgroup_root.trim_start_matches('/')).join("machine");
-        let shown = [&folder, &cgroup, &scene.node.log].map(|path| path.display().to_string());
-        scene.start_under(&[program, &shown[0], &shown[1], &shown[2]])?;
-        let children = format!("/proc/{0}/task/{0}/children", scene.agent_pid()?);
-        let init = scene.until("the machine's first process", |_| {
+        let shown = [&folder, &cgroup, &node.layout.log].map(|path| path.display().to_string());
+        node.start_under(&[program, &shown[0], &shown[1], &shown[2]])?;
+        let children = format!("/proc/{0}/task/{0}/children", node.agent_pid()?);
+        let init = node.until("the machine's first process", |_| {
             let children = fs::read_to_string(&children).unwrap_or_default();
             Ok(children.split_whitespace().next().map(str::to_owned))
         })?;

@@ -4,38 +4,37 @@
 use anyhow::Result;
 use anyhow::ensure;
 use keblet_peers::BUSYBOX_IMAGE;
-use keblet_tests::agent::Scene;
-use keblet_tests::agent::kill;
-use keblet_tests::agent::processes_of;
+use keblet_tests::standalone::StandaloneNode;
+use keblet_tests::standalone::kill;
+use keblet_tests::standalone::processes_of;
 use serde_json::json;
 
 /// Runs the agent under `wrapper`, lets a container die, and returns what it says of its sensors.
 fn exits_are_handled_under(wrapper: &[&str]) -> Result<String> {
-    let mut scene = Scene::new()?;
-    scene.put_runner("victim")?;
-    scene.put_runner("bystander")?;
-    scene.start_under(wrapper)?;
-    let (victim, bystander) = (scene.until_running("victim")?, scene.until_running("bystander")?);
+    let mut node = StandaloneNode::new()?;
+    node.write_running_pod("victim")?;
+    node.write_running_pod("bystander")?;
+    node.start_under(wrapper)?;
+    let (victim, bystander) = (node.until_running("victim")?, node.until_running("bystander")?);
     kill(&victim)?;
-    let next = scene.until("the next instance", |scene| {
-        Ok(scene.running("victim")?.filter(|container| container.id != victim.id))
-    })?;
+    let next = node
+        .until("the next instance", |node| Ok(node.running("victim")?.filter(|container| container.id != victim.id)))?;
     ensure!(next.attempt == 1, "{next:?}");
-    scene.until_true("its stamp", |scene| Ok(scene.starts("victim") == 2))?;
-    ensure!(scene.running("bystander")? == Some(bystander), "another pod was touched");
-    let deaths = scene.until("the event", |scene| {
-        Ok(Some(scene.events("victim", "ContainerDied")).filter(|events| !events.is_empty()))
+    node.until_true("its stamp", |node| Ok(node.starts("victim") == 2))?;
+    ensure!(node.running("bystander")? == Some(bystander), "another pod was touched");
+    let deaths = node.until("the event", |node| {
+        Ok(Some(node.events("victim", "ContainerDied")).filter(|events| !events.is_empty()))
     })?;
     ensure!(deaths.len() == 1 && deaths[0]["exit_code"] == 137, "{deaths:?}");
-    let (code, sensors) = scene.health("/healthz?verbose").unwrap_or_default();
+    let (code, sensors) = node.health("/healthz?verbose").unwrap_or_default();
     ensure!(code == 200, "{sensors}");
     // Told once, not again and again.
-    let warnings = scene
+    let warnings = node
         .log()
         .into_iter()
         .filter(|line| line["level"] == "WARN" && line["message"].as_str().is_some_and(|text| text.contains("probes")));
     ensure!(warnings.count() <= 1, "told more than once");
-    scene.finish()?;
+    node.stop()?;
     Ok(sensors)
 }
 
@@ -80,23 +79,23 @@ fn exits_are_handled_without_btf() -> Result<()> {
 #[test]
 #[ignore = "real runtime"]
 fn host_pid_container_restarts_only_after_the_runtime_event() -> Result<()> {
-    let mut scene = Scene::new()?;
+    let mut node = StandaloneNode::new()?;
     // The first process lives long enough to be watched, and then leaves a child.
-    let mut pod = scene.pod("orphan", &[]);
+    let mut pod = node.pod("orphan", &[]);
     pod["spec"]["hostPID"] = true.into();
     let main = &mut pod["spec"]["containers"][0];
     main["image"] = BUSYBOX_IMAGE.into();
     main["command"] = json!(["/bin/sh", "-c", "sleep 36000 & sleep 3"]);
-    scene.node.write_manifest("orphan", &pod)?;
-    scene.start()?;
+    node.layout.write_manifest("orphan", &pod)?;
+    node.start()?;
     // Not for want of a sensor that would have told of the end at once.
-    scene.until_true("pidfds at work", |scene| {
-        let (_, report) = scene.health("/healthz?verbose").unwrap_or_default();
+    node.until_true("pidfds at work", |node| {
+        let (_, report) = node.health("/healthz?verbose").unwrap_or_default();
         Ok(line(&report, "pidfd").starts_with("[+]sensor pidfd up"))
     })?;
 
-    let sandboxes = scene.until("a second instance", |scene| {
-        let sandboxes = scene.sandboxes("orphan")?;
+    let sandboxes = node.until("a second instance", |node| {
+        let sandboxes = node.sandboxes("orphan")?;
         let second = sandboxes.iter().flat_map(|pod| &pod.containers).any(|c| c.attempt == 1 && c.started_at > 0);
         Ok(second.then_some(sandboxes))
     })?;
@@ -107,7 +106,7 @@ fn host_pid_container_restarts_only_after_the_runtime_event() -> Result<()> {
     // No early start: not before the runtime had recorded the end, nor while anything of the first one lived.
     ensure!(second.started_at > first.finished_at, "{first:?} {second:?}");
     ensure!(processes_of(&first.id).is_empty(), "the first instance's child lives beside the second instance");
-    let deaths = scene.events("orphan", "ContainerDied");
+    let deaths = node.events("orphan", "ContainerDied");
     ensure!(!deaths.is_empty() && deaths.iter().all(|event| event["source"] == "runtime"), "{deaths:?}");
-    scene.finish()
+    node.stop()
 }

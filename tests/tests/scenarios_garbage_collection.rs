@@ -8,18 +8,18 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
 use keblet_peers::ContainerView;
-use keblet_tests::agent::NODE;
-use keblet_tests::agent::Scene;
-use keblet_tests::agent::kill;
-use keblet_tests::agent::processes_of;
+use keblet_tests::standalone::NODE;
+use keblet_tests::standalone::StandaloneNode;
+use keblet_tests::standalone::kill;
+use keblet_tests::standalone::processes_of;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 const NAME: &str = "web";
 
 /// Attempts of the pod's container by their state, oldest first, over all sandboxes.
-fn instances(scene: &mut Scene, state: &str) -> Result<Vec<u32>> {
-    let pods = scene.sandboxes(NAME)?;
+fn instances(node: &mut StandaloneNode, state: &str) -> Result<Vec<u32>> {
+    let pods = node.sandboxes(NAME)?;
     let containers = pods.iter().flat_map(|pod| &pod.containers).filter(|container| container.state == state);
     let mut attempts: Vec<u32> = containers.map(|container| container.attempt).collect();
     attempts.sort_unstable();
@@ -27,9 +27,9 @@ fn instances(scene: &mut Scene, state: &str) -> Result<Vec<u32>> {
 }
 
 /// Names of the container's log files.
-fn logs(scene: &Scene) -> Result<Vec<String>> {
+fn logs(node: &StandaloneNode) -> Result<Vec<String>> {
     let prefix = format!("default_{NAME}-{NODE}_");
-    let folders = fs::read_dir(&scene.node.pod_logs)?.flatten();
+    let folders = fs::read_dir(&node.layout.pod_logs)?.flatten();
     let folder = folders
         .map(|entry| entry.path())
         .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)));
@@ -41,52 +41,52 @@ fn logs(scene: &Scene) -> Result<Vec<String>> {
 }
 
 /// Waits until the instance before the last has died, the last one runs and nothing older is left.
-fn until_tidy(scene: &mut Scene, last: u32) -> Result<ContainerView> {
-    scene.until_true(&format!("instance {last} runs, and of the dead the last one alone is left"), |scene| {
-        Ok(instances(scene, "running")? == [last] && instances(scene, "exited")? == [last - 1])
+fn until_tidy(node: &mut StandaloneNode, last: u32) -> Result<ContainerView> {
+    node.until_true(&format!("instance {last} runs, and of the dead the last one alone is left"), |node| {
+        Ok(instances(node, "running")? == [last] && instances(node, "exited")? == [last - 1])
     })?;
-    let names = logs(scene)?;
+    let names = logs(node)?;
     ensure!(names == [format!("{}.log", last - 1), format!("{last}.log")], "{names:?}");
-    scene.until_running(NAME)
+    node.until_running(NAME)
 }
 
-fn ids(scene: &mut Scene) -> Result<Vec<String>> {
-    Ok(scene.sandboxes(NAME)?.into_iter().map(|pod| pod.id).collect())
+fn ids(node: &mut StandaloneNode) -> Result<Vec<String>> {
+    Ok(node.sandboxes(NAME)?.into_iter().map(|pod| pod.id).collect())
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn only_the_last_exited_instance_is_kept() -> Result<()> {
-    let mut scene = Scene::new()?;
-    let folder = |name: &str| scene.node.pod_logs.join(name);
+    let mut node = StandaloneNode::new()?;
+    let folder = |name: &str| node.layout.pod_logs.join(name);
     let (gone, foreign) = (folder("default_gone_0123456789abcdef"), folder("not-of-a-pod"));
     fs::create_dir_all(gone.join("main"))?;
     fs::write(gone.join("main/0.log"), "last words\n")?;
     fs::create_dir_all(&foreign)?;
-    scene.put_runner(NAME)?;
-    scene.start()?;
-    let first = scene.until_running(NAME)?;
-    scene.until_true("logs of a pod that is gone are removed", |_| Ok(!gone.exists()))?;
+    node.write_running_pod(NAME)?;
+    node.start()?;
+    let first = node.until_running(NAME)?;
+    node.until_true("logs of a pod that is gone are removed", |_| Ok(!gone.exists()))?;
     ensure!(foreign.exists(), "a folder that was not made for a pod is nobody's business");
 
     kill(&first)?;
-    let second = until_tidy(&mut scene, 1)?;
+    let second = until_tidy(&mut node, 1)?;
 
     // The sandbox dies, with all in it: what died before goes, and the sandbox stays for the last that died in it.
-    let old = ids(&mut scene)?;
+    let old = ids(&mut node)?;
     ensure!(old.len() == 1, "{old:?}");
     processes_of(&old[0])
         .into_iter()
         .try_for_each(|pid| nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL))?;
-    scene.until_true("a life in another sandbox", |scene| {
-        Ok(scene.running(NAME)?.is_some_and(|now| now.id != second.id) && scene.sandboxes(NAME)?.len() == 2)
+    node.until_true("a life in another sandbox", |node| {
+        Ok(node.running(NAME)?.is_some_and(|now| now.id != second.id) && node.sandboxes(NAME)?.len() == 2)
     })?;
-    let third = until_tidy(&mut scene, 2)?;
+    let third = until_tidy(&mut node, 2)?;
     kill(&third)?;
-    until_tidy(&mut scene, 3)?;
-    scene.until_true("the old sandbox is gone", |scene| Ok(scene.sandboxes(NAME)?.len() == 1))?;
-    let now = ids(&mut scene)?;
+    until_tidy(&mut node, 3)?;
+    node.until_true("the old sandbox is gone", |node| Ok(node.sandboxes(NAME)?.len() == 1))?;
+    let now = ids(&mut node)?;
     ensure!(now != old, "{now:?}");
-    ensure!(Path::new(&scene.node.pod_logs).join("not-of-a-pod").exists());
-    scene.finish()
+    ensure!(Path::new(&node.layout.pod_logs).join("not-of-a-pod").exists());
+    node.stop()
 }

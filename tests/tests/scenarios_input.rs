@@ -10,83 +10,82 @@ use std::path::Path;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
-use keblet_tests::agent::Scene;
-use keblet_tests::agent::kill;
-use keblet_tests::agent::processes_with;
+use keblet_tests::standalone::StandaloneNode;
+use keblet_tests::standalone::kill;
+use keblet_tests::standalone::processes_with;
 use nix::mount::MsFlags;
 use nix::mount::mount;
 use serde_json::Value;
 
-fn is_ready(scene: &Scene) -> bool {
-    scene.health("/readyz").is_some_and(|(code, _)| code == 200)
+fn is_ready(node: &StandaloneNode) -> bool {
+    node.health("/readyz").is_some_and(|(code, _)| code == 200)
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn agent_waits_for_a_missing_runtime() -> Result<()> {
-    let mut scene = Scene::new()?;
-    let socket = scene.containerd.ready().socket.clone();
-    scene.containerd.kill()?;
+    let mut node = StandaloneNode::new()?;
+    let socket = node.containerd.ready().socket.clone();
+    node.containerd.kill()?;
     if socket.exists() {
         fs::remove_file(&socket).with_context(|| format!("cannot remove {}", socket.display()))?;
     }
-    scene.put_runner("early")?;
-    scene.start()?;
+    node.write_running_pod("early")?;
+    node.start()?;
     let complaint = format!("runtime at unix://{} does not answer", socket.display());
-    scene.until_true("a clear complaint", |scene| Ok(scene.said(&[&complaint])))?;
-    scene.until_true("an answer of /readyz", |scene| Ok(scene.health("/readyz").is_some()))?;
-    let (code, answer) = scene.health("/readyz").context("/readyz was there")?;
+    node.until_true("a clear complaint", |node| Ok(node.log_contains(&[&complaint])))?;
+    node.until_true("an answer of /readyz", |node| Ok(node.health("/readyz").is_some()))?;
+    let (code, answer) = node.health("/readyz").context("/readyz was there")?;
     ensure!(code == 500 && answer.contains("[-]runtime failed"), "{code} {answer}");
-    ensure!(scene.health("/healthz").is_some_and(|(code, _)| code == 200), "waiting is no illness");
+    ensure!(node.health("/healthz").is_some_and(|(code, _)| code == 200), "waiting is no illness");
 
-    scene.containerd.restart()?;
-    scene.until_running("early")?;
-    scene.until_true("readiness", |scene| Ok(is_ready(scene)))?;
-    ensure!(scene.starts("early") == 1, "{:?}", scene.stamped("early"));
-    scene.finish()
+    node.containerd.restart()?;
+    node.until_running("early")?;
+    node.until_true("readiness", |node| Ok(is_ready(node)))?;
+    ensure!(node.starts("early") == 1, "{:?}", node.stamps_of("early"));
+    node.stop()
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn invalid_manifests_are_reported_and_valid_ones_run() -> Result<()> {
-    let mut scene = Scene::new()?;
-    scene.put_runner("first")?;
-    let folder = scene.node.manifests.clone();
+    let mut node = StandaloneNode::new()?;
+    node.write_running_pod("first")?;
+    let folder = node.layout.manifests.clone();
     // An image nobody has, beside a container that can run.
-    let mut unknown = scene.pod("unknown", &["run", "--stamp", &scene.stamp("unknown")]);
+    let mut unknown = node.pod("unknown", &["run", "--stamp", &node.stamp("unknown")]);
     let mut absent = unknown["spec"]["containers"][0].clone();
     absent["name"] = "absent".into();
     absent["image"] = "keblet.local/absent:7".into();
     unknown["spec"]["containers"].as_array_mut().context("containers")?.push(absent);
-    scene.node.write_manifest("unknown", &unknown)?;
+    node.layout.write_manifest("unknown", &unknown)?;
     // Ten megabytes: a good pod with a long tail.
-    let mut big = scene.pod("big", &["run", "--stamp", &scene.stamp("big")]).to_string().into_bytes();
+    let mut big = node.pod("big", &["run", "--stamp", &node.stamp("big")]).to_string().into_bytes();
     big.resize(10 << 20, b' ');
     fs::write(folder.join("big.json"), big)?;
     // Names that are none, and a link that never ends.
-    let mut names = scene.pod("No_Name", &["run"]);
+    let mut names = node.pod("No_Name", &["run"]);
     names["spec"]["containers"][0]["name"] = "-x-".into();
-    scene.node.write_manifest("names", &names)?;
+    node.layout.write_manifest("names", &names)?;
     symlink(folder.join("loop-b.json"), folder.join("loop-a.json"))?;
     symlink(folder.join("loop-a.json"), folder.join("loop-b.json"))?;
-    scene.put_runner("last")?;
-    scene.start()?;
+    node.write_running_pod("last")?;
+    node.start()?;
 
-    let first = scene.until_running("first")?;
-    scene.until_running("last")?;
-    scene.until_true("unknown's good container", |scene| Ok(scene.starts("unknown") == 1))?;
-    let reason = scene.until("a reason in /pods", |scene| {
-        let status = scene.status("unknown");
+    let first = node.until_running("first")?;
+    node.until_running("last")?;
+    node.until_true("unknown's good container", |node| Ok(node.starts("unknown") == 1))?;
+    let reason = node.until("a reason in /pods", |node| {
+        let status = node.status("unknown");
         let containers = status["containerStatuses"].as_array().cloned().unwrap_or_default();
         let absent = containers.into_iter().find(|container| container["name"] == "absent");
         Ok(absent.map(|container| container["state"]["waiting"].clone()).filter(|waiting| waiting.is_object()))
     })?;
-    scene
-        .until_true("ErrImageNeverPull in /pods", |scene| {
-            let status = scene.status("unknown").to_string();
-            Ok(status.contains("ErrImageNeverPull"))
-        })
-        .with_context(|| format!("first it was {reason}"))?;
+    node.until_true("ErrImageNeverPull in /pods", |node| {
+        let status = node.status("unknown").to_string();
+        Ok(status.contains("ErrImageNeverPull"))
+    })
+    .with_context(|| format!("first it was {reason}"))?;
     let complaints: [&[&str]; 5] = [
         &["big.json", "is too big: 10485760 bytes"],
         &["names.json", "metadata.name", "No_Name"],
@@ -95,52 +94,52 @@ fn invalid_manifests_are_reported_and_valid_ones_run() -> Result<()> {
         &["loop-b.json", "Too many levels of symbolic links"],
     ];
     for words in complaints {
-        scene.until_true(&format!("a complaint with {words:?}"), |scene| Ok(scene.said(words)))?;
+        node.until_true(&format!("a complaint with {words:?}"), |node| Ok(node.log_contains(words)))?;
     }
     // A mended file is taken; what ran was not disturbed.
     fs::remove_file(folder.join("loop-b.json"))?;
     fs::remove_file(folder.join("loop-a.json"))?;
-    scene.put("big", &["run", "--stamp", &scene.stamp("big")])?;
-    scene.until_running("big")?;
-    ensure!(scene.running("first")? == Some(first), "a good pod was touched");
-    ensure!(is_ready(&scene), "bad manifests are no illness");
-    let pods = scene.containerd.pods()?;
+    node.write_pod("big", &["run", "--stamp", &node.stamp("big")])?;
+    node.until_running("big")?;
+    ensure!(node.running("first")? == Some(first), "a good pod was touched");
+    ensure!(is_ready(&node), "bad manifests are no illness");
+    let pods = node.containerd.pods()?;
     ensure!(pods.len() == 4, "{pods:?}");
-    scene.finish()
+    node.stop()
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn removed_manifest_folder_stops_pods_until_it_returns() -> Result<()> {
-    let mut scene = Scene::new()?;
-    scene.put_runner("web")?;
-    scene.start()?;
-    let first = scene.until_running("web")?;
+    let mut node = StandaloneNode::new()?;
+    node.write_running_pod("web")?;
+    node.start()?;
+    let first = node.until_running("web")?;
 
-    let away = scene.node.manifests.with_extension("away");
-    fs::rename(&scene.node.manifests, &away)?;
-    scene.until_true("the pod gone", |scene| Ok(scene.sandboxes("web")?.is_empty()))?;
-    let folder = scene.node.manifests.display().to_string();
-    scene.until_true("a word about it", |scene| Ok(scene.said(&["static pod path does not exist", &folder])))?;
-    ensure!(processes_with(&scene.stamp("web")).is_empty(), "its process lives");
+    let away = node.layout.manifests.with_extension("away");
+    fs::rename(&node.layout.manifests, &away)?;
+    node.until_true("the pod gone", |node| Ok(node.sandboxes("web")?.is_empty()))?;
+    let folder = node.layout.manifests.display().to_string();
+    node.until_true("a word about it", |node| Ok(node.log_contains(&["static pod path does not exist", &folder])))?;
+    ensure!(processes_with(&node.stamp("web")).is_empty(), "its process lives");
 
-    fs::rename(&away, &scene.node.manifests)?;
-    let again = scene.until_running("web")?;
+    fs::rename(&away, &node.layout.manifests)?;
+    let again = node.until_running("web")?;
     ensure!(again.id != first.id, "{again:?}");
-    scene.until_true("usable again", |scene| Ok(scene.said(&["static pod path is usable", &folder])))?;
+    node.until_true("usable again", |node| Ok(node.log_contains(&["static pod path is usable", &folder])))?;
     // And it is watched again, long before the periodic look.
-    scene.put_runner("late")?;
+    node.write_running_pod("late")?;
     let at = std::time::Instant::now();
-    scene.until_true("the new file noticed", |scene| Ok(!scene.status("late").is_null()))?;
+    node.until_true("the new file noticed", |node| Ok(!node.status("late").is_null()))?;
     ensure!(at.elapsed() < std::time::Duration::from_secs(15), "noticed only after {:?}", at.elapsed());
-    scene.until_running("late")?;
-    scene.finish()
+    node.until_running("late")?;
+    node.stop()
 }
 
 /// Waits for a good answer; a bad one is shown.
-fn until_healthy(scene: &mut Scene) -> Result<()> {
-    scene.until_true("health", |scene| {
-        let health = scene.health("/healthz?verbose");
+fn until_healthy(node: &mut StandaloneNode) -> Result<()> {
+    node.until_true("health", |node| {
+        let health = node.health("/healthz?verbose");
         let good = health.as_ref().is_some_and(|(code, _)| *code == 200);
         if !good {
             eprintln!("the agent is ill: {health:?}");
@@ -164,87 +163,85 @@ fn small_disk(folder: &Path) -> Result<()> {
         .with_context(|| format!("cannot mount a tmpfs on {}", folder.display()))
 }
 
-fn full_disk(scene: &mut Scene, folder: &Path) -> Result<()> {
+fn full_disk(node: &mut StandaloneNode, folder: &Path) -> Result<()> {
     small_disk(folder)?;
-    scene.put_runner("before")?;
-    scene.start()?;
-    let before = scene.until_running("before")?;
+    node.write_running_pod("before")?;
+    node.start()?;
+    let before = node.until_running("before")?;
     fill(folder)?;
     let mut inodes = 0;
     while File::create(folder.join(format!("inode-{inodes}"))).is_ok() {
         inodes += 1;
     }
-    scene.put_runner("during")?;
-    scene.until_true("a clear error", |scene| Ok(scene.said(&["during-scene", "No space left on device"])))?;
-    ensure!(scene.running("during")?.is_none(), "it runs without its files");
-    until_healthy(scene)?;
-    ensure!(scene.running("before")? == Some(before.clone()), "a running pod was touched");
+    node.write_running_pod("during")?;
+    node.until_true("a clear error", |node| Ok(node.log_contains(&["during-node", "No space left on device"])))?;
+    ensure!(node.running("during")?.is_none(), "it runs without its files");
+    until_healthy(node)?;
+    ensure!(node.running("before")? == Some(before.clone()), "a running pod was touched");
 
     fs::remove_file(folder.join("filler"))?;
     (0..inodes).try_for_each(|n| fs::remove_file(folder.join(format!("inode-{n}"))))?;
-    scene.until_running("during")?;
-    ensure!(scene.running("before")? == Some(before), "a running pod was touched");
+    node.until_running("during")?;
+    ensure!(node.running("before")? == Some(before), "a running pod was touched");
     Ok(())
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn full_root_dir_does_not_stop_running_pods() -> Result<()> {
-    let mut scene = Scene::new()?;
-    let folder = scene.node.root.clone();
-    full_disk(&mut scene, &folder)?;
-    scene.finish()
+    let mut node = StandaloneNode::new()?;
+    let folder = node.layout.root.clone();
+    full_disk(&mut node, &folder)?;
+    node.stop()
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn agent_starts_on_a_full_disk() -> Result<()> {
-    let mut scene = Scene::new()?;
-    let folder = scene.node.root.clone();
+    let mut node = StandaloneNode::new()?;
+    let folder = node.layout.root.clone();
     small_disk(&folder)?;
     fill(&folder)?;
-    scene.put_runner("web")?;
-    scene.start()?;
-    scene.until_true("a clear error", |scene| Ok(scene.said(&["web-scene", "No space left on device"])))?;
+    node.write_running_pod("web")?;
+    node.start()?;
+    node.until_true("a clear error", |node| Ok(node.log_contains(&["web-node", "No space left on device"])))?;
     let unkept = ["serving certificate that cannot be kept", "No space left on device"];
-    scene.until_true("a word about the certificate", |scene| Ok(scene.said(&unkept)))?;
-    let address = scene.until("the main port", |scene| {
+    node.until_true("a word about the certificate", |node| Ok(node.log_contains(&unkept)))?;
+    let address = node.until("the main port", |node| {
         let main = |line: &&Value| line["message"] == "listening" && line["server"] == "main";
-        Ok(scene.log().iter().find(main).and_then(|line| line["address"].as_str().map(str::to_owned)))
+        Ok(node.log().iter().find(main).and_then(|line| line["address"].as_str().map(str::to_owned)))
     })?;
     let client = reqwest::Client::builder().no_proxy().tls_danger_accept_invalid_certs(true).build()?;
     let asked = client.get(format!("https://{address}/healthz")).send();
     tokio::runtime::Runtime::new()?.block_on(asked).context("nobody answers on the main port")?;
-    until_healthy(&mut scene)?;
+    until_healthy(&mut node)?;
 
     fs::remove_file(folder.join("filler"))?;
-    scene.until_running("web")?;
-    scene.finish()
+    node.until_running("web")?;
+    node.stop()
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn full_pod_log_dir_does_not_stop_running_pods() -> Result<()> {
-    let mut scene = Scene::new()?;
-    let folder = scene.node.pod_logs.clone();
-    full_disk(&mut scene, &folder)?;
-    scene.finish()
+    let mut node = StandaloneNode::new()?;
+    let folder = node.layout.pod_logs.clone();
+    full_disk(&mut node, &folder)?;
+    node.stop()
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn unwritable_agent_log_does_not_stop_the_agent() -> Result<()> {
-    let mut scene = Scene::new()?;
-    scene.put_runner("victim")?;
+    let mut node = StandaloneNode::new()?;
+    node.write_running_pod("victim")?;
     // Every line written there fails for want of space.
-    scene.start_under(&["sh", "-c", "exec \"$@\" 2>/dev/full", "sh"])?;
-    let first = scene.until_running("victim")?;
+    node.start_under(&["sh", "-c", "exec \"$@\" 2>/dev/full", "sh"])?;
+    let first = node.until_running("victim")?;
     kill(&first)?;
-    scene.until("the next instance", |scene| {
-        Ok(scene.running("victim")?.filter(|container| container.id != first.id))
-    })?;
-    scene.put_runner("late")?;
-    scene.until_running("late")?;
-    until_healthy(&mut scene)?;
-    scene.finish()
+    node.until("the next instance", |node| Ok(node.running("victim")?.filter(|container| container.id != first.id)))?;
+    node.write_running_pod("late")?;
+    node.until_running("late")?;
+    until_healthy(&mut node)?;
+    node.stop()
 }

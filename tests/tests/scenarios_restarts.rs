@@ -8,11 +8,11 @@ use anyhow::Result;
 use anyhow::ensure;
 use keblet_peers::ContainerView;
 use keblet_peers::PodView;
-use keblet_tests::agent::NODE;
-use keblet_tests::agent::Scene;
-use keblet_tests::agent::kill;
-use keblet_tests::agent::processes_with;
-use keblet_tests::agent::running;
+use keblet_tests::standalone::NODE;
+use keblet_tests::standalone::StandaloneNode;
+use keblet_tests::standalone::kill;
+use keblet_tests::standalone::processes_with;
+use keblet_tests::standalone::running;
 
 const PODS: usize = 20;
 
@@ -21,37 +21,37 @@ fn names() -> Vec<String> {
 }
 
 /// All sandboxes by the name of their pod's file.
-fn sandboxes(scene: &mut Scene) -> Result<BTreeMap<String, Vec<PodView>>> {
+fn sandboxes(node: &mut StandaloneNode) -> Result<BTreeMap<String, Vec<PodView>>> {
     let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
     let suffix = format!("-{NODE}");
-    for pod in scene.containerd.pods()? {
+    for pod in node.containerd.pods()? {
         all.entry(pod.name.strip_suffix(&suffix).unwrap_or(&pod.name).to_owned()).or_default().push(pod);
     }
     Ok(all)
 }
 
 /// Waits until every pod has begun and has a running container.
-fn all_running(scene: &mut Scene) -> Result<BTreeMap<String, ContainerView>> {
-    scene.until("all pods running", |scene| {
-        let all = sandboxes(scene)?;
-        let alive = |name: &String| running(all.get(name)?).into_iter().find(|_| scene.has_begun(name));
+fn all_running(node: &mut StandaloneNode) -> Result<BTreeMap<String, ContainerView>> {
+    node.until("all pods running", |node| {
+        let all = sandboxes(node)?;
+        let alive = |name: &String| running(all.get(name)?).into_iter().find(|_| node.has_started(name));
         Ok(names().into_iter().map(|name| alive(&name).map(|container| (name, container))).collect())
     })
 }
 
-fn count_running(scene: &mut Scene) -> Result<usize> {
-    Ok(running(&scene.containerd.pods()?).len())
+fn count_running(node: &mut StandaloneNode) -> Result<usize> {
+    Ok(running(&node.containerd.pods()?).len())
 }
 
 /// Of no pod two containers run at once, by the runtime's word and by the process table; and no container was ever
-/// asked to end, which it would have stamped.
-fn ensure_single(scene: &mut Scene) -> Result<()> {
-    for (name, pods) in sandboxes(scene)? {
+/// asked to end, which it would have written to its timestamps.
+fn ensure_single(node: &mut StandaloneNode) -> Result<()> {
+    for (name, pods) in sandboxes(node)? {
         let alive = running(&pods);
         ensure!(alive.len() <= 1, "{name} runs twice: {alive:?}");
-        let processes = processes_with(&scene.stamp(&name));
+        let processes = processes_with(&node.stamp(&name));
         ensure!(processes.len() <= 1, "{name} has processes {processes:?}");
-        let stamps = scene.stamped(&name);
+        let stamps = node.stamps_of(&name);
         ensure!(stamps.iter().all(|(word, _)| word == "start"), "{name} was told to end: {stamps:?}");
     }
     Ok(())
@@ -60,100 +60,98 @@ fn ensure_single(scene: &mut Scene) -> Result<()> {
 #[test]
 #[ignore = "real runtime"]
 fn killed_runtime_restarts_only_exited_containers() -> Result<()> {
-    let mut scene = Scene::new()?;
+    let mut node = StandaloneNode::new()?;
     for name in names() {
-        scene.put_runner(&name)?;
+        node.write_running_pod(&name)?;
     }
-    scene.start()?;
-    let before = all_running(&mut scene)?;
+    node.start()?;
+    let before = all_running(&mut node)?;
 
     // Some die in the same moment as the runtime, some while it is away, one when it is back.
     let victims: Vec<String> = names().into_iter().step_by(3).collect();
     let (at_once, later) = victims.split_at(2);
     let (away, back) = later.split_at(later.len() - 1);
     at_once.iter().try_for_each(|name| kill(&before[name]))?;
-    scene.containerd.kill()?;
+    node.containerd.kill()?;
     away.iter().try_for_each(|name| kill(&before[name]))?;
     // The agent has to notice that the runtime is gone, not to be spared it.
-    scene.until_true("the agent is not ready", |scene| {
-        Ok(scene.health("/readyz").is_some_and(|(code, _)| code == 500))
-    })?;
-    scene.containerd.restart()?;
+    node.until_true("the agent is not ready", |node| Ok(node.health("/readyz").is_some_and(|(code, _)| code == 500)))?;
+    node.containerd.restart()?;
     back.iter().try_for_each(|name| kill(&before[name]))?;
 
-    scene.until_true("the dead are restarted", |scene| {
-        let all = sandboxes(scene)?;
+    node.until_true("the dead are restarted", |node| {
+        let all = sandboxes(node)?;
         let new = |name: &String| running(&all[name]).iter().any(|container| container.id != before[name].id);
         Ok(victims.iter().all(new))
     })?;
-    scene.until_true("the agent is ready again", |scene| {
-        Ok(scene.health("/readyz").is_some_and(|(code, _)| code == 200))
+    node.until_true("the agent is ready again", |node| {
+        Ok(node.health("/readyz").is_some_and(|(code, _)| code == 200))
     })?;
-    let after = all_running(&mut scene)?;
-    let all = sandboxes(&mut scene)?;
+    let after = all_running(&mut node)?;
+    let all = sandboxes(&mut node)?;
     for (name, container) in after {
         let died = victims.contains(&name);
         ensure!((container.id != before[&name].id) == died, "{name}: died {died}, {container:?}");
         ensure!(container.attempt == u32::from(died), "{name}: {container:?}");
-        scene.until_true("its program begun", |scene| Ok(scene.starts(&name) > usize::from(died)))?;
-        ensure!(scene.starts(&name) == 1 + usize::from(died), "{name}: {:?}", scene.stamped(&name));
+        node.until_true("its program begun", |node| Ok(node.starts(&name) > usize::from(died)))?;
+        ensure!(node.starts(&name) == 1 + usize::from(died), "{name}: {:?}", node.stamps_of(&name));
         ensure!(all[&name].len() == 1, "{name} has another sandbox: {:?}", all[&name]);
-        let seen = scene.events(&name, "ContainerDied");
+        let seen = node.events(&name, "ContainerDied");
         ensure!(seen.len() == usize::from(died), "{name}: {seen:?}");
     }
-    ensure_single(&mut scene)?;
-    scene.finish()
+    ensure_single(&mut node)?;
+    node.stop()
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn killed_agent_starts_no_duplicate_containers() -> Result<()> {
-    let mut scene = Scene::new()?;
+    let mut node = StandaloneNode::new()?;
     for name in names() {
-        scene.put_runner(&name)?;
+        node.write_running_pod(&name)?;
     }
     // Killed as soon as so many sandboxes or containers are there: before the first container, amid them, near the end.
     let mut lived = BTreeSet::new();
     for (pods, containers) in [(1, 0), (3, 1), (6, 5), (PODS, 12)] {
-        scene.start()?;
-        scene.until_true(&format!("{pods} sandboxes, {containers} containers"), |scene| {
-            Ok(scene.containerd.pods()?.len() >= pods && count_running(scene)? >= containers)
+        node.start()?;
+        node.until_true(&format!("{pods} sandboxes, {containers} containers"), |node| {
+            Ok(node.containerd.pods()?.len() >= pods && count_running(node)? >= containers)
         })?;
-        scene.kill_agent()?;
-        ensure_single(&mut scene)?;
-        lived.extend(running(&scene.containerd.pods()?).into_iter().map(|container| container.id));
+        node.kill_agent()?;
+        ensure_single(&mut node)?;
+        lived.extend(running(&node.containerd.pods()?).into_iter().map(|container| container.id));
     }
     // Two die while no agent looks.
-    let victims: Vec<ContainerView> = running(&scene.containerd.pods()?).into_iter().take(2).collect();
+    let victims: Vec<ContainerView> = running(&node.containerd.pods()?).into_iter().take(2).collect();
     victims.iter().try_for_each(kill)?;
     let dead: BTreeSet<&str> = victims.iter().map(|container| container.id.as_str()).collect();
-    scene.until_true("the runtime has noticed", |scene| {
-        Ok(running(&scene.containerd.pods()?).iter().all(|container| !dead.contains(container.id.as_str())))
+    node.until_true("the runtime has noticed", |node| {
+        Ok(running(&node.containerd.pods()?).iter().all(|container| !dead.contains(container.id.as_str())))
     })?;
 
-    scene.start()?;
-    let before = all_running(&mut scene)?;
-    let all = sandboxes(&mut scene)?;
+    node.start()?;
+    let before = all_running(&mut node)?;
+    let all = sandboxes(&mut node)?;
     for (name, alive) in &before {
         let pods = &all[name];
         ensure!(pods.iter().filter(|sandbox| sandbox.ready).count() == 1, "{name}: {pods:?}");
         // A start that was cut off may have left dead instances, of which not all are kept; all of them are counted.
         let ended = pods.iter().flat_map(|pod| &pod.containers).filter(|container| container.state == "exited").count();
         let earlier = ended.max(alive.attempt as usize);
-        ensure!(scene.starts(name) <= 1 + earlier, "{name} started {:?}: {pods:?}", scene.stamped(name));
-        ensure!(processes_with(&scene.stamp(name)) == [alive.pid.unwrap_or_default()], "{name}: {alive:?}");
+        ensure!(node.starts(name) <= 1 + earlier, "{name} started {:?}: {pods:?}", node.stamps_of(name));
+        ensure!(processes_with(&node.stamp(name)) == [alive.pid.unwrap_or_default()], "{name}: {alive:?}");
     }
     let alive: BTreeSet<&str> = before.values().map(|container| container.id.as_str()).collect();
     let replaced: BTreeSet<&str> = lived.iter().map(String::as_str).filter(|id| !alive.contains(id)).collect();
     ensure!(replaced == dead, "{replaced:?} are no more, but {dead:?} died");
 
     // One more end and start with everything running changes nothing at all.
-    scene.kill_agent()?;
-    scene.start()?;
-    scene.put_runner("last")?;
-    scene.until_running("last")?;
-    let after = all_running(&mut scene)?;
+    node.kill_agent()?;
+    node.start()?;
+    node.write_running_pod("last")?;
+    node.until_running("last")?;
+    let after = all_running(&mut node)?;
     ensure!(before == after, "{before:?}\n{after:?}");
-    ensure_single(&mut scene)?;
-    scene.finish()
+    ensure_single(&mut node)?;
+    node.stop()
 }

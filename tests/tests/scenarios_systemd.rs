@@ -4,8 +4,8 @@
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
-use keblet_tests::agent::Scene;
 use keblet_tests::machine::Machine;
+use keblet_tests::standalone::StandaloneNode;
 use serde_json::json;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_private-systemd");
@@ -38,8 +38,8 @@ fn locks(machine: &Machine) -> Result<usize> {
     Ok(told.lines().filter(|line| words.iter().all(|word| line.contains(word))).count())
 }
 
-fn until_up(scene: &mut Scene, machine: &Machine) -> Result<()> {
-    scene.until_true("an active service that holds the lock", |_| {
+fn until_up(node: &mut StandaloneNode, machine: &Machine) -> Result<()> {
+    node.until_true("an active service that holds the lock", |_| {
         Ok(is_up(machine) && locks(machine).is_ok_and(|locks| locks == 1))
     })
 }
@@ -47,7 +47,7 @@ fn until_up(scene: &mut Scene, machine: &Machine) -> Result<()> {
 #[test]
 #[ignore = "real runtime"]
 fn systemd_powers_off_after_pod_termination() -> Result<()> {
-    let mut scene = Scene::with(json!({
+    let mut node = StandaloneNode::with(json!({
         // The machine's tree is cgroup v2 without controllers, the runtime's is the system's.
         "cgroupsPerQOS": false,
         "cgroupRoot": "",
@@ -55,27 +55,27 @@ fn systemd_powers_off_after_pod_termination() -> Result<()> {
         "shutdownGracePeriod": "40s",
         "shutdownGracePeriodCriticalPods": "20s",
     }))?;
-    scene.put_runner("web")?;
-    let mut critical = scene.pod("critical", &["run", "--stamp", &scene.stamp("critical")]);
+    node.write_running_pod("web")?;
+    let mut critical = node.pod("critical", &["run", "--stamp", &node.stamp("critical")]);
     critical["spec"]["priority"] = json!(2_000_001_000);
-    scene.node.write_manifest("critical", &critical)?;
-    let machine = Machine::start(&mut scene, PROGRAM)?;
-    until_up(&mut scene, &machine)?;
-    let running = [scene.until_running("web")?, scene.until_running("critical")?];
+    node.layout.write_manifest("critical", &critical)?;
+    let machine = Machine::start(&mut node, PROGRAM)?;
+    until_up(&mut node, &machine)?;
+    let running = [node.until_running("web")?, node.until_running("critical")?];
     ensure!(service(&machine, "WatchdogUSec")? == "30s", "the watchdog is not armed");
     let delay = machine.run(&[&["busctl", "get-property"], &LOGIND[..], &["InhibitDelayMaxUSec"]].concat())?;
     ensure!(delay.trim() == "t 40000000", "logind was told to wait so long: {delay}");
 
     // A service that dies is back at once, and touches nothing.
     machine.run(&["systemctl", "kill", "--signal=KILL", "keblet.service"])?;
-    scene.until_true("another life", |_| Ok(service(&machine, "NRestarts").is_ok_and(|restarts| restarts == "1")))?;
-    until_up(&mut scene, &machine)?;
-    ensure!(running == [scene.until_running("web")?, scene.until_running("critical")?], "a container was touched");
+    node.until_true("another life", |_| Ok(service(&machine, "NRestarts").is_ok_and(|restarts| restarts == "1")))?;
+    until_up(&mut node, &machine)?;
+    ensure!(running == [node.until_running("web")?, node.until_running("critical")?], "a container was touched");
 
     power_off(&machine)?;
-    let off = scene.until("the machine going down", |_| Ok(machine.off_at()))?;
+    let off = node.until("the machine going down", |_| Ok(machine.off_at()))?;
     let ended = |name: &str| -> Result<f64> {
-        let stamps = scene.stamped(name);
+        let stamps = node.stamps_of(name);
         let last = stamps.last().filter(|(word, _)| word == "exit").with_context(|| format!("{name}: {stamps:?}"))?;
         Ok(last.1 as f64 / 1e9)
     };
@@ -83,35 +83,35 @@ fn systemd_powers_off_after_pod_termination() -> Result<()> {
     // Uptime has hundredths of a second.
     ensure!(web < critical && critical < off + 0.01, "{web} {critical} {off}");
     ensure!(off < web + 20.0, "it waited for nothing: {web} {off}");
-    ensure!(scene.starts("web") == 1 && scene.starts("critical") == 1, "one was started again");
-    ensure!(scene.said(&["Shutdown manager detected shutdown event"]), "no word of it");
-    scene.until_ended()?;
-    scene.containerd.stop()
+    ensure!(node.starts("web") == 1 && node.starts("critical") == 1, "one was started again");
+    ensure!(node.log_contains(&["Shutdown manager detected shutdown event"]), "no word of it");
+    node.until_ended()?;
+    node.containerd.stop()
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn systemd_slice_exists_per_pod() -> Result<()> {
-    let mut scene = Scene::with(json!({
+    let mut node = StandaloneNode::with(json!({
         "cgroupDriver": "systemd",
         "cgroupRoot": "",
         "singleProcessOOMKill": true,
         "podPidsLimit": 77,
     }))?;
-    let machine = Machine::start(&mut scene, PROGRAM)?;
-    scene.until_true("an active service", |_| Ok(is_up(&machine)))?;
+    let machine = Machine::start(&mut node, PROGRAM)?;
+    node.until_true("an active service", |_| Ok(is_up(&machine)))?;
     for class in ["burstable", "besteffort"] {
         let slice = format!("kubepods-{class}.slice");
         ensure!(property(&machine, &slice, "Slice")? == "kubepods.slice", "{slice} hangs elsewhere");
-        let least = |_: &mut Scene| Ok(property(&machine, &slice, "CPUWeight")? == "1");
-        scene.until_true("the weight of a class that requests nothing", least)?;
+        let least = |_: &mut StandaloneNode| Ok(property(&machine, &slice, "CPUWeight")? == "1");
+        node.until_true("the weight of a class that requests nothing", least)?;
     }
 
-    let mut pod = scene.pod("web", &["run", "--stamp", &scene.stamp("web")]);
+    let mut pod = node.pod("web", &["run", "--stamp", &node.stamp("web")]);
     let limits = json!({ "cpu": "250m", "memory": "64Mi" });
     pod["spec"]["containers"][0]["resources"] = json!({ "limits": limits, "requests": limits });
-    scene.node.write_manifest("web", &pod)?;
-    scene.until_running("web")?;
+    node.layout.write_manifest("web", &pod)?;
+    node.until_running("web")?;
     let told = machine.run(&["systemctl", "list-units", "--plain", "--no-legend", "kubepods-pod*.slice"])?;
     let slice = told.split_whitespace().next().context("the pod has no slice")?;
     let values = [("Slice", "kubepods.slice"), ("CPUQuotaPerSecUSec", "250ms"), ("CPUWeight", "10")];
@@ -120,13 +120,13 @@ fn systemd_slice_exists_per_pod() -> Result<()> {
         ensure!(is == value, "{name} of {slice} is {is} instead of {value}");
     }
 
-    scene.node.remove_manifest("web")?;
-    scene.until_true("the slice gone", |_| Ok(property(&machine, slice, "ActiveState")? == "inactive"))?;
-    let ready: Vec<_> = scene.sandboxes("web")?.into_iter().filter(|sandbox| sandbox.ready).collect();
+    node.layout.remove_manifest("web")?;
+    node.until_true("the slice gone", |_| Ok(property(&machine, slice, "ActiveState")? == "inactive"))?;
+    let ready: Vec<_> = node.sandboxes("web")?.into_iter().filter(|sandbox| sandbox.ready).collect();
     ensure!(ready.is_empty(), "it went before the pod: {ready:?}");
     // Nobody holds the machine up without a grace period.
     ensure!(locks(&machine)? == 0, "a lock that nobody asked for");
     power_off(&machine)?;
-    scene.until_ended()?;
-    scene.containerd.stop()
+    node.until_ended()?;
+    node.containerd.stop()
 }

@@ -1,4 +1,4 @@
-//! The whole agent on the simulated node: what a pod goes through, told by the ledger of what truly happened.
+//! The whole agent on the simulated node, checked against the runtime's trace.
 
 use std::path::Path;
 use std::time::Duration;
@@ -47,9 +47,9 @@ impl Node {
     }
 
     async fn running(&self, pod: &str, container: &str) {
-        let live = |l: &Ledger| l.live(pod, container).is_some();
-        if let Err(unmet) = self.sim.until(&format!("{pod}/{container} runs"), secs(900), live).await {
-            panic!("{unmet}");
+        let live = |l: &Trace| l.live(pod, container).is_some();
+        if let Err(timed_out) = self.sim.until(&format!("{pod}/{container} runs"), secs(900), live).await {
+            panic!("{timed_out}");
         }
     }
 
@@ -57,18 +57,18 @@ impl Node {
     async fn buried(&self, pod: &str) {
         let begin = Instant::now();
         while !self.sim.sandboxes(pod).is_empty() {
-            assert!(begin.elapsed() < secs(30), "{}", self.sim.ledger(Ledger::to_string));
+            assert!(begin.elapsed() < secs(30), "{}", self.sim.trace(Trace::to_string));
             sleep(ms(10)).await;
         }
     }
 
     /// Attempts of one container, in the order they were started.
     fn attempts(&self, pod: &str, container: &str) -> Vec<u32> {
-        self.sim.ledger(|l| l.history(pod, container).filter(|i| i.started.is_some()).map(|i| i.attempt).collect())
+        self.sim.trace(|l| l.history(pod, container).filter(|i| i.started.is_some()).map(|i| i.attempt).collect())
     }
 
     fn no_duplicates(&self) {
-        self.sim.ledger(|l| {
+        self.sim.trace(|l| {
             assert!(l.duplicates().is_empty(), "{:#?}\n{l}", l.duplicates());
             assert!(l.fallen_attempts().is_empty(), "{:#?}\n{l}", l.fallen_attempts());
         });
@@ -76,7 +76,7 @@ impl Node {
 
     /// From the death of one attempt to the start of the next.
     fn gap(&self, pod: &str, container: &str, attempt: u32) -> Duration {
-        self.sim.ledger(|l| {
+        self.sim.trace(|l| {
             let of = |n: u32| l.history(pod, container).find(|i| i.attempt == n).expect("that attempt");
             let (died, _) = of(attempt).exited.expect("dead");
             of(attempt + 1).started.expect("started") - died
@@ -91,11 +91,11 @@ async fn running_pod_needs_no_runtime_calls() {
     node.running("web", "main").await;
     node.running("web", "side").await;
     sleep(secs(5)).await;
-    let before = node.sim.ledger(|l| (l.total(), l.clone()));
+    let before = node.sim.trace(|l| (l.total(), l.clone()));
     sleep(secs(250)).await;
-    let status_calls = node.sim.ledger(|l| l.count(Method::Status)) - before.1.count(Method::Status);
-    let calls = node.sim.ledger(Ledger::total) - before.0 - status_calls;
-    assert_eq!(calls, 0, "{}", node.sim.ledger(Ledger::to_string));
+    let status_calls = node.sim.trace(|l| l.count(Method::Status)) - before.1.count(Method::Status);
+    let calls = node.sim.trace(Trace::total) - before.0 - status_calls;
+    assert_eq!(calls, 0, "{}", node.sim.trace(Trace::to_string));
     assert_eq!(node.attempts("web", "main"), [0]);
 }
 
@@ -123,7 +123,7 @@ async fn init_containers_start_without_extra_delay() {
         let _agent = node.start(senses, [chain.after("four", "exit 0").running("main", "run")]);
         node.running("chain", "main").await;
         assert!(begin.elapsed() <= ms(most), "{senses:?}: {:?}", begin.elapsed());
-        let order: Vec<String> = node.sim.ledger(|l| l.instances().iter().map(|i| i.container.clone()).collect());
+        let order: Vec<String> = node.sim.trace(|l| l.instances().iter().map(|i| i.container.clone()).collect());
         assert_eq!(order, ["one", "two", "three", "four", "main"]);
     }
 }
@@ -137,7 +137,7 @@ async fn f03_removed_pod_terminates_without_waiting() {
     node.running("web", "main").await;
     let begin = Instant::now();
     agent.remove(web.build()).await;
-    let removed = |l: &Ledger| l.history("web", "main").all(|i| i.removed.is_some());
+    let removed = |l: &Trace| l.history("web", "main").all(|i| i.removed.is_some());
     node.sim.until("removed", secs(30), removed).await.expect("removed");
     assert!(begin.elapsed() < ms(400), "{:?}", begin.elapsed());
     sleep(secs(5)).await;
@@ -159,10 +159,10 @@ async fn deleted_host_network_pod_is_finished_before_sandbox_teardown() {
         agent.update(web.deleting().build()).await;
         let stored = || agent.statuses.stored(&PodUid::from("web-uid"));
         while stored().is_none_or(|stored| !stored.is_finished) {
-            assert!(begin.elapsed() < secs(5), "{}", node.sim.ledger(Ledger::to_string));
+            assert!(begin.elapsed() < secs(5), "{}", node.sim.trace(Trace::to_string));
             sleep(ms(1)).await;
         }
-        assert_eq!(node.sim.ledger(Ledger::live_count), 0);
+        assert_eq!(node.sim.trace(Trace::live_count), 0);
         let ready = v1::PodSandboxState::SandboxReady as i32;
         assert_eq!(node.sim.sandboxes("web").iter().any(|sandbox| sandbox.state == ready), early);
         assert!(!early || begin.elapsed() < ms(100), "{:?}", begin.elapsed());
@@ -186,7 +186,7 @@ async fn sandbox_teardown_continues_after_agent_restart() {
     node.sim
         .until("dead", secs(5), |l| l.live("web", "main").is_none())
         .await
-        .unwrap_or_else(|unmet| panic!("{unmet}"));
+        .unwrap_or_else(|timed_out| panic!("{timed_out}"));
     sleep(ms(100)).await;
     assert!(agent.statuses.stored(&PodUid::from("web-uid")).is_some_and(|stored| stored.is_finished));
     drop(agent);
@@ -224,19 +224,19 @@ async fn crash_loops_back_off() {
 /// F1: a start that the agent gave up on, but the runtime did not.
 #[tokio::test(start_paused = true)]
 async fn f01_late_successful_start_is_not_repeated() {
-    for trouble in [
-        Trouble::HangAfter,
-        Trouble::Slow(secs(130)),
-        Trouble::FailAfter(Code::Unknown, "simulated".to_owned()),
-        Trouble::LateAnswer(secs(125)),
+    for fault in [
+        FaultKind::HangAfter,
+        FaultKind::Slow(secs(130)),
+        FaultKind::FailAfter(Code::Unknown, "simulated".to_owned()),
+        FaultKind::LateAnswer(secs(125)),
     ] {
         let node = Node::new();
-        node.sim.faults(|f| f.add(CallFault::on(Method::StartContainer, trouble.clone()).times(1)));
+        node.sim.faults(|f| f.add(CallFault::on(Method::StartContainer, fault.clone()).times(1)));
         let _agent = node.start(Senses::ALL, [pod("web").running("main", "run")]);
         node.running("web", "main").await;
         sleep(secs(600)).await;
         node.no_duplicates();
-        assert_eq!(node.sim.ledger(Ledger::live_count), 1, "{trouble:?}");
+        assert_eq!(node.sim.trace(Trace::live_count), 1, "{fault:?}");
     }
 }
 
@@ -245,12 +245,12 @@ async fn f01_late_successful_start_is_not_repeated() {
 async fn f01_failed_start_is_retried() {
     for (method, code) in [(Method::StartContainer, Code::Unknown), (Method::CreateContainer, Code::Unavailable)] {
         let node = Node::new();
-        node.sim.faults(|f| f.add(CallFault::on(method, Trouble::Fail(code, "simulated".to_owned())).times(1)));
+        node.sim.faults(|f| f.add(CallFault::on(method, FaultKind::Fail(code, "simulated".to_owned())).times(1)));
         let _agent = node.start(Senses::ALL, [pod("web").running("main", "run")]);
         node.running("web", "main").await;
         sleep(secs(60)).await;
         node.no_duplicates();
-        assert_eq!(node.sim.ledger(Ledger::live_count), 1, "{method:?}");
+        assert_eq!(node.sim.trace(Trace::live_count), 1, "{method:?}");
     }
 }
 
@@ -261,16 +261,19 @@ async fn f01_no_duplicates_when_events_lag_behind_starts() {
         let node = Node::new();
         node.sim.faults(|f| {
             f.events = EventFaults { late: 0.8, late_by: secs(4), lost: 0.3, doubled: 0.3, ..EventFaults::default() };
-            f.add(CallFault::on(Method::StartContainer, Trouble::Slow(ms(700))).with_probability(0.5));
-            f.add(CallFault::on(Method::StartContainer, Trouble::LateAnswer(ms(900))).with_probability(0.3));
+            f.add(CallFault::on(Method::StartContainer, FaultKind::Slow(ms(700))).with_probability(0.5));
+            f.add(CallFault::on(Method::StartContainer, FaultKind::LateAnswer(ms(900))).with_probability(0.3));
         });
         let pods = (0..20).map(|n| pod(&format!("p{n}")).running("main", "exit 1 2s until 2"));
         let _agent = node.start(senses, pods);
-        let all = |l: &Ledger| (0..20).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt >= 2));
+        let all = |l: &Trace| (0..20).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt >= 2));
         // A lost event that nothing else tells of waits for the next list.
-        node.sim.until("all settled", secs(3000), all).await.unwrap_or_else(|unmet| panic!("{senses:?}: {unmet}"));
+        node.sim
+            .until("all settled", secs(3000), all)
+            .await
+            .unwrap_or_else(|timed_out| panic!("{senses:?}: {timed_out}"));
         node.no_duplicates();
-        let starts = node.sim.ledger(|l| l.instances().iter().filter(|i| i.started.is_some()).count());
+        let starts = node.sim.trace(|l| l.instances().iter().filter(|i| i.started.is_some()).count());
         assert_eq!(starts, 60, "{senses:?}: three lives each");
     }
 }
@@ -285,16 +288,16 @@ async fn f02_restarted_agent_changes_no_container() {
         node.sim.until("all up", secs(60), |l| l.live_count() == 20).await.expect("up");
         sleep(secs(3)).await;
         drop(agent);
-        let acts = |l: &Ledger| -> u64 { l.counts().iter().filter(|(m, _)| m.acts()).map(|(_, n)| n).sum() };
-        let before = node.sim.ledger(acts);
+        let acts = |l: &Trace| -> u64 { l.counts().iter().filter(|(m, _)| m.acts()).map(|(_, n)| n).sum() };
+        let before = node.sim.trace(acts);
         node.sim.faults(|f| {
-            f.add(CallFault::on(Method::ContainerStatus, Trouble::Slow(slow)));
-            f.add(CallFault::on(Method::ListContainers, Trouble::Slow(slow)));
+            f.add(CallFault::on(Method::ContainerStatus, FaultKind::Slow(slow)));
+            f.add(CallFault::on(Method::ListContainers, FaultKind::Slow(slow)));
         });
         let _agent = node.start(Senses::ALL, pods());
         sleep(secs(120)).await;
-        assert_eq!(node.sim.ledger(acts), before, "{}", node.sim.ledger(Ledger::to_string));
-        assert_eq!(node.sim.ledger(Ledger::live_count), 20);
+        assert_eq!(node.sim.trace(acts), before, "{}", node.sim.trace(Trace::to_string));
+        assert_eq!(node.sim.trace(Trace::live_count), 20);
     }
 }
 
@@ -312,11 +315,14 @@ async fn agent_killed_at_any_call_creates_no_duplicates() {
         drop(agent);
         let _agent = node.start(Senses::ALL, wanted());
         let settled =
-            |l: &Ledger| l.live("init", "main").is_some() && l.live("crash", "main").is_some_and(|i| i.attempt > 0);
-        node.sim.until("settled", secs(120), settled).await.unwrap_or_else(|unmet| panic!("step {step}: {unmet}"));
+            |l: &Trace| l.live("init", "main").is_some() && l.live("crash", "main").is_some_and(|i| i.attempt > 0);
+        node.sim
+            .until("settled", secs(120), settled)
+            .await
+            .unwrap_or_else(|timed_out| panic!("step {step}: {timed_out}"));
         sleep(secs(60)).await;
         node.no_duplicates();
-        assert_eq!(node.sim.ledger(Ledger::live_count), 2, "step {step}");
+        assert_eq!(node.sim.trace(Trace::live_count), 2, "step {step}");
         assert!(node.attempts("crash", "main").len() <= 3, "step {step}: {:?}", node.attempts("crash", "main"));
         // A start that was under way when the agent died may be given up and made again, never doubled.
         assert!(node.attempts("init", "main").len() <= 2, "step {step}: {:?}", node.attempts("init", "main"));
@@ -339,15 +345,15 @@ async fn f09_dead_sandbox_is_replaced_and_restart_counts_continue() {
         .expect("up");
     sleep(secs(5)).await;
     assert_eq!(node.sim.kill_sandboxes("web"), 1);
-    let again = |l: &Ledger| {
+    let again = |l: &Trace| {
         l.live("web", "main").is_some_and(|i| i.attempt == 2) && l.live("web", "side").is_some_and(|i| i.attempt == 1)
     };
-    node.sim.until("both in a new sandbox", secs(120), again).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    node.sim.until("both in a new sandbox", secs(120), again).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
     sleep(secs(30)).await;
     node.no_duplicates();
     let ready = |s: &v1::PodSandboxStatus| s.state() == v1::PodSandboxState::SandboxReady;
     assert_eq!(node.sim.sandboxes("web").iter().filter(|s| ready(s)).count(), 1);
-    assert_eq!(node.sim.ledger(Ledger::live_count), 2);
+    assert_eq!(node.sim.trace(Trace::live_count), 2);
 }
 
 /// F12: the runtime goes and comes back under running pods, and some die meanwhile.
@@ -382,18 +388,18 @@ async fn exit_during_container_cleanup_is_handled() {
     let node = Node::new();
     // The first removal fails, so that it is made again beside the third life, and ends just after the death of that.
     node.sim.faults(|f| {
-        f.add(CallFault::on(Method::RemoveContainer, Trouble::Slow(ms(3300))));
-        f.add(CallFault::on(Method::RemoveContainer, Trouble::Fail(Code::Unknown, "not now".to_owned())).times(1));
+        f.add(CallFault::on(Method::RemoveContainer, FaultKind::Slow(ms(3300))));
+        f.add(CallFault::on(Method::RemoveContainer, FaultKind::Fail(Code::Unknown, "not now".to_owned())).times(1));
     });
     let _agent = node.start(Senses::EVENTS, [pod("web").running("main", "exit 1 3s until 3")]);
-    let removed = |l: &Ledger| l.history("web", "main").next().is_some_and(|i| i.removed.is_some());
+    let removed = |l: &Trace| l.history("web", "main").next().is_some_and(|i| i.removed.is_some());
     node.sim.until("the first life is removed", secs(60), removed).await.unwrap_or_else(|u| panic!("{u}"));
-    let just_died = node.sim.ledger(|l| {
+    let just_died = node.sim.trace(|l| {
         let third = l.history("web", "main").find(|i| i.attempt == 2).expect("a third life");
         third.exited.is_some_and(|(at, _)| at.elapsed() < secs(1)) && third.reported.is_some()
     });
-    assert!(just_died, "the removal ended at the wrong moment: {}", node.sim.ledger(Ledger::to_string));
-    let fourth = |l: &Ledger| l.live("web", "main").is_some_and(|i| i.attempt == 3);
+    assert!(just_died, "the removal ended at the wrong moment: {}", node.sim.trace(Trace::to_string));
+    let fourth = |l: &Trace| l.live("web", "main").is_some_and(|i| i.attempt == 3);
     node.sim.until("the fourth life", secs(60), fourth).await.unwrap_or_else(|u| panic!("{u}"));
 }
 
@@ -412,11 +418,11 @@ async fn shared_pid_namespace_restarts_only_after_the_runtime_report() {
 async fn hung_runtime_call_delays_only_its_own_pod() {
     for method in [Method::StartContainer, Method::ContainerStatus, Method::RunPodSandbox, Method::StopContainer] {
         let node = Node::new();
-        node.sim.faults(|f| f.add(CallFault::on(method, Trouble::Hang).about("stuck_default_").times(3)));
+        node.sim.faults(|f| f.add(CallFault::on(method, FaultKind::Hang).about("stuck_default_").times(3)));
         let pods = (0..5).map(|n| pod(&format!("p{n}")).running("main", "exit 1 15s until 1"));
         let begin = Instant::now();
         let _agent = node.start(Senses::ALL, pods.chain([pod("stuck").running("main", "run")]));
-        let others = |l: &Ledger| (0..5).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 1));
+        let others = |l: &Trace| (0..5).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 1));
         node.sim.until("the others go on", secs(20), others).await.unwrap_or_else(|u| panic!("{method:?}: {u}"));
         assert!(begin.elapsed() < secs(17), "{method:?}: {:?}", begin.elapsed());
         node.sim.faults(Faults::clear);
@@ -435,10 +441,10 @@ async fn edited_static_pod_replaces_the_previous_one() {
     let begin = Instant::now();
     agent.remove(old.build()).await;
     agent.add(pod("web").uid("web-uid-2").running("main", "run").build()).await;
-    let new_lives = |l: &Ledger| l.live("web", "main").is_some_and(|i| i.pod_uid == "web-uid-2");
+    let new_lives = |l: &Trace| l.live("web", "main").is_some_and(|i| i.pod_uid == "web-uid-2");
     node.sim.until("the new one runs", secs(30), new_lives).await.unwrap_or_else(|u| panic!("{u}"));
     assert!(begin.elapsed() < ms(1700), "{:?}", begin.elapsed());
-    let overlap = node.sim.ledger(|l| {
+    let overlap = node.sim.trace(|l| {
         let gone = l.history("web", "main").find(|i| i.pod_uid == "web-uid").and_then(|i| i.gone).expect("gone");
         l.live("web", "main").and_then(|i| i.started).expect("started") < gone
     });
@@ -469,7 +475,7 @@ async fn undesired_pod_is_terminated_by_the_next_agent() {
     sleep(secs(1)).await;
     drop(agent);
     let _agent = node.start(Senses::ALL, [pod("stays").running("main", "run")]);
-    let ended = |l: &Ledger| l.live("goes", "main").is_none();
+    let ended = |l: &Trace| l.live("goes", "main").is_none();
     node.sim.until("ended", secs(30), ended).await.unwrap_or_else(|u| panic!("{u}"));
     assert_eq!(node.attempts("stays", "main"), [0]);
 }
@@ -481,11 +487,11 @@ async fn every_exit_is_reported_exactly_once() {
     let seen = Seen::default();
     let pods = (0..10).map(|n| pod(&format!("p{n}")).running("main", "exit 1 3s until 3").build()).collect();
     let _agent = Agent::start_seeing(&node.sim, Senses::ALL, node.root(), pods, seen.clone());
-    let done = |l: &Ledger| (0..10).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 3));
+    let done = |l: &Trace| (0..10).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 3));
     node.sim.until("fourth lives", secs(300), done).await.unwrap_or_else(|u| panic!("{u}"));
     sleep(secs(5)).await;
     let deaths: Vec<usize> =
-        node.sim.ledger(|l| l.instances().iter().filter(|i| i.exited.is_some()).map(|i| seen.deaths(&i.id)).collect());
+        node.sim.trace(|l| l.instances().iter().filter(|i| i.exited.is_some()).map(|i| seen.deaths(&i.id)).collect());
     assert_eq!(deaths, [1; 30]);
 }
 
@@ -498,9 +504,9 @@ async fn idle_runtime_calls_do_not_grow_with_pod_count() {
         let _agent = node.start(Senses::ALL, (0..count).map(|n| pod(&format!("p{n}")).running("main", "run")));
         node.sim.until("all up", secs(600), |l| l.live_count() == count).await.expect("up");
         sleep(secs(30)).await;
-        let before = node.sim.ledger(Ledger::total);
+        let before = node.sim.trace(Trace::total);
         sleep(secs(600)).await;
-        per_minute.push((node.sim.ledger(Ledger::total) - before) / 10);
+        per_minute.push((node.sim.trace(Trace::total) - before) / 10);
     }
     assert!(per_minute[1] <= per_minute[0] && per_minute[0] <= 3, "{per_minute:?}");
 }

@@ -21,13 +21,13 @@ fn start(sim: &SimRuntime, root: &Path, pods: Vec<keblet::model::Pod>) -> Agent 
 }
 
 async fn lives(sim: &SimRuntime, attempt: u32) {
-    let lives = |l: &Ledger| l.live("web", "main").is_some_and(|i| i.attempt == attempt);
-    sim.until(&format!("life {attempt}"), SOON, lives).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    let lives = |l: &Trace| l.live("web", "main").is_some_and(|i| i.attempt == attempt);
+    sim.until(&format!("life {attempt}"), SOON, lives).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
 }
 
 /// Attempts that the runtime still has.
 fn left(sim: &SimRuntime) -> Vec<u32> {
-    sim.ledger(|l| l.history("web", "main").filter(|i| i.removed.is_none()).map(|i| i.attempt).collect())
+    sim.trace(|l| l.history("web", "main").filter(|i| i.removed.is_none()).map(|i| i.attempt).collect())
 }
 
 #[tokio::test(start_paused = true)]
@@ -43,8 +43,8 @@ async fn replaced_sandbox_is_removed_with_its_last_exited_container() {
     sim.kill("web", "main", Exit::Code(1)).expect("it runs");
     lives(&sim, 2).await;
     sleep(secs(60)).await;
-    assert_eq!((left(&sim), sim.sandboxes("web").len()), (vec![1, 2], 1), "{}", sim.ledger(Ledger::to_string));
-    let calls = || sim.ledger(|l| l.total() - l.count(Method::Status));
+    assert_eq!((left(&sim), sim.sandboxes("web").len()), (vec![1, 2], 1), "{}", sim.trace(Trace::to_string));
+    let calls = || sim.trace(|l| l.total() - l.count(Method::Status));
     let before = calls();
     // Until the next list of everything, which comes every five minutes.
     sleep(secs(100)).await;
@@ -59,21 +59,21 @@ async fn finished_pod_keeps_one_exited_container() {
     let _agent = start(&sim, folder.path(), vec![pod("web").restarted("OnFailure").running("main", "run").build()]);
     lives(&sim, 2).await;
     sleep(secs(60)).await;
-    assert_eq!(left(&sim), [2], "{}", sim.ledger(Ledger::to_string));
+    assert_eq!(left(&sim), [2], "{}", sim.trace(Trace::to_string));
 }
 
 #[tokio::test(start_paused = true)]
 async fn failed_container_removal_is_retried() {
     let (sim, folder) = node();
     // Once while the third life is held back, and once beside it.
-    let fails = Trouble::Fail(Code::Unknown, "not now".to_owned());
+    let fails = FaultKind::Fail(Code::Unknown, "not now".to_owned());
     sim.faults(|f| f.add(CallFault::on(Method::RemoveContainer, fails).times(2)));
     let _agent = start(&sim, folder.path(), vec![pod("web").running("main", "exit 1 2s until 2").build()]);
     lives(&sim, 2).await;
     sleep(secs(5)).await;
     assert_eq!(left(&sim), [0, 1, 2], "the removal has failed");
     sleep(secs(60)).await;
-    assert_eq!(left(&sim), [1, 2], "{}", sim.ledger(Ledger::to_string));
+    assert_eq!(left(&sim), [1, 2], "{}", sim.trace(Trace::to_string));
 }
 
 /// A deleted pod ends while the API server is away, and the agent is killed before it could tell: soon after the
@@ -92,8 +92,8 @@ async fn pod_terminated_while_the_api_server_was_down_is_deleted_by_the_next_age
         let deleting = api.put(&web.deleting().build());
         api.be_away(true);
         agent.update(deleting).await;
-        let told = |l: &Ledger| l.count(Method::StopContainer) > 0;
-        sim.until("told to end", SOON, told).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+        let told = |l: &Trace| l.count(Method::StopContainer) > 0;
+        sim.until("told to end", SOON, told).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
         sleep(later).await;
         drop(agent);
         sleep(secs(1)).await;
@@ -111,9 +111,9 @@ async fn pod_terminated_while_the_api_server_was_down_is_deleted_by_the_next_age
         assert!(matches!(last.as_deref(), Some("Succeeded" | "Failed")), "{later:?}: {last:?}");
         agent.remove(known).await;
         sleep(secs(600)).await;
-        let attempts: Vec<u32> = sim.ledger(|l| l.history("web", "main").map(|i| i.attempt).collect());
+        let attempts: Vec<u32> = sim.trace(|l| l.history("web", "main").map(|i| i.attempt).collect());
         assert_eq!(attempts, [0], "{later:?}: nothing of it is made again");
-        assert_eq!(sim.ledger(Ledger::live_count), 0, "{later:?}");
+        assert_eq!(sim.trace(Trace::live_count), 0, "{later:?}");
         assert!(sim.sandboxes("web").is_empty(), "{later:?}");
     }
 }

@@ -161,17 +161,17 @@ async fn pod_terminated_while_waiting_for_a_stop_permit_is_not_stopped() {
     agent.remove(static_pod).await;
     agent.update(api.deleting().build()).await;
     sleep(Duration::from_millis(100)).await;
-    let stopped = |l: &Ledger| l.calls().filter(|call| call.method == Method::StopContainer).count();
-    assert_eq!(sim.ledger(stopped), turns, "the last two wait for their turn");
+    let stopped = |l: &Trace| l.calls().filter(|call| call.method == Method::StopContainer).count();
+    assert_eq!(sim.trace(stopped), turns, "the last two wait for their turn");
     for name in ["static", "api"] {
         sim.kill(name, "main", Exit::Code(0)).expect("it runs");
     }
     let begin = Instant::now();
     while !(sim.sandboxes("static").is_empty() && sim.sandboxes("api").is_empty()) {
-        assert!(begin.elapsed() < SOON, "{}", sim.ledger(Ledger::to_string));
+        assert!(begin.elapsed() < SOON, "{}", sim.trace(Trace::to_string));
         sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(sim.ledger(stopped), turns, "{}", sim.ledger(Ledger::to_string));
+    assert_eq!(sim.trace(stopped), turns, "{}", sim.trace(Trace::to_string));
     sleep(Duration::from_secs(1)).await;
     let told = told.lock().expect("not poisoned");
     let killing = told.iter().filter(|(_, event)| event["reason"] == "Killing");

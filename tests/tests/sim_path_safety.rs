@@ -23,9 +23,9 @@ fn start(sim: &SimRuntime, folder: &Path, pods: Vec<Pod>) -> Agent {
     Agent::start(sim, Senses::ALL, folder, pods)
 }
 
-async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Ledger) -> bool) {
-    if let Err(unmet) = sim.until(what, Duration::from_secs(900), condition).await {
-        panic!("{unmet}");
+async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Trace) -> bool) {
+    if let Err(timed_out) = sim.until(what, Duration::from_secs(900), condition).await {
+        panic!("{timed_out}");
     }
 }
 
@@ -60,7 +60,7 @@ async fn pod_with_escaping_sub_path_is_rejected_permanently() {
     agent.remove(good.build()).await;
     until(&sim, "the good one is gone", |l| l.live("good", "main").is_none()).await;
     sleep(Duration::from_secs(600)).await;
-    assert_eq!(sim.ledger(|l| l.history("bad", "main").count()), 0, "{}", sim.ledger(Ledger::to_string));
+    assert_eq!(sim.trace(|l| l.history("bad", "main").count()), 0, "{}", sim.trace(Trace::to_string));
     let status = agent.statuses.get(&PodUid::from("bad-uid")).expect("a status");
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("FailedValidation")));
     assert!(status.message.is_some_and(|message| message.contains("subPath")));
@@ -76,8 +76,8 @@ async fn running_pod_ignores_an_update_with_escaping_sub_path() {
     agent.update(turned.clone()).await;
     // Its next instance is made from what was good.
     until(&sim, "another instance", |l| l.history("web", "main").filter(|i| i.started.is_some()).count() >= 3).await;
-    let side = sim.ledger(|l| l.history("web", "side").count());
-    assert_eq!(side, 1, "{}", sim.ledger(Ledger::to_string));
+    let side = sim.trace(|l| l.history("web", "side").count());
+    assert_eq!(side, 1, "{}", sim.trace(Trace::to_string));
     let status = agent.statuses.get(&PodUid::from("web-uid")).expect("a status");
     assert_eq!(status.phase.as_deref(), Some("Running"));
     // The end of the pod is heard all the same.
@@ -97,10 +97,10 @@ async fn later_kill_request_shortens_the_grace_period() {
     let patient = agent.kill(uid.clone(), i64::MAX, end.clone());
     let hasty = async {
         sleep(Duration::from_secs(60)).await;
-        assert!(sim.ledger(|l| l.live("web", "main").is_some()), "it has all the time in the world");
+        assert!(sim.trace(|l| l.live("web", "main").is_some()), "it has all the time in the world");
         agent.kill(uid.clone(), 1, end.clone()).await;
     };
     tokio::join!(patient, hasty);
-    assert!(sim.ledger(|l| l.live("web", "main").is_none()), "{}", sim.ledger(Ledger::to_string));
+    assert!(sim.trace(|l| l.live("web", "main").is_none()), "{}", sim.trace(Trace::to_string));
     assert!(began.elapsed() < Duration::from_secs(75), "{:?}", began.elapsed());
 }

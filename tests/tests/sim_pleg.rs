@@ -58,7 +58,7 @@ async fn run(client: &mut Client, pod: &str, program: &str) -> (String, String) 
 
 /// How long after its true death a container was first seen dead.
 fn latency(sim: &SimRuntime, eyes: &Eyes, id: &str) -> Duration {
-    let (died, _) = sim.ledger(|l| l.instance(id).and_then(|i| i.exited)).expect("dead");
+    let (died, _) = sim.trace(|l| l.instance(id).and_then(|i| i.exited)).expect("dead");
     let (seen, _) = eyes.seen.of(LifecycleKind::ContainerDied, id).first().expect("seen").clone();
     seen.saturating_duration_since(died)
 }
@@ -87,8 +87,8 @@ async fn f02_uninspected_pod_is_not_an_empty_pod() {
     let (sim, mut client) = node();
     let (_, id) = run(&mut client, "web", "run").await;
     sim.faults(|f| {
-        f.add(CallFault::on(Method::ContainerStatus, Trouble::Slow(secs(8))));
-        f.add(CallFault::on(Method::ListContainers, Trouble::Slow(secs(3))));
+        f.add(CallFault::on(Method::ContainerStatus, FaultKind::Slow(secs(8))));
+        f.add(CallFault::on(Method::ListContainers, FaultKind::Slow(secs(3))));
     });
     let eyes = Eyes::open(&sim, Senses::ALL);
     let begin = Instant::now();
@@ -303,9 +303,9 @@ async fn f12_event_stream_reconnects_after_any_outage() {
     assert!(eyes.seen.until(secs(30), |seen| seen.deaths(&dies) == 1).await, "the list after the reconnect");
     assert!(eyes.seen.until(secs(30), |_| eyes.board.get(Sensor::RuntimeEvents) == Some(SensorState::Up)).await);
     sleep(secs(5)).await;
-    let before = sim.ledger(Ledger::total);
+    let before = sim.trace(Trace::total);
     sleep(secs(200)).await;
-    assert_eq!(sim.ledger(Ledger::total), before, "event-driven again: nothing happens, nothing is asked");
+    assert_eq!(sim.trace(Trace::total), before, "event-driven again: nothing happens, nothing is asked");
     sim.kill("lives", "main", Exit::Code(1)).expect("alive");
     assert!(eyes.seen.until(ms(100), |seen| seen.deaths(&lives) == 1).await);
 }
@@ -317,7 +317,7 @@ async fn unavailable_runtime_is_retried_with_back_off() {
     // An event that carries the exit itself would leave nothing to ask.
     sim.faults(|f| f.events.bare = 1.0);
     let (_, id) = run(&mut client, "web", "exit 1 1s").await;
-    sim.faults(|f| f.add(CallFault::on(Method::ListContainers, Trouble::Slow(ms(500)))));
+    sim.faults(|f| f.add(CallFault::on(Method::ListContainers, FaultKind::Slow(ms(500)))));
     sim.until("reported", secs(2), |l| l.instance(&id).is_some_and(|i| i.reported.is_some())).await.expect("exit");
     sleep(ms(100)).await;
     sim.go_down();
@@ -347,7 +347,7 @@ async fn f13_unread_event_flood_does_not_block_the_pleg() {
     let last = client.launch(&pods[0], container("main", 0, "exit 1 100ms")).await.expect("launch");
     assert!(eyes.seen.until(secs(5), |seen| seen.deaths(&last) == 1).await);
     assert_eq!(eyes.pleg.changed_pods().await.len(), 10, "thousands of events are ten pods with news");
-    let died: Vec<usize> = sim.ledger(|l| l.instances().iter().map(|i| eyes.seen.deaths(&i.id)).collect());
+    let died: Vec<usize> = sim.trace(|l| l.instances().iter().map(|i| eyes.seen.deaths(&i.id)).collect());
     assert_eq!(died, [1; 401]);
 }
 
@@ -365,7 +365,7 @@ async fn f14_running_containers_are_counted_from_one_source() {
     }
     sleep(secs(3)).await;
     let running: usize = eyes.pleg.all().iter().map(|snapshot| snapshot.running().count()).sum();
-    assert_eq!((running, sim.ledger(Ledger::live_count)), (4, 4));
+    assert_eq!((running, sim.trace(Trace::live_count)), (4, 4));
 }
 
 /// F15. Naive: each event is a transition. Runtimes repeat, reorder and omit them.
@@ -421,7 +421,7 @@ async fn exit_in_a_shared_pid_namespace_waits_for_the_runtime() {
     assert!(eyes.seen.until(secs(2), |seen| seen.deaths(&id) == 1).await);
     let lag = latency(&sim, &eyes, &id);
     assert!((ms(45)..ms(60)).contains(&lag), "not before the runtime buried it: {lag:?}");
-    assert!(sim.ledger(|l| l.live("host", "main").is_none()), "nothing of it lived when it was told dead");
+    assert!(sim.trace(|l| l.live("host", "main").is_none()), "nothing of it lived when it was told dead");
 }
 
 #[tokio::test(start_paused = true)]
@@ -432,11 +432,11 @@ async fn reused_pid_does_not_prove_an_exit() {
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     // Dies before anybody has looked, and its number goes to another container while the runtime still names it.
     let first = client.launch(&pod, container("first", 0, "exit 0 1ms")).await.expect("launch");
-    let pid = sim.ledger(|l| l.instance(&first).and_then(|i| i.pid)).expect("started");
+    let pid = sim.trace(|l| l.instance(&first).and_then(|i| i.pid)).expect("started");
     sim.kernel().wait_gone(pid).await;
     sim.kernel().reuse(pid);
     let second = client.launch(&pod, container("second", 0, "run")).await.expect("launch");
-    assert_eq!(sim.ledger(|l| l.instance(&second).and_then(|i| i.pid)), Some(pid));
+    assert_eq!(sim.trace(|l| l.instance(&second).and_then(|i| i.pid)), Some(pid));
     eyes.pleg.inspect(&uid("web")).await.expect("view");
     sleep(secs(5)).await;
     assert_eq!(cached(&eyes, "web", &second), Some(ContainerState::Running));
@@ -464,7 +464,7 @@ async fn runtime_wins_a_lasting_contradiction() {
 async fn hung_inspection_delays_only_its_own_pod() {
     let (sim, mut client) = node();
     let eyes = awake(&sim, Senses::ALL).await;
-    sim.faults(|f| f.add(CallFault::on(Method::ContainerStatus, Trouble::Hang).about("_stuck_")));
+    sim.faults(|f| f.add(CallFault::on(Method::ContainerStatus, FaultKind::Hang).about("_stuck_")));
     let (_, stuck) = run(&mut client, "stuck", "run").await;
     let (_, other) = run(&mut client, "other", "exit 1 2s").await;
     let begin = Instant::now();
@@ -491,9 +491,9 @@ async fn idle_pods_cost_no_calls() {
     let eyes = awake(&sim, Senses::ALL).await;
     assert!(eyes.seen.until(secs(30), |_| eyes.pleg.all().len() == 200).await);
     sleep(secs(10)).await;
-    let before = sim.ledger(Ledger::total);
+    let before = sim.trace(Trace::total);
     sleep(secs(600)).await;
-    let calls = sim.ledger(Ledger::total) - before;
+    let calls = sim.trace(Trace::total) - before;
     assert!(calls <= 6, "two periodic lists in ten minutes, nothing per pod: {calls} calls");
 }
 

@@ -1,6 +1,5 @@
-//! The PLEG under random schedules: deaths, lost and garbled events, failing and hanging calls, runtime restarts, and
-//! an agent killed and started again. Whatever happened: no death is told twice, none is missed, and once the trouble
-//! ends the cache says what is true.
+//! The PLEG under random schedules: exits, lost and malformed events, failing and hanging calls, runtime restarts, and
+//! agent restarts. No exit is reported twice, none is missed, and once faults end the cache equals the runtime's state.
 
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ async fn keep_busy(sim: SimRuntime, mut client: Client, pod: &'static str, seed:
             let sandbox_id = client.run_sandbox(sandbox(pod, attempt)).await?;
             client.launch(&sandbox_id, container("main", attempt, &program)).await
         };
-        // Trouble may hit us as well as the agent.
+        // FaultKind may hit us as well as the agent.
         let launched = timeout(Duration::from_secs(4), launch).await;
         sleep(Duration::from_millis(rng.u64(0..6000))).await;
         if let Ok(Ok(id)) = launched
@@ -34,7 +33,7 @@ async fn keep_busy(sim: SimRuntime, mut client: Client, pod: &'static str, seed:
         {
             let _ = timeout(Duration::from_secs(4), client.remove(&id)).await;
         }
-        if sim.ledger(|l| l.history(pod, "main").count() > 12) {
+        if sim.trace(|l| l.history(pod, "main").count() > 12) {
             return;
         }
     }
@@ -48,10 +47,10 @@ async fn schedule(seed: u64) {
     let senses = senses[usize::try_from(seed % 4).unwrap_or(0)];
     let mut eyes = Eyes::open(&sim, senses);
     let targets: Vec<_> = PODS.iter().map(|pod| (pod.to_string(), "main".to_owned())).collect();
-    let chaos = Chaos::random(seed, SPAN, 14, &targets);
-    let plan = format!("{chaos:#?}");
+    let faults = FaultSchedule::random(seed, SPAN, 14, &targets);
+    let plan = format!("{faults:#?}");
     let busy: Vec<_> = PODS.iter().map(|pod| tokio::spawn(keep_busy(sim.clone(), client.clone(), pod, seed))).collect();
-    chaos
+    faults
         .run(&sim, async || {
             judge_deaths(&sim, &eyes, seed);
             eyes = Eyes::open(&sim, senses);
@@ -67,7 +66,7 @@ async fn schedule(seed: u64) {
 
 /// No death is told twice by the same agent.
 fn judge_deaths(sim: &SimRuntime, eyes: &Eyes, seed: u64) {
-    for instance in sim.ledger(|l| l.instances().to_vec()) {
+    for instance in sim.trace(|l| l.instances().to_vec()) {
         let deaths = eyes.seen.of(LifecycleKind::ContainerDied, &instance.id);
         assert!(deaths.len() <= 1, "seed {seed}: {} died twice: {deaths:#?}", instance.id);
         let early = deaths.iter().any(|(at, _)| instance.gone.is_none_or(|gone| *at < gone));
@@ -90,7 +89,7 @@ fn judge_cache(sim: &SimRuntime, eyes: &Eyes, seed: u64, plan: &str) {
         };
         told(&mut cached);
         told(&mut truth);
-        assert_eq!(cached, truth, "seed {seed}: pod {pod}\n{plan}\n{}", sim.ledger(Ledger::to_string));
+        assert_eq!(cached, truth, "seed {seed}: pod {pod}\n{plan}\n{}", sim.trace(Trace::to_string));
         for (id, _) in truth.iter().filter(|(_, state)| *state == ContainerState::Exited) {
             assert_eq!(eyes.seen.deaths(id), 1, "seed {seed}: the death of {id} was not told\n{plan}");
         }

@@ -4,7 +4,7 @@
 //! - no container name ever has two live instances in a pod,
 //! - no restart count falls,
 //! - no agent tells a death twice, and every death is told,
-//! - once the trouble ends, what is desired runs and nothing else does.
+//! - once the fault ends, what is desired runs and nothing else does.
 //!
 //! `SIM_SEEDS=from..to` runs other seeds; a failure names its seed and prints schedule and history.
 
@@ -76,7 +76,7 @@ impl World<'_> {
     }
 
     /// What is desired runs, and nothing else does.
-    fn converged(&self, ledger: &Ledger) -> bool {
+    fn converged(&self, trace: &Trace) -> bool {
         let mut expected = 0;
         let lives = self.desired.iter().all(|(name, generation)| {
             let containers: &[&str] = if *name == "a" { &["main", "side"] } else { &["main"] };
@@ -84,27 +84,27 @@ impl World<'_> {
             let uid = format!("{name}-uid-{generation}");
             containers
                 .iter()
-                .all(|container| ledger.live(name, container).is_some_and(|i| i.pod_uid == uid && settled(i)))
+                .all(|container| trace.live(name, container).is_some_and(|i| i.pod_uid == uid && settled(i)))
         });
-        lives && ledger.live_count() == expected
+        lives && trace.live_count() == expected
     }
 
     /// Waits until what is desired runs, in sandboxes that are ready, and stays so.
     async fn settle(&self, plan: &str) {
         let start = Instant::now();
         loop {
-            if let Err(unmet) = self.sim.until("converged", CONVERGENCE, |ledger| self.converged(ledger)).await {
-                panic!("seed {}, {:?}: {:?} desired\n{plan}\n{unmet}", self.seed, self.senses, self.desired);
+            if let Err(timed_out) = self.sim.until("converged", CONVERGENCE, |trace| self.converged(trace)).await {
+                panic!("seed {}, {:?}: {:?} desired\n{plan}\n{timed_out}", self.seed, self.senses, self.desired);
             }
             tokio::time::sleep(Duration::from_secs(5)).await;
-            if self.sim.ledger(|ledger| self.converged(ledger)) && NAMES.iter().all(|name| self.grounded(name)) {
+            if self.sim.trace(|trace| self.converged(trace)) && NAMES.iter().all(|name| self.grounded(name)) {
                 return;
             }
             assert!(
                 start.elapsed() < CONVERGENCE,
                 "seed {} keeps changing\n{plan}\n{}",
                 self.seed,
-                self.sim.ledger(Ledger::clone)
+                self.sim.trace(Trace::clone)
             );
         }
     }
@@ -120,13 +120,13 @@ impl World<'_> {
 
     /// Holds at every moment, so judged once at the end of all.
     fn judge(&self, plan: &str) {
-        let ledger = self.sim.ledger(Ledger::clone);
-        let told = || format!("seed {}, {:?}\n{plan}\n{ledger}", self.seed, self.senses);
-        assert!(ledger.duplicates().is_empty(), "{:#?}\n{}", ledger.duplicates(), told());
+        let trace = self.sim.trace(Trace::clone);
+        let told = || format!("seed {}, {:?}\n{plan}\n{trace}", self.seed, self.senses);
+        assert!(trace.duplicates().is_empty(), "{:#?}\n{}", trace.duplicates(), told());
         // Init containers start anew with a new sandbox.
-        let fallen: Vec<_> = ledger.fallen_attempts().into_iter().filter(|i| i.container != "init").collect();
+        let fallen: Vec<_> = trace.fallen_attempts().into_iter().filter(|i| i.container != "init").collect();
         assert!(fallen.is_empty(), "{fallen:#?}\n{}", told());
-        for instance in ledger.instances().iter().filter(|i| i.exited.is_some()) {
+        for instance in trace.instances().iter().filter(|i| i.exited.is_some()) {
             let deaths: Vec<usize> = self.seen.iter().map(|seen| seen.deaths(&instance.id)).collect();
             assert!(deaths.iter().all(|n| *n <= 1), "{} died {deaths:?} times\n{}", instance.id, told());
             assert!(deaths.contains(&1), "the death of {} was never told\n{}", instance.id, told());
@@ -158,9 +158,9 @@ async fn schedule(seed: u64) {
     };
     world.start_agent();
     let targets: Vec<_> = NAMES.iter().map(|name| (name.to_string(), "main".to_owned())).collect();
-    let chaos = Chaos::random(seed, SPAN, 10, &targets);
-    let plan = format!("{chaos:#?}");
-    chaos.run(&sim, async || world.agent_step().await).await;
+    let faults = FaultSchedule::random(seed, SPAN, 10, &targets);
+    let plan = format!("{faults:#?}");
+    faults.run(&sim, async || world.agent_step().await).await;
     world.settle(&plan).await;
     world.judge(&plan);
 }

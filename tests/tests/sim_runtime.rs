@@ -122,7 +122,7 @@ async fn stop_sends_sigterm_then_sigkill_after_the_grace_period() {
     assert_eq!(client.status(&deaf).await.expect("status").0.exit_code, 137);
     client.stop(&deaf, 7).await.expect("stopping what is stopped is fine");
     client.stop("nowhere", 7).await.expect("stopping what is not there is fine");
-    assert_eq!(sim.ledger(Ledger::live_count), 0);
+    assert_eq!(sim.trace(Trace::live_count), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -158,7 +158,7 @@ async fn call_completes_after_the_client_timed_out() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     let id = client.create(&pod, container("main", 0, "run")).await.expect("create");
-    sim.faults(|f| f.add(CallFault::on(Method::StartContainer, Trouble::Slow(ms(5000))).about("main_web")));
+    sim.faults(|f| f.add(CallFault::on(Method::StartContainer, FaultKind::Slow(ms(5000))).about("main_web")));
     timeout(ms(100), client.start(&id)).await.expect_err("slow");
     assert_eq!(state(&mut client, &id).await, ContainerCreated);
     sim.until("started after all", ms(6000), |l| l.live("web", "main").is_some()).await.expect("effect");
@@ -168,17 +168,18 @@ async fn call_completes_after_the_client_timed_out() {
 async fn calls_fail_before_or_after_taking_effect() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
-    for (trouble, created) in
-        [(Trouble::Fail(Code::Unknown, "no".to_owned()), 0), (Trouble::FailAfter(Code::Unknown, "no".to_owned()), 1)]
-    {
-        sim.faults(|f| f.add(CallFault::on(Method::CreateContainer, trouble).times(1)));
+    for (fault, created) in [
+        (FaultKind::Fail(Code::Unknown, "no".to_owned()), 0),
+        (FaultKind::FailAfter(Code::Unknown, "no".to_owned()), 1),
+    ] {
+        sim.faults(|f| f.add(CallFault::on(Method::CreateContainer, fault).times(1)));
         let refused = client.create(&pod, container("main", 0, "run")).await.expect_err("faulty");
         assert_eq!(refused.message(), "no");
         assert_eq!(sim.statuses("web").len(), created);
     }
-    sim.faults(|f| f.add(CallFault::on(Method::ListContainers, Trouble::Hang)));
+    sim.faults(|f| f.add(CallFault::on(Method::ListContainers, FaultKind::Hang)));
     timeout(Duration::from_secs(3600), client.list(None)).await.expect_err("hangs");
-    assert_eq!(sim.ledger(|l| (l.count(Method::CreateContainer), l.count(Method::ListContainers))), (2, 1));
+    assert_eq!(sim.trace(|l| (l.count(Method::CreateContainer), l.count(Method::ListContainers))), (2, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -280,9 +281,9 @@ async fn trace_detects_duplicates_and_decreasing_attempts() {
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     client.launch(&pod, container("main", 1, "run")).await.expect("launch");
     client.launch(&pod, container("side", 0, "run")).await.expect("launch");
-    assert_eq!(sim.ledger(|l| (l.duplicates().len(), l.fallen_attempts().len())), (0, 0));
+    assert_eq!(sim.trace(|l| (l.duplicates().len(), l.fallen_attempts().len())), (0, 0));
     client.launch(&pod, container("main", 0, "run")).await.expect("nothing forbids it");
-    let (twice, fallen) = sim.ledger(|l| (l.duplicates().to_vec(), l.fallen_attempts().len()));
+    let (twice, fallen) = sim.trace(|l| (l.duplicates().to_vec(), l.fallen_attempts().len()));
     assert_eq!((twice.len(), twice[0].container.as_str(), fallen), (1, "main", 1));
 }
 
@@ -299,9 +300,9 @@ async fn children_outlive_an_init_without_its_own_pid_namespace() {
         client.launch(&pod, config).await.expect("launch");
         sim.until("init dead", ms(1000), |l| l.history("web", name).any(|i| i.exited.is_some())).await.expect("exit");
         sleep(ms(20)).await;
-        assert_eq!(sim.ledger(|l| l.live("web", name).is_some()), outlived, "{name}");
+        assert_eq!(sim.trace(|l| l.live("web", name).is_some()), outlived, "{name}");
         sleep(ms(50)).await;
-        assert!(sim.ledger(|l| l.live("web", name).is_none()), "{name}: buried with all it left");
+        assert!(sim.trace(|l| l.live("web", name).is_none()), "{name}: buried with all it left");
     }
 }
 
@@ -310,12 +311,12 @@ async fn reused_pid_does_not_affect_an_open_pidfd() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     client.launch(&pod, container("first", 0, "exit 0 50ms")).await.expect("launch");
-    let pid = sim.ledger(|l| l.live("web", "first").and_then(|i| i.pid)).expect("live");
+    let pid = sim.trace(|l| l.live("web", "first").and_then(|i| i.pid)).expect("live");
     let pinned = sim.kernel().open(pid).expect("alive");
     sim.kernel().reuse(pid);
     sim.kernel().wait_gone(pid).await;
     let second = client.launch(&pod, container("second", 0, "run")).await.expect("launch");
-    assert_eq!(sim.ledger(|l| l.live("web", "second").and_then(|i| i.pid)), Some(pid));
+    assert_eq!(sim.trace(|l| l.live("web", "second").and_then(|i| i.pid)), Some(pid));
     assert!(pinned.is_gone());
     assert_eq!(sim.kernel().open(pid).map(|pinned| pinned.container_id), Some(second));
 }
@@ -335,7 +336,7 @@ async fn oom_kills_are_reported_by_kernel_and_runtime() {
     client.launch(&pod, container("main", 1, "run")).await.expect("launch");
     sim.oom_child("web", "main").expect("alive");
     assert!(matches!(facts.recv().await, Ok(KernelFact::Oom(oom)) if !oom.init));
-    assert!(sim.ledger(|l| l.live("web", "main").is_some()), "a child died, not the container");
+    assert!(sim.trace(|l| l.live("web", "main").is_some()), "a child died, not the container");
 }
 
 #[tokio::test(start_paused = true)]
@@ -394,7 +395,7 @@ async fn simulates_thousands_of_containers_quickly() {
     for pod in pods {
         pod.await.expect("no panic");
     }
-    assert_eq!(sim.ledger(Ledger::live_count), 2000);
+    assert_eq!(sim.trace(Trace::live_count), 2000);
     assert_eq!(client.clone().list(None).await.expect("list").len(), 2000);
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
 }
@@ -402,21 +403,21 @@ async fn simulates_thousands_of_containers_quickly() {
 async fn eventful_run(seed: u64) -> String {
     let (sim, mut client) = node_with(Options { seed, jitter: 0.2, ..Options::default() });
     let targets = [("web".to_owned(), "main".to_owned())];
-    let chaos = Chaos::random(seed, Duration::from_secs(20), 12, &targets);
+    let faults = FaultSchedule::random(seed, Duration::from_secs(20), 12, &targets);
     let driver = tokio::spawn({
         let sim = sim.clone();
-        async move { chaos.run(&sim, async || {}).await }
+        async move { faults.run(&sim, async || {}).await }
     });
     for attempt in 0..20 {
         let give_up = async {
             let pod = client.run_sandbox(sandbox("web", attempt)).await?;
             client.launch(&pod, container("main", attempt, "exit 1 300ms")).await
         };
-        // Whatever comes of it: only the ledger is compared.
+        // Whatever comes of it: only the trace is compared.
         let _ = timeout(Duration::from_secs(1), give_up).await;
     }
     driver.await.expect("no panic");
-    sim.ledger(Ledger::to_string)
+    sim.trace(Trace::to_string)
 }
 
 #[tokio::test(start_paused = true)]

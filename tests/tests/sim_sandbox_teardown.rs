@@ -22,8 +22,8 @@ fn once(name: &str) -> PodOf {
 
 /// Waits until this many run, and nothing is told of them any more.
 async fn running(sim: &SimRuntime, count: usize) {
-    let running = |l: &Ledger| l.live_count() == count;
-    sim.until("all run", SOON, running).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    let running = |l: &Trace| l.live_count() == count;
+    sim.until("all run", SOON, running).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
     sleep(Duration::from_secs(10)).await;
 }
 
@@ -43,16 +43,18 @@ fn names(count: usize) -> Vec<String> {
 }
 
 fn ended(sim: &SimRuntime, pod: &str) -> Instant {
-    sim.ledger(|l| l.history(pod, "main").find_map(|i| i.exited.as_ref().map(|(at, _)| *at))).expect("it has ended")
+    sim.trace(|l| l.history(pod, "main").find_map(|i| i.exited.as_ref().map(|(at, _)| *at))).expect("it has ended")
 }
 
 /// How long after its end the pod's sandbox was first asked to stop.
 async fn buried_after(sim: &SimRuntime, pod: &str) -> Duration {
     let sandbox = format!("{pod}_default_{pod}-uid_0");
     let is_it = |call: &&Call| call.method == Method::StopPodSandbox && call.object == sandbox;
-    let at = |l: &Ledger| l.calls().find(is_it).map(|call| call.at);
-    sim.until(&format!("{pod} is buried"), SOON, |l| at(l).is_some()).await.unwrap_or_else(|unmet| panic!("{unmet}"));
-    sim.ledger(at).expect("it is buried").duration_since(ended(sim, pod))
+    let at = |l: &Trace| l.calls().find(is_it).map(|call| call.at);
+    sim.until(&format!("{pod} is buried"), SOON, |l| at(l).is_some())
+        .await
+        .unwrap_or_else(|timed_out| panic!("{timed_out}"));
+    sim.trace(at).expect("it is buried").duration_since(ended(sim, pod))
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,11 +64,11 @@ async fn statuses_are_sent_before_sandbox_teardown() {
     let _agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), pods, &api);
     running(&sim, 10).await;
     let _ends = procession(&sim, names(10));
-    let first = |l: &Ledger| l.count(Method::StopPodSandbox) > 0;
-    sim.until("a burial", SOON, first).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    let first = |l: &Trace| l.count(Method::StopPodSandbox) > 0;
+    sim.until("a burial", SOON, first).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
     for name in names(10) {
         let status = api.pod(&name).and_then(|pod| pod.status.clone()).expect("a status");
-        assert_eq!(status.phase.as_deref(), Some("Succeeded"), "{name}: {}", sim.ledger(Ledger::to_string));
+        assert_eq!(status.phase.as_deref(), Some("Succeeded"), "{name}: {}", sim.trace(Trace::to_string));
     }
     let last = ended(&sim, "p9");
     let since = last.elapsed();
@@ -102,7 +104,7 @@ async fn deleted_pod_is_finished_before_the_node_is_idle() {
     running(&sim, 31).await;
     let _ends = procession(&sim, ["web".to_owned()].into_iter().chain(names(30)).collect());
     sleep(ms(400)).await;
-    assert_eq!(sim.ledger(|l| l.count(Method::StopPodSandbox)), 0, "the node is not quiet");
+    assert_eq!(sim.trace(|l| l.count(Method::StopPodSandbox)), 0, "the node is not quiet");
     agent.update(api.put(&web.deleting().build())).await;
     sleep(ms(100)).await;
     assert_eq!(api.deleted().len(), 1, "the object does not wait");
@@ -122,10 +124,10 @@ async fn sandbox_teardown_continues_with_the_next_agent() {
     let status = || api.pod("web").and_then(|pod| pod.status.clone()).expect("nobody deletes it");
     let (known, told) = (api.pod("web").expect("nobody deletes it"), status());
     assert_eq!(told.phase.as_deref(), Some("Failed"), "told before it is buried");
-    assert_eq!(sim.ledger(|l| l.count(Method::StopPodSandbox)), 0);
+    assert_eq!(sim.trace(|l| l.count(Method::StopPodSandbox)), 0);
     let _agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), vec![known], &api);
     buried_after(&sim, "web").await;
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(sim.ledger(|l| l.history("web", "main").count()), 1, "it is not started again");
+    assert_eq!(sim.trace(|l| l.history("web", "main").count()), 1, "it is not started again");
     assert_eq!((status().phase, status().container_statuses), (told.phase, told.container_statuses));
 }

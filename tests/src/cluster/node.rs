@@ -30,7 +30,7 @@ use tokio::task::spawn_blocking;
 use super::Cluster;
 use super::PATIENCE;
 use super::until;
-use crate::agent::program;
+use crate::standalone::program;
 
 const LAST_WORDS: usize = 40;
 /// Nothing announces what the agent writes into its log.

@@ -10,11 +10,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::engine::{Engine, World};
-use super::ledger::Instance;
+use super::engine::{Engine, State};
 use super::program::{Exit, Program};
 use super::status;
-use super::store::{Belief, Container, Sandbox};
+use super::store::{Container, ReportedStatus, Sandbox};
+use super::trace::Instance;
 
 impl Engine {
     pub(super) async fn create_container(
@@ -25,23 +25,23 @@ impl Engine {
         let metadata =
             config.metadata.clone().ok_or_else(|| Status::unknown("container config must include metadata"))?;
         let (id, name) = {
-            let mut world = self.world();
-            let sandbox = world.store.sandbox(&request.pod_sandbox_id).map_err(|missing| {
+            let mut state = self.state();
+            let sandbox = state.store.sandbox(&request.pod_sandbox_id).map_err(|missing| {
                 let text = format!("failed to find sandbox id {:?}: {}", request.pod_sandbox_id, missing.message());
                 Status::new(missing.code(), text)
             })?;
             let name = container_name(&metadata, &sandbox.metadata());
-            let id = world.new_id();
-            world.store.reserve_container(&name, &id)?;
+            let id = state.new_id();
+            state.store.reserve_container(&name, &id)?;
             (id, name)
         };
-        self.take(self.options.timings.create).await;
+        self.elapse(self.options.timings.create).await;
         if let Err(refused) = self.add_container(&id, name, &request.pod_sandbox_id, config) {
-            self.world().store.release(&id);
+            self.state().store.release(&id);
             return Err(refused);
         }
         self.emit(ContainerCreatedEvent, &id, &request.pod_sandbox_id);
-        self.changed();
+        self.notify_changed();
         Ok(id)
     }
 
@@ -52,11 +52,11 @@ impl Engine {
         sandbox_id: &str,
         config: v1::ContainerConfig,
     ) -> Result<(), Status> {
-        let mut guard = self.world();
-        let world = &mut *guard;
-        let sandbox = world.store.sandbox(sandbox_id)?;
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let sandbox = state.store.sandbox(sandbox_id)?;
         let wanted = config.image.as_ref().map(|image| image.image.as_str()).unwrap_or_default();
-        let image = world.images.resolve(wanted)?.clone();
+        let image = state.images.resolve(wanted)?.clone();
         let linux = config.linux.clone().unwrap_or_default();
         let pid_mode =
             linux.security_context.and_then(|context| context.namespace_options).map(|options| options.pid());
@@ -69,8 +69,8 @@ impl Engine {
             resources: linux.resources,
             cgroup: self.cgroup_path(sandbox, id),
             pid_mode: pid_mode.unwrap_or_default(),
-            program: program(world, sandbox, &config),
-            status: Belief {
+            program: program(state, sandbox, &config),
+            status: ReportedStatus {
                 state: ContainerCreated,
                 pid: 0,
                 created_at: self.clock.now_ns(),
@@ -86,8 +86,8 @@ impl Engine {
             stopped: CancellationToken::new(),
             config,
         };
-        world.ledger.record_created(instance(&container, sandbox));
-        world.store.insert_container(container);
+        state.trace.record_created(instance(&container, sandbox));
+        state.store.insert_container(container);
         Ok(())
     }
 
@@ -102,11 +102,11 @@ impl Engine {
 
     pub(super) async fn start_container(self: Arc<Self>, id: String) -> Result<(), Status> {
         let sandbox_ready = {
-            let mut world = self.world();
-            let container = world.store.container_mut(&id)?;
+            let mut state = self.state();
+            let container = state.store.container_mut(&id)?;
             set_starting(container)?;
             let sandbox_id = container.sandbox_id.clone();
-            world.store.sandbox(&sandbox_id).map(|sandbox| sandbox.ready)
+            state.store.sandbox(&sandbox_id).map(|sandbox| sandbox.ready)
         };
         let started = match sandbox_ready {
             Ok(true) => self.start_process(&id).await,
@@ -116,7 +116,7 @@ impl Engine {
         if let Err(reason) = started {
             let text = format!("failed to start container {id:?}: {reason}");
             self.record_start_error(&id, &text);
-            self.changed();
+            self.notify_changed();
             return Err(Status::unknown(text));
         }
         self.confirm_start(&id);
@@ -125,16 +125,16 @@ impl Engine {
 
     async fn start_process(self: &Arc<Self>, id: &str) -> Result<(), String> {
         let timings = self.options.timings;
-        self.take(timings.start_to_process).await;
-        self.begin(id)?;
-        self.take(timings.start.saturating_sub(timings.start_to_process)).await;
+        self.elapse(timings.start_to_process).await;
+        self.spawn_process(id)?;
+        self.elapse(timings.start.saturating_sub(timings.start_to_process)).await;
         Ok(())
     }
 
     /// Stops a container: the stop signal, `grace`, SIGKILL; returns when the runtime has recorded the end. A
     /// container that does not run, or does not exist, is stopped already.
     pub(super) async fn stop_container(self: Arc<Self>, id: String, grace: Duration) -> Result<(), Status> {
-        let (stopped, lost) = match self.world().store.containers.get(&id) {
+        let (stopped, lost) = match self.state().store.containers.get(&id) {
             Some(container) if matches!(container.status.state, ContainerRunning | ContainerUnknown) => {
                 let unknown = container.status.state == ContainerUnknown;
                 (container.stopped.clone(), unknown && !container.is_alive())
@@ -142,40 +142,40 @@ impl Engine {
             _ => return Ok(()),
         };
         if lost {
-            self.bury(&id, Some("Unknown"));
+            self.report_exit(&id, Some("Unknown"));
             return Ok(());
         }
-        self.take(self.options.timings.kill).await;
+        self.elapse(self.options.timings.kill).await;
         if !grace.is_zero() {
-            self.terminate(&id);
+            self.deliver_stop_signal(&id);
             if tokio::time::timeout(grace, stopped.cancelled()).await.is_ok() {
                 return Ok(());
             }
         }
-        self.die(&id, Exit::Signal(9));
+        self.exit_process(&id, Exit::Signal(9));
         stopped.cancelled().await;
         Ok(())
     }
 
     pub(super) async fn remove_container(self: Arc<Self>, id: String) -> Result<(), Status> {
-        if !self.world().store.containers.contains_key(&id) {
+        if !self.state().store.containers.contains_key(&id) {
             return Ok(());
         }
         Arc::clone(&self).stop_container(id.clone(), Duration::ZERO).await?;
-        match self.world().store.container_mut(&id) {
+        match self.state().store.container_mut(&id) {
             Ok(container) => set_removing(container)?,
             Err(_) => return Ok(()),
         }
-        self.take(self.options.timings.remove).await;
+        self.elapse(self.options.timings.remove).await;
         let removed = {
-            let mut world = self.world();
-            world.ledger.record_removed(&id);
-            world.store.remove_container(&id)
+            let mut state = self.state();
+            state.trace.record_removed(&id);
+            state.store.remove_container(&id)
         };
         if let Some(container) = removed {
             self.emit(ContainerDeletedEvent, &id, &container.sandbox_id);
         }
-        self.changed();
+        self.notify_changed();
         Ok(())
     }
 
@@ -183,16 +183,16 @@ impl Engine {
         self: Arc<Self>,
         request: v1::ContainerStatusRequest,
     ) -> Result<v1::ContainerStatusResponse, Status> {
-        self.take(self.options.timings.status / 2).await;
+        self.elapse(self.options.timings.status / 2).await;
         let response = {
-            let world = self.world();
-            let container = world.store.container(&request.container_id)?;
+            let state = self.state();
+            let container = state.store.container(&request.container_id)?;
             v1::ContainerStatusResponse {
                 status: Some(status::container(container)),
                 info: if request.verbose { status::container_info(container) } else { Default::default() },
             }
         };
-        self.take(self.options.timings.status / 2).await;
+        self.elapse(self.options.timings.status / 2).await;
         Ok(response)
     }
 
@@ -207,9 +207,9 @@ impl Engine {
                 && filter.state.is_none_or(|only| only.state() == container.status.state)
                 && status::selects(&filter.label_selector, &container.config.labels)
         };
-        self.take(self.options.timings.list / 2).await;
-        let items = self.world().store.containers.values().filter(wanted).map(status::container_item).collect();
-        self.take(self.options.timings.list / 2).await;
+        self.elapse(self.options.timings.list / 2).await;
+        let items = self.state().store.containers.values().filter(wanted).map(status::container_item).collect();
+        self.elapse(self.options.timings.list / 2).await;
         Ok(items)
     }
 
@@ -217,8 +217,8 @@ impl Engine {
         self: Arc<Self>,
         request: v1::UpdateContainerResourcesRequest,
     ) -> Result<(), Status> {
-        let mut world = self.world();
-        let container = world.store.container_mut(&request.container_id)?;
+        let mut state = self.state();
+        let container = state.store.container_mut(&request.container_id)?;
         if let Some(linux) = request.linux {
             container.resources = Some(linux);
         }
@@ -226,8 +226,8 @@ impl Engine {
     }
 
     pub(super) async fn reopen_log(self: Arc<Self>, id: String) -> Result<(), Status> {
-        let world = self.world();
-        match world.store.container(&id)?.status.state {
+        let state = self.state();
+        match state.store.container(&id)?.status.state {
             ContainerRunning => Ok(()),
             _ => Err(Status::unknown("container is not running")),
         }
@@ -238,16 +238,16 @@ impl Engine {
         request: v1::ExecSyncRequest,
     ) -> Result<v1::ExecSyncResponse, Status> {
         let result = {
-            let world = self.world();
-            let container = world.store.container(&request.container_id)?;
+            let state = self.state();
+            let container = state.store.container(&request.container_id)?;
             if container.status.state != ContainerRunning || !container.is_alive() {
                 let state = container.status.state.as_str_name();
                 return Err(Status::unknown(format!("failed to exec in container: container is in {state} state")));
             }
-            let pod = world.store.sandbox(&container.sandbox_id)?.metadata().name;
-            world.execs.get(&(pod, container.metadata().name)).cloned().unwrap_or_default()
+            let pod = state.store.sandbox(&container.sandbox_id)?.metadata().name;
+            state.execs.get(&(pod, container.metadata().name)).cloned().unwrap_or_default()
         };
-        self.take(self.options.timings.exec).await;
+        self.elapse(self.options.timings.exec).await;
         let limit = u64::try_from(request.timeout).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs);
         if let Some(limit) = limit.filter(|limit| result.takes > *limit) {
             tokio::time::sleep(limit).await;
@@ -271,9 +271,9 @@ fn log_path(sandbox: &Sandbox, config: &v1::ContainerConfig) -> String {
     format!("{}/{}", sandbox.config.log_directory.trim_end_matches('/'), config.log_path)
 }
 
-fn program(world: &World, sandbox: &Sandbox, config: &v1::ContainerConfig) -> Program {
+fn program(state: &State, sandbox: &Sandbox, config: &v1::ContainerConfig) -> Program {
     let metadata = config.metadata.clone().unwrap_or_default();
-    if let Some(scripted) = world.scripts.find(&sandbox.metadata().name, &metadata.name, metadata.attempt) {
+    if let Some(scripted) = state.scripts.find(&sandbox.metadata().name, &metadata.name, metadata.attempt) {
         return scripted.clone();
     }
     let words: Vec<String> = config.command.iter().chain(&config.args).cloned().collect();

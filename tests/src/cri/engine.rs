@@ -1,7 +1,7 @@
-//! The heart of the simulation: its shared state and the carrying out of calls and events.
+//! Shared state of the simulation, and execution of calls and events.
 //!
-//! One lock guards what the runtime knows and the ground truth; it is never held across an await. What happens to
-//! containers is in `lifecycle`, what calls do in `sandboxes`, `containers` and `inspection`.
+//! One lock guards the runtime's state and the trace; it is never held across an await. The process lifecycle is in
+//! `lifecycle`, the calls are in `sandboxes`, `containers` and `node`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,18 +14,18 @@ use tonic::{Code, Response, Status};
 
 use super::clock::SimClock;
 use super::events::EventQueue;
-use super::faults::{EventFate, Faults, Trouble};
+use super::faults::{EventOutcome, FaultKind, Faults};
 use super::images::Images;
 use super::kernel::Kernel;
-use super::ledger::Ledger;
 use super::method::Method;
 use super::options::Options;
 use super::program::Scripts;
 use super::status;
 use super::store::Store;
+use super::trace::Trace;
 
-/// How long a swapped event waits for a successor to fall behind.
-const SWAP_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a swapped event waits for the event that overtakes it.
+const SWAP_DELAY: Duration = Duration::from_secs(1);
 
 /// What an ExecSync of a container answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,10 +40,10 @@ pub struct ExecResult {
 
 /// State under the one lock.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct State {
     pub(super) store: Store,
     pub(super) images: Images,
-    pub(super) ledger: Ledger,
+    pub(super) trace: Trace,
     pub(super) faults: Faults,
     pub(super) scripts: Scripts,
     pub(super) execs: HashMap<(String, String), ExecResult>,
@@ -54,7 +54,7 @@ pub(super) struct World {
     held: Option<v1::ContainerEventResponse>,
 }
 
-impl World {
+impl State {
     /// A new object's id, 64 hexadecimal digits.
     pub(super) fn new_id(&mut self) -> String {
         (0..4).map(|_| format!("{:016x}", self.rng.u64(..))).collect()
@@ -68,17 +68,17 @@ pub(super) struct Engine {
     pub(super) clock: SimClock,
     pub(super) kernel: Kernel,
     pub(super) events: EventQueue,
-    world: Mutex<World>,
-    life: Mutex<CancellationToken>,
+    state: Mutex<State>,
+    lifetime: Mutex<CancellationToken>,
     changes: watch::Sender<u64>,
 }
 
 impl Engine {
     pub(super) fn new(options: Options) -> Arc<Self> {
-        let world = World {
+        let state = State {
             store: Store::default(),
             images: Images::default(),
-            ledger: Ledger::default(),
+            trace: Trace::default(),
             faults: Faults::default(),
             scripts: Scripts::default(),
             execs: HashMap::new(),
@@ -92,35 +92,35 @@ impl Engine {
             clock: SimClock::starting_at(options.epoch),
             kernel: Kernel::new(options.timings.to_gone),
             events: EventQueue::new(options.features.events),
-            world: Mutex::new(world),
-            life: Mutex::new(CancellationToken::new()),
+            state: Mutex::new(state),
+            lifetime: Mutex::new(CancellationToken::new()),
             changes: watch::Sender::new(0),
             options,
         })
     }
 
     /// The state; callers hold it briefly and never across an await.
-    pub(super) fn world(&self) -> MutexGuard<'_, World> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends when the runtime process does.
-    pub(super) fn life(&self) -> CancellationToken {
-        self.life.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Cancelled when the runtime process ends.
+    pub(super) fn lifetime(&self) -> CancellationToken {
+        self.lifetime.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends the runtime process: calls, timers and streams of the old life stop where they are.
-    pub(super) fn end_life(&self) {
-        self.life().cancel();
+    /// Ends the runtime process: its calls, timers and streams are cancelled.
+    pub(super) fn end_lifetime(&self) {
+        self.lifetime().cancel();
     }
 
     /// A new runtime process.
-    pub(super) fn new_life(&self) {
-        *self.life.lock().unwrap_or_else(PoisonError::into_inner) = CancellationToken::new();
+    pub(super) fn new_lifetime(&self) {
+        *self.lifetime.lock().unwrap_or_else(PoisonError::into_inner) = CancellationToken::new();
     }
 
-    /// Tells those who wait for a condition that something changed.
-    pub(super) fn changed(&self) {
+    /// Wakes the tasks that wait for a condition.
+    pub(super) fn notify_changed(&self) {
         self.changes.send_modify(|count| *count += 1);
     }
 
@@ -130,39 +130,39 @@ impl Engine {
     }
 
     /// `base` with this simulation's jitter.
-    pub(super) fn vary(&self, base: Duration) -> Duration {
+    pub(super) fn jittered(&self, base: Duration) -> Duration {
         match self.options.jitter {
             0.0 => base,
-            jitter => base.mul_f64((1.0 + jitter * (2.0 * self.world().rng.f64() - 1.0)).max(0.0)),
+            jitter => base.mul_f64((1.0 + jitter * (2.0 * self.state().rng.f64() - 1.0)).max(0.0)),
         }
     }
 
     /// Takes (about) as long as `base`.
-    pub(super) async fn take(&self, base: Duration) {
-        tokio::time::sleep(self.vary(base)).await;
+    pub(super) async fn elapse(&self, base: Duration) {
+        tokio::time::sleep(self.jittered(base)).await;
     }
 
-    /// Runs `work` in this runtime life, independent of the client that asked for it.
+    /// Runs `work` until it completes or the runtime process ends, independent of the client that asked for it.
     pub(super) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let life = self.life();
-        tokio::spawn(async move { life.run_until_cancelled_owned(work).await });
+        let lifetime = self.lifetime();
+        tokio::spawn(async move { lifetime.run_until_cancelled_owned(work).await });
     }
 
-    /// Carries out one call: counts it, lets faults have their way, and does `work` even if the client gives up
-    /// waiting, as a real runtime does. Only the end of the runtime's life interrupts it.
+    /// Executes one call: counts it, applies faults, and completes `work` even if the client gives up waiting, as a real
+    /// runtime does. Only the end of the runtime process interrupts it.
     pub(super) async fn call<T, F>(&self, method: Method, object: String, work: F) -> Result<Response<T>, Status>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Status>> + Send + 'static,
     {
-        let trouble = {
-            let mut world = self.world();
-            world.ledger.record_call(method, &object);
-            let World { faults, rng, .. } = &mut *world;
+        let kind = {
+            let mut state = self.state();
+            state.trace.record_call(method, &object);
+            let State { faults, rng, .. } = &mut *state;
             faults.draw_call(method, &object, rng)
         };
-        let life = self.life();
-        let work = tokio::spawn(async move { life.run_until_cancelled_owned(troubled(trouble, work)).await });
+        let lifetime = self.lifetime();
+        let work = tokio::spawn(async move { lifetime.run_until_cancelled_owned(with_fault(kind, work)).await });
         match work.await {
             Ok(Some(answer)) => answer.map(Response::new),
             Ok(None) => Err(Status::unavailable("the runtime was stopped")),
@@ -172,45 +172,45 @@ impl Engine {
 
     /// Sends a container event about `container_id` in `sandbox_id`, with the snapshot of this very moment.
     pub(super) fn emit(self: &Arc<Self>, kind: v1::ContainerEventType, container_id: &str, sandbox_id: &str) {
-        let (mut event, fate) = {
-            let mut world = self.world();
-            let World { faults, rng, .. } = &mut *world;
-            let fate = faults.draw_event(rng);
-            (status::event(&world.store, kind, container_id, sandbox_id), fate)
+        let (mut event, outcome) = {
+            let mut state = self.state();
+            let State { faults, rng, .. } = &mut *state;
+            let outcome = faults.draw_event(rng);
+            (status::event(&state.store, kind, container_id, sandbox_id), outcome)
         };
-        if fate.bare {
+        if outcome.bare {
             event.containers_statuses.clear();
         }
-        if fate.anonymous {
+        if outcome.anonymous {
             event.pod_sandbox_status = None;
         }
-        if fate.lost {
+        if outcome.lost {
             return;
         }
-        if fate.stale.is_zero() && fate.late.is_zero() {
-            event.created_at = fate.stamp(self.clock.now_ns());
-            return self.dispatch(event, fate);
+        if outcome.stale.is_zero() && outcome.late.is_zero() {
+            event.created_at = outcome.stamp(self.clock.now_ns());
+            return self.dispatch(event, outcome);
         }
         let engine = Arc::clone(self);
         self.in_background(async move {
-            tokio::time::sleep(fate.stale).await;
-            event.created_at = fate.stamp(engine.clock.now_ns());
-            tokio::time::sleep(fate.late).await;
-            engine.dispatch(event, fate);
+            tokio::time::sleep(outcome.stale).await;
+            event.created_at = outcome.stamp(engine.clock.now_ns());
+            tokio::time::sleep(outcome.late).await;
+            engine.dispatch(event, outcome);
         });
     }
 
-    fn dispatch(self: &Arc<Self>, event: v1::ContainerEventResponse, fate: EventFate) {
-        if fate.swapped {
-            let overtaken = self.world().held.replace(event);
+    fn dispatch(self: &Arc<Self>, event: v1::ContainerEventResponse, outcome: EventOutcome) {
+        if outcome.swapped {
+            let overtaken = self.state().held.replace(event);
             overtaken.into_iter().for_each(|event| self.events.push(event));
             let engine = Arc::clone(self);
             return self.in_background(async move {
-                tokio::time::sleep(SWAP_PATIENCE).await;
+                tokio::time::sleep(SWAP_DELAY).await;
                 engine.release_held();
             });
         }
-        if fate.doubled {
+        if outcome.doubled {
             self.events.push(event.clone());
         }
         self.events.push(event);
@@ -218,32 +218,32 @@ impl Engine {
     }
 
     fn release_held(&self) {
-        let held = self.world().held.take();
+        let held = self.state().held.take();
         held.into_iter().for_each(|event| self.events.push(event));
     }
 }
 
-async fn troubled<T>(trouble: Option<Trouble>, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+async fn with_fault<T>(kind: Option<FaultKind>, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     let failed = |code: Code, text: String| Err(Status::new(code, text));
-    match trouble {
+    match kind {
         None => work.await,
-        Some(Trouble::Slow(by)) => {
+        Some(FaultKind::Slow(by)) => {
             tokio::time::sleep(by).await;
             work.await
         }
-        Some(Trouble::LateAnswer(by)) => {
+        Some(FaultKind::LateAnswer(by)) => {
             let answer = work.await;
             tokio::time::sleep(by).await;
             answer
         }
-        Some(Trouble::Hang) => std::future::pending().await,
-        Some(Trouble::HangAfter) => {
-            // Whatever came of it, nobody learns it from this call.
+        Some(FaultKind::Hang) => std::future::pending().await,
+        Some(FaultKind::HangAfter) => {
+            // The result is dropped: the call never responds.
             let _ = work.await;
             std::future::pending().await
         }
-        Some(Trouble::Fail(code, text)) => failed(code, text),
-        Some(Trouble::FailAfter(code, text)) => {
+        Some(FaultKind::Fail(code, text)) => failed(code, text),
+        Some(FaultKind::FailAfter(code, text)) => {
             let _ = work.await;
             failed(code, text)
         }

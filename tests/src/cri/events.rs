@@ -1,4 +1,4 @@
-//! The runtime's container events on their way to whoever reads them.
+//! Delivery of the runtime's container events to readers.
 //!
 //! Two habits are simulated. containerd 1.7: one queue of 1,000 shared by all readers; events pile up while nobody
 //! reads, each goes to one reader, overflow is dropped, and a reader whose connection died still swallows one more.
@@ -90,8 +90,8 @@ impl EventQueue {
         }
     }
 
-    /// A new reader's stream. Ends when `life` does.
-    pub fn read(&self, life: CancellationToken) -> Result<ReceiverStream<Result<Event, Status>>, Status> {
+    /// A new reader's stream. Ends when `lifetime` is cancelled.
+    pub fn read(&self, lifetime: CancellationToken) -> Result<ReceiverStream<Result<Event, Status>>, Status> {
         let receiver = match self.delivery {
             Delivery::Unsupported => return Err(Status::unimplemented("unknown method GetContainerEvents")),
             Delivery::Shared => Arc::clone(&self.lock().shared.1),
@@ -112,7 +112,7 @@ impl EventQueue {
                 delivered.fetch_add(1, Ordering::Relaxed);
             }
         };
-        tokio::spawn(async move { life.run_until_cancelled_owned(forward).await });
+        tokio::spawn(async move { lifetime.run_until_cancelled_owned(forward).await });
         Ok(ReceiverStream::new(stream))
     }
 

@@ -1,6 +1,6 @@
-//! Faults: which calls misbehave and how, and what happens to events on their way.
+//! Fault injection: rules for calls, and probabilities for events.
 //!
-//! Decides only; `call` and `events` carry it out. Every draw comes from the simulation's one seeded generator.
+//! Decides only; `engine` applies the result. Every draw comes from the simulation's seeded generator.
 
 use std::time::Duration;
 
@@ -8,42 +8,42 @@ use tonic::Code;
 
 use super::method::Method;
 
-/// What goes wrong with a call.
+/// How a call fails.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Trouble {
-    /// The work begins this much later.
+pub enum FaultKind {
+    /// The work starts after this delay.
     Slow(Duration),
-    /// The work is done in time, but the answer (and so whatever it says of the past) arrives this much later.
+    /// The work is done in time, but the response arrives after this delay and describes the past.
     LateAnswer(Duration),
-    /// No work, no answer, ever.
+    /// Neither takes effect nor responds.
     Hang,
-    /// The work is done, the answer never comes.
+    /// Takes effect, never responds.
     HangAfter,
     /// Fails without effect.
     Fail(Code, String),
-    /// Has its effect, yet fails.
+    /// Takes effect and fails.
     FailAfter(Code, String),
 }
 
-/// One rule: calls it applies to, and what becomes of them.
+/// One rule: the calls it applies to, and how they fail.
 #[derive(Clone, Debug)]
 pub struct CallFault {
     method: Option<Method>,
     object: String,
     probability: f64,
     times: Option<u32>,
-    trouble: Trouble,
+    kind: FaultKind,
 }
 
 impl CallFault {
-    /// Every call of `method` has this trouble.
-    pub fn on(method: Method, trouble: Trouble) -> Self {
-        Self { method: Some(method), object: String::new(), probability: 1.0, times: None, trouble }
+    /// Every call of `method` fails this way.
+    pub fn on(method: Method, kind: FaultKind) -> Self {
+        Self { method: Some(method), object: String::new(), probability: 1.0, times: None, kind }
     }
 
-    /// Every call of any method has this trouble.
-    pub fn on_all(trouble: Trouble) -> Self {
-        Self { method: None, object: String::new(), probability: 1.0, times: None, trouble }
+    /// Every call of any method fails this way.
+    pub fn on_all(kind: FaultKind) -> Self {
+        Self { method: None, object: String::new(), probability: 1.0, times: None, kind }
     }
 
     /// Only calls about an object with this in its name: a container is `NAME_POD_NAMESPACE_UID_ATTEMPT`, a sandbox
@@ -70,7 +70,7 @@ impl CallFault {
     }
 }
 
-/// Probabilities of what befalls an event between the runtime and its reader.
+/// Probabilities of event faults between the runtime and its reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EventFaults {
     /// Never delivered.
@@ -87,17 +87,17 @@ pub struct EventFaults {
     pub bare: f64,
     /// Without sandbox status.
     pub anonymous: f64,
-    /// The snapshot inside was taken, then another event overtook it, and only then it got its time stamp.
+    /// The snapshot was taken, another event overtook it, and only then it got its timestamp.
     pub stale: f64,
-    /// How much later than its snapshot a stale event is stamped and sent.
+    /// Delay between snapshot and timestamp of a stale event.
     pub stale_by: Duration,
-    /// Stamped in another unit: seconds or microseconds where nanoseconds belong, or nanoseconds taken for seconds.
+    /// Timestamp in a wrong unit: seconds or microseconds instead of nanoseconds, or nanoseconds taken for seconds.
     pub misdated: f64,
 }
 
-/// What befalls one event.
+/// Faults applied to one event.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct EventFate {
+pub struct EventOutcome {
     /// Never delivered.
     pub lost: bool,
     /// Delivered this much later than it was stamped.
@@ -112,11 +112,11 @@ pub struct EventFate {
     pub anonymous: bool,
     /// Stamped (and sent) this much later than its snapshot was taken.
     pub stale: Duration,
-    /// The stamp's unit: what one nanosecond is counted as, as a power of a thousand.
+    /// Unit of the timestamp, as a power of a thousand relative to nanoseconds.
     pub unit: i8,
 }
 
-impl EventFate {
+impl EventOutcome {
     /// The time stamp as this event carries it.
     pub(super) fn stamp(&self, nanos: i64) -> i64 {
         let factor = 1000_i64.pow(u32::from(self.unit.unsigned_abs()));
@@ -128,7 +128,7 @@ impl EventFate {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     calls: Vec<CallFault>,
-    /// What befalls events.
+    /// Faults of events.
     pub events: EventFaults,
 }
 
@@ -138,23 +138,23 @@ impl Faults {
         self.calls.push(fault);
     }
 
-    /// From now on nothing goes wrong. Calls already hanging keep hanging.
+    /// Removes all faults. Calls that already hang keep hanging.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    pub(super) fn draw_call(&mut self, method: Method, object: &str, rng: &mut fastrand::Rng) -> Option<Trouble> {
+    pub(super) fn draw_call(&mut self, method: Method, object: &str, rng: &mut fastrand::Rng) -> Option<FaultKind> {
         let rule = self.calls.iter_mut().rev().find(|rule| rule.applies(method, object, rng))?;
         if let Some(times) = &mut rule.times {
             *times -= 1;
         }
-        Some(rule.trouble.clone())
+        Some(rule.kind.clone())
     }
 
-    pub(super) fn draw_event(&self, rng: &mut fastrand::Rng) -> EventFate {
+    pub(super) fn draw_event(&self, rng: &mut fastrand::Rng) -> EventOutcome {
         let faults = &self.events;
         if *faults == EventFaults::default() {
-            return EventFate::default();
+            return EventOutcome::default();
         }
         let happens = |rng: &mut fastrand::Rng, probability: f64| probability > 0.0 && rng.f64() < probability;
         let (lost, late, doubled) =
@@ -164,7 +164,7 @@ impl Faults {
         let stale = if happens(rng, faults.stale) { faults.stale_by } else { Duration::ZERO };
         let late = if late { faults.late_by.mul_f64(rng.f64()) } else { Duration::ZERO };
         let unit = if happens(rng, faults.misdated) { [-3, -1, 3][rng.usize(..3)] } else { 0 };
-        EventFate { lost, late, doubled, swapped, bare, anonymous, stale, unit }
+        EventOutcome { lost, late, doubled, swapped, bare, anonymous, stale, unit }
     }
 }
 
@@ -176,10 +176,10 @@ mod tests {
     fn rules_match_by_method_object_and_count() {
         let mut rng = fastrand::Rng::with_seed(1);
         let mut faults = Faults::default();
-        faults.add(CallFault::on(Method::StartContainer, Trouble::Hang).about("main_web_").times(1));
+        faults.add(CallFault::on(Method::StartContainer, FaultKind::Hang).about("main_web_").times(1));
         assert_eq!(faults.draw_call(Method::StartContainer, "side_web_default_u_0", &mut rng), None);
         assert_eq!(faults.draw_call(Method::StopContainer, "main_web_default_u_0", &mut rng), None);
-        assert_eq!(faults.draw_call(Method::StartContainer, "main_web_default_u_0", &mut rng), Some(Trouble::Hang));
+        assert_eq!(faults.draw_call(Method::StartContainer, "main_web_default_u_0", &mut rng), Some(FaultKind::Hang));
         assert_eq!(faults.draw_call(Method::StartContainer, "main_web_default_u_0", &mut rng), None);
     }
 
@@ -188,7 +188,7 @@ mod tests {
         let share = |seed| {
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut faults = Faults::default();
-            faults.add(CallFault::on_all(Trouble::Hang).with_probability(0.25));
+            faults.add(CallFault::on_all(FaultKind::Hang).with_probability(0.25));
             (0..1000).filter(|_| faults.draw_call(Method::Version, "", &mut rng).is_some()).count()
         };
         assert!((200..300).contains(&share(7)), "{}", share(7));
@@ -198,6 +198,6 @@ mod tests {
     #[test]
     fn events_are_unchanged_without_faults() {
         let mut rng = fastrand::Rng::with_seed(1);
-        assert_eq!(Faults::default().draw_event(&mut rng), EventFate::default());
+        assert_eq!(Faults::default().draw_event(&mut rng), EventOutcome::default());
     }
 }

@@ -24,8 +24,8 @@ impl v1::image_service_server::ImageService for ImageApi {
     ) -> Result<Response<v1::ListImagesResponse>, Status> {
         let (engine, filter) = (Arc::clone(&self.0), request.into_inner().filter);
         let work = async move {
-            engine.take(engine.options.timings.list).await;
-            Ok(v1::ListImagesResponse { images: engine.world().images.list(filter.as_ref()) })
+            engine.elapse(engine.options.timings.list).await;
+            Ok(v1::ListImagesResponse { images: engine.state().images.list(filter.as_ref()) })
         };
         self.0.call(Method::ListImages, String::new(), work).await
     }
@@ -39,7 +39,7 @@ impl v1::image_service_server::ImageService for ImageApi {
         let (engine, filter) = (Arc::clone(&self.0), request.into_inner().filter);
         let work = async move {
             engine.streaming_lists()?;
-            let images = engine.world().images.list(filter.as_ref());
+            let images = engine.state().images.list(filter.as_ref());
             let pages = images.into_iter().map(|image| Ok(v1::StreamImagesResponse { images: vec![image] }));
             Ok(tokio_stream::iter(pages.collect::<Vec<_>>()))
         };
@@ -72,7 +72,7 @@ impl v1::image_service_server::ImageService for ImageApi {
         let (engine, name) = (Arc::clone(&self.0), named(request.into_inner().image.as_ref()));
         let object = name.clone();
         let work = async move {
-            engine.world().images.remove(&name);
+            engine.state().images.remove(&name);
             Ok(v1::RemoveImageResponse {})
         };
         self.0.call(Method::RemoveImage, object, work).await

@@ -1,8 +1,7 @@
 //! The kernel's side of the simulation: process ids, exit and OOM records, and the moment a process is gone.
 //!
-//! It knows a death at once, long before the runtime reports it. It keeps the order of the real kernel: the exit
-//! record comes first, while sockets may still be open; the process is *gone* (its pidfd readable) a little later.
-//! It never tells what the runtime believes.
+//! Exits are recorded at once, long before the runtime reports them, in the order of the real kernel: first the exit
+//! record, while sockets may still be open; a little later the pidfd becomes readable (the process is *gone*).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -54,7 +53,7 @@ pub struct OomRecord {
     pub at: Instant,
 }
 
-/// A process as pinned by whoever opened it: stays the same process whatever becomes of its number.
+/// An open pidfd: refers to the same process even if its pid is reused.
 #[derive(Clone, Debug)]
 pub struct Pinned {
     /// Container whose cgroup the process lies in.
@@ -162,7 +161,7 @@ impl Kernel {
         self.to_gone
     }
 
-    /// The process is gone: wakes those who pinned it and frees its number.
+    /// Marks the process as gone: its pidfds become readable and its pid is free.
     pub(super) fn gone(&self, pid: u32) {
         let process = self.lock().alive.remove(&pid);
         if let Some(process) = process {

@@ -6,7 +6,7 @@ use keblet_proto::cri::v1;
 use keblet_proto::cri::v1::ContainerState::ContainerRunning;
 use tonic::Status;
 
-use super::engine::{Engine, World};
+use super::engine::{Engine, State};
 use super::status;
 use super::store::{Container, Sandbox};
 
@@ -28,7 +28,7 @@ impl Engine {
         let handler = |name: &str| v1::RuntimeHandler { name: name.to_owned(), ..Default::default() };
         let named = self.options.handlers.iter().map(|name| handler(name));
         v1::StatusResponse {
-            status: Some(v1::RuntimeStatus { conditions: self.world().conditions.clone() }),
+            status: Some(v1::RuntimeStatus { conditions: self.state().conditions.clone() }),
             runtime_handlers: std::iter::once(handler("")).chain(named).collect(),
             ..Default::default()
         }
@@ -43,14 +43,14 @@ impl Engine {
     }
 
     pub(super) async fn image_status(self: Arc<Self>, image: Option<v1::ImageSpec>) -> v1::ImageStatusResponse {
-        self.take(self.options.timings.status).await;
+        self.elapse(self.options.timings.status).await;
         let name = image.unwrap_or_default().image;
-        v1::ImageStatusResponse { image: self.world().images.find(&name).cloned(), ..Default::default() }
+        v1::ImageStatusResponse { image: self.state().images.find(&name).cloned(), ..Default::default() }
     }
 
     pub(super) async fn pull_image(self: Arc<Self>, image: Option<v1::ImageSpec>) -> Result<String, Status> {
-        self.take(self.options.timings.pull).await;
-        self.world().images.pull(&image.unwrap_or_default().image)
+        self.elapse(self.options.timings.pull).await;
+        self.state().images.pull(&image.unwrap_or_default().image)
     }
 
     pub(super) fn image_fs_info(&self) -> v1::ImageFsInfoResponse {
@@ -59,14 +59,14 @@ impl Engine {
             fs_id: Some(v1::FilesystemIdentifier {
                 mountpoint: "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs".to_owned(),
             }),
-            used_bytes: Some(v1::UInt64Value { value: self.world().images.used_bytes() }),
+            used_bytes: Some(v1::UInt64Value { value: self.state().images.used_bytes() }),
             inodes_used: Some(v1::UInt64Value { value: 0 }),
         };
         v1::ImageFsInfoResponse { image_filesystems: vec![usage.clone()], container_filesystems: vec![usage] }
     }
 
     pub(super) fn container_stats(&self, id: &str) -> Result<v1::ContainerStats, Status> {
-        Ok(container_stats(self.world().store.container(id)?, self.clock.now_ns()))
+        Ok(container_stats(self.state().store.container(id)?, self.clock.now_ns()))
     }
 
     pub(super) fn list_container_stats(&self, filter: Option<v1::ContainerStatsFilter>) -> Vec<v1::ContainerStats> {
@@ -77,12 +77,12 @@ impl Engine {
                 && status::selects(&filter.label_selector, &container.config.labels)
         };
         let now = self.clock.now_ns();
-        self.world().store.containers.values().filter(wanted).map(|container| container_stats(container, now)).collect()
+        self.state().store.containers.values().filter(wanted).map(|container| container_stats(container, now)).collect()
     }
 
     pub(super) fn sandbox_stats(&self, id: &str) -> Result<v1::PodSandboxStats, Status> {
-        let world = self.world();
-        Ok(sandbox_stats(&world, world.store.sandbox(id)?, self.clock.now_ns()))
+        let state = self.state();
+        Ok(sandbox_stats(&state, state.store.sandbox(id)?, self.clock.now_ns()))
     }
 
     pub(super) fn list_sandbox_stats(&self, filter: Option<v1::PodSandboxStatsFilter>) -> Vec<v1::PodSandboxStats> {
@@ -90,14 +90,14 @@ impl Engine {
         let wanted = |sandbox: &&Sandbox| {
             sandbox.id.starts_with(&filter.id) && status::selects(&filter.label_selector, &sandbox.config.labels)
         };
-        let (world, now) = (self.world(), self.clock.now_ns());
-        world.store.sandboxes.values().filter(wanted).map(|sandbox| sandbox_stats(&world, sandbox, now)).collect()
+        let (state, now) = (self.state(), self.clock.now_ns());
+        state.store.sandboxes.values().filter(wanted).map(|sandbox| sandbox_stats(&state, sandbox, now)).collect()
     }
 }
 
-fn sandbox_stats(world: &World, sandbox: &Sandbox, now: i64) -> v1::PodSandboxStats {
-    let containers: Vec<_> = world.store.containers_of(&sandbox.id);
-    let containers = containers.iter().filter_map(|id| world.store.containers.get(id));
+fn sandbox_stats(state: &State, sandbox: &Sandbox, now: i64) -> v1::PodSandboxStats {
+    let containers: Vec<_> = state.store.containers_of(&sandbox.id);
+    let containers = containers.iter().filter_map(|id| state.store.containers.get(id));
     let containers: Vec<_> = containers.map(|container| container_stats(container, now)).collect();
     let processes = u64::try_from(containers.len()).unwrap_or(u64::MAX) + u64::from(sandbox.ready);
     v1::PodSandboxStats {

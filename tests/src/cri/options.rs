@@ -6,7 +6,7 @@ use keblet_proto::cri::v1::CgroupDriver;
 
 use super::events::Delivery;
 
-/// How long things take. The defaults are those measured with containerd 1.7.24 and runc on two cores.
+/// Durations of calls and reports. The defaults are those measured with containerd 1.7.24 and runc on two cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timings {
     /// RunPodSandbox.
@@ -25,9 +25,9 @@ pub struct Timings {
     pub kill: Duration,
     /// RemoveContainer.
     pub remove: Duration,
-    /// From the death of a container's init to the runtime saying so.
+    /// From the exit of a container's init to the runtime's report.
     pub exit_report: Duration,
-    /// From a process' exit record to its being gone.
+    /// From a process's exit record to its pidfd being readable.
     pub to_gone: Duration,
     /// Any list.
     pub list: Duration,

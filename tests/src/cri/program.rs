@@ -1,4 +1,4 @@
-//! What a simulated container does with its life: run for ever, exit, crash, be killed, ignore signals.
+//! Behaviour of a simulated container: run until stopped, exit, crash, ignore signals.
 //!
 //! A program is plain data. It is chosen per (pod, container, attempt) by [`Scripts`], and where no script says
 //! anything, by the container's own command line (see [`Program::from_command`]).
@@ -45,7 +45,7 @@ pub enum OnTerm {
     Ignores,
 }
 
-/// One life of one container.
+/// Behaviour of one container instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     /// StartContainer fails with this message and no process ever exists.
@@ -54,13 +54,13 @@ pub struct Program {
     pub ends: Option<(Duration, Exit)>,
     /// Reaction to the stop signal.
     pub on_term: OnTerm,
-    /// The init process leaves children behind. Outside a PID namespace of its own they live on until the runtime
-    /// has buried the container; inside one the kernel kills them with their init.
+    /// The init process leaves child processes. Without its own PID namespace they run until the runtime reports the
+    /// exit; with one the kernel kills them with their init.
     pub leaves_children: bool,
 }
 
 impl Program {
-    /// Runs until stopped; leaves 5 ms after the stop signal.
+    /// Runs until stopped; exits 5 ms after the stop signal.
     pub fn runs() -> Self {
         Self {
             start_error: None,
@@ -181,7 +181,7 @@ impl Scripts {
         self.rules.push(Rule { pod: pod.to_owned(), container: container.to_owned(), attempt, program });
     }
 
-    /// The program scripted for this life, if any.
+    /// The program scripted for this instance, if any.
     pub fn find(&self, pod: &str, container: &str, attempt: u32) -> Option<&Program> {
         let applies = |rule: &&Rule| {
             rule.pod == pod && rule.container == container && rule.attempt.is_none_or(|only| only == attempt)

@@ -29,12 +29,12 @@ impl RuntimeApi {
 
     /// The name a container holds, or the id if there is none such.
     fn container(&self, id: &str) -> String {
-        self.0.world().store.containers.get(id).map_or(id, |container| &container.name).to_owned()
+        self.0.state().store.containers.get(id).map_or(id, |container| &container.name).to_owned()
     }
 
     /// The name a sandbox holds, or the id if there is none such.
     fn sandbox(&self, id: &str) -> String {
-        self.0.world().store.sandboxes.get(id).map_or(id, |sandbox| &sandbox.name).to_owned()
+        self.0.state().store.sandboxes.get(id).map_or(id, |sandbox| &sandbox.name).to_owned()
     }
 
     /// The name a container would get in that sandbox.
@@ -431,7 +431,7 @@ impl v1::runtime_service_server::RuntimeService for RuntimeApi {
         _request: Request<v1::GetEventsRequest>,
     ) -> Answer<Self::GetContainerEventsStream> {
         let engine = self.engine();
-        let work = async move { engine.events.read(engine.life()) };
+        let work = async move { engine.events.read(engine.lifetime()) };
         self.0.call(Method::GetContainerEvents, String::new(), work).await
     }
 

@@ -22,24 +22,24 @@ impl Engine {
             return Err(Status::unknown(text));
         }
         let id = {
-            let mut world = self.world();
-            let id = world.new_id();
-            world.store.reserve_sandbox(&name, &id)?;
+            let mut state = self.state();
+            let id = state.new_id();
+            state.store.reserve_sandbox(&name, &id)?;
             id
         };
-        self.take(self.options.timings.run_sandbox).await;
+        self.elapse(self.options.timings.run_sandbox).await;
         if let Err(refused) = self.add_sandbox(&id, name, config, handler) {
-            self.world().store.release(&id);
+            self.state().store.release(&id);
             return Err(refused);
         }
         self.emit(ContainerCreatedEvent, &id, &id);
         self.emit(ContainerStartedEvent, &id, &id);
-        self.changed();
+        self.notify_changed();
         Ok(id)
     }
 
     fn add_sandbox(&self, id: &str, name: String, config: v1::PodSandboxConfig, handler: String) -> Result<(), Status> {
-        let mut world = self.world();
+        let mut state = self.state();
         let mut sandbox = Sandbox {
             id: id.to_owned(),
             name,
@@ -52,49 +52,49 @@ impl Engine {
             stopped: CancellationToken::new(),
         };
         if sandbox.namespaces().network() != v1::NamespaceMode::Node {
-            let network = world.conditions.iter().find(|condition| condition.r#type == "NetworkReady");
+            let network = state.conditions.iter().find(|condition| condition.r#type == "NetworkReady");
             if network.is_some_and(|condition| !condition.status) {
                 let text = format!("failed to setup network for sandbox {id:?}: cni plugin not initialized");
                 return Err(Status::unknown(text));
             }
-            world.addresses += 1;
-            let [_, a, b, c] = world.addresses.to_be_bytes();
+            state.addresses += 1;
+            let [_, a, b, c] = state.addresses.to_be_bytes();
             sandbox.ip = format!("10.{a}.{b}.{c}");
         }
         let parent = sandbox.config.linux.as_ref().map(|linux| linux.cgroup_parent.as_str()).unwrap_or_default();
         sandbox.pid = Some(self.kernel.spawn(id, &format!("{parent}/{id}")));
-        world.store.sandboxes.insert(id.to_owned(), sandbox);
+        state.store.sandboxes.insert(id.to_owned(), sandbox);
         Ok(())
     }
 
     pub(super) async fn stop_sandbox(self: Arc<Self>, id: String) -> Result<(), Status> {
-        let containers = self.world().store.containers_of(&id);
+        let containers = self.state().store.containers_of(&id);
         for container in containers {
             Arc::clone(&self).stop_container(container, Duration::ZERO).await?;
         }
-        let stopped = match self.world().store.sandboxes.get(&id) {
+        let stopped = match self.state().store.sandboxes.get(&id) {
             Some(sandbox) if sandbox.ready => sandbox.stopped.clone(),
             _ => return Ok(()),
         };
-        self.take(self.options.timings.stop_sandbox).await;
+        self.elapse(self.options.timings.stop_sandbox).await;
         self.kill_sandbox(&id);
         stopped.cancelled().await;
         Ok(())
     }
 
     pub(super) async fn remove_sandbox(self: Arc<Self>, id: String) -> Result<(), Status> {
-        if !self.world().store.sandboxes.contains_key(&id) {
+        if !self.state().store.sandboxes.contains_key(&id) {
             return Ok(());
         }
         Arc::clone(&self).stop_sandbox(id.clone()).await?;
-        let containers = self.world().store.containers_of(&id);
+        let containers = self.state().store.containers_of(&id);
         for container in containers {
             Arc::clone(&self).remove_container(container).await?;
         }
-        self.take(self.options.timings.remove_sandbox).await;
+        self.elapse(self.options.timings.remove_sandbox).await;
         self.emit(ContainerDeletedEvent, &id, &id);
-        self.world().store.remove_sandbox(&id);
-        self.changed();
+        self.state().store.remove_sandbox(&id);
+        self.notify_changed();
         Ok(())
     }
 
@@ -102,23 +102,23 @@ impl Engine {
         self: Arc<Self>,
         request: v1::PodSandboxStatusRequest,
     ) -> Result<v1::PodSandboxStatusResponse, Status> {
-        self.take(self.options.timings.status / 2).await;
+        self.elapse(self.options.timings.status / 2).await;
         let response = {
-            let world = self.world();
-            let sandbox = world.store.sandbox(&request.pod_sandbox_id)?;
+            let state = self.state();
+            let sandbox = state.store.sandbox(&request.pod_sandbox_id)?;
             let features = &self.options.features;
             v1::PodSandboxStatusResponse {
                 status: Some(status::sandbox(sandbox)),
                 info: if request.verbose { status::sandbox_info(sandbox) } else { Default::default() },
                 containers_statuses: if features.status_containers {
-                    status::containers_of(&world.store, &sandbox.id)
+                    status::containers_of(&state.store, &sandbox.id)
                 } else {
                     Vec::new()
                 },
                 timestamp: if features.status_timestamp { self.clock.now_ns() } else { 0 },
             }
         };
-        self.take(self.options.timings.status / 2).await;
+        self.elapse(self.options.timings.status / 2).await;
         Ok(response)
     }
 
@@ -132,9 +132,9 @@ impl Engine {
                 && filter.state.is_none_or(|only| only.state() == status::sandbox_state(sandbox))
                 && status::selects(&filter.label_selector, &sandbox.config.labels)
         };
-        self.take(self.options.timings.list / 2).await;
-        let items = self.world().store.sandboxes.values().filter(wanted).map(status::sandbox_item).collect();
-        self.take(self.options.timings.list / 2).await;
+        self.elapse(self.options.timings.list / 2).await;
+        let items = self.state().store.sandboxes.values().filter(wanted).map(status::sandbox_item).collect();
+        self.elapse(self.options.timings.list / 2).await;
         Ok(items)
     }
 
@@ -145,9 +145,9 @@ impl Engine {
         if !self.options.features.sandbox_resources {
             return Err(Status::unimplemented("unknown method UpdatePodSandboxResources"));
         }
-        let mut world = self.world();
-        world.store.sandbox(&request.pod_sandbox_id)?;
-        if let Some(sandbox) = world.store.sandboxes.get_mut(&request.pod_sandbox_id) {
+        let mut state = self.state();
+        state.store.sandbox(&request.pod_sandbox_id)?;
+        if let Some(sandbox) = state.store.sandboxes.get_mut(&request.pod_sandbox_id) {
             let linux = sandbox.config.linux.get_or_insert_default();
             (linux.overhead, linux.resources) = (request.overhead, request.resources);
         }

@@ -1,4 +1,4 @@
-//! The test's hand on the simulated runtime: scripts, faults, deaths, restarts, and waiting for the truth.
+//! Handle of the simulated runtime for tests: scripts, faults, exits, restarts, and waiting for conditions.
 
 use std::io;
 use std::path::Path;
@@ -13,15 +13,15 @@ use super::engine::{Engine, ExecResult};
 use super::faults::Faults;
 use super::images::Images;
 use super::kernel::{Kernel, KernelFact, OomRecord};
-use super::ledger::{Instance, Ledger};
 use super::options::Options;
 use super::program::{Exit, Program};
+use super::trace::{Instance, Trace};
 use super::transport::{MemoryEndpoint, SocketEndpoint};
 
-/// How a restarted runtime finds itself again.
+/// State recovery of a restarted runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Exit codes of containers that died meanwhile are lost: 255, reason `Unknown`.
+    /// Exit codes of containers that exited meanwhile are lost: 255, reason `Unknown`.
     pub lose_exit_codes: bool,
     /// So many of the last events are delivered once more.
     pub replay_events: usize,
@@ -30,12 +30,12 @@ pub struct Recovery {
 /// A condition that was not met in time, with what happened instead.
 #[derive(Debug, thiserror::Error)]
 #[error("not met within {waited:?}: {what}\n{history}")]
-pub struct Unmet {
+pub struct WaitTimeout {
     /// The condition in words.
     pub what: String,
     /// How long was waited.
     pub waited: Duration,
-    /// The ledger at that moment.
+    /// The trace at that moment.
     pub history: String,
 }
 
@@ -71,46 +71,46 @@ impl SimRuntime {
         &self.engine.kernel
     }
 
-    /// Reads the ground truth. Do not block inside.
-    pub fn ledger<T>(&self, read: impl FnOnce(&Ledger) -> T) -> T {
-        read(&self.engine.world().ledger)
+    /// Reads the trace. Must not block.
+    pub fn trace<T>(&self, read: impl FnOnce(&Trace) -> T) -> T {
+        read(&self.engine.state().trace)
     }
 
     /// Changes the faults in force.
     pub fn faults<T>(&self, change: impl FnOnce(&mut Faults) -> T) -> T {
-        change(&mut self.engine.world().faults)
+        change(&mut self.engine.state().faults)
     }
 
     /// Changes what images there are.
     pub fn images<T>(&self, change: impl FnOnce(&mut Images) -> T) -> T {
-        change(&mut self.engine.world().images)
+        change(&mut self.engine.state().images)
     }
 
     /// From now on this container runs that program: in one attempt, or in all.
     pub fn script(&self, pod: &str, container: &str, attempt: Option<u32>, program: Program) {
-        self.engine.world().scripts.set(pod, container, attempt, program);
+        self.engine.state().scripts.set(pod, container, attempt, program);
     }
 
     /// What ExecSync of this container answers from now on.
     pub fn script_exec(&self, pod: &str, container: &str, result: ExecResult) {
-        self.engine.world().execs.insert((pod.to_owned(), container.to_owned()), result);
+        self.engine.state().execs.insert((pod.to_owned(), container.to_owned()), result);
     }
 
-    /// How long the runtime takes from now on to report a death.
+    /// Sets the delay between an exit and its report.
     pub fn set_exit_report(&self, delay: Duration) {
-        self.engine.world().exit_report = delay;
+        self.engine.state().exit_report = delay;
     }
 
-    /// How long the runtime takes to report a death.
+    /// Delay between an exit and its report.
     pub fn exit_report(&self) -> Duration {
-        self.engine.world().exit_report
+        self.engine.state().exit_report
     }
 
     /// Sets a condition of Status, such as `RuntimeReady` or `NetworkReady`.
     pub fn set_condition(&self, kind: &str, status: bool, reason: &str, message: &str) {
-        let mut world = self.engine.world();
-        world.conditions.retain(|condition| condition.r#type != kind);
-        world.conditions.push(v1::RuntimeCondition {
+        let mut state = self.engine.state();
+        state.conditions.retain(|condition| condition.r#type != kind);
+        state.conditions.push(v1::RuntimeCondition {
             r#type: kind.to_owned(),
             status,
             reason: reason.to_owned(),
@@ -118,16 +118,16 @@ impl SimRuntime {
         });
     }
 
-    /// Lets the live instance of a container die. Says which, if there is one.
+    /// Exits the live instance of a container, and returns it if there is one.
     pub fn kill(&self, pod: &str, container: &str, exit: Exit) -> Option<Instance> {
-        let victim = self.ledger(|ledger| ledger.live(pod, container).cloned())?;
-        self.engine.die(&victim.id, exit);
+        let victim = self.trace(|trace| trace.live(pod, container).cloned())?;
+        self.engine.exit_process(&victim.id, exit);
         Some(victim)
     }
 
     /// The OOM killer takes a child of a container's init; the container lives on.
     pub fn oom_child(&self, pod: &str, container: &str) -> Option<Instance> {
-        let parent = self.ledger(|ledger| ledger.live(pod, container).cloned())?;
+        let parent = self.trace(|trace| trace.live(pod, container).cloned())?;
         let pid = self.engine.kernel.spawn(&parent.id, "");
         let record = OomRecord { pid, container_id: parent.id.clone(), init: false, at: Instant::now() };
         self.engine.kernel.publish(KernelFact::Oom(record));
@@ -135,11 +135,11 @@ impl SimRuntime {
         Some(parent)
     }
 
-    /// Lets the pause process of a pod's sandboxes die. Says how many died.
+    /// Exits the pause processes of a pod's sandboxes, and returns their number.
     pub fn kill_sandboxes(&self, pod: &str) -> usize {
         let of_pod: Vec<String> = {
-            let world = self.engine.world();
-            let alive = world.store.sandboxes.values().filter(|s| s.pid.is_some() && s.metadata().name == pod);
+            let state = self.engine.state();
+            let alive = state.store.sandboxes.values().filter(|s| s.pid.is_some() && s.metadata().name == pod);
             alive.map(|sandbox| sandbox.id.clone()).collect()
         };
         of_pod.iter().for_each(|id| self.engine.kill_sandbox(id));
@@ -148,23 +148,23 @@ impl SimRuntime {
 
     /// Whether a container's init leads a PID namespace of its own.
     pub fn leads_pid_namespace(&self, container_id: &str) -> bool {
-        self.engine.world().store.containers.get(container_id).is_some_and(super::store::Container::ns_init)
+        self.engine.state().store.containers.get(container_id).is_some_and(super::store::Container::ns_init)
     }
 
     /// Statuses of a pod's containers as the runtime would tell them now, oldest first; costs no call.
     pub fn statuses(&self, pod: &str) -> Vec<v1::ContainerStatus> {
-        let world = self.engine.world();
-        let of_pod = world.store.sandboxes.values().filter(|sandbox| sandbox.metadata().name == pod);
+        let state = self.engine.state();
+        let of_pod = state.store.sandboxes.values().filter(|sandbox| sandbox.metadata().name == pod);
         let mut statuses: Vec<_> =
-            of_pod.flat_map(|sandbox| super::status::containers_of(&world.store, &sandbox.id)).collect();
+            of_pod.flat_map(|sandbox| super::status::containers_of(&state.store, &sandbox.id)).collect();
         statuses.sort_by_key(|status| status.created_at);
         statuses
     }
 
     /// Statuses of a pod's sandboxes, oldest first; costs no call.
     pub fn sandboxes(&self, pod: &str) -> Vec<v1::PodSandboxStatus> {
-        let world = self.engine.world();
-        let of_pod = world.store.sandboxes.values().filter(|sandbox| sandbox.metadata().name == pod);
+        let state = self.engine.state();
+        let of_pod = state.store.sandboxes.values().filter(|sandbox| sandbox.metadata().name == pod);
         let mut statuses: Vec<_> = of_pod.map(super::status::sandbox).collect();
         statuses.sort_by_key(|status| status.created_at);
         statuses
@@ -177,16 +177,16 @@ impl SimRuntime {
 
     /// The runtime process is killed: connections break, calls under way are lost, containers live on.
     pub fn go_down(&self) {
-        self.engine.end_life();
-        self.engine.changed();
+        self.engine.end_lifetime();
+        self.engine.notify_changed();
     }
 
     /// The runtime process starts again and takes stock.
     pub fn come_up(&self, recovery: Recovery) {
         self.engine.events.reset(recovery.replay_events);
-        self.engine.new_life();
+        self.engine.new_lifetime();
         self.engine.recover(recovery.lose_exit_codes);
-        self.engine.changed();
+        self.engine.notify_changed();
     }
 
     /// Down, and up again after `downtime`.
@@ -196,20 +196,23 @@ impl SimRuntime {
         self.come_up(recovery);
     }
 
-    /// Waits until the ground truth meets a condition, woken by every change.
-    pub async fn until(&self, what: &str, limit: Duration, met: impl Fn(&Ledger) -> bool) -> Result<(), Unmet> {
+    /// Waits until the trace meets a condition. Checked on every change.
+    ///
+    /// # Errors
+    /// The condition was not met within `limit`.
+    pub async fn until(&self, what: &str, limit: Duration, met: impl Fn(&Trace) -> bool) -> Result<(), WaitTimeout> {
         let mut changes = self.engine.changes();
         let wait = async {
-            while !self.ledger(&met) {
+            while !self.trace(&met) {
                 if changes.changed().await.is_err() {
                     return;
                 }
             }
         };
-        tokio::time::timeout(limit, wait).await.map_err(|_| Unmet {
+        tokio::time::timeout(limit, wait).await.map_err(|_| WaitTimeout {
             what: what.to_owned(),
             waited: limit,
-            history: self.ledger(Ledger::to_string),
+            history: self.trace(Trace::to_string),
         })
     }
 }

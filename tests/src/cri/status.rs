@@ -73,9 +73,9 @@ pub(super) fn sandbox_state(sandbox: &Sandbox) -> v1::PodSandboxState {
 
 /// A container's status.
 pub(super) fn container(container: &Container) -> v1::ContainerStatus {
-    let belief = &container.status;
-    let exited = belief.state == v1::ContainerState::ContainerExited;
-    let reason = match (exited, belief.reason.as_str(), belief.exit_code) {
+    let reported = &container.status;
+    let exited = reported.state == v1::ContainerState::ContainerExited;
+    let reason = match (exited, reported.reason.as_str(), reported.exit_code) {
         (true, "", 0) => "Completed",
         (true, "", _) => "Error",
         (_, reason, _) => reason,
@@ -83,15 +83,15 @@ pub(super) fn container(container: &Container) -> v1::ContainerStatus {
     v1::ContainerStatus {
         id: container.id.clone(),
         metadata: container.config.metadata.clone(),
-        state: belief.state.into(),
-        created_at: belief.created_at,
-        started_at: belief.started_at,
-        finished_at: belief.finished_at,
-        exit_code: belief.exit_code,
+        state: reported.state.into(),
+        created_at: reported.created_at,
+        started_at: reported.started_at,
+        finished_at: reported.finished_at,
+        exit_code: reported.exit_code,
         image: Some(shown_image(container)),
         image_ref: image_ref(container),
         reason: reason.to_owned(),
-        message: belief.message.clone(),
+        message: reported.message.clone(),
         labels: container.config.labels.clone(),
         annotations: container.config.annotations.clone(),
         mounts: container.config.mounts.clone(),

@@ -1,7 +1,7 @@
-//! What the runtime knows: sandboxes, containers, and the names they hold.
+//! State of the runtime: sandboxes, containers, and the names they reserve.
 //!
-//! Beside the runtime's belief (`status`) each record keeps the truth about its process; only the lifecycle code
-//! may carry the one over into the other. No clock, no waiting, no faults in here.
+//! Beside the reported status each record keeps the real state of its process; only the lifecycle code copies the latter
+//! to the former. No clock, no waiting, no faults.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -24,7 +24,7 @@ pub struct Sandbox {
     pub runtime_handler: String,
     /// Unix nanoseconds.
     pub created_at: i64,
-    /// What the runtime says.
+    /// As the runtime reports it.
     pub ready: bool,
     /// Empty on the host network.
     pub ip: String,
@@ -57,9 +57,9 @@ pub struct Container {
     pub pid_mode: v1::NamespaceMode,
     /// What it does once started.
     pub program: Program,
-    /// What the runtime says.
-    pub status: Belief,
-    /// The truth.
+    /// As the runtime reports it.
+    pub status: ReportedStatus,
+    /// Its init process, once started.
     pub process: Option<Process>,
     /// A start is under way.
     pub starting: bool,
@@ -69,9 +69,9 @@ pub struct Container {
     pub stopped: CancellationToken,
 }
 
-/// What the runtime says of a container.
+/// Status that the runtime reports of a container.
 #[derive(Clone, Debug)]
-pub struct Belief {
+pub struct ReportedStatus {
     /// Container state.
     pub state: v1::ContainerState,
     /// Host pid while running.
@@ -90,17 +90,17 @@ pub struct Belief {
     pub message: String,
 }
 
-/// A container's init process as it truly is.
+/// Real state of a container's init process.
 #[derive(Clone, Debug)]
 pub struct Process {
     /// Host pid.
     pub pid: u32,
-    /// Its death: how, and when in Unix nanoseconds.
+    /// Its exit: how, and when in Unix nanoseconds.
     pub dead: Option<(Exit, i64)>,
 }
 
 impl Container {
-    /// Whether a process of it is truly alive.
+    /// Whether its init process is alive.
     pub fn is_alive(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.dead.is_none())
     }
@@ -142,17 +142,17 @@ pub struct Store {
 }
 
 impl Store {
-    /// Holds a sandbox name for `id`, unless another holds it.
+    /// Reserves a sandbox name for `id`.
     pub fn reserve_sandbox(&mut self, name: &str, id: &str) -> Result<(), Status> {
         reserve(&mut self.sandbox_names, "sandbox", name, id)
     }
 
-    /// Holds a container name for `id`, unless another holds it.
+    /// Reserves a container name for `id`.
     pub fn reserve_container(&mut self, name: &str, id: &str) -> Result<(), Status> {
         reserve(&mut self.container_names, "container", name, id)
     }
 
-    /// Gives up a name whose object never came to be.
+    /// Releases a name whose object was not created.
     pub fn release(&mut self, id: &str) {
         self.sandbox_names.retain(|_, holder| holder != id);
         self.container_names.retain(|_, holder| holder != id);
@@ -181,7 +181,7 @@ impl Store {
         self.containers.insert(container.id.clone(), container);
     }
 
-    /// Forgets a container and frees its name.
+    /// Removes a container and frees its name.
     pub fn remove_container(&mut self, id: &str) -> Option<Container> {
         let container = self.containers.remove(id)?;
         self.container_names.remove(&container.name);
@@ -191,7 +191,7 @@ impl Store {
         Some(container)
     }
 
-    /// Forgets a sandbox and frees its name.
+    /// Removes a sandbox and frees its name.
     pub fn remove_sandbox(&mut self, id: &str) {
         if let Some(sandbox) = self.sandboxes.remove(id) {
             self.sandbox_names.remove(&sandbox.name);
@@ -204,7 +204,7 @@ impl Store {
         self.by_sandbox.get(sandbox_id).map(|ids| ids.iter().cloned().collect()).unwrap_or_default()
     }
 
-    /// Forgets names held by nothing, as a runtime that rebuilds its tables does.
+    /// Drops names without an object, as a runtime that rebuilds its tables does.
     pub fn rebuild_names(&mut self) {
         self.sandbox_names = self.sandboxes.values().map(|s| (s.name.clone(), s.id.clone())).collect();
         self.container_names = self.containers.values().map(|c| (c.name.clone(), c.id.clone())).collect();

@@ -49,13 +49,13 @@ impl MemoryEndpoint {
 
     /// Opens a connection; refused while the runtime is down.
     pub async fn connect(&self) -> io::Result<DuplexStream> {
-        let life = self.engine.life();
-        if life.is_cancelled() {
+        let lifetime = self.engine.lifetime();
+        if lifetime.is_cancelled() {
             return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
         }
         let (client, server) = tokio::io::duplex(PIPE_BYTES);
         let refused = |_| io::Error::from(io::ErrorKind::ConnectionRefused);
-        self.accept.send(Ok(Cut::new(server, life))).await.map_err(refused)?;
+        self.accept.send(Ok(Cut::new(server, lifetime))).await.map_err(refused)?;
         Ok(client)
     }
 
@@ -86,10 +86,10 @@ impl SocketEndpoint {
         let serve = async move {
             let mut changes = engine.changes();
             loop {
-                let life = engine.life();
-                if !life.is_cancelled() {
+                let lifetime = engine.lifetime();
+                if !lifetime.is_cancelled() {
                     match listener.take().map_or_else(|| UnixListener::bind(&path), Ok) {
-                        Ok(bound) => serve_life(&engine, bound, life).await,
+                        Ok(bound) => serve_life(&engine, bound, lifetime).await,
                         Err(error) => tracing::error!(path = %path.display(), %error, "cannot bind again"),
                     }
                     let _ = std::fs::remove_file(&path);
@@ -116,12 +116,12 @@ impl Drop for SocketEndpoint {
     }
 }
 
-/// Serves one life of the runtime on a socket.
-async fn serve_life(engine: &Arc<Engine>, bound: UnixListener, life: CancellationToken) {
-    let cut = life.clone();
+/// Serves one runtime process on a socket.
+async fn serve_life(engine: &Arc<Engine>, bound: UnixListener, lifetime: CancellationToken) {
+    let cut = lifetime.clone();
     let incoming = UnixListenerStream::new(bound).map(move |io| Ok::<_, io::Error>(Cut::new(io?, cut.clone())));
     // A listener does not fail; it goes when the runtime does.
-    let _ = life.run_until_cancelled(router(engine).serve_with_incoming(incoming)).await;
+    let _ = lifetime.run_until_cancelled(router(engine).serve_with_incoming(incoming)).await;
 }
 
 fn router(engine: &Arc<Engine>) -> tonic::transport::server::Router {
@@ -132,7 +132,7 @@ fn router(engine: &Arc<Engine>) -> tonic::transport::server::Router {
         .add_service(images.max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE))
 }
 
-/// A connection that breaks when the runtime's life ends.
+/// A connection that is reset when the runtime process ends.
 #[derive(Debug)]
 struct Cut<IO> {
     io: IO,
@@ -140,8 +140,8 @@ struct Cut<IO> {
 }
 
 impl<IO> Cut<IO> {
-    fn new(io: IO, life: CancellationToken) -> Self {
-        Self { io, end: Box::pin(life.cancelled_owned()) }
+    fn new(io: IO, lifetime: CancellationToken) -> Self {
+        Self { io, end: Box::pin(lifetime.cancelled_owned()) }
     }
 
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {

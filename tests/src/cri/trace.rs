@@ -1,7 +1,7 @@
-//! Ground truth: every container instance that ever lived, and every call the runtime received.
+//! Record of every container instance that was created and of every call the runtime received.
 //!
-//! Written by the simulated runtime at the true moments (process started, process died), not when it reports them;
-//! tests judge an agent by it. It never influences what the runtime answers.
+//! Written when a process really starts or exits, not when the runtime reports it; tests check an agent against it. It
+//! never influences what the runtime answers.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -14,7 +14,7 @@ use super::program::Exit;
 /// Calls kept for printing beside a failing seed.
 const CALLS_KEPT: usize = 2000;
 
-/// One container instance and what truly happened to it.
+/// One container instance and its lifecycle times.
 #[derive(Clone, Debug)]
 pub struct Instance {
     /// Container id.
@@ -29,17 +29,17 @@ pub struct Instance {
     pub attempt: u32,
     /// CreateContainer finished.
     pub created: Instant,
-    /// Its process began.
+    /// Its process started.
     pub started: Option<Instant>,
     /// Host process id, once started.
     pub pid: Option<u32>,
     /// Its init process exited.
     pub exited: Option<(Instant, Exit)>,
-    /// Nothing of it was left: files closed, descendants dead.
+    /// All its processes have exited and their files are closed.
     pub gone: Option<Instant>,
-    /// The runtime said so.
+    /// The runtime reported the exit.
     pub reported: Option<Instant>,
-    /// RemoveContainer took it away.
+    /// RemoveContainer removed it.
     pub removed: Option<Instant>,
 }
 
@@ -48,13 +48,13 @@ impl Instance {
         self.pod.rsplit('/').next() == Some(pod) && self.container == container
     }
 
-    /// Whether anything of it may still run.
+    /// Whether a process of it may still run.
     pub fn is_live(&self) -> bool {
         self.started.is_some() && self.gone.is_none()
     }
 }
 
-/// Two live instances of one container name in one pod: the thing that must never be.
+/// Two live instances of one container name in one pod, which must never happen.
 #[derive(Clone, Debug)]
 pub struct Duplicate {
     /// UID of the pod.
@@ -80,9 +80,9 @@ pub struct Call {
     pub object: String,
 }
 
-/// Everything that truly happened.
+/// All instances and calls.
 #[derive(Clone, Debug, Default)]
-pub struct Ledger {
+pub struct Trace {
     instances: Vec<Instance>,
     by_id: HashMap<String, usize>,
     live: HashMap<(String, String), Vec<usize>>,
@@ -91,7 +91,7 @@ pub struct Ledger {
     calls: VecDeque<Call>,
 }
 
-impl Ledger {
+impl Trace {
     /// All instances, oldest first.
     pub fn instances(&self) -> &[Instance] {
         &self.instances
@@ -122,8 +122,7 @@ impl Ledger {
         &self.duplicates
     }
 
-    /// Instances whose attempt number is not above that of every instance of the same name and pod started before:
-    /// a restart count that fell or stood still.
+    /// Instances whose attempt number is not greater than that of every earlier instance of the same name and pod.
     pub fn fallen_attempts(&self) -> Vec<&Instance> {
         let mut started: Vec<&Instance> = self.instances.iter().filter(|i| i.started.is_some()).collect();
         started.sort_by_key(|i| i.started);
@@ -220,7 +219,7 @@ impl Ledger {
 }
 
 /// A readable history: what a failing test prints.
-impl fmt::Display for Ledger {
+impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(first) = self.calls.front().map(|c| c.at).or(self.instances.first().map(|i| i.created)) else {
             return writeln!(f, "(nothing happened)");

@@ -1,8 +1,7 @@
-//! The agent as a process on a real runtime, for tests of what goes wrong around it.
+//! Standalone node for tests: the agent as a process on a private containerd, with static pods.
 //!
-//! Owns the stage: a private containerd, the node's folders, the agent's start and end, and three witnesses that are not
-//! the agent (the runtime, the stamps of the containers, `/proc`). Refuses to judge. Everything waits on conditions with
-//! a deadline; a failed wait shows the agent's last words.
+//! Observations come from sources other than the agent: the runtime, timestamp files written by the containers, `/proc`.
+//! Every wait is on a condition with a deadline; a failed wait includes the end of the agent's log.
 
 use std::fs;
 use std::io::Read as _;
@@ -31,27 +30,30 @@ use keblet_peers::log_tail;
 use serde_json::Value;
 use serde_json::json;
 
-/// For anything that has to happen; generous, for a machine that does much else.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+/// Deadline of every wait; generous, for a loaded machine.
+pub const TIMEOUT: Duration = Duration::from_secs(90);
 /// The node's name, which the agent appends to the names of static pods.
-pub const NODE: &str = "scene";
-/// Each look asks the runtime about every container, which costs it more than the agent does.
+pub const NODE: &str = "node";
+/// Each poll asks the runtime about every container, which costs it more than the agent does.
 const POLL: Duration = Duration::from_millis(50);
-const WORDS: usize = 30;
+const LOG_LINES: usize = 30;
 
 /// A private runtime, a node's folders and the agent on it. Dropping it kills the agent and then removes everything.
-pub struct Scene {
+pub struct StandaloneNode {
     agent: Option<Agent>,
     /// The runtime, which also tells what it knows of its pods.
     pub containerd: PrivateContainerd,
     /// The node's folders and ports.
-    pub node: Node,
+    pub layout: Node,
     /// Where containers write their stamps, under the same path inside and outside.
     pub stamps: PathBuf,
 }
 
-impl Scene {
-    /// Starts a runtime and prepares a node; the agent is yet to be started.
+impl StandaloneNode {
+    /// Starts a runtime and prepares a node without starting the agent.
+    ///
+    /// # Errors
+    /// The runtime does not start or the node's folders cannot be created.
     pub fn new() -> Result<Self> {
         Self::with(json!({}))
     }
@@ -63,10 +65,10 @@ impl Scene {
         if let (Some(all), Some(changes)) = (all.as_object_mut(), changes.as_object()) {
             all.extend(changes.clone());
         }
-        let node = Node::create(containerd.ready(), &all)?;
+        let layout = Node::create(containerd.ready(), &all)?;
         let stamps = containerd.ready().dir.join("stamps");
         fs::create_dir(&stamps).with_context(|| format!("cannot create {}", stamps.display()))?;
-        Ok(Self { agent: None, containerd, node, stamps })
+        Ok(Self { agent: None, containerd, layout, stamps })
     }
 
     /// Starts the agent, also again.
@@ -86,9 +88,9 @@ impl Scene {
             None => Command::new(&keblet),
         };
         command.args(["run", "--hostname-override", NODE]);
-        command.arg("--config").arg(&self.node.config).arg("--root-dir").arg(&self.node.root);
-        command.arg("--cert-dir").arg(self.node.root.join("pki"));
-        self.agent = Some(Agent::start(&mut command, &self.node, &mut self.containerd)?);
+        command.arg("--config").arg(&self.layout.config).arg("--root-dir").arg(&self.layout.root);
+        command.arg("--cert-dir").arg(self.layout.root.join("pki"));
+        self.agent = Some(Agent::start(&mut command, &self.layout, &mut self.containerd)?);
         Ok(())
     }
 
@@ -97,7 +99,7 @@ impl Scene {
         Ok(self.agent.as_ref().context("no agent is running")?.pid())
     }
 
-    /// Waits until the agent has ended by itself, and well.
+    /// Waits until the agent has exited successfully by itself.
     pub fn until_ended(&mut self) -> Result<()> {
         let mut agent = self.agent.take().context("no agent is running")?;
         let status = self.until("the end of the agent", |_| agent.ended())?;
@@ -110,22 +112,22 @@ impl Scene {
         self.agent.take().context("no agent is running")?.kill()
     }
 
-    /// Ends agent and runtime the gentle way; fails if the agent does not end well or anything is left.
-    pub fn finish(mut self) -> Result<()> {
-        let status = self.agent.take().context("no agent is running")?.end(PATIENCE)?;
+    /// Stops agent and runtime. Fails if the agent exits with an error or a resource remains on the host.
+    pub fn stop(mut self) -> Result<()> {
+        let status = self.agent.take().context("no agent is running")?.end(TIMEOUT)?;
         if !status.success() {
             bail!("the agent ended with {status}");
         }
-        let Self { containerd, agent: _, node: _, stamps: _ } = self;
+        let Self { containerd, agent: _, layout: _, stamps: _ } = self;
         containerd.stop()
     }
 
-    /// Puts a pod with one container `main` that runs `/probe` with these arguments.
-    pub fn put(&self, name: &str, arguments: &[&str]) -> Result<()> {
-        self.node.write_manifest(name, &self.pod(name, arguments))
+    /// Writes the manifest of a pod with one container `main` that runs `/probe` with these arguments.
+    pub fn write_pod(&self, name: &str, arguments: &[&str]) -> Result<()> {
+        self.layout.write_manifest(name, &self.pod(name, arguments))
     }
 
-    /// The manifest that [`Self::put`] writes.
+    /// The manifest that [`Self::write_pod`] writes.
     pub fn pod(&self, name: &str, arguments: &[&str]) -> Value {
         let command: Vec<&str> = std::iter::once("/probe").chain(arguments.iter().copied()).collect();
         json!({
@@ -149,9 +151,9 @@ impl Scene {
         })
     }
 
-    /// Puts a pod that lives until it is told to end and stamps under its name.
-    pub fn put_runner(&self, name: &str) -> Result<()> {
-        self.put(name, &["run", "--stamp", &self.stamp(name)])
+    /// Writes the manifest of a pod that runs until SIGTERM and writes its timestamps under its name.
+    pub fn write_running_pod(&self, name: &str) -> Result<()> {
+        self.write_pod(name, &["run", "--stamp", &self.stamp(name)])
     }
 
     /// The stamp file of a pod.
@@ -159,22 +161,22 @@ impl Scene {
         self.stamps.join(name).display().to_string()
     }
 
-    /// What a pod's containers stamped, in order: a word and its nanosecond.
-    pub fn stamped(&self, name: &str) -> Vec<(String, u64)> {
+    /// Timestamps written by a pod's containers, in order: a word and nanoseconds since the Unix epoch.
+    pub fn stamps_of(&self, name: &str) -> Vec<(String, u64)> {
         let text = fs::read_to_string(self.stamps.join(name)).unwrap_or_default();
         let line = |line: &str| line.split_once(' ').and_then(|(word, at)| Some((word.to_owned(), at.parse().ok()?)));
         text.lines().filter_map(line).collect()
     }
 
-    /// How often a pod's container started, by its own word.
+    /// How often a pod's container started, by its timestamps.
     pub fn starts(&self, name: &str) -> usize {
-        self.stamped(name).iter().filter(|(word, _)| word == "start").count()
+        self.stamps_of(name).iter().filter(|(word, _)| word == "start").count()
     }
 
-    /// Whether a program of the pod has said its first word, as far as such pods say any. A container runs before its
-    /// program does, and whoever kills it then sees a life without a start.
-    pub fn has_begun(&self, name: &str) -> bool {
-        let manifest = fs::read_to_string(self.node.manifests.join(format!("{name}.json"))).unwrap_or_default();
+    /// Whether the program of the pod has written its first timestamp, if its manifest asks for one. The runtime reports a
+    /// container as running before its program executes.
+    pub fn has_started(&self, name: &str) -> bool {
+        let manifest = fs::read_to_string(self.layout.manifests.join(format!("{name}.json"))).unwrap_or_default();
         !manifest.contains(&self.stamp(name)) || self.starts(name) > 0
     }
 
@@ -191,9 +193,9 @@ impl Scene {
         Ok(running(&self.sandboxes(name)?).into_iter().next())
     }
 
-    /// Waits until `condition` gives something. Fails with the agent's last words, also when the agent ends meanwhile.
+    /// Waits until `condition` returns a value. Fails with the end of the agent's log, also when the agent exits.
     pub fn until<T>(&mut self, what: &str, mut condition: impl FnMut(&mut Self) -> Result<Option<T>>) -> Result<T> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = condition(self).with_context(|| format!("waiting for: {what}"))? {
                 return Ok(found);
@@ -201,10 +203,10 @@ impl Scene {
             if let Some(agent) = &mut self.agent
                 && let Some(status) = agent.ended()?
             {
-                bail!("the agent ended with {status} while we waited for: {what}\n{}", self.last_words());
+                bail!("the agent ended with {status} while we waited for: {what}\n{}", self.log_excerpt());
             }
             if Instant::now() > deadline {
-                bail!("never came: {what}\n{}", self.last_words());
+                bail!("timed out waiting for: {what}\n{}", self.log_excerpt());
             }
             std::thread::sleep(POLL);
         }
@@ -212,23 +214,23 @@ impl Scene {
 
     /// [`Self::until`] for a plain yes or no.
     pub fn until_true(&mut self, what: &str, mut condition: impl FnMut(&mut Self) -> Result<bool>) -> Result<()> {
-        self.until(what, |scene| Ok(condition(scene)?.then_some(())))
+        self.until(what, |node| Ok(condition(node)?.then_some(())))
     }
 
     /// Waits until the pod has begun and has a running container, and returns that.
     pub fn until_running(&mut self, name: &str) -> Result<ContainerView> {
-        self.until(&format!("{name} running"), |scene| Ok(scene.running(name)?.filter(|_| scene.has_begun(name))))
+        self.until(&format!("{name} running"), |node| Ok(node.running(name)?.filter(|_| node.has_started(name))))
     }
 
     /// The agent's log lines that are JSON, of all its runs.
     pub fn log(&self) -> Vec<Value> {
-        let text = fs::read_to_string(&self.node.log).unwrap_or_default();
+        let text = fs::read_to_string(&self.layout.log).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Whether a line of the log has all these words.
-    pub fn said(&self, words: &[&str]) -> bool {
-        let text = fs::read_to_string(&self.node.log).unwrap_or_default();
+    pub fn log_contains(&self, words: &[&str]) -> bool {
+        let text = fs::read_to_string(&self.layout.log).unwrap_or_default();
         text.lines().any(|line| words.iter().all(|word| line.contains(word)))
     }
 
@@ -246,12 +248,12 @@ impl Scene {
 
     /// The health server's answer.
     pub fn health(&self, path: &str) -> Option<(u16, String)> {
-        get(self.node.healthz_port, path)
+        get(self.layout.healthz_port, path)
     }
 
     /// The status of a pod in `/pods`; null if there is none.
     pub fn status(&self, name: &str) -> Value {
-        let body = get(self.node.read_only_port, "/pods").map(|(_, body)| body).unwrap_or_default();
+        let body = get(self.layout.read_only_port, "/pods").map(|(_, body)| body).unwrap_or_default();
         let list: Value = serde_json::from_str(&body).unwrap_or_default();
         let full = format!("{name}-{NODE}");
         let pods = list["items"].as_array().cloned().unwrap_or_default();
@@ -261,8 +263,8 @@ impl Scene {
             .unwrap_or_default()
     }
 
-    fn last_words(&self) -> String {
-        format!("the agent's last words:\n{}", log_tail(&self.node.log, WORDS))
+    fn log_excerpt(&self) -> String {
+        format!("end of the agent's log:\n{}", log_tail(&self.layout.log, LOG_LINES))
     }
 }
 
