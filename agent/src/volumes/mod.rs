@@ -19,7 +19,7 @@ mod empty_dir;
 mod error;
 mod host_path;
 mod layout;
-mod ledger;
+mod actual_state;
 mod mounts;
 mod removal;
 mod sub_path;
@@ -46,7 +46,7 @@ pub use layout::PodDirs;
 
 use api::earliest;
 use error::OnPath as _;
-use ledger::Ledger;
+use actual_state::ActualState;
 
 use crate::metrics::Metrics;
 use crate::model::Amount;
@@ -59,7 +59,7 @@ pub struct Volumes {
     dirs: PodDirs,
     objects: Objects,
     allocatable: Arc<BTreeMap<String, Amount>>,
-    ledger: Ledger,
+    actual: ActualState,
 }
 
 /// Until when volumes may stay as they are, if nothing they are made from changes.
@@ -78,13 +78,13 @@ impl Volumes {
             dirs: PodDirs::new(root),
             objects: Objects::standalone(),
             allocatable: Arc::default(),
-            ledger: Ledger::default(),
+            actual: ActualState::default(),
         }
     }
 
     /// What is done to volumes is counted here.
     pub fn counted_by(mut self, metrics: Arc<Metrics>) -> Self {
-        self.ledger = self.ledger.counted_by(metrics);
+        self.actual = self.actual.counted_by(metrics);
         self
     }
 
@@ -94,7 +94,7 @@ impl Volumes {
     /// As [`Self::pods_on_disk`].
     pub fn take_over(&self) -> Result<(), VolumeError> {
         for uid in self.pods_on_disk()? {
-            self.ledger.take_over(&uid, &self.dirs.pod(&uid)?.join(layout::VOLUMES));
+            self.actual.take_over(&uid, &self.dirs.pod(&uid)?.join(layout::VOLUMES));
         }
         Ok(())
     }
@@ -109,12 +109,12 @@ impl Volumes {
 
     /// How many volumes are set up, by plugin (`kubernetes.io/secret`).
     pub fn set_up_by_plugin(&self) -> BTreeMap<&'static str, usize> {
-        self.ledger.totals()
+        self.actual.totals()
     }
 
     /// The plugins of the volumes that a pod wants, one for each volume.
     pub fn plugins_wanted(pod: &Pod) -> impl Iterator<Item = &'static str> {
-        mounted_volumes(pod).filter_map(ledger::plugin_of)
+        mounted_volumes(pod).filter_map(actual_state::plugin_of)
     }
 
     /// Volumes are made from these objects; `allocatable` is what the node has to give.
@@ -152,7 +152,7 @@ impl Volumes {
         for volume in mounted_volumes(pod).filter(|volume| api::Kind::of(volume).is_none()) {
             let began = Instant::now();
             let done = self.set_up_local(pod, volume);
-            self.ledger.mounted_once(uid_of(pod), volume, began.elapsed(), done.is_ok());
+            self.actual.mounted_once(uid_of(pod), volume, began.elapsed(), done.is_ok());
             if let Err(error) = done {
                 failed.push(FailedVolume { volume: volume.name.clone(), error });
             }
@@ -211,14 +211,14 @@ impl Volumes {
                     });
                 }
                 Err(error) => {
-                    self.ledger.mounted(uid_of(pod), volume, took, false);
+                    self.actual.mounted(uid_of(pod), volume, took, false);
                     failed.push(FailedVolume { volume: volume.name.clone(), error });
                 }
             }
         }
         for (name, took, error) in self.write(jobs).await {
             if let Some((volume, resolving)) = took_so_far.get(name.as_str()) {
-                self.ledger.mounted(uid_of(pod), volume, *resolving + took, error.is_none());
+                self.actual.mounted(uid_of(pod), volume, *resolving + took, error.is_none());
             }
             failed.extend(error.map(|error| FailedVolume { volume: name, error }));
         }
@@ -293,16 +293,16 @@ impl Volumes {
         sub_path::unmount_all(&pod.join(layout::SUB_PATHS))?;
         removal::remove_tree(&pod.join(layout::SUB_PATHS))?;
         let mut all = Ok(());
-        for (directory, volume, path) in ledger::on_disk(&pod.join(layout::VOLUMES)) {
+        for (directory, volume, path) in actual_state::on_disk(&pod.join(layout::VOLUMES)) {
             let began = Instant::now();
             let gone = api::unmount(&directory, &path).and_then(|()| removal::remove_tree(&path));
-            self.ledger.unmounted(uid, &directory, &volume, began.elapsed(), gone.is_ok());
+            self.actual.unmounted(uid, &directory, &volume, began.elapsed(), gone.is_ok());
             all = all.and(gone);
         }
         all?;
         removal::remove_contents(&pod.join(layout::VOLUMES))?;
         removal::remove_contents(&pod.join(layout::PLUGINS))?;
-        self.ledger.torn_down(uid);
+        self.actual.torn_down(uid);
         Ok(())
     }
 

@@ -45,23 +45,23 @@ pub(super) fn named(directory: &str) -> Option<&'static str> {
 
 /// Volumes that are set up, by pod; and where what happens to them is counted.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ledger {
-    pods: Arc<Mutex<HashMap<String, Vec<Entry>>>>,
+pub(super) struct ActualState {
+    pods: Arc<Mutex<HashMap<String, Vec<MountedVolume>>>>,
     metrics: Option<Arc<Metrics>>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct MountedVolume {
     volume: Box<str>,
     plugin: &'static str,
 }
 
-impl Ledger {
+impl ActualState {
     pub(super) fn counted_by(self, metrics: Arc<Metrics>) -> Self {
         Self { metrics: Some(metrics), ..self }
     }
 
-    fn pods(&self) -> MutexGuard<'_, HashMap<String, Vec<Entry>>> {
+    fn pods(&self) -> MutexGuard<'_, HashMap<String, Vec<MountedVolume>>> {
         // Changed one entry at a time: a panic elsewhere leaves it usable.
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,7 +101,7 @@ impl Ledger {
         if let Some(entries) = pods.get_mut(uid)
             && entries.iter().all(|entry| &*entry.volume != volume)
         {
-            entries.push(Entry { volume: volume.into(), plugin });
+            entries.push(MountedVolume { volume: volume.into(), plugin });
         }
     }
 
