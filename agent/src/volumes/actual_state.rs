@@ -57,7 +57,7 @@ struct MountedVolume {
 }
 
 impl ActualState {
-    pub(super) fn counted_by(self, metrics: Arc<Metrics>) -> Self {
+    pub(super) fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         Self { metrics: Some(metrics), ..self }
     }
 
@@ -122,7 +122,7 @@ impl ActualState {
     }
 
     /// Takes over what an earlier run has left in a pod's `volumes`.
-    pub(super) fn take_over(&self, uid: &str, volumes: &Path) {
+    pub(super) fn reconstruct(&self, uid: &str, volumes: &Path) {
         for (directory, volume, _) in on_disk(volumes) {
             let plugin = named(&directory);
             self.count(|metrics| metrics.volumes.found(plugin.is_some()));

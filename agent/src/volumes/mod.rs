@@ -13,14 +13,14 @@
 //!                   /etc-hosts
 //! ```
 
+mod actual_state;
 mod api;
-mod beneath;
 mod empty_dir;
 mod error;
 mod host_path;
 mod layout;
-mod actual_state;
 mod mounts;
+mod openat2;
 mod removal;
 mod sub_path;
 #[cfg(test)]
@@ -44,9 +44,9 @@ pub use error::FailedVolume;
 pub use error::VolumeError;
 pub use layout::PodDirs;
 
+use actual_state::ActualState;
 use api::earliest;
 use error::OnPath as _;
-use actual_state::ActualState;
 
 use crate::metrics::Metrics;
 use crate::model::Amount;
@@ -64,7 +64,7 @@ pub struct Volumes {
 
 /// Until when volumes may stay as they are, if nothing they are made from changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Upkeep {
+pub struct RefreshDue {
     /// When a token is to be replaced.
     pub refresh_at: Option<SystemTime>,
     /// After how long objects that are not watched are to be read again.
@@ -83,8 +83,8 @@ impl Volumes {
     }
 
     /// What is done to volumes is counted here.
-    pub fn counted_by(mut self, metrics: Arc<Metrics>) -> Self {
-        self.actual = self.actual.counted_by(metrics);
+    pub fn with_metrics(mut self, metrics: Arc<Metrics>) -> Self {
+        self.actual = self.actual.with_metrics(metrics);
         self
     }
 
@@ -92,9 +92,9 @@ impl Volumes {
     ///
     /// # Errors
     /// As [`Self::pods_on_disk`].
-    pub fn take_over(&self) -> Result<(), VolumeError> {
+    pub fn reconstruct(&self) -> Result<(), VolumeError> {
         for uid in self.pods_on_disk()? {
-            self.actual.take_over(&uid, &self.dirs.pod(&uid)?.join(layout::VOLUMES));
+            self.actual.reconstruct(&uid, &self.dirs.pod(&uid)?.join(layout::VOLUMES));
         }
         Ok(())
     }
@@ -147,7 +147,7 @@ impl Volumes {
     ///
     /// # Errors
     /// Every volume that cannot be set up; the others are.
-    pub async fn set_up(&self, pod: &Pod, memory: Option<i64>) -> Result<Upkeep, Vec<FailedVolume>> {
+    pub async fn set_up(&self, pod: &Pod, memory: Option<i64>) -> Result<RefreshDue, Vec<FailedVolume>> {
         let mut failed = Vec::new();
         for volume in mounted_volumes(pod).filter(|volume| api::Kind::of(volume).is_none()) {
             let began = Instant::now();
@@ -158,7 +158,7 @@ impl Volumes {
             }
         }
         match self.refresh(pod, memory).await {
-            Ok(upkeep) if failed.is_empty() => return Ok(upkeep),
+            Ok(due) if failed.is_empty() => return Ok(due),
             Ok(_) => {}
             Err(more) => failed.extend(more),
         }
@@ -184,7 +184,7 @@ impl Volumes {
     ///
     /// # Errors
     /// Every volume that cannot be; it keeps its old content. The others are brought up to date.
-    pub async fn refresh(&self, pod: &Pod, memory: Option<i64>) -> Result<Upkeep, Vec<FailedVolume>> {
+    pub async fn refresh(&self, pod: &Pod, memory: Option<i64>) -> Result<RefreshDue, Vec<FailedVolume>> {
         let owners = api::Owners::of(pod);
         let (objects, allocatable) = (&self.objects, &*self.allocatable);
         let resolver = api::Resolver { objects, allocatable, pod, owners };
@@ -225,7 +225,7 @@ impl Volumes {
         if !failed.is_empty() {
             return Err(failed);
         }
-        Ok(Upkeep { refresh_at, refresh_after: self.objects.refresh_period(pod) })
+        Ok(RefreshDue { refresh_at, refresh_after: self.objects.refresh_period(pod) })
     }
 
     /// Writes volumes on a thread that may block; returns how long each took, and why it failed.

@@ -12,7 +12,7 @@ use nix::fcntl::openat2;
 use nix::mount::MntFlags;
 use nix::mount::umount2;
 
-use super::beneath;
+use super::openat2;
 
 /// A directory or file on which something is mounted, also from the same file system.
 pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
@@ -20,7 +20,7 @@ pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_NO_XDEV);
-    match openat2(beneath::open_root(parent)?, name, how) {
+    match openat2(openat2::open_root(parent)?, name, how) {
         Ok(_) => Ok(false),
         Err(Errno::EXDEV) => Ok(true),
         Err(error) => Err(error.into()),

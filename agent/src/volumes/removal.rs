@@ -18,8 +18,8 @@ use nix::unistd::UnlinkatFlags;
 use nix::unistd::unlinkat;
 
 use super::VolumeError;
-use super::beneath;
 use super::error::OnPath as _;
+use super::openat2;
 
 /// Directories deeper than this are moved up to the top first.
 const MAX_DEPTH: u32 = 64;
@@ -46,7 +46,7 @@ pub(super) fn remove_contents(dir: &Path) -> Result<(), VolumeError> {
     if !is_there(dir) {
         return Ok(());
     }
-    let root = beneath::open_root(dir).on("open", dir)?;
+    let root = openat2::open_root(dir).on("open", dir)?;
     let mut sweep = Sweep { root: root.as_fd(), moved: 0 };
     // Each round also meets what the round before moved up.
     while sweep.clear(root.as_fd(), 0).on("empty", dir)? {}
@@ -118,7 +118,7 @@ impl Sweep<'_> {
             renameat(dir, name, self.root, up.as_c_str())?;
             return Ok(true);
         }
-        let below: OwnedFd = match beneath::enter(dir, name) {
+        let below: OwnedFd = match openat2::open_dir(dir, name) {
             Err(error) if error.raw_os_error() == Some(libc::EXDEV) => {
                 return Err(io::Error::other(format!("{name:?} is a mount point")));
             }
@@ -134,7 +134,7 @@ impl Sweep<'_> {
 /// Up to `limit` names in a directory, without the two that every directory has.
 fn entries(dir: BorrowedFd<'_>, limit: usize) -> io::Result<Vec<(CString, Option<Type>)>> {
     // A descriptor of its own: the position in the listing belongs to the descriptor.
-    let own = beneath::enter(dir, c".")?;
+    let own = openat2::open_dir(dir, c".")?;
     let mut listing = Dir::from_fd(own)?;
     let mut found = Vec::new();
     for entry in listing.iter() {

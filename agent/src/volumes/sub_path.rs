@@ -19,12 +19,12 @@ use nix::sys::stat::fstat;
 use nix::sys::stat::mkdirat;
 
 use super::VolumeError;
-use super::beneath;
 use super::error::OnPath as _;
 use super::layout::PRIVATE;
 use super::mounts::children;
 use super::mounts::is_mount_point;
 use super::mounts::unmount;
+use super::openat2;
 
 /// Mounts `volume`/`sub_path` at `target`, making directories that are missing in the volume. A mount of the same file
 /// that is there already stays.
@@ -57,10 +57,10 @@ fn pin(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
     let base = volume.canonicalize()?;
     let (existing, missing) = existing_prefix(&base, relative)?;
     let inside = existing.strip_prefix(&base).map_err(|_| refused("leads out of the volume"))?.to_owned();
-    let root = beneath::open_root(&base)?;
+    let root = openat2::open_root(&base)?;
     make_missing(&root, &inside, &missing, fs::metadata(&base)?.mode() & 0o777)?;
     let resolved: PathBuf = inside.components().chain(missing.components()).collect();
-    beneath::name_below(&root, or_itself(&resolved))
+    openat2::open_path(&root, or_itself(&resolved))
 }
 
 /// The directory itself, where nothing of a path is left.
@@ -91,7 +91,7 @@ fn existing_prefix(base: &Path, relative: &Path) -> io::Result<(PathBuf, PathBuf
 fn make_missing(root: &OwnedFd, inside: &Path, missing: &Path, mode: u32) -> io::Result<()> {
     let mut path = inside.to_owned();
     for component in missing.components() {
-        let parent = beneath::name_below(root, or_itself(&path))?;
+        let parent = openat2::open_path(root, or_itself(&path))?;
         match mkdirat(&parent, component.as_os_str(), Mode::from_bits_truncate(mode)) {
             Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
             Err(error) => return Err(error.into()),

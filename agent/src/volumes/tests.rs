@@ -230,7 +230,7 @@ fn operation(name: &str, plugin: &str, status: &str, count: u32) -> String {
 async fn what_is_done_to_volumes_is_counted() {
     let (root, volumes) = make();
     let metrics = Metrics::new();
-    let volumes = volumes.counted_by(metrics.clone());
+    let volumes = volumes.with_metrics(metrics.clone());
     let pod = pod(
         json!([
             {"name": "v", "emptyDir": {}},
@@ -273,8 +273,8 @@ async fn a_new_agent_counts_what_the_old_one_left() {
     symlink(root.path(), strange.with_file_name("link")).expect("a link");
 
     let metrics = Metrics::new();
-    let volumes = Volumes::new(root.path()).counted_by(metrics.clone());
-    volumes.take_over().expect("a list");
+    let volumes = Volumes::new(root.path()).with_metrics(metrics.clone());
+    volumes.reconstruct().expect("a list");
     assert_eq!(volumes.set_up_by_plugin(), [("kubernetes.io/empty-dir", 1)].into());
     volumes.set_up(&with_empty_dir(), None).await.expect("set up");
     assert!(told(&metrics, "storage_operation").is_empty(), "it is set up already");

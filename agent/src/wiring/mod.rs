@@ -260,8 +260,8 @@ impl Ground {
         };
         let (statuses, mirrors) = status::start(parts, shared, metrics, shutdown);
         let roster = Roster::default();
-        let volumes = Volumes::new(&settings.flags.root_dir).counted_by(metrics.clone());
-        if let Err(error) = volumes.take_over() {
+        let volumes = Volumes::new(&settings.flags.root_dir).with_metrics(metrics.clone());
+        if let Err(error) = volumes.reconstruct() {
             tracing::warn!(%error, "volumes of an earlier run are not counted");
         }
         recording::announce_volumes(recorder, &volumes);

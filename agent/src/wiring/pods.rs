@@ -311,7 +311,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         std::fs::create_dir_all(dir.path().join("pods/u/volumes/kubernetes.io~secret/s")).expect("a folder");
         let set_up = Volumes::new(dir.path());
-        set_up.take_over().expect("a list");
+        set_up.reconstruct().expect("a list");
         metrics.volumes.totals(volumes(all.iter(), &set_up));
         let text = metrics.render().expect("metrics");
         let mut lines: Vec<&str> = text.lines().filter(|line| line.starts_with("volume_manager_total")).collect();

@@ -44,8 +44,8 @@ use super::ownership::Owners;
 use super::payload::File;
 use super::payload::Payload;
 use crate::volumes::VolumeError;
-use crate::volumes::beneath;
 use crate::volumes::error::OnPath as _;
+use crate::volumes::openat2;
 use crate::volumes::removal;
 
 const DATA: &str = "..data";
@@ -64,7 +64,7 @@ pub(crate) enum Written {
 
 /// Steps after which a write can be interrupted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
+pub(super) enum WriteStep {
     Directory,
     File,
     Owned,
@@ -84,10 +84,10 @@ pub(super) fn write_stepwise(
     dir: &Path,
     payload: &Payload,
     owners: Owners,
-    mut after: impl FnMut(Step) -> io::Result<()>,
+    mut after: impl FnMut(WriteStep) -> io::Result<()>,
 ) -> Result<Written, VolumeError> {
     payload.check()?;
-    let root = beneath::open_root(dir).on("open", dir)?;
+    let root = openat2::open_root(dir).on("open", dir)?;
     let current = current_version(&root);
     sweep(dir, current.as_deref(), None)?;
     if let Some(current) = &current
@@ -99,15 +99,15 @@ pub(super) fn write_stepwise(
     }
     let fresh = make_version(&root, payload, owners, &mut after).on("write files in", dir)?;
     own_root(&root, owners);
-    after(Step::Owned).on("write", dir)?;
+    after(WriteStep::Owned).on("write", dir)?;
     symlinkat(fresh.as_str(), &root, NEW_DATA).on("link in", dir)?;
-    after(Step::Linked).on("write", dir)?;
+    after(WriteStep::Linked).on("write", dir)?;
     renameat(&root, NEW_DATA, &root, DATA).on("switch", dir)?;
-    after(Step::Switched).on("write", dir)?;
+    after(WriteStep::Switched).on("write", dir)?;
     name_all(&root, payload).on("link files in", dir)?;
-    after(Step::Named).on("write", dir)?;
+    after(WriteStep::Named).on("write", dir)?;
     sweep(dir, Some(&fresh), Some(payload))?;
-    after(Step::Swept).on("write", dir)?;
+    after(WriteStep::Swept).on("write", dir)?;
     Ok(Written::Changed)
 }
 
@@ -153,16 +153,16 @@ fn make_version(
     root: &OwnedFd,
     payload: &Payload,
     owners: Owners,
-    after: &mut impl FnMut(Step) -> io::Result<()>,
+    after: &mut impl FnMut(WriteStep) -> io::Result<()>,
 ) -> io::Result<String> {
     let now = Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S").to_string();
     let name = format!("..{now}.{}", fastrand::u32(..));
     let version = make_dir(root, &name, owners)?;
-    after(Step::Directory)?;
+    after(WriteStep::Directory)?;
     for (path, file) in payload.files() {
         make_parents(&version, path, owners)?;
         make_file(&version, path, file, owners)?;
-        after(Step::File)?;
+        after(WriteStep::File)?;
     }
     Ok(name)
 }

@@ -6,13 +6,13 @@
 
 mod atomic;
 mod content;
-mod medium;
 mod nested;
 mod ownership;
 mod payload;
 mod resolve;
 #[cfg(test)]
 mod tests;
+mod tmpfs;
 
 use std::path::Path;
 
@@ -21,13 +21,13 @@ use k8s_openapi::api::core::v1::Volume;
 pub use payload::InvalidPath;
 
 pub(super) use atomic::Written;
-pub(super) use medium::can_avoid_swap;
-pub(super) use medium::machine_swaps;
-pub(super) use medium::unmount;
 pub(super) use ownership::Owners;
 pub(super) use payload::Payload;
 pub(super) use resolve::Resolver;
 pub(super) use resolve::earliest;
+pub(super) use tmpfs::can_avoid_swap;
+pub(super) use tmpfs::machine_swaps;
+pub(super) use tmpfs::unmount;
 
 use super::PodDirs;
 use super::VolumeError;
@@ -88,7 +88,7 @@ impl Job {
     /// Makes the volume's directory if there is none and brings its content up to date. Blocking.
     pub(super) fn run(&self, dirs: &PodDirs) -> Result<Written, VolumeError> {
         let dir = dirs.volume(&self.uid, self.kind.plugin(), &self.volume)?;
-        medium::prepare(&dir, self.kind.in_memory().then_some(self.size))?;
+        tmpfs::prepare(&dir, self.kind.in_memory().then_some(self.size))?;
         make_marker(&dirs.ready_marker(&self.uid, &format!("wrapped_{}", self.volume))?)?;
         nested::make(&dir, &self.nested, &self.payload)?;
         atomic::write(&dir, &self.payload, self.owners)

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::atomic::Step;
+use super::atomic::WriteStep;
 use super::atomic::write;
 use super::atomic::write_stepwise;
 use super::payload::File;
@@ -105,7 +105,7 @@ fn what_is_read_while_it_changes_is_old_or_new() {
 }
 
 /// Ends a write after `stop` steps; true if it came to its end before.
-fn interrupted(dir: &Path, files: &[(&str, &str)], stop: usize) -> (bool, Vec<Step>) {
+fn interrupted(dir: &Path, files: &[(&str, &str)], stop: usize) -> (bool, Vec<WriteStep>) {
     let mut steps = Vec::new();
     let result = write_stepwise(dir, &payload(files), Owners::default(), |step| {
         steps.push(step);
@@ -121,7 +121,7 @@ fn a_write_can_be_interrupted_anywhere() {
         let dir = dir.path();
         write(dir, &payload(&OLD), Owners::default()).expect("written");
         let (ended, steps) = interrupted(dir, &NEW, stop);
-        let switched = steps.contains(&Step::Switched);
+        let switched = steps.contains(&WriteStep::Switched);
         let now = seen(dir);
         let (old, new) = (expected(&OLD), expected(&NEW));
         let from = if switched { &new } else { &old };
@@ -139,7 +139,7 @@ fn a_write_can_be_interrupted_anywhere() {
         }
         assert_eq!(hidden(dir).len(), 2, "after {steps:?}: {:?}", hidden(dir));
         if ended {
-            assert!(steps.contains(&Step::Swept) && stop > NEW.len());
+            assert!(steps.contains(&WriteStep::Swept) && stop > NEW.len());
             return;
         }
     }
@@ -242,7 +242,7 @@ async fn a_volume_in_memory_comes_and_goes() {
     let source =
         json!({"defaultMode": 0o400, "items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]});
     let mut pod = volume_pod(json!([{"name": "d", "downwardAPI": source}]), json!({"runAsUser": 7, "fsGroup": 77}));
-    assert_eq!(volumes.set_up(&pod, Some(1 << 20)).await.expect("set up"), crate::volumes::Upkeep::default());
+    assert_eq!(volumes.set_up(&pod, Some(1 << 20)).await.expect("set up"), crate::volumes::RefreshDue::default());
     let at = dir.path().join("pods/u-1/volumes/kubernetes.io~downward-api/d");
     assert_eq!(seen(&at), expected(&[("labels", "a=\"1\"")]));
     assert_eq!(nix::sys::statfs::statfs(&at).expect("mounted").filesystem_type(), nix::sys::statfs::TMPFS_MAGIC);

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::ActContext;
 use crate::recorder::EventType;
 use crate::volumes::FailedVolume;
-use crate::volumes::Upkeep;
+use crate::volumes::RefreshDue;
 use crate::workers::generate::names;
 use crate::workers::generate::qos;
 use crate::workers::generate::qos::ResourceKind;
@@ -31,7 +31,7 @@ pub(super) async fn set_up(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
 ///
 /// # Errors
 /// Some could not be, and stay as they are; each has been told by an event.
-pub async fn refresh(ctx: &ActContext, pod: &Pod) -> Result<Upkeep, String> {
+pub async fn refresh(ctx: &ActContext, pod: &Pod) -> Result<RefreshDue, String> {
     ctx.volumes.refresh(pod, memory(ctx, pod)).await.map_err(|failed| tell(ctx, pod, &failed))
 }
 

@@ -20,7 +20,7 @@ pub(super) fn open_root(path: &Path) -> io::Result<OwnedFd> {
 
 /// Opens what is at `path` below `dir`, links refused wherever they are. The result names the file and nothing more
 /// (`O_PATH`).
-pub(super) fn name_below(dir: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
+pub(super) fn open_path(dir: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
@@ -28,7 +28,7 @@ pub(super) fn name_below(dir: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Opens a directory directly in `dir` for reading; a link or a mount point is refused.
-pub(super) fn enter(dir: impl AsFd, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
+pub(super) fn open_dir(dir: impl AsFd, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV);
