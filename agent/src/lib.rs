@@ -13,6 +13,7 @@ pub mod cli;
 pub mod config;
 pub mod events;
 pub mod exit;
+pub mod filesystem;
 pub mod images;
 pub mod kernel;
 pub mod metrics;

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -16,7 +15,6 @@ use k8s_openapi::api::core::v1::Volume;
 
 use super::api;
 use super::layout;
-use super::mounts;
 use crate::metrics::Metrics;
 
 /// Name of the plugin that provides a volume, as upstream's metrics spell it; `None` for kinds not supported here.
@@ -123,7 +121,7 @@ impl ActualState {
 
     /// Takes over what an earlier run has left in a pod's `volumes`.
     pub(super) fn reconstruct(&self, uid: &str, volumes: &Path) {
-        for (directory, volume, _) in on_disk(volumes) {
+        for (directory, volume) in on_disk(volumes) {
             let plugin = named(&directory);
             self.count(|metrics| metrics.volumes.found(plugin.is_some()));
             plugin.into_iter().for_each(|plugin| self.note(uid, &volume, plugin));
@@ -138,16 +136,17 @@ impl ActualState {
     }
 }
 
-/// Volumes in a pod's `volumes`: the plugin's directory, the volume, and where it is. Links and files are none.
-pub(super) fn on_disk(volumes: &Path) -> Vec<(String, String, PathBuf)> {
+/// Volumes in a pod's `volumes`: the plugin's directory and the volume's. Links and files are none. Types are read from
+/// the listings: asking for a directory's own could wait for the server of a network file system.
+fn on_disk(volumes: &Path) -> Vec<(String, String)> {
     let below = |dir: &Path| {
-        let entries = mounts::children(dir).into_iter();
-        let dirs = entries.filter(|path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()));
-        let named = |path: PathBuf| Some((path.file_name()?.to_str()?.to_owned(), path));
-        dirs.filter_map(named).collect::<Vec<_>>()
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        dirs.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
     };
-    let of_plugin = |(directory, path): (String, PathBuf)| {
-        below(&path).into_iter().map(move |(volume, path)| (directory.clone(), volume, path))
+    let of_plugin = |directory: String| {
+        let volumes = below(&volumes.join(&directory)).into_iter();
+        volumes.map(move |volume| (directory.clone(), volume))
     };
     below(volumes).into_iter().flat_map(of_plugin).collect()
 }

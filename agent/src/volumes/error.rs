@@ -90,20 +90,33 @@ pub enum VolumeError {
         /// Its name.
         volume: String,
     },
-    /// A subPath that cannot be given to a container.
-    #[error("failed to prepare subPath for volumeMount {volume:?} of container {container:?}: {source}")]
+    /// A subPath that is an absolute path.
+    #[error("error SubPath `{0}` must not be an absolute path")]
+    AbsoluteSubPath(String),
+    /// A subPath with `..` in it.
+    #[error("unable to provision SubPath `{0}`: must not contain '..'")]
+    ClimbingSubPath(String),
+    /// A subPath that cannot be given to a container. Why is for the log alone: it tells of the host's files, and this
+    /// message ends in the pod's status.
+    #[error("failed to {action} for volumeMount {volume:?} of container {container:?}")]
     SubPath {
+        /// What was tried.
+        action: &'static str,
         /// The volume.
         volume: String,
         /// The container.
         container: String,
-        /// Why not.
-        source: io::Error,
     },
-    /// A volume that was not torn down before its pod's directory went.
-    #[error("{path} is not empty: a volume was not torn down")]
+    /// Content of a plugin that this agent does not serve, or of a volume that was not torn down.
+    #[error("{path} is not empty")]
     NotEmpty {
         /// The directory.
+        path: PathBuf,
+    },
+    /// A mount that this agent did not make, or cannot undo.
+    #[error("{path} is a mount point")]
+    MountPoint {
+        /// What is mounted on.
         path: PathBuf,
     },
 }

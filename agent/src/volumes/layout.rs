@@ -13,6 +13,8 @@ pub(super) const VOLUMES: &str = "volumes";
 pub(super) const PLUGINS: &str = "plugins";
 /// Bind mounts of subPaths.
 pub(super) const SUB_PATHS: &str = "volume-subpaths";
+/// Links to the devices of block volumes.
+pub(super) const DEVICES: &str = "volumeDevices";
 /// The hosts file.
 pub(super) const HOSTS: &str = "etc-hosts";
 /// The plugin's name with its slash escaped.

@@ -19,10 +19,8 @@ mod empty_dir;
 mod error;
 mod host_path;
 mod layout;
-mod mounts;
-mod openat2;
-mod removal;
 mod sub_path;
+mod teardown;
 #[cfg(test)]
 mod tests;
 
@@ -48,6 +46,7 @@ use actual_state::ActualState;
 use api::earliest;
 use error::OnPath as _;
 
+use crate::filesystem;
 use crate::metrics::Metrics;
 use crate::model::Amount;
 use crate::model::spec;
@@ -148,15 +147,7 @@ impl Volumes {
     /// # Errors
     /// Every volume that cannot be set up; the others are.
     pub async fn set_up(&self, pod: &Pod, memory: Option<i64>) -> Result<RefreshDue, Vec<FailedVolume>> {
-        let mut failed = Vec::new();
-        for volume in mounted_volumes(pod).filter(|volume| api::Kind::of(volume).is_none()) {
-            let began = Instant::now();
-            let done = self.set_up_local(pod, volume);
-            self.actual.mounted_once(uid_of(pod), volume, began.elapsed(), done.is_ok());
-            if let Err(error) = done {
-                failed.push(FailedVolume { volume: volume.name.clone(), error });
-            }
-        }
+        let mut failed = self.set_up_local(pod).await;
         match self.refresh(pod, memory).await {
             Ok(due) if failed.is_empty() => return Ok(due),
             Ok(_) => {}
@@ -165,11 +156,33 @@ impl Volumes {
         Err(failed)
     }
 
-    fn set_up_local(&self, pod: &Pod, volume: &Volume) -> Result<(), VolumeError> {
+    /// Sets up the volumes that are not made from API objects; returns those that failed.
+    async fn set_up_local(&self, pod: &Pod) -> Vec<FailedVolume> {
+        let local = mounted_volumes(pod).filter(|volume| api::Kind::of(volume).is_none()).cloned();
+        let (all, local) = (self.clone(), local.collect::<Vec<Volume>>());
+        if local.is_empty() {
+            return Vec::new();
+        }
+        let (uid, group) = (uid_of(pod).to_owned(), fs_group(pod));
+        let set_up = move |volume: Volume| {
+            let began = Instant::now();
+            let done = all.set_up_one(&uid, &volume, group);
+            all.actual.mounted_once(&uid, &volume, began.elapsed(), done.is_ok());
+            done.err().map(|error| FailedVolume { volume: volume.name, error })
+        };
+        // A host path may lie on a file system whose server does not answer.
+        let work = tokio::task::spawn_blocking(move || local.into_iter().filter_map(set_up).collect());
+        work.await.unwrap_or_else(|error| {
+            let error = VolumeError::Interrupted(error.to_string());
+            vec![FailedVolume { volume: String::new(), error }]
+        })
+    }
+
+    fn set_up_one(&self, uid: &str, volume: &Volume, group: Option<u32>) -> Result<(), VolumeError> {
         if let Some(source) = &volume.host_path {
             host_path::check(&source.path, source.type_.as_deref().unwrap_or_default())
         } else if volume.empty_dir.is_some() {
-            empty_dir::set_up(&self.dirs, uid_of(pod), &volume.name, fs_group(pod))
+            empty_dir::set_up(&self.dirs, uid, &volume.name, group)
         } else {
             Err(VolumeError::Unsupported { volume: volume.name.clone() })
         }
@@ -259,7 +272,7 @@ impl Volumes {
     ///
     /// # Errors
     /// There is no such volume; the subPath leads out of it or cannot be mounted.
-    pub fn mount_source(
+    pub async fn mount_source(
         &self,
         pod: &Pod,
         container: &str,
@@ -275,33 +288,32 @@ impl Volumes {
             (None, None) => self.dirs.empty_dir(uid_of(pod), &volume.name)?,
         };
         let Some(sub_path) = sub_path.filter(|sub_path| !sub_path.is_empty()) else { return Ok(path) };
+        if sub_path.starts_with('/') {
+            return Err(VolumeError::AbsoluteSubPath(sub_path.to_owned()));
+        }
+        if sub_path::climbs(Path::new(sub_path)) {
+            return Err(VolumeError::ClimbingSubPath(sub_path.to_owned()));
+        }
         let target = self.dirs.sub_path(uid_of(pod), &volume.name, container, index)?;
-        sub_path::bind(&path, sub_path, &target).map_err(|source| VolumeError::SubPath {
-            volume: mount.name.clone(),
-            container: container.to_owned(),
-            source,
-        })?;
-        Ok(target)
+        let (inside, at) = (PathBuf::from(sub_path), target.clone());
+        let bound = tokio::task::spawn_blocking(move || sub_path::bind(&path, &inside, &at)).await;
+        let (action, error) = match bound.map_err(|error| VolumeError::Interrupted(error.to_string()))? {
+            Ok(()) => return Ok(target),
+            Err(sub_path::Failure::Create(error)) => ("create subPath directory", error),
+            Err(sub_path::Failure::Prepare(error)) => ("prepare subPath", error),
+        };
+        tracing::warn!(pod_uid = uid_of(pod), volume = mount.name, container, sub_path, %error, "cannot {action}");
+        Err(VolumeError::SubPath { action, volume: mount.name.clone(), container: container.to_owned() })
     }
 
-    /// Unmounts and deletes the pod's volumes; its other files stay. Blocking.
+    /// Unmounts and deletes the pod's volumes; its other files stay. Deletes content only of plugins that this agent
+    /// serves, and never across a mount point; a volume that must stay does not keep the others. Blocking.
     ///
     /// # Errors
-    /// Something that cannot be unmounted or deleted.
+    /// A volume that cannot be unmounted or deleted, or must not be.
     pub fn tear_down(&self, uid: &str) -> Result<(), VolumeError> {
-        let pod = self.dirs.pod(uid)?;
-        sub_path::unmount_all(&pod.join(layout::SUB_PATHS))?;
-        removal::remove_tree(&pod.join(layout::SUB_PATHS))?;
-        let mut all = Ok(());
-        for (directory, volume, path) in actual_state::on_disk(&pod.join(layout::VOLUMES)) {
-            let began = Instant::now();
-            let gone = api::unmount(&directory, &path).and_then(|()| removal::remove_tree(&path));
-            self.actual.unmounted(uid, &directory, &volume, began.elapsed(), gone.is_ok());
-            all = all.and(gone);
-        }
-        all?;
-        removal::remove_contents(&pod.join(layout::VOLUMES))?;
-        removal::remove_contents(&pod.join(layout::PLUGINS))?;
+        let Some(pod) = teardown::Directory::of_pod(&self.dirs, uid)? else { return Ok(()) };
+        teardown::volumes(&pod, |plugin, volume, took, ok| self.actual.unmounted(uid, plugin, volume, took, ok))?;
         self.actual.torn_down(uid);
         Ok(())
     }
@@ -333,10 +345,10 @@ impl Volumes {
     /// # Errors
     /// A volume that is not torn down; something that cannot be deleted.
     pub fn remove_orphan(&self, uid: &str) -> Result<(), VolumeError> {
-        let pod = self.dirs.pod(uid)?;
-        removal::remove_empty_dirs(&pod.join(layout::SUB_PATHS))?;
-        removal::remove_empty_dirs(&pod.join(layout::VOLUMES))?;
-        removal::remove_tree(&pod)
+        match teardown::Directory::of_pod(&self.dirs, uid)? {
+            Some(pod) => teardown::pod(&pod, &self.dirs),
+            None => Ok(()),
+        }
     }
 
     /// Makes an empty file for a container's termination message and returns its path. One per attempt; it stays until
@@ -360,7 +372,8 @@ impl Volumes {
     /// The file cannot be written.
     pub fn write_hosts_file(&self, uid: &str, content: &str) -> Result<PathBuf, VolumeError> {
         let file = self.dirs.pod(uid)?.join(layout::HOSTS);
-        if std::fs::read(&file).is_ok_and(|held| held == content.as_bytes()) {
+        // Containers can write the file: it may have any length.
+        if filesystem::holds_exactly(&file, content.as_bytes()) {
             return Ok(file);
         }
         std::fs::write(&file, content).on("write", &file)?;

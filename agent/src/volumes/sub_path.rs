@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Component;
@@ -15,28 +16,40 @@ use nix::mount::MsFlags;
 use nix::mount::mount;
 use nix::sys::stat::Mode;
 use nix::sys::stat::SFlag;
+use nix::sys::stat::fchmod;
 use nix::sys::stat::fstat;
 use nix::sys::stat::mkdirat;
 
-use super::VolumeError;
-use super::error::OnPath as _;
 use super::layout::PRIVATE;
-use super::mounts::children;
-use super::mounts::is_mount_point;
-use super::mounts::unmount;
-use super::openat2;
+use crate::filesystem;
+
+/// Permission bits that made directories take from the volume's: all and setgid.
+const INHERITED: u32 = 0o2777;
+
+/// Why a subPath was not mounted.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// A directory that is missing cannot be made inside the volume.
+    Create(io::Error),
+    /// What the subPath names cannot be opened inside the volume, or not be mounted.
+    Prepare(io::Error),
+}
 
 /// Mounts `volume`/`sub_path` at `target`, making directories that are missing in the volume. A mount of the same file
-/// that is there already stays.
-pub(super) fn bind(volume: &Path, sub_path: &str, target: &Path) -> io::Result<()> {
+/// that is there already stays. Blocking.
+pub(super) fn bind(volume: &Path, sub_path: &Path, target: &Path) -> Result<(), Failure> {
     let pinned = pin(volume, sub_path)?;
-    let wanted = fstat(&pinned)?;
+    mount_pinned(&pinned, target).map_err(Failure::Prepare)
+}
+
+fn mount_pinned(pinned: &OwnedFd, target: &Path) -> io::Result<()> {
+    let wanted = fstat(pinned)?;
     if let Ok(held) = fs::metadata(target) {
-        if is_mount_point(target)? {
+        if filesystem::is_mount_point(target)? {
             if (held.dev(), held.ino()) == (wanted.st_dev, wanted.st_ino) {
                 return Ok(());
             }
-            unmount(target)?;
+            filesystem::unmount(target)?;
         }
         remove_target(target)?;
     }
@@ -48,19 +61,28 @@ pub(super) fn bind(volume: &Path, sub_path: &str, target: &Path) -> io::Result<(
 
 /// Opens the file the subPath names: links are followed as long as they stay inside the volume, then the resolved path
 /// is walked again with links refused, so that a link put there in between is not.
-fn pin(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
-    let refused = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("subPath {sub_path:?} {what}"));
-    let relative = Path::new(sub_path);
-    if !relative.components().all(|component| matches!(component, Component::Normal(_) | Component::CurDir)) {
-        return Err(refused("must be relative and must not contain '..'"));
-    }
-    let base = volume.canonicalize()?;
-    let (existing, missing) = existing_prefix(&base, relative)?;
-    let inside = existing.strip_prefix(&base).map_err(|_| refused("leads out of the volume"))?.to_owned();
-    let root = openat2::open_root(&base)?;
-    make_missing(&root, &inside, &missing, fs::metadata(&base)?.mode() & 0o777)?;
-    let resolved: PathBuf = inside.components().chain(missing.components()).collect();
-    openat2::open_path(&root, or_itself(&resolved))
+fn pin(volume: &Path, sub_path: &Path) -> Result<OwnedFd, Failure> {
+    let base = volume.canonicalize().map_err(Failure::Prepare)?;
+    // Which of the two failed is told by whether there was something to make.
+    let failed = match base.join(sub_path).exists() {
+        true => Failure::Prepare,
+        false => Failure::Create,
+    };
+    let resolve = || {
+        let (existing, missing) = existing_prefix(&base, sub_path)?;
+        let inside = existing.strip_prefix(&base).map_err(|_| io::Error::other("subPath leads out of the volume"))?;
+        let root = filesystem::open_root(&base)?;
+        make_missing(&root, inside, &missing, fs::metadata(&base)?.mode() & INHERITED)?;
+        let resolved: PathBuf = inside.components().chain(missing.components()).collect();
+        Ok((root, resolved))
+    };
+    let (root, resolved) = resolve().map_err(failed)?;
+    filesystem::open_path(&root, or_itself(&resolved)).map_err(Failure::Prepare)
+}
+
+/// True if a subPath can stay inside a volume, as far as its text says.
+pub(super) fn climbs(sub_path: &Path) -> bool {
+    sub_path.components().any(|component| component == Component::ParentDir)
 }
 
 /// The directory itself, where nothing of a path is left.
@@ -88,12 +110,17 @@ fn existing_prefix(base: &Path, relative: &Path) -> io::Result<(PathBuf, PathBuf
     Err(io::ErrorKind::NotFound.into())
 }
 
+/// Makes the directories of `missing` in `inside`, with `mode` whatever the umask.
 fn make_missing(root: &OwnedFd, inside: &Path, missing: &Path, mode: u32) -> io::Result<()> {
-    let mut path = inside.to_owned();
+    let (mut path, mode) = (inside.to_owned(), Mode::from_bits_truncate(mode));
     for component in missing.components() {
-        let parent = openat2::open_path(root, or_itself(&path))?;
-        match mkdirat(&parent, component.as_os_str(), Mode::from_bits_truncate(mode)) {
-            Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+        let parent = filesystem::open_path(root, or_itself(&path))?;
+        match mkdirat(&parent, component.as_os_str(), mode) {
+            Ok(()) => {
+                let name = std::ffi::CString::new(component.as_os_str().as_bytes())?;
+                fchmod(filesystem::open_dir(&parent, &name)?, mode)?;
+            }
+            Err(nix::errno::Errno::EEXIST) => {}
             Err(error) => return Err(error.into()),
         }
         path.push(component);
@@ -116,19 +143,4 @@ fn make_target(target: &Path, is_dir: bool) -> io::Result<()> {
 
 fn remove_target(target: &Path) -> io::Result<()> {
     if fs::symlink_metadata(target)?.is_dir() { fs::remove_dir(target) } else { fs::remove_file(target) }
-}
-
-/// Unmounts every subPath below `dir` (`<volume>/<container>/<index>`) and removes what they were mounted on.
-pub(super) fn unmount_all(dir: &Path) -> Result<(), VolumeError> {
-    for volume in children(dir) {
-        for container in children(&volume) {
-            for target in children(&container) {
-                if is_mount_point(&target).on("inspect", &target)? {
-                    unmount(&target).on("unmount", &target)?;
-                }
-                remove_target(&target).on("remove", &target)?;
-            }
-        }
-    }
-    Ok(())
 }

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::*;
+use crate::filesystem::testing::in_private_mounts;
 
 fn pod(volumes: serde_json::Value, mounts: serde_json::Value) -> Pod {
     serde_json::from_value(json!({
@@ -46,7 +47,7 @@ async fn an_empty_dir_lives_and_dies_with_its_pod() {
     assert_eq!(mode(&dir), 0o777);
     assert!(!dir.with_file_name("unused").exists(), "nobody mounts it");
     let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
-    assert_eq!(volumes.mount_source(&pod, "c", 0, mount, None).expect("a path"), dir);
+    assert_eq!(volumes.mount_source(&pod, "c", 0, mount, None).await.expect("a path"), dir);
 
     std::fs::write(dir.join("data"), "kept").expect("a file");
     volumes.set_up(&pod, None).await.expect("set up again");
@@ -130,65 +131,84 @@ fn host_path_types() {
     assert!(host_path::check("/dev/null", "CharDevice").is_ok());
 }
 
-/// `None` (with a word) where mounting is not possible.
-fn mountable() -> Option<()> {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: needs root to mount");
-    }
-    root.then_some(())
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
+}
+
+fn host_path_pod(path: &Path) -> Pod {
+    pod(json!([{"name": "h", "hostPath": {"path": path}}]), json!([{"name": "h", "mountPath": "/h", "subPath": "a/b"}]))
+}
+
+fn bind_sub_path(volumes: &Volumes, pod: &Pod, index: usize, sub_path: &str) -> Result<PathBuf, VolumeError> {
+    let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
+    block_on(volumes.mount_source(pod, "c", index, mount, Some(sub_path)))
 }
 
 #[test]
 fn a_sub_path_is_pinned_inside_its_volume() {
-    let Some(()) = mountable() else { return };
-    let (_root, volumes) = make();
-    let source = tempfile::tempdir().expect("a folder");
-    let pod = pod(
-        json!([{"name": "h", "hostPath": {"path": source.path()}}]),
-        json!([{"name": "h", "mountPath": "/h", "subPath": "a/b"}]),
-    );
-    let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
-    let bind = |index, sub_path: &str| volumes.mount_source(&pod, "c", index, mount, Some(sub_path));
-    let target = bind(0, "a/b").expect("made and mounted");
-    std::fs::write(source.path().join("a/b/f"), "1").expect("a file");
-    assert_eq!(std::fs::read_to_string(target.join("f")).expect("seen through the mount"), "1");
-    assert_eq!(bind(0, "a/b").expect("still the same"), target);
+    in_private_mounts(|| {
+        let (_root, volumes) = make();
+        let source = tempfile::tempdir().expect("a folder");
+        let pod = host_path_pod(source.path());
+        let bind = |index, sub_path: &str| bind_sub_path(&volumes, &pod, index, sub_path);
+        let target = bind(0, "a/b").expect("made and mounted");
+        std::fs::write(source.path().join("a/b/f"), "1").expect("a file");
+        assert_eq!(std::fs::read_to_string(target.join("f")).expect("seen through the mount"), "1");
+        assert_eq!(bind(0, "a/b").expect("still the same"), target);
 
-    symlink("a", source.path().join("in")).expect("a link");
-    symlink(source.path().join("a"), source.path().join("in-absolute")).expect("a link");
-    for (index, path) in [(1, "in/b/f"), (2, "in-absolute/b/f")] {
-        let file = bind(index, path).expect("links inside are fine");
-        assert_eq!(std::fs::read_to_string(file).expect("a file"), "1");
-    }
-    symlink("/etc", source.path().join("out")).expect("a link");
-    symlink("nowhere", source.path().join("dangling")).expect("a link");
-    for path in ["out", "out/new", "../x", "/etc", "a/../../x", "dangling/x"] {
-        let error = bind(9, path).expect_err("refused").to_string();
-        assert!(error.starts_with("failed to prepare subPath for volumeMount \"h\" of container \"c\""), "{error}");
-    }
-    assert!(!Path::new("/etc/new").exists());
-    volumes.tear_down("u-1").expect("unmounted and gone");
-    assert_eq!(std::fs::read_to_string(source.path().join("a/b/f")).expect("the host's file stays"), "1");
+        symlink("a", source.path().join("in")).expect("a link");
+        symlink(source.path().join("a"), source.path().join("in-absolute")).expect("a link");
+        for (index, path) in [(1, "in/b/f"), (2, "in-absolute/b/f")] {
+            let file = bind(index, path).expect("links inside are fine");
+            assert_eq!(std::fs::read_to_string(file).expect("a file"), "1");
+        }
+        volumes.tear_down("u-1").expect("unmounted and gone");
+        assert_eq!(std::fs::read_to_string(source.path().join("a/b/f")).expect("the host's file stays"), "1");
+    });
 }
 
-#[tokio::test]
-async fn a_mount_in_a_volume_is_not_emptied() {
-    let Some(()) = mountable() else { return };
-    let (root, volumes) = make();
-    volumes.set_up(&with_empty_dir(), None).await.expect("set up");
-    let other = tempfile::tempdir_in(root.path()).expect("a folder of the same file system");
-    std::fs::write(other.path().join("precious"), "x").expect("a file");
-    let point = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v/point");
-    std::fs::create_dir(&point).expect("a folder");
-    let flags = nix::mount::MsFlags::MS_BIND;
-    nix::mount::mount(Some(other.path()), &point, None::<&str>, flags, None::<&str>).expect("a bind mount");
-    let result = volumes.tear_down("u-1");
-    nix::mount::umount(&point).expect("unmounted");
-    let error = result.expect_err("a mount point is in the way").to_string();
-    assert!(error.contains("is a mount point"), "{error}");
-    assert!(other.path().join("precious").exists());
-    volumes.tear_down("u-1").expect("now it goes");
+#[test]
+fn sub_path_errors_are_upstreams_and_tell_nothing_of_the_host() {
+    let (_root, volumes) = make();
+    let source = tempfile::tempdir().expect("a folder");
+    symlink("/etc", source.path().join("out")).expect("a link");
+    symlink("nowhere", source.path().join("dangling")).expect("a link");
+    let pod = host_path_pod(source.path());
+    let of_volume = "for volumeMount \"h\" of container \"c\"";
+    for (path, expected) in [
+        ("out", format!("failed to prepare subPath {of_volume}")),
+        ("out/new", format!("failed to create subPath directory {of_volume}")),
+        ("dangling/x", format!("failed to create subPath directory {of_volume}")),
+        ("../x", "unable to provision SubPath `../x`: must not contain '..'".to_owned()),
+        ("a/../../x", "unable to provision SubPath `a/../../x`: must not contain '..'".to_owned()),
+        ("/etc", "error SubPath `/etc` must not be an absolute path".to_owned()),
+    ] {
+        let error = bind_sub_path(&volumes, &pod, 9, path).expect_err("refused");
+        assert_eq!(error.to_string(), expected);
+    }
+    assert!(!Path::new("/etc/new").exists());
+    let gone = host_path_pod(&source.path().join("gone"));
+    let error = bind_sub_path(&volumes, &gone, 0, "x").expect_err("no such volume");
+    assert_eq!(error.to_string(), format!("failed to prepare subPath {of_volume}"));
+}
+
+#[test]
+fn sub_path_directories_have_the_volumes_mode_whatever_the_umask() {
+    in_private_mounts(|| {
+        // The thread has a umask of its own.
+        nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+        let (_root, volumes) = make();
+        let source = tempfile::tempdir().expect("a folder");
+        for wanted in [0o777, 0o2775, 0o750] {
+            let volume = source.path().join(format!("{wanted:o}"));
+            std::fs::create_dir(&volume).expect("a folder");
+            std::fs::set_permissions(&volume, std::fs::Permissions::from_mode(wanted)).expect("a mode");
+            let target = bind_sub_path(&volumes, &host_path_pod(&volume), 0, "a/b").expect("made and mounted");
+            let modes = [mode(&volume.join("a")), mode(&volume.join("a/b"))];
+            assert_eq!(modes, [wanted, wanted], "{wanted:o}");
+            crate::filesystem::unmount(&target).expect("unmounted");
+        }
+    });
 }
 
 #[test]
@@ -201,6 +221,19 @@ fn the_hosts_file_changes_in_place() {
     assert_eq!(std::fs::read_to_string(&file).expect("text"), "two\n");
     assert_eq!(std::fs::metadata(&file).expect("it exists").ino(), inode);
     assert_eq!(mode(&file), 0o644);
+}
+
+#[test]
+fn a_hosts_file_that_a_container_has_made_huge_is_not_read() {
+    let (_root, volumes) = make();
+    let file = volumes.write_hosts_file("u-1", "one\n").expect("written");
+    // Sparse, larger than any memory: to read it is to fail.
+    let grown = std::fs::File::options().write(true).open(&file).expect("a file");
+    grown.set_len(1 << 43).expect("a length");
+    let began = Instant::now();
+    volumes.write_hosts_file("u-1", "one\n").expect("written");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(std::fs::read_to_string(&file).expect("text"), "one\n");
 }
 
 #[test]
@@ -278,7 +311,7 @@ async fn a_new_agent_counts_what_the_old_one_left() {
     assert_eq!(volumes.set_up_by_plugin(), [("kubernetes.io/empty-dir", 1)].into());
     volumes.set_up(&with_empty_dir(), None).await.expect("set up");
     assert!(told(&metrics, "storage_operation").is_empty(), "it is set up already");
-    volumes.tear_down("u-1").expect("gone");
+    volumes.tear_down("u-1").expect_err("a link of an unknown plugin stays");
     assert_eq!(told(&metrics, "storage_operation"), [operation("volume_unmount", "empty-dir", "success", 1)]);
     let counts = ["reconstruct_volume_operations", "force_cleaned_failed_volume"].map(|family| told(&metrics, family));
     assert_eq!(
@@ -286,9 +319,9 @@ async fn a_new_agent_counts_what_the_old_one_left() {
         [
             "reconstruct_volume_operations_errors_total 1",
             "reconstruct_volume_operations_total 2",
-            "force_cleaned_failed_volume_operation_errors_total 0",
-            "force_cleaned_failed_volume_operations_total 1",
+            "force_cleaned_failed_volume_operation_errors_total 1",
+            "force_cleaned_failed_volume_operations_total 2",
         ]
     );
-    assert!(root.path().is_dir() && !strange.exists());
+    assert!(root.path().is_dir() && !strange.exists() && strange.with_file_name("link").is_symlink());
 }

@@ -43,10 +43,9 @@ use nix::unistd::unlinkat;
 use super::ownership::Owners;
 use super::payload::File;
 use super::payload::Payload;
+use crate::filesystem;
 use crate::volumes::VolumeError;
 use crate::volumes::error::OnPath as _;
-use crate::volumes::openat2;
-use crate::volumes::removal;
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
@@ -87,7 +86,7 @@ pub(super) fn write_stepwise(
     mut after: impl FnMut(WriteStep) -> io::Result<()>,
 ) -> Result<Written, VolumeError> {
     payload.check()?;
-    let root = openat2::open_root(dir).on("open", dir)?;
+    let root = filesystem::open_root(dir).on("open", dir)?;
     let current = current_version(&root);
     sweep(dir, current.as_deref(), None)?;
     if let Some(current) = &current
@@ -258,11 +257,7 @@ fn sweep(dir: &Path, current: Option<&str>, payload: Option<&Payload>) -> Result
 }
 
 fn remove(path: &Path) -> Result<(), VolumeError> {
-    if fs::symlink_metadata(path).on("inspect", path)?.is_dir() {
-        removal::remove_tree(path)
-    } else {
-        fs::remove_file(path).on("remove", path)
-    }
+    filesystem::remove_tree(path).on("remove", path)
 }
 
 fn opening(flags: OFlag) -> OpenHow {

@@ -27,7 +27,6 @@ pub(super) use resolve::Resolver;
 pub(super) use resolve::earliest;
 pub(super) use tmpfs::can_avoid_swap;
 pub(super) use tmpfs::machine_swaps;
-pub(super) use tmpfs::unmount;
 
 use super::PodDirs;
 use super::VolumeError;

@@ -11,11 +11,10 @@ use nix::errno::Errno;
 use nix::mount::MsFlags;
 use nix::mount::mount;
 
-use super::Kind;
+use crate::filesystem;
 use crate::volumes::VolumeError;
 use crate::volumes::error::OnPath as _;
 use crate::volumes::make_dirs;
-use crate::volumes::mounts;
 use crate::volumes::set_mode;
 
 /// Kernels before 6.4, and user namespaces, cannot keep memory from being swapped.
@@ -35,7 +34,7 @@ pub(super) fn prepare(dir: &Path, memory: Option<Option<i64>>) -> Result<(), Vol
         }
     }
     match memory {
-        Some(size) if !mounts::is_mount_point(dir).on("inspect", dir)? => {
+        Some(size) if !filesystem::is_mount_point(dir).on("inspect", dir)? => {
             mount_memory(dir, size).on("mount tmpfs on", dir)
         }
         _ => Ok(()),
@@ -70,7 +69,7 @@ pub(crate) fn can_avoid_swap(dir: &Path) -> Result<bool, VolumeError> {
     let trial = dir.with_file_name(format!("noswap-{}", std::process::id()));
     make_dirs(&trial)?;
     let mounted = mount_tmpfs(&trial, Some("noswap"));
-    let left = if mounted.is_ok() { mounts::unmount(&trial).on("unmount", &trial) } else { Ok(()) };
+    let left = if mounted.is_ok() { filesystem::unmount(&trial).on("unmount", &trial) } else { Ok(()) };
     left.and_then(|()| fs::remove_dir(&trial).on("remove", &trial))?;
     match mounted {
         Ok(()) => Ok(true),
@@ -84,15 +83,6 @@ pub(crate) fn can_avoid_swap(dir: &Path) -> Result<bool, VolumeError> {
 
 fn mount_tmpfs(dir: &Path, options: Option<&str>) -> nix::Result<()> {
     mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), options)
-}
-
-/// Unmounts the memory of a volume, if it is one that lies in memory; `directory` is its plugin's.
-pub(crate) fn unmount(directory: &str, dir: &Path) -> Result<(), VolumeError> {
-    let in_memory = [Kind::Secret, Kind::DownwardApi, Kind::Projected].iter().any(|kind| kind.plugin() == directory);
-    while in_memory && mounts::is_mount_point(dir).on("inspect", dir)? {
-        mounts::unmount(dir).on("unmount", dir)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

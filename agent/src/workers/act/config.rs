@@ -62,7 +62,7 @@ pub(super) async fn configure(
     let environment =
         container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings).map_err(|error| error.to_string())?;
     make_log_dir(&log_dir(ctx, pod).join(&spec.container.name))?;
-    let mut mounts = volume_mounts(ctx, pod, spec, &environment, &sandbox.runtime_handler)?;
+    let mut mounts = volume_mounts(ctx, pod, spec, &environment, &sandbox.runtime_handler).await?;
     mounts.extend(hosts_mount(ctx, pod, spec, sandbox)?);
     mounts.extend(termination_mount(ctx, pod, spec));
     let instance = Instance {
@@ -88,7 +88,7 @@ fn make_log_dir(dir: &Path) -> Result<(), String> {
     made.map_err(|error| format!("create container log directory {}: {error}", dir.display()))
 }
 
-fn volume_mounts(
+async fn volume_mounts(
     ctx: &ActContext,
     pod: &Pod,
     spec: &ContainerSpec<'_>,
@@ -104,7 +104,7 @@ fn volume_mounts(
             Some(text) => Some(env::expand_sub_path(text, environment).map_err(|error| error.to_string())?),
             None => mount.sub_path.clone(),
         };
-        let source = ctx.volumes.mount_source(pod, name, index, mount, expanded.as_deref());
+        let source = ctx.volumes.mount_source(pod, name, index, mount, expanded.as_deref()).await;
         let source = source.map_err(|error| error.to_string())?.to_string_lossy().into_owned();
         let source = MountSource {
             host_path: source,

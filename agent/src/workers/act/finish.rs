@@ -1,6 +1,7 @@
 //! The ends of a pod's life: its processes, then its volumes and cgroup. Containers, sandboxes, logs and the pod's
 //! directory stay for whoever wants to read them, until `gc` takes them.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -12,6 +13,7 @@ use super::kill;
 use super::remove;
 use super::report;
 use super::turn::in_turn;
+use crate::filesystem;
 use crate::kernel::cgroup::Cgroups;
 use crate::kernel::cgroup::QosClass;
 use crate::model::PodSnapshot;
@@ -152,14 +154,20 @@ pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<Str
     }
     let (pod, uid) = (&snapshot.pod, snapshot.pod.uid.as_str());
     let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));
-    match tokio::fs::remove_dir_all(&logs).await {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            failed.push(format!("removing {}: {error}", logs.display()))
-        }
-        _ => {}
-    }
+    failed.extend(remove_tree(logs).await.err());
     failed.extend(cleanup_orphan(ctx, uid).await.err());
     failed
+}
+
+/// Removes a directory with its content; a mount point in it stays, and what lies behind it.
+///
+/// # Errors
+/// Something stays.
+pub(super) async fn remove_tree(dir: PathBuf) -> Result<(), String> {
+    let path = dir.clone();
+    let removed = tokio::task::spawn_blocking(move || filesystem::remove_tree(&path)).await;
+    let removed = removed.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    removed.map_err(|error| format!("cannot remove {}: {error}", dir.display()))
 }
 
 /// Deleting trees may take long: not on a thread that drives tasks.

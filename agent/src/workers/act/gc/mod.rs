@@ -15,6 +15,7 @@ use std::time::Duration;
 use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
+use super::finish;
 use super::remove;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
@@ -73,10 +74,10 @@ pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String
 pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<String> {
     let mut failed = Vec::new();
     for folder in log_folders(ctx, known) {
-        match tokio::fs::remove_dir_all(&folder).await {
-            Ok(()) => tracing::info!(folder = %folder.display(), "removed the logs of a pod that is gone"),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => failed.push(format!("cannot remove {}: {error}", folder.display())),
+        let removing = folder.display().to_string();
+        match finish::remove_tree(folder).await {
+            Ok(()) => tracing::info!(folder = removing, "removed the logs of a pod that is gone"),
+            Err(error) => failed.push(error),
         }
     }
     remove_dangling(ctx).await;

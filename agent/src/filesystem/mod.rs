@@ -1,0 +1,29 @@
+//! Files that others may have changed: opens directories without following links or crossing mount points, removes trees
+//! that stay inside one mount, reads no more than expected.
+//!
+//! A mount point is told by the kernel while it opens (`RESOLVE_NO_XDEV`, `openat2(2)`), not by device numbers: a bind
+//! mount has the device number of its source, and a check before opening would race with mounting.
+
+mod bounded;
+mod mounts;
+mod openat2;
+mod removal;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use bounded::holds_exactly;
+pub use bounded::read_bounded;
+pub use mounts::is_mount_point;
+pub use mounts::is_mount_point_at;
+pub use mounts::lies_in_memory;
+pub use mounts::unmount;
+pub use mounts::unmount_at;
+pub use openat2::open_dir;
+pub use openat2::open_path;
+pub use openat2::open_root;
+pub use removal::Entry as DirectoryEntry;
+pub use removal::entries;
+pub use removal::remove_entry;
+pub use removal::remove_tree;

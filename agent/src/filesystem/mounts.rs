@@ -1,0 +1,80 @@
+//! Mount points: detecting and unmounting them.
+
+use std::ffi::CStr;
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::fd::AsRawFd as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::fcntl::OpenHow;
+use nix::fcntl::ResolveFlag;
+use nix::fcntl::open;
+use nix::fcntl::openat2;
+use nix::mount::MntFlags;
+use nix::mount::umount2;
+use nix::sys::stat::Mode;
+use nix::sys::statfs::HUGETLBFS_MAGIC;
+use nix::sys::statfs::TMPFS_MAGIC;
+use nix::sys::statfs::fstatfs;
+
+/// True if something is mounted on this directory or file, also from the same file system.
+///
+/// # Errors
+/// There is no such file, or its directory cannot be opened.
+pub fn is_mount_point(path: &Path) -> io::Result<bool> {
+    let Some((parent, name)) = path.parent().zip(path.file_name()) else { return Ok(true) };
+    let parent = open(parent, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    is_mount_point_at(&parent, &std::ffi::CString::new(name.as_bytes())?)
+}
+
+/// True if something is mounted on `name` in `dir`, also from the same file system.
+///
+/// # Errors
+/// There is no such file.
+pub fn is_mount_point_at(dir: impl AsFd, name: &CStr) -> io::Result<bool> {
+    match open_node(dir, name, ResolveFlag::RESOLVE_NO_XDEV) {
+        Ok(_) => Ok(false),
+        Err(Errno::EXDEV) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// True if what `name` in `dir` leads to, mounts followed, is a tmpfs or hugetlbfs.
+///
+/// # Errors
+/// There is no such file, or the kernel does not say.
+pub fn lies_in_memory(dir: impl AsFd, name: &CStr) -> io::Result<bool> {
+    let kind = fstatfs(open_node(dir, name, ResolveFlag::empty())?)?.filesystem_type();
+    Ok(kind == TMPFS_MAGIC || kind == HUGETLBFS_MAGIC)
+}
+
+fn open_node(dir: impl AsFd, name: &CStr, resolve: ResolveFlag) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+        .resolve(resolve | ResolveFlag::RESOLVE_BENEATH);
+    openat2(dir, name, how)
+}
+
+/// Detaches the topmost mount; processes that use it keep it until they close it (`MNT_DETACH`).
+///
+/// # Errors
+/// Nothing is mounted there, or the process may not unmount.
+pub fn unmount(target: &Path) -> io::Result<()> {
+    Ok(umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?)
+}
+
+/// Unmounts the topmost mount on `name` in `dir`; with `lazily` also one in use, as [`unmount`] does.
+///
+/// # Errors
+/// Nothing is mounted there, it is in use, or the process may not unmount.
+pub fn unmount_at(dir: impl AsFd, name: &CStr, lazily: bool) -> io::Result<()> {
+    let path = PathBuf::from(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd()));
+    let flags = if lazily { MntFlags::MNT_DETACH } else { MntFlags::empty() };
+    Ok(umount2(&path.join(OsStr::from_bytes(name.to_bytes())), flags | MntFlags::UMOUNT_NOFOLLOW)?)
+}

@@ -1,0 +1,41 @@
+//! Mounts for tests.
+
+use std::path::Path;
+
+use nix::mount::MsFlags;
+use nix::mount::mount;
+use nix::sched::CloneFlags;
+use nix::sched::unshare;
+
+/// Runs a test on a thread with a mount namespace of its own; its mounts vanish with it. Skipped (under `CI` failed)
+/// without the right to mount.
+pub(crate) fn in_private_mounts(test: impl FnOnce() + Send) {
+    if !nix::unistd::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "needs root to mount");
+        eprintln!("skipped: needs root to mount");
+        return;
+    }
+    std::thread::scope(|scope| {
+        let ran = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("private mounts");
+            test();
+        });
+        if let Err(panic) = ran.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// Makes `target` and bind mounts `source` on it.
+pub(crate) fn bind(source: &Path, target: &Path) {
+    std::fs::create_dir_all(target).expect("a directory");
+    mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
+}
+
+/// Makes `target` and mounts an empty tmpfs on it.
+pub(crate) fn tmpfs(target: &Path) {
+    std::fs::create_dir_all(target).expect("a directory");
+    mount(Some("tmpfs"), target, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+}

@@ -1,0 +1,165 @@
+//! Removal beside mounts, in mount namespaces of their own.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use nix::mount::MntFlags;
+use nix::mount::MsFlags;
+use nix::mount::mount;
+use nix::mount::umount2;
+
+use super::testing::bind;
+use super::testing::in_private_mounts;
+use super::testing::tmpfs;
+use super::*;
+
+/// A directory with content that must survive.
+fn source(root: &Path) -> std::path::PathBuf {
+    let source = root.join("source");
+    fs::create_dir_all(source.join("inner")).expect("a directory");
+    fs::write(source.join("data"), "x").expect("a file");
+    fs::write(source.join("inner/data"), "y").expect("a file");
+    source
+}
+
+fn is_whole(source: &Path) -> bool {
+    source.join("data").exists() && source.join("inner/data").exists()
+}
+
+#[test]
+fn removal_stops_at_a_mount_point_at_any_level() {
+    in_private_mounts(|| {
+        for below in ["", "a", "a/b/c"] {
+            let root = tempfile::tempdir().expect("a directory");
+            let (source, tree) = (source(root.path()), root.path().join("tree"));
+            bind(&source, &tree.join(below));
+            let error = remove_tree(&tree).expect_err("a mount point");
+            assert_eq!(error.kind(), ErrorKind::CrossesDevices, "{below}: {error}");
+            assert!(is_whole(&source), "{below}");
+            unmount(&tree.join(below)).expect("unmounted");
+            remove_tree(&tree).expect("removed");
+            assert!(!tree.exists() && is_whole(&source), "{below}");
+        }
+    });
+}
+
+#[test]
+fn a_file_with_a_mount_on_it_stays() {
+    in_private_mounts(|| {
+        let root = tempfile::tempdir().expect("a directory");
+        let (source, tree) = (source(root.path()), root.path().join("tree"));
+        fs::create_dir(&tree).expect("a directory");
+        fs::write(tree.join("file"), "").expect("a file");
+        let from = source.join("data");
+        mount(Some(&from), &tree.join("file"), None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
+        assert_eq!(remove_tree(&tree).expect_err("a mount point").kind(), ErrorKind::CrossesDevices);
+        assert_eq!(fs::read_to_string(from).expect("a file"), "x");
+    });
+}
+
+#[test]
+fn a_mount_below_the_depth_at_which_directories_move_up_survives() {
+    in_private_mounts(|| {
+        for below in ["e/f/point", "point"] {
+            let root = tempfile::tempdir().expect("a directory");
+            let (source, tree) = (source(root.path()), root.path().join("tree"));
+            let deep = (0..64).fold(tree.clone(), |path, _| path.join("d"));
+            bind(&source, &deep.join(below));
+            assert_eq!(remove_tree(&tree).expect_err("a mount point").kind(), ErrorKind::CrossesDevices, "{below}");
+            assert!(is_whole(&source), "{below}");
+        }
+    });
+}
+
+/// Mounts come and go while the tree is removed, between every check and the step after it.
+#[test]
+fn mounts_that_appear_during_removal_are_not_entered() {
+    in_private_mounts(|| {
+        let root = tempfile::tempdir().expect("a directory");
+        let (source, tree, ended) = (source(root.path()), root.path().join("tree"), AtomicBool::new(false));
+        let point = tree.join("a/point");
+        std::thread::scope(|scope| {
+            let mounting = scope.spawn(|| {
+                let mut count = 0;
+                while !ended.load(Relaxed) {
+                    let mounted = mount(Some(&source), &point, None::<&str>, MsFlags::MS_BIND, None::<&str>).is_ok();
+                    count += usize::from(mounted);
+                    std::thread::yield_now();
+                    if mounted {
+                        while umount2(&point, MntFlags::MNT_DETACH).is_ok() {}
+                    }
+                }
+                count
+            });
+            let (mut removed, mut refused) = (0, 0);
+            let begin = std::time::Instant::now();
+            while (removed < 50 || refused < 50) && begin.elapsed().as_secs() < 20 {
+                fs::create_dir_all(&point).expect("a directory");
+                match remove_tree(&tree) {
+                    Ok(()) => removed += 1,
+                    Err(_) => refused += 1,
+                }
+                if !is_whole(&source) {
+                    break;
+                }
+            }
+            ended.store(true, Relaxed);
+            let mounted = mounting.join().expect("the mounting thread");
+            assert!(is_whole(&source), "after {removed} removals, {refused} refusals and {mounted} mounts");
+            assert!(refused > 0 && mounted > 0, "{removed} removals, {refused} refusals, {mounted} mounts");
+        });
+    });
+}
+
+#[test]
+fn mount_points_are_told_from_directories() {
+    in_private_mounts(|| {
+        let root = tempfile::tempdir().expect("a directory");
+        let (source, memory, bound) = (source(root.path()), root.path().join("memory"), root.path().join("bound"));
+        tmpfs(&memory);
+        bind(&source, &bound);
+        let dir = open_root(root.path()).expect("a directory");
+        let told = |name| (is_mount_point_at(&dir, name).expect("an answer"), lies_in_memory(&dir, name).ok());
+        assert_eq!(told(c"memory"), (true, Some(true)));
+        assert!(told(c"bound").0 && !told(c"source").0);
+        assert!(is_mount_point(&bound).expect("an answer") && !is_mount_point(&source).expect("an answer"));
+        unmount_at(&dir, c"bound", false).expect("unmounted");
+        assert!(!told(c"bound").0 && is_whole(&source));
+    });
+}
+
+#[test]
+fn removal_follows_no_link() {
+    let root = tempfile::tempdir().expect("a directory");
+    let (source, tree) = (source(root.path()), root.path().join("tree"));
+    fs::create_dir(&tree).expect("a directory");
+    symlink(&source, tree.join("link")).expect("a link");
+    remove_tree(&tree).expect("removed");
+    symlink(&source, &tree).expect("a link");
+    remove_tree(&tree).expect("the link is removed");
+    assert!(!tree.is_symlink() && is_whole(&source));
+    remove_tree(&tree).expect("nothing to remove");
+    remove_tree(&root.path().join("no/parent")).expect("nothing to remove");
+}
+
+#[test]
+fn reads_are_bounded() {
+    let root = tempfile::tempdir().expect("a directory");
+    let file = root.path().join("file");
+    fs::write(&file, "12345").expect("a file");
+    assert_eq!(read_bounded(&file, 5).expect("short enough"), b"12345");
+    assert_eq!(read_bounded(&file, 4).expect_err("too long").kind(), ErrorKind::FileTooLarge);
+    assert!(holds_exactly(&file, b"12345") && !holds_exactly(&file, b"1234") && !holds_exactly(&file, b"123456"));
+    assert!(!holds_exactly(root.path(), b"") && !holds_exactly(&root.path().join("none"), b""));
+    symlink(&file, root.path().join("link")).expect("a link");
+    assert!(!holds_exactly(&root.path().join("link"), b"12345"));
+    // A sparse file of a terabyte: comparing must not read it.
+    fs::File::options().write(true).open(&file).expect("a file").set_len(1 << 40).expect("a length");
+    let began = std::time::Instant::now();
+    assert!(!holds_exactly(&file, b"12345"));
+    assert!(began.elapsed().as_secs() < 5);
+}
