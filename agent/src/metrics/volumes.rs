@@ -69,11 +69,11 @@ impl Volumes {
                 .counter("force_cleaned_failed_volume_operation_errors_total", "[ALPHA] Those of them that failed."),
             orphans: register.gauge(
                 "kubelet_orphan_pod_cleaned_volumes",
-                "[ALPHA] Orphaned pods whose directories were removed in the last cleanup.",
+                "[ALPHA] Orphaned pods with a directory that the last pass of housekeeping found.",
             ),
             orphans_left: register.gauge(
                 "kubelet_orphan_pod_cleaned_volumes_errors",
-                "[ALPHA] Orphaned pods whose directories could not be removed in the last cleanup.",
+                "[ALPHA] Orphaned pods whose directory the last pass of housekeeping could not remove.",
             ),
         }
     }
@@ -109,9 +109,9 @@ impl Volumes {
         }
     }
 
-    /// The numbers of orphaned pod directories that a cleanup removed and failed to remove.
-    pub fn swept(&self, removed: usize, failed: usize) {
-        self.orphans.set(i64::try_from(removed).unwrap_or(i64::MAX));
+    /// Orphaned pods with a directory that the last pass of housekeeping found, and those of them it could not remove.
+    pub fn orphans(&self, found: usize, failed: usize) {
+        self.orphans.set(i64::try_from(found).unwrap_or(i64::MAX));
         self.orphans_left.set(i64::try_from(failed).unwrap_or(i64::MAX));
     }
 }

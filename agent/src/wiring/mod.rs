@@ -308,7 +308,7 @@ impl Ground {
             mirrors,
             orders: node_shutdown::start(shutdown_parts, shutdown.clone()),
             startups,
-            leftovers: Arc::new(housekeeping::Sweeper::new(context, shared.clone())),
+            leftovers: Arc::new(housekeeping::OrphanCleanup::new(context, shared.clone())),
             housekeeping: None,
         };
         sync.run(updates, shutdown.clone())
