@@ -172,8 +172,9 @@ fn content_of_unknown_plugins_stays_and_that_of_the_others_goes() {
     );
     assert!(!node.pod("volumes/example.com~other").exists(), "an empty directory goes");
 
-    let remove = |path: &str| fs::remove_dir_all(node.pod(path)).expect("removed");
-    ["volumes/example.com~flex", "volumes/kubernetes.io~csi", "volumeDevices/kubernetes.io~csi"].map(remove);
+    for path in ["volumes/example.com~flex", "volumes/kubernetes.io~csi", "volumeDevices/kubernetes.io~csi"] {
+        fs::remove_dir_all(node.pod(path)).expect("removed");
+    }
     write("containers/c/1234abcd");
     write("plugins/kubernetes.io~empty-dir/cache/ready");
     node.remove().expect("removed");
