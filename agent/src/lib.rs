@@ -20,6 +20,7 @@ pub mod metrics;
 pub mod model;
 pub mod node;
 pub mod objects;
+pub mod pacing;
 pub mod pleg;
 pub mod recorder;
 pub mod runtime;

@@ -105,7 +105,8 @@ fn recorder() -> (Recorder, Told) {
             }
         }
     });
-    tokio::spawn(queue.deliver(kube::Client::new(service, "default"), CancellationToken::new()));
+    let at_once: keblet::recorder::Deferral = Box::new(|_| Box::pin(std::future::ready(())));
+    tokio::spawn(queue.deliver(kube::Client::new(service, "default"), at_once, CancellationToken::new()));
     (recorder, told)
 }
 

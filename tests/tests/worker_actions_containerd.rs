@@ -29,6 +29,8 @@ use keblet::model::SandboxPlan;
 use keblet::model::SandboxStatus;
 use keblet::model::StartContainer;
 use keblet::model::TerminationFile;
+use keblet::pacing::Pacing;
+use keblet::pacing::PacingPolicy;
 use keblet::recorder::Recorder;
 use keblet::runtime::CallObserver;
 use keblet::runtime::FinishedCall;
@@ -39,6 +41,7 @@ use keblet::runtime::RuntimeOptions;
 use keblet::volumes::Volumes;
 use keblet::workers::act::ActContext;
 use keblet::workers::act::NodeFiles;
+use keblet::workers::act::StopTerms;
 use keblet::workers::act::cleanup_orphan;
 use keblet::workers::act::cleanup_pod;
 use keblet::workers::act::execute;
@@ -113,6 +116,7 @@ impl Node {
             network,
             Recorder::default(),
             Clock::System,
+            Pacing::for_this_machine(PacingPolicy::default()),
         );
         Self { calls, containerd, dir, cgroup_root, ctx }
     }
@@ -306,7 +310,15 @@ async fn pod_starts_and_terminates_on_containerd() {
 
     let snapshot = node.snapshot().await;
     assert_eq!(snapshot.running().count(), 1);
-    terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), Some(1), None).await.unwrap();
+    terminate_pod(
+        &node.ctx,
+        &pod,
+        || Arc::new(snapshot.clone()),
+        StopTerms { grace: Some(1), immediately: false },
+        None,
+    )
+    .await
+    .unwrap();
     assert_eq!(node.snapshot().await.running().count(), 0);
     cleanup_pod(&node.ctx, &pod).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
@@ -335,7 +347,15 @@ async fn container_restart_takes_two_runtime_calls() {
         assert_eq!(calls, [Operation::CreateContainer, Operation::StartContainer]);
     }
     let snapshot = settled(&node).await;
-    terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), Some(1), None).await.unwrap();
+    terminate_pod(
+        &node.ctx,
+        &pod,
+        || Arc::new(snapshot.clone()),
+        StopTerms { grace: Some(1), immediately: false },
+        None,
+    )
+    .await
+    .unwrap();
     cleanup_pod(&node.ctx, &pod).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
     node.stop().await;

@@ -16,6 +16,7 @@ document! {
     pub struct KebletConfiguration {
         sensors "sensors": Sensors, nested, used, "Which ways of noticing changes are used.";
         relist "relist": Relist, nested, used, "How often the runtime is listed as a whole.";
+        pacing "pacing": PacingSettings, nested, used, "By which rules one pod's work waits for another's.";
     }
 }
 
@@ -36,5 +37,16 @@ document! {
         period "period": GoDuration = GoDuration::secs(300), pointer, used, "Time between two relists while every sensor is up.";
         degraded_period "degradedPeriod": GoDuration = GoDuration::secs(1), pointer, used, "Time between two relists while the event stream is down.";
         fixed_period "fixedPeriod": Option<GoDuration>, pointer, used, "Always relist at this period, whatever the sensors do; for comparing with polling.";
+    }
+}
+
+document! {
+    /// `pacing`: each policy can be turned off, to measure what it brings.
+    #[derive(Eq)]
+    pub struct PacingSettings {
+        stop_limiter "stopLimiter": bool = true, pointer, used, "Limit how many pods are stopped at the same time.";
+        sandbox_teardown_delay "sandboxTeardownDelay": bool = true, pointer, used, "Delay the teardown of sandboxes that nothing waits for until the node is idle, 750 ms at most.";
+        held_back_statuses "heldBackStatuses": bool = true, pointer, used, "Hold back the first status of a pod while containers are being started, 200 ms at most.";
+        deferred_events "deferredEvents": bool = true, pointer, used, "Defer events while containers are being started or pods stopped, 2 s at most.";
     }
 }

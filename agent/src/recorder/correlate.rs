@@ -1,5 +1,5 @@
-//! Which events are folded into one, counted up or dropped, as client libraries of the API do it. Pure: the time is an
-//! argument.
+//! Correlates events as client-go's `EventCorrelator` does: aggregates similar ones, counts repetitions, drops spam. Pure:
+//! the time is an argument.
 //!
 //! ```text
 //!  event ─▶ aggregate ─▶ count ─▶ spam filter ─▶ create, patch or nothing
@@ -20,36 +20,36 @@ use sha2::Sha256;
 use super::object;
 use super::object::Occurrence;
 
-/// Entries of each memory; the one unused for longest goes first.
+/// Entries of each cache; the least recently used is evicted first.
 const ENTRIES: usize = 4096;
-/// From this many distinct messages on, events of one key are folded.
+/// From this many distinct messages on, events of one key are aggregated.
 const DISTINCT: usize = 10;
-/// Silence after which a key's messages are forgotten.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+/// A key's messages expire when it had no event for this long.
+const AGGREGATION_INTERVAL: Duration = Duration::from_secs(600);
 /// Events of one object and type that pass at once.
 const BURST: f64 = 25.0;
 /// Time until one more may pass.
 const REFILL: Duration = Duration::from_secs(300);
-/// In front of the message of folded events.
+/// Prefix of the message of aggregated events.
 const COMBINED: &str = "(combined from similar events): ";
 
 /// What to do with an event.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Verdict {
-    /// Nothing: its object has had too many.
+pub(super) enum CorrelationResult {
+    /// Drop it: its object has too many.
     Drop,
     /// Create it.
     Create(Event),
-    /// It is known under its name: change it there. Should it be gone, it is to be created with that name.
+    /// Patch the event of this name; if it no longer exists, create it with that name.
     Patch(Event),
 }
 
-/// Memories of what was told. Holds hashes, not messages.
+/// Caches of recent events. They hold hashes, not messages.
 pub(super) struct Correlator {
     host: String,
-    similar: Memory<Similar>,
-    told: Memory<Told>,
-    buckets: Memory<Bucket>,
+    similar: BoundedCache<Similar>,
+    delivered: BoundedCache<EventSeries>,
+    buckets: BoundedCache<Bucket>,
 }
 
 /// 128 bits of SHA-256: messages are not ours, and must not be able to collide at will.
@@ -61,9 +61,9 @@ struct Similar {
     last: i64,
 }
 
-/// An event that was told, and how often.
+/// An event and its repetitions.
 #[derive(Clone)]
-struct Told {
+struct EventSeries {
     count: i32,
     first: Option<Time>,
     name: Option<String>,
@@ -77,24 +77,24 @@ struct Bucket {
 
 impl Correlator {
     pub(super) fn new(host: &str) -> Self {
-        let (similar, told, buckets) = (Memory::default(), Memory::default(), Memory::default());
-        Self { host: host.to_owned(), similar, told, buckets }
+        let (similar, delivered, buckets) = (BoundedCache::default(), BoundedCache::default(), BoundedCache::default());
+        Self { host: host.to_owned(), similar, delivered, buckets }
     }
 
     /// Decides about an event; `now` is in nanoseconds since the Unix epoch.
-    pub(super) fn correlate(&mut self, occurrence: &Occurrence, now: i64) -> Verdict {
+    pub(super) fn correlate(&mut self, occurrence: &Occurrence, now: i64) -> CorrelationResult {
         let (event, key) = self.aggregate(occurrence, now);
-        let verdict = self.count(event, key);
-        if self.passes(occurrence, now) { verdict } else { Verdict::Drop }
+        let result = self.count(event, key);
+        if self.passes(occurrence, now) { result } else { CorrelationResult::Drop }
     }
 
-    /// The event itself, or the one that stands for many similar ones; and the key it is counted under.
+    /// The event itself, or the aggregate of many similar ones; and the key it is counted under.
     fn aggregate(&mut self, occurrence: &Occurrence, now: i64) -> (Event, Key) {
         let event = occurrence.event(&self.host);
         let kind = digest(b"similar", occurrence, &[&occurrence.reason]);
         let fresh = || Similar { messages: BTreeSet::new(), last: now };
         let similar = self.similar.entry(kind, fresh);
-        if elapsed(similar.last, now) > FORGOTTEN_AFTER {
+        if elapsed(similar.last, now) > AGGREGATION_INTERVAL {
             similar.messages.clear();
         }
         similar.messages.insert(digest(b"message", occurrence, &[&occurrence.message]));
@@ -103,25 +103,25 @@ impl Correlator {
             let path = occurrence.object.field_path.as_deref().unwrap_or_default();
             return (event, digest(b"event", occurrence, &[&occurrence.reason, path, &occurrence.message]));
         }
-        // Hashes are as good as random: which message is forgotten, nobody can tell.
+        // Any message will do; the first hash is as good as random.
         similar.messages.pop_first();
         (combined(event, occurrence, now), kind)
     }
 
-    fn count(&mut self, mut event: Event, key: Key) -> Verdict {
-        let told = self.told.entry(key, || Told { count: 0, first: None, name: None });
-        let known = told.count > 0;
+    fn count(&mut self, mut event: Event, key: Key) -> CorrelationResult {
+        let series = self.delivered.entry(key, || EventSeries { count: 0, first: None, name: None });
+        let known = series.count > 0;
         if known {
-            event.metadata.name = told.name.clone();
-            event.first_timestamp = told.first.clone();
-            event.count = Some(told.count.saturating_add(1));
+            event.metadata.name = series.name.clone();
+            event.first_timestamp = series.first.clone();
+            event.count = Some(series.count.saturating_add(1));
         }
-        *told = Told {
+        *series = EventSeries {
             count: event.count.unwrap_or(1),
             first: event.first_timestamp.clone(),
             name: event.metadata.name.clone(),
         };
-        if known { Verdict::Patch(event) } else { Verdict::Create(event) }
+        if known { CorrelationResult::Patch(event) } else { CorrelationResult::Create(event) }
     }
 
     fn passes(&mut self, occurrence: &Occurrence, now: i64) -> bool {
@@ -137,12 +137,12 @@ impl Correlator {
     }
 }
 
-/// What a patch of a known event says, as a strategic merge.
+/// The strategic merge patch of a repeated event.
 pub(super) fn patch(event: &Event) -> Value {
     json!({ "count": event.count, "lastTimestamp": event.last_timestamp, "message": event.message })
 }
 
-/// One event for many: of now, named anew, without what was particular of this one.
+/// One event for many similar ones, with a name and timestamps of its own.
 fn combined(event: Event, occurrence: &Occurrence, now: i64) -> Event {
     let name = occurrence.object.name.as_deref().unwrap_or_default();
     let mut event = event;
@@ -176,15 +176,15 @@ fn elapsed(since: i64, now: i64) -> Duration {
 }
 
 /// At most [`ENTRIES`]; grows only as needed.
-struct Memory<V>(LruCache<Key, V>);
+struct BoundedCache<V>(LruCache<Key, V>);
 
-impl<V> Default for Memory<V> {
+impl<V> Default for BoundedCache<V> {
     fn default() -> Self {
         Self(LruCache::unbounded())
     }
 }
 
-impl<V> Memory<V> {
+impl<V> BoundedCache<V> {
     fn entry(&mut self, key: Key, fresh: impl FnOnce() -> V) -> &mut V
     where
         Key: Hash + Eq,

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::Event;
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::correlate::CorrelationResult;
 use super::correlate::Correlator;
-use super::correlate::Verdict;
 use super::correlate::patch;
 use super::object;
 use super::object::EventType;
@@ -32,16 +32,16 @@ fn on(pod: &str, reason: &str, message: &str, nanos: i64) -> Occurrence {
     }
 }
 
-fn created(verdict: Verdict) -> Event {
+fn created(verdict: CorrelationResult) -> Event {
     match verdict {
-        Verdict::Create(event) => event,
+        CorrelationResult::Create(event) => event,
         other => panic!("not created: {other:?}"),
     }
 }
 
-fn patched(verdict: Verdict) -> Event {
+fn patched(verdict: CorrelationResult) -> Event {
     match verdict {
-        Verdict::Patch(event) => event,
+        CorrelationResult::Patch(event) => event,
         other => panic!("not patched: {other:?}"),
     }
 }
@@ -122,7 +122,7 @@ fn ten_minutes_of_silence_forget_the_messages() {
 #[test]
 fn an_object_has_twenty_five_at_once_and_one_each_five_minutes() {
     let mut correlator = Correlator::new("node");
-    let mut passed = |at: i64| correlator.correlate(&on("p", "BackOff", "m", at), at) != Verdict::Drop;
+    let mut passed = |at: i64| correlator.correlate(&on("p", "BackOff", "m", at), at) != CorrelationResult::Drop;
     assert_eq!((0..40).filter(|_| passed(T0)).count(), 25);
     assert!(!passed(T0 + 299 * SECOND));
     assert!(passed(T0 + 300 * SECOND));
@@ -166,12 +166,12 @@ proptest! {
             now += pause * SECOND + 1;
             let occurrence = on(&format!("p{pod}"), &format!("r{reason}"), &format!("m{message}"), now);
             let event = match correlator.correlate(&occurrence, now) {
-                Verdict::Drop => continue,
-                Verdict::Create(event) => {
+                CorrelationResult::Drop => continue,
+                CorrelationResult::Create(event) => {
                     prop_assert!(names.insert(event.metadata.name.clone()));
                     event
                 }
-                Verdict::Patch(event) => event,
+                CorrelationResult::Patch(event) => event,
             };
             let before = counts.insert(event.metadata.name.clone(), event.count.unwrap_or(0)).unwrap_or(0);
             prop_assert!(event.count.unwrap_or(0) > before);

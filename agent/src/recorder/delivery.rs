@@ -1,55 +1,54 @@
-//! The way of events to the API server: one at a time, tried again while it cannot be reached.
+//! Delivery of events to the API server: one at a time, retried while it cannot be reached.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Event;
 use kube::Api;
 use kube::api::Patch;
 use kube::api::PatchParams;
 use kube::api::PostParams;
 use tokio::sync::mpsc;
-use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Loss;
 use super::RecorderObserver;
 use super::correlate;
+use super::correlate::CorrelationResult;
 use super::correlate::Correlator;
-use super::correlate::Verdict;
+use super::log_rate_limit::LogRateLimit;
 use super::object::Occurrence;
-use super::silence::Silence;
 use crate::model::Clock;
 
-/// How often an event is tried, and the pause between two tries; the first pause is a random part of it.
+/// Attempts per event, and the pause between two; the first pause is a random part of it (client-go: `maxTriesPerEvent`).
 const TRIES: u32 = 12;
 const PAUSE: Duration = Duration::from_secs(10);
-/// What still waits when the agent ends has this long.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-/// An event of this age gives way to nothing any more.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time for events that are queued when the agent stops.
+const DRAIN: Duration = Duration::from_secs(1);
 
-/// Events on their way. Dropping it turns the recorder into one that counts every event as lost.
+/// Waits until an event of this age may be delivered; dropped when the agent stops.
+pub type Deferral = Box<dyn FnMut(Duration) -> BoxFuture<'static, ()> + Send>;
+
+/// Queued events. Without it the recorder counts every event as lost.
 pub struct Queue {
     receiver: mpsc::Receiver<Occurrence>,
-    urgent: watch::Receiver<usize>,
     correlator: Correlator,
     clock: Clock,
     observer: Arc<dyn RecorderObserver>,
-    silence: Silence,
+    log_limit: LogRateLimit,
 }
 
 impl Queue {
     pub(super) fn new(
         receiver: mpsc::Receiver<Occurrence>,
-        urgent: watch::Receiver<usize>,
         node: &str,
         clock: Clock,
         observer: Arc<dyn RecorderObserver>,
     ) -> Self {
-        let (correlator, silence) = (Correlator::new(node), Silence::default());
-        Self { receiver, urgent, correlator, clock, observer, silence }
+        let (correlator, log_limit) = (Correlator::new(node), LogRateLimit::default());
+        Self { receiver, correlator, clock, observer, log_limit }
     }
 
     /// The next event, if one waits.
@@ -58,76 +57,69 @@ impl Queue {
         self.receiver.try_recv().ok()
     }
 
-    /// Delivers by way of `client`, which limits the rate, until every recorder is gone or `shutdown`; what waits then
-    /// is tried once more.
-    pub async fn deliver(mut self, client: kube::Client, shutdown: CancellationToken) {
+    /// Delivers through `client`, which limits the rate, until every recorder is dropped or `shutdown`; queued events then
+    /// have one attempt within a second. `deferral` is awaited before each event.
+    pub async fn deliver(mut self, client: kube::Client, mut deferral: Deferral, shutdown: CancellationToken) {
         while let Some(Some(occurrence)) = shutdown.run_until_cancelled(self.receiver.recv()).await {
-            let _ = shutdown.run_until_cancelled(self.give_way(occurrence.nanos)).await;
-            self.tell(&client, &occurrence, &shutdown).await;
+            let age = u64::try_from(self.clock.wall_nanos().saturating_sub(occurrence.nanos)).unwrap_or_default();
+            let _ = shutdown.run_until_cancelled(deferral(Duration::from_nanos(age))).await;
+            self.send(&client, &occurrence, &shutdown).await;
         }
         self.receiver.close();
         let rest = async {
             while let Some(occurrence) = self.receiver.recv().await {
-                self.tell(&client, &occurrence, &shutdown).await;
+                self.send(&client, &occurrence, &shutdown).await;
             }
         };
-        let _ = tokio::time::timeout(LAST_WORDS, rest).await;
-        if let Some(line) = self.silence.rest() {
-            tracing::warn!(target: "keblet::recorder", lost = line.untold, "more events were not told");
+        let _ = tokio::time::timeout(DRAIN, rest).await;
+        if let Some(line) = self.log_limit.rest() {
+            tracing::warn!(target: "keblet::recorder", lost = line.unlogged, "more events were not delivered");
         }
     }
 
-    /// Lets what is urgent go first, until an event of `nanos` is old enough.
-    async fn give_way(&mut self, nanos: i64) {
-        let age = u64::try_from(self.clock.wall_nanos().saturating_sub(nanos)).unwrap_or_default();
-        let patience = PATIENCE.saturating_sub(Duration::from_nanos(age));
-        // Neither the end of patience nor that of all recorders is a reason not to tell.
-        let _ = tokio::time::timeout(patience, self.urgent.wait_for(|urgent| *urgent == 0)).await;
-    }
-
-    async fn tell(&mut self, client: &kube::Client, occurrence: &Occurrence, shutdown: &CancellationToken) {
-        let verdict = self.correlator.correlate(occurrence, self.clock.wall_nanos());
+    async fn send(&mut self, client: &kube::Client, occurrence: &Occurrence, shutdown: &CancellationToken) {
+        let result = self.correlator.correlate(occurrence, self.clock.wall_nanos());
         for attempt in 1..=TRIES {
-            let outcome = match &verdict {
-                Verdict::Drop => return self.observer.lost(Loss::Spam),
-                Verdict::Create(event) => create(client, event).await,
-                Verdict::Patch(event) => patch_or_create(client, event).await,
+            let outcome = match &result {
+                CorrelationResult::Drop => return self.observer.lost(Loss::Spam),
+                CorrelationResult::Create(event) => create(client, event).await,
+                CorrelationResult::Patch(event) => patch_or_create(client, event).await,
             };
             let Err(error) = outcome else { return self.delivered() };
             if let kube::Error::Api(status) = &error {
                 self.refused(occurrence, status);
                 return self.observer.lost(Loss::Rejected);
             }
-            tracing::debug!(target: "keblet::recorder", reason = occurrence.reason, %error, attempt, "event not told yet");
+            tracing::debug!(target: "keblet::recorder", reason = occurrence.reason, %error, attempt, "event not delivered, retrying");
             let pause = if attempt == 1 { PAUSE.mul_f64(fastrand::f64()) } else { PAUSE };
             if attempt < TRIES && shutdown.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 break;
             }
         }
-        let (reason, line) = (&occurrence.reason, self.silence.lost("unreachable", Instant::now()));
+        let (reason, line) = (&occurrence.reason, self.log_limit.lost("unreachable", Instant::now()));
         if let Some(line) = line {
-            let others = line.untold;
-            tracing::warn!(target: "keblet::recorder", reason, others, "event given up: no API server");
+            let others = line.unlogged;
+            tracing::warn!(target: "keblet::recorder", reason, others, "event dropped: the API server cannot be reached");
         }
         self.observer.lost(Loss::Unreachable);
     }
 
-    /// If events were lost before this one, it is said how many.
+    /// Logs how many events were lost before this one.
     fn delivered(&mut self) {
-        if let Some(line) = self.silence.delivered(Instant::now()) {
-            tracing::warn!(target: "keblet::recorder", lost = line.untold, "events are told again, after some were not");
+        if let Some(line) = self.log_limit.delivered(Instant::now()) {
+            tracing::warn!(target: "keblet::recorder", lost = line.unlogged, "events are delivered again");
         }
     }
 
-    /// What the server refuses is not sent again. Refusals that are nobody's fault are told only to who wants everything.
+    /// A refused event is not sent again. Expected refusals are logged at debug level.
     fn refused(&mut self, occurrence: &Occurrence, status: &kube::core::Status) {
-        let ending = status.details.iter().flat_map(|details| &details.causes);
-        let ending = ending.into_iter().any(|cause| cause.reason == "NamespaceTerminating");
+        let terminating = status.details.iter().flat_map(|details| &details.causes);
+        let terminating = terminating.into_iter().any(|cause| cause.reason == "NamespaceTerminating");
         let (reason, code, message) = (&occurrence.reason, status.code, &status.message);
-        if status.reason == "AlreadyExists" || ending {
+        if status.reason == "AlreadyExists" || terminating {
             tracing::debug!(target: "keblet::recorder", reason, message, "the API server refused an event");
-        } else if let Some(line) = self.silence.lost(&code.to_string(), Instant::now()) {
-            let others = line.untold;
+        } else if let Some(line) = self.log_limit.lost(&code.to_string(), Instant::now()) {
+            let others = line.unlogged;
             tracing::error!(target: "keblet::recorder", reason, code, message, others, "the API server refused an event");
         }
     }

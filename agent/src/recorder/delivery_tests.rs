@@ -13,6 +13,7 @@ use http_body_util::BodyExt as _;
 use kube::client::Body;
 use serde_json::Value;
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +21,7 @@ use super::EventType;
 use super::Loss;
 use super::Recorder;
 use super::RecorderObserver;
+use super::delivery::Deferral;
 use crate::model::Clock;
 use crate::model::testing;
 
@@ -82,29 +84,37 @@ impl Server {
     }
 }
 
-struct Scene {
+struct TestDelivery {
     server: Server,
     losses: Arc<Losses>,
     recorder: Recorder,
     shutdown: CancellationToken,
+    /// Events are deferred until they are this old.
+    hold: watch::Sender<Duration>,
     delivery: tokio::task::JoinHandle<()>,
 }
 
-fn scene() -> Scene {
+fn start_delivery() -> TestDelivery {
     let (server, losses, shutdown) = (Server::default(), Arc::new(Losses::default()), CancellationToken::new());
     let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
     let (recorder, queue) = Recorder::delivering("node-1", clock, losses.clone());
-    let delivery = tokio::spawn(queue.deliver(server.client(), shutdown.clone()));
-    Scene { server, losses, recorder, shutdown, delivery }
+    let hold = watch::Sender::new(Duration::ZERO);
+    let held = hold.subscribe();
+    let deferral: Deferral = Box::new(move |age| {
+        let until = held.borrow().saturating_sub(age);
+        Box::pin(tokio::time::sleep(until))
+    });
+    let delivery = tokio::spawn(queue.deliver(server.client(), deferral, shutdown.clone()));
+    TestDelivery { server, losses, recorder, shutdown, hold, delivery }
 }
 
-impl Scene {
-    fn tell(&self, message: &str) {
+impl TestDelivery {
+    fn record(&self, message: &str) {
         let pod = testing::pod("Always", &[], &["c"]);
         self.recorder.pod_event(&pod, "spec.containers{c}", EventType::Normal, "Started", message);
     }
 
-    /// Everything recorded has been told or lost.
+    /// Waits until every recorded event is delivered or lost.
     async fn end(self) -> (Vec<(Method, String, Value)>, Vec<Loss>) {
         drop(self.recorder);
         self.delivery.await.unwrap();
@@ -115,11 +125,11 @@ impl Scene {
 
 #[tokio::test(start_paused = true)]
 async fn created_then_patched_then_created_again_if_gone() {
-    let scene = scene();
-    scene.server.will([Ok((201, "")), Ok((200, "")), Ok((404, "NotFound")), Ok((201, ""))]);
-    (0..3).for_each(|_| scene.tell("hello"));
-    scene.recorder.node_event(EventType::Normal, "Starting", "Starting kubelet.");
-    let (asked, losses) = scene.end().await;
+    let test = start_delivery();
+    test.server.will([Ok((201, "")), Ok((200, "")), Ok((404, "NotFound")), Ok((201, ""))]);
+    (0..3).for_each(|_| test.record("hello"));
+    test.recorder.node_event(EventType::Normal, "Starting", "Starting kubelet.");
+    let (asked, losses) = test.end().await;
     let folder = "/api/v1/namespaces/ns/events".to_owned();
     let name = asked[0].2["metadata"]["name"].as_str().unwrap().to_owned();
     let steps: Vec<_> = asked.iter().map(|(method, path, _)| (method.clone(), path.clone())).collect();
@@ -139,12 +149,12 @@ async fn created_then_patched_then_created_again_if_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unreachable_server_is_tried_twelve_times() {
-    let scene = scene();
+    let test = start_delivery();
     let began = Instant::now();
-    scene.server.will((0..12).map(|_| Err("connection refused")));
-    scene.tell("lost");
-    scene.tell("told");
-    let (asked, losses) = scene.end().await;
+    test.server.will((0..12).map(|_| Err("connection refused")));
+    test.record("lost");
+    test.record("told");
+    let (asked, losses) = test.end().await;
     assert_eq!(asked.len(), 13);
     assert_eq!(losses, [Loss::Unreachable]);
     assert_eq!(asked[12].2["message"], "told");
@@ -153,67 +163,53 @@ async fn an_unreachable_server_is_tried_twelve_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_give_way_to_what_is_urgent_but_not_for_ever() {
-    let scene = scene();
+async fn each_event_is_deferred_by_its_age() {
+    let test = start_delivery();
     let began = Instant::now();
-    let (first, second) = (scene.recorder.urgent(), scene.recorder.urgent());
-    scene.tell("a");
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    drop(first);
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(scene.server.asked(), []);
-    drop(second);
-    while scene.server.asked().is_empty() {
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(began.elapsed(), Duration::from_secs(1), "told as soon as nothing is urgent");
-
-    let endless = scene.recorder.urgent();
-    scene.tell("b");
-    tokio::time::sleep(Duration::from_millis(1900)).await;
-    scene.tell("c");
-    assert_eq!(scene.server.asked().len(), 1);
-    tokio::time::sleep(Duration::from_millis(101)).await;
-    assert_eq!(scene.server.asked().len(), 2, "b is two seconds old, c is not");
-    tokio::time::sleep(Duration::from_millis(1900)).await;
-    drop(endless);
-    let (asked, losses) = scene.end().await;
+    test.hold.send_replace(Duration::from_secs(2));
+    test.record("a");
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    test.record("b");
+    assert_eq!(test.server.asked(), []);
+    let server = test.server.clone();
+    let (asked, losses) = test.end().await;
+    assert_eq!(began.elapsed(), Duration::from_millis(3500), "b is two seconds old then");
     let messages: Vec<_> = asked.iter().map(|(_, _, body)| body["message"].clone()).collect();
-    assert_eq!((messages, losses), (vec![json!("a"), json!("b"), json!("c")], vec![]));
+    assert_eq!((messages, losses, server.asked().len()), (vec![json!("a"), json!("b")], vec![], 2));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_final() {
-    let scene = scene();
-    scene.server.will([Ok((403, "Forbidden")), Ok((409, "AlreadyExists")), Ok((500, "InternalError"))]);
-    ["a", "b", "c", "d"].into_iter().for_each(|message| scene.tell(message));
-    let (asked, losses) = scene.end().await;
+async fn a_refused_event_is_not_sent_again() {
+    let test = start_delivery();
+    test.server.will([Ok((403, "Forbidden")), Ok((409, "AlreadyExists")), Ok((500, "InternalError"))]);
+    ["a", "b", "c", "d"].into_iter().for_each(|message| test.record(message));
+    let (asked, losses) = test.end().await;
     assert_eq!(asked.len(), 4);
     assert_eq!(losses, [Loss::Rejected; 3]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_drops_and_counts() {
-    let scene = scene();
-    scene.server.will((0..12).map(|_| Err("connection refused")));
-    (0..1005).for_each(|_| scene.tell("same"));
-    assert_eq!(scene.losses.0.lock().unwrap().len(), 5);
-    let (_, losses) = scene.end().await;
+    let test = start_delivery();
+    test.server.will((0..12).map(|_| Err("connection refused")));
+    (0..1005).for_each(|_| test.record("same"));
+    assert_eq!(test.losses.0.lock().unwrap().len(), 5);
+    let (_, losses) = test.end().await;
     assert_eq!(losses.iter().filter(|loss| **loss == Loss::QueueFull).count(), 5);
     assert_eq!(losses.iter().filter(|loss| **loss == Loss::Spam).count(), 1000 - 25);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_lets_what_waits_go_once() {
-    let scene = scene();
-    scene.server.will([Err("connection refused")]);
-    ["a", "b", "c"].into_iter().for_each(|message| scene.tell(message));
-    while scene.server.asked().is_empty() {
+async fn queued_events_have_one_attempt_when_the_agent_stops() {
+    let test = start_delivery();
+    test.server.will([Err("connection refused")]);
+    ["a", "b", "c"].into_iter().for_each(|message| test.record(message));
+    while test.server.asked().is_empty() {
         tokio::task::yield_now().await;
     }
-    scene.shutdown.cancel();
-    scene.delivery.await.unwrap();
-    let messages: Vec<_> = scene.server.asked().iter().map(|(_, _, body)| body["message"].clone()).collect();
+    test.shutdown.cancel();
+    test.delivery.await.unwrap();
+    let messages: Vec<_> = test.server.asked().iter().map(|(_, _, body)| body["message"].clone()).collect();
     assert_eq!(messages, ["a", "b", "c"]);
-    assert_eq!(*scene.losses.0.lock().unwrap(), [Loss::Unreachable]);
+    assert_eq!(*test.losses.0.lock().unwrap(), [Loss::Unreachable]);
 }

@@ -1,10 +1,7 @@
-//! Events: upstream's reasons and messages on the object they concern, told to the API server.
+//! Events: the kubelet's reasons and messages on the objects they concern, sent to the API server.
 //!
-//! Owns what an Event object says, which events are folded into one, which are dropped, and how they are delivered.
-//! Refuses to judge what is worth an event; that is known where things happen. Nothing is kept over a restart.
-//!
-//! Delivery gives way to pods that are being started or stopped: telling costs the API server, and thereby the node, more
-//! than the agent.
+//! Owns the content of Event objects, aggregation, the spam filter, and delivery. Callers decide what is worth an event.
+//! Nothing is kept over a restart.
 //!
 //! ```text
 //!  rooms ─▶ Recorder ─▶ log line
@@ -19,8 +16,8 @@ mod correlate_tests;
 mod delivery;
 #[cfg(test)]
 mod delivery_tests;
+mod log_rate_limit;
 mod object;
-mod silence;
 #[cfg(test)]
 pub mod testing;
 mod text;
@@ -33,17 +30,17 @@ use std::sync::atomic::Ordering;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::mpsc;
-use tokio::sync::watch;
 
+pub use self::delivery::Deferral;
 pub use self::delivery::Queue;
 pub use self::object::EventType;
 use self::object::Occurrence;
 use crate::model::Clock;
 
-/// Events that may wait for the API server; more are dropped and counted.
+/// Events that may wait for delivery; more are dropped and counted.
 const QUEUE: usize = 1000;
 
-/// Told of events that reach nobody. Calls must be quick.
+/// Counts events that are not delivered. Calls must not block.
 pub trait RecorderObserver: Send + Sync + 'static {
     /// An event was not delivered.
     fn lost(&self, why: Loss);
@@ -52,9 +49,9 @@ pub trait RecorderObserver: Send + Sync + 'static {
 /// Why an event is not delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loss {
-    /// Too many wait already.
+    /// The queue is full.
     QueueFull,
-    /// The object has had too many events.
+    /// The spam filter dropped it: its object has too many events.
     Spam,
     /// The API server refused it.
     Rejected,
@@ -74,7 +71,7 @@ impl Loss {
     }
 }
 
-/// Records events. Cheap to clone, never waits.
+/// Records events. Clones share the queue; no call blocks.
 #[derive(Clone, Debug, Default)]
 pub struct Recorder {
     node: Arc<str>,
@@ -84,10 +81,8 @@ pub struct Recorder {
 struct Sender {
     queue: mpsc::Sender<Occurrence>,
     clock: Clock,
-    /// Events are named by their nanosecond: no two get the same.
+    /// Events are named by their nanosecond: each gets its own.
     last_nanos: AtomicI64,
-    /// How much goes on that events give way to.
-    urgent: watch::Sender<usize>,
     observer: Arc<dyn RecorderObserver>,
 }
 
@@ -97,26 +92,12 @@ impl Recorder {
         Self { node: node.into(), sender: None }
     }
 
-    /// Events of this node as log lines and for the API server: somebody must run [`Queue::deliver`].
+    /// Events of this node as log lines and for the API server, which [`Queue::deliver`] sends them to.
     pub fn delivering(node: &str, clock: Clock, observer: Arc<dyn RecorderObserver>) -> (Self, Queue) {
         let (queue, receiver) = mpsc::channel(QUEUE);
-        let (urgent, urgencies) = watch::channel(0);
-        let sender = Sender { queue, clock, last_nanos: AtomicI64::new(0), urgent, observer: observer.clone() };
+        let sender = Sender { queue, clock, last_nanos: AtomicI64::new(0), observer: observer.clone() };
         let recorder = Self { node: node.into(), sender: Some(Arc::new(sender)) };
-        (recorder, Queue::new(receiver, urgencies, node, clock, observer))
-    }
-
-    /// While this lives, something goes on that events give way to, for a while.
-    pub fn urgent(&self) -> Urgent {
-        if let Some(sender) = &self.sender {
-            sender.urgent.send_modify(|urgent| *urgent += 1);
-        }
-        Urgent(self.sender.clone())
-    }
-
-    /// How much goes on that events give way to; always nothing if events are delivered nowhere.
-    pub fn urgencies(&self) -> watch::Receiver<usize> {
-        self.sender.as_ref().map_or_else(|| watch::channel(0).1, |sender| sender.urgent.subscribe())
+        (recorder, Queue::new(receiver, node, clock, observer))
     }
 
     /// An event on a pod, or on one of its containers (`field_path` like `spec.containers{web}`; empty for the pod). A
@@ -152,11 +133,11 @@ impl Recorder {
         message: &str,
         annotations: BTreeMap<String, String>,
     ) {
-        let message = text::harmless(message);
+        let message = text::sanitize(message);
         log(&object, kind, reason, &message);
         let Some(sender) = &self.sender else { return };
         let message = message.into_owned();
-        let (reason, nanos) = (reason.to_owned(), sender.moment());
+        let (reason, nanos) = (reason.to_owned(), sender.next_nanos());
         let occurrence = Occurrence { object, kind, reason, message, annotations, nanos };
         if sender.queue.try_send(occurrence).is_err() {
             sender.observer.lost(Loss::QueueFull);
@@ -164,22 +145,9 @@ impl Recorder {
     }
 }
 
-/// Something that events give way to.
-#[derive(Debug)]
-#[must_use]
-pub struct Urgent(Option<Arc<Sender>>);
-
-impl Drop for Urgent {
-    fn drop(&mut self) {
-        if let Some(sender) = &self.0 {
-            sender.urgent.send_modify(|urgent| *urgent = urgent.saturating_sub(1));
-        }
-    }
-}
-
 impl Sender {
-    /// Now, in nanoseconds since the Unix epoch; later than ever before.
-    fn moment(&self) -> i64 {
+    /// Now, in nanoseconds since the Unix epoch; later than every result before.
+    fn next_nanos(&self) -> i64 {
         let now = self.clock.wall_nanos();
         let later = |last: i64| Some(now.max(last.saturating_add(1)));
         match self.last_nanos.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later) {

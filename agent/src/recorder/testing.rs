@@ -1,4 +1,4 @@
-//! A recorder whose events can be read back.
+//! A recorder for tests, whose events can be read.
 
 use std::sync::Arc;
 
@@ -9,30 +9,30 @@ use super::Recorder;
 use super::RecorderObserver;
 use crate::model::Clock;
 
-/// What a recorder was told.
-pub struct Told(Queue);
+/// The events of a recorder.
+pub struct RecordedEvents(Queue);
 
-struct Nobody;
+struct NoObserver;
 
-impl RecorderObserver for Nobody {
+impl RecorderObserver for NoObserver {
     fn lost(&self, _: Loss) {}
 }
 
-/// A recorder of node `node`, and what it is told.
-pub fn listening() -> (Recorder, Told) {
-    let (recorder, queue) = Recorder::delivering("node", Clock::System, Arc::new(Nobody));
-    (recorder, Told(queue))
+/// A recorder of node `node`, and its events.
+pub fn listening() -> (Recorder, RecordedEvents) {
+    let (recorder, queue) = Recorder::delivering("node", Clock::System, Arc::new(NoObserver));
+    (recorder, RecordedEvents(queue))
 }
 
-impl Told {
+impl RecordedEvents {
     /// The events since the last call: object and field path, type's first letter, reason and message.
     pub fn take(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
-        while let Some(told) = self.0.waiting() {
-            let name = told.object.name.unwrap_or_default();
-            let path = told.object.field_path.map(|path| format!(" {path}")).unwrap_or_default();
-            let kind = if told.kind == EventType::Normal { 'N' } else { 'W' };
-            lines.push(format!("{name}{path} {kind} {}: {}", told.reason, told.message));
+        while let Some(event) = self.0.waiting() {
+            let name = event.object.name.unwrap_or_default();
+            let path = event.object.field_path.map(|path| format!(" {path}")).unwrap_or_default();
+            let kind = if event.kind == EventType::Normal { 'N' } else { 'W' };
+            lines.push(format!("{name}{path} {kind} {}: {}", event.reason, event.message));
         }
         lines
     }

@@ -1,4 +1,4 @@
-//! What messages may hold. They quote runtimes, registries and containers, so anything can be in them. Pure.
+//! Sanitizes messages: they quote runtimes, registries and containers, so any character can be in them. Pure.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -8,8 +8,8 @@ pub(super) const MESSAGE_LIMIT: usize = 16 << 10;
 
 const CUT: &str = "...";
 
-/// The message without what would steer a terminal, and not longer than [`MESSAGE_LIMIT`]. Line breaks and tabs stay.
-pub(super) fn harmless(message: &str) -> Cow<'_, str> {
+/// The message without control characters, cut to [`MESSAGE_LIMIT`]. Line breaks and tabs stay.
+pub(super) fn sanitize(message: &str) -> Cow<'_, str> {
     let message = escape(message, |c| matches!(c, '\n' | '\t'));
     if message.len() <= MESSAGE_LIMIT {
         return message;
@@ -24,15 +24,15 @@ pub(super) fn one_line(message: &str) -> Cow<'_, str> {
 }
 
 fn escape(message: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
-    let steers = |c: char| (c.is_control() || turns_direction(c)) && !keep(c);
-    if !message.contains(steers) {
+    let is_control = |c: char| (c.is_control() || turns_direction(c)) && !keep(c);
+    if !message.contains(is_control) {
         return Cow::Borrowed(message);
     }
     let mut clean = String::with_capacity(message.len() + 16);
     for c in message.chars() {
         let number = u32::from(c);
         let written = match c {
-            c if !steers(c) => {
+            c if !is_control(c) => {
                 clean.push(c);
                 Ok(())
             }
@@ -69,7 +69,7 @@ mod tests {
             ("abc\u{202e}fed", "abc\\u202efed"),
         ];
         for (message, expected) in table {
-            assert_eq!(harmless(message), expected);
+            assert_eq!(sanitize(message), expected);
         }
         assert_eq!(one_line("a\nb\tc\r"), "a\\nb\\tc\\r");
     }
@@ -77,15 +77,15 @@ mod tests {
     #[test]
     fn long_messages_are_cut_between_characters() {
         let whole = "x".repeat(MESSAGE_LIMIT);
-        assert_eq!(harmless(&whole), whole);
-        let cut = harmless(&"é".repeat(MESSAGE_LIMIT)).into_owned();
+        assert_eq!(sanitize(&whole), whole);
+        let cut = sanitize(&"é".repeat(MESSAGE_LIMIT)).into_owned();
         assert!(cut.len() <= MESSAGE_LIMIT && cut.ends_with("é...") && cut.len() > MESSAGE_LIMIT - 4, "{}", cut.len());
     }
 
     proptest! {
         #[test]
-        fn any_message_becomes_bounded_and_harmless(message in any::<String>(), times in 1_usize..2000) {
-            let clean = harmless(&message.repeat(times)).into_owned();
+        fn any_message_is_bounded_and_has_no_control_characters(message in any::<String>(), times in 1_usize..2000) {
+            let clean = sanitize(&message.repeat(times)).into_owned();
             prop_assert!(clean.len() <= MESSAGE_LIMIT);
             prop_assert!(!clean.chars().any(|c| c.is_control() && c != '\n' && c != '\t'));
             prop_assert!(!one_line(&clean).contains(['\n', '\t']));

@@ -44,6 +44,8 @@ use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::restart::RestartGates;
 use crate::objects::Objects;
+use crate::pacing::Pacing;
+use crate::pacing::PacingPolicy;
 use crate::pleg;
 use crate::pleg::PlegConfig;
 use crate::pleg::PlegHandle;
@@ -61,10 +63,9 @@ use crate::sync::SharedPods;
 use crate::sync::SyncLoop;
 use crate::volumes::Volumes;
 use crate::workers::act::ActContext;
-use crate::workers::burials::Burials;
-use crate::workers::gate::StartGate;
 use crate::workers::pod_workers::PodWorkers;
-use crate::workers::roster::Roster;
+use crate::workers::registry::WorkerRegistry;
+use crate::workers::static_pod_start_queue::StaticPodStartQueue;
 use crate::workers::worker::WorkerContext;
 use node_object::NodeHandles;
 pub use observers::Observers;
@@ -86,6 +87,7 @@ struct Ground {
     api: Option<ApiServer>,
     recorder: Recorder,
     recording: Recording,
+    pacing: Pacing,
     runtime: Runtime,
     board: SensorBoard,
     /// What the runtime says of itself.
@@ -157,7 +159,8 @@ impl Ground {
         let connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
         let api = connection.api.clone();
         let events_client = api.as_ref().map(|api| api.events.clone());
-        let recording = recording::start(&node.name, events_client, &observers, &shutdown);
+        let pacing = Pacing::for_this_machine(pacing_policy(&settings));
+        let recording = recording::start(&node.name, events_client, &pacing.events, &observers, &shutdown);
         let recorder = recording.recorder.clone();
         recording::announce(&recorder, &settings, cgroup_version);
         let runtime = connect(&settings, &observers)?;
@@ -175,6 +178,7 @@ impl Ground {
             api,
             recorder,
             recording,
+            pacing,
             runtime,
             board,
             state,
@@ -256,10 +260,10 @@ impl Ground {
             node: own_node.node,
             client: api.map(|api| api.main.clone()),
             gates,
-            urgencies: self.recorder.urgencies(),
+            first_status: self.pacing.first_status.clone(),
         };
         let (statuses, mirrors) = status::start(parts, shared, metrics, shutdown);
-        let roster = Roster::default();
+        let registry = WorkerRegistry::default();
         let volumes = Volumes::new(&settings.flags.root_dir).with_metrics(metrics.clone());
         if let Err(error) = volumes.reconstruct() {
             tracing::warn!(%error, "volumes of an earlier run are not counted");
@@ -268,7 +272,7 @@ impl Ground {
         started.send_replace(Some(pods::Running {
             statuses: statuses.clone(),
             pleg: pleg.clone(),
-            roster: roster.clone(),
+            registry: registry.clone(),
             volumes: volumes.clone(),
         }));
         let startups = api.map_or_else(Startups::default, |_| Startups::counting(metrics.clone()));
@@ -282,6 +286,7 @@ impl Ground {
             network_of(self.state.clone()),
             recorder.clone(),
             Clock::System,
+            self.pacing.clone(),
         )
         .with_objects(supplies.objects);
         act.startups = startups.clone();
@@ -299,7 +304,7 @@ impl Ground {
         };
         let sync = SyncLoop {
             pods: shared.clone(),
-            workers: PodWorkers::counted_by(context.clone(), roster),
+            workers: PodWorkers::counted_by(context.clone(), registry),
             pleg,
             sources,
             statuses,
@@ -320,8 +325,7 @@ impl Ground {
             pleg,
             act,
             statuses,
-            burials: Burials::new(std::thread::available_parallelism().map_or(1, usize::from)),
-            gate: StartGate::default(),
+            static_pod_starts: StaticPodStartQueue::default(),
             clock: Clock::System,
             recorder: self.recorder.clone(),
             runtime: self.state.clone(),
@@ -329,7 +333,7 @@ impl Ground {
             max_backoff: max_backoff(&self.settings),
             sync_frequency: self.settings.kubelet.sync_frequency.std(),
             observer: self.observers.clone(),
-            ending: CancellationToken::new(),
+            shutdown: CancellationToken::new(),
         }
     }
 }
@@ -370,6 +374,16 @@ fn relist_periods(settings: &Settings) -> RelistPeriods {
         event_driven: relist.period.std(),
         polling: relist.degraded_period.std(),
         fixed: relist.fixed_period.map(crate::config::duration::GoDuration::std),
+    }
+}
+
+fn pacing_policy(settings: &Settings) -> PacingPolicy {
+    let pacing = &settings.keblet.pacing;
+    PacingPolicy {
+        stop_limiter: pacing.stop_limiter,
+        sandbox_teardown_delay: pacing.sandbox_teardown_delay,
+        held_back_statuses: pacing.held_back_statuses,
+        deferred_events: pacing.deferred_events,
     }
 }
 

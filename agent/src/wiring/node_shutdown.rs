@@ -102,7 +102,7 @@ impl PodTerminator for Ender {
         let options = KillOptions {
             grace: Some(grace),
             evicted: false,
-            ending: Some(Arc::new(ending)),
+            termination_reason: Some(Arc::new(ending)),
             finished: Some(finished.clone()),
         };
         let order = KillOrder { uid: pod_ref(pod).uid, options };

@@ -35,8 +35,8 @@ use crate::server::SensorReport;
 use crate::status::Statuses;
 use crate::sync::SharedPods;
 use crate::volumes::Volumes;
-use crate::workers::roster;
-use crate::workers::roster::Roster;
+use crate::workers::registry;
+use crate::workers::registry::WorkerRegistry;
 use crate::workers::state::Phase;
 
 /// What the handles are made from.
@@ -60,7 +60,7 @@ pub struct Running {
     /// What the runtime says of them.
     pub pleg: PlegHandle,
     /// Who looks after them.
-    pub roster: Roster,
+    pub registry: WorkerRegistry,
     /// Their volumes.
     pub volumes: Volumes,
 }
@@ -178,7 +178,7 @@ impl Gauges {
 
     /// Pods by where they are in their life, and those that take up room.
     fn count_working(&self, desired: &HashMap<PodUid, Pod>, running: &Running) {
-        let working = running.roster.all();
+        let working = running.registry.summaries();
         let phase_of = |uid: &PodUid, pod: &Pod| {
             let status = running.statuses.get(uid).or_else(|| pod.status.clone());
             status.and_then(|status| status.phase).unwrap_or_default()
@@ -186,7 +186,8 @@ impl Gauges {
         let is_active = |(uid, pod): &(&PodUid, &Pod)| {
             let worker = working.get(*uid);
             let over = matches!(phase_of(uid, pod).as_str(), "Failed" | "Succeeded");
-            worker.is_none_or(|worker| worker.phase < Phase::Terminated) && (!over || worker.is_some_and(|w| w.ending))
+            worker.is_none_or(|worker| worker.phase < Phase::Terminated)
+                && (!over || worker.is_some_and(|w| w.terminating))
         };
         let active = desired.iter().filter(is_active).map(|(_, pod)| pod);
         self.metrics.volumes.totals(volumes(active, &running.volumes));
@@ -226,7 +227,7 @@ fn volumes<'a>(
 }
 
 /// What a pod with a worker is counted as.
-fn group(worker: &roster::Working, desired: bool) -> Working {
+fn group(worker: &registry::WorkerSummary, desired: bool) -> Working {
     let lifecycle = match worker.phase {
         Phase::Syncing => "sync",
         Phase::Terminating => "terminating",
@@ -250,9 +251,9 @@ mod tests {
 
     #[test]
     fn pods_with_a_worker_are_grouped_as_upstream_does() {
-        let working = |phase, pod: Option<k8s_openapi::api::core::v1::Pod>| roster::Working {
+        let working = |phase, pod: Option<k8s_openapi::api::core::v1::Pod>| registry::WorkerSummary {
             phase,
-            ending: phase > Phase::Syncing,
+            terminating: phase > Phase::Syncing,
             pod: pod.map(Arc::new),
         };
         let pod = || testing::pod("Always", &[], &["a"]);

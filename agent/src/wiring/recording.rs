@@ -8,6 +8,8 @@ use tokio_util::sync::CancellationToken;
 use super::observers::Observers;
 use crate::config::Settings;
 use crate::model::Clock;
+use crate::pacing::EventDeferral;
+use crate::recorder::Deferral;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::volumes::Volumes;
@@ -36,6 +38,7 @@ pub struct Recording {
 pub fn start(
     node: &str,
     client: Option<kube::Client>,
+    deferral: &EventDeferral,
     observers: &Arc<Observers>,
     shutdown: &CancellationToken,
 ) -> Recording {
@@ -45,7 +48,12 @@ pub fn start(
         return Recording { recorder: Recorder::logging(node), over };
     };
     let (recorder, queue) = Recorder::delivering(node, Clock::System, observers.clone());
-    let (delivery, ended) = (queue.deliver(client, shutdown.clone()), over.clone().drop_guard());
+    let deferral = deferral.clone();
+    let deferral: Deferral = Box::new(move |age| {
+        let deferral = deferral.clone();
+        Box::pin(async move { deferral.ready(age).await })
+    });
+    let (delivery, ended) = (queue.deliver(client, deferral, shutdown.clone()), over.clone().drop_guard());
     tokio::spawn(async move {
         delivery.await;
         drop(ended);
@@ -98,6 +106,12 @@ mod tests {
 
     use super::*;
     use crate::metrics::Metrics;
+    use crate::pacing::Pacing;
+    use crate::pacing::PacingPolicy;
+
+    fn no_deferral() -> EventDeferral {
+        Pacing::new(PacingPolicy::default(), 1).events
+    }
 
     #[tokio::test]
     async fn why_the_agent_cannot_start_is_told_before_it_ends() {
@@ -112,7 +126,7 @@ mod tests {
             }
         });
         let (client, shutdown) = (kube::Client::new(service, "default"), CancellationToken::new());
-        let recording = start("n", Some(client), &Arc::new(Observers(Metrics::new())), &shutdown);
+        let recording = start("n", Some(client), &no_deferral(), &Arc::new(Observers(Metrics::new())), &shutdown);
         let error = anyhow::anyhow!("no such controller").context("making the cgroups of pods");
         recording.setup_failed(&error, &shutdown).await;
         assert!(shutdown.is_cancelled());
@@ -124,7 +138,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_standalone_agent_waits_for_nobody() {
         let shutdown = CancellationToken::new();
-        let recording = start("n", None, &Arc::new(Observers(Metrics::new())), &shutdown);
+        let recording = start("n", None, &no_deferral(), &Arc::new(Observers(Metrics::new())), &shutdown);
         let began = tokio::time::Instant::now();
         recording.setup_failed(&anyhow::anyhow!("no"), &shutdown).await;
         assert_eq!(began.elapsed(), Duration::ZERO);

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::restart::RestartGates;
+use crate::pacing::FirstStatusHold;
 use crate::status::NodeAddresses;
 use crate::status::Statuses;
 use crate::status::manager::KubePods;
@@ -28,8 +29,8 @@ pub struct StatusParts {
     pub client: Option<kube::Client>,
     /// Feature gates of restarts.
     pub gates: RestartGates,
-    /// How many pods the runtime is starting or stopping right now.
-    pub urgencies: watch::Receiver<usize>,
+    /// Holds back first statuses.
+    pub first_status: FirstStatusHold,
 }
 
 /// The board, and the mirror pods' keeper; starts the manager if there is an API server to tell.
@@ -48,7 +49,7 @@ pub fn start(
             statuses: statuses.clone(),
             api_view,
             api: api.clone(),
-            urgencies: parts.urgencies,
+            first_status: parts.first_status,
             clock: Clock::System,
             metrics: metrics.clone(),
         };

@@ -1,5 +1,5 @@
 //! Exponential back-off with memory: crash loops and image pulls. Owns the doubling and the forgetting; refuses to
-//! read clocks, to sleep and to decide what is retried. Kept in memory only: a fresh agent starts anew.
+//! read clocks, to sleep and to decide what is retried. VolumeRefresh in memory only: a fresh agent starts anew.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -8,17 +8,16 @@
 
 pub mod act;
 pub mod backoff;
-pub mod burials;
-mod counted;
-mod ending;
-pub mod gate;
 pub mod generate;
 pub mod mailbox;
+mod pass_metrics;
 pub mod plan;
 pub mod pod_workers;
 pub mod refuse;
-pub mod roster;
+pub mod registry;
 pub mod state;
+pub mod static_pod_start_queue;
 mod syncing;
-mod upkeep;
+mod terminating;
+mod volume_refresh;
 pub mod worker;

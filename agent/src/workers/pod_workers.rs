@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::mailbox::Mailbox;
-use super::roster::Roster;
+use super::registry::WorkerRegistry;
 use super::state::Phase;
 use super::state::PodState;
 use super::state::Request;
@@ -23,7 +23,7 @@ use crate::model::spec;
 /// The workers of all pods.
 pub struct PodWorkers {
     context: Arc<WorkerContext>,
-    boxes: Roster,
+    registry: WorkerRegistry,
     tasks: JoinSet<PodUid>,
 }
 
@@ -37,12 +37,12 @@ pub struct Known {
 impl PodWorkers {
     /// No workers yet.
     pub fn new(context: Arc<WorkerContext>) -> Self {
-        Self::counted_by(context, Roster::default())
+        Self::counted_by(context, WorkerRegistry::default())
     }
 
-    /// No workers yet; those to come can be counted through `roster`.
-    pub fn counted_by(context: Arc<WorkerContext>, roster: Roster) -> Self {
-        Self { context, boxes: roster, tasks: JoinSet::new() }
+    /// No workers yet; those to come can be counted through `registry`.
+    pub fn counted_by(context: Arc<WorkerContext>, registry: WorkerRegistry) -> Self {
+        Self { context, registry, tasks: JoinSet::new() }
     }
 
     /// A pod was not let in.
@@ -61,7 +61,7 @@ impl PodWorkers {
             }
             self.start(PodState::new(pod.clone()));
         }
-        if let Some(mailbox) = self.boxes.lock().get(&pod.uid) {
+        if let Some(mailbox) = self.registry.lock().get(&pod.uid) {
             let reaction = mailbox.state().request(request, self.context.clock.now());
             mailbox.react(reaction);
         }
@@ -69,7 +69,7 @@ impl PodWorkers {
 
     /// Something happened to the pod in the runtime.
     pub fn poke(&mut self, uid: &PodUid) {
-        if let Some(mailbox) = self.boxes.lock().get(uid) {
+        if let Some(mailbox) = self.registry.lock().get(uid) {
             let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());
             mailbox.react(reaction);
         }
@@ -77,7 +77,7 @@ impl PodWorkers {
 
     /// Something happened that concerns every pod.
     pub fn poke_all(&mut self) {
-        for mailbox in self.boxes.lock().values() {
+        for mailbox in self.registry.lock().values() {
             let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());
             mailbox.react(reaction);
         }
@@ -85,19 +85,19 @@ impl PodWorkers {
 
     /// The pod's API status is another one: good to know, and no reason to act.
     pub fn refresh(&mut self, pod: Pod) {
-        if let Some(mailbox) = self.boxes.lock().get(pod.metadata.uid.as_deref().unwrap_or_default()) {
+        if let Some(mailbox) = self.registry.lock().get(pod.metadata.uid.as_deref().unwrap_or_default()) {
             mailbox.state().refresh(pod);
         }
     }
 
     /// The pod's end was asked for, or it has come.
     pub fn ending(&self, uid: &PodUid) -> bool {
-        self.boxes.lock().get(uid).is_some_and(|mailbox| mailbox.state().termination_requested())
+        self.registry.lock().get(uid).is_some_and(|mailbox| mailbox.state().termination_requested())
     }
 
     /// A pod of this full name (`name_namespace`) was started and is being stopped.
     pub fn is_terminating(&self, full_name: &str) -> bool {
-        self.boxes.lock().values().any(|mailbox| {
+        self.registry.lock().values().any(|mailbox| {
             let state = mailbox.state();
             let ending = state.termination_requested() && state.phase() < Phase::Terminated && state.was_started();
             ending && state.pod_ref.full_name() == full_name
@@ -108,7 +108,7 @@ impl PodWorkers {
     pub fn start(&mut self, state: PodState) {
         let uid = state.pod_ref.uid.clone();
         let mailbox = Mailbox::new(state);
-        self.boxes.lock().insert(uid.clone(), mailbox.clone());
+        self.registry.lock().insert(uid.clone(), mailbox.clone());
         let worker = Worker::new(uid.clone(), mailbox, self.context.clone());
         self.tasks.spawn(async move {
             worker.run().await;
@@ -123,7 +123,7 @@ impl PodWorkers {
             Some(Ok(uid)) => Some(uid),
             Some(Err(error)) => {
                 tracing::error!(%error, "a pod worker ended abnormally");
-                self.boxes.lock().retain(|_, mailbox| {
+                self.registry.lock().retain(|_, mailbox| {
                     let finished = mailbox.state().phase() == Phase::Finished;
                     finished || Arc::strong_count(mailbox) > 1
                 });
@@ -138,7 +138,7 @@ impl PodWorkers {
     pub fn sync_known(&mut self, desired: &HashSet<PodUid>) -> Known {
         let now = self.context.clock.now();
         let mut known = Known::default();
-        self.boxes.lock().retain(|uid, mailbox| {
+        self.registry.lock().retain(|uid, mailbox| {
             let mut state = mailbox.state();
             let wanted = desired.contains(uid);
             if wanted && !state.restart_requested() {
@@ -164,23 +164,23 @@ impl PodWorkers {
 
     /// Is there a worker (also a finished one) for this UID?
     pub fn knows(&self, uid: &PodUid) -> bool {
-        self.boxes.lock().contains_key(uid)
+        self.registry.lock().contains_key(uid)
     }
 
     /// Number of workers by phase, for metrics.
     pub fn count(&self, phase: Phase) -> usize {
-        self.boxes.lock().values().filter(|mailbox| mailbox.state().phase() == phase).count()
+        self.registry.lock().values().filter(|mailbox| mailbox.state().phase() == phase).count()
     }
 
     /// Every UID there is a worker for.
     pub fn uids(&self) -> Vec<PodUid> {
-        self.boxes.lock().keys().cloned().collect()
+        self.registry.lock().keys().cloned().collect()
     }
 
     /// Ends all workers: what they are doing is completed within `grace`, then they are dropped. Containers are left
     /// as they are.
     pub async fn stop(mut self, grace: Duration) {
-        self.context.ending.cancel();
+        self.context.shutdown.cancel();
         let rest = async { while self.tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(grace, rest).await.is_err() {
             tracing::warn!(

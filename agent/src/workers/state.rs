@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::status::TerminationReason;
+use crate::workers::act::StopTerms;
 
 /// Where a pod is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
@@ -35,21 +36,21 @@ pub enum Request {
     Update(Pod),
     /// Look at it again.
     Sync,
-    /// End it.
+    /// Terminate it.
     Kill(KillOptions),
-    /// End a pod that only the runtime knows.
+    /// Terminate a pod that only the runtime knows.
     KillRuntimeOnly,
 }
 
-/// How to end a pod.
+/// How to terminate a pod.
 #[derive(Clone, Debug, Default)]
 pub struct KillOptions {
     /// Replaces the pod's own grace period, in seconds.
     pub grace: Option<i64>,
-    /// The pod is evicted: its remains may be removed at once.
+    /// The pod is evicted: its containers may be removed at once.
     pub evicted: bool,
-    /// Why it is ended against its will, for its status.
-    pub ending: Option<Arc<TerminationReason>>,
+    /// Why the agent terminates it, for its status (eviction, node shutdown).
+    pub termination_reason: Option<Arc<TerminationReason>>,
     /// Cancelled when nothing is left to do for the pod.
     pub finished: Option<CancellationToken>,
 }
@@ -71,7 +72,7 @@ pub struct PodState {
     /// The newest desired pod; `None` for one that only the runtime knows.
     pub pod: Option<Pod>,
     phase: Phase,
-    /// Set from the first request to end the pod, even before the worker has noticed.
+    /// Set from the first request to terminate the pod, even before the worker has seen it.
     terminating_at: Option<Instant>,
     /// The worker has begun to stop containers: none may be started from here on.
     started_terminating: bool,
@@ -84,12 +85,14 @@ pub struct PodState {
     grace: Option<i64>,
     pending: bool,
     updated: bool,
-    ending: Option<Arc<TerminationReason>>,
+    termination_reason: Option<Arc<TerminationReason>>,
+    /// A kill came with a grace period of its own: the termination has a deadline.
+    has_deadline: bool,
     waiting: Vec<CancellationToken>,
 }
 
 impl PodState {
-    /// A UID nobody has asked for yet.
+    /// The state of a UID before its first request.
     pub fn new(pod_ref: PodRef) -> Self {
         Self {
             pod_ref,
@@ -105,7 +108,8 @@ impl PodState {
             grace: None,
             pending: false,
             updated: false,
-            ending: None,
+            termination_reason: None,
+            has_deadline: false,
             waiting: Vec::new(),
         }
     }
@@ -133,19 +137,20 @@ impl PodState {
         }
         if self.terminating_at.is_some() && matches!(request, Request::Create(_)) {
             self.restart_requested = true;
-            // Whoever takes their time to end is to know.
+            // A delayed teardown is no longer delayed.
             return Reaction { wake: true, cancel: false };
         }
         let kill = self.accept(request);
         let Some(kill) = kill else { return Reaction::default() };
         let mut reaction = Reaction { wake: true, cancel: false };
-        if self.terminating_at.is_none() && self.must_end(&kill) {
+        if self.terminating_at.is_none() && self.must_terminate(&kill) {
             self.terminating_at = Some(now);
             self.evicted |= kill.evicted;
             reaction.cancel = true;
         }
         if self.terminating_at.is_some() && self.phase < Phase::Terminated {
             reaction.cancel |= self.shorten_grace(kill.grace);
+            reaction.cancel |= kill.grace.is_some() && !std::mem::replace(&mut self.has_deadline, true);
         }
         self.pending = true;
         reaction
@@ -161,7 +166,7 @@ impl PodState {
             Request::Kill(options) => {
                 self.waiting.extend(options.finished);
                 if self.terminating_at.is_none() {
-                    self.ending = options.ending;
+                    self.termination_reason = options.termination_reason;
                 }
                 kill = Kill { asked: true, evicted: options.evicted, grace: options.grace, runtime_only: false };
             }
@@ -176,14 +181,14 @@ impl PodState {
         Some(kill)
     }
 
-    /// Takes over a pod that differs in nothing but its API status. What a status asks for is done with the next request.
+    /// Stores a pod that differs in its API status alone. The status takes effect with the next request.
     pub fn refresh(&mut self, pod: Pod) {
         if self.phase != Phase::Finished {
             self.pod = self.pod.take().map(|_| pod);
         }
     }
 
-    fn must_end(&mut self, kill: &Kill) -> bool {
+    fn must_terminate(&mut self, kill: &Kill) -> bool {
         let meta = self.pod.as_ref().map(|pod| &pod.metadata);
         if kill.runtime_only || meta.is_some_and(|m| m.deletion_timestamp.is_some()) {
             self.deleted = true;
@@ -228,13 +233,13 @@ impl PodState {
         self.pending = true;
     }
 
-    /// The worker begins to stop containers. Returns the grace override for it, in seconds.
-    pub fn begin_terminating(&mut self) -> Option<i64> {
+    /// The worker begins to stop containers. Returns the terms of the stop.
+    pub fn begin_terminating(&mut self) -> StopTerms {
         self.started_terminating = true;
-        self.grace
+        StopTerms { grace: self.grace, immediately: self.has_deadline }
     }
 
-    /// A static pod that is asked to end before it was allowed to start is done with.
+    /// A static pod whose termination is requested before it was allowed to start is finished.
     pub fn finish_unstarted(&mut self) {
         self.finish();
     }
@@ -250,7 +255,7 @@ impl PodState {
         self.started = true;
     }
 
-    /// A sync found that the pod has reached its end by itself.
+    /// A sync found that the pod has terminated on its own.
     pub fn sync_was_terminal(&mut self, now: Instant) {
         self.terminating_at.get_or_insert(now);
         self.phase = self.phase.max(Phase::Terminating);
@@ -273,12 +278,12 @@ impl PodState {
         self.finish();
     }
 
-    /// Why the pod is ended against its will, if it is.
-    pub fn ending(&self) -> Option<Arc<TerminationReason>> {
-        self.ending.clone()
+    /// Why the agent terminates the pod, if it does.
+    pub fn termination_reason(&self) -> Option<Arc<TerminationReason>> {
+        self.termination_reason.clone()
     }
 
-    /// Nobody desires this UID any more (housekeeping). Returns a reaction like a request.
+    /// No source desires this UID any more (housekeeping). Returns a reaction like a request.
     pub fn orphaned(&mut self, now: Instant) -> Reaction {
         self.deleted = true;
         if self.phase == Phase::Finished {
@@ -296,7 +301,7 @@ impl PodState {
         self.phase
     }
 
-    /// True from the first request to end it.
+    /// True from the first request to terminate it.
     pub fn termination_requested(&self) -> bool {
         self.terminating_at.is_some()
     }
@@ -306,22 +311,22 @@ impl PodState {
         self.started_terminating
     }
 
-    /// Has it ever been allowed to act, or is it known to the runtime?
+    /// True if it has been allowed to start, or the runtime knows it.
     pub fn was_started(&self) -> bool {
         self.started || self.observed_runtime
     }
 
-    /// The same UID was asked for again after its end was requested: it starts anew once finished.
+    /// The same UID was requested again after its termination: it is started again once finished.
     pub fn restart_requested(&self) -> bool {
         self.restart_requested
     }
 
-    /// Somebody waits until nothing is left to do for the pod.
+    /// Something waits until nothing is left to do for the pod.
     pub fn is_awaited(&self) -> bool {
         self.restart_requested || !self.waiting.is_empty()
     }
 
-    /// Logs, dead containers and sandboxes may go.
+    /// Logs, exited containers and sandboxes may be removed.
     pub fn content_may_be_removed(&self) -> bool {
         self.evicted || (self.deleted && self.phase >= Phase::Terminated)
     }

@@ -33,43 +33,44 @@ fn the_grace_period_only_shrinks_and_is_at_least_one_second() {
     let mut s = state();
     s.request(Request::Create(pod(Some(30), None)), now);
     assert!(s.request(killed(None), now).cancel, "the first kill cancels");
-    assert_eq!(s.begin_terminating(), Some(30));
+    assert_eq!(s.begin_terminating().grace, Some(30));
+    assert!(s.request(killed(Some(60)), now).cancel, "the termination has a deadline from now on");
     assert!(!s.request(killed(Some(60)), now).cancel);
-    assert_eq!(s.begin_terminating(), Some(30), "longer is ignored");
+    assert_eq!(s.begin_terminating().grace, Some(30), "longer is ignored");
     assert!(s.request(killed(Some(5)), now).cancel, "shorter cancels");
-    assert_eq!(s.begin_terminating(), Some(5));
+    assert_eq!(s.begin_terminating().grace, Some(5));
     s.request(killed(Some(0)), now);
-    assert_eq!(s.begin_terminating(), Some(1));
+    assert_eq!(s.begin_terminating().grace, Some(1));
 }
 
 #[test]
-fn a_deletion_timestamp_ends_the_pod_with_its_own_grace() {
+fn a_deletion_timestamp_terminates_the_pod_with_its_own_grace() {
     let now = Instant::now();
     let mut s = state();
     s.request(Request::Create(pod(Some(30), None)), now);
     s.take_work();
     assert!(s.request(Request::Update(pod(Some(30), Some(7))), now).cancel);
     assert_eq!(s.take_work(), Some(Phase::Terminating));
-    assert_eq!(s.begin_terminating(), Some(7));
+    assert_eq!(s.begin_terminating().grace, Some(7));
     s.terminating_done();
     assert_eq!(s.take_work(), Some(Phase::Terminated));
     assert!(s.content_may_be_removed());
 }
 
 #[test]
-fn a_create_after_the_end_was_requested_is_remembered_for_later() {
+fn a_create_after_termination_was_requested_is_kept_for_later() {
     let now = Instant::now();
     let mut s = state();
     s.request(Request::Create(pod(None, None)), now);
     s.request(killed(None), now);
     assert!(!s.is_awaited());
-    let told = Reaction { wake: true, cancel: false };
-    assert_eq!(s.request(Request::Create(pod(None, None)), now), told, "it may hurry");
+    let woken = Reaction { wake: true, cancel: false };
+    assert_eq!(s.request(Request::Create(pod(None, None)), now), woken, "its teardown is not delayed any more");
     assert!(s.restart_requested() && s.is_awaited());
 }
 
 #[test]
-fn a_pod_known_to_the_runtime_alone_ends_without_clean_up_of_its_own() {
+fn a_pod_known_to_the_runtime_alone_is_finished_once_it_is_stopped() {
     let now = Instant::now();
     let mut s = state();
     assert!(s.request(Request::KillRuntimeOnly, now).wake);
@@ -119,7 +120,7 @@ fn any_request() -> impl Strategy<Value = Request> {
 
 proptest! {
     #[test]
-    fn life_goes_one_way_and_grace_never_grows(steps in proptest::collection::vec((any_request(), any::<bool>()), 0..40)) {
+    fn phases_go_one_way_and_grace_never_grows(steps in proptest::collection::vec((any_request(), any::<bool>()), 0..40)) {
         let now = Instant::now();
         let mut s = state();
         let mut phase = s.phase();
@@ -144,18 +145,23 @@ proptest! {
 }
 
 #[test]
-fn whoever_waits_for_the_end_is_told() {
+fn the_finished_token_is_cancelled_when_the_pod_is_finished() {
     let now = Instant::now();
     let mut s = state();
     s.request(Request::Create(pod(None, None)), now);
-    let ending = Some(Arc::new(TerminationReason { reason: "Terminated", message: String::new(), disruption: None }));
+    let termination_reason =
+        Some(Arc::new(TerminationReason { reason: "Terminated", message: String::new(), disruption: None }));
     let kill = |finished: &CancellationToken| {
         let finished = Some(finished.clone());
-        Request::Kill(KillOptions { ending: ending.clone(), finished, ..KillOptions::default() })
+        Request::Kill(KillOptions {
+            termination_reason: termination_reason.clone(),
+            finished,
+            ..KillOptions::default()
+        })
     };
     let (first, late) = (CancellationToken::new(), CancellationToken::new());
     s.request(kill(&first), now);
-    assert_eq!(s.ending(), ending);
+    assert_eq!(s.termination_reason(), termination_reason);
     s.terminating_done();
     assert!(!first.is_cancelled(), "its volumes are still there");
     s.terminated_done();

@@ -1,4 +1,4 @@
-//! A worker's syncing phase: look, decide, act, look again, until the pod is as it should be.
+//! A worker's syncing phase (`SyncPod`): inspect, plan, execute, and again, until the plan is empty.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use super::generate::qos::qos_class;
 use super::plan::PlanInput;
 use super::plan::ProbeResults;
 use super::plan::plan;
-use super::upkeep::Kept;
-use super::upkeep::earliest;
+use super::volume_refresh::VolumeRefresh;
+use super::volume_refresh::earliest;
 use super::worker::Next;
 use super::worker::Worker;
 use crate::kernel::cgroup::QosClass;
@@ -33,29 +33,29 @@ use crate::model::spec;
 use crate::recorder::EventType;
 use crate::status::PodObservations;
 
-/// What the syncing phase remembers between passes.
+/// State of the syncing phase between passes.
 #[derive(Default)]
-pub(super) struct Memory {
-    /// Why containers are not running, by name: upstream's reason cache.
+pub(super) struct SyncState {
+    /// Why containers are not running, by name (the kubelet's reason cache).
     pub reasons: HashMap<String, StartFailure>,
-    /// When it was last told that a container is held back, by name.
-    told_held: HashMap<String, Instant>,
+    /// When the event of a container's crash-loop back-off was last sent, by name.
+    event_sent: HashMap<String, Instant>,
     pub probes: ProbeResults,
-    /// The event of an exceeded deadline was told.
-    pub deadline_told: bool,
-    /// What was started since the last look.
+    /// The event of an exceeded deadline was sent.
+    pub deadline_event_sent: bool,
+    /// Containers started since the last snapshot.
     pub started: Vec<ContainerId>,
-    /// How far the pod's volumes are up to date.
-    pub volumes: Kept,
+    /// Refresh state of the pod's volumes.
+    pub volumes: VolumeRefresh,
 }
 
 impl Worker {
-    /// Brings the pod to where it should be. Returns when nothing is left to do for now.
+    /// Executes plans until there is nothing to do for now.
     pub(super) async fn sync(&mut self) -> Next {
         let mut before: Option<PodActions> = None;
         loop {
             self.runtime_ready().await;
-            if self.context.ending.is_cancelled() {
+            if self.context.shutdown.is_cancelled() {
                 return Next::Wait(None);
             }
             let Some(pod) = self.pod() else { return Next::Wait(None) };
@@ -63,7 +63,7 @@ impl Worker {
                 // Another request is already waiting.
                 return Next::Phase;
             }
-            self.claim_objects(&pod);
+            self.register_objects(&pod);
             let view = match self.view().await {
                 Ok(view) => view,
                 Err(error) => return self.failed_sync(&pod, &error),
@@ -76,16 +76,16 @@ impl Worker {
             if actions.is_idle() {
                 return self.settled(&pod, &view).await;
             }
-            let (actions, blocked) = self.hold_back(&pod, actions);
+            let (actions, blocked) = self.take_blocked_starts(&pod, actions);
             if actions.is_idle() {
                 self.publish_status(&pod, &view, false);
-                let again = self.tidy(&view).await;
-                let due = blocked.map(|until| self.look_again(until));
-                return Next::Wait(earliest(earliest(due, again), self.keep_volumes(&pod).await));
+                let again = self.collect_garbage(&view).await;
+                let due = blocked.map(|until| self.recheck_at(until));
+                return Next::Wait(earliest(earliest(due, again), self.refresh_volumes(&pod).await));
             }
             if before.as_ref() == Some(&actions) {
-                // It was carried out without an error and has changed nothing: not again at once.
-                tracing::warn!(pod = %self.pod_ref(), "a plan had no effect");
+                // It was executed without an error and changed nothing: a loop without a pause.
+                tracing::warn!(pod = %self.pod_ref(), "executing a plan changed nothing");
                 return self.retry(false);
             }
             if let Some(next) = self.execute(&pod, &view, &actions, blocked).await {
@@ -110,7 +110,7 @@ impl Worker {
         actions
     }
 
-    /// Executes a plan. `None` means: look and decide again at once.
+    /// Executes a plan. `None` means: inspect and plan again at once.
     async fn execute(
         &mut self,
         pod: &Pod,
@@ -135,41 +135,41 @@ impl Worker {
         if let Ok(after) = &after {
             self.publish_status(pod, after, false);
         }
-        // Another container's death or a request has its own wake-up; this is for what just failed.
+        // Container exits and requests wake the worker; this is for what just failed.
         match blocked {
-            Some(until) => Some(Next::Wait(Some(self.look_again(until)))),
+            Some(until) => Some(Next::Wait(Some(self.recheck_at(until)))),
             None if outcome.volumes_not_ready => Some(Next::Wait(Some(self.volumes_failed()))),
             None => Some(self.retry(outcome.network_not_ready)),
         }
     }
 
-    /// Nothing to do: tidy up, and wake for what time alone will change.
+    /// The plan is empty: collects garbage, and wakes for what time alone changes.
     async fn settled(&mut self, pod: &Pod, view: &Arc<PodSnapshot>) -> Next {
         self.syncing.reasons.retain(|name, _| view.newest(name).is_none_or(|c| c.state != ContainerState::Running));
-        let again = self.tidy(view).await;
+        let again = self.collect_garbage(view).await;
         let deadline = self.context.statuses.active_deadline(pod).map(|at| self.at(at));
-        Next::Wait(earliest(earliest(deadline, again), self.keep_volumes(pod).await))
+        Next::Wait(earliest(earliest(deadline, again), self.refresh_volumes(pod).await))
     }
 
-    /// Removes dead instances beyond the newest one of each container, and sandboxes that were replaced, now that nothing
-    /// more urgent is to be done. Returns when to try again if something could not be removed.
-    pub(super) async fn tidy(&mut self, view: &PodSnapshot) -> Option<Instant> {
-        if !act::gc::is_untidy(view) {
+    /// Removes exited instances beyond the newest of each container, and replaced sandboxes. Returns when to retry if
+    /// something could not be removed.
+    pub(super) async fn collect_garbage(&mut self, view: &PodSnapshot) -> Option<Instant> {
+        if !act::gc::has_garbage(view) {
             return None;
         }
         self.context.pleg.acting(&self.uid).await;
-        let errors = act::gc::tidy(&self.context.act, view).await;
+        let errors = act::gc::collect_garbage(&self.context.act, view).await;
         self.acted();
         if !errors.is_empty() {
             self.context.recorder.node_event(EventType::Warning, "ContainerGCFailed", &errors.join(", "));
         }
         if let Err(error) = self.context.pleg.inspect(&self.uid).await {
-            tracing::debug!(pod = %self.pod_ref(), %error, "the tidied pod could not be looked at");
+            tracing::debug!(pod = %self.pod_ref(), %error, "cannot inspect the pod after garbage collection");
         }
-        (!errors.is_empty()).then(|| Instant::now() + act::gc::PERIOD)
+        (!errors.is_empty()).then(|| Instant::now() + GC_RETRY)
     }
 
-    /// A start counts for the back-off when it is attempted, also if it then fails.
+    /// A start counts for crash-loop back-off when it is attempted, also if it then fails.
     fn record_starts(&mut self, pod: &Pod, actions: &PodActions) {
         let now = self.context.clock.wall();
         for start in actions.start.iter().filter(|s| s.blocked.is_none()) {
@@ -180,9 +180,8 @@ impl Worker {
         }
     }
 
-    /// Takes starts that the back-off forbids out of the plan and makes them visible; returns when the first of them
-    /// is due.
-    fn hold_back(&mut self, pod: &Pod, mut actions: PodActions) -> (PodActions, Option<SystemTime>) {
+    /// Removes starts blocked by back-off from the plan, and shows them as waiting; returns when the first is due.
+    fn take_blocked_starts(&mut self, pod: &Pod, mut actions: PodActions) -> (PodActions, Option<SystemTime>) {
         let blocked: Vec<StartContainer> = actions.start.extract_if(.., |start| start.blocked.is_some()).collect();
         let mut first = None;
         for start in &blocked {
@@ -194,11 +193,11 @@ impl Worker {
                 retry_at: Some(block.until),
             };
             let known = self.syncing.reasons.insert(start.name.clone(), failure.clone());
-            // The runtime's own finish time moves the end of the back-off a little; that is no news.
+            // The runtime's own finish time moves the end of the back-off a little; the message is the same.
             let new = known.is_none_or(|known| known.message != failure.message);
-            let told = self.syncing.told_held.get(&start.name);
-            if new || told.is_none_or(|told| told.elapsed() >= TELL_PERIOD) {
-                self.syncing.told_held.insert(start.name.clone(), Instant::now());
+            let sent = self.syncing.event_sent.get(&start.name);
+            if new || sent.is_none_or(|sent| sent.elapsed() >= BACK_OFF_EVENT_PERIOD) {
+                self.syncing.event_sent.insert(start.name.clone(), Instant::now());
                 let described = names::describe(pod);
                 let message = format!("Back-off restarting failed container {} in pod {described}", start.name);
                 self.context.recorder.pod_event(pod, &field_path(start), EventType::Warning, "BackOff", &message);
@@ -207,8 +206,8 @@ impl Worker {
         (actions, first)
     }
 
-    /// When a pod with a container that is held back until `until` is looked at next: meanwhile, too, it is told of.
-    fn look_again(&self, until: SystemTime) -> Instant {
+    /// The next pass over a pod with a start blocked until `until`; at least one per sync period repeats the event.
+    fn recheck_at(&self, until: SystemTime) -> Instant {
         let period = self.context.sync_frequency.mul_f64(1.0 + fastrand::f64() * 0.5);
         self.at(until).min(Instant::now() + period)
     }
@@ -240,25 +239,27 @@ impl Worker {
         let terminal = self.context.statuses.publish(pod, view, observations, now);
         self.context.act.startups.published(pod, view, now);
         if terminal {
-            self.tell_deadline(pod);
+            self.send_deadline_event(pod);
         }
         terminal
     }
 
-    /// A pod that ran into its deadline says so once: the API server may know already.
-    fn tell_deadline(&mut self, pod: &Pod) {
+    /// Sends the event of an exceeded deadline once; the API server may have it from an earlier agent.
+    fn send_deadline_event(&mut self, pod: &Pod) {
         let (reason, message) = DEADLINE;
         let says = |status: &k8s_openapi::api::core::v1::PodStatus| status.reason.as_deref() == Some(reason);
-        let known = pod.status.as_ref().is_some_and(says) || self.syncing.deadline_told;
+        let known = pod.status.as_ref().is_some_and(says) || self.syncing.deadline_event_sent;
         if !known && self.context.statuses.get(&self.uid).as_ref().is_some_and(says) {
-            self.syncing.deadline_told = true;
+            self.syncing.deadline_event_sent = true;
             self.context.recorder.pod_event(pod, "", EventType::Normal, reason, message);
         }
     }
 }
 
-/// The same back-off is told again after so long at the soonest: upstream's workers come round no more often.
-const TELL_PERIOD: Duration = Duration::from_secs(1);
+/// What garbage collection could not remove is retried after this: the kubelet's period.
+const GC_RETRY: Duration = Duration::from_secs(60);
+/// The event of a blocked start is repeated after this at the earliest.
+const BACK_OFF_EVENT_PERIOD: Duration = Duration::from_secs(1);
 
 /// `status.reason` and message of a pod that ran into `activeDeadlineSeconds`.
 const DEADLINE: (&str, &str) = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");

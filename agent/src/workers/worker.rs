@@ -14,14 +14,13 @@ use tracing::Instrument as _;
 
 use super::act::ActContext;
 use super::backoff::BackoffHistory;
-use super::burials::Burials;
-use super::counted::Counted;
-use super::ending::Stopping;
-use super::gate::StartGate;
 use super::mailbox::Mailbox;
+use super::pass_metrics::PassMetrics;
 use super::state::Phase;
 use super::state::requeue_after;
+use super::static_pod_start_queue::StaticPodStartQueue;
 use super::syncing;
+use super::terminating::Stopping;
 use crate::model::Clock;
 use crate::model::ContainerClass;
 use crate::model::Pod;
@@ -47,10 +46,8 @@ pub struct WorkerContext {
     pub act: ActContext,
     /// Published statuses.
     pub statuses: Statuses,
-    /// Turns of pods that have ended by themselves.
-    pub burials: Burials,
     /// Full names of static pods.
-    pub gate: StartGate,
+    pub static_pod_starts: StaticPodStartQueue,
     /// Time.
     pub clock: Clock,
     /// Events.
@@ -65,8 +62,8 @@ pub struct WorkerContext {
     pub sync_frequency: Duration,
     /// Counts.
     pub observer: Arc<dyn WorkerObserver>,
-    /// The agent is ending: no worker begins anything new.
-    pub ending: CancellationToken,
+    /// The agent stops: no worker begins anything new.
+    pub shutdown: CancellationToken,
 }
 
 /// Counts what workers do. Calls must be quick.
@@ -118,17 +115,17 @@ pub struct Worker {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) context: Arc<WorkerContext>,
     pub(super) history: BackoffHistory,
-    pub(super) syncing: syncing::Memory,
+    pub(super) syncing: syncing::SyncState,
     /// The pod's claim on API objects; ends with the worker.
     pub(super) interest: Registration,
     /// When the worker's own last action ended: older snapshots do not count.
     pub(super) acted_at: Option<Instant>,
     /// The last look at a pod whose processes are all gone and whose API object need not wait for more.
-    pub(super) gone: Option<Arc<PodSnapshot>>,
+    pub(super) exited: Option<Arc<PodSnapshot>>,
     /// The stop that such a pod has not waited for.
     pub(super) stopping: Option<Stopping>,
-    /// What was counted.
-    pub(super) counted: Counted,
+    /// Metrics of this worker's passes.
+    pub(super) pass_metrics: PassMetrics,
 }
 
 impl Worker {
@@ -136,17 +133,28 @@ impl Worker {
     pub fn new(uid: PodUid, mailbox: Arc<Mailbox>, context: Arc<WorkerContext>) -> Self {
         let history = BackoffHistory::for_crash_loops(context.max_backoff);
         let interest = Registration::new(uid.clone());
-        let (syncing, counted) = (syncing::Memory::default(), Counted::default());
-        Self { uid, mailbox, context, history, syncing, interest, acted_at: None, gone: None, stopping: None, counted }
+        let (syncing, pass_metrics) = (syncing::SyncState::default(), PassMetrics::default());
+        Self {
+            uid,
+            mailbox,
+            context,
+            history,
+            syncing,
+            interest,
+            acted_at: None,
+            exited: None,
+            stopping: None,
+            pass_metrics,
+        }
     }
 
     /// Works until the pod is finished, or the agent ends: then what is under way is completed first.
     pub async fn run(mut self) {
-        let ending = self.context.ending.clone();
+        let shutdown = self.context.shutdown.clone();
         let mut due: Option<Instant> = None;
         loop {
-            let Some(phase) = ending.run_until_cancelled(self.next_work(due)).await else { break };
-            if phase == Phase::Finished || ending.run_until_cancelled(self.enter(phase)).await != Some(true) {
+            let Some(phase) = shutdown.run_until_cancelled(self.next_work(due)).await else { break };
+            if phase == Phase::Finished || shutdown.run_until_cancelled(self.enter(phase)).await != Some(true) {
                 break;
             }
             let began = Instant::now();
@@ -180,7 +188,7 @@ impl Worker {
     fn begin_pass(&mut self) -> &'static str {
         let updated = self.mailbox.state().take_update();
         let Some(pod) = self.pod() else { return "sync" };
-        if !std::mem::replace(&mut self.counted.begun, true) {
+        if !std::mem::replace(&mut self.pass_metrics.begun, true) {
             let seen = startup::first_seen(&pod);
             let since_seen = seen.and_then(|seen| self.context.clock.wall().duration_since(seen).ok());
             self.context.observer.begun(&pod, since_seen);
@@ -213,7 +221,7 @@ impl Worker {
         }
     }
 
-    /// Waits at the start gate, if this is a static pod. Returns false if the pod is done with before it began.
+    /// Waits in the start queue if this is a static pod. Returns false if the pod is done with before it began.
     async fn enter(&self, phase: Phase) -> bool {
         let Some(full_name) = self.static_full_name() else {
             self.mailbox.state().start();
@@ -223,20 +231,20 @@ impl Worker {
         if started {
             return true;
         }
-        self.context.gate.join(&full_name, &self.uid);
+        self.context.static_pod_starts.enqueue(&full_name, &self.uid);
         loop {
-            let freed = self.context.gate.freed();
+            let released = self.context.static_pod_starts.released();
             if phase > Phase::Syncing || self.mailbox.state().termination_requested() {
-                self.context.gate.leave(&full_name, &self.uid);
+                self.context.static_pod_starts.release(&full_name, &self.uid);
                 self.mailbox.state().finish_unstarted();
                 return false;
             }
-            if self.context.gate.try_enter(&full_name, &self.uid) {
+            if self.context.static_pod_starts.try_acquire(&full_name, &self.uid) {
                 self.mailbox.state().start();
                 return true;
             }
             tokio::select! {
-                () = freed => {}
+                () = released => {}
                 () = self.mailbox.woken() => {}
             }
         }
@@ -267,7 +275,7 @@ impl Worker {
         };
         if let Ok(view) = &viewed {
             let pod = self.pod();
-            self.counted.deaths(pod.as_deref(), view, &*self.context.observer);
+            self.pass_metrics.observe_exits(pod.as_deref(), view, &*self.context.observer);
         }
         viewed
     }
@@ -276,9 +284,9 @@ impl Worker {
     pub(super) async fn runtime_ready(&self) {
         let mut runtime = self.context.runtime.clone();
         let ready =
-            self.context.ending.run_until_cancelled(async { runtime.wait_for(RuntimeState::is_ready).await.is_ok() });
+            self.context.shutdown.run_until_cancelled(async { runtime.wait_for(RuntimeState::is_ready).await.is_ok() });
         if ready.await == Some(false) {
-            self.context.ending.cancelled().await;
+            self.context.shutdown.cancelled().await;
         }
     }
 

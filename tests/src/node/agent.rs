@@ -10,6 +10,7 @@ use keblet::images::{Images, PullLimits};
 use keblet::metrics::Metrics;
 use keblet::model::restart::RestartGates;
 use keblet::model::{Clock, ConfigSource, Pod, PodUid, PodUpdate};
+use keblet::pacing::{FirstStatusHold, Pacing, PacingPolicy};
 use keblet::recorder::Recorder;
 use keblet::runtime::{Runtime, RuntimeOptions, RuntimeState, watch_runtime};
 use keblet::sources::{self, SourcesConfig};
@@ -20,11 +21,10 @@ use keblet::volumes::Volumes;
 use keblet::wiring::Observers;
 use keblet::workers::act::{ActContext, NodeFiles};
 use keblet::workers::backoff;
-use keblet::workers::burials::Burials;
-use keblet::workers::gate::StartGate;
 use keblet::workers::generate::NodeSettings;
 use keblet::workers::pod_workers::PodWorkers;
 use keblet::workers::state::KillOptions;
+use keblet::workers::static_pod_start_queue::StaticPodStartQueue;
 use keblet::workers::worker::{NoWorkerObserver, WorkerContext, WorkerObserver};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -105,17 +105,17 @@ impl Agent {
         tasks.spawn(watch_runtime(runtime.clone(), state_sender, eyes.board.subscribe(), aside.clone()));
         let gates = RestartGates::default();
         let shared = SharedPods::default();
+        let pacing = Pacing::new(PacingPolicy::default(), 2);
         let mut statuses = Statuses::new("containerd".to_owned(), watch::channel(NodeAddresses::default()).1, gates);
         if let Some(api) = api {
             statuses = statuses.with_api(Arc::new(shared.clone()));
-            tasks.spawn(tell(statuses.clone(), api, clock(sim), aside.clone()));
+            tasks.spawn(tell(statuses.clone(), api, pacing.first_status.clone(), clock(sim), aside.clone()));
         }
         let context = Arc::new(WorkerContext {
             pleg: eyes.pleg.clone(),
-            act: act(sim, &runtime, root, state.clone(), recorder.clone(), &mut tasks),
+            act: act(sim, &runtime, root, state.clone(), (recorder.clone(), pacing), &mut tasks),
             statuses: statuses.clone(),
-            burials: Burials::new(2),
-            gate: StartGate::default(),
+            static_pod_starts: StaticPodStartQueue::default(),
             clock: clock(sim),
             recorder,
             runtime: state,
@@ -123,7 +123,7 @@ impl Agent {
             max_backoff: backoff::DEFAULT_MAX,
             sync_frequency: Duration::from_secs(60),
             observer,
-            ending: CancellationToken::new(),
+            shutdown: CancellationToken::new(),
         });
         let (_, sources) = sources::start(no_sources(), clock(sim), Recorder::default(), aside.clone());
         let (kills, kills_receiver) = mpsc::channel(UPDATES);
@@ -169,7 +169,7 @@ impl Agent {
         let finished = CancellationToken::new();
         let options = KillOptions {
             grace: Some(grace),
-            ending: Some(Arc::new(ending)),
+            termination_reason: Some(Arc::new(ending)),
             finished: Some(finished.clone()),
             ..KillOptions::default()
         };
@@ -196,10 +196,10 @@ impl Agent {
 }
 
 /// Sends what is published to the API server.
-async fn tell(statuses: Statuses, api: Api, clock: Clock, shutdown: CancellationToken) {
+async fn tell(statuses: Statuses, api: Api, first_status: FirstStatusHold, clock: Clock, shutdown: CancellationToken) {
     if let Some(api_view) = statuses.api_view() {
-        let (api, urgencies, metrics) = (Arc::new(api), Recorder::default().urgencies(), Metrics::new());
-        StatusManager { statuses, api_view, api, urgencies, clock, metrics }.run(shutdown).await;
+        let (api, metrics) = (Arc::new(api), Metrics::new());
+        StatusManager { statuses, api_view, api, first_status, clock, metrics }.run(shutdown).await;
     }
 }
 
@@ -208,7 +208,7 @@ fn act(
     runtime: &Runtime,
     root: &Path,
     mut state: watch::Receiver<RuntimeState>,
-    recorder: Recorder,
+    (recorder, pacing): (Recorder, Pacing),
     tasks: &mut JoinSet<()>,
 ) -> ActContext {
     let (network_sender, network) = watch::channel(Some("not asked yet".to_owned()));
@@ -231,6 +231,7 @@ fn act(
         network,
         recorder,
         clock(sim),
+        pacing,
     )
 }
 

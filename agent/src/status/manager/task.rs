@@ -12,7 +12,6 @@ use futures_util::StreamExt as _;
 use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use serde_json::Value;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio::time::MissedTickBehavior;
@@ -34,6 +33,7 @@ use crate::model::PodRef;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::spec;
+use crate::pacing::FirstStatusHold;
 use crate::status::ApiStatusView;
 use crate::status::Statuses;
 use crate::status::time;
@@ -45,8 +45,6 @@ const AT_ONCE: usize = 4;
 const SLOW: Duration = Duration::from_millis(250);
 /// Requests under way in any case; the client's rate limit comes on top.
 const AT_MOST: usize = 32;
-/// A pod that is being started says so after this time at the latest; till then it may be running.
-const STARTING: Duration = Duration::from_secs(5);
 /// All pods are compared with their copies this often, should somebody else have written a status.
 const RECONCILE: Duration = Duration::from_secs(10);
 
@@ -58,8 +56,8 @@ pub struct StatusManager {
     pub api_view: Arc<ApiStatusView>,
     /// Requests.
     pub api: Arc<dyn PodApi>,
-    /// How many pods the runtime is starting or stopping right now.
-    pub urgencies: watch::Receiver<usize>,
+    /// Holds back first statuses.
+    pub first_status: FirstStatusHold,
     /// Time.
     pub clock: Clock,
     /// Latencies.
@@ -93,7 +91,7 @@ struct Sending {
     requests: JoinSet<(PodUid, Result<Answered, PodApiError>)>,
     retries: DelayQueue<PodUid>,
     retrying: HashSet<PodUid>,
-    /// Pods whose first word waits for them to be started, and until when.
+    /// Pods whose first status is held back, and the deadline.
     starting: HashMap<PodUid, Instant>,
 }
 
@@ -132,11 +130,11 @@ impl Sending {
         let mut reconcile = tokio::time::interval(RECONCILE);
         reconcile.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let api_view = self.manager.api_view.clone();
-        let mut urgencies = self.manager.urgencies.clone();
+        let hold = self.manager.first_status.clone();
         loop {
             self.send();
             let slow = self.next_slow();
-            let starting = self.next_started();
+            let held = self.next_held();
             tokio::select! {
                 changed = api_view.changes.take() => self.queue.extend(changed),
                 Some(Ok((uid, result))) = self.requests.join_next(), if !self.requests.is_empty() => {
@@ -149,7 +147,7 @@ impl Sending {
                 }
                 _ = reconcile.tick() => self.reconcile(),
                 () = sleep_until(slow), if !self.queue.is_empty() => {}
-                () = calm(&mut urgencies, starting), if starting.is_some() => {
+                () = hold.released(held.unwrap_or_else(Instant::now)), if held.is_some() => {
                     self.queue.extend(self.starting.keys().cloned());
                 }
             }
@@ -185,14 +183,14 @@ impl Sending {
         slow.min().unwrap_or_else(|| Instant::now() + RECONCILE)
     }
 
-    /// When the first of those who are not in the queue again has waited long enough to be started.
-    fn next_started(&self) -> Option<Instant> {
+    /// The earliest deadline of a first status that is held back and not in the queue.
+    fn next_held(&self) -> Option<Instant> {
         self.starting.iter().filter(|(uid, _)| !self.queue.contains(*uid)).map(|(_, until)| *until).min()
     }
 
     fn look_at(&mut self, uid: PodUid) {
         let manager = &self.manager;
-        let waits_until = self.starting.remove(&uid).unwrap_or_else(|| Instant::now() + STARTING);
+        let deadline = self.starting.remove(&uid).unwrap_or_else(|| manager.first_status.deadline());
         let stored = manager.statuses.stored(&uid);
         let Some((stored, watched)) = stored.zip(manager.api_view.copies.api_copy(&uid)) else { return };
         let state = self.states.entry(uid.clone()).or_default();
@@ -207,8 +205,8 @@ impl Sending {
         match action::next(&uid, &stored, &copy, &time::of_wall(now)) {
             SyncAction::None => state.set_in_sync(stored.version, &copy),
             SyncAction::DeferrablePatch(_) if now.duration_since(stored.at).is_ok_and(|age| age < RECONCILE) => {}
-            SyncAction::FirstPatch(_) if *manager.urgencies.borrow() > 0 && Instant::now() < waits_until => {
-                self.starting.insert(uid, waits_until);
+            SyncAction::FirstPatch(_) if manager.first_status.holds(deadline) => {
+                self.starting.insert(uid, deadline);
             }
             SyncAction::Patch(patch) | SyncAction::DeferrablePatch(patch) | SyncAction::FirstPatch(patch) => {
                 let patch_hash = patch_hash(&patch);
@@ -278,21 +276,6 @@ impl Sending {
                 self.retries.insert(uid, wait);
             }
         }
-    }
-}
-
-/// Until nothing is urgent, or then.
-async fn calm(urgencies: &mut watch::Receiver<usize>, late: Option<Instant>) {
-    let late = async {
-        match late {
-            Some(late) => sleep_until(late).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        // An error means that nothing will ever be urgent again.
-        _ = urgencies.wait_for(|urgent| *urgent == 0) => {}
-        () = late => {}
     }
 }
 

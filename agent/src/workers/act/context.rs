@@ -1,27 +1,25 @@
-//! What carrying out a plan needs.
+//! Services and settings that executing a plan uses.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 
-use tokio::sync::Semaphore;
 use tokio::sync::watch;
 
 use super::image::PullHistory;
-use super::turn;
 use crate::images::Images;
 use crate::kernel::cgroup::Cgroups;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::objects::Objects;
+use crate::pacing::Pacing;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::startup::Startups;
 use crate::volumes::Volumes;
 use crate::workers::generate::NodeSettings;
 
-/// Hands and tools of all pod workers. Shared by reference; holds no state of any pod but what pulling its images
-/// taught.
+/// Services of all pod workers, shared by reference. Holds no state of a pod but its image pull back-off.
 #[derive(Debug)]
 pub struct ActContext {
     /// The container runtime.
@@ -34,29 +32,24 @@ pub struct ActContext {
     pub volumes: Volumes,
     /// The cgroup tree; `None` with `cgroupsPerQOS: false`.
     pub cgroups: Option<Cgroups>,
-    /// What the node's configuration says of sandboxes and containers.
+    /// The node's settings for sandboxes and containers.
     pub settings: NodeSettings,
     /// Files of the node.
     pub files: NodeFiles,
-    /// Why the runtime's network is not ready; `None` once it is. Pods on the host's network do not care.
+    /// Why the runtime's network is not ready; `None` once it is. Not used for pods on the host's network.
     pub network: watch::Receiver<Option<String>>,
-    /// Told what happened.
+    /// Events.
     pub recorder: Recorder,
     /// The wall clock.
     pub clock: Clock,
-    /// Told how long pulls took.
+    /// Durations of pulls.
     pub startups: Startups,
-    /// Where what is done is counted, if it is.
+    /// Metrics, if there are any.
     pub metrics: Option<Arc<Metrics>>,
+    /// Permits and priorities.
+    pub pacing: Pacing,
     pulls: Mutex<PullHistory>,
-    /// Turns at removing remains: slow work that nobody waits for.
-    pub(super) removals: Semaphore,
-    /// Turns at stopping pods.
-    pub(super) stops: Semaphore,
 }
-
-/// Pods whose remains are removed at the same time.
-const REMOVALS: usize = 2;
 
 /// Files of the node that pods' files are made from or linked in.
 #[derive(Clone, Debug)]
@@ -80,8 +73,8 @@ impl Default for NodeFiles {
 }
 
 impl ActContext {
-    /// Puts the tools together.
-    #[expect(clippy::too_many_arguments, reason = "each tool is made elsewhere; there is nothing to default")]
+    /// A context of these services.
+    #[expect(clippy::too_many_arguments, reason = "each service is made elsewhere; there is no default")]
     pub fn new(
         runtime: Runtime,
         images: Images,
@@ -92,6 +85,7 @@ impl ActContext {
         network: watch::Receiver<Option<String>>,
         recorder: Recorder,
         clock: Clock,
+        pacing: Pacing,
     ) -> Self {
         let pulls = Mutex::new(PullHistory::default());
         let objects = Objects::standalone();
@@ -108,20 +102,19 @@ impl ActContext {
             clock,
             startups: Startups::default(),
             metrics: None,
+            pacing,
             pulls,
-            removals: Semaphore::new(REMOVALS),
-            stops: turn::turns(),
         }
     }
 
-    /// Environments and volumes are made from the objects of an API server; without this there are none.
+    /// Environments and volumes are made from these API objects; without this call there are none.
     pub fn with_objects(mut self, objects: Objects) -> Self {
         self.volumes = self.volumes.with_objects(objects.clone(), self.settings.resources.allocatable.clone());
         self.objects = objects;
         self
     }
 
-    /// Counts, if anything is counted.
+    /// Updates metrics, if there are any.
     pub(super) fn count(&self, count: impl FnOnce(&Metrics)) {
         if let Some(metrics) = &self.metrics {
             count(metrics);

@@ -1,16 +1,16 @@
-//! One plan, carried out in upstream's order.
+//! Executes one plan in the kubelet's order (`SyncPod`).
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
-use super::ground;
-use super::ground::NoGround;
 use super::kill;
 use super::kill::Kill;
+use super::prerequisites;
+use super::prerequisites::PrerequisiteError;
 use super::remove;
 use super::sandbox;
 use super::sandbox::Sandbox;
-use super::start::Scene;
+use super::start::StartContext;
 use super::start::held_back;
 use crate::model::ContainerClass;
 use crate::model::PodActions;
@@ -22,17 +22,17 @@ use crate::model::SyncOutcome;
 use crate::recorder::EventType;
 use crate::workers::generate::names;
 
-/// Carries out `actions`, decided on `snapshot`, for `pod`. Runs to its end: kills take up to their grace periods, pulls
-/// as long as they take. Nothing is retried here.
+/// Executes `actions`, decided on `snapshot`, for `pod`. Kills take up to their grace periods, pulls as long as they take.
+/// Nothing is retried here. Not to be dropped halfway.
 pub async fn execute(ctx: &ActContext, pod: &Pod, actions: &PodActions, snapshot: &PodSnapshot) -> SyncOutcome {
     let mut outcome = SyncOutcome::default();
     if let Err(Stop) = steps(ctx, pod, actions, snapshot, &mut outcome).await {
-        tracing::debug!(pod = names::describe(pod), errors = ?outcome.errors, "plan not carried out to its end");
+        tracing::debug!(pod = names::describe(pod), errors = ?outcome.errors, "plan not executed completely");
     }
     outcome
 }
 
-/// The rest of the plan is not to be carried out; the outcome says why.
+/// The rest of the plan is not executed; the outcome says why.
 struct Stop;
 
 async fn steps(
@@ -45,7 +45,7 @@ async fn steps(
     let creates = matches!(actions.sandbox, SandboxPlan::Create { .. });
     let starts = actions.start.iter().any(|start| start.blocked.is_none());
     if creates || starts {
-        stand(ctx, pod, snapshot, outcome).await?;
+        prepare(ctx, pod, snapshot, outcome).await?;
     }
     if let SandboxPlan::Create { replaces: Some(_), .. } = &actions.sandbox {
         let message = "Pod sandbox changed, it will be killed and re-created.";
@@ -63,7 +63,7 @@ async fn steps(
         start_all(ctx, pod, actions, snapshot, &sandbox, outcome).await;
     }
     if !creates {
-        // Nothing waits for it, and a restarting init container should not.
+        // Last: nothing waits for it, and the restart of an init container is not to wait for it.
         prune(ctx, pod, snapshot, &actions.prune).await;
     }
     Ok(())
@@ -76,19 +76,19 @@ fn stop_at<T>(outcome: &mut SyncOutcome, result: Result<T, String>) -> Result<T,
     })
 }
 
-async fn stand(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, outcome: &mut SyncOutcome) -> Result<(), Stop> {
-    match ground::prepare(ctx, pod, snapshot).await {
+async fn prepare(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, outcome: &mut SyncOutcome) -> Result<(), Stop> {
+    match prerequisites::prepare(ctx, pod, snapshot).await {
         Ok(()) => return Ok(()),
-        Err(NoGround::Network(error)) => {
+        Err(PrerequisiteError::Network(error)) => {
             outcome.network_not_ready = true;
             outcome.errors.push(error);
         }
-        Err(NoGround::Volumes(error)) => {
+        Err(PrerequisiteError::Volumes(error)) => {
             outcome.volumes_not_ready = true;
             outcome.errors.push(error);
         }
-        Err(NoGround::Killed(errors)) => outcome.errors.extend(errors),
-        Err(NoGround::Failed(error)) => outcome.errors.push(error),
+        Err(PrerequisiteError::Killed(errors)) => outcome.errors.extend(errors),
+        Err(PrerequisiteError::Failed(error)) => outcome.errors.push(error),
     }
     Err(Stop)
 }
@@ -121,7 +121,12 @@ async fn kills(
 async fn prune(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, old: &[RemoveContainer]) {
     for remove in old {
         if let Err(error) = remove::remove_planned(ctx, pod, snapshot, remove).await {
-            tracing::warn!(pod = names::describe(pod), container = remove.name, error, "old instance not removed");
+            tracing::warn!(
+                pod = names::describe(pod),
+                container = remove.name,
+                error,
+                "cannot remove an old container instance"
+            );
         }
     }
 }
@@ -156,11 +161,11 @@ async fn start_all(
     sandbox: &Sandbox,
     outcome: &mut SyncOutcome,
 ) {
-    let scene = Scene { ctx, pod, snapshot, sandbox };
+    let context = StartContext { ctx, pod, snapshot, sandbox };
     for start in &actions.start {
         let result = match held_back(ctx, pod, start) {
             Some(failure) => Err(failure),
-            None => scene.start(start).await,
+            None => context.start(start).await,
         };
         let ends = result.is_err() && start.class == ContainerClass::Init;
         outcome.starts.push(StartOutcome { name: start.name.clone(), class: start.class, result });

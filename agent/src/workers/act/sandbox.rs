@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
-use super::ground;
+use super::prerequisites;
 use super::report;
 use crate::model::PodSnapshot;
 use crate::model::SandboxId;
@@ -59,7 +59,7 @@ pub(super) async fn create(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<
     }
     let config = generated.config;
     make_log_dir(Path::new(&config.log_directory)).map_err(|problem| error("create log directory", problem))?;
-    let _urgent = ctx.recorder.urgent();
+    let _priority = ctx.pacing.priority.raise();
     let id = ctx.runtime.run_pod_sandbox(config.clone(), "").await;
     let id = id.map_err(|problem| error("create sandbox", problem.rpc_text()))?;
     let ips = addresses(ctx, pod, &id).await?;
@@ -114,6 +114,6 @@ fn configure(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<SandboxConfig,
         }
         None => None,
     };
-    let parent = ground::cgroup_parent(ctx, pod)?;
+    let parent = prerequisites::cgroup_parent(ctx, pod)?;
     sandbox_config(pod, attempt, &parent, resolv_conf.as_deref(), &ctx.settings).map_err(|error| error.to_string())
 }

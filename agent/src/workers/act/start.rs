@@ -21,16 +21,16 @@ use crate::workers::backoff::crash_loop_message;
 use crate::workers::generate::ContainerSpec;
 use crate::workers::generate::names;
 
-/// What a start happens in.
+/// What every step of a start uses.
 #[derive(Clone, Copy)]
-pub(super) struct Scene<'a> {
+pub(super) struct StartContext<'a> {
     pub(super) ctx: &'a ActContext,
     pub(super) pod: &'a Pod,
     pub(super) snapshot: &'a PodSnapshot,
     pub(super) sandbox: &'a Sandbox,
 }
 
-/// A start held back by crash-loop back-off.
+/// The failure of a start that crash-loop back-off blocks, with its event.
 pub(super) fn held_back(ctx: &ActContext, pod: &Pod, start: &StartContainer) -> Option<StartFailure> {
     let blocked = start.blocked.as_ref()?;
     if let Some(spec) = ContainerSpec::of_start(pod, start) {
@@ -42,7 +42,7 @@ pub(super) fn held_back(ctx: &ActContext, pod: &Pod, start: &StartContainer) -> 
     Some(StartFailure { retry_at: Some(blocked.until), ..report::failure("CrashLoopBackOff", message) })
 }
 
-impl Scene<'_> {
+impl StartContext<'_> {
     /// Starts one container; the result names the new instance or the step that failed.
     pub(super) async fn start(self, start: &StartContainer) -> Result<ContainerId, StartFailure> {
         let Self { ctx, pod, sandbox, .. } = self;
@@ -51,8 +51,8 @@ impl Scene<'_> {
             return Err(report::failure("CreateContainerConfigError", message));
         };
         let found = image::ensure(ctx, pod, &spec, &sandbox.config).await?;
-        let _urgent = ctx.recorder.urgent();
-        self.give_up(&spec, &start.replaces).await?;
+        let _priority = ctx.pacing.priority.raise();
+        self.remove_unstarted(&spec, &start.replaces).await?;
         let restarts = config::restart_count(ctx, pod, start);
         let (found, id) = self.create(&spec, found, restarts).await?;
         ctx.container_event(pod, &spec, EventType::Normal, "Created", "Container created");
@@ -63,13 +63,13 @@ impl Scene<'_> {
         ctx.container_event(pod, &spec, EventType::Normal, "Started", "Container started");
         self.link_log(&start.name, restarts, &id);
         if found.origin == (Origin::Remembered { stale: true }) {
-            self.look_again(&found).await;
+            self.refresh_image(&found).await;
         }
         Ok(id)
     }
 
-    /// Removes instances that must not be started any more. The runtime refuses while a start of one is under way.
-    async fn give_up(self, spec: &ContainerSpec<'_>, unstarted: &[ContainerId]) -> Result<(), StartFailure> {
+    /// Removes created instances that were never started. The runtime refuses while a start is in progress.
+    async fn remove_unstarted(self, spec: &ContainerSpec<'_>, unstarted: &[ContainerId]) -> Result<(), StartFailure> {
         for id in unstarted {
             if let Err(error) = remove::remove_instance(self.ctx, id.as_str(), None).await {
                 let message = format!("an earlier start may still succeed: {}", error.replace(id.as_str(), "it"));
@@ -79,7 +79,7 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Creates the instance. A remembered image may be gone or another by now: then it is looked for once more.
+    /// Creates the instance. A cached image may be removed or replaced by now: then it is looked up once more.
     async fn create(
         self,
         spec: &ContainerSpec<'_>,
@@ -123,17 +123,17 @@ impl Scene<'_> {
         failure
     }
 
-    /// Links the log among those of all containers; only a log that exists.
+    /// Links the log below the folder of all containers' logs, if it exists.
     fn link_log(self, container: &str, restarts: u32, id: &ContainerId) {
         let Some(links) = &self.ctx.files.log_links else { return };
         let log = config::log_dir(self.ctx, self.pod).join(names::log_path(container, restarts));
         if let Err(error) = link(&log, &links.join(names::log_link_name(self.pod, container, id.as_str()))) {
-            tracing::warn!(container, %id, %error, "log not linked");
+            tracing::warn!(container, %id, %error, "cannot link the container log");
         }
     }
 
-    /// Looks up an image that was used from memory, for the next start.
-    async fn look_again(self, found: &FoundImage) {
+    /// Looks up a cached image again, for the next start.
+    async fn refresh_image(self, found: &FoundImage) {
         let (images, uid) = (&self.ctx.images, names::pod_uid(self.pod));
         match images.inspect(&found.name, self.pod.metadata.annotations.as_ref()).await {
             Ok(Some(facts)) => images.set_cached(uid, &found.name, facts, self.ctx.clock.now()),

@@ -24,6 +24,9 @@ use crate::model::PodUid;
 use crate::model::StartFailure;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
+use crate::pacing::Pacing;
+use crate::pacing::PacingPolicy;
+use crate::pacing::Priority;
 use crate::status::NodeAddresses;
 use crate::status::PodObservations;
 use crate::status::Statuses;
@@ -34,25 +37,25 @@ struct Harness {
     server: Server,
     statuses: Statuses,
     metrics: Arc<Metrics>,
-    urgencies: watch::Sender<usize>,
+    priority: Priority,
     _shutdown: DropGuard,
 }
 
 fn site() -> Harness {
     let (server, metrics, shutdown) = (Server::new(), Metrics::new(), CancellationToken::new());
-    let urgencies = watch::Sender::new(0);
+    let pacing = Pacing::new(PacingPolicy::default(), 2);
     let node = watch::channel(NodeAddresses::default()).1;
     let statuses = Statuses::new("sim".into(), node, RestartGates::default()).with_api(Arc::new(server.clone()));
     let manager = StatusManager {
         api_view: statuses.api_view().expect("an API server"),
         statuses: statuses.clone(),
         api: Arc::new(server.clone()),
-        urgencies: urgencies.subscribe(),
+        first_status: pacing.first_status,
         clock: Clock::System,
         metrics: metrics.clone(),
     };
     tokio::spawn(manager.run(shutdown.clone()));
-    Harness { server, statuses, metrics, urgencies, _shutdown: shutdown.drop_guard() }
+    Harness { server, statuses, metrics, priority: pacing.priority, _shutdown: shutdown.drop_guard() }
 }
 
 impl Harness {
@@ -372,14 +375,14 @@ fn bound(site: &Harness, name: &str) -> Pod {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_status_waits_for_the_running_one() {
+async fn a_first_status_is_held_back_for_200_ms_while_a_container_starts() {
     let site = site();
     let pods = ["a", "b", "c"].map(|name| bound(&site, name));
-    site.urgencies.send_replace(2);
+    let _starting = site.priority.raise();
     for pod in &pods {
         publish(&site, pod, vec![]);
     }
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
     assert_eq!(site.server.calls().len(), 0, "they are being started");
     publish(&site, &pods[0], vec![testing::running("c", 0)]);
     site.server.until(|server| server.calls().len() == 1).await;
@@ -387,7 +390,7 @@ async fn the_first_status_waits_for_the_running_one() {
 
     let since = tokio::time::Instant::now();
     site.server.until(|server| server.calls().len() == 3).await;
-    assert_eq!(since.elapsed().as_secs(), 2, "five seconds are too long");
+    assert!(since.elapsed() <= Duration::from_millis(51), "200 ms in all: {:?}", since.elapsed());
     assert_eq!(
         site.server.calls()[2].body["status"]["containerStatuses"][0]["state"]["waiting"]["reason"],
         "ContainerCreating"
@@ -395,17 +398,17 @@ async fn the_first_status_waits_for_the_running_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_held_back_status_is_sent_when_nothing_starts() {
+async fn a_first_status_is_sent_when_no_container_is_starting() {
     let site = site();
     let pod = bound(&site, "a");
-    site.urgencies.send_replace(1);
+    let starting = site.priority.raise();
     publish(&site, &pod, vec![]);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(site.server.calls().len(), 0);
-    site.urgencies.send_replace(0);
+    drop(starting);
     let since = tokio::time::Instant::now();
     site.server.until(|server| server.calls().len() == 1).await;
-    assert!(since.elapsed() < Duration::from_millis(100), "{:?}", since.elapsed());
+    assert!(since.elapsed() < Duration::from_millis(50), "{:?}", since.elapsed());
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(site.server.verbs(), ["patch"]);
 }

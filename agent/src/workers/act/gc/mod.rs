@@ -1,9 +1,8 @@
-//! Takes away what no pod needs any more: dead containers, old sandboxes, logs of pods that are gone. What goes is
-//! decided by `plan`; here it is removed.
+//! Container garbage collection: removes exited containers, old sandboxes, and logs of pods that no longer exist. `plan`
+//! decides what is removed.
 //!
-//! A kubelet lists containers and sandboxes every minute for this. Here the pod's worker does it as soon as there is
-//! something to remove, by the snapshot it has at hand, and only it: nobody else removes anything of its pod. Logs have no
-//! worker any more; they are looked at when the house is kept.
+//! The kubelet lists containers and sandboxes every minute for this. Here the pod's worker removes what its own snapshot
+//! shows, as soon as there is something to remove. Logs of removed pods are collected by the sync loop's housekeeping.
 
 mod plan;
 
@@ -15,27 +14,25 @@ use std::time::Duration;
 use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
-use super::finish;
+use super::pod_termination;
 use super::remove;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::workers::generate::names;
 
-/// What could not be removed is tried again after this: upstream's period.
-pub const PERIOD: Duration = Duration::from_secs(60);
-/// Nobody knows the grace period of a container in an unknown state any more; the least that is ever given has to do.
-const LEAST_GRACE: Duration = Duration::from_secs(2);
+/// Grace period of a container in unknown state, whose own is not known: the kubelet's minimum.
+const MIN_GRACE: Duration = Duration::from_secs(2);
 
-/// True if there is something for [`tidy`] to remove.
-pub fn is_untidy(snapshot: &PodSnapshot) -> bool {
+/// True if there is something for [`collect_garbage`] to remove.
+pub fn has_garbage(snapshot: &PodSnapshot) -> bool {
     let surplus: HashSet<_> = plan::surplus(snapshot).into_iter().map(|status| &status.id).collect();
     !surplus.is_empty() || !plan::old_sandboxes(snapshot, &surplus).is_empty()
 }
 
-/// Removes dead instances with their logs, and old sandboxes, of a pod that stays. Goes on after failures and returns
+/// Removes exited instances with their logs, and old sandboxes, of a pod that stays. Continues after failures and returns
 /// them.
-pub async fn tidy(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
+pub async fn collect_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
     let (mut failed, mut gone) = (Vec::new(), HashSet::new());
     for status in plan::surplus(snapshot) {
         match remove_surplus(ctx, status).await {
@@ -54,13 +51,14 @@ pub async fn tidy(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
 async fn remove_surplus(ctx: &ActContext, status: &ContainerStatus) -> Result<(), String> {
     let id = status.id.as_str();
     if status.state == ContainerState::Unknown {
-        let stopped = ctx.runtime.stop_container(id, LEAST_GRACE).await;
+        let stopped = ctx.runtime.stop_container(id, MIN_GRACE).await;
         stopped.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error.rpc_text()) })?;
     }
     remove::remove_instance(ctx, id, Some(&status.log_path)).await
 }
 
-/// Removes all dead instances of a pod of which nothing stays, with their logs. Goes on after failures and returns them.
+/// Removes all exited instances of a pod that is removed itself, with their logs. Continues after failures and returns
+/// them.
 pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
     let mut failed = Vec::new();
     for status in plan::dead(snapshot) {
@@ -69,14 +67,14 @@ pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String
     failed
 }
 
-/// Removes log folders of pods whose UID is not `known`, and links to logs that are gone. A pod must be known before
-/// anything of it is made. Goes on after failures and returns them.
+/// Removes log folders of pods whose UID is not `known`, and links to logs that no longer exist. A pod must be known before
+/// its log folder is made. Continues after failures and returns them.
 pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<String> {
     let mut failed = Vec::new();
     for folder in log_folders(ctx, known) {
         let removing = folder.display().to_string();
-        match finish::remove_tree(folder).await {
-            Ok(()) => tracing::info!(folder = removing, "removed the logs of a pod that is gone"),
+        match pod_termination::remove_tree(folder).await {
+            Ok(()) => tracing::info!(folder = removing, "removed the logs of a deleted pod"),
             Err(error) => failed.push(error),
         }
     }
@@ -94,7 +92,7 @@ fn log_folders(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     entries.filter(is_gone).map(|entry| entry.path()).collect()
 }
 
-/// Removes links to logs that are gone, unless their container may still make one.
+/// Removes links to logs that no longer exist, unless their container may still write one.
 async fn remove_dangling(ctx: &ActContext) {
     let Some(links) = &ctx.files.log_links else { return };
     for entry in fs::read_dir(links).into_iter().flatten().flatten() {
@@ -103,16 +101,16 @@ async fn remove_dangling(ctx: &ActContext) {
             continue;
         }
         let id = entry.file_name().to_str().and_then(names::id_of_log_link).map(str::to_owned);
-        if !is_over(ctx, id.as_deref()).await {
+        if !has_exited(ctx, id.as_deref()).await {
             continue;
         }
         if let Err(error) = fs::remove_file(&path) {
-            tracing::debug!(link = %path.display(), %error, "dangling link stays");
+            tracing::debug!(link = %path.display(), %error, "cannot remove a dangling log link");
         }
     }
 }
 
-async fn is_over(ctx: &ActContext, id: Option<&str>) -> bool {
+async fn has_exited(ctx: &ActContext, id: Option<&str>) -> bool {
     let Some(id) = id else { return true };
     match ctx.runtime.container_status(id, false).await {
         Ok(inspection) => inspection.status.state() == cri::ContainerState::ContainerExited,

@@ -1,4 +1,4 @@
-//! Which dead containers and old sandboxes of a pod go. Pure.
+//! Which exited containers and old sandboxes of a pod are removed. Pure.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -9,9 +9,9 @@ use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::model::SandboxId;
 
-/// Instances that go although the pod stays, oldest first: of every container all that have exited but the newest, and
-/// those that never ran or that the runtime has lost sight of, unless they are the newest of all. What is dead by the
-/// kernel's word alone cannot be removed yet, and takes nobody's place.
+/// Instances to remove although the pod stays, oldest first: of every container all exited ones but the newest, and those
+/// in state Created or Unknown unless they are the newest of all. A proven death that the runtime has not confirmed cannot
+/// be removed yet, and does not count as the newest exited one.
 pub fn surplus(snapshot: &PodSnapshot) -> Vec<&ContainerStatus> {
     /// What was seen of one container so far.
     #[derive(Default)]
@@ -37,15 +37,15 @@ pub fn surplus(snapshot: &PodSnapshot) -> Vec<&ContainerStatus> {
     out
 }
 
-/// Sandboxes that go although the pod stays, oldest first: all but the newest that are not ready and hold no container,
-/// where those in `gone` are no more.
+/// Sandboxes to remove although the pod stays, oldest first: all but the newest that are not ready and have no container;
+/// those in `gone` are removed already.
 pub fn old_sandboxes<'a>(snapshot: &'a PodSnapshot, gone: &HashSet<&ContainerId>) -> Vec<&'a SandboxId> {
     let holds = |id: &SandboxId| snapshot.containers.iter().any(|c| &c.sandbox_id == id && !gone.contains(&c.id));
     let old = snapshot.sandboxes.iter().skip(1).rev();
     old.filter(|sandbox| !sandbox.ready && !holds(&sandbox.id)).map(|sandbox| &sandbox.id).collect()
 }
 
-/// Instances of a pod of which nothing stays that the runtime lets go.
+/// Instances to remove with their pod.
 pub fn dead(snapshot: &PodSnapshot) -> impl Iterator<Item = &ContainerStatus> {
     snapshot.containers.iter().filter(|status| status.state == ContainerState::Exited && status.proven.is_none())
 }
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn of_every_container_the_newest_that_has_exited_stays() {
+    fn the_newest_exited_instance_of_each_container_stays() {
         use ContainerState::{Created, Exited, Running, Unknown};
         let newest_first = vec![
             instance("a", 4, Running),
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_that_is_not_confirmed_takes_nobodys_place() {
+    fn an_unconfirmed_death_does_not_count_as_the_newest() {
         let dead = |attempt| instance("a", attempt, ContainerState::Exited);
         let at = tokio::time::Instant::now();
         let proof = crate::model::ProvenDeath { seen_at: at, kernel_age: None, exit_code: None, oom_killed: false };
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn sandboxes_with_anything_in_them_stay() {
+    fn sandboxes_with_containers_stay() {
         let mut snapshot = testing::snapshot(vec![instance("a", 1, ContainerState::Exited)]);
         let sandbox = |id: &str, ready| crate::model::SandboxStatus {
             id: id.into(),

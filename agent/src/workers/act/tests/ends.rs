@@ -5,6 +5,10 @@ use tonic::Status;
 use super::*;
 use crate::model::RemoveContainer;
 
+const fn grace(seconds: i64) -> StopTerms {
+    StopTerms { grace: Some(seconds), immediately: false }
+}
+
 #[tokio::test(start_paused = true)]
 async fn sidecars_stop_after_the_others() {
     let node = Node::new();
@@ -15,7 +19,7 @@ async fn sidecars_stop_after_the_others() {
         node.runtime.state().stops.insert(id.into(), Duration::from_secs(seconds));
     }
     let since = Instant::now();
-    terminate_pod(&node.ctx, &pod, || running(&["a", "b", "s1", "s2"]).into(), Some(20), None).await.expect("stopped");
+    terminate_pod(&node.ctx, &pod, || running(&["a", "b", "s1", "s2"]).into(), grace(20), None).await.expect("stopped");
     let mut calls = node.runtime.take_calls();
     calls[..2].sort();
     assert_eq!(
@@ -39,7 +43,7 @@ async fn waiting_ends_with_the_grace_period() {
     node.runtime.state().stops.insert("a-0".into(), Duration::from_secs(60));
     node.runtime.fail("StopContainer", Status::unknown("stuck"));
     let error =
-        terminate_pod(&node.ctx, &pod, || running(&["a", "s"]).into(), Some(5), None).await.expect_err("a was stuck");
+        terminate_pod(&node.ctx, &pod, || running(&["a", "s"]).into(), grace(5), None).await.expect_err("a was stuck");
     assert_eq!(
         error,
         r#"error killing pod: failed to "KillContainer" for "a" with KillContainerError: "rpc error: code = Unknown desc = stuck""#
@@ -52,9 +56,11 @@ async fn what_is_gone_is_fine_and_strangers_fall_with_the_sandbox() {
     let node = Node::new();
     node.runtime.fail("StopContainer", Status::not_found("c-0"));
     node.runtime.fail("StopPodSandbox", Status::not_found("sandbox-0"));
-    terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), None, None).await.expect("gone is stopped");
+    terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), StopTerms::default(), None)
+        .await
+        .expect("gone is stopped");
     node.runtime.take_calls();
-    let error = terminate_pod(&node.ctx, &pod(json!({})), || running(&["stranger"]).into(), None, None)
+    let error = terminate_pod(&node.ctx, &pod(json!({})), || running(&["stranger"]).into(), StopTerms::default(), None)
         .await
         .expect_err("unknown");
     assert!(error.contains("stranger"), "{error}");
@@ -67,7 +73,7 @@ async fn who_ends_in_the_moment_of_the_stop_is_stopped() {
     node.runtime.state().log_paths.insert("c-0".into(), String::new());
     let stop = async || {
         node.runtime.fail("StopContainer", Status::unknown("ttrpc: closed: unknown"));
-        terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), Some(5), None).await
+        terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), grace(5), None).await
     };
     let error = stop().await.expect_err("it runs all the same");
     assert!(error.contains("ttrpc: closed"), "{error}");
@@ -82,7 +88,7 @@ async fn a_runtime_that_stumbles_over_a_sandbox_is_asked_once_more() {
         for _ in 0..stumbles {
             node.runtime.fail("StopPodSandbox", Status::unknown("ttrpc: closed: unknown"));
         }
-        terminate_pod(&node.ctx, &pod(json!({})), || running(&[]).into(), Some(5), None).await
+        terminate_pod(&node.ctx, &pod(json!({})), || running(&[]).into(), grace(5), None).await
     };
     stop(1).await.expect("it stopped then");
     let error = stop(2).await.expect_err("it did not");
@@ -231,20 +237,20 @@ async fn a_pod_that_stays_is_tidied() {
     ]);
     let sandbox = |id: &str, ready| SandboxStatus { id: id.into(), ready, ..snapshot.sandboxes[0].clone() };
     snapshot.sandboxes = vec![sandbox("sandbox-2", true), sandbox("sandbox-1", false), sandbox("sandbox-0", false)];
-    assert!(gc::is_untidy(&snapshot));
+    assert!(gc::has_garbage(&snapshot));
     node.runtime.fail("RemoveContainer", Status::unknown("busy"));
-    assert_eq!(gc::tidy(&node.ctx, &snapshot).await, ["rpc error: code = Unknown desc = busy"]);
+    assert_eq!(gc::collect_garbage(&node.ctx, &snapshot).await, ["rpc error: code = Unknown desc = busy"]);
     let expected = ["RemoveContainer c-0", "StopContainer c-1 2", "RemoveContainer c-1"];
     assert_eq!(node.runtime.take_calls(), expected, "its sandbox waits for both");
-    assert_eq!(gc::tidy(&node.ctx, &snapshot).await, [""; 0]);
+    assert_eq!(gc::collect_garbage(&node.ctx, &snapshot).await, [""; 0]);
     let calls = node.runtime.take_calls();
     assert_eq!(calls[..3], expected);
     assert_eq!(calls[3..], ["StopPodSandbox sandbox-0", "RemovePodSandbox sandbox-0"]);
     let logs = [0, 1, 2].map(|attempt| node.path(&format!("c-{attempt}.log")).exists());
     assert_eq!(logs, [false, false, true]);
 
-    assert!(!gc::is_untidy(&running(&["c", "d"])));
-    assert_eq!(gc::tidy(&node.ctx, &running(&["c", "d"])).await, [""; 0]);
+    assert!(!gc::has_garbage(&running(&["c", "d"])));
+    assert_eq!(gc::collect_garbage(&node.ctx, &running(&["c", "d"])).await, [""; 0]);
     assert_eq!(node.runtime.take_calls(), [""; 0]);
 }
 

@@ -22,7 +22,9 @@ use crate::images::Images;
 use crate::images::PullLimits;
 use crate::model::testing;
 use crate::model::*;
-use crate::recorder::testing::Told;
+use crate::pacing::Pacing;
+use crate::pacing::PacingPolicy;
+use crate::recorder::testing::RecordedEvents;
 use crate::recorder::testing::listening;
 use crate::volumes::Volumes;
 use crate::workers::generate::NodeSettings;
@@ -34,7 +36,7 @@ struct Node {
     dir: tempfile::TempDir,
     runtime: Fake,
     network: watch::Sender<Option<String>>,
-    told: Told,
+    told: RecordedEvents,
     ctx: ActContext,
 }
 
@@ -66,6 +68,7 @@ impl Node {
             ready,
             recorder,
             Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)),
+            Pacing::new(PacingPolicy::default(), 2),
         );
         Self { dir, runtime, network, told, ctx }
     }

@@ -1,4 +1,4 @@
-//! What a pod stands on before anything of it is created: network, cgroup, directories, volumes.
+//! Prerequisites of a pod's sandbox and containers: network, cgroup, directories, volumes.
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -12,53 +12,53 @@ use crate::workers::generate::names;
 use crate::workers::generate::qos;
 use crate::workers::generate::resources;
 
-/// Why a pod's ground could not be prepared.
-pub(super) enum NoGround {
-    /// The runtime's network is down: retry soon.
+/// Why the prerequisites of a pod are not there.
+pub(super) enum PrerequisiteError {
+    /// The runtime's network is not ready: retry soon.
     Network(String),
-    /// The cgroup was gone under a running pod, which has been killed: look again.
+    /// The cgroup of a running pod did not exist; the pod has been killed: inspect again.
     Killed(Vec<String>),
-    /// Volumes are not there: retry with patience, or as soon as what they are made from changes.
+    /// Volumes cannot be mounted: retry with back-off, or when an object they are made from changes.
     Volumes(String),
-    /// Something failed.
+    /// A directory or cgroup cannot be made.
     Failed(String),
 }
 
-/// Prepares everything that is missing; costs some microseconds where nothing is.
-pub(super) async fn prepare(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Result<(), NoGround> {
+/// Makes whatever is missing; takes microseconds if nothing is.
+pub(super) async fn prepare(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Result<(), PrerequisiteError> {
     check_network(ctx, pod)?;
     ensure_cgroup(ctx, pod, snapshot).await?;
     let uid = names::pod_uid(pod);
     ctx.volumes.make_pod_dirs(uid).map_err(|error| {
         let message = format!("error making pod data directories: {error}");
         ctx.pod_event(pod, EventType::Warning, "Failed", &message);
-        NoGround::Failed(message)
+        PrerequisiteError::Failed(message)
     })?;
-    super::volumes::set_up(ctx, pod).await.map_err(NoGround::Volumes)
+    super::volumes::set_up(ctx, pod).await.map_err(PrerequisiteError::Volumes)
 }
 
-fn check_network(ctx: &ActContext, pod: &Pod) -> Result<(), NoGround> {
-    let trouble = ctx.network.borrow().clone().filter(|_| !spec::host_network(pod));
-    trouble.map_or(Ok(()), |trouble| {
-        let message = format!("network is not ready: {trouble}");
+fn check_network(ctx: &ActContext, pod: &Pod) -> Result<(), PrerequisiteError> {
+    let problem = ctx.network.borrow().clone().filter(|_| !spec::host_network(pod));
+    problem.map_or(Ok(()), |problem| {
+        let message = format!("network is not ready: {problem}");
         ctx.pod_event(pod, EventType::Warning, "NetworkNotReady", &message);
-        Err(NoGround::Network(message))
+        Err(PrerequisiteError::Network(message))
     })
 }
 
-/// Makes the pod's cgroup unless it is there. Containers that run without it are beyond control: the pod is killed
-/// first and looked at again.
-async fn ensure_cgroup(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Result<(), NoGround> {
+/// Makes the pod's cgroup unless it exists. Containers that run without it have no limits: the pod is killed first and
+/// inspected again.
+async fn ensure_cgroup(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Result<(), PrerequisiteError> {
     let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
     let uid = names::pod_uid(pod);
-    let bad_spec = |error: GenerateError| NoGround::Failed(error.to_string());
+    let bad_spec = |error: GenerateError| PrerequisiteError::Failed(error.to_string());
     let class = qos::qos_class(pod).map_err(bad_spec)?;
     if cgroups.pod_exists(class, uid) {
         return Ok(());
     }
     let is_regular = |name: &str| spec::regular_containers(pod).iter().any(|container| container.name == name);
     if snapshot.running().any(|container| is_regular(&container.name)) {
-        return Err(NoGround::Killed(kill::kill_pod(ctx, pod, snapshot, None).await));
+        return Err(PrerequisiteError::Killed(kill::kill_pod(ctx, pod, snapshot, None).await));
     }
     let values = resources::pod_cgroup_values(pod, &ctx.settings.resources).map_err(bad_spec)?;
     let milli_cpu = resources::requested_milli_cpu(pod).map_err(bad_spec)?;
@@ -68,7 +68,7 @@ async fn ensure_cgroup(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> R
     made.map_err(|error| {
         let message = format!("unable to ensure pod container exists: {error}");
         ctx.pod_event(pod, EventType::Warning, "FailedCreatePodContainer", &message);
-        NoGround::Failed(format!(
+        PrerequisiteError::Failed(format!(
             "failed to ensure that the pod: {uid} cgroups exist and are correctly applied: {error}"
         ))
     })

@@ -1,4 +1,4 @@
-//! What one worker has counted, so that nothing is counted twice.
+//! Metrics of one worker's passes: remembers what was observed already, so that nothing is observed twice.
 
 use std::collections::HashSet;
 
@@ -11,30 +11,31 @@ use crate::model::ContainerState;
 use crate::model::PodSnapshot;
 use crate::model::spec;
 
-/// What was counted of one pod.
+/// What one worker has reported to its observer.
 #[derive(Debug, Default)]
-pub(super) struct Counted {
+pub(super) struct PassMetrics {
     /// The first pass has begun.
     pub(super) begun: bool,
-    /// Dead containers that still lie there.
-    dead: HashSet<ContainerId>,
+    /// Exited containers that were observed and still exist in the runtime.
+    exited: HashSet<ContainerId>,
 }
 
-impl Counted {
-    /// Tells of containers that were not found dead before. A proven death counts once the runtime has given its reason.
-    pub(super) fn deaths(&mut self, pod: Option<&Pod>, view: &PodSnapshot, observer: &dyn WorkerObserver) {
-        self.dead.retain(|id| view.by_id(id).is_some());
+impl PassMetrics {
+    /// Observes containers that exited since the last call. A proven death is observed once the runtime has given its
+    /// reason.
+    pub(super) fn observe_exits(&mut self, pod: Option<&Pod>, view: &PodSnapshot, observer: &dyn WorkerObserver) {
+        self.exited.retain(|id| view.by_id(id).is_some());
         for container in &view.containers {
             let dead = container.state == ContainerState::Exited && container.proven.is_none();
             let Some(code) = container.exit_code.filter(|_| dead) else { continue };
-            if self.dead.insert(container.id.clone()) {
+            if self.exited.insert(container.id.clone()) {
                 observer.died(class_of(pod, &container.name), code, &container.reason);
             }
         }
     }
 }
 
-/// Which list of the spec names it; containers that none names count as regular.
+/// The list of the spec that names the container; a container that none names counts as regular.
 fn class_of(pod: Option<&Pod>, name: &str) -> ContainerClass {
     let Some(pod) = pod else { return ContainerClass::Regular };
     if let Some(init) = spec::init_containers(pod).iter().find(|init| init.name == name) {
@@ -57,9 +58,9 @@ mod tests {
     use crate::model::testing;
 
     #[derive(Default)]
-    struct Told(Mutex<Vec<String>>);
+    struct Observed(Mutex<Vec<String>>);
 
-    impl WorkerObserver for Told {
+    impl WorkerObserver for Observed {
         fn planned(&self, _: Duration) {}
         fn acted(&self, _: Duration, _: &SyncOutcome) {}
         fn pass(&self, _: &'static str, _: Duration) {}
@@ -78,12 +79,12 @@ mod tests {
     }
 
     #[test]
-    fn every_death_counts_once_under_the_class_of_its_container() {
+    fn an_exit_is_observed_once_with_the_class_of_its_container() {
         let pod = testing::pod("Always", &["init", "side"], &["a", "b"]);
-        let (mut counted, told) = (Counted::default(), Told::default());
+        let (mut pass_metrics, observed) = (PassMetrics::default(), Observed::default());
         let mut look = |containers| {
-            counted.deaths(Some(&pod), &testing::snapshot(containers), &told);
-            std::mem::take(&mut *told.0.lock().expect("not poisoned"))
+            pass_metrics.observe_exits(Some(&pod), &testing::snapshot(containers), &observed);
+            std::mem::take(&mut *observed.0.lock().expect("not poisoned"))
         };
         let all = || vec![dead("init", 0, "Completed"), dead("side", 137, "OOMKilled"), dead("a", 3, "Error")];
         assert_eq!(look(all()), ["Init 0 Completed", "Sidecar 137 OOMKilled", "Regular 3 Error"]);
@@ -92,12 +93,12 @@ mod tests {
     }
 
     #[test]
-    fn a_proven_death_counts_when_its_reason_is_known() {
+    fn a_proven_death_is_observed_once_its_reason_is_known() {
         let pod = testing::pod("Always", &[], &["a"]);
-        let (mut counted, told) = (Counted::default(), Told::default());
-        counted.deaths(Some(&pod), &testing::snapshot(vec![testing::proven("a", 0, Some(3))]), &told);
-        assert_eq!(told.0.lock().expect("not poisoned").len(), 0);
-        counted.deaths(Some(&pod), &testing::snapshot(vec![dead("a", 3, "Error")]), &told);
-        assert_eq!(*told.0.lock().expect("not poisoned"), ["Regular 3 Error"]);
+        let (mut pass_metrics, observed) = (PassMetrics::default(), Observed::default());
+        pass_metrics.observe_exits(Some(&pod), &testing::snapshot(vec![testing::proven("a", 0, Some(3))]), &observed);
+        assert_eq!(observed.0.lock().expect("not poisoned").len(), 0);
+        pass_metrics.observe_exits(Some(&pod), &testing::snapshot(vec![dead("a", 3, "Error")]), &observed);
+        assert_eq!(*observed.0.lock().expect("not poisoned"), ["Regular 3 Error"]);
     }
 }

@@ -1,60 +1,69 @@
-//! The ends of a pod's life: its processes, then its volumes and cgroup. Containers, sandboxes, logs and the pod's
-//! directory stay for whoever wants to read them, until `gc` takes them.
+//! Pod termination: stops containers and sandboxes, then releases volumes and cgroup (`SyncTerminatingPod`,
+//! `SyncTerminatedPod`). Exited containers, sandboxes, logs and the pod's directory stay until garbage collection.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::ActContext;
 use super::gc;
 use super::kill;
 use super::remove;
 use super::report;
-use super::turn::in_turn;
 use crate::filesystem;
 use crate::kernel::cgroup::Cgroups;
 use crate::kernel::cgroup::QosClass;
 use crate::model::PodSnapshot;
+use crate::pacing::TeardownPermit;
 use crate::volumes::VolumeError;
 use crate::workers::generate::names;
 use crate::workers::generate::qos;
 
-/// Stops all containers and sandboxes of a pod that ends (the kill of `SyncTerminatingPod`), as `look` shows it when its
-/// turn has come: what has ended by itself meanwhile is not stopped, nor told of. Whoever brings a `turn` need not wait
-/// for one. `grace_override` is the worker's effective grace period, if termination came with one. To be retried until it
-/// succeeds and a snapshot sampled afterwards shows nothing running.
+/// The terms on which a pod is stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StopTerms {
+    /// The effective grace period in seconds, if termination came with one.
+    pub grace: Option<i64>,
+    /// The termination has a deadline (eviction, node shutdown): the stop does not wait for the stop limiter.
+    pub immediately: bool,
+}
+
+/// Stops all containers and sandboxes of a terminating pod (the kill of `SyncTerminatingPod`). `latest` is asked when the
+/// stop limiter lets the pod through: containers that have exited on their own meanwhile get neither a stop nor an event.
+/// With a teardown `permit` the stop limiter is skipped. To be retried until it succeeds and a snapshot sampled afterwards
+/// shows nothing running. Dropping the future abandons the stop; the runtime may still complete it.
 ///
 /// # Errors
-/// What could not be stopped.
+/// The containers and sandboxes that could not be stopped.
 pub async fn terminate_pod(
     ctx: &ActContext,
     pod: &Pod,
-    look: impl Fn() -> Arc<PodSnapshot>,
-    grace_override: Option<i64>,
-    turn: Option<OwnedSemaphorePermit>,
+    latest: impl Fn() -> Arc<PodSnapshot>,
+    terms: StopTerms,
+    permit: Option<TeardownPermit>,
 ) -> Result<(), String> {
-    let kill = async { kill::kill_pod(ctx, pod, &look(), grace_override).await };
-    let failed = match turn {
-        Some(_turn) => kill.await,
-        None => in_turn(&ctx.stops, &ctx.recorder, kill).await,
+    let kill = async { kill::kill_pod(ctx, pod, &latest(), terms.grace).await };
+    let failed = match permit {
+        Some(_permit) => kill.await,
+        None => ctx.pacing.stops.run(terms.immediately, kill).await,
     };
     killed(&failed)
 }
 
-/// The first half of that: stops all containers and leaves the sandboxes to [`remove_content`].
+/// Stops all containers of a terminating pod and leaves its sandboxes to [`remove_content`]. Otherwise as
+/// [`terminate_pod`].
 ///
 /// # Errors
-/// What could not be stopped.
+/// The containers that could not be stopped.
 pub async fn stop_containers(
     ctx: &ActContext,
     pod: &Pod,
-    look: impl Fn() -> Arc<PodSnapshot>,
-    grace_override: Option<i64>,
+    latest: impl Fn() -> Arc<PodSnapshot>,
+    terms: StopTerms,
 ) -> Result<(), String> {
-    let kill = async { kill::kill_containers(ctx, pod, &look(), grace_override).await };
-    killed(&in_turn(&ctx.stops, &ctx.recorder, kill).await)
+    let kill = async { kill::kill_containers(ctx, pod, &latest(), terms.grace).await };
+    killed(&ctx.pacing.stops.run(terms.immediately, kill).await)
 }
 
 fn killed(failed: &[String]) -> Result<(), String> {
@@ -64,20 +73,20 @@ fn killed(failed: &[String]) -> Result<(), String> {
     }
 }
 
-/// Stops what runs of a pod that nobody desires and whose spec nobody knows: two seconds for every container, no order.
+/// Stops a pod that only the runtime knows, so without its spec: two seconds for every container, in no order.
 ///
 /// # Errors
-/// What could not be stopped.
-pub async fn kill_orphan(ctx: &ActContext, look: impl Fn() -> Arc<PodSnapshot>) -> Result<(), String> {
+/// The containers and sandboxes that could not be stopped.
+pub async fn kill_orphan(ctx: &ActContext, latest: impl Fn() -> Arc<PodSnapshot>) -> Result<(), String> {
     let kill = async {
-        let snapshot = look();
-        kill::kill_pod(ctx, &stand_in(&snapshot), &snapshot, Some(1)).await
+        let snapshot = latest();
+        kill::kill_pod(ctx, &pod_of_snapshot(&snapshot), &snapshot, Some(1)).await
     };
-    killed(&in_turn(&ctx.stops, &ctx.recorder, kill).await)
+    killed(&ctx.pacing.stops.run(false, kill).await)
 }
 
-/// A pod as far as its containers tell.
-fn stand_in(snapshot: &PodSnapshot) -> Pod {
+/// A pod spec made from the containers of a snapshot.
+fn pod_of_snapshot(snapshot: &PodSnapshot) -> Pod {
     use k8s_openapi::api::core::v1::Container;
     let container = |name: &String, image: &String| Container {
         name: name.clone(),
@@ -93,11 +102,11 @@ fn stand_in(snapshot: &PodSnapshot) -> Pod {
     pod
 }
 
-/// Frees what a pod that has stopped still holds (`SyncTerminatedPod`): volumes first, then the cgroup with whatever is
-/// left in it. To be retried until it succeeds.
+/// Releases volumes, then the cgroup with the processes left in it, of a stopped pod (`SyncTerminatedPod`). To be retried
+/// until it succeeds.
 ///
 /// # Errors
-/// What could not be freed.
+/// A volume that cannot be torn down or a cgroup that cannot be removed.
 pub async fn cleanup_pod(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
     release_volumes(ctx, pod).await?;
     let uid = names::pod_uid(pod);
@@ -113,10 +122,10 @@ async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, ui
     destroyed.map_err(|error| error.to_string())
 }
 
-/// Frees the volumes of a pod that has stopped, and nothing else. To be retried until it succeeds.
+/// Releases the volumes of a stopped pod. To be retried until it succeeds.
 ///
 /// # Errors
-/// What could not be freed.
+/// A volume that cannot be torn down.
 pub async fn release_volumes(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
     let uid = names::pod_uid(pod);
     ctx.images.remove_cached_pod(uid);
@@ -124,10 +133,10 @@ pub async fn release_volumes(ctx: &ActContext, pod: &Pod) -> Result<(), String> 
     blocking(ctx, uid, |volumes, uid| volumes.tear_down(uid)).await
 }
 
-/// Frees what is left of a pod nobody knows: cgroup, volumes, directory.
+/// Removes cgroup, volumes and directory of a pod that is neither desired nor in the runtime.
 ///
 /// # Errors
-/// What could not be freed.
+/// The first of them that cannot be removed.
 pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
     ctx.images.remove_cached_pod(uid);
     ctx.pulls().forget_pod(uid, ctx.clock.wall());
@@ -142,12 +151,10 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
     .await
 }
 
-/// Removes dead containers and sandboxes of a pod that nobody desires, with their logs, and its directories and cgroup.
-/// Waits for its turn, behind all pods that are to be stopped. Goes on after failures and returns them.
+/// Removes exited containers and sandboxes of a deleted pod, with their logs, directories and cgroup. Waits for a removal
+/// permit. Continues after failures and returns them.
 pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
-    // Nobody closes them; and if somebody did, it would only be faster.
-    let _turn = ctx.removals.acquire().await;
-    drop(ctx.stops.acquire().await);
+    let _permit = ctx.pacing.removals.acquire().await;
     let mut failed = gc::remove_dead(ctx, snapshot).await;
     for sandbox in &snapshot.sandboxes {
         failed.extend(remove::remove_sandbox(ctx, sandbox.id.as_str()).await.err());
@@ -170,7 +177,7 @@ pub(super) async fn remove_tree(dir: PathBuf) -> Result<(), String> {
     removed.map_err(|error| format!("cannot remove {}: {error}", dir.display()))
 }
 
-/// Deleting trees may take long: not on a thread that drives tasks.
+/// Runs blocking file operations outside the threads that drive tasks.
 async fn blocking(
     ctx: &ActContext,
     uid: &str,

@@ -1,0 +1,84 @@
+//! Pacing: every rule by which one pod's work waits for another's. The room owns permits, priorities and the idle detector;
+//! it is made once and passed explicitly. Each policy is in a file of its own, has a bound, and can be switched off.
+//!
+//! | Policy | What waits | Bound |
+//! |---|---|---|
+//! | [`StopLimiter`] | stops of pods, beyond two per processor | 1 s |
+//! | [`SandboxTeardownQueue`] | the sandbox of a pod that terminated on its own; the content of a deleted pod | 750 ms |
+//! | [`FirstStatusHold`] | the first status of a pod, while containers are being started | 200 ms |
+//! | [`EventDeferral`] | events, while containers are being started or pods stopped | 2 s |
+//!
+//! [`RemovalPermits`] limit how many pods' content is removed at the same time, whatever the policy.
+
+mod event_deferral;
+mod first_status_hold;
+mod priority;
+mod removals;
+mod sandbox_teardown;
+mod stop_limiter;
+
+pub use self::event_deferral::EventDeferral;
+pub use self::first_status_hold::FirstStatusHold;
+pub use self::priority::Priority;
+pub use self::priority::PriorityGuard;
+pub use self::removals::RemovalPermits;
+pub use self::sandbox_teardown::SandboxTeardownQueue;
+pub use self::sandbox_teardown::TeardownPermit;
+pub use self::stop_limiter::StopLimiter;
+
+/// Which policies are on. Set by `pacing` of `KebletConfiguration`, for measurements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PacingPolicy {
+    /// [`StopLimiter`].
+    pub stop_limiter: bool,
+    /// [`SandboxTeardownQueue`].
+    pub sandbox_teardown_delay: bool,
+    /// [`FirstStatusHold`].
+    pub held_back_statuses: bool,
+    /// [`EventDeferral`].
+    pub deferred_events: bool,
+}
+
+impl Default for PacingPolicy {
+    fn default() -> Self {
+        Self { stop_limiter: true, sandbox_teardown_delay: true, held_back_statuses: true, deferred_events: true }
+    }
+}
+
+/// All policies of one agent. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Pacing {
+    /// Container starts and pod stops in progress.
+    pub priority: Priority,
+    /// Limits concurrent stops of pods.
+    pub stops: StopLimiter,
+    /// Orders the teardown of sandboxes.
+    pub teardown: SandboxTeardownQueue,
+    /// Limits concurrent removals.
+    pub removals: RemovalPermits,
+    /// Holds back first statuses.
+    pub first_status: FirstStatusHold,
+    /// Defers events.
+    pub events: EventDeferral,
+}
+
+impl Pacing {
+    /// Permits for a machine with so many processors.
+    pub fn new(policy: PacingPolicy, processors: usize) -> Self {
+        let priority = Priority::default();
+        let stops = StopLimiter::new(policy.stop_limiter, processors, priority.clone());
+        Self {
+            teardown: SandboxTeardownQueue::new(policy.sandbox_teardown_delay, processors),
+            removals: RemovalPermits::new(stops.clone()),
+            stops,
+            first_status: FirstStatusHold::new(policy.held_back_statuses, priority.clone()),
+            events: EventDeferral::new(policy.deferred_events, priority.clone()),
+            priority,
+        }
+    }
+
+    /// Permits for this machine.
+    pub fn for_this_machine(policy: PacingPolicy) -> Self {
+        Self::new(policy, std::thread::available_parallelism().map_or(1, usize::from))
+    }
+}

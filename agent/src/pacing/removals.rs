@@ -1,0 +1,63 @@
+//! Limits how many pods' containers, sandboxes and directories are removed at the same time. Nothing waits for a removal,
+//! and pods that are being stopped go first.
+
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::Semaphore;
+
+use super::StopLimiter;
+
+/// Pods whose content is removed at the same time.
+const REMOVALS: usize = 2;
+
+/// Permits for removals. Clones share them.
+#[derive(Clone, Debug)]
+pub struct RemovalPermits {
+    permits: Arc<Semaphore>,
+    stops: StopLimiter,
+}
+
+impl RemovalPermits {
+    pub(super) fn new(stops: StopLimiter) -> Self {
+        Self { permits: Arc::new(Semaphore::new(REMOVALS)), stops }
+    }
+
+    /// Waits for a permit, and behind the pods that wait to be stopped. Dropping the future gives up the place in the
+    /// queue.
+    pub async fn acquire(&self) -> Option<OwnedSemaphorePermit> {
+        // The semaphore is never closed.
+        let permit = self.permits.clone().acquire_owned().await.ok();
+        self.stops.pass().await;
+        permit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+    use tokio::time::sleep;
+
+    use crate::pacing::Pacing;
+    use crate::pacing::PacingPolicy;
+
+    #[tokio::test(start_paused = true)]
+    async fn two_at_a_time_and_behind_pods_that_are_stopped() {
+        let pacing = Pacing::new(PacingPolicy::default(), 1);
+        let start = Instant::now();
+        for _ in 0..2 {
+            let pacing = pacing.clone();
+            tokio::spawn(async move { pacing.stops.run(false, sleep(Duration::from_millis(100))).await });
+        }
+        tokio::task::yield_now().await;
+        let first = pacing.removals.acquire().await;
+        assert_eq!(start.elapsed(), Duration::from_millis(100), "the stops have the permits first");
+        let second = pacing.removals.acquire().await;
+        let third = tokio::time::timeout(Duration::from_secs(5), pacing.removals.acquire()).await;
+        assert!(third.is_err(), "two removals are in progress");
+        drop((first, second));
+        assert!(pacing.removals.acquire().await.is_some());
+    }
+}
