@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use super::document::{self, Document, DocumentError, Place};
 use super::duration::GoDuration;
+use super::feature_gates::{Feature, FeatureGates};
 use super::flags::{Flag, FlagError};
-use super::gates::{FeatureGates, Gate};
 use super::kubelet::{DEFAULT_EVICTION_HARD, KubeletConfiguration, legacy_defaults};
 use super::schema::{self, Described, Presence};
 use super::settings::{ConfigError, Origin, lookup, prune, remove_if, strip_nulls, to_json};
@@ -205,13 +205,13 @@ fn fill_dependent_defaults(fields: &mut Map<String, Value>, flag_gates: &BTreeMa
     {
         fields.insert("nodeStatusReportFrequency".to_owned(), update);
     }
-    if gates.enabled(Gate::KubeletCrashLoopBackOffMax) {
+    if gates.enabled(Feature::KubeletCrashLoopBackOffMax) {
         let section = fields.entry("crashLoopBackOff").or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(section) = section {
             section.entry("maxContainerRestartPeriod").or_insert_with(|| "5m0s".into());
         }
     }
-    if !gates.enabled(Gate::KubeletEnsureSecretPulledImages) {
+    if !gates.enabled(Feature::KubeletEnsureSecretPulledImages) {
         fields.entry("imagePullCredentialsVerificationPolicy").or_insert_with(|| "".into());
     }
 }

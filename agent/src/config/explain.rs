@@ -6,8 +6,8 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use super::feature_gates::{Feature, Stage};
 use super::flags::{FlagValues, Target, find};
-use super::gates::{Gate, Stage};
 use super::keblet::KebletConfiguration;
 use super::kubelet::KubeletConfiguration;
 use super::schema::{self, Described, Field};
@@ -15,21 +15,21 @@ use super::settings::{Origin, Settings, lookup, to_json};
 use super::{FlagSettings, keblet, kubelet};
 
 /// Gates whose value changes what keblet does. All others are accepted and make no difference.
-const HONOURED_GATES: &[Gate] = &[
-    Gate::AllowParsingUserUIDFromCertAuth,
-    Gate::ComponentFlagz,
-    Gate::ComponentStatusz,
-    Gate::ContainerCheckpoint,
-    Gate::ContainerRestartRules,
-    Gate::CustomCPUCFSQuotaPeriod,
-    Gate::ExtendWebSocketsToKubelet,
-    Gate::HostnameOverride,
-    Gate::KubeletCrashLoopBackOffMax,
-    Gate::PodLogsQuerySplitStreams,
-    Gate::PreventStaticPodAPIReferences,
-    Gate::ReloadKubeletClientCAFile,
-    Gate::ReloadKubeletServerCertificateFile,
-    Gate::RestartAllContainersOnContainerExits,
+const HONOURED_FEATURES: &[Feature] = &[
+    Feature::AllowParsingUserUIDFromCertAuth,
+    Feature::ComponentFlagz,
+    Feature::ComponentStatusz,
+    Feature::ContainerCheckpoint,
+    Feature::ContainerRestartRules,
+    Feature::CustomCPUCFSQuotaPeriod,
+    Feature::ExtendWebSocketsToKubelet,
+    Feature::HostnameOverride,
+    Feature::KubeletCrashLoopBackOffMax,
+    Feature::PodLogsQuerySplitStreams,
+    Feature::PreventStaticPodAPIReferences,
+    Feature::ReloadKubeletClientCAFile,
+    Feature::ReloadKubeletServerCertificateFile,
+    Feature::RestartAllContainersOnContainerExits,
 ];
 
 /// One effective value.
@@ -123,7 +123,7 @@ pub(super) fn notices(settings: &Settings, flags: &FlagValues) -> Vec<String> {
         let spec = gate.spec();
         if matches!(spec.stage, Stage::GA | Stage::Deprecated) {
             notices.push(format!("feature gate {gate}={value} will be removed in a future release"));
-        } else if value != spec.default && !HONOURED_GATES.contains(&gate) {
+        } else if value != spec.default && !HONOURED_FEATURES.contains(&gate) {
             notices.push(format!("feature gate {gate}={value} is accepted but not honoured yet"));
         }
     }

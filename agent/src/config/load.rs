@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use super::document::{self, Document, Place};
 use super::draft::{Draft, gate_map};
 use super::explain;
+use super::feature_gates::{FeatureGateError, FeatureGates};
 use super::flags::{FlagValues, Target};
-use super::gates::{FeatureGates, GateError};
 use super::settings::{ConfigError, Origin, Origins, Settings, Violation, lookup};
 use super::{keblet, kubelet, validate};
 
@@ -79,7 +79,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
 
 fn check_gates(asked: &BTreeMap<String, bool>, origin: impl Fn(&str) -> Origin) -> Result<FeatureGates, ConfigError> {
     FeatureGates::new(asked).map_err(|errors| {
-        let violation = |error: GateError| {
+        let violation = |error: FeatureGateError| {
             let field = format!("featureGates.{}", error.gate());
             Violation { origin: origin(&field), field, message: error.to_string() }
         };

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use serde_json::{Map, Value, json};
 
 use super::document::{DocumentError, Place};
+use super::feature_gates::FeatureGates;
 use super::flags::{FlagError, FlagSettings};
-use super::gates::FeatureGates;
 use super::keblet::KebletConfiguration;
 use super::kubelet::{self, KubeletConfiguration};
 use super::schema::{self, Described, Presence};

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Taint;
 
 use super::addresses::AddressConfig;
 use super::resources::ResourceConfig;
-use crate::config::Gate;
+use crate::config::Feature;
 use crate::config::Settings;
 
 /// Fixed for the life of the process.
@@ -69,7 +69,7 @@ impl NodeConfig {
             port: kubelet.port,
             max_images: kubelet.node_status_max_images,
             version: version.to_owned(),
-            declared_features: settings.gates.enabled(Gate::NodeDeclaredFeatures).then(|| declared(settings)),
+            declared_features: settings.gates.enabled(Feature::NodeDeclaredFeatures).then(|| declared(settings)),
             pod_cidr: kubelet.pod_cidr.clone(),
             update_period: kubelet.node_status_update_frequency.std(),
             report_period: kubelet.node_status_report_frequency.std(),
@@ -98,8 +98,8 @@ fn taints(settings: &Settings, external_cloud: bool) -> Vec<Taint> {
 /// Features whose gates are on, of those this agent has: what it cannot do yet it must not declare.
 fn declared(settings: &Settings) -> Vec<String> {
     let implemented = [
-        ("ExtendWebSocketsToKubelet", Gate::ExtendWebSocketsToKubelet),
-        ("RestartAllContainersOnContainerExits", Gate::RestartAllContainersOnContainerExits),
+        ("ExtendWebSocketsToKubelet", Feature::ExtendWebSocketsToKubelet),
+        ("RestartAllContainersOnContainerExits", Feature::RestartAllContainersOnContainerExits),
     ];
     implemented.into_iter().filter(|(_, gate)| settings.gates.enabled(*gate)).map(|(name, _)| name.to_owned()).collect()
 }

@@ -42,8 +42,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::containers::Containers;
 pub use self::containers::PodLookup;
+use crate::config::Feature;
 use crate::config::FeatureGates;
-use crate::config::Gate;
 use crate::config::KubeletConfiguration;
 use crate::metrics::Metrics;
 use dispatch::Dispatcher;
@@ -148,9 +148,9 @@ impl Options {
                 profiling: config.enable_profiling_handler,
                 debug_flags: config.enable_debug_flags_handler,
                 system_logs: config.enable_system_log_handler,
-                checkpoint: gates.enabled(Gate::ContainerCheckpoint),
-                flagz: gates.enabled(Gate::ComponentFlagz),
-                statusz: gates.enabled(Gate::ComponentStatusz),
+                checkpoint: gates.enabled(Feature::ContainerCheckpoint),
+                flagz: gates.enabled(Feature::ComponentFlagz),
+                statusz: gates.enabled(Feature::ComponentStatusz),
             },
         }
     }

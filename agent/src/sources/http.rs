@@ -32,7 +32,7 @@ pub struct HttpSource {
     pub check_frequency: Duration,
     /// This node's name.
     pub node_name: String,
-    /// Gate PreventStaticPodAPIReferences.
+    /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_api_references: bool,
 }
 

@@ -66,7 +66,7 @@ pub struct SourcesConfig {
     pub http_check_frequency: Duration,
     /// This node's name.
     pub node_name: String,
-    /// Gate PreventStaticPodAPIReferences.
+    /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_static_pod_api_references: bool,
     /// The API server whose pods of this node are run, and what ends the waits for it; `None` on a standalone node.
     pub api: Option<(kube::Client, Recovered)>,

@@ -24,7 +24,7 @@ pub struct Origin<'a> {
     pub location: &'a str,
     /// This node.
     pub node_name: &'a str,
-    /// Gate PreventStaticPodAPIReferences.
+    /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_api_references: bool,
 }
 

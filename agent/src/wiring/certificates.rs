@@ -16,7 +16,7 @@ use crate::certificates::RotationManager;
 use crate::certificates::ServerHealth;
 use crate::certificates::Store;
 use crate::certificates::Template;
-use crate::config::Gate;
+use crate::config::Feature;
 use crate::config::Settings;
 use crate::metrics::Metrics;
 use crate::model::Clock;
@@ -38,7 +38,7 @@ pub fn serving(
     shutdown: &CancellationToken,
 ) -> anyhow::Result<Option<Serving>> {
     let kubelet = &settings.kubelet;
-    if !kubelet.server_tls_bootstrap || !settings.gates.enabled(Gate::RotateKubeletServerCertificate) {
+    if !kubelet.server_tls_bootstrap || !settings.gates.enabled(Feature::RotateKubeletServerCertificate) {
         return Ok(None);
     }
     let configured = [&kubelet.tls_cert_file, &kubelet.tls_private_key_file].map(PathBuf::from);

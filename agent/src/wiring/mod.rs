@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::apiserver::ApiServer;
 
 use crate::cli::logging::Verbosity;
-use crate::config::Gate;
+use crate::config::Feature;
 use crate::config::Origin;
 use crate::config::Settings;
 use crate::events;
@@ -389,8 +389,8 @@ fn pacing_policy(settings: &Settings) -> PacingPolicy {
 
 fn restart_gates(settings: &Settings) -> RestartGates {
     RestartGates {
-        container_rules: settings.gates.enabled(Gate::ContainerRestartRules),
-        all_containers: settings.gates.enabled(Gate::RestartAllContainersOnContainerExits),
+        container_rules: settings.gates.enabled(Feature::ContainerRestartRules),
+        all_containers: settings.gates.enabled(Feature::RestartAllContainersOnContainerExits),
     }
 }
 
@@ -409,7 +409,7 @@ fn sources_config(settings: &Settings, node_name: &str, api: Option<&ApiServer>)
         static_pod_url_headers: kubelet.static_pod_url_header.clone().into_iter().collect(),
         http_check_frequency: kubelet.http_check_frequency.std(),
         node_name: node_name.to_owned(),
-        prevent_static_pod_api_references: settings.gates.enabled(Gate::PreventStaticPodAPIReferences),
+        prevent_static_pod_api_references: settings.gates.enabled(Feature::PreventStaticPodAPIReferences),
         api: api.map(|api| (api.main.clone(), api.recovered())),
     }
 }

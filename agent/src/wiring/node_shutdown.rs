@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Gate;
+use crate::config::Feature;
 use crate::config::Settings;
 use crate::metrics::Metrics;
 use crate::model::Clock;
@@ -53,7 +53,7 @@ pub fn start(parts: Parts<'_>, shutdown: CancellationToken) -> Orders {
     }
     let (sender, kills) = mpsc::channel(ORDER_CAPACITY);
     let orders = Orders { kills, closed: parts.down.subscribe() };
-    let by_priority = parts.settings.gates.enabled(Gate::GracefulNodeShutdownBasedOnPodPriority);
+    let by_priority = parts.settings.gates.enabled(Feature::GracefulNodeShutdownBasedOnPodPriority);
     let recorder = parts.recorder;
     let graceful = Shutdown {
         groups,
@@ -69,7 +69,7 @@ pub fn start(parts: Parts<'_>, shutdown: CancellationToken) -> Orders {
 }
 
 fn configured(settings: &Settings) -> Vec<Group> {
-    if !settings.gates.enabled(Gate::GracefulNodeShutdown) {
+    if !settings.gates.enabled(Feature::GracefulNodeShutdown) {
         return Vec::new();
     }
     let kubelet = &settings.kubelet;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::version::KUBERNETES;
-use crate::config::{FeatureGates, Gate};
+use crate::config::{Feature, FeatureGates};
 use crate::events::RelistReason;
 use crate::events::sensors::{Sensor, SensorBoard, SensorState};
 use crate::metrics::{BuildInfo, Metrics, PodOrigin, SensorLevel, SyncKind};
@@ -160,7 +160,7 @@ pub fn announce(metrics: &Metrics, node: &str, cgroup_version: i64, gates: &Feat
     metrics.node.name(node);
     metrics.node.cgroup_version(cgroup_version);
     metrics.node.metrics_provider("cadvisor");
-    for gate in Gate::all() {
+    for gate in Feature::all() {
         let spec = gate.spec();
         metrics.node.feature(spec.name, spec.stage.label(), gates.enabled(gate));
     }

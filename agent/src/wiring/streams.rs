@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::pods::Later;
-use crate::config::Gate;
+use crate::config::Feature;
 use crate::config::Settings;
 use crate::kernel::cgroup::CgroupName;
 use crate::kernel::cgroup::Driver;
@@ -47,10 +47,10 @@ pub fn mounted(
 ) -> anyhow::Result<Mounted> {
     let pods = Arc::new(Pods { shared: shared.clone(), later: later.clone() });
     let containers = Containers { pods, runtime: runtime.clone() };
-    let split = settings.gates.enabled(Gate::PodLogsQuerySplitStreams);
+    let split = settings.gates.enabled(Feature::PodLogsQuerySplitStreams);
     let checkpoints =
-        settings.gates.enabled(Gate::ContainerCheckpoint).then(|| settings.flags.root_dir.join("checkpoints"));
-    let websockets = settings.gates.enabled(Gate::ExtendWebSocketsToKubelet).then(|| metrics.clone());
+        settings.gates.enabled(Feature::ContainerCheckpoint).then(|| settings.flags.root_dir.join("checkpoints"));
+    let websockets = settings.gates.enabled(Feature::ExtendWebSocketsToKubelet).then(|| metrics.clone());
     let later = later.clone();
     let stats = Stats::new(StatsSource {
         node_name: node_name.to_owned(),

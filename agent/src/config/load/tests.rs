@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::duration::GoDuration;
-use crate::config::gates::Gate;
+use crate::config::feature_gates::Feature;
 use crate::config::schema::{self, Described};
 use crate::config::{HostFacts, KubeletConfiguration};
 
@@ -176,8 +176,8 @@ fn flags_win_over_every_file() {
         .load();
     assert_eq!(settings.kubelet.max_pods, 30);
     assert_eq!(settings.origin("maxPods"), Origin::Flag("max-pods"));
-    assert!(!settings.gates.enabled(Gate::EventedPLEG), "gates merge name by name");
-    assert!(settings.gates.enabled(Gate::MemoryQoS));
+    assert!(!settings.gates.enabled(Feature::EventedPLEG), "gates merge name by name");
+    assert!(settings.gates.enabled(Feature::MemoryQoS));
     let expected = [("imagefs.available", "8%"), ("nodefs.available", "7%")].map(|(k, v)| (k.into(), v.into()));
     assert_eq!(settings.kubelet.eviction_hard, expected.into(), "other maps are replaced");
 }

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use super::Problems;
 use crate::config::duration::GoDuration;
+use crate::config::feature_gates::FeatureGates;
 use crate::config::flags::FlagSettings;
-use crate::config::gates::FeatureGates;
 use crate::config::kubelet::KubeletConfiguration;
 use crate::config::kubelet_sections::Taint;
 

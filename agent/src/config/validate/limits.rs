@@ -2,7 +2,7 @@
 
 use super::Problems;
 use crate::config::duration::GoDuration;
-use crate::config::gates::{FeatureGates, Gate};
+use crate::config::feature_gates::{Feature, FeatureGates};
 use crate::config::kubelet::KubeletConfiguration;
 use crate::model::Amount;
 
@@ -60,9 +60,9 @@ fn credentials(config: &KubeletConfiguration, gates: &FeatureGates, problems: &m
     let policy = &config.image_pull_credentials_verification_policy;
     let list = &config.preloaded_images_verification_allowlist;
     let (policy_field, list_field) = ("imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist");
-    if !gates.enabled(Gate::KubeletEnsureSecretPulledImages) {
-        problems.gated(!policy.is_empty(), policy_field, gates, Gate::KubeletEnsureSecretPulledImages);
-        problems.gated(!list.is_empty(), list_field, gates, Gate::KubeletEnsureSecretPulledImages);
+    if !gates.enabled(Feature::KubeletEnsureSecretPulledImages) {
+        problems.gated(!policy.is_empty(), policy_field, gates, Feature::KubeletEnsureSecretPulledImages);
+        problems.gated(!list.is_empty(), list_field, gates, Feature::KubeletEnsureSecretPulledImages);
         return;
     }
     problems.one_of(policy_field, policy, &CREDENTIAL_POLICIES);
@@ -174,7 +174,7 @@ fn minimum_reclaim(signal: &str, value: &str, problems: &mut Problems) {
 fn back_off(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Problems) {
     let field = "crashLoopBackOff.maxContainerRestartPeriod";
     if let Some(period) = config.crash_loop_back_off.max_container_restart_period {
-        problems.gated(true, field, gates, Gate::KubeletCrashLoopBackOffMax);
+        problems.gated(true, field, gates, Feature::KubeletCrashLoopBackOffMax);
         problems.range(field, period, GoDuration::secs(1)..=GoDuration::secs(300));
     }
 }
@@ -186,14 +186,14 @@ fn shutdown(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut 
         problems.require(period.is_zero() || period >= GoDuration::secs(1), field, || {
             format!("{period} must be 0s or at least 1s")
         });
-        problems.gated(!period.is_zero(), field, gates, Gate::GracefulNodeShutdown);
+        problems.gated(!period.is_zero(), field, gates, Feature::GracefulNodeShutdown);
     }
     problems.require(critical <= total, "shutdownGracePeriodCriticalPods", || {
         format!("{critical} is longer than shutdownGracePeriod ({total})")
     });
     let by_priority = "shutdownGracePeriodByPodPriority";
     let used = !config.shutdown_grace_period_by_pod_priority.is_empty();
-    problems.gated(used, by_priority, gates, Gate::GracefulNodeShutdownBasedOnPodPriority);
+    problems.gated(used, by_priority, gates, Feature::GracefulNodeShutdownBasedOnPodPriority);
     problems.require(!used || (total.is_zero() && critical.is_zero()), by_priority, || {
         "cannot be used with shutdownGracePeriod or shutdownGracePeriodCriticalPods".to_owned()
     });

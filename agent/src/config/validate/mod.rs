@@ -11,8 +11,8 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use super::document::Problem;
+use super::feature_gates::{Feature, FeatureGates};
 use super::flags::FlagSettings;
-use super::gates::{FeatureGates, Gate};
 use super::keblet::KebletConfiguration;
 use super::kubelet::KubeletConfiguration;
 
@@ -52,7 +52,7 @@ impl Problems {
     }
 
     /// A setting that only counts while its gate is on.
-    fn gated(&mut self, used: bool, field: &str, gates: &FeatureGates, gate: Gate) {
+    fn gated(&mut self, used: bool, field: &str, gates: &FeatureGates, gate: Feature) {
         self.require(!used || gates.enabled(gate), field, || format!("needs the feature gate {gate}, which is off"));
     }
 }

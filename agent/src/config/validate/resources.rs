@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::Problems;
 use super::limits::percentage;
 use crate::config::duration::GoDuration;
-use crate::config::gates::{FeatureGates, Gate};
+use crate::config::feature_gates::{Feature, FeatureGates};
 use crate::config::kubelet::{KubeletConfiguration, StringMap};
 use crate::model::Amount;
 
@@ -82,7 +82,7 @@ fn reserved(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut 
         problems
             .require(cgroups, field, || "cannot be used with systemReservedCgroup or kubeReservedCgroup".to_owned());
     }
-    problems.gated(!config.qos_reserved.is_empty(), "qosReserved", gates, Gate::QOSReserved);
+    problems.gated(!config.qos_reserved.is_empty(), "qosReserved", gates, Feature::QOSReserved);
     for (resource, amount) in &config.qos_reserved {
         let path = format!("qosReserved.{resource}");
         problems.require(resource == "memory", &path, || "only memory can be reserved".to_owned());
@@ -142,8 +142,8 @@ fn cpu_manager(config: &KubeletConfiguration, gates: &FeatureGates, problems: &m
         match CPU_OPTIONS.iter().find(|(known, _)| known == name) {
             None => problems.add(path.as_str(), "unknown option"),
             Some((_, OptionStage::Stable)) => {}
-            Some((_, OptionStage::Beta)) => problems.gated(true, &path, gates, Gate::CPUManagerPolicyBetaOptions),
-            Some((_, OptionStage::Alpha)) => problems.gated(true, &path, gates, Gate::CPUManagerPolicyAlphaOptions),
+            Some((_, OptionStage::Beta)) => problems.gated(true, &path, gates, Feature::CPUManagerPolicyBetaOptions),
+            Some((_, OptionStage::Alpha)) => problems.gated(true, &path, gates, Feature::CPUManagerPolicyAlphaOptions),
         }
         boolean_option(&path, value, problems);
     }
@@ -207,7 +207,7 @@ fn topology_options(options: &StringMap, problems: &mut Problems) {
 fn cpu_quota(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Problems) {
     let period = config.cpu_cfs_quota_period;
     problems.range("cpuCFSQuotaPeriod", period, GoDuration::millis(1)..=GoDuration::secs(1));
-    problems.gated(period != GoDuration::millis(100), "cpuCFSQuotaPeriod", gates, Gate::CustomCPUCFSQuotaPeriod);
+    problems.gated(period != GoDuration::millis(100), "cpuCFSQuotaPeriod", gates, Feature::CustomCPUCFSQuotaPeriod);
 }
 
 fn memory(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Problems) {
@@ -217,7 +217,7 @@ fn memory(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Pr
     });
     problems.one_of("memoryReservationPolicy", &config.memory_reservation_policy, &["None", "TieredReservation"]);
     let tiered = config.memory_reservation_policy == "TieredReservation";
-    problems.gated(tiered, "memoryReservationPolicy", gates, Gate::MemoryQoS);
+    problems.gated(tiered, "memoryReservationPolicy", gates, Feature::MemoryQoS);
     problems.one_of("memorySwap.swapBehavior", &config.memory_swap.swap_behavior, &["", "NoSwap", "LimitedSwap"]);
     problems.range("oomScoreAdj", config.oom_score_adj, -1000..=1000);
     problems.at_least("maxOpenFiles", config.max_open_files, 0);

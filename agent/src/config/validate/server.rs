@@ -2,7 +2,7 @@
 
 use super::Problems;
 use crate::config::duration::GoDuration;
-use crate::config::gates::{FeatureGates, Gate};
+use crate::config::feature_gates::{Feature, FeatureGates};
 use crate::config::kubelet::KubeletConfiguration;
 use crate::config::kubelet_sections::{FormatOptions, Logging, Tracing};
 
@@ -53,7 +53,7 @@ pub(super) fn check(config: &KubeletConfiguration, gates: &FeatureGates, problem
     tls(config, gates, problems);
     problems.one_of("authorization.mode", &config.authorization.mode, &["AlwaysAllow", "Webhook"]);
     let query = config.enable_system_log_query == Some(true);
-    problems.gated(query, "enableSystemLogQuery", gates, Gate::NodeLogQuery);
+    problems.gated(query, "enableSystemLogQuery", gates, Feature::NodeLogQuery);
     problems.require(!query || config.enable_system_log_handler, "enableSystemLogQuery", || {
         "needs enableSystemLogHandler".to_owned()
     });
@@ -81,12 +81,12 @@ fn tls(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Probl
         });
     }
     problems.one_of("tlsMinVersion", &config.tls_min_version, &TLS_VERSIONS);
-    problems.gated(config.server_tls_bootstrap, "serverTLSBootstrap", gates, Gate::RotateKubeletServerCertificate);
+    problems.gated(config.server_tls_bootstrap, "serverTLSBootstrap", gates, Feature::RotateKubeletServerCertificate);
 }
 
 fn logging(logging: &Logging, gates: &FeatureGates, problems: &mut Problems) {
     problems.one_of("logging.format", &logging.format, &["text", "json"]);
-    problems.gated(logging.format == "json", "logging.format", gates, Gate::LoggingBetaOptions);
+    problems.gated(logging.format == "json", "logging.format", gates, Feature::LoggingBetaOptions);
     problems.require(logging.flush_frequency > GoDuration::default(), "logging.flushFrequency", || {
         format!("{} must be greater than zero", logging.flush_frequency)
     });
@@ -105,7 +105,7 @@ fn logging(logging: &Logging, gates: &FeatureGates, problems: &mut Problems) {
     }
     for (name, options) in [("text", &logging.options.text), ("json", &logging.options.json)] {
         let used = *options != FormatOptions::default();
-        problems.gated(used, &format!("logging.options.{name}"), gates, Gate::LoggingAlphaOptions);
+        problems.gated(used, &format!("logging.options.{name}"), gates, Feature::LoggingAlphaOptions);
     }
 }
 

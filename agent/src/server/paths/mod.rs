@@ -36,11 +36,11 @@ pub struct EnabledHandlers {
     pub debug_flags: bool,
     /// `enableSystemLogHandler`.
     pub system_logs: bool,
-    /// Gate `ContainerCheckpoint`.
+    /// Feature gate `ContainerCheckpoint`.
     pub checkpoint: bool,
-    /// Gate `ComponentFlagz`.
+    /// Feature gate `ComponentFlagz`.
     pub flagz: bool,
-    /// Gate `ComponentStatusz`.
+    /// Feature gate `ComponentStatusz`.
     pub statusz: bool,
 }
 

@@ -44,8 +44,8 @@ pub use user::User;
 
 use super::dispatch::Dispatcher;
 use super::listen;
+use crate::config::Feature;
 use crate::config::FeatureGates;
-use crate::config::Gate;
 use crate::config::KubeletConfiguration;
 use crate::metrics::Metrics;
 use authenticate::Authenticator;
@@ -77,7 +77,7 @@ pub fn serving_files(
     } else {
         (config.tls_cert_file.clone().into(), config.tls_private_key_file.clone().into())
     };
-    Ok(ServingSource::Files { certificate, key, reload: gates.enabled(Gate::ReloadKubeletServerCertificateFile) })
+    Ok(ServingSource::Files { certificate, key, reload: gates.enabled(Feature::ReloadKubeletServerCertificateFile) })
 }
 
 /// The main port after its socket was bound: connections queue until [`super::run_main`] serves them.
@@ -120,7 +120,7 @@ impl Secure {
                 (serving, Some(files.reloading(reload)))
             }
         };
-        let reload_hints = gates.enabled(Gate::ReloadKubeletClientCAFile);
+        let reload_hints = gates.enabled(Feature::ReloadKubeletClientCAFile);
         let handshakes = Handshakes::new(settings, serving, client_ca.clone(), reload_hints)?;
         let listener = bind(config).await?;
         Ok(Self { listener, handshakes, guard, client_ca, serving_files })
@@ -191,7 +191,7 @@ fn authenticator(
         tokens,
         anonymous: config.authentication.anonymous.enabled,
         metrics: metrics.clone(),
-        uid_from_certificate: gates.enabled(Gate::AllowParsingUserUIDFromCertAuth),
+        uid_from_certificate: gates.enabled(Feature::AllowParsingUserUIDFromCertAuth),
     })
 }
 

@@ -28,7 +28,7 @@ pub enum ServingSource {
         certificate: PathBuf,
         /// Key, as PEM.
         key: PathBuf,
-        /// Gate `ReloadKubeletServerCertificateFile`.
+        /// Feature gate `ReloadKubeletServerCertificateFile`.
         reload: bool,
     },
     /// From the certificate manager (`serverTLSBootstrap`); handshakes fail while there is none.

@@ -86,7 +86,7 @@ pub struct View {
     pub path: PathBuf,
     /// This node's name.
     pub node_name: String,
-    /// Gate PreventStaticPodAPIReferences.
+    /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_api_references: bool,
 }
 

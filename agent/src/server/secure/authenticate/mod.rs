@@ -40,7 +40,7 @@ pub(super) struct Authenticator {
     pub(super) anonymous: bool,
     /// Where credentials are counted.
     pub(super) metrics: Arc<Metrics>,
-    /// Gate `AllowParsingUserUIDFromCertAuth`.
+    /// Feature gate `AllowParsingUserUIDFromCertAuth`.
     pub(super) uid_from_certificate: bool,
 }
 

@@ -1,11 +1,11 @@
 //! Every feature gate a node agent of Kubernetes 1.36 accepts: name, default, stage, whether it can still be changed, and
 //! the gates it needs. Gates of other components are accepted too, because clusters set one list everywhere.
 
-use super::gates::Stage;
+use super::feature_gates::Stage;
 
 /// What 1.36 says of one gate.
 #[derive(Debug)]
-pub struct GateSpec {
+pub struct FeatureSpec {
     /// Its name in flags and documents.
     pub name: &'static str,
     /// On unless said otherwise.
@@ -15,25 +15,25 @@ pub struct GateSpec {
     /// Only the default is accepted.
     pub locked: bool,
     /// Gates that must be on for this one to be on.
-    pub needs: &'static [Gate],
+    pub needs: &'static [Feature],
 }
 
 macro_rules! gates {
     ($( $name:ident $default:ident $stage:ident $lock:ident [$($needs:ident),*]; )*) => {
         /// A feature gate.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Gate {
+        pub enum Feature {
             $( #[doc = concat!("`", stringify!($name), "`")] $name, )*
         }
 
-        /// The gates in the order of [`Gate`].
-        pub(super) const GATES: &[(Gate, GateSpec)] = &[
-            $( (Gate::$name, GateSpec {
+        /// The gates in the order of [`Feature`].
+        pub(super) const GATES: &[(Feature, FeatureSpec)] = &[
+            $( (Feature::$name, FeatureSpec {
                 name: stringify!($name),
                 default: gates!(@default $default),
                 stage: Stage::$stage,
                 locked: gates!(@lock $lock),
-                needs: &[$(Gate::$needs),*],
+                needs: &[$(Feature::$needs),*],
             }), )*
         ];
     };

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::gate_table::GATES;
-pub use super::gate_table::{Gate, GateSpec};
+use super::feature_table::GATES;
+pub use super::feature_table::{Feature, FeatureSpec};
 
 /// How settled a gate is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Stage {
 
 /// Why a set of gates is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GateError {
+pub enum FeatureGateError {
     /// No gate of that name in 1.36.
     #[error("unrecognized feature gate: {0}")]
     Unknown(String),
@@ -41,7 +41,7 @@ pub enum GateError {
     #[error("cannot set feature gate {gate} to {asked}, feature is locked to {}", !asked)]
     Locked {
         /// Which gate.
-        gate: Gate,
+        gate: Feature,
         /// The value that was asked for.
         asked: bool,
     },
@@ -49,13 +49,13 @@ pub enum GateError {
     #[error("feature gate {gate} is on, but it needs {needs}, which is off")]
     Dependency {
         /// The gate that is on.
-        gate: Gate,
+        gate: Feature,
         /// The gate it needs.
-        needs: Gate,
+        needs: Feature,
     },
 }
 
-impl GateError {
+impl FeatureGateError {
     /// The name of the gate at fault.
     pub fn gate(&self) -> &str {
         match self {
@@ -69,7 +69,7 @@ impl GateError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeatureGates {
     on: Vec<bool>,
-    named: BTreeMap<Gate, bool>,
+    named: BTreeMap<Feature, bool>,
 }
 
 impl Default for FeatureGates {
@@ -78,9 +78,9 @@ impl Default for FeatureGates {
     }
 }
 
-impl Gate {
+impl Feature {
     /// What 1.36 says of this gate.
-    pub fn spec(self) -> &'static GateSpec {
+    pub fn spec(self) -> &'static FeatureSpec {
         &GATES[self as usize].1
     }
 
@@ -95,7 +95,7 @@ impl Gate {
     }
 }
 
-impl fmt::Display for Gate {
+impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.spec().name)
     }
@@ -103,15 +103,15 @@ impl fmt::Display for Gate {
 
 impl FeatureGates {
     /// The defaults with `asked` on top. `AllAlpha` and `AllBeta` stand for the gates of their stage that are not named.
-    pub fn new(asked: &BTreeMap<String, bool>) -> Result<Self, Vec<GateError>> {
+    pub fn new(asked: &BTreeMap<String, bool>) -> Result<Self, Vec<FeatureGateError>> {
         let mut gates = Self::default();
         let mut errors = Vec::new();
         for (name, &value) in asked {
-            match Gate::by_name(name) {
+            match Feature::by_name(name) {
                 None if matches!(name.as_str(), "AllAlpha" | "AllBeta") => {}
-                None => errors.push(GateError::Unknown(name.clone())),
+                None => errors.push(FeatureGateError::Unknown(name.clone())),
                 Some(gate) if gate.spec().locked && value != gate.spec().default => {
-                    errors.push(GateError::Locked { gate, asked: value });
+                    errors.push(FeatureGateError::Locked { gate, asked: value });
                 }
                 Some(gate) => {
                     gates.named.insert(gate, value);
@@ -126,7 +126,7 @@ impl FeatureGates {
         for (&gate, &value) in &gates.named {
             gates.on[gate as usize] = value;
         }
-        errors.extend(gates.missing_needs());
+        errors.extend(gates.unmet_dependencies());
         if errors.is_empty() { Ok(gates) } else { Err(errors) }
     }
 
@@ -138,22 +138,22 @@ impl FeatureGates {
         }
     }
 
-    fn missing_needs(&self) -> Vec<GateError> {
-        Gate::all()
+    fn unmet_dependencies(&self) -> Vec<FeatureGateError> {
+        Feature::all()
             .filter(|gate| self.enabled(*gate))
             .flat_map(|gate| gate.spec().needs.iter().map(move |needs| (gate, *needs)))
             .filter(|(_, needs)| !self.enabled(*needs))
-            .map(|(gate, needs)| GateError::Dependency { gate, needs })
+            .map(|(gate, needs)| FeatureGateError::Dependency { gate, needs })
             .collect()
     }
 
     /// Is this feature on?
-    pub fn enabled(&self, gate: Gate) -> bool {
+    pub fn enabled(&self, gate: Feature) -> bool {
         self.on[gate as usize]
     }
 
     /// The gates that were named, with the value they were given.
-    pub fn named(&self) -> impl Iterator<Item = (Gate, bool)> {
+    pub fn named(&self) -> impl Iterator<Item = (Feature, bool)> {
         self.named.iter().map(|(gate, value)| (*gate, *value))
     }
 }
@@ -172,20 +172,24 @@ mod tests {
     fn table_is_sound() {
         for (index, (gate, spec)) in GATES.iter().enumerate() {
             assert_eq!(*gate as usize, index, "{gate}");
-            assert_eq!(Gate::by_name(spec.name), Some(*gate));
+            assert_eq!(Feature::by_name(spec.name), Some(*gate));
             assert!(spec.stage != Stage::Alpha || !spec.default, "alpha gate {gate} is on by default");
         }
-        assert_eq!(FeatureGates::default().missing_needs(), [], "the defaults contradict themselves");
+        assert_eq!(FeatureGates::default().unmet_dependencies(), [], "the defaults contradict themselves");
     }
 
     #[test]
     fn defaults_of_1_36() {
         let gates = FeatureGates::default();
-        for on in [Gate::PLEGOnDemandRelist, Gate::KubeletCrashLoopBackOffMax, Gate::SidecarContainers, Gate::NodeSwap]
-        {
+        for on in [
+            Feature::PLEGOnDemandRelist,
+            Feature::KubeletCrashLoopBackOffMax,
+            Feature::SidecarContainers,
+            Feature::NodeSwap,
+        ] {
             assert!(gates.enabled(on), "{on}");
         }
-        for off in [Gate::EventedPLEG, Gate::MemoryQoS, Gate::SELinuxMount, Gate::GitRepoVolumeDriver] {
+        for off in [Feature::EventedPLEG, Feature::MemoryQoS, Feature::SELinuxMount, Feature::GitRepoVolumeDriver] {
             assert!(!gates.enabled(off), "{off}");
         }
     }
@@ -209,12 +213,12 @@ mod tests {
     #[test]
     fn stages_as_a_whole_yield_to_named_gates() {
         let gates = FeatureGates::new(&asked(&[("AllAlpha", true), ("EventedPLEG", false)])).expect("valid");
-        assert!(gates.enabled(Gate::CRIListStreaming));
-        assert!(!gates.enabled(Gate::EventedPLEG));
+        assert!(gates.enabled(Feature::CRIListStreaming));
+        assert!(!gates.enabled(Feature::EventedPLEG));
         let gates = FeatureGates::new(&asked(&[("AllBeta", false), ("EnvFiles", true)])).expect("valid");
-        assert!(gates.enabled(Gate::EnvFiles));
-        assert!(!gates.enabled(Gate::ContainerRestartRules));
-        assert!(gates.enabled(Gate::NodeSwap), "settled gates are no part of a stage");
+        assert!(gates.enabled(Feature::EnvFiles));
+        assert!(!gates.enabled(Feature::ContainerRestartRules));
+        assert!(gates.enabled(Feature::NodeSwap), "settled gates are no part of a stage");
     }
 
     proptest! {
