@@ -70,11 +70,11 @@ impl Default for RestartGates {
 
 /// The answer to "is this container to be started?".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum RestartDecision {
     /// Start it.
-    Yes,
+    Start,
     /// Leave it.
-    No,
+    Leave,
     /// It is dead, but what follows hangs on an exit code that is not known yet.
     AwaitExitCode,
 }
@@ -86,21 +86,21 @@ pub fn should_start(
     container: &Container,
     newest: Option<&ContainerStatus>,
     gates: RestartGates,
-) -> Verdict {
+) -> RestartDecision {
     if spec::deletion_requested(pod) {
-        return Verdict::No;
+        return RestartDecision::Leave;
     }
     let Some(newest) = newest else {
-        return Verdict::Yes;
+        return RestartDecision::Start;
     };
     match (newest.state, newest.exit_code) {
-        (ContainerState::Running, _) => Verdict::No,
-        (ContainerState::Created | ContainerState::Unknown, _) => Verdict::Yes,
-        (ContainerState::Exited, Some(code)) if restarts_after(pod, container, code, gates) => Verdict::Yes,
-        (ContainerState::Exited, Some(_)) => Verdict::No,
-        (ContainerState::Exited, None) if restarts_after_any(pod, container, gates) => Verdict::Yes,
+        (ContainerState::Running, _) => RestartDecision::Leave,
+        (ContainerState::Created | ContainerState::Unknown, _) => RestartDecision::Start,
+        (ContainerState::Exited, Some(code)) if restarts_after(pod, container, code, gates) => RestartDecision::Start,
+        (ContainerState::Exited, Some(_)) => RestartDecision::Leave,
+        (ContainerState::Exited, None) if restarts_after_any(pod, container, gates) => RestartDecision::Start,
         // Also where the policy is Never: the code still decides the phase, and with it whether the pod ends.
-        (ContainerState::Exited, None) => Verdict::AwaitExitCode,
+        (ContainerState::Exited, None) => RestartDecision::AwaitExitCode,
     }
 }
 
@@ -255,18 +255,18 @@ mod tests {
     fn states_decide_before_policies() {
         let pod = testing::pod("Never", &[], &["main"]);
         let c = testing::container("main");
-        assert_eq!(should_start(&pod, &c, None, GATES), Verdict::Yes);
+        assert_eq!(should_start(&pod, &c, None, GATES), RestartDecision::Start);
         for (state, verdict) in [
-            (ContainerState::Created, Verdict::Yes),
-            (ContainerState::Unknown, Verdict::Yes),
-            (ContainerState::Running, Verdict::No),
+            (ContainerState::Created, RestartDecision::Start),
+            (ContainerState::Unknown, RestartDecision::Start),
+            (ContainerState::Running, RestartDecision::Leave),
         ] {
             let status = testing::status("main", 0, state);
             assert_eq!(should_start(&pod, &c, Some(&status), GATES), verdict, "{state:?}");
         }
         let mut going = pod;
         going.metadata.deletion_timestamp = Some(testing::time(Duration::ZERO));
-        assert_eq!(should_start(&going, &c, None, GATES), Verdict::No);
+        assert_eq!(should_start(&going, &c, None, GATES), RestartDecision::Leave);
     }
 
     #[test]
@@ -274,28 +274,28 @@ mod tests {
         let dead = testing::proven("main", 0, None);
         let always = testing::pod("Always", &[], &["main"]);
         for (pod_policy, c, verdict) in [
-            ("Always", container(None, vec![]), Verdict::Yes),
-            ("OnFailure", container(None, vec![]), Verdict::AwaitExitCode),
-            ("Never", container(None, vec![]), Verdict::AwaitExitCode),
-            ("Always", container(Some("Always"), vec![rule("Restart", "In", &[1])]), Verdict::Yes),
+            ("Always", container(None, vec![]), RestartDecision::Start),
+            ("OnFailure", container(None, vec![]), RestartDecision::AwaitExitCode),
+            ("Never", container(None, vec![]), RestartDecision::AwaitExitCode),
+            ("Always", container(Some("Always"), vec![rule("Restart", "In", &[1])]), RestartDecision::Start),
             (
                 "Always",
                 container(Some("Always"), vec![rule("RestartAllContainers", "In", &[1])]),
-                Verdict::AwaitExitCode,
+                RestartDecision::AwaitExitCode,
             ),
-            ("Always", container(Some("Never"), vec![rule("Restart", "In", &[1])]), Verdict::AwaitExitCode),
+            ("Always", container(Some("Never"), vec![rule("Restart", "In", &[1])]), RestartDecision::AwaitExitCode),
         ] {
             let pod = testing::pod(pod_policy, &[], &["main"]);
             assert_eq!(should_start(&pod, &c, Some(&dead), GATES), verdict, "{pod_policy} {c:?}");
         }
         let told = testing::proven("main", 0, Some(1));
-        assert_eq!(should_start(&always, &testing::container("main"), Some(&told), GATES), Verdict::Yes);
+        assert_eq!(should_start(&always, &testing::container("main"), Some(&told), GATES), RestartDecision::Start);
     }
 
     proptest! {
         /// What is decided without the code is what would be decided with it.
         #[test]
-        fn early_verdicts_hold_for_every_code(
+        fn early_decisions_hold_for_every_code(
             pod_policy in "Always|OnFailure|Never",
             own in proptest::option::of("Always|OnFailure|Never"),
             action in "Restart|RestartAllContainers",
@@ -307,10 +307,10 @@ mod tests {
             let c = container(own.as_deref(), vec![rule(&action, &operator, &[listed])]);
             let early = should_start(&pod, &c, Some(&testing::proven("main", 0, None)), GATES);
             let late = should_start(&pod, &c, Some(&testing::proven("main", 0, Some(code))), GATES);
-            prop_assert_ne!(early, Verdict::No);
-            prop_assert_ne!(late, Verdict::AwaitExitCode);
-            if early == Verdict::Yes {
-                prop_assert_eq!(late, Verdict::Yes);
+            prop_assert_ne!(early, RestartDecision::Leave);
+            prop_assert_ne!(late, RestartDecision::AwaitExitCode);
+            if early == RestartDecision::Start {
+                prop_assert_eq!(late, RestartDecision::Start);
                 prop_assert!(!restarts_all_after(&c, code, GATES));
             }
         }

@@ -18,7 +18,7 @@ use crate::model::ContainerStatus;
 use crate::model::ContainerUser;
 use crate::model::recursive_read_only;
 use crate::model::restart;
-use crate::model::restart::Verdict;
+use crate::model::restart::RestartDecision;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
 
@@ -264,7 +264,7 @@ impl PodView<'_> {
         let in_init_list = matches!(definition.class, ContainerClass::Init | ContainerClass::Sidecar);
         let succeeded = newest.is_some_and(|n| n.state == ContainerState::Exited && n.exit_code == Some(0));
         let decision = restart::should_start(self.input.pod, &definition.spec, newest, self.input.gates);
-        if (in_init_list && succeeded) || decision != Verdict::Yes {
+        if (in_init_list && succeeded) || decision != RestartDecision::Start {
             return;
         }
         if state::terminated(status.state.as_ref()).is_some() {

@@ -9,8 +9,8 @@ use crate::model::ContainerStatus;
 use crate::model::KillReason;
 use crate::model::container_hash;
 use crate::model::restart;
+use crate::model::restart::RestartDecision;
 use crate::model::restart::RestartPolicy;
-use crate::model::restart::Verdict;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
 
@@ -89,8 +89,8 @@ fn init_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &Containe
             Step::Wait
         }
         ContainerState::Exited => match restart::should_start(pod, entry.spec, Some(newest), draft.input.gates) {
-            Verdict::Yes => start(draft, entry),
-            Verdict::No | Verdict::AwaitExitCode => Step::Fail,
+            RestartDecision::Start => start(draft, entry),
+            RestartDecision::Leave | RestartDecision::AwaitExitCode => Step::Fail,
         },
         ContainerState::Unknown
             if RestartPolicy::of_container(pod, entry.spec, draft.input.gates) == RestartPolicy::Never =>

@@ -5,8 +5,8 @@ use crate::model::ContainerStatus;
 use crate::model::KillReason;
 use crate::model::container_hash;
 use crate::model::restart;
+use crate::model::restart::RestartDecision;
 use crate::model::restart::RestartPolicy;
-use crate::model::restart::Verdict;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
 
@@ -31,12 +31,12 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
 /// Starts what is not running, if it may run. True if the container's fate is still open.
 fn revive(draft: &mut Draft<'_>, container: &SpecContainer<'_>, newest: Option<&ContainerStatus>) -> bool {
     match restart::should_start(draft.input.pod, container.spec, newest, draft.input.gates) {
-        Verdict::No => false,
-        Verdict::AwaitExitCode => {
+        RestartDecision::Leave => false,
+        RestartDecision::AwaitExitCode => {
             draft.await_exit_code();
             true
         }
-        Verdict::Yes => {
+        RestartDecision::Start => {
             if let Some(lost) = newest.filter(|status| status.state == ContainerState::Unknown) {
                 let message = r#"Container is in "unknown" state, try killing it before restart"#;
                 draft.kill(lost, KillReason::UnknownState, message.to_owned());
