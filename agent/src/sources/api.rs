@@ -1,7 +1,8 @@
-//! Pods bound to this node, from the API server. Waits out every absence of the server: what it said last stays desired.
+//! Pods bound to this node, watched at the API server. While the server is unreachable the last known pods stay
+//! desired.
 //!
-//! The first complete list, and every later one, is a set; what happens between lists is handed on as changes, so that
-//! one pod among a thousand costs what one pod costs.
+//! Every complete list is sent as a set; watch events between lists are sent as changes, so that the cost of an event
+//! does not depend on the number of pods.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,48 +15,48 @@ use kube::runtime::watcher::Event;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::News;
+use super::SourceUpdate;
 use super::hostile;
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch;
 use crate::model::ConfigSource;
 use crate::model::Pod;
 
-/// Changes handed on together at most.
+/// Most changes sent in one update.
 const BATCH: usize = 256;
 
 /// Settings of the API source.
 pub struct ApiSource {
-    /// Access to pods of all namespaces.
+    /// Client with access to pods of all namespaces.
     pub client: kube::Client,
-    /// Ends the waits for it.
+    /// Signals that the API server is reachable again; ends back-off waits.
     pub recovered: Recovered,
     /// This node's name.
     pub node_name: String,
 }
 
 impl ApiSource {
-    /// Sends news until cancelled or until nobody listens.
-    pub async fn run(self, news: mpsc::Sender<(ConfigSource, News)>, cancel: CancellationToken) {
+    /// Sends updates until cancelled or until the receiver is dropped.
+    pub async fn run(self, updates: mpsc::Sender<(ConfigSource, SourceUpdate)>, cancel: CancellationToken) {
         tokio::select! {
             () = cancel.cancelled() => {}
-            () = self.follow(news) => {}
+            () = self.follow(updates) => {}
         }
     }
 
-    async fn follow(self, news: mpsc::Sender<(ConfigSource, News)>) {
+    async fn follow(self, updates: mpsc::Sender<(ConfigSource, SourceUpdate)>) {
         let pods: Api<ApiPod> = Api::all(self.client);
         let mine = Config::default().fields(&format!("spec.nodeName={}", self.node_name));
-        // Whatever has arrived by the time the merger takes the last news goes on together.
+        // Batches the events that arrive while the merger is busy.
         let events = watch::follow(pods, mine, self.recovered).ready_chunks(BATCH);
         let mut events = std::pin::pin!(events);
-        let mut gathering = Gathering::default();
+        let mut pending = PendingChanges::default();
         while let Some(batch) = events.next().await {
             for event in batch {
-                gathering.take(event);
+                pending.take(event);
             }
-            for told in gathering.news() {
-                if news.send((ConfigSource::Api, told)).await.is_err() {
+            for update in pending.drain() {
+                if updates.send((ConfigSource::Api, update)).await.is_err() {
                     return;
                 }
             }
@@ -63,27 +64,27 @@ impl ApiSource {
     }
 }
 
-/// Events of the watch on their way to news. Pure.
+/// Watch events that were not sent yet. Pure.
 #[derive(Default)]
-struct Gathering {
-    /// A list that is not complete yet.
+struct PendingChanges {
+    /// An incomplete list.
     list: Option<Vec<Pod>>,
-    /// A complete list that nobody has been told of.
+    /// A complete list that was not sent yet.
     set: Option<Vec<Pod>>,
-    /// What came after it: the pod as last seen, or that it is gone.
+    /// Events after that list, by UID: the newest object, or `None` for a deleted one.
     changes: HashMap<String, Option<Pod>>,
     /// UIDs in `changes` in the order of their first appearance.
     order: Vec<String>,
 }
 
-impl Gathering {
+impl PendingChanges {
     fn take(&mut self, event: Event<ApiPod>) {
         match event {
             Event::Init => self.list = Some(Vec::new()),
             Event::InitApply(pod) => self.list.get_or_insert_default().extend(accept(pod)),
             Event::InitDone => {
                 self.set = self.list.take();
-                // The list knows all that came before it.
+                // The list includes every earlier event.
                 self.changes.clear();
                 self.order.clear();
             }
@@ -103,32 +104,33 @@ impl Gathering {
         }
     }
 
-    /// What there is to tell, oldest first.
-    fn news(&mut self) -> Vec<News> {
-        let mut news: Vec<News> = self.set.take().map(News::Set).into_iter().collect();
+    /// Takes the unsent updates, oldest first.
+    fn drain(&mut self) -> Vec<SourceUpdate> {
+        let mut updates: Vec<SourceUpdate> = self.set.take().map(SourceUpdate::Set).into_iter().collect();
         let mut changes = std::mem::take(&mut self.changes);
-        let (mut there, mut gone) = (Vec::new(), Vec::new());
+        let (mut changed, mut removed) = (Vec::new(), Vec::new());
         for uid in std::mem::take(&mut self.order) {
             match changes.remove(&uid) {
-                Some(Some(pod)) => there.push(pod),
-                Some(None) => gone.push(uid),
+                Some(Some(pod)) => changed.push(pod),
+                Some(None) => removed.push(uid),
                 None => {}
             }
         }
-        if !there.is_empty() || !gone.is_empty() {
-            news.push(News::Change { there, gone });
+        if !changed.is_empty() || !removed.is_empty() {
+            updates.push(SourceUpdate::Change { changed, removed });
         }
-        news
+        updates
     }
 }
 
-/// The pod as it is kept, or nothing if its very name is an attack: it can be neither run nor reported.
+/// The pod as it is kept; `None` if its UID, name or namespace is not a path component, since then it can be neither run
+/// nor reported.
 fn accept(mut pod: ApiPod) -> Option<Pod> {
     if let Some(problem) = hostile::identity(&pod.metadata) {
         tracing::error!(source = "api", "pod ignored: {problem}");
         return None;
     }
-    // Half the size of many pods, and of no use here.
+    // Half the size of many pods, and unused here.
     pod.metadata.managed_fields = None;
     Some(Arc::new(pod))
 }

@@ -19,7 +19,7 @@ use crate::model::Pod;
 /// A manifest must be smaller than this, in bytes.
 pub const MAX_MANIFEST_BYTES: u64 = 10 << 20;
 
-/// What a manifest holds.
+/// What a manifest open_files.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Manifest {
     /// Its pods in their order.
@@ -76,7 +76,7 @@ impl ManifestError {
 }
 
 /// What is wrong with one document, before lines are known: (path or empty, message).
-type Complaints = Vec<(String, String)>;
+type Problems = Vec<(String, String)>;
 
 /// Reads a manifest's bytes into pods ready for the sync loop.
 pub fn decode(bytes: &[u8], origin: &Origin<'_>) -> Result<Manifest, ManifestError> {
@@ -97,14 +97,14 @@ pub fn decode(bytes: &[u8], origin: &Origin<'_>) -> Result<Manifest, ManifestErr
     }
     let mut manifest = Manifest::default();
     for (index, document) in documents.into_iter().enumerate() {
-        read_document(document, origin, &mut manifest).map_err(|complaints| locate(text, index, complaints))?;
+        read_document(document, origin, &mut manifest).map_err(|problems| locate(text, index, problems))?;
     }
     Ok(manifest)
 }
 
 /// Adds the lines.
-fn locate(text: &str, index: usize, complaints: Complaints) -> ManifestError {
-    let problems = complaints
+fn locate(text: &str, index: usize, problems: Problems) -> ManifestError {
+    let problems = problems
         .into_iter()
         .enumerate()
         .map(|(i, (path, message))| Problem {
@@ -116,7 +116,7 @@ fn locate(text: &str, index: usize, complaints: Complaints) -> ManifestError {
     ManifestError { document: Some(index + 1), problems }
 }
 
-fn read_document(document: Value, origin: &Origin<'_>, manifest: &mut Manifest) -> Result<(), Complaints> {
+fn read_document(document: Value, origin: &Origin<'_>, manifest: &mut Manifest) -> Result<(), Problems> {
     let kind = |value: &Value, field: &str| value.get(field).and_then(Value::as_str).map(str::to_owned);
     let api_version = kind(&document, "apiVersion").unwrap_or_default();
     let kind = kind(&document, "kind").unwrap_or_default();
@@ -136,7 +136,7 @@ fn read_document(document: Value, origin: &Origin<'_>, manifest: &mut Manifest) 
     }
 }
 
-fn read_list(mut document: Value, origin: &Origin<'_>, manifest: &mut Manifest) -> Result<(), Complaints> {
+fn read_list(mut document: Value, origin: &Origin<'_>, manifest: &mut Manifest) -> Result<(), Problems> {
     let items = match document.get_mut("items").map(Value::take) {
         Some(Value::Array(items)) => items,
         None | Some(Value::Null) => Vec::new(),
@@ -152,7 +152,7 @@ fn read_list(mut document: Value, origin: &Origin<'_>, manifest: &mut Manifest) 
     Ok(())
 }
 
-fn read_pod(mut value: Value, prefix: &str, origin: &Origin<'_>, manifest: &mut Manifest) -> Result<(), Complaints> {
+fn read_pod(mut value: Value, prefix: &str, origin: &Origin<'_>, manifest: &mut Manifest) -> Result<(), Problems> {
     if let Some(spec) = value.get_mut("spec") {
         quote_quantities(spec);
     }

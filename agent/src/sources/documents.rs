@@ -68,10 +68,10 @@ pub fn line_of(text: &str, document: usize, path: &str) -> Option<u64> {
     let documents: Vec<Spanned<Node>> = parse_yaml(text).ok()?;
     let mut at = documents.get(document)?;
     let mut line = at.referenced.line();
-    for step in steps(path) {
+    for step in segments(path) {
         let next = match (&at.value, step) {
-            (Node::Map(entries), Step::Key(key)) => entries.iter().rev().find(|(k, _)| k == key).map(|(_, v)| v),
-            (Node::Seq(items), Step::Index(index)) => items.get(index),
+            (Node::Map(entries), PathSegment::Key(key)) => entries.iter().rev().find(|(k, _)| k == key).map(|(_, v)| v),
+            (Node::Seq(items), PathSegment::Index(index)) => items.get(index),
             _ => None,
         };
         let Some(next) = next else { break };
@@ -81,13 +81,13 @@ pub fn line_of(text: &str, document: usize, path: &str) -> Option<u64> {
     (line > 0).then_some(line)
 }
 
-enum Step<'a> {
+enum PathSegment<'a> {
     Key(&'a str),
     Index(usize),
 }
 
 /// `spec.containers[0].env[1].name`, and map keys in brackets: `metadata.labels[app/x]`.
-fn steps(path: &str) -> impl Iterator<Item = Step<'_>> {
+fn segments(path: &str) -> impl Iterator<Item = PathSegment<'_>> {
     let mut rest = path;
     std::iter::from_fn(move || {
         rest = rest.strip_prefix('.').unwrap_or(rest);
@@ -96,12 +96,12 @@ fn steps(path: &str) -> impl Iterator<Item = Step<'_>> {
         }
         if let Some((inside, after)) = rest.strip_prefix('[').and_then(|r| r.split_once(']')) {
             rest = after;
-            return Some(inside.parse().map_or(Step::Key(inside), Step::Index));
+            return Some(inside.parse().map_or(PathSegment::Key(inside), PathSegment::Index));
         }
         let end = rest.char_indices().skip(1).find(|(_, c)| matches!(c, '.' | '[')).map_or(rest.len(), |(i, _)| i);
         let (key, after) = rest.split_at(end);
         rest = after;
-        Some(Step::Key(key))
+        Some(PathSegment::Key(key))
     })
 }
 

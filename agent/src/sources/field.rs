@@ -156,9 +156,9 @@ impl Findings {
         self.push(path, format!("Not found: {}", value.show()));
     }
 
-    /// Each of the complaints is an error about `value`.
-    pub fn invalid_each(&mut self, path: &Path, value: &str, complaints: Vec<String>) {
-        for complaint in complaints {
+    /// Each of the problems is an error about `value`.
+    pub fn invalid_each(&mut self, path: &Path, value: &str, problems: Vec<String>) {
+        for complaint in problems {
             self.invalid(path, value, &complaint);
         }
     }

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::News;
+use super::SourceUpdate;
 use super::decode;
 use super::decode::MAX_MANIFEST_BYTES;
 use super::static_pod::Origin;
@@ -87,14 +87,14 @@ pub enum FetchError {
 
 impl HttpSource {
     /// Sends complete sets until cancelled or until nobody listens.
-    pub async fn run(self, sets: mpsc::Sender<(ConfigSource, News)>, cancel: CancellationToken) {
+    pub async fn run(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>, cancel: CancellationToken) {
         tokio::select! {
             () = cancel.cancelled() => {}
             () = self.poll(sets) => {}
         }
     }
 
-    async fn poll(self, sets: mpsc::Sender<(ConfigSource, News)>) {
+    async fn poll(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>) {
         let client = match self.client() {
             Ok(client) => client,
             Err(error) => {
@@ -121,7 +121,7 @@ impl HttpSource {
                 }
             };
             if let Some(set) = set
-                && sets.send((ConfigSource::Http, News::Set(set))).await.is_err()
+                && sets.send((ConfigSource::Http, SourceUpdate::Set(set))).await.is_err()
             {
                 return;
             }

@@ -1,6 +1,6 @@
-//! From one complete set of pods of a source to the steps that lead there. Pure: time is an argument.
+//! Diff between the pods of a source and its new set, as updates for the sync loop. Pure: time is an argument.
 //!
-//! Each source has its own map; pods of different sources never meet here.
+//! Each source has its own map; pods of different sources are never compared.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use crate::model::ConfigSource;
 use crate::model::Pod;
 use crate::model::PodUpdate;
 
-/// What one source wants, by UID. Only [`merge`] changes it.
+/// The desired pods of one source, by UID. Only [`merge`] changes it.
 #[derive(Clone, Debug, Default)]
 pub struct PodMap {
     pods: HashMap<String, Pod>,
@@ -25,9 +25,9 @@ pub struct PodMap {
     seen_set: bool,
 }
 
-/// The steps from one set to the next, in the order of delivery.
+/// The updates from one set to the next, in the order of delivery.
 #[derive(Clone, Debug, Default)]
-pub struct Steps {
+pub struct MergeResult {
     /// Removals, additions, updates, deletions, reconciliations; empty kinds left out.
     pub updates: Vec<PodUpdate>,
     /// Pods dropped because an earlier pod of the same set has their name.
@@ -38,8 +38,8 @@ pub struct Steps {
 const LOCAL_ANNOTATIONS: [&str; 3] = [CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN];
 
 /// Brings `map` to `set`, the complete set of `source` as of `now`. The first set always yields an update, if only an
-/// empty ADD: that is how the sync loop learns that the source is alive.
-pub fn merge(map: &mut PodMap, source: ConfigSource, set: Vec<Pod>, now: SystemTime) -> Steps {
+/// empty ADD, from which the sync loop learns that the source is ready.
+pub fn merge(map: &mut PodMap, source: ConfigSource, set: Vec<Pod>, now: SystemTime) -> MergeResult {
     let mut lists = Lists::default();
     let mut duplicates = Vec::new();
     let mut names = HashSet::new();
@@ -56,20 +56,26 @@ pub fn merge(map: &mut PodMap, source: ConfigSource, set: Vec<Pod>, now: SystemT
     lists.removes = map.pods.iter().filter(|(uid, _)| !pods.contains_key(*uid)).map(|(_, pod)| pod.clone()).collect();
     map.pods = pods;
     let first = !std::mem::replace(&mut map.seen_set, true);
-    Steps { updates: lists.in_order(source, first), duplicates }
+    MergeResult { updates: lists.in_order(source, first), duplicates }
 }
 
-/// Brings `map` to what it was with `there` in it and `gone`, UIDs, not in it. Looks at no other pod. A pod that takes
-/// the name of another one is none of its business: both are there until one of them is told to be gone.
-pub fn change(map: &mut PodMap, source: ConfigSource, there: Vec<Pod>, gone: &[String], now: SystemTime) -> Steps {
+/// Adds or replaces the `changed` pods in `map` and removes the UIDs in `removed`. Compares with no other pod: two pods
+/// of one name both stay until one of them is removed.
+pub fn change(
+    map: &mut PodMap,
+    source: ConfigSource,
+    changed: Vec<Pod>,
+    removed: &[String],
+    now: SystemTime,
+) -> MergeResult {
     let mut lists = Lists::default();
-    for pod in there {
+    for pod in changed {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let kept = lists.sort_in(map.pods.get(&uid), pod, source, now);
         map.pods.insert(uid, kept);
     }
-    lists.removes = gone.iter().filter_map(|uid| map.pods.remove(uid)).collect();
-    Steps { updates: lists.in_order(source, false), duplicates: Vec::new() }
+    lists.removes = removed.iter().filter_map(|uid| map.pods.remove(uid)).collect();
+    MergeResult { updates: lists.in_order(source, false), duplicates: Vec::new() }
 }
 
 /// Pods by what happened to them.
@@ -83,7 +89,7 @@ struct Lists {
 }
 
 impl Lists {
-    /// Puts `pod` where it belongs and returns it as it is to be kept in place of `old`.
+    /// Adds `pod` to the list it belongs to and returns the object to keep in place of `old`.
     fn sort_in(&mut self, old: Option<&Pod>, pod: Pod, source: ConfigSource, now: SystemTime) -> Pod {
         let Some(old) = old else {
             let pod = first_seen(pod, source, now);
@@ -99,8 +105,8 @@ impl Lists {
             }
             Difference::Semantic => {
                 let pod = with_semantics(old, &pod);
-                let dying = pod.metadata.deletion_timestamp.is_some();
-                if dying { &mut self.deletes } else { &mut self.updates }.push(pod.clone());
+                let deleted = pod.metadata.deletion_timestamp.is_some();
+                if deleted { &mut self.deletes } else { &mut self.updates }.push(pod.clone());
                 pod
             }
         }

@@ -94,8 +94,8 @@ fn each_difference_has_its_step() {
     ] {
         let mut map = PodMap::default();
         step(&mut map, vec![pod("a", json!({}))], 1);
-        let steps = shown(&step(&mut map, vec![pod("a", patch.clone())], 2));
-        assert_eq!(steps, expected.into_iter().collect::<Vec<_>>(), "{patch}");
+        let result = shown(&step(&mut map, vec![pod("a", patch.clone())], 2));
+        assert_eq!(result, expected.into_iter().collect::<Vec<_>>(), "{patch}");
     }
 }
 
@@ -135,9 +135,9 @@ fn steps_come_in_the_order_of_delivery() {
 fn the_first_of_two_pods_with_one_name_wins() {
     let mut map = PodMap::default();
     let second = pod("b", json!({"metadata": {"name": "a"}}));
-    let steps = merge(&mut map, SOURCE, vec![pod("a", json!({})), second], at(1));
-    assert_eq!(shown(&steps.updates), ["add a"]);
-    assert_eq!(steps.duplicates.len(), 1);
+    let result = merge(&mut map, SOURCE, vec![pod("a", json!({})), second], at(1));
+    assert_eq!(shown(&result.updates), ["add a"]);
+    assert_eq!(result.duplicates.len(), 1);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_pod_that_is_new_with_a_deletion_timestamp_is_an_addition() {
 }
 
 proptest! {
-    /// Replaying the steps gives the set, whatever the history.
+    /// Replaying the updates gives the set, whatever the history.
     #[test]
     fn steps_lead_to_the_set(history in prop::collection::vec(prop::collection::btree_map(0u8..6, 0u8..3, 0..6), 1..8)) {
         let mut map = PodMap::default();

@@ -1,7 +1,7 @@
 //! Desired pods: static pod folder or file, static pod URL, API server, merged into one ordered stream of updates.
 //!
 //! ```text
-//!  file (inotify, 20 s look) ─┐
+//!  file (inotify, 20 s scan) ─┐
 //!  http (polled) ─────────────┤  complete sets        PodUpdate, bounded,
 //!  api (watched) ─────────────┴────────▶ merger ────────── blocking ──────▶ sync loop
 //!                            and changes   │                                   │ mark_seen
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! One task per source, one merger. A full channel blocks the merger, and with it every source: no update is ever
-//! dropped. This module decides what is desired, never what becomes of it; it starts and stops no container.
+//! dropped. This module decides which pods are desired; it starts and stops no container.
 
 mod api;
 pub mod decode;
@@ -68,21 +68,21 @@ pub struct SourcesConfig {
     pub node_name: String,
     /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_static_pod_api_references: bool,
-    /// The API server whose pods of this node are run, and what ends the waits for it; `None` on a standalone node.
+    /// Client for the pods bound to this node, and the signal that ends its back-off; `None` on a standalone node.
     pub api: Option<(kube::Client, Recovered)>,
 }
 
-/// What a source has to say.
+/// What a source sends to the merger.
 #[derive(Clone, Debug)]
-pub enum News {
-    /// All pods it wants. Whatever it wanted before and is not here is no longer wanted.
+pub enum SourceUpdate {
+    /// The complete set of pods: earlier pods that are not in it are removed.
     Set(Vec<Pod>),
-    /// What is different since its last news. Only after a set.
+    /// The difference to the state after the last update. Only after a set.
     Change {
         /// New and changed pods.
-        there: Vec<Pod>,
-        /// UIDs of pods that are gone.
-        gone: Vec<String>,
+        changed: Vec<Pod>,
+        /// UIDs of removed pods.
+        removed: Vec<String>,
     },
 }
 
@@ -138,29 +138,29 @@ struct Merger {
     clock: Clock,
     recorder: Recorder,
     /// Without any source the stream of updates stays open and silent.
-    _keeps_channel_open: mpsc::Sender<(ConfigSource, News)>,
+    _keeps_channel_open: mpsc::Sender<(ConfigSource, SourceUpdate)>,
 }
 
 impl Merger {
-    async fn run(self, mut sets: mpsc::Receiver<(ConfigSource, News)>, updates: mpsc::Sender<PodUpdate>) {
+    async fn run(self, mut sets: mpsc::Receiver<(ConfigSource, SourceUpdate)>, updates: mpsc::Sender<PodUpdate>) {
         let mut maps: HashMap<ConfigSource, merge::PodMap> = HashMap::new();
         loop {
-            let (source, news) = tokio::select! {
+            let (source, update) = tokio::select! {
                 () = updates.closed() => return,
                 set = sets.recv() => match set {
-                    Some(news) => news,
+                    Some(update) => update,
                     None => return,
                 },
             };
             let (map, now) = (maps.entry(source).or_default(), self.clock.wall());
-            let steps = match news {
-                News::Set(set) => merge::merge(map, source, set, now),
-                News::Change { there, gone } => merge::change(map, source, there, &gone, now),
+            let result = match update {
+                SourceUpdate::Set(set) => merge::merge(map, source, set, now),
+                SourceUpdate::Change { changed, removed } => merge::change(map, source, changed, &removed, now),
             };
-            steps.duplicates.iter().for_each(|pod| self.duplicate(source, pod));
+            result.duplicates.iter().for_each(|pod| self.duplicate(source, pod));
             // Delivered means merged: the loop may see the update before this task runs again.
             self.handle.mark_delivered(source);
-            for update in steps.updates {
+            for update in result.updates {
                 if updates.send(update).await.is_err() {
                     return;
                 }

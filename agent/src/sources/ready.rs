@@ -1,4 +1,4 @@
-//! Which sources have been heard: destructive work waits until all of them were.
+//! Which sources are ready: housekeeping waits until all of them are.
 
 use std::sync::Arc;
 use std::sync::Mutex;

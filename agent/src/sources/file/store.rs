@@ -1,4 +1,4 @@
-//! Which pods the folder asks for, given what a look found and what was known before. Pure.
+//! Desired pods of the static pod path, computed from a scan and the previous state. Pure: time is an argument.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -13,39 +13,39 @@ use super::listing::Reading;
 use super::listing::Stamp;
 use crate::model::Pod;
 
-/// How long a vanished file keeps its pods.
-pub const LINGER: Duration = Duration::from_millis(50);
+/// How long the pods of a removed file are kept: an editor may replace the file in two steps.
+pub const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 
-/// Something worth a log line; never twice for the same state of a file.
+/// A log record; at most one for each state of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Report {
-    /// The path itself cannot be used.
+    /// The path cannot be read.
     Path(String),
-    /// The path can be used again.
+    /// The path can be read again.
     PathGood,
-    /// A file gives no pods.
+    /// A file yields no pods.
     Bad(OsString, String),
-    /// A file that gave no pods does.
+    /// A file that yielded no pods now does.
     Good(OsString),
-    /// A file sets fields that pods do not have.
+    /// A file sets fields that the Pod type does not have.
     Unknown(OsString, Vec<String>),
-    /// Several files have the same pod (namespace/name): the last of them counts.
+    /// Several files define the same pod (namespace/name): the last file name wins.
     Conflict(String, Vec<OsString>),
 }
 
-/// What follows from a look.
+/// The outcome of a scan.
 #[derive(Debug, Default)]
-pub struct Verdict {
-    /// The complete set, if it is not the one given last.
+pub struct ListingResult {
+    /// The complete set of pods, if it differs from the last one delivered.
     pub set: Option<Vec<Pod>>,
     /// What to log.
     pub reports: Vec<Report>,
-    /// Look again at this time even if nothing is heard.
-    pub look_again: Option<Instant>,
+    /// Scan again at this time even without an event.
+    pub rescan_at: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
-struct Entry {
+struct ManifestFile {
     stamp: Option<Stamp>,
     pods: Vec<Pod>,
     error: Option<String>,
@@ -55,15 +55,15 @@ struct Entry {
 /// namespace/name.
 type Key = String;
 
-/// Everything known of the folder's files.
+/// State of all manifest files.
 #[derive(Debug, Default)]
 pub struct Store {
-    entries: BTreeMap<OsString, Entry>,
+    entries: BTreeMap<OsString, ManifestFile>,
     /// The file that each pod comes from.
     owners: BTreeMap<Key, OsString>,
     conflicts: BTreeMap<Key, Vec<OsString>>,
     path_problem: Option<String>,
-    /// The set given last.
+    /// The set delivered last.
     given: Option<Vec<Pod>>,
 }
 
@@ -73,42 +73,42 @@ impl Store {
         self.entries.iter().filter_map(|(name, entry)| Some((name.clone(), entry.stamp?))).collect()
     }
 
-    /// Takes in a look at `now`. Only `periodic` looks give up files that stay bad and settle conflicts.
-    pub fn apply(&mut self, listing: Listing, periodic: bool, now: Instant) -> Verdict {
-        let mut verdict = Verdict::default();
+    /// Applies a scan made at `now`. Only `periodic` scans drop the pods of files that stay invalid and resolve conflicts.
+    pub fn apply(&mut self, listing: Listing, periodic: bool, now: Instant) -> ListingResult {
+        let mut result = ListingResult::default();
         let (files, usable) = match listing {
             Listing::Folder(files) => {
-                self.path_is(None, &mut verdict.reports);
+                self.path_is(None, &mut result.reports);
                 (files, true)
             }
             Listing::Single(reading) => {
-                self.path_is(None, &mut verdict.reports);
-                // A single file that is bad never takes its pod down.
+                self.path_is(None, &mut result.reports);
+                // An invalid single file never removes its pod.
                 let usable = !matches!(reading, Reading::Bad(..)) && self.single_is_good(&reading);
                 (BTreeMap::from([(OsString::new(), reading)]), usable)
             }
             Listing::Missing => {
-                self.path_is(Some("does not exist".to_owned()), &mut verdict.reports);
+                self.path_is(Some("does not exist".to_owned()), &mut result.reports);
                 (BTreeMap::new(), true)
             }
             Listing::Unusable(problem) => {
-                self.path_is(Some(problem), &mut verdict.reports);
-                return verdict;
+                self.path_is(Some(problem), &mut result.reports);
+                return result;
             }
         };
         let giving_up = periodic && usable;
-        verdict.look_again = self.missing(&files, now);
+        result.rescan_at = self.missing(&files, now);
         for (name, reading) in files {
-            self.entry(name, reading, giving_up, &mut verdict.reports);
+            self.entry(name, reading, giving_up, &mut result.reports);
         }
         if usable {
-            let set = self.set(periodic, &mut verdict.reports);
+            let set = self.set(periodic, &mut result.reports);
             if self.given.as_ref().is_none_or(|given| !same(given, &set)) {
                 self.given = Some(set.clone());
-                verdict.set = Some(set);
+                result.set = Some(set);
             }
         }
-        verdict
+        result
     }
 
     fn path_is(&mut self, problem: Option<String>, reports: &mut Vec<Report>) {
@@ -123,22 +123,22 @@ impl Store {
         matches!(reading, Reading::Good(..)) || known_good
     }
 
-    /// Lets vanished files go once they were gone long enough; says when to look for the others.
+    /// Drops files that are missing for [`REMOVAL_DELAY`]; returns when to scan for the others.
     fn missing(&mut self, files: &BTreeMap<OsString, Reading>, now: Instant) -> Option<Instant> {
-        let mut look_again = None;
+        let mut rescan_at = None;
         self.entries.retain(|name, entry| {
             if files.contains_key(name) {
                 entry.missing_since = None;
                 return true;
             }
-            let gone_at = *entry.missing_since.get_or_insert(now) + LINGER;
+            let gone_at = *entry.missing_since.get_or_insert(now) + REMOVAL_DELAY;
             let lingers = now < gone_at && !entry.pods.is_empty();
             if lingers {
-                look_again = Some(look_again.map_or(gone_at, |at: Instant| at.min(gone_at)));
+                rescan_at = Some(rescan_at.map_or(gone_at, |at: Instant| at.min(gone_at)));
             }
             lingers
         });
-        look_again
+        rescan_at
     }
 
     fn entry(&mut self, name: OsString, reading: Reading, giving_up: bool, reports: &mut Vec<Report>) {
@@ -151,11 +151,11 @@ impl Store {
             }
             Reading::Good(stamp, manifest) => {
                 let entry = self.entries.entry(name.clone()).or_default();
-                let news = entry.error.is_some() || !same(&entry.pods, &manifest.pods);
+                let changed = entry.error.is_some() || !same(&entry.pods, &manifest.pods);
                 if entry.error.take().is_some() {
                     reports.push(Report::Good(name.clone()));
                 }
-                if news {
+                if changed {
                     entry.pods = manifest.pods;
                     if !manifest.unknown_fields.is_empty() {
                         reports.push(Report::Unknown(name, manifest.unknown_fields));
@@ -180,15 +180,15 @@ impl Store {
 
     /// All pods in the order of their files, each once.
     fn set(&mut self, periodic: bool, reports: &mut Vec<Report>) -> Vec<Pod> {
-        let mut claims: BTreeMap<Key, Vec<&OsString>> = BTreeMap::new();
+        let mut definitions: BTreeMap<Key, Vec<&OsString>> = BTreeMap::new();
         for (name, entry) in &self.entries {
             for pod in &entry.pods {
-                claims.entry(key(pod)).or_default().push(name);
+                definitions.entry(key(pod)).or_default().push(name);
             }
         }
         let mut owners = BTreeMap::new();
         let mut conflicts = BTreeMap::new();
-        for (key, files) in claims {
+        for (key, files) in definitions {
             let incumbent = self.owners.get(&key).filter(|owner| !periodic && files.contains(owner));
             let Some(owner) = incumbent.or(files.last().copied()) else { continue };
             owners.insert(key.clone(), owner.clone());

@@ -31,9 +31,9 @@ fn folder<const N: usize>(files: [(&str, Reading); N]) -> Listing {
     Listing::Folder(files.into_iter().map(|(name, reading)| (OsString::from(name), reading)).collect())
 }
 
-fn marks(verdict: &Verdict) -> Option<Vec<String>> {
+fn marks(result: &ListingResult) -> Option<Vec<String>> {
     let mark = |pod: &Pod| pod.metadata.uid.clone().or(pod.metadata.name.clone()).unwrap_or_default();
-    verdict.set.as_ref().map(|set| set.iter().map(mark).collect())
+    result.set.as_ref().map(|set| set.iter().map(mark).collect())
 }
 
 struct Folder {
@@ -51,11 +51,11 @@ impl Folder {
         self
     }
 
-    fn event(&mut self, listing: Listing) -> Verdict {
+    fn event(&mut self, listing: Listing) -> ListingResult {
         self.store.apply(listing, false, self.now)
     }
 
-    fn periodic(&mut self, listing: Listing) -> Verdict {
+    fn periodic(&mut self, listing: Listing) -> ListingResult {
         self.store.apply(listing, true, self.now)
     }
 }
@@ -78,10 +78,10 @@ fn the_first_look_gives_a_set_even_if_empty_and_equal_sets_are_not_repeated() {
 fn a_vanished_file_keeps_its_pods_for_a_moment() {
     let mut files = Folder::new();
     files.periodic(folder([("a", good(vec![pod("a")]))]));
-    let verdict = files.event(folder([]));
-    assert_eq!((marks(&verdict), verdict.look_again), (None, Some(files.now + LINGER)));
-    let again = files.after(LINGER).event(folder([]));
-    assert_eq!((marks(&again), again.look_again), (set([]), None));
+    let result = files.event(folder([]));
+    assert_eq!((marks(&result), result.rescan_at), (None, Some(files.now + REMOVAL_DELAY)));
+    let again = files.after(REMOVAL_DELAY).event(folder([]));
+    assert_eq!((marks(&again), again.rescan_at), (set([]), None));
 }
 
 #[test]
@@ -89,22 +89,22 @@ fn a_file_that_comes_back_in_time_was_never_gone() {
     let mut files = Folder::new();
     files.periodic(folder([("a", good(vec![pod("a")]))]));
     files.event(Listing::Missing);
-    assert_eq!(marks(&files.after(LINGER / 2).event(folder([("a", good(vec![pod("a")]))]))), None);
-    assert_eq!(marks(&files.after(LINGER).event(folder([("a", Reading::Unchanged)]))), None);
+    assert_eq!(marks(&files.after(REMOVAL_DELAY / 2).event(folder([("a", good(vec![pod("a")]))]))), None);
+    assert_eq!(marks(&files.after(REMOVAL_DELAY).event(folder([("a", Reading::Unchanged)]))), None);
 }
 
 #[test]
 fn a_file_gone_bad_keeps_its_pods_until_a_second_look_that_is_periodic() {
     let mut files = Folder::new();
     files.periodic(folder([("a", good(vec![pod("a")]))]));
-    let verdict = files.event(folder([("a", bad())]));
-    assert_eq!(verdict.reports, [Report::Bad("a".into(), "broken".into())]);
-    assert_eq!(marks(&verdict), None);
+    let result = files.event(folder([("a", bad())]));
+    assert_eq!(result.reports, [Report::Bad("a".into(), "broken".into())]);
+    assert_eq!(marks(&result), None);
     assert_eq!(marks(&files.event(folder([("a", bad())]))), None, "events do not count");
-    let verdict = files.periodic(folder([("a", bad())]));
-    assert_eq!((marks(&verdict), verdict.reports), (set([]), vec![]), "said once");
-    let verdict = files.event(folder([("a", good(vec![pod("a")]))]));
-    assert_eq!((marks(&verdict), verdict.reports), (set(["a"]), vec![Report::Good("a".into())]));
+    let result = files.periodic(folder([("a", bad())]));
+    assert_eq!((marks(&result), result.reports), (set([]), vec![]), "said once");
+    let result = files.event(folder([("a", good(vec![pod("a")]))]));
+    assert_eq!((marks(&result), result.reports), (set(["a"]), vec![Report::Good("a".into())]));
 }
 
 #[test]
@@ -129,13 +129,13 @@ fn of_two_files_with_one_pod_the_holder_keeps_it_until_a_periodic_look() {
     files.periodic(folder([("x.yaml", good(vec![from("x", "1")]))]));
     let both = || folder([("x.yaml", Reading::Unchanged), ("x.yaml~", good(vec![from("x", "2")]))]);
     assert_eq!(marks(&files.event(both())), None);
-    let verdict = files.periodic(both());
-    assert_eq!(marks(&verdict), set(["2"]), "the last file name wins");
-    assert_eq!(verdict.reports, [Report::Conflict("d/x".into(), vec!["x.yaml".into(), "x.yaml~".into()])]);
+    let result = files.periodic(both());
+    assert_eq!(marks(&result), set(["2"]), "the last file name wins");
+    assert_eq!(result.reports, [Report::Conflict("d/x".into(), vec!["x.yaml".into(), "x.yaml~".into()])]);
     assert_eq!(files.periodic(both()).reports, [], "said once");
     files.event(folder([("x.yaml", Reading::Unchanged)]));
-    let verdict = files.after(LINGER).event(folder([("x.yaml", Reading::Unchanged)]));
-    assert_eq!(marks(&verdict), set(["1"]), "deleting one of the two brings the other's pod");
+    let result = files.after(REMOVAL_DELAY).event(folder([("x.yaml", Reading::Unchanged)]));
+    assert_eq!(marks(&result), set(["1"]), "deleting one of the two brings the other's pod");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn an_editor_that_moves_the_old_file_away_changes_the_pod_once() {
     let saved = folder([("x.yaml", good(vec![from("x", "2")])), ("x.yaml~", Reading::Unchanged)]);
     assert_eq!(marks(&files.event(saved)), set(["2"]));
     assert_eq!(marks(&files.event(folder([("x.yaml", Reading::Unchanged)]))), None);
-    assert_eq!(marks(&files.after(LINGER).event(folder([("x.yaml", Reading::Unchanged)]))), None);
+    assert_eq!(marks(&files.after(REMOVAL_DELAY).event(folder([("x.yaml", Reading::Unchanged)]))), None);
 }
 
 #[test]
@@ -161,8 +161,8 @@ fn a_changed_name_inside_a_file_replaces_the_pod_at_once() {
 fn a_path_that_cannot_be_used_changes_nothing() {
     let mut files = Folder::new();
     files.periodic(folder([("a", good(vec![pod("a")]))]));
-    let verdict = files.periodic(Listing::Unusable("cannot stat".into()));
-    assert_eq!((marks(&verdict), verdict.reports), (None, vec![Report::Path("cannot stat".into())]));
+    let result = files.periodic(Listing::Unusable("cannot stat".into()));
+    assert_eq!((marks(&result), result.reports), (None, vec![Report::Path("cannot stat".into())]));
     assert_eq!(files.periodic(Listing::Unusable("cannot stat".into())).reports, [], "said once");
     assert_eq!(files.periodic(folder([("a", Reading::Unchanged)])).reports, [Report::PathGood]);
 }
@@ -177,7 +177,7 @@ fn a_single_file_that_is_bad_never_takes_its_pod_down() {
         assert_eq!(marks(&files.periodic(Listing::Single(Reading::Unchanged))), None);
     }
     files.event(Listing::Missing);
-    assert_eq!(marks(&files.after(LINGER).event(Listing::Missing)), set([]));
+    assert_eq!(marks(&files.after(REMOVAL_DELAY).event(Listing::Missing)), set([]));
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -210,7 +210,7 @@ proptest! {
             seen = marks(&files.store.apply(listing(step), *periodic, now)).or(seen);
         }
         for _ in 0..3 {
-            seen = marks(&files.after(LINGER).periodic(listing(&last))).or(seen);
+            seen = marks(&files.after(REMOVAL_DELAY).periodic(listing(&last))).or(seen);
         }
         let mut expected: BTreeMap<u8, String> = BTreeMap::new();
         for (file, kind) in &last {

@@ -1,4 +1,4 @@
-//! The task behind the file source: waits for a reason to look, looks, hands on what changed.
+//! Task of the file source: waits for an event or a tick, scans the path, sends the pods if they changed.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -9,23 +9,23 @@ use tokio::time::Instant;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::holds::Holds;
 use super::listing::Listing;
 use super::listing::View;
+use super::open_files::OpenFiles;
 use super::store::Report;
 use super::store::Store;
-use super::watch::Wake;
 use super::watch::Watch;
+use super::watch::WatchResult;
 use crate::model::ConfigSource;
 use crate::model::Pod;
-use crate::sources::News;
+use crate::sources::SourceUpdate;
 
 /// Settings of the file source.
 #[derive(Clone, Debug)]
 pub struct FileSource {
     /// A folder of manifests or a single one.
     pub path: PathBuf,
-    /// How often to look without being told (`fileCheckFrequency`).
+    /// Time between two periodic scans (`fileCheckFrequency`).
     pub check_frequency: Duration,
     /// This node's name.
     pub node_name: String,
@@ -34,93 +34,99 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Sends complete sets until cancelled or until nobody listens.
-    pub async fn run(self, sets: mpsc::Sender<(ConfigSource, News)>, cancel: CancellationToken) {
+    /// Sends complete sets until cancelled or until the receiver is dropped.
+    pub async fn run(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>, cancel: CancellationToken) {
         tokio::select! {
             () = cancel.cancelled() => {}
-            () = self.looks(sets) => {}
+            () = self.scan_loop(sets) => {}
         }
     }
 
-    async fn looks(self, sets: mpsc::Sender<(ConfigSource, News)>) {
-        let mut looker = Looker::new(&self);
+    async fn scan_loop(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>) {
+        let mut scanner = Scanner::new(&self);
         let mut tick = tokio::time::interval(self.check_frequency.max(Duration::from_millis(100)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut periodic = true;
         tick.tick().await;
         loop {
-            if let Some(set) = looker.look(periodic).await
-                && sets.send((ConfigSource::File, News::Set(set))).await.is_err()
+            if let Some(set) = scanner.scan(periodic).await
+                && sets.send((ConfigSource::File, SourceUpdate::Set(set))).await.is_err()
             {
                 return;
             }
             periodic = tokio::select! {
                 _ = tick.tick() => true,
-                () = looker.wake() => false,
+                () = scanner.wake() => false,
             };
         }
     }
 }
 
-/// What the task keeps between looks.
-struct Looker {
+/// State between two scans.
+struct Scanner {
     view: View,
     store: Store,
-    holds: Holds,
+    open_files: OpenFiles,
     watch: Option<Watch>,
-    /// The last reason why there is no watch, to say it once.
-    deaf: Option<String>,
-    alarm: Option<Instant>,
+    /// The last error of setting up the watch; logged once.
+    watch_error: Option<String>,
+    timer: Option<Instant>,
 }
 
-impl Looker {
+impl Scanner {
     fn new(source: &FileSource) -> Self {
         // Components, put together again, have no trailing slashes.
         let path: PathBuf = source.path.components().collect();
         let view =
             View { path, node_name: source.node_name.clone(), prevent_api_references: source.prevent_api_references };
-        let mut looker =
-            Self { view, store: Store::default(), holds: Holds::default(), watch: None, deaf: None, alarm: None };
-        looker.arm();
-        looker
+        let mut scanner = Self {
+            view,
+            store: Store::default(),
+            open_files: OpenFiles::default(),
+            watch: None,
+            watch_error: None,
+            timer: None,
+        };
+        scanner.arm();
+        scanner
     }
 
     fn arm(&mut self) {
-        self.holds.clear();
-        // The old instance goes first: a node may be short of them.
+        self.open_files.clear();
+        // Drops the old instance first: inotify instances are limited per user.
         self.watch = None;
         match Watch::arm(&self.view.path) {
             Ok(watch) => {
                 self.watch = Some(watch);
-                self.deaf = None;
+                self.watch_error = None;
             }
             Err(error) => {
                 let reason = error.to_string();
-                if self.deaf.as_ref() != Some(&reason) {
+                if self.watch_error.as_ref() != Some(&reason) {
                     let path = self.view.path.display();
-                    tracing::warn!(source = "file", %path, %error, "cannot watch for changes, looking periodically only");
-                    self.deaf = Some(reason);
+                    tracing::warn!(source = "file", %path, %error, "cannot watch for changes, scanning periodically only");
+                    self.watch_error = Some(reason);
                 }
             }
         }
     }
 
-    /// Looks until what was looked at is also what is being watched. The set, if it changed.
-    async fn look(&mut self, periodic: bool) -> Option<Vec<Pod>> {
-        /// A path that changes faster than this is looked at again by the next event or tick.
+    /// Scans until the scanned path is also the watched one. Returns the set if it changed.
+    async fn scan(&mut self, periodic: bool) -> Option<Vec<Pod>> {
+        /// A path that is replaced more often is scanned again at the next event or tick.
         const ATTEMPTS: usize = 3;
         let mut set = None;
         for _ in 0..ATTEMPTS {
             let now = Instant::now();
             let known = self.store.known();
-            let held = self.holds.held(now, periodic);
+            let held = self.open_files.held(now, periodic);
             let view = self.view.clone();
             let listing = tokio::task::spawn_blocking(move || view.list(&known, &held)).await;
-            let listing = listing.unwrap_or_else(|error| Listing::Unusable(format!("look failed: {error}")));
-            let verdict = self.store.apply(listing, periodic, now);
-            verdict.reports.into_iter().for_each(|report| log(&self.view.path, report));
-            set = verdict.set.or(set);
-            self.alarm = [verdict.look_again, self.holds.next_end()].into_iter().flatten().min();
+            let listing = listing.unwrap_or_else(|error| Listing::Unusable(format!("scan failed: {error}")));
+            let result = self.store.apply(listing, periodic, now);
+            result.reports.into_iter().for_each(|report| log(&self.view.path, report));
+            set = result.set.or(set);
+            self.timer = [result.rescan_at, self.open_files.next_end()].into_iter().flatten().min();
             if self.watch.as_ref().is_some_and(|watch| watch.is_current(&self.view.path)) {
                 break;
             }
@@ -132,28 +138,28 @@ impl Looker {
         set
     }
 
-    /// Waits until there is a reason to look.
+    /// Waits until a scan is due. Cancel-safe.
     async fn wake(&mut self) {
-        let alarm = self.alarm;
-        let alarm = async move {
-            match alarm {
+        let timer = self.timer;
+        let timer = async move {
+            match timer {
                 Some(at) => tokio::time::sleep_until(at).await,
                 None => std::future::pending().await,
             }
         };
         let watch = self.watch.as_mut();
-        let holds = &mut self.holds;
-        let heard = async move {
+        let open_files = &mut self.open_files;
+        let watched = async move {
             match watch {
-                Some(watch) => watch.next(holds).await,
+                Some(watch) => watch.next(open_files).await,
                 None => std::future::pending().await,
             }
         };
         let wake = tokio::select! {
-            () = alarm => Wake::Look,
-            wake = heard => wake,
+            () = timer => WatchResult::Changed,
+            wake = watched => wake,
         };
-        if wake == Wake::Rearm {
+        if wake == WatchResult::Replaced {
             self.arm();
         }
     }

@@ -1,5 +1,5 @@
-//! inotify on what the path is at the moment: a folder, a single file (by its folder), or nothing yet (by the nearest
-//! ancestor that exists). Tells when to look and when the path became something else; reads no file.
+//! inotify watch on the static pod path: on the folder, on the folder of a single file, or, while the path does not
+//! exist, on its nearest existing ancestor. Reports when to scan and when the path was replaced; reads no file.
 
 use std::ffi::OsStr;
 use std::ffi::OsString;
@@ -19,23 +19,23 @@ use inotify::WatchDescriptor;
 use inotify::WatchMask;
 use tokio::time::Instant;
 
-use super::holds::Holds;
+use super::open_files::OpenFiles;
 
-/// A burst is over when nothing was heard for this long...
+/// A burst of events ends after this long without one...
 const QUIET: Duration = Duration::from_millis(2);
 /// ...or when it has lasted this long.
 const BURST: Duration = Duration::from_millis(20);
 
-/// What a burst of events calls for.
+/// What a burst of inotify events means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wake {
-    /// Look.
-    Look,
-    /// The path is something else now: watch anew, then look.
-    Rearm,
+pub enum WatchResult {
+    /// Files may have changed: scan.
+    Changed,
+    /// The path is another file or folder now: set up a new watch, then scan.
+    Replaced,
 }
 
-/// What is being watched. Two equal targets need no new watch.
+/// What is watched. Equal targets need no new watch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Target {
     /// The folder itself, by device and inode.
@@ -80,14 +80,17 @@ pub struct Watch {
     events: EventStream<Vec<u8>>,
     target: Target,
     main: WatchDescriptor,
-    /// The entry of the main watch's folder that matters, unless all do.
+    /// The only relevant entry of the watched folder, if not all are.
     only: Option<OsString>,
     /// A symbolic link that leads to the folder, watched in the folder the link is in.
     link: Option<(WatchDescriptor, OsString)>,
 }
 
 impl Watch {
-    /// Starts to watch. What happens from now on is heard; what happened before must be looked at.
+    /// Starts the watch. Changes from now on are reported; earlier ones need a scan.
+    ///
+    /// # Errors
+    /// inotify refuses an instance or a watch.
     pub fn arm(path: &Path) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         let mut watches = inotify.watches();
@@ -113,22 +116,22 @@ impl Watch {
         Ok(Self { events: inotify.into_event_stream(vec![0; 4096])?, target, main, only, link })
     }
 
-    /// False when the path is not what is being watched any more.
+    /// False if the path no longer is what this watch was set up on.
     pub fn is_current(&self, path: &Path) -> bool {
         Target::of(path) == self.target
     }
 
-    /// Waits for a burst of events that matter and takes it in whole. Cancel-safe: an event read is noted.
-    pub async fn next(&mut self, holds: &mut Holds) -> Wake {
+    /// Waits for a burst of relevant events and consumes all of it. Cancel-safe: an event that was read is recorded.
+    pub async fn next(&mut self, open_files: &mut OpenFiles) -> WatchResult {
         let mut wake = loop {
-            let Some(wake) = self.one(holds).await else { continue };
+            let Some(wake) = self.one(open_files).await else { continue };
             break wake;
         };
         let end = Instant::now() + BURST;
-        while wake == Wake::Look {
+        while wake == WatchResult::Changed {
             let until = (Instant::now() + QUIET).min(end);
-            match tokio::time::timeout_at(until, self.one(holds)).await {
-                Ok(Some(Wake::Rearm)) => wake = Wake::Rearm,
+            match tokio::time::timeout_at(until, self.one(open_files)).await {
+                Ok(Some(WatchResult::Replaced)) => wake = WatchResult::Replaced,
                 Ok(_) => {}
                 Err(_) => break,
             }
@@ -136,50 +139,50 @@ impl Watch {
         wake
     }
 
-    /// One event; `None` if it does not matter.
-    async fn one(&mut self, holds: &mut Holds) -> Option<Wake> {
+    /// Reads one event; `None` if it is irrelevant.
+    async fn one(&mut self, open_files: &mut OpenFiles) -> Option<WatchResult> {
         let event = match self.events.next().await {
             Some(Ok(event)) => event,
-            // The instance is unusable: a new one may do.
-            Some(Err(_)) | None => return Some(Wake::Rearm),
+            // This inotify instance is unusable; a new one may work.
+            Some(Err(_)) | None => return Some(WatchResult::Replaced),
         };
         let mask = event.mask;
         if mask.contains(EventMask::Q_OVERFLOW) {
-            holds.clear();
-            return Some(Wake::Look);
+            open_files.clear();
+            return Some(WatchResult::Changed);
         }
         if let Some((link, name)) = &self.link
             && event.wd == *link
         {
-            return (event.name.as_ref() == Some(name)).then_some(Wake::Rearm);
+            return (event.name.as_ref() == Some(name)).then_some(WatchResult::Replaced);
         }
         let own = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::UNMOUNT | EventMask::IGNORED;
         if event.wd == self.main && mask.intersects(own) {
-            return Some(Wake::Rearm);
+            return Some(WatchResult::Replaced);
         }
         let name = event.name?;
         match (&self.target, &self.only) {
             (_, Some(only)) if *only != name => None,
-            (Target::Ancestor(..), _) => Some(Wake::Rearm),
-            (Target::Single(..), _) if mask.contains(EventMask::ISDIR) => Some(Wake::Rearm),
+            (Target::Ancestor(..), _) => Some(WatchResult::Replaced),
+            (Target::Single(..), _) if mask.contains(EventMask::ISDIR) => Some(WatchResult::Replaced),
             (Target::Single(..), _) => {
-                holds.note(OsStr::new(""), mask, Instant::now());
-                Some(Wake::Look)
+                open_files.note(OsStr::new(""), mask, Instant::now());
+                Some(WatchResult::Changed)
             }
-            (Target::Folder(..), _) => folder_event(&name, mask, holds),
+            (Target::Folder(..), _) => folder_event(&name, mask, open_files),
         }
     }
 }
 
-/// Hidden files are not manifests; but names that start with two dots are what links of atomically swapped folders
-/// go through.
-fn folder_event(name: &OsStr, mask: EventMask, holds: &mut Holds) -> Option<Wake> {
+/// Hidden files are not manifests, except that names starting with two dots are the links of atomically swapped
+/// folders.
+fn folder_event(name: &OsStr, mask: EventMask, open_files: &mut OpenFiles) -> Option<WatchResult> {
     let bytes = name.as_bytes();
     if bytes.starts_with(b".") {
-        return bytes.starts_with(b"..").then_some(Wake::Look);
+        return bytes.starts_with(b"..").then_some(WatchResult::Changed);
     }
-    holds.note(name, mask, Instant::now());
-    // A write alone calls for nothing: the file is held until it is closed.
+    open_files.note(name, mask, Instant::now());
+    // A write alone needs no scan: the file is skipped until it is closed.
     let only_written = mask == EventMask::MODIFY;
-    (!only_written).then_some(Wake::Look)
+    (!only_written).then_some(WatchResult::Changed)
 }

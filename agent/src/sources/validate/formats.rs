@@ -17,7 +17,7 @@ const CONFIG_KEY: &str = "a valid config key must consist of alphanumeric charac
 const ENV_NAME: &str =
     "a valid environment variable name must consist only of printable ASCII characters other than '='";
 
-type Complaints = Vec<String>;
+type Problems = Vec<String>;
 
 fn longer_than(text: &str, limit: usize) -> Option<String> {
     (text.len() > limit).then(|| format!("must be no more than {limit} bytes"))
@@ -45,19 +45,19 @@ fn name_shaped(text: &str) -> bool {
 }
 
 /// RFC 1123 label: names of containers, volumes, namespaces, host names.
-pub fn dns_label(text: &str) -> Complaints {
+pub fn dns_label(text: &str) -> Problems {
     let shape = (!label_shaped(text)).then(|| DNS_LABEL.to_owned());
     longer_than(text, 63).into_iter().chain(shape).collect()
 }
 
 /// RFC 1123 subdomain: names of pods and nodes.
-pub fn dns_subdomain(text: &str) -> Complaints {
+pub fn dns_subdomain(text: &str) -> Problems {
     let shape = (!text.split('.').all(label_shaped)).then(|| DNS_SUBDOMAIN.to_owned());
     longer_than(text, 253).into_iter().chain(shape).collect()
 }
 
 /// A DNS search path: like a subdomain, but underscores, a single dot and one trailing dot are allowed.
-pub fn dns_search(text: &str) -> Complaints {
+pub fn dns_search(text: &str) -> Problems {
     if text == "." {
         return Vec::new();
     }
@@ -68,8 +68,8 @@ pub fn dns_search(text: &str) -> Complaints {
 }
 
 /// `[prefix/]name`: keys of labels and annotations, types of conditions.
-pub fn qualified_name(text: &str) -> Complaints {
-    let mut complaints = Vec::new();
+pub fn qualified_name(text: &str) -> Problems {
+    let mut problems = Vec::new();
     let name = match text.split_once('/') {
         Some((_, rest)) if rest.contains('/') => {
             return vec![format!(
@@ -78,81 +78,81 @@ pub fn qualified_name(text: &str) -> Complaints {
             )];
         }
         Some(("", rest)) => {
-            complaints.push("prefix part must be non-empty".to_owned());
+            problems.push("prefix part must be non-empty".to_owned());
             rest
         }
         Some((prefix, rest)) => {
-            complaints.extend(dns_subdomain(prefix).into_iter().map(|c| format!("prefix part {c}")));
+            problems.extend(dns_subdomain(prefix).into_iter().map(|c| format!("prefix part {c}")));
             rest
         }
         None => text,
     };
     if name.is_empty() {
-        complaints.push("name part must be non-empty".to_owned());
+        problems.push("name part must be non-empty".to_owned());
     }
-    complaints.extend(longer_than(name, 63).map(|c| format!("name part {c}")));
+    problems.extend(longer_than(name, 63).map(|c| format!("name part {c}")));
     if !name_shaped(name) {
-        complaints.push(format!("name part {QUALIFIED_NAME}"));
+        problems.push(format!("name part {QUALIFIED_NAME}"));
     }
-    complaints
+    problems
 }
 
 /// The value of a label.
-pub fn label_value(text: &str) -> Complaints {
+pub fn label_value(text: &str) -> Problems {
     let shape = (!text.is_empty() && !name_shaped(text)).then(|| LABEL_VALUE.to_owned());
     longer_than(text, 63).into_iter().chain(shape).collect()
 }
 
 /// The name of an environment variable: printable ASCII without `=`.
-pub fn env_name(text: &str) -> Complaints {
+pub fn env_name(text: &str) -> Problems {
     let good = !text.is_empty() && text.bytes().all(|b| (0x20..0x7f).contains(&b) && b != b'=');
     (!good).then(|| ENV_NAME.to_owned()).into_iter().collect()
 }
 
 /// A key of a config map or secret, which becomes a file name.
-pub fn config_key(text: &str) -> Complaints {
-    let mut complaints: Complaints = longer_than(text, 253).into_iter().collect();
+pub fn config_key(text: &str) -> Problems {
+    let mut problems: Problems = longer_than(text, 253).into_iter().collect();
     if text.is_empty() || !text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
-        complaints.push(CONFIG_KEY.to_owned());
+        problems.push(CONFIG_KEY.to_owned());
     }
     match text {
-        "." => complaints.push("must not be '.'".to_owned()),
-        ".." => complaints.push("must not be '..'".to_owned()),
-        _ if text.starts_with("..") => complaints.push("must not start with '..'".to_owned()),
+        "." => problems.push("must not be '.'".to_owned()),
+        ".." => problems.push("must not be '..'".to_owned()),
+        _ if text.starts_with("..") => problems.push("must not start with '..'".to_owned()),
         _ => {}
     }
-    complaints
+    problems
 }
 
 /// IANA service name: the name of a port.
-pub fn port_name(text: &str) -> Complaints {
-    let mut complaints = Vec::new();
+pub fn port_name(text: &str) -> Problems {
+    let mut problems = Vec::new();
     if text.len() > 15 {
-        complaints.push("must be no more than 15 characters".to_owned());
+        problems.push("must be no more than 15 characters".to_owned());
     }
     if text.is_empty() || !text.bytes().all(|b| lower_alnum(b) || b == b'-') {
-        complaints.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
+        problems.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
     }
     if !text.bytes().any(|b| b.is_ascii_lowercase()) {
-        complaints.push("must contain at least one letter (a-z)".to_owned());
+        problems.push("must contain at least one letter (a-z)".to_owned());
     }
     if text.contains("--") {
-        complaints.push("must not contain consecutive hyphens".to_owned());
+        problems.push("must not contain consecutive hyphens".to_owned());
     }
     if text.starts_with('-') || text.ends_with('-') {
-        complaints.push("must not begin or end with a hyphen".to_owned());
+        problems.push("must not begin or end with a hyphen".to_owned());
     }
-    complaints
+    problems
 }
 
 /// A port number.
-pub fn port(number: i32) -> Complaints {
+pub fn port(number: i32) -> Problems {
     let good = (1..=65_535).contains(&number);
     (!good).then(|| "must be between 1 and 65535, inclusive".to_owned()).into_iter().collect()
 }
 
 /// An IP address of either family.
-pub fn ip(text: &str) -> Complaints {
+pub fn ip(text: &str) -> Problems {
     let good = text.parse::<std::net::IpAddr>().is_ok();
     (!good).then(|| "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned()).into_iter().collect()
 }
@@ -164,7 +164,7 @@ pub fn sysctl(text: &str) -> bool {
 }
 
 /// Something that is safe as one component of a path: what UIDs become on the node.
-pub fn path_component(text: &str) -> Complaints {
+pub fn path_component(text: &str) -> Problems {
     let good = !text.is_empty()
         && text.len() <= 128
         && text != "."
@@ -180,7 +180,7 @@ pub fn path_component(text: &str) -> Complaints {
 mod tests {
     use super::*;
 
-    fn check(format: fn(&str) -> Complaints, good: &[&str], bad: &[&str]) {
+    fn check(format: fn(&str) -> Problems, good: &[&str], bad: &[&str]) {
         for text in good {
             assert_eq!(format(text), Vec::<String>::new(), "{text:?} is good");
         }

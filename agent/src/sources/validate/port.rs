@@ -17,9 +17,9 @@ pub fn check_all(ports: &[ContainerPort], host_network: bool, path: &Path, findi
         let path = path.index(i);
         let name = text(&port.name);
         if !name.is_empty() {
-            let complaints = formats::port_name(name);
-            let good = complaints.is_empty();
-            findings.invalid_each(&path.child("name"), name, complaints);
+            let problems = formats::port_name(name);
+            let good = problems.is_empty();
+            findings.invalid_each(&path.child("name"), name, problems);
             if good {
                 first_of_its_name(name, &mut names, &path.child("name"), findings);
             }

@@ -43,9 +43,9 @@ pub fn check_all<'a>(volumes: &'a [Volume], path: &Path, findings: &mut Findings
         if volume.name.is_empty() {
             findings.required(&path.child("name"), "");
         } else {
-            let complaints = formats::dns_label(&volume.name);
-            let good = complaints.is_empty();
-            findings.invalid_each(&path.child("name"), &volume.name, complaints);
+            let problems = formats::dns_label(&volume.name);
+            let good = problems.is_empty();
+            findings.invalid_each(&path.child("name"), &volume.name, problems);
             if good && first_of_its_name(&volume.name, &mut seen, &path.child("name"), findings) {
                 usable.insert(volume.name.as_str(), kind(volume));
             }
