@@ -1,7 +1,7 @@
-//! Mirror pods: the API's copies of static pods, made and unmade here. They show what the node runs, and decide nothing.
+//! Mirror pods: the API objects that represent static pods. They influence no container.
 //!
-//! Level-triggered by full name: the sync loop says what is wanted, the difference to the mirror known from the API
-//! becomes one call at a time. Nothing is done without an API server, or before the own Node is known.
+//! Level-triggered by full name: the difference between the desired mirror pod and the one known from the API becomes
+//! one call at a time. Without an API server, and before the own Node is known, no call is made.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,18 +26,18 @@ use crate::status::manager::PodApi;
 use crate::status::manager::PodApiError;
 use crate::status::manager::retry_after;
 
-/// A mirror that was made but is not shown by the watch after this time may be gone again.
+/// A mirror pod that was created and does not appear in the watch within this time counts as deleted.
 const SHOWN_LIMIT: Duration = Duration::from_secs(10);
 
-/// What is wanted of a full name's mirror.
+/// What to do about the mirror pod of a full name.
 #[derive(Clone, Debug)]
-pub enum Wish {
-    /// It shall show this static pod.
-    Show(Pod),
-    /// It may stay and is not made anew: its static pod is ending, or has ended.
-    Leave,
-    /// There is no such static pod.
-    Gone,
+pub enum MirrorAction {
+    /// Create it, or replace one that does not match this static pod.
+    Ensure(Pod),
+    /// Keep an existing one and create none: the static pod is terminating or has terminated.
+    Keep,
+    /// Delete it: there is no such static pod.
+    Delete,
 }
 
 /// The mirror pods of this node. Owned by the sync loop.
@@ -45,38 +45,38 @@ pub struct Mirrors {
     api: Option<Arc<dyn PodApi>>,
     node: watch::Receiver<Option<Arc<Node>>>,
     names: HashMap<String, Name>,
-    calls: JoinSet<(String, Due, Result<Option<ApiPod>, PodApiError>)>,
+    calls: JoinSet<(String, Call, Result<Option<ApiPod>, PodApiError>)>,
     timers: DelayQueue<String>,
 }
 
-/// What is known of one full name beyond what the watch shows.
+/// State of one full name beyond the watch.
 #[derive(Debug, Default)]
 struct Name {
     busy: bool,
-    /// To be looked at again when a timer fires, not before.
-    waits: bool,
+    /// The last call failed: nothing is done before the timer fires.
+    backing_off: bool,
     failures: u32,
-    /// Made by us and not yet shown.
+    /// Created by this agent and not in the watch yet.
     made: Option<ApiPod>,
-    /// Deleted by us and perhaps still shown.
+    /// Deleted by this agent and possibly still in the watch.
     deleted: Option<PodRef>,
 }
 
-/// One call, or none.
+/// One API call, or none.
 #[derive(Clone, Debug, PartialEq)]
-enum Due {
+enum Call {
     Nothing,
     Create(Box<ApiPod>),
     Delete(PodRef),
 }
 
 impl Mirrors {
-    /// Through these calls, owned by this Node.
+    /// Mirror pods managed through `api` and owned by `node`.
     pub fn new(api: Arc<dyn PodApi>, node: watch::Receiver<Option<Arc<Node>>>) -> Self {
         Self { api: Some(api), ..Self::idle(node) }
     }
 
-    /// None at all: there is no API server.
+    /// Manages no mirror pods: there is no API server.
     pub fn none() -> Self {
         Self::idle(watch::channel(None).1)
     }
@@ -85,16 +85,17 @@ impl Mirrors {
         Self { api: None, node, names: HashMap::new(), calls: JoinSet::new(), timers: DelayQueue::new() }
     }
 
-    /// Takes the next step from the mirror the watch shows to what is wanted, unless one is under way.
-    pub fn keep(&mut self, full_name: &str, wish: &Wish, shown: Option<&Pod>) {
+    /// Starts the next API call towards `action`, unless one is in flight or backing off. `shown` is the mirror pod in the
+    /// watch.
+    pub fn reconcile(&mut self, full_name: &str, action: &MirrorAction, shown: Option<&Pod>) {
         let Some(api) = self.api.clone() else { return };
         let Some(node) = self.node.borrow().clone() else { return };
         let name = self.names.entry(full_name.to_owned()).or_default();
-        if name.busy || name.waits {
+        if name.busy || name.backing_off {
             return;
         }
-        let due = due(wish, name.present(shown.map(|pod| &**pod)), &node);
-        if due == Due::Nothing {
+        let due = next_call(action, name.present(shown.map(|pod| &**pod)), &node);
+        if due == Call::Nothing {
             if name.is_forgettable() {
                 self.names.remove(full_name);
             }
@@ -104,16 +105,16 @@ impl Mirrors {
         let full_name = full_name.to_owned();
         self.calls.spawn(async move {
             let result = match &due {
-                Due::Nothing => Ok(None),
-                Due::Create(pod) => api.create(pod).await.map(Some),
-                Due::Delete(pod) => api.delete(pod).await.map(|()| None),
+                Call::Nothing => Ok(None),
+                Call::Create(pod) => api.create(pod).await.map(Some),
+                Call::Delete(pod) => api.delete(pod).await.map(|()| None),
             };
             (full_name, due, result)
         });
     }
 
-    /// The watch showed that this mirror pod is gone.
-    pub fn vanished(&mut self, mirror: &ApiPod) {
+    /// The watch reported that this mirror pod was deleted.
+    pub fn removed(&mut self, mirror: &ApiPod) {
         let reference = pod_ref(mirror);
         if let Some(name) = self.names.get_mut(&reference.full_name()) {
             name.made.take_if(|made| made.metadata.uid == mirror.metadata.uid);
@@ -121,18 +122,18 @@ impl Mirrors {
         }
     }
 
-    /// Waits for a reason to look at mirror pods again: at one of this full name, or at all (`None`).
-    pub async fn news(&mut self) -> Option<String> {
+    /// Waits until the mirror pod of this full name, or all of them (`None`), must be reconciled again. Cancel-safe.
+    pub async fn changed(&mut self) -> Option<String> {
         loop {
             tokio::select! {
                 Some(Ok((name, due, result))) = self.calls.join_next(), if !self.calls.is_empty() => {
-                    self.answered(&name, &due, result);
+                    self.on_call_result(&name, &due, result);
                     return Some(name);
                 }
                 Some(due) = self.timers.next(), if !self.timers.is_empty() => {
                     let full_name = due.into_inner();
                     if let Some(name) = self.names.get_mut(&full_name) {
-                        name.waits = false;
+                        name.backing_off = false;
                         name.made = None;
                     }
                     return Some(full_name);
@@ -143,7 +144,7 @@ impl Mirrors {
         }
     }
 
-    fn answered(&mut self, full_name: &str, due: &Due, result: Result<Option<ApiPod>, PodApiError>) {
+    fn on_call_result(&mut self, full_name: &str, due: &Call, result: Result<Option<ApiPod>, PodApiError>) {
         let Some(name) = self.names.get_mut(full_name) else { return };
         name.busy = false;
         match (due, result) {
@@ -153,7 +154,7 @@ impl Mirrors {
                 name.made = Some(made);
                 self.timers.insert(full_name.to_owned(), SHOWN_LIMIT);
             }
-            (Due::Delete(gone), Ok(None) | Err(PodApiError::NotFound | PodApiError::Conflict(_))) => {
+            (Call::Delete(gone), Ok(None) | Err(PodApiError::NotFound | PodApiError::Conflict(_))) => {
                 tracing::info!(pod = full_name, "mirror pod deleted");
                 name.failures = 0;
                 name.made.take_if(|made| pod_ref(made) == *gone);
@@ -162,9 +163,9 @@ impl Mirrors {
             (_, Ok(None)) => {}
             (_, Err(error)) => {
                 name.failures = name.failures.saturating_add(1);
-                name.waits = true;
+                name.backing_off = true;
                 let wait = retry_after(name.failures, fastrand::f64());
-                tracing::warn!(pod = full_name, %error, retry_in = ?wait, "mirror pod not made or deleted");
+                tracing::warn!(pod = full_name, %error, retry_in = ?wait, "cannot create or delete the mirror pod");
                 self.timers.insert(full_name.to_owned(), wait);
             }
         }
@@ -172,7 +173,7 @@ impl Mirrors {
 }
 
 impl Name {
-    /// The mirror as of our own last call, where the watch is behind.
+    /// The mirror pod as of the last call, where the watch lags behind.
     fn present<'a>(&'a self, shown: Option<&'a ApiPod>) -> Option<&'a ApiPod> {
         let outdated = |pod: &&ApiPod| self.deleted.as_ref() == Some(&pod_ref(pod));
         shown.filter(|pod| !outdated(pod)).or(self.made.as_ref())
@@ -183,21 +184,21 @@ impl Name {
     }
 }
 
-fn due(wish: &Wish, mirror: Option<&ApiPod>, node: &Node) -> Due {
-    match (wish, mirror) {
-        (Wish::Show(pod), None) if node.metadata.deletion_timestamp.is_none() => {
-            Due::Create(Box::new(mirror_pod(pod, node)))
+fn next_call(action: &MirrorAction, mirror: Option<&ApiPod>, node: &Node) -> Call {
+    match (action, mirror) {
+        (MirrorAction::Ensure(pod), None) if node.metadata.deletion_timestamp.is_none() => {
+            Call::Create(Box::new(mirror_pod(pod, node)))
         }
-        (Wish::Show(pod), Some(mirror)) if is_mirror_of(mirror, pod) && !spec::deletion_requested(mirror) => {
-            Due::Nothing
+        (MirrorAction::Ensure(pod), Some(mirror)) if is_mirror_of(mirror, pod) && !spec::deletion_requested(mirror) => {
+            Call::Nothing
         }
-        (Wish::Leave, Some(mirror)) if !spec::deletion_requested(mirror) => Due::Nothing,
-        (_, Some(mirror)) => Due::Delete(pod_ref(mirror)),
-        (_, None) => Due::Nothing,
+        (MirrorAction::Keep, Some(mirror)) if !spec::deletion_requested(mirror) => Call::Nothing,
+        (_, Some(mirror)) => Call::Delete(pod_ref(mirror)),
+        (_, None) => Call::Nothing,
     }
 }
 
-/// The copy of a static pod, owned by its Node so that it goes with it.
+/// The copy of a static pod, owned by its Node so that it is garbage-collected with it.
 fn mirror_pod(pod: &ApiPod, node: &Node) -> ApiPod {
     let mut mirror = ApiPod { status: None, ..pod.clone() };
     let annotations = mirror.metadata.annotations.get_or_insert_default();

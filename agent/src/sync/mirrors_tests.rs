@@ -92,136 +92,136 @@ fn a_mirror_is_the_pod_with_its_hash_and_its_owner() {
 
 #[test]
 fn what_is_due() {
-    let show = Wish::Show(static_pod("h"));
-    let create = || Due::Create(Box::new(mirror_pod(&static_pod("h"), &node())));
+    let show = MirrorAction::Ensure(static_pod("h"));
+    let create = || Call::Create(Box::new(mirror_pod(&static_pod("h"), &node())));
     let mut leaving = (*node()).clone();
     leaving.metadata.deletion_timestamp = Some(crate::model::testing::time(Duration::ZERO));
-    let table: [(&Wish, Option<ApiPod>, &Node, Due); 10] = [
+    let table: [(&MirrorAction, Option<ApiPod>, &Node, Call); 10] = [
         (&show, None, &node(), create()),
-        (&show, None, &leaving, Due::Nothing),
-        (&show, Some(mirror("h", "m")), &node(), Due::Nothing),
-        (&show, Some(mirror("other", "m")), &node(), Due::Delete(reference("m"))),
-        (&show, Some(ending(mirror("h", "m"))), &node(), Due::Delete(reference("m"))),
-        (&Wish::Leave, None, &node(), Due::Nothing),
-        (&Wish::Leave, Some(mirror("other", "m")), &node(), Due::Nothing),
-        (&Wish::Leave, Some(ending(mirror("h", "m"))), &node(), Due::Delete(reference("m"))),
-        (&Wish::Gone, None, &node(), Due::Nothing),
-        (&Wish::Gone, Some(mirror("h", "m")), &node(), Due::Delete(reference("m"))),
+        (&show, None, &leaving, Call::Nothing),
+        (&show, Some(mirror("h", "m")), &node(), Call::Nothing),
+        (&show, Some(mirror("other", "m")), &node(), Call::Delete(reference("m"))),
+        (&show, Some(ending(mirror("h", "m"))), &node(), Call::Delete(reference("m"))),
+        (&MirrorAction::Keep, None, &node(), Call::Nothing),
+        (&MirrorAction::Keep, Some(mirror("other", "m")), &node(), Call::Nothing),
+        (&MirrorAction::Keep, Some(ending(mirror("h", "m"))), &node(), Call::Delete(reference("m"))),
+        (&MirrorAction::Delete, None, &node(), Call::Nothing),
+        (&MirrorAction::Delete, Some(mirror("h", "m")), &node(), Call::Delete(reference("m"))),
     ];
-    for (wish, mirror, node, expected) in table {
-        assert_eq!(due(wish, mirror.as_ref(), node), expected, "{wish:?} {:?}", mirror.map(|m| m.metadata));
+    for (action, mirror, node, expected) in table {
+        assert_eq!(next_call(action, mirror.as_ref(), node), expected, "{action:?} {:?}", mirror.map(|m| m.metadata));
     }
 }
 
-struct Site {
+struct Setup {
     api: Arc<Api>,
     mirrors: Mirrors,
     node: watch::Sender<Option<Arc<Node>>>,
 }
 
-fn site(own: Option<Arc<Node>>) -> Site {
+fn setup(own: Option<Arc<Node>>) -> Setup {
     let (node, receiver) = watch::channel(own);
     let api = Arc::new(Api::default());
-    Site { mirrors: Mirrors::new(api.clone(), receiver), api, node }
+    Setup { mirrors: Mirrors::new(api.clone(), receiver), api, node }
 }
 
-impl Site {
-    fn keep(&mut self, wish: &Wish, shown: Option<&ApiPod>) {
-        self.mirrors.keep("web-node_default", wish, shown.map(|pod| Arc::new(pod.clone())).as_ref());
+impl Setup {
+    fn reconcile(&mut self, action: &MirrorAction, shown: Option<&ApiPod>) {
+        self.mirrors.reconcile("web-node_default", action, shown.map(|pod| Arc::new(pod.clone())).as_ref());
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn nothing_before_the_own_node_is_known() {
-    let mut site = site(None);
-    let show = Wish::Show(static_pod("h"));
-    site.keep(&show, None);
-    site.node.send_replace(Some(node()));
-    assert_eq!(site.mirrors.news().await, None, "all names are to be looked at");
-    site.keep(&show, None);
-    assert_eq!(site.mirrors.news().await.as_deref(), Some("web-node_default"));
-    assert_eq!(site.api.calls(), ["create h"]);
+    let mut setup = setup(None);
+    let show = MirrorAction::Ensure(static_pod("h"));
+    setup.reconcile(&show, None);
+    setup.node.send_replace(Some(node()));
+    assert_eq!(setup.mirrors.changed().await, None, "all names are to be looked at");
+    setup.reconcile(&show, None);
+    assert_eq!(setup.mirrors.changed().await.as_deref(), Some("web-node_default"));
+    assert_eq!(setup.api.calls(), ["create h"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_is_made_once_although_the_watch_lags() {
-    let mut site = site(Some(node()));
-    let show = Wish::Show(static_pod("h"));
+    let mut setup = setup(Some(node()));
+    let show = MirrorAction::Ensure(static_pod("h"));
     for _ in 0..3 {
-        site.keep(&show, None);
+        setup.reconcile(&show, None);
     }
-    site.mirrors.news().await;
-    site.keep(&show, None);
-    site.keep(&show, Some(&mirror("h", "made")));
-    assert_eq!(site.api.calls(), ["create h"]);
+    setup.mirrors.changed().await;
+    setup.reconcile(&show, None);
+    setup.reconcile(&show, Some(&mirror("h", "made")));
+    assert_eq!(setup.api.calls(), ["create h"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn another_content_deletes_and_makes_at_once() {
-    let mut site = site(Some(node()));
-    let show = Wish::Show(static_pod("new"));
+    let mut setup = setup(Some(node()));
+    let show = MirrorAction::Ensure(static_pod("new"));
     let old = mirror("old", "m");
-    site.keep(&show, Some(&old));
-    site.mirrors.news().await;
-    site.keep(&show, Some(&old));
-    site.mirrors.news().await;
-    site.keep(&show, Some(&old));
-    assert_eq!(site.api.calls(), ["delete m", "create new"], "the watch still shows the old one");
+    setup.reconcile(&show, Some(&old));
+    setup.mirrors.changed().await;
+    setup.reconcile(&show, Some(&old));
+    setup.mirrors.changed().await;
+    setup.reconcile(&show, Some(&old));
+    assert_eq!(setup.api.calls(), ["delete m", "create new"], "the watch still shows the old one");
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_just_made_is_deleted_once_when_its_pod_changes() {
-    let mut site = site(Some(node()));
-    site.keep(&Wish::Show(static_pod("old")), None);
-    site.mirrors.news().await;
+    let mut setup = setup(Some(node()));
+    setup.reconcile(&MirrorAction::Ensure(static_pod("old")), None);
+    setup.mirrors.changed().await;
     let made = mirror("old", "made");
     for _ in 0..2 {
-        site.keep(&Wish::Show(static_pod("new")), Some(&made));
-        site.mirrors.news().await;
+        setup.reconcile(&MirrorAction::Ensure(static_pod("new")), Some(&made));
+        setup.mirrors.changed().await;
     }
-    assert_eq!(site.api.calls(), ["create old", "delete made", "create new"]);
+    assert_eq!(setup.api.calls(), ["create old", "delete made", "create new"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_that_was_deleted_is_made_again() {
-    let mut site = site(Some(node()));
-    let show = Wish::Show(static_pod("h"));
-    site.keep(&show, None);
-    site.mirrors.news().await;
+    let mut setup = setup(Some(node()));
+    let show = MirrorAction::Ensure(static_pod("h"));
+    setup.reconcile(&show, None);
+    setup.mirrors.changed().await;
     let made = mirror("h", "made");
-    site.keep(&show, Some(&made));
-    site.mirrors.vanished(&made);
-    site.keep(&show, None);
-    site.mirrors.news().await;
-    assert_eq!(site.api.calls(), ["create h", "create h"]);
+    setup.reconcile(&show, Some(&made));
+    setup.mirrors.removed(&made);
+    setup.reconcile(&show, None);
+    setup.mirrors.changed().await;
+    assert_eq!(setup.api.calls(), ["create h", "create h"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn failures_are_retried() {
-    let mut site = site(Some(node()));
-    let show = Wish::Show(static_pod("h"));
+    let mut setup = setup(Some(node()));
+    let show = MirrorAction::Ensure(static_pod("h"));
     let lost = || PodApiError::Unanswered("lost".into());
-    site.api.failures.lock().unwrap().extend([lost(), PodApiError::Conflict("exists".into()), lost()]);
+    setup.api.failures.lock().unwrap().extend([lost(), PodApiError::Conflict("exists".into()), lost()]);
     let began = Instant::now();
-    site.keep(&show, None);
-    while site.api.calls().len() < 4 {
-        site.mirrors.news().await;
-        site.keep(&show, None);
+    setup.reconcile(&show, None);
+    while setup.api.calls().len() < 4 {
+        setup.mirrors.changed().await;
+        setup.reconcile(&show, None);
     }
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
-    site.keep(&show, None);
-    assert_eq!(site.api.calls(), ["create h"; 4]);
+    setup.reconcile(&show, None);
+    assert_eq!(setup.api.calls(), ["create h"; 4]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_mirror_that_is_gone_already_counts_as_deleted() {
-    let mut site = site(Some(node()));
-    site.api.failures.lock().unwrap().extend([PodApiError::NotFound]);
-    site.keep(&Wish::Gone, Some(&mirror("h", "m")));
-    site.mirrors.news().await;
-    site.keep(&Wish::Gone, Some(&mirror("h", "m")));
-    site.mirrors.vanished(&mirror("h", "m"));
-    site.keep(&Wish::Gone, None);
-    assert_eq!(site.api.calls(), ["delete m"]);
-    assert!(site.mirrors.names.is_empty(), "nothing is remembered of it");
+    let mut setup = setup(Some(node()));
+    setup.api.failures.lock().unwrap().extend([PodApiError::NotFound]);
+    setup.reconcile(&MirrorAction::Delete, Some(&mirror("h", "m")));
+    setup.mirrors.changed().await;
+    setup.reconcile(&MirrorAction::Delete, Some(&mirror("h", "m")));
+    setup.mirrors.removed(&mirror("h", "m"));
+    setup.reconcile(&MirrorAction::Delete, None);
+    assert_eq!(setup.api.calls(), ["delete m"]);
+    assert!(setup.mirrors.names.is_empty(), "nothing is remembered of it");
 }

@@ -1,17 +1,17 @@
-//! Order and dispatch: desired pods on one side, what happened on the other, handed to the pods' workers. Mirror pods
-//! are kept in line here too; they never reach a worker.
+//! The sync loop: dispatches updates of desired pods and changes reported by the PLEG to pod workers. Reconciles mirror
+//! pods, which never reach a worker.
 
+mod kill_requests;
 mod mirrors;
-mod orders;
 mod shared;
 mod task;
 
 pub mod pods;
 
+pub use kill_requests::KILL_CAPACITY;
+pub use kill_requests::KillRequest;
+pub use kill_requests::SyncRequests;
 pub use mirrors::Mirrors;
-pub use orders::KillOrder;
-pub use orders::ORDER_CAPACITY;
-pub use orders::Orders;
 pub use shared::SharedPods;
 pub use task::Leftovers;
 pub use task::SyncLoop;

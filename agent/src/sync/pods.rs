@@ -1,7 +1,7 @@
 //! The desired pods as the sync loop knows them, by UID and by full name, with the API copies (mirror pods) of static
 //! pods kept apart. Pure bookkeeping: no API calls, no decisions.
 //!
-//! A mirror pod never stands for itself: who asks for it by UID or full name is led to its static pod.
+//! A mirror pod is never a pod of its own: look-ups by UID or full name find its static pod.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -22,23 +22,23 @@ fn annotation<'a>(pod: &'a ApiPod, key: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Where the pod comes from, as its annotation says.
+/// The source named by the annotation `kubernetes.io/config.source`.
 pub fn source_of(pod: &ApiPod) -> Option<ConfigSource> {
     let name = annotation(pod, CONFIG_SOURCE)?;
     [ConfigSource::File, ConfigSource::Http, ConfigSource::Api].into_iter().find(|source| source.as_str() == name)
 }
 
-/// A pod this node has from elsewhere than the API.
+/// A pod from another source than the API server.
 pub fn is_static(pod: &ApiPod) -> bool {
     source_of(pod).is_some_and(|source| source != ConfigSource::Api)
 }
 
-/// An API object that only shows a static pod.
+/// An API object that represents a static pod.
 pub fn is_mirror(pod: &ApiPod) -> bool {
     annotation(pod, CONFIG_MIRROR).is_some()
 }
 
-/// `mirror` shows this very static pod: same name and namespace, made from the same content.
+/// `mirror` represents this static pod: same name, namespace and hash.
 pub fn is_mirror_of(mirror: &ApiPod, pod: &ApiPod) -> bool {
     let hash = annotation(pod, CONFIG_HASH);
     mirror.metadata.name == pod.metadata.name
@@ -47,15 +47,15 @@ pub fn is_mirror_of(mirror: &ApiPod, pod: &ApiPod) -> bool {
         && annotation(mirror, CONFIG_MIRROR) == hash
 }
 
-/// Pods by UID, and the newest of each full name.
+/// Index of pods by UID, and of the newest pod of each full name.
 #[derive(Debug, Default)]
-struct Shelf {
+struct NameIndex {
     by_uid: HashMap<PodUid, Pod>,
     /// Full name to UID: where two pods share a name, the one set last.
     by_name: HashMap<String, PodUid>,
 }
 
-impl Shelf {
+impl NameIndex {
     fn set(&mut self, reference: &PodRef, pod: Pod) {
         self.by_name.insert(reference.full_name(), reference.uid.clone());
         self.by_uid.insert(reference.uid.clone(), pod);
@@ -78,8 +78,8 @@ impl Shelf {
 /// All pods of this node, as desired. Only the sync loop writes it.
 #[derive(Debug, Default)]
 pub struct Pods {
-    pods: Shelf,
-    mirrors: Shelf,
+    pods: NameIndex,
+    mirrors: NameIndex,
     /// UID of a mirror pod to that of its static pod; stays until the mirror goes, even if the static pod goes first.
     translation: HashMap<PodUid, PodUid>,
 }
@@ -133,7 +133,7 @@ impl Pods {
         self.mirrors.by_uid.values()
     }
 
-    /// The static pod that a mirror pod shows.
+    /// The static pod that a mirror pod represents.
     pub fn of_mirror(&self, mirror: &ApiPod) -> Option<&Pod> {
         self.pods.named(&pod_ref(mirror).full_name())
     }
@@ -234,7 +234,7 @@ mod tests {
     fn kinds_of_pods() {
         let api = pod("a", "1", &[(CONFIG_SOURCE, "api")]);
         let bare = pod("a", "1", &[]);
-        let odd = pod("a", "1", &[(CONFIG_SOURCE, "carrier pigeon")]);
+        let odd = pod("a", "1", &[(CONFIG_SOURCE, "other")]);
         assert!(is_static(&static_pod("a", "1")) && is_static(&pod("a", "1", &[(CONFIG_SOURCE, "http")])));
         assert!(!is_static(&api) && !is_static(&bare) && !is_static(&odd));
         assert!(is_mirror(&mirror("a", "2", "1")) && !is_mirror(&static_pod("a", "1")));

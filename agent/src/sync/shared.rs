@@ -1,4 +1,4 @@
-//! The desired pods where servers can read them. Only the sync loop writes.
+//! Desired pods, shared with the servers. Only the sync loop writes.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use crate::model::Pod;
 use crate::model::PodUid;
 use crate::status::ApiCopies;
 
-/// Desired pods and the sync loop's pulse. Cheap to clone; locks are held for a look only.
+/// Desired pods and the time of the sync loop's last iteration. Cheap to clone; no lock is held across an await.
 #[derive(Clone, Debug, Default)]
 pub struct SharedPods {
     inner: Arc<Mutex<Inner>>,
@@ -21,7 +21,7 @@ pub struct SharedPods {
 #[derive(Debug, Default)]
 struct Inner {
     pods: Pods,
-    last_turn: Option<Instant>,
+    last_iteration: Option<Instant>,
 }
 
 impl SharedPods {
@@ -38,9 +38,9 @@ impl SharedPods {
         self.lock().pods.remove(pod);
     }
 
-    /// The sync loop has come round.
-    pub(super) fn turn(&self) {
-        self.lock().last_turn = Some(Instant::now());
+    /// Called by the sync loop in each iteration.
+    pub(super) fn record_iteration(&self) {
+        self.lock().last_iteration = Some(Instant::now());
     }
 
     /// The pod with this UID; mirror pods are not among them.
@@ -64,9 +64,9 @@ impl SharedPods {
         (inner.pods.by_full_name(full_name).cloned(), inner.pods.mirror_named(full_name).cloned())
     }
 
-    /// When the sync loop last had something to do or took its pulse; `None` before it has started.
-    pub fn last_turn(&self) -> Option<Instant> {
-        self.lock().last_turn
+    /// When the sync loop last began an iteration; `None` before it has started.
+    pub fn last_iteration(&self) -> Option<Instant> {
+        self.lock().last_iteration
     }
 }
 

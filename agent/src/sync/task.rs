@@ -10,11 +10,11 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::kill_requests::KillRequest;
+use super::kill_requests::SyncRequests;
+use super::kill_requests::bound_grace_period;
+use super::mirrors::MirrorAction;
 use super::mirrors::Mirrors;
-use super::mirrors::Wish;
-use super::orders::KillOrder;
-use super::orders::Orders;
-use super::orders::mind_the_grace;
 use super::pods::is_mirror;
 use super::shared::SharedPods;
 use crate::model::Clock;
@@ -46,7 +46,7 @@ const HOUSEKEEPING_DELAY: Duration = Duration::from_millis(100);
 const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(2);
 
 /// The loop shows that it is alive at least this often.
-const PULSE: Duration = Duration::from_secs(60);
+const MAX_IDLE: Duration = Duration::from_secs(60);
 /// How long workers may take to complete what they are doing when the agent ends.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -90,7 +90,7 @@ pub struct SyncLoop {
     /// The API's copies of static pods.
     pub mirrors: Mirrors,
     /// What other rooms ask for.
-    pub orders: Orders,
+    pub requests: SyncRequests,
     /// Told of the API server's pods.
     pub startups: Startups,
     /// What dead pods leave.
@@ -112,24 +112,24 @@ impl SyncLoop {
                     None => std::future::pending().await,
                 }
             };
-            self.pods.turn();
+            self.pods.record_iteration();
             tokio::select! {
                 () = shutdown.cancelled() => break,
-                () = tokio::time::sleep(PULSE) => {}
+                () = tokio::time::sleep(MAX_IDLE) => {}
                 Some(update) = updates.recv() => self.on_update(update),
-                news = pleg.changed_pods() => self.on_news(news),
+                uids = pleg.changed_pods() => self.on_pleg_change(uids),
                 _ = self.workers.finished() => self.housekeep_soon(HOUSEKEEPING_DELAY),
-                name = self.mirrors.news() => self.keep_mirrors(name),
-                Some(order) = self.orders.kills.recv() => self.kill(order),
+                name = self.mirrors.changed() => self.reconcile_mirrors(name),
+                Some(order) = self.requests.kills.recv() => self.kill(order),
                 Ok(()) = addresses.changed() => self.workers.poke_all(),
-                () = due => self.keep_house(),
+                () = due => self.housekeeping_pass(),
             }
         }
         self.workers.stop(DRAIN).await;
     }
 
     fn on_update(&mut self, update: PodUpdate) {
-        self.note_starts(&update);
+        self.observe_starts(&update);
         let source = match update {
             PodUpdate::Add(source, mut pods) => {
                 pods.sort_by(|a, b| a.metadata.creation_timestamp.cmp(&b.metadata.creation_timestamp));
@@ -153,7 +153,7 @@ impl SyncLoop {
     }
 
     /// Pods of the API server arrive as they are there: what starts take is measured by that.
-    fn note_starts(&self, update: &PodUpdate) {
+    fn observe_starts(&self, update: &PodUpdate) {
         let now = self.clock.wall();
         match update {
             PodUpdate::Add(ConfigSource::Api, pods)
@@ -174,7 +174,7 @@ impl SyncLoop {
         let unheard = source == ConfigSource::Api && self.sources.waiting_for().contains(&source);
         self.sources.mark_seen(source);
         if unheard {
-            self.keep_mirrors(None);
+            self.reconcile_mirrors(None);
         }
         if !before && self.sources.all_ready() {
             self.housekeep_soon(HOUSEKEEPING_DELAY);
@@ -192,7 +192,7 @@ impl SyncLoop {
         } else if !self.reject_unsupported(&pod) && !self.reject_at_shutdown(&pod) {
             self.workers.request(&id, Request::Create(pod.clone()));
         }
-        self.keep_mirror_of(&pod);
+        self.reconcile_mirror_of(&pod);
     }
 
     /// A pod that needs what this agent lacks is refused whole, never half-run. One that is over or to be deleted is not
@@ -214,7 +214,7 @@ impl SyncLoop {
     /// No pod begins on a machine that goes down. One that was there before keeps what it has.
     fn reject_at_shutdown(&mut self, pod: &Pod) -> bool {
         let uid = pod_ref(pod).uid;
-        if !*self.orders.closed.borrow() || spec::deletion_requested(pod) || self.workers.knows(&uid) {
+        if !*self.requests.closed.borrow() || spec::deletion_requested(pod) || self.workers.knows(&uid) {
             return false;
         }
         self.recorder.pod_event(pod, "", EventType::Warning, SHUTDOWN_REASON, SHUTDOWN_MESSAGE);
@@ -224,11 +224,11 @@ impl SyncLoop {
     }
 
     /// A pod is ended although its sources want it.
-    fn kill(&mut self, order: KillOrder) {
+    fn kill(&mut self, order: KillRequest) {
         let known = self.pods.by_uid(&order.uid).filter(|_| self.workers.knows(&order.uid));
         match known {
             Some(pod) => {
-                mind_the_grace(&pod, &order.options, &self.recorder);
+                bound_grace_period(&pod, &order.options, &self.recorder);
                 self.workers.request(&pod_ref(&pod), Request::Kill(order.options));
             }
             None => order.options.finished.iter().for_each(CancellationToken::cancel),
@@ -261,7 +261,7 @@ impl SyncLoop {
         }
         // A deletion may be all that was missing for the last call about this pod.
         self.statuses.request_sync(&id.uid);
-        self.keep_mirror_of(&pod);
+        self.reconcile_mirror_of(&pod);
     }
 
     /// What is to be made of a pod that has changed, and what is wrong with the change. A pod that was taken for good is
@@ -295,12 +295,12 @@ impl SyncLoop {
         let id = pod_ref(pod);
         self.pods.remove(pod);
         if is_mirror(pod) {
-            self.mirrors.vanished(pod);
+            self.mirrors.removed(pod);
             return self.on_mirror(pod);
         }
         self.workers.request(&id, Request::Kill(KillOptions::default()));
         self.housekeep_soon(HOUSEKEEPING_DELAY);
-        self.keep_mirror_of(pod);
+        self.reconcile_mirror_of(pod);
     }
 
     /// A mirror pod has come, changed or gone. It never concerns the containers of its static pod.
@@ -309,16 +309,16 @@ impl SyncLoop {
         if let (Some(pod), _) = self.pods.named(&name) {
             self.statuses.request_sync(&pod_ref(&pod).uid);
         }
-        self.keep_mirror(&name);
+        self.reconcile_mirror(&name);
     }
 
-    fn keep_mirror_of(&mut self, pod: &Pod) {
+    fn reconcile_mirror_of(&mut self, pod: &Pod) {
         if spec::is_static(pod) {
-            self.keep_mirror(&pod_ref(pod).full_name());
+            self.reconcile_mirror(&pod_ref(pod).full_name());
         }
     }
 
-    fn keep_mirror(&mut self, full_name: &str) {
+    fn reconcile_mirror(&mut self, full_name: &str) {
         if self.sources.waiting_for().contains(&ConfigSource::Api) {
             // Nobody knows yet which mirror pods there are.
             return;
@@ -326,17 +326,17 @@ impl SyncLoop {
         let (pod, mirror) = self.pods.named(full_name);
         let pod = pod.filter(|pod| spec::is_static(pod));
         let ending = |pod: &Pod| self.workers.ending(&pod_ref(pod).uid);
-        let wish = match pod {
-            Some(pod) if !ending(&pod) => Wish::Show(pod),
-            Some(_) => Wish::Leave,
-            None if self.workers.is_terminating(full_name) || !self.sources.all_ready() => Wish::Leave,
-            None => Wish::Gone,
+        let action = match pod {
+            Some(pod) if !ending(&pod) => MirrorAction::Ensure(pod),
+            Some(_) => MirrorAction::Keep,
+            None if self.workers.is_terminating(full_name) || !self.sources.all_ready() => MirrorAction::Keep,
+            None => MirrorAction::Delete,
         };
-        self.mirrors.keep(full_name, &wish, mirror.as_ref());
+        self.mirrors.reconcile(full_name, &action, mirror.as_ref());
     }
 
     /// Looks at one mirror pod, or at all of them and all static pods.
-    fn keep_mirrors(&mut self, full_name: Option<String>) {
+    fn reconcile_mirrors(&mut self, full_name: Option<String>) {
         let names: HashSet<String> = match full_name {
             Some(name) => [name].into(),
             None => {
@@ -345,11 +345,11 @@ impl SyncLoop {
             }
         };
         for name in names {
-            self.keep_mirror(&name);
+            self.reconcile_mirror(&name);
         }
     }
 
-    fn on_news(&mut self, news: Vec<PodUid>) {
+    fn on_pleg_change(&mut self, news: Vec<PodUid>) {
         for uid in news {
             if self.workers.knows(&uid) {
                 self.workers.poke(&uid);
@@ -367,7 +367,7 @@ impl SyncLoop {
 
     /// Ends what nobody desires, starts anew what was asked for again, sweeps leftovers. Does nothing before every
     /// source has spoken: until then no pod is known to be undesired.
-    fn keep_house(&mut self) {
+    fn housekeeping_pass(&mut self) {
         self.housekeeping = None;
         if !self.sources.all_ready() {
             return;
@@ -393,7 +393,7 @@ impl SyncLoop {
         keep.extend(self.pleg.all().iter().map(|s| s.pod.uid.clone()));
         keep.extend(self.workers.uids());
         self.statuses.retain(&keep);
-        self.keep_mirrors(None);
+        self.reconcile_mirrors(None);
         if !self.leftovers.sweep(&keep) {
             self.housekeep_soon(HOUSEKEEPING_RETRY);
         }

@@ -311,7 +311,7 @@ impl Ground {
             clock: Clock::System,
             recorder: recorder.clone(),
             mirrors,
-            orders: node_shutdown::start(shutdown_parts, shutdown.clone()),
+            requests: node_shutdown::start(shutdown_parts, shutdown.clone()),
             startups,
             leftovers: Arc::new(housekeeping::OrphanCleanup::new(context, shared.clone())),
             housekeeping: None,

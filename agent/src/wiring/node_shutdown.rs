@@ -20,10 +20,10 @@ use crate::node::shutdown::groups;
 use crate::recorder::Recorder;
 use crate::status::Statuses;
 use crate::status::TerminationReason;
-use crate::sync::KillOrder;
-use crate::sync::ORDER_CAPACITY;
-use crate::sync::Orders;
+use crate::sync::KILL_CAPACITY;
+use crate::sync::KillRequest;
 use crate::sync::SharedPods;
+use crate::sync::SyncRequests;
 use crate::workers::state::KillOptions;
 
 const REASON: &str = "Terminated";
@@ -46,13 +46,13 @@ pub struct Parts<'a> {
 }
 
 /// Starts waiting for shutdowns, if the configuration gives pods time to end. Returns what the sync loop listens to.
-pub fn start(parts: Parts<'_>, shutdown: CancellationToken) -> Orders {
+pub fn start(parts: Parts<'_>, shutdown: CancellationToken) -> SyncRequests {
     let groups = configured(parts.settings);
     if groups.is_empty() {
-        return Orders::none();
+        return SyncRequests::none();
     }
-    let (sender, kills) = mpsc::channel(ORDER_CAPACITY);
-    let orders = Orders { kills, closed: parts.down.subscribe() };
+    let (sender, kills) = mpsc::channel(KILL_CAPACITY);
+    let orders = SyncRequests { kills, closed: parts.down.subscribe() };
     let by_priority = parts.settings.gates.enabled(Feature::GracefulNodeShutdownBasedOnPodPriority);
     let recorder = parts.recorder;
     let graceful = Shutdown {
@@ -83,7 +83,7 @@ fn configured(settings: &Settings) -> Vec<Group> {
 struct Ender {
     pods: SharedPods,
     statuses: Statuses,
-    orders: mpsc::Sender<KillOrder>,
+    orders: mpsc::Sender<KillRequest>,
 }
 
 impl PodTerminator for Ender {
@@ -105,7 +105,7 @@ impl PodTerminator for Ender {
             termination_reason: Some(Arc::new(ending)),
             finished: Some(finished.clone()),
         };
-        let order = KillOrder { uid: pod_ref(pod).uid, options };
+        let order = KillRequest { uid: pod_ref(pod).uid, options };
         if self.orders.send(order).await.is_ok() {
             finished.cancelled().await;
         }

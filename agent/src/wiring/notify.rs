@@ -22,7 +22,7 @@ pub fn start(watchdog: Option<Watchdog>, settings: &Settings, pods: SharedPods, 
     systemd::ready();
     let Some(watchdog) = watchdog else { return };
     let limit = server::Options::new(&settings.kubelet, &settings.gates).sync_loop_limit;
-    let check = move || match pods.last_turn().map(|at| at.elapsed()) {
+    let check = move || match pods.last_iteration().map(|at| at.elapsed()) {
         Some(age) if age > limit => Err("checker syncloop failed: sync Loop took longer than expected".to_owned()),
         _ => Ok(()),
     };

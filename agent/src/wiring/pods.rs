@@ -109,7 +109,7 @@ impl AgentState for Agent {
     }
 
     fn sync_loop_age(&self) -> Option<Duration> {
-        self.gauges.shared.last_turn().map(|at| at.elapsed())
+        self.gauges.shared.last_iteration().map(|at| at.elapsed())
     }
 
     fn runtime_ready(&self) -> Result<(), String> {

@@ -16,7 +16,7 @@ use keblet::runtime::{Runtime, RuntimeOptions, RuntimeState, watch_runtime};
 use keblet::sources::{self, SourcesConfig};
 use keblet::status::manager::StatusManager;
 use keblet::status::{NodeAddresses, Statuses, TerminationReason};
-use keblet::sync::{KillOrder, Leftovers, Mirrors, Orders, SharedPods, SyncLoop};
+use keblet::sync::{KillRequest, Leftovers, Mirrors, SharedPods, SyncLoop, SyncRequests};
 use keblet::volumes::Volumes;
 use keblet::wiring::Observers;
 use keblet::workers::act::{ActContext, NodeFiles};
@@ -45,7 +45,7 @@ pub struct Agent {
     /// The statuses it publishes.
     pub statuses: Statuses,
     updates: mpsc::Sender<PodUpdate>,
-    kills: mpsc::Sender<KillOrder>,
+    kills: mpsc::Sender<KillRequest>,
     closed: watch::Sender<bool>,
     tasks: JoinSet<()>,
     ending: CancellationToken,
@@ -137,7 +137,7 @@ impl Agent {
             clock: clock(sim),
             recorder: Recorder::default(),
             mirrors: Mirrors::none(),
-            orders: Orders { kills: kills_receiver, closed: closed.subscribe() },
+            requests: SyncRequests { kills: kills_receiver, closed: closed.subscribe() },
             startups: keblet::startup::Startups::default(),
             leftovers: Arc::new(NothingLeft),
             housekeeping: None,
@@ -173,7 +173,7 @@ impl Agent {
             finished: Some(finished.clone()),
             ..KillOptions::default()
         };
-        if self.kills.send(KillOrder { uid, options }).await.is_ok() {
+        if self.kills.send(KillRequest { uid, options }).await.is_ok() {
             finished.cancelled().await;
         }
     }

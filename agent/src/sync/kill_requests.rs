@@ -1,4 +1,4 @@
-//! What other rooms ask of the sync loop: pods to be ended against their will, and no new ones.
+//! Requests of other modules to the sync loop: terminate a pod; reject new pods.
 
 use tokio::sync::mpsc;
 use tokio::sync::watch;
@@ -10,36 +10,36 @@ use crate::recorder::Recorder;
 use crate::workers::act::blocking_kill_limit;
 use crate::workers::state::KillOptions;
 
-/// Orders that may wait for the loop.
-pub const ORDER_CAPACITY: usize = 256;
+/// Capacity of the channel of kill requests.
+pub const KILL_CAPACITY: usize = 256;
 
-/// A pod is to end, whatever its sources say.
+/// Terminate a pod although its source desires it.
 #[derive(Debug)]
-pub struct KillOrder {
-    /// The pod; one that is not there has ended already.
+pub struct KillRequest {
+    /// The pod. An unknown one counts as terminated.
     pub uid: PodUid,
-    /// How, and why.
+    /// Grace period and reason.
     pub options: KillOptions,
 }
 
-/// Where orders come from.
+/// Receivers of the requests.
 #[derive(Debug)]
-pub struct Orders {
-    /// Pods to end.
-    pub kills: mpsc::Receiver<KillOrder>,
-    /// The machine goes down: no new pods.
+pub struct SyncRequests {
+    /// Pods to terminate.
+    pub kills: mpsc::Receiver<KillRequest>,
+    /// True while the machine shuts down: new pods are rejected.
     pub closed: watch::Receiver<bool>,
 }
 
-impl Orders {
-    /// Nobody orders anything.
+impl SyncRequests {
+    /// No requests ever.
     pub fn none() -> Self {
         Self { kills: mpsc::channel(1).1, closed: watch::channel(false).1 }
     }
 }
 
-/// Who has a pod killed waits for its end: if that is late, an event says whose fault it is.
-pub(super) fn mind_the_grace(pod: &Pod, options: &KillOptions, recorder: &Recorder) {
+/// Records the event ExceededGracePeriod if a requested termination takes longer than max(10 s, 1.5 x grace period).
+pub(super) fn bound_grace_period(pod: &Pod, options: &KillOptions, recorder: &Recorder) {
     let Some(finished) = options.finished.clone() else { return };
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     let limit = blocking_kill_limit(options.grace.or(own).unwrap_or(0));
@@ -66,7 +66,7 @@ mod tests {
     use crate::recorder::testing::listening;
 
     #[tokio::test(start_paused = true)]
-    async fn a_kill_that_takes_too_long_is_told() {
+    async fn a_late_termination_is_recorded() {
         // The pod's own period, one that is asked for, and when the event is due.
         for (own, asked, due) in [(None, None, 10), (Some(30), None, 45), (Some(30), Some(2), 10)] {
             let mut pod = pod("Always", &[], &["a"]);
@@ -74,7 +74,7 @@ mod tests {
             let (recorder, mut told) = listening();
             let finished = CancellationToken::new();
             let options = KillOptions { grace: asked, finished: Some(finished.clone()), ..KillOptions::default() };
-            mind_the_grace(&Arc::new(pod), &options, &recorder);
+            bound_grace_period(&Arc::new(pod), &options, &recorder);
             tokio::time::sleep(Duration::from_secs(due - 1)).await;
             assert_eq!(told.take(), Vec::<String>::new());
             tokio::time::sleep(Duration::from_secs(2)).await;
@@ -83,12 +83,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_kill_in_time_is_not() {
+    async fn a_termination_in_time_is_not_recorded() {
         let (recorder, mut told) = listening();
         let finished = CancellationToken::new();
         let options = KillOptions { finished: Some(finished.clone()), ..KillOptions::default() };
-        mind_the_grace(&Arc::new(pod("Always", &[], &["a"])), &options, &recorder);
-        mind_the_grace(&Arc::new(pod("Always", &[], &["a"])), &KillOptions::default(), &recorder);
+        bound_grace_period(&Arc::new(pod("Always", &[], &["a"])), &options, &recorder);
+        bound_grace_period(&Arc::new(pod("Always", &[], &["a"])), &KillOptions::default(), &recorder);
         tokio::time::sleep(Duration::from_secs(5)).await;
         finished.cancel();
         tokio::time::sleep(Duration::from_secs(600)).await;
