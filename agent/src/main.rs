@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use keblet::cli::{self, Command, RunArgs, bench, config, docs, doctor, host, logging, process, version};
-use keblet::config::{Settings, load};
+use keblet::config::{Settings, load, missing_protections};
 use keblet::exit::Exit;
 use keblet::systemd;
 use keblet::telemetry::Spans;
@@ -52,9 +52,14 @@ fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     let runtime = process::runtime().context("cannot start the async runtime")?;
     let spans = wiring::spans(&settings, &runtime)?;
     let verbosity = logging::init(&settings.kubelet.logging, spans.as_ref().map(Spans::layer))?;
+    settings.check_supported()?;
     settings.check_host(&host::facts())?;
+    host::apply_tunables(&settings)?;
     for notice in settings.notices() {
         tracing::warn!("{notice}");
+    }
+    for (field, lack) in missing_protections(&settings.kubelet) {
+        tracing::warn!(field, "not honoured yet: {lack}");
     }
     let outcome = runtime.block_on(until_told_to_end(settings, verbosity));
     spans.into_iter().for_each(Spans::end);

@@ -58,8 +58,10 @@ pub fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn check(args: &CheckArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let settings = load(&args.run.flags)?;
+    settings.check_supported()?;
     if !args.ignore_host {
         settings.check_host(&host::facts())?;
+        host::check_tunables(&settings)?;
     }
     for notice in settings.notices() {
         writeln!(out, "note: {notice}")?;

@@ -1,6 +1,6 @@
 //! `keblet doctor`: what this node offers, what each lack costs, and whether the agent can run here at all.
 //!
-//! Only looks. Judgement of the kernel is `kernel::facts`' business; this adds the runtime and the configuration.
+//! Changes nothing. `kernel::facts` judges the kernel; this adds the runtime and the configuration.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,13 +12,13 @@ use serde::Serialize;
 use super::host;
 use super::output::{self, Format};
 use super::run_args::RunArgs;
-use crate::config::{Settings, load};
+use crate::config::{self, ConfigError, Settings, load};
 use crate::exit::Exit;
 use crate::kernel::facts::{Fact, NodeFacts};
 use crate::runtime::{EventSupport, Features, Runtime, RuntimeEndpoint, RuntimeOptions};
 
 /// How long the runtime may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// `keblet doctor`
 #[derive(Debug, clap::Args)]
@@ -64,12 +64,16 @@ impl From<Fact> for Finding {
     }
 }
 
-/// Looks around and reports. Fails only if the agent could not run here.
+/// Reports what this node offers. The exit is a failure only if the agent could not run here.
+///
+/// # Errors
+/// The report cannot be written.
 pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let mut findings: Vec<Finding> = NodeFacts::observe().judge().into_iter().map(Finding::from).collect();
     match load(&args.run.flags) {
         Ok(settings) => {
             findings.push(configuration(&settings));
+            findings.extend(missing_protections(&settings));
             findings.extend(runtime(&settings).await);
         }
         Err(error) => findings.push(Finding::fatal("configuration", error.to_string(), "the agent does not start")),
@@ -78,29 +82,39 @@ pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
 }
 
 fn configuration(settings: &Settings) -> Finding {
-    match settings.check_host(&host::facts()) {
+    let checks = [settings.check_supported(), settings.check_host(&host::facts()), host::check_tunables(settings)];
+    match checks.into_iter().collect::<Result<(), ConfigError>>() {
         Ok(()) => Finding::good("configuration", "acceptable"),
         Err(error) => Finding::fatal("configuration", error.to_string(), "the agent refuses to start"),
     }
 }
 
+/// What the configuration promises, most of it by default, and is not there yet.
+fn missing_protections(settings: &Settings) -> Vec<Finding> {
+    let missing = config::missing_protections(&settings.kubelet).into_iter();
+    missing.map(|(field, lack)| Finding::lack(field, "not honoured yet", lack)).collect()
+}
+
 /// Asks the runtime what it is and what it can do.
 async fn runtime(settings: &Settings) -> Vec<Finding> {
     const TOPIC: &str = "container runtime";
-    let unreachable = "the agent waits for it, not ready, and starts nothing";
+    let unreachable = "the node stays not ready and no pod is started";
     let endpoint: RuntimeEndpoint = match settings.kubelet.container_runtime_endpoint.parse() {
         Ok(endpoint) => endpoint,
         Err(error) => return vec![Finding::fatal(TOPIC, format!("{error}"), "the agent does not start")],
     };
-    let runtime = Runtime::new(&endpoint, None, RuntimeOptions { request_timeout: PATIENCE, ..Default::default() });
-    match tokio::time::timeout(PATIENCE, runtime.features()).await {
+    let runtime =
+        Runtime::new(&endpoint, None, RuntimeOptions { request_timeout: RUNTIME_TIMEOUT, ..Default::default() });
+    match tokio::time::timeout(RUNTIME_TIMEOUT, runtime.features()).await {
         Ok(Ok(features)) => runtime_findings(&endpoint, &features),
         Ok(Err(error)) => {
             let hint = RuntimeEndpoint::discover(Path::new("/")).filter(|found| *found != endpoint);
             let hint = hint.map(|found| format!("; there is one at {found}")).unwrap_or_default();
             vec![Finding::fatal(TOPIC, format!("{error}{hint}"), unreachable)]
         }
-        Err(_) => vec![Finding::fatal(TOPIC, format!("{endpoint} does not answer within {PATIENCE:?}"), unreachable)],
+        Err(_) => {
+            vec![Finding::fatal(TOPIC, format!("{endpoint} does not answer within {RUNTIME_TIMEOUT:?}"), unreachable)]
+        }
     }
 }
 
@@ -108,10 +122,12 @@ fn runtime_findings(endpoint: &RuntimeEndpoint, features: &Features) -> Vec<Find
     let name = format!("{} {} at {endpoint}", features.runtime_name, features.runtime_version);
     let streams = if features.streaming_lists { "yes" } else { "no" };
     let driver = match features.cgroup_driver {
-        Some(driver) => Finding::good("cgroup driver", format!("{driver:?}, says the runtime").to_lowercase()),
-        None => {
-            Finding::lack("cgroup driver", "the runtime does not say", "cgroupDriver in the configuration must match")
-        }
+        Some(driver) => Finding::good("cgroup driver", format!("{driver:?}, reported by the runtime").to_lowercase()),
+        None => Finding::lack(
+            "cgroup driver",
+            "the runtime does not report it",
+            "cgroupDriver in the configuration must match",
+        ),
     };
     vec![Finding::good("container runtime", name), events(features), driver, Finding::good("streamed lists", streams)]
 }
@@ -153,8 +169,8 @@ fn report(findings: &[Finding], format: Format, out: &mut dyn Write) -> anyhow::
             let lacks = findings.iter().filter(|finding| finding.cost.is_some()).count();
             let verdict = match (fatal, lacks) {
                 (true, _) => "keblet cannot run here.".to_owned(),
-                (false, 0) => "keblet can run here, with everything.".to_owned(),
-                (false, lacks) => format!("keblet can run here, without some of its senses ({lacks})."),
+                (false, 0) => "keblet can run here without restrictions.".to_owned(),
+                (false, lacks) => format!("keblet can run here, with restrictions ({lacks})."),
             };
             writeln!(out, "\n{verdict}")?;
         }
@@ -192,7 +208,7 @@ mod tests {
         assert_eq!(exit, Exit::Success);
         assert_eq!(
             text,
-            "✓ kernel  6.12\n! pidfd   no\n          → later\n\nkeblet can run here, without some of its senses (1).\n"
+            "✓ kernel  6.12\n! pidfd   no\n          → later\n\nkeblet can run here, with restrictions (1).\n"
         );
         let (text, exit) = printed(&[lack, Finding::fatal("container runtime", "none", "waits")], Format::Text);
         assert_eq!(exit, Exit::Failure);

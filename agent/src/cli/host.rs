@@ -1,4 +1,4 @@
-//! What the configuration's checks have to know of this machine.
+//! Properties of this machine that the configuration depends on, and the kernel tunables it sets.
 
 use std::fs;
 use std::path::Path;
@@ -6,14 +6,59 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
+use crate::config::ConfigError;
 use crate::config::HostFacts;
+use crate::config::Settings;
+use crate::config::Violation;
+use crate::kernel::sysctl;
 
-/// Looks at this machine.
+const PROC_SYS: &str = "/proc/sys";
+
+/// Reads what the configuration's checks need.
 pub fn facts() -> HostFacts {
     HostFacts {
         cgroup_v1: is_cgroup_v1(Path::new("/sys/fs/cgroup")),
         swap_active: swap_active(&fs::read_to_string("/proc/swaps").unwrap_or_default()),
     }
+}
+
+/// Sets the kernel tunables a kubelet relies on; with `protectKernelDefaults` checks them instead. A tunable that cannot
+/// be set is a warning: the agent runs without privileges too.
+///
+/// # Errors
+/// With `protectKernelDefaults`, [`ConfigError::Invalid`] with each tunable that differs.
+pub fn apply_tunables(settings: &Settings) -> Result<(), ConfigError> {
+    let protect = settings.kubelet.protect_kernel_defaults;
+    let errors = sysctl::apply(Path::new(PROC_SYS), protect);
+    if protect {
+        return refuse(settings, &errors);
+    }
+    for error in errors {
+        tracing::warn!("{error}");
+    }
+    Ok(())
+}
+
+/// As [`apply_tunables`], without changing any.
+///
+/// # Errors
+/// With `protectKernelDefaults`, [`ConfigError::Invalid`] with each tunable that differs.
+pub fn check_tunables(settings: &Settings) -> Result<(), ConfigError> {
+    match settings.kubelet.protect_kernel_defaults {
+        true => refuse(settings, &sysctl::apply(Path::new(PROC_SYS), true)),
+        false => Ok(()),
+    }
+}
+
+fn refuse(settings: &Settings, errors: &[sysctl::TunableError]) -> Result<(), ConfigError> {
+    const FIELD: &str = "protectKernelDefaults";
+    let violation = |error: &sysctl::TunableError| Violation {
+        origin: settings.origin(FIELD),
+        field: FIELD.to_owned(),
+        message: error.to_string(),
+    };
+    let violations: Vec<Violation> = errors.iter().map(violation).collect();
+    if violations.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { violations }) }
 }
 
 /// The name of this node: `--hostname-override`, or the hostname; trimmed and in lower case.

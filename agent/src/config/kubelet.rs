@@ -119,7 +119,7 @@ document! {
         merge_default_eviction_settings "mergeDefaultEvictionSettings": bool, pointer, later, "Fill in defaults for hard signals not named.";
         pods_per_core "podsPerCore": i32, value, part("as maxPods"), "Pods per CPU at most; 0 means no such limit.";
         enable_controller_attach_detach "enableControllerAttachDetach": bool = true, pointer, part("the control plane is told; no volume is attached here yet"), "Let the control plane attach volumes.";
-        protect_kernel_defaults "protectKernelDefaults": bool, value, later, "Fail on unexpected kernel settings instead of changing them.";
+        protect_kernel_defaults "protectKernelDefaults": bool, value, used, "Fail on unexpected kernel settings instead of changing them.";
         make_iptables_util_chains "makeIPTablesUtilChains": bool = true, pointer, later, "Create the iptables chains others rely on.";
         iptables_masquerade_bit "iptablesMasqueradeBit": i32 = 14, pointer, later, "Ignored.";
         iptables_drop_bit "iptablesDropBit": i32 = 15, pointer, later, "Ignored.";
@@ -138,7 +138,7 @@ document! {
         system_reserved_cgroup "systemReservedCgroup": String, value, later, "Cgroup that gets the system's limits.";
         kube_reserved_cgroup "kubeReservedCgroup": String, value, later, "Cgroup that gets the daemons' limits.";
         enforce_node_allocatable "enforceNodeAllocatable": Vec<String> = vec!["pods".to_owned()], value, later, "Where node allocatable is enforced.";
-        allowed_unsafe_sysctls "allowedUnsafeSysctls": Vec<String>, value, later, "Unsafe sysctls pods may set.";
+        allowed_unsafe_sysctls "allowedUnsafeSysctls": Vec<String>, value, used, "Unsafe sysctls pods may set.";
         kernel_memcg_notification "kernelMemcgNotification": bool, value, later, "Evict on kernel memory notifications.";
         logging "logging": Logging, nested, used, "What is logged, and how.";
         enable_system_log_handler "enableSystemLogHandler": bool = true, pointer, used, "Serve /logs/.";

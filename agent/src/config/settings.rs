@@ -7,11 +7,12 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
-use super::document::{DocumentError, Place};
+use super::document::{DocumentError, Place, Problem};
 use super::feature_gates::FeatureGates;
 use super::flags::{FlagError, FlagSettings};
 use super::keblet::KebletConfiguration;
 use super::kubelet::{self, KubeletConfiguration};
+use super::protections::unhonoured;
 use super::schema::{self, Described, Presence};
 
 /// Where an effective value was set.
@@ -162,7 +163,24 @@ impl Settings {
         &self.notices
     }
 
+    /// Refuses written settings that promise isolation or protection and are not honoured yet.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with the field and origin of each of them.
+    pub fn check_supported(&self) -> Result<(), ConfigError> {
+        let located = |problem: Problem| Violation {
+            origin: self.origin(&problem.field),
+            field: problem.field,
+            message: problem.message,
+        };
+        let violations: Vec<Violation> = unhonoured(&self.kubelet).into_iter().map(located).collect();
+        if violations.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { violations }) }
+    }
+
     /// Refuses hosts this configuration does not allow.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with each setting that excludes this host.
     pub fn check_host(&self, host: &HostFacts) -> Result<(), ConfigError> {
         let mut violations = Vec::new();
         let mut refuse = |field: &str, message: String| {
@@ -179,9 +197,6 @@ impl Settings {
         }
         if host.cgroup_v1 && self.kubelet.single_process_oom_kill == Some(false) {
             refuse("singleProcessOOMKill", "false is not possible on a cgroup v1 host".to_owned());
-        }
-        if host.cgroup_v1 && self.kubelet.memory_swap.swap_behavior == "LimitedSwap" {
-            refuse("memorySwap.swapBehavior", "LimitedSwap is only possible with cgroup v2".to_owned());
         }
         if host.swap_active && self.kubelet.fail_swap_on {
             refuse(

@@ -22,4 +22,5 @@ pub mod memory;
 pub mod pidfd;
 pub mod proc;
 pub mod selinux;
+pub mod sysctl;
 pub mod usage;
