@@ -7,6 +7,7 @@
 //!                                      └──────────────┴─▶ status · metrics · server
 //! ```
 
+pub mod admission;
 pub mod apiserver;
 pub mod certificates;
 pub mod cli;

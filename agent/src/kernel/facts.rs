@@ -246,8 +246,8 @@ fn or_none(text: String) -> String {
     if text.is_empty() { "none".to_owned() } else { text }
 }
 
-/// Major and minor number of a kernel release.
-fn version(release: &str) -> Option<(u32, u32)> {
+/// Major and minor number of a kernel release, such as `6.1.0-25-amd64`.
+pub fn version(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }

@@ -1,5 +1,6 @@
-//! Text in the double quotes of Go's `%q`, in which upstream writes values into messages and files. Pure.
+//! Values quoted in messages: in the double quotes of Go's `%q`, as upstream writes them, and as excerpts. Pure.
 
+use std::fmt;
 use std::fmt::Write as _;
 
 /// `text` in double quotes, control and invisible characters escaped.
@@ -40,6 +41,22 @@ fn is_shown(c: char) -> bool {
     match c {
         ' '..='~' => true,
         c => !c.is_whitespace() && format!("a{c}").escape_debug().count() == 2,
+    }
+}
+
+/// The longest part of a value that an error repeats, in characters.
+const EXCERPT: usize = 120;
+
+/// A value in a message: no control characters, no more than a line of it.
+pub struct Excerpt<'a>(pub &'a str);
+
+impl fmt::Display for Excerpt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut chars = self.0.chars();
+        for c in chars.by_ref().take(EXCERPT) {
+            if c == '"' || c == '\'' { write!(f, "{c}")? } else { write!(f, "{}", c.escape_debug())? }
+        }
+        if chars.next().is_some() { f.write_str("...") } else { Ok(()) }
     }
 }
 

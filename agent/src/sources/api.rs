@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::SourceUpdate;
-use super::hostile;
+use crate::admission::path_safety;
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch;
 use crate::model::ConfigSource;
@@ -126,7 +126,7 @@ impl PendingChanges {
 /// The pod as it is kept; `None` if its UID, name or namespace is not a path component, since then it can be neither run
 /// nor reported.
 fn accept(mut pod: ApiPod) -> Option<Pod> {
-    if let Some(problem) = hostile::identity(&pod.metadata) {
+    if let Some(problem) = path_safety::identity(&pod.metadata) {
         tracing::error!(source = "api", "pod ignored: {problem}");
         return None;
     }

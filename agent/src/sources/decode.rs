@@ -9,17 +9,17 @@ use serde_json::Value;
 
 use super::defaults;
 use super::documents;
-use super::field::Excerpt;
 use super::references;
 use super::static_pod;
 use super::static_pod::Origin;
 use super::validate;
 use crate::model::Pod;
+use crate::model::quote::Excerpt;
 
 /// A manifest must be smaller than this, in bytes.
 pub const MAX_MANIFEST_BYTES: u64 = 10 << 20;
 
-/// What a manifest open_files.
+/// The content of a manifest.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Manifest {
     /// Its pods in their order.

@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use crate::model::quote::Excerpt;
+
 /// A path into an API object, such as `spec.containers[0].name`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path(String);
@@ -47,22 +49,6 @@ pub struct FieldError {
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path.0, self.problem)
-    }
-}
-
-/// The longest part of a value that an error repeats, in characters.
-const EXCERPT: usize = 120;
-
-/// A value in a message: no control characters, no more than a line of it.
-pub struct Excerpt<'a>(pub &'a str);
-
-impl fmt::Display for Excerpt<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut chars = self.0.chars();
-        for c in chars.by_ref().take(EXCERPT) {
-            if c == '"' || c == '\'' { write!(f, "{c}")? } else { write!(f, "{}", c.escape_debug())? }
-        }
-        if chars.next().is_some() { f.write_str("...") } else { Ok(()) }
     }
 }
 

@@ -18,7 +18,6 @@ mod documents;
 pub mod field;
 mod file;
 mod hash;
-pub mod hostile;
 mod http;
 pub mod merge;
 #[cfg(test)]

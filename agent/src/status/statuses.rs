@@ -151,6 +151,18 @@ impl Statuses {
         self.request_sync_if_changed(pod, set, stopped);
     }
 
+    /// The pod is rejected although containers of it run: it keeps its status but for reason and message.
+    pub fn mark_unmanaged(&self, pod: &Pod, reason: &str, message: &str, now: SystemTime) {
+        let change = |status| PodStatus {
+            phase: Some("Running".to_owned()),
+            reason: Some(reason.to_owned()),
+            message: Some(format!("Pod was rejected: {message}")),
+            ..status
+        };
+        self.modify(pod, change, now);
+        self.store().set_may_run(pod_ref(pod).uid.as_str(), true, now);
+    }
+
     /// Changes the cached status of a pod.
     pub(super) fn modify(&self, pod: &Pod, change: impl FnOnce(PodStatus) -> PodStatus, now: SystemTime) {
         let (uid, mirror) = (pod_ref(pod).uid, self.mirror(pod));

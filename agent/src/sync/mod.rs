@@ -1,6 +1,9 @@
 //! The sync loop: dispatches updates of desired pods and changes reported by the PLEG to pod workers. Reconciles mirror
 //! pods, which never reach a worker.
 
+mod admit;
+mod handlers;
+mod housekeeping;
 mod kill_requests;
 mod mirrors;
 mod shared;
@@ -8,6 +11,7 @@ mod task;
 
 pub mod pods;
 
+pub use admit::PodAdmission;
 pub use kill_requests::KILL_CAPACITY;
 pub use kill_requests::KillRequest;
 pub use kill_requests::SyncRequests;

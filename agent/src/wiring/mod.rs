@@ -1,5 +1,6 @@
 //! The only place that knows every room: constructs, connects, runs, drains. Decides nothing.
 
+mod admission;
 mod apiserver;
 mod certificates;
 mod cgroups;
@@ -28,6 +29,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::admission::NodeOffer;
 use crate::apiserver::ApiServer;
 
 use crate::cli::logging::Verbosity;
@@ -59,6 +61,7 @@ use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::startup::Startups;
 use crate::status::Statuses;
+use crate::sync::PodAdmission;
 use crate::sync::SharedPods;
 use crate::sync::SyncLoop;
 use crate::volumes::Volumes;
@@ -102,6 +105,7 @@ struct Supplies {
     images: Images,
     objects: Objects,
     cgroups: Option<Cgroups>,
+    offer: watch::Receiver<NodeOffer>,
 }
 
 /// What the servers read, once the runtime has been reached.
@@ -126,6 +130,10 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let Some(version) = shutdown.run_until_cancelled(ground.runtime.until_ready()).await else {
         return serving.await.context("ending the servers")?;
     };
+    let state = ground.state.clone();
+    let Some(offer) = admission::follow(&ground.settings, state, shutdown.clone()).await? else {
+        return serving.await.context("ending the servers")?;
+    };
     let cgroups = match cgroups::prepare(&ground.settings, &ground.runtime, &ground.metrics).await {
         Ok(cgroups) => cgroups,
         Err(error) => {
@@ -136,7 +144,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let (disk_of, told) = (ground.runtime.clone(), ground.recorder.clone());
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(async move { check_disk(&disk_of, &told).await }));
     let (pleg, pleg_task) = ground.observe(cgroups.as_ref()).await;
-    let sync = ground.work(own_node, Supplies { images, objects, cgroups }, pleg, version.runtime_name, &started);
+    let supplies = Supplies { images, objects, cgroups, offer };
+    let sync = ground.work(own_node, supplies, pleg, version.runtime_name, &started);
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
     tokio::select! {
         () = sync => {}
@@ -304,6 +313,7 @@ impl Ground {
         };
         let sync = SyncLoop {
             pods: shared.clone(),
+            admission: PodAdmission::new(supplies.offer),
             workers: PodWorkers::counted_by(context.clone(), registry),
             pleg,
             sources,

@@ -13,7 +13,6 @@ pub mod mailbox;
 mod pass_metrics;
 pub mod plan;
 pub mod pod_workers;
-pub mod refuse;
 pub mod registry;
 pub mod state;
 pub mod static_pod_start_queue;

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 
 use super::mailbox::Mailbox;
 use super::registry::WorkerRegistry;
+use super::state::KillOptions;
 use super::state::Phase;
 use super::state::PodState;
 use super::state::Request;
@@ -18,6 +19,7 @@ use super::worker::WorkerContext;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodUid;
+use crate::model::pod_ref;
 use crate::model::spec;
 
 /// The workers of all pods.
@@ -65,6 +67,16 @@ impl PodWorkers {
             let reaction = mailbox.state().request(request, self.context.clock.now());
             mailbox.react(reaction);
         }
+    }
+
+    /// Terminates a pod that runs without worker, since it was rejected, with its own grace period.
+    pub fn terminate_unmanaged(&mut self, pod: Pod, options: KillOptions) {
+        let mut state = PodState::new(pod_ref(&pod));
+        state.pod = Some(pod);
+        // Its containers run: it does not wait for another pod of its name.
+        state.start();
+        state.request(Request::Kill(options), self.context.clock.now());
+        self.start(state);
     }
 
     /// Something happened to the pod in the runtime.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use keblet::admission::NodeOffer;
 use keblet::images::{Images, PullLimits};
 use keblet::metrics::Metrics;
 use keblet::model::restart::RestartGates;
@@ -16,7 +17,7 @@ use keblet::runtime::{Runtime, RuntimeOptions, RuntimeState, watch_runtime};
 use keblet::sources::{self, SourcesConfig};
 use keblet::status::manager::StatusManager;
 use keblet::status::{NodeAddresses, Statuses, TerminationReason};
-use keblet::sync::{KillRequest, Leftovers, Mirrors, SharedPods, SyncLoop, SyncRequests};
+use keblet::sync::{KillRequest, Leftovers, Mirrors, PodAdmission, SharedPods, SyncLoop, SyncRequests};
 use keblet::volumes::Volumes;
 use keblet::wiring::Observers;
 use keblet::workers::act::{ActContext, NodeFiles};
@@ -117,7 +118,7 @@ impl Agent {
             statuses: statuses.clone(),
             static_pod_starts: StaticPodStartQueue::default(),
             clock: clock(sim),
-            recorder,
+            recorder: recorder.clone(),
             runtime: state,
             gates,
             max_backoff: backoff::DEFAULT_MAX,
@@ -128,14 +129,16 @@ impl Agent {
         let (_, sources) = sources::start(no_sources(), clock(sim), Recorder::default(), aside.clone());
         let (kills, kills_receiver) = mpsc::channel(UPDATES);
         let closed = watch::Sender::new(false);
+        let (_, offer) = watch::channel(NodeOffer::default());
         let sync = SyncLoop {
             pods: shared,
+            admission: PodAdmission::new(offer),
             workers: PodWorkers::new(context),
             pleg: eyes.pleg.clone(),
             sources,
             statuses: statuses.clone(),
             clock: clock(sim),
-            recorder: Recorder::default(),
+            recorder,
             mirrors: Mirrors::none(),
             requests: SyncRequests { kills: kills_receiver, closed: closed.subscribe() },
             startups: keblet::startup::Startups::default(),

@@ -114,7 +114,7 @@ fn requests_within_limits(requirements: &ResourceRequirements, path: &Path, find
             continue;
         };
         let (Ok(requested), Ok(limited)) = (request.0.parse::<Amount>(), limit.0.parse::<Amount>()) else { continue };
-        let shown = super::super::field::Excerpt(&limit.0);
+        let shown = crate::model::quote::Excerpt(&limit.0);
         if !overcommit && requested != limited {
             findings.invalid(&path, &request.0, &format!("must be equal to {name} limit of {shown}"));
         } else if requested > limited {

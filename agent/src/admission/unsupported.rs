@@ -1,5 +1,5 @@
-//! Which pods this agent cannot run yet. A pod that needs something missing is refused as a whole, with every field
-//! named, instead of being run without it. Says nothing about pods that are invalid or do not fit.
+//! Fields that this agent does not support yet. A pod that sets one is rejected with every such field named, instead of
+//! being run without it. Pure.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::EnvVar;
@@ -12,23 +12,24 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::api::core::v1::VolumeDevice;
 
+use super::Decision;
+use super::Input;
 use crate::model::spec;
 
-/// `status.reason` of a refused pod.
-pub const REASON: &str = "PodFeatureUnsupported";
+/// Upstream rejects pods that need node features it does not declare (KEP-5328) with this reason.
+const REASON: &str = "PodFeatureUnsupported";
 
-/// Why a pod is not run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// For `status.reason`.
-    pub reason: &'static str,
-    /// For `status.message` and the log: every field the pod needs and the agent lacks.
-    pub message: String,
+pub(super) fn check(input: Input<'_>) -> Decision {
+    let fields = unsupported(input.pod);
+    if fields.is_empty() {
+        return Decision::Admit;
+    }
+    Decision::reject(REASON, format!("Pod needs what this node does not support yet: {}", fields.join(", ")))
 }
 
-/// The refusal of a pod that uses unsupported fields; `None` if all of it can be honoured.
-pub fn unsupported(pod: &Pod) -> Option<Refusal> {
-    let spec = pod.spec.as_ref()?;
+/// Paths of all unsupported fields that the pod sets.
+fn unsupported(pod: &Pod) -> Vec<String> {
+    let Some(spec) = pod.spec.as_ref() else { return Vec::new() };
     let mut fields = Fields::default();
     fields.pod(spec);
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
@@ -42,8 +43,7 @@ pub fn unsupported(pod: &Pod) -> Option<Refusal> {
     for (index, container) in spec::ephemeral_containers(pod).iter().enumerate() {
         fields.container(&format!("spec.ephemeralContainers[{index}]"), &View::of_ephemeral(container));
     }
-    let message = format!("Pod needs what this node does not support yet: {}", fields.0.join(", "));
-    (!fields.0.is_empty()).then_some(Refusal { reason: REASON, message })
+    fields.0
 }
 
 /// The fields of a container that may be unsupported, whichever list it is in.
@@ -81,7 +81,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Paths of the fields stumbled on.
+/// Paths of the unsupported fields found so far.
 #[derive(Default)]
 struct Fields(Vec<String>);
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_field_it_stumbles_on() {
+    fn unsupported_container_fields_are_named() {
         let probe = json!({ "exec": { "command": ["true"] } });
         let file = json!({ "volumeName": "v", "path": "p", "key": "k" });
         for (extra, path) in [
@@ -188,16 +188,13 @@ mod tests {
                 let mut spec = json!({ "containers": [container(json!({}))] });
                 let plain = container(json!({}));
                 spec[list] = json!([plain, container(extra.clone())]);
-                let refusal = unsupported(&pod(spec)).unwrap_or_else(|| panic!("{path} in {list} must be refused"));
-                assert_eq!(refusal.reason, "PodFeatureUnsupported");
-                let expected = format!("Pod needs what this node does not support yet: spec.{list}[1].{path}");
-                assert_eq!(refusal.message, expected);
+                assert_eq!(unsupported(&pod(spec)), [format!("spec.{list}[1].{path}")]);
             }
         }
     }
 
     #[test]
-    fn refuses_volumes_it_cannot_make() {
+    fn unsupported_volumes_are_named() {
         for (volume, path) in [
             (
                 json!({ "name": "v", "projected": { "sources": [{ "secret": { "name": "n" } }, { "clusterTrustBundle": { "path": "t" } }] } }),
@@ -215,29 +212,27 @@ mod tests {
         ] {
             let spec =
                 json!({ "containers": [container(json!({}))], "volumes": [{ "name": "e", "emptyDir": {} }, volume] });
-            let refusal = unsupported(&pod(spec)).unwrap_or_else(|| panic!("{path} must be refused"));
-            assert!(refusal.message.ends_with(&format!(": spec.volumes[1].{path}")), "{}", refusal.message);
+            assert_eq!(unsupported(&pod(spec)), [format!("spec.volumes[1].{path}")]);
         }
     }
 
     #[test]
-    fn names_all_of_them_in_one_message() {
-        let refusal = unsupported(&pod(json!({
+    fn all_unsupported_fields_are_in_one_message() {
+        let pod = pod(json!({
             "hostUsers": false,
             "imagePullSecrets": [{ "name": "n" }],
             "runtimeClassName": "kata",
             "resourceClaims": [{ "name": "n", "resourceClaimName": "m" }],
             "containers": [container(json!({ "livenessProbe": {}, "startupProbe": {} }))],
-        })));
-        assert_eq!(
-            refusal.expect("refused").message,
-            "Pod needs what this node does not support yet: spec.hostUsers, spec.imagePullSecrets, \
-             spec.runtimeClassName, spec.resourceClaims, spec.containers[0].livenessProbe, spec.containers[0].startupProbe"
-        );
+        }));
+        let message = "Pod needs what this node does not support yet: spec.hostUsers, spec.imagePullSecrets, \
+             spec.runtimeClassName, spec.resourceClaims, spec.containers[0].livenessProbe, spec.containers[0].startupProbe";
+        let decision = check(Input { pod: &pod, node: &super::super::NodeOffer::default() });
+        assert_eq!(decision, Decision::reject("PodFeatureUnsupported", message));
     }
 
     #[test]
-    fn takes_what_it_supports() {
+    fn supported_fields_are_admitted() {
         let env = json!([
             { "name": "A", "value": "1" },
             { "name": "B", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } },
@@ -266,7 +261,7 @@ mod tests {
                 { "name": "p", "projected": { "sources": [{ "serviceAccountToken": { "path": "t" } }] } },
             ],
         }));
-        assert_eq!(unsupported(&pod), None);
-        assert_eq!(unsupported(&Pod::default()), None);
+        assert_eq!(unsupported(&pod), Vec::<String>::new());
+        assert_eq!(unsupported(&Pod::default()), Vec::<String>::new());
     }
 }

@@ -1,22 +1,31 @@
-//! Names of an API pod that would become paths outside the pod's own folders. The API server lets none of them through;
-//! a node does not stake its files on that. Pure.
+//! Names and paths of a pod that would lead outside the folders they belong in. The API server validates them too; the
+//! node does not rely on that. Pure.
 //!
-//! Paths inside containers (`mountPath`, `workingDir`, `terminationMessagePath`) are none of these: the runtime makes
-//! what it can of them, and says what it cannot.
+//! Paths inside containers (`mountPath`, `workingDir`, `terminationMessagePath`) are left to the runtime.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::SeccompProfile;
 use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::api::core::v1::VolumeMount;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::field::Excerpt;
+use super::Decision;
+use super::Input;
+use crate::model::quote::Excerpt;
 use crate::model::spec;
 
 /// Longer names do not fit into paths.
 const MAX_NAME: usize = 253;
 
-/// What is wrong with UID, name or namespace; all three become folder names.
+/// Reason of events about pods that the API server would not have accepted.
+pub const REASON: &str = "FailedValidation";
+
+pub(super) fn check(input: Input<'_>) -> Decision {
+    content(input.pod).map_or(Decision::Admit, |problem| Decision::reject(REASON, format!("Pod is invalid: {problem}")))
+}
+
+/// What is wrong with UID, name or namespace, all of which become folder names.
 pub fn identity(meta: &ObjectMeta) -> Option<String> {
     let fields = [("uid", &meta.uid), ("name", &meta.name), ("namespace", &meta.namespace)];
     fields.into_iter().find_map(|(field, value)| {
@@ -25,19 +34,34 @@ pub fn identity(meta: &ObjectMeta) -> Option<String> {
     })
 }
 
-/// What else in the pod would lead outside; `None` for a harmless one.
+/// The first name or path in the pod's spec that would lead outside.
 pub fn content(pod: &Pod) -> Option<String> {
     let pod_spec = pod.spec.as_ref()?;
+    let profile = pod_spec.security_context.as_ref().and_then(|context| seccomp(context.seccomp_profile.as_ref()));
     let volumes = pod_spec.volumes.iter().flatten().find_map(volume);
     let regular = spec::init_containers(pod).iter().chain(&pod_spec.containers).find_map(container);
     let mut ephemeral = spec::ephemeral_containers(pod).iter();
-    let ephemeral =
-        ephemeral.find_map(|c| name("ephemeral container", &c.name).or_else(|| mounts(c.volume_mounts.as_deref())));
-    volumes.or(regular).or(ephemeral)
+    let ephemeral = ephemeral.find_map(|c| {
+        name("ephemeral container", &c.name)
+            .or_else(|| mounts(c.volume_mounts.as_deref()))
+            .or_else(|| seccomp(c.security_context.as_ref()?.seccomp_profile.as_ref()))
+    });
+    profile.or(volumes).or(regular).or(ephemeral)
 }
 
 fn container(container: &Container) -> Option<String> {
-    name("container", &container.name).or_else(|| mounts(container.volume_mounts.as_deref()))
+    name("container", &container.name)
+        .or_else(|| mounts(container.volume_mounts.as_deref()))
+        .or_else(|| seccomp(container.security_context.as_ref()?.seccomp_profile.as_ref()))
+}
+
+/// `localhostProfile` is a path below the agent's `seccomp` folder, to which `workers::generate::security` appends it.
+fn seccomp(profile: Option<&SeccompProfile>) -> Option<String> {
+    const FIELD: &str = "seccompProfile.localhostProfile";
+    let path = profile?.localhost_profile.as_deref()?;
+    let absolute =
+        path.starts_with('/').then(|| format!("{FIELD} {:?} must be a relative path", Excerpt(path).to_string()));
+    absolute.or_else(|| inside(FIELD, Some(path)))
 }
 
 fn mounts(mounts: Option<&[VolumeMount]>) -> Option<String> {
@@ -148,6 +172,7 @@ mod tests {
             volume.as_object_mut().expect("an object").extend(source.as_object().expect("an object").clone());
             json!({"containers": [], "volumes": [volume]})
         };
+        let profile = |path: &str| json!({"seccompProfile": {"type": "Localhost", "localhostProfile": path}});
         let items = json!([{"key": "k", "path": "a/../../b"}]);
         let bad = [
             json!({"containers": [container(json!({"name": "../c"}))]}),
@@ -156,6 +181,10 @@ mod tests {
             json!({"containers": [container(mount("subPath", "a/../../b"))]}),
             json!({"containers": [container(mount("subPathExpr", "../$(X)"))]}),
             json!({"containers": [], "volumes": [{"name": "../v"}]}),
+            json!({"containers": [container(json!({"securityContext": profile("../../etc/x")}))]}),
+            json!({"containers": [], "initContainers": [container(json!({"securityContext": profile("/etc/x")}))]}),
+            json!({"containers": [], "ephemeralContainers": [container(json!({"securityContext": profile("a/..")}))]}),
+            json!({"containers": [], "securityContext": profile("..")}),
             volume(json!({"configMap": {"items": items.clone()}})),
             volume(json!({"secret": {"items": items.clone()}})),
             volume(json!({"downwardAPI": {"items": items.clone()}})),
@@ -166,6 +195,7 @@ mod tests {
             assert!(content(&pod(spec.clone())).is_some(), "{spec}");
         }
         let good = container(mount("subPath", "a/..b/c..d"));
-        assert_eq!(content(&pod(json!({"containers": [good], "volumes": [{"name": "v"}]}))), None);
+        let spec = json!({"containers": [good], "volumes": [{"name": "v"}], "securityContext": profile("p/x.json")});
+        assert_eq!(content(&pod(spec)), None);
     }
 }

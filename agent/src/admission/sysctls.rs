@@ -1,0 +1,243 @@
+//! Sysctls of pods (KEP-34): safe ones, and unsafe ones that `allowedUnsafeSysctls` allows. Pure.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::Decision;
+use super::Input;
+
+/// Safe sysctls and the first kernel that has each of them in a namespace.
+/// <https://kubernetes.io/docs/tasks/administer-cluster/sysctl-cluster/#safe-and-unsafe-sysctls>
+const SAFE: [(&str, (u32, u32)); 12] = [
+    ("kernel.shm_rmid_forced", (0, 0)),
+    ("net.ipv4.ip_local_port_range", (0, 0)),
+    ("net.ipv4.tcp_syncookies", (0, 0)),
+    ("net.ipv4.ping_group_range", (0, 0)),
+    ("net.ipv4.ip_unprivileged_port_start", (0, 0)),
+    ("net.ipv4.ip_local_reserved_ports", (3, 16)),
+    ("net.ipv4.tcp_keepalive_time", (4, 5)),
+    ("net.ipv4.tcp_keepalive_intvl", (4, 5)),
+    ("net.ipv4.tcp_keepalive_probes", (4, 5)),
+    ("net.ipv4.tcp_fin_timeout", (4, 6)),
+    ("net.ipv4.tcp_rmem", (4, 15)),
+    ("net.ipv4.tcp_wmem", (4, 15)),
+];
+
+/// The kernel namespace a sysctl is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Namespace {
+    Ipc,
+    Net,
+}
+
+impl fmt::Display for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ipc => "IPC",
+            Self::Net => "Net",
+        })
+    }
+}
+
+impl Namespace {
+    /// The namespace of a sysctl, or of all sysctls with a prefix.
+    fn of(name: &str) -> Option<Self> {
+        let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix));
+        match name {
+            "kernel.sem" => Some(Self::Ipc),
+            _ if ipc => Some(Self::Ipc),
+            _ if name.starts_with("net.") => Some(Self::Net),
+            _ => None,
+        }
+    }
+}
+
+/// A pattern of `allowedUnsafeSysctls` that no kernel namespace is known for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the sysctls {0:?} are not known to be namespaced")]
+pub struct UnknownSysctlNamespace(String);
+
+/// The sysctls that pods may set on this node.
+#[derive(Clone, Debug, Default)]
+pub struct SysctlAllowlist {
+    names: BTreeMap<String, Namespace>,
+    prefixes: BTreeMap<String, Namespace>,
+}
+
+impl SysctlAllowlist {
+    /// The safe sysctls of a kernel, by its version, and the administrator's patterns: names, or prefixes that end in
+    /// `*`. Of an unknown kernel only those count as safe that every kernel has.
+    ///
+    /// # Errors
+    /// A pattern of sysctls that are not namespaced.
+    pub fn new(kernel: Option<(u32, u32)>, patterns: &[String]) -> Result<Self, UnknownSysctlNamespace> {
+        let mut list = Self::default();
+        let kernel = kernel.unwrap_or_default();
+        for (name, _) in SAFE.into_iter().filter(|(_, since)| kernel >= *since) {
+            list.allow(name.to_owned())?;
+        }
+        for pattern in patterns {
+            list.allow(dotted(pattern))?;
+        }
+        Ok(list)
+    }
+
+    fn allow(&mut self, pattern: String) -> Result<(), UnknownSysctlNamespace> {
+        let (name, list) = match pattern.strip_suffix('*') {
+            Some(prefix) => (prefix, &mut self.prefixes),
+            None => (pattern.as_str(), &mut self.names),
+        };
+        let Some(namespace) = Namespace::of(name) else { return Err(UnknownSysctlNamespace(pattern)) };
+        list.insert(name.to_owned(), namespace);
+        Ok(())
+    }
+
+    /// Names before prefixes.
+    fn namespace(&self, name: &str) -> Option<Namespace> {
+        let by_prefix = || self.prefixes.iter().find(|(prefix, _)| name.starts_with(prefix.as_str()));
+        self.names.get(name).or_else(|| by_prefix().map(|(_, namespace)| namespace)).copied()
+    }
+
+    /// Why a pod may not set this sysctl.
+    fn problem(&self, name: &str, host_network: bool, host_ipc: bool) -> Option<String> {
+        let Some(namespace) = self.namespace(name).filter(|_| is_plain(name)) else {
+            return Some(format!("{name:?} not allowlisted"));
+        };
+        let shared = match namespace {
+            Namespace::Net => host_network,
+            Namespace::Ipc => host_ipc,
+        };
+        shared.then(|| format!("{name:?} not allowed with host {namespace} enabled"))
+    }
+}
+
+/// A name that cannot leave `/proc/sys`: no empty component, and so neither `..` nor a leading separator.
+fn is_plain(name: &str) -> bool {
+    let printable = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '/' | '-' | '_'));
+    printable && name.split(['.', '/']).all(|part| !part.is_empty())
+}
+
+/// The dot-separated form of a name; in a name with `/` first, dots are parts of components.
+fn dotted(name: &str) -> String {
+    match name.find(['.', '/']).map(|first| name.as_bytes()[first]) {
+        Some(b'/') => name
+            .chars()
+            .map(|c| {
+                if c == '/' {
+                    '.'
+                } else if c == '.' {
+                    '/'
+                } else {
+                    c
+                }
+            })
+            .collect(),
+        _ => name.to_owned(),
+    }
+}
+
+pub(super) fn check(input: Input<'_>) -> Decision {
+    let Some(spec) = input.pod.spec.as_ref() else { return Decision::Admit };
+    let (host_network, host_ipc) = (spec.host_network == Some(true), spec.host_ipc == Some(true));
+    let mut sysctls = spec.security_context.iter().flat_map(|context| context.sysctls.iter().flatten());
+    let problem = sysctls.find_map(|sysctl| input.node.sysctls.problem(&dotted(&sysctl.name), host_network, host_ipc));
+    problem
+        .map_or(Decision::Admit, |problem| Decision::reject("SysctlForbidden", format!("forbidden sysctl: {problem}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::NodeOffer;
+    use super::*;
+
+    fn list(kernel: Option<(u32, u32)>, patterns: &[&str]) -> Result<SysctlAllowlist, UnknownSysctlNamespace> {
+        SysctlAllowlist::new(kernel, &patterns.iter().map(|pattern| (*pattern).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn safe_sysctls_depend_on_the_kernel() {
+        let old = list(Some((4, 4)), &[]).expect("a list");
+        let new = list(Some((6, 1)), &[]).expect("a list");
+        let unknown = list(None, &[]).expect("a list");
+        for name in ["kernel.shm_rmid_forced", "net.ipv4.ping_group_range", "net.ipv4.ip_unprivileged_port_start"] {
+            for kernel in [&old, &new, &unknown] {
+                assert_eq!(kernel.problem(name, false, false), None, "{name}");
+            }
+        }
+        assert_eq!(old.problem("net.ipv4.ip_local_reserved_ports", false, false), None);
+        for name in
+            ["net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"]
+        {
+            assert_eq!(new.problem(name, false, false), None, "{name}");
+            for kernel in [&old, &unknown] {
+                assert_eq!(kernel.problem(name, false, false), Some(format!("{name:?} not allowlisted")));
+            }
+        }
+    }
+
+    #[test]
+    fn unsafe_sysctls_are_allowed_by_name_or_prefix() {
+        let list = list(Some((6, 1)), &["kernel.msg*", "net/core/somaxconn", "net.ipv4.conf.*"]).expect("a list");
+        for name in ["kernel.msgmax", "net.core.somaxconn", "net.ipv4.conf.all.rp_filter"] {
+            assert_eq!(list.problem(name, false, false), None, "{name}");
+        }
+        for name in ["kernel.sem", "net.core.somaxconn2", "net.ipv4.ip_forward", "kernel.panic", ""] {
+            assert_eq!(list.problem(name, false, false), Some(format!("{name:?} not allowlisted")));
+        }
+        for name in ["net.ipv4.conf...kernel.panic", "net.ipv4.conf.", "net.ipv4.conf.a\nb"] {
+            assert!(list.problem(name, false, false).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn host_namespaces_forbid_safe_sysctls_too() {
+        let list = list(Some((6, 1)), &["net.core.*"]).expect("a list");
+        let net = |name: &str| Some(format!("{name:?} not allowed with host Net enabled"));
+        assert_eq!(list.problem("net.ipv4.tcp_syncookies", true, false), net("net.ipv4.tcp_syncookies"));
+        assert_eq!(list.problem("net.core.somaxconn", true, true), net("net.core.somaxconn"));
+        assert_eq!(list.problem("kernel.shm_rmid_forced", true, false), None);
+        let ipc = "\"kernel.shm_rmid_forced\" not allowed with host IPC enabled".to_owned();
+        assert_eq!(list.problem("kernel.shm_rmid_forced", false, true), Some(ipc));
+    }
+
+    #[test]
+    fn patterns_must_be_namespaced() {
+        for pattern in ["kernel.panic", "vm.*", "kernel.*", "user.max_user_namespaces"] {
+            let error = list(None, &[pattern]).expect_err(pattern);
+            assert_eq!(error.to_string(), format!("the sysctls {pattern:?} are not known to be namespaced"));
+        }
+    }
+
+    #[test]
+    fn slashes_and_dots() {
+        for (name, expected) in [
+            ("net.ipv4.tcp_syncookies", "net.ipv4.tcp_syncookies"),
+            ("net/ipv4/tcp_syncookies", "net.ipv4.tcp_syncookies"),
+            ("net/ipv4/conf/eth0.1/forwarding", "net.ipv4.conf.eth0/1.forwarding"),
+            ("net.ipv4.conf.eth0/1.forwarding", "net.ipv4.conf.eth0/1.forwarding"),
+        ] {
+            assert_eq!(dotted(name), expected);
+        }
+    }
+
+    #[test]
+    fn the_first_forbidden_sysctl_is_named() {
+        let sysctls = json!([
+            {"name": "net/ipv4/tcp_syncookies", "value": "1"},
+            {"name": "kernel/msgmax", "value": "1"},
+            {"name": "vm.swappiness", "value": "1"},
+        ]);
+        let pod = json!({"spec": {"containers": [], "securityContext": {"sysctls": sysctls}}});
+        let pod = serde_json::from_value(pod).expect("a pod");
+        let node = |patterns: &[&str]| {
+            let sysctls = list(Some((6, 1)), patterns).expect("a list").into();
+            NodeOffer { sysctls, ..NodeOffer::default() }
+        };
+        let message = |name: &str| format!("forbidden sysctl: {name:?} not allowlisted");
+        let rejected = |name: &str| Decision::reject("SysctlForbidden", message(name));
+        assert_eq!(check(Input { pod: &pod, node: &node(&[]) }), rejected("kernel.msgmax"));
+        assert_eq!(check(Input { pod: &pod, node: &node(&["kernel.msg*"]) }), rejected("vm.swappiness"));
+    }
+}

@@ -1,0 +1,170 @@
+//! Reasons, messages and order of the checks.
+
+use serde_json::Value;
+use serde_json::json;
+
+use super::*;
+
+fn pod(metadata: Value, spec: Value) -> Pod {
+    let mut spec = spec;
+    if spec.get("containers").is_none() {
+        spec["containers"] = json!([{"name": "c", "image": "i"}]);
+    }
+    serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
+}
+
+/// A node that offers everything.
+fn full() -> NodeOffer {
+    NodeOffer {
+        sysctls: Arc::default(),
+        app_armor: true,
+        supplemental_groups_policy: true,
+        pod_level_resources: true,
+        shutting_down: false,
+    }
+}
+
+fn rejection(pod: &Pod, node: &NodeOffer) -> Option<(&'static str, String)> {
+    match decide(Input { pod, node }) {
+        Decision::Admit => None,
+        Decision::Reject(Rejection { reason, message }) => Some((reason, message)),
+    }
+}
+
+fn rejected(reason: &'static str, message: &str) -> Option<(&'static str, String)> {
+    Some((reason, message.to_owned()))
+}
+
+#[test]
+fn what_the_node_lacks_rejects_the_pod() {
+    let strict = json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}});
+    let table: [(Value, Value, fn(&mut NodeOffer), &'static str, &str); 6] = [
+        (
+            json!({"labels": {"kubernetes.io/os": "windows"}}),
+            json!({}),
+            |_| {},
+            "PodOSSelectorNodeLabelDoesNotMatch",
+            "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+        ),
+        (
+            json!({}),
+            json!({"os": {"name": "windows"}}),
+            |_| {},
+            "PodOSNotSupported",
+            "Failed to admit pod as the OS field doesn't match node OS",
+        ),
+        (
+            json!({}),
+            strict,
+            |node| node.supplemental_groups_policy = false,
+            "SupplementalGroupsPolicyNotSupported",
+            "SupplementalGroupsPolicy=Strict is not supported in this node",
+        ),
+        (
+            json!({}),
+            json!({"resources": {"limits": {"cpu": "1"}}}),
+            |node| node.pod_level_resources = false,
+            "PodLevelResourcesNotSupported",
+            "PodLevelResources feature gate is disabled",
+        ),
+        (
+            json!({}),
+            json!({}),
+            |node| node.shutting_down = true,
+            "NodeShutdown",
+            "Pod was rejected as the node is shutting down.",
+        ),
+        (
+            json!({}),
+            json!({"securityContext": {"sysctls": [{"name": "kernel.panic", "value": "1"}]}}),
+            |_| {},
+            "SysctlForbidden",
+            "forbidden sysctl: \"kernel.panic\" not allowlisted",
+        ),
+    ];
+    for (metadata, spec, change, reason, message) in table {
+        let (pod, mut node) = (pod(metadata, spec), full());
+        change(&mut node);
+        assert_eq!(rejection(&pod, &node), rejected(reason, message));
+    }
+}
+
+#[test]
+fn pods_for_this_node_are_admitted() {
+    let labels = json!({"labels": {"kubernetes.io/os": "linux"}});
+    let spec = json!({
+        "os": {"name": "linux"},
+        "resources": {"limits": {"cpu": "1"}},
+        "securityContext": {"supplementalGroupsPolicy": "Strict", "appArmorProfile": {"type": "RuntimeDefault"}},
+    });
+    assert_eq!(rejection(&pod(labels, spec), &full()), None);
+    let merge = json!({"securityContext": {"supplementalGroupsPolicy": "Merge"}});
+    let bare = NodeOffer::default();
+    assert_eq!(rejection(&pod(json!({}), merge), &bare), None);
+    assert_eq!(rejection(&Pod::default(), &bare), None);
+}
+
+#[test]
+fn the_first_check_in_order_decides() {
+    let spec = json!({
+        "os": {"name": "windows"},
+        "hostUsers": false,
+        "securityContext": {"sysctls": [{"name": "kernel.panic", "value": "1"}], "appArmorProfile": {"type": "RuntimeDefault"}},
+    });
+    let mut pod = pod(json!({}), spec);
+    let node = NodeOffer { shutting_down: true, ..NodeOffer::default() };
+    let mut reasons = Vec::new();
+    let context = |pod: &mut Pod| pod.spec.as_mut().expect("a spec").security_context.take();
+    let (reason, _) = rejection(&pod, &node).expect("rejected");
+    reasons.push(reason);
+    pod.spec.as_mut().expect("a spec").security_context.as_mut().expect("a context").sysctls = None;
+    reasons.push(rejection(&pod, &node).expect("rejected").0);
+    pod.spec.as_mut().expect("a spec").os = None;
+    reasons.push(rejection(&pod, &node).expect("rejected").0);
+    context(&mut pod);
+    reasons.push(rejection(&pod, &node).expect("rejected").0);
+    pod.spec.as_mut().expect("a spec").host_users = None;
+    reasons.push(rejection(&pod, &node).expect("rejected").0);
+    assert_eq!(reasons, ["SysctlForbidden", "PodOSNotSupported", "AppArmor", "PodFeatureUnsupported", "NodeShutdown"]);
+}
+
+#[test]
+fn app_armor_needs_a_host_that_enforces_it() {
+    let field = |kind: &str| json!({"appArmorProfile": {"type": kind}});
+    let container = |context: Value| json!({"containers": [{"name": "c", "image": "i", "securityContext": context}]});
+    let annotation = |value: &str| json!({"annotations": {"container.apparmor.security.beta.kubernetes.io/c": value}});
+    let disabled = rejected("AppArmor", "Cannot enforce AppArmor: AppArmor is not enabled on the host");
+    let host = NodeOffer { app_armor: false, ..full() };
+    for (metadata, spec, expected) in [
+        (json!({}), json!({"securityContext": field("RuntimeDefault")}), &disabled),
+        (json!({}), container(field("RuntimeDefault")), &disabled),
+        (annotation("runtime/default"), json!({}), &disabled),
+        (annotation("localhost/mine"), json!({}), &disabled),
+        (annotation("unconfined"), json!({}), &None),
+        (json!({}), container(field("Unconfined")), &None),
+        (json!({}), json!({}), &None),
+    ] {
+        assert_eq!(rejection(&pod(metadata.clone(), spec.clone()), &host), *expected, "{metadata} {spec}");
+        assert_eq!(rejection(&pod(metadata, spec), &full()), None);
+    }
+    let mut running = pod(json!({}), container(field("RuntimeDefault")));
+    running.status.get_or_insert_default().phase = Some("Running".to_owned());
+    assert_eq!(rejection(&running, &host), None, "only pods that have not started are checked");
+    let nameless = pod(annotation("localhost/ "), json!({}));
+    let message = "Cannot enforce AppArmor: invalid empty AppArmor profile name: \" \"";
+    assert_eq!(rejection(&nameless, &full()), rejected("AppArmor", message));
+}
+
+#[test]
+fn a_decision_is_stored_once_per_uid() {
+    let (uid, mut decisions) = (PodUid::from("u"), Decisions::default());
+    assert!(!decisions.contains(&uid) && decisions.rejection(&uid).is_none());
+    decisions.store(uid.clone(), Decision::reject("NodeShutdown", "m"));
+    decisions.store(uid.clone(), Decision::Admit);
+    assert_eq!(decisions.rejection(&uid).map(|rejection| rejection.reason), Some("NodeShutdown"));
+    assert_eq!(decisions.rejected().collect::<Vec<_>>(), [&uid]);
+    decisions.remove(&uid);
+    decisions.store(uid.clone(), Decision::Admit);
+    assert!(decisions.contains(&uid) && decisions.rejection(&uid).is_none());
+    assert_eq!(decisions.rejected().count(), 0);
+}

@@ -1,0 +1,138 @@
+//! What the sync loop does with each kind of update of a desired pod, and with requests to terminate one.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::kill_requests::KillRequest;
+use super::kill_requests::bound_grace_period;
+use super::pods::is_mirror;
+use super::task::HOUSEKEEPING_DELAY;
+use super::task::SyncLoop;
+use crate::admission::path_safety;
+use crate::model::Pod;
+use crate::model::PodUid;
+use crate::model::pod_ref;
+use crate::model::spec;
+use crate::recorder::EventType;
+use crate::workers::state::KillOptions;
+use crate::workers::state::PodState;
+use crate::workers::state::Request;
+use crate::workers::state::is_terminal;
+
+impl SyncLoop {
+    pub(super) fn add(&mut self, pod: Pod) {
+        self.pods.set(pod.clone());
+        if is_mirror(&pod) {
+            return self.on_mirror(&pod);
+        }
+        let id = pod_ref(&pod);
+        if is_terminal(&pod) && !self.workers.knows(&id.uid) && !self.may_run(&id.uid) {
+            self.workers.start(PodState::already_terminated(id, pod.clone(), Instant::now()));
+        } else if self.admit(&pod) {
+            self.workers.request(&id, Request::Create(pod.clone()));
+        }
+        self.reconcile_mirror_of(&pod);
+    }
+
+    pub(super) fn update(&mut self, pod: Pod) {
+        let (pod, problem) = self.with_safe_spec(pod);
+        if let Some(problem) = problem {
+            let message = format!("Pod is invalid: {problem}; it keeps its previous spec");
+            self.recorder.pod_event(&pod, "", EventType::Warning, path_safety::REASON, &message);
+        }
+        self.pods.set(pod.clone());
+        if is_mirror(&pod) {
+            return self.on_mirror(&pod);
+        }
+        let id = pod_ref(&pod);
+        if self.admit(&pod) {
+            self.workers.request(&id, Request::Update(pod.clone()));
+        }
+        // The deletion may be all that the last API call about this pod waited for.
+        self.statuses.request_sync(&id.uid);
+        self.reconcile_mirror_of(&pod);
+    }
+
+    /// The updated pod, with the known spec if the new one is unsafe, and what is wrong with it. An admitted pod is not
+    /// terminated for a later change of its object; deletion, labels and status of the change count.
+    fn with_safe_spec(&self, pod: Pod) -> (Pod, Option<String>) {
+        let Some(problem) = path_safety::content(&pod) else { return (pod, None) };
+        match self.pods.by_uid(&pod_ref(&pod).uid).filter(|known| path_safety::content(known).is_none()) {
+            Some(known) => (Arc::new(ApiPod { spec: known.spec.clone(), ..ApiPod::clone(&pod) }), Some(problem)),
+            // It was rejected when it was added.
+            None => (pod, None),
+        }
+    }
+
+    /// Only the API status differs: an input of the next decision, and of the pod's readiness gates.
+    pub(super) fn reconcile(&mut self, pod: Pod) {
+        let (pod, _) = self.with_safe_spec(pod);
+        self.pods.set(pod.clone());
+        if is_mirror(&pod) {
+            return;
+        }
+        let uid = pod_ref(&pod).uid;
+        let gated = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.iter().flatten().next().is_some());
+        self.workers.refresh(pod);
+        if gated {
+            self.workers.poke(&uid);
+        }
+    }
+
+    pub(super) fn remove(&mut self, pod: &Pod) {
+        let id = pod_ref(pod);
+        self.pods.remove(pod);
+        if is_mirror(pod) {
+            self.mirrors.removed(pod);
+            return self.on_mirror(pod);
+        }
+        if self.admission.is_rejected(&id.uid) && !self.workers.knows(&id.uid) {
+            self.workers.terminate_unmanaged(pod.clone(), KillOptions::default());
+        } else {
+            self.workers.request(&id, Request::Kill(KillOptions::default()));
+        }
+        self.admission.remove(&id.uid);
+        self.housekeep_soon(HOUSEKEEPING_DELAY);
+        self.reconcile_mirror_of(pod);
+    }
+
+    /// Terminates a pod although its source desires it.
+    pub(super) fn kill(&mut self, request: KillRequest) {
+        let KillRequest { uid, options } = request;
+        let Some(pod) = self.pods.by_uid(&uid) else {
+            return options.finished.iter().for_each(CancellationToken::cancel);
+        };
+        if self.workers.knows(&uid) {
+            bound_grace_period(&pod, &options, &self.recorder);
+            self.workers.request(&pod_ref(&pod), Request::Kill(options));
+        } else if self.admission.is_rejected(&uid) && self.may_run(&uid) {
+            bound_grace_period(&pod, &options, &self.recorder);
+            self.workers.terminate_unmanaged(pod, options);
+        } else {
+            options.finished.iter().for_each(CancellationToken::cancel);
+        }
+    }
+
+    /// A container or sandbox of the pod may run. True for a pod that the PLEG has not seen.
+    pub(super) fn may_run(&self, uid: &PodUid) -> bool {
+        self.pleg.cached(uid).is_none_or(|s| s.running().next().is_some() || s.sandboxes.iter().any(|s| s.ready))
+    }
+
+    /// A mirror pod was added, updated or removed. It never concerns the containers of its static pod.
+    fn on_mirror(&mut self, mirror: &Pod) {
+        let name = pod_ref(mirror).full_name();
+        if let (Some(pod), _) = self.pods.named(&name) {
+            self.statuses.request_sync(&pod_ref(&pod).uid);
+        }
+        self.reconcile_mirror(&name);
+    }
+
+    fn reconcile_mirror_of(&mut self, pod: &Pod) {
+        if spec::is_static(pod) {
+            self.reconcile_mirror(&pod_ref(pod).full_name());
+        }
+    }
+}

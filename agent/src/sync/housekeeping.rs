@@ -1,0 +1,93 @@
+//! Housekeeping of the sync loop: restarts and terminates what the event-driven path missed, and starts the removal of
+//! leftovers. Runs when there is a reason, not periodically. Reconciles mirror pods by full name.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use super::mirrors::MirrorAction;
+use super::task::SyncLoop;
+use crate::model::ConfigSource;
+use crate::model::Pod;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
+use crate::model::pod_ref;
+use crate::model::spec;
+use crate::workers::state::Request;
+
+/// While something was left to do (a failed removal, a source not ready), housekeeping runs again after this.
+const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(2);
+
+impl SyncLoop {
+    /// Terminates pods that no source desires, starts desired ones without worker, sweeps leftovers. Does nothing before
+    /// all sources are ready: until then no pod is known to be undesired.
+    pub(super) fn housekeeping_pass(&mut self) {
+        self.housekeeping = None;
+        if !self.sources.all_ready() {
+            return;
+        }
+        let pods = self.pods.all();
+        let desired: HashSet<PodUid> = pods.iter().map(|pod| pod_ref(pod).uid).collect();
+        let known = self.workers.sync_known(&desired);
+        for pod in pods {
+            let id = pod_ref(&pod);
+            let restart = known.restart.contains(&id.uid);
+            if (restart || !self.workers.knows(&id.uid)) && self.admit(&pod) {
+                self.workers.request(&id, Request::Create(pod));
+            }
+        }
+        self.settle_all_rejected();
+        for snapshot in self.pleg.all() {
+            self.terminate_undesired(&desired, &snapshot);
+        }
+        let mut keep = desired;
+        keep.extend(self.pleg.all().iter().map(|s| s.pod.uid.clone()));
+        keep.extend(self.workers.uids());
+        self.statuses.retain(&keep);
+        self.reconcile_mirrors(None);
+        if !self.leftovers.sweep(&keep) {
+            self.housekeep_soon(HOUSEKEEPING_RETRY);
+        }
+    }
+
+    /// Terminates a pod of the runtime that no source desires and that has no worker, and removes its remains. A desired
+    /// pod without worker was rejected: it runs on.
+    fn terminate_undesired(&mut self, desired: &HashSet<PodUid>, snapshot: &PodSnapshot) {
+        let uid = &snapshot.pod.uid;
+        let empty = snapshot.containers.is_empty() && snapshot.sandboxes.is_empty();
+        if !empty && !desired.contains(uid) && !self.workers.knows(uid) {
+            tracing::info!(pod = %snapshot.pod, "terminating a pod that no source desires");
+            self.workers.request(&snapshot.pod, Request::KillRuntimeOnly);
+        }
+    }
+
+    pub(super) fn reconcile_mirror(&mut self, full_name: &str) {
+        if self.sources.waiting_for().contains(&ConfigSource::Api) {
+            // The existing mirror pods are not known yet.
+            return;
+        }
+        let (pod, mirror) = self.pods.named(full_name);
+        let pod = pod.filter(|pod| spec::is_static(pod));
+        let terminating = |pod: &Pod| self.workers.ending(&pod_ref(pod).uid);
+        let action = match pod {
+            Some(pod) if !terminating(&pod) => MirrorAction::Ensure(pod),
+            Some(_) => MirrorAction::Keep,
+            None if self.workers.is_terminating(full_name) || !self.sources.all_ready() => MirrorAction::Keep,
+            None => MirrorAction::Delete,
+        };
+        self.mirrors.reconcile(full_name, &action, mirror.as_ref());
+    }
+
+    /// Reconciles one mirror pod, or all of them and those of all static pods.
+    pub(super) fn reconcile_mirrors(&mut self, full_name: Option<String>) {
+        let names: HashSet<String> = match full_name {
+            Some(name) => [name].into(),
+            None => {
+                let pods = self.pods.all().into_iter().filter(|pod| spec::is_static(pod));
+                pods.chain(self.pods.mirrors()).map(|pod| pod_ref(&pod).full_name()).collect()
+            }
+        };
+        for name in names {
+            self.reconcile_mirror(&name);
+        }
+    }
+}

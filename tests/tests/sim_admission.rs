@@ -1,0 +1,133 @@
+//! Admission on the whole agent: a pod is decided on once, and one that is rejected although it runs keeps running.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ExecAction, PodOS, PodStatus, Probe};
+use keblet::model::{Pod, PodUid};
+use keblet_tests::cri::*;
+use keblet_tests::node::{Agent, PodOf, Senses, pod};
+use tokio::time::{Instant, sleep};
+
+const UID: &str = "web-uid";
+const LONG: Duration = Duration::from_secs(600);
+
+fn sim() -> SimRuntime {
+    let sim = SimRuntime::new(Options::default());
+    sim.images(|images| images.store("busybox", 1 << 20));
+    sim
+}
+
+fn start(sim: &SimRuntime, folder: &Path, pods: Vec<Pod>) -> Agent {
+    std::fs::write(folder.join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
+    Agent::start(sim, Senses::ALL, folder, pods)
+}
+
+async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Ledger) -> bool) {
+    if let Err(unmet) = sim.until(what, Duration::from_secs(900), condition).await {
+        panic!("{unmet}");
+    }
+}
+
+fn status(agent: &Agent) -> PodStatus {
+    agent.statuses.get(&PodUid::from(UID)).expect("a status")
+}
+
+/// The pod with a field that this agent does not support.
+fn unsupported(pod: PodOf) -> Pod {
+    let mut pod = Arc::unwrap_or_clone(pod.build());
+    let exec = ExecAction { command: Some(vec!["true".to_owned()]) };
+    let probe = Probe { exec: Some(exec), ..Probe::default() };
+    pod.spec.as_mut().expect("a spec").containers[0].liveness_probe = Some(probe);
+    Arc::new(pod)
+}
+
+/// A node where another kubelet has started the pod, now run by an agent that does not support all of it.
+async fn swapped(sim: &SimRuntime, folder: &Path, web: &PodOf) -> Agent {
+    let former = start(sim, folder, vec![web.clone().build()]);
+    until(sim, "it runs", |l| l.live("web", "main").is_some()).await;
+    drop(former);
+    start(sim, folder, vec![unsupported(web.clone())])
+}
+
+fn stops(sim: &SimRuntime) -> usize {
+    sim.ledger(|l| l.calls().filter(|call| call.method == Method::StopContainer).count())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rejected_pod_that_runs_is_not_killed() {
+    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let web = pod("web").running("main", "run");
+    let agent = swapped(&sim, folder.path(), &web).await;
+    // Updates and housekeeping look at it again.
+    let other = pod("other").running("main", "run").build();
+    agent.add(other.clone()).await;
+    until(&sim, "another pod runs", |l| l.live("other", "main").is_some()).await;
+    agent.remove(other).await;
+    until(&sim, "the other pod is gone", |l| l.live("other", "main").is_none()).await;
+    sleep(LONG).await;
+    assert_eq!(sim.ledger(|l| l.history("web", "main").count()), 1, "{}", sim.ledger(Ledger::to_string));
+    assert!(sim.ledger(|l| l.live("web", "main").is_some()), "{}", sim.ledger(Ledger::to_string));
+    let status = status(&agent);
+    assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Running"), Some("PodFeatureUnsupported")));
+    let message = status.message.expect("a message");
+    assert!(message.contains("livenessProbe") && message.contains("run on unmanaged"), "{message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unmanaged_pod_ends_with_its_own_grace_period_when_it_is_removed() {
+    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let web = pod("web").running("main", "term ignore");
+    let agent = swapped(&sim, folder.path(), &web).await;
+    sleep(LONG).await;
+    assert_eq!(stops(&sim), 0);
+    let began = Instant::now();
+    agent.remove(unsupported(web)).await;
+    until(&sim, "it is gone", |l| l.live("web", "main").is_none()).await;
+    let took = began.elapsed();
+    assert!((Duration::from_secs(5)..Duration::from_secs(8)).contains(&took), "its grace period is 5 s: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unmanaged_pod_of_the_api_ends_when_it_is_deleted() {
+    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let web = pod("web").running("main", "term ignore").from_api();
+    let agent = swapped(&sim, folder.path(), &web).await;
+    sleep(LONG).await;
+    assert_eq!(stops(&sim), 0);
+    let began = Instant::now();
+    agent.update(unsupported(web.deleting())).await;
+    until(&sim, "it is gone", |l| l.live("web", "main").is_none()).await;
+    let took = began.elapsed();
+    assert!((Duration::from_secs(5)..Duration::from_secs(8)).contains(&took), "its grace period is 5 s: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unmanaged_pod_whose_containers_have_exited_fails() {
+    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let web = pod("web").running("main", "exit 0 60s");
+    let agent = swapped(&sim, folder.path(), &web).await;
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(status(&agent).phase.as_deref(), Some("Running"));
+    sleep(LONG).await;
+    assert_eq!(sim.ledger(|l| l.history("web", "main").count()), 1, "nothing is restarted");
+    let status = status(&agent);
+    assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("PodFeatureUnsupported")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_for_another_operating_system_is_never_started() {
+    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let mut foreign = Arc::unwrap_or_clone(pod("web").running("main", "run").build());
+    foreign.spec.as_mut().expect("a spec").os = Some(PodOS { name: "windows".to_owned() });
+    let agent = start(&sim, folder.path(), vec![Arc::new(foreign.clone())]);
+    sleep(LONG).await;
+    // A decision holds for the UID, whatever the object says later.
+    foreign.spec.as_mut().expect("a spec").os = None;
+    agent.update(Arc::new(foreign)).await;
+    sleep(LONG).await;
+    assert_eq!(sim.ledger(|l| l.history("web", "main").count()), 0, "{}", sim.ledger(Ledger::to_string));
+    let status = status(&agent);
+    assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("PodOSNotSupported")));
+}
