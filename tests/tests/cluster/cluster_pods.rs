@@ -116,6 +116,25 @@ async fn running_pod_has_a_complete_status() {
 
 #[tokio::test]
 #[ignore = "real cluster"]
+async fn resources_of_pod_and_container_are_reported() {
+    let tenant = Tenant::move_in("resources").await.unwrap();
+    let mut spec = tenant.shell("sleep 3600");
+    let resources = json!({"requests": {"cpu": "100m", "memory": "32Mi"}, "limits": {"cpu": "0.5", "memory": "64Mi"}});
+    spec["containers"][0]["resources"] = resources.clone();
+    tenant.pod("one", spec).await.unwrap();
+    let pod = tenant.until_ready("one").await.unwrap();
+    let container = main_container(&pod);
+    assert_eq!(serde_json::to_value(&container.resources).unwrap(), resources, "as the runtime applied them");
+    assert_eq!(serde_json::to_value(&container.allocated_resources).unwrap(), resources["requests"]);
+    let status = status(&pod);
+    assert_eq!(serde_json::to_value(&status.allocated_resources).unwrap(), resources["requests"]);
+    let of_pod = json!({"requests": resources["requests"], "limits": {"cpu": "500m", "memory": "64Mi"}});
+    assert_eq!(serde_json::to_value(&status.resources).unwrap(), of_pod);
+    tenant.move_out().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
 async fn foreign_conditions_are_kept_and_gate_readiness() {
     let tenant = Tenant::move_in("gates").await.unwrap();
     let mut spec = tenant.shell("sleep 3600");
