@@ -58,6 +58,9 @@ impl Call<'_> {
     /// so that it gives up at the same time.
     ///
     /// tonic's futures hold a large message several times over, so they are boxed.
+    ///
+    /// # Errors
+    /// No connection, no answer until the deadline, an error from the runtime, or a message over the size limit.
     pub(super) fn send<M: Message, T>(
         &self,
         message: M,
@@ -113,11 +116,17 @@ impl Call<'_> {
     }
 
     /// The value that the answer must have.
+    ///
+    /// # Errors
+    /// It is missing.
     pub(super) fn required<T>(&self, missing: &'static str, value: Option<T>) -> Result<T, RuntimeError> {
         value.ok_or_else(|| RuntimeError::Incomplete { operation: self.operation, object: self.object.into(), missing })
     }
 
     /// The id that the answer must have.
+    ///
+    /// # Errors
+    /// It is empty.
     pub(super) fn required_id(&self, missing: &'static str, id: String) -> Result<String, RuntimeError> {
         self.required(missing, Some(id).filter(|id| !id.is_empty()))
     }

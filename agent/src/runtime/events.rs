@@ -17,18 +17,18 @@ use super::Operation;
 use super::Runtime;
 use super::RuntimeError;
 
-/// Whether a runtime streams events, as far as anybody tried.
+/// Whether a runtime streams events, as far as known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EventSupport {
-    /// Nobody subscribed yet.
+    /// Not subscribed yet.
     Untried,
-    /// The last subscription stood.
+    /// The last subscription succeeded.
     Yes,
-    /// The runtime does not have the call.
+    /// The runtime does not implement the call.
     No,
 }
 
-/// `EventSupport` that many can set.
+/// Shared `EventSupport`.
 #[derive(Debug, Default)]
 pub(super) struct EventSupportCell(AtomicU8);
 
@@ -46,8 +46,8 @@ impl EventSupportCell {
     }
 }
 
-/// Container events as the runtime sends them. Ends when the runtime ends it, or with an error as the last item. Dropping
-/// it ends the subscription.
+/// The stream of container events. Ends when the runtime closes it, or with an error as last item. Dropping it cancels the
+/// subscription.
 pub struct ContainerEvents(Option<BoxStream<'static, Result<cri::ContainerEventResponse, RuntimeError>>>);
 
 impl Stream for ContainerEvents {
@@ -70,11 +70,11 @@ impl fmt::Debug for ContainerEvents {
 }
 
 impl Runtime {
-    /// Subscribes to container events. Returns once the subscription may be taken to stand, so that a list asked for
-    /// afterwards leaves no gap. The stream itself has no deadline.
+    /// Subscribes to container events. Returns once the subscription is established, so that a list requested afterwards
+    /// leaves no gap. The stream itself has no deadline.
     ///
-    /// Runtimes built with grpc-go send nothing, not even headers, before the first event, so a subscription that stands
-    /// is silent. A `Version` call sent after it on the same connection and answered is the sign that it was received.
+    /// Runtimes built with grpc-go send nothing, not even headers, before the first event. An answer to a `Version` call
+    /// sent after the subscription on the same connection shows that the subscription was received.
     ///
     /// # Errors
     /// The runtime does not answer within the deadline, or answers with an error.
@@ -95,12 +95,12 @@ impl Runtime {
         Ok(ContainerEvents(Some(stream::iter(first).chain(events).boxed())))
     }
 
-    /// Whether subscribing worked so far.
+    /// Whether the runtime streams events, as far as known.
     pub fn event_support(&self) -> EventSupport {
         self.inner.events.get()
     }
 
-    /// The bare stream; sends its request when first polled.
+    /// The stream itself; sends its request when first polled.
     fn open_events(&self) -> BoxStream<'static, Result<cri::ContainerEventResponse, RuntimeError>> {
         let opening = self.clone();
         let reading = self.clone();
@@ -129,7 +129,7 @@ impl Runtime {
             operation: Operation::GetContainerEvents,
             object: "".into(),
             endpoint: self.endpoint().into(),
-            why: "it ended the event stream at once".into(),
+            why: "it closed the event stream immediately".into(),
         }
     }
 }

@@ -147,7 +147,10 @@ impl Runtime {
     }
 }
 
-/// All items of a streamed list. A stream that breaks off is an error.
+/// All items of a streamed list.
+///
+/// # Errors
+/// The stream breaks off.
 pub(super) async fn read_all<M, T>(
     stream: Response<Streaming<M>>,
     items: impl Fn(M) -> Vec<T>,

@@ -10,7 +10,7 @@ use super::RuntimeError;
 use super::features::read_all;
 
 impl Runtime {
-    /// The URL at which a command in a container is served. It begins when somebody connects there.
+    /// The URL at which a command in a container is served. The command starts when a client connects there.
     ///
     /// # Errors
     /// The runtime does not answer within the deadline, or answers with an error.
@@ -40,8 +40,8 @@ impl Runtime {
         Ok(call.send(message, async |r| self.runtime().port_forward(r).await).await?.url)
     }
 
-    /// Writes the state of a running container to the file `location`. `timeout` (whole seconds) is told to the runtime
-    /// and is the deadline.
+    /// Writes the state of a running container to the file `location`. `timeout` (whole seconds) is passed to the
+    /// runtime and is the deadline.
     ///
     /// # Errors
     /// The runtime does not answer within the deadline, or answers with an error.

@@ -113,7 +113,7 @@ fn a_terminal_phase_is_never_left() {
     let situation = running().with(|s| s.pod.status.get_or_insert_default().phase = Some("Succeeded".into()));
     assert_eq!(situation.phase(), "Succeeded");
     let both = before.with(|s| s.pod.status.get_or_insert_default().phase = Some("Succeeded".into()));
-    assert_eq!(both.phase(), "Succeeded", "the API's word wins");
+    assert_eq!(both.phase(), "Succeeded", "the API's phase wins");
 }
 
 #[test]
