@@ -1,8 +1,7 @@
 //! Compares every message, field, enum value and call with the published CRI.
 //!
 //! The published descriptor comes out of the Go module `k8s.io/cri-api`, which the small Go program in `published/`
-//! fetches and prints. Without `go` or its module proxy there is nothing to compare with: the test says so and passes,
-//! except where the environment says `CI=true`.
+//! fetches and prints. Without `go` or its module proxy the test is skipped.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -20,7 +19,7 @@ type Facts = BTreeMap<String, String>;
 fn cri_matches_the_published_descriptors() {
     let published = match published() {
         Ok(set) => facts(&set),
-        Err(why) => return cannot_compare(&why),
+        Err(why) => return keblet_skip::skip(&format!("cannot build the published CRI: {}", why.trim())),
     };
     let ours = FileDescriptorSet::decode(keblet_proto::cri::DESCRIPTORS).expect("own descriptors");
     let ours = facts(&ours);
@@ -67,12 +66,6 @@ fn published() -> Result<FileDescriptorSet, String> {
         return Err(format!("go run: {}: {stderr}", output.status));
     }
     FileDescriptorSet::decode(output.stdout.as_slice()).map_err(|e| e.to_string())
-}
-
-fn cannot_compare(why: &str) {
-    let message = format!("NOT compared with the published CRI: {}", why.trim());
-    assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "{message}");
-    eprintln!("{message}");
 }
 
 fn differences(ours: &Facts, published: &Facts) -> Vec<String> {

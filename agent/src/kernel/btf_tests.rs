@@ -153,9 +153,7 @@ proptest! {
 fn reads_the_running_kernel() {
     let path = Path::new(VMLINUX);
     if !path.exists() {
-        assert!(std::env::var_os("CI").is_none(), "this kernel shows no BTF");
-        eprintln!("skipped: this kernel shows no BTF at {VMLINUX}");
-        return;
+        return keblet_skip::skip(&format!("this kernel has no BTF at {VMLINUX}"));
     }
     let btf = Btf::read(path).expect("the kernel's own type information");
     let pid = btf.offset("task_struct.pid").expect("there");

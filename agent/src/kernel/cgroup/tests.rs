@@ -39,7 +39,7 @@ impl OwnSubtree {
     fn make(name: &str) -> Option<Self> {
         let layout = Layout::detect().expect("the machine's cgroups can be looked at");
         if layout.is_v2() || !nix::unistd::geteuid().is_root() {
-            eprintln!("skipped: needs root and cgroup v1");
+            keblet_skip::skip("needs root and cgroup v1");
             return None;
         }
         let root = CgroupName::parse(&format!("keblet-test-{name}-{}", std::process::id())).expect("a name");

@@ -213,11 +213,7 @@ proptest! {
 }
 
 fn root() -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: needs root to mount and to give files away");
-    }
-    root
+    keblet_skip::is_root("mount and to change owners of files")
 }
 
 fn volume_pod(volumes: serde_json::Value, security: serde_json::Value) -> Pod {

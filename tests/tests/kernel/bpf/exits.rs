@@ -76,9 +76,7 @@ async fn process_exit_is_reported_with_its_last_thread() {
         return;
     }
     if std::process::Command::new("python3").arg("--version").output().is_err() {
-        assert!(std::env::var_os("CI").is_none(), "no python3 to make threads with");
-        eprintln!("skipped: no python3 to make threads with");
-        return;
+        return keblet_skip::skip("python3, which starts the threads, is not installed");
     }
     let cgroup = TestCgroup::new();
     let mut loaded = load(&cgroup.hierarchy).await;
