@@ -7,7 +7,7 @@ use keblet::model::PodUid;
 use keblet::status::TerminationReason;
 use keblet_proto::cri::v1;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, PodOf, Seen, Senses, pod};
+use keblet_tests::node::{Agent, PodOf, Seen, SensorSet, pod};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
@@ -42,8 +42,8 @@ impl Node {
         self.folder.path()
     }
 
-    fn start(&self, senses: Senses, pods: impl IntoIterator<Item = PodOf>) -> Agent {
-        Agent::start(&self.sim, senses, self.root(), pods.into_iter().map(PodOf::build).collect())
+    fn start(&self, sensors: SensorSet, pods: impl IntoIterator<Item = PodOf>) -> Agent {
+        Agent::start(&self.sim, sensors, self.root(), pods.into_iter().map(PodOf::build).collect())
     }
 
     async fn running(&self, pod: &str, container: &str) {
@@ -87,7 +87,7 @@ impl Node {
 #[tokio::test(start_paused = true)]
 async fn running_pod_needs_no_runtime_calls() {
     let node = Node::new();
-    let _agent = node.start(Senses::ALL, [pod("web").running("main", "run").running("side", "run")]);
+    let _agent = node.start(SensorSet::ALL, [pod("web").running("main", "run").running("side", "run")]);
     node.running("web", "main").await;
     node.running("web", "side").await;
     sleep(secs(5)).await;
@@ -102,27 +102,27 @@ async fn running_pod_needs_no_runtime_calls() {
 /// F3 and the point of it all: a crash costs what the runtime needs to create and start, not what it needs to notice.
 #[tokio::test(start_paused = true)]
 async fn crashed_container_restarts_before_the_runtime_reports_the_exit() {
-    for (senses, most) in [(Senses::ALL, 60), (Senses::EVENTS, 115), (Senses::LISTS, 1400)] {
+    for (sensors, most) in [(SensorSet::ALL, 60), (SensorSet::EVENTS, 115), (SensorSet::LISTS, 1400)] {
         let node = Node::new();
-        let _agent = node.start(senses, [pod("web").running("main", "exit 1 20s until 1")]);
+        let _agent = node.start(sensors, [pod("web").running("main", "exit 1 20s until 1")]);
         node.running("web", "main").await;
         sleep(secs(30)).await;
         assert_eq!(node.attempts("web", "main"), [0, 1]);
         let gap = node.gap("web", "main", 0);
-        assert!(gap <= ms(most), "{senses:?}: {gap:?}");
+        assert!(gap <= ms(most), "{sensors:?}: {gap:?}");
         node.no_duplicates();
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn init_containers_start_without_extra_delay() {
-    for (senses, most) in [(Senses::ALL, 500), (Senses::EVENTS, 700)] {
+    for (sensors, most) in [(SensorSet::ALL, 500), (SensorSet::EVENTS, 700)] {
         let node = Node::new();
         let chain = pod("chain").after("one", "exit 0").after("two", "exit 0").after("three", "exit 0");
         let begin = Instant::now();
-        let _agent = node.start(senses, [chain.after("four", "exit 0").running("main", "run")]);
+        let _agent = node.start(sensors, [chain.after("four", "exit 0").running("main", "run")]);
         node.running("chain", "main").await;
-        assert!(begin.elapsed() <= ms(most), "{senses:?}: {:?}", begin.elapsed());
+        assert!(begin.elapsed() <= ms(most), "{sensors:?}: {:?}", begin.elapsed());
         let order: Vec<String> = node.sim.trace(|l| l.instances().iter().map(|i| i.container.clone()).collect());
         assert_eq!(order, ["one", "two", "three", "four", "main"]);
     }
@@ -133,7 +133,7 @@ async fn init_containers_start_without_extra_delay() {
 async fn f03_removed_pod_terminates_without_waiting() {
     let node = Node::new();
     let web = pod("web").running("main", "term 10ms");
-    let agent = node.start(Senses::ALL, [web.clone()]);
+    let agent = node.start(SensorSet::ALL, [web.clone()]);
     node.running("web", "main").await;
     let begin = Instant::now();
     agent.remove(web.build()).await;
@@ -151,7 +151,7 @@ async fn deleted_host_network_pod_is_finished_before_sandbox_teardown() {
     let host = pod("web").running("main", "term 10ms").running("side", "term 20ms").from_api();
     for (web, early) in [(host.clone(), true), (host.own_network(), false)] {
         let node = Node::new();
-        let agent = node.start(Senses::ALL, [web.clone()]);
+        let agent = node.start(SensorSet::ALL, [web.clone()]);
         node.running("web", "main").await;
         node.running("web", "side").await;
         sleep(secs(2)).await;
@@ -178,7 +178,7 @@ async fn deleted_host_network_pod_is_finished_before_sandbox_teardown() {
 async fn sandbox_teardown_continues_after_agent_restart() {
     let node = Node::new();
     let web = pod("web").running("main", "term 10ms").from_api();
-    let agent = node.start(Senses::ALL, [web.clone(), pod("stays").running("main", "run")]);
+    let agent = node.start(SensorSet::ALL, [web.clone(), pod("stays").running("main", "run")]);
     node.running("web", "main").await;
     node.running("stays", "main").await;
     sleep(secs(2)).await;
@@ -191,7 +191,7 @@ async fn sandbox_teardown_continues_after_agent_restart() {
     assert!(agent.statuses.stored(&PodUid::from("web-uid")).is_some_and(|stored| stored.is_finished));
     drop(agent);
     assert!(!node.sim.sandboxes("web").is_empty());
-    let _agent = node.start(Senses::ALL, [pod("stays").running("main", "run")]);
+    let _agent = node.start(SensorSet::ALL, [pod("stays").running("main", "run")]);
     node.buried("web").await;
     assert_eq!(node.attempts("stays", "main"), [0]);
 }
@@ -200,7 +200,7 @@ async fn sandbox_teardown_continues_after_agent_restart() {
 async fn container_ignoring_sigterm_is_killed_after_the_grace_period() {
     let node = Node::new();
     let web = pod("web").running("main", "term ignore");
-    let agent = node.start(Senses::ALL, [web.clone()]);
+    let agent = node.start(SensorSet::ALL, [web.clone()]);
     node.running("web", "main").await;
     let begin = Instant::now();
     agent.remove(web.build()).await;
@@ -211,7 +211,7 @@ async fn container_ignoring_sigterm_is_killed_after_the_grace_period() {
 #[tokio::test(start_paused = true)]
 async fn crash_loops_back_off() {
     let node = Node::new();
-    let _agent = node.start(Senses::ALL, [pod("web").running("main", "exit 1 1s until 4")]);
+    let _agent = node.start(SensorSet::ALL, [pod("web").running("main", "exit 1 1s until 4")]);
     node.sim
         .until("fifth life", secs(300), |l| l.live("web", "main").is_some_and(|i| i.attempt == 4))
         .await
@@ -232,7 +232,7 @@ async fn f01_late_successful_start_is_not_repeated() {
     ] {
         let node = Node::new();
         node.sim.faults(|f| f.add(CallFault::on(Method::StartContainer, fault.clone()).times(1)));
-        let _agent = node.start(Senses::ALL, [pod("web").running("main", "run")]);
+        let _agent = node.start(SensorSet::ALL, [pod("web").running("main", "run")]);
         node.running("web", "main").await;
         sleep(secs(600)).await;
         node.no_duplicates();
@@ -246,7 +246,7 @@ async fn f01_failed_start_is_retried() {
     for (method, code) in [(Method::StartContainer, Code::Unknown), (Method::CreateContainer, Code::Unavailable)] {
         let node = Node::new();
         node.sim.faults(|f| f.add(CallFault::on(method, FaultKind::Fail(code, "simulated".to_owned())).times(1)));
-        let _agent = node.start(Senses::ALL, [pod("web").running("main", "run")]);
+        let _agent = node.start(SensorSet::ALL, [pod("web").running("main", "run")]);
         node.running("web", "main").await;
         sleep(secs(60)).await;
         node.no_duplicates();
@@ -257,7 +257,7 @@ async fn f01_failed_start_is_retried() {
 /// F1, the worst case of the record: CREATED served, STARTED late or lost, the start slow, many static pods at once.
 #[tokio::test(start_paused = true)]
 async fn f01_no_duplicates_when_events_lag_behind_starts() {
-    for senses in [Senses::ALL, Senses::EVENTS] {
+    for sensors in [SensorSet::ALL, SensorSet::EVENTS] {
         let node = Node::new();
         node.sim.faults(|f| {
             f.events = EventFaults { late: 0.8, late_by: secs(4), lost: 0.3, doubled: 0.3, ..EventFaults::default() };
@@ -265,16 +265,16 @@ async fn f01_no_duplicates_when_events_lag_behind_starts() {
             f.add(CallFault::on(Method::StartContainer, FaultKind::LateAnswer(ms(900))).with_probability(0.3));
         });
         let pods = (0..20).map(|n| pod(&format!("p{n}")).running("main", "exit 1 2s until 2"));
-        let _agent = node.start(senses, pods);
+        let _agent = node.start(sensors, pods);
         let all = |l: &Trace| (0..20).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt >= 2));
         // A lost event that nothing else tells of waits for the next list.
         node.sim
             .until("all settled", secs(3000), all)
             .await
-            .unwrap_or_else(|timed_out| panic!("{senses:?}: {timed_out}"));
+            .unwrap_or_else(|timed_out| panic!("{sensors:?}: {timed_out}"));
         node.no_duplicates();
         let starts = node.sim.trace(|l| l.instances().iter().filter(|i| i.started.is_some()).count());
-        assert_eq!(starts, 60, "{senses:?}: three lives each");
+        assert_eq!(starts, 60, "{sensors:?}: three lives each");
     }
 }
 
@@ -284,7 +284,7 @@ async fn f02_restarted_agent_changes_no_container() {
     for slow in [ms(0), secs(7)] {
         let node = Node::new();
         let pods = || (0..10).map(|n| pod(&format!("p{n}")).running("main", "run").running("side", "run"));
-        let agent = node.start(Senses::ALL, pods());
+        let agent = node.start(SensorSet::ALL, pods());
         node.sim.until("all up", secs(60), |l| l.live_count() == 20).await.expect("up");
         sleep(secs(3)).await;
         drop(agent);
@@ -294,7 +294,7 @@ async fn f02_restarted_agent_changes_no_container() {
             f.add(CallFault::on(Method::ContainerStatus, FaultKind::Slow(slow)));
             f.add(CallFault::on(Method::ListContainers, FaultKind::Slow(slow)));
         });
-        let _agent = node.start(Senses::ALL, pods());
+        let _agent = node.start(SensorSet::ALL, pods());
         sleep(secs(120)).await;
         assert_eq!(node.sim.trace(acts), before, "{}", node.sim.trace(Trace::to_string));
         assert_eq!(node.sim.trace(Trace::live_count), 20);
@@ -310,10 +310,10 @@ async fn agent_killed_at_any_call_creates_no_duplicates() {
             let init = pod("init").after("first", "exit 0 50ms").running("main", "run");
             [init, pod("crash").running("main", "exit 1 200ms until 1")]
         };
-        let agent = node.start(Senses::ALL, wanted());
+        let agent = node.start(SensorSet::ALL, wanted());
         let calls = node.sim.until("that many calls", secs(20), |l| l.total() > step).await;
         drop(agent);
-        let _agent = node.start(Senses::ALL, wanted());
+        let _agent = node.start(SensorSet::ALL, wanted());
         let settled =
             |l: &Trace| l.live("init", "main").is_some() && l.live("crash", "main").is_some_and(|i| i.attempt > 0);
         node.sim
@@ -338,7 +338,8 @@ async fn agent_killed_at_any_call_creates_no_duplicates() {
 async fn f09_dead_sandbox_is_replaced_and_restart_counts_continue() {
     let node = Node::new();
     node.sim.faults(|f| f.events = EventFaults { late: 0.5, late_by: secs(3), ..EventFaults::default() });
-    let _agent = node.start(Senses::ALL, [pod("web").running("main", "exit 1 500ms until 1").running("side", "run")]);
+    let _agent =
+        node.start(SensorSet::ALL, [pod("web").running("main", "exit 1 500ms until 1").running("side", "run")]);
     node.sim
         .until("second life", secs(60), |l| l.live("web", "main").is_some_and(|i| i.attempt == 1))
         .await
@@ -361,7 +362,7 @@ async fn f09_dead_sandbox_is_replaced_and_restart_counts_continue() {
 async fn f12_runtime_restart_restarts_only_exited_containers() {
     for recovery in [Recovery::default(), Recovery { lose_exit_codes: true, replay_events: 30 }] {
         let node = Node::new();
-        let agent = node.start(Senses::ALL, (0..20).map(|n| pod(&format!("p{n}")).running("main", "run")));
+        let agent = node.start(SensorSet::ALL, (0..20).map(|n| pod(&format!("p{n}")).running("main", "run")));
         node.sim.until("all up", secs(60), |l| l.live_count() == 20).await.expect("up");
         sleep(secs(10)).await;
         node.sim.go_down();
@@ -378,7 +379,7 @@ async fn f12_runtime_restart_restarts_only_exited_containers() {
             let expected: &[u32] = if dead.contains(&name) { &[0, 1] } else { &[0] };
             assert_eq!(node.attempts(&name, "main"), expected, "{name}");
         }
-        assert_eq!(ids.iter().map(|id| agent.eyes.seen.deaths(id)).collect::<Vec<_>>(), [1; 6]);
+        assert_eq!(ids.iter().map(|id| agent.harness.seen.deaths(id)).collect::<Vec<_>>(), [1; 6]);
     }
 }
 
@@ -391,7 +392,7 @@ async fn exit_during_container_cleanup_is_handled() {
         f.add(CallFault::on(Method::RemoveContainer, FaultKind::Slow(ms(3300))));
         f.add(CallFault::on(Method::RemoveContainer, FaultKind::Fail(Code::Unknown, "not now".to_owned())).times(1));
     });
-    let _agent = node.start(Senses::EVENTS, [pod("web").running("main", "exit 1 3s until 3")]);
+    let _agent = node.start(SensorSet::EVENTS, [pod("web").running("main", "exit 1 3s until 3")]);
     let removed = |l: &Trace| l.history("web", "main").next().is_some_and(|i| i.removed.is_some());
     node.sim.until("the first life is removed", secs(60), removed).await.unwrap_or_else(|u| panic!("{u}"));
     let just_died = node.sim.trace(|l| {
@@ -406,7 +407,7 @@ async fn exit_during_container_cleanup_is_handled() {
 #[tokio::test(start_paused = true)]
 async fn shared_pid_namespace_restarts_only_after_the_runtime_report() {
     let node = Node::new();
-    let _agent = node.start(Senses::ALL, [pod("host").host_pid().running("main", "exit 1 20s until 1 fork")]);
+    let _agent = node.start(SensorSet::ALL, [pod("host").host_pid().running("main", "exit 1 20s until 1 fork")]);
     node.running("host", "main").await;
     sleep(secs(30)).await;
     assert_eq!(node.attempts("host", "main"), [0, 1]);
@@ -421,7 +422,7 @@ async fn hung_runtime_call_delays_only_its_own_pod() {
         node.sim.faults(|f| f.add(CallFault::on(method, FaultKind::Hang).about("stuck_default_").times(3)));
         let pods = (0..5).map(|n| pod(&format!("p{n}")).running("main", "exit 1 15s until 1"));
         let begin = Instant::now();
-        let _agent = node.start(Senses::ALL, pods.chain([pod("stuck").running("main", "run")]));
+        let _agent = node.start(SensorSet::ALL, pods.chain([pod("stuck").running("main", "run")]));
         let others = |l: &Trace| (0..5).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 1));
         node.sim.until("the others go on", secs(20), others).await.unwrap_or_else(|u| panic!("{method:?}: {u}"));
         assert!(begin.elapsed() < secs(17), "{method:?}: {:?}", begin.elapsed());
@@ -436,7 +437,7 @@ async fn hung_runtime_call_delays_only_its_own_pod() {
 async fn edited_static_pod_replaces_the_previous_one() {
     let node = Node::new();
     let old = pod("web").running("main", "term 1s");
-    let agent = node.start(Senses::ALL, [old.clone()]);
+    let agent = node.start(SensorSet::ALL, [old.clone()]);
     node.running("web", "main").await;
     let begin = Instant::now();
     agent.remove(old.build()).await;
@@ -458,7 +459,7 @@ async fn restart_policies_are_honoured() {
     let failure =
         pod("failure").restarted("OnFailure").running("good", "exit 0 1s").running("bad", "exit 1 1s until 2");
     let always = pod("always").running("main", "exit 0 1s until 2");
-    let _agent = node.start(Senses::ALL, [never, failure, always]);
+    let _agent = node.start(SensorSet::ALL, [never, failure, always]);
     sleep(secs(120)).await;
     assert_eq!(node.attempts("never", "main"), [0]);
     assert_eq!(node.attempts("failure", "good"), [0]);
@@ -469,12 +470,12 @@ async fn restart_policies_are_honoured() {
 #[tokio::test(start_paused = true)]
 async fn undesired_pod_is_terminated_by_the_next_agent() {
     let node = Node::new();
-    let agent = node.start(Senses::ALL, [pod("stays").running("main", "run"), pod("goes").running("main", "run")]);
+    let agent = node.start(SensorSet::ALL, [pod("stays").running("main", "run"), pod("goes").running("main", "run")]);
     node.running("stays", "main").await;
     node.running("goes", "main").await;
     sleep(secs(1)).await;
     drop(agent);
-    let _agent = node.start(Senses::ALL, [pod("stays").running("main", "run")]);
+    let _agent = node.start(SensorSet::ALL, [pod("stays").running("main", "run")]);
     let ended = |l: &Trace| l.live("goes", "main").is_none();
     node.sim.until("ended", secs(30), ended).await.unwrap_or_else(|u| panic!("{u}"));
     assert_eq!(node.attempts("stays", "main"), [0]);
@@ -486,7 +487,7 @@ async fn every_exit_is_reported_exactly_once() {
     let node = Node::new();
     let seen = Seen::default();
     let pods = (0..10).map(|n| pod(&format!("p{n}")).running("main", "exit 1 3s until 3").build()).collect();
-    let _agent = Agent::start_seeing(&node.sim, Senses::ALL, node.root(), pods, seen.clone());
+    let _agent = Agent::start_seeing(&node.sim, SensorSet::ALL, node.root(), pods, seen.clone());
     let done = |l: &Trace| (0..10).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 3));
     node.sim.until("fourth lives", secs(300), done).await.unwrap_or_else(|u| panic!("{u}"));
     sleep(secs(5)).await;
@@ -501,7 +502,7 @@ async fn idle_runtime_calls_do_not_grow_with_pod_count() {
     let mut per_minute = Vec::new();
     for count in [100_usize, 1000] {
         let node = Node::new();
-        let _agent = node.start(Senses::ALL, (0..count).map(|n| pod(&format!("p{n}")).running("main", "run")));
+        let _agent = node.start(SensorSet::ALL, (0..count).map(|n| pod(&format!("p{n}")).running("main", "run")));
         node.sim.until("all up", secs(600), |l| l.live_count() == count).await.expect("up");
         sleep(secs(30)).await;
         let before = node.sim.trace(Trace::total);
@@ -516,7 +517,7 @@ async fn idle_runtime_calls_do_not_grow_with_pod_count() {
 async fn node_shutdown_terminates_pods_and_rejects_new_ones() {
     let node = Node::new();
     let (web, late) = (pod("web").running("main", "term ignore"), pod("late").running("main", "run"));
-    let agent = node.start(Senses::ALL, [web.clone()]);
+    let agent = node.start(SensorSet::ALL, [web.clone()]);
     node.running("web", "main").await;
     agent.close();
     agent.add(late.clone().build()).await;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, Api, Senses, node, pod};
+use keblet_tests::node::{Agent, Api, SensorSet, node, pod};
 use tokio::time::sleep;
 use tonic::Code;
 
@@ -17,7 +17,7 @@ const fn secs(seconds: u64) -> Duration {
 }
 
 fn start(sim: &SimRuntime, root: &Path, pods: Vec<keblet::model::Pod>) -> Agent {
-    Agent::start(sim, Senses::ALL, root, pods)
+    Agent::start(sim, SensorSet::ALL, root, pods)
 }
 
 async fn lives(sim: &SimRuntime, attempt: u32) {
@@ -85,7 +85,7 @@ async fn pod_terminated_while_the_api_server_was_down_is_deleted_by_the_next_age
         let (api, web) = (Api::default(), pod("web").running("main", "term 50ms").from_api());
         let phase = |pod: &keblet::model::Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
         let first = api.put(&web.clone().build());
-        let agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), vec![first], &api);
+        let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![first], &api);
         lives(&sim, 0).await;
         sleep(secs(5)).await;
         assert_eq!(api.pod("web").as_ref().and_then(phase).as_deref(), Some("Running"));
@@ -101,7 +101,7 @@ async fn pod_terminated_while_the_api_server_was_down_is_deleted_by_the_next_age
         api.be_away(false);
         let known = api.pod("web").expect("nobody has heard of its end");
         assert_eq!(phase(&known).as_deref(), Some("Running"));
-        let agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), vec![known.clone()], &api);
+        let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known.clone()], &api);
         let begin = tokio::time::Instant::now();
         while api.deleted().is_empty() {
             assert!(begin.elapsed() < secs(10), "{later:?}: {:#?}", api.pod("web"));

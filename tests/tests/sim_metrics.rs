@@ -8,7 +8,7 @@ use keblet::metrics::Metrics;
 use keblet::model::Clock;
 use keblet::recorder::{Loss, Recorder, RecorderObserver};
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, Senses, node, pod};
+use keblet_tests::node::{Agent, SensorSet, node, pod};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -34,7 +34,7 @@ async fn worker_metrics_count_pods_and_containers() {
     let (sim, folder) = node();
     let web =
         pod("web").after("init", "exit 0 1s").running("main", "exit 3 20s until 1").running("side", "run").build();
-    let (agent, metrics) = Agent::start_counting(&sim, Senses::ALL, folder.path(), vec![web.clone()]);
+    let (agent, metrics) = Agent::start_counting(&sim, SensorSet::ALL, folder.path(), vec![web.clone()]);
     shows(
         &metrics,
         &[
@@ -69,10 +69,10 @@ async fn worker_metrics_count_pods_and_containers() {
 #[tokio::test(start_paused = true)]
 async fn orphaned_runtime_pods_are_counted() {
     let (sim, folder) = node();
-    let agent = Agent::start(&sim, Senses::ALL, folder.path(), vec![pod("web").running("main", "run").build()]);
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![pod("web").running("main", "run").build()]);
     sim.until("web/main runs", SOON, |l| l.live("web", "main").is_some()).await.expect("it runs");
     drop(agent);
-    let (_agent, metrics) = Agent::start_counting(&sim, Senses::ALL, folder.path(), Vec::new());
+    let (_agent, metrics) = Agent::start_counting(&sim, SensorSet::ALL, folder.path(), Vec::new());
     shows(&metrics, &["kubelet_orphaned_runtime_pods_total 1"]).await;
 }
 
@@ -116,7 +116,7 @@ async fn long_back_off_repeats_its_event() {
     let (sim, folder) = node();
     let (recorder, told) = recorder();
     let web = pod("web").running("main", "exit 1 1s until 9").build();
-    let _agent = Agent::start_telling(&sim, Senses::ALL, folder.path(), vec![web], recorder);
+    let _agent = Agent::start_telling(&sim, SensorSet::ALL, folder.path(), vec![web], recorder);
     let back_offs = || {
         let text = "Back-off restarting failed container main in pod ";
         let is_back_off = |event: &serde_json::Value| event["message"].as_str().is_some_and(|m| m.starts_with(text));
@@ -152,7 +152,7 @@ async fn pod_terminated_while_waiting_for_a_stop_permit_is_not_stopped() {
     let static_pod = pod("static").running("main", "run").build();
     let api = pod("api").running("main", "run").from_api();
     let all = deaf.iter().chain([&static_pod, &api.clone().build()]).cloned().collect();
-    let agent = Agent::start_telling(&sim, Senses::ALL, folder.path(), all, recorder);
+    let agent = Agent::start_telling(&sim, SensorSet::ALL, folder.path(), all, recorder);
     sim.until("all up", SOON, |l| l.live_count() == turns + 2).await.expect("up");
     sleep(Duration::from_secs(2)).await;
     for pod in deaf {

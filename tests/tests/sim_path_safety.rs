@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::VolumeMount;
 use keblet::model::{Pod, PodUid};
 use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, PodOf, Senses, pod};
+use keblet_tests::node::{Agent, PodOf, SensorSet, pod};
 use tokio::time::sleep;
 
 fn sim() -> SimRuntime {
@@ -20,7 +20,7 @@ fn sim() -> SimRuntime {
 
 fn start(sim: &SimRuntime, folder: &Path, pods: Vec<Pod>) -> Agent {
     std::fs::write(folder.join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
-    Agent::start(sim, Senses::ALL, folder, pods)
+    Agent::start(sim, SensorSet::ALL, folder, pods)
 }
 
 async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Trace) -> bool) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use keblet::model::Pod;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, Api, PodOf, Senses, node, pod};
+use keblet_tests::node::{Agent, Api, PodOf, SensorSet, node, pod};
 use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -61,7 +61,7 @@ async fn torn_down_after(sim: &SimRuntime, pod: &str) -> Duration {
 async fn exits_in_quick_succession_are_reported_before_any_teardown() {
     let ((sim, folder), api) = (node(), Api::default());
     let pods = names(5).iter().map(|name| api.put(&once(name).from_api().build())).collect();
-    let _agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), pods, &api);
+    let _agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), pods, &api);
     running(&sim, 5).await;
     let _exits = exit_in_succession(&sim, names(5));
     let first = |l: &Trace| l.count(Method::StopPodSandbox) > 0;
@@ -84,7 +84,7 @@ async fn a_teardown_waits_no_longer_than_750_ms_on_a_busy_node() {
     let (sim, folder) = node();
     let mut pods: Vec<Pod> = names(80).iter().map(|name| once(name).build()).collect();
     pods.extend([once("net").own_network().build(), once("pid").host_pid().build()]);
-    let _agent = Agent::start(&sim, Senses::ALL, folder.path(), pods);
+    let _agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
     running(&sim, 82).await;
     let all = ["net", "pid"].map(str::to_owned).into_iter().chain(names(80)).collect();
     let _exits = exit_in_succession(&sim, all);
@@ -100,7 +100,7 @@ async fn the_object_of_a_deleted_pod_does_not_wait_for_an_idle_node() {
     let mut pods: Vec<Pod> = names(30).iter().map(|name| once(name).build()).collect();
     let web = once("web").from_api();
     pods.push(api.put(&web.clone().build()));
-    let agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), pods, &api);
+    let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), pods, &api);
     running(&sim, 31).await;
     let _exits = exit_in_succession(&sim, ["web".to_owned()].into_iter().chain(names(30)).collect());
     sleep(ms(400)).await;
@@ -116,7 +116,7 @@ async fn the_object_of_a_deleted_pod_does_not_wait_for_an_idle_node() {
 async fn the_next_agent_tears_down_what_a_killed_one_has_not() {
     let ((sim, folder), api) = (node(), Api::default());
     let first = api.put(&once("web").from_api().build());
-    let agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), vec![first], &api);
+    let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![first], &api);
     running(&sim, 1).await;
     sim.kill("web", "main", Exit::Code(3)).expect("it runs");
     sleep(ms(200)).await;
@@ -125,7 +125,7 @@ async fn the_next_agent_tears_down_what_a_killed_one_has_not() {
     let (known, reported) = (api.pod("web").expect("it is not deleted"), status());
     assert_eq!(reported.phase.as_deref(), Some("Failed"), "reported before the teardown");
     assert_eq!(sim.trace(|l| l.count(Method::StopPodSandbox)), 0);
-    let _agent = Agent::start_in_cluster(&sim, Senses::ALL, folder.path(), vec![known], &api);
+    let _agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known], &api);
     torn_down_after(&sim, "web").await;
     sleep(Duration::from_secs(60)).await;
     assert_eq!(sim.trace(|l| l.history("web", "main").count()), 1, "it is not started again");

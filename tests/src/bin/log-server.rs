@@ -14,7 +14,7 @@ use keblet::runtime::RuntimeOptions;
 use keblet::server::secure::{Secure, serving_files};
 use keblet::server::{Containers, Handles, Mounted, Options, SensorReport, logs, run_main};
 use keblet_tests::cri::{SimRuntime, client};
-use keblet_tests::node::{Eyes, Senses, runtime};
+use keblet_tests::node::{PlegHarness, SensorSet, runtime};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 use tokio::time::Instant;
@@ -50,8 +50,8 @@ async fn serve(folder: PathBuf, shutdown: CancellationToken) -> anyhow::Result<(
     sandbox.log_directory = folder.display().to_string();
     let sandbox = runtime_client.run_sandbox(sandbox).await?;
     let id = runtime_client.launch(&sandbox, client::container("main", 0, "run")).await?;
-    let eyes = Eyes::open(&sim, Senses::ALL);
-    let (uid, pleg) = (PodUid::from("talker-uid"), eyes.pleg.clone());
+    let harness = PlegHarness::open(&sim, SensorSet::ALL);
+    let (uid, pleg) = (PodUid::from("talker-uid"), harness.pleg.clone());
     let deadline = Instant::now() + PATIENCE;
     while pleg.cached(&uid).is_none_or(|snapshot| snapshot.newest("main").is_none()) {
         anyhow::ensure!(Instant::now() < deadline, "the container is never seen");

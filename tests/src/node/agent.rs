@@ -32,7 +32,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::api::Api;
-use super::eyes::{Eyes, Senses, clock};
+use super::pleg_harness::{PlegHarness, SensorSet, clock};
 use super::seen::Seen;
 use crate::cri::SimRuntime;
 
@@ -42,7 +42,7 @@ const UPDATES: usize = 64;
 /// One agent. Dropping it is like SIGKILL: whatever it was doing stops where it was.
 pub struct Agent {
     /// Its sensors and PLEG.
-    pub eyes: Eyes,
+    pub harness: PlegHarness,
     /// The statuses it publishes.
     pub statuses: Statuses,
     updates: mpsc::Sender<PodUpdate>,
@@ -70,40 +70,58 @@ impl Default for Listeners {
 
 impl Agent {
     /// Starts an agent that keeps its files below `root` and wants these pods.
-    pub fn start(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>) -> Self {
-        Self::start_seeing(sim, senses, root, pods, Seen::default())
+    pub fn start(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>) -> Self {
+        Self::start_seeing(sim, sensors, root, pods, Seen::default())
     }
 
     /// As [`Agent::start`], with what it sees written to `seen`.
-    pub fn start_seeing(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>, seen: Seen) -> Self {
-        Self::begin(sim, senses, root, pods, Listeners { seen, ..Listeners::default() })
+    pub fn start_seeing(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, seen: Seen) -> Self {
+        Self::begin(sim, sensors, root, pods, Listeners { seen, ..Listeners::default() })
     }
 
     /// As [`Agent::start`], with its events told to `recorder`.
-    pub fn start_telling(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>, recorder: Recorder) -> Self {
-        Self::begin(sim, senses, root, pods, Listeners { recorder, ..Listeners::default() })
+    pub fn start_telling(
+        sim: &SimRuntime,
+        sensors: SensorSet,
+        root: &Path,
+        pods: Vec<Pod>,
+        recorder: Recorder,
+    ) -> Self {
+        Self::begin(sim, sensors, root, pods, Listeners { recorder, ..Listeners::default() })
     }
 
     /// As [`Agent::start`], with statuses and final deletions sent to `api`.
-    pub fn start_in_cluster(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>, api: &Api) -> Self {
-        Self::begin(sim, senses, root, pods, Listeners { api: Some(api.clone()), ..Listeners::default() })
+    pub fn start_in_cluster(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, api: &Api) -> Self {
+        Self::begin(sim, sensors, root, pods, Listeners { api: Some(api.clone()), ..Listeners::default() })
+    }
+
+    /// As [`Agent::start_in_cluster`], with what it sees written to `seen`.
+    pub fn start_seeing_in_cluster(
+        sim: &SimRuntime,
+        sensors: SensorSet,
+        root: &Path,
+        pods: Vec<Pod>,
+        seen: Seen,
+        api: &Api,
+    ) -> Self {
+        Self::begin(sim, sensors, root, pods, Listeners { seen, api: Some(api.clone()), ..Listeners::default() })
     }
 
     /// As [`Agent::start`], with what its workers do counted as the real agent counts it.
-    pub fn start_counting(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>) -> (Self, Arc<Metrics>) {
+    pub fn start_counting(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>) -> (Self, Arc<Metrics>) {
         let metrics = Metrics::new();
         let listeners = Listeners { observer: Arc::new(Observers(metrics.clone())), ..Listeners::default() };
-        (Self::begin(sim, senses, root, pods, listeners), metrics)
+        (Self::begin(sim, sensors, root, pods, listeners), metrics)
     }
 
-    fn begin(sim: &SimRuntime, senses: Senses, root: &Path, pods: Vec<Pod>, listeners: Listeners) -> Self {
+    fn begin(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, listeners: Listeners) -> Self {
         let Listeners { seen, observer, recorder, api } = listeners;
-        let runtime = super::eyes::runtime(sim, RuntimeOptions::default());
-        let eyes = Eyes::open_on(sim, senses, &runtime, seen);
+        let runtime = super::pleg_harness::runtime(sim, RuntimeOptions::default());
+        let harness = PlegHarness::open_on(sim, sensors, &runtime, seen);
         let (aside, ending) = (CancellationToken::new(), CancellationToken::new());
         let mut tasks = JoinSet::new();
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
-        tasks.spawn(watch_runtime(runtime.clone(), state_sender, eyes.board.subscribe(), aside.clone()));
+        tasks.spawn(watch_runtime(runtime.clone(), state_sender, harness.board.subscribe(), aside.clone()));
         let gates = RestartGates::default();
         let shared = SharedPods::default();
         let pacing = Pacing::new(PacingPolicy::default(), 2);
@@ -113,7 +131,7 @@ impl Agent {
             tasks.spawn(tell(statuses.clone(), api, pacing.first_status.clone(), clock(sim), aside.clone()));
         }
         let context = Arc::new(WorkerContext {
-            pleg: eyes.pleg.clone(),
+            pleg: harness.pleg.clone(),
             act: act(sim, &runtime, root, state.clone(), (recorder.clone(), pacing), &mut tasks),
             statuses: statuses.clone(),
             static_pod_starts: StaticPodStartQueue::default(),
@@ -134,7 +152,7 @@ impl Agent {
             pods: shared,
             admission: PodAdmission::new(offer),
             workers: PodWorkers::new(context),
-            pleg: eyes.pleg.clone(),
+            pleg: harness.pleg.clone(),
             sources,
             statuses: statuses.clone(),
             clock: clock(sim),
@@ -149,7 +167,7 @@ impl Agent {
         // The channel is empty: the first set is there before the loop begins.
         let _ = updates.try_send(PodUpdate::Add(ConfigSource::File, pods));
         tasks.spawn(sync.run(receiver, ending.clone()));
-        Self { eyes, statuses, updates, kills, closed, tasks, ending, _aside: aside.drop_guard() }
+        Self { harness, statuses, updates, kills, closed, tasks, ending, _aside: aside.drop_guard() }
     }
 
     /// A pod becomes desired.

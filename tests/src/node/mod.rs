@@ -1,6 +1,6 @@
 //! The agent on a simulated node: its seams joined to the simulated kernel and runtime, and what it saw written down.
 //!
-//! [`Agent`] is the whole of it. [`Eyes`] is its observing half alone (sensors and PLEG), for tests that act on the
+//! [`Agent`] is the whole of it. [`PlegHarness`] is its observing half alone (sensors and PLEG), for tests that act on the
 //! runtime themselves.
 
 use tempfile::TempDir;
@@ -9,15 +9,15 @@ use crate::cri::{Options, SimRuntime};
 
 mod agent;
 mod api;
-mod eyes;
 mod kernel;
+mod pleg_harness;
 mod pods;
 mod seen;
 
 pub use agent::Agent;
 pub use api::Api;
-pub use eyes::{Eyes, Senses, runtime};
 pub use kernel::{SimWatch, follow_kernel};
+pub use pleg_harness::{PlegHarness, SensorSet, runtime};
 pub use pods::{PodOf, pod};
 pub use seen::Seen;
 

@@ -1,4 +1,4 @@
-//! The observing half of the agent: sensors and PLEG, no workers. The test is the only one who acts.
+//! Sensors and PLEG without workers: only the test acts on the runtime.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::cri::SimRuntime;
 
 /// Which sensors the agent has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Senses {
+pub struct SensorSet {
     /// The runtime's event stream.
     pub events: bool,
     /// Pins of container inits.
@@ -29,7 +29,7 @@ pub struct Senses {
     pub probes: bool,
 }
 
-impl Senses {
+impl SensorSet {
     /// As on a machine that has everything.
     pub const ALL: Self = Self { events: true, pidfd: true, probes: true };
     /// The runtime's events alone.
@@ -54,7 +54,7 @@ pub fn runtime(sim: &SimRuntime, options: RuntimeOptions) -> Runtime {
 }
 
 /// Sensors and PLEG of one agent. Dropping it is like killing the agent.
-pub struct Eyes {
+pub struct PlegHarness {
     /// The pod cache.
     pub pleg: PlegHandle,
     /// Sensors' states.
@@ -64,19 +64,19 @@ pub struct Eyes {
     _tasks: JoinSet<()>,
 }
 
-impl Eyes {
-    /// Opens them on a node.
-    pub fn open(sim: &SimRuntime, senses: Senses) -> Self {
-        Self::open_on(sim, senses, &runtime(sim, RuntimeOptions::default()), Seen::default())
+impl PlegHarness {
+    /// Starts sensors and PLEG on a node.
+    pub fn open(sim: &SimRuntime, sensors: SensorSet) -> Self {
+        Self::open_on(sim, sensors, &runtime(sim, RuntimeOptions::default()), Seen::default())
     }
 
-    /// Opens them on a node, through this client, with what they see written to `seen`.
-    pub fn open_on(sim: &SimRuntime, senses: Senses, runtime: &Runtime, seen: Seen) -> Self {
+    /// Starts sensors and PLEG on a node, through this client, with observations written to `seen`.
+    pub fn open_on(sim: &SimRuntime, sensors: SensorSet, runtime: &Runtime, seen: Seen) -> Self {
         let board = SensorBoard::default();
         let (hints, hints_in) = mpsc::channel(HINT_CAPACITY);
         let shutdown = CancellationToken::new();
         let mut tasks = JoinSet::new();
-        let watch: Arc<dyn ProcessWatch> = if senses.pidfd { kernel::shared(sim) } else { Arc::new(NoProcessWatch) };
+        let watch: Arc<dyn ProcessWatch> = if sensors.pidfd { kernel::shared(sim) } else { Arc::new(NoProcessWatch) };
         let config = PlegConfig {
             periods: RelistPeriods::default(),
             parallel_inspections: 64,
@@ -86,13 +86,13 @@ impl Eyes {
             clock: clock(sim),
             board: board.clone(),
         };
-        if senses.events {
+        if sensors.events {
             let (hints, board, metrics) = (hints.clone(), board.clone(), Metrics::new());
             tasks.spawn(cri::follow(runtime.clone(), hints, board, clock(sim), metrics, shutdown.clone()));
         } else {
             board.set(Sensor::RuntimeEvents, SensorState::Off);
         }
-        if senses.probes {
+        if sensors.probes {
             tasks.spawn(kernel::follow_kernel(sim.kernel().subscribe(), hints));
         }
         let (pleg, task) = pleg::start(runtime.clone(), hints_in, config, shutdown.clone());
