@@ -251,6 +251,11 @@ impl StandaloneNode {
         get(self.layout.healthz_port, path)
     }
 
+    /// The agent's metrics; `None` if they cannot be read.
+    pub fn metrics(&self) -> Option<String> {
+        get(self.layout.read_only_port, "/metrics").filter(|(code, _)| *code == 200).map(|(_, body)| body)
+    }
+
     /// The status of a pod in `/pods`; null if there is none.
     pub fn status(&self, name: &str) -> Value {
         let body = get(self.layout.read_only_port, "/pods").map(|(_, body)| body).unwrap_or_default();

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
+use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
 use keblet_peers::ContainerView;
@@ -57,6 +58,18 @@ fn ensure_single(node: &mut StandaloneNode) -> Result<()> {
     Ok(())
 }
 
+/// The gauges count what runs, whatever events and relists there were before.
+fn ensure_gauges(node: &StandaloneNode, running: usize) -> Result<()> {
+    let metrics = node.metrics().context("no /metrics")?;
+    for expected in [
+        format!("kubelet_running_pods {running}"),
+        format!("kubelet_running_containers{{container_state=\"running\"}} {running}"),
+    ] {
+        ensure!(metrics.lines().any(|line| line == expected), "{expected} is missing:\n{metrics}");
+    }
+    Ok(())
+}
+
 #[test]
 #[ignore = "real runtime"]
 fn killed_runtime_restarts_only_exited_containers() -> Result<()> {
@@ -100,6 +113,7 @@ fn killed_runtime_restarts_only_exited_containers() -> Result<()> {
         ensure!(seen.len() == usize::from(died), "{name}: {seen:?}");
     }
     ensure_single(&mut node)?;
+    ensure_gauges(&node, PODS)?;
     node.stop()
 }
 

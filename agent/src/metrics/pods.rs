@@ -1,5 +1,6 @@
 //! Pods and containers, counted and timed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Gauge;
@@ -11,6 +12,8 @@ use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;
+use crate::model::ContainerState;
+use crate::model::PodSnapshot;
 
 /// Pods and containers.
 #[derive(Debug)]
@@ -197,7 +200,20 @@ impl Pods {
         self.mirrors.set(gauge(count));
     }
 
-    /// Running pods, and containers by state (`created`, `running`, `exited`, `unknown`).
+    /// Sets the gauges of what runs from the pod cache, the only source of these counts.
+    pub fn observe_cache(&self, snapshots: &[Arc<PodSnapshot>]) {
+        let pods = snapshots.iter().filter(|s| s.sandboxes.iter().any(|sandbox| sandbox.ready)).count();
+        let count = |state| snapshots.iter().flat_map(|s| &s.containers).filter(|c| c.state == state).count();
+        let states = [
+            ("created", ContainerState::Created),
+            ("running", ContainerState::Running),
+            ("exited", ContainerState::Exited),
+            ("unknown", ContainerState::Unknown),
+        ];
+        self.running(pods, states.map(|(name, state)| (name, count(state))));
+    }
+
+    /// What the runtime runs: pods, and containers by state (`created`, `running`, `exited`, `unknown`).
     pub fn running(&self, pods: usize, containers: impl IntoIterator<Item = (&'static str, usize)>) {
         self.running.set(gauge(pods));
         self.running_containers.reset();

@@ -20,7 +20,6 @@ use crate::metrics::Metrics;
 use crate::metrics::PodOrigin;
 use crate::metrics::VolumeState;
 use crate::metrics::Working;
-use crate::model::ContainerState;
 use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
@@ -165,15 +164,7 @@ impl Gauges {
         self.count_working(&desired, running);
         let snapshots = running.pleg.all();
         self.metrics.pods.logs(logs(&self.pod_logs, &snapshots));
-        let count_of_pods = snapshots.iter().filter(|s| s.sandboxes.iter().any(|sandbox| sandbox.ready)).count();
-        let count = |state| snapshots.iter().flat_map(|s| &s.containers).filter(|c| c.state == state).count();
-        let states = [
-            ("created", ContainerState::Created),
-            ("running", ContainerState::Running),
-            ("exited", ContainerState::Exited),
-            ("unknown", ContainerState::Unknown),
-        ];
-        self.metrics.pods.running(count_of_pods, states.map(|(name, state)| (name, count(state))));
+        self.metrics.pods.observe_cache(&snapshots);
     }
 
     /// Pods by where they are in their life, and those that take up room.

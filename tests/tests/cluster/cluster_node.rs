@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::time::Duration;
+use std::time::Instant;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Event;
@@ -18,6 +20,11 @@ use kube::api::PatchParams;
 use kube::api::PostParams;
 use serde_json::Value;
 use serde_json::json;
+
+/// How long a runtime may be silent before its node is NotReady.
+const RUNTIME_DOWN_AFTER: Duration = Duration::from_secs(30);
+/// Deviation: the period in which a kubelet asks the runtime, and a loaded machine.
+const SLACK: Duration = Duration::from_secs(8);
 
 fn nodes(cluster: &Cluster) -> Api<Node> {
     Api::all(cluster.client())
@@ -156,6 +163,7 @@ async fn existing_node_is_updated_only_in_agent_owned_fields() {
 async fn node_without_runtime_becomes_not_ready() {
     let cluster = Cluster::join().await.unwrap();
     let node = ClusterNode::start(&cluster, json!({})).await.unwrap();
+    let killed = Instant::now();
     node.kill_runtime().unwrap();
     let down = |node: Option<&Node>| {
         let ready = ready(node)?;
@@ -164,6 +172,9 @@ async fn node_without_runtime_becomes_not_ready() {
     };
     let api = nodes(&cluster);
     until(&api, node.name(), "NotReady without runtime", down).await.unwrap();
+    // 30 s after the runtime last answered, which may have been some seconds before it was killed.
+    let after = killed.elapsed();
+    assert!((RUNTIME_DOWN_AFTER - SLACK..RUNTIME_DOWN_AFTER + SLACK).contains(&after), "NotReady after {after:?}");
     until_told(&cluster, &node, "NodeNotReady").await;
     node.start_runtime().unwrap();
     node.until_ready(&cluster).await.unwrap();
@@ -174,13 +185,21 @@ async fn node_without_runtime_becomes_not_ready() {
 #[ignore = "real cluster"]
 async fn deleted_node_stays_deleted_until_the_agent_restarts() {
     let cluster = Cluster::join().await.unwrap();
-    let node = ClusterNode::start(&cluster, json!({})).await.unwrap();
+    // Many status updates fit into the time that the test watches.
+    let changes = json!({ "nodeStatusUpdateFrequency": "1s", "nodeLeaseDurationSeconds": 4 });
+    let node = ClusterNode::start(&cluster, changes).await.unwrap();
     let api = nodes(&cluster);
     let before = api.get(node.name()).await.unwrap().metadata.uid;
     api.delete(node.name(), &DeleteParams::default()).await.unwrap();
     until_gone(&api, node.name()).await.unwrap();
+    let deleted = Instant::now();
+    while deleted.elapsed() < Duration::from_secs(8) {
+        let found = api.get_opt(node.name()).await.unwrap();
+        assert!(found.is_none(), "a running agent registered again after {:?}", deleted.elapsed());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     node.end_agent().unwrap();
-    assert!(api.get_opt(node.name()).await.unwrap().is_none(), "a running agent does not register again");
+    assert!(api.get_opt(node.name()).await.unwrap().is_none(), "registered by an agent that ends");
     node.start_agent().await.unwrap();
     node.until_ready(&cluster).await.unwrap();
     assert_ne!(api.get(node.name()).await.unwrap().metadata.uid, before);

@@ -217,8 +217,8 @@ async fn restart_counts_survive_agent_restarts() {
 async fn deleted_pod_object_remains_until_its_process_exits() {
     let tenant = Tenant::move_in("deleted").await.unwrap();
     let dir = folder(&tenant);
-    let script = "trap 'touch $DIR/told; until test -e $DIR/go; do sleep 0.05; done; exit 0' TERM; \
-                  touch $DIR/up; while :; do sleep 0.05; done";
+    let script = "trap 'touch $DIR/told; until test -e $DIR/go; do sleep 0.05; done; sleep 0.5; touch $DIR/exited; exit 0' \
+                  TERM; touch $DIR/up; while :; do sleep 0.05; done";
     let mut spec = shell_in(&tenant, &dir, script);
     spec["terminationGracePeriodSeconds"] = json!(60);
     tenant.pod("slow", spec).await.unwrap();
@@ -226,10 +226,18 @@ async fn deleted_pod_object_remains_until_its_process_exits() {
     until_file(&tenant, &dir.join("up")).await;
     tenant.api::<Pod>().delete("slow", &DeleteParams::default()).await.unwrap();
     until_file(&tenant, &dir.join("told")).await;
-    let pod = tenant.api::<Pod>().get("slow").await.unwrap();
-    assert_eq!(status(&pod).phase.as_deref(), Some("Running"), "its end is not told before it has come");
+    // Longer than an agent needs that deletes the object without waiting for the process.
+    let terminating = tokio::time::Instant::now();
+    while terminating.elapsed() < Duration::from_secs(3) {
+        let pod = tenant.api::<Pod>().get("slow").await.expect("the object remains while the process runs");
+        assert_eq!(status(&pod).phase.as_deref(), Some("Running"), "the process has not exited yet");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(running(&tenant, "slow"), 1);
     std::fs::write(dir.join("go"), "").unwrap();
-    tenant.until("slow", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    // Read when the object is seen to be gone: the process exits 500 ms after it saw the file.
+    let exited = |pod: Option<&Pod>| pod.is_none().then(|| dir.join("exited").exists());
+    assert!(tenant.until("slow", "gone", exited).await.unwrap(), "the object was deleted before the process exited");
     until_stopped(&tenant).await;
     tenant.move_out().await.unwrap();
 }
