@@ -7,7 +7,7 @@ use keblet::model::{ContainerState, LifecycleKind, PodUid};
 use keblet_proto::cri::v1;
 use keblet_tests::cri::client::{Client, container, sandbox};
 use keblet_tests::cri::*;
-use keblet_tests::node::{Eyes, Senses};
+use keblet_tests::node::{PlegHarness, SensorSet};
 use keblet_tests::seeds;
 use tokio::time::{sleep, timeout};
 
@@ -40,34 +40,35 @@ async fn keep_busy(sim: SimRuntime, mut client: Client, pod: &'static str, seed:
 }
 
 async fn schedule(seed: u64) {
-    let sim = SimRuntime::new(Options { seed, jitter: 0.3, ..Options::default() });
+    let features = if seed / 4 % 2 == 0 { Features::containerd_1_7() } else { Features::all() };
+    let sim = SimRuntime::new(Options { seed, jitter: 0.3, features, ..Options::default() });
     sim.images(|images| images.store("busybox", 1));
     let client = Client::new(sim.memory().channel());
-    let senses = [Senses::ALL, Senses::EVENTS, Senses { probes: false, ..Senses::ALL }, Senses::LISTS];
-    let senses = senses[usize::try_from(seed % 4).unwrap_or(0)];
-    let mut eyes = Eyes::open(&sim, senses);
+    let sensors = [SensorSet::ALL, SensorSet::EVENTS, SensorSet { probes: false, ..SensorSet::ALL }, SensorSet::LISTS];
+    let sensors = sensors[usize::try_from(seed % 4).unwrap_or(0)];
+    let mut harness = PlegHarness::open(&sim, sensors);
     let targets: Vec<_> = PODS.iter().map(|pod| (pod.to_string(), "main".to_owned())).collect();
     let faults = FaultSchedule::random(seed, SPAN, 14, &targets);
     let plan = format!("{faults:#?}");
     let busy: Vec<_> = PODS.iter().map(|pod| tokio::spawn(keep_busy(sim.clone(), client.clone(), pod, seed))).collect();
     faults
         .run(&sim, async || {
-            judge_deaths(&sim, &eyes, seed);
-            eyes = Eyes::open(&sim, senses);
+            judge_deaths(&sim, &harness, seed);
+            harness = PlegHarness::open(&sim, sensors);
         })
         .await;
     for task in busy {
         task.abort();
     }
     sleep(SETTLE).await;
-    judge_deaths(&sim, &eyes, seed);
-    judge_cache(&sim, &eyes, seed, &plan);
+    judge_deaths(&sim, &harness, seed);
+    judge_cache(&sim, &harness, seed, &plan);
 }
 
 /// No death is told twice by the same agent.
-fn judge_deaths(sim: &SimRuntime, eyes: &Eyes, seed: u64) {
+fn judge_deaths(sim: &SimRuntime, harness: &PlegHarness, seed: u64) {
     for instance in sim.trace(|l| l.instances().to_vec()) {
-        let deaths = eyes.seen.of(LifecycleKind::ContainerDied, &instance.id);
+        let deaths = harness.seen.of(LifecycleKind::ContainerDied, &instance.id);
         assert!(deaths.len() <= 1, "seed {seed}: {} died twice: {deaths:#?}", instance.id);
         let early = deaths.iter().any(|(at, _)| instance.gone.is_none_or(|gone| *at < gone));
         let removed = instance.removed.is_some() || instance.started.is_none();
@@ -76,9 +77,9 @@ fn judge_deaths(sim: &SimRuntime, eyes: &Eyes, seed: u64) {
 }
 
 /// The cache is what the runtime says, and the runtime's every death was told.
-fn judge_cache(sim: &SimRuntime, eyes: &Eyes, seed: u64, plan: &str) {
+fn judge_cache(sim: &SimRuntime, harness: &PlegHarness, seed: u64, plan: &str) {
     for pod in PODS {
-        let cached = eyes.pleg.cached(&PodUid::from(format!("{pod}-uid")));
+        let cached = harness.pleg.cached(&PodUid::from(format!("{pod}-uid")));
         let mut cached: Vec<_> =
             cached.iter().flat_map(|s| &s.containers).map(|c| (c.id.to_string(), c.state)).collect();
         let mut truth: Vec<_> = sim.statuses(pod).into_iter().map(|s| (s.id.clone(), as_told(s.state()))).collect();
@@ -91,7 +92,7 @@ fn judge_cache(sim: &SimRuntime, eyes: &Eyes, seed: u64, plan: &str) {
         told(&mut truth);
         assert_eq!(cached, truth, "seed {seed}: pod {pod}\n{plan}\n{}", sim.trace(Trace::to_string));
         for (id, _) in truth.iter().filter(|(_, state)| *state == ContainerState::Exited) {
-            assert_eq!(eyes.seen.deaths(id), 1, "seed {seed}: the death of {id} was not told\n{plan}");
+            assert_eq!(harness.seen.deaths(id), 1, "seed {seed}: the death of {id} was not told\n{plan}");
         }
     }
 }

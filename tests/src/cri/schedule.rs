@@ -142,7 +142,7 @@ fn random_exit(rng: &mut fastrand::Rng) -> Exit {
 
 fn random_call_fault(rng: &mut fastrand::Rng) -> CallFault {
     use Method::*;
-    const FAULTY: [Method; 10] = [
+    const FAULTY: [Method; 12] = [
         RunPodSandbox,
         StopPodSandbox,
         PodSandboxStatus,
@@ -153,6 +153,8 @@ fn random_call_fault(rng: &mut fastrand::Rng) -> CallFault {
         RemoveContainer,
         ListContainers,
         ContainerStatus,
+        PullImage,
+        ImageStatus,
     ];
     // Some delays are longer than every client deadline, so that calls take effect after the client gave up.
     let longest = if rng.u8(0..6) == 0 { 300_000 } else { 5000 };
