@@ -13,6 +13,9 @@ pub const PROBE_IMAGE: &str = "keblet.local/probe:1";
 /// A static busybox with its shell and applets in `/bin`.
 pub const BUSYBOX_IMAGE: &str = "keblet.local/busybox:1";
 
+/// Names the containerd of private runtimes: `1.7` (the default) or `2`.
+pub const CONTAINERD_VARIABLE: &str = "KEBLET_CONTAINERD";
+
 /// The folder of things fetched and built for tests: `KEBLET_CACHE`, or `.cache` at the root of the repository.
 #[derive(Clone, Debug)]
 pub struct Cache {
@@ -51,9 +54,15 @@ impl Cache {
         self.packages().join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH))
     }
 
-    /// containerd, its shim and its command line tool.
+    /// containerd, its shim and its command line tool, of the series that `KEBLET_CONTAINERD` names.
     pub fn containerd_bin(&self) -> PathBuf {
-        self.packages().join("usr/bin")
+        let second = std::env::var(CONTAINERD_VARIABLE).is_ok_and(|series| series == "2");
+        if second { self.containerd_2().join("usr/bin") } else { self.packages().join("usr/bin") }
+    }
+
+    /// The package of containerd 2, unpacked.
+    pub fn containerd_2(&self) -> PathBuf {
+        self.root.join("containerd-2")
     }
 
     /// The OCI runtime.

@@ -19,6 +19,7 @@ pub use agent::Agent;
 pub use agent::Node;
 pub use agent::log_tail;
 pub use cache::BUSYBOX_IMAGE;
+pub use cache::CONTAINERD_VARIABLE;
 pub use cache::Cache;
 pub use cache::PAUSE_IMAGE;
 pub use cache::PROBE_IMAGE;

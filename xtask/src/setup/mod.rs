@@ -1,7 +1,8 @@
 //! `cargo xtask setup`: everything tests and demo need from outside the tree, in the cache.
 //!
 //! ```text
-//! Debian packages ─▶ packages/   containerd, runc, CNI plugins, busybox: unpacked, not installed
+//! Debian packages ─▶ packages/   containerd 1.7, runc, CNI plugins, busybox: unpacked, not installed
+//!                 ─▶ containerd-2/
 //! tests/probe ─────▶ probe/      the test program, linked statically
 //!         both ────▶ images/     one archive of all test images
 //! ```
@@ -32,7 +33,7 @@ pub struct Arguments {
 pub fn setup(arguments: &Arguments) -> Result<()> {
     if arguments.fresh {
         let root = Cache::locate();
-        for folder in ["packages", "images", "probe"] {
+        for folder in ["packages", "containerd-2", "images", "probe"] {
             let folder = root.root().join(folder);
             if folder.exists() {
                 std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
@@ -40,6 +41,7 @@ pub fn setup(arguments: &Arguments) -> Result<()> {
         }
     }
     let cache = prepare()?;
+    prepare_containerd_2(&cache)?;
     for line in packages::versions(&cache)? {
         println!("{line}");
     }
@@ -47,14 +49,25 @@ pub fn setup(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// Adds containerd 2 to the cache, which only a part of the runtime tests needs.
+pub fn prepare_containerd_2(cache: &Cache) -> Result<()> {
+    let _lock = lock(cache)?;
+    packages::unpack_containerd_2(cache)
+}
+
+/// Commands that fill the same cache at the same time wait for each other.
+fn lock(cache: &Cache) -> Result<File> {
+    let path = cache.root().join("lock");
+    let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    lock.lock().context("cannot lock the cache")?;
+    Ok(lock)
+}
+
 /// Fills the cache as far as it is not filled, for commands that need it.
 pub fn prepare() -> Result<Cache> {
     let cache = Cache::locate();
     std::fs::create_dir_all(cache.root()).with_context(|| format!("cannot create {}", cache.root().display()))?;
-    // Two commands that fill the same cache at the same time wait for each other.
-    let lock = cache.root().join("lock");
-    let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
-    lock.lock().context("cannot lock the cache")?;
+    let _lock = lock(&cache)?;
     packages::unpack(&cache)?;
     let probe = probe::build(&cache)?;
     images::pack(&cache, &probe)?;

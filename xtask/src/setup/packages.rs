@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use anyhow::ensure;
 use keblet_peers::Cache;
 
 use super::apt::Apt;
@@ -14,6 +15,8 @@ use crate::system;
 
 /// The first suite whose containerd has the event stream of CRI.
 const CONTAINERD_SUITE: &str = "trixie";
+/// The suite of containerd 2, whose programs run with the libraries of older suites.
+const CONTAINERD_2_SUITE: &str = "sid";
 /// These come from the suite of the system, so that they fit its libraries.
 const OWN_SUITE: [&str; 4] = ["runc", "containernetworking-plugins", "busybox-static", "libseccomp2"];
 
@@ -43,9 +46,29 @@ pub fn unpack(cache: &Cache) -> Result<()> {
     fs::write(&stamp, recipe).with_context(|| format!("cannot write {}", stamp.display()))
 }
 
+/// Unpacks containerd 2 beside the other packages unless it is there.
+pub fn unpack_containerd_2(cache: &Cache) -> Result<()> {
+    let folder = cache.containerd_2();
+    let stamp = folder.join(".packages");
+    let recipe = format!("containerd/{CONTAINERD_2_SUITE} {}\n", std::env::consts::ARCH);
+    if fs::read_to_string(&stamp).is_ok_and(|there| there == recipe) {
+        return Ok(());
+    }
+    let mirror = sources::mirror()?;
+    let apt = Apt::update(&mirror, &[CONTAINERD_2_SUITE], cache.root())?;
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    apt.unpack(&["containerd".to_owned()], &folder)?;
+    let version = version(&folder.join("usr/bin/containerd"), &cache.libraries())?;
+    ensure!(version.contains(" 2."), "{CONTAINERD_2_SUITE} has no containerd 2 but {version}");
+    fs::write(&stamp, recipe).with_context(|| format!("cannot write {}", stamp.display()))
+}
+
 /// One line for each program: what it says of its version.
 pub fn versions(cache: &Cache) -> Result<Vec<String>> {
-    let programs = [cache.containerd_bin().join("containerd"), cache.runc()];
+    let programs = [cache.packages().join("usr/bin/containerd"), cache.runc()];
     programs.iter().map(|program| version(program, &cache.libraries())).collect()
 }
 

@@ -3,19 +3,22 @@
 //! ```text
 //! tree      layers, paths in documents, licences
 //! workspace unit tests and the simulated tier: anywhere
-//! runtime   tests marked #[ignore]: a private containerd; root
+//! runtime   tests marked #[ignore]: a private containerd 1.7, then its scenarios on containerd 2 with a release build; root
 //! kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
 //! cluster   the ignored tests with `cluster_` in their name: root, and upstream's programs, built or given
 //! ```
 //! Reports which tier could not run and why; with `CI=true` that is a failure. The output of the test runner is
 //! shown as it is; only its results are added up.
 
+mod host_guard;
 pub mod machine;
 mod tally;
 
+use std::ffi::OsString;
 use std::io::BufRead as _;
 use std::io::BufReader;
 use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::process::Command;
 use std::process::ExitCode;
 use std::process::Stdio;
@@ -23,6 +26,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use keblet_peers::CONTAINERD_VARIABLE;
 use keblet_peers::Cache;
 
 use crate::docs_paths;
@@ -32,6 +36,7 @@ use crate::paths;
 use crate::peers;
 use crate::run;
 use crate::setup;
+use host_guard::HostGuard;
 use tally::Tally;
 
 /// What to test.
@@ -40,6 +45,9 @@ pub struct Arguments {
     /// Run only these tiers.
     #[arg(long, value_enum)]
     tier: Vec<Tier>,
+    /// Run random schedules with so many new seeds, which are printed, instead of the fixed ones.
+    #[arg(long, value_name = "COUNT")]
+    fresh_seeds: Option<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
@@ -111,14 +119,16 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         let start = Instant::now();
         let tally = match tier {
             Tier::Tree => tree()?,
-            Tier::Workspace => cargo_test(&[], None)?,
+            Tier::Workspace => workspace(arguments.fresh_seeds)?,
             Tier::Runtime => {
                 let lack = machine::lacks_for_systemd();
                 let tally = runtime(cache.as_ref(), lack.is_none())?;
                 missing.extend(lack.map(|lack| format!("the agent as a service of systemd: {lack}")));
                 tally
             }
-            Tier::Kernel => cargo_test(&["--ignored", "bpf", "--test-threads", "1"], cache.as_ref())?,
+            Tier::Kernel => {
+                cargo_test(&["--workspace"], &["--ignored", "bpf", "--test-threads", "1"], cache.as_ref(), &[])?
+            }
             Tier::Cluster => cluster(cache.as_ref())?,
         };
         if tally == Tally::default() {
@@ -136,19 +146,49 @@ fn prepare() -> Result<Cache> {
     Ok(cache)
 }
 
+/// These tests run anywhere, beside a real kubelet too: they may neither listen on its ports nor write to its folders.
+fn workspace(fresh_seeds: Option<u32>) -> Result<Tally> {
+    let guard = HostGuard::start()?;
+    let seeds: Vec<_> = fresh_seeds.map(|count| ("SIM_SEEDS", format!("fresh:{count}").into())).into_iter().collect();
+    let mut tally = cargo_test(&["--workspace"], &[], None, &seeds)?;
+    for change in guard.changes() {
+        println!("a test changed the default folder of a kubelet: {change}");
+        tally.failed += 1;
+    }
+    Ok(tally)
+}
+
 /// Each test has a runtime of its own, and mostly waits.
 fn runtime(cache: Option<&Cache>, with_systemd: bool) -> Result<Tally> {
     let mut own = vec!["--ignored", "--test-threads", "2", "--skip", "bpf", "--skip", "cluster_"];
     if !with_systemd {
         own.extend(["--skip", "systemd_"]);
     }
-    cargo_test(&own, cache)
+    let mut tally = cargo_test(&["--workspace"], &own, cache, &[])?;
+    println!("\n== runtime: scenarios on containerd 2 with a release build");
+    if let Some(cache) = cache {
+        setup::prepare_containerd_2(cache)?;
+    }
+    let agent = build_release()?;
+    let scenarios = ["--package", "keblet-tests", "--test", "scenarios_*", "--test", "worker_actions_*"];
+    let variables = [(CONTAINERD_VARIABLE, "2".into()), ("KEBLET_BIN", agent.into_os_string())];
+    let second = cargo_test(&scenarios, &own, cache, &variables)?;
+    tally.passed += second.passed;
+    tally.failed += second.failed;
+    Ok(tally)
+}
+
+/// The agent as it is deployed.
+fn build_release() -> Result<PathBuf> {
+    let selection = ["--release", "--package", "keblet", "--bin", "keblet"];
+    run::build("building keblet for release (minutes, after a change)", &selection)?;
+    Ok(paths::target().join("release/keblet"))
 }
 
 /// The tests limit themselves how many use a control plane at a time; the others can run beside them.
 fn cluster(cache: Option<&Cache>) -> Result<Tally> {
     peers::control_plane()?;
-    cargo_test(&["--ignored", "cluster_", "--test-threads", "24"], cache)
+    cargo_test(&["--workspace"], &["--ignored", "cluster_", "--test-threads", "24"], cache, &[])
 }
 
 fn tree() -> Result<Tally> {
@@ -161,10 +201,15 @@ fn tree() -> Result<Tally> {
     Ok(tally)
 }
 
-/// Runs the workspace's tests, shows what the runner says and adds it up.
-fn cargo_test(arguments: &[&str], cache: Option<&Cache>) -> Result<Tally> {
+/// Runs the tests that `selection` names with `arguments` for their runner, shows its output and adds it up.
+fn cargo_test(
+    selection: &[&str],
+    arguments: &[&str],
+    cache: Option<&Cache>,
+    variables: &[(&str, OsString)],
+) -> Result<Tally> {
     let mut command = Command::new(paths::cargo());
-    command.args(["test", "--workspace", "--no-fail-fast", "--"]).args(arguments).current_dir(paths::repository());
+    command.arg("test").args(selection).args(["--no-fail-fast", "--"]).args(arguments).current_dir(paths::repository());
     let colour = if std::io::stdout().is_terminal() { "always" } else { "never" };
     command.env("CARGO_TERM_COLOR", colour);
     // Where an error was made is in its words; its stack would only hide them in the report of a failure.
@@ -176,6 +221,7 @@ fn cargo_test(arguments: &[&str], cache: Option<&Cache>) -> Result<Tally> {
             .env("KEBLET_PRIVATE_CONTROL_PLANE", run::control_plane_supervisor())
             .env("KEBLET_BIN", run::agent());
     }
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
     let mut tally = Tally::default();
     let output = child.stdout.take().context("cargo test has no standard output")?;
