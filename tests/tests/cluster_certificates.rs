@@ -43,10 +43,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// For anything that has to happen; generous, for a machine that does much else.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"))
+    tokio::time::timeout(TIMEOUT, work).await.unwrap_or_else(|_| panic!("{what}: not within {TIMEOUT:?}"))
 }
 
 async fn plane() -> ControlPlane {
@@ -274,10 +274,10 @@ async fn cluster_watches_survive_restarts_hangs_and_compaction() {
         assert!(seen[list..].contains(&"before".to_owned()), "{seen:?}");
     }
 
-    // Frozen for a while: what happened meanwhile is told.
+    // Frozen for a while: what happened meanwhile is reported.
     plane.freeze(Part::ApiServer).unwrap();
-    let told = tokio::time::timeout(Duration::from_secs(5), events.next()).await;
-    assert!(told.is_err(), "{told:?}");
+    let reported = tokio::time::timeout(Duration::from_secs(5), events.next()).await;
+    assert!(reported.is_err(), "{reported:?}");
     plane.thaw(Part::ApiServer).unwrap();
     make(&objects, "after-freeze").await;
     until_seen(&mut events, "after-freeze").await;

@@ -19,7 +19,7 @@ use reqwest::{Client, Response};
 use tokio::time::Instant;
 
 /// Whatever takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Bytes of the server's memory per follower, at most: its TLS session and its connection, and for one who does not read
 /// the pieces that wait for him.
 const MEMORY_EACH: usize = 96 * 1024;
@@ -152,7 +152,7 @@ fn client() -> Client {
 async fn reads(mut response: Response, first: usize, last: usize) {
     let (mut next, mut rest) = (first, Vec::new());
     while next <= last {
-        let chunk = tokio::time::timeout(PATIENCE, response.chunk()).await.expect("more in time");
+        let chunk = tokio::time::timeout(TIMEOUT, response.chunk()).await.expect("more in time");
         rest.extend_from_slice(&chunk.expect("readable").unwrap_or_else(|| panic!("ended before line {next}")));
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = rest.drain(..=end).collect();
@@ -171,7 +171,7 @@ async fn served(client: &Client, server: &(String, String)) {
         let health = client.get(&server.1).send().await.unwrap();
         assert_eq!(health.status(), 200);
     };
-    tokio::time::timeout(PATIENCE, asking).await.expect("served");
+    tokio::time::timeout(TIMEOUT, asking).await.expect("served");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -247,7 +247,7 @@ async fn write(path: PathBuf) {
 }
 
 async fn until(what: &str, mut met: impl FnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while let Err(now) = met() {
         assert!(Instant::now() < deadline, "never came: {what}, but {now}");
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -229,15 +229,15 @@ impl Agent {
     }
 
     /// Asks it to end with SIGTERM and waits; an agent that does not is killed, and that is an error.
-    pub fn end(mut self, patience: Duration) -> Result<ExitStatus> {
+    pub fn end(mut self, timeout: Duration) -> Result<ExitStatus> {
         terminate(self.process.id())?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(status) = self.ended()? {
                 return Ok(status);
             }
             if Instant::now() > deadline {
-                bail!("the agent did not end within {} s of SIGTERM", patience.as_secs());
+                bail!("the agent did not end within {} s of SIGTERM", timeout.as_secs());
             }
             thread::sleep(POLL);
         }

@@ -41,6 +41,6 @@ pub use orders::orders;
 #[cfg(feature = "supervisor")]
 pub use orders::say;
 pub use supervisor::Answer;
-pub use supervisor::Remains;
+pub use supervisor::CleanupReport;
 pub use view::ContainerView;
 pub use view::PodView;

@@ -32,9 +32,9 @@ pub enum Answer<T> {
 
 /// What could not be cleaned up; empty if all is well.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct Remains {
+pub struct CleanupReport {
     /// One sentence for each thing that is still there.
-    pub left: Vec<String>,
+    pub remaining: Vec<String>,
 }
 
 /// A running supervisor. Dropping it ends what it owns, which takes as long as it takes.
@@ -82,10 +82,10 @@ impl Supervisor {
     /// Ends all that it owns and says what could not be removed.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.orders = None;
-        let remains: Remains =
+        let report: CleanupReport =
             answer(&mut self.answers).with_context(|| format!("the clean-up of {} did not end well", self.name))?;
-        if !remains.left.is_empty() {
-            bail!("left behind by {}:\n  {}", self.name, remains.left.join("\n  "));
+        if !report.remaining.is_empty() {
+            bail!("left behind by {}:\n  {}", self.name, report.remaining.join("\n  "));
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ use keblet_proto::cri::v1::runtime_service_client::RuntimeServiceClient;
 use tonic::transport::Channel;
 use tonic::transport::Endpoint;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn options() -> Options {
     Options { dir: None, supervisor: Some(PathBuf::from(env!("CARGO_BIN_EXE_private-containerd"))) }
@@ -78,7 +78,7 @@ async fn run_pod(ready: &Ready, name: &str, command: &[&str]) -> String {
 }
 
 fn get(address: &str) -> String {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut stream = loop {
         match TcpStream::connect(address) {
             Ok(stream) => break stream,
@@ -92,7 +92,7 @@ fn get(address: &str) -> String {
     answer
 }
 
-/// Looks for traces with means other than the supervisor's own.
+/// Looks for resources with means other than the supervisor's own.
 fn assert_nothing_left(ready: &Ready) {
     assert!(!ready.dir.exists(), "{} is left", ready.dir.display());
     assert!(!Path::new("/sys/class/net").join(&ready.bridge).exists(), "{} is left", ready.bridge);

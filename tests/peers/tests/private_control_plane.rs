@@ -40,7 +40,7 @@ fn kubectl(ready: &ControlPlaneReady, kubeconfig: &Path, arguments: &[&str]) -> 
     (output.status.success(), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// Looks for traces with means other than the supervisor's own.
+/// Looks for resources with means other than the supervisor's own.
 fn assert_nothing_left(ready: &ControlPlaneReady) {
     assert!(!ready.dir.exists(), "{} is left", ready.dir.display());
     let dir = ready.dir.display().to_string();

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The container is seen long before.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() -> anyhow::Result<()> {
     let folder = PathBuf::from(std::env::args_os().nth(1).context("usage: log-server FOLDER")?);
@@ -52,7 +52,7 @@ async fn serve(folder: PathBuf, shutdown: CancellationToken) -> anyhow::Result<(
     let id = runtime_client.launch(&sandbox, client::container("main", 0, "run")).await?;
     let harness = PlegHarness::open(&sim, SensorSet::ALL);
     let (uid, pleg) = (PodUid::from("talker-uid"), harness.pleg.clone());
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while pleg.cached(&uid).is_none_or(|snapshot| snapshot.newest("main").is_none()) {
         anyhow::ensure!(Instant::now() < deadline, "the container is never seen");
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -21,10 +21,10 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio::time::timeout;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 /// How long an answer may take before the question counts as lost.
-const ASK_AGAIN: Duration = Duration::from_secs(5);
+const RESEND_AFTER: Duration = Duration::from_secs(5);
 
 /// kubectl as administrator in one namespace.
 pub struct Kubectl {
@@ -37,7 +37,7 @@ pub struct Kubectl {
 
 /// What a finished kubectl said.
 #[derive(Debug)]
-pub struct Said {
+pub struct Output {
     /// Its exit code; -1 if a signal ended it.
     pub code: i32,
     /// Standard output.
@@ -65,12 +65,12 @@ impl Kubectl {
     }
 
     /// Runs it and returns what it said; for failures that are to be looked at.
-    pub async fn run(&self, arguments: &[&str]) -> Result<Said> {
+    pub async fn run(&self, arguments: &[&str]) -> Result<Output> {
         self.run_with(arguments, "").await
     }
 
     /// The same with something on its standard input.
-    pub async fn run_with(&self, arguments: &[&str], input: &str) -> Result<Said> {
+    pub async fn run_with(&self, arguments: &[&str], input: &str) -> Result<Output> {
         let line = arguments.join(" ");
         let mut command = Command::new(&self.program);
         command.arg("--namespace").arg(&self.namespace).args(arguments);
@@ -79,8 +79,8 @@ impl Kubectl {
         // It may answer before it has read all, and end without having done so.
         let input = async move { stdin.write_all(input.as_bytes()).await };
         let talk = async { tokio::join!(input, child.wait_with_output()).1.context("cannot wait for kubectl") };
-        let output = timeout(PATIENCE, talk).await.with_context(|| format!("`kubectl {line}` does not end"))??;
-        Ok(Said {
+        let output = timeout(TIMEOUT, talk).await.with_context(|| format!("`kubectl {line}` does not end"))??;
+        Ok(Output {
             code: output.status.code().unwrap_or(-1),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
             err: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -144,7 +144,7 @@ impl Session {
     }
 
     /// Types something.
-    pub async fn say(&mut self, text: &str) -> Result<()> {
+    pub async fn send(&mut self, text: &str) -> Result<()> {
         let input = self.input.as_mut().context("its input is closed")?;
         input.write_all(text.as_bytes()).await.with_context(|| format!("`{}` does not listen", self.line))?;
         input.flush().await.with_context(|| format!("`{}` does not listen", self.line))
@@ -171,8 +171,8 @@ impl Session {
     }
 
     /// Waits until it has said this, on standard output or error, and returns all it said so far.
-    pub async fn until_said(&mut self, text: &str) -> Result<String> {
-        let heard = timeout(PATIENCE, self.output.wait_for(|said| said.contains(text))).await;
+    pub async fn until_output(&mut self, text: &str) -> Result<String> {
+        let heard = timeout(TIMEOUT, self.output.wait_for(|said| said.contains(text))).await;
         let heard = heard.map(|heard| heard.map(|said| said.clone()));
         match heard {
             Ok(Ok(said)) => Ok(said),
@@ -183,13 +183,13 @@ impl Session {
 
     /// Types something until it is answered. A runtime may take what is typed before it passes on what is said, so what
     /// a process answers to the very first words of somebody who attaches to it can be lost.
-    pub async fn ask_until_said(&mut self, question: &str, answer: &str) -> Result<String> {
+    pub async fn send_until_output(&mut self, question: &str, answer: &str) -> Result<String> {
         let began = Instant::now();
         loop {
-            self.say(question).await?;
-            match timeout(ASK_AGAIN, self.until_said(answer)).await {
+            self.send(question).await?;
+            match timeout(RESEND_AFTER, self.until_output(answer)).await {
                 Ok(said) => return said,
-                Err(_) if began.elapsed() < PATIENCE => {}
+                Err(_) if began.elapsed() < TIMEOUT => {}
                 Err(_) => bail!("`{}` never said {answer:?}, but: {}", self.line, self.said()),
             }
         }
@@ -203,12 +203,12 @@ impl Session {
     /// Waits until it has ended by itself, and returns its exit code and all it said.
     pub async fn ended(mut self) -> Result<(i32, String)> {
         self.input = None;
-        let Ok(status) = timeout(PATIENCE, self.process.wait()).await else {
+        let Ok(status) = timeout(TIMEOUT, self.process.wait()).await else {
             bail!("`{}` does not end; it said: {}", self.line, self.said());
         };
         let status = status.context("cannot wait for kubectl")?;
         for reader in self.readers.drain(..) {
-            timeout(PATIENCE, reader).await.context("its output does not end")?.context("reading it panicked")?;
+            timeout(TIMEOUT, reader).await.context("its output does not end")?.context("reading it panicked")?;
         }
         Ok((status.code().unwrap_or(-1), self.output.borrow().clone()))
     }

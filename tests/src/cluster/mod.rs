@@ -1,12 +1,11 @@
-//! The agent as a node of a real cluster, for tests of what people and controllers see of it.
+//! The agent as a node of a real cluster, for tests of what controllers, users and kubectl observe.
 //!
 //! ```text
-//! few per test binary:  Stage: a control plane, a node that tests share
-//! one per test:         Tenant: a namespace, a node (the stage's or its own), the real kubectl
+//! few per test binary:  ControlPlaneSlot: a control plane, a node that tests share
+//! one per test:         Tenant: a namespace, a node (shared or its own), the real kubectl
 //! ```
-//! Owns the stages and the waiting: everything waits on what the API server's watches tell, with a deadline, never for a
-//! time. Refuses to judge. Tests that break the control plane or the agent have a stage alone ([`Cluster::alone`]); all
-//! others share one, some at once ([`Cluster::join`]).
+//! Every wait is on a watch of the API server, with a deadline. Tests that break the control plane or the agent have a
+//! control plane to themselves ([`Cluster::exclusive`]); all others share one, some at a time ([`Cluster::shared`]).
 
 mod kubectl;
 mod node;
@@ -38,7 +37,7 @@ use tokio::sync::SemaphorePermit;
 use tokio::task::spawn_blocking;
 
 pub use kubectl::Kubectl;
-pub use kubectl::Said;
+pub use kubectl::Output;
 pub use kubectl::Session;
 pub use node::ClusterNode;
 pub use tenant::Tenant;
@@ -46,59 +45,59 @@ pub use wait::until;
 pub use wait::until_gone;
 pub use wait::until_some;
 
-/// For anything that has to happen; generous, for a machine that does much else.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+/// Deadline of every wait; generous, for a loaded machine.
+pub const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// What the processors bear at once, beside a test that is alone.
+/// Tests on the shared control plane at a time, beside those on exclusive ones.
 const AT_ONCE: usize = 3;
 
-static SHARED: Stage = Stage::new(AT_ONCE);
-/// Two, since who waits for an API server to come back leaves the processors to another.
-static ALONE: [Stage; 2] = [Stage::new(1), Stage::new(1)];
+static SHARED: ControlPlaneSlot = ControlPlaneSlot::new(AT_ONCE);
+/// Two, since a test that waits for an API server to restart uses no CPU.
+static EXCLUSIVE: [ControlPlaneSlot; 2] = [ControlPlaneSlot::new(1), ControlPlaneSlot::new(1)];
 
-/// A control plane and the node on it. The end of the process is the end of its input, and so its own.
-struct Stage {
-    turns: Semaphore,
+/// A control plane, started on first use, and the node on it. It ends with the test process, which closes its input.
+struct ControlPlaneSlot {
+    permits: Semaphore,
     plane: OnceLock<Mutex<ControlPlane>>,
     starting: Mutex<()>,
     node: OnceCell<Arc<ClusterNode>>,
 }
 
-/// The control plane in the hands of one test.
+/// A control plane as one test uses it.
 pub struct Cluster {
-    stage: &'static Stage,
+    slot: &'static ControlPlaneSlot,
     ready: ControlPlaneReady,
     client: Client,
-    _turn: SemaphorePermit<'static>,
+    _permit: SemaphorePermit<'static>,
 }
 
 impl Cluster {
-    /// The control plane that nobody breaks.
-    pub async fn join() -> Result<Self> {
-        Self::on(&SHARED, SHARED.turn().await?).await
+    /// The shared control plane, which no test may break.
+    pub async fn shared() -> Result<Self> {
+        Self::on(&SHARED, SHARED.acquire().await?).await
     }
 
-    /// The control plane for one test alone, which may break and mend it and its node.
-    pub async fn alone() -> Result<Self> {
-        let [one, other] = &ALONE;
+    /// A control plane for this test only, which may break it and its node.
+    pub async fn exclusive() -> Result<Self> {
+        let [one, other] = &EXCLUSIVE;
         tokio::select! {
-            turn = one.turn() => Self::on(one, turn?).await,
-            turn = other.turn() => Self::on(other, turn?).await,
+            permit = one.acquire() => Self::on(one, permit?).await,
+            permit = other.acquire() => Self::on(other, permit?).await,
         }
     }
 
-    async fn on(stage: &'static Stage, turn: SemaphorePermit<'static>) -> Result<Self> {
-        let ready = spawn_blocking(|| stage.plane().map(|plane| plane.ready().clone()))
+    async fn on(slot: &'static ControlPlaneSlot, permit: SemaphorePermit<'static>) -> Result<Self> {
+        let ready = spawn_blocking(|| slot.plane().map(|plane| plane.ready().clone()))
             .await
             .context("starting the control plane panicked")??;
         let client = client(ready.kubeconfig.clone()).await?;
-        Ok(Self { stage, ready, client, _turn: turn })
+        Ok(Self { slot, ready, client, _permit: permit })
     }
 
-    /// The node that all tests on this control plane share; started by whoever comes first.
+    /// The node that all tests on this control plane share, started on first use.
     pub async fn node(&self) -> Result<Arc<ClusterNode>> {
         let start = async || ClusterNode::start(self, json!({})).await.map(Arc::new);
-        self.stage.node.get_or_try_init(start).await.cloned()
+        self.slot.node.get_or_try_init(start).await.cloned()
     }
 
     /// Where everything is.
@@ -111,13 +110,13 @@ impl Cluster {
         self.client.clone()
     }
 
-    /// Gives orders to the control plane, such as to kill a part. They take their time, so not on this thread.
+    /// Runs a command on the control plane, such as to kill a component, on a blocking thread.
     pub async fn order<T: Send + 'static>(
         &self,
         order: impl FnOnce(&mut ControlPlane) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let stage = self.stage;
-        spawn_blocking(move || order(&mut *stage.plane()?)).await.context("an order to the control plane panicked")?
+        let slot = self.slot;
+        spawn_blocking(move || order(&mut *slot.plane()?)).await.context("an order to the control plane panicked")?
     }
 }
 
@@ -131,18 +130,18 @@ pub async fn client(kubeconfig: PathBuf) -> Result<Client> {
     Client::try_from(config).with_context(|| format!("no client from {shown}"))
 }
 
-impl Stage {
-    const fn new(turns: usize) -> Self {
-        let turns = Semaphore::const_new(turns);
-        Self { turns, plane: OnceLock::new(), starting: Mutex::new(()), node: OnceCell::const_new() }
+impl ControlPlaneSlot {
+    const fn new(permits: usize) -> Self {
+        let permits = Semaphore::const_new(permits);
+        Self { permits, plane: OnceLock::new(), starting: Mutex::new(()), node: OnceCell::const_new() }
     }
 
-    /// Waits for a place on it.
-    async fn turn(&'static self) -> Result<SemaphorePermit<'static>> {
-        self.turns.acquire().await.context("the stage is closed")
+    /// Waits for a permit.
+    async fn acquire(&'static self) -> Result<SemaphorePermit<'static>> {
+        self.permits.acquire().await.context("the semaphore is closed")
     }
 
-    /// The control plane, started by whoever comes first.
+    /// The control plane, started on first use.
     fn plane(&self) -> Result<MutexGuard<'_, ControlPlane>> {
         if self.plane.get().is_none() {
             let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);

@@ -28,11 +28,11 @@ use serde_json::json;
 use tokio::task::spawn_blocking;
 
 use super::Cluster;
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::until;
 use crate::standalone::program;
 
-const LAST_WORDS: usize = 40;
+const LOG_LINES: usize = 40;
 /// Nothing announces what the agent writes into its log.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -103,7 +103,7 @@ impl ClusterNode {
         let agent = parts.agent.as_mut().context("no agent is running")?;
         match agent.ended()? {
             None => Ok(agent.pid()),
-            Some(status) => bail!("the agent ended with {status}; {}", self.last_words()),
+            Some(status) => bail!("the agent ended with {status}; {}", self.log_excerpt()),
         }
     }
 
@@ -114,14 +114,14 @@ impl ClusterNode {
 
     /// Waits until the agent has said this so many times, and returns all it said.
     pub async fn until_logged(&self, text: &str, times: usize) -> Result<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let log = self.log();
             if log.matches(text).count() >= times {
                 return Ok(log);
             }
             if Instant::now() > deadline {
-                bail!("never said {times} times: {text}; {}", self.last_words());
+                bail!("never said {times} times: {text}; {}", self.log_excerpt());
             }
             tokio::time::sleep(POLL).await;
         }
@@ -135,7 +135,7 @@ impl ClusterNode {
     /// Ends the agent with SIGTERM, which it has to follow.
     pub fn end_agent(&self) -> Result<()> {
         let agent = self.parts().agent.take().context("no agent is running")?;
-        let status = agent.end(PATIENCE)?;
+        let status = agent.end(TIMEOUT)?;
         if !status.success() {
             bail!("the agent ended with {status}");
         }
@@ -149,7 +149,7 @@ impl ClusterNode {
             let conditions = node?.status.as_ref()?.conditions.as_ref()?;
             conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True").then_some(())
         };
-        until(&api, self.name(), "Ready", ready).await.with_context(|| self.last_words())
+        until(&api, self.name(), "Ready", ready).await.with_context(|| self.log_excerpt())
     }
 
     /// What the runtime knows of its pods.
@@ -173,12 +173,12 @@ impl ClusterNode {
     }
 
     /// What the agent said last.
-    pub fn last_words(&self) -> String {
-        format!("the agent's last words:\n{}", log_tail(&self.node.log, LAST_WORDS))
+    pub fn log_excerpt(&self) -> String {
+        format!("the agent's last words:\n{}", log_tail(&self.node.log, LOG_LINES))
     }
 
     /// Ends agent and runtime the gentle way and takes the node out of the cluster.
-    pub async fn finish(self, cluster: &Cluster) -> Result<()> {
+    pub async fn stop_and_delete(self, cluster: &Cluster) -> Result<()> {
         let api: Api<NodeObject> = Api::all(cluster.client());
         if self.parts().agent.is_some() {
             self.end_agent()?;

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use super::Cluster;
 use super::ClusterNode;
 use super::Kubectl;
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::until;
 use super::until_gone;
 
@@ -45,8 +45,8 @@ pub struct Tenant {
 
 impl Tenant {
     /// A namespace on the node that tests share.
-    pub async fn move_in(name: &str) -> Result<Self> {
-        let cluster = Cluster::join().await?;
+    pub async fn new_namespace(name: &str) -> Result<Self> {
+        let cluster = Cluster::shared().await?;
         let node = cluster.node().await?;
         Self::on(cluster, node, name).await
     }
@@ -111,7 +111,7 @@ impl Tenant {
     pub async fn until_listening(&self, name: &str, port: u16) -> Result<()> {
         let pod = self.until_ready(name).await?;
         let address = pod.status.and_then(|status| status.pod_ip).with_context(|| format!("{name} has no address"))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while let Err(error) = TcpStream::connect(format!("{address}:{port}")).await {
             ensure!(Instant::now() < deadline, "{name} never listens on {address}:{port}: {error}");
             tokio::time::sleep(POLL).await;
@@ -130,7 +130,7 @@ impl Tenant {
             + Send
             + 'static,
     {
-        until(&self.api::<K>(), name, what, pick).await.with_context(|| self.node.last_words())
+        until(&self.api::<K>(), name, what, pick).await.with_context(|| self.node.log_excerpt())
     }
 
     /// Waits until the pod is Ready.
@@ -148,7 +148,7 @@ impl Tenant {
 
     /// Removes the namespace and waits until all its pods are gone. What else is in it goes when the controllers get round
     /// to it: they let five seconds pass before they begin.
-    pub async fn move_out(self) -> Result<(Cluster, Arc<ClusterNode>)> {
+    pub async fn delete_namespace(self) -> Result<(Cluster, Arc<ClusterNode>)> {
         let api: Api<Namespace> = Api::all(self.cluster.client());
         api.delete(&self.namespace, &DeleteParams::default()).await.context("cannot delete the namespace")?;
         // From now on nobody can create any in it.
@@ -157,7 +157,7 @@ impl Tenant {
         pods.delete_collection(&soon, &ListParams::default()).await.context("cannot delete the pods")?;
         for pod in pods.list_metadata(&ListParams::default()).await.context("cannot list the pods")? {
             let name = pod.metadata.name.unwrap_or_default();
-            until_gone(&pods, &name).await.with_context(|| self.node.last_words())?;
+            until_gone(&pods, &name).await.with_context(|| self.node.log_excerpt())?;
         }
         Ok((self.cluster, self.node))
     }

@@ -17,7 +17,7 @@ use kube::runtime::watcher::watch_object;
 use tokio::time::Instant;
 use tokio::time::timeout_at;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 /// Waits until `pick` gives something for the object, which it sees as `None` while there is none.
 ///
@@ -31,10 +31,10 @@ pub async fn until<K, T>(
 where
     K: Resource + Clone + DeserializeOwned + Serialize + Debug + Send + 'static,
 {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut states = pin!(watch_object(api.clone(), name).default_backoff());
     let mut last = None;
-    let mut trouble = String::new();
+    let mut last_error = String::new();
     loop {
         match timeout_at(deadline, states.next()).await {
             Ok(Some(Ok(state))) => {
@@ -43,9 +43,9 @@ where
                 }
                 last = state;
             }
-            Ok(Some(Err(error))) => trouble = format!("\nlast trouble of the watch: {error}"),
+            Ok(Some(Err(error))) => last_error = format!("\nlast last_error of the watch: {error}"),
             Ok(None) | Err(_) => {
-                bail!("{name}: never came: {what}; at last:\n{}{trouble}", shown(last.as_ref())?);
+                bail!("{name}: never came: {what}; at last:\n{}{last_error}", shown(last.as_ref())?);
             }
         }
     }
@@ -69,9 +69,9 @@ pub async fn until_some<K, T>(
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut objects = pin!(watcher(api, config).default_backoff().applied_objects());
-    let mut trouble = String::new();
+    let mut last_error = String::new();
     loop {
         match timeout_at(deadline, objects.next()).await {
             Ok(Some(Ok(object))) => {
@@ -79,8 +79,8 @@ where
                     return Ok(found);
                 }
             }
-            Ok(Some(Err(error))) => trouble = format!("; last trouble of the watch: {error}"),
-            Ok(None) | Err(_) => bail!("never came: {what}{trouble}"),
+            Ok(Some(Err(error))) => last_error = format!("; last last_error of the watch: {error}"),
+            Ok(None) | Err(_) => bail!("never came: {what}{last_error}"),
         }
     }
 }

@@ -64,7 +64,7 @@ async fn status(tenant: &Tenant, client: &Client, method: &str, path: &str) -> u
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn every_endpoint_requires_authentication_and_authorisation() {
-    let tenant = Tenant::move_in("access").await.unwrap();
+    let tenant = Tenant::new_namespace("access").await.unwrap();
     let nobody = client(&tenant, None).await;
     let somebody = client(&tenant, Some(Identity { common_name: "somebody".to_owned(), ..Identity::default() })).await;
     for (method, path) in PATHS {
@@ -84,13 +84,13 @@ async fn every_endpoint_requires_authentication_and_authorisation() {
     for path in ["/", "/nope", "/configz/"] {
         assert_eq!(status(&tenant, &nobody, "GET", path).await, 404, "{path}");
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn oversized_environment_fails_only_its_own_pod() {
-    let tenant = Tenant::move_in("greedy").await.unwrap();
+    let tenant = Tenant::new_namespace("greedy").await.unwrap();
     let mut pod = tenant.shell("sleep 3600");
     pod["restartPolicy"] = json!("Never");
     pod["containers"][0]["env"] = json!([{ "name": "HUGE", "value": "x".repeat(900 << 10) }]);
@@ -107,13 +107,13 @@ async fn oversized_environment_fails_only_its_own_pod() {
     assert!(reasons.contains(&reason.as_str()), "{reason}");
     tenant.pod("modest", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("modest").await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn termination_message_cannot_break_the_status() {
-    let tenant = Tenant::move_in("words").await.unwrap();
+    let tenant = Tenant::new_namespace("words").await.unwrap();
     // More than a message may hold, then control sequences, line ends of all kinds, and no UTF-8.
     let script = r"head -c 100000 /dev/zero | tr '\0' 'm' > /dev/termination-log; \
                    printf '\033[31mred\r\nline\377\n' >> /dev/termination-log; exit 9";
@@ -127,5 +127,5 @@ async fn termination_message_cannot_break_the_status() {
     // The end counts; a byte that is no text is shown as such.
     assert!(message.len() <= 4096 + "\u{fffd}".len(), "{} bytes", message.len());
     assert!(message.ends_with("m\u{1b}[31mred\r\nline\u{fffd}\n"), "{message:?}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }

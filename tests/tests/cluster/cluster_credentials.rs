@@ -1,5 +1,5 @@
-//! Credentials that the API server does not take, or no longer: the node says so, bothers nobody, keeps its pods, and goes
-//! on as soon as it is given better ones.
+//! Credentials that the API server rejects: the node reports it once, does not flood the API server, keeps its pods, and
+//! continues as soon as it has valid credentials.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -23,10 +23,10 @@ const REFUSED: &str = "rejects our credentials (401 Unauthorized)";
 const ACCEPTED: &str = "accepts our credentials again";
 /// Each node has an address of its own.
 const READ_ONLY_PORT: u16 = 10255;
-/// More than what a node needs that tries on with everything it does, less than one that spins.
+/// More than the retries of all loops of a node, less than a busy loop.
 const REFUSALS_PER_SECOND: f64 = 10.0;
 
-/// A node whose heart beats quickly, so that it soon notices what has changed.
+/// A node with short heartbeat periods, so that it notices changes soon.
 async fn prepare(cluster: &Cluster, more: Value) -> Arc<ClusterNode> {
     let mut changes = json!({
         "readOnlyPort": READ_ONLY_PORT,
@@ -103,9 +103,9 @@ async fn refusal_rate(node: &ClusterNode) -> f64 {
     (refusals(node).await - before) / began.elapsed().as_secs_f64()
 }
 
-/// A pod that ends when it is told to, with code 3.
+/// A pod whose process exits with code 3 when a file appears.
 async fn patient_pod(tenant: &Tenant) -> PathBuf {
-    let folder = tenant.node.folder().unwrap().join("told");
+    let folder = tenant.node.folder().unwrap().join("reported");
     std::fs::create_dir_all(&folder).unwrap();
     let script = format!("until test -e {}/go; do sleep 0.1; done; exit 3", folder.display());
     let mut pod = tenant.shell(&script);
@@ -123,7 +123,7 @@ fn running(tenant: &Tenant) -> Vec<String> {
     pods.flat_map(|pod| pod.containers).filter(|one| one.state == "running").map(|one| one.id).collect()
 }
 
-/// What the pod was before it is told to end is what it was until then, and its end is told.
+/// The pod is unchanged until its file appears; then its exit is reported.
 async fn until_it_has_ended(tenant: &Tenant, go: &Path, before: &[String]) {
     assert_eq!(running(tenant), before, "no container is touched");
     std::fs::write(go, "").unwrap();
@@ -133,14 +133,14 @@ async fn until_it_has_ended(tenant: &Tenant, go: &Path, before: &[String]) {
 }
 
 async fn leave(tenant: Tenant) {
-    let (cluster, node) = tenant.move_out().await.unwrap();
-    Arc::into_inner(node).unwrap().finish(&cluster).await.unwrap();
+    let (cluster, node) = tenant.delete_namespace().await.unwrap();
+    Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn rejected_token_is_retried_and_reread_from_its_file() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = prepare(&cluster, json!({})).await;
     let tenant = Tenant::on(cluster, node.clone(), "token").await.unwrap();
     let kubectl = tenant.kubectl();
@@ -183,7 +183,7 @@ async fn rejected_token_is_retried_and_reread_from_its_file() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn expired_client_certificate_is_reported_and_reread_from_its_file() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = prepare(&cluster, json!({})).await;
     let folder = node.folder().unwrap();
     let files = (folder.join("own.crt"), folder.join("own.key"));
@@ -215,7 +215,7 @@ async fn expired_client_certificate_is_reported_and_reread_from_its_file() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn expired_client_certificate_triggers_bootstrap() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = prepare(&cluster, json!({ "rotateCertificates": true })).await;
     let expired = certificate(&cluster, &node, 3600, -60).await;
     let user = json!({ "client-certificate": expired.certificate, "client-key": expired.key });
@@ -226,13 +226,13 @@ async fn expired_client_certificate_triggers_bootstrap() {
     let pki = node.folder().unwrap().join("pki/kubelet-client-current.pem");
     let written = std::fs::read_to_string(node.folder().unwrap().join("own.kubeconfig")).unwrap();
     assert!(pki.exists() && written.contains(pki.to_str().unwrap()), "{written}");
-    Arc::into_inner(node).unwrap().finish(&cluster).await.unwrap();
+    Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn watches_continue_with_a_rotated_client_certificate() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = prepare(&cluster, json!({ "rotateCertificates": true })).await;
     // Nine tenths of its life are over, so that it is to be renewed at once.
     let left = 30;

@@ -7,7 +7,7 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::Pod;
 use keblet_peers::BUSYBOX_IMAGE;
-use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use kube::Api;
 use kube::api::ListParams;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 /// Waits until the object's events satisfy `enough`, and returns them.
 async fn events(api: &Api<Event>, object: &str, enough: impl Fn(&[Event]) -> bool) -> Result<Vec<Event>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let of = ListParams::default().fields(&format!("involvedObject.name={object}"));
     loop {
         let found = api.list(&of).await?.items;
@@ -44,7 +44,7 @@ fn has(events: &[Event], reason: &str) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
 async fn pod_lifecycle_events_are_recorded() -> Result<()> {
-    let tenant = Tenant::move_in("events").await?;
+    let tenant = Tenant::new_namespace("events").await?;
     let mut spec = tenant.shell("trap 'exit 0' TERM; sleep 3600 & wait");
     let mut first = spec["containers"][0].clone();
     first["name"] = json!("first");
@@ -54,8 +54,8 @@ async fn pod_lifecycle_events_are_recorded() -> Result<()> {
     tenant.until_ready("life").await?;
     tenant.kubectl().ok(&["delete", "pod", "life", "--wait=false"]).await?;
     let api = tenant.api::<Event>();
-    let told = events(&api, "life", |events| has(events, "Killing")).await?;
-    let shown = shown(&told);
+    let reported = events(&api, "life", |events| has(events, "Killing")).await?;
+    let shown = shown(&reported);
     let pulled = format!("Container image {BUSYBOX_IMAGE:?} already present on machine and can be accessed by the pod");
     for line in [
         format!("spec.initContainers{{first}} Normal Pulled: {pulled}"),
@@ -68,40 +68,41 @@ async fn pod_lifecycle_events_are_recorded() -> Result<()> {
     ] {
         ensure!(shown.contains(&line), "{line} is missing: {shown:#?}");
     }
-    for event in told.iter().filter(|event| event.reporting_component.as_deref() == Some("kubelet")) {
+    for event in reported.iter().filter(|event| event.reporting_component.as_deref() == Some("kubelet")) {
         ensure!(event.involved_object.uid == pod.metadata.uid, "{event:?}");
         let host = event.source.as_ref().and_then(|source| source.host.as_deref());
         ensure!(host == Some(tenant.node.name()) && event.reporting_instance.as_deref() == host, "{event:?}");
     }
-    tenant.move_out().await?;
+    tenant.delete_namespace().await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
 async fn crash_loop_events_are_aggregated() -> Result<()> {
-    let tenant = Tenant::move_in("crash").await?;
+    let tenant = Tenant::new_namespace("crash").await?;
     tenant.pod("crash", tenant.shell("exit 7")).await?;
     let counted = |events: &[Event]| {
         let again = |event: &Event| event.reason.as_deref() == Some("Started") && event.count > Some(1);
         has(events, "BackOff") && events.iter().any(again)
     };
-    let told = events(&tenant.api(), "crash", counted).await?;
+    let reported = events(&tenant.api(), "crash", counted).await?;
     let uid = tenant.api::<Pod>().get("crash").await?.metadata.uid.unwrap_or_default();
     let message = format!("Back-off restarting failed container main in pod crash_{}({uid})", tenant.namespace);
-    ensure!(told.iter().any(|event| event.message.as_deref() == Some(&message)), "{:#?}", shown(&told));
-    tenant.move_out().await?;
+    ensure!(reported.iter().any(|event| event.message.as_deref() == Some(&message)), "{:#?}", shown(&reported));
+    tenant.delete_namespace().await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
 async fn node_start_events_are_recorded() -> Result<()> {
-    let tenant = Tenant::move_in("node-events").await?;
+    let tenant = Tenant::new_namespace("node-events").await?;
     let api = Api::<Event>::namespaced(tenant.cluster.client(), "default");
-    let told = events(&api, tenant.node.name(), |events| has(events, "Starting") && has(events, "NodeReady")).await?;
-    let shown = shown(&told);
+    let reported =
+        events(&api, tenant.node.name(), |events| has(events, "Starting") && has(events, "NodeReady")).await?;
+    let shown = shown(&reported);
     ensure!(shown.contains(" Normal Starting: Starting kubelet."), "{shown:#?}");
-    tenant.move_out().await?;
+    tenant.delete_namespace().await?;
     Ok(())
 }

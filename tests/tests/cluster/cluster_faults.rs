@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Pod;
 use keblet_peers::Part;
 use keblet_tests::cluster::Cluster;
-use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use kube::api::DeleteParams;
 use serde_json::Value;
@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// A test that has the control plane alone, with a folder that pods see under the same path.
 async fn alone(name: &str) -> (Tenant, PathBuf) {
-    let cluster = Cluster::alone().await.unwrap();
+    let cluster = Cluster::exclusive().await.unwrap();
     let node = cluster.node().await.unwrap();
     let tenant = Tenant::on(cluster, node, name).await.unwrap();
     let folder = tenant.node.folder().unwrap().join(&tenant.namespace);
@@ -59,9 +59,9 @@ fn containers(tenant: &Tenant) -> BTreeMap<String, Vec<(u32, String, String)>> {
 
 /// Waits for something that only the node can tell, as the API server is away.
 async fn until_on_node(tenant: &Tenant, what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
-        assert!(Instant::now() < deadline, "never came: {what}\n{}", tenant.node.last_words());
+        assert!(Instant::now() < deadline, "never came: {what}\n{}", tenant.node.log_excerpt());
         tokio::time::sleep(POLL).await;
     }
 }
@@ -95,7 +95,7 @@ async fn pending_pod_starts_while_the_api_server_is_down() {
         .map(|one| one.restart_count)
         .collect();
     assert_eq!(counts, [0, 0]);
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn pod_created_before_an_api_server_crash_runs_afterwards() {
     tenant.until_ready("early").await.unwrap();
     let seen = containers(&tenant);
     assert_eq!(seen["early/main"].len(), 1, "{seen:?}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
@@ -137,44 +137,44 @@ async fn exits_while_the_api_server_is_down_are_reported_later() {
         let status = pod?.status.as_ref()?.container_statuses.as_ref()?.first()?;
         (status.restart_count == 1 && status.ready).then_some(())
     };
-    tenant.until("always", "its restart told", restarted).await.unwrap();
+    tenant.until("always", "its restart reported", restarted).await.unwrap();
     let after = containers(&tenant);
     assert_eq!(after["calm/main"], before["calm/main"]);
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn pod_terminated_while_the_api_server_is_down_is_deleted_afterwards() {
     let (tenant, dir) = alone("terminating").await;
-    let script = "trap 'touch $DIR/told; until test -e $DIR/go; do sleep 0.05; done; exit 0' TERM; \
+    let script = "trap 'touch $DIR/reported; until test -e $DIR/go; do sleep 0.05; done; exit 0' TERM; \
                   touch $DIR/up; while :; do sleep 0.05; done";
     let mut pod = shell(&tenant, &dir, script);
     pod["terminationGracePeriodSeconds"] = json!(300);
     tenant.pod("leaving", pod).await.unwrap();
     until_listening(&tenant, &dir).await;
     tenant.api::<Pod>().delete("leaving", &DeleteParams::default()).await.unwrap();
-    until_on_node(&tenant, "SIGTERM", || dir.join("told").exists()).await;
+    until_on_node(&tenant, "SIGTERM", || dir.join("reported").exists()).await;
     kill_api_server(&tenant).await;
     std::fs::write(dir.join("go"), "").unwrap();
     let running = || containers(&tenant).values().flatten().any(|(_, _, state)| state == "running");
     until_on_node(&tenant, "the container's end", || !running()).await;
     start_api_server(&tenant).await;
     tenant.until("leaving", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn api_server_restart_does_not_shorten_the_grace_period() {
     let (tenant, dir) = alone("grace").await;
-    let script = "trap 'echo >> $DIR/told' TERM; touch $DIR/up; until test -e $DIR/go; do sleep 0.05; done; exit 0";
+    let script = "trap 'echo >> $DIR/reported' TERM; touch $DIR/up; until test -e $DIR/go; do sleep 0.05; done; exit 0";
     let mut pod = shell(&tenant, &dir, script);
     pod["terminationGracePeriodSeconds"] = json!(300);
     tenant.pod("slow", pod).await.unwrap();
     until_listening(&tenant, &dir).await;
     tenant.api::<Pod>().delete("slow", &DeleteParams::default()).await.unwrap();
-    until_on_node(&tenant, "SIGTERM", || dir.join("told").exists()).await;
+    until_on_node(&tenant, "SIGTERM", || dir.join("reported").exists()).await;
     kill_api_server(&tenant).await;
     start_api_server(&tenant).await;
     // When another pod runs, the agent has heard of this one again.
@@ -183,8 +183,8 @@ async fn api_server_restart_does_not_shorten_the_grace_period() {
     assert_eq!(containers(&tenant)["slow/main"].iter().filter(|(_, _, state)| state == "running").count(), 1);
     std::fs::write(dir.join("go"), "").unwrap();
     tenant.until("slow", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
-    assert_eq!(std::fs::read_to_string(dir.join("told")).unwrap(), "\n", "it is told once");
-    tenant.move_out().await.unwrap();
+    assert_eq!(std::fs::read_to_string(dir.join("reported")).unwrap(), "\n", "it is reported once");
+    tenant.delete_namespace().await.unwrap();
 }
 
 /// The API server is killed at any moment between a pod's creation and its start, and of another one's end.
@@ -207,7 +207,7 @@ async fn api_server_crash_at_any_moment_affects_no_pod() {
         assert_eq!(containers(&tenant)[&format!("{new}/main")].len(), 1, "after {millis} ms");
         tenant.until(&old, "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
@@ -220,8 +220,8 @@ async fn failed_pull_while_the_api_server_is_down_is_reported_later() {
     pod["containers"][0]["image"] = json!(format!("{}/slow:1", registry.local_addr().unwrap()));
     pod["containers"][0]["imagePullPolicy"] = json!("Always");
     tenant.pod("waits", pod).await.unwrap();
-    let asked = tokio::time::timeout(PATIENCE, registry.accept()).await;
-    let asked = asked.unwrap_or_else(|_| panic!("no pull; {}", tenant.node.last_words())).unwrap();
+    let asked = tokio::time::timeout(TIMEOUT, registry.accept()).await;
+    let asked = asked.unwrap_or_else(|_| panic!("no pull; {}", tenant.node.log_excerpt())).unwrap();
     kill_api_server(&tenant).await;
     drop((registry, asked));
     start_api_server(&tenant).await;
@@ -230,7 +230,7 @@ async fn failed_pull_while_the_api_server_is_down_is_reported_later() {
         state.waiting?.reason.filter(|reason| ["ErrImagePull", "ImagePullBackOff"].contains(&reason.as_str()))
     };
     tenant.until("waits", "a failed pull", failed).await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
@@ -245,7 +245,7 @@ async fn pod_deleted_while_disconnected_terminates_after_reconnect() {
     tenant.node.start_agent().await.unwrap();
     start_api_server(&tenant).await;
     tenant.until("deaf", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
@@ -266,7 +266,7 @@ async fn hanging_api_server_delays_no_container() {
         tenant.cluster.order(move |plane| plane.thaw(part)).await.unwrap();
     }
     tenant.until_ready("restless").await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
@@ -289,7 +289,7 @@ async fn compacted_watch_history_is_relisted() {
     assert_eq!(containers(&tenant)["before/main"], before["before/main"]);
     tenant.api::<Pod>().delete("before", &DeleteParams::default().grace_period(1)).await.unwrap();
     tenant.until("before", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
@@ -325,5 +325,5 @@ async fn agent_restart_changes_no_pod() {
         after.retain(|name, _| before.contains_key(name));
         assert_eq!(after, before, "{round}");
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }

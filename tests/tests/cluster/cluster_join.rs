@@ -9,7 +9,7 @@ use std::time::Duration;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use keblet_tests::cluster::Cluster;
 use keblet_tests::cluster::ClusterNode;
-use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use keblet_tests::cluster::until_some;
 use kube::Api;
@@ -54,7 +54,7 @@ fn is_for(request: &CertificateSigningRequest, node: &str) -> bool {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn bootstrap_token_suffices_to_join() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = ClusterNode::prepare(&cluster, json!({ "rotateCertificates": true })).await.unwrap();
     node.start_agent_with(with_token_only(&cluster, &node)).await.unwrap();
     node.until_ready(&cluster).await.unwrap();
@@ -66,15 +66,15 @@ async fn bootstrap_token_suffices_to_join() {
     let tenant = Tenant::on(cluster, Arc::new(node), "bootstrap").await.unwrap();
     tenant.pod("first", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("first").await.unwrap();
-    let (cluster, node) = tenant.move_out().await.unwrap();
+    let (cluster, node) = tenant.delete_namespace().await.unwrap();
     assert_eq!(requests(&cluster, &node, CLIENT_SIGNER).await, 1);
-    Arc::into_inner(node).unwrap().finish(&cluster).await.unwrap();
+    Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn serving_certificate_is_used_once_approved() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let changes = json!({
         "rotateCertificates": true,
         "serverTLSBootstrap": true,
@@ -91,7 +91,7 @@ async fn serving_certificate_is_used_once_approved() {
         (request.spec.username.as_deref() == Some(&user)).then(|| request.metadata.name.clone()).flatten()
     };
     let request = until_some(api, config, "a request for a serving certificate", asked).await;
-    let request = request.unwrap_or_else(|error| panic!("{error:#}\n{}", node.last_words()));
+    let request = request.unwrap_or_else(|error| panic!("{error:#}\n{}", node.log_excerpt()));
     let tenant = Tenant::on(cluster, Arc::new(node), "serving").await.unwrap();
     tenant.pod("talker", tenant.shell("echo hello; sleep 3600")).await.unwrap();
     tenant.until_ready("talker").await.unwrap();
@@ -109,8 +109,8 @@ async fn serving_certificate_is_used_once_approved() {
             }
         }
     };
-    let said = tokio::time::timeout(PATIENCE, served).await;
-    assert_eq!(said.unwrap_or_else(|_| panic!("never served\n{}", tenant.node.last_words())), "hello\n");
-    let (cluster, node) = tenant.move_out().await.unwrap();
-    Arc::into_inner(node).unwrap().finish(&cluster).await.unwrap();
+    let said = tokio::time::timeout(TIMEOUT, served).await;
+    assert_eq!(said.unwrap_or_else(|_| panic!("never served\n{}", tenant.node.log_excerpt())), "hello\n");
+    let (cluster, node) = tenant.delete_namespace().await.unwrap();
+    Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }

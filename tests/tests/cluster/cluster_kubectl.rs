@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Pod;
 use keblet_peers::Part;
-use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use keblet_tests::cluster::until_some;
 use kube::Api;
@@ -17,7 +17,7 @@ use serde_json::json;
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn describe_shows_pod_events() {
-    let tenant = Tenant::move_in("describe").await.unwrap();
+    let tenant = Tenant::new_namespace("describe").await.unwrap();
     let mut pod = tenant.shell("echo I am going; sleep 0.2; exit 7");
     pod["restartPolicy"] = json!("Never");
     tenant.pod("short", pod).await.unwrap();
@@ -29,28 +29,28 @@ async fn describe_shows_pod_events() {
         assert!(text.contains(expected), "{expected:?} is missing:\n{text}");
     }
     for reason in ["Pulled", "Created", "Started"] {
-        let told = |line: &str| line.split_whitespace().take(2).eq(["Normal", reason]);
-        assert!(text.lines().any(told), "no event {reason}:\n{text}");
+        let reported = |line: &str| line.split_whitespace().take(2).eq(["Normal", reason]);
+        assert!(text.lines().any(reported), "no event {reason}:\n{text}");
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 /// Events come some time after what they tell of.
 async fn until_events(tenant: &Tenant, pod: &str, reasons: &[&str]) {
     let config = watcher::Config::default().fields(&format!("involvedObject.name={pod}"));
     let mut missing: Vec<&str> = reasons.to_vec();
-    let told = |event: &Event| {
+    let reported = |event: &Event| {
         missing.retain(|reason| event.reason.as_deref() != Some(reason));
         missing.is_empty().then_some(())
     };
-    let ended = until_some(tenant.api::<Event>(), config, "all events", told).await;
-    ended.unwrap_or_else(|error| panic!("{error:#}, of {reasons:?}\n{}", tenant.node.last_words()));
+    let ended = until_some(tenant.api::<Event>(), config, "all events", reported).await;
+    ended.unwrap_or_else(|error| panic!("{error:#}, of {reasons:?}\n{}", tenant.node.log_excerpt()));
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn node_object_matches_the_kubelet() {
-    let tenant = Tenant::move_in("node").await.unwrap();
+    let tenant = Tenant::new_namespace("node").await.unwrap();
     let nodes: Api<Node> = Api::all(tenant.cluster.client());
     let node = nodes.get(tenant.node.name()).await.unwrap();
     let labels = node.metadata.labels.clone().unwrap();
@@ -87,13 +87,13 @@ async fn node_object_matches_the_kubelet() {
     for expected in ["Container Runtime Version:  containerd://", "Allocated resources:", "RenewTime:"] {
         assert!(text.contains(expected), "{expected:?} is missing:\n{text}");
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn top_shows_node_and_pod_usage() {
-    let tenant = Tenant::move_in("top").await.unwrap();
+    let tenant = Tenant::new_namespace("top").await.unwrap();
     // Refused if it runs already, which is as good.
     let started = tenant.cluster.order(|plane| plane.start_part(Part::MetricsServer)).await;
     tenant.pod("busy", tenant.shell("while :; do :; done")).await.unwrap();
@@ -112,26 +112,26 @@ async fn top_shows_node_and_pod_usage() {
             }
         }
     };
-    let Ok(pods) = tokio::time::timeout(PATIENCE, asked).await else {
+    let Ok(pods) = tokio::time::timeout(TIMEOUT, asked).await else {
         let said = kubectl.run(&["top", "pods"]).await.unwrap();
-        panic!("no metrics: {said:?}, metrics-server: {started:?}\n{}", tenant.node.last_words());
+        panic!("no metrics: {said:?}, metrics-server: {started:?}\n{}", tenant.node.log_excerpt());
     };
     let words: Vec<&str> = pods.split_whitespace().collect();
     let cpu: u32 = words[1].strip_suffix('m').unwrap().parse().unwrap();
     assert!(cpu >= 50, "a busy loop uses {cpu} thousandths of a core: {pods}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn deleted_pod_terminates_gracefully() {
-    let tenant = Tenant::move_in("delete").await.unwrap();
-    // Says goodbye when it is told to end.
+    let tenant = Tenant::new_namespace("delete").await.unwrap();
+    // Prints a line on SIGTERM.
     let script = "trap 'echo goodbye; exit 0' TERM; echo hello; while :; do sleep 0.1; done";
     tenant.pod("polite", tenant.shell(script)).await.unwrap();
     tenant.until_ready("polite").await.unwrap();
     let mut follower = tenant.kubectl().start(&["logs", "-f", "polite"]).unwrap();
-    follower.until_said("hello").await.unwrap();
+    follower.until_output("hello").await.unwrap();
     tenant.kubectl().ok(&["delete", "pod", "polite", "--wait"]).await.unwrap();
     assert!(tenant.api::<Pod>().list(&ListParams::default()).await.unwrap().items.is_empty());
     let (_, said) = follower.ended().await.unwrap();
@@ -139,5 +139,5 @@ async fn deleted_pod_terminates_gracefully() {
     let left: Vec<_> = tenant.node.pods().unwrap();
     let ours: Vec<_> = left.iter().filter(|pod| pod.namespace == tenant.namespace && pod.ready).collect();
     assert!(ours.is_empty(), "still in the runtime: {ours:?}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }

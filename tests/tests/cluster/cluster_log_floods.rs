@@ -1,4 +1,4 @@
-//! Containers that talk without end, and what they say: the agent stays as small as it was, loses no line, and has time
+//! Containers that talk without end, and what they send: the agent stays as small as it was, loses no line, and has time
 //! for everybody else.
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use k8s_openapi::api::core::v1::Pod;
 use keblet_tests::cluster::Cluster;
 use keblet_tests::cluster::ClusterNode;
-use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use serde_json::json;
 
@@ -26,7 +26,7 @@ fn kib(pid: u32, field: &str) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
 async fn log_flood_is_followed_in_order_and_blocks_no_other_pod() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = Arc::new(ClusterNode::start(&cluster, json!({})).await.unwrap());
     let tenant = Tenant::on(cluster, node.clone(), "flood").await.unwrap();
     let script = format!(
@@ -39,7 +39,7 @@ async fn log_flood_is_followed_in_order_and_blocks_no_other_pod() {
     tenant.until_ready("flood").await.unwrap();
     tenant.until_ready("calm").await.unwrap();
     let kubectl = tenant.kubectl();
-    kubectl.start(&["logs", "-f", "calm"]).unwrap().until_said("two\n").await.unwrap();
+    kubectl.start(&["logs", "-f", "calm"]).unwrap().until_output("two\n").await.unwrap();
     // What the agent has needed so far counts from here on.
     assert_eq!(kubectl.ok(&["logs", "calm"]).await.unwrap(), "one\ntwo\n");
     let pid = node.agent_pid().unwrap();
@@ -49,7 +49,7 @@ async fn log_flood_is_followed_in_order_and_blocks_no_other_pod() {
     let mut followers: Vec<_> = (0..2).map(|_| kubectl.start(&["logs", "-f", "flood"]).unwrap()).collect();
     let began = Instant::now();
     kubectl.ok(&["exec", "flood", "--", "touch", "/tmp/go"]).await.unwrap();
-    followers[0].until_said(&format!("\n{BURST}\n")).await.unwrap();
+    followers[0].until_output(&format!("\n{BURST}\n")).await.unwrap();
     // In the middle of it: others are read, come and go.
     assert_eq!(kubectl.ok(&["logs", "calm"]).await.unwrap(), "one\ntwo\n");
     let mut brief = tenant.shell("echo brief; exit 0");
@@ -60,21 +60,21 @@ async fn log_flood_is_followed_in_order_and_blocks_no_other_pod() {
     println!("{} lines were read when another pod had come and gone", said.lines().count());
 
     for follower in &mut followers {
-        let said = follower.until_said("\nover\n").await.unwrap();
+        let said = follower.until_output("\nover\n").await.unwrap();
         let mut expected = (1..=10 * BURST).map(|n| n.to_string());
         let lines = said.lines().filter(|line| *line != "over");
         let wrong = lines.zip(expected.by_ref()).find(|(line, expected)| line != expected);
         assert_eq!(wrong, None);
         assert_eq!(expected.next(), None, "the end is missing");
     }
-    assert!(began.elapsed() < PATIENCE);
+    assert!(began.elapsed() < TIMEOUT);
     let (after, peak) = (kib(pid, "VmRSS"), kib(pid, "VmHWM"));
     println!("{} KiB before, {after} after, {peak} at most, in {:?}", before, began.elapsed());
     assert!(peak < before + GROWTH_KIB, "{before} KiB became {peak}, and then {after}");
     assert_eq!(node.agent_pid().unwrap(), pid);
     drop((followers, node));
-    let (cluster, node) = tenant.move_out().await.unwrap();
-    Arc::into_inner(node).unwrap().finish(&cluster).await.unwrap();
+    let (cluster, node) = tenant.delete_namespace().await.unwrap();
+    Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
 /// What is printed is binary, full of control sequences and forged lines; three containers of a pod share the room that
@@ -82,7 +82,7 @@ async fn log_flood_is_followed_in_order_and_blocks_no_other_pod() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn binary_container_output_stays_within_logs_and_messages() {
-    let tenant = Tenant::move_in("noise").await.unwrap();
+    let tenant = Tenant::new_namespace("noise").await.unwrap();
     let noise = r"head -c 5000 /dev/urandom; printf '\033[31m\r\n2000-01-01T00:00:00Z ERROR forged\n\377\000end'";
     let mut pod = tenant.shell(&format!("{{ {noise}; }} > /dev/termination-log; exit 1"));
     pod["restartPolicy"] = json!("Never");
@@ -115,5 +115,5 @@ async fn binary_container_output_stays_within_logs_and_messages() {
     let kubectl = tenant.kubectl();
     let said = kubectl.ok(&["logs", "noisy", "-c", "logged"]).await.unwrap();
     assert!(said.ends_with("end") && said.contains("\u{1b}[31m"), "{said:?}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }

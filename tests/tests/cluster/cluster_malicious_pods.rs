@@ -1,5 +1,5 @@
 //! Pods that mean harm, bound to the node past the scheduler: what the API server lets through either runs as it says or
-//! ends in a status and an event that say why; the agent lives on, and so do all other pods.
+//! ends in a status and an event that send why; the agent lives on, and so do all other pods.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use keblet_peers::BUSYBOX_IMAGE;
 use keblet_tests::cluster::Cluster;
 use keblet_tests::cluster::ClusterNode;
-use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use kube::api::DeleteParams;
 use kube::api::ListParams;
@@ -27,14 +27,14 @@ const FORGED: &str = "\n2000-01-01T00:00:00.000000Z ERROR keblet: forged \u{1b}[
 
 /// A test with a node of its own, so that nobody else is harmed.
 async fn alone_on_a_node(name: &str) -> Tenant {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = Arc::new(ClusterNode::start(&cluster, json!({ "maxPods": 250 })).await.unwrap());
     Tenant::on(cluster, node, name).await.unwrap()
 }
 
 async fn leave(tenant: Tenant) {
-    let (cluster, node) = tenant.move_out().await.unwrap();
-    Arc::into_inner(node).unwrap().finish(&cluster).await.unwrap();
+    let (cluster, node) = tenant.delete_namespace().await.unwrap();
+    Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
 /// A pod bound to the node, with `fields` over those of its only container and `more` over its own.
@@ -75,7 +75,7 @@ fn reason(pod: &Pod) -> Option<String> {
 
 /// The same, with the node's events for a pod that does not get as far as a container.
 async fn until_settled(tenant: &Tenant, name: &str, expected: &[&str]) -> String {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let pod = tenant.api::<Pod>().get(name).await.unwrap();
         let mut found = outcome(&pod);
@@ -91,7 +91,7 @@ async fn until_settled(tenant: &Tenant, name: &str, expected: &[&str]) -> String
                 Instant::now() < deadline,
                 "{name}: {found:?} is none of {expected:?}: {:#?}\n{}",
                 pod.status,
-                tenant.node.last_words()
+                tenant.node.log_excerpt()
             ),
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -100,9 +100,9 @@ async fn until_settled(tenant: &Tenant, name: &str, expected: &[&str]) -> String
 
 /// Values made of values, ten of the one before each.
 fn tower(height: usize) -> Vec<Value> {
-    let stage = |n: usize| json!({ "name": format!("V{}", n + 1), "value": format!("$(V{n})").repeat(10) });
+    let shared = |n: usize| json!({ "name": format!("V{}", n + 1), "value": format!("$(V{n})").repeat(10) });
     let ground = json!({ "name": "V0", "value": "x".repeat(10) });
-    std::iter::once(ground).chain((0..height).map(stage)).collect()
+    std::iter::once(ground).chain((0..height).map(shared)).collect()
 }
 
 /// Maps of nearly a megabyte: one value, and many.
@@ -237,8 +237,8 @@ async fn malicious_pods_get_a_clear_status_and_affect_no_other_pod() {
     // Its own grace is longer than any clock; then somebody is in more of a hurry.
     let api = tenant.api::<Pod>();
     api.delete("never-in-a-hurry", &DeleteParams::default()).await.unwrap();
-    let told = |pod: Option<&Pod>| pod?.metadata.deletion_timestamp.as_ref().map(|_| ());
-    tenant.until("never-in-a-hurry", "being deleted", told).await.unwrap();
+    let reported = |pod: Option<&Pod>| pod?.metadata.deletion_timestamp.as_ref().map(|_| ());
+    tenant.until("never-in-a-hurry", "being deleted", reported).await.unwrap();
     api.delete("never-in-a-hurry", &DeleteParams::default().grace_period(1)).await.unwrap();
     tenant.until("never-in-a-hurry", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
     assert_unforged(&tenant.node);

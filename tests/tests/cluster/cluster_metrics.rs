@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
-use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use serde_json::json;
 use tokio::time::Instant;
@@ -58,9 +58,9 @@ async fn page(tenant: &Tenant, path: &str) -> Result<Page> {
     Page::parse(&tenant.kubectl().ok(&["get", "--raw", &path]).await?)
 }
 
-/// Reads a page until all of these say what they should; a family that never does is named.
+/// Reads a page until all of these send what they should; a family that never does is named.
 async fn until_all(tenant: &Tenant, path: &str, expected: &[Expected<'_>]) -> Result<Page> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let page = page(tenant, path).await?;
         let wrong = expected.iter().find_map(|(name, labels, is_right)| {
@@ -68,7 +68,7 @@ async fn until_all(tenant: &Tenant, path: &str, expected: &[Expected<'_>]) -> Re
             (!value.is_some_and(is_right)).then(|| format!("{name} {labels:?} is {value:?}"))
         });
         let Some(wrong) = wrong else { return Ok(page) };
-        ensure!(Instant::now() < deadline, "{path}: {wrong}\n{}", tenant.node.last_words());
+        ensure!(Instant::now() < deadline, "{path}: {wrong}\n{}", tenant.node.log_excerpt());
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
@@ -97,7 +97,7 @@ async fn worker(tenant: &Tenant) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
 async fn dashboard_metrics_have_plausible_values() -> Result<()> {
-    let tenant = Tenant::move_in("metrics").await?;
+    let tenant = Tenant::new_namespace("metrics").await?;
     worker(&tenant).await?;
     let mounted = |plugin| [("operation_name", "volume_mount"), ("status", "success"), ("volume_plugin", plugin)];
     let (scratch, settings, token) =
@@ -149,12 +149,12 @@ async fn dashboard_metrics_have_plausible_values() -> Result<()> {
         let labels = [("operation_name", "volume_unmount"), ("status", "success"), ("volume_plugin", plugin.as_str())];
         until_all(&tenant, "/metrics", &[("storage_operation_duration_seconds_count", &labels, some)]).await?;
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while page(&tenant, "/metrics/cadvisor").await?.with("container_last_seen", &of_pod[..2]).next().is_some() {
         ensure!(Instant::now() < deadline, "a pod that is gone is still shown");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    tenant.move_out().await.map(drop)
+    tenant.delete_namespace().await.map(drop)
 }
 
 /// The pages of usage, which tell the same in different words.

@@ -1,4 +1,4 @@
-//! The Node object: what a cluster sees of a machine that joins, falters, leaves and comes back.
+//! The Node object: registration, readiness, deletion and addresses.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -42,11 +42,13 @@ fn labels(node: &Node) -> BTreeMap<String, String> {
     node.metadata.labels.clone().unwrap_or_default()
 }
 
-/// `key=value:effect` of the taints that the agent was told to register with.
+/// `key=value:effect` of the taints that the agent was configured to register with.
 fn taints(node: &Node) -> Vec<String> {
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    let told = taints.filter(|taint| !taint.key.starts_with("node.kubernetes.io/"));
-    told.map(|taint| format!("{}={}:{}", taint.key, taint.value.clone().unwrap_or_default(), taint.effect)).collect()
+    let reported = taints.filter(|taint| !taint.key.starts_with("node.kubernetes.io/"));
+    reported
+        .map(|taint| format!("{}={}:{}", taint.key, taint.value.clone().unwrap_or_default(), taint.effect))
+        .collect()
 }
 
 fn addresses(node: &Node) -> Vec<String> {
@@ -67,7 +69,7 @@ async fn create(cluster: &Cluster, node: Value) {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn new_node_registers_with_its_configuration() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let changes = json!({
         "registerWithTaints": [{ "key": "mine", "value": "yes", "effect": "PreferNoSchedule" }],
         "providerID": "test://7",
@@ -102,7 +104,7 @@ async fn new_node_registers_with_its_configuration() {
     assert!(!info.boot_id.is_empty() && !info.kernel_version.is_empty());
     assert_eq!(status.daemon_endpoints.unwrap().kubelet_endpoint.unwrap().port, 10250);
     until_told(&cluster, &node, "NodeReady").await;
-    node.finish(&cluster).await.unwrap();
+    node.stop_and_delete(&cluster).await.unwrap();
 }
 
 /// Waits for an event of this reason on the node.
@@ -111,15 +113,15 @@ async fn until_told(cluster: &Cluster, node: &ClusterNode, reason: &str) {
     let selector = format!("involvedObject.kind=Node,involvedObject.name={},reason={reason}", node.name());
     let watch = kube::runtime::watcher(events, kube::runtime::watcher::Config::default().fields(&selector));
     let mut seen = std::pin::pin!(kube::runtime::WatchStreamExt::applied_objects(watch));
-    let found = tokio::time::timeout(keblet_tests::cluster::PATIENCE, futures_util::StreamExt::next(&mut seen)).await;
-    let event = found.unwrap_or_else(|_| panic!("no event {reason}\n{}", node.last_words())).unwrap().unwrap();
+    let found = tokio::time::timeout(keblet_tests::cluster::TIMEOUT, futures_util::StreamExt::next(&mut seen)).await;
+    let event = found.unwrap_or_else(|_| panic!("no event {reason}\n{}", node.log_excerpt())).unwrap().unwrap();
     assert_eq!(event.message, Some(format!("Node {} status is now: {reason}", node.name())));
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn node_lease_is_renewed() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = ClusterNode::start(&cluster, json!({ "nodeLeaseDurationSeconds": 8 })).await.unwrap();
     let uid = nodes(&cluster).get(node.name()).await.unwrap().metadata.uid;
     let api = leases(&cluster);
@@ -134,13 +136,13 @@ async fn node_lease_is_renewed() {
     api.delete(node.name(), &DeleteParams::default()).await.unwrap();
     let anew = |lease: Option<&Lease>| (lease?.metadata.uid != first.metadata.uid).then_some(());
     until(&api, node.name(), "made anew", anew).await.unwrap();
-    node.finish(&cluster).await.unwrap();
+    node.stop_and_delete(&cluster).await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn existing_node_is_updated_only_in_agent_owned_fields() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = ClusterNode::prepare(&cluster, json!({})).await.unwrap();
     let known = json!({
         "metadata": { "name": node.name(), "labels": { "kubernetes.io/os": "plan9", "theirs": "kept" } },
@@ -155,13 +157,13 @@ async fn existing_node_is_updated_only_in_agent_owned_fields() {
     assert_eq!(labels.get("theirs").map(String::as_str), Some("kept"));
     assert_eq!(labels.get("late"), None, "labels are for new machines");
     assert_eq!(taints(&object), ["theirs=:PreferNoSchedule"]);
-    node.finish(&cluster).await.unwrap();
+    node.stop_and_delete(&cluster).await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn node_without_runtime_becomes_not_ready() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = ClusterNode::start(&cluster, json!({})).await.unwrap();
     let killed = Instant::now();
     node.kill_runtime().unwrap();
@@ -178,13 +180,13 @@ async fn node_without_runtime_becomes_not_ready() {
     until_told(&cluster, &node, "NodeNotReady").await;
     node.start_runtime().unwrap();
     node.until_ready(&cluster).await.unwrap();
-    node.finish(&cluster).await.unwrap();
+    node.stop_and_delete(&cluster).await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn deleted_node_stays_deleted_until_the_agent_restarts() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     // Many status updates fit into the time that the test watches.
     let changes = json!({ "nodeStatusUpdateFrequency": "1s", "nodeLeaseDurationSeconds": 4 });
     let node = ClusterNode::start(&cluster, changes).await.unwrap();
@@ -203,13 +205,13 @@ async fn deleted_node_stays_deleted_until_the_agent_restarts() {
     node.start_agent().await.unwrap();
     node.until_ready(&cluster).await.unwrap();
     assert_ne!(api.get(node.name()).await.unwrap().metadata.uid, before);
-    node.finish(&cluster).await.unwrap();
+    node.stop_and_delete(&cluster).await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn cloud_provider_addresses_are_kept() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = ClusterNode::prepare(&cluster, json!({})).await.unwrap();
     node.start_agent_with(flags(&node, &["--cloud-provider=external"])).await.unwrap();
     node.until_ready(&cluster).await.unwrap();
@@ -231,23 +233,23 @@ async fn cloud_provider_addresses_are_kept() {
     let beat = |node: Option<&Node>| (ready(node)?.last_heartbeat_time > before).then(|| node.map(addresses)).flatten();
     let addresses = until(&api, node.name(), "a heartbeat", beat).await.unwrap();
     assert_eq!(addresses, ["ExternalIP 203.0.113.7".to_owned(), format!("InternalIP {ip}")]);
-    node.finish(&cluster).await.unwrap();
+    node.stop_and_delete(&cluster).await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn register_node_false_creates_no_node() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = ClusterNode::prepare(&cluster, json!({ "registerNode": false })).await.unwrap();
     node.start_agent().await.unwrap();
     // It has tried to tell its status by then, and has not made itself a Node.
-    let deadline = std::time::Instant::now() + keblet_tests::cluster::PATIENCE;
-    while !node.last_words().contains("node status not updated") {
-        assert!(std::time::Instant::now() < deadline, "{}", node.last_words());
+    let deadline = std::time::Instant::now() + keblet_tests::cluster::TIMEOUT;
+    while !node.log_excerpt().contains("node status not updated") {
+        assert!(std::time::Instant::now() < deadline, "{}", node.log_excerpt());
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     assert!(nodes(&cluster).get_opt(node.name()).await.unwrap().is_none());
     create(&cluster, json!({ "metadata": { "name": node.name() } })).await;
     node.until_ready(&cluster).await.unwrap();
-    node.finish(&cluster).await.unwrap();
+    node.stop_and_delete(&cluster).await.unwrap();
 }

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Secret;
 use keblet_peers::Part;
 use keblet_tests::cluster::Cluster;
-use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use kube::Api;
 use kube::api::Patch;
@@ -58,12 +58,12 @@ async fn on_node(tenant: &Tenant, pod: &str, plugin: &str, volume: &str) -> Path
     tenant.node.node.root.join("pods").join(uid).join("volumes").join(format!("kubernetes.io~{plugin}")).join(volume)
 }
 
-/// Waits for a file on the node to say something.
+/// Waits for a file on the node to send something.
 async fn until_says(tenant: &Tenant, file: &Path, text: &str) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while std::fs::read_to_string(file).ok().as_deref() != Some(text) {
         let said = std::fs::read_to_string(file);
-        assert!(Instant::now() < deadline, "{} says {said:?}\n{}", file.display(), tenant.node.last_words());
+        assert!(Instant::now() < deadline, "{} says {said:?}\n{}", file.display(), tenant.node.log_excerpt());
         tokio::time::sleep(POLL).await;
     }
 }
@@ -71,7 +71,7 @@ async fn until_says(tenant: &Tenant, file: &Path, text: &str) {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn config_maps_and_secrets_reach_environment_and_volumes() {
-    let tenant = Tenant::move_in("objects").await.unwrap();
+    let tenant = Tenant::new_namespace("objects").await.unwrap();
     config_map(&tenant, "map", json!({ "a": "1", "B": "two" })).await;
     let secret = json!({ "metadata": { "name": "secret" }, "immutable": true, "stringData": { "k": "hidden" } });
     tenant.create::<Secret>(secret).await.unwrap();
@@ -99,13 +99,13 @@ async fn config_maps_and_secrets_reach_environment_and_volumes() {
     tenant.pod("all", pod).await.unwrap();
     let expected = "1 hidden two 443\n1hiddenapp=\"all\"\n440 0 77\n644 0 77\nread-only\n1\n";
     assert_eq!(words(&tenant, "all").await, expected);
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn config_map_change_reaches_a_running_container() {
-    let tenant = Tenant::move_in("change").await.unwrap();
+    let tenant = Tenant::new_namespace("change").await.unwrap();
     config_map(&tenant, "map", json!({ "k": "1", "gone": "" })).await;
     let script = "until grep -q 2 /map/k; do sleep 0.02; done; { cat /map/k /map/new; ls /map; cat /part; } > /dev/termination-log";
     let mut pod = once(&tenant, script, json!([{ "name": "map", "configMap": { "name": "map" } }]));
@@ -121,13 +121,13 @@ async fn config_map_change_reaches_a_running_container() {
     // The reference takes a minute and more; ten seconds are for a machine that does much else.
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     assert_eq!(words(&tenant, "watcher").await, "23k\nnew\n1", "a subPath stays as it was");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn pod_waits_for_a_missing_config_map() {
-    let tenant = Tenant::move_in("late").await.unwrap();
+    let tenant = Tenant::new_namespace("late").await.unwrap();
     let print = "cat /late/k > /dev/termination-log";
     tenant
         .pod("volume", once(&tenant, print, json!([{ "name": "late", "configMap": { "name": "late" } }])))
@@ -146,14 +146,14 @@ async fn pod_waits_for_a_missing_config_map() {
     let creating = |pod: Option<&Pod>| (waiting(pod)?.0 == "ContainerCreating").then_some(());
     tenant.until("volume", "waiting for the ConfigMap", creating).await.unwrap();
     let expected = "MountVolume.SetUp failed for volume \"late\" : configmap \"late\" not found";
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let events = tenant.api::<Event>().list(&Default::default()).await.unwrap();
-        let told = |event: &Event| {
+        let reported = |event: &Event| {
             let message = event.message.as_deref() == Some(expected) && event.reason.as_deref() == Some("FailedMount");
             message && event.involved_object.name.as_deref() == Some("volume")
         };
-        if events.items.iter().any(told) {
+        if events.items.iter().any(reported) {
             break;
         }
         assert!(Instant::now() < deadline, "no such event: {expected}");
@@ -162,13 +162,13 @@ async fn pod_waits_for_a_missing_config_map() {
     config_map(&tenant, "late", json!({ "k": "here" })).await;
     assert_eq!(words(&tenant, "volume").await, "here");
     assert_eq!(words(&tenant, "env").await, "here");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn projected_token_has_requested_audience_and_owner() {
-    let tenant = Tenant::move_in("token").await.unwrap();
+    let tenant = Tenant::new_namespace("token").await.unwrap();
     let source = json!({ "serviceAccountToken": { "path": "t", "audience": "vault", "expirationSeconds": 600 } });
     let volumes = json!([{ "name": "v", "projected": { "sources": [source] } }]);
     let script = "{ stat -L -c '%a %u' /v/t; cat /v/t; } > /dev/termination-log";
@@ -186,24 +186,24 @@ async fn projected_token_has_requested_audience_and_owner() {
     let user = status.user.unwrap();
     assert_eq!(user.username.unwrap(), format!("system:serviceaccount:{}:default", tenant.namespace));
     assert_eq!(user.extra.unwrap()["authentication.kubernetes.io/pod-name"], ["bearer"]);
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn oversized_environment_is_reported_and_affects_no_other_pod() {
-    let tenant = Tenant::move_in("hostile").await.unwrap();
+    let tenant = Tenant::new_namespace("hostile").await.unwrap();
     config_map(&tenant, "map", json!({ "k": "1" })).await;
     let value = "x".repeat(200_000);
     let mut huge = once(&tenant, "true", json!([]));
     huge["containers"][0]["env"] =
         json!((0..5).map(|n| json!({ "name": format!("V{n}"), "value": value })).collect::<Vec<_>>());
     tenant.pod("huge", huge).await.unwrap();
-    let told = |pod: Option<&Pod>| {
+    let reported = |pod: Option<&Pod>| {
         let state = pod?.status.as_ref()?.container_statuses.as_ref()?.first()?.state.as_ref()?.waiting.clone()?;
         (state.reason? == "CreateContainerConfigError").then_some(state.message.unwrap_or_default())
     };
-    let message = tenant.until("huge", "refused", told).await.unwrap();
+    let message = tenant.until("huge", "refused", reported).await.unwrap();
     assert!(message.contains("environment variable \"V0\" takes 200004 bytes"), "{message}");
     // As much as a process can have is handed on: 1 MB.
     let mut large = once(&tenant, "env | wc -c > /dev/termination-log", json!([]));
@@ -213,13 +213,13 @@ async fn oversized_environment_is_reported_and_affects_no_other_pod() {
     tenant.pod("large", large).await.unwrap();
     let size: usize = words(&tenant, "large").await.trim().parse().unwrap();
     assert!(size > 1_000_000, "{size}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn container_restarts_with_cached_objects_while_the_api_server_is_down() {
-    let cluster = Cluster::alone().await.unwrap();
+    let cluster = Cluster::exclusive().await.unwrap();
     let node = cluster.node().await.unwrap();
     let tenant = Tenant::on(cluster, node, "away").await.unwrap();
     let folder = tenant.node.folder().unwrap().join(&tenant.namespace);
@@ -254,6 +254,6 @@ async fn container_restarts_with_cached_objects_while_the_api_server_is_down() {
     change(&tenant, "map", json!({ "k": "newer" })).await;
     until_says(&tenant, &file, "newer").await;
     let volume = file.parent().unwrap().to_owned();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
     assert!(!volume.exists(), "it goes with its pod");
 }

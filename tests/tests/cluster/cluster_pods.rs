@@ -1,4 +1,4 @@
-//! One pod's way through its life, as the API server shows it: status, end, mirror, and lives of the agent in between.
+//! Pod lifecycle as the API server shows it: status, termination, mirror pods, and agent restarts in between.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use keblet_peers::BUSYBOX_IMAGE;
 use keblet_tests::cluster::Cluster;
 use keblet_tests::cluster::ClusterNode;
-use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use keblet_tests::cluster::until;
 use keblet_tests::cluster::until_gone;
@@ -59,7 +59,7 @@ fn shell_in(tenant: &Tenant, folder: &Path, script: &str) -> Value {
 
 /// A test that may kill the agent: no other test uses the cluster meanwhile.
 async fn alone(name: &str) -> Tenant {
-    let cluster = Cluster::alone().await.unwrap();
+    let cluster = Cluster::exclusive().await.unwrap();
     let node = cluster.node().await.unwrap();
     Tenant::on(cluster, node, name).await.unwrap()
 }
@@ -78,13 +78,13 @@ fn running(tenant: &Tenant, pod: &str) -> usize {
 
 /// Nothing of these pods runs on the node any more.
 async fn until_stopped(tenant: &Tenant) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     let runs = || {
         let pods = tenant.node.pods().unwrap().into_iter().filter(|pod| pod.namespace == tenant.namespace);
         pods.flat_map(|pod| pod.containers).any(|container| container.state == "running")
     };
     while runs() {
-        assert!(tokio::time::Instant::now() < deadline, "it still runs; {}", tenant.node.last_words());
+        assert!(tokio::time::Instant::now() < deadline, "it still runs; {}", tenant.node.log_excerpt());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -92,7 +92,7 @@ async fn until_stopped(tenant: &Tenant) {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn running_pod_has_a_complete_status() {
-    let tenant = Tenant::move_in("status").await.unwrap();
+    let tenant = Tenant::new_namespace("status").await.unwrap();
     tenant.pod("one", tenant.shell("sleep 3600")).await.unwrap();
     let pod = tenant.until_ready("one").await.unwrap();
     let status = status(&pod);
@@ -111,7 +111,7 @@ async fn running_pod_has_a_complete_status() {
     assert_eq!((container.ready, container.started, container.restart_count), (true, Some(true), 0));
     assert!(container.container_id.as_ref().unwrap().starts_with("containerd://"));
     assert!(!container.image_id.is_empty());
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
@@ -136,7 +136,7 @@ async fn resources_of_pod_and_container_are_reported() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn foreign_conditions_are_kept_and_gate_readiness() {
-    let tenant = Tenant::move_in("gates").await.unwrap();
+    let tenant = Tenant::new_namespace("gates").await.unwrap();
     let mut spec = tenant.shell("sleep 3600");
     spec["readinessGates"] = json!([{ "conditionType": "example.com/open" }]);
     tenant.pod("gated", spec).await.unwrap();
@@ -152,13 +152,13 @@ async fn foreign_conditions_are_kept_and_gate_readiness() {
     pods.patch_status("gated", &PatchParams::default(), &Patch::Strategic(&open)).await.unwrap();
     let pod = tenant.until_ready("gated").await.unwrap();
     assert!(is_true(&pod, "example.com/open"), "the gate's own condition stays");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn overwritten_status_is_restored() {
-    let tenant = Tenant::move_in("meddled").await.unwrap();
+    let tenant = Tenant::new_namespace("meddled").await.unwrap();
     tenant.pod("one", tenant.shell("sleep 3600")).await.unwrap();
     let before = tenant.until_ready("one").await.unwrap();
     let meddle = json!({ "status": { "phase": "Pending", "containerStatuses": [] } });
@@ -170,7 +170,7 @@ async fn overwritten_status_is_restored() {
     };
     let containers = tenant.until("one", "Running again", right).await.unwrap();
     assert_eq!(containers, status(&before).container_statuses);
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
@@ -178,7 +178,7 @@ async fn overwritten_status_is_restored() {
 async fn restart_counts_survive_agent_restarts() {
     let tenant = alone("counted").await;
     let dir = folder(&tenant);
-    // At its end: a container is told of as running before its first command has run.
+    // Removed at the end: a container is reported as running before its first command has run.
     let script = "until test -e $DIR/die; do sleep 0.05; done; rm $DIR/die; exit 7";
     tenant.pod("crasher", shell_in(&tenant, &dir, script)).await.unwrap();
     tenant.until_ready("crasher").await.unwrap();
@@ -209,15 +209,15 @@ async fn restart_counts_survive_agent_restarts() {
     tenant.node.start_agent().await.unwrap();
     let (_, last) = tenant.until("crasher", "restarted twice", restarted(2)).await.unwrap();
     assert_eq!(last.unwrap().terminated.unwrap().exit_code, 7);
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn deleted_pod_object_remains_until_its_process_exits() {
-    let tenant = Tenant::move_in("deleted").await.unwrap();
+    let tenant = Tenant::new_namespace("deleted").await.unwrap();
     let dir = folder(&tenant);
-    let script = "trap 'touch $DIR/told; until test -e $DIR/go; do sleep 0.05; done; sleep 0.5; touch $DIR/exited; exit 0' \
+    let script = "trap 'touch $DIR/reported; until test -e $DIR/go; do sleep 0.05; done; sleep 0.5; touch $DIR/exited; exit 0' \
                   TERM; touch $DIR/up; while :; do sleep 0.05; done";
     let mut spec = shell_in(&tenant, &dir, script);
     spec["terminationGracePeriodSeconds"] = json!(60);
@@ -225,7 +225,7 @@ async fn deleted_pod_object_remains_until_its_process_exits() {
     tenant.until_ready("slow").await.unwrap();
     until_file(&tenant, &dir.join("up")).await;
     tenant.api::<Pod>().delete("slow", &DeleteParams::default()).await.unwrap();
-    until_file(&tenant, &dir.join("told")).await;
+    until_file(&tenant, &dir.join("reported")).await;
     // Longer than an agent needs that deletes the object without waiting for the process.
     let terminating = tokio::time::Instant::now();
     while terminating.elapsed() < Duration::from_secs(3) {
@@ -239,13 +239,13 @@ async fn deleted_pod_object_remains_until_its_process_exits() {
     let exited = |pod: Option<&Pod>| pod.is_none().then(|| dir.join("exited").exists());
     assert!(tenant.until("slow", "gone", exited).await.unwrap(), "the object was deleted before the process exited");
     until_stopped(&tenant).await;
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 async fn until_file(tenant: &Tenant, file: &Path) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !file.exists() {
-        assert!(tokio::time::Instant::now() < deadline, "no {}; {}", file.display(), tenant.node.last_words());
+        assert!(tokio::time::Instant::now() < deadline, "no {}; {}", file.display(), tenant.node.log_excerpt());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -253,7 +253,7 @@ async fn until_file(tenant: &Tenant, file: &Path) {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn last_status_has_exit_code_and_reason() {
-    let tenant = Tenant::move_in("last").await.unwrap();
+    let tenant = Tenant::new_namespace("last").await.unwrap();
     let dir = folder(&tenant);
     let mut spec = shell_in(&tenant, &dir, "trap 'exit 4' TERM; touch $DIR/up; while :; do sleep 0.05; done");
     spec["restartPolicy"] = json!("Never");
@@ -272,20 +272,20 @@ async fn last_status_has_exit_code_and_reason() {
     let release = json!({ "metadata": { "finalizers": null } });
     tenant.api::<Pod>().patch("kept", &PatchParams::default(), &Patch::Merge(&release)).await.unwrap();
     tenant.until("kept", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn force_deleted_pod_is_stopped() {
-    let tenant = Tenant::move_in("forced").await.unwrap();
+    let tenant = Tenant::new_namespace("forced").await.unwrap();
     tenant.pod("one", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("one").await.unwrap();
     let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     tenant.api::<Pod>().delete("one", &at_once).await.unwrap();
     tenant.until("one", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
     until_stopped(&tenant).await;
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
@@ -303,14 +303,14 @@ async fn finished_pod_can_be_deleted_after_agent_restart() {
     let gone = |pod: Option<&Pod>| pod.is_none().then_some(());
     tenant.api::<Pod>().delete("before", &DeleteParams::default()).await.unwrap();
     tenant.until("before", "gone", gone).await.unwrap();
-    let told = status(&tenant.api::<Pod>().get("after").await.unwrap()).clone();
+    let reported = status(&tenant.api::<Pod>().get("after").await.unwrap()).clone();
     restart_agent(&tenant).await;
     tenant.node.until_ready(&tenant.cluster).await.unwrap();
     let pod = tenant.until_phase("after", "Succeeded").await.unwrap();
-    assert_eq!(main_container(&pod).container_id, told.container_statuses.unwrap()[0].container_id, "it ran once");
+    assert_eq!(main_container(&pod).container_id, reported.container_statuses.unwrap()[0].container_id, "it ran once");
     tenant.api::<Pod>().delete("after", &DeleteParams::default()).await.unwrap();
     tenant.until("after", "gone", gone).await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 /// The agent is killed at any moment of a pod's life, and the pod reaches its end.
@@ -337,7 +337,7 @@ async fn killed_agent_resumes_every_pod() {
         tenant.until(&name, "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
     }
     until_stopped(&tenant).await;
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 fn manifest(seconds: u32) -> String {
@@ -358,7 +358,7 @@ fn manifest(seconds: u32) -> String {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn static_pod_has_a_mirror_pod() {
-    let cluster = Cluster::join().await.unwrap();
+    let cluster = Cluster::shared().await.unwrap();
     let node = Arc::new(ClusterNode::start(&cluster, json!({})).await.unwrap());
     let file = node.node.manifests.join("fixed.json");
     std::fs::write(&file, manifest(3600)).unwrap();
@@ -405,15 +405,15 @@ async fn static_pod_has_a_mirror_pod() {
 
     std::fs::remove_file(&file).unwrap();
     until_gone(&pods, &name).await.unwrap();
-    Arc::into_inner(node).unwrap().finish(&cluster).await.unwrap();
+    Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
-/// On the host's network a pod's end is told when its processes are dead; its sandbox goes when the node is quiet, and
-/// with it nothing changes but the condition.
+/// On the host's network the final status is sent when the processes have exited; the sandbox is stopped when the node is
+/// idle, which changes the condition PodReadyToStartContainers only.
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn host_network_sandbox_is_stopped_after_the_final_status() {
-    let tenant = Tenant::move_in("pod-burial").await.unwrap();
+    let tenant = Tenant::new_namespace("sandbox-teardown").await.unwrap();
     let folder = folder(&tenant);
     let mut pod = shell_in(&tenant, &folder, "until test -e $DIR/end; do sleep 0.1; done; exit 3");
     pod["hostNetwork"] = json!(true);
@@ -425,17 +425,17 @@ async fn host_network_sandbox_is_stopped_after_the_final_status() {
         std::fs::write(folder.join("end"), "").unwrap();
         (!is_true(pod, "Ready")).then(|| pod.clone())
     };
-    let told = tenant.until("once", "failed", ends).await.unwrap();
-    assert_eq!(status(&told).phase.as_deref(), Some("Failed"));
+    let reported = tenant.until("once", "failed", ends).await.unwrap();
+    assert_eq!(status(&reported).phase.as_deref(), Some("Failed"));
     let end = |pod: &Pod| main_container(pod).state.clone().and_then(|state| state.terminated).unwrap();
-    assert_eq!(end(&told).exit_code, 3);
+    assert_eq!(end(&reported).exit_code, 3);
     let stopped = |pod: Option<&Pod>| pod.filter(|pod| !is_true(pod, "PodReadyToStartContainers")).cloned();
-    let buried = tenant.until("once", "a pod without a sandbox", stopped).await.unwrap();
-    assert_eq!(status(&buried).phase.as_deref(), Some("Failed"));
-    let (before, after) = (end(&told), end(&buried));
+    let stopped = tenant.until("once", "a pod without a sandbox", stopped).await.unwrap();
+    assert_eq!(status(&stopped).phase.as_deref(), Some("Failed"));
+    let (before, after) = (end(&reported), end(&stopped));
     assert_eq!(
         (before.exit_code, before.reason, before.container_id),
         (after.exit_code, after.reason, after.container_id)
     );
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }

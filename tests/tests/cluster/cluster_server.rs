@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use keblet_tests::cluster::PATIENCE;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use serde_json::Value;
 
@@ -11,13 +11,13 @@ use serde_json::Value;
 async fn proxied(tenant: &Tenant, path: &str) -> String {
     let path = format!("/api/v1/nodes/{}/proxy{path}", tenant.node.name());
     let answer = tenant.kubectl().ok(&["get", "--raw", &path]).await;
-    answer.unwrap_or_else(|error| panic!("{path}: {error:#}\n{}", tenant.node.last_words()))
+    answer.unwrap_or_else(|error| panic!("{path}: {error:#}\n{}", tenant.node.log_excerpt()))
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn api_server_proxy_reaches_every_endpoint() {
-    let tenant = Tenant::move_in("pages").await.unwrap();
+    let tenant = Tenant::new_namespace("pages").await.unwrap();
     tenant.pod("web", tenant.shell("sleep 1000")).await.unwrap();
     let pod = tenant.until_ready("web").await.unwrap();
     assert_eq!(proxied(&tenant, "/healthz").await, "ok");
@@ -53,7 +53,7 @@ async fn api_server_proxy_reaches_every_endpoint() {
         let page = proxied(&tenant, path).await;
         assert!(page.contains(wanted), "{path} has no {wanted}:\n{page}");
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 /// An account, with a role that may `get` this subresource of nodes if there is one; its token.
@@ -66,14 +66,14 @@ async fn account(tenant: &Tenant, name: &str, subresource: &str) -> String {
         kubectl.ok(&["create", "clusterrole", &role, "--verb=get", &resource]).await.unwrap();
         let (to, whom) = (format!("--clusterrole={role}"), format!("--serviceaccount={account}"));
         kubectl.ok(&["create", "clusterrolebinding", &role, &to, &whom]).await.unwrap();
-        // The authorizer learns of it by a watch of its own; the agent remembers what it was told before.
+        // The authorizer learns of it by a watch of its own; the agent caches earlier answers.
         let (what, whom) = (format!("--subresource={subresource}"), format!("--as=system:serviceaccount:{account}"));
         let may = async {
             while kubectl.run(&["auth", "can-i", "get", "nodes", &what, &whom]).await.unwrap().code != 0 {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, may).await.expect("the role counts");
+        tokio::time::timeout(TIMEOUT, may).await.expect("the role counts");
     }
     kubectl.ok(&["create", "token", name]).await.unwrap().trim().to_owned()
 }
@@ -81,7 +81,7 @@ async fn account(tenant: &Tenant, name: &str, subresource: &str) -> String {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn bearer_tokens_are_authorised_by_rbac() {
-    let tenant = Tenant::move_in("tokens").await.unwrap();
+    let tenant = Tenant::new_namespace("tokens").await.unwrap();
     let authority = std::fs::read(&tenant.node.access.client_ca).unwrap();
     let client = reqwest::Client::builder()
         .tls_certs_only([reqwest::Certificate::from_pem(&authority).unwrap()])
@@ -94,7 +94,7 @@ async fn bearer_tokens_are_authorised_by_rbac() {
             Some(token) => request.bearer_auth(token),
             None => request,
         };
-        let answer = request.send().await.unwrap_or_else(|error| panic!("{error:?}\n{}", tenant.node.last_words()));
+        let answer = request.send().await.unwrap_or_else(|error| panic!("{error:?}\n{}", tenant.node.log_excerpt()));
         (answer.status().as_u16(), answer.text().await.unwrap())
     };
     assert_eq!(ask("/pods", None).await, (401, "Unauthorized".to_owned()));
@@ -118,5 +118,5 @@ async fn bearer_tokens_are_authorised_by_rbac() {
             assert_eq!(status, expected, "{path} with {subresource}: {body}");
         }
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn logs_follow_a_container_until_exit() {
-    let tenant = Tenant::move_in("logs").await.unwrap();
+    let tenant = Tenant::new_namespace("logs").await.unwrap();
     // Speaks when the file comes, so that what is followed is certainly new.
     let script = "for n in 1 2 3; do echo old $n; done; echo to stderr >&2; \
                   until test -e /tmp/go; do sleep 0.05; done; echo new; exit 0";
@@ -27,7 +27,7 @@ async fn logs_follow_a_container_until_exit() {
     let kubectl = tenant.kubectl();
     let mut follower = kubectl.start(&["logs", "-f", "talker"]).unwrap();
     for old in ["old 3\n", "to stderr\n"] {
-        follower.until_said(old).await.unwrap();
+        follower.until_output(old).await.unwrap();
     }
     kubectl.ok(&["exec", "talker", "--", "touch", "/tmp/go"]).await.unwrap();
     let (code, said) = follower.ended().await.unwrap();
@@ -40,13 +40,13 @@ async fn logs_follow_a_container_until_exit() {
     let stamped = kubectl.ok(&["logs", "talker", "--timestamps", "--tail=1"]).await.unwrap();
     let (stamp, line) = stamped.split_once(' ').unwrap();
     assert!(stamp.ends_with('Z') && stamp.contains('T') && line == "new\n", "{stamped}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn previous_logs_are_kept_after_a_crash() {
-    let tenant = Tenant::move_in("previous").await.unwrap();
+    let tenant = Tenant::new_namespace("previous").await.unwrap();
     let script = "test -e /marks/once && { echo second run; sleep 3600; }; touch /marks/once; echo first run; exit 1";
     let mut pod = tenant.shell(script);
     pod["volumes"] = json!([{ "name": "marks", "emptyDir": {} }]);
@@ -60,17 +60,17 @@ async fn previous_logs_are_kept_after_a_crash() {
     assert_eq!(last.unwrap().terminated.unwrap().exit_code, 1);
     let kubectl = tenant.kubectl();
     assert_eq!(kubectl.ok(&["logs", "crasher", "--previous"]).await.unwrap(), "first run\n");
-    kubectl.start(&["logs", "-f", "crasher"]).unwrap().until_said("second run\n").await.unwrap();
+    kubectl.start(&["logs", "-f", "crasher"]).unwrap().until_output("second run\n").await.unwrap();
     assert_eq!(kubectl.ok(&["logs", "crasher"]).await.unwrap(), "second run\n");
     let said = kubectl.run(&["logs", "crasher", "-c", "nobody"]).await.unwrap();
     assert!(said.code != 0 && said.err.contains("nobody"), "{said:?}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn exec_passes_streams_and_exit_codes() {
-    let tenant = Tenant::move_in("exec").await.unwrap();
+    let tenant = Tenant::new_namespace("exec").await.unwrap();
     tenant.pod("shell", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("shell").await.unwrap();
     let kubectl = tenant.kubectl();
@@ -84,20 +84,20 @@ async fn exec_passes_streams_and_exit_codes() {
     assert_eq!(here.out.trim(), input.len().to_string());
     let said = kubectl.run(&["exec", "shell", "--", "no-such-program"]).await.unwrap();
     assert!(said.code != 0 && said.err.contains("no-such-program"), "{said:?}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 /// Types into a shell of the pod, interrupts what runs there and not the shell, and ends it.
 pub async fn on_a_terminal(kubectl: &Kubectl, pod: &str) {
     let mut session = kubectl.start_on_terminal(&["exec", "-it", pod, "--", "sh"]).unwrap();
-    session.until_said("#").await.unwrap();
-    session.say("test -t 0 && echo is$((1+1))terminal\n").await.unwrap();
-    session.until_said("is2terminal").await.unwrap();
-    session.say("echo sleeping$((1+3)); sleep 3600\n").await.unwrap();
-    session.until_said("sleeping4").await.unwrap();
+    session.until_output("#").await.unwrap();
+    session.send("test -t 0 && echo is$((1+1))terminal\n").await.unwrap();
+    session.until_output("is2terminal").await.unwrap();
+    session.send("echo sleeping$((1+3)); sleep 3600\n").await.unwrap();
+    session.until_output("sleeping4").await.unwrap();
     // More than once if need be: while the shell is only about to start what is to be interrupted, it hears nothing.
-    session.ask_until_said("\u{3}echo still$((1+2))here\n", "still3here").await.unwrap();
-    session.say("exit 5\n").await.unwrap();
+    session.send_until_output("\u{3}echo still$((1+2))here\n", "still3here").await.unwrap();
+    session.send("exit 5\n").await.unwrap();
     let (code, said) = session.ended().await.unwrap();
     assert_eq!(code, 5, "{said}");
 }
@@ -105,19 +105,19 @@ pub async fn on_a_terminal(kubectl: &Kubectl, pod: &str) {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn exec_allocates_a_terminal() {
-    let tenant = Tenant::move_in("terminal").await.unwrap();
+    let tenant = Tenant::new_namespace("terminal").await.unwrap();
     tenant.pod("shell", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("shell").await.unwrap();
     for kubectl in [tenant.kubectl(), tenant.kubectl().without_websockets()] {
         on_a_terminal(&kubectl, "shell").await;
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn attach_joins_a_running_container() {
-    let tenant = Tenant::move_in("attach").await.unwrap();
+    let tenant = Tenant::new_namespace("attach").await.unwrap();
     let mut pod = tenant.shell("while read line; do echo heard $line; done; echo silence");
     pod["restartPolicy"] = json!("Never");
     pod["containers"][0]["stdin"] = json!(true);
@@ -125,12 +125,12 @@ async fn attach_joins_a_running_container() {
     tenant.pod("listener", pod).await.unwrap();
     tenant.until_ready("listener").await.unwrap();
     let mut session = tenant.kubectl().start(&["attach", "-i", "listener"]).unwrap();
-    session.ask_until_said("you\n", "heard you").await.unwrap();
+    session.send_until_output("you\n", "heard you").await.unwrap();
     session.close_input();
     tenant.until_phase("listener", "Succeeded").await.unwrap();
     let (_, said) = session.ended().await.unwrap();
     assert!(said.contains("silence"), "{said}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 /// Copies this much to the pod and back.
@@ -148,26 +148,26 @@ pub async fn copy_there_and_back(kubectl: &Kubectl, pod: &str, length: usize) {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn cp_copies_files_in_both_directions() {
-    let tenant = Tenant::move_in("cp").await.unwrap();
+    let tenant = Tenant::new_namespace("cp").await.unwrap();
     tenant.pod("box", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("box").await.unwrap();
     for kubectl in [tenant.kubectl(), tenant.kubectl().without_websockets()] {
         copy_there_and_back(&kubectl, "box", 1 << 20).await;
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn port_forward_passes_connections() {
-    let tenant = Tenant::move_in("forward").await.unwrap();
+    let tenant = Tenant::new_namespace("forward").await.unwrap();
     let mut pod = tenant.shell("");
     pod["containers"][0]["image"] = json!(PROBE_IMAGE);
     pod["containers"][0]["command"] = json!(["/probe", "web"]);
     tenant.pod("web", pod).await.unwrap();
     tenant.until_listening("web", 8080).await.unwrap();
     let mut session = tenant.kubectl().start(&["port-forward", "pod/web", ":8080"]).unwrap();
-    let said = session.until_said("-> 8080").await.unwrap();
+    let said = session.until_output("-> 8080").await.unwrap();
     let port: u16 = said.split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     for _ in 0..3 {
         let talk = async {
@@ -180,13 +180,13 @@ async fn port_forward_passes_connections() {
         let answer = tokio::time::timeout(Duration::from_secs(20), talk).await.unwrap();
         assert!(answer.starts_with("HTTP/1.") && answer.contains(" 200 "), "{answer:?} {}", session.said());
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn debug_adds_a_container_to_a_running_pod() {
-    let tenant = Tenant::move_in("debug").await.unwrap();
+    let tenant = Tenant::new_namespace("debug").await.unwrap();
     let mut pod = tenant.shell("");
     pod["containers"][0]["image"] = json!(PROBE_IMAGE);
     pod["containers"][0]["command"] = json!(["/probe", "web"]);
@@ -208,5 +208,5 @@ async fn debug_adds_a_container_to_a_running_pod() {
     // The pod itself is as it was.
     let pod = tenant.until_ready("web").await.unwrap();
     assert_eq!(pod.status.unwrap().container_statuses.unwrap()[0].restart_count, 0);
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }

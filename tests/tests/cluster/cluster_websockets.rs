@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::Node;
 use keblet_tests::cluster::Cluster;
 use keblet_tests::cluster::ClusterNode;
 use keblet_tests::cluster::Kubectl;
-use keblet_tests::cluster::PATIENCE;
 use keblet_tests::cluster::Session;
+use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use kube::Api;
 use serde_json::Value;
@@ -27,8 +27,8 @@ const FEATURE: &str = "ExtendWebSocketsToKubelet";
 const GROWTH_KIB: u64 = 24 << 10;
 
 /// A node of the test's own, so that all sessions it counts are the test's.
-async fn move_in(name: &str, changes: Value) -> Tenant {
-    let cluster = Cluster::join().await.unwrap();
+async fn new_namespace(name: &str, changes: Value) -> Tenant {
+    let cluster = Cluster::shared().await.unwrap();
     let node = Arc::new(ClusterNode::start(&cluster, changes).await.unwrap());
     let tenant = Tenant::on(cluster, node, name).await.unwrap();
     tenant.pod("shell", tenant.shell("sleep 3600")).await.unwrap();
@@ -36,9 +36,9 @@ async fn move_in(name: &str, changes: Value) -> Tenant {
     tenant
 }
 
-async fn move_out(tenant: Tenant) {
-    let (cluster, node) = tenant.move_out().await.unwrap();
-    Arc::into_inner(node).unwrap().finish(&cluster).await.unwrap();
+async fn delete_namespace(tenant: Tenant) {
+    let (cluster, node) = tenant.delete_namespace().await.unwrap();
+    Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
 /// How many sessions the node itself has spoken WebSocket with: commands, attaching, ports.
@@ -68,7 +68,7 @@ async fn declared_features(tenant: &Tenant) -> Option<Vec<String>> {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn exec_uses_websockets_to_the_node() {
-    let tenant = move_in("websocket-exec", json!({})).await;
+    let tenant = new_namespace("websocket-exec", json!({})).await;
     assert!(declared_features(&tenant).await.unwrap().iter().any(|one| one == FEATURE));
     let kubectl = tenant.kubectl();
     let mut sessions = 0;
@@ -81,14 +81,14 @@ async fn exec_uses_websockets_to_the_node() {
     assert_eq!((said.code, said.out.as_str()), (42, "out\n"));
     assert!(said.err.starts_with("err\n") && said.err.contains("exit code 42"), "{said:?}");
     let said = exec(&["-i"], "cat; echo over; exit 7", "input\n").await;
-    assert_eq!((said.code, said.out.as_str()), (7, "input\nover\n"), "the end of the input is told: {said:?}");
+    assert_eq!((said.code, said.out.as_str()), (7, "input\nover\n"), "the end of the input is reported: {said:?}");
     let much: String = std::iter::repeat_with(fastrand::alphanumeric).take(8 << 20).collect();
     let said = exec(&["-i"], "tee /tmp/much", &much).await;
     assert!(said.code == 0 && said.out == much, "{}: {} bytes of {}", said.code, said.out.len(), much.len());
     let said = exec(&["-i"], "md5sum </tmp/much; md5sum", &much).await;
     let sums: Vec<&str> = said.out.lines().collect();
     assert!(sums.len() == 2 && sums[0] == sums[1], "{said:?}");
-    // Not much: containerd hangs now and then when a command ends that was told more than it took.
+    // Not much: containerd hangs now and then when a command exits before it has read all of its input.
     let said = exec(&["-i"], "echo enough; exit 9", "untaken\n").await;
     assert_eq!(
         (said.code, said.out.as_str()),
@@ -110,13 +110,13 @@ async fn exec_uses_websockets_to_the_node() {
     let said = old.run_with(&["exec", "-i", "shell", "--", "sh", "-c", "cat; exit 3"], "input\n").await.unwrap();
     assert_eq!((said.code, said.out.as_str()), (3, "input\n"), "{said:?}");
     assert_eq!(counted(&tenant).await, [sessions, 0, 0], "an older client is carried as it is");
-    move_out(tenant).await;
+    delete_namespace(tenant).await;
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn attach_uses_websockets_to_the_node() {
-    let tenant = move_in("websocket-attach", json!({})).await;
+    let tenant = new_namespace("websocket-attach", json!({})).await;
     let mut pod = tenant.shell("while read line; do echo heard $line; echo beside >&2; done; echo silence");
     pod["restartPolicy"] = json!("Never");
     pod["containers"][0]["stdin"] = json!(true);
@@ -124,8 +124,8 @@ async fn attach_uses_websockets_to_the_node() {
     tenant.pod("listener", pod.clone()).await.unwrap();
     tenant.until_ready("listener").await.unwrap();
     let mut session = tenant.kubectl().start(&["attach", "-i", "listener"]).unwrap();
-    session.ask_until_said("you\n", "heard you").await.unwrap();
-    session.until_said("beside").await.unwrap();
+    session.send_until_output("you\n", "heard you").await.unwrap();
+    session.until_output("beside").await.unwrap();
     session.close_input();
     tenant.until_phase("listener", "Succeeded").await.unwrap();
     let (_, said) = session.ended().await.unwrap();
@@ -137,16 +137,16 @@ async fn attach_uses_websockets_to_the_node() {
     tenant.pod("terminal", pod).await.unwrap();
     tenant.until_ready("terminal").await.unwrap();
     let mut session = tenant.kubectl().start(&["attach", "-i", "terminal"]).unwrap();
-    session.ask_until_said("you\n", "heard you").await.unwrap();
+    session.send_until_output("you\n", "heard you").await.unwrap();
     drop(session);
     let mut session = tenant.kubectl().start_on_terminal(&["attach", "-it", "terminal"]).unwrap();
-    session.ask_until_said("again\n", "heard again").await.unwrap();
-    session.say("\u{4}").await.unwrap();
+    session.send_until_output("again\n", "heard again").await.unwrap();
+    session.send("\u{4}").await.unwrap();
     tenant.until_phase("terminal", "Succeeded").await.unwrap();
     let (_, said) = session.ended().await.unwrap();
     assert!(said.contains("silence"), "{said}");
     assert_eq!(counted(&tenant).await, [0, 3, 0]);
-    move_out(tenant).await;
+    delete_namespace(tenant).await;
 }
 
 /// The ports on this machine that lead to the pod's.
@@ -156,7 +156,7 @@ async fn forward(kubectl: &Kubectl, ports: &[u16]) -> (Session, Vec<u16>) {
     let mut session = kubectl.start(&arguments.collect::<Vec<_>>()).unwrap();
     let mut local = Vec::new();
     for port in ports {
-        let said = session.until_said(&format!("-> {port}\n")).await.unwrap();
+        let said = session.until_output(&format!("-> {port}\n")).await.unwrap();
         let line = said
             .lines()
             .find(|line| line.starts_with("Forwarding from 127.0.0.1:") && line.ends_with(&port.to_string()));
@@ -175,14 +175,14 @@ async fn there_and_back(port: u16, length: usize) {
         let (sent, got) = tokio::join!(write.write_all(&all), read.read_exact(&mut returned));
         sent.and(got.map(|_| ())).unwrap();
     };
-    timeout(PATIENCE, talk).await.expect("in time");
+    timeout(TIMEOUT, talk).await.expect("in time");
     assert!(returned == all, "{length} bytes came back changed");
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn port_forward_uses_websockets_to_the_node() {
-    let tenant = move_in("websocket-ports", json!({})).await;
+    let tenant = new_namespace("websocket-ports", json!({})).await;
     let script = "nc -ll -p 9001 -e cat & nc -ll -p 9002 -e cat & sleep 3600";
     tenant.pod("echo", tenant.shell(script)).await.unwrap();
     for port in [9001, 9002] {
@@ -198,14 +198,14 @@ async fn port_forward_uses_websockets_to_the_node() {
             there_and_back(both[1], 1),
         );
         assert_eq!(counted(&tenant).await, [0, 0, expected], "one session for all connections");
-        // Nobody listens there, which is told all the way back: kubectl gives up.
+        // No process listens there; the refusal reaches kubectl, which exits.
         let mut refused = TcpStream::connect(("127.0.0.1", local[2])).await.unwrap();
-        let ended = timeout(PATIENCE, refused.read_to_end(&mut Vec::new())).await;
+        let ended = timeout(TIMEOUT, refused.read_to_end(&mut Vec::new())).await;
         assert!(ended.is_ok(), "{}", session.said());
         let (code, said) = session.ended().await.unwrap();
         assert!(code != 0 && said.contains("9003"), "{code}: {said}");
     }
-    move_out(tenant).await;
+    delete_namespace(tenant).await;
 }
 
 #[tokio::test]
@@ -221,7 +221,7 @@ async fn websocket_feature_can_be_disabled() {
         "RestartAllContainersOnContainerExits": false,
     });
     for (name, gates, declared) in [("no-websocket", gate, true), ("no-features", all, false)] {
-        let tenant = move_in(name, json!({ "featureGates": gates })).await;
+        let tenant = new_namespace(name, json!({ "featureGates": gates })).await;
         let features = declared_features(&tenant).await;
         assert_eq!(features.is_some(), declared, "{features:?}");
         assert!(!features.unwrap_or_default().iter().any(|one| one == FEATURE));
@@ -233,27 +233,27 @@ async fn websocket_feature_can_be_disabled() {
         let (_session, local) = forward(&tenant.kubectl(), &[9001]).await;
         there_and_back(local[0], 1 << 20).await;
         assert_eq!(counted(&tenant).await, [0; 3]);
-        move_out(tenant).await;
+        delete_namespace(tenant).await;
     }
 }
 
-/// A client that goes takes its streams along; a runtime that goes is told of.
+/// Streams end with their client; a runtime that exits is reported to the client.
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn session_ends_when_client_or_runtime_exits() {
-    let tenant = move_in("websocket-ends", json!({})).await;
+    let tenant = new_namespace("websocket-ends", json!({})).await;
     let kubectl = tenant.kubectl();
     let script = "echo ready; cat; touch /tmp/over";
     let mut session = kubectl.start(&["exec", "-i", "shell", "--", "sh", "-c", script]).unwrap();
-    session.until_said("ready").await.unwrap();
+    session.until_output("ready").await.unwrap();
     drop(session);
     let over = "until test -e /tmp/over; do sleep 0.1; done";
     kubectl.ok(&["exec", "shell", "--", "sh", "-c", over]).await.unwrap();
 
     // Nobody takes what this one says, so nobody reads that it is gone.
     let mut session = kubectl.start(&["exec", "-i", "shell", "--", "sh", "-c", "echo ready; sleep 3600"]).unwrap();
-    session.until_said("ready").await.unwrap();
-    let flood = async { while session.say(&"more ".repeat(10_000)).await.is_ok() {} };
+    session.until_output("ready").await.unwrap();
+    let flood = async { while session.send(&"more ".repeat(10_000)).await.is_ok() {} };
     assert!(timeout(Duration::from_secs(2), flood).await.is_err(), "somebody takes it");
     assert_eq!(in_flight(&tenant).await, 1);
     drop(session);
@@ -262,18 +262,18 @@ async fn session_ends_when_client_or_runtime_exits() {
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     };
-    timeout(PATIENCE, ended).await.expect("the session of a client that is gone ends");
+    timeout(TIMEOUT, ended).await.expect("the session of a client that is gone ends");
 
     let mut session = kubectl.start(&["exec", "-i", "shell", "--", "sh", "-c", "echo ready; cat"]).unwrap();
-    session.until_said("ready").await.unwrap();
+    session.until_output("ready").await.unwrap();
     tenant.node.kill_runtime().unwrap();
-    let said = session.until_said("Internal error occurred").await.unwrap();
+    let said = session.until_output("Internal error occurred").await.unwrap();
     assert!(said.contains("the runtime"), "{said}");
     let (code, said) = session.ended().await.unwrap();
     assert_ne!(code, 0, "{said}");
     tenant.node.start_runtime().unwrap();
     tenant.node.until_ready(&tenant.cluster).await.unwrap();
-    move_out(tenant).await;
+    delete_namespace(tenant).await;
 }
 
 /// A number in kB of `/proc/PID/status`.
@@ -286,7 +286,7 @@ fn kib(pid: u32, field: &str) -> u64 {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn stalled_clients_hold_bounded_memory_and_block_no_other_client() {
-    let tenant = move_in("websocket-slow", json!({})).await;
+    let tenant = new_namespace("websocket-slow", json!({})).await;
     let kubectl = tenant.kubectl();
     kubectl.ok(&["exec", "shell", "--", "true"]).await.unwrap();
     let pid = tenant.node.agent_pid().unwrap();
@@ -298,7 +298,7 @@ async fn stalled_clients_hold_bounded_memory_and_block_no_other_client() {
         .map(|_| kubectl.start(&["exec", "shell", "--", "sh", "-c", "echo ready; seq 1 4000000"]).unwrap())
         .collect();
     for session in &mut slow {
-        session.until_said("ready").await.unwrap();
+        session.until_output("ready").await.unwrap();
         session.suspend().unwrap();
     }
     let said = kubectl.ok(&["exec", "shell", "--", "sh", "-c", "sleep 5; seq 1 100000"]).await.unwrap();
@@ -319,5 +319,5 @@ async fn stalled_clients_hold_bounded_memory_and_block_no_other_client() {
             said.get(said.len() - 300..)
         );
     }
-    move_out(tenant).await;
+    delete_namespace(tenant).await;
 }

@@ -45,7 +45,7 @@ fn workload(app: &str, spec: Value) -> Value {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn deployment_rolls_out_scales_and_is_deleted() {
-    let tenant = Tenant::move_in("deployment").await.unwrap();
+    let tenant = Tenant::new_namespace("deployment").await.unwrap();
     let spec = json!({ "replicas": 3, "template": web(&tenant, "web") });
     tenant.create::<Deployment>(workload("web", spec)).await.unwrap();
     let available = |wanted: i32, generation: i64| {
@@ -79,13 +79,13 @@ async fn deployment_rolls_out_scales_and_is_deleted() {
     tenant.until("web", "two pods of the new template", available(2, 2)).await.unwrap();
 
     deployments.delete("web", &DeleteParams::background()).await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn job_retries_failed_pods_and_completes() {
-    let tenant = Tenant::move_in("job").await.unwrap();
+    let tenant = Tenant::new_namespace("job").await.unwrap();
     // Fails once in each pod's folder on the node, so the second pod of each index succeeds.
     let mut pod =
         tenant.shell("test -e /marks/$JOB_COMPLETION_INDEX || { touch /marks/$JOB_COMPLETION_INDEX; exit 3; }");
@@ -123,13 +123,13 @@ async fn job_retries_failed_pods_and_completes() {
         let expected = if phase == "Succeeded" { (0, "Completed") } else { (3, "Error") };
         assert_eq!((ended.exit_code, ended.reason.as_deref().unwrap()), expected, "{phase}");
     }
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn cron_job_runs_on_schedule_and_on_demand() {
-    let tenant = Tenant::move_in("cron").await.unwrap();
+    let tenant = Tenant::new_namespace("cron").await.unwrap();
     let mut pod = tenant.shell("echo tick");
     pod["restartPolicy"] = json!("OnFailure");
     let cron = json!({
@@ -147,13 +147,13 @@ async fn cron_job_runs_on_schedule_and_on_demand() {
     // One whole minute at most.
     let ticked = |cron: Option<&CronJob>| cron?.status.as_ref()?.last_successful_time.clone();
     tenant.until("tick", "a scheduled run that succeeded", ticked).await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn daemon_set_replaces_its_deleted_pod() {
-    let tenant = Tenant::move_in("daemon").await.unwrap();
+    let tenant = Tenant::new_namespace("daemon").await.unwrap();
     tenant.create::<DaemonSet>(workload("agent", json!({ "template": web(&tenant, "agent") }))).await.unwrap();
     let available = |set: Option<&DaemonSet>| {
         let status = set?.status.as_ref()?;
@@ -166,13 +166,13 @@ async fn daemon_set_replaces_its_deleted_pod() {
     pods.delete(&name, &DeleteParams::default()).await.unwrap();
     tenant.until(&name, "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
     tenant.until("agent", "another pod available", available).await.unwrap();
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn stateful_set_starts_in_order_behind_a_headless_service() {
-    let tenant = Tenant::move_in("stateful").await.unwrap();
+    let tenant = Tenant::new_namespace("stateful").await.unwrap();
     let service = json!({
         "metadata": { "name": "db" },
         "spec": { "clusterIP": "None", "selector": { "app": "db" }, "ports": [{ "name": "http", "port": 8080 }] },
@@ -212,13 +212,13 @@ async fn stateful_set_starts_in_order_behind_a_headless_service() {
     tenant.until("db-1", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
     tenant.until("db", "one ready pod", ready(1)).await.unwrap();
     assert_eq!(created("db-0").await.metadata.uid, first.metadata.uid);
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn pod_reads_config_map_token_and_downward_fields() {
-    let tenant = Tenant::move_in("config").await.unwrap();
+    let tenant = Tenant::new_namespace("config").await.unwrap();
     let map = json!({ "metadata": { "name": "settings" }, "data": { "colour": "green", "file.txt": "from the map" } });
     tenant.create::<ConfigMap>(map).await.unwrap();
     let script = "echo $COLOUR; cat /settings/file.txt; echo; cat /var/run/secrets/kubernetes.io/serviceaccount/namespace; \
@@ -241,5 +241,5 @@ async fn pod_reads_config_map_token_and_downward_fields() {
         ("green", "from the map", tenant.namespace.as_str(), "reader")
     );
     assert!(lines[3].trim().parse::<u32>().unwrap() > 20, "the token's header: {said}");
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }

@@ -7,11 +7,11 @@
 
 mod config;
 mod cri;
+mod host_resources;
 mod network;
 mod processes;
 mod runtime;
 mod shared;
-mod traces;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ use anyhow::bail;
 use clap::Parser;
 use keblet_peers::Answer;
 use keblet_peers::Cache;
-use keblet_peers::Remains;
+use keblet_peers::CleanupReport;
 use keblet_peers::orders;
 use keblet_peers::say;
 use serde_json::Value;
@@ -52,7 +52,7 @@ struct Arguments {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     match supervise(Arguments::parse()).await {
-        Ok(remains) if remains.left.is_empty() => ExitCode::SUCCESS,
+        Ok(report) if report.remaining.is_empty() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("private-containerd: {error:#}");
@@ -61,7 +61,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn supervise(arguments: Arguments) -> Result<Remains> {
+async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
     // Before anything exists, so that no signal can end us between making a thing and knowing of it.
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
@@ -73,14 +73,14 @@ async fn supervise(arguments: Arguments) -> Result<Remains> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    let remains = Remains { left: runtime.clean_up().await };
-    for left in &remains.left {
+    let report = CleanupReport { remaining: runtime.clean_up().await };
+    for left in &report.remaining {
         eprintln!("private-containerd: left behind: {left}");
     }
     served?;
     // The user may be gone, and then nobody reads this.
-    let _ = say(&remains);
-    Ok(remains)
+    let _ = say(&report);
+    Ok(report)
 }
 
 /// Starts the runtime and follows orders until they end.

@@ -26,10 +26,10 @@ use tokio::time::timeout;
 use crate::config;
 use crate::config::Layout;
 use crate::cri::Cri;
+use crate::host_resources::HostResources;
 use crate::network;
 use crate::processes::Process;
 use crate::shared::SharedFolders;
-use crate::traces::Traces;
 
 const START_DEADLINE: Duration = Duration::from_secs(30);
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ impl Runtime {
         self.shared = Some(SharedFolders::enter()?);
         write(&self.layout.config(), &config::containerd(&self.layout, &self.cache))?;
         write(&self.layout.cni_list(), &config::cni(&self.layout))?;
-        Traces::of(&self.layout).create_cgroups()?;
+        HostResources::of(&self.layout).create_cgroups()?;
         network::create(&self.layout, &self.cache).await?;
         let ready = self.start().await?;
         self.import_images().await?;
@@ -124,8 +124,8 @@ impl Runtime {
         }
         let mut failures = self.remove_pods().await;
         self.stop().await;
-        let traces = Traces::of(&self.layout);
-        failures.extend(traces.remove().await);
+        let resources = HostResources::of(&self.layout);
+        failures.extend(resources.remove().await);
         if let Err(error) = network::remove(&self.layout, &self.cache).await {
             failures.push(format!("{error:#}"));
         }
@@ -133,7 +133,7 @@ impl Runtime {
             failures.extend(shared.leave());
         }
         // A failed call matters only if it left something; what is left is looked for afresh.
-        let mut left = traces.left();
+        let mut left = resources.remaining();
         if network::exists(&self.layout) {
             left.push(format!("network interface {}", self.layout.bridge));
         }

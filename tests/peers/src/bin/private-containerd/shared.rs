@@ -13,7 +13,7 @@ use anyhow::Result;
 use nix::fcntl::Flock;
 use nix::fcntl::FlockArg;
 
-use crate::traces::hierarchies;
+use crate::host_resources::hierarchies;
 
 /// Where a node agent links the logs of containers for log collectors.
 pub const LOG_LINKS: &str = "/var/log/containers";

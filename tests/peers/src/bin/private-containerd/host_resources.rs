@@ -24,14 +24,14 @@ use crate::shared::LOG_LINKS;
 const DYING_DEADLINE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
-/// The traces of one runtime.
-pub struct Traces {
+/// The resources of one runtime.
+pub struct HostResources {
     dir: PathBuf,
     socket: PathBuf,
     cgroup_root: String,
 }
 
-impl Traces {
+impl HostResources {
     /// Those of a runtime with this layout.
     pub fn of(layout: &Layout) -> Self {
         Self { dir: layout.dir.clone(), socket: layout.socket(), cgroup_root: layout.cgroup_root.clone() }
@@ -83,7 +83,7 @@ impl Traces {
     }
 
     /// What is still there.
-    pub fn left(&self) -> Vec<String> {
+    pub fn remaining(&self) -> Vec<String> {
         let mut left: Vec<String> = self.processes().into_iter().map(|pid| format!("process {pid}")).collect();
         left.extend(self.mounts().iter().map(|mount| format!("mount {}", mount.display())));
         left.extend(
