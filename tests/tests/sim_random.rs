@@ -167,7 +167,7 @@ impl Scenario<'_> {
         if !sandboxes.iter().all(known) {
             return Some("an old sandbox is left".to_owned());
         }
-        let Some(uid) = uid else { return None };
+        let uid = uid?;
         let ready = sandboxes.iter().filter(|s| s.state() == PodSandboxState::SandboxReady).count();
         if ready != usize::from(!runs(name).is_empty()) {
             return Some(format!("{ready} ready sandboxes"));
