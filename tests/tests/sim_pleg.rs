@@ -445,6 +445,56 @@ async fn exit_in_a_shared_pid_namespace_waits_for_the_runtime() {
     assert!(sim.trace(|l| l.live("host", "main").is_none()), "nothing of it lived when it was told dead");
 }
 
+/// A container that shares the PID namespace of its pod or of the host proves nothing by the end of its init. But that end
+/// is a reason to inspect the pod: a lost event is noticed after a second, not with the next relist.
+#[tokio::test(start_paused = true)]
+async fn a_lost_exit_event_in_a_shared_pid_namespace_is_noticed_by_the_pidfd() {
+    use keblet_proto::cri::v1::NamespaceMode;
+    for mode in [NamespaceMode::Node, NamespaceMode::Pod] {
+        let (sim, mut client) = node();
+        let harness = awake(&sim, SensorSet { probes: false, ..SensorSet::ALL }).await;
+        let mut config = sandbox("shared", 0);
+        let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
+        security.namespace_options.as_mut().expect("set").pid = mode.into();
+        let pod = client.run_sandbox(config).await.expect("sandbox");
+        let mut main = container("main", 0, "exit 3 5s");
+        let security = main.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
+        security.namespace_options.as_mut().expect("set").pid = mode.into();
+        let id = client.launch(&pod, main).await.expect("launch");
+        harness.pleg.inspect(&uid("shared")).await.expect("view");
+        assert_eq!(cached(&harness, "shared", &id), Some(ContainerState::Running));
+        sim.faults(|f| f.events = EventFaults { lost: 1.0, ..EventFaults::default() });
+        assert!(harness.seen.until(secs(8), |seen| seen.deaths(&id) == 1).await, "{mode:?}");
+        let lag = latency(&sim, &harness, &id);
+        assert!((ms(45)..ms(1100)).contains(&lag), "a hint, confirmed by an inspection: {lag:?}");
+        let settled = harness.seen.inspections();
+        sleep(secs(120)).await;
+        assert_eq!(harness.seen.inspections(), settled, "nothing is left to look for");
+    }
+}
+
+/// A runtime that goes on saying "running" after the end of such an init is inspected a bounded number of times.
+#[tokio::test(start_paused = true)]
+async fn an_exit_hint_that_the_runtime_does_not_confirm_expires() {
+    let (sim, mut client) = node();
+    let harness = awake(&sim, SensorSet { probes: false, ..SensorSet::ALL }).await;
+    let mut config = sandbox("shared", 0);
+    let host = keblet_proto::cri::v1::NamespaceMode::Node.into();
+    let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
+    security.namespace_options.as_mut().expect("set").pid = host;
+    let pod = client.run_sandbox(config).await.expect("sandbox");
+    let mut main = container("main", 0, "exit 3 5s");
+    let security = main.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
+    security.namespace_options.as_mut().expect("set").pid = host;
+    sim.set_exit_report(secs(250));
+    client.launch(&pod, main).await.expect("launch");
+    harness.pleg.inspect(&uid("shared")).await.expect("view");
+    let before = harness.seen.inspections();
+    sleep(secs(200)).await;
+    let inspections = harness.seen.inspections() - before;
+    assert!((3..=8).contains(&inspections), "{inspections} inspections");
+}
+
 #[tokio::test(start_paused = true)]
 async fn reused_pid_does_not_prove_an_exit() {
     let (sim, mut client) = node();
@@ -515,7 +565,7 @@ async fn idle_pods_cost_no_calls() {
     let before = sim.trace(Trace::total);
     sleep(secs(600)).await;
     let calls = sim.trace(Trace::total) - before;
-    assert!(calls <= 6, "two periodic lists in ten minutes, nothing per pod: {calls} calls");
+    assert_eq!(calls, 4, "two periodic lists in ten minutes, nothing per pod");
 }
 
 /// A process may die of memory before any snapshot shows its container. The kill is told once its owner is known.

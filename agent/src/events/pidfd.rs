@@ -1,4 +1,4 @@
-//! Pinning container inits by pidfd: the machine's own [`ProcessWatch`].
+//! Watches init processes of containers by pidfd: the machine's own [`ProcessWatch`].
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,25 +10,25 @@ use super::process::ProcessWatch;
 use super::sensors::Sensor;
 use super::sensors::SensorBoard;
 use super::sensors::SensorState;
-use crate::kernel::hierarchy::Hierarchy;
+use crate::cgroups::Hierarchy;
 use crate::kernel::pidfd;
 use crate::kernel::pidfd::PinError;
 use crate::kernel::pidfd::PinnedProcess;
 use crate::model::ContainerId;
 
-/// How often, and after what first delay (doubled each time), a dead process is asked for its exit code: the kernel
-/// tells once the runtime's shim has reaped it.
+/// How often, and after what first delay (doubled each time), the exit code of an ended process is read: the kernel
+/// reports it once the runtime's shim has reaped it.
 const CODE_ATTEMPTS: u32 = 5;
 const CODE_DELAY: Duration = Duration::from_millis(1);
 
-/// Pins through pidfds.
+/// Watches through pidfds.
 pub struct PidfdWatch {
     hierarchy: Hierarchy,
     board: SensorBoard,
-    /// A probe tells exit codes: no need to ask the pidfd for them.
+    /// A probe reports exit codes: no need to read them from the pidfd.
     codes_from_probe: bool,
-    /// The runtime's pids have proven to be pids of our own PID namespace. Until then "no such process" proves
-    /// nothing: agent and runtime may count differently.
+    /// The runtime's pids were seen to be pids of the agent's own PID namespace. Until then "no such process" proves
+    /// nothing.
     trusted: AtomicBool,
 }
 
@@ -39,26 +39,25 @@ impl PidfdWatch {
         Self { hierarchy, board, codes_from_probe, trusted: AtomicBool::new(false) }
     }
 
-    fn judge(&self, process: PinnedProcess, id: &ContainerId) -> Pinned {
+    fn watch(&self, process: PinnedProcess, id: &ContainerId) -> Pinned {
         let path = process.cgroup_path(&self.hierarchy).unwrap_or_default();
         if !path.split('/').any(|part| part.contains(id.as_str())) {
             return Pinned::Ineligible(format!(
-                "process {} lies in cgroup {path}, not in its container's",
+                "process {} is in cgroup {path}, not in its container's",
                 process.pid()
             ));
         }
-        if !process.is_pid_ns_init() {
-            return Pinned::Ineligible(format!("process {} does not lead a PID namespace of its own", process.pid()));
-        }
+        let is_init = process.is_pid_ns_init();
         self.trusted.store(true, Relaxed);
-        let ask = !self.codes_from_probe;
-        Pinned::Watching(Box::pin(async move {
+        let read_code = is_init && !self.codes_from_probe;
+        let gone = Box::pin(async move {
             if let Err(error) = process.gone().await {
-                tracing::warn!(pid = process.pid(), %error, "waiting for a pidfd failed; the runtime's word is awaited");
+                tracing::warn!(pid = process.pid(), %error, "cannot wait for a pidfd; waiting for the runtime's event");
                 std::future::pending::<()>().await;
             }
-            Gone { exit_code: if ask { exit_code(&process).await } else { None } }
-        }))
+            Gone { exit_code: if read_code { exit_code(&process).await } else { None } }
+        });
+        if is_init { Pinned::Watching(gone) } else { Pinned::Hint(gone) }
     }
 }
 
@@ -75,7 +74,7 @@ async fn exit_code(process: &PinnedProcess) -> Option<i32> {
 impl ProcessWatch for PidfdWatch {
     fn pin(&self, pid: u32, id: &ContainerId) -> Pinned {
         match pidfd::pin(pid) {
-            Ok(process) => self.judge(process, id),
+            Ok(process) => self.watch(process, id),
             Err(PinError::AlreadyGone { .. }) if self.trusted.load(Relaxed) => Pinned::Gone,
             Err(error @ PinError::System { .. }) => {
                 self.board.set(Sensor::Pidfd, SensorState::Degraded(error.to_string()));

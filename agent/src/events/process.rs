@@ -1,39 +1,41 @@
-//! The seam to the kernel's processes: pinning a container's init so that its death can be proven.
+//! Interface to the kernel's processes: watches the init process of a container.
 
 use std::future::Future;
 use std::pin::Pin;
 
 use crate::model::ContainerId;
 
-/// Resolves when the pinned process is gone: no longer running, its files closed, its PID namespace empty. Dropping
-/// it unpins.
+/// Resolves when the process is gone: ended, its files closed, its PID namespace empty if it was its init. Dropping it
+/// ends the watch.
 pub type GoneFuture = Pin<Box<dyn Future<Output = Gone> + Send>>;
 
-/// A pinned process is gone.
+/// A watched process is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gone {
-    /// Exit code (128 + signal for signals), where the kernel tells through the pidfd.
+    /// Exit code (128 + signal for signals), where the kernel reports it through the pidfd.
     pub exit_code: Option<i32>,
 }
 
-/// What came of pinning.
+/// Result of watching a process.
 pub enum Pinned {
-    /// The process lives (or has only just died): wait for it.
+    /// The process lives (or has only just ended), and with it end all processes of the container.
     Watching(GoneFuture),
+    /// The process lives, but other processes of the container may outlive it: its end is a hint, not a proof.
+    Hint(GoneFuture),
     /// No process with that pid exists, or it is another one: the init is already gone.
     Gone,
-    /// It cannot be pinned, or its death would prove nothing.
+    /// It cannot be watched, or does not belong to the container.
     Ineligible(String),
 }
 
-/// Pins processes. Implemented by the machine's kernel and by simulations.
+/// Watches processes. Implemented by the machine's kernel and by simulations.
 pub trait ProcessWatch: Send + Sync + 'static {
-    /// Pins `pid`, which the runtime names as the init process of the running container `id`. Checks after pinning
-    /// that the process lies in the container's own cgroup and leads its own PID namespace. Must not block.
+    /// Watches `pid`, which the runtime reported as the init process of the running container `id`. Checks that the
+    /// process is in the container's own cgroup, and whether it is the init of its own PID namespace. Must not block.
     fn pin(&self, pid: u32, id: &ContainerId) -> Pinned;
 }
 
-/// For agents without kernel sensors.
+/// Watches nothing: the pidfd sensor is off.
 pub struct NoProcessWatch;
 
 impl ProcessWatch for NoProcessWatch {

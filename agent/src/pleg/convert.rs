@@ -1,4 +1,4 @@
-//! CRI messages to the model's words. Pure.
+//! Converts CRI messages to the model's types. Pure.
 
 use keblet_proto::cri::v1;
 
@@ -29,7 +29,7 @@ pub(super) fn state(raw: i32) -> ContainerState {
     }
 }
 
-/// One container status, with the init process where the runtime told.
+/// One container status, with its init process where the runtime reported it.
 pub(super) fn container(status: v1::ContainerStatus, pid: Option<u32>, sandbox_id: SandboxId) -> ContainerStatus {
     let state = state(status.state);
     let exited = state == ContainerState::Exited;
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_back_what_the_agent_wrote_into_annotations() {
+    fn parses_the_annotations_written_by_the_agent() {
         let status = v1::ContainerStatus {
             id: "c1".into(),
             state: v1::ContainerState::ContainerExited as i32,
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_in_annotations_and_info_counts_as_missing() {
+    fn invalid_annotations_count_as_missing() {
         let status = v1::ContainerStatus {
             state: 99,
             annotations: [(HASH, "zz"), (RESTART_COUNT, "-1")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),

@@ -1,8 +1,7 @@
-//! Proven deaths over snapshots: what the kernel knows before the runtime says so. Pure.
+//! Applies exits that the kernel proved to snapshots in which the runtime does not report them yet. Pure.
 //!
-//! A dead process never runs again, so a death is laid over every later snapshot that still says "running" until the
-//! runtime confirms it, or until the contradiction has lasted too long to be the runtime's usual lag; then the
-//! runtime wins.
+//! An exit is applied to every later snapshot with the container running until the runtime confirms it, or until the
+//! contradiction has lasted longer than [`CONTRADICTION`]; then the runtime wins.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,22 +11,22 @@ use crate::model::ContainerState;
 use crate::model::PodSnapshot;
 use crate::model::ProvenDeath;
 
-/// A runtime that still says "running" this long after a proven death contradicts the kernel. containerd needs about
-/// 45 ms on an idle machine; a starved one needs seconds.
+/// A runtime that still reports a container as running for so long contradicts the kernel. containerd needs about 45 ms
+/// on an idle machine, and seconds on a busy one.
 pub(super) const CONTRADICTION: Duration = Duration::from_secs(15);
 
-/// What laying deaths over a snapshot led to.
+/// Result of applying exits to a snapshot.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Overlay {
-    /// Deaths the runtime has now confirmed, or whose container is gone: forget them.
+    /// Exits that the runtime has confirmed, or whose container was removed.
     pub settled: Vec<ContainerId>,
-    /// Deaths the runtime still denies after [`CONTRADICTION`].
+    /// Exits that the runtime has not confirmed within [`CONTRADICTION`].
     pub contradicted: Vec<ContainerId>,
-    /// Deaths still waiting for the runtime.
+    /// Some exits are not confirmed yet.
     pub pending: bool,
 }
 
-/// Lays `deaths` over `snapshot`. `finished_at` tells the wall-clock nanoseconds of a death.
+/// Applies `deaths` to `snapshot`. `finished_at` returns the wall-clock time of an exit in nanoseconds.
 pub(super) fn overlay_exits(
     snapshot: &mut PodSnapshot,
     deaths: &HashMap<ContainerId, ProvenDeath>,
@@ -67,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_outlives_stale_snapshots_until_confirmed() {
+    fn an_exit_is_applied_until_the_runtime_confirms_it() {
         let now = Instant::now();
         let deaths = HashMap::from([(ContainerId::from("a"), death(now))]);
 
@@ -83,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_wins_a_long_contradiction() {
+    fn a_long_contradiction_is_decided_for_the_runtime() {
         let now = Instant::now();
         let deaths = HashMap::from([(ContainerId::from("a"), death(now))]);
         let later = now + CONTRADICTION + Duration::from_millis(1);

@@ -1,4 +1,4 @@
-//! Old snapshot against new snapshot: lifecycle events, by the table of the generic PLEG. Pure.
+//! Lifecycle events between two snapshots, by the table of the generic PLEG (`computeEvents` of the kubelet). Pure.
 
 use crate::model::ContainerId;
 use crate::model::ContainerState;
@@ -12,9 +12,9 @@ pub struct Change {
     pub id: ContainerId,
     /// Name in the spec; empty for sandboxes.
     pub name: String,
-    /// What happened.
+    /// The event.
     pub kind: LifecycleKind,
-    /// Exit code, where the new snapshot tells.
+    /// Exit code, if the new snapshot contains it.
     pub exit_code: Option<i32>,
 }
 

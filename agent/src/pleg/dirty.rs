@@ -1,5 +1,5 @@
-//! Pods with news, coalesced: the way from the PLEG to the sync loop. Bounded by the number of pods; a pod with many
-//! events is in it once, because the events' content is in the cache.
+//! The set of changed pods, from the PLEG to the sync loop. Bounded by the number of pods: a pod with many events is in it
+//! once, since their content is in the cache.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::model::PodUid;
 
-/// A set of pods that something is known of. Cheap to clone.
+/// A set of changed pods. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct DirtyPods {
     pods: Arc<Mutex<IndexSet<PodUid>>>,
@@ -24,7 +24,7 @@ impl DirtyPods {
         self.wake.notify_one();
     }
 
-    /// Waits until there is at least one pod and takes them all, oldest news first. Cancelling loses nothing.
+    /// Waits until there is at least one pod and takes them all, in the order of their first change. Cancel-safe.
     pub async fn take(&self) -> Vec<PodUid> {
         loop {
             let pods = std::mem::take(&mut *self.pods.lock().unwrap_or_else(PoisonError::into_inner));
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn news_of_one_pod_coalesce_in_order() {
+    async fn changes_of_one_pod_coalesce_in_order() {
         let dirty = DirtyPods::default();
         for uid in ["b", "a", "b"] {
             dirty.mark(PodUid::from(uid));

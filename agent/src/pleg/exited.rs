@@ -1,6 +1,5 @@
-//! Exits that the runtime's events tell themselves. An exited container never runs again, so its final status may be
-//! put into the cached snapshot as it comes, without asking: the same licence as a proven death, by the runtime's own
-//! word. Anything else in an event is a hint.
+//! Exits contained in events of the runtime. An exited container never runs again, so its final status is put into the
+//! cached snapshot without an inspection. Everything else in an event is a hint.
 
 use std::time::Duration;
 
@@ -15,19 +14,19 @@ use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::Source;
 
-/// An event tells of one container; whether others changed unheard is looked up this much later, unless the pod's
-/// worker has looked by then.
+/// An event describes one container; the pod is inspected after this delay in case others changed, unless its worker has
+/// inspected it by then.
 const VERIFY: Duration = Duration::from_secs(1);
 
 impl PlegTask {
-    /// The cache has this container as running, or as dead by the kernel's word alone.
+    /// The cached container is running, or exited without confirmation by the runtime.
     pub(super) fn runs(&self, uid: &PodUid, id: &str) -> bool {
         let snapshot = self.records.get(uid).and_then(|record| record.snapshot.as_ref());
         let container = snapshot.and_then(|s| s.containers.iter().find(|c| c.id.as_str() == id));
         container.is_some_and(|c| c.state == ContainerState::Running || c.proven.is_some())
     }
 
-    /// Reads the termination message that belongs to an exit, off the loop.
+    /// Reads the termination message of an exit in a task of its own.
     pub(super) fn take_exit(&mut self, uid: PodUid, status: v1::ContainerStatus) {
         let snapshot = self.records.get(&uid).and_then(|record| record.snapshot.as_ref());
         let known = snapshot.and_then(|s| s.containers.iter().find(|c| c.id.as_str() == status.id));
@@ -44,7 +43,7 @@ impl PlegTask {
         });
     }
 
-    /// Puts the exit into the cached snapshot, unless a later look has found more.
+    /// Puts the exit into the cached snapshot, unless a later inspection has superseded it.
     pub(super) fn on_exited(&mut self, uid: &PodUid, container: ContainerStatus) {
         if !self.runs(uid, container.id.as_str()) {
             return;
@@ -65,7 +64,7 @@ impl PlegTask {
     }
 }
 
-/// An inspection that began before an exit was told may still say "running": what was seen to have exited stays so.
+/// An inspection that began before an exit event may still contain "running": exited containers stay exited.
 pub(super) fn keep_exits(known: &PodSnapshot, snapshot: &mut PodSnapshot) {
     for container in &mut snapshot.containers {
         let before = known.by_id(&container.id);
@@ -84,13 +83,13 @@ mod tests {
     use crate::pleg::testing::snapshot;
 
     #[test]
-    fn an_exit_is_not_taken_back_by_an_older_look() {
+    fn an_exit_is_not_reverted_by_an_older_inspection() {
         let now = Instant::now();
         let known = snapshot(now, vec![container("a", "web", ContainerState::Exited)]);
         let running = |id: &str| container(id, "web", ContainerState::Running);
         let mut late = snapshot(now, vec![running("b"), running("a")]);
         keep_exits(&known, &mut late);
         assert_eq!(late.containers[1].state, ContainerState::Exited);
-        assert_eq!(late.containers[0].state, ContainerState::Running, "another instance is another matter");
+        assert_eq!(late.containers[0].state, ContainerState::Running, "another instance is not affected");
     }
 }

@@ -1,4 +1,4 @@
-//! What other rooms hold: reading the cache, asking for an inspection.
+//! Handle for other modules: reads the pod cache, requests inspections.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::model::PodUid;
 /// The published snapshots. Only the PLEG task writes.
 pub(super) type Published = Arc<RwLock<HashMap<PodUid, Arc<PodSnapshot>>>>;
 
-/// Asks waiting for the task.
+/// Commands queued for the task.
 pub(super) const COMMAND_CAPACITY: usize = 1024;
 
-/// A pod could not be looked at.
+/// A pod was not inspected.
 #[derive(Clone, Debug, Error)]
 pub enum InspectError {
     /// The runtime failed.
@@ -39,15 +39,15 @@ pub enum InspectError {
 pub(super) type Reply = oneshot::Sender<Result<Arc<PodSnapshot>, InspectError>>;
 
 pub(super) enum Command {
-    /// Any snapshot taken since the agent started will do.
+    /// Any snapshot taken since the agent started.
     View(PodUid, Reply),
-    /// A snapshot sampled from now on; these containers have just been started.
+    /// A snapshot sampled from now on; these containers were just started.
     Inspect(PodUid, Vec<ContainerId>, Reply),
-    /// The pod's worker begins to act: its own inspection will follow.
+    /// The pod's worker begins to act and will request an inspection afterwards.
     Acting(PodUid),
 }
 
-/// Reads the pod cache and asks for inspections. Cheap to clone.
+/// Reads the pod cache and requests inspections. Cheap to clone.
 #[derive(Clone)]
 pub struct PlegHandle {
     pub(super) published: Published,
@@ -56,7 +56,7 @@ pub struct PlegHandle {
 }
 
 impl PlegHandle {
-    /// The cached snapshot, without waiting. `None` does not mean that the runtime knows nothing of the pod.
+    /// The cached snapshot, without waiting. `None` does not mean that the runtime has nothing of the pod.
     pub fn cached(&self, uid: &PodUid) -> Option<Arc<PodSnapshot>> {
         self.published.read().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
     }
@@ -66,8 +66,11 @@ impl PlegHandle {
         self.published.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// The cached snapshot, or an empty one if a list of all pods has shown that the runtime knows nothing of this
-    /// pod. Waits for the first such list. Enough for a worker that has not acted yet.
+    /// The cached snapshot, or an empty one if a relist did not contain the pod. Waits for the first relist. For a worker
+    /// that has not acted yet.
+    ///
+    /// # Errors
+    /// The runtime returned an error, or the PLEG has stopped.
     pub async fn view(&self, uid: &PodUid) -> Result<Arc<PodSnapshot>, InspectError> {
         if let Some(snapshot) = self.cached(uid) {
             return Ok(snapshot);
@@ -75,24 +78,30 @@ impl PlegHandle {
         self.ask(|reply| Command::View(uid.clone(), reply)).await
     }
 
-    /// A snapshot sampled after this call was made. Fails when the runtime does.
+    /// A snapshot sampled after this call.
+    ///
+    /// # Errors
+    /// The runtime returned an error, or the PLEG has stopped.
     pub async fn inspect(&self, uid: &PodUid) -> Result<Arc<PodSnapshot>, InspectError> {
         self.inspect_with(uid, Vec::new()).await
     }
 
-    /// The same for a worker that has just started `fresh`: their statuses are asked for beside the lists.
+    /// [`Self::inspect`] for a worker that has just started `fresh`: their statuses are requested beside the lists.
+    ///
+    /// # Errors
+    /// The runtime returned an error, or the PLEG has stopped.
     pub async fn inspect_with(&self, uid: &PodUid, fresh: Vec<ContainerId>) -> Result<Arc<PodSnapshot>, InspectError> {
         self.ask(|reply| Command::Inspect(uid.clone(), fresh, reply)).await
     }
 
-    /// Tells that the pod's worker is about to act and will ask for an inspection afterwards: until then hints about
-    /// this pod need no inspection of their own.
+    /// The pod's worker is about to act and will request an inspection afterwards: until then hints about this pod cause
+    /// no inspection.
     pub async fn acting(&self, uid: &PodUid) {
-        // A stopped PLEG needs no telling.
+        // Fails only after the PLEG has stopped.
         let _ = self.commands.send(Command::Acting(uid.clone())).await;
     }
 
-    /// Waits for pods with news.
+    /// Waits for changed pods and takes them. Cancel-safe.
     pub async fn changed_pods(&self) -> Vec<PodUid> {
         self.dirty.take().await
     }

@@ -1,8 +1,7 @@
-//! Asking the runtime about pods: the only way (besides proven death) for state to enter the cache.
+//! Inspections: with exits, the only way for state to enter the cache.
 //!
-//! One inspection is two filtered lists and then a status call for whatever the lists say has changed: an instance
-//! that was exited stays as it was, one that was and is running too. The sample time is taken before the lists, so a
-//! snapshot never claims to know more than it does.
+//! One inspection is two filtered lists and then a status call for each instance that changed: one that was exited, or was
+//! and is running, is reused. The sample time is taken before the lists.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -26,14 +25,14 @@ use crate::runtime::ContainerInspection;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 
-/// What the lists say of one pod.
+/// Listed objects of one pod.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Listing {
     pub sandboxes: Vec<v1::PodSandbox>,
     pub containers: Vec<v1::Container>,
 }
 
-/// Lists every pod the runtime knows, by UID. Objects without a pod UID are not ours and ignored.
+/// Lists all pods of the runtime, by UID. Objects without a pod UID are ignored.
 pub(super) async fn list_all(runtime: &Runtime) -> Result<(Instant, HashMap<PodUid, Listing>), RuntimeError> {
     let sampled_at = Instant::now();
     let (sandboxes, containers) = futures_util::try_join!(
@@ -67,7 +66,7 @@ pub(super) async fn list_one(runtime: &Runtime, uid: &PodUid) -> Result<(Instant
     Ok((sampled_at, Listing { sandboxes, containers }))
 }
 
-/// True if `listing` tells nothing that `known` does not already say.
+/// True if `listing` contains nothing new compared to `known`.
 pub(super) fn agrees(listing: &Listing, known: &PodSnapshot) -> bool {
     listing.sandboxes.len() == known.sandboxes.len()
         && listing.containers.len() == known.containers.len()
@@ -75,18 +74,18 @@ pub(super) fn agrees(listing: &Listing, known: &PodSnapshot) -> bool {
         && listing.containers.iter().all(|c| reusable_container(c, known).is_some())
 }
 
-/// Statuses asked for beside the lists, by container id.
+/// Statuses requested beside the lists, by container id.
 pub(super) type PrefetchedStatuses = HashMap<String, ContainerInspection>;
 
-/// Asks for containers that the lists will surely show as new. What cannot be had is asked for again later.
+/// Requests the statuses of containers that the lists will contain as new. Failed requests are repeated later.
 pub(super) async fn prefetch_statuses(runtime: &Runtime, ids: Vec<ContainerId>) -> PrefetchedStatuses {
     let asked = ids.iter().map(|id| async { (id.to_string(), runtime.container_status(id.as_str(), true).await.ok()) });
     let answers = futures_util::future::join_all(asked).await;
     answers.into_iter().filter_map(|(id, answer)| Some((id, answer?))).collect()
 }
 
-/// Completes a listing to a snapshot. `previous` and `early` save calls: an older snapshot of the same pod, and
-/// statuses asked for after `sampled_at`.
+/// Completes a listing to a snapshot. `previous` (an older snapshot) and `early` (statuses requested after `sampled_at`)
+/// save calls.
 pub(super) async fn complete(
     runtime: &Runtime,
     uid: &PodUid,
@@ -161,8 +160,8 @@ async fn sandbox_status(
     }
 }
 
-/// Verbose, because only then the runtime tells the pid that proves deaths; asked once per running instance. One that
-/// was listed as created may run by now.
+/// Verbose, since only then the runtime returns the pid of the init process; once per running instance. One that was
+/// listed as created may be running by now.
 async fn container_status(
     runtime: &Runtime,
     listed: &v1::Container,
@@ -198,7 +197,7 @@ mod tests {
     use crate::runtime::tests::server::say;
     use crate::runtime::tests::server::script;
 
-    /// Runs by now, and tells its pid to whoever asks for everything.
+    /// A runtime whose container is running, and which returns its pid in verbose statuses.
     fn running() -> Runtime {
         let socket = Socket::default();
         socket.serve(script(|method, message| {
@@ -217,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_was_started_after_the_list_was_made_has_a_pid() {
+    async fn a_container_started_after_the_list_has_a_pid() {
         let listed = v1::Container {
             id: "a".to_owned(),
             state: v1::ContainerState::ContainerCreated.into(),

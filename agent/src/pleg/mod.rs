@@ -1,18 +1,18 @@
 //! Pod lifecycle event generation: the sole writer of the pod cache.
 //!
-//! Hints say where to look; an inspection (or a relist) says what is there; a proven death is laid over it. What
-//! differs from the cached snapshot becomes lifecycle events and wakes the sync loop. Refuses to know anything of
-//! pods' specs, and to change anything.
+//! Hints select pods to inspect; an inspection or a relist yields a snapshot; exits proven by the kernel are applied to it.
+//! Differences to the cached snapshot become lifecycle events and wake the sync loop. Knows no pod spec and changes
+//! nothing on the node.
 //!
 //! ```text
 //!  events::Hint ──┐
 //!  relist timer ──┼─▶ task ─▶ inspection ─▶ diff ─▶ cache ─▶ dirty pods ─▶ sync loop
-//!  pinned inits ──┤             (inspect)  (diff)  (handle)
-//!  worker's ask ──┘
+//!  pidfds ────────┤             (inspect)  (diff)  (handle)
+//!  workers ───────┘
 //! ```
 //!
-//! Order is kept by one rule: a snapshot enters only if it was sampled later than the one there. Sample times are
-//! this process' monotonic clock, taken before the runtime is asked; clocks of other processes order nothing.
+//! A snapshot enters the cache only if it was sampled later than the cached one. Sample times are taken from this process'
+//! monotonic clock before the runtime is called; time stamps of other processes are not compared.
 
 mod convert;
 mod death;

@@ -1,26 +1,26 @@
-//! What the PLEG tells whoever counts.
+//! Interface to metrics.
 
 use std::time::Duration;
 
 use crate::events::RelistReason;
 use crate::model::LifecycleEvent;
 
-/// Counts what the PLEG does. Implemented by the metrics; calls must be quick.
+/// Observes the PLEG. Implemented by the metrics; calls must not block.
 pub trait PlegObserver: Send + Sync + 'static {
-    /// A lifecycle event, with the time since it happened, where that is known.
+    /// A lifecycle event, with the time since it happened, if known.
     fn event(&self, event: &LifecycleEvent, latency: Option<Duration>);
     /// A relist ended; `interval` is the time since the one before began.
     fn relist(&self, reason: RelistReason, took: Duration, interval: Option<Duration>, ok: bool);
     /// An inspection of one pod ended.
     fn inspection(&self, took: Duration, ok: bool);
-    /// Runtime and kernel disagreed about a death.
+    /// The runtime did not confirm an exit that the kernel proved.
     fn contradiction(&self);
-    /// The kernel killed a process for want of memory: a container's init, another process of a container, or (`None`)
-    /// one of a container that is not known.
+    /// The OOM killer chose a process: a container's init (true), another process of a container (false), or one of an
+    /// unknown container (`None`).
     fn oom_kill(&self, is_init: Option<bool>);
 }
 
-/// Counts nothing.
+/// Ignores everything.
 pub struct NoObserver;
 
 impl PlegObserver for NoObserver {

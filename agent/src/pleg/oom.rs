@@ -1,5 +1,5 @@
-//! OOM kills: whose container the victim belonged to. A container may lose a process within milliseconds of its start,
-//! before any snapshot shows it; such a kill waits, bounded in number, until a snapshot does.
+//! Attributes OOM kills to containers. A process may be killed within milliseconds of its container's start, before any
+//! snapshot contains it; such kills are queued, bounded in number, until a snapshot does.
 
 use std::collections::VecDeque;
 
@@ -12,15 +12,15 @@ use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::Source;
 
-/// Kills that may wait for their container to be seen; beyond that the oldest is told without one.
+/// Queued kills; beyond that the oldest is reported without a container.
 const MAX_UNATTRIBUTED: usize = 64;
 
-/// Kills in containers that no snapshot has shown yet.
+/// Kills in containers that no snapshot contains yet.
 #[derive(Default)]
 pub(super) struct UnattributedOomKills(VecDeque<OomFacts>);
 
 impl PlegTask {
-    /// The kernel chose a victim. If it is a container's init, its death will carry the verdict.
+    /// The OOM killer chose a process. If it is a container's init, its exit will be marked as OOM-killed.
     pub(super) fn on_oom_facts(&mut self, facts: OomFacts) {
         self.exits.record_oom_victim(facts.pid);
         let snapshots = self.records.values().filter_map(|record| record.snapshot.as_ref());
@@ -40,7 +40,7 @@ impl PlegTask {
         }
     }
 
-    /// A new snapshot may show whose the waiting kills were.
+    /// Reports the queued kills whose container is in the new snapshot.
     pub(super) fn attribute_oom_kills(&mut self, uid: &PodUid) {
         if self.unattributed.0.is_empty() {
             return;

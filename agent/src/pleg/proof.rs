@@ -1,4 +1,8 @@
-//! Proving deaths: pins of container init processes, exit records of the kernel, and what both say together.
+//! Exits seen by the kernel: pidfds of container init processes, and exit records of probes.
+//!
+//! Where the init leads a PID namespace of its own, its end proves that of the container. With a host or shared PID
+//! namespace other processes may outlive it: there its end is a hint, and the pod is inspected until the runtime reports
+//! the exit, a bounded number of times.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -14,6 +18,7 @@ use super::task::PlegTask;
 use crate::events::ExitFacts;
 use crate::events::RelistReason;
 use crate::events::process::Gone;
+use crate::events::process::GoneFuture;
 use crate::events::process::Pinned;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
@@ -23,23 +28,28 @@ use crate::model::PodUid;
 use crate::model::ProvenDeath;
 use crate::model::Source;
 
-/// Exit records kept for containers that no snapshot has shown yet. An init that dies within a millisecond of its
-/// start is recorded before the runtime has even answered the start call.
+/// Exit records kept for containers that no snapshot has shown yet. An init that ends within a millisecond of its start
+/// is recorded before the runtime has answered the start call.
 const MAX_EXIT_RECORDS: usize = 4096;
 
 pub(super) type PinFuture = Pin<Box<dyn Future<Output = PinGone> + Send>>;
 
-/// A pinned init process is gone.
+/// Inspections after a hint, beginning with [`recheck_delay`]: about half a minute. Later the relist covers it.
+const HINT_RECHECKS: u32 = 6;
+
+/// A watched init process is gone.
 pub(super) struct PinGone {
     pub uid: PodUid,
     pub id: ContainerId,
     pub gone: Gone,
+    /// All processes of the container are gone with it.
+    pub is_proof: bool,
 }
 
 /// The newest exit records and OOM victims, bounded.
 #[derive(Default)]
 pub(super) struct Exits {
-    /// By container and pid: a container may hold further PID namespaces, whose inits die too.
+    /// By container and pid: a container may contain further PID namespaces, whose inits end too.
     facts: HashMap<(ContainerId, u32), ExitFacts>,
     order: VecDeque<(ContainerId, u32)>,
     oom_victims: VecDeque<u32>,
@@ -71,30 +81,27 @@ impl Exits {
 }
 
 impl PlegTask {
-    /// Pins the init process of every running container that is not pinned yet. One that is already gone is a death.
+    /// Watches the init process of every running container that is not watched yet. One that is already gone has ended.
     pub(super) fn pin_running(&mut self, uid: &PodUid, snapshot: &PodSnapshot) {
         for container in snapshot.running() {
-            let Some(pid) = container.pid.filter(|_| provable(snapshot, container)) else { continue };
+            let Some(pid) = container.pid else { continue };
             let Some(record) = self.records.get_mut(uid) else { return };
             if !record.pins.insert(container.id.clone()) {
                 continue;
             }
+            let is_proof = provable(snapshot, container);
+            let id = container.id.clone();
             match self.config.watch.pin(pid, &container.id) {
-                Pinned::Watching(gone) => {
-                    let (uid, id) = (uid.clone(), container.id.clone());
-                    self.pins.push(Box::pin(async move { PinGone { uid, id, gone: gone.await } }));
-                }
-                Pinned::Gone => {
-                    let death = self.death(container, None);
-                    self.remember_death(uid, container.id.clone(), death);
-                }
-                Pinned::Ineligible(reason) if self.exits.get(container).is_none() => {
-                    tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "death will not be proven");
-                }
+                Pinned::Watching(gone) => self.await_gone(uid, id, gone, is_proof),
+                Pinned::Hint(gone) => self.await_gone(uid, id, gone, false),
+                Pinned::Gone if is_proof => self.record_death(uid, container, None),
+                Pinned::Gone => self.record_exit_hint(uid, id),
                 // The kernel itself has recorded the end of this container's init.
-                Pinned::Ineligible(_) => {
-                    let death = self.death(container, None);
-                    self.remember_death(uid, container.id.clone(), death);
+                Pinned::Ineligible(_) if is_proof && self.exits.get(container).is_some() => {
+                    self.record_death(uid, container, None);
+                }
+                Pinned::Ineligible(reason) => {
+                    tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process is not watched");
                 }
             }
         }
@@ -103,37 +110,70 @@ impl PlegTask {
         }
     }
 
-    fn remember_death(&mut self, uid: &PodUid, id: ContainerId, death: ProvenDeath) {
+    fn await_gone(&mut self, uid: &PodUid, id: ContainerId, gone: GoneFuture, is_proof: bool) {
+        let uid = uid.clone();
+        self.pins.push(Box::pin(async move { PinGone { uid, id, gone: gone.await, is_proof } }));
+    }
+
+    fn record_death(&mut self, uid: &PodUid, container: &ContainerStatus, exit_code: Option<i32>) {
+        let death = self.death(container, exit_code);
         if let Some(record) = self.records.get_mut(uid) {
-            record.deaths.insert(id, death);
+            record.deaths.insert(container.id.clone(), death);
         }
     }
 
-    fn death(&self, container: &ContainerStatus, told: Option<i32>) -> ProvenDeath {
+    /// The container may have exited. Normally the runtime's event follows within milliseconds; if it is lost, the pod
+    /// is inspected.
+    fn record_exit_hint(&mut self, uid: &PodUid, id: ContainerId) {
+        let delay = recheck_delay(0, self.events_up());
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.exit_hints.insert(id);
+        self.recheck_later(uid, delay);
+    }
+
+    /// Drops hints that a new snapshot has answered, or that the runtime has not confirmed for too long. True if some
+    /// are left, and another inspection is due.
+    pub(super) fn settle_exit_hints(&mut self, uid: &PodUid) -> bool {
+        let Some(record) = self.records.get_mut(uid).filter(|record| !record.exit_hints.is_empty()) else {
+            return false;
+        };
+        let Some(snapshot) = record.snapshot.clone() else { return false };
+        let runs = |id: &ContainerId| snapshot.by_id(id).is_some_and(|c| c.state == ContainerState::Running);
+        record.exit_hints.retain(runs);
+        if record.rechecks >= HINT_RECHECKS && !record.exit_hints.is_empty() {
+            tracing::info!(pod = %snapshot.pod, "the runtime still reports a container as running whose init process ended");
+            record.exit_hints.clear();
+        }
+        !record.exit_hints.is_empty()
+    }
+
+    fn death(&self, container: &ContainerStatus, exit_code: Option<i32>) -> ProvenDeath {
         let now = Instant::now();
         let facts = self.exits.get(container);
         ProvenDeath {
             seen_at: now,
             kernel_age: facts.map(|f| f.at.age(now)),
-            exit_code: facts.map(|f| f.exit_code).or(told),
+            exit_code: facts.map(|f| f.exit_code).or(exit_code),
             oom_killed: facts.is_some_and(|f| self.exits.oom_victims.contains(&f.pid)),
         }
     }
 
-    /// The pidfd says "gone": the next one may start.
+    /// A pidfd became readable: the next instance may start, if that proves the container's end.
     pub(super) fn on_gone(&mut self, pinned: PinGone) {
         let Some(known) = self.records.get(&pinned.uid).and_then(|r| r.snapshot.clone()) else { return };
         let running = known.by_id(&pinned.id).filter(|c| c.state == ContainerState::Running);
         let Some(container) = running else { return };
-        let death = self.death(container, pinned.gone.exit_code);
-        self.remember_death(&pinned.uid, pinned.id, death);
+        if !pinned.is_proof {
+            return self.record_exit_hint(&pinned.uid, pinned.id);
+        }
+        self.record_death(&pinned.uid, container, pinned.gone.exit_code);
         self.republish(&pinned.uid, &known);
         let attempt = self.records.get(&pinned.uid).map_or(0, |r| r.rechecks);
         self.recheck_later(&pinned.uid, recheck_delay(attempt, self.events_up()));
     }
 
-    /// A probe's record. Explains a death that is or will be proven by the pidfd; proves nothing alone, because the
-    /// process may still hold its files.
+    /// A probe's record. Adds code and time to an exit that a pidfd proves; proves nothing alone, because the process may
+    /// still hold its files.
     pub(super) fn on_exit_facts(&mut self, facts: ExitFacts) {
         let (id, pid, code) = (facts.container.clone(), facts.pid, facts.exit_code);
         let owner = self.records.iter().find(|(_, record)| {
@@ -152,15 +192,15 @@ impl PlegTask {
         }
     }
 
-    /// The cached snapshot once more, with the deaths known by now.
+    /// Publishes the cached snapshot with the exits known by now.
     fn republish(&mut self, uid: &PodUid, known: &Arc<PodSnapshot>) {
         let mut snapshot = PodSnapshot::clone(known);
         self.overlay_pending_exits(uid, &mut snapshot);
         self.publish(uid, snapshot, Source::Kernel);
     }
 
-    /// Lays deaths over a snapshot, forgets the settled ones, and gives way to the runtime where the contradiction
-    /// has lasted. Returns true if deaths are still unconfirmed.
+    /// Applies proven exits to a snapshot, drops confirmed ones, and gives way to the runtime where the contradiction has
+    /// lasted. True if exits are still unconfirmed.
     pub(super) fn overlay_pending_exits(&mut self, uid: &PodUid, snapshot: &mut PodSnapshot) -> bool {
         let Some(record) = self.records.get_mut(uid) else { return false };
         let clock = self.config.clock;
@@ -171,7 +211,7 @@ impl PlegTask {
             record.deaths.remove(id);
         }
         for id in &overlay.contradicted {
-            tracing::warn!(pod = %snapshot.pod, id = %id, "the runtime denies a death the kernel proved; the runtime wins");
+            tracing::warn!(pod = %snapshot.pod, id = %id, "the runtime still reports a container as running whose exit the kernel proved; the runtime wins");
             self.config.observer.contradiction();
             self.relists.request(RelistReason::Contradiction, Instant::now());
         }
@@ -179,7 +219,7 @@ impl PlegTask {
     }
 }
 
-/// Deaths prove nothing where processes may outlive their init.
+/// The end of an init proves nothing where other processes may outlive it.
 fn provable(snapshot: &PodSnapshot, container: &ContainerStatus) -> bool {
     snapshot.sandboxes.iter().any(|s| s.id == container.sandbox_id && !s.shares_pid_namespace)
 }

@@ -1,4 +1,4 @@
-//! What the PLEG keeps of one pod, and when that makes another inspection due.
+//! State of one pod in the PLEG, and when another inspection is due.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -16,15 +16,15 @@ use crate::model::PodSnapshot;
 use crate::model::ProvenDeath;
 use crate::model::Source;
 
-/// Hints kept per pod; beyond that "something happened" is remembered instead of what.
+/// Hints kept per pod; beyond that they are replaced by one inspection.
 const HINTS_PER_POD: usize = 32;
 
-/// A worker that acts longer than this no longer keeps hints about its pod from being looked into.
+/// Hints cause an inspection if the worker acts for longer than this.
 pub(super) const ACTING_LIMIT: Duration = Duration::from_secs(1);
-/// The same for hints of starts alone: who starts something is the worker, and on a busy node that takes longer.
+/// The same for hints of starts alone: the worker starts containers itself, and on a busy node that takes longer.
 const STARTING_LIMIT: Duration = Duration::from_secs(10);
 
-/// A hint not yet served.
+/// A hint that no snapshot has answered yet.
 #[derive(Clone, Debug)]
 pub(super) struct PendingHint {
     pub id: ContainerId,
@@ -32,31 +32,33 @@ pub(super) struct PendingHint {
     pub at: Instant,
 }
 
-/// Somebody waits for a snapshot sampled at or after `since`.
+/// A caller that waits for a snapshot sampled at or after `since`.
 pub(super) struct Waiter {
     pub since: Instant,
     pub reply: Reply,
 }
 
-/// One pod's record. The published snapshot is `snapshot`; nobody but the task changes it.
+/// State of one pod. Only the task changes it.
 #[derive(Default)]
 pub(super) struct PodRecord {
     pub snapshot: Option<Arc<PodSnapshot>>,
-    /// Deaths the kernel proved and the runtime has not confirmed.
+    /// Exits that the kernel proved and the runtime has not confirmed.
     pub deaths: HashMap<ContainerId, ProvenDeath>,
-    /// Containers whose init is pinned, or can or must not be.
+    /// Containers whose init is watched, or cannot be.
     pub pins: HashSet<ContainerId>,
-    /// An inspection is under way, with this sample time.
+    /// Containers whose init ended without proving their exit: the runtime has yet to report it.
+    pub exit_hints: HashSet<ContainerId>,
+    /// Sample time of the inspection in progress.
     pub inflight: Option<Instant>,
-    /// Another one is due when it ends.
+    /// Another inspection is due when it ends.
     pub again: Option<Instant>,
     pub waiters: Vec<Waiter>,
-    /// Containers the worker has just started: the next inspection will need their statuses.
+    /// Containers that the worker has just started: the next inspection needs their statuses.
     pub fresh: Vec<ContainerId>,
     pub hints: Vec<PendingHint>,
-    /// The worker acts since then; its own inspection will follow.
+    /// The worker has been acting since then; its own inspection will follow.
     pub acting_since: Option<Instant>,
-    /// The sensor that made us look.
+    /// The sensor that caused the inspection.
     pub source: Option<Source>,
     pub recheck: Option<delay_queue::Key>,
     pub rechecks: u32,
@@ -64,7 +66,7 @@ pub(super) struct PodRecord {
 }
 
 impl PodRecord {
-    /// Remembers a hint. Too many become one.
+    /// Adds a hint. Too many are replaced by one inspection.
     pub fn hint(&mut self, hint: PendingHint) {
         if self.hints.len() >= HINTS_PER_POD {
             self.hints.clear();
@@ -74,21 +76,20 @@ impl PodRecord {
         }
     }
 
-    /// Forgets what a snapshot sampled at `sampled_at` has answered.
+    /// Drops hints that a snapshot sampled at `sampled_at` has answered.
     pub fn settle(&mut self, sampled_at: Instant) {
         let snapshot = self.snapshot.clone();
         self.hints.retain(|hint| hint.at > sampled_at && !satisfied(hint, snapshot.as_deref()));
         self.again = self.again.filter(|at| *at > sampled_at);
     }
 
-    /// Forgets hints that the present snapshot already answers.
+    /// Drops hints that the present snapshot already answers.
     pub fn settle_now(&mut self) {
         let snapshot = self.snapshot.clone();
         self.hints.retain(|hint| !satisfied(hint, snapshot.as_deref()));
     }
 
-    /// True if an inspection should start now. After a failed one only those who wait for an answer get another try
-    /// before the retry is due; hints keep.
+    /// True if an inspection should start now. After a failed one, hints wait for the retry; callers do not.
     pub fn wants_inspection(&self) -> bool {
         let retrying = self.failures > 0 && self.recheck.is_some();
         let reason_to_look = self.again.is_some() || !self.hints.is_empty();
@@ -96,19 +97,19 @@ impl PodRecord {
             && (!self.waiters.is_empty() || (self.acting_since.is_none() && !retrying && reason_to_look))
     }
 
-    /// How long unserved hints may wait for an acting worker; `None` if there are none.
+    /// How long hints may wait for an acting worker; `None` if there are none.
     pub fn hint_timeout(&self) -> Option<Duration> {
         let starts_only = self.hints.iter().all(|hint| hint.expect == Expect::Started);
         (!self.hints.is_empty()).then_some(if starts_only { STARTING_LIMIT } else { ACTING_LIMIT })
     }
 
-    /// True if nothing is known and nobody asks: the record can go.
+    /// True if the record holds nothing and can be removed.
     pub fn is_vacant(&self) -> bool {
         self.snapshot.is_none() && self.inflight.is_none() && self.waiters.is_empty() && self.acting_since.is_none()
     }
 }
 
-/// True if the snapshot already shows what the hint is about.
+/// True if the snapshot already contains what the hint announced.
 fn satisfied(hint: &PendingHint, snapshot: Option<&PodSnapshot>) -> bool {
     let Some(snapshot) = snapshot else { return hint.expect == Expect::Deleted };
     if let Some(container) = snapshot.by_id(&hint.id) {
@@ -128,14 +129,14 @@ fn satisfied(hint: &PendingHint, snapshot: Option<&PodSnapshot>) -> bool {
     }
 }
 
-/// How long to wait before looking again at a pod whose proven death the runtime has not confirmed. With the event
-/// stream up the runtime's own event comes first; without it, looking is all there is.
+/// Delay before the next inspection of a pod with an exit that the runtime has not confirmed. With the event stream up,
+/// the runtime's event normally comes first.
 pub(super) fn recheck_delay(attempt: u32, events_up: bool) -> Duration {
     let first = if events_up { Duration::from_secs(1) } else { Duration::from_millis(50) };
     first.saturating_mul(2u32.saturating_pow(attempt.min(10))).min(Duration::from_secs(10))
 }
 
-/// How long to wait after a failed inspection.
+/// Delay after a failed inspection.
 pub(super) fn retry_delay(failures: u32) -> Duration {
     Duration::from_millis(200).saturating_mul(2u32.saturating_pow(failures.min(10))).min(Duration::from_secs(10))
 }
@@ -156,15 +157,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hint_is_served_by_a_later_sample_or_by_what_it_announced() {
+    async fn a_hint_is_answered_by_a_later_sample_or_the_announced_state() {
         let now = Instant::now();
         let later = now + Duration::from_millis(5);
         let mut stale = record(ContainerState::Running, now);
         stale.hint(hint(Expect::Stopped, later));
         stale.settle(now);
-        assert!(stale.wants_inspection(), "sampled before the hint and not stopped: look again");
+        assert!(stale.wants_inspection(), "sampled before the hint and not stopped: inspect again");
         stale.settle(later + Duration::from_millis(1));
-        assert!(!stale.wants_inspection(), "sampled after the hint: inspection is truth");
+        assert!(!stale.wants_inspection(), "sampled after the hint: the inspection counts");
 
         let mut early = record(ContainerState::Running, now);
         early.hint(hint(Expect::Started, later));
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_worker_starts_is_not_news_to_it() {
+    async fn hints_of_starts_wait_longer_for_the_worker() {
         let now = Instant::now();
         let mut record = record(ContainerState::Running, now);
         assert_eq!(record.hint_timeout(), None);
@@ -193,11 +194,11 @@ mod tests {
         record.hint(PendingHint { id: ContainerId::from("b"), expect: Expect::Started, at: later });
         assert_eq!(record.hint_timeout(), Some(STARTING_LIMIT));
         record.hint(hint(Expect::Stopped, later));
-        assert_eq!(record.hint_timeout(), Some(ACTING_LIMIT), "the shortest patience counts");
+        assert_eq!(record.hint_timeout(), Some(ACTING_LIMIT), "the shortest timeout counts");
     }
 
     #[tokio::test]
-    async fn a_flood_of_hints_is_bounded_and_not_forgotten() {
+    async fn too_many_hints_become_one_inspection() {
         let now = Instant::now();
         let mut record = record(ContainerState::Running, now);
         for n in 0..1000 {

@@ -1,5 +1,5 @@
-//! Lists of all pods: the safety net. Changes nothing by itself; pods whose lists differ from the cache are
-//! inspected, pods that no list names are dropped.
+//! Relists: periodic lists of all pods. Pods that differ from the cache are inspected, pods that are not listed are
+//! removed.
 
 use std::collections::BTreeSet;
 use std::collections::HashMap;
@@ -20,10 +20,10 @@ use crate::model::Source;
 use crate::runtime::Operation;
 use crate::runtime::RuntimeError;
 
-/// When the next list is due, and what the last ones said.
+/// Schedule of relists.
 #[derive(Default)]
 pub(super) struct Relists {
-    /// Sample time of the newest successful list: whoever was not in it did not exist then.
+    /// Sample time of the newest successful relist: pods not in it did not exist then.
     pub covered_at: Option<Instant>,
     inflight: Option<(Instant, RelistReason)>,
     previous: Option<Instant>,
@@ -33,25 +33,25 @@ pub(super) struct Relists {
 }
 
 impl Relists {
-    /// Asks for a list sampled from now on.
+    /// Requests a relist sampled from now on.
     pub fn request(&mut self, reason: RelistReason, now: Instant) {
         self.wanted.insert(reason);
         self.not_before = Some(self.not_before.map_or(now, |at| at.min(now)));
     }
 
-    /// The sample time of the first list, for those who can wait for it.
+    /// Sample time of the newest or running relist, else now.
     pub fn began_or_now(&self) -> Instant {
         self.covered_at.or(self.inflight.map(|(at, _)| at)).unwrap_or_else(Instant::now)
     }
 
-    /// Forgets a list that will never end.
+    /// Drops a relist whose task ended abnormally.
     pub fn abandon(&mut self) {
         self.inflight = None;
     }
 }
 
 impl PlegTask {
-    /// When the next list is due; far away while one is under way.
+    /// When the next relist is due; in the far future while one is in progress.
     pub(super) fn relist_due(&self) -> Instant {
         let now = Instant::now();
         if self.relists.inflight.is_some() {
@@ -66,7 +66,7 @@ impl PlegTask {
         }
     }
 
-    /// Starts a list if it is due. At most one runs.
+    /// Starts a relist if it is due. At most one runs.
     pub(super) fn relist_if_due(&mut self) {
         let now = Instant::now();
         if self.relist_due() > now {
@@ -100,7 +100,7 @@ impl PlegTask {
         let now = Instant::now();
         let reason = self.relists.inflight.take().map_or(RelistReason::Period, |(_, reason)| reason);
         let interval = self.relists.previous.map(|previous| began - previous);
-        // The period is a gap between lists, so that a slow runtime is not asked all the time.
+        // The period is the pause between relists, so that a slow runtime is not called all the time.
         self.relists.previous = Some(now);
         self.config.observer.relist(reason, now - began, interval, result.is_ok());
         match result {

@@ -1,5 +1,5 @@
-//! The PLEG's loop: the only place where the cache is written. It never waits for the runtime itself; every call
-//! runs in a task of its own and comes back as a `CallResult`, so one hung pod delays only itself.
+//! The PLEG's loop, the only writer of the cache. It never waits for the runtime: every call runs in a task of its own and
+//! returns a `CallResult`, so a pod with a hung call delays only itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,21 +55,21 @@ use crate::model::Source;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 
-/// What the PLEG is made of.
+/// Parts of the PLEG.
 pub struct PlegConfig {
     /// How often all pods are listed.
     pub periods: RelistPeriods,
-    /// Inspections of single pods under way at the same time. A hung one holds its place.
+    /// Concurrent inspections of single pods. A hung one keeps its slot.
     pub parallel_inspections: usize,
-    /// Limit of one inspection; a slower runtime counts as failing for that pod.
+    /// Deadline of one inspection.
     pub inspection_timeout: Duration,
-    /// Proves deaths.
+    /// Watches init processes.
     pub watch: Arc<dyn ProcessWatch>,
-    /// Counts.
+    /// Metrics.
     pub observer: Arc<dyn PlegObserver>,
-    /// Wall clock for the finish time of proven deaths.
+    /// Wall clock for the finish time of proven exits.
     pub clock: Clock,
-    /// Sensors' states.
+    /// States of the sensors.
     pub board: SensorBoard,
 }
 
@@ -99,7 +99,7 @@ pub fn start(
     (handle, tokio::spawn(task.run(hints, commands, shutdown)))
 }
 
-/// What a spawned call brings back.
+/// Result of a spawned call.
 pub(super) enum CallResult {
     Inspected { uid: PodUid, sampled_at: Instant, result: Result<PodSnapshot, InspectError> },
     Exited { uid: PodUid, container: Box<ContainerStatus> },
@@ -136,7 +136,7 @@ impl PlegTask {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
-                // Facts before the moment they explain: an exit record tells the code of the process that is gone.
+                // Hints before pidfds: an exit record contains the exit code of the process that is gone.
                 Some(hint) = hints.recv() => self.on_hint(hint),
                 Some(pinned) = self.pins.next(), if !self.pins.is_empty() => self.on_gone(pinned),
                 Some(done) = self.work.join_next(), if !self.work.is_empty() => self.on_done(done),
@@ -186,7 +186,7 @@ impl PlegTask {
     fn on_view(&mut self, uid: PodUid, reply: Reply) {
         let record = self.records.entry(uid.clone()).or_default();
         if let Some(snapshot) = &record.snapshot {
-            // A closed receiver has lost interest.
+            // Fails if the caller was cancelled.
             let _ = reply.send(Ok(snapshot.clone()));
             return;
         }
@@ -196,14 +196,14 @@ impl PlegTask {
         }
     }
 
-    /// The runtime knows nothing of this pod, as of `sampled_at`.
+    /// Installs an empty snapshot: the pod was not listed at `sampled_at`.
     pub(super) fn install_absent(&mut self, uid: &PodUid, sampled_at: Instant) {
         let pod = crate::model::PodRef { uid: uid.clone(), namespace: "".into(), name: "".into() };
         self.install(uid, PodSnapshot::empty(pod, sampled_at));
     }
 
-    /// Inspects a pod that has unserved hints, unless its worker is acting: then its own inspection serves them, or
-    /// a recheck if that takes too long.
+    /// Inspects a pod that has hints, unless its worker is acting: then its own inspection answers them, or a recheck if
+    /// that takes too long.
     fn inspect_or_defer(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get_mut(uid) else { return };
         if let Some(limit) = record.acting_since.and_then(|_| record.hint_timeout()) {
@@ -253,12 +253,12 @@ impl PlegTask {
         });
     }
 
-    /// Runs `look` for a pod, bounded in number and time.
+    /// Runs an inspection of a pod, bounded in number and time.
     pub(super) fn spawn_inspection(
         &mut self,
         uid: &PodUid,
         began: Instant,
-        look: impl Future<Output = Result<PodSnapshot, RuntimeError>> + Send + 'static,
+        inspection: impl Future<Output = Result<PodSnapshot, RuntimeError>> + Send + 'static,
     ) {
         let Some(record) = self.records.get_mut(uid) else { return };
         record.inflight = Some(began);
@@ -270,7 +270,7 @@ impl PlegTask {
             let _slot = slots.acquire().await;
             let start = Instant::now();
             let failed = |message: String| InspectError::Runtime { uid: uid.clone(), message: message.into() };
-            let result = match tokio::time::timeout(limit, look).await {
+            let result = match tokio::time::timeout(limit, inspection).await {
                 Ok(result) => result.map_err(|error| failed(error.to_string())),
                 Err(_) => Err(failed(format!("no answer within {limit:?}"))),
             };
@@ -284,7 +284,7 @@ impl PlegTask {
             Ok(CallResult::Inspected { uid, sampled_at, result }) => self.on_inspected(&uid, sampled_at, result),
             Ok(CallResult::Exited { uid, container }) => self.on_exited(&uid, *container),
             Ok(CallResult::Listed { began, result }) => self.on_listed(began, result),
-            // Only a panic in a conversion gets here; the pods concerned are found again by the relist.
+            // A panic in a conversion; the relist inspects the pods again.
             Err(error) => {
                 tracing::error!(%error, "an inspection ended abnormally");
                 for record in self.records.values_mut() {
@@ -310,7 +310,7 @@ impl PlegTask {
                 let delay = retry_delay(record.failures);
                 for waiter in std::mem::take(&mut record.waiters) {
                     if waiter.since <= began {
-                        // A closed receiver has lost interest.
+                        // Fails if the caller was cancelled.
                         let _ = waiter.reply.send(Err(error.clone()));
                     } else {
                         record.waiters.push(waiter);
@@ -322,7 +322,7 @@ impl PlegTask {
         self.inspect_if_wanted(uid);
     }
 
-    /// The one way into the cache. Pins what runs, lays proven deaths over what the runtime says, tells what changed.
+    /// The only way into the cache. Watches running init processes, applies proven exits, reports changes.
     pub(super) fn install(&mut self, uid: &PodUid, mut snapshot: PodSnapshot) {
         let Some(record) = self.records.get(uid) else { return };
         let sampled_at = snapshot.sampled_at;
@@ -337,6 +337,7 @@ impl PlegTask {
         self.pin_running(uid, &snapshot);
         let pending = self.overlay_pending_exits(uid, &mut snapshot);
         self.publish(uid, snapshot, source);
+        let pending = self.settle_exit_hints(uid) || pending;
         self.attribute_oom_kills(uid);
         self.answer(uid, sampled_at);
         if let Some(record) = self.records.get_mut(uid).filter(|r| r.hints.is_empty() && r.again.is_none()) {
@@ -348,7 +349,7 @@ impl PlegTask {
         }
     }
 
-    /// After a successful inspection: look again only while a proven death is unconfirmed.
+    /// After a successful inspection: inspect again only while an exit is unconfirmed.
     fn schedule_confirmation(&mut self, uid: &PodUid, pending: bool) {
         let events_up = self.events_up();
         let Some(record) = self.records.get_mut(uid) else { return };
@@ -379,7 +380,7 @@ impl PlegTask {
         let Some(snapshot) = record.snapshot.clone() else { return };
         for waiter in std::mem::take(&mut record.waiters) {
             if waiter.since <= snapshot.sampled_at {
-                // A closed receiver has lost interest.
+                // Fails if the caller was cancelled.
                 let _ = waiter.reply.send(Ok(snapshot.clone()));
             } else {
                 record.waiters.push(waiter);
@@ -387,7 +388,7 @@ impl PlegTask {
         }
     }
 
-    /// Drops a pod the runtime no longer knows.
+    /// Removes a pod that the runtime no longer has.
     pub(super) fn remove_pod(&mut self, uid: &PodUid) {
         if let Some(record) = self.records.remove(uid) {
             if let Some(key) = &record.recheck {
@@ -415,14 +416,14 @@ impl PlegTask {
             };
             self.report_event(&event);
         }
-        // The worker that asked gets the snapshot itself. But it may be past deciding (tidying up, about to wait), and a
-        // death must not go by.
+        // A worker that requested the inspection gets the snapshot itself. But it may already be past its decision, and an
+        // exit must not be missed.
         if (source != Source::Worker || death) && !same_state(old, new) {
             self.dirty.mark(pod.uid.clone());
         }
     }
 
-    /// When the kernel saw it: the probe's time for a proven death, else the runtime's own record of the moment.
+    /// When it happened: the probe's time for a proven exit, else the runtime's time stamp.
     fn happened(&self, container: &ContainerStatus, kind: LifecycleKind) -> Option<KernelMoment> {
         let now = Instant::now();
         let (stamp, wall) = match (kind, &container.proven) {

@@ -1,5 +1,5 @@
-//! The termination message of an exited container: what its process left in the file mounted for it, or else the
-//! tail of its log (`terminationMessagePolicy: FallbackToLogsOnError`).
+//! The termination message of an exited container: the end of the file mounted for it, or else the end of its log
+//! (`terminationMessagePolicy: FallbackToLogsOnError`). Both are read up to a limit: the container writes them.
 
 use std::io::SeekFrom;
 use std::time::Duration;
@@ -17,20 +17,19 @@ const FILE_LIMIT: usize = 4096;
 /// Longest message taken from the log, in bytes and lines.
 const LOG_LIMIT: usize = 2048;
 const LOG_LINES: usize = 80;
-/// How much of the log file is read to find those lines: every line carries a time stamp, a stream and a tag.
+/// Bytes of the log file read to find those lines, which carry a time stamp, a stream and a tag.
 const LOG_WINDOW: u64 = 64 * 1024;
 
-/// How long a log that is to be quoted must not have grown, and how often it is looked at again at most.
+/// How long a log must not have grown, and how often it is read again at most.
 const LOG_PAUSE: Duration = Duration::from_millis(10);
 const LOG_LOOKS: u32 = 10;
 
-/// The snapshot with the termination messages of containers whose death is proven and not confirmed yet: for those who
-/// cannot wait for the look that confirms it.
+/// The snapshot with the termination messages of containers whose exit the runtime has not confirmed yet.
 pub async fn with_termination_messages(snapshot: &PodSnapshot) -> PodSnapshot {
-    let mut told = snapshot.clone();
-    let unconfirmed = told.containers.iter_mut().filter(|container| container.proven.is_some());
+    let mut snapshot = snapshot.clone();
+    let unconfirmed = snapshot.containers.iter_mut().filter(|container| container.proven.is_some());
     join_all(unconfirmed.map(append_message)).await;
-    told
+    snapshot
 }
 
 /// Appends the termination message, if there is one, to the runtime's own message.
@@ -61,7 +60,7 @@ async fn from_file(container: &ContainerStatus) -> Option<String> {
     let path = container.termination.host_path.as_deref()?;
     match tail(path, FILE_LIMIT as u64).await {
         Ok(bytes) if bytes.is_empty() => None,
-        // What is no text takes more room once it is shown as such.
+        // Replacing invalid UTF-8 makes the text longer.
         Ok(bytes) => Some(end_of(&String::from_utf8_lossy(&bytes), FILE_LIMIT).to_owned()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => Some(format!("Error on reading termination log {path}: {error}")),
@@ -75,8 +74,7 @@ async fn from_log(container: &ContainerStatus) -> String {
     }
 }
 
-/// The end of a log, once it no longer grows: a runtime may tell of the end of a container before it has written all that
-/// the container said.
+/// The end of a log, once it no longer grows: a runtime may report an exit before it has written all output.
 async fn end_of_log(path: &str) -> std::io::Result<Vec<u8>> {
     let mut bytes = tail(path, LOG_WINDOW).await?;
     for _ in 0..LOG_LOOKS {
@@ -116,7 +114,7 @@ mod tests {
     use crate::pleg::testing::container;
 
     #[tokio::test]
-    async fn takes_the_end_of_the_file_and_keeps_the_runtimes_own_words() {
+    async fn appends_the_end_of_the_file_to_the_message_of_the_runtime() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("{}end", "x".repeat(5000))).unwrap();
         let mut c = container("a", "web", ContainerState::Exited);
@@ -128,7 +126,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_that_are_no_text_do_not_push_the_end_out() {
+    async fn invalid_utf8_keeps_the_end_of_the_message() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [vec![0xff; 5000], b"end".to_vec()].concat()).unwrap();
         let mut c = container("a", "web", ContainerState::Exited);
@@ -157,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waits_for_what_the_runtime_has_still_to_write() {
+    async fn waits_until_the_runtime_has_written_the_log() {
         let log = tempfile::NamedTempFile::new().unwrap();
         let path = log.path().to_owned();
         let mut c = container("a", "web", ContainerState::Exited);

@@ -1,4 +1,4 @@
-//! Small snapshots for this room's tests.
+//! Small snapshots for tests.
 
 use tokio::time::Instant;
 

@@ -37,13 +37,11 @@ impl ProcessWatch for SimWatch {
         if process.container_id != id.as_str() {
             return Pinned::Ineligible(format!("process {pid} lies in the cgroup of {}", process.container_id));
         }
-        if !self.sim.leads_pid_namespace(id.as_str()) {
-            return Pinned::Ineligible(format!("process {pid} does not lead a PID namespace of its own"));
-        }
-        Pinned::Watching(Box::pin(async move {
+        let gone = Box::pin(async move {
             process.gone().await;
             Gone { exit_code: None }
-        }))
+        });
+        if self.sim.leads_pid_namespace(id.as_str()) { Pinned::Watching(gone) } else { Pinned::Hint(gone) }
     }
 }
 
