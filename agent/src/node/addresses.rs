@@ -1,48 +1,48 @@
-//! Which addresses the node gives itself. Pure: interfaces and the answers of DNS are arguments.
+//! Addresses of the Node. Pure: interfaces and results of DNS are arguments.
 
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::NodeAddress;
 
-/// What flags and names say.
+/// Configured addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct AddressConfig {
-    /// Name of the node, which is also its host name for others.
+    /// Name of the node, which is also its `Hostname` address.
     pub node_name: String,
-    /// `--node-ip`, as far as it can be read.
+    /// Valid entries of `--node-ip`.
     pub node_ips: Vec<IpAddr>,
-    /// `--cloud-provider=external`: others know the addresses better.
+    /// `--cloud-provider=external`: the cloud controller manager sets the addresses.
     pub external_cloud: bool,
 }
 
-/// What the network says.
+/// Addresses of the network.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Network {
     /// Addresses of the interfaces.
     pub local: Vec<IpAddr>,
-    /// What DNS has for the node's name; why it has nothing.
+    /// Result of the DNS lookup of the node's name.
     pub resolved: Result<Vec<IpAddr>, String>,
-    /// Addresses of the interfaces that default routes go through, best first.
+    /// Addresses of the interfaces of default routes, best first.
     pub default_route: Vec<IpAddr>,
 }
 
 impl Default for Network {
-    /// No interface, no route, no name.
+    /// No interface, route or name.
     fn default() -> Self {
         Self { local: Vec::new(), resolved: Ok(Vec::new()), default_route: Vec::new() }
     }
 }
 
-/// No address can be given.
+/// The node has no valid address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
-    /// The first `--node-ip` is not one of this node.
+    /// The first `--node-ip` is not an address of this node.
     #[error("failed to validate nodeIP: {0}")]
     First(#[source] Invalid),
-    /// The second one is not.
+    /// The second `--node-ip` is not an address of this node.
     #[error("failed to validate secondaryNodeIP: {0}")]
     Second(#[source] Invalid),
-    /// Nothing was configured, and nothing was found.
+    /// No address is configured or found.
     #[error("can't get ip address of node {node}. error: {reason}")]
     NotFound {
         /// Name of the node.
@@ -52,7 +52,7 @@ pub enum AddressError {
     },
 }
 
-/// Why an address cannot be the node's.
+/// Why an address is not valid for the node.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Invalid {
     /// `127.0.0.1` and the like.
@@ -72,22 +72,22 @@ pub enum Invalid {
     NotHere(String),
 }
 
-/// What to do with the addresses of the Node.
+/// Update of the addresses of the Node.
 #[derive(Clone, PartialEq, Debug)]
 pub enum AddressUpdate {
-    /// They are somebody else's.
+    /// Leave the addresses, which the cloud controller manager set.
     Keep,
-    /// They are these.
+    /// Set these addresses.
     Replace(Vec<NodeAddress>),
 }
 
 impl AddressConfig {
-    /// From `--node-ip`: entries that are no addresses are left out.
+    /// Parses `--node-ip`; invalid entries are omitted.
     pub fn parse_node_ips(flag: &str) -> Vec<IpAddr> {
         flag.split(',').filter_map(|entry| entry.trim().parse().ok()).collect()
     }
 
-    /// The addresses the flag fixes: at most one of each family, none if it only chooses the family.
+    /// The addresses of the flag: at most one of each family, none if it only selects the family.
     fn specified(&self) -> Option<&[IpAddr]> {
         Some(self.node_ips.as_slice()).filter(|ips| ips.first().is_some_and(|ip| !ip.is_unspecified()))
     }
@@ -96,20 +96,20 @@ impl AddressConfig {
         self.node_ips.first().is_some_and(IpAddr::is_ipv6)
     }
 
-    /// Name lookup and routes are asked only if neither flag nor name says it all.
+    /// DNS and routes are needed: neither flag nor name determine the address.
     pub fn needs_lookup(&self) -> bool {
         let own_name = self.node_name.parse::<IpAddr>().is_ok();
         self.specified().is_none() && !own_name && !(self.external_cloud && self.node_ips.is_empty())
     }
 
-    /// Value of the annotation `alpha.kubernetes.io/provided-node-ip`; `None` where it must not be.
+    /// Value of the annotation `alpha.kubernetes.io/provided-node-ip`; `None` if it must be absent.
     pub fn provided_node_ip(&self) -> Option<String> {
         let ips = self.specified().filter(|_| self.external_cloud)?;
         Some(ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
     }
 }
 
-/// The node's addresses. `known` are those the Node has.
+/// The node's addresses. `known` are those of the Node object.
 ///
 /// # Errors
 /// If the configured addresses are not this node's, or none was found.
@@ -146,7 +146,7 @@ fn listed(ips: &[IpAddr], hostname: &str) -> Vec<NodeAddress> {
     internal.chain([address("Hostname", hostname.to_owned())]).collect()
 }
 
-/// The name itself, if it is an address; what DNS has for it; where the default route leaves.
+/// The name itself, if it is an address; else the result of DNS; else the address of the default route.
 fn find(config: &AddressConfig, network: &Network) -> Result<IpAddr, AddressError> {
     if let Ok(ip) = config.node_name.parse() {
         return Ok(ip);
@@ -157,7 +157,7 @@ fn find(config: &AddressConfig, network: &Network) -> Result<IpAddr, AddressErro
     let from_dns = valid.iter().find(|ip| preferred(ip)).or(valid.first());
     let routes = &network.default_route;
     let from_route = || match config.node_ips.first() {
-        // An unspecified address asks for its family.
+        // An unspecified address selects its family.
         Some(_) => routes.iter().find(|ip| preferred(ip)),
         None => routes.iter().find(|ip| preferred(ip)).or(routes.first()),
     };
@@ -170,7 +170,7 @@ fn find(config: &AddressConfig, network: &Network) -> Result<IpAddr, AddressErro
     })
 }
 
-/// May this be the address of the node?
+/// Checks that an address is valid for the node.
 fn validate(ip: &IpAddr, network: &Network) -> Result<(), Invalid> {
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
@@ -186,7 +186,7 @@ fn validate(ip: &IpAddr, network: &Network) -> Result<(), Invalid> {
     }
 }
 
-/// The addresses others reach pods of the node's network by: at most one of each family, the primary one first.
+/// `hostIPs` of pods: at most one address of each family, the primary one first.
 pub fn host_ips(addresses: &[NodeAddress]) -> Vec<String> {
     let ips = |kind: &'static str| addresses.iter().filter(move |a| a.type_ == kind).map(|a| a.address.as_str());
     let mut chosen: Vec<IpAddr> = Vec::new();

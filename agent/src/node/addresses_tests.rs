@@ -76,7 +76,7 @@ fn rules_in_order() {
 }
 
 #[test]
-fn an_external_cloud_keeps_its_addresses() {
+fn addresses_of_an_external_cloud_are_kept() {
     let known = [NodeAddress { type_: "ExternalIP".to_owned(), address: "203.0.113.7".to_owned() }];
     for node_ip in ["", "192.0.2.1", "0.0.0.0"] {
         assert_eq!(outcome(&config("n", node_ip, true), &network(&[], &[]), &known), ["keep"]);
@@ -87,7 +87,7 @@ fn an_external_cloud_keeps_its_addresses() {
 }
 
 #[test]
-fn the_annotation_is_for_external_clouds() {
+fn the_annotation_is_set_with_external_clouds_only() {
     let table = [
         ("192.0.2.1", true, Some("192.0.2.1")),
         ("10.0.0.5,2001:db8::5", true, Some("10.0.0.5,2001:db8::5")),
@@ -101,7 +101,7 @@ fn the_annotation_is_for_external_clouds() {
 }
 
 #[test]
-fn names_are_looked_up_only_when_it_matters() {
+fn names_are_looked_up_only_if_needed() {
     let table = [
         ("n", "", false, true),
         ("n", "0.0.0.0", true, true),
@@ -128,9 +128,9 @@ fn host_ips_are_one_per_family() {
 }
 
 proptest! {
-    /// Whatever is given: the name comes last, and every address given is usable.
+    /// The name comes last, and every address is valid.
     #[test]
-    fn addresses_are_usable(flag in prop::sample::subsequence(LOCAL.to_vec(), 0..=2), resolved in prop::sample::subsequence(LOCAL.to_vec(), 0..=5)) {
+    fn addresses_are_valid(flag in prop::sample::subsequence(LOCAL.to_vec(), 0..=2), resolved in prop::sample::subsequence(LOCAL.to_vec(), 0..=5)) {
         let network = network(&resolved, &["10.0.0.5"]);
         let config = config("n", &flag.join(","), false);
         if let Ok(AddressUpdate::Replace(list)) = addresses(&config, &network, &[]) {

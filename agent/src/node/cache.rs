@@ -1,4 +1,4 @@
-//! The own Node as last seen, by watch or in the answer to a write. Newest version wins.
+//! Cache of the own Node, from the watch and from responses to writes. The newest version wins.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ pub struct NodeCache {
 }
 
 impl NodeCache {
-    /// Wakes on every change.
+    /// Notifies of every change.
     pub fn subscribe(&self) -> channel::Receiver<Option<Arc<Node>>> {
         self.latest.subscribe()
     }
 
-    /// The Node as last seen; `None` if it was not seen yet, or is gone.
+    /// The cached Node; `None` before the first event and after its deletion.
     pub fn current(&self) -> Option<Arc<Node>> {
         self.latest.borrow().clone()
     }
 
-    /// Takes in a Node that was seen, unless a newer one was seen before.
+    /// Stores a Node unless a newer one is cached.
     pub(super) fn offer(&self, node: Node) {
         self.latest.send_if_modified(|latest| {
             let is_newer = latest.as_ref().is_none_or(|known| version(known) < version(&node));
@@ -40,7 +40,7 @@ impl NodeCache {
         });
     }
 
-    /// The Node of this version is gone.
+    /// The Node of this version was deleted.
     fn gone(&self, deleted: u64) {
         self.latest.send_if_modified(|latest| {
             let gone = latest.as_ref().is_some_and(|known| version(known) <= deleted);
@@ -56,7 +56,7 @@ impl NodeCache {
     }
 }
 
-/// Versions of one kind of object are numbers that grow (KEP-5504).
+/// Resource versions of one kind of object are increasing numbers (KEP-5504).
 fn version(node: &Node) -> u64 {
     node.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
 }
@@ -77,7 +77,7 @@ pub async fn follow(
     }
 }
 
-/// What is known of a list that is being read.
+/// State of a list in progress.
 #[derive(Debug, Default)]
 struct Listing {
     /// Version of the cached Node when the list began.
@@ -123,8 +123,8 @@ mod tests {
         use watcher::Event::*;
         assert_eq!(seen(vec![Init, InitApply(node(9)), InitDone, Apply(node(10)), Apply(node(8))]), 10);
         assert_eq!(seen(vec![Apply(node(5)), Delete(node(6))]), 0);
-        assert_eq!(seen(vec![Apply(node(7)), Delete(node(6))]), 7, "made anew before the deletion was seen");
-        assert_eq!(seen(vec![Apply(node(5)), Init, InitDone]), 0, "gone while nobody watched");
-        assert_eq!(seen(vec![Init, Apply(node(5)), InitDone]), 5, "made while the list was read");
+        assert_eq!(seen(vec![Apply(node(7)), Delete(node(6))]), 7, "created again before the deletion was seen");
+        assert_eq!(seen(vec![Apply(node(5)), Init, InitDone]), 0, "deleted during a gap of the watch");
+        assert_eq!(seen(vec![Init, Apply(node(5)), InitDone]), 5, "created while the list was read");
     }
 }

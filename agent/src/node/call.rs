@@ -1,20 +1,21 @@
-//! Calls to the API server: each with a deadline, failures told apart, pauses between tries.
+//! Calls to the API server: deadlines, error classes, back-off.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::config::NodeConfig;
 
-/// Called when heartbeats fail repeatedly without an answer: the connection may be dead and not know it.
+/// Called when heartbeats fail repeatedly without a response: the connection may be broken (`OnHeartbeatFailure` of the
+/// kubelet, which closes all connections).
 pub type OnHeartbeatFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// A call that did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    /// The API server refused, or was not reached.
+    /// The API server returned an error, or was not reached.
     #[error(transparent)]
     Api(#[from] kube::Error),
-    /// It did not answer.
+    /// It did not respond in time.
     #[error("the API server did not answer within {0:?}")]
     Timeout(Duration),
 }
@@ -27,7 +28,7 @@ impl CallError {
         }
     }
 
-    /// The API server may not even have heard of it.
+    /// There was no response.
     pub(super) fn is_unanswered(&self) -> bool {
         self.code().is_none()
     }
@@ -36,7 +37,7 @@ impl CallError {
         self.code() == Some(404)
     }
 
-    /// The object exists already, or was written by somebody else meanwhile.
+    /// The object exists already, or was changed meanwhile.
     pub(super) fn is_conflict(&self) -> bool {
         self.code() == Some(409)
     }
@@ -46,8 +47,7 @@ impl CallError {
     }
 }
 
-/// Says that a call failed, in one line. That the API server is away or does not know us is said by whoever speaks to it,
-/// once.
+/// Logs a failed call. That the API server is unreachable or rejects the credentials is logged once by the API client.
 pub(super) fn log_failure(node: &str, what: &'static str, error: &CallError) {
     if error.is_unanswered() || error.code() == Some(401) {
         tracing::debug!(node, %error, "{what}");
@@ -56,7 +56,7 @@ pub(super) fn log_failure(node: &str, what: &'static str, error: &CallError) {
     }
 }
 
-/// Waits for a call, at most this long.
+/// Runs a call with a deadline.
 pub(super) async fn within<T>(
     timeout: Duration,
     call: impl Future<Output = Result<T, kube::Error>>,
@@ -67,13 +67,13 @@ pub(super) async fn within<T>(
     }
 }
 
-/// A heartbeat that takes longer is overtaken by the next one.
+/// Deadline of a heartbeat: the time of the next one.
 pub(super) fn heartbeat_timeout(config: &NodeConfig) -> Duration {
     let lease = Duration::from_secs(u64::try_from(config.lease_seconds).unwrap_or(40));
     config.update_period.min(lease)
 }
 
-/// Pauses that double up to seven seconds.
+/// Exponential back-off up to seven seconds.
 #[derive(Debug)]
 pub(super) struct Pauses {
     next: Duration,

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::runtime_view::RuntimeView;
 use tokio::time::Instant;
 
-/// What the node is short of.
+/// Resources under pressure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pressures {
     /// Memory.
@@ -18,7 +18,7 @@ pub struct Pressures {
     pub pid: bool,
 }
 
-/// A pressure's texts: type, reason and message while it is there, reason and message while it is not.
+/// Reason and message of a pressure condition while it is True and while it is False.
 struct Texts {
     type_: &'static str,
     under: (&'static str, &'static str),
@@ -43,18 +43,18 @@ const PID: Texts = Texts {
 
 pub(super) const READY: &str = "Ready";
 
-/// What readiness depends on, beside the runtime.
+/// Inputs of readiness beside the runtime.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Readiness<'a> {
-    /// Failing health checks, in upstream's words.
+    /// Messages of failing health checks.
     pub(super) health: &'a [String],
-    /// The machine is going down.
+    /// The node is shutting down.
     pub(super) shutting_down: bool,
-    /// The configuration accounts for local storage.
+    /// `localStorageCapacityIsolation`.
     pub(super) local_storage: bool,
 }
 
-/// Sets the three pressures. Reason and message are only written when the status turns.
+/// Sets the three pressure conditions. Reason and message are written only when the status changes.
 pub(super) fn set_pressures(status: &mut NodeStatus, pressures: Pressures, now: &Time) {
     for (texts, under) in [(MEMORY, pressures.memory), (DISK, pressures.disk), (PID, pressures.pid)] {
         let (reason, message) = if under { texts.under } else { texts.free };
@@ -70,7 +70,7 @@ pub(super) fn set_pressures(status: &mut NodeStatus, pressures: Pressures, now: 
     }
 }
 
-/// Sets Ready, whole.
+/// Sets all fields of Ready.
 pub(super) fn set_ready(status: &mut NodeStatus, runtime: &RuntimeView, rest: &Readiness<'_>, at: Instant, now: &Time) {
     let errors = errors(status, runtime, rest, at);
     let (value, reason, message) = match aggregate(errors) {
@@ -89,7 +89,7 @@ pub(super) fn set_ready(status: &mut NodeStatus, runtime: &RuntimeView, rest: &R
     };
 }
 
-/// Everything that keeps the node from being ready, in upstream's order.
+/// Errors that make the node NotReady, in the kubelet's order.
 fn errors(status: &NodeStatus, runtime: &RuntimeView, rest: &Readiness<'_>, at: Instant) -> Vec<String> {
     let mut errors: Vec<String> = runtime.unreachable_error(at).map(str::to_owned).into_iter().collect();
     errors.extend(rest.health.iter().cloned());
@@ -106,7 +106,7 @@ fn errors(status: &NodeStatus, runtime: &RuntimeView, rest: &Readiness<'_>, at: 
     errors
 }
 
-/// One error as it is, several in brackets, none twice.
+/// One error as it is, several in brackets, without duplicates.
 fn aggregate(mut errors: Vec<String>) -> Option<String> {
     let mut seen = std::collections::BTreeSet::new();
     errors.retain(|error| seen.insert(error.clone()));
@@ -120,7 +120,7 @@ fn truth(value: bool) -> String {
     if value { "True" } else { "False" }.to_owned()
 }
 
-/// The condition of this type, appended if there is none.
+/// The condition of this type, appended if missing.
 fn entry<'a>(status: &'a mut NodeStatus, type_: &str) -> &'a mut NodeCondition {
     let conditions = status.conditions.get_or_insert_default();
     let index = conditions.iter().position(|condition| condition.type_ == type_).unwrap_or_else(|| {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_in_upstreams_words() {
+    async fn readiness_has_the_messages_of_the_kubelet() {
         let now = Instant::now();
         let health = ["PLEG is not healthy: pleg has yet to be successful".to_owned()];
         let fine = Readiness::default();
@@ -209,13 +209,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn errors_are_told_once() {
+    async fn errors_are_not_repeated() {
         assert_eq!(aggregate(vec!["a".into(), "b".into(), "a".into()]).as_deref(), Some("[a, b]"));
         assert_eq!(aggregate(vec!["a".into(), "a".into()]).as_deref(), Some("a"));
     }
 
     #[tokio::test]
-    async fn transitions_keep_their_time_until_they_turn() {
+    async fn transition_times_change_with_the_status_only() {
         let (mut status, now) = (status(), Instant::now());
         for second in [1, 2] {
             set_ready(&mut status, &ready_runtime(None), &Readiness::default(), now, &time(second));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn pressures_leave_foreign_texts_and_places() {
+    fn unchanged_pressures_keep_their_message_and_position() {
         let foreign = NodeCondition {
             type_: "DiskPressure".into(),
             status: "False".into(),

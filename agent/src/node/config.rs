@@ -1,4 +1,4 @@
-//! What the configuration says of this node, in the terms of this room.
+//! Settings of the Node object.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::resources::ResourceConfig;
 use crate::config::Feature;
 use crate::config::Settings;
 
-/// Fixed for the life of the process.
+/// Settings; they do not change while the agent runs.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     /// Name of the Node.
@@ -37,7 +37,7 @@ pub struct NodeConfig {
     pub version: String,
     /// Features this agent declares (KEP-5328), sorted.
     pub declared_features: Option<Vec<String>>,
-    /// `podCIDR`: handed to the runtime at start.
+    /// `podCIDR`, for a node without an API server.
     pub pod_cidr: String,
     /// `nodeStatusUpdateFrequency`.
     pub update_period: Duration,
@@ -55,7 +55,7 @@ impl NodeConfig {
         let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let node_ips = AddressConfig::parse_node_ips(&flags.node_ip);
         if node_ips.len() < flags.node_ip.split(',').filter(|entry| !entry.trim().is_empty()).count() {
-            tracing::warn!(flag = "--node-ip", value = flags.node_ip, "what is no address in it is ignored");
+            tracing::warn!(flag = "--node-ip", value = flags.node_ip, "invalid addresses are ignored");
         }
         Self {
             name: name.to_owned(),
@@ -95,7 +95,7 @@ fn taints(settings: &Settings, external_cloud: bool) -> Vec<Taint> {
     configured.chain(uninitialized).collect()
 }
 
-/// Features whose gates are on, of those this agent has: what it cannot do yet it must not declare.
+/// Enabled features that this agent implements.
 fn declared(settings: &Settings) -> Vec<String> {
     let implemented = [
         ("ExtendWebSocketsToKubelet", Feature::ExtendWebSocketsToKubelet),

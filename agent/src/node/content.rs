@@ -1,5 +1,4 @@
-//! The Node as it should be: everything a node agent writes, set on a copy of the Node as it is. Pure; what others wrote
-//! stays.
+//! Desired Node: sets the fields that a kubelet owns on a copy of the present Node. Pure; other fields are kept.
 
 use k8s_openapi::api::core::v1::ContainerImage;
 use k8s_openapi::api::core::v1::DaemonEndpoint;
@@ -26,10 +25,10 @@ use super::machine::Machine;
 use super::resources;
 use super::runtime_view::RuntimeView;
 
-/// Written by agents that know better than the cloud which address the node has.
+/// Annotation with `--node-ip` for the cloud controller manager.
 const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 
-/// Everything the status is made of.
+/// Inputs of the status.
 pub(super) struct NodeInfo<'a> {
     pub(super) config: &'a NodeConfig,
     pub(super) machine: &'a Machine,
@@ -43,7 +42,7 @@ pub(super) struct NodeInfo<'a> {
     pub(super) now: &'a Time,
 }
 
-/// Brings `node` up to date. Returns what could not be set; the rest is.
+/// Updates `node`. Returns the errors of fields that were not set.
 pub(super) fn apply(node: &mut Node, node_info: &NodeInfo<'_>) -> Vec<String> {
     let mut failed = Vec::new();
     failed.extend(set_addresses(node, node_info).err());
@@ -114,7 +113,7 @@ fn set_versions(info: &mut NodeSystemInfo, node_info: &NodeInfo<'_>) {
     };
 }
 
-/// Handlers and features, once the runtime has told them.
+/// Runtime handlers and features, once the runtime has reported them.
 fn set_offer(status: &mut NodeStatus, runtime: &RuntimeView) {
     let Some(offer) = runtime.offer() else { return };
     let handlers = offer.handlers.iter().map(|handler| NodeRuntimeHandler {

@@ -1,4 +1,4 @@
-//! What is reported of the node when it turns. Pure: remembers what was reported last, and is reported what is.
+//! Events of the node when its conditions change. Pure.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use super::conditions;
 use crate::recorder::EventType;
 
-/// Tells an event of this node: type, reason, message.
+/// Records an event of the node: type, reason, message.
 pub type RecordNodeEvent = Arc<dyn Fn(EventType, &str, &str) + Send + Sync>;
 
 /// An event of the node.
@@ -18,7 +18,7 @@ pub(super) struct NodeEvent {
     pub(super) message: String,
 }
 
-/// Conditions that are reported, with the reason while they are True and while they are not.
+/// Conditions with events, and the reasons for True and otherwise.
 const CONDITION_EVENTS: [(&str, &str, &str); 4] = [
     ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),
     ("DiskPressure", "NodeHasDiskPressure", "NodeHasNoDiskPressure"),
@@ -26,7 +26,7 @@ const CONDITION_EVENTS: [(&str, &str, &str); 4] = [
     (conditions::READY, "NodeReady", "NodeNotReady"),
 ];
 
-/// What was reported last.
+/// State in the last events.
 #[derive(Debug, Default)]
 pub(super) struct ReportedState {
     conditions: [Option<bool>; CONDITION_EVENTS.len()],
@@ -35,8 +35,8 @@ pub(super) struct ReportedState {
 }
 
 impl ReportedState {
-    /// Events due on the way from the Node as it was known to the Node as it is now. Pressures are reported with the first
-    /// status, readiness only if it differs from what the cluster knew, a reboot once.
+    /// Events of the change from `known` to `now`. Pressures have an event with the first status, readiness only if it
+    /// differs from the known status, a reboot once.
     pub(super) fn events_since(&mut self, known: &Node, now: &Node) -> Vec<NodeEvent> {
         let name = now.metadata.name.as_deref().unwrap_or_default();
         let mut events: Vec<NodeEvent> = self.reboot(known, now, name).into_iter().collect();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_told_once() {
+    fn changes_have_one_event() {
         let mut reported = ReportedState::default();
         let known = node(Some("False"), "False", "1", false);
         let now = node(Some("True"), "False", "1", false);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_of_the_agent_tells_no_readiness() {
+    fn a_restart_of_the_agent_records_no_readiness_event() {
         let now = node(Some("True"), "False", "1", false);
         assert_eq!(reasons(ReportedState::default().events_since(&now, &now)), ["NodeHasSufficientMemory"]);
         assert_eq!(
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn reboots_are_told_once_in_a_process() {
+    fn a_reboot_has_one_event() {
         let (old, new) = (node(None, "False", "1", false), node(None, "False", "2", false));
         let mut reported = ReportedState::default();
         let first = reported.events_since(&old, &new);

@@ -1,4 +1,4 @@
-//! What the Node room asks of this machine, as a port: tests put a machine of their own behind it.
+//! Interface to the machine, replaced in tests.
 
 use std::path::PathBuf;
 
@@ -16,11 +16,11 @@ pub trait Host: Send + Sync + 'static {
     fn machine(&self) -> Machine;
     /// Addresses and names.
     fn network(&self) -> impl Future<Output = Network> + Send;
-    /// The images on this node; why they cannot be listed.
+    /// The images on this node.
     fn images(&self) -> impl Future<Output = Result<Vec<cri::Image>, String>> + Send;
-    /// Hands the pods' address range to the runtime.
+    /// Sets the pods' address range in the runtime (`UpdateRuntimeConfig`).
     fn set_pod_cidr(&self, cidr: &str) -> impl Future<Output = Result<(), String>> + Send;
-    /// Whether it is known which devices pods were given.
+    /// A checkpoint of the device manager exists.
     fn has_device_checkpoint(&self) -> bool;
 }
 

@@ -1,12 +1,12 @@
-//! The images a Node lists: the largest, each under a few of its names. Pure.
+//! Images of the node status: the largest, each with up to five names. Pure.
 
 use k8s_openapi::api::core::v1::ContainerImage;
 use keblet_proto::cri::v1 as cri;
 
-/// Names listed of one image.
+/// Names per image.
 const NAMES: usize = 5;
 
-/// The list for the status; `max` of -1 lists all.
+/// The list for the status; -1 means all images.
 pub(super) fn listed(mut images: Vec<cri::Image>, max: i32) -> Vec<ContainerImage> {
     images.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| b.id.cmp(&a.id)));
     let max = usize::try_from(max).unwrap_or(usize::MAX);

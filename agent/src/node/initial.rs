@@ -1,4 +1,4 @@
-//! The Node as this agent would create it, before its status. Pure.
+//! Metadata and spec of a new Node. Pure.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(super) fn node(config: &NodeConfig) -> Node {
     node
 }
 
-/// The labels that say what the machine is, which every Node must bear.
+/// OS and architecture labels, which every Node must have.
 pub(super) fn os_labels() -> impl Iterator<Item = (String, String)> {
     let os = OS.map(|key| (key.to_owned(), "linux".to_owned()));
     os.into_iter().chain(ARCH.map(|key| (key.to_owned(), machine::architecture().to_owned())))

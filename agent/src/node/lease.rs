@@ -1,5 +1,4 @@
-//! The node's Lease: a heartbeat that costs little. Made when the Node is there, renewed every quarter of its duration
-//! until the process ends, never deleted.
+//! The node's Lease (KEP-589): created when the Node exists, renewed every quarter of its duration, never deleted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,8 +40,7 @@ pub struct LeaseController {
 }
 
 impl LeaseController {
-    /// A keeper that has not looked for the Lease yet. `heartbeat` is the client without a rate limit; `on_heartbeat_failure` is
-    /// called when renewals fail repeatedly.
+    /// `heartbeat` is the client without a rate limit; `on_heartbeat_failure` is called when renewals fail repeatedly.
     pub fn new(
         config: Arc<NodeConfig>,
         heartbeat: Client,
@@ -54,12 +52,12 @@ impl LeaseController {
         Self { config, leases, nodes: Api::all(heartbeat), cache, clock, on_heartbeat_failure, known: None }
     }
 
-    /// Keeps the Lease alive until `shutdown`.
+    /// Renews the Lease until `shutdown`.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let period = Duration::from_secs(u64::try_from(self.config.lease_seconds).unwrap_or(40)) / 4;
         let beat = async {
             let mut nodes = self.cache.subscribe();
-            // The Lease belongs to the Node: there is nothing to renew before that.
+            // The Lease is owned by the Node.
             let there = async { nodes.wait_for(Option::is_some).await.is_ok() };
             let _is_there = tokio::time::timeout(period, there).await;
             loop {
@@ -70,7 +68,7 @@ impl LeaseController {
         shutdown.run_until_cancelled(beat).await;
     }
 
-    /// Renews once, by all means.
+    /// Renews the Lease, or finds or creates it first.
     async fn renew_or_create(&mut self) {
         if let Some(lease) = self.known.take() {
             self.known = self.renew(lease).await;
@@ -92,7 +90,7 @@ impl LeaseController {
             let wanted = match owner {
                 Ok(owner) => renewed(lease.clone(), &self.config, owner, self.clock.wall()),
                 Err(error) => {
-                    call::log_failure(&self.config.name, "renewing the Lease failed", &error);
+                    call::log_failure(&self.config.name, "cannot renew the Lease", &error);
                     continue;
                 }
             };
@@ -103,7 +101,7 @@ impl LeaseController {
                     (found, false) => lease = found,
                 },
                 Err(error) => {
-                    call::log_failure(&self.config.name, "renewing the Lease failed", &error);
+                    call::log_failure(&self.config.name, "cannot renew the Lease", &error);
                     if attempt > 0 && error.is_unanswered() {
                         (self.on_heartbeat_failure)();
                     }
@@ -113,7 +111,7 @@ impl LeaseController {
         None
     }
 
-    /// The Lease as it is, or a new one (true). `None` if there is no Node to own it yet. Tries for ever.
+    /// The existing Lease, or a new one (true). `None` if there is no Node to own it yet. Retries without limit.
     async fn find_or_create(&self) -> Option<(Lease, bool)> {
         let mut pause = call::Pauses::new(Duration::from_millis(200));
         loop {
@@ -123,7 +121,7 @@ impl LeaseController {
                     let owner = match self.owner().await {
                         Ok(owner) => owner,
                         Err(error) => {
-                            tracing::debug!(lease = self.config.name, %error, "no Lease before there is a Node");
+                            tracing::debug!(lease = self.config.name, %error, "no Lease before the Node exists");
                             return None;
                         }
                     };
@@ -135,7 +133,7 @@ impl LeaseController {
                 }
                 Err(error) => error,
             };
-            call::log_failure(&self.config.name, "the Lease is neither found nor made", &error);
+            call::log_failure(&self.config.name, "cannot get or create the Lease", &error);
             pause.wait().await;
         }
     }
@@ -159,7 +157,7 @@ impl LeaseController {
     }
 }
 
-/// A Lease that does not exist yet.
+/// A new Lease.
 fn new(config: &NodeConfig, owner: OwnerReference, now: SystemTime) -> Lease {
     let mut lease = Lease::default();
     lease.metadata.name = Some(config.name.clone());
@@ -168,7 +166,7 @@ fn new(config: &NodeConfig, owner: OwnerReference, now: SystemTime) -> Lease {
     renewed(lease, config, Some(owner), now)
 }
 
-/// The Lease renewed now; what others wrote into it stays.
+/// The Lease renewed now; other fields are kept.
 fn renewed(mut lease: Lease, config: &NodeConfig, owner: Option<OwnerReference>, now: SystemTime) -> Lease {
     let spec = lease.spec.get_or_insert_default();
     spec.lease_duration_seconds = Some(config.lease_seconds);

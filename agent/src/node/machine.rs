@@ -1,4 +1,4 @@
-//! What the machine says of itself: identity, processors, memory, disk. Read anew for every status; nothing is kept.
+//! Identity and size of the machine, read for every status.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,14 +8,14 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::SysconfVar;
 use nix::unistd::sysconf;
 
-/// One reading of the machine. Texts that cannot be read are empty.
+/// Identity and size of the machine. Unreadable texts are empty.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Machine {
     /// `/etc/machine-id`.
     pub machine_id: String,
     /// The firmware's UUID, else the machine id.
     pub system_uuid: String,
-    /// New with every boot.
+    /// `/proc/sys/kernel/random/boot_id`.
     pub boot_id: String,
     /// As `uname -r` prints it.
     pub kernel_version: String,
@@ -23,11 +23,11 @@ pub struct Machine {
     pub os_image: String,
     /// Bytes of swap.
     pub swap: i64,
-    /// Processors, memory and disk; `None` if the kernel does not tell them.
+    /// Processors, memory and disk; `None` if they are not readable.
     pub sizes: Option<Sizes>,
 }
 
-/// What the machine has to give.
+/// Resources of the machine.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Sizes {
     /// Logical processors that are online.
@@ -36,9 +36,9 @@ pub struct Sizes {
     pub memory: i64,
     /// Huge pages: bytes in all, by page size in bytes.
     pub hugepages: BTreeMap<u64, i64>,
-    /// Bytes of the file system of the agent's root directory; `None` if it cannot be asked.
+    /// Bytes of the file system of the agent's root directory; `None` if it is not readable.
     pub root_fs: Option<i64>,
-    /// Processes the kernel allows at once.
+    /// The limit of processes.
     pub pids: i64,
 }
 
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_it_does_not_know() {
+    fn unreadable_values_are_empty() {
         let machine = machine(&[("etc/machine-id", "0123")]);
         assert_eq!(machine.sizes, None);
         assert_eq!(machine.system_uuid, "0123");

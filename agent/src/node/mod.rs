@@ -1,8 +1,7 @@
-//! This machine as an object of the cluster: registration, status, heartbeats, and the end of the machine.
+//! The Node object: registration, status, heartbeats; and graceful node shutdown.
 //!
-//! Owns the Node object's fields that a node agent writes (and no other), its Lease, and the order in which pods end
-//! when the machine shuts down. Refuses to judge: what the runtime, the sensors and the eviction say of the node comes
-//! in as values; taints for what is wrong are the control plane's.
+//! Writes the fields of the Node that a kubelet owns, and its Lease. State of runtime, sensors and eviction arrives as
+//! values; taints are set by the control plane.
 //!
 //! ```text
 //!  machine · network · images ─┐                              ┌─▶ register (create, or reconcile)
@@ -11,8 +10,8 @@
 //!          cache ◀── watch of the own Node       lease: a heartbeat of its own
 //! ```
 //!
-//! The status is computed every `nodeStatusUpdateFrequency`, and at once when something changed that others wait for;
-//! it is sent only when it differs or `nodeStatusReportFrequency` has passed.
+//! The status is computed every `nodeStatusUpdateFrequency`, and at once when an input changes; it is sent only if it
+//! differs or `nodeStatusReportFrequency` has passed.
 
 pub mod addresses;
 mod cache;

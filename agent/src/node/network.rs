@@ -1,4 +1,4 @@
-//! Reads what the network says of this node: addresses of interfaces, default routes, the name in DNS.
+//! Reads addresses of interfaces, default routes, and the node's name in DNS.
 
 use std::fs;
 use std::net::IpAddr;
@@ -9,10 +9,10 @@ use nix::ifaddrs::getifaddrs;
 use super::addresses::AddressConfig;
 use super::addresses::Network;
 
-/// A name server that takes longer does not hold up the heartbeat.
+/// Deadline of the DNS lookup, so that it does not delay heartbeats.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
 
-/// Looks at the network. DNS is asked only if the answer could matter; cancelled by dropping.
+/// Reads the network. DNS is used only if needed. Cancel-safe.
 pub async fn read(config: &AddressConfig) -> Network {
     let interfaces = interfaces();
     let local = interfaces.iter().map(|(_, ip)| *ip).collect();
@@ -105,12 +105,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_machine_has_loopback() {
+    async fn reads_the_loopback_interface() {
         let config = AddressConfig { node_name: "localhost".to_owned(), ..AddressConfig::default() };
         let network = read(&config).await;
         assert!(network.local.iter().any(IpAddr::is_loopback));
         assert!(network.resolved.is_ok_and(|ips| ips.iter().all(IpAddr::is_loopback)));
         let fixed = AddressConfig { node_ips: vec!["192.0.2.1".parse().expect("an address")], ..config };
-        assert_eq!(read(&fixed).await.resolved, Ok(Vec::new()), "not asked");
+        assert_eq!(read(&fixed).await.resolved, Ok(Vec::new()), "no lookup");
     }
 }

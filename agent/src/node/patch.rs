@@ -7,7 +7,7 @@ use serde_json::Map;
 use serde_json::Value;
 use serde_json::json;
 
-/// The patch that makes `old` into `new`; `None` if they agree. The spec is left out: it is not the agent's.
+/// The patch from `old` to `new`; `None` if they are equal. The spec is not patched: a kubelet does not own it.
 pub(super) fn between(old: &Node, new: &Node) -> Option<Value> {
     let mut patch = Map::new();
     let mut metadata = Map::new();
@@ -57,7 +57,7 @@ fn list(value: Option<Value>) -> Vec<Value> {
     }
 }
 
-/// Changed and new entries, each with its type; entries that are gone are deleted.
+/// Changed and new entries, each with its type; removed entries are deleted.
 fn by_type(old: &[Value], new: &[Value]) -> Vec<Value> {
     let find = |list: &[Value], type_: &Value| list.iter().find(|entry| entry.get("type") == Some(type_)).cloned();
     let changed = new.iter().filter_map(|entry| {

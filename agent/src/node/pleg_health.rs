@@ -1,14 +1,13 @@
-//! What lists of pods mean for the node's readiness: without them nothing on the node is certain. Pure: time is an
-//! argument.
+//! Health of the PLEG for the node's readiness: relists must succeed. Pure: time is an argument.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// For so long lists may fail.
+/// For how long relists may fail (`relistThreshold` of the kubelet).
 const THRESHOLD: Duration = Duration::from_secs(180);
 
-/// Whether pods are listed.
+/// State of relists.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlegHealth {
     listed: bool,
@@ -16,7 +15,7 @@ pub struct PlegHealth {
 }
 
 impl PlegHealth {
-    /// Takes in how the last list went; `None` if there was none yet.
+    /// Updates with the result of the last relist; `None` if there was none yet.
     pub fn observe(&mut self, listed: Option<bool>, now: Instant) {
         match listed {
             None => {}
@@ -27,20 +26,20 @@ impl PlegHealth {
         }
     }
 
-    /// What is wrong, in upstream's words.
+    /// The kubelet's messages of what is wrong.
     pub fn errors(&self, now: Instant) -> Vec<String> {
         if !self.listed {
             return vec!["PLEG is not healthy: pleg has yet to be successful".to_owned()];
         }
         let is_over = self.failing_since.is_some_and(|since| now >= since + THRESHOLD);
-        // The age is that at which it began to count: a text that grows would have to be sent again and again.
+        // With the age at the threshold: a growing age would change the message with every status.
         is_over
             .then(|| "PLEG is not healthy: pleg was last seen active 3m0s ago; threshold is 3m0s".to_owned())
             .into_iter()
             .collect()
     }
 
-    /// When failures will begin to count.
+    /// When failures will make the node NotReady.
     pub fn due(&self, now: Instant) -> Option<Instant> {
         self.failing_since.map(|since| since + THRESHOLD).filter(|at| *at > now)
     }
@@ -51,13 +50,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn failing_lists_count_after_three_minutes() {
+    async fn failing_relists_count_after_three_minutes() {
         let (mut health, start) = (PlegHealth::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         health.observe(None, start);
         assert_eq!(health.errors(start), ["PLEG is not healthy: pleg has yet to be successful"]);
         health.observe(Some(true), start);
-        assert!(health.errors(at(1000)).is_empty(), "lists are rare while events arrive");
+        assert!(health.errors(at(1000)).is_empty(), "relists are rare while events arrive");
         health.observe(Some(false), at(10));
         health.observe(Some(false), at(20));
         assert_eq!((health.errors(at(189)).len(), health.due(at(189))), (0, Some(at(190))));

@@ -1,4 +1,4 @@
-//! What of a Node that exists already is made to agree with this agent, when it registers. Pure.
+//! Corrects an existing Node at registration. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use super::initial;
 use crate::model::Amount;
 
-/// Labels of an existing Node that are corrected, if the initial one bears them.
+/// Labels of an existing Node that are corrected, if the initial one has them.
 const CORRECTED: [&str; 11] = [
     initial::HOSTNAME,
     "topology.kubernetes.io/zone",
@@ -24,8 +24,8 @@ const CORRECTED: [&str; 11] = [
     initial::ARCH[1],
 ];
 
-/// `existing`, corrected after `initial`. `reset_extended`: nothing is known of devices given to pods, so extended
-/// resources count for nothing until their owners tell them again.
+/// `existing`, corrected to `initial`. `reset_extended`: there is no checkpoint of devices, so extended resources are set
+/// to zero until device plugins register again.
 pub(super) fn reconciled(existing: &Node, initial: &Node, reset_extended: bool) -> Node {
     let mut node = existing.clone();
     correct_annotation(&mut node, initial);
@@ -73,7 +73,7 @@ fn correct_labels(node: &mut Node, initial: &Node) {
     }
 }
 
-/// Resources outside the agent's own domain count for nothing.
+/// Sets extended resources to zero.
 fn reset(status: &mut NodeStatus) {
     let names: Vec<String> = status.capacity.iter().flatten().map(|(name, _)| name.clone()).collect();
     for name in names.into_iter().filter(|name| is_extended(name)) {
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_the_agents_is_corrected() {
+    fn only_fields_of_the_kubelet_are_corrected() {
         let existing = node(json!({
             "metadata": {
                 "name": "n",

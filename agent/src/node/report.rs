@@ -1,4 +1,4 @@
-//! When a status is worth sending. Pure; time is an argument.
+//! Whether a status is sent. Pure; time is an argument.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
     bare(old) != bare(new)
 }
 
-/// Adds the labels every Node must bear, if somebody took them away. True if any was missing or wrong.
+/// Adds the labels that every Node must have. True if one was missing or wrong.
 pub(super) fn restore_labels(node: &mut Node) -> bool {
     let labels = node.metadata.labels.get_or_insert_default();
     let mut restored = false;
@@ -30,7 +30,7 @@ pub(super) fn restore_labels(node: &mut Node) -> bool {
     restored
 }
 
-/// When an unchanged status was sent last, and is due again.
+/// When an unchanged status is due again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
     period: Duration,
@@ -52,8 +52,8 @@ impl Schedule {
         self.due.is_none_or(|due| now >= due)
     }
 
-    /// A status was sent. After a change the next report comes up to half a period earlier or later (`spread` in
-    /// `[0, 1)`), so that nodes that changed together do not report together for ever.
+    /// A status was sent. After a change the next report is up to half a period earlier or later (`spread` in `[0, 1)`), so
+    /// that nodes that changed together do not keep reporting together.
     pub(super) fn sent(&mut self, now: Instant, changed: bool, spread: f64) {
         let scattered = changed || self.due.is_none();
         let factor = if scattered { 0.5 + spread } else { 1.0 };

@@ -1,4 +1,4 @@
-//! Capacity and allocatable of the node: machine, less what is reserved for others than pods. Pure.
+//! Capacity and allocatable of the node. Pure.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ const HUGEPAGES: &str = "hugepages-";
 /// Thresholds that count as reserved, with the resource they are taken from.
 const THRESHOLDS: [(&str, &str); 2] = [("memory.available", "memory"), ("nodefs.available", "ephemeral-storage")];
 
-/// What the configuration says of the node's resources.
+/// Settings of the node's resources.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ResourceConfig {
     /// `maxPods`.
@@ -38,13 +38,13 @@ pub struct ResourceConfig {
 /// A hard eviction threshold.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Threshold {
-    /// So much.
+    /// An absolute amount.
     Amount(Amount),
     /// A share of the capacity, 0.1 for 10 %.
     Share(f32),
 }
 
-/// The node cannot give what is reserved.
+/// A reservation exceeds the capacity.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "invalid Node Allocatable configuration. Resource {resource:?} has a reservation of {reserved} but capacity of \
@@ -53,9 +53,9 @@ pub enum Threshold {
 pub struct ReservationError {
     /// The resource.
     pub resource: String,
-    /// What is reserved of it.
+    /// The reservation.
     pub reserved: String,
-    /// What there is.
+    /// The capacity.
     pub capacity: String,
 }
 
@@ -94,20 +94,20 @@ impl ResourceConfig {
         }
     }
 
-    /// What is kept of a resource of which there is `capacity`.
+    /// Reservation and eviction threshold of a resource of this capacity.
     fn kept(&self, resource: &str, capacity: Amount) -> Amount {
         let reserved = self.reserved.get(resource).copied().unwrap_or_default();
         reserved + self.thresholds.get(resource).map_or(Amount::ZERO, |threshold| threshold.of(capacity))
     }
 }
 
-/// The configuration's checks let only quantities through.
+/// Quantities were validated with the configuration.
 fn amounts(map: &StringMap) -> Amounts {
     map.iter().filter_map(|(resource, text)| Some((resource.clone(), text.parse().ok()?))).collect()
 }
 
 impl Threshold {
-    /// `10%` or a quantity; `None` for entries that switch the signal off.
+    /// `10%` or a quantity; `None` for entries that disable the signal.
     fn parse(text: &str) -> Option<Self> {
         let Some(percent) = text.strip_suffix('%') else { return text.parse().ok().map(Self::Amount) };
         let share = percent.parse::<f32>().ok()? / 100.0;
@@ -127,7 +127,7 @@ impl Threshold {
     }
 }
 
-/// What the machine offers.
+/// Capacity of the machine.
 fn capacity(sizes: &Sizes, config: &ResourceConfig) -> Amounts {
     let mut capacity = Amounts::from([
         ("cpu".to_owned(), Amount::units(sizes.cpus)),
@@ -148,10 +148,10 @@ fn hugepages_name(bytes: u64) -> String {
     format!("{HUGEPAGES}{}", Amount::bytes(i64::try_from(bytes).unwrap_or(i64::MAX)))
 }
 
-/// Checks at start that there is as much as is reserved.
+/// Checks at start that reservations do not exceed the capacity.
 ///
 /// # Errors
-/// The first resource of which there is less.
+/// The first resource with a larger reservation.
 pub fn check(sizes: &Sizes, config: &ResourceConfig) -> Result<(), ReservationError> {
     let mut all = capacity(sizes, config);
     all.remove("pods");
@@ -166,7 +166,7 @@ pub fn check(sizes: &Sizes, config: &ResourceConfig) -> Result<(), ReservationEr
     Ok(())
 }
 
-/// What pods may use of what the machine offers.
+/// Allocatable: capacity without reservations and thresholds.
 pub fn allocatable(sizes: &Sizes, config: &ResourceConfig) -> Amounts {
     let capacity = capacity(sizes, config);
     of_capacity(&capacity, config)
@@ -191,7 +191,7 @@ fn of_capacity(capacity: &Amounts, config: &ResourceConfig) -> Amounts {
     allocatable
 }
 
-/// Writes capacity and allocatable into a status. What others keep there (extended resources) stays.
+/// Sets capacity and allocatable of a status. Extended resources are kept.
 pub(super) fn apply(machine: &Machine, config: &ResourceConfig, status: &mut NodeStatus) {
     let known = status.capacity.take().unwrap_or_default();
     let mut all: Amounts =
@@ -210,7 +210,7 @@ pub(super) fn apply(machine: &Machine, config: &ResourceConfig, status: &mut Nod
     status.allocatable = Some(quantities(&allocatable, &known));
 }
 
-/// As quantities; a known text of the same amount is kept, whatever its notation.
+/// As quantities; a known text of the same amount is kept in its notation.
 fn quantities(amounts: &Amounts, known: &BTreeMap<String, Quantity>) -> BTreeMap<String, Quantity> {
     let text = |(name, amount): (&String, &Amount)| {
         let same = known.get(name).filter(|text| Amount::try_from(*text).is_ok_and(|known| known == *amount));

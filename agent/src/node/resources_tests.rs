@@ -18,7 +18,7 @@ fn text(amounts: &Amounts) -> Vec<String> {
 }
 
 #[test]
-fn reservations_and_thresholds_are_taken_off() {
+fn reservations_and_thresholds_are_subtracted() {
     let config = config(serde_json::json!({
         "systemReserved": { "cpu": "500m", "memory": "1Gi" },
         "kubeReserved": { "cpu": "250m", "memory": "512Mi", "ephemeral-storage": "10Gi" },
@@ -55,7 +55,7 @@ fn pods_are_limited_per_core() {
 }
 
 #[test]
-fn thresholds_can_be_ignored_and_switched_off() {
+fn thresholds_can_be_ignored_and_disabled() {
     let kubelet = serde_json::json!({ "evictionHard": { "memory.available": "1Gi", "nodefs.available": "0%" } });
     let kubelet: KubeletConfiguration = serde_json::from_value(kubelet).expect("a configuration");
     let thresholds = ResourceConfig::new(&kubelet, false).thresholds;
@@ -64,7 +64,7 @@ fn thresholds_can_be_ignored_and_switched_off() {
 }
 
 #[test]
-fn more_reserved_than_there_is_fails() {
+fn reservations_above_the_capacity_fail() {
     let config = config(serde_json::json!({ "systemReserved": { "memory": "9Gi" }, "evictionHard": {} }));
     assert_eq!(
         check(&sizes(), &config).expect_err("too much").to_string(),
@@ -76,7 +76,7 @@ fn more_reserved_than_there_is_fails() {
 }
 
 #[test]
-fn what_others_wrote_stays() {
+fn extended_resources_are_kept() {
     let mut status = NodeStatus {
         capacity: Some([("example.com/gpu".to_owned(), Quantity("2".to_owned()))].into()),
         allocatable: Some(
@@ -107,7 +107,7 @@ fn equal_amounts_keep_their_text() {
 }
 
 #[test]
-fn an_unreadable_machine_has_nothing() {
+fn an_unreadable_machine_has_no_capacity() {
     let mut status = NodeStatus::default();
     apply(&Machine::default(), &config(serde_json::json!({ "maxPods": 7 })), &mut status);
     let capacity = status.capacity.expect("capacity");
@@ -118,7 +118,7 @@ fn an_unreadable_machine_has_nothing() {
 }
 
 proptest! {
-    /// Never negative, never more than there is, and nothing has one without the other.
+    /// Never negative, at most the capacity, and for the same resources.
     #[test]
     fn allocatable_lies_within_capacity(
         memory in 0_i64..1 << 40, huge in 0_i64..1 << 20, reserved in 0_i64..1 << 41, percent in 0_u8..=100,

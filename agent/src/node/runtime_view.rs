@@ -1,5 +1,5 @@
-//! What the runtime's state means for the node's readiness. A runtime that does not answer is given half a minute, so
-//! that its restart does not make the node NotReady. Pure: time is an argument.
+//! Runtime state for the node's readiness. A runtime that is unreachable for less than half a minute does not make the node
+//! NotReady, so that it can be restarted. Pure: time is an argument.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use crate::runtime::RuntimeOffer;
 use crate::runtime::RuntimeState;
 
-/// For so long a runtime that was ready may stay silent.
+/// For how long a runtime that was ready may be unreachable (`maxWaitForContainerRuntime` of the kubelet).
 const DOWN_THRESHOLD: Duration = Duration::from_secs(30);
 
-/// What is remembered of the runtime between two looks.
+/// State of the runtime at the last status update.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RuntimeView {
     error: Option<String>,
@@ -23,7 +23,7 @@ pub(super) struct RuntimeView {
 }
 
 impl RuntimeView {
-    /// Takes in the newest state.
+    /// Updates with the newest state.
     pub(super) fn observe(&mut self, state: &RuntimeState, now: Instant) {
         if !matches!(state, RuntimeState::Unreachable(_)) {
             self.unreachable_since = None;
@@ -42,7 +42,7 @@ impl RuntimeView {
         }
     }
 
-    /// What keeps the node from being ready, in upstream's order: the runtime's unreachable_error.
+    /// The error of a runtime that was never ready or is unreachable.
     pub(super) fn unreachable_error(&self, now: Instant) -> Option<&'static str> {
         if self.offer.is_none() {
             return Some("container runtime status check may not have completed yet");
@@ -50,22 +50,22 @@ impl RuntimeView {
         self.is_down(now).then_some("container runtime is down")
     }
 
-    /// Its own word that it is not ready.
+    /// The runtime's condition `RuntimeReady`, if it is not met.
     pub(super) fn error(&self) -> Option<&str> {
         self.error.as_deref()
     }
 
-    /// Its network.
+    /// The condition `NetworkReady`, if it is not met.
     pub(super) fn network_error(&self) -> Option<&str> {
         if self.offer.is_none() { Some("network state unknown") } else { self.network_error.as_deref() }
     }
 
-    /// What the runtime is and offers, by its last good answer.
+    /// Version and features of the runtime, from its last successful status.
     pub(super) fn offer(&self) -> Option<&RuntimeOffer> {
         self.offer.as_deref()
     }
 
-    /// When unreachable_error will count, if it has begun and does not count yet.
+    /// When an unreachable runtime will make the node NotReady.
     pub(super) fn down_at(&self, now: Instant) -> Option<Instant> {
         self.unreachable_since.map(|since| since + DOWN_THRESHOLD).filter(|at| *at > now)
     }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_counts_after_half_a_minute() {
+    async fn an_unreachable_runtime_counts_after_half_a_minute() {
         let (mut view, start) = (RuntimeView::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(view.unreachable_error(start), Some("container runtime status check may not have completed yet"));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn its_own_word_counts_at_once() {
+    async fn unmet_conditions_count_at_once() {
         let (mut view, now) = (RuntimeView::default(), Instant::now());
         view.observe(&RuntimeState::NotReady("container runtime not ready: x".to_owned()), now);
         assert!(view.unreachable_error(now).is_some(), "it was never ready");

@@ -1,4 +1,4 @@
-//! A node without a cluster: it has addresses, and a range for its pods.
+//! A node without an API server: addresses, and `podCIDR`.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use super::config::NodeConfig;
 use super::host::Host;
 use crate::status::NodeAddresses;
 
-/// Hands the configured `podCIDR` to the runtime, and publishes the node's addresses, once.
+/// Sets the configured `podCIDR` in the runtime and publishes the node's addresses, once.
 pub async fn standalone(config: Arc<NodeConfig>, host: impl Host, addresses: watch::Sender<NodeAddresses>) {
     match addresses::addresses(&config.addresses, &host.network().await, &[]) {
         Ok(AddressUpdate::Replace(list)) => {
             addresses.send_replace(NodeAddresses { ips: addresses::host_ips(&list) });
         }
         Ok(AddressUpdate::Keep) => {}
-        Err(error) => tracing::warn!(node = config.name, %error, "this node does not know its addresses"),
+        Err(error) => tracing::warn!(node = config.name, %error, "cannot determine the addresses of this node"),
     }
     if config.pod_cidr.is_empty() {
         return;
     }
     if let Err(error) = host.set_pod_cidr(&config.pod_cidr).await {
-        tracing::warn!(cidr = config.pod_cidr, error, "the runtime does not take the addresses of pods");
+        tracing::warn!(cidr = config.pod_cidr, error, "cannot set the pod CIDR of the runtime");
     }
 }

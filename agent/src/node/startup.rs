@@ -1,4 +1,4 @@
-//! How long it took from the machine's start to a Ready node; measured once, for a Node that is new to the cluster.
+//! Startup duration of the node, from boot to Ready, measured once for a new Node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ impl Startup {
         Self { metrics, registered: None }
     }
 
-    /// The Node was created; `began` is when that was tried first.
+    /// The Node was created; `began` is the time of the first attempt.
     pub(super) fn created(&mut self, began: SystemTime, now: SystemTime) {
         let process =
             SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(self.metrics.process_start).unwrap_or_default();
@@ -31,7 +31,7 @@ impl Startup {
         self.registered = Some(now);
     }
 
-    /// The Node is Ready. Only the first time after its creation counts.
+    /// The Node is Ready. Measured once after its creation.
     pub(super) fn ready(&mut self, now: SystemTime) {
         let Some(registered) = self.registered.take() else { return };
         let total = boot(now).map(|boot| seconds(boot, now));

@@ -1,5 +1,4 @@
-//! The loop that keeps the Node's status true: registers, computes, sends what differs. Times and differences are
-//! decided in `report`, contents in `content`.
+//! The loop that updates the Node's status: registers, computes, sends differences. `report` decides when, `content` what.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,12 +49,12 @@ use crate::status::NodeAddresses;
 const TRIES: usize = 5;
 /// Deadline of the calls that register the Node.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
-/// News that come together are sent together.
+/// Changes within this time are sent together.
 const COALESCE_DELAY: Duration = Duration::from_millis(20);
 /// Interval after which images are listed even if no pull or removal was noticed.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
 
-/// What the status is made of and where it goes.
+/// Inputs and outputs of the loop.
 pub struct Inputs<H> {
     /// The configuration.
     pub config: Arc<NodeConfig>,
@@ -69,15 +68,15 @@ pub struct Inputs<H> {
     pub cache: NodeCache,
     /// The container runtime's state.
     pub runtime: watch::Receiver<RuntimeState>,
-    /// Failing health checks, in upstream's words.
+    /// Messages of failing health checks.
     pub health: watch::Receiver<Vec<String>>,
-    /// What the node is short of.
+    /// Resources under pressure.
     pub pressures: watch::Receiver<Pressures>,
-    /// The machine is going down.
+    /// The node is shutting down.
     pub shutting_down: watch::Receiver<bool>,
-    /// Grows with every image that came or went.
+    /// Incremented with every pulled or removed image.
     pub images: watch::Receiver<u64>,
-    /// Where the node's addresses are published.
+    /// Publishes the node's addresses.
     pub addresses: watch::Sender<NodeAddresses>,
     /// Events.
     pub record_event: RecordNodeEvent,
@@ -89,7 +88,7 @@ pub struct Inputs<H> {
     pub clock: Clock,
 }
 
-/// Keeps one Node's status.
+/// Updates the status of one Node.
 pub struct StatusLoop<H> {
     inputs: Inputs<H>,
     nodes: Nodes,
@@ -97,14 +96,14 @@ pub struct StatusLoop<H> {
     runtime: RuntimeView,
     images: Option<Vec<ContainerImage>>,
     images_at: Option<Instant>,
-    /// The pods' address range that the runtime has accepted.
+    /// The pod CIDR that the runtime has accepted.
     pod_cidr: String,
     schedule: Schedule,
     reported: ReportedState,
     startup: Startup,
-    /// What could not be set was said already.
+    /// Errors that were logged already.
     logged_errors: Vec<String>,
-    /// That there is no such Node was said already.
+    /// The missing Node was logged already.
     missing: bool,
 }
 
@@ -115,14 +114,14 @@ struct Nodes {
     timeout: Duration,
 }
 
-/// One look at the machine.
+/// Machine and network at one moment.
 struct HostReading {
     machine: Machine,
     network: Network,
 }
 
 impl<H: Host> StatusLoop<H> {
-    /// A loop that has not begun.
+    /// Does nothing until [`Self::run`].
     pub fn new(inputs: Inputs<H>) -> Self {
         let timeout = call::heartbeat_timeout(&inputs.config);
         let (main, heartbeat) = (Api::all(inputs.main.clone()), Api::all(inputs.heartbeat.clone()));
@@ -142,14 +141,14 @@ impl<H: Host> StatusLoop<H> {
         }
     }
 
-    /// Runs until `shutdown`. What is under way then is dropped: the next start says what is true then.
+    /// Runs until `shutdown`, which drops a call in progress.
     pub async fn run(mut self, shutdown: CancellationToken) {
         shutdown.run_until_cancelled(self.run_loop()).await;
     }
 
     async fn run_loop(&mut self) {
         let mut runtime = self.inputs.runtime.clone();
-        // The first word of the runtime decides whether the node can be Ready at once.
+        // Without the first state of the runtime the node would be NotReady at first.
         drop(runtime.wait_for(|state| *state != RuntimeState::Unknown).await);
         let mut own = self.inputs.cache.subscribe();
         let configured = self.inputs.config.pod_cidr.clone();
@@ -174,7 +173,7 @@ impl<H: Host> StatusLoop<H> {
         }
     }
 
-    /// Waits for what is worth a look before its time.
+    /// Waits for a change of an input.
     async fn wait_for_change(&mut self, own: &mut watch::Receiver<Option<Arc<Node>>>, known: Option<Arc<Node>>) {
         let inputs = &mut self.inputs;
         tokio::select! {
@@ -187,7 +186,7 @@ impl<H: Host> StatusLoop<H> {
         }
     }
 
-    /// Registers the node if it is not, and brings its status up to date.
+    /// Registers the node if needed, and updates its status.
     async fn sync(&mut self) {
         if !self.registered {
             return self.register().await;
@@ -195,19 +194,19 @@ impl<H: Host> StatusLoop<H> {
         if self.schedule.is_new() {
             self.wait_until_healthy().await;
         }
-        let look = self.read_host().await;
+        let host = self.read_host().await;
         self.list_images().await;
         for attempt in 0..TRIES {
-            let Err(error) = self.update(&look, attempt > 0).await else {
+            let Err(error) = self.update(&host, attempt > 0).await else {
                 self.missing = false;
                 return;
             };
             let missing = error.is_not_found();
             if !missing || !std::mem::replace(&mut self.missing, true) {
-                call::log_failure(&self.inputs.config.name, "node status not updated", &error);
+                call::log_failure(&self.inputs.config.name, "cannot update the node status", &error);
             }
             if missing {
-                // Somebody has to make it; asking again at once does not.
+                // A retry does not help: the Node has to be created by others.
                 return;
             }
             if attempt > 0 && error.is_unanswered() {
@@ -216,8 +215,8 @@ impl<H: Host> StatusLoop<H> {
         }
     }
 
-    /// A node that was Ready before this process began stays so while the first health checks are under way: a restart
-    /// of the agent is no news for the cluster.
+    /// A node that was Ready before the agent started stays so during the first health checks: a restart of the agent does
+    /// not make it NotReady.
     async fn wait_until_healthy(&mut self) {
         let known = self.inputs.cache.current();
         let status = known.as_ref().and_then(|node| node.status.as_ref());
@@ -228,28 +227,28 @@ impl<H: Host> StatusLoop<H> {
         }
     }
 
-    /// Looks at the runtime's state and at the machine.
+    /// Reads the state of runtime, machine and network.
     async fn read_host(&mut self) -> HostReading {
         let state = self.inputs.runtime.borrow_and_update().clone();
         self.runtime.observe(&state, Instant::now());
         HostReading { machine: self.inputs.host.machine(), network: self.inputs.host.network().await }
     }
 
-    /// Creates the Node, or makes the existing one agree. Tries until it succeeds: there is no status to keep before.
+    /// Creates the Node, or corrects the existing one. Retries without limit.
     async fn register(&mut self) {
         let began = self.inputs.clock.wall();
         let mut pauses = call::Pauses::new(Duration::from_millis(100));
         loop {
-            let look = self.read_host().await;
-            let Err(error) = self.try_register(&look, began).await else { return };
-            call::log_failure(&self.inputs.config.name, "node not registered", &error);
+            let host = self.read_host().await;
+            let Err(error) = self.try_register(&host, began).await else { return };
+            call::log_failure(&self.inputs.config.name, "cannot register the node", &error);
             pauses.wait().await;
         }
     }
 
-    async fn try_register(&mut self, look: &HostReading, began: SystemTime) -> Result<(), CallError> {
+    async fn try_register(&mut self, host: &HostReading, began: SystemTime) -> Result<(), CallError> {
         let mut wanted = initial::node(&self.inputs.config);
-        self.fill(&mut wanted, look);
+        self.fill(&mut wanted, host);
         let existing = match self.inputs.cache.current() {
             Some(known) => Node::clone(&known),
             None => {
@@ -295,15 +294,15 @@ impl<H: Host> StatusLoop<H> {
         Ok(())
     }
 
-    /// Computes the status and sends it if there is a reason to. `fresh`: of the Node as the API server has it now.
-    async fn update(&mut self, look: &HostReading, fresh: bool) -> Result<(), CallError> {
+    /// Computes the status and sends it if it differs or is due. `fresh`: reads the Node from the API server first.
+    async fn update(&mut self, host: &HostReading, fresh: bool) -> Result<(), CallError> {
         let cached = self.inputs.cache.current().filter(|_| !fresh);
         let known = match cached {
             Some(known) => Node::clone(&known),
             None => call::within(self.nodes.timeout, self.nodes.heartbeat.get(&self.inputs.config.name)).await?,
         };
         let mut node = known.clone();
-        self.fill(&mut node, look);
+        self.fill(&mut node, host);
         self.record_events(&known, &node);
         let moved = self.apply_pod_cidr(&pod_cidr(&node)).await;
         let restored = report::restore_labels(&mut node);
@@ -324,14 +323,14 @@ impl<H: Host> StatusLoop<H> {
         Ok(())
     }
 
-    /// Tells what has turned since the Node was like `known`.
+    /// Records events of changes since `known`.
     fn record_events(&mut self, known: &Node, node: &Node) {
         for event in self.reported.events_since(known, node) {
             (self.inputs.record_event)(event.kind, event.reason, &event.message);
         }
     }
 
-    /// The API server knows now.
+    /// The status was sent.
     fn reported(&mut self, node: &Node, changed: bool) {
         self.schedule.sent(Instant::now(), changed, fastrand::f64());
         if conditions::status_of(node.status.as_ref(), conditions::READY) == Some("True") {
@@ -339,16 +338,16 @@ impl<H: Host> StatusLoop<H> {
         }
     }
 
-    /// Sets everything the agent writes, and publishes the addresses.
-    fn fill(&mut self, node: &mut Node, look: &HostReading) {
+    /// Sets the fields of the agent, and publishes the addresses.
+    fn fill(&mut self, node: &mut Node, host: &HostReading) {
         let health = self.inputs.health.borrow_and_update().clone();
         let now = time::seconds(self.inputs.clock.wall());
         let failed = content::apply(
             node,
             &NodeInfo {
                 config: &self.inputs.config,
-                machine: &look.machine,
-                network: &look.network,
+                machine: &host.machine,
+                network: &host.network,
                 runtime: &self.runtime,
                 images: self.images.as_deref(),
                 pressures: *self.inputs.pressures.borrow_and_update(),
@@ -362,7 +361,7 @@ impl<H: Host> StatusLoop<H> {
             },
         );
         for error in failed.iter().filter(|error| !self.logged_errors.contains(error)) {
-            tracing::error!(node = self.inputs.config.name, error, "part of the node status cannot be reported");
+            tracing::error!(node = self.inputs.config.name, error, "cannot set part of the node status");
         }
         self.logged_errors = failed;
         let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
@@ -370,8 +369,8 @@ impl<H: Host> StatusLoop<H> {
         self.inputs.addresses.send_if_modified(|known| std::mem::replace(known, addresses.clone()) != addresses);
     }
 
-    /// Lists the images after one came or went, and now and then in case somebody else did it. The old list is better
-    /// than none.
+    /// Lists the images after a pull or removal, and periodically in case another client changed them. Keeps the old list
+    /// on errors.
     async fn list_images(&mut self) {
         let overdue = self.images_at.is_none_or(|at| at.elapsed() >= IMAGES_PERIOD);
         if !overdue && !self.inputs.images.has_changed().unwrap_or(false) {
@@ -380,24 +379,24 @@ impl<H: Host> StatusLoop<H> {
         self.inputs.images.mark_unchanged();
         self.images_at = Some(Instant::now());
         let listed = tokio::time::timeout(self.nodes.timeout, self.inputs.host.images()).await;
-        match listed.unwrap_or_else(|_| Err("the runtime does not answer".to_owned())) {
+        match listed.unwrap_or_else(|_| Err("no response from the runtime".to_owned())) {
             Ok(all) => self.images = Some(images::listed(all, self.inputs.config.max_images)),
-            Err(error) => tracing::warn!(error, "images of the node status are as they were"),
+            Err(error) => tracing::warn!(error, "cannot list images; the node status keeps the old list"),
         }
     }
 
-    /// Tells the runtime the pods' address range, if it is another one. True if the status must be sent because of it.
+    /// Sets a new pod CIDR in the runtime. True if the status must be sent because of it.
     async fn apply_pod_cidr(&mut self, cidr: &str) -> bool {
         if cidr.is_empty() || cidr == self.pod_cidr {
             return false;
         }
         let taken = tokio::time::timeout(self.nodes.timeout, self.inputs.host.set_pod_cidr(cidr)).await;
-        match taken.unwrap_or_else(|_| Err("the runtime does not answer".to_owned())) {
+        match taken.unwrap_or_else(|_| Err("no response from the runtime".to_owned())) {
             Ok(()) => {
-                tracing::info!(cidr, "the runtime knows the addresses of pods");
+                tracing::info!(cidr, "set the pod CIDR of the runtime");
                 cidr.clone_into(&mut self.pod_cidr);
             }
-            Err(error) => tracing::warn!(cidr, error, "the runtime does not take the addresses of pods"),
+            Err(error) => tracing::warn!(cidr, error, "cannot set the pod CIDR of the runtime"),
         }
         true
     }
@@ -409,12 +408,12 @@ fn pod_cidr(node: &Node) -> String {
     all.or_else(|| spec?.pod_cidr.clone()).unwrap_or_default()
 }
 
-/// True once the own Node differs from `known` in what the agent acts on; false if nobody watches it any more.
+/// True once the own Node differs from `known` in a field that the agent uses; false if the cache was dropped.
 async fn until_changed(own: &mut watch::Receiver<Option<Arc<Node>>>, known: Option<Arc<Node>>) -> bool {
     own.wait_for(|now| concerns(known.as_deref(), now.as_deref())).await.is_ok()
 }
 
-/// Did somebody else change what the agent acts on?
+/// Another client changed a field that the agent uses.
 fn concerns(known: Option<&Node>, now: Option<&Node>) -> bool {
     let relevant = |node: &Node| {
         let addresses = node.status.as_ref().and_then(|status| status.addresses.clone());

@@ -1,4 +1,4 @@
-//! Times as the API keeps them.
+//! API times.
 
 use std::time::SystemTime;
 
@@ -6,13 +6,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-/// To whole seconds. A clock out of the calendar counts as its nearest end.
+/// In whole seconds; a time out of range becomes the nearest valid one.
 pub(super) fn seconds(now: SystemTime) -> Time {
     let now = timestamp(now);
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }
 
-/// To microseconds.
+/// In microseconds.
 pub(super) fn micros(now: SystemTime) -> MicroTime {
     let now = timestamp(now);
     MicroTime(Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now))

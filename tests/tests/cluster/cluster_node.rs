@@ -244,7 +244,7 @@ async fn register_node_false_creates_no_node() {
     node.start_agent().await.unwrap();
     // It has tried to tell its status by then, and has not made itself a Node.
     let deadline = std::time::Instant::now() + keblet_tests::cluster::TIMEOUT;
-    while !node.log_excerpt().contains("node status not updated") {
+    while !node.log_excerpt().contains("cannot update the node status") {
         assert!(std::time::Instant::now() < deadline, "{}", node.log_excerpt());
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }

@@ -1,4 +1,4 @@
-//! When the last graceful shutdown began and ended: in `graceful_node_shutdown_state`, so that the next start can tell.
+//! Start and end of the last graceful shutdown, in the file `graceful_node_shutdown_state`, for metrics.
 
 use std::fs;
 use std::io;
@@ -13,13 +13,13 @@ use crate::node::time;
 
 const NAME: &str = "graceful_node_shutdown_state";
 
-/// The file and what is in it.
+/// The file.
 #[derive(Debug)]
 pub(super) struct StateFile {
     path: PathBuf,
 }
 
-/// Begin and end; none for what has not happened.
+/// Start and end, if they have happened.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Times {
@@ -36,7 +36,7 @@ impl Times {
         Self { end_time: Some(time::seconds(now)), ..self }
     }
 
-    /// As Unix time, 0 for what has not happened.
+    /// As Unix time, 0 if not happened.
     pub(super) fn unix(&self) -> (f64, f64) {
         #[expect(clippy::cast_precision_loss, reason = "seconds of our age fit")]
         let unix = |time: &Option<Time>| time.as_ref().map_or(0.0, |time| time.0.as_second() as f64);
@@ -50,13 +50,13 @@ impl StateFile {
         Self { path: root_dir.join(NAME) }
     }
 
-    /// What the last shutdown left; nothing if it left nothing that can be read.
+    /// The stored times; none if the file is missing or invalid.
     pub(super) fn read(&self) -> Times {
         let text = fs::read(&self.path).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    /// Writes all of it or nothing.
+    /// Replaces the file atomically.
     pub(super) fn write(&self, times: &Times) {
         let write = || -> io::Result<()> {
             let partial = self.path.with_extension("partial");
@@ -64,7 +64,7 @@ impl StateFile {
             fs::rename(&partial, &self.path)
         };
         if let Err(error) = write() {
-            tracing::warn!(file = %self.path.display(), %error, "the shutdown's times are not kept");
+            tracing::warn!(file = %self.path.display(), %error, "cannot store the times of the shutdown");
         }
     }
 }

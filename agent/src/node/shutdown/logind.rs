@@ -1,4 +1,4 @@
-//! logind on the system's D-Bus: the lock that delays a shutdown, and the news of one. Knows nothing of pods.
+//! logind over D-Bus: the inhibitor lock that delays a shutdown, and the signal `PrepareForShutdown`.
 
 use std::os::fd;
 use std::path::PathBuf;
@@ -17,44 +17,44 @@ const SERVICE: &str = "org.freedesktop.login1";
 const OBJECT: &str = "/org/freedesktop/login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 const DROP_IN: &str = "etc/systemd/logind.conf.d/99-kubelet.conf";
-/// Looks at the delay after logind was told to read its files again.
+/// Reads of the delay after logind was reloaded.
 const LOOKS: u32 = 5;
 const FIRST_LOOK: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
 const SIGHUP: i32 = 1;
 
-/// logind cannot be used.
+/// Errors of logind.
 #[derive(Debug, thiserror::Error)]
 pub enum LogindError {
-    /// It is not there, or refused.
+    /// It is not available, or returned an error.
     #[error("{what}: {error}")]
     Bus {
         /// What was tried.
         what: &'static str,
-        /// What it said.
+        /// The bus's error.
         error: zbus::Error,
     },
-    /// Its configuration cannot be written.
+    /// Its configuration was not written.
     #[error("cannot write {}: {error}", file.display())]
     DropIn {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// It does not delay shutdowns for so long.
+    /// Its maximum delay is too short.
     #[error(
         "node shutdown manager was timed out waiting for logind InhibitDelayMaxSec to update to {needed:?} \
          (ShutdownGracePeriod), current value is {is:?}"
     )]
     TooShort {
-        /// What is configured here.
+        /// The configured grace period.
         needed: Duration,
-        /// What logind allows.
+        /// logind's maximum delay.
         is: Duration,
     },
 }
 
-/// While it lives, a shutdown waits (up to logind's own limit).
+/// Delays a shutdown until it is dropped, up to logind's limit.
 #[derive(Debug)]
 pub struct DelayLock {
     _descriptor: fd::OwnedFd,
@@ -68,7 +68,10 @@ pub struct Logind {
 }
 
 impl Logind {
-    /// Over the system's bus.
+    /// Connects to the system bus.
+    ///
+    /// # Errors
+    /// The bus is not available.
     pub async fn connect() -> Result<Self, LogindError> {
         let connection = Connection::system().await.map_err(during("connecting to the system bus"))?;
         Ok(Self { connection, root: PathBuf::from("/") })
@@ -80,7 +83,10 @@ impl Logind {
         Self { connection, root }
     }
 
-    /// Makes logind delay shutdowns for `needed`, by its configuration if it does not do so already.
+    /// Makes logind delay shutdowns for `needed`, by a configuration file if its present limit is shorter.
+    ///
+    /// # Errors
+    /// logind is not available, its configuration was not written, or its delay stays too short.
     pub async fn allow_delay(&self, needed: Duration) -> Result<(), LogindError> {
         if self.max_delay().await? >= needed {
             return Ok(());
@@ -127,7 +133,7 @@ impl Logind {
         write().map_err(|error| LogindError::DropIn { file: file.clone(), error })
     }
 
-    /// Asks systemd to have logind read its files again.
+    /// Reloads logind through systemd.
     async fn reload(&self) -> Result<(), LogindError> {
         let (service, object) = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1");
         let manager = Some("org.freedesktop.systemd1.Manager");
@@ -136,7 +142,10 @@ impl Logind {
         called.map(drop).map_err(during("reloading systemd-logind"))
     }
 
-    /// Takes the lock.
+    /// Takes the inhibitor lock.
+    ///
+    /// # Errors
+    /// logind returned an error.
     pub async fn inhibit(&self) -> Result<DelayLock, LogindError> {
         let what = "inhibiting shutdowns";
         let arguments = ("shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay");
@@ -146,7 +155,10 @@ impl Logind {
         Ok(DelayLock { _descriptor: descriptor.into() })
     }
 
-    /// True when a shutdown begins, false when it is called off. Ends with the connection.
+    /// True when a shutdown begins, false when it is cancelled. Ends with the connection.
+    ///
+    /// # Errors
+    /// The signal cannot be subscribed.
     pub async fn shutdowns(&self) -> Result<impl Stream<Item = bool> + use<>, LogindError> {
         let what = "listening for PrepareForShutdown";
         let rule = MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("PrepareForShutdown");

@@ -1,8 +1,6 @@
-//! Graceful node shutdown (KEP-2000, KEP-2712): pods end by priority, each group within its time, before the machine
-//! goes down.
+//! Graceful node shutdown (KEP-2000, KEP-2712): pods are terminated by priority, each group within its period.
 //!
-//! Owns the lock that delays the shutdown, the order of the pods and the deadlines. Refuses to stop containers: it asks
-//! whoever runs pods to end them, and waits.
+//! Holds the inhibitor lock, orders the pods and enforces the periods. Pods are terminated through [`PodTerminator`].
 //!
 //! ```text
 //!  logind: PrepareForShutdown ─▶ task ─▶ node NotReady, no new pods, state file

@@ -1,23 +1,23 @@
-//! Who ends when. Pure.
+//! Order of termination. Pure.
 
 use std::time::Duration;
 
 use crate::model::Pod;
 
-/// Pods of this priority and above are critical to the cluster.
+/// Pods of this priority and above are critical (`SystemCriticalPriority`).
 const CRITICAL: i32 = 2_000_000_000;
 
-/// Pods from this priority up to the next group's, and the time they have to end.
+/// Pods from this priority up to that of the next group, and their shutdown period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// The lowest priority meant; the first group takes those below it as well.
+    /// The lowest priority of the group; the first group includes lower ones.
     pub priority: i32,
-    /// For all of them together.
+    /// For all pods of the group together.
     pub period: Duration,
 }
 
-/// The groups in the order they end, by the configuration: `by_priority` (`priority`, seconds) if there is any, else
-/// `total` of which `critical` is kept for critical pods. None if there is no time to give.
+/// The groups in order of termination: `by_priority` (`priority`, seconds) if not empty, else `total`, of which `critical`
+/// is reserved for critical pods. Empty if all periods are zero.
 pub fn groups(total: Duration, critical: Duration, by_priority: &[(i32, i64)]) -> Vec<Group> {
     let mut groups: Vec<Group> = by_priority
         .iter()
@@ -27,7 +27,7 @@ pub fn groups(total: Duration, critical: Duration, by_priority: &[(i32, i64)]) -
         })
         .collect();
     if groups.is_empty() && !total.is_zero() && critical <= total {
-        // Whole seconds, as everything that is told of them.
+        // Whole seconds, as in the kubelet.
         let seconds = |period: Duration| Duration::from_secs(period.as_secs());
         groups.push(Group { priority: 0, period: seconds(total - critical) });
         groups.push(Group { priority: CRITICAL, period: seconds(critical) });
@@ -36,12 +36,12 @@ pub fn groups(total: Duration, critical: Duration, by_priority: &[(i32, i64)]) -
     if needed(&groups).is_zero() { Vec::new() } else { groups }
 }
 
-/// How long the shutdown has to be delayed at most.
+/// Maximum delay of the shutdown.
 pub(super) fn needed(groups: &[Group]) -> Duration {
     groups.iter().map(|group| group.period).sum()
 }
 
-/// The pods of each group, in the order the groups end; groups without pods are left out.
+/// The pods of each group, in order of termination; groups without pods are omitted.
 pub(super) fn order(groups: &[Group], pods: Vec<Pod>) -> Vec<(Group, Vec<Pod>)> {
     let mut ordered: Vec<(Group, Vec<Pod>)> = groups.iter().map(|group| (*group, Vec::new())).collect();
     for pod in pods {
@@ -55,7 +55,7 @@ pub(super) fn order(groups: &[Group], pods: Vec<Pod>) -> Vec<(Group, Vec<Pod>)> 
     ordered
 }
 
-/// Seconds a pod of this group gets to end: the group's, or its own if that is less.
+/// Grace period of a pod in seconds: the group's period, or its own if that is shorter.
 pub(super) fn grace(group: &Group, pod: &Pod) -> i64 {
     let period = i64::try_from(group.period.as_secs()).unwrap_or(i64::MAX);
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_end_by_priority() {
+    fn pods_are_terminated_by_priority() {
         let groups = groups(secs(0), secs(0), &[(100, 5), (1000, 10), (CRITICAL, 20)]);
         let pods = vec![
             pod("critical", Some(CRITICAL + 1000), None),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_more_than_the_group_has() {
+    fn grace_periods_are_limited_by_the_group() {
         let group = Group { priority: 0, period: secs(10) };
         let table = [(None, 10), (Some(3), 3), (Some(30), 10), (Some(0), 0)];
         for (own, expected) in table {
@@ -128,9 +128,9 @@ mod tests {
     }
 
     proptest! {
-        /// No pod is lost or ends twice, and priorities never fall from one group to the next.
+        /// Every pod is in one group, and priorities increase from group to group.
         #[test]
-        fn every_pod_ends_once(
+        fn every_pod_is_in_one_group(
             levels in prop::collection::btree_map(-10_i32..10, 1_i64..100, 1..4), priorities in prop::collection::vec(-20_i32..20, 0..20),
         ) {
             let groups = groups(secs(0), secs(0), &levels.into_iter().collect::<Vec<_>>());

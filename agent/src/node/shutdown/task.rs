@@ -1,4 +1,4 @@
-//! The shutdown itself: waits for its news, ends the pods, lets the machine go.
+//! Waits for shutdowns, terminates the pods, releases the inhibitor lock.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,29 +22,29 @@ use crate::model::Pod;
 use crate::node::events::RecordNodeEvent;
 use crate::recorder::EventType;
 
-/// A bus that was lost is looked for again after this.
+/// Pause before a reconnect to the bus.
 const RECONNECT: Duration = Duration::from_secs(1);
 
-/// Ends pods because the machine goes down.
+/// Terminates pods for a shutdown.
 pub trait PodTerminator: Send + Sync + 'static {
-    /// The pods that are not over yet.
+    /// The pods that have not terminated.
     fn pods(&self) -> Vec<Pod>;
-    /// Ends a pod within `grace` seconds and returns when nothing of it is left running or mounted. May be dropped.
+    /// Terminates a pod within `grace` seconds; returns when nothing of it is running or mounted. Cancel-safe.
     fn terminate(&self, pod: &Pod, grace: i64) -> impl Future<Output = ()> + Send;
 }
 
-/// True from the news of a shutdown until it is called off.
+/// True from the begin of a shutdown until it is cancelled.
 pub type Down = watch::Sender<bool>;
 
-/// Everything a graceful shutdown works on.
+/// Inputs of a graceful shutdown.
 pub struct Shutdown<P> {
-    /// In the order they end; not empty.
+    /// In order of termination; not empty.
     pub groups: Vec<Group>,
-    /// Whoever runs pods.
+    /// Terminates pods.
     pub pods: P,
-    /// For readiness and admission.
+    /// Published for readiness and admission.
     pub down: Down,
-    /// Where the state file is, if times are kept (KEP-2712).
+    /// Folder of the state file, if times are stored (KEP-2712).
     pub state_file_dir: Option<PathBuf>,
     /// Events of the node.
     pub record_event: RecordNodeEvent,
@@ -56,15 +56,15 @@ pub struct Shutdown<P> {
 
 /// How a connection to logind ended.
 enum ConnectionEnd {
-    /// It never began.
+    /// It was not established.
     Refused(LogindError),
     /// It was lost.
     Lost,
 }
 
 impl<P: PodTerminator> Shutdown<P> {
-    /// Waits for shutdowns until `ending`. A machine without logind has none: that is said, and not tried again; a bus
-    /// that is lost later is. `connect` makes the connection.
+    /// Waits for shutdowns until `ending`. If the first connection by `connect` fails, this is logged and not retried; a
+    /// connection that is lost later is retried.
     pub async fn run<C, F>(self, connect: C, ending: CancellationToken)
     where
         C: Fn() -> F + Send,
@@ -93,15 +93,15 @@ impl<P: PodTerminator> Shutdown<P> {
                     tracing::error!(%error, "failed to start node shutdown manager");
                     return;
                 }
-                ConnectionEnd::Refused(error) => tracing::debug!(%error, "logind is not back"),
-                ConnectionEnd::Lost => tracing::warn!("the connection to logind is lost"),
+                ConnectionEnd::Refused(error) => tracing::debug!(%error, "cannot reconnect to logind"),
+                ConnectionEnd::Lost => tracing::warn!("lost the connection to logind"),
             }
             first = false;
             tokio::time::sleep(RECONNECT).await;
         }
     }
 
-    /// Holds the lock and waits for news, as long as the connection lasts.
+    /// Holds the lock and handles signals until the connection is lost.
     async fn handle_signals(&self, logind: &Logind) -> ConnectionEnd {
         if let Err(error) = logind.allow_delay(plan::needed(&self.groups)).await {
             return ConnectionEnd::Refused(error);
@@ -110,14 +110,14 @@ impl<P: PodTerminator> Shutdown<P> {
             (Ok(signals), Ok(lock)) => (signals, lock),
             (Err(error), _) | (_, Err(error)) => return ConnectionEnd::Refused(error),
         };
-        tracing::info!(delay = ?plan::needed(&self.groups), "shutdowns of this machine wait for its pods");
+        tracing::info!(delay = ?plan::needed(&self.groups), "holding the shutdown inhibitor lock");
         let mut signals = std::pin::pin!(signals);
         let mut lock = Some(lock);
         while let Some(down) = signals.next().await {
             if down {
                 self.shut_down(&mut lock).await;
             } else if let Err(error) = self.cancel_shutdown(logind, &mut lock).await {
-                tracing::error!(%error, "the next shutdown will not wait for pods");
+                tracing::error!(%error, "cannot take the shutdown inhibitor lock again");
             }
         }
         ConnectionEnd::Lost
@@ -130,7 +130,7 @@ impl<P: PodTerminator> Shutdown<P> {
         self.store_times(&times);
         self.terminate_pods().await;
         self.store_times(&times.ended(self.clock.wall()));
-        // With the lock goes what holds the machine back.
+        // Releases the lock: the shutdown continues.
         *lock = None;
     }
 
@@ -142,14 +142,14 @@ impl<P: PodTerminator> Shutdown<P> {
         Ok(())
     }
 
-    /// Group after group; none takes longer than it may.
+    /// Terminates group by group, each within its period.
     async fn terminate_pods(&self) {
         for (group, pods) in plan::order(&self.groups, self.pods.pods()) {
             let (priority, count) = (group.priority, pods.len());
-            tracing::info!(priority, pods = count, limit = ?group.period, "ending pods: the machine goes down");
+            tracing::info!(priority, pods = count, limit = ?group.period, "terminating pods for a node shutdown");
             let ends = join_all(pods.iter().map(|pod| self.pods.terminate(pod, plan::grace(&group, pod))));
             if tokio::time::timeout(group.period, ends).await.is_err() {
-                tracing::warn!(priority, limit = ?group.period, "some pods did not end in time");
+                tracing::warn!(priority, limit = ?group.period, "some pods did not terminate in time");
             }
         }
     }
