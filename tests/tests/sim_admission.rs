@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ExecAction, PodOS, PodStatus, Probe};
 use keblet::model::{Pod, PodUid};
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, PodOf, Senses, pod};
+use keblet_tests::node::{Agent, PodOf, SensorSet, pod};
 use tokio::time::{Instant, sleep};
 
 const UID: &str = "web-uid";
@@ -21,7 +21,7 @@ fn sim() -> SimRuntime {
 
 fn start(sim: &SimRuntime, folder: &Path, pods: Vec<Pod>) -> Agent {
     std::fs::write(folder.join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
-    Agent::start(sim, Senses::ALL, folder, pods)
+    Agent::start(sim, SensorSet::ALL, folder, pods)
 }
 
 async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Ledger) -> bool) {

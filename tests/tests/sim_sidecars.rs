@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use keblet::model::PodUid;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, Senses, node, pod};
+use keblet_tests::node::{Agent, SensorSet, node, pod};
 use tokio::time::{Instant, sleep};
 
 /// Deadline of every wait, on the simulated node's clock.
@@ -31,7 +31,7 @@ fn exited(trace: &Trace, pod: &str, container: &str) -> Vec<Instant> {
 async fn sidecar_starts_before_later_init_containers_and_keeps_running() {
     let (sim, folder) = node();
     let web = pod("web").after("first", "exit 0 1s").beside("proxy", "run").after("second", "exit 0 1s");
-    let _agent = Agent::start(&sim, Senses::ALL, folder.path(), vec![web.running("main", "run").build()]);
+    let _agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web.running("main", "run").build()]);
     until(&sim, "main runs", |t| t.live("web", "main").is_some()).await;
     sleep(secs(30)).await;
     sim.trace(|t| {
@@ -50,7 +50,7 @@ async fn crashed_sidecar_restarts_under_every_restart_policy() {
     for policy in ["Always", "OnFailure", "Never"] {
         let (sim, folder) = node();
         let web = pod("web").restarted(policy).after("init", "exit 0").beside("proxy", "exit 1 5s until 2");
-        let _agent = Agent::start(&sim, Senses::ALL, folder.path(), vec![web.running("main", "run").build()]);
+        let _agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web.running("main", "run").build()]);
         let third = |t: &Trace| t.live("web", "proxy").is_some_and(|instance| instance.attempt == 2);
         until(&sim, "third instance of the sidecar", third).await;
         sleep(secs(30)).await;
@@ -67,7 +67,7 @@ async fn crashed_sidecar_restarts_under_every_restart_policy() {
 async fn sidecars_terminate_after_main_containers_in_reverse_order() {
     let (sim, folder) = node();
     let web = pod("web").beside("one", "term 100ms").beside("two", "term 100ms").running("main", "term 1s");
-    let agent = Agent::start(&sim, Senses::ALL, folder.path(), vec![web.clone().build()]);
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web.clone().build()]);
     until(&sim, "main runs", |t| t.live("web", "main").is_some()).await;
     sleep(secs(5)).await;
     agent.remove(web.build()).await;
@@ -88,7 +88,7 @@ async fn pod_completes_when_main_containers_exit_beside_a_sidecar() {
     for (program, phase) in [("exit 0 3s", "Succeeded"), ("exit 4 3s", "Failed")] {
         let (sim, folder) = node();
         let job = pod("job").restarted("Never").beside("proxy", "term 50ms").running("main", program);
-        let agent = Agent::start(&sim, Senses::ALL, folder.path(), vec![job.build()]);
+        let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![job.build()]);
         let begin = Instant::now();
         until(&sim, "main exited", |t| !exited(t, "job", "main").is_empty()).await;
         until(&sim, "sidecar stopped", |t| t.live_count() == 0).await;
