@@ -125,7 +125,7 @@ fn the_previous_status_is_kept_without_instance() {
     assert_eq!(story(&ended.generate(), "a"), "terminated 2 Error after none, 3");
     let with_past = one("Always", vec![self::running("a", 1), exited("a", 0, 2)]).then(vec![]);
     assert_eq!(story(&with_past.generate(), "a"), "waiting ContainerCreating after terminated 2 Error, 1");
-    let counted_once = running_twice_forgotten();
+    let counted_once = running_twice_without_instance();
     assert_eq!(
         story(&counted_once.generate(), "a"),
         "waiting ContainerCreating after terminated 137 ContainerStatusUnknown, 4"

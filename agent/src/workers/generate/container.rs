@@ -78,7 +78,7 @@ pub fn container_config(
         )?),
     };
     let environment = instance.environment;
-    let envs = environment.iter().map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone() });
+    let envs = environment.iter().map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone().into() });
     Ok(cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt: instance.restarts }),
         image: Some(cri::ImageSpec {

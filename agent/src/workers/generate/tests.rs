@@ -508,8 +508,8 @@ mod from_objects {
         assert!(error.contains("\"$(RAW)\" refers to a variable that is not valid UTF-8"), "{error}");
         let config = config(&with_container(json!({}))).expect("valid");
         let value = |name: &str| config.envs.iter().find(|env| env.key == name).expect("set").value.clone();
-        assert_eq!(value("RAW"), [0xe4, 0xe4, 0xff]);
-        assert_eq!(value("MADE"), [b'<', 0xe4, 0xe4, 0xff, b'>']);
+        assert_eq!(value("RAW"), &[0xe4, 0xe4, 0xff][..]);
+        assert_eq!(value("MADE"), &b"<\xe4\xe4\xff>"[..]);
     }
 
     #[test]

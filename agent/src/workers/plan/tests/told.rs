@@ -37,6 +37,8 @@ impl Listener {
             old: self.store.basis("uid", &situation.pod, None).unwrap_or(&nothing),
             reasons: &HashMap::new(),
             qos_class: "BestEffort",
+            resources: None,
+            recursive_read_only: false,
             is_terminal: false,
             runtime_type: "sim",
             node: None,
