@@ -47,14 +47,14 @@ struct NodeContext {
 }
 
 /// What a pod worker contributes to the status besides spec and snapshot.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct PodObservations<'a> {
     /// Last start failure by container name (upstream: reason cache).
     pub reasons: &'a HashMap<String, StartFailure>,
     /// QoS class computed from the spec.
     pub qos_class: &'a str,
     /// Requests and limits of the whole pod; `None` if a quantity cannot be read.
-    pub resources: Option<&'a ResourceRequirements>,
+    pub resources: Option<ResourceRequirements>,
     /// The pod's runtime handler supports recursive read-only mounts (KEP-3857).
     pub recursive_read_only: bool,
     /// All containers are stopped and will not be restarted.
@@ -116,7 +116,7 @@ impl Statuses {
             old: &old,
             reasons: observations.reasons,
             qos_class: observations.qos_class,
-            resources: observations.resources,
+            resources: observations.resources.as_ref(),
             recursive_read_only: observations.recursive_read_only,
             is_terminal: observations.is_terminal,
             runtime_type: &self.context.runtime_type,

@@ -226,12 +226,11 @@ impl Worker {
 
     /// Publishes the pod's status as of `view`. Returns true if its phase is terminal.
     pub(super) fn publish_status(&mut self, pod: &Pod, view: &PodSnapshot, terminal: bool) -> bool {
-        let resources = pod_resources(pod).ok();
         let handler = view.sandboxes.first().map_or("", |sandbox| sandbox.runtime_handler.as_str());
         let observations = PodObservations {
             reasons: &self.syncing.reasons,
             qos_class: qos_class(pod).map_or("BestEffort", QosClass::as_str),
-            resources: resources.as_ref(),
+            resources: pod_resources(pod).ok(),
             recursive_read_only: self.context.act.settings.security.handlers.recursive_read_only(handler),
             is_terminal: terminal,
         };
