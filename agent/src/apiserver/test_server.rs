@@ -1,4 +1,4 @@
-//! A real HTTPS server for tests: TLS 1.3, HTTP/2 or HTTP/1.1, client certificates asked for, connections counted.
+//! An HTTPS server for tests: TLS 1.3, HTTP/2 or HTTP/1.1, client certificates requested, connections counted.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -81,7 +81,7 @@ impl Reply {
     }
 }
 
-/// A request as the server saw it.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// Number of the connection, from 1.
@@ -112,7 +112,7 @@ impl Drop for TestServer {
 }
 
 impl TestServer {
-    /// Speaks HTTP/1.1 only.
+    /// Supports HTTP/1.1 only.
     pub async fn start_http1(authority: &Authority, handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
         let mut config = config(authority);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -123,7 +123,7 @@ impl TestServer {
         Self::start_at(authority, "127.0.0.1:0".parse().expect("an address"), handler).await
     }
 
-    /// Leaves the first connection as soon as there is a request on it, without having looked at that.
+    /// Sends GOAWAY on the first connection as soon as there is a request on it, without processing it.
     pub async fn start_leaving(
         authority: &Authority,
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
@@ -171,7 +171,7 @@ impl TestServer {
         self.seen.lock().expect("a log").clone()
     }
 
-    /// Waits until the log is as wanted.
+    /// Waits until the log fulfils a condition.
     pub async fn until(&self, wanted: impl Fn(&[Seen]) -> bool) -> Vec<Seen> {
         for _ in 0..1000 {
             let seen = self.seen();
@@ -212,7 +212,7 @@ fn config(authority: &Authority) -> ServerConfig {
     config
 }
 
-/// Empty settings, then GOAWAY without an error, which names no request as seen (RFC 9113, 6.5 and 6.8).
+/// Empty settings, then GOAWAY with NO_ERROR and last stream 0 (RFC 9113, 6.5 and 6.8).
 const GOODBYE: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 async fn leave(tcp: tokio::net::TcpStream, tls: tokio_rustls::TlsAcceptor) {
@@ -223,7 +223,7 @@ async fn leave(tcp: tokio::net::TcpStream, tls: tokio_rustls::TlsAcceptor) {
         stream.read_buf(&mut read).await.expect("a request");
     }
     stream.write_all(GOODBYE).await.expect("written");
-    // Until the client has left, too.
+    // Until the client has closed the connection, too.
     drop(stream.read_to_end(&mut read).await);
 }
 
@@ -250,7 +250,7 @@ async fn serve(
     });
     let mut server = auto::Builder::new(TokioExecutor::new());
     server.http2().max_concurrent_streams(100);
-    // An error says that the client has gone.
+    // An error means that the client has disconnected.
     drop(server.serve_connection(TokioIo::new(stream), service).await);
 }
 

@@ -44,7 +44,7 @@ fn objects(client: &kube::Client) -> Api<ConfigMap> {
 }
 
 fn write_pair(folder: &Path, (certificate, key): (String, String)) {
-    // One file for both, replaced at once, as certificate stores do it.
+    // One file for both, replaced atomically, as certificate stores do.
     std::fs::write(folder.join("new.pem"), certificate + &key).expect("written");
     std::fs::rename(folder.join("new.pem"), folder.join("client.pem")).expect("renamed");
 }
@@ -252,7 +252,7 @@ async fn a_replaced_token_is_used_after_a_401() {
     objects(&api.main).get("a").await.expect_err("refused");
     std::fs::write(folder.path().join("token"), "new\n").expect("written");
     objects(&api.main).get("a").await.expect_err("the file has just been read");
-    // The next refusal comes when what was read is old enough to be doubted.
+    // The next 401 comes when the token may be read again.
     let Authorizer::File(file) = &api.shared.authorizer else { panic!("a token file") };
     file.age(Duration::from_secs(11)).await;
     objects(&api.main).get("a").await.expect_err("still the old one, and refused");

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::apiserver::recovery::Recovery;
 
-/// The server's side: the test answers request after request.
+/// The server: the test answers one request after another.
 struct Server {
     asked: mpsc::UnboundedReceiver<Asked>,
 }
@@ -28,7 +28,7 @@ struct Asked {
 
 type AnswerBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// Lines of a watch, sent as the test likes. Ends when dropped.
+/// The lines of a watch. The watch ends when this is dropped.
 type Lines = mpsc::UnboundedSender<std::io::Result<Frame<Bytes>>>;
 
 fn start() -> (Server, Api<ConfigMap>) {
@@ -89,7 +89,7 @@ fn bookmark(version: &str, end: bool) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"resourceVersion": version, "annotations": annotations}})
 }
 
-/// What comes out, as text.
+/// The event as text.
 fn shown(event: Event<ConfigMap>) -> String {
     let name = |object: &ConfigMap| object.metadata.name.clone().unwrap_or_default();
     match event {
@@ -207,7 +207,7 @@ async fn a_broken_connection_is_waited_out_and_nothing_is_listed_twice() {
     let (mut server, mut client, lines) = watching().await;
     let broke = Instant::now();
     lines.send(Err(std::io::Error::other("reset by peer"))).expect("the watch is open");
-    // Away for a while: each answer fails to come.
+    // An outage: no request is answered.
     for _ in 0..8 {
         drop(server.next().await);
     }
@@ -226,12 +226,12 @@ async fn the_end_of_an_absence_ends_the_pause() {
     let (mut server, api) = start();
     let recovery = Recovery::default();
     let mut client = Client::woken_by(api, Config::default(), recovery.subscribe());
-    // Long enough away for pauses of half a minute and more.
+    // An outage long enough for pauses of half a minute and more.
     for _ in 0..8 {
         drop(server.next().await);
         recovery.failed();
     }
-    // Another request, a heartbeat perhaps, finds the server back.
+    // Another request, such as a heartbeat, succeeds.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let back = Instant::now();
     recovery.answered(http::StatusCode::OK);
@@ -357,7 +357,7 @@ async fn failures_of_long_watches_do_not_grow_the_pause() {
         tokio::time::sleep(QUIET * 2).await;
         drop(lines.send(Err(std::io::Error::other("connection reset"))));
         let broken = Instant::now();
-        // The server that has come back has forgotten what was, which is the next error.
+        // The restarted server does not have the resource version, which is the next error.
         let asked = server.next().await;
         assert!(
             asked.says("resourceVersion=10") && broken.elapsed() <= FIRST_PAUSE * 2,

@@ -1,4 +1,4 @@
-//! The manager against a signer that answers as the test likes, on paused time.
+//! The rotation manager against a scripted signer, on paused time.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU32;
@@ -30,7 +30,7 @@ use super::super::testing::pair;
 use super::*;
 use crate::apiserver::recovery::Recovery;
 
-/// What the signer does with the next request; the last one counts for all further ones.
+/// What the signer does with the next request; the last entry is used for all further ones.
 #[derive(Clone, Copy, Debug)]
 enum Does {
     Sign {
@@ -38,17 +38,17 @@ enum Does {
     },
     Deny,
     Nothing,
-    /// Signs, but nobody hears of it: the server is away, for watches, until [`Signer::come_back`].
-    SignUnheard,
+    /// Issues a certificate, but watches fail until [`Signer::recover`].
+    SignDuringOutage,
     Refuse(u16),
 }
 
-/// An API server that knows CertificateSigningRequests only.
+/// An API server for CertificateSigningRequests only.
 struct Signer {
     issuer: Issuer<'static, KeyPair>,
     clock: Clock,
     script: Mutex<Vec<Does>>,
-    /// When each request came, and what it asked for.
+    /// Time and object of each request.
     asked: Mutex<Vec<(Instant, Value)>>,
     number: AtomicU32,
     last: Mutex<Value>,
@@ -74,8 +74,8 @@ impl Signer {
         })
     }
 
-    /// Watches work again, and other requests have noticed.
-    fn come_back(&self) {
+    /// Watches succeed again, and other requests have detected that.
+    fn recover(&self) {
         self.away.store(false, Ordering::SeqCst);
         self.recovery.over();
     }
@@ -115,7 +115,7 @@ impl Signer {
             if let Does::Refuse(code) = does {
                 return whole(code, &json!({"kind": "Status", "status": "Failure", "code": code, "reason": "x"}));
             }
-            self.away.store(matches!(does, Does::SignUnheard), Ordering::SeqCst);
+            self.away.store(matches!(does, Does::SignDuringOutage), Ordering::SeqCst);
             let number = self.number.fetch_add(1, Ordering::SeqCst);
             object["metadata"] =
                 json!({"name": format!("csr-{number}"), "uid": format!("u{number}"), "resourceVersion": "1"});
@@ -151,7 +151,7 @@ impl Signer {
         let condition = |kind: &str| json!([{"type": kind, "status": "True"}]);
         let seconds = match does {
             Does::Sign { seconds } => seconds,
-            Does::SignUnheard => 1000,
+            Does::SignDuringOutage => 1000,
             Does::Deny => return json!({"conditions": condition("Denied")}),
             Does::Nothing | Does::Refuse(_) => return json!({}),
         };
@@ -172,7 +172,7 @@ struct Bench {
     templates: watch::Sender<Option<Template>>,
     server_health: ServerHealth,
     clock: Clock,
-    /// Which client was asked for: with a good pair, or without.
+    /// The argument of each call for a client.
     used: Arc<Mutex<Vec<bool>>>,
 }
 
@@ -261,12 +261,12 @@ async fn a_pending_request_is_abandoned_after_fifteen_minutes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_certificate_issued_during_an_outage_is_received_after_it() {
-    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &[Does::SignUnheard]);
-    // Long enough for pauses of half a minute and more.
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &[Does::SignDuringOutage]);
+    // An outage long enough for pauses of half a minute and more.
     tokio::time::sleep(Duration::from_secs(300)).await;
     assert_eq!((bench.signer.asked().len(), bench.current.borrow().is_none()), (1, true));
     let began = Instant::now();
-    bench.signer.come_back();
+    bench.signer.recover();
     bench.until(|pair| pair.is_some()).await;
     assert!(began.elapsed() <= Duration::from_millis(1100), "{:?}", began.elapsed());
 }

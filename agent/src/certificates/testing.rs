@@ -10,7 +10,7 @@ use rcgen::KeyPair;
 
 use super::pair::Pair;
 
-/// A self-signed pair of group system:nodes, valid between two moments given in seconds since 1970.
+/// A self-signed pair of group system:nodes, valid between two Unix times in seconds.
 pub fn pair(common_name: &str, from: u64, until: u64) -> Pair {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();

@@ -37,7 +37,7 @@ use super::secure::testing::Pair;
 use crate::config::FeatureGates;
 use crate::config::KubeletConfiguration;
 
-/// Nothing here takes longer.
+/// Timeout of everything in these tests.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An agent whose state the test sets.
@@ -86,7 +86,7 @@ pub(super) fn handles(pods: Vec<Arc<Pod>>, sync_loop_seconds: Arc<AtomicU64>) ->
     }
 }
 
-/// A port nobody listens on right now.
+/// A free port.
 pub(super) async fn free_port() -> SocketAddr {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
     listener.local_addr().expect("an address")
@@ -107,7 +107,7 @@ pub(super) async fn exchange(stream: impl AsyncRead + AsyncWrite, method: &str, 
     let text = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
     stream.write_all(text.as_bytes()).await.expect("sent");
     let mut answer = Vec::new();
-    // The other end may close without a word at the TLS layer; what came is what counts.
+    // The server may close without close_notify; the received bytes are used.
     let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut answer)).await.expect("in time");
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let (head, body) =
@@ -116,10 +116,10 @@ pub(super) async fn exchange(stream: impl AsyncRead + AsyncWrite, method: &str, 
     Answer { status, head: head.to_lowercase(), body: body.to_owned() }
 }
 
-/// A main port that runs.
+/// A running main port.
 pub(super) struct MainPort {
     pub(super) address: SocketAddr,
-    /// Who signed the server's certificate, and whom it trusts to sign its clients'.
+    /// The authority of the server's certificate and of its clients'.
     pub(super) authority: Arc<Authority>,
     pub(super) folder: tempfile::TempDir,
     pub(super) metrics: Arc<Metrics>,
@@ -127,7 +127,7 @@ pub(super) struct MainPort {
     pub(super) task: tokio::task::JoinHandle<()>,
 }
 
-/// How to make one.
+/// Builds a [`MainPort`].
 pub(super) struct Setup {
     pub(super) config: KubeletConfiguration,
     pub(super) gates: FeatureGates,
@@ -189,7 +189,7 @@ impl Setup {
 }
 
 impl MainPort {
-    /// How a client that trusts the tests' authority connects, with its certificate if it has one.
+    /// The configuration of a client that trusts the tests' authority, with its certificate if it has one.
     pub(super) fn client(&self, pair: Option<&Pair>) -> ClientConfig {
         client_of(&[&self.authority], pair)
     }

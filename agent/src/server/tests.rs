@@ -14,7 +14,7 @@ use super::testing::free_port;
 use super::testing::handles;
 use super::*;
 
-/// Both servers, and what they read.
+/// Both servers and their state.
 struct Served {
     health: SocketAddr,
     read_only: SocketAddr,

@@ -1,4 +1,4 @@
-//! An API server of few words: single objects with watches, tokens, services. Keeps every request, fails when told to.
+//! A scripted API server: single objects with watches, tokens, services. Records requests, and fails on demand.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -28,7 +28,7 @@ use crate::model::Clock;
 
 type Out = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Who watches what, and where its frames go.
+/// A watch and the sender of its frames.
 type Watcher = (String, mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>);
 
 pub(super) struct State {
@@ -38,16 +38,16 @@ pub(super) struct State {
     watchers: Vec<Watcher>,
     /// Every request as `GET path?query`.
     pub(super) requests: Vec<String>,
-    /// Nobody answers.
+    /// Connections are refused.
     pub(super) away: bool,
-    /// The next so many requests are refused with 403.
+    /// This many further requests are answered with 403.
     pub(super) refusals: usize,
-    /// Watches cannot begin with a list.
+    /// Streaming lists are not supported.
     pub(super) old: bool,
     pub(super) tokens: usize,
 }
 
-/// The server's side, shared with the test.
+/// The server, shared with the test.
 #[derive(Clone)]
 pub(super) struct Api(Arc<Mutex<State>>, Clock);
 
@@ -79,7 +79,7 @@ impl Api {
         Client::new(service, "default")
     }
 
-    /// Creates or changes an object, and tells its watchers.
+    /// Creates or changes an object, and notifies its watches.
     pub(super) fn put(&self, key: &str, mut object: Value) {
         let mut state = self.state();
         state.version += 1;
@@ -101,7 +101,7 @@ impl Api {
         }
     }
 
-    /// Ends all watches, and answers nothing any more, or answers again.
+    /// Begins or ends an outage; ends all watches.
     pub(super) fn away(&self, away: bool) {
         let mut state = self.state();
         state.away = away;

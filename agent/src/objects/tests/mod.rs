@@ -1,4 +1,4 @@
-//! The room against a scripted API server, on paused time.
+//! The object cache against a scripted API server, on paused time.
 
 mod api;
 
@@ -14,7 +14,7 @@ use api::Api;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// The room and its API server.
+/// The object cache and its API server.
 struct Room {
     api: Api,
     objects: Objects,
@@ -56,7 +56,7 @@ fn pod(uid: &str, volumes: &[&str], envs: &[&str]) -> Pod {
     .expect("a pod")
 }
 
-/// The next change is told within a second.
+/// The next change is announced within a second.
 async fn told(registration: &mut Registration) -> bool {
     tokio::time::timeout(Duration::from_secs(1), registration.changed()).await.is_ok()
 }
@@ -104,7 +104,7 @@ async fn only_what_pods_refer_to_is_read_and_only_as_long() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(room.value("a").await, "object \"ns\"/\"a\" not registered");
     assert_eq!(room.api.watches(), 1);
-    // A successor registers before the key of the one before is dropped.
+    // A new registration precedes the drop of the previous one.
     let three = room.register("two", &["d"], &[]);
     drop(two);
     assert_eq!(room.value("d").await, "configmap \"d\" not found");
@@ -140,7 +140,7 @@ async fn cached_objects_are_served_during_an_outage() {
     room.put("a", "2");
     room.api.away(false);
     let went = tokio::time::Instant::now();
-    // The watch went on from where it was; nothing is told of what happened before, until the watch is renewed.
+    // The watch was resumed; earlier changes are not announced until the watch is renewed.
     room.put("a", "3");
     tokio::time::timeout(Duration::from_secs(61), async {
         while room.value("a").await != "3" {
@@ -158,7 +158,7 @@ async fn a_late_authorization_is_waited_for() {
     let room = Room::new(Strategy::Watch);
     room.put("a", "1");
     room.api.state().refusals = 5;
-    let _interest = room.register("u", &["a"], &[]);
+    let _registration = room.register("u", &["a"], &[]);
     let began = tokio::time::Instant::now();
     assert_eq!(room.value("a").await, "1");
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
@@ -181,7 +181,7 @@ async fn servers_without_streaming_lists_are_listed() {
 async fn immutable_objects_are_not_watched() {
     let room = Room::new(Strategy::Watch);
     room.api.put("configmaps/ns/a", json!({"immutable": true, "data": {"k": "1"}}));
-    let _interest = room.register("u", &["a"], &[]);
+    let _registration = room.register("u", &["a"], &[]);
     assert_eq!(room.value("a").await, "1");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(room.api.watches(), 0);
@@ -196,7 +196,7 @@ async fn objects_needed_at_start_only_are_not_watched_for_ever() {
     let room = Room::new(Strategy::Watch);
     room.put("env", "1");
     room.put("volume", "1");
-    let _interest = room.register("u", &["volume"], &["env"]);
+    let _registration = room.register("u", &["volume"], &["env"]);
     assert_eq!((room.value("env").await, room.api.watches()), ("1".into(), 2));
     tokio::time::sleep(Duration::from_secs(240)).await;
     assert_eq!(room.api.watches(), 2);
@@ -214,7 +214,7 @@ async fn more_objects_than_watches_are_read_as_needed() {
     let room = Room::new(Strategy::Watch);
     let names: Vec<String> = (0..store::MAX_WATCHES + 3).map(|n| format!("n{n}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let _interest = room.register("u", &names, &[]);
+    let _registration = room.register("u", &names, &[]);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(room.api.watches(), store::MAX_WATCHES);
     let period = room.objects.refresh_period(&pod("u", &names, &[])).expect("some have to be read again");
@@ -262,7 +262,7 @@ async fn strategy_get_reads_every_time() {
 async fn invalid_names_are_not_requested() {
     let room = Room::new(Strategy::Watch);
     let names = ["../secrets/x", "a?b", "a&watch=false", "a%2f", "A", "", "-a", &"a".repeat(254)];
-    let _interest = room.register("u", &names, &[]);
+    let _registration = room.register("u", &names, &[]);
     for name in names {
         let error = room.value(name).await;
         assert!(error.contains("the name is not a DNS subdomain"), "{error}");
@@ -314,14 +314,14 @@ async fn tokens_are_kept_and_replaced_in_time() {
 #[tokio::test(start_paused = true)]
 async fn a_token_request_denied_at_first_is_retried_soon() {
     let room = Room::new(Strategy::Watch);
-    let _interest = room.register("u", &[], &[]);
+    let _registration = room.register("u", &[], &[]);
     let refused = |times| room.api.state().refusals = times;
     refused(5);
     let began = tokio::time::Instant::now();
     let token = room.objects.token(&key(3600)).await.expect("the API server has learnt whose pod it is");
     assert_eq!(token.text.expose_secret(), "token-1");
     assert!(began.elapsed() < Duration::from_millis(400), "{:?}", began.elapsed());
-    // Who may not have one at all hears of it.
+    // A lasting denial becomes an error.
     refused(100);
     let error = room.objects.token(&key(600)).await.expect_err("refused").to_string();
     assert!(error.starts_with("failed to fetch token: ") && error.contains("no relationship found"), "{error}");

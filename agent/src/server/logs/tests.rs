@@ -1,4 +1,4 @@
-//! The handler as a client sees it, against a runtime of few words.
+//! The handler as a client sees it, against a scripted runtime.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -229,14 +229,14 @@ async fn a_log_requested_after_the_exit_is_complete() {
     write!(node.log(), "{}", line(1)).unwrap();
     node.snapshot.lock().unwrap().containers[0] = testing::proven("main", 0, Some(0));
     let asked = node.text("/containerLogs/ns/pod/main?tailLines=1");
-    let buried = async {
+    let reported = async {
         tokio::time::sleep(Duration::from_millis(50)).await;
         write!(node.log(), "{}", line(2)).unwrap();
         node.snapshot.lock().unwrap().containers[0].proven = None;
     };
-    let (answer, ()) = tokio::join!(asked, buried);
-    assert_eq!(answer, (200, "line 2\n".to_owned()), "the runtime wrote it after the death was known");
-    // A runtime that never buries it keeps nobody for ever.
+    let (answer, ()) = tokio::join!(asked, reported);
+    assert_eq!(answer, (200, "line 2\n".to_owned()), "the runtime wrote it after the exit was known");
+    // A runtime that never reports the exit delays the response for a bounded time.
     node.snapshot.lock().unwrap().containers[0] = testing::proven("main", 0, Some(0));
     assert_eq!(node.text("/containerLogs/ns/pod/main").await.1, "line 1\nline 2\n");
 }
@@ -251,7 +251,7 @@ async fn a_tail_of_zero_returns_only_new_lines() {
     assert_eq!(bytes(&mut body, 7).await, "line 2\n");
 }
 
-/// A client that takes nothing is read nothing for; one that takes gets every line of a busy log.
+/// The file is not read for a client that does not read; other clients get every line of a busy log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_client_does_not_block_others() {
     let node = Node::new();

@@ -125,7 +125,7 @@ fn pem(der: &[u8]) -> String {
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
 }
 
-/// An authority that signs what tests need.
+/// A certificate authority for tests.
 pub(in crate::server) struct Authority {
     params: CertificateParams,
     key: KeyPair,
@@ -179,7 +179,7 @@ impl Authority {
         self.sign(params)
     }
 
-    /// A client whose certificate has run out.
+    /// A client with an expired certificate.
     pub(in crate::server) fn expired(&self, name: &str) -> Pair {
         let mut params = params(name, &[]);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];

@@ -26,8 +26,8 @@ use crate::server::testing::TIMEOUT;
 use crate::server::testing::client_of;
 use crate::server::testing::exchange;
 
-/// The API server of these tests: token "good" is ann's; who is called `root` may do everything, `looker` may do what
-/// needs a subresource of its own, everybody else nothing.
+/// The API server of these tests: the token "good" is root's; `root` is allowed everything, `looker` everything but the
+/// subresource proxy, other users nothing.
 fn api() -> Arc<Script> {
     Script::new(
         |token| {
@@ -49,7 +49,7 @@ fn api() -> Arc<Script> {
     )
 }
 
-/// Every path there is, with the subresources that are asked about.
+/// All paths with the subresources of their reviews.
 const PATHS: [(&str, &str); 34] = [
     ("/healthz", "healthz proxy"),
     ("/healthz/ping", "healthz proxy"),
@@ -237,7 +237,7 @@ async fn fine_grained_rights_do_and_tokens_work() {
     assert_eq!(port.ask(Some(&strange), "GET", "/pods", "").await.status, 401, "the handshake is no place to refuse");
 }
 
-/// A router that shows what a request has become, and echoes upgraded connections.
+/// A router that returns the request it got, and echoes upgraded connections.
 fn mounted() -> Mounted {
     async fn show(request: Request) -> String {
         let user = request.extensions().get::<User>().map(|user| user.name.clone());

@@ -1,4 +1,4 @@
-//! Clients that want too much.
+//! Limits of connections and requests.
 
 use super::*;
 
@@ -18,7 +18,7 @@ async fn request_heads_are_limited() {
     let _ = stream.write_all(b"GET /pods HTTP/1.1\r\nHost: x\r\n").await;
     let mut sent = 0;
     for index in 0..1000 {
-        // The server may hang up while the client still writes.
+        // The server may close the connection while the client still writes.
         if stream.write_all(format!("X-{index}: {chunk}\r\n").as_bytes()).await.is_err() {
             break;
         }

@@ -1,4 +1,4 @@
-//! TLS versions, protocols, certificates that change.
+//! TLS versions, protocols, and reloaded certificates.
 
 use super::*;
 

@@ -50,7 +50,7 @@ impl PodLookup for OnePod {
     }
 }
 
-/// Requests the runtime got, by name.
+/// Requests of the runtime, by name.
 type Asked = Arc<Mutex<Vec<(String, axum::body::Bytes)>>>;
 
 struct Node {
@@ -149,7 +149,7 @@ impl Node {
     }
 }
 
-/// A streaming server that returns every byte it gets, and tells what it was asked.
+/// A streaming server that echoes every byte and records its requests.
 async fn echo() -> (String, Arc<Mutex<Vec<(String, HeaderMap)>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let told = asked.clone();

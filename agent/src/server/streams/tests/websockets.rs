@@ -1,4 +1,4 @@
-//! Clients that speak WebSocket, and what of it reaches the streaming server.
+//! WebSocket clients, and what reaches the streaming server.
 
 use futures_util::SinkExt as _;
 use futures_util::StreamExt as _;
@@ -82,7 +82,7 @@ async fn a_tunnel_is_refused_as_the_runtime_refuses() {
     }
 }
 
-/// A streaming server that accepts so many streams, says `hello` and tells success.
+/// A streaming server that accepts this many streams, writes `hello` and reports success.
 fn polite(expected: usize, seen: Arc<Mutex<Vec<u8>>>) -> Router {
     Router::new().fallback(move |mut request: Request| async move {
         let upgrade = hyper::upgrade::on(&mut request);
@@ -107,7 +107,7 @@ fn polite(expected: usize, seen: Arc<Mutex<Vec<u8>>>) -> Router {
                 }
             }
             let (mut out, writer) = (Vec::new(), spdy::Writer::default());
-            // One of them is the output; what is said on the input is passed over.
+            // One of them is the output; input is ignored.
             for number in [3, 5] {
                 writer.data(&mut out, number, b"hello", true);
             }
@@ -144,7 +144,7 @@ async fn the_fifth_protocol_is_spoken_here() {
     assert_eq!((status, node.counted("exec")), (404, 1), "what is refused before is no session");
 }
 
-/// A runtime waits for the streams it was asked for, which for attaching are those of the container, not of the client.
+/// A runtime waits for the requested streams, which for attach are those of the container, not of the client.
 #[tokio::test]
 async fn attach_opens_the_requested_streams() {
     let seen = Arc::<Mutex<Vec<u8>>>::default();
@@ -196,7 +196,7 @@ async fn malformed_handshakes() {
     assert_eq!((status, told.as_str()), (400, "unable to upgrade: a WebSocket handshake without a key"));
 }
 
-/// Older protocols, and all of them while the gate is off, are between client and runtime.
+/// Older protocols, and all protocols while the feature gate is off, are passed through.
 #[tokio::test]
 async fn other_protocols_pass_through() {
     for (websockets, protocols) in [(true, "v4.channel.k8s.io"), (false, "v5.channel.k8s.io")] {

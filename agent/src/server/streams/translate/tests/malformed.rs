@@ -1,4 +1,4 @@
-//! Clients and runtimes that do what they must not, or nothing at all.
+//! Malformed and missing input of clients and runtimes.
 
 use super::runtime_to_client::ACCEPT;
 use super::runtime_to_client::RESULT_LENGTH;
@@ -48,7 +48,7 @@ async fn other_frames_instead_of_replies_are_errors() {
     }
 }
 
-/// Streams that nobody opened, headers of any size, and kinds of frames that do not exist.
+/// Unknown streams, headers of any size, and unknown types of frames.
 #[tokio::test]
 async fn irrelevant_frames_are_ignored() {
     let mut session = Session::begun(OUTPUT, 4096).await;
@@ -68,7 +68,7 @@ async fn irrelevant_frames_are_ignored() {
     assert_eq!(session.result().await["status"], "Success");
 }
 
-/// It asks for answers that it does not take, and for nothing else.
+/// The runtime sends pings and does not read the answers.
 #[tokio::test]
 async fn pings_of_a_runtime_that_does_not_read_are_bounded() {
     let mut session = Session::begun(OUTPUT, 256).await;
@@ -110,12 +110,12 @@ async fn malformed_input_of_a_client_ends_the_session() {
         assert!(told.contains("malformed message of the client") && told.contains(reason), "{told}");
         assert_eq!(session.input().await, None);
         session.agent.await.unwrap();
-        // It may hold what the client said before.
+        // It may contain earlier input of the client.
         while session.runtime.frame().await.is_some() {}
     }
 }
 
-/// A message as long as may be arrives whole, in frames that are no burden to the runtime.
+/// A message of the maximum size arrives complete, in small frames.
 #[tokio::test]
 async fn a_long_message_is_cut_into_frames() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 16 << 20).await;
@@ -134,7 +134,7 @@ async fn a_long_message_is_cut_into_frames() {
     assert!(heard == long[1..]);
 }
 
-/// It asks for answers that it does not take.
+/// The client sends pings and does not read the answers.
 #[tokio::test]
 async fn pings_of_a_client_that_does_not_read_are_bounded() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
@@ -163,7 +163,7 @@ fn raw_frame_short(kind: u8, payload: &[u8]) -> Vec<u8> {
     [&[0x80 | kind, 0x80 | length, 0, 0, 0, 0][..], payload].concat()
 }
 
-/// The runtime speaks without end to a client that does not listen.
+/// The runtime writes endlessly to a client that does not read.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_does_not_read_stops_reads_for_it() {
     let session = Session::begun(OUTPUT, 4096).await;

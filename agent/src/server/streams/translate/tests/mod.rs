@@ -41,7 +41,7 @@ struct Session {
 }
 
 impl Session {
-    /// One whose connections hold this many bytes, with a runtime that is yet to accept the streams.
+    /// A session with buffers of this many bytes, whose runtime has not accepted the streams yet.
     async fn start(streams: Streams, room: usize) -> Self {
         Self::speaking(Protocol::V4, streams, room).await
     }
@@ -58,7 +58,7 @@ impl Session {
         Self { client, runtime, agent }
     }
 
-    /// One that has begun.
+    /// A session that has begun.
     async fn begun(streams: Streams, room: usize) -> Self {
         let mut session = Self::start(streams, room).await;
         assert_eq!(session.input().await.unwrap(), [channels::ready_channel(streams)], "there is a session");
@@ -66,13 +66,13 @@ impl Session {
         session
     }
 
-    /// What the client hears, but for questions whether it is there.
+    /// The next message to the client, without pings.
     async fn input(&mut self) -> Option<Vec<u8>> {
         loop {
             match tokio::time::timeout(2 * idle::IDLE, self.client.next()).await.expect("in time")? {
                 Ok(Message::Binary(bytes)) => return Some(bytes.to_vec()),
                 Ok(Message::Close(_)) => {
-                    // It is answered with what is sent next.
+                    // The answer is sent with the next message.
                     let _ = self.client.flush().await;
                     return None;
                 }
@@ -102,7 +102,7 @@ impl Session {
 }
 
 impl Runtime {
-    /// The next frame, also one that asks whether it is there.
+    /// The next frame, pings included.
     async fn any_frame(&mut self) -> Option<Frame> {
         loop {
             if let Some(frame) = self.frames.next(&mut self.buffer).unwrap() {
@@ -141,7 +141,7 @@ impl Runtime {
         self.raw(&out).await;
     }
 
-    /// What comes on a stream, to its end or until so much is there.
+    /// The data of a stream, to its end or up to this length.
     async fn hears(&mut self, stream: &str, length: usize) -> (Vec<u8>, bool) {
         let (wanted, mut all) = (self.streams[stream], Vec::new());
         loop {

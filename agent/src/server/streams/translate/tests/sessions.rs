@@ -1,4 +1,4 @@
-//! Sessions as they should be, and how they end.
+//! Regular sessions and their ends.
 
 use super::channels::CLOSE;
 use super::*;
@@ -58,7 +58,7 @@ async fn much_data_in_both_directions_over_small_buffers() {
     });
     let expected = all.clone();
     let echo = tokio::spawn(async move {
-        // A runtime that returns everything, and asks in between whether anybody is there.
+        // A runtime that echoes everything, and sends pings in between.
         let mut heard = Vec::new();
         while let Some(Frame::Data { bytes, last, .. }) = runtime.frame().await {
             heard.extend_from_slice(&bytes);
@@ -113,7 +113,7 @@ async fn a_disconnected_client_ends_the_session() {
     assert_eq!(session.runtime.frame().await, None, "the runtime is told by the end of the connection");
 }
 
-/// What it said last is not taken, so that its end is not read.
+/// Its last input is not read, so its end is not detected by reading.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_disconnects_during_back_pressure_ends_the_session() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
@@ -124,7 +124,7 @@ async fn a_client_that_disconnects_during_back_pressure_ends_the_session() {
     tokio::time::timeout(TIMEOUT * 2, session.agent).await.expect("in time").unwrap();
 }
 
-/// The runtime is done and listens no more, while the client still speaks.
+/// The runtime has ended and does not read any more, while the client still writes.
 #[tokio::test]
 async fn the_result_is_sent_to_a_client_that_keeps_writing() {
     let session = Session::begun(INPUT_AND_OUTPUT, 512).await;
@@ -145,7 +145,7 @@ async fn the_result_is_sent_to_a_client_that_keeps_writing() {
     agent.await.unwrap();
 }
 
-/// A connection that is closed while the client still speaks loses what the client has not read.
+/// Closing a socket with unread input would discard what the client has not read.
 #[tokio::test(start_paused = true)]
 async fn a_slow_client_receives_everything() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 4096).await;
@@ -226,7 +226,7 @@ async fn silence_ends_a_session() {
     session.runtime.say("stdout", b"x", false).await;
     assert_eq!(session.input().await.unwrap(), b"\x01x", "who speaks is heard");
     tokio::time::sleep(idle::IDLE / 2).await;
-    // That it is there is no reason to go on.
+    // Pings do not keep a session alive.
     session.client.send(Message::Ping("here".into())).await.unwrap();
     let told = session.failure().await;
     assert!(told.contains("idle for four hours"), "{told}");
