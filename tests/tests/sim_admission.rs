@@ -24,9 +24,9 @@ fn start(sim: &SimRuntime, folder: &Path, pods: Vec<Pod>) -> Agent {
     Agent::start(sim, SensorSet::ALL, folder, pods)
 }
 
-async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Ledger) -> bool) {
-    if let Err(unmet) = sim.until(what, Duration::from_secs(900), condition).await {
-        panic!("{unmet}");
+async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Trace) -> bool) {
+    if let Err(timed_out) = sim.until(what, Duration::from_secs(900), condition).await {
+        panic!("{timed_out}");
     }
 }
 
@@ -52,7 +52,7 @@ async fn swapped(sim: &SimRuntime, folder: &Path, web: &PodOf) -> Agent {
 }
 
 fn stops(sim: &SimRuntime) -> usize {
-    sim.ledger(|l| l.calls().filter(|call| call.method == Method::StopContainer).count())
+    sim.trace(|l| l.calls().filter(|call| call.method == Method::StopContainer).count())
 }
 
 #[tokio::test(start_paused = true)]
@@ -67,8 +67,8 @@ async fn a_rejected_pod_that_runs_is_not_killed() {
     agent.remove(other).await;
     until(&sim, "the other pod is gone", |l| l.live("other", "main").is_none()).await;
     sleep(LONG).await;
-    assert_eq!(sim.ledger(|l| l.history("web", "main").count()), 1, "{}", sim.ledger(Ledger::to_string));
-    assert!(sim.ledger(|l| l.live("web", "main").is_some()), "{}", sim.ledger(Ledger::to_string));
+    assert_eq!(sim.trace(|l| l.history("web", "main").count()), 1, "{}", sim.trace(Trace::to_string));
+    assert!(sim.trace(|l| l.live("web", "main").is_some()), "{}", sim.trace(Trace::to_string));
     let status = status(&agent);
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Running"), Some("PodFeatureUnsupported")));
     let message = status.message.expect("a message");
@@ -111,7 +111,7 @@ async fn an_unmanaged_pod_whose_containers_have_exited_fails() {
     sleep(Duration::from_secs(20)).await;
     assert_eq!(status(&agent).phase.as_deref(), Some("Running"));
     sleep(LONG).await;
-    assert_eq!(sim.ledger(|l| l.history("web", "main").count()), 1, "nothing is restarted");
+    assert_eq!(sim.trace(|l| l.history("web", "main").count()), 1, "nothing is restarted");
     let status = status(&agent);
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("PodFeatureUnsupported")));
 }
@@ -127,7 +127,7 @@ async fn a_pod_for_another_operating_system_is_never_started() {
     foreign.spec.as_mut().expect("a spec").os = None;
     agent.update(Arc::new(foreign)).await;
     sleep(LONG).await;
-    assert_eq!(sim.ledger(|l| l.history("web", "main").count()), 0, "{}", sim.ledger(Ledger::to_string));
+    assert_eq!(sim.trace(|l| l.history("web", "main").count()), 0, "{}", sim.trace(Trace::to_string));
     let status = status(&agent);
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("PodOSNotSupported")));
 }

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use k8s_openapi::api::core::v1::PodStatus;
 use keblet::config::{FeatureGates, KubeletConfiguration};
 use keblet::metrics::Metrics;
-use keblet::model::PodUid;
+use keblet::model::{Pod, PodSnapshot, PodUid};
+use keblet::pleg::PlegHandle;
 use keblet::runtime::RuntimeOptions;
 use keblet::server::secure::{Secure, serving_files};
-use keblet::server::{Containers, Handles, Mounted, Options, SensorReport, logs, run_main};
+use keblet::server::{AgentState, Containers, Handles, Mounted, Options, PodLookup, SensorReport, logs, run_main};
 use keblet_tests::cri::{SimRuntime, client};
 use keblet_tests::node::{PlegHarness, SensorSet, runtime};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -62,12 +64,8 @@ async fn serve(folder: PathBuf, shutdown: CancellationToken) -> anyhow::Result<(
     let pod = json!({"metadata": {"name": "talker", "namespace": "default", "uid": "talker-uid"},
         "spec": {"containers": [{"name": "main"}]}, "status": {"containerStatuses": [status]}});
     let pod = Arc::new(serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod)?);
-    let containers = Containers {
-        pod: Arc::new(move |namespace, name| (namespace == "default" && name == "talker").then(|| pod.clone())),
-        status: Arc::new(|pod| pod.status.clone().unwrap_or_default()),
-        snapshot: Arc::new(move |uid| pleg.cached(uid)),
-        runtime: runtime(&sim, RuntimeOptions::default()),
-    };
+    let pods = Arc::new(OnePod { pod, pleg });
+    let containers = Containers { pods, runtime: runtime(&sim, RuntimeOptions::default()) };
     let mounted = Mounted { debug: logs::router(containers, false), stats: axum::Router::new() };
     let (address, gates) = ("127.0.0.1".to_owned(), FeatureGates::default());
     let mut config = KubeletConfiguration { address, port: 0, ..KubeletConfiguration::default() };
@@ -81,15 +79,60 @@ async fn serve(folder: PathBuf, shutdown: CancellationToken) -> anyhow::Result<(
     Ok(())
 }
 
+/// The pod whose log is followed.
+struct OnePod {
+    pod: Pod,
+    pleg: PlegHandle,
+}
+
+impl PodLookup for OnePod {
+    fn pod(&self, namespace: &str, name: &str) -> Option<Pod> {
+        (namespace == "default" && name == "talker").then(|| self.pod.clone())
+    }
+
+    fn status(&self, pod: &Pod) -> PodStatus {
+        pod.status.clone().unwrap_or_default()
+    }
+
+    fn snapshot(&self, uid: &PodUid) -> Option<Arc<PodSnapshot>> {
+        self.pleg.cached(uid)
+    }
+}
+
+/// An agent of which nothing but its logs is read.
+struct LogsOnly;
+
+impl AgentState for LogsOnly {
+    fn pods(&self) -> Vec<Pod> {
+        Vec::new()
+    }
+
+    fn running_pods(&self) -> Result<Vec<Pod>, String> {
+        Ok(Vec::new())
+    }
+
+    fn sensors(&self) -> Vec<SensorReport> {
+        Vec::new()
+    }
+
+    fn sync_loop_age(&self) -> Option<Duration> {
+        Some(Duration::ZERO)
+    }
+
+    fn runtime_ready(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn refresh_metrics(&self) {}
+
+    fn set_verbosity(&self, _level: u32) -> Result<(), String> {
+        Ok(())
+    }
+}
+
 fn handles() -> Handles {
     Handles {
-        pods: Arc::new(Vec::new),
-        running_pods: Arc::new(|| Ok(Vec::new())),
-        sensors: Arc::new(Vec::<SensorReport>::new),
-        sync_loop_age: Arc::new(|| Some(Duration::ZERO)),
-        ready: Arc::new(|| Ok(())),
-        refresh: Arc::new(|| ()),
-        verbosity: Arc::new(|_| Ok(())),
+        agent: Arc::new(LogsOnly),
         configz: Arc::new(json!({})),
         version: "v1.36.3",
         flags: Arc::default(),

@@ -117,7 +117,7 @@ async fn running_pod_has_a_complete_status() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn resources_of_pod_and_container_are_reported() {
-    let tenant = Tenant::move_in("resources").await.unwrap();
+    let tenant = Tenant::new_namespace("resources").await.unwrap();
     let mut spec = tenant.shell("sleep 3600");
     let resources = json!({"requests": {"cpu": "100m", "memory": "32Mi"}, "limits": {"cpu": "0.5", "memory": "64Mi"}});
     spec["containers"][0]["resources"] = resources.clone();
@@ -130,7 +130,7 @@ async fn resources_of_pod_and_container_are_reported() {
     assert_eq!(serde_json::to_value(&status.allocated_resources).unwrap(), resources["requests"]);
     let of_pod = json!({"requests": resources["requests"], "limits": {"cpu": "500m", "memory": "64Mi"}});
     assert_eq!(serde_json::to_value(&status.resources).unwrap(), of_pod);
-    tenant.move_out().await.unwrap();
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
