@@ -10,6 +10,7 @@
 pub mod admission;
 pub mod apiserver;
 pub mod certificates;
+pub mod cgroups;
 pub mod cli;
 pub mod config;
 pub mod events;

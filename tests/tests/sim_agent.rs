@@ -496,10 +496,10 @@ async fn every_exit_is_reported_exactly_once() {
     assert_eq!(deaths, [1; 30]);
 }
 
-/// Calls per minute of idle pods, for one and for ten times as many.
+/// Calls to the runtime in ten minutes of 100 and of 1,000 idle pods.
 #[tokio::test(start_paused = true)]
 async fn idle_runtime_calls_do_not_grow_with_pod_count() {
-    let mut per_minute = Vec::new();
+    let mut per_ten_minutes = Vec::new();
     for count in [100_usize, 1000] {
         let node = Node::new();
         let _agent = node.start(SensorSet::ALL, (0..count).map(|n| pod(&format!("p{n}")).running("main", "run")));
@@ -507,9 +507,10 @@ async fn idle_runtime_calls_do_not_grow_with_pod_count() {
         sleep(secs(30)).await;
         let before = node.sim.trace(Trace::total);
         sleep(secs(600)).await;
-        per_minute.push((node.sim.trace(Trace::total) - before) / 10);
+        per_ten_minutes.push(node.sim.trace(Trace::total) - before);
     }
-    assert!(per_minute[1] <= per_minute[0] && per_minute[0] <= 3, "{per_minute:?}");
+    // Ten times Status, two relists of two lists each: 1.4 calls per minute, whatever the number of pods.
+    assert!(per_ten_minutes[1] <= per_ten_minutes[0] && per_ten_minutes[0] <= 15, "{per_ten_minutes:?}");
 }
 
 /// KEP-2000: pods end within the time the shutdown gives them, say why, and none comes after.

@@ -11,12 +11,13 @@ use std::time::Duration;
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
+use keblet::cgroups::CgroupName;
+use keblet::cgroups::Cgroups;
+use keblet::cgroups::Driver;
+use keblet::cgroups::Hierarchies;
+use keblet::cgroups::Layout;
 use keblet::images::Images;
 use keblet::images::PullLimits;
-use keblet::kernel::cgroup::CgroupName;
-use keblet::kernel::cgroup::Cgroups;
-use keblet::kernel::cgroup::Driver;
-use keblet::kernel::cgroup::Layout;
 use keblet::model::Clock;
 use keblet::model::ContainerClass;
 use keblet::model::ContainerResources;
@@ -59,6 +60,10 @@ use tokio::sync::watch;
 const PATIENCE: Duration = Duration::from_secs(20);
 const UID: &str = "0a1b2c3d-act";
 
+fn layout() -> Layout {
+    Hierarchies::detect().unwrap().layout
+}
+
 /// Calls to the runtime, in order.
 #[derive(Debug, Default)]
 struct Calls(Mutex<Vec<Operation>>);
@@ -94,7 +99,7 @@ impl Node {
         let options = RuntimeOptions { observer: calls.clone(), ..RuntimeOptions::default() };
         let runtime = Runtime::new(&endpoint, None, options);
         let root = CgroupName::parse(&cgroup_root).unwrap();
-        let cgroups = Cgroups::new(Layout::detect().unwrap(), Driver::Cgroupfs, root).unwrap();
+        let cgroups = Cgroups::new(layout(), Driver::Cgroupfs, root).unwrap();
         cgroups.ensure_tree().await.unwrap();
         let resources = ResourceSettings {
             cfs_period: Some(100_000),
@@ -167,7 +172,7 @@ impl Node {
 }
 
 fn make_cgroup(path: &str) {
-    for mount in Layout::detect().unwrap().mounts() {
+    for mount in layout().mounts() {
         let mut dir = mount.to_owned();
         for component in path.split('/').filter(|component| !component.is_empty()) {
             let parent = dir.clone();
@@ -183,7 +188,7 @@ fn make_cgroup(path: &str) {
 }
 
 fn remove_cgroup(path: &str) {
-    for mount in Layout::detect().unwrap().mounts() {
+    for mount in layout().mounts() {
         fs::remove_dir(mount.join(path.trim_start_matches('/'))).unwrap();
     }
 }
@@ -300,7 +305,7 @@ async fn pod_starts_and_terminates_on_containerd() {
     {
         assert!(log.contains(expected), "no {expected:?} in {log}");
     }
-    let memory = Layout::detect().unwrap().mount_of("memory").unwrap().join(cgroup.trim_start_matches('/'));
+    let memory = layout().mount_of("memory").unwrap().join(cgroup.trim_start_matches('/'));
     let limit = fs::read_to_string(memory.join("memory.limit_in_bytes")).unwrap();
     assert_eq!(limit.trim(), (64 << 20).to_string());
     let messages = node.dir.join(format!("act/root/pods/{UID}/containers/main"));

@@ -1,8 +1,8 @@
 //! The runtime's event stream as hints.
 //!
-//! Subscribes, asks for a relist once the subscription stands, and hands on what arrives. A stream that ends is
-//! reopened for ever, with capped delays. Of the statuses inside events only exits are handed on: runtimes take and stamp
-//! statuses in no reliable order, sometimes leave them out, and tell of one sandbox only; but an exit is final.
+//! Subscribes, requests a relist, and forwards events. A stream that ends is reopened for ever, with capped delays. Of the
+//! statuses in events only exits are forwarded: runtimes sample and stamp statuses in no reliable order, sometimes omit
+//! them, and include one sandbox only; but an exit is final.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,12 +28,12 @@ use crate::runtime::ContainerEvents;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 
-/// A runtime that lacks the call is asked again this often: it may have been upgraded.
+/// Period of retries with a runtime that lacks the call: it may have been upgraded.
 const UNIMPLEMENTED_RETRY: Duration = Duration::from_secs(60);
 
-/// containerd keeps up to 1000 events while nobody reads, and replays them to the next subscriber. Those older than
-/// the subscription by this much are not looked into one by one: one list answers them all. They are not dropped,
-/// because only the runtime's stamp makes them old, and stamps can be wrong (another unit, a clock set back).
+/// containerd keeps up to 1000 events without a subscriber and replays them to the next one. Those older than the
+/// subscription by this much cause one relist instead of single inspections. They are not dropped, since time stamps can
+/// be wrong (another unit, a clock set back).
 const STALE: Duration = Duration::from_secs(5);
 
 /// Follows the event stream until `shutdown`.
@@ -75,11 +75,11 @@ pub async fn follow(
 }
 
 async fn send(hints: &mpsc::Sender<Hint>, hint: Hint) {
-    // Without a PLEG there is nobody to tell; the shutdown token ends this task.
+    // Fails only after the PLEG has stopped; then the shutdown token ends this task.
     let _ = hints.send(hint).await;
 }
 
-/// Hands events on until the stream ends; returns its last error.
+/// Forwards events until the stream ends; returns its last error.
 async fn read(
     mut events: ContainerEvents,
     hints: &mpsc::Sender<Hint>,
@@ -106,8 +106,8 @@ async fn read(
     None
 }
 
-/// Where an event says to look. Creations say nothing: who creates a container looks for itself. An event that names
-/// no pod means: look everywhere.
+/// The hint of an event. Creations give none: the worker that creates a container inspects its pod itself. An event
+/// without a pod requests a relist.
 fn hint(event: v1::ContainerEventResponse) -> Option<Hint> {
     let expect = match ContainerEventType::try_from(event.container_event_type) {
         Ok(ContainerEventType::ContainerCreatedEvent) => return None,
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_a_pod_makes_us_look_everywhere() {
+    fn an_event_without_a_pod_requests_a_relist() {
         let mut nameless = event(ContainerEventType::ContainerDeletedEvent, "");
         assert!(matches!(hint(nameless.clone()), Some(Hint::Gap(RelistReason::Unattributed))));
         nameless.pod_sandbox_status = None;
@@ -147,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn creations_need_no_look_and_stops_do() {
+    fn creations_give_no_hint_and_stops_do() {
         assert!(hint(event(ContainerEventType::ContainerCreatedEvent, "u")).is_none());
         let stopped = hint(event(ContainerEventType::ContainerStoppedEvent, "u"));
         assert!(matches!(stopped, Some(Hint::Runtime { expect: Expect::Stopped, exited: None, .. })));
     }
 
     #[test]
-    fn only_the_exit_of_the_container_itself_is_believed() {
+    fn only_the_exit_of_the_container_itself_is_forwarded() {
         let status = |id: &str, state: v1::ContainerState| v1::ContainerStatus {
             id: id.into(),
             state: state as i32,

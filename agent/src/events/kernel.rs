@@ -1,8 +1,7 @@
-//! The probes' records as hints: whose init exited, who was OOM-killed.
+//! Records of the probes as hints: exits of init processes, OOM kills.
 //!
-//! Loads the probes, watches the cgroup tree that pods live in (the kernel side watches what is made below it), maps
-//! cgroups to containers, and hands on what concerns one. Where the probes cannot be loaded the sensors are down with
-//! a reason, and the agent runs on.
+//! Loads the probes, watches the cgroups of pods (the probes watch those created below), maps cgroups to containers, and
+//! forwards what concerns a container. If the probes cannot be loaded, their sensors are down with a reason.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use super::RelistReason;
 use super::sensors::Sensor;
 use super::sensors::SensorBoard;
 use super::sensors::SensorState;
+use crate::cgroups::Hierarchy;
 use crate::kernel::bpf;
 use crate::kernel::bpf::KernelRecord;
 use crate::kernel::bpf::Loaded;
@@ -28,27 +28,26 @@ use crate::kernel::bpf::ProbeStatus;
 use crate::kernel::bpf::Probes;
 use crate::kernel::bpf::Records;
 use crate::kernel::clock::BootTime;
-use crate::kernel::hierarchy::Hierarchy;
 use crate::kernel::index::ContainerIndex;
 use crate::metrics::Metrics;
 use crate::model::KernelMoment;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 
-/// Where to look.
+/// Options of the kernel sensors.
 #[derive(Clone, Debug)]
 pub struct KernelOptions {
-    /// The cgroup below which pods live, in the watched hierarchy (`/kubepods`, `/` for all).
+    /// The cgroup of all pods in the watched hierarchy (`/kubepods`, `/` for all cgroups).
     pub cgroup_root: String,
     /// The kernel's type information.
     pub btf: PathBuf,
-    /// ProbeOutput when the machine itself is out of memory.
+    /// Records the event `SystemOOM`.
     pub recorder: Recorder,
-    /// Where lost records are counted.
+    /// Counts lost records.
     pub metrics: Arc<Metrics>,
 }
 
-/// Loads the probes and starts following them. Returns a handle for counters, or `None` if they cannot be loaded.
+/// Loads the probes and starts forwarding their records. `None` if they cannot be loaded.
 pub async fn start(
     options: KernelOptions,
     hierarchy: Hierarchy,
@@ -134,7 +133,7 @@ impl Follower {
                     return;
                 }
             };
-            // A full channel makes us wait; what the kernel cannot write meanwhile it counts as lost.
+            // Waits while the channel is full; records that the kernel drops meanwhile are counted.
             if let Some(hint) = hint
                 && self.hints.send(hint).await.is_err()
             {
@@ -186,8 +185,7 @@ impl Follower {
     }
 }
 
-/// What is told of a victim of the machine's own want of memory. Where a limit fired it was that cgroup's; where the
-/// victim is not known, neither is the limit.
+/// Message of a system OOM: no cgroup limit was exceeded. If the victim is unknown, so is the limit.
 fn system_oom(oom: &Oom) -> Option<String> {
     let victim = oom.victim.as_ref().filter(|_| oom.limit.is_none())?;
     Some(format!("System OOM encountered, victim process: {}, pid: {}", victim.comm, oom.pid))
@@ -205,14 +203,14 @@ mod tests {
     use crate::kernel::bpf::OomVictim;
 
     #[test]
-    fn only_the_machines_own_want_of_memory_is_the_nodes() {
+    fn only_a_kill_without_an_exceeded_limit_is_a_system_oom() {
         let victim =
             OomVictim { started: BootTime(0), comm: "hungry".to_owned(), oom_score_adj: 0, pid_ns_init: false };
         let oom =
             |limit, victim| Oom { pid: 7, at: BootTime(1), cgroup: None, watched: false, limit, victim, memory: None };
-        let told = system_oom(&oom(None, Some(victim.clone())));
-        assert_eq!(told.as_deref(), Some("System OOM encountered, victim process: hungry, pid: 7"));
-        assert_eq!(system_oom(&oom(Some(CgroupId(1)), Some(victim))), None, "a limit fired");
-        assert_eq!(system_oom(&oom(None, None)), None, "nobody knows whether a limit fired");
+        let message = system_oom(&oom(None, Some(victim.clone())));
+        assert_eq!(message.as_deref(), Some("System OOM encountered, victim process: hungry, pid: 7"));
+        assert_eq!(system_oom(&oom(Some(CgroupId(1)), Some(victim))), None, "a limit was exceeded");
+        assert_eq!(system_oom(&oom(None, None)), None, "the limit is unknown");
     }
 }

@@ -1,12 +1,10 @@
-//! Observed hints: the runtime's event stream and the kernel's records, as one typed, bounded, counted stream.
-//!
-//! Owns the sensors and their state. A sensor only reports; it knows nothing of pods' specs and decides nothing.
-//! Losing one raises the relist rate, and after a gap one relist covers what was missed.
+//! Sensors and their hints: the runtime's event stream and the kernel's records, as one typed and bounded stream. A sensor
+//! only reports. Losing one raises the relist rate; after a gap one relist covers what was missed.
 //!
 //! ```text
 //!  runtime stream ─▶ cri ────┐
 //!  ring buffers ──▶ kernel ──┼─▶ Hint ─▶ pleg
-//!  pidfd ─────────▶ process ─┘ (pinned by the pleg itself)
+//!  pidfd ─────────▶ process ─┘ (watched by the pleg itself)
 //! ```
 
 pub mod cri;
@@ -21,46 +19,45 @@ use crate::model::ContainerId;
 use crate::model::KernelMoment;
 use crate::model::PodUid;
 
-/// Hints waiting for the PLEG. When full, the senders wait: the runtime has a queue of its own, and what the kernel
-/// cannot write meanwhile it counts as lost, which a relist makes good.
+/// Hints queued for the PLEG. When full, the senders wait: the runtime has a queue of its own, and records that the kernel
+/// drops meanwhile are counted and covered by a relist.
 pub const HINT_CAPACITY: usize = 4096;
 
-/// What a container should look like once the hint has been served.
+/// The state that a hint announces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expect {
     /// Running or beyond.
     Started,
-    /// Exited, by the runtime's own word.
+    /// Exited, as reported by the runtime.
     Stopped,
-    /// No longer known.
+    /// Removed.
     Deleted,
 }
 
 /// One hint. Never state.
 #[derive(Clone, Debug)]
 pub enum Hint {
-    /// The runtime says that something happened to a container or sandbox of a pod.
+    /// The runtime reported an event of a container or sandbox.
     Runtime {
-        /// The pod, if the event tells.
+        /// The pod.
         uid: PodUid,
         /// The container or sandbox.
         id: ContainerId,
-        /// What the PLEG should see when it looks.
+        /// What an inspection should show.
         expect: Expect,
-        /// For a stop: what the event itself says of the container, if it says that it has exited. An exit is final,
-        /// so it may be believed whatever the order in which events arrive.
+        /// For a stop: the status of the container in the event, if it has exited. An exit is final, whatever the order of
+        /// events.
         exited: Option<Box<ContainerStatus>>,
     },
     /// The kernel recorded the exit of a container's init process.
     Exit(ExitFacts),
-    /// The kernel chose a victim.
+    /// The OOM killer chose a process.
     Oom(OomFacts),
-    /// Something was missed: list everything.
+    /// Events were missed: a relist is needed.
     Gap(RelistReason),
 }
 
-/// A container's init process has exited, says the kernel. The process may still hold its files: the pidfd tells when
-/// it is gone.
+/// A container's init process exited. It may still hold its files: a pidfd becomes readable when it is gone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExitFacts {
     /// The container, by its cgroup.
@@ -88,7 +85,7 @@ pub struct OomFacts {
     pub at: KernelMoment,
 }
 
-/// Why all pods are listed.
+/// Reason of a relist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub enum RelistReason {
     /// The agent starts.
@@ -103,7 +100,7 @@ pub enum RelistReason {
     Unattributed,
     /// Events arrived that are older than the subscription.
     Backlog,
-    /// Runtime and kernel disagree.
+    /// The runtime did not confirm an exit that the kernel proved.
     Contradiction,
 }
 

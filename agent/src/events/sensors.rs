@@ -1,4 +1,4 @@
-//! The state of every sensor, and what it means for the relist period.
+//! States of the sensors, and the relist period that follows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Sensor {
     }
 }
 
-/// How a sensor is.
+/// State of a sensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SensorState {
     /// Working.
@@ -75,7 +75,7 @@ impl SensorState {
     }
 }
 
-/// Every sensor's state. Cheap to clone; written by the sensors, read by the PLEG, metrics and health pages.
+/// States of all sensors. Cheap to clone; written by the sensors, read by the PLEG, metrics and health pages.
 #[derive(Clone, Debug)]
 pub struct SensorBoard {
     states: Arc<Mutex<BTreeMap<Sensor, SensorState>>>,
@@ -89,7 +89,7 @@ impl Default for SensorBoard {
 }
 
 impl SensorBoard {
-    /// Records a sensor's state; one log line when it changes.
+    /// Sets a sensor's state; logs a change.
     pub fn set(&self, sensor: Sensor, state: SensorState) {
         let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
         if states.get(&sensor) == Some(&state) {
@@ -119,20 +119,20 @@ impl SensorBoard {
         self.states.lock().unwrap_or_else(PoisonError::into_inner).get(&sensor).cloned()
     }
 
-    /// Wakes on every change.
+    /// Notifies of every change.
     pub fn subscribe(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 }
 
-/// How often all pods are listed.
+/// Relist periods.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RelistPeriods {
     /// While the runtime's events arrive.
     pub event_driven: Duration,
-    /// While they do not.
+    /// While they do not arrive.
     pub polling: Duration,
-    /// Always this, whatever the sensors say (for comparisons).
+    /// Used whatever the state of the sensors, for comparisons.
     pub fixed: Option<Duration>,
 }
 
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn losing_the_event_stream_means_polling() {
+    fn without_the_event_stream_the_relist_period_is_short() {
         let periods = RelistPeriods::default();
         assert_eq!(periods.current(Some(&SensorState::Up)), periods.event_driven);
         assert_eq!(periods.current(Some(&SensorState::Down("gone".into()))), periods.polling);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_changes_wake() {
+    async fn only_changes_notify() {
         let board = SensorBoard::default();
         let mut changes = board.subscribe();
         board.set(Sensor::Relist, SensorState::Up);

@@ -1,9 +1,8 @@
 //! Reader of the kernel's type information (BTF).
 //!
-//! Owns one question: where does a member of a kernel structure lie, in the kernel that runs now?
-//! Reads the raw encoding in place and keeps an index of structures only: the full type graph of a
-//! kernel would cost tens of megabytes for a few dozen numbers. Refuses to panic: every access is
-//! bounds-checked and every walk is bounded, so that garbage gives an error.
+//! Finds the offsets of members of kernel structures. Reads the raw encoding in place
+//! (<https://docs.kernel.org/bpf/btf.html>) and indexes structures only: the full type graph would take tens of megabytes.
+//! Every access is bounds-checked and every walk is bounded, so that malformed data gives an error.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,17 +10,17 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Where kernels with `CONFIG_DEBUG_INFO_BTF` (4.18, in distributions since about 5.5) show it.
+/// File of kernels with `CONFIG_DEBUG_INFO_BTF`.
 pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 const MAGIC: u16 = 0xeb9f;
 const HEADER_LEN: usize = 24;
 /// Walks along typedefs end here.
 const MAX_DEPTH: usize = 32;
-/// So many members are looked at for one name, anonymous structures included. Real structures have a few hundred.
+/// Members searched for one name, anonymous structures included. Real structures have a few hundred.
 const MAX_MEMBERS: usize = 20_000;
 
-/// Why type information could not be read.
+/// Type information is missing or malformed.
 #[derive(Debug, Error)]
 pub enum BtfError {
     /// The file cannot be read; a kernel without BTF has no such file.
@@ -29,10 +28,10 @@ pub enum BtfError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The bytes are no BTF, or are cut off.
+    /// Not BTF, or truncated.
     #[error("malformed type information: {0}")]
     Malformed(&'static str),
     /// The kernel has no such type, member or constant.
@@ -151,12 +150,18 @@ pub struct Btf {
 
 impl Btf {
     /// Reads the file at `path`, usually [`VMLINUX`].
+    ///
+    /// # Errors
+    /// The file is not readable or malformed.
     pub fn read(path: &Path) -> Result<Self, BtfError> {
         let data = std::fs::read(path).map_err(|source| BtfError::Read { path: path.to_owned(), source })?;
         Self::parse(data)
     }
 
-    /// Takes the encoded form apart; native byte order only, since it must fit the running kernel.
+    /// Parses the encoded form, in native byte order.
+    ///
+    /// # Errors
+    /// The data is malformed.
     pub fn parse(data: Vec<u8>) -> Result<Self, BtfError> {
         if data.len() < HEADER_LEN {
             return Err(BtfError::Malformed("shorter than its header"));
@@ -246,8 +251,11 @@ impl Btf {
         None
     }
 
-    /// Where a member lies: `path` is `struct.member` or `struct.member.member`, and members of
+    /// Location of a member: `path` is `struct.member` or `struct.member.member`, and members of
     /// anonymous inner structures count as the outer one's.
+    ///
+    /// # Errors
+    /// The kernel has no such structure or member.
     pub fn place(&self, path: &str) -> Result<Place, BtfError> {
         let missing = || BtfError::Missing(format!("member {path}"));
         let mut parts = path.split('.');
@@ -263,6 +271,9 @@ impl Btf {
     }
 
     /// Byte offset of a member; see [`Btf::place`].
+    ///
+    /// # Errors
+    /// The kernel has no such structure or member.
     pub fn offset(&self, path: &str) -> Result<u32, BtfError> {
         self.place(path).map(|place| place.offset)
     }
@@ -304,7 +315,7 @@ impl Btf {
         Some((first, self.size(type_id)?))
     }
 
-    /// Where a member lies inside the structure at `place`.
+    /// Location of a member inside the structure at `place`.
     pub fn within(&self, place: Place, member: &str) -> Option<Place> {
         let inner = self.member(place.type_id, member.as_bytes())?;
         Some(Place { offset: place.offset.checked_add(inner.offset)?, type_id: inner.type_id })
@@ -319,7 +330,10 @@ impl Btf {
         }
     }
 
-    /// Value of an enumerator, whatever enumeration it belongs to.
+    /// Value of an enumerator of any enumeration.
+    ///
+    /// # Errors
+    /// The kernel has no such enumerator.
     pub fn constant(&self, name: &str) -> Result<u32, BtfError> {
         self.all()
             .filter(|(_, ty)| ty.kind == Kind::Enum)
@@ -333,7 +347,10 @@ impl Btf {
             .ok_or_else(|| BtfError::Missing(format!("constant {name}")))
     }
 
-    /// Whether a tracepoint hands over a pointer as its argument number `index`, counted from 0.
+    /// Whether argument number `index` of a tracepoint, counted from 0, is a pointer.
+    ///
+    /// # Errors
+    /// The kernel has no such tracepoint or argument.
     pub fn tracepoint_takes_pointer(&self, name: &str, index: usize) -> Result<bool, BtfError> {
         let missing = || BtfError::Missing(format!("argument {index} of tracepoint {name}"));
         let (_, typedef) = self
@@ -341,7 +358,7 @@ impl Btf {
             .ok_or_else(|| BtfError::Missing(format!("tracepoint {name}")))?;
         let (_, pointer) = self.resolve(typedef.size_or_type).ok_or_else(missing)?;
         let (_, proto) = self.resolve(pointer.size_or_type).ok_or_else(missing)?;
-        // The first parameter of every tracepoint function is the kernel's own cookie.
+        // The first parameter of every tracepoint function is the `__data` pointer.
         if proto.kind != Kind::FuncProto || index + 1 >= proto.vlen {
             return Err(missing());
         }

@@ -1,7 +1,5 @@
-//! The kernel's clock: moments in nanoseconds of `CLOCK_BOOTTIME`, as probes stamp them.
-//!
-//! The boot clock is the one that `/proc/<pid>/stat` counts start times in; it differs from the agent's monotonic
-//! clock only by the time the machine slept.
+//! Times of `CLOCK_BOOTTIME` in nanoseconds, as in records of probes and start times in `/proc/<pid>/stat`. The clock
+//! differs from the agent's monotonic clock by the time the machine was suspended.
 
 use std::time::Duration;
 
@@ -15,7 +13,7 @@ use crate::model::KernelMoment;
 pub struct BootTime(pub u64);
 
 impl BootTime {
-    /// The moment now; `None` on kernels without that clock.
+    /// The present time; `None` on kernels without that clock.
     pub fn now() -> Option<Self> {
         let now = nix::time::clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
         let seconds = u64::try_from(now.tv_sec()).ok()?;
@@ -28,7 +26,7 @@ impl BootTime {
         Duration::from_nanos(later.0.saturating_sub(self.0))
     }
 
-    /// The same moment on the agent's clock, given that both clocks read `boot_now` and `now` together.
+    /// The same time on the agent's clock, if `boot_now` and `now` were read together.
     pub fn to_moment(self, boot_now: Self, now: Instant) -> KernelMoment {
         KernelMoment(now.checked_sub(self.until(boot_now)).unwrap_or(now))
     }
@@ -44,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_forward() {
+    fn is_monotonic() {
         let first = BootTime::now().expect("Linux has a boot clock");
         let second = BootTime::now().expect("Linux has a boot clock");
         assert!(second >= first);

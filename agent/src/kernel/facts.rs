@@ -1,6 +1,5 @@
-//! What this node's kernel offers, and what each lack costs.
-//!
-//! Owns the observation (cheap reads, one test call) and the judgement (pure). Changes nothing on the node.
+//! Kernel features of this node, and what is lost without each of them. Observation reads a few files and makes one test
+//! call; the assessment is pure.
 
 use std::fmt;
 use std::io;
@@ -9,10 +8,10 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use super::btf;
-use super::hierarchy::Hierarchy;
-use super::hierarchy::HierarchyKind;
 use super::pidfd::PidFd;
 use super::proc;
+use crate::cgroups::Hierarchy;
+use crate::cgroups::HierarchyKind;
 
 /// Effective capabilities of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +37,7 @@ impl Capabilities {
         u64::from_str_radix(bits.trim(), 16).ok().map(Self)
     }
 
-    /// Of this process; none if `/proc` does not tell.
+    /// Of this process; none if `/proc` is not readable.
     pub fn of_this_process() -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         Self::parse(&status).unwrap_or_default()
@@ -65,33 +64,33 @@ impl fmt::Display for Capabilities {
     }
 }
 
-/// One thing a node has or lacks.
+/// One feature that a node has or lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// What is looked at.
+    /// Which feature.
     pub topic: &'static str,
     /// What was found.
     pub found: String,
-    /// What it costs, if something is lacking.
+    /// What is lost, if it is missing.
     pub cost: Option<String>,
 }
 
-/// What was seen of the node, before any judgement.
+/// Features as observed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// Kernel release, as `uname -r` prints it.
     pub kernel: String,
-    /// The kernel shows its type information.
+    /// The kernel provides its type information (BTF).
     pub btf: bool,
     /// Effective capabilities of this process.
     pub capabilities: Capabilities,
-    /// Why `bpf()` is refused, if it is.
+    /// The error of `bpf()`, if it fails.
     pub bpf_refused: Option<String>,
     /// This process can open a pidfd.
     pub pidfd: bool,
-    /// This process sees pids as the kernel numbers them.
+    /// This process runs in the host's PID namespace.
     pub host_pid_namespace: bool,
-    /// The hierarchy that containers are followed in.
+    /// The hierarchy in which containers are identified.
     pub hierarchy: Option<Hierarchy>,
     /// Controllers with the version of their hierarchy, by name.
     pub controllers: Vec<(String, CgroupVersion)>,
@@ -113,7 +112,7 @@ pub enum CgroupVersion {
 }
 
 impl NodeFacts {
-    /// Looks at this node.
+    /// Observes this node.
     pub fn observe() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let mounts = read("/proc/self/mountinfo");
@@ -133,7 +132,7 @@ impl NodeFacts {
         }
     }
 
-    /// Everything seen, with what each lack costs. Pure.
+    /// All features, with what is lost without the missing ones. Pure.
     pub fn judge(&self) -> Vec<Fact> {
         let fact = |topic, found: String, cost: Option<&str>| Fact { topic, found, cost: cost.map(str::to_owned) };
         vec![
@@ -157,19 +156,20 @@ impl NodeFacts {
             fact(
                 "pidfd",
                 self.yes_no(self.pidfd),
-                (!self.pidfd).then_some("restarts wait for the runtime's word, some 45 ms after a container's death"),
+                (!self.pidfd).then_some("restarts wait for the runtime's event, about 45 ms after a container exits"),
             ),
             fact(
                 "PID namespace",
                 if self.host_pid_namespace { "the host's" } else { "its own" }.to_owned(),
-                (!self.host_pid_namespace).then_some("neither probes nor pidfd: the runtime's pids mean nothing here"),
+                (!self.host_pid_namespace)
+                    .then_some("neither probes nor pidfd: the runtime's pids are those of another PID namespace"),
             ),
             self.hierarchy_fact(),
             self.controllers_fact(),
             fact(
                 "pressure (PSI)",
                 self.yes_no(self.psi),
-                (!self.psi).then_some("no pressure events: eviction goes by its periodic look at the signals alone"),
+                (!self.psi).then_some("no pressure events: eviction relies on periodic readings of its signals"),
             ),
             fact("tracefs", if self.tracefs { "mounted" } else { "not mounted" }.to_owned(), None),
             self.memlock_fact(),
@@ -185,7 +185,7 @@ impl NodeFacts {
         match version {
             old if old < (5, 3) => Some("neither probes (5.8) nor pidfd (5.3)"),
             old if old < (5, 8) => Some("no probes: ring buffers came with 5.8"),
-            old if old < (6, 9) => Some("OOM victims often lack name and sizes: the kernel tells them since 6.9"),
+            old if old < (6, 9) => Some("OOM victims often lack name and sizes, which the kernel reports since 6.9"),
             _ => None,
         }
     }
@@ -252,8 +252,8 @@ pub fn version(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Controllers from `/proc/cgroups` (name, hierarchy, ...) with hierarchy 0 for those v2 has or nobody uses, and from
-/// `cgroup.controllers` of v2.
+/// Controllers from `/proc/cgroups` (name, hierarchy, ...; hierarchy 0 means v2 or unused) and from `cgroup.controllers`
+/// of v2.
 fn controllers(v1: &str, v2: &str) -> Vec<(String, CgroupVersion)> {
     let own_hierarchy = v1.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
         let mut fields = line.split_ascii_whitespace();
@@ -279,7 +279,10 @@ fn memlock() -> Option<u64> {
     (soft != libc::RLIM_INFINITY).then_some(soft)
 }
 
-/// Tries to make the smallest map there is.
+/// Creates the smallest possible map.
+///
+/// # Errors
+/// The system call is not permitted or not implemented.
 pub(super) fn bpf_allowed() -> io::Result<()> {
     /// The beginning of `union bpf_attr` as `BPF_MAP_CREATE` reads it.
     #[repr(C)]
@@ -325,12 +328,12 @@ mod tests {
     }
 
     #[test]
-    fn a_good_node_lacks_nothing() {
+    fn a_complete_node_lacks_nothing() {
         assert_eq!(costs(&good()), Vec::<&str>::new());
     }
 
     #[test]
-    fn each_lack_is_told_once() {
+    fn each_missing_feature_is_reported_once() {
         type Remove = fn(&mut NodeFacts);
         let lacking: [(&str, Remove); 9] = [
             ("kernel", |facts| facts.kernel = "5.4.0".to_owned()),

@@ -1,13 +1,11 @@
-//! Which container a pid or a cgroup belongs to.
+//! Maps cgroup ids and pids of the kernel to container and sandbox ids of the runtime.
 //!
-//! Owns the one mapping from the kernel's names (cgroup id, pid) to the runtime's (container or sandbox id). Fed from
-//! two sides: cgroup events and directory walks bring ids with paths, and the runtime's status brings pids. Pure: reads
-//! no file and no clock. Refuses to guess: a cgroup whose name holds no id, and whose ancestors hold none, belongs to
-//! nobody.
+//! Cgroup events and directory walks add ids with paths, the runtime's status adds pids. A cgroup belongs to a container
+//! only if its name, or that of an ancestor, contains the container's id. Pure.
 
 use std::collections::HashMap;
 
-use super::bpf::CgroupId;
+use crate::cgroups::CgroupId;
 use crate::model::ContainerId;
 
 /// The mapping.
@@ -19,13 +17,13 @@ pub struct ContainerIndex {
 
 #[derive(Debug)]
 struct IndexEntry {
-    /// The container or sandbox whose cgroup this is, or lies in.
+    /// The container or sandbox whose cgroup this is, or is a descendant of.
     container: Option<ContainerId>,
-    /// It is the container's own cgroup, not one that the container made inside.
+    /// It is the container's own cgroup, not a descendant.
     own: bool,
 }
 
-/// What a cgroup is to a container.
+/// Relation of a cgroup to a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
     /// The container or sandbox.
@@ -35,7 +33,7 @@ pub struct Membership {
 }
 
 impl ContainerIndex {
-    /// An index that knows nothing.
+    /// An empty index.
     pub fn new() -> Self {
         Self::default()
     }
@@ -47,7 +45,7 @@ impl ContainerIndex {
     }
 
     fn classify(&self, parent: Option<CgroupId>, path: &str) -> IndexEntry {
-        // The outermost id counts: a container that runs containers has its own cgroups below its own.
+        // The outermost id wins: nested containers belong to the container that runs them.
         let above = parent.and_then(|parent| self.cgroups.get(&parent)).and_then(|entry| entry.container.clone());
         if let Some(container) = above {
             return IndexEntry { container: Some(container), own: false };
@@ -61,12 +59,12 @@ impl ContainerIndex {
         IndexEntry { container: None, own: false }
     }
 
-    /// A cgroup is gone. Its id is never given again before the next boot.
+    /// A cgroup was removed. The kernel does not reuse its id before the next boot.
     pub fn cgroup_removed(&mut self, id: CgroupId) {
         self.cgroups.remove(&id);
     }
 
-    /// The runtime says that `pid` is the init process of `container`, whose cgroup is `cgroup` if known.
+    /// The runtime reported `pid` as the init process of `container`, whose cgroup is `cgroup` if known.
     pub fn container_runs(&mut self, container: &ContainerId, pid: u32, cgroup: Option<CgroupId>) {
         if pid > 0 {
             self.pids.insert(pid, container.clone());
@@ -76,7 +74,7 @@ impl ContainerIndex {
         }
     }
 
-    /// The process is dead: its pid may belong to another container soon.
+    /// The process ended: its pid may be reused.
     pub fn process_gone(&mut self, pid: u32) {
         self.pids.remove(&pid);
     }
@@ -87,13 +85,13 @@ impl ContainerIndex {
         self.cgroups.retain(|_, entry| entry.container.as_ref() != Some(container));
     }
 
-    /// Whose cgroup it is.
+    /// The container of a cgroup.
     pub fn by_cgroup(&self, id: CgroupId) -> Option<Membership> {
         let entry = self.cgroups.get(&id)?;
         Some(Membership { container: entry.container.clone()?, own: entry.own })
     }
 
-    /// Whose init process it is.
+    /// The container of an init process.
     pub fn by_pid(&self, pid: u32) -> Option<&ContainerId> {
         self.pids.get(&pid)
     }
@@ -103,7 +101,7 @@ impl ContainerIndex {
         (self.cgroups.len(), self.pids.len())
     }
 
-    /// Knows nothing.
+    /// Holds no cgroup and no pid.
     pub fn is_empty(&self) -> bool {
         self.len() == (0, 0)
     }
@@ -112,7 +110,7 @@ impl ContainerIndex {
 /// The container or sandbox id in the last component of a cgroup path.
 ///
 /// Runtimes name the leaf after the container: the bare id with the cgroupfs driver, `<prefix>-<id>.scope` with systemd
-/// (`cri-containerd-`, `crio-`; `crio-conmon-` is the monitor's and nobody's).
+/// (`cri-containerd-`, `crio-`; `crio-conmon-` is the monitor's and belongs to no container).
 pub fn container_of_path(path: &str) -> Option<&str> {
     container_of_component(path.rsplit('/').next()?)
 }

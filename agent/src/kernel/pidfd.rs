@@ -1,9 +1,8 @@
-//! Pinning processes: a file descriptor that stands for one process and no other.
+//! Process file descriptors (pidfd_open(2), Linux 5.3): each refers to one process even if its pid is reused.
 //!
-//! Owns the proof that a process is gone. A pidfd names one life of a pid: once opened, the number may be reused without
-//! confusion. It becomes readable when the whole process is gone - last thread ended, files closed, PID namespace
-//! emptied if it was that namespace's init - which is later than the exit record of a probe, and the moment from which
-//! something else may take its place. Needs Linux 5.3.
+//! A pidfd becomes readable when the whole process is gone: the last thread ended, files closed, and its PID namespace
+//! empty if it was that namespace's init. This is later than the exit record of a probe, and the earliest moment at which
+//! a replacement may start.
 
 use std::io;
 use std::mem::size_of;
@@ -21,14 +20,14 @@ use tokio::io::unix::AsyncFd;
 
 use super::bpf::ExitStatus;
 use super::clock::BootTime;
-use super::hierarchy::Hierarchy;
 use super::proc;
 use super::proc::ProcessFacts;
+use crate::cgroups::Hierarchy;
 
-/// A process could not be pinned.
+/// A process was not pinned.
 #[derive(Debug, Error)]
 pub enum PinError {
-    /// It is dead: never there, gone, or gone while it was looked at.
+    /// It does not exist, or ended while it was inspected.
     #[error("process {pid} is already gone")]
     AlreadyGone {
         /// The pid asked for.
@@ -40,7 +39,7 @@ pub enum PinError {
         /// The pid asked for.
         pid: u32,
     },
-    /// The system refuses: an old kernel, no permission, too many open files.
+    /// The system returned an error: an old kernel, no permission, too many open files.
     #[error("cannot pin process {pid}: {source}")]
     System {
         /// The pid asked for.
@@ -50,7 +49,7 @@ pub enum PinError {
     },
 }
 
-/// A process that was alive after its facts had been read: they are its own.
+/// A process that was alive after its `/proc` files had been read: they belong to it.
 #[derive(Debug)]
 pub struct PinnedProcess {
     pid: u32,
@@ -58,11 +57,13 @@ pub struct PinnedProcess {
     fd: AsyncFd<PidFd>,
 }
 
-/// Pins process `pid`. Must be called inside a tokio runtime; reads a few files of `/proc`, so it does not block
-/// noticeably.
+/// Pins process `pid`. Must be called inside a tokio runtime; reads four small files of `/proc`.
 ///
-/// Order proves identity: open the descriptor, read the facts, then see that the process still lives. The number cannot
-/// have passed to another process in between.
+/// The order proves identity: open the descriptor, read `/proc`, then check that the process still lives. The pid was not
+/// reused in between.
+///
+/// # Errors
+/// See [`PinError`].
 pub fn pin(pid: u32) -> Result<PinnedProcess, PinError> {
     let fd = PidFd::open(pid)?;
     let system = |source| PinError::System { pid, source };
@@ -83,7 +84,7 @@ impl PinnedProcess {
         self.pid
     }
 
-    /// What `/proc` told while it was pinned.
+    /// What `/proc` contained while it was pinned.
     pub fn facts(&self) -> &ProcessFacts {
         &self.facts
     }
@@ -93,25 +94,28 @@ impl PinnedProcess {
         hierarchy.path_in(&self.facts.cgroups)
     }
 
-    /// It leads a PID namespace of its own: with it dies everything that runs in the container. False for host and
-    /// shared PID namespaces, where a dead init proves nothing.
+    /// It is the init of a PID namespace of its own: when it ends, the kernel kills all other processes of the container.
+    /// False for host and shared PID namespaces.
     pub fn is_pid_ns_init(&self) -> bool {
         self.facts.is_pid_ns_init()
     }
 
-    /// Whether a probe's record with this pid and start time speaks of this process.
+    /// Whether a probe's record with this pid and start time refers to this process.
     pub fn is(&self, pid: u32, started: BootTime) -> bool {
         let ticks = started.ticks(u64::from(proc::ticks_per_second()));
         self.pid == pid && self.facts.start_ticks == ticks
     }
 
     /// Resolves when the process is gone; at once if it is. Cancel-safe.
+    ///
+    /// # Errors
+    /// The descriptor cannot be polled.
     pub async fn gone(&self) -> io::Result<()> {
         // Readiness is never cleared: a dead process stays dead.
         self.fd.readable().await.map(|_| ())
     }
 
-    /// How it ended, once its parent has reaped it. `None` before that, and on kernels that do not tell (before 6.15).
+    /// How it ended, once its parent has reaped it. `None` before that, and on kernels before 6.15.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         self.fd.get_ref().exit_status()
     }
@@ -123,6 +127,9 @@ pub struct PidFd(OwnedFd);
 
 impl PidFd {
     /// Opens a descriptor for process `pid`, which may be a zombie.
+    ///
+    /// # Errors
+    /// See [`PinError`].
     pub fn open(pid: u32) -> Result<Self, PinError> {
         let Ok(number) = libc::pid_t::try_from(pid) else {
             return Err(PinError::AlreadyGone { pid });
@@ -143,6 +150,9 @@ impl PidFd {
     }
 
     /// Whether the process is gone (a zombie is).
+    ///
+    /// # Errors
+    /// The descriptor cannot be polled.
     pub fn is_gone(&self) -> io::Result<bool> {
         use std::os::fd::AsFd as _;
         let mut polled = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
@@ -150,14 +160,14 @@ impl PidFd {
         Ok(polled[0].any().unwrap_or(true))
     }
 
-    /// How the process ended, if it is reaped and the kernel tells.
+    /// How the process ended, if it is reaped and the kernel reports it (`PIDFD_INFO_EXIT`, Linux 6.15).
     pub fn exit_status(&self) -> Option<ExitStatus> {
         let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
         // SAFETY: the descriptor is open, and the request's number carries the size of the structure that the kernel
         // may write.
         let result = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO as _, &raw mut info) };
-        let told = result == 0 && info.mask & PIDFD_INFO_EXIT != 0;
-        told.then(|| ExitStatus::from_wait_status(info.exit_code as u32))
+        let has_exited = result == 0 && info.mask & PIDFD_INFO_EXIT != 0;
+        has_exited.then(|| ExitStatus::from_wait_status(info.exit_code as u32))
     }
 }
 

@@ -1,11 +1,11 @@
-//! Reading `/proc`: who a process is.
-//!
-//! Owns the parsing of the few files that tell a process's identity, as pure functions of their text, and their
-//! reading. Proves nothing by itself: between two reads the process may die and its number be given to another one; see
-//! `pidfd` for proof.
+//! Identity of a process from `/proc`: start time, namespaces, cgroups. Between two reads the process may end and its pid
+//! be reused; [`super::pidfd`] excludes that.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use super::read;
 
 /// Inode number of the host's PID namespace; fixed by the kernel.
 const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -29,7 +29,7 @@ pub fn thread_group(status: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// What `/proc` tells of one process at one moment.
+/// `/proc` of one process at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessFacts {
     /// Start in clock ticks since boot.
@@ -46,15 +46,16 @@ pub struct ProcessFacts {
 
 impl ProcessFacts {
     /// Reads the files of `pid`.
+    ///
+    /// # Errors
+    /// The process does not exist, or a file is not readable or malformed.
     pub fn read(pid: u32) -> io::Result<Self> {
-        let file = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
+        let file = |name: &str| read::text(Path::new(&format!("/proc/{pid}/{name}")), read::PROC_FILE_LIMIT);
         let malformed =
             |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/{what} is malformed"));
-        let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
-        let status = std::fs::read(format!("/proc/{pid}/status"))?;
-        let status = String::from_utf8_lossy(&status);
+        let (stat, status) = (file("stat")?, file("status")?);
         Ok(Self {
-            start_ticks: start_ticks(&String::from_utf8_lossy(&stat)).ok_or_else(|| malformed("stat"))?,
+            start_ticks: start_ticks(&stat).ok_or_else(|| malformed("stat"))?,
             namespace_pids: namespace_pids(&status).ok_or_else(|| malformed("status"))?,
             thread_group: thread_group(&status).ok_or_else(|| malformed("status"))?,
             pid_namespace: std::fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|meta| meta.ino()),
@@ -62,7 +63,7 @@ impl ProcessFacts {
         })
     }
 
-    /// Pid 1 of a PID namespace below the reader's: when it dies, the kernel kills everything in it.
+    /// Pid 1 of a PID namespace below the reader's: when it ends, the kernel kills all processes in it.
     pub fn is_pid_ns_init(&self) -> bool {
         self.namespace_pids.len() > 1 && self.namespace_pids.last() == Some(&1)
     }
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn start_times_survive_any_command_name() {
+    fn start_times_are_parsed_behind_any_command_name() {
         let tail = "S 1 2 3 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 98765 1 1";
         for name in ["sleep", "a b", ") (", "((x)) S 1"] {
             assert_eq!(start_ticks(&format!("17 ({name}) {tail}")), Some(98765), "{name}");
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn init_of_a_namespace_is_its_pid_one() {
+    fn init_is_pid_one_of_a_nested_namespace() {
         let facts = |namespace_pids: &[u32]| ProcessFacts {
             start_ticks: 0,
             namespace_pids: namespace_pids.to_vec(),
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_itself() {
+    fn reads_its_own_process() {
         let me = std::process::id();
         let facts = ProcessFacts::read(me).expect("the own process is readable");
         assert_eq!(facts.thread_group, me);

@@ -11,8 +11,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::Runtime;
 
-/// Period while the runtime is ready, network included.
-const HEALTHY_PERIOD: Duration = Duration::from_secs(30);
+/// Period while the runtime is ready, network included. That it is gone shows at once by its event stream, which nudges;
+/// only the network is left to be asked for.
+const HEALTHY_PERIOD: Duration = Duration::from_secs(60);
 /// Period while it is not.
 const UNHEALTHY_PERIOD: Duration = Duration::from_secs(1);
 /// Timeout of a Status call.

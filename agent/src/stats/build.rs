@@ -1,4 +1,4 @@
-//! From what was measured to what clients read. Pure.
+//! Builds the summary from samples. Pure.
 
 use super::extras::Extras;
 use super::extras::PodExtras;
@@ -11,7 +11,7 @@ use super::summary::*;
 use crate::kernel::usage::DiskUsage;
 use crate::kernel::usage::InterfaceUsage;
 
-/// Names and times that no measurement tells.
+/// Names and times of the node that are not measured.
 #[derive(Clone, Debug)]
 pub(super) struct NodeIdentity {
     pub(super) node_name: String,
@@ -21,7 +21,7 @@ pub(super) struct NodeIdentity {
     pub(super) agent_started: i64,
 }
 
-/// The summary; without `extras` it has processor and memory only.
+/// The summary; CPU and memory only without `extras`.
 pub(super) fn summary(identity: &NodeIdentity, sample: &Sample, extras: Option<&Extras>) -> Body {
     let node = &sample.node;
     let system = sample.system.iter().map(|(name, measured)| {
@@ -144,7 +144,7 @@ fn swap(measured: &Measured, at: i64) -> Option<Swap> {
     Some(Swap { time: Time(at), available_bytes, usage_bytes: Some(used) })
 }
 
-/// A file system, or what `part` uses of it.
+/// A file system, or the usage of `part` of it.
 fn fs(at: i64, disk: &DiskUsage, part: Option<Used>) -> Fs {
     let part = part.unwrap_or(Used { bytes: disk.used, inodes: disk.inodes_used });
     Fs {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn processor_and_memory_only() {
+    async fn cpu_and_memory_only() {
         let shown: Value = serde_json::to_value(summary(&identity(), &sample(Instant::now(), 5), None)).unwrap();
         let zero = json!({"total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0});
         let time = "2026-01-01T00:01:40Z";

@@ -1,8 +1,8 @@
-//! `/metrics/cadvisor`: cAdvisor's families of the node's cgroups, from the files of the cgroups that a sample knows.
+//! `/metrics/cadvisor`: cAdvisor's families of the cgroups in a sample.
 //!
-//! A row is one cgroup: the root, those with a name of their own, pods, containers, and the sandbox of each pod, to which
-//! alone the pod's network belongs. Rows have cAdvisor's six labels, empty where they do not apply. Families are made one
-//! after the other, so that a scrape of a full node holds only one of them at a time.
+//! A row is one cgroup: the root, system cgroups, pods, containers, and the sandbox of each pod, which carries the pod's
+//! network. Rows have cAdvisor's six labels, empty where they do not apply. Families are built one at a time, so that a
+//! scrape of a full node holds only one of them in memory.
 
 mod table;
 
@@ -16,14 +16,14 @@ use super::family::Family;
 use super::sample::Measured;
 use super::sample::PodSample;
 use super::sample::Sample;
-use crate::kernel::cgroup::Layout;
-use crate::kernel::usage::CgroupDetail;
-use crate::kernel::usage::CgroupPlace;
-use crate::kernel::usage::CgroupUsage;
+use crate::cgroups::Layout;
+use crate::cgroups::usage::CgroupDetail;
+use crate::cgroups::usage::CgroupPlace;
+use crate::cgroups::usage::CgroupUsage;
 use crate::kernel::usage::InterfaceUsage;
 use crate::kernel::usage::interfaces_of;
 
-/// Everything a scrape tells. The default one tells that nothing could be measured.
+/// One scrape. The default one reports that usage was not measured.
 #[derive(Clone, Debug, Default)]
 pub struct Scrape {
     rows: Vec<Row>,
@@ -44,7 +44,7 @@ struct Row {
     namespace: String,
     pod: String,
     container: String,
-    /// Nanoseconds since the Unix epoch; absent if nobody knows.
+    /// Nanoseconds since the Unix epoch; absent if unknown.
     started_at: Option<i64>,
     usage: CgroupUsage,
     detail: CgroupDetail,
@@ -53,7 +53,7 @@ struct Row {
     has_pressure: bool,
 }
 
-/// Reads what the sample has not. Blocks.
+/// Reads what the sample does not contain. Blocks.
 pub(super) fn take(layout: &Layout, sample: &Sample) -> Scrape {
     let has_pressure = layout.is_v2() && Path::new("/proc/pressure/cpu").exists();
     let row = |measured: &Measured| measured.path.as_ref().map(|path| read(layout, path, measured, has_pressure));
@@ -88,13 +88,13 @@ fn read(layout: &Layout, path: &str, measured: &Measured, has_pressure: bool) ->
     Row { id: path.to_owned(), usage: measured.usage, detail, has_pressure, ..Row::default() }
 }
 
-/// What the runtime told of a container whose cgroup is not known.
+/// Usage by the runtime of a container whose cgroup is unknown.
 fn reported_by_runtime(measured: &Measured) -> Option<Row> {
     let usage = measured.usage;
     (usage.cpu.is_some() || usage.memory.is_some()).then(|| Row { usage, ..Row::default() })
 }
 
-/// The sandbox lies beside the pod's containers, under its own id. Only its network is told.
+/// The sandbox's cgroup is a sibling of those of the containers. Only its network is reported.
 fn sandbox(layout: &Layout, pod: &PodSample) -> Option<Row> {
     let (sandbox, process) = (pod.sandbox.as_ref()?, pod.network_of?);
     let beside = pod.containers.iter().find_map(|container| {
@@ -102,7 +102,7 @@ fn sandbox(layout: &Layout, pod: &PodSample) -> Option<Row> {
         path.contains(container.id.as_str()).then(|| path.replace(container.id.as_str(), sandbox.as_str()))
     });
     let id = beside.filter(|path| CgroupPlace::at(layout, path).exists())?;
-    // A process that has just ended has no network to tell of.
+    // Fails for a process that has just ended.
     let interfaces = interfaces_of(process).ok()?;
     Some(Row { id, name: sandbox.to_string(), started_at: Some(pod.created_at), interfaces, ..Row::default() })
 }
@@ -111,7 +111,7 @@ fn kernel() -> String {
     std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
 }
 
-/// The distribution's name for people.
+/// `PRETTY_NAME` of the distribution.
 fn system() -> String {
     let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
@@ -119,7 +119,7 @@ fn system() -> String {
 }
 
 impl Scrape {
-    /// The families, each made when it is asked for; those without a value are left out.
+    /// The families, each built on demand; those without a value are omitted.
     pub fn families(&self) -> impl Iterator<Item = MetricFamily> + '_ {
         std::iter::once(self.version())
             .chain(FAMILIES.iter().map(|family| self.family(family)))
@@ -156,7 +156,7 @@ impl Scrape {
     }
 }
 
-/// Takes the values of one row for one family.
+/// Adds the values of one row to one family.
 struct Values<'a> {
     scrape: &'a Scrape,
     row: &'a Row,

@@ -1,5 +1,6 @@
-//! Takes samples: from cgroup files where the container's process is known, from the runtime where it is not. Blocks.
+//! Takes samples: from cgroup files if the container's process is known, else from the runtime. Blocks.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use keblet_proto::cri::v1 as cri;
@@ -9,21 +10,22 @@ use super::sample::ContainerSample;
 use super::sample::Measured;
 use super::sample::PodSample;
 use super::sample::Sample;
-use crate::kernel::cgroup::Layout;
-use crate::kernel::usage::CgroupPlace;
-use crate::kernel::usage::CgroupUsage;
+use crate::cgroups::Layout;
+use crate::cgroups::usage::CgroupPlace;
+use crate::cgroups::usage::CgroupUsage;
+use crate::cgroups::usage::MemoryUsage;
+use crate::cgroups::usage::Pressure;
+use crate::cgroups::usage::PressureLine;
+use crate::kernel::read;
 use crate::kernel::usage::Machine;
-use crate::kernel::usage::MemoryUsage;
-use crate::kernel::usage::Pressure;
-use crate::kernel::usage::PressureLine;
 use crate::model::Clock;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 
-/// Cgroups whose usage is reported beside that of the pods, by the name that clients know.
+/// Cgroups reported as system containers, by name.
 pub type SystemCgroups = Vec<(&'static str, String)>;
 
-/// True if a running container's usage can only be learnt from the runtime.
+/// True if the usage of a running container is available from the runtime only.
 pub(super) fn needs_runtime(snapshots: &[Arc<PodSnapshot>]) -> bool {
     snapshots.iter().flat_map(|snapshot| snapshot.running()).any(|container| container.pid.is_none())
 }
@@ -50,7 +52,7 @@ pub(super) fn take(
     }
 }
 
-/// A pod, unless nothing of it runs.
+/// A pod with running containers.
 fn pod(layout: &Layout, snapshot: &PodSnapshot, runtime_stats: &[cri::ContainerStats]) -> Option<PodSample> {
     let mut own = None;
     let mut containers = Vec::new();
@@ -74,10 +76,11 @@ fn pod(layout: &Layout, snapshot: &PodSnapshot, runtime_stats: &[cri::ContainerS
     })
 }
 
-/// The container's cgroup, by its first process. The number may be another process's by now: then its cgroup does not
-/// bear the container's id.
+/// The container's cgroup, by its init process. If the pid was reused, the cgroup's path does not contain the container's
+/// id.
 fn place_of(layout: &Layout, pid: u32, container: &ContainerStatus) -> Option<CgroupPlace> {
-    let memberships = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let file = format!("/proc/{pid}/cgroup");
+    let memberships = read::text(Path::new(&file), read::PROC_FILE_LIMIT).ok()?;
     memberships.contains(container.id.as_str()).then(|| CgroupPlace::of_process(layout, &memberships))
 }
 
@@ -105,7 +108,7 @@ fn measure(
     }
 }
 
-/// Usage as the runtime tells it.
+/// Usage reported by the runtime.
 fn by_runtime(key: &str, stats: &cri::ContainerStats) -> Measured {
     let value = |value: &Option<cri::UInt64Value>| value.as_ref().map(|value| value.value);
     let (cpu, memory) = (stats.cpu.as_ref(), stats.memory.as_ref());
@@ -146,6 +149,7 @@ fn pressure(runtime_stats: Option<&cri::PsiStats>) -> Pressure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cgroups::Hierarchies;
     use crate::model::testing;
 
     fn runtime_stats(id: &str) -> cri::ContainerStats {
@@ -167,31 +171,31 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_tells_what_has_no_process() {
+    fn containers_without_a_pid_are_measured_by_the_runtime() {
         let snapshot = testing::snapshot(vec![testing::running("a", 0), testing::exited("b", 0, 0)]);
         let all = [Arc::new(snapshot)];
         assert!(needs_runtime(&all));
-        let layout = Layout::detect().unwrap();
+        let layout = Hierarchies::detect().unwrap().layout;
         let sample = take(&layout, &vec![("pods", "/no/such/cgroup".to_owned())], &all, &[runtime_stats("a-0")]);
         assert!(sample.system.is_empty() && sample.node.usage.cpu > Some(0));
         let [pod] = &sample.pods[..] else { panic!("one pod") };
-        let [container] = &pod.containers[..] else { panic!("what has exited uses nothing") };
+        let [container] = &pod.containers[..] else { panic!("one running container") };
         let memory = container.measured.usage.memory.unwrap();
         assert_eq!((container.measured.usage.cpu, container.measured.nano_cores), (Some(5), Some(9)));
         assert_eq!((memory.working_set, memory.available()), (10, Some(20)));
     }
 
     #[test]
-    fn a_pod_of_which_nothing_runs_is_absent() {
+    fn a_pod_without_running_containers_is_absent() {
         let all = [Arc::new(testing::snapshot(vec![testing::exited("b", 0, 0)]))];
-        assert!(take(&Layout::detect().unwrap(), &Vec::new(), &all, &[]).pods.is_empty());
+        assert!(take(&Hierarchies::detect().unwrap().layout, &Vec::new(), &all, &[]).pods.is_empty());
     }
 
     #[test]
-    fn a_process_of_another_container_is_not_believed() {
+    fn a_reused_pid_is_not_measured() {
         let mut container = testing::running("a", 0);
         container.pid = Some(std::process::id());
-        let layout = Layout::detect().unwrap();
+        let layout = Hierarchies::detect().unwrap().layout;
         assert_eq!(place_of(&layout, std::process::id(), &container), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What the full summary has beside processor and memory: disks, network, processes.
+//! Disk, network and process usage for the full summary.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::model::PodRef;
 use crate::model::PodUid;
 use crate::runtime::Runtime;
 
-/// Where the agent keeps its files.
+/// Folders of the agent.
 #[derive(Clone, Debug)]
 pub struct Folders {
     /// `--root-dir`.
@@ -28,7 +28,7 @@ pub struct Folders {
     pub pod_logs: PathBuf,
 }
 
-/// Bytes and inodes of one thing.
+/// Bytes and inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Used {
     pub(super) bytes: u64,
@@ -54,21 +54,21 @@ pub(super) struct Extras {
     pub(super) processes: ProcessCounts,
     pub(super) interfaces: Vec<InterfaceUsage>,
     pub(super) pods: HashMap<PodUid, PodExtras>,
-    /// What containers wrote to their own root file systems, by container id.
+    /// Writable layers, by container id.
     pub(super) writable: HashMap<String, Used>,
 }
 
-/// The same of a pod.
+/// Measured for one pod.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PodExtras {
     pub(super) interfaces: Vec<InterfaceUsage>,
     /// Logs by container.
     pub(super) logs: HashMap<String, Used>,
-    /// Files of the pod that are no container's: in its log folder, and its hosts file.
+    /// Other files of the pod: in its log folder, and its hosts file.
     pub(super) other: Used,
 }
 
-/// Measures. The runtime is asked twice.
+/// Measures, with two calls to the runtime.
 pub(super) async fn measure(runtime: &Runtime, folders: &Folders, sample: &Sample) -> Result<Extras, StatsError> {
     let images = runtime.image_fs_info().await.map_err(|error| StatsError::ImageFs(error.rpc_text()))?;
     let stats = runtime.list_container_stats(cri::ContainerStatsFilter::default()).await;
@@ -96,11 +96,11 @@ fn of_files(
     pods: &[(PodRef, Option<u32>)],
 ) -> Result<Extras, StatsError> {
     let root_fs = DiskUsage::of(&folders.root)
-        .map_err(|error| StatsError::RootFs(format!("cannot look at {}: {error}", folders.root.display())))?;
-    let images = images.ok_or_else(|| StatsError::ImageFs("the runtime tells of no image file system".to_owned()))?;
+        .map_err(|error| StatsError::RootFs(format!("cannot read the usage of {}: {error}", folders.root.display())))?;
+    let images = images.ok_or_else(|| StatsError::ImageFs("the runtime reports no image file system".to_owned()))?;
     let mount = images.fs_id.as_ref().map(|id| PathBuf::from(&id.mountpoint)).unwrap_or_default();
     let mut image_fs = DiskUsage::of(&mount)
-        .map_err(|error| StatsError::ImageFs(format!("cannot look at {}: {error}", mount.display())))?;
+        .map_err(|error| StatsError::ImageFs(format!("cannot read the usage of {}: {error}", mount.display())))?;
     let Used { bytes, inodes } = used(images);
     (image_fs.used, image_fs.inodes_used) = (bytes, inodes);
     Ok(Extras {
@@ -117,7 +117,7 @@ fn of_files(
 fn of_pod(folders: &Folders, pod: &PodRef, process: Option<u32>) -> PodExtras {
     let folder = folders.pod_logs.join(pod.log_dir_name());
     let mut extras = PodExtras {
-        // A process that has just ended has no network to tell of.
+        // Fails for a process that has just ended.
         interfaces: process.and_then(|pid| interfaces_of(pid).ok()).unwrap_or_default(),
         other: file(&folders.root.join("pods").join(pod.uid.as_str()).join("etc-hosts")),
         ..PodExtras::default()

@@ -1,10 +1,10 @@
-//! Families that are made anew for each scrape, with the moment their values were measured. Pure.
+//! Metric families built for one scrape, with the time of measurement. Pure.
 
 use prometheus::proto;
 use prometheus::proto::MetricFamily;
 use prometheus::proto::MetricType;
 
-/// One family that begins empty.
+/// One family, empty at first.
 pub(super) struct Family {
     name: &'static str,
     help: &'static str,
@@ -29,7 +29,7 @@ impl Family {
         self.name
     }
 
-    /// No value was added: encoders refuse such a family.
+    /// No value was added: encoders reject such a family.
     pub(super) fn is_empty(&self) -> bool {
         self.metrics.is_empty()
     }
@@ -75,7 +75,7 @@ pub(super) fn float(value: u64) -> f64 {
     value as f64
 }
 
-/// A moment in nanoseconds since the Unix epoch as the exposition has it: seconds.
+/// Nanoseconds since the Unix epoch in seconds.
 pub(super) fn unix_seconds(nanos: i64) -> Option<f64> {
     u64::try_from(nanos).ok().map(|nanos| float(nanos) / 1e9)
 }

@@ -1,7 +1,6 @@
-//! What the node, its pods and their containers use: for `/stats/summary`, `/metrics/resource` and `/metrics/cadvisor`.
+//! Usage of the node, its pods and containers, for `/stats/summary`, `/metrics/resource` and `/metrics/cadvisor`.
 //!
-//! Owns measuring on demand, the samples that rates need, and the forms in which usage is reported. Nothing is measured
-//! while nobody asks; who asks within [`FRESH`] of another gets the same numbers. Refuses to judge them.
+//! Measures on demand only; requests within [`FRESH`] of each other get the same sample.
 //!
 //! ```text
 //!  pod cache ─▶ pids ─▶ cgroup files ─┐
@@ -33,23 +32,23 @@ pub use self::collect::SystemCgroups;
 use self::extras::Extras;
 pub use self::extras::Folders;
 use self::sample::Sample;
-use crate::kernel::cgroup::Layout;
+use crate::cgroups::Layout;
 use crate::kernel::usage::Machine;
 use crate::model::Clock;
 use crate::model::PodSnapshot;
 use crate::runtime::Runtime;
 
-/// How long a measurement serves.
+/// How long a sample is reused.
 const FRESH: Duration = Duration::from_secs(5);
-/// The same for disks and logs, which change slowly and cost more.
+/// How long disk and log usage is reused, which changes slowly and costs more.
 const FRESH_EXTRAS: Duration = Duration::from_secs(10);
-/// Time between two samples where there is no recent one to compare with.
+/// Time between two samples if there is no recent one to compute rates from.
 const APART: Duration = Duration::from_millis(200);
 
 /// Usage is not available. The texts begin as those of upstream do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StatsError {
-    /// The agent's own file system.
+    /// The file system of the agent's root directory.
     #[error("failed to get rootFs stats: {0}")]
     RootFs(String),
     /// The runtime's file system.
@@ -59,14 +58,14 @@ pub enum StatsError {
     #[error("failed to list pod stats: {0}")]
     Pods(String),
     /// The agent is shutting down.
-    #[error("usage is not measured any more: {0}")]
+    #[error("cannot measure usage: {0}")]
     Stopped(String),
-    /// The summary cannot be written.
+    /// The summary cannot be encoded.
     #[error("cannot encode the summary: {0}")]
     Encode(String),
 }
 
-/// What is needed to measure.
+/// Sources of measurements.
 pub struct StatsSource {
     /// The node's name.
     pub node_name: String,
@@ -85,7 +84,7 @@ pub struct StatsSource {
 /// Extras, and when they were measured.
 type Aged = (Instant, Arc<Extras>);
 
-/// Tells usage. Cheap to clone; all clones share the measurements.
+/// Measures usage. Cheap to clone; all clones share the samples.
 #[derive(Clone)]
 pub struct Stats {
     source: Arc<StatsSource>,
@@ -105,10 +104,10 @@ impl Stats {
         Self { source: Arc::new(source), identity: Arc::new(identity), sample: Arc::default(), extras: Arc::default() }
     }
 
-    /// The summary as JSON, indented as upstream does.
+    /// The summary as JSON, indented by one blank as the kubelet does.
     ///
     /// # Errors
-    /// Runtime or file system do not answer.
+    /// The runtime or a file system returned an error.
     pub async fn summary(&self, only_cpu_and_memory: bool) -> Result<Vec<u8>, StatsError> {
         let sample = self.sample(true).await?;
         let extras = if only_cpu_and_memory { None } else { Some(self.extras(&sample).await?) };
@@ -120,7 +119,7 @@ impl Stats {
         Ok(json)
     }
 
-    /// The families of `/metrics/resource`; when nothing can be measured they say so.
+    /// The families of `/metrics/resource`; `resource_scrape_error` if usage cannot be measured.
     pub async fn resource_metrics(&self) -> Vec<MetricFamily> {
         match self.sample(false).await {
             Ok(sample) => resource::families(Some(&sample)),
@@ -131,8 +130,8 @@ impl Stats {
         }
     }
 
-    /// What `/metrics/cadvisor` says of cgroups; when nothing can be measured it says so. The agent's own `container_*`
-    /// families are those of `/metrics/resource`, these are cAdvisor's, which bear other labels.
+    /// The families of `/metrics/cadvisor`; `container_scrape_error` if usage cannot be measured. They have cAdvisor's
+    /// labels, unlike the `container_*` families of `/metrics/resource`.
     pub async fn cadvisor_metrics(&self) -> Scrape {
         let sample = match self.sample(false).await {
             Ok(sample) => sample,
@@ -147,9 +146,9 @@ impl Stats {
         scrape.unwrap_or_default()
     }
 
-    /// A fresh sample. `with_rates`: if there is no recent one to compare with, one is taken for that.
+    /// A fresh sample. `with_rates`: takes two if there is no recent one to compute rates from.
     async fn sample(&self, with_rates: bool) -> Result<Arc<Sample>, StatsError> {
-        // Held while measuring: who comes meanwhile waits for the same numbers.
+        // Held while measuring, so that concurrent requests get the same sample.
         let mut last = self.sample.lock().await;
         let now = Instant::now();
         if let Some(sample) = last.as_ref().filter(|sample| now.duration_since(sample.taken()) < FRESH) {
@@ -192,7 +191,7 @@ impl Stats {
     async fn extras(&self, sample: &Sample) -> Result<Arc<Extras>, StatsError> {
         let mut last = self.extras.lock().await;
         if let Some((at, extras)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH_EXTRAS) {
-            tracing::trace!(age = ?at.elapsed(), "disks were measured lately");
+            tracing::trace!(age = ?at.elapsed(), "disk usage is reused");
             return Ok(extras.clone());
         }
         let extras = Arc::new(extras::measure(&self.source.runtime, &self.source.folders, sample).await?);

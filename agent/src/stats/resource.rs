@@ -24,7 +24,7 @@ fn swap_limit(measured: &Measured) -> Option<f64> {
     measured.usage.memory?.swap_limit.map(float)
 }
 
-/// The families, sorted by name. Without a sample only the error is told.
+/// The families, sorted by name; without a sample only `resource_scrape_error`.
 pub(super) fn families(sample: Option<&Sample>) -> Vec<MetricFamily> {
     let mut error = Family::gauge("resource_scrape_error", "[STABLE] 1 if usage could not be measured, else 0");
     error.add(&[], Some(if sample.is_some() { 0.0 } else { 1.0 }), None);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_all_that_is_told() {
+    fn without_a_sample_only_the_error_is_reported() {
         assert_eq!(text(None), "# TYPE resource_scrape_error gauge\nresource_scrape_error 1");
     }
 }

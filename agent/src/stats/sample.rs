@@ -1,16 +1,16 @@
-//! What was measured of processor and memory at one moment, and the rates between two of them. Pure.
+//! Samples of CPU and memory usage, and the rates between two of them. Pure.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::kernel::usage::CgroupUsage;
+use crate::cgroups::usage::CgroupUsage;
 use crate::model::ContainerId;
 use crate::model::PodRef;
 use crate::model::SandboxId;
 
-/// A rate over less than this says nothing; over more it is no present rate.
+/// Shortest and longest time between samples of a rate.
 const SHORTEST: Duration = Duration::from_millis(50);
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
@@ -23,7 +23,7 @@ pub struct Sample {
     pub(super) at: i64,
     /// The root cgroup.
     pub(super) node: Measured,
-    /// Cgroups with a name of their own: `kubelet`, `runtime`, `misc`, `pods`.
+    /// System cgroups: `kubelet`, `runtime`, `misc`, `pods`.
     pub(super) system: Vec<(&'static str, Measured)>,
     pub(super) pods: Vec<PodSample>,
 }
@@ -48,7 +48,7 @@ pub(super) struct PodSample {
 pub(super) struct ContainerSample {
     pub(super) name: String,
     pub(super) id: ContainerId,
-    /// As the runtime spells it.
+    /// As reported by the runtime.
     pub(super) image: String,
     /// In nanoseconds since the Unix epoch.
     pub(super) created_at: i64,
@@ -58,12 +58,12 @@ pub(super) struct ContainerSample {
 /// The usage of one cgroup.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
-    /// Whose usage it is, the same in all samples.
+    /// Identifies the cgroup in all samples.
     pub(super) key: String,
-    /// The cgroup; absent where the runtime told the usage.
+    /// The cgroup; absent if the runtime reported the usage.
     pub(super) path: Option<String>,
     pub(super) usage: CgroupUsage,
-    /// Cores in use lately, in billionths.
+    /// Recent CPU usage in billionths of a core.
     pub(super) nano_cores: Option<u64>,
 }
 
@@ -96,12 +96,12 @@ impl Sample {
         std::iter::once(&mut self.node).chain(system).chain(pods)
     }
 
-    /// The sample can serve as the beginning of a present rate at `now`.
+    /// The sample is recent enough to compute a rate at `now`.
     pub(super) fn is_recent(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.taken) <= LONGEST
     }
 
-    /// Fills in the rates since `before`. A counter that has fallen began anew and has no rate yet.
+    /// Sets the rates since `before`. A counter that has decreased was reset and has no rate.
     pub(super) fn rate_since(&mut self, before: &Self) {
         let passed = self.taken.saturating_duration_since(before.taken);
         if !(SHORTEST..=LONGEST).contains(&passed) {
@@ -124,7 +124,7 @@ fn per_second(nanos: u64, passed: Duration) -> u64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::kernel::usage::MemoryUsage;
+    use crate::cgroups::usage::MemoryUsage;
 
     /// A node with one pod of one container that has used `cpu` nanoseconds.
     pub(in crate::stats) fn sample(taken: Instant, cpu: u64) -> Sample {
@@ -168,7 +168,7 @@ pub(super) mod tests {
         };
         assert_eq!(rated(2.0, 2_000_000_000), Some(500_000_000));
         assert_eq!(rated(10.0, 1_000_000_000), Some(0));
-        assert_eq!(rated(2.0, 500_000_000), None, "the counter began anew");
+        assert_eq!(rated(2.0, 500_000_000), None, "the counter was reset");
         assert_eq!(rated(0.01, 2_000_000_000), None, "too short");
         assert_eq!(rated(120.0, 2_000_000_000), None, "too long ago");
         assert!(before.is_recent(start + LONGEST) && !before.is_recent(start + LONGEST * 2));

@@ -1,13 +1,13 @@
-//! The summary as clients read it: the JSON of upstream's Summary API. Plain data.
+//! Types of the Summary API (`k8s.io/kubelet/pkg/apis/stats/v1alpha1`). Plain data.
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use serde::Serializer;
 
-use crate::kernel::usage::Pressure;
-use crate::kernel::usage::PressureLine;
+use crate::cgroups::usage::Pressure;
+use crate::cgroups::usage::PressureLine;
 
-/// A time in nanoseconds since the Unix epoch, told in whole seconds.
+/// Nanoseconds since the Unix epoch, serialised in whole seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Time(pub(super) i64);
 
@@ -18,7 +18,7 @@ impl Serialize for Time {
     }
 }
 
-/// A structure of the API: what is absent is left out.
+/// A structure of the API; absent fields are omitted.
 macro_rules! api {
     ($($(#[$meta:meta])* $name:ident { $($field:ident $json:literal: $type:ty,)* ? $($optional:ident $other:literal: $kind:ty,)* })*) => {$(
         $(#[$meta])*
@@ -31,7 +31,7 @@ macro_rules! api {
 }
 
 api! {
-    /// The whole of it.
+    /// The summary.
     Body { node "node": NodeStats, pods "pods": Vec<PodStats>, ? }
     NodeStats { name "nodeName": String, start_time "startTime": Time, ?
         system_containers "systemContainers": Vec<ContainerStats>, cpu "cpu": Cpu, memory "memory": Memory, io "io": Io,

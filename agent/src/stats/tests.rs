@@ -1,4 +1,4 @@
-//! Measuring on demand, against a runtime of few words.
+//! Measuring on demand, with a scripted runtime.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
@@ -53,7 +53,7 @@ fn node(fails: bool) -> Node {
         Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
     let stats = Stats::new(StatsSource {
         node_name: "node".to_owned(),
-        layout: Layout::detect().unwrap(),
+        layout: crate::cgroups::Hierarchies::detect().unwrap().layout,
         system: Vec::new(),
         folders: Folders { root: dir.path().to_owned(), pod_logs: dir.path().join("logs") },
         runtime,
@@ -75,18 +75,18 @@ async fn the_first_answer_has_rates_and_disks() {
 }
 
 #[tokio::test]
-async fn who_asks_soon_again_gets_the_same() {
+async fn requests_within_the_period_share_a_sample() {
     let node = node(false);
     let first = node.stats.resource_metrics().await;
     assert_eq!(node.asked.load(Ordering::Relaxed), 1);
     assert_eq!(node.stats.resource_metrics().await, first);
-    assert_eq!(node.asked.load(Ordering::Relaxed), 1, "nothing was measured again");
+    assert_eq!(node.asked.load(Ordering::Relaxed), 1, "measured once");
     let both = tokio::join!(node.stats.summary(false), node.stats.summary(false));
-    assert!(both.0.is_ok() && both.0 == both.1, "and those who ask together share a measurement");
+    assert!(both.0.is_ok() && both.0 == both.1, "concurrent requests share a sample");
 }
 
 #[tokio::test]
-async fn a_runtime_that_fails_is_told() {
+async fn errors_of_the_runtime_are_reported() {
     let node = node(true);
     let error = node.stats.summary(true).await.unwrap_err().to_string();
     assert_eq!(error, "failed to list pod stats: rpc error: code = Unknown desc = broken");

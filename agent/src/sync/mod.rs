@@ -2,6 +2,7 @@
 //! pods, which never reach a worker.
 
 mod admit;
+mod cpu_requests;
 mod handlers;
 mod housekeeping;
 mod kill_requests;

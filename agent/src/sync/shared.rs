@@ -22,6 +22,7 @@ pub struct SharedPods {
 struct Inner {
     pods: Pods,
     last_iteration: Option<Instant>,
+    sources_ready: bool,
 }
 
 impl SharedPods {
@@ -36,6 +37,16 @@ impl SharedPods {
 
     pub(super) fn remove(&self, pod: &Pod) {
         self.lock().pods.remove(pod);
+    }
+
+    /// Every source of pods has been read.
+    pub(super) fn set_sources_ready(&self) {
+        self.lock().sources_ready = true;
+    }
+
+    /// True once every source of pods has been read: no desired pod is missing.
+    pub fn sources_ready(&self) -> bool {
+        self.lock().sources_ready
     }
 
     /// Called by the sync loop in each iteration.

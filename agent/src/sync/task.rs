@@ -151,6 +151,7 @@ impl SyncLoop {
             self.reconcile_mirrors(None);
         }
         if !before && self.sources.all_ready() {
+            self.pods.set_sources_ready();
             self.housekeep_soon(HOUSEKEEPING_DELAY);
         }
     }

@@ -1,24 +1,41 @@
-//! The pods' cgroup tree: who makes it, where it hangs.
+//! The cgroups of pods: driver, root, and the QoS loop that weighs the Burstable class.
 
-use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use keblet_proto::cri::v1 as cri;
+use tokio_util::sync::CancellationToken;
 
+use crate::cgroups::CgroupName;
+use crate::cgroups::Cgroups;
+use crate::cgroups::Driver;
+use crate::cgroups::Layout;
 use crate::config::Settings;
-use crate::kernel::cgroup::CgroupName;
-use crate::kernel::cgroup::Cgroups;
-use crate::kernel::cgroup::Driver;
-use crate::kernel::cgroup::Layout;
 use crate::metrics::Metrics;
 use crate::runtime::Runtime;
+use crate::sync::SharedPods;
 
 /// From this version on upstream asks runtimes for their driver and takes no other answer.
 const DRIVER_NEEDED: &str = "1.37.0";
 
-/// Makes the tree below `cgroupRoot`; `None` with `cgroupsPerQOS: false`. The runtime's own driver overrides the
+/// Period of the QoS loop, as in the kubelet.
+const QOS_PERIOD: Duration = Duration::from_secs(60);
+/// Its period until every source of pods has been read.
+const QOS_START_PERIOD: Duration = Duration::from_secs(1);
+
+/// Creates the tree below `cgroupRoot`; `None` with `cgroupsPerQOS: false`. The runtime's own driver overrides the
 /// configured one (KEP-4033).
-pub async fn prepare(settings: &Settings, runtime: &Runtime, metrics: &Metrics) -> anyhow::Result<Option<Cgroups>> {
+///
+/// # Errors
+/// `cgroupRoot` is invalid or lacks controllers; the systemd driver without systemd; the kernel or systemd refuses.
+pub async fn prepare(
+    settings: &Settings,
+    runtime: &Runtime,
+    metrics: &Metrics,
+    layout: Layout,
+    pods: &SharedPods,
+) -> anyhow::Result<Option<Cgroups>> {
     let kubelet = &settings.kubelet;
     if !kubelet.cgroups_per_qos {
         return Ok(None);
@@ -43,13 +60,19 @@ pub async fn prepare(settings: &Settings, runtime: &Runtime, metrics: &Metrics) 
     };
     let root =
         CgroupName::parse(&kubelet.cgroup_root).with_context(|| format!("cgroupRoot {:?}", kubelet.cgroup_root))?;
-    let layout = Layout::detect().context("finding the cgroup hierarchies")?;
     let cgroups = Cgroups::new(layout, driver, root).context("setting up the cgroup driver")?;
-    cgroups.ensure_tree().await.context("making the cgroups of pods")?;
-    Ok(Some(cgroups))
+    cgroups.ensure_tree().await.context("creating the cgroups of pods")?;
+    Ok(Some(cgroups.with_requests(Arc::new(pods.clone()))))
 }
 
-/// True if this machine has cgroup v2 alone.
-pub fn is_v2() -> bool {
-    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+/// Keeps the CPU weight of the Burstable class at what its pods request, until `shutdown`.
+pub fn start_qos_loop(cgroups: &Cgroups, shutdown: &CancellationToken) {
+    let cgroups = cgroups.clone();
+    let update = async move {
+        loop {
+            let is_complete = cgroups.update_burstable_weight().await;
+            tokio::time::sleep(if is_complete { QOS_PERIOD } else { QOS_START_PERIOD }).await;
+        }
+    };
+    tokio::spawn(shutdown.clone().run_until_cancelled_owned(update));
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::kernel::cgroup::Cgroups;
+use crate::cgroups::Cgroups;
 use crate::model::PodUid;
 use crate::recorder::EventType;
 use crate::sync::Leftovers;

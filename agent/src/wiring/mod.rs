@@ -32,6 +32,8 @@ use tokio_util::sync::CancellationToken;
 use crate::admission::NodeOffer;
 use crate::apiserver::ApiServer;
 
+use crate::cgroups::Cgroups;
+use crate::cgroups::Hierarchies;
 use crate::cli::logging::Verbosity;
 use crate::config::Feature;
 use crate::config::Origin;
@@ -41,7 +43,6 @@ use crate::events::sensors::RelistPeriods;
 use crate::events::sensors::SensorBoard;
 use crate::images::Images;
 use crate::images::check_disk;
-use crate::kernel::cgroup::Cgroups;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::restart::RestartGates;
@@ -87,6 +88,7 @@ struct Ground {
     metrics: Arc<Metrics>,
     observers: Arc<Observers>,
     node: node::Node,
+    hierarchies: Hierarchies,
     api: Option<ApiServer>,
     recorder: Recorder,
     recording: Recording,
@@ -134,13 +136,24 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let Some(offer) = admission::follow(&ground.settings, state, shutdown.clone()).await? else {
         return serving.await.context("ending the servers")?;
     };
-    let cgroups = match cgroups::prepare(&ground.settings, &ground.runtime, &ground.metrics).await {
+    let cgroups = match cgroups::prepare(
+        &ground.settings,
+        &ground.runtime,
+        &ground.metrics,
+        ground.hierarchies.layout.clone(),
+        &ground.shared,
+    )
+    .await
+    {
         Ok(cgroups) => cgroups,
         Err(error) => {
             ground.recording.setup_failed(&error, &shutdown).await;
             return Err(error);
         }
     };
+    if let Some(cgroups) = &cgroups {
+        cgroups::start_qos_loop(cgroups, &shutdown);
+    }
     let (disk_of, told) = (ground.runtime.clone(), ground.recorder.clone());
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(async move { check_disk(&disk_of, &told).await }));
     let (pleg, pleg_task) = ground.observe(cgroups.as_ref()).await;
@@ -163,7 +176,8 @@ impl Ground {
         let observers = Arc::new(Observers(metrics.clone()));
         let node = node::describe(&settings)?;
         node_object::check(&settings)?;
-        let cgroup_version = if cgroups::is_v2() { 2 } else { 1 };
+        let hierarchies = Hierarchies::detect().context("finding the cgroup hierarchies")?;
+        let cgroup_version = if hierarchies.layout.is_v2() { 2 } else { 1 };
         observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
         let connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
         let api = connection.api.clone();
@@ -184,6 +198,7 @@ impl Ground {
             metrics,
             observers,
             node,
+            hierarchies,
             api,
             recorder,
             recording,
@@ -225,7 +240,15 @@ impl Ground {
         let read = pods::Server { metrics, board, shared, settings, verbosity };
         let parts = server::Parts {
             node: node.clone(),
-            mounted: streams::mounted(settings, node, shared, later, &self.runtime, metrics)?,
+            mounted: streams::mounted(
+                settings,
+                node,
+                shared,
+                later,
+                &self.runtime,
+                metrics,
+                self.hierarchies.layout.clone(),
+            )?,
             handles: read.handles(self.state.clone(), later.clone()),
             reviews: api.map(|api| api.reviews.clone()),
             serving: certificates::serving(settings, node, api, own_node.node.clone(), metrics, shutdown)?,
@@ -238,8 +261,17 @@ impl Ground {
         let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
         let (settings, runtime, shutdown) = (&self.settings, &self.runtime, &self.shutdown);
         let tell = sensors::Tell { metrics: &self.metrics, recorder: &self.recorder };
-        let sensing =
-            sensors::start(settings, runtime, cgroups, tell, hints, self.board.clone(), shutdown.clone()).await;
+        let sensing = sensors::start(
+            settings,
+            runtime,
+            &self.hierarchies,
+            cgroups,
+            tell,
+            hints,
+            self.board.clone(),
+            shutdown.clone(),
+        )
+        .await;
         let config = PlegConfig {
             periods: relist_periods(settings),
             parallel_inspections: PARALLEL_INSPECTIONS,
@@ -290,7 +322,7 @@ impl Ground {
             supplies.images,
             volumes,
             supplies.cgroups,
-            self.node.settings(settings, own_node.addresses, self.state.clone()),
+            self.node.settings(settings, &self.hierarchies, own_node.addresses, self.state.clone()),
             node::files(settings),
             network_of(self.state.clone()),
             recorder.clone(),

@@ -8,11 +8,10 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use tokio::sync::watch;
 
-use super::cgroups;
+use crate::cgroups::Hierarchies;
 use crate::cli::host;
 use crate::config::Settings;
 use crate::images::PullLimits;
-use crate::kernel::hierarchy::Hierarchy;
 use crate::kernel::selinux;
 use crate::node::Machine;
 use crate::node::resources::ResourceConfig;
@@ -89,6 +88,7 @@ impl Node {
     pub fn settings(
         &self,
         settings: &Settings,
+        hierarchies: &Hierarchies,
         addresses: watch::Receiver<NodeAddresses>,
         runtime: watch::Receiver<RuntimeState>,
     ) -> NodeSettings {
@@ -102,7 +102,7 @@ impl Node {
                 cluster_domain: kubelet.cluster_domain.clone(),
                 node_ips: NodeIps::new(addresses),
             },
-            resources: resources(settings),
+            resources: resources(settings, hierarchies),
             security: SecuritySettings {
                 seccomp_default: kubelet.seccomp_default || settings.flags.seccomp_default,
                 seccomp_root: root.join("seccomp"),
@@ -115,9 +115,9 @@ impl Node {
 }
 
 /// The same numbers as the Node object's.
-fn resources(settings: &Settings) -> ResourceSettings {
+fn resources(settings: &Settings, hierarchies: &Hierarchies) -> ResourceSettings {
     let kubelet = &settings.kubelet;
-    let cgroup_v2 = cgroups::is_v2();
+    let cgroup_v2 = hierarchies.layout.is_v2();
     let sizes = Machine::read(Path::new("/"), &settings.flags.root_dir).sizes.unwrap_or_default();
     let config = ResourceConfig::new(kubelet, settings.flags.experimental_allocatable_ignore_eviction);
     let period = kubelet.cpu_cfs_quota_period.std().as_micros();
@@ -129,15 +129,9 @@ fn resources(settings: &Settings) -> ResourceSettings {
         page_size: page_size(),
         cgroup_v2,
         single_process_oom_kill: !cgroup_v2 || kubelet.single_process_oom_kill.unwrap_or(false),
-        swap: if limits_swap() { Swap::Forbidden } else { Swap::NoController },
+        swap: if hierarchies.limits_swap { Swap::Forbidden } else { Swap::NoController },
         pod_pids_limit: Some(kubelet.pod_pids_limit).filter(|limit| *limit > 0),
     }
-}
-
-/// Whether the kernel can keep containers from swapping; a runtime that is asked to where it cannot starts none.
-fn limits_swap() -> bool {
-    let memberships = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    Hierarchy::find().is_ok_and(|hierarchy| hierarchy.limits_swap(&memberships))
 }
 
 /// Size of a page, bytes; 0 if the system does not say.

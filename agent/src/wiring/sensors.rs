@@ -5,6 +5,9 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::cgroups::Cgroups;
+use crate::cgroups::Hierarchies;
+use crate::cgroups::HierarchyError;
 use crate::config::Settings;
 use crate::events::Hint;
 use crate::events::cri;
@@ -18,8 +21,6 @@ use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
 use crate::kernel::bpf::Probes;
 use crate::kernel::btf;
-use crate::kernel::cgroup::Cgroups;
-use crate::kernel::hierarchy::Hierarchy;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::recorder::Recorder;
@@ -45,6 +46,7 @@ pub struct Tell<'a> {
 pub async fn start(
     settings: &Settings,
     runtime: &Runtime,
+    hierarchies: &Hierarchies,
     cgroups: Option<&Cgroups>,
     tell: Tell<'_>,
     hints: mpsc::Sender<Hint>,
@@ -52,7 +54,7 @@ pub async fn start(
     shutdown: CancellationToken,
 ) -> Sensing {
     let sensors = &settings.keblet.sensors;
-    let hierarchy = Hierarchy::find();
+    let hierarchy = hierarchies.containers.clone().ok_or(HierarchyError::None);
     let probes = match &hierarchy {
         Ok(hierarchy) if sensors.bpf => {
             let cgroup_root = cgroups.map_or_else(|| "/".to_owned(), Cgroups::kubepods_path);

@@ -7,11 +7,11 @@ use anyhow::Context as _;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::pods::Later;
+use crate::cgroups::CgroupName;
+use crate::cgroups::Driver;
+use crate::cgroups::Layout;
 use crate::config::Feature;
 use crate::config::Settings;
-use crate::kernel::cgroup::CgroupName;
-use crate::kernel::cgroup::Driver;
-use crate::kernel::cgroup::Layout;
 use crate::metrics::Metrics;
 use crate::model::Pod;
 use crate::model::PodSnapshot;
@@ -44,6 +44,7 @@ pub fn mounted(
     later: &Later,
     runtime: &Runtime,
     metrics: &Arc<Metrics>,
+    layout: Layout,
 ) -> anyhow::Result<Mounted> {
     let pods = Arc::new(Pods { shared: shared.clone(), later: later.clone() });
     let containers = Containers { pods, runtime: runtime.clone() };
@@ -54,7 +55,7 @@ pub fn mounted(
     let later = later.clone();
     let stats = Stats::new(StatsSource {
         node_name: node_name.to_owned(),
-        layout: Layout::detect().context("finding the cgroup hierarchies")?,
+        layout,
         system: system_cgroups(settings)?,
         folders: Folders {
             root: settings.flags.root_dir.clone(),

@@ -19,7 +19,7 @@ use super::volume_refresh::VolumeRefresh;
 use super::volume_refresh::earliest;
 use super::worker::Next;
 use super::worker::Worker;
-use crate::kernel::cgroup::QosClass;
+use crate::cgroups::QosClass;
 use crate::model::ContainerClass;
 use crate::model::ContainerId;
 use crate::model::ContainerState;

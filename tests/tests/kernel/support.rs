@@ -13,6 +13,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
+use keblet::cgroups::Hierarchy;
+use keblet::cgroups::HierarchyKind;
 use keblet::kernel::bpf;
 use keblet::kernel::bpf::CgroupId;
 use keblet::kernel::bpf::Exit;
@@ -21,8 +23,6 @@ use keblet::kernel::bpf::Loaded;
 use keblet::kernel::bpf::Options;
 use keblet::kernel::bpf::ProbeOutput;
 use keblet::kernel::bpf::Records;
-use keblet::kernel::hierarchy::Hierarchy;
-use keblet::kernel::hierarchy::HierarchyKind;
 use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;

@@ -21,36 +21,36 @@ use super::ProbeStatus;
 use super::offsets;
 use super::offsets::Resolved;
 use super::watch::Probes;
+use crate::cgroups::HierarchyKind;
 use crate::kernel::btf::Btf;
 use crate::kernel::btf::BtfError;
 use crate::kernel::facts::Capabilities;
-use crate::kernel::hierarchy::HierarchyKind;
 use crate::kernel::proc;
 
 /// The kernel side, built by `cargo xtask ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/../ebpf/prebuilt/probes.o"));
 
-/// Why no probe works.
+/// The probes were not loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// The kernel tells nothing, or not enough, of its types.
+    /// The kernel's type information is missing or incomplete.
     #[error("{0}")]
     Btf(#[from] BtfError),
-    /// The system call is forbidden.
+    /// The system call is not permitted.
     #[error("bpf() is refused ({source}): {why}")]
     Refused {
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
-        /// What is missing, as far as can be told.
+        /// What is missing, as far as known.
         why: String,
     },
-    /// Process ids of the probes would name other processes in the agent's own PID namespace.
-    #[error("the agent runs in a PID namespace of its own, so the kernel's process ids mean nothing to it")]
+    /// The agent runs in a PID namespace of its own: pids of probes would refer to other processes.
+    #[error("the agent does not run in the host's PID namespace")]
     PidNamespace,
     /// The object does not load.
     #[error("cannot load the probes: {0}")]
     Object(String),
-    /// The ring buffers cannot be waited for.
+    /// The ring buffers cannot be polled.
     #[error("cannot wait for the ring buffers: {0}")]
     Register(io::Error),
     /// The loading thread ended early.
@@ -58,7 +58,7 @@ pub enum LoadError {
     Aborted(String),
 }
 
-/// What a loaded object consists of.
+/// Parts of a loaded object.
 pub(super) struct Parts {
     pub(super) probes: Probes,
     pub(super) rings: Rings,
@@ -71,12 +71,12 @@ pub(super) struct Rings {
     pub(super) cgroups: RingBuf<MapData>,
 }
 
-/// A program and where it belongs.
+/// A program and its hooks.
 struct Spec {
     program: &'static str,
     hooks: &'static [&'static str],
     yields: &'static str,
-    /// What it needs that the kernel may not have.
+    /// Why the kernel does not support it, if it does not.
     needs: fn(&Resolved) -> Option<String>,
 }
 
@@ -145,13 +145,13 @@ pub(super) fn load(options: &Options) -> Result<Parts, LoadError> {
         loader.map_max_entries(names::DEATHS, bytes);
     }
     let mut ebpf = loader.load(OBJECT).map_err(|error| object_error(&error))?;
-    let status = SPECS.iter().map(|spec| bring_up(&mut ebpf, spec, &found)).collect();
+    let status = SPECS.iter().map(|spec| attach_or_report(&mut ebpf, spec, &found)).collect();
     let rings = Rings { deaths: ring(&mut ebpf, names::DEATHS)?, cgroups: ring(&mut ebpf, names::CGROUPS)? };
     let probes = Probes::new(ebpf)?;
     Ok(Parts { probes, rings, status })
 }
 
-/// Asks for the smallest map there is, since the loader takes a refusal for an old kernel.
+/// Creates a small map first, since the loader mistakes a missing permission for an old kernel.
 fn try_bpf() -> Result<(), LoadError> {
     match super::super::facts::bpf_allowed() {
         Ok(()) => {
@@ -167,8 +167,7 @@ fn try_bpf() -> Result<(), LoadError> {
             let why = if source.raw_os_error() == Some(libc::ENOSYS) {
                 "the kernel has no such system call".to_owned()
             } else if lacking.is_empty() {
-                "the agent has the capabilities, so a seccomp filter, a security module or lockdown forbids it"
-                    .to_owned()
+                "the agent has the capabilities: a seccomp filter, a security module or lockdown forbids it".to_owned()
             } else {
                 format!("the agent lacks {}", lacking.join(" and "))
             };
@@ -192,7 +191,7 @@ fn config(btf: &Btf, options: &Options, found: &Resolved) -> Result<common::Conf
     })
 }
 
-/// A global of the probes, seen as the plain bytes that the loader wants.
+/// A global of the probes as plain bytes.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Global<T>(T);
@@ -202,7 +201,7 @@ unsafe impl Pod for Global<common::Config> {}
 // SAFETY: integers only, without padding.
 unsafe impl Pod for Global<common::Offsets> {}
 
-fn bring_up(ebpf: &mut Ebpf, spec: &Spec, found: &Resolved) -> ProbeStatus {
+fn attach_or_report(ebpf: &mut Ebpf, spec: &Spec, found: &Resolved) -> ProbeStatus {
     let down = (spec.needs)(found).or_else(|| attach(ebpf, spec).err());
     ProbeStatus { program: spec.program, hooks: spec.hooks, yields: spec.yields, down }
 }
@@ -231,23 +230,23 @@ fn ring(ebpf: &mut Ebpf, name: &str) -> Result<RingBuf<MapData>, LoadError> {
 fn object_error(error: &EbpfError) -> LoadError {
     match error {
         EbpfError::MapError(MapError::CreateError { name, io_error, .. }) => {
-            LoadError::Object(format!("map {name} cannot be made: {io_error}"))
+            LoadError::Object(format!("cannot create map {name}: {io_error}"))
         }
         other => LoadError::Object(with_sources(other)),
     }
 }
 
-/// One line: the verifier's log, if there is one, ends in its verdict and is otherwise left out.
+/// One line: of the verifier's log only the last message.
 fn describe(error: &ProgramError) -> String {
     match error {
         ProgramError::LoadError { io_error, verifier_log } => {
             let log = verifier_log.to_string();
             let statistics = ["processed ", "stack depth ", "verification time "];
             let is_statistics = |line: &&str| statistics.iter().any(|start| line.starts_with(start));
-            let verdict = log.lines().rev().find(|line| !line.is_empty() && !is_statistics(line));
-            match verdict {
-                Some(verdict) => format!("the verifier refuses it ({io_error}): {verdict}"),
-                None => format!("the kernel refuses it: {io_error}"),
+            let message = log.lines().rev().find(|line| !line.is_empty() && !is_statistics(line));
+            match message {
+                Some(message) => format!("the verifier rejects it ({io_error}): {message}"),
+                None => format!("the kernel rejects it: {io_error}"),
             }
         }
         other => with_sources(other),

@@ -1,7 +1,5 @@
-//! The kernel probes: load, attach, watch, read.
-//!
-//! Owns the probe object, what it watches and what it tells. Nothing here is required: without type information,
-//! permission or a hook, loading returns one clear reason (or marks one probe as down) and the agent runs on without.
+//! The kernel probes: load, attach, watch, read. Optional: without type information, permission or a hook, loading returns
+//! one reason (or marks one probe as down) and the agent runs without them.
 //!
 //! Needs Linux 5.8 (ring buffers, boot clock), BTF, and CAP_BPF with CAP_PERFMON (or CAP_SYS_ADMIN). Needs no kprobes,
 //! no tracefs and no CAP_SYS_RESOURCE: since 5.11 maps are charged to the memory cgroup, not to a resource limit.
@@ -16,7 +14,6 @@ use std::path::PathBuf;
 
 pub use load::LoadError;
 pub use record::CgroupEvent;
-pub use record::CgroupId;
 pub use record::Exit;
 pub use record::ExitStatus;
 pub use record::KernelRecord;
@@ -30,10 +27,11 @@ pub use watch::Probes;
 pub use watch::Stalls;
 pub use watch::WatchError;
 
-use super::hierarchy::Hierarchy;
 use super::memory;
+pub use crate::cgroups::CgroupId;
+use crate::cgroups::Hierarchy;
 
-/// What to load the probes with.
+/// Options of loading.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The kernel's type information, usually [`super::btf::VMLINUX`].
@@ -51,11 +49,11 @@ impl Options {
     }
 }
 
-/// What loading gave.
+/// Loaded probes.
 pub struct Loaded {
     /// What to watch, and counters. Probes stay attached until the last clone and the records are dropped.
     pub probes: Probes,
-    /// What the probes tell.
+    /// Records of the probes.
     pub records: Records,
     /// Every probe, up or down.
     pub status: Vec<ProbeStatus>,
@@ -68,13 +66,16 @@ pub struct ProbeStatus {
     pub program: &'static str,
     /// The tracepoints it is attached to.
     pub hooks: &'static [&'static str],
-    /// What is lost without it.
+    /// What it provides.
     pub yields: &'static str,
     /// Why it is down; `None` while it is up.
     pub down: Option<String>,
 }
 
 /// Loads and attaches the probes on a blocking thread. Cancelling leaves nothing attached.
+///
+/// # Errors
+/// See [`LoadError`].
 pub async fn load(options: Options) -> Result<Loaded, LoadError> {
     let work = move || {
         memory::return_large_blocks();

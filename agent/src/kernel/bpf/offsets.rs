@@ -1,7 +1,5 @@
-//! The globals that the probes are loaded with, from the running kernel's type information.
-//!
-//! Each program needs some of the offsets: what the kernel does not have is listed per program, so that a kernel that
-//! lacks one member loses one sensor, not all.
+//! Offsets of kernel structures that the probes read, from the running kernel's type information. What is missing is listed
+//! per group of programs, so that a kernel without one member loses one sensor, not all.
 
 use keblet_ebpf_common::ABSENT;
 use keblet_ebpf_common::Offsets;
@@ -9,12 +7,12 @@ use keblet_ebpf_common::Offsets;
 use crate::kernel::btf::Btf;
 use crate::kernel::btf::BtfError;
 
-/// What was found, and what was not.
+/// Offsets found, and why others are missing.
 #[derive(Debug, Default)]
 pub struct Resolved {
     /// The offsets; those not found are zero.
     pub offsets: Offsets,
-    /// `mark_victim` hands over the task.
+    /// The tracepoint `mark_victim` passes the task (Linux 6.9 and later).
     pub victim_is_task: bool,
     /// Why the programs that read tasks and their cgroups cannot work.
     pub task: Option<String>,
@@ -24,7 +22,7 @@ pub struct Resolved {
     pub oom: Option<String>,
 }
 
-/// Looks up everything that the probes read.
+/// Looks up all offsets.
 pub fn resolve(btf: &Btf) -> Resolved {
     let mut resolved = Resolved::default();
     let offsets = &mut resolved.offsets;
@@ -86,7 +84,7 @@ fn memory(btf: &Btf, to: &mut Offsets) -> Result<(), BtfError> {
     to.mem_cgroup_memory = btf.offset("mem_cgroup.memory")?;
     to.page_counter_usage = btf.offset("page_counter.usage")?;
     to.page_counter_max = btf.offset("page_counter.max")?;
-    // Kernels built without cgroup v1 have no such mark: then the probe goes by the counters.
+    // Missing in kernels without cgroup v1: the probe then compares the counters.
     to.mem_cgroup_oom_lock = btf.offset("mem_cgroup.oom_lock").unwrap_or(ABSENT);
     let (first, stride) = resident_counters(btf)?;
     to.mm_rss_first = first;

@@ -1,4 +1,4 @@
-//! From the bytes of a ring buffer to typed records. Pure.
+//! Decodes records of the ring buffers. Pure.
 
 use std::mem::size_of;
 
@@ -10,22 +10,19 @@ use keblet_ebpf_common::OomRecord;
 use keblet_ebpf_common::flags;
 use keblet_ebpf_common::kind;
 
+use crate::cgroups::CgroupId;
 use crate::kernel::clock::BootTime;
 
-/// Id of a cgroup: the inode number of its directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CgroupId(pub u64);
-
-/// What a probe saw.
+/// A record of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelRecord {
     /// A process ended.
     Exit(Exit),
     /// The OOM killer chose a process.
     Oom(Oom),
-    /// A cgroup was made below a watched one, and is watched itself from now on.
+    /// A cgroup was created below a watched one, and is watched from now on.
     CgroupCreated(CgroupEvent),
-    /// A watched cgroup was removed, and is watched no longer.
+    /// A watched cgroup was removed.
     CgroupRemoved(CgroupEvent),
 }
 
@@ -91,7 +88,7 @@ pub struct Exit {
     pub comm: String,
 }
 
-/// A process the OOM killer has chosen.
+/// A process chosen by the OOM killer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Oom {
     /// Process id in the host's PID namespace.
@@ -102,10 +99,10 @@ pub struct Oom {
     pub cgroup: Option<CgroupId>,
     /// That cgroup is watched.
     pub watched: bool,
-    /// The cgroup (of the memory hierarchy) whose limit fired. `None` if the machine itself was out of memory, and on
-    /// kernels that do not let it be read.
+    /// The cgroup (of the memory hierarchy) whose limit was exceeded. `None` if the node itself was out of memory, and on
+    /// kernels where it is not readable.
     pub limit: Option<CgroupId>,
-    /// Who the victim is; before kernel 6.9 often unknown.
+    /// The process; often unknown before Linux 6.9.
     pub victim: Option<OomVictim>,
     /// Its memory when it was chosen.
     pub memory: Option<OomMemory>,
@@ -139,12 +136,12 @@ pub struct OomMemory {
     pub page_tables_kib: u64,
 }
 
-/// A cgroup that came or went.
+/// A cgroup that was created or removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupEvent {
     /// The cgroup.
     pub id: CgroupId,
-    /// The one above it.
+    /// Its parent.
     pub parent: CgroupId,
     /// When.
     pub at: BootTime,
@@ -153,7 +150,7 @@ pub struct CgroupEvent {
     pub path: String,
 }
 
-/// Decodes one entry of a ring buffer. `None` for what no probe of this build writes.
+/// Decodes one entry of a ring buffer. `None` for an unknown record.
 pub fn decode(bytes: &[u8]) -> Option<KernelRecord> {
     let head: Head = plain(bytes)?;
     match head.kind {

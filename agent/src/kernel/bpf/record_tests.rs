@@ -1,4 +1,4 @@
-//! Tables of wait statuses and records, and noise.
+//! Wait statuses, records, and random bytes.
 
 use super::*;
 use proptest::prelude::*;
@@ -56,7 +56,7 @@ fn an_exit_is_decoded() {
 }
 
 #[test]
-fn an_oom_kill_says_what_is_unknown() {
+fn unknown_fields_of_an_oom_kill_are_none() {
     let mut record = OomRecord { head: head(kind::OOM, 0), pid: 9, anon_kib: 64, ..OomRecord::default() };
     let oom = |record: &OomRecord| match decode(&bytes(record)) {
         Some(KernelRecord::Oom(oom)) => oom,
@@ -101,7 +101,7 @@ fn cgroup_paths_end_where_the_record_says() {
 }
 
 #[test]
-fn short_and_foreign_records_are_none() {
+fn short_and_unknown_records_are_none() {
     let record = ExitRecord { head: head(kind::EXIT, 0), ..ExitRecord::default() };
     let whole = bytes(&record);
     for len in 0..whole.len() {
@@ -113,7 +113,7 @@ fn short_and_foreign_records_are_none() {
 
 proptest! {
     #[test]
-    fn noise_does_no_harm(noise in proptest::collection::vec(any::<u8>(), 0..600), kind in 0u32..6) {
+    fn random_bytes_do_not_panic(noise in proptest::collection::vec(any::<u8>(), 0..600), kind in 0u32..6) {
         let mut noise = noise;
         if noise.len() >= 4 {
             noise[..4].copy_from_slice(&kind.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! Reading the ring buffers: asleep until the kernel has written something.
+//! Reads the ring buffers; waits while they are empty.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use super::record::decode;
 use super::watch::Losses;
 use super::watch::Probes;
 
-/// What the probes tell, in the order in which it happened.
+/// Records of the probes, in the order of their time stamps.
 pub struct Records {
     deaths: Ring,
     cgroups: Ring,
@@ -28,12 +28,12 @@ struct Ring {
     head: Option<KernelRecord>,
 }
 
-/// The next thing to know.
+/// A record, or a report of lost ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeOutput {
-    /// A probe saw something.
+    /// A record of a probe.
     Record(KernelRecord),
-    /// Something could not be told, or not be watched: list everything. Counts since the last time.
+    /// Records were dropped, or cgroups not watched, since the last report: a relist is needed.
     Lost(Losses),
 }
 
@@ -47,13 +47,16 @@ impl Records {
         })
     }
 
-    /// Waits for the next record. Costs nothing while nothing happens. Cancelling loses no record.
+    /// Waits for the next record. Cancel-safe.
+    ///
+    /// # Errors
+    /// The ring buffers cannot be polled.
     pub async fn next(&mut self) -> io::Result<ProbeOutput> {
         loop {
             if let Some(record) = self.earliest() {
                 return Ok(ProbeOutput::Record(record));
             }
-            // Whatever was dropped, was dropped while the rings were full: so it is counted by now.
+            // Records are dropped only while a ring is full: the counters are up to date now.
             if let Some(lost) = self.new_losses() {
                 return Ok(ProbeOutput::Lost(lost));
             }
@@ -64,7 +67,7 @@ impl Records {
         }
     }
 
-    /// The older of the two heads, so that a cgroup is told before what happens in it.
+    /// The older of the two heads, so that a cgroup is reported before events in it.
     fn earliest(&mut self) -> Option<KernelRecord> {
         self.deaths.fill();
         self.cgroups.fill();
@@ -102,8 +105,8 @@ impl Ring {
         }
     }
 
-    /// Returns once the kernel has written since the last call. Clears before the caller looks, so that what is written
-    /// while it looks wakes it again.
+    /// Returns once the kernel has written since the last call. Clears the readiness before the caller reads, so that what
+    /// is written meanwhile wakes it again.
     async fn written(&mut self) -> io::Result<()> {
         self.fd.readable_mut().await?.clear_ready();
         Ok(())

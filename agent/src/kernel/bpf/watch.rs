@@ -1,4 +1,4 @@
-//! What the probes watch and count: the agent's side of their maps.
+//! Maps of the probes: watched pids and cgroups, counters.
 
 use std::io;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use thiserror::Error;
 
 use super::CgroupId;
 use super::LoadError;
-use crate::kernel::hierarchy::Hierarchy;
+use crate::cgroups::Hierarchy;
 
 /// `BPF_NOEXIST`: leave an entry alone that is there already.
 const ONLY_NEW: u64 = 1;
 
-/// Something cannot be watched.
+/// A pid or cgroup is not watched.
 #[derive(Debug, Error)]
 pub enum WatchError {
-    /// The map is full: what is watched no longer fits.
-    #[error("cannot watch {what}: all {limit} places are taken")]
+    /// The map is full.
+    #[error("cannot watch {what}: the map of {limit} entries is full")]
     Full {
         /// The pid or cgroup.
         what: String,
@@ -54,7 +54,7 @@ pub enum WatchError {
     },
 }
 
-/// Value of the cgroup map, as the plain bytes that the map wants.
+/// Value of the cgroup map as plain bytes.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Watched(WatchedCgroup);
@@ -62,18 +62,18 @@ struct Watched(WatchedCgroup);
 // SAFETY: integers only, without padding.
 unsafe impl Pod for Watched {}
 
-/// What was lost since the probes were loaded.
+/// Losses since the probes were loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
     /// Exit and OOM records.
     pub deaths: u64,
     /// Cgroup records.
     pub cgroups: u64,
-    /// New cgroups that could not be watched.
+    /// New cgroups that are not watched.
     pub watches: u64,
 }
 
-/// Memory reclaim that processes of a cgroup had to do themselves.
+/// Direct memory reclaim by processes of a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
     /// How often.
@@ -82,7 +82,7 @@ pub struct Stalls {
     pub time: Duration,
 }
 
-/// The loaded probes: what they watch and count. Cheap to clone; every call is one or a few short system calls.
+/// The loaded probes. Cheap to clone; each call is a few short system calls.
 #[derive(Clone)]
 pub struct Probes {
     shared: Arc<Shared>,
@@ -92,7 +92,7 @@ struct Shared {
     pids: Mutex<HashMap<MapData, u32, u32>>,
     cgroups: Mutex<HashMap<MapData, u64, Watched>>,
     drops: PerCpuArray<MapData, u64>,
-    /// Holds the programs and their links: they are attached as long as this lives.
+    /// Programs and their links, attached until this is dropped.
     _ebpf: Ebpf,
 }
 
@@ -108,39 +108,48 @@ impl Probes {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Tells the exit of process `pid`, once: the kernel forgets the pid with that exit.
+    /// Reports the exit of process `pid`, once: the probe removes the pid with that exit.
+    ///
+    /// # Errors
+    /// The map is full, or the system call failed.
     pub fn watch_pid(&self, pid: u32) -> Result<(), WatchError> {
         let mut pids = self.shared.pids.lock().unwrap_or_else(PoisonError::into_inner);
         pids.insert(pid, 0, 0).map_err(|source| full_or_refused(format!("process {pid}"), MAX_PIDS, source))
     }
 
-    /// Forgets process `pid`; no error if it is not watched.
+    /// No longer reports process `pid`; no error if it is not watched.
     pub fn unwatch_pid(&self, pid: u32) {
         let mut pids = self.shared.pids.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = pids.remove(&pid);
     }
 
-    /// Watches a cgroup: exits of inits of PID namespaces and OOM victims in it, stalls, and the cgroups made below it,
-    /// which are then watched alike. With `all_exits` every process that ends in it (not below it) is told.
+    /// Watches a cgroup: exits of inits of PID namespaces and OOM victims in it, reclaim stalls, and the cgroups created
+    /// below it, which are then watched alike. With `all_exits` every exit in it (not below it) is reported.
+    ///
+    /// # Errors
+    /// The map is full, or the system call failed.
     pub fn watch_cgroup(&self, id: CgroupId, all_exits: bool) -> Result<(), WatchError> {
         let flags = if all_exits { watch::ALL_EXITS } else { 0 };
         self.insert(id, flags, 0)
     }
 
-    /// Forgets a cgroup; cgroups below it stay watched. No error if it is not watched.
+    /// No longer watches a cgroup; its descendants stay watched. No error if it is not watched.
     pub fn unwatch_cgroup(&self, id: CgroupId) {
         let mut cgroups = self.shared.cgroups.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = cgroups.remove(&id.0);
     }
 
-    /// Watches the cgroup at `path` and all that are below it already. Returns them all, with their paths: what is made
-    /// while this runs is told by a record, or found here, or both.
+    /// Watches the cgroup at `path` and its descendants. Returns them with their paths: one created meanwhile is reported
+    /// by a record, or found here, or both.
+    ///
+    /// # Errors
+    /// The map is full, the system call failed, or a directory is not readable.
     pub fn watch_tree(&self, hierarchy: &Hierarchy, path: &str) -> Result<Vec<(CgroupId, String)>, WatchError> {
         let unreadable = |source| WatchError::Unreadable { path: path.to_owned(), source };
         let mut found = vec![(hierarchy.id_of(path).map_err(unreadable)?, path.to_owned())];
         let mut next = 0;
         while let Some((id, path)) = found.get(next).cloned() {
-            // First watch, then look below: a child made in between inherits.
+            // First watch, then list: a child created in between inherits.
             match self.insert(id, 0, ONLY_NEW) {
                 Err(WatchError::Refused { source, .. }) if is_errno(&source, libc::EEXIST) => {}
                 other => other?,
@@ -159,20 +168,20 @@ impl Probes {
             .map_err(|source| full_or_refused(format!("cgroup {}", id.0), MAX_CGROUPS, source))
     }
 
-    /// Whether a cgroup is watched, be it by the agent or because its parent is.
+    /// Whether a cgroup is watched, by the agent or through its parent.
     pub fn watches_cgroup(&self, id: CgroupId) -> bool {
         let cgroups = self.shared.cgroups.lock().unwrap_or_else(PoisonError::into_inner);
         cgroups.get(&id.0, 0).is_ok()
     }
 
-    /// Reclaim stalls of a watched cgroup since it is watched.
+    /// Reclaim stalls of a cgroup since it is watched.
     pub fn stalls(&self, id: CgroupId) -> Option<Stalls> {
         let cgroups = self.shared.cgroups.lock().unwrap_or_else(PoisonError::into_inner);
         let Watched(value) = cgroups.get(&id.0, 0).ok()?;
         Some(Stalls { count: value.stalls, time: Duration::from_nanos(value.stall_ns) })
     }
 
-    /// What was lost since the probes were loaded.
+    /// Losses since the probes were loaded.
     pub fn losses(&self) -> Losses {
         let count = |what: Loss| {
             let values = self.shared.drops.get(&(what as u32), 0);
@@ -182,9 +191,9 @@ impl Probes {
     }
 }
 
-/// Places in the map of pids, as the probes define it.
+/// Size of the map of pids, as defined by the probes.
 const MAX_PIDS: u32 = 4096;
-/// Places in the map of cgroups, as the probes define it.
+/// Size of the map of cgroups, as defined by the probes.
 const MAX_CGROUPS: u32 = 8192;
 
 fn full_or_refused(what: String, limit: u32, source: MapError) -> WatchError {

@@ -1,4 +1,4 @@
-//! What file systems and folders hold.
+//! Usage of file systems and folders.
 
 use std::fs;
 use std::io;
@@ -10,22 +10,25 @@ use nix::sys::statvfs::statvfs;
 /// A file system, or a part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUsage {
-    /// Bytes the file system has.
+    /// Size in bytes.
     pub capacity: u64,
-    /// Bytes that are left for programs without privilege.
+    /// Bytes available to unprivileged processes.
     pub available: u64,
     /// Bytes in use.
     pub used: u64,
-    /// Inodes the file system has.
+    /// Number of inodes.
     pub inodes: u64,
-    /// Inodes that are left.
+    /// Free inodes.
     pub inodes_free: u64,
     /// Inodes in use.
     pub inodes_used: u64,
 }
 
 impl DiskUsage {
-    /// Of the file system that `path` is on.
+    /// Of the file system that contains `path`.
+    ///
+    /// # Errors
+    /// The path does not exist or its file system does not answer.
     pub fn of(path: &Path) -> io::Result<Self> {
         let stat = statvfs(path)?;
         let size = stat.fragment_size();
@@ -41,8 +44,8 @@ impl DiskUsage {
     }
 }
 
-/// Bytes on disk and inodes of a folder and all that is in it, on its own file system. What vanishes meanwhile counts
-/// nothing. Blocks for as long as the tree is large.
+/// Bytes on disk and inodes of a folder and its content on the same file system; symbolic links are not followed. What is
+/// removed meanwhile is not counted. Blocks for the time of the walk.
 pub fn tree_usage(folder: &Path) -> (u64, u64) {
     let Ok(top) = fs::symlink_metadata(folder) else { return (0, 0) };
     let (mut bytes, mut inodes) = (top.blocks() * 512, 1);

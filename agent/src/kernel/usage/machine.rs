@@ -1,13 +1,13 @@
-//! What the machine as a whole uses. Its root cgroup lacks some files, which `/proc` makes up for.
+//! Usage of the whole machine. The root cgroup lacks some files; `/proc` replaces them.
 
 use std::fs;
 use std::path::Path;
 
-use super::cgroup::CgroupPlace;
-use super::cgroup::CgroupUsage;
-use super::cgroup::MemoryUsage;
-use super::pressure::Pressure;
-use crate::kernel::cgroup::Layout;
+use crate::cgroups::Layout;
+use crate::cgroups::usage::CgroupPlace;
+use crate::cgroups::usage::CgroupUsage;
+use crate::cgroups::usage::MemoryUsage;
+use crate::cgroups::usage::Pressure;
 
 /// Reads the machine.
 #[derive(Clone, Copy, Debug)]
@@ -16,14 +16,14 @@ pub struct Machine;
 /// Processes and threads of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessCounts {
-    /// The most there can be.
+    /// The limit.
     pub max: Option<i64>,
-    /// How many there are.
+    /// The present number.
     pub current: Option<i64>,
 }
 
 impl Machine {
-    /// Usage of the root cgroup. Memory's limit is what the machine has.
+    /// Usage of the root cgroup. The limit of memory is the size of the machine's memory.
     pub fn usage(layout: &Layout) -> CgroupUsage {
         let mut usage = CgroupPlace::at(layout, "/").read();
         let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn this_machine() {
-        let usage = Machine::usage(&Layout::detect().unwrap());
+        let usage = Machine::usage(&crate::cgroups::Hierarchies::detect().unwrap().layout);
         assert!(usage.cpu > Some(0) && usage.memory.unwrap().working_set > 0);
         assert!(Machine::boot_time() > Some(1_500_000_000));
         let processes = Machine::processes();

@@ -1,12 +1,14 @@
 //! Traffic of network interfaces.
 
-use std::fs;
 use std::io;
+use std::path::Path;
 
-/// Interfaces that are others' ends of something that is counted elsewhere.
+use crate::kernel::read;
+
+/// Interfaces whose traffic is counted at the other end.
 const LEFT_OUT: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
-/// One interface since it was made.
+/// Counters of one interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InterfaceUsage {
     /// Such as `eth0`.
@@ -17,7 +19,7 @@ pub struct InterfaceUsage {
     pub rx_packets: u64,
     /// Failed receptions.
     pub rx_errors: u64,
-    /// Received packets for which there was no room.
+    /// Received packets that were dropped.
     pub rx_dropped: u64,
     /// Bytes sent.
     pub tx_bytes: u64,
@@ -25,13 +27,16 @@ pub struct InterfaceUsage {
     pub tx_packets: u64,
     /// Failed transmissions.
     pub tx_errors: u64,
-    /// Packets that were not sent for want of room.
+    /// Sent packets that were dropped.
     pub tx_dropped: u64,
 }
 
-/// The interfaces that a process sees. Loopback and the node's ends of pods' interfaces are left out.
+/// The interfaces in the network namespace of a process, without loopback and the node's ends of pods' interfaces.
+///
+/// # Errors
+/// The process does not exist, or has more interfaces than fit in [`read::PROC_FILE_LIMIT`].
 pub fn interfaces_of(pid: u32) -> io::Result<Vec<InterfaceUsage>> {
-    Ok(parse(&fs::read_to_string(format!("/proc/{pid}/net/dev"))?))
+    Ok(parse(&read::text(Path::new(&format!("/proc/{pid}/net/dev")), read::PROC_FILE_LIMIT)?))
 }
 
 fn parse(table: &str) -> Vec<InterfaceUsage> {
@@ -60,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_table() {
+    fn parses_the_table_of_the_kernel() {
         let table = "Inter-|   Receive                                                |  Transmit\n \
             face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls\n \
             lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n  eth0: 100 2 3 6 0 0 0 0 200 4 5 7 0 0 0 0\n\

@@ -4,11 +4,11 @@ use prometheus::proto::MetricType;
 
 use super::Row;
 use super::Values;
-use crate::kernel::usage::DiskTraffic;
+use crate::cgroups::usage::DiskTraffic;
+use crate::cgroups::usage::MemoryDetail;
+use crate::cgroups::usage::MemoryUsage;
+use crate::cgroups::usage::Throttling;
 use crate::kernel::usage::InterfaceUsage;
-use crate::kernel::usage::MemoryDetail;
-use crate::kernel::usage::MemoryUsage;
-use crate::kernel::usage::Throttling;
 use crate::stats::family::float;
 use crate::stats::family::unix_seconds;
 

@@ -2,9 +2,9 @@ use tokio::time::Instant;
 
 use super::super::sample::tests::sample;
 use super::*;
-use crate::kernel::usage::DiskTraffic;
-use crate::kernel::usage::MemoryDetail;
-use crate::kernel::usage::Throttling;
+use crate::cgroups::usage::DiskTraffic;
+use crate::cgroups::usage::MemoryDetail;
+use crate::cgroups::usage::Throttling;
 use crate::metrics::encode_text;
 
 fn text(scrape: &Scrape) -> String {

@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use tokio::sync::watch;
 
 use super::image::PullHistory;
+use crate::cgroups::Cgroups;
 use crate::images::Images;
-use crate::kernel::cgroup::Cgroups;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::objects::Objects;

@@ -61,9 +61,8 @@ async fn ensure_cgroup(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> R
         return Err(PrerequisiteError::Killed(kill::kill_pod(ctx, pod, snapshot, None).await));
     }
     let values = resources::pod_cgroup_values(pod, &ctx.settings.resources).map_err(bad_spec)?;
-    let milli_cpu = resources::requested_milli_cpu(pod).map_err(bad_spec)?;
     let began = ctx.clock.now();
-    let made = cgroups.ensure_pod(class, uid, milli_cpu, &values).await;
+    let made = cgroups.ensure_pod(class, uid, &values).await;
     ctx.count(|metrics| metrics.runtime.cgroup("create", ctx.clock.now().saturating_duration_since(began)));
     made.map_err(|error| {
         let message = format!("unable to ensure pod container exists: {error}");

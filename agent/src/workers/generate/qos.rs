@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::GenerateError;
-use crate::kernel::cgroup::QosClass;
+use crate::cgroups::QosClass;
 use crate::model::Amount;
 use crate::model::spec;
 

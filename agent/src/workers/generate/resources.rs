@@ -1,4 +1,4 @@
-//! CRI resources from requests and limits. Pure; the arithmetic is in `kernel::cgroup`.
+//! CRI resources from requests and limits. Pure; the arithmetic is in `cgroups`.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ use super::Swap;
 use super::qos;
 use super::qos::Amounts;
 use super::qos::ResourceKind;
-use crate::kernel::cgroup::PodValues;
-use crate::kernel::cgroup::QosClass;
-use crate::kernel::cgroup::arith;
+use crate::cgroups::PodValues;
+use crate::cgroups::QosClass;
+use crate::cgroups::arithmetic;
 use crate::model::Amount;
 
 /// cpu and memory of a container or a pod, as far as set.
@@ -40,13 +40,13 @@ impl Compute {
         let cpu = self.cpu_request.or(self.cpu_limit).map_or(0, Amount::milli_value);
         let limit = self.cpu_limit.map_or(0, Amount::milli_value);
         let mut resources = LinuxContainerResources {
-            cpu_shares: saturating(arith::shares(cpu)),
+            cpu_shares: saturating(arithmetic::shares(cpu)),
             memory_limit_in_bytes: self.memory_limit.map_or(0, Amount::value),
             ..Default::default()
         };
         if let Some(period) = settings.cfs_period {
             resources.cpu_period = saturating(period);
-            resources.cpu_quota = arith::quota(limit, period);
+            resources.cpu_quota = arithmetic::quota(limit, period);
         }
         resources
     }
@@ -90,7 +90,9 @@ fn hugepages(limits: &Amounts, settings: &ResourceSettings) -> Vec<HugepageLimit
             .map_or(0, |(_, amount)| u64::try_from(amount.value()).unwrap_or(0))
     };
     let sizes = settings.hugepage_sizes.iter();
-    sizes.map(|bytes| HugepageLimit { page_size: arith::page_size_name(*bytes), limit: limit_of(*bytes) }).collect()
+    sizes
+        .map(|bytes| HugepageLimit { page_size: arithmetic::page_size_name(*bytes), limit: limit_of(*bytes) })
+        .collect()
 }
 
 /// Bytes of a page in a resource name like `hugepages-2Mi`.
@@ -165,11 +167,11 @@ pub fn pod_cgroup_values(pod: &Pod, settings: &ResourceSettings) -> Result<PodVa
     let limited =
         |name: &str| class == QosClass::Guaranteed || (class == QosClass::Burstable && all_limited(pod, name));
     let mut values = PodValues { pids: settings.pod_pids_limit, ..PodValues::default() };
-    values.cpu_shares = arith::shares(if class == QosClass::BestEffort { 0 } else { milli(&requests, "cpu") });
+    values.cpu_shares = arithmetic::shares(if class == QosClass::BestEffort { 0 } else { milli(&requests, "cpu") });
     if limited("cpu") {
         values.cpu_max = Some(match settings.cfs_period {
-            Some(period) => (arith::quota(milli(&limits, "cpu"), period), period),
-            None => (-1, arith::DEFAULT_CFS_PERIOD),
+            Some(period) => (arithmetic::quota(milli(&limits, "cpu"), period), period),
+            None => (-1, arithmetic::DEFAULT_CFS_PERIOD),
         });
     }
     if limited("memory") {

@@ -13,7 +13,7 @@ use super::container::container_config;
 use super::container::environment;
 use super::qos::ResourceKind;
 use super::*;
-use crate::kernel::cgroup::QosClass;
+use crate::cgroups::QosClass;
 use crate::model::Amount;
 
 #[path = "growth_tests.rs"]

@@ -3,9 +3,9 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
+use keblet::cgroups::Hierarchy;
 use keblet::kernel::bpf;
 use keblet::kernel::bpf::Options;
-use keblet::kernel::hierarchy::Hierarchy;
 use nix::libc;
 
 use crate::support::machine_lacks;

@@ -1,11 +1,11 @@
 //! A real OOM kill in a cgroup of the test's own.
 
+use keblet::cgroups::Controller;
+use keblet::cgroups::HierarchyKind;
 use keblet::kernel::bpf::Exit;
 use keblet::kernel::bpf::ExitStatus;
 use keblet::kernel::bpf::KernelRecord;
 use keblet::kernel::bpf::Oom;
-use keblet::kernel::hierarchy::Controller;
-use keblet::kernel::hierarchy::HierarchyKind;
 
 use crate::support::TestCgroup;
 use crate::support::load;

@@ -60,7 +60,7 @@ async fn full_pid_map_is_an_error() {
     let first = 1 << 30;
     let refused = (first..).find_map(|pid| loaded.probes.watch_pid(pid).err().map(|error| (pid, error)));
     let (pid, error) = refused.expect("no map is endless");
-    assert_eq!(error.to_string(), format!("cannot watch process {pid}: all {} places are taken", pid - first));
+    assert_eq!(error.to_string(), format!("cannot watch process {pid}: the map of {} entries is full", pid - first));
     loaded.probes.unwatch_pid(first);
     loaded.probes.watch_pid(pid).expect("a place was freed");
 }

@@ -45,7 +45,7 @@ impl Node {
         Self::with_cgroups(None)
     }
 
-    fn with_cgroups(cgroups: Option<crate::kernel::cgroup::Cgroups>) -> Self {
+    fn with_cgroups(cgroups: Option<crate::cgroups::Cgroups>) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         std::fs::write(dir.path().join("resolv.conf"), "nameserver 192.0.2.53\n").expect("a file");
         std::fs::create_dir(dir.path().join("links")).expect("a folder");

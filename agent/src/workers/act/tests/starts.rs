@@ -3,10 +3,10 @@
 use tonic::Status;
 
 use super::*;
-use crate::kernel::cgroup::CgroupName;
-use crate::kernel::cgroup::Cgroups;
-use crate::kernel::cgroup::Driver;
-use crate::kernel::cgroup::Layout;
+use crate::cgroups::CgroupName;
+use crate::cgroups::Cgroups;
+use crate::cgroups::Driver;
+use crate::cgroups::Layout;
 use crate::runtime::HandlerOffer;
 use crate::runtime::RuntimeOffer;
 use crate::runtime::RuntimeState;

@@ -1,11 +1,11 @@
-//! What is written into a cgroup. Plain data.
+//! Values written to a cgroup. Plain data.
 
 use std::collections::BTreeMap;
 
 /// Values of a pod's own cgroup.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PodValues {
-    /// cpu.shares; v2 gets the weight that corresponds.
+    /// `cpu.shares`; converted to `cpu.weight` for v2. 0 leaves the kernel's default.
     pub cpu_shares: u64,
     /// Quota (-1 for none) and period, microseconds; `None` leaves the kernel's default.
     pub cpu_max: Option<(i64, u64)>,
@@ -13,6 +13,6 @@ pub struct PodValues {
     pub memory_max: Option<u64>,
     /// `podPidsLimit`; `None` leaves the kernel's default.
     pub pids: Option<i64>,
-    /// Bytes by page size. Every size of the node belongs in here.
+    /// Bytes by page size, for every page size of the node.
     pub hugepages: BTreeMap<u64, u64>,
 }

@@ -1,4 +1,4 @@
-//! What else the files of one cgroup tell: where its time and memory went, its limits, its input and output.
+//! Further counters and limits of one cgroup, for cAdvisor's metrics.
 //!
 //! ```text
 //!  v2  cpu.{stat,max,weight} memory.{stat,peak,high,events} pids.max cgroup.procs io.stat
@@ -13,25 +13,25 @@ use std::path::Path;
 use nix::unistd::SysconfVar;
 use nix::unistd::sysconf;
 
-use super::cgroup::CgroupPlace;
-use super::cgroup::limit;
-use super::cgroup::number;
-use super::cgroup::table;
+use super::basic::CgroupPlace;
+use super::basic::limit;
+use super::basic::number;
+use super::basic::table;
 
-/// Beside [`super::CgroupUsage`]. What has no file is absent.
+/// Values beside [`super::CgroupUsage`]. Those without a file are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CgroupDetail {
-    /// Processor time of programs themselves, in nanoseconds.
+    /// CPU time in user mode, in nanoseconds.
     pub cpu_user: Option<u64>,
-    /// Processor time that the kernel spent for them, in nanoseconds.
+    /// CPU time in kernel mode, in nanoseconds.
     pub cpu_system: Option<u64>,
-    /// What enforcing the quota did; absent without a quota.
+    /// Throttling by the quota; absent without a quota.
     pub throttling: Option<Throttling>,
-    /// The share in processor time, in the scale of cgroup v1 (1024: one core's usual share).
+    /// `cpu.shares`; converted from `cpu.weight` with v2.
     pub cpu_shares: Option<u64>,
     /// The period of the quota, in microseconds.
     pub cpu_period: Option<u64>,
-    /// Processor time in each period at most, in microseconds.
+    /// The quota per period, in microseconds.
     pub cpu_quota: Option<u64>,
     /// Memory.
     pub memory: Option<MemoryDetail>,
@@ -43,45 +43,45 @@ pub struct CgroupDetail {
     pub disks: Vec<DiskTraffic>,
 }
 
-/// Enforcement of a processor quota since the cgroup was made.
+/// Throttling by a CPU quota since the cgroup was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttling {
-    /// Periods in which anything ran.
+    /// Periods in which a task ran.
     pub periods: u64,
-    /// Those in which the quota was used up.
+    /// Periods in which the quota was exhausted.
     pub throttled_periods: u64,
-    /// How long tasks were held back, in nanoseconds.
+    /// Time for which tasks were throttled, in nanoseconds.
     pub throttled: u64,
 }
 
-/// Memory of a cgroup and those below it, in bytes unless said otherwise.
+/// Memory of a cgroup and its descendants, in bytes unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryDetail {
     /// Pages of files.
     pub cache: u64,
-    /// Those of them that are mapped.
+    /// Mapped pages of files.
     pub mapped_file: u64,
-    /// File pages used lately.
+    /// Active file pages.
     pub active_file: u64,
-    /// File pages not used lately.
+    /// Inactive file pages.
     pub inactive_file: u64,
-    /// The kernel's own memory for the cgroup.
+    /// Kernel memory.
     pub kernel: Option<u64>,
-    /// The most there ever was.
+    /// The highest usage.
     pub peak: Option<u64>,
-    /// What is left to the cgroup when memory is short; absent without such a setting.
+    /// The soft limit; absent without one.
     pub reservation: Option<u64>,
-    /// How often the limit was met.
+    /// How often the limit was reached.
     pub limit_hits: Option<u64>,
-    /// Processes killed for want of memory.
+    /// Processes killed by the OOM killer.
     pub oom_kills: Option<u64>,
-    /// Page faults of the cgroup alone, without those below it where the kernel tells them apart.
+    /// Page faults of the cgroup without its descendants, where the kernel distinguishes them.
     pub own_page_faults: u64,
-    /// The same of those that read a disk.
+    /// Page faults that read from a disk, likewise.
     pub own_major_page_faults: u64,
 }
 
-/// Traffic with one disk since the cgroup was made.
+/// Traffic with one disk since the cgroup was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskTraffic {
     /// The device's number.
@@ -107,7 +107,7 @@ impl DiskTraffic {
 }
 
 impl CgroupPlace {
-    /// Reads what is told beside the usage. A cgroup that is gone tells nothing.
+    /// Reads the values; nothing of a cgroup that was removed.
     pub fn detail(&self) -> CgroupDetail {
         let mut detail = CgroupDetail::default();
         if let Some(folder) = &self.cpu {
@@ -261,8 +261,8 @@ fn disks_v1(folder: &Path) -> Vec<DiskTraffic> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::cgroup::Layout;
-    use crate::kernel::usage::cgroup::tests::write;
+    use crate::cgroups::Layout;
+    use crate::cgroups::usage::basic::tests::write;
 
     #[test]
     fn version_2() {

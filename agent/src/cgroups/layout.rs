@@ -1,13 +1,10 @@
-//! Which cgroup hierarchies this machine has, and where.
+//! Mount points of the cgroup hierarchies. Pure.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::path::PathBuf;
 
-use nix::sys::statfs;
-
-use super::CgroupError;
-use super::error::OnPath as _;
+use super::mountinfo;
 
 /// Controllers a pod's cgroup is checked for under v2.
 const USED_V2: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
@@ -17,12 +14,12 @@ const USED_V1: [&str; 7] = ["cpu", "cpuacct", "cpuset", "hugetlb", "memory", "na
 /// The cgroup hierarchies of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// One hierarchy for everything.
+    /// cgroup v2: one hierarchy for all controllers.
     V2 {
         /// Its mount point.
         mount: PathBuf,
     },
-    /// One hierarchy per controller or group of controllers; also hybrid machines.
+    /// cgroup v1: one hierarchy per controller or group of controllers; also hybrid machines.
     V1 {
         /// Mount point by controller (named hierarchies as `name=...`); several controllers may share one.
         controllers: BTreeMap<String, PathBuf>,
@@ -32,41 +29,24 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Looks at this machine. What is mounted at `/sys/fs/cgroup` decides between the versions.
-    ///
-    /// # Errors
-    /// Nothing is mounted, or the list of mounts cannot be read.
-    pub fn detect() -> Result<Self, CgroupError> {
-        let mount = Path::new("/sys/fs/cgroup");
-        let kind = statfs::statfs(mount).map_err(std::io::Error::from).on("inspect", mount)?.filesystem_type();
-        if kind == statfs::CGROUP2_SUPER_MAGIC {
-            return Ok(Self::V2 { mount: mount.to_owned() });
-        }
-        let table = Path::new("/proc/self/mountinfo");
-        Self::from_mounts(&std::fs::read_to_string(table).on("read", table)?).ok_or(CgroupError::NotMounted)
-    }
-
     /// The v1 (or hybrid) layout in a `mountinfo` table; `None` if it has no v1 hierarchy. Of several mounts of one
-    /// controller the shortest path wins.
+    /// controller the shortest path is used.
     pub fn from_mounts(table: &str) -> Option<Self> {
         let mut controllers: BTreeMap<String, PathBuf> = BTreeMap::new();
         let mut unified: Option<PathBuf> = None;
-        for line in table.lines() {
-            let Some((left, right)) = line.split_once(" - ") else { continue };
-            let Some(point) = left.split(' ').nth(4) else { continue };
-            let mut right = right.split(' ');
-            let (kind, options) = (right.next().unwrap_or_default(), right.nth(1).unwrap_or_default());
-            let is_shorter = |known: &PathBuf| point.len() < known.as_os_str().len();
-            match kind {
-                "cgroup" => {
-                    for controller in options.split(',').filter(|option| is_controller(option)) {
-                        if controllers.get(controller).is_none_or(is_shorter) {
-                            controllers.insert(controller.to_owned(), point.into());
-                        }
-                    }
+        for mount in mountinfo::cgroup_mounts(table) {
+            let point = PathBuf::from(mountinfo::unescape(mount.point));
+            let is_shorter = |known: &PathBuf| point.as_os_str().len() < known.as_os_str().len();
+            if mount.is_v2 {
+                if unified.as_ref().is_none_or(is_shorter) {
+                    unified = Some(point);
                 }
-                "cgroup2" if unified.as_ref().is_none_or(is_shorter) => unified = Some(point.into()),
-                _ => {}
+                continue;
+            }
+            for controller in mount.options.split(',').filter(|option| is_controller(option)) {
+                if controllers.get(controller).is_none_or(is_shorter) {
+                    controllers.insert(controller.to_owned(), point.clone());
+                }
             }
         }
         (!controllers.is_empty()).then_some(Self::V1 { controllers, unified })
@@ -98,7 +78,7 @@ impl Layout {
         }
     }
 
-    /// Directories (v1) a complete cgroup at `path` has.
+    /// Directories that must exist for the cgroup at `path` to be complete.
     pub(super) fn required_dirs(&self, path: &str) -> Vec<PathBuf> {
         match self {
             Self::V2 { mount } => vec![below(mount, path)],
@@ -109,7 +89,7 @@ impl Layout {
         }
     }
 
-    /// Controllers (v2) a complete cgroup has, of those the root offers.
+    /// Controllers (v2) that must be enabled in a complete cgroup, of those that the root offers.
     pub(super) fn used_controllers(root_controllers: &str) -> Vec<&'static str> {
         let offered: Vec<&str> = root_controllers.split_whitespace().collect();
         USED_V2.into_iter().filter(|controller| offered.contains(controller)).collect()

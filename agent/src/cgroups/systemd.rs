@@ -1,4 +1,7 @@
-//! Slices through systemd's D-Bus interface: start, properties, stop. Knows nothing of pods.
+//! Slices over systemd's D-Bus interface: start, properties, stop.
+//!
+//! `cgroups-rs` does not fit here: its `SystemdManager` starts a unit only together with a process (a slice takes none),
+//! opens a blocking connection for each call, does not wait for the job, and sends `Wants` as a string.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +17,7 @@ use zbus::message::Type;
 
 use super::CgroupError;
 use super::PodValues;
-use super::arith;
+use super::arithmetic;
 
 const SERVICE: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
@@ -24,14 +27,14 @@ const JOB_LIMIT: Duration = Duration::from_secs(30);
 
 type Property<'a> = (&'static str, Variant<'a>);
 
-/// The connection to systemd, made when first needed and again after it broke.
+/// The connection to systemd, opened on first use and again after a transport error.
 #[derive(Debug, Default)]
 pub(super) struct Systemd {
     connection: Mutex<Option<Connection>>,
 }
 
 impl Systemd {
-    /// Checks that systemd runs here; connects later.
+    /// Checks that systemd runs; connects on first use.
     pub(super) fn new() -> Result<Self, CgroupError> {
         if Path::new("/run/systemd/system").is_dir() { Ok(Self::default()) } else { Err(CgroupError::NoSystemd) }
     }
@@ -42,7 +45,7 @@ impl Systemd {
         Self { connection: Mutex::new(Some(connection)) }
     }
 
-    /// Starts a slice; one that runs already is fine.
+    /// Starts a slice; one that is already active is not an error.
     pub(super) async fn start(&self, unit: &str, parent: Option<&str>, is_v2: bool) -> Result<(), CgroupError> {
         let mut properties: Vec<Property<'_>> = vec![("Description", format!("libcontainer container {unit}").into())];
         if let Some(parent) = parent {
@@ -61,7 +64,7 @@ impl Systemd {
         }
     }
 
-    /// Sets what systemd must know lest it undo it.
+    /// Sets the properties that systemd would otherwise reset when it reloads the unit.
     pub(super) async fn set(&self, unit: &str, values: &PodValues, is_v2: bool) -> Result<(), CgroupError> {
         let properties = properties_of(values, is_v2);
         if properties.is_empty() {
@@ -74,14 +77,14 @@ impl Systemd {
         self.keep_if_alive(result).await.map_err(|failure| failure.on("set properties of", unit))
     }
 
-    /// Stops a slice and forgets a failure of it; one that does not exist is fine.
+    /// Stops a slice and resets its failed state; one that does not exist is not an error.
     pub(super) async fn stop(&self, unit: &str) -> Result<(), CgroupError> {
         match self.job("stop", unit, "StopUnit", &(unit, "replace")).await {
             Ok(()) | Err(Failure::Missing) => {}
             Err(failure) => return Err(failure.on("stop", unit)),
         }
         if let Ok(connection) = self.connection().await {
-            // Only a unit that failed has something to forget.
+            // Fails for a unit that is not in the failed state.
             let _ = call(&connection, "ResetFailedUnit", &(unit,)).await;
         }
         Ok(())
@@ -98,7 +101,7 @@ impl Systemd {
         Ok(slot.insert(connection).clone())
     }
 
-    /// After anything but an answer of systemd the connection is made anew.
+    /// Drops the connection after a transport error.
     async fn keep_if_alive<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
         if matches!(result, Err(Failure::Transport(_))) {
             self.connection.lock().await.take();
@@ -106,7 +109,7 @@ impl Systemd {
         result
     }
 
-    /// Calls a method that answers with a job, and waits until the job is over.
+    /// Calls a method that returns a job, and waits until the job is removed.
     async fn job<B>(&self, verb: &'static str, unit: &str, method: &'static str, body: &B) -> Result<(), Failure>
     where
         B: serde::Serialize + zbus::wire::DynamicType,
@@ -144,7 +147,7 @@ where
     Ok(connection.call_method(Some(SERVICE), OBJECT, Some(MANAGER), method, body).await?)
 }
 
-/// What systemd, or the way to it, answered.
+/// Errors of systemd or of the bus.
 enum Failure {
     Exists,
     Missing,
@@ -187,14 +190,14 @@ fn properties_of(values: &PodValues, is_v2: bool) -> Vec<Property<'static>> {
     }
     if values.cpu_shares > 0 {
         properties.push(if is_v2 {
-            ("CPUWeight", arith::weight(values.cpu_shares).into())
+            ("CPUWeight", arithmetic::weight(values.cpu_shares).into())
         } else {
             ("CPUShares", values.cpu_shares.into())
         });
     }
     if let Some((quota, period)) = values.cpu_max.filter(|(quota, _)| *quota != 0) {
         properties.push(("CPUQuotaPeriodUSec", period.into()));
-        properties.push(("CPUQuotaPerSecUSec", arith::systemd_quota_per_second(quota, period).into()));
+        properties.push(("CPUQuotaPerSecUSec", arithmetic::systemd_quota_per_second(quota, period).into()));
     }
     if let Some(limit) = values.pids {
         let tasks = u64::try_from(limit).map_or(u64::MAX, |limit| limit.max(1));

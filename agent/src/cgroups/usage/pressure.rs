@@ -1,8 +1,8 @@
-//! Pressure-stall information: how long tasks waited for a resource.
+//! Pressure stall information (<https://docs.kernel.org/accounting/psi.html>).
 
 use std::path::Path;
 
-/// Both lines of a pressure file. All zero where the kernel has none.
+/// Both lines of a pressure file; zero on kernels without it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pressure {
     /// At least one task waited.
@@ -16,7 +16,7 @@ pub struct Pressure {
 pub struct PressureLine {
     /// Microseconds of waiting since the start.
     pub total: u64,
-    /// Percent of the last 10 seconds; likewise the next two.
+    /// Percent of the last 10 seconds.
     pub avg10: f64,
     /// Of the last minute.
     pub avg60: f64,
@@ -41,8 +41,8 @@ impl Pressure {
         Self { some: line("some "), full: line("full ") }
     }
 
-    /// From a pressure file; zero if it cannot be read.
-    pub(super) fn read(file: &Path) -> Self {
+    /// From a pressure file; zero if it is not readable.
+    pub(crate) fn read(file: &Path) -> Self {
         std::fs::read_to_string(file).map(|text| Self::parse(&text)).unwrap_or_default()
     }
 }

@@ -1,5 +1,5 @@
-//! The tree on this machine's own v1 hierarchies (as root, in a subtree of its own), on a fixture of v2, and against a
-//! made-up systemd.
+//! The manager on this machine's v1 hierarchies (as root, in a subtree of its own), on a fixture of v2, and with a
+//! simulated systemd.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,6 +18,30 @@ use super::layout::below;
 use super::systemd::Systemd;
 use super::*;
 
+fn detected() -> Layout {
+    Hierarchies::detect().expect("the machine has cgroups").layout
+}
+
+/// Requests of Burstable pods that the test sets.
+#[derive(Debug)]
+struct Requests(Mutex<RequestedCpu>);
+
+impl Requests {
+    fn new(milli_cpu: i64, is_complete: bool) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(RequestedCpu { milli_cpu, is_complete })))
+    }
+
+    fn set(&self, milli_cpu: i64) {
+        *self.0.lock().expect("unpoisoned") = RequestedCpu { milli_cpu, is_complete: true };
+    }
+}
+
+impl BurstableRequests for Requests {
+    fn requested(&self) -> RequestedCpu {
+        *self.0.lock().expect("unpoisoned")
+    }
+}
+
 fn values() -> PodValues {
     PodValues {
         cpu_shares: 1024,
@@ -28,16 +52,16 @@ fn values() -> PodValues {
     }
 }
 
-/// A subtree of the machine's v1 hierarchies that is gone when the test is over.
+/// A subtree of the machine's v1 hierarchies, removed when dropped.
 struct OwnSubtree {
     layout: Layout,
     root: CgroupName,
 }
 
 impl OwnSubtree {
-    /// `None` (with a word) where the test cannot run.
+    /// `None` without root or on cgroup v2.
     fn make(name: &str) -> Option<Self> {
-        let layout = Layout::detect().expect("the machine's cgroups can be looked at");
+        let layout = detected();
         if layout.is_v2() || !nix::unistd::geteuid().is_root() {
             keblet_skip::skip("needs root and cgroup v1");
             return None;
@@ -62,12 +86,14 @@ impl Drop for OwnSubtree {
 }
 
 #[tokio::test]
-async fn a_pods_life_on_v1() {
+async fn creates_limits_and_destroys_a_pod_cgroup_on_v1() {
     let Some(own) = OwnSubtree::make("life") else { return };
+    let requests = Requests::new(1500, true);
     let cgroups = Cgroups::new(own.layout.clone(), Driver::Cgroupfs, own.root.clone()).expect("cgroupfs");
+    let cgroups = cgroups.with_requests(requests.clone());
     cgroups.ensure_tree().await.expect("the tree");
     assert!(!cgroups.pod_exists(QosClass::Burstable, "u-1"));
-    cgroups.ensure_pod(QosClass::Burstable, "u-1", 1500, &values()).await.expect("a pod");
+    cgroups.ensure_pod(QosClass::Burstable, "u-1", &values()).await.expect("a pod");
     assert!(cgroups.pod_exists(QosClass::Burstable, "u-1"));
     let path = cgroups.parent_for_runtime(QosClass::Burstable, "u-1").expect("a path");
     assert!(path.ends_with("/kubepods/burstable/podu-1"), "{path}");
@@ -79,12 +105,10 @@ async fn a_pods_life_on_v1() {
     let class = own.root.class(QosClass::Burstable).path(Driver::Cgroupfs);
     assert_eq!(own.read("cpu", &class, "cpu.shares"), "1536");
 
-    // An existing cgroup is not touched.
+    // An existing cgroup is not changed.
     let other = PodValues { cpu_shares: 7, ..values() };
-    cgroups.ensure_pod(QosClass::Burstable, "u-1", 1500, &other).await.expect("it exists");
+    cgroups.ensure_pod(QosClass::Burstable, "u-1", &other).await.expect("it exists");
     assert_eq!(own.read("cpu", &path, "cpu.shares"), "1024");
-    cgroups.starve_pod(QosClass::Burstable, "u-1").await.expect("a value");
-    assert_eq!(own.read("cpu", &path, "cpu.shares"), "2");
     assert_eq!(cgroups.pods(), BTreeMap::from([("u-1".to_owned(), QosClass::Burstable)]));
 
     let mut child = Command::new("sleep").arg("600").spawn().expect("a process");
@@ -100,6 +124,7 @@ async fn a_pods_life_on_v1() {
         }
         std::fs::write(nested.join("cgroup.procs"), child.id().to_string()).expect("the process moves");
     }
+    requests.set(0);
     cgroups.destroy_pod(QosClass::Burstable, "u-1").await.expect("gone");
     let status = child.wait().expect("its end");
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
@@ -112,8 +137,8 @@ async fn a_pods_life_on_v1() {
 }
 
 #[tokio::test]
-async fn a_missing_root_is_named() {
-    let layout = Layout::detect().expect("the machine's cgroups");
+async fn a_missing_root_is_reported() {
+    let layout = detected();
     let root = CgroupName::parse("/keblet-test-not-there").expect("a name");
     let cgroups = Cgroups::new(layout, Driver::Cgroupfs, root).expect("cgroupfs");
     let error = cgroups.ensure_tree().await.expect_err("no such root").to_string();
@@ -121,17 +146,17 @@ async fn a_missing_root_is_named() {
 }
 
 #[tokio::test]
-async fn a_tree_that_cannot_be_written_is_an_error_on_that_pod() {
+async fn a_directory_that_cannot_be_created_fails_the_pod() {
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::write(dir.path().join("cpu"), "").expect("a file where a folder should be");
     let controllers = BTreeMap::from([("cpu".to_owned(), dir.path().join("cpu"))]);
     let layout = Layout::V1 { controllers, unified: None };
     let cgroups = Cgroups::new(layout, Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
-    let error = cgroups.ensure_pod(QosClass::BestEffort, "u", 0, &values()).await.expect_err("refused").to_string();
+    let error = cgroups.ensure_pod(QosClass::BestEffort, "u", &values()).await.expect_err("refused").to_string();
     assert!(error.starts_with("cannot create ") && error.contains("/cpu/kubepods: Not a directory"), "{error}");
 }
 
-/// A folder that looks like a v2 hierarchy; what the kernel would add to new cgroups is added by `settle`.
+/// A folder that looks like a v2 hierarchy; `settle` adds the files that the kernel creates in new cgroups.
 struct V2Fixture(tempfile::TempDir);
 
 impl V2Fixture {
@@ -152,6 +177,11 @@ impl V2Fixture {
         for component in path.split('/').filter(|component| !component.is_empty()) {
             dir.push(component);
             std::fs::write(dir.join("cgroup.controllers"), Self::CONTROLLERS).expect("a file");
+            for (file, default) in [("cpu.max", "max 100000\n"), ("cpu.weight", "100\n")] {
+                if !dir.join(file).exists() {
+                    std::fs::write(dir.join(file), default).expect("a file");
+                }
+            }
         }
     }
 
@@ -161,7 +191,7 @@ impl V2Fixture {
 }
 
 #[tokio::test]
-async fn a_pods_values_on_v2() {
+async fn writes_the_limits_of_a_pod_on_v2() {
     let fixture = V2Fixture::make();
     let path = "/kubepods/podu-1";
     files::create(&fixture.layout(), path).expect("folders");
@@ -184,7 +214,42 @@ async fn a_pods_values_on_v2() {
     assert_eq!(read("hugetlb.2MB.max"), None, "the controller is not there");
 }
 
-/// Answers like systemd's manager: a job per call, done at once; keeps what it was asked.
+/// Seen with a map of requests in memory: three pods of 1500m together, then a restart and one pod more of 100m, and the
+/// class had the weight of 100m.
+#[tokio::test]
+async fn the_burstable_weight_survives_a_restart_and_a_takeover() {
+    let fixture = V2Fixture::make();
+    let class = "kubepods/burstable";
+    files::create(&fixture.layout(), class).expect("folders");
+    fixture.settle(class);
+    let weight = || fixture.read(&format!("{class}/cpu.weight")).map(|text| text.trim().to_owned());
+    let started = |requests: &Arc<Requests>| {
+        let cgroups = Cgroups::new(fixture.layout(), Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+        cgroups.with_requests(requests.clone())
+    };
+    let expected = |milli_cpu| Some(arithmetic::weight(arithmetic::shares(milli_cpu)).to_string());
+
+    let first = started(&Requests::new(1500, true));
+    first.ensure_pod(QosClass::Burstable, "u-1", &values()).await.expect("a pod");
+    assert_eq!(weight(), expected(1500));
+
+    // A new process that knows one pod so far must not take the share of those it does not know yet.
+    let requests = Requests::new(100, false);
+    let second = started(&requests);
+    second.ensure_pod(QosClass::Burstable, "u-2", &values()).await.expect("a pod");
+    assert_eq!(weight(), expected(1500));
+    assert!(!second.update_burstable_weight().await, "asked again until all sources are read");
+    requests.set(1600);
+    assert!(second.update_burstable_weight().await);
+    assert_eq!(weight(), expected(1600));
+
+    // Pods that ended count no longer.
+    requests.set(100);
+    second.destroy_pod(QosClass::Burstable, "u-1").await.expect("gone");
+    assert_eq!(weight(), expected(100));
+}
+
+/// Answers like systemd's manager, with one finished job per call, and records the calls.
 async fn fake_systemd(stream: std::os::unix::net::UnixStream, asked: Arc<Mutex<Vec<String>>>) {
     let guid = Guid::generate();
     let connection =
@@ -237,14 +302,15 @@ async fn finish_job(connection: &Connection, call: &zbus::message::Header<'_>, i
 }
 
 #[tokio::test]
-async fn slices_through_systemd() {
+async fn creates_slices_with_systemd() {
     let fixture = V2Fixture::make();
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let asked = Arc::new(Mutex::new(Vec::new()));
     let server = tokio::spawn(fake_systemd(theirs, Arc::clone(&asked)));
     let connection = zbus::connection::Builder::unix_stream(ours).p2p().build().await.expect("a connection");
-    let cgroups = Cgroups::with_systemd(fixture.layout(), CgroupName::default(), Systemd::over(connection));
-    cgroups.ensure_pod(QosClass::BestEffort, "u-1", 0, &values()).await.expect("a pod");
+    let cgroups =
+        Cgroups::with(fixture.layout(), Driver::Systemd, CgroupName::default(), Some(Systemd::over(connection)));
+    cgroups.ensure_pod(QosClass::BestEffort, "u-1", &values()).await.expect("a pod");
     let path = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu_1.slice";
     assert_eq!(cgroups.parent_for_runtime(QosClass::BestEffort, "u-1").expect("a path"), path);
     assert!(below(fixture.0.path(), path).is_dir());

@@ -1,4 +1,4 @@
-//! What went wrong with which cgroup file or unit.
+//! Errors of cgroup files and systemd units.
 
 use std::io;
 use std::path::Path;
@@ -6,48 +6,66 @@ use std::path::PathBuf;
 
 use super::CgroupNameError;
 
-/// A cgroup that could not be made, written, read or removed.
+/// A cgroup was not created, written, read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// A file or directory of the kernel's tree refused.
+    /// A file or directory of a cgroup.
     #[error("cannot {verb} {path}: {source}")]
     Io {
         /// What was tried.
         verb: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// systemd refused or did not answer.
+    /// A limit was not accepted by the kernel.
+    #[error("cannot write {what} of {}: {source}", cgroup.display())]
+    Limit {
+        /// Which limit.
+        what: &'static str,
+        /// The cgroup's folder.
+        cgroup: PathBuf,
+        /// The crate's error, with file, value and cause.
+        source: Box<cgroups_rs::fs::error::Error>,
+    },
+    /// The thread that works on a cgroup ended early.
+    #[error("work on cgroup {path} was aborted: {reason}")]
+    Aborted {
+        /// The cgroup.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// systemd returned an error or did not answer.
     #[error("systemd: cannot {verb} {unit}: {detail}")]
     Systemd {
         /// What was tried.
         verb: &'static str,
-        /// On which unit.
+        /// The unit.
         unit: String,
-        /// Why not.
+        /// systemd's error.
         detail: String,
     },
     /// The systemd driver is configured where systemd does not run.
     #[error("systemd not running on this host, cannot use systemd cgroups manager")]
     NoSystemd,
-    /// A pod UID or root that cannot be a cgroup.
+    /// A pod UID or `cgroupRoot` that cannot name a cgroup.
     #[error(transparent)]
     Name(#[from] CgroupNameError),
     /// No usable hierarchy is mounted.
     #[error("no cgroup hierarchy is mounted")]
     NotMounted,
-    /// Processes that survive SIGKILL.
+    /// Processes that did not end after SIGKILL.
     #[error("failed to kill all the processes attached to the {path} cgroups")]
     Survivors {
         /// The cgroup.
         path: String,
     },
-    /// A cgroup that is expected and lacks something.
+    /// `cgroupRoot` lacks controllers or paths.
     #[error("cgroup {name:?} has some missing {what}: {missing}")]
     Missing {
-        /// Its components.
+        /// Components of its name.
         name: Vec<String>,
         /// `paths` (v1) or `controllers` (v2).
         what: &'static str,

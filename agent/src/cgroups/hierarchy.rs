@@ -1,7 +1,4 @@
-//! Which cgroup hierarchy containers live in, and its ids.
-//!
-//! Owns the choice of one hierarchy (a machine with cgroup v1 has a dozen) and the two ways between a cgroup's path and
-//! its id. Knows nothing of limits: those are in `cgroup`.
+//! The hierarchy in which containers are identified: paths of processes, and the ids that probes report.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -10,14 +7,19 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use super::bpf::CgroupId;
+use super::mountinfo;
+use super::mountinfo::CgroupMount;
 
-/// A v1 controller whose hierarchy containers can be followed in.
+/// Id of a cgroup: the inode number of its directory (Linux 5.5 and later).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CgroupId(pub u64);
+
+/// A v1 controller whose hierarchy identifies containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Controller {
-    /// Limits memory: the hierarchy in which OOM kills happen.
+    /// Memory: the hierarchy in which OOM kills happen.
     Memory,
-    /// Limits process numbers.
+    /// Process ids.
     Pids,
 }
 
@@ -40,7 +42,7 @@ pub enum HierarchyKind {
     Unified,
 }
 
-/// The hierarchy that containers are followed in.
+/// The hierarchy in which containers are identified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hierarchy {
     /// Version and controller.
@@ -53,7 +55,7 @@ pub struct Hierarchy {
     pub root: String,
 }
 
-/// No hierarchy can be used.
+/// No hierarchy identifies containers.
 #[derive(Debug, Error)]
 pub enum HierarchyError {
     /// A file of the agent's own process cannot be read.
@@ -72,6 +74,9 @@ pub enum HierarchyError {
 impl Hierarchy {
     /// The hierarchy of this machine: v1 memory where it is mounted (also on hybrid machines, where container processes
     /// stay at the root of v2), else v1 pids, else v2.
+    ///
+    /// # Errors
+    /// No such hierarchy is mounted, or the agent's own files in `/proc` are not readable.
     pub fn find() -> Result<Self, HierarchyError> {
         let read =
             |path: &'static str| std::fs::read_to_string(path).map_err(|source| HierarchyError::Read { path, source });
@@ -82,18 +87,23 @@ impl Hierarchy {
 
     /// The choice, from the text of `mountinfo` and `cgroup` of a process.
     pub fn choose(mounts: &str, memberships: &str) -> Option<Self> {
-        let mounts: Vec<Mount<'_>> = mounts.lines().filter_map(Mount::parse).collect();
+        let mounts: Vec<CgroupMount<'_>> = mountinfo::cgroup_mounts(mounts).collect();
         let v1 = [Controller::Memory, Controller::Pids].into_iter().find_map(|controller| {
             let number = number_of(memberships, controller)?;
-            let is_it = |mount: &&Mount<'_>| {
-                mount.kind == "cgroup" && mount.options.split(',').any(|option| option == controller.as_str())
+            let has_it = |mount: &&CgroupMount<'_>| {
+                !mount.is_v2 && mount.options.split(',').any(|option| option == controller.as_str())
             };
-            Some(shortest(mounts.iter().filter(is_it))?.hierarchy(HierarchyKind::V1(controller), number))
+            Some(Self::new(shortest(mounts.iter().filter(has_it))?, HierarchyKind::V1(controller), number))
         });
         v1.or_else(|| {
-            let unified = shortest(mounts.iter().filter(|mount| mount.kind == "cgroup2"))?;
-            Some(unified.hierarchy(HierarchyKind::Unified, 0))
+            let unified = shortest(mounts.iter().filter(|mount| mount.is_v2))?;
+            Some(Self::new(unified, HierarchyKind::Unified, 0))
         })
+    }
+
+    fn new(mount: &CgroupMount<'_>, kind: HierarchyKind, number: u32) -> Self {
+        let (point, root) = (mountinfo::unescape(mount.point), mountinfo::unescape(mount.root));
+        Self { kind, number, mount: point.into(), root }
     }
 
     /// Where the cgroup at `path` (from the root of the hierarchy) is found in the file system; `None` if it lies
@@ -106,7 +116,10 @@ impl Hierarchy {
         Some(self.mount.join(inner))
     }
 
-    /// Id of the cgroup at `path`: the inode number of its directory (kernels since 5.5).
+    /// Id of the cgroup at `path`.
+    ///
+    /// # Errors
+    /// The cgroup does not exist or lies outside of the mount.
     pub fn id_of(&self, path: &str) -> io::Result<CgroupId> {
         let outside = || io::Error::new(io::ErrorKind::NotFound, "it lies outside of the mounted hierarchy");
         let directory = self.directory(path).ok_or_else(outside)?;
@@ -128,8 +141,8 @@ impl Hierarchy {
             .collect()
     }
 
-    /// Whether swap can be limited here (KEP-2400). On v2 the root does not tell; the cgroup does in which the process
-    /// with these memberships (the text of its `/proc/<pid>/cgroup`) is.
+    /// Swap can be limited (KEP-2400). The root of v2 has no such file; the cgroup of the process with these memberships
+    /// (the text of its `/proc/<pid>/cgroup`) has.
     pub fn limits_swap(&self, memberships: &str) -> bool {
         let file = match self.kind {
             HierarchyKind::V1(_) => Some(self.mount.join("memory.memsw.limit_in_bytes")),
@@ -151,33 +164,7 @@ impl Hierarchy {
     }
 }
 
-/// One line of `mountinfo`.
-struct Mount<'a> {
-    root: &'a str,
-    point: &'a str,
-    kind: &'a str,
-    options: &'a str,
-}
-
-impl<'a> Mount<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
-        let (first, second) = line.split_once(" - ")?;
-        let mut first = first.split(' ').skip(3);
-        let mut second = second.split(' ');
-        Some(Self {
-            root: first.next()?,
-            point: first.next()?,
-            kind: second.next()?,
-            options: second.nth(1).unwrap_or_default(),
-        })
-    }
-
-    fn hierarchy(&self, kind: HierarchyKind, number: u32) -> Hierarchy {
-        Hierarchy { kind, number, mount: unescape(self.point).into(), root: unescape(self.root) }
-    }
-}
-
-fn shortest<'a>(mounts: impl Iterator<Item = &'a Mount<'a>>) -> Option<&'a Mount<'a>> {
+fn shortest<'a>(mounts: impl Iterator<Item = &'a CgroupMount<'a>>) -> Option<&'a CgroupMount<'a>> {
     mounts.min_by_key(|mount| mount.point.len())
 }
 
@@ -187,14 +174,6 @@ fn number_of(memberships: &str, controller: Controller) -> Option<u32> {
         let (controllers, _) = rest.split_once(':')?;
         controllers.split(',').any(|name| name == controller.as_str()).then(|| number.parse().ok())?
     })
-}
-
-/// `mountinfo` writes blanks, tabs, newlines and backslashes as three octal digits.
-fn unescape(text: &str) -> String {
-    ["\\040", "\\011", "\\012", "\\134"]
-        .into_iter()
-        .zip([" ", "\t", "\n", "\\"])
-        .fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
 }
 
 #[cfg(test)]
@@ -286,10 +265,5 @@ mod tests {
         put("system.slice/agent.service/memory.swap.max");
         assert!(v2.limits_swap(own));
         assert!(!v2.limits_swap("4:memory:/\n0::/\n"), "the root does not tell");
-    }
-
-    #[test]
-    fn mount_points_are_unescaped() {
-        assert_eq!(unescape("/a\\040b\\134"), "/a b\\");
     }
 }

@@ -1,22 +1,22 @@
-//! Names of cgroups as lists of components, and their paths under both drivers. Pure.
+//! Names of cgroups as lists of components, and their paths with both drivers. Pure.
 
 use super::Driver;
 
-/// Suffix of systemd's units for cgroups.
+/// Suffix of slice units.
 const SLICE: &str = ".slice";
 /// Root of all pods.
 const KUBEPODS: &str = "kubepods";
 /// Prefix of a pod's own component.
 const POD: &str = "pod";
 
-/// Quality of service class of a pod: which part of the tree it lives in.
+/// Quality of service class of a pod, which decides the parent of its cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum QosClass {
     /// Limits equal requests, for every container.
     Guaranteed,
-    /// Some requests or limits.
+    /// Some requests or limits, but not Guaranteed.
     Burstable,
-    /// None.
+    /// No requests and no limits.
     BestEffort,
 }
 
@@ -44,7 +44,7 @@ impl QosClass {
 #[derive(Clone, PartialEq, Eq, Debug, Hash, Default)]
 pub struct CgroupName(Vec<String>);
 
-/// A component no cgroup name can have.
+/// An invalid component of a cgroup name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cgroup component {component:?} must not be empty and must not contain \"/\" or \"_\"")]
 pub struct CgroupNameError {
@@ -81,7 +81,7 @@ impl CgroupName {
         self.known(KUBEPODS)
     }
 
-    /// The part of the tree for pods of this class.
+    /// The parent of the pods of this class.
     pub fn class(&self, class: QosClass) -> Self {
         let kubepods = self.kubepods();
         class.component().map_or_else(|| kubepods.clone(), |component| kubepods.known(component))
@@ -90,12 +90,12 @@ impl CgroupName {
     /// A pod's own cgroup.
     ///
     /// # Errors
-    /// A UID that no cgroup can be named after.
+    /// The UID is not a valid component.
     pub fn pod(&self, class: QosClass, uid: &str) -> Result<Self, CgroupNameError> {
         self.class(class).child(&format!("{POD}{uid}"))
     }
 
-    /// For components written in this file, which are valid.
+    /// Appends a constant component, which is valid.
     fn known(&self, component: &str) -> Self {
         let mut components = self.0.clone();
         components.push(component.to_owned());
@@ -124,8 +124,7 @@ impl CgroupName {
         }
     }
 
-    /// systemd's unit for this cgroup: dashes inside components become underscores, dashes between them say what
-    /// lies in what.
+    /// The slice unit of this cgroup: dashes inside components become underscores, components are joined by dashes.
     pub fn unit(&self) -> String {
         if self.0.is_empty() {
             return format!("-{SLICE}");

@@ -1,4 +1,4 @@
-//! What one cgroup uses, from its files.
+//! CPU time, memory, processes and pressure of one cgroup.
 //!
 //! ```text
 //!  v2  cpu.stat memory.{current,stat,max} memory.swap.{current,max} pids.current {cpu,memory,io}.pressure
@@ -11,36 +11,36 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use super::pressure::Pressure;
-use crate::kernel::cgroup::Layout;
+use crate::cgroups::Layout;
 
-/// Limits from here on are none: kernels spell "no limit" as some number close to the largest.
+/// cgroup v1 reports "no limit" as a number close to the largest page-aligned one.
 const NO_LIMIT: u64 = 1 << 62;
 
-/// Where a cgroup's files are. Controllers of v1 may each have another folder.
+/// The folders of a cgroup, by controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupPlace {
     pub(super) v2: bool,
-    /// Where processor time is accounted for: with v1 the controller `cpuacct`.
+    /// CPU accounting: the controller `cpuacct` of v1.
     pub(super) cpu: Option<PathBuf>,
-    /// Where it is dealt out, which is the controller `cpu`.
+    /// CPU limits: the controller `cpu`.
     pub(super) cpu_shares: Option<PathBuf>,
     pub(super) memory: Option<PathBuf>,
     pub(super) pids: Option<PathBuf>,
     pub(super) io: Option<PathBuf>,
 }
 
-/// A moment's usage. What has no file is absent.
+/// Usage at one moment. Values without a file are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CgroupUsage {
-    /// Processor time since the cgroup was made, over all cores, in nanoseconds.
+    /// CPU time since the cgroup was created, over all cores, in nanoseconds.
     pub cpu: Option<u64>,
-    /// Waiting for a processor.
+    /// CPU pressure.
     pub cpu_pressure: Pressure,
     /// Memory.
     pub memory: Option<MemoryUsage>,
-    /// Waiting for memory.
+    /// Memory pressure.
     pub memory_pressure: Pressure,
-    /// Waiting for input and output.
+    /// IO pressure.
     pub io_pressure: Pressure,
     /// Processes and threads.
     pub tasks: Option<u64>,
@@ -49,19 +49,19 @@ pub struct CgroupUsage {
 /// Memory of a cgroup, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUsage {
-    /// Everything that is charged.
+    /// All charged memory.
     pub usage: u64,
-    /// Usage without file pages that nobody used lately.
+    /// Usage without inactive file pages.
     pub working_set: u64,
     /// Anonymous memory.
     pub rss: u64,
     /// Page faults since the start.
     pub page_faults: u64,
-    /// Those that had to read from a disk.
+    /// Page faults that read from a disk.
     pub major_page_faults: u64,
     /// The limit, if there is one.
     pub limit: Option<u64>,
-    /// Swap that is used, if it is accounted for.
+    /// Swap in use, if accounted.
     pub swap: Option<u64>,
     /// The limit on swap, if there is one.
     pub swap_limit: Option<u64>,
@@ -103,7 +103,7 @@ impl CgroupPlace {
         }
     }
 
-    /// The cgroup's path below the root of its hierarchy; that of the processor's controller where they differ.
+    /// The cgroup's path below the root of its hierarchy; that of the CPU controller where they differ.
     pub fn path(&self, layout: &Layout) -> Option<String> {
         let below = |controller: &str, folder: &Option<PathBuf>| {
             let path = folder.as_deref()?.strip_prefix(layout.mount_of(controller)?).ok()?;
@@ -112,12 +112,12 @@ impl CgroupPlace {
         below(cpu_controller(layout), &self.cpu).or_else(|| below("memory", &self.memory))
     }
 
-    /// False once the cgroup is gone.
+    /// False once the cgroup was removed.
     pub fn exists(&self) -> bool {
         self.cpu.iter().chain(&self.memory).any(|folder| folder.is_dir())
     }
 
-    /// The cgroup above, if its name holds `text` (dashes of which some drivers write as underscores).
+    /// The parent, if its name contains `text` (with the dashes that the systemd driver replaces by underscores).
     pub fn parent_named(&self, text: &str) -> Option<Self> {
         let underscored = text.replace('-', "_");
         let parent = |place: &Option<PathBuf>| {
@@ -136,7 +136,7 @@ impl CgroupPlace {
         (all.cpu.is_some() || all.memory.is_some()).then_some(all)
     }
 
-    /// Reads the usage. A cgroup that is gone has none.
+    /// Reads the usage; nothing of a cgroup that was removed.
     pub fn read(&self) -> CgroupUsage {
         let pressure = |file: &str| {
             let folder = self.memory.as_ref().filter(|_| self.v2);
@@ -157,7 +157,7 @@ impl CgroupPlace {
 }
 
 impl MemoryUsage {
-    /// What is left below the limit.
+    /// Bytes left below the limit.
     pub fn available(&self) -> Option<u64> {
         Some(self.limit?.saturating_sub(self.working_set))
     }
@@ -234,7 +234,7 @@ pub(super) fn table(file: &Path) -> HashMap<String, u64> {
 pub(super) mod tests {
     use super::*;
 
-    /// Makes a folder of a cgroup with these files.
+    /// Creates the folder of a cgroup with these files.
     pub fn write(folder: &Path, files: &[(&str, &str)]) {
         fs::create_dir_all(folder).unwrap();
         files.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
@@ -277,7 +277,7 @@ pub(super) mod tests {
         assert!(place.parent_named("a-b").is_some() && place.parent_named("other").is_none());
         let slice = CgroupPlace::at(&layout, "/kubepods.slice/kubepods-poda_b.slice/cri-1.scope");
         assert!(slice.parent_named("a-b").is_some() && !slice.exists());
-        assert_eq!(slice.read(), CgroupUsage::default(), "a cgroup that is not there uses nothing");
+        assert_eq!(slice.read(), CgroupUsage::default(), "a cgroup that does not exist uses nothing");
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! Arithmetic between Kubernetes amounts and cgroup files. Integer division throughout, as the kubelet does. Pure.
+//! Conversions between Kubernetes amounts and cgroup values, with integer division as in the kubelet. Pure.
 
-/// Fewest cpu shares the kernel takes.
+/// Lowest valid `cpu.shares`.
 pub const MIN_SHARES: u64 = 2;
-/// Most cpu shares the kernel takes.
+/// Highest valid `cpu.shares`.
 pub const MAX_SHARES: u64 = 262_144;
-/// Fewest microseconds of quota per period the kernel takes.
+/// Lowest valid quota, in microseconds per period.
 const MIN_QUOTA: i64 = 1000;
 /// CFS period where none is configured, microseconds.
 pub const DEFAULT_CFS_PERIOD: u64 = 100_000;
@@ -15,7 +15,7 @@ pub fn shares(milli_cpu: i64) -> u64 {
     (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// cpu.weight (v2) of cpu.shares (v1).
+/// `cpu.weight` (v2) of `cpu.shares` (v1), by the formula of KEP-2254.
 pub fn weight(shares: u64) -> u64 {
     if shares >= MAX_SHARES {
         return 10_000;
@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn more_cpu_never_weighs_less(a in 0i64..1_000_000, b in 0i64..1_000_000) {
+        fn conversions_are_monotonic(a in 0i64..1_000_000, b in 0i64..1_000_000) {
             let (less, more) = (a.min(b), a.max(b));
             prop_assert!(shares(less) <= shares(more));
             prop_assert!(weight(shares(less)) <= weight(shares(more)));

@@ -1,0 +1,56 @@
+//! Cgroups of the node: one model of its hierarchies, found once at start, for cgroup v1, hybrid and v2 and for both
+//! cgroup drivers.
+//!
+//! ```text
+//!  mountinfo ─▶ hierarchies ─▶ layout (mount points) ─▶ usage   reads what a cgroup uses
+//!                        │                          └─▶ manager kubepods, QoS classes, pods
+//!                        └▶ hierarchy (path ↔ id)               ├─▶ files    directories, processes
+//!                             of containers                     ├─▶ limits   values, through `cgroups-rs`
+//!                                                               └─▶ systemd  slices, over D-Bus
+//! ```
+//!
+//! Names, arithmetic and layouts are pure. Values arrive ready to be written: this module reads no pod spec. Cgroups of
+//! containers belong to the runtime.
+
+pub mod arithmetic;
+mod error;
+mod files;
+mod hierarchies;
+mod hierarchy;
+mod layout;
+mod limits;
+mod manager;
+mod mountinfo;
+mod name;
+mod requests;
+mod systemd;
+#[cfg(test)]
+mod tests;
+pub mod usage;
+mod values;
+
+pub use error::CgroupError;
+pub use hierarchies::Hierarchies;
+pub use hierarchy::CgroupId;
+pub use hierarchy::Controller;
+pub use hierarchy::Hierarchy;
+pub use hierarchy::HierarchyError;
+pub use hierarchy::HierarchyKind;
+pub use layout::Layout;
+pub use manager::Cgroups;
+pub use name::CgroupName;
+pub use name::CgroupNameError;
+pub use name::QosClass;
+pub use name::pod_uid_of;
+pub use requests::BurstableRequests;
+pub use requests::RequestedCpu;
+pub use values::PodValues;
+
+/// `cgroupDriver`: how cgroups are named and created.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Driver {
+    /// Directories, created by the agent and the runtime.
+    Cgroupfs,
+    /// Slices and scopes, created by systemd.
+    Systemd,
+}

@@ -1,0 +1,16 @@
+//! Reads what cgroups use: CPU time, memory, processes, pressure, input and output, with cgroup v1 and v2. Keeps no
+//! samples: rates are computed by the reader. Blocks, but reads no disk.
+
+mod basic;
+mod detail;
+mod pressure;
+
+pub use basic::CgroupPlace;
+pub use basic::CgroupUsage;
+pub use basic::MemoryUsage;
+pub use detail::CgroupDetail;
+pub use detail::DiskTraffic;
+pub use detail::MemoryDetail;
+pub use detail::Throttling;
+pub use pressure::Pressure;
+pub use pressure::PressureLine;
