@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(shares(i64::MAX), 262_144);
         assert_eq!(shares(-5), 2);
         assert_eq!([2, 102, 1024, 262_143, 262_144].map(weight), [1, 4, 39, 9999, 10_000]);
-        assert_eq!([1, 39, 10_000].map(shares_of_weight), [2, 998, 262_144]);
+        assert_eq!([0, 1, 39, 100, 10_000].map(shares_of_weight), [2, 2, 998, 2597, 262_144]);
         assert_eq!([0, 1, 5, 10, 500, 2000].map(|m| quota(m, 100_000)), [0, 1000, 1000, 1000, 50_000, 200_000]);
         assert_eq!(quota(500, 10_000), 5000);
         assert_eq!([2, 102, 1024].map(milli_cpu_of_shares), [2, 100, 1000]);

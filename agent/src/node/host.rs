@@ -13,7 +13,7 @@ use crate::runtime::Runtime;
 /// This machine and its container runtime. Calls may be cancelled by dropping.
 pub trait Host: Send + Sync + 'static {
     /// Identity and sizes of the machine.
-    fn machine(&self) -> Machine;
+    fn machine(&self) -> impl Future<Output = Machine> + Send;
     /// Addresses and names.
     fn network(&self) -> impl Future<Output = Network> + Send;
     /// The images on this node.
@@ -40,8 +40,10 @@ impl ThisHost {
 }
 
 impl Host for ThisHost {
-    fn machine(&self) -> Machine {
-        Machine::read("/".as_ref(), &self.root_dir)
+    async fn machine(&self) -> Machine {
+        let root_dir = self.root_dir.clone();
+        // The file system of the root directory may be slow. The thread fails only if it panics.
+        tokio::task::spawn_blocking(move || Machine::read("/".as_ref(), &root_dir)).await.unwrap_or_default()
     }
 
     async fn network(&self) -> Network {

@@ -231,7 +231,7 @@ impl<H: Host> StatusLoop<H> {
     async fn read_host(&mut self) -> HostReading {
         let state = self.inputs.runtime.borrow_and_update().clone();
         self.runtime.observe(&state, Instant::now());
-        HostReading { machine: self.inputs.host.machine(), network: self.inputs.host.network().await }
+        HostReading { machine: self.inputs.host.machine().await, network: self.inputs.host.network().await }
     }
 
     /// Creates the Node, or corrects the existing one. Retries without limit.

@@ -17,6 +17,7 @@ use super::basic::CgroupPlace;
 use super::basic::limit;
 use super::basic::number;
 use super::basic::table;
+use crate::cgroups::arithmetic;
 
 /// Values beside [`super::CgroupUsage`]. Those without a file are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -138,18 +139,13 @@ fn cpu_v2(folder: &Path, detail: &mut CgroupDetail) {
     let max = fs::read_to_string(folder.join("cpu.max")).unwrap_or_default();
     let mut max = max.split_ascii_whitespace().map(|word| word.parse().ok());
     (detail.cpu_quota, detail.cpu_period) = (max.next().flatten(), max.next().flatten());
-    detail.cpu_shares = number(&folder.join("cpu.weight")).map(shares_of);
+    detail.cpu_shares = number(&folder.join("cpu.weight")).map(arithmetic::shares_of_weight);
     let of = |name: &str| stat.get(name).copied().unwrap_or(0);
     detail.throttling = detail.cpu_quota.map(|_| Throttling {
         periods: of("nr_periods"),
         throttled_periods: of("nr_throttled"),
         throttled: of("throttled_usec").saturating_mul(1000),
     });
-}
-
-/// A weight of v2 (1 to 10000) in the scale of v1 (2 to 262144).
-fn shares_of(weight: u64) -> u64 {
-    2 + weight.clamp(1, 10_000).saturating_sub(1) * 262_142 / 9999
 }
 
 fn cpu_times_v1(folder: &Path, detail: &mut CgroupDetail) {
@@ -313,7 +309,6 @@ mod tests {
         };
         assert_eq!(detail, expected);
         assert_eq!(CgroupPlace::at(&layout, "/none").detail(), CgroupDetail::default());
-        assert_eq!((shares_of(1), shares_of(10_000), shares_of(0)), (2, 262_144, 2));
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl TestHost {
 }
 
 impl Host for TestHost {
-    fn machine(&self) -> Machine {
+    async fn machine(&self) -> Machine {
         let sizes = Sizes { cpus: 2, memory: 4 << 30, root_fs: Some(10 << 30), pids: 1000, ..Sizes::default() };
         let text = |text: &str| text.to_owned();
         Machine { boot_id: text("b00t"), kernel_version: text("6.12"), sizes: Some(sizes), ..Machine::default() }
