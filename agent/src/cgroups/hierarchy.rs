@@ -264,6 +264,6 @@ mod tests {
         assert!(v1.limits_swap(own) && !v2.limits_swap(own));
         put("system.slice/agent.service/memory.swap.max");
         assert!(v2.limits_swap(own));
-        assert!(!v2.limits_swap("4:memory:/\n0::/\n"), "the root does not tell");
+        assert!(!v2.limits_swap("4:memory:/\n0::/\n"), "the root has no such file");
     }
 }

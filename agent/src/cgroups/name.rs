@@ -56,7 +56,7 @@ impl CgroupName {
     /// Reads a `cgroupRoot` setting, which is always in cgroupfs form.
     ///
     /// # Errors
-    /// A component with an underscore, which the systemd driver could not tell from a dash.
+    /// A component with an underscore, which the systemd driver could not distinguish from a dash.
     pub fn parse(path: &str) -> Result<Self, CgroupNameError> {
         path.split('/')
             .filter(|component| !component.is_empty())

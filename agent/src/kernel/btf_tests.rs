@@ -1,4 +1,4 @@
-//! Tables on a small hand-made encoding, garbage, and the running kernel.
+//! A small hand-made encoding, malformed data, and the running kernel.
 
 use super::*;
 use proptest::prelude::*;
@@ -81,7 +81,7 @@ fn finds_members_elements_and_constants() {
 }
 
 #[test]
-fn names_what_is_missing() {
+fn missing_members_are_named() {
     let btf = Btf::parse(sample()).expect("the sample is well formed");
     let text = |result: Result<u32, BtfError>| result.expect_err("missing").to_string();
     assert_eq!(text(btf.offset("pid.nope")), "the kernel has no member pid.nope");
@@ -92,7 +92,7 @@ fn names_what_is_missing() {
 }
 
 #[test]
-fn hidden_type_information_names_the_file() {
+fn an_unreadable_file_is_named() {
     let Err(error) = Btf::read(Path::new("/nonexistent/btf")) else {
         panic!("a file that does not exist was read");
     };
@@ -112,7 +112,7 @@ fn a_typedef_that_names_itself_ends() {
     let mut builder = Builder::default();
     let member = builder.name("x");
     builder.ty("loop", 8, 0, 1, &[]);
-    // Twice itself: a walk along all paths would never end.
+    // Contains itself twice: a walk along all paths would not end.
     builder.ty("nest", 4, 2, 8, &[0, 2, 0, 0, 2, 8]);
     builder.ty("holder", 4, 1, 8, &[member, 1, 0]);
     let btf = Btf::parse(builder.build()).expect("well formed");
@@ -121,7 +121,7 @@ fn a_typedef_that_names_itself_ends() {
 }
 
 proptest! {
-    /// Any damage gives an answer or an error, never a panic or an endless walk.
+    /// Malformed data gives a result or an error, never a panic or an endless walk.
     #[test]
     fn damage_does_no_harm(changes in proptest::collection::vec((0usize..400, any::<u8>()), 1..20)) {
         let mut data = sample();
@@ -148,7 +148,7 @@ proptest! {
     }
 }
 
-/// Facts of every kernel: the task's pid and thread group lie side by side.
+/// In every kernel the task's pid and thread group are adjacent.
 #[test]
 fn reads_the_running_kernel() {
     let path = Path::new(VMLINUX);

@@ -1,4 +1,4 @@
-//! Tables of cgroup names, and the life of an entry.
+//! Cgroup names, and adding and removing entries.
 
 use super::*;
 use proptest::prelude::*;
@@ -28,7 +28,7 @@ fn ids_are_read_from_leaf_names() {
 }
 
 #[test]
-fn a_container_is_known_before_the_runtime_tells() {
+fn a_container_is_indexed_before_the_runtime_reports_it() {
     let mut index = ContainerIndex::new();
     index.cgroup_created(CgroupId(10), None, "/kubepods/pod1");
     index.cgroup_created(CgroupId(11), Some(CgroupId(10)), &format!("/kubepods/pod1/{A}"));
@@ -38,12 +38,12 @@ fn a_container_is_known_before_the_runtime_tells() {
 }
 
 #[test]
-fn what_a_container_makes_inside_is_its_own() {
+fn descendants_belong_to_the_container() {
     let mut index = ContainerIndex::new();
     index.cgroup_created(CgroupId(11), None, &format!("/kubepods/pod1/{A}"));
     index.cgroup_created(CgroupId(12), Some(CgroupId(11)), &format!("/kubepods/pod1/{A}/docker/{B}"));
     index.cgroup_created(CgroupId(13), None, &format!("/kubepods/pod1/{A}/docker/{B}"));
-    // The path was too long and only the name came.
+    // The path was too long; the record contains the name only.
     index.cgroup_created(CgroupId(14), Some(CgroupId(12)), B);
     for id in [12, 13, 14] {
         let found = index.by_cgroup(CgroupId(id)).expect("inside a container");
@@ -52,13 +52,13 @@ fn what_a_container_makes_inside_is_its_own() {
 }
 
 #[test]
-fn the_runtimes_word_is_taken() {
+fn pids_of_the_runtime_are_indexed() {
     let mut index = ContainerIndex::new();
     let container = ContainerId::from(A);
     index.container_runs(&container, 77, Some(CgroupId(5)));
     assert_eq!(index.by_pid(77), Some(&container));
     assert_eq!(index.by_cgroup(CgroupId(5)).map(|found| found.own), Some(true));
-    // The pid passes on to another container.
+    // The pid is reused by another container.
     index.process_gone(77);
     assert_eq!(index.by_pid(77), None);
     let other = ContainerId::from(B);
@@ -71,7 +71,7 @@ fn the_runtimes_word_is_taken() {
 }
 
 #[test]
-fn a_removed_cgroup_is_forgotten() {
+fn a_removed_cgroup_is_not_indexed() {
     let mut index = ContainerIndex::new();
     index.cgroup_created(CgroupId(11), None, A);
     index.cgroup_removed(CgroupId(11));
@@ -80,7 +80,7 @@ fn a_removed_cgroup_is_forgotten() {
 }
 
 proptest! {
-    /// Whatever is found is 64 hexadecimal digits out of the path itself.
+    /// Every id found is 64 hexadecimal digits of the path.
     #[test]
     fn found_ids_are_ids(path in "[a-f0-9/.-]{0,100}(crio-)?[a-f0-9]{60,68}(\\.scope)?") {
         if let Some(id) = container_of_path(&path) {

@@ -111,7 +111,7 @@ impl PinnedProcess {
     /// # Errors
     /// The descriptor cannot be polled.
     pub async fn gone(&self) -> io::Result<()> {
-        // Readiness is never cleared: a dead process stays dead.
+        // Readiness is never cleared: an ended process stays ended.
         self.fd.readable().await.map(|_| ())
     }
 

@@ -1,4 +1,4 @@
-//! Real children of the test process.
+//! Child processes of the test.
 
 use super::*;
 use std::process::Command;
@@ -18,7 +18,7 @@ fn sleeper() -> std::process::Child {
 }
 
 #[tokio::test]
-async fn a_living_process_is_pinned_until_it_dies() {
+async fn a_running_process_is_pinned_until_it_ends() {
     let mut child = sleeper();
     let pinned = pin(child.id()).expect("it lives");
     assert_eq!(pinned.pid(), child.id());
@@ -27,7 +27,7 @@ async fn a_living_process_is_pinned_until_it_dies() {
     assert!(timeout(Duration::from_millis(20), pinned.gone()).await.is_err(), "gone while it lives");
 
     child.kill().expect("our own child");
-    timeout(DEADLINE, pinned.gone()).await.expect("it dies in time").expect("readable");
+    timeout(DEADLINE, pinned.gone()).await.expect("it ends in time").expect("readable");
     // Asked again, it is still gone.
     timeout(DEADLINE, pinned.gone()).await.expect("still").expect("readable");
     child.wait().expect("reaped");
@@ -51,28 +51,28 @@ async fn a_zombie_and_a_reaped_process_are_gone() {
 }
 
 #[tokio::test]
-async fn what_is_no_process_is_named() {
+async fn missing_processes_are_errors() {
     assert!(matches!(pin(u32::MAX), Err(PinError::AlreadyGone { pid: u32::MAX })));
     assert!(matches!(pin(i32::MAX as u32), Err(PinError::AlreadyGone { .. })));
     assert!(matches!(pin(0), Err(PinError::System { pid: 0, .. })));
 }
 
 #[tokio::test]
-async fn a_thread_is_no_process() {
+async fn a_thread_is_an_error() {
     let (tid_out, tid_in) = std::sync::mpsc::channel();
     let (done_out, done_in) = std::sync::mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
         tid_out.send(nix::unistd::gettid().as_raw() as u32).expect("the test waits");
         let _ = done_in.recv();
     });
-    let tid = tid_in.recv().expect("the thread tells");
+    let tid = tid_in.recv().expect("the thread sends");
     assert!(matches!(pin(tid), Err(PinError::Thread { .. })));
     drop(done_out);
     thread.join().expect("ended");
 }
 
 #[tokio::test]
-async fn another_life_of_the_same_pid_is_another_process() {
+async fn a_reused_pid_is_another_process() {
     let mut child = sleeper();
     let pinned = pin(child.id()).expect("it lives");
     let tick = 1_000_000_000 / u64::from(proc::ticks_per_second());

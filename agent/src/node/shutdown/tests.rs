@@ -1,4 +1,4 @@
-//! A shutdown from the signal to the end of the lock, on a private bus with an imitation of logind.
+//! A shutdown from the signal to the release of the lock, on a private bus with a simulated logind.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
@@ -25,22 +25,22 @@ use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pod;
 
-/// What the imitation was asked, and the end of the lock it gave away.
+/// Recorded calls, and the other end of the lock.
 #[derive(Default)]
-struct Told {
+struct Recorded {
     calls: Vec<String>,
     lock: Option<UnixStream>,
 }
 
-/// The other end of a private connection: answers like logind, and like systemd's manager where it is asked.
+/// The other end of a private connection: responds like logind and systemd's manager.
 struct Imitation {
-    told: Arc<Mutex<Told>>,
+    recorded: Arc<Mutex<Recorded>>,
     delay: Arc<Mutex<Duration>>,
     connection: Connection,
 }
 
 impl Imitation {
-    /// `after_reload` is the delay it allows once it was told to read its files again.
+    /// `after_reload` is the maximum delay after a reload.
     async fn start(delay: Duration, after_reload: Duration) -> (Self, Connection) {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let guid = Guid::generate();
@@ -48,20 +48,20 @@ impl Imitation {
         let client = zbus::connection::Builder::unix_stream(ours).p2p();
         let (connection, client) = tokio::join!(server.build(), client.build());
         let (connection, client) = (connection.expect("a connection"), client.expect("a connection"));
-        let (told, delay) = (Arc::<Mutex<Told>>::default(), Arc::new(Mutex::new(delay)));
-        tokio::spawn(answer(connection.clone(), told.clone(), delay.clone(), after_reload));
-        (Self { told, delay, connection }, client)
+        let (recorded, delay) = (Arc::<Mutex<Recorded>>::default(), Arc::new(Mutex::new(delay)));
+        tokio::spawn(answer(connection.clone(), recorded.clone(), delay.clone(), after_reload));
+        (Self { recorded, delay, connection }, client)
     }
 
     fn calls(&self) -> Vec<String> {
-        std::mem::take(&mut self.told.lock().expect("unpoisoned").calls)
+        std::mem::take(&mut self.recorded.lock().expect("unpoisoned").calls)
     }
 
     /// The lock is held as long as the other end of it is open.
     fn holds_lock(&self) -> bool {
         use std::io::Read as _;
-        let told = self.told.lock().expect("unpoisoned");
-        let Some(mut lock) = told.lock.as_ref() else { return false };
+        let recorded = self.recorded.lock().expect("unpoisoned");
+        let Some(mut lock) = recorded.lock.as_ref() else { return false };
         matches!(lock.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
     }
 
@@ -73,7 +73,12 @@ impl Imitation {
     }
 }
 
-async fn answer(connection: Connection, told: Arc<Mutex<Told>>, delay: Arc<Mutex<Duration>>, after_reload: Duration) {
+async fn answer(
+    connection: Connection,
+    recorded: Arc<Mutex<Recorded>>,
+    delay: Arc<Mutex<Duration>>,
+    after_reload: Duration,
+) {
     let mut messages = MessageStream::from(&connection);
     while let Some(Ok(message)) = messages.next().await {
         let header = message.header();
@@ -83,12 +88,12 @@ async fn answer(connection: Connection, told: Arc<Mutex<Told>>, delay: Arc<Mutex
             "Get" => {
                 let (_, property): (String, String) = body.deserialize().expect("arguments");
                 let micros = u64::try_from(delay.lock().expect("unpoisoned").as_micros()).expect("fits");
-                told.lock().expect("unpoisoned").calls.push(format!("get {property}"));
+                recorded.lock().expect("unpoisoned").calls.push(format!("get {property}"));
                 connection.reply(&header, &Variant::from(micros)).await.expect("an answer");
             }
             "KillUnit" => {
                 let (unit, whom, signal): (String, String, i32) = body.deserialize().expect("arguments");
-                told.lock().expect("unpoisoned").calls.push(format!("kill {unit} {whom} {signal}"));
+                recorded.lock().expect("unpoisoned").calls.push(format!("kill {unit} {whom} {signal}"));
                 *delay.lock().expect("unpoisoned") = after_reload;
                 connection.reply(&header, &()).await.expect("an answer");
             }
@@ -97,20 +102,20 @@ async fn answer(connection: Connection, told: Arc<Mutex<Told>>, delay: Arc<Mutex
                 let (near, far) = UnixStream::pair().expect("a pair");
                 near.set_nonblocking(true).expect("a flag");
                 {
-                    let mut told = told.lock().expect("unpoisoned");
-                    told.calls.push(format!("inhibit {what} {who} {mode}: {why}"));
-                    told.lock = Some(near);
+                    let mut recorded = recorded.lock().expect("unpoisoned");
+                    recorded.calls.push(format!("inhibit {what} {who} {mode}: {why}"));
+                    recorded.lock = Some(near);
                 }
                 connection.reply(&header, &Fd::from(far.as_fd())).await.expect("an answer");
             }
-            other => panic!("nobody should ask for {other}"),
+            other => panic!("unexpected call {other}"),
         }
     }
 }
 
 const INHIBIT: &str = "inhibit shutdown kubelet delay: Kubelet needs time to handle node shutdown";
 
-/// Pods that end when the test says so.
+/// Pods that terminate when the test decides.
 struct Pods {
     all: Vec<Pod>,
     asked: mpsc::UnboundedSender<(String, i64)>,
@@ -154,7 +159,7 @@ impl Bench {
             Arc::new(serde_json::from_value(json!({ "metadata": { "name": name }, "spec": spec })).expect("a pod"))
         };
         let (events, metrics) = (Arc::<Mutex<Vec<String>>>::default(), Metrics::new());
-        let told = events.clone();
+        let recorded = events.clone();
         let root = tempfile::tempdir().expect("a folder");
         let shutdown = Shutdown {
             groups,
@@ -162,7 +167,7 @@ impl Bench {
             down: down_sender,
             state_file_dir: Some(root.path().to_owned()),
             record_event: Arc::new(move |_, reason, message| {
-                told.lock().expect("unpoisoned").push(format!("{reason}: {message}"))
+                recorded.lock().expect("unpoisoned").push(format!("{reason}: {message}"))
             }),
             metrics: metrics.clone(),
             clock: Clock::Derived { origin: SystemTime::UNIX_EPOCH + secs(ROOT_UNIX), start: Instant::now() },
@@ -176,7 +181,7 @@ impl Bench {
         Self { imitation, asked, ended, down, events, metrics, root, ending }
     }
 
-    /// Until the lock is held: then the signal is listened for, too.
+    /// Waits until the lock is held and the signal is subscribed.
     async fn until_locked(&self) {
         self.until(|| self.imitation.holds_lock(), "the lock is held").await;
     }
@@ -205,7 +210,7 @@ fn two_groups() -> Vec<Group> {
 }
 
 #[tokio::test]
-async fn pods_end_before_the_lock_does() {
+async fn pods_are_terminated_before_the_lock_is_released() {
     let pods = [("critical", 2_000_000_000), ("first", 0), ("second", 5)];
     let mut bench = Bench::start(60, 60, two_groups(), &pods).await;
     bench.until_locked().await;
@@ -230,7 +235,7 @@ async fn pods_end_before_the_lock_does() {
 }
 
 #[tokio::test]
-async fn a_group_takes_no_longer_than_it_may() {
+async fn a_group_is_limited_by_its_period() {
     let groups = groups(Duration::ZERO, Duration::ZERO, &[(0, 1), (10, 1)]);
     let mut bench = Bench::start(60, 60, groups, &[("stuck", 0), ("next", 10)]).await;
     bench.until_locked().await;
@@ -256,7 +261,7 @@ async fn a_cancelled_shutdown_takes_the_lock_again() {
 }
 
 #[tokio::test]
-async fn logind_is_told_to_wait_long_enough() {
+async fn the_delay_of_logind_is_extended() {
     let bench = Bench::start(5, 30, two_groups(), &[]).await;
     bench.until_locked().await;
     let expected = ["get InhibitDelayMaxUSec", "kill systemd-logind.service all 1", "get InhibitDelayMaxUSec", INHIBIT];
@@ -268,10 +273,11 @@ async fn logind_is_told_to_wait_long_enough() {
 }
 
 #[tokio::test]
-async fn a_logind_that_does_not_wait_is_not_used() {
+async fn a_logind_with_a_short_delay_is_not_used() {
     let bench = Bench::start(5, 5, two_groups(), &[]).await;
-    let looks =
-        || bench.imitation.told.lock().expect("unpoisoned").calls.iter().filter(|call| call.starts_with("get")).count();
+    let looks = || {
+        bench.imitation.recorded.lock().expect("unpoisoned").calls.iter().filter(|call| call.starts_with("get")).count()
+    };
     bench.until(|| looks() == 6, "five looks after the first").await;
     bench.until(|| bench.down.has_changed().is_err(), "it gives up").await;
     assert!(!bench.imitation.calls().contains(&INHIBIT.to_owned()));

@@ -37,7 +37,7 @@ impl Keeper {
 }
 
 #[tokio::test(start_paused = true)]
-async fn made_with_the_node_and_renewed_every_quarter() {
+async fn is_created_with_the_node_and_renewed_every_quarter_of_its_duration() {
     let keeper = Keeper::start();
     pass(Duration::from_secs(5)).await;
     assert_eq!(keeper.server.calls(), [""; 0], "there is no Node");
@@ -57,7 +57,7 @@ async fn made_with_the_node_and_renewed_every_quarter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn others_may_write_and_delete() {
+async fn survives_writes_and_deletions_by_others() {
     let keeper = Keeper::start();
     keeper.node_appears();
     pass(Duration::from_millis(100)).await;
@@ -74,7 +74,7 @@ async fn others_may_write_and_delete() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_do_not_stop_it() {
+async fn is_renewed_after_failures() {
     let keeper = Keeper::start();
     keeper.node_appears();
     pass(Duration::from_millis(100)).await;

@@ -62,7 +62,7 @@ async fn an_idle_node_reports_every_five_minutes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn registration_is_tried_until_it_succeeds() {
+async fn registration_is_retried_until_it_succeeds() {
     let mut bench = Bench::new(|_| {});
     for code in [Some(500), Some(429), None, Some(503)] {
         bench.server.fail(Method::POST, code);
@@ -110,7 +110,7 @@ async fn an_existing_node_is_reconciled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_of_the_agent_is_no_news() {
+async fn a_restart_of_the_agent_does_not_change_readiness() {
     for (within, expected) in [(seconds(2), "True"), (seconds(60), "False")] {
         let mut bench = Bench::new(|_| {});
         let existing = json!({
@@ -125,13 +125,13 @@ async fn a_restart_of_the_agent_is_no_news() {
         assert_eq!(bench.ready().0, expected);
         bench.health.send_replace(Vec::new());
         pass(seconds(1)).await;
-        let told = bench.events().contains(&"NodeNotReady".to_owned());
-        assert_eq!((bench.ready().0.as_str(), told), ("True", expected == "False"));
+        let recorded = bench.events().contains(&"NodeNotReady".to_owned());
+        assert_eq!((bench.ready().0.as_str(), recorded), ("True", expected == "False"));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn readiness_is_told_at_once() {
+async fn readiness_is_updated_at_once() {
     let bench = Bench::settled(|_| {}).await;
     let moment = Duration::from_millis(100);
     bench.runtime.send_replace(RuntimeState::NotReady("container runtime not ready: x".to_owned()));
@@ -152,7 +152,7 @@ async fn readiness_is_told_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_runtime_counts_after_half_a_minute() {
+async fn an_unreachable_runtime_counts_after_half_a_minute() {
     let bench = Bench::settled(|_| {}).await;
     bench.runtime.send_replace(RuntimeState::Unreachable("refused".to_owned()));
     pass(seconds(29)).await;
@@ -165,7 +165,7 @@ async fn a_silent_runtime_counts_after_half_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_update_is_tried_five_times_and_read_anew() {
+async fn a_failed_update_is_retried_five_times_with_a_fresh_node() {
     let bench = Bench::settled(|_| {}).await;
     for _ in 0..3 {
         bench.server.fail(Method::PATCH, Some(500));
@@ -185,7 +185,7 @@ async fn a_failed_update_is_tried_five_times_and_read_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unanswered_update_is_given_up() {
+async fn an_update_without_response_times_out() {
     let bench = Bench::settled(|_| {}).await;
     bench.server.fail(Method::PATCH, None);
     bench.server.fail(Method::PATCH, None);
@@ -198,7 +198,7 @@ async fn an_unanswered_update_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pod_ranges_reach_the_runtime() {
+async fn the_pod_cidr_is_set_in_the_runtime() {
     let bench = Bench::settled(|_| {}).await;
     bench.host.with(|script| script.cidr_failures = 1);
     let mut node = bench.server.get(NODE);
@@ -215,7 +215,7 @@ async fn pod_ranges_reach_the_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn images_are_listed_when_some_came() {
+async fn images_are_listed_after_a_change() {
     let bench = Bench::settled(|config| config.max_images = 1).await;
     let image = |id: &str, size| cri::Image {
         id: id.to_owned(),
@@ -225,14 +225,14 @@ async fn images_are_listed_when_some_came() {
     };
     bench.host.with(|script| script.images = vec![image("a", 1), image("b", 9)]);
     pass(seconds(60)).await;
-    assert_eq!(bench.server.get(NODE)["status"]["images"], json!(null), "nobody told");
+    assert_eq!(bench.server.get(NODE)["status"]["images"], json!(null), "no change was signalled");
     bench.images.send_replace(1);
     pass(seconds(11)).await;
     assert_eq!(bench.server.get(NODE)["status"]["images"], json!([{ "names": ["b:1"], "sizeBytes": 9 }]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cordon_is_told_although_the_status_is_the_same() {
+async fn a_cordon_is_recorded_although_the_status_is_unchanged() {
     let bench = Bench::settled(|_| {}).await;
     let mut node = bench.server.get(NODE);
     node["spec"]["unschedulable"] = json!(true);
@@ -244,7 +244,7 @@ async fn a_cordon_is_told_although_the_status_is_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_others_take_away_comes_back() {
+async fn removed_labels_are_restored() {
     let bench = Bench::settled(|_| {}).await;
     let mut node = bench.server.get(NODE);
     node["metadata"]["labels"] = json!({ "theirs": "kept" });
@@ -260,7 +260,7 @@ async fn what_others_take_away_comes_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_was_deleted_stays_away() {
+async fn a_deleted_node_is_not_created_again() {
     let bench = Bench::settled(|_| {}).await;
     bench.server.delete(NODE);
     pass(seconds(30)).await;

@@ -1,4 +1,4 @@
-//! The Node room against a scripted API server and machine, on paused time.
+//! The Node status loop and Lease with a scripted API server and machine, on paused time.
 
 mod lease;
 mod loops;
@@ -25,7 +25,7 @@ use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 use server::Server;
 
-/// What the test's machine is like.
+/// The simulated machine.
 #[derive(Clone, Default)]
 struct Script {
     images: Vec<cri::Image>,
@@ -93,7 +93,7 @@ fn ready() -> RuntimeState {
     RuntimeState::Ready { network_error: None, offer: Arc::new(offer) }
 }
 
-/// A running status loop and what it is fed.
+/// A running status loop and its inputs.
 struct Bench {
     server: Server,
     host: TestHost,
@@ -119,7 +119,7 @@ impl Bench {
         let (shutting_down, images) = (watch::Sender::new(false), watch::Sender::new(0));
         let (addresses_sender, addresses) = watch::channel(NodeAddresses::default());
         let events = Arc::new(Mutex::new(Vec::new()));
-        let (told, metrics) = (events.clone(), Metrics::new());
+        let (recorded, metrics) = (events.clone(), Metrics::new());
         let on_heartbeat_failure = Arc::new(AtomicUsize::new(0));
         let troubles = on_heartbeat_failure.clone();
         let inputs = Inputs {
@@ -135,7 +135,7 @@ impl Bench {
             images: images.subscribe(),
             addresses: addresses_sender,
             record_event: Arc::new(move |_: EventType, reason: &str, _: &str| {
-                told.lock().expect("nobody panics with it").push(reason.to_owned());
+                recorded.lock().expect("unpoisoned").push(reason.to_owned());
             }),
             on_heartbeat_failure: Arc::new(move || {
                 troubles.fetch_add(1, SeqCst);
@@ -169,7 +169,7 @@ impl Bench {
         tokio::spawn(status.run(self.shutdown.clone()));
     }
 
-    /// A node that is registered, Ready and has nothing left to say.
+    /// A node that is registered, Ready and has sent its status.
     async fn settled(change: impl FnOnce(&mut NodeConfig)) -> Self {
         let mut bench = Self::new(change);
         bench.runtime.send_replace(ready());
@@ -181,10 +181,10 @@ impl Bench {
     }
 
     fn events(&self) -> Vec<String> {
-        std::mem::take(&mut self.events.lock().expect("nobody panics with it"))
+        std::mem::take(&mut self.events.lock().expect("unpoisoned"))
     }
 
-    /// Status and message of the Ready condition that the API server has.
+    /// Status and message of the Ready condition in the API server.
     fn ready(&self) -> (String, String) {
         let node = self.server.get(server::NODE);
         let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -194,7 +194,7 @@ impl Bench {
     }
 }
 
-/// Lets time pass; what is due meanwhile happens in its order.
+/// Advances the clock step by step, so that timers fire in order.
 async fn pass(time: Duration) {
     tokio::time::sleep(time).await;
 }

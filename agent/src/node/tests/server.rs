@@ -1,4 +1,4 @@
-//! An API server of few words behind a client: it keeps Nodes and Leases, merges patches, and fails when told to.
+//! A simulated API server with Nodes and Leases: merges patches and returns scripted errors.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use kube::client::Body;
 use serde_json::Value;
 use serde_json::json;
 
-/// A request that was made.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) what: String,
@@ -28,7 +28,7 @@ struct State {
     objects: BTreeMap<String, Value>,
     version: u64,
     asked: Vec<Asked>,
-    /// Answers that replace the next ones, by method: a status code, or silence.
+    /// Scripted responses by method: a status code, or none.
     on_heartbeat_failure: VecDeque<(Method, Option<u16>)>,
 }
 
@@ -44,7 +44,7 @@ impl Server {
         self.0.lock().expect("no test panics while it holds the server")
     }
 
-    /// A client of it.
+    /// A client of the server.
     pub(super) fn client(&self) -> Client {
         let server = self.clone();
         let answer = tower::service_fn(move |request: Request<Body>| {
@@ -54,32 +54,32 @@ impl Server {
         Client::new(answer, "default")
     }
 
-    /// Puts an object there, as somebody else.
+    /// Stores an object as another client.
     pub(super) fn put(&self, path: &str, object: Value) {
         self.state().store(path, object);
     }
 
-    /// Takes an object away, as somebody else.
+    /// Deletes an object as another client.
     pub(super) fn delete(&self, path: &str) {
         self.state().objects.remove(path);
     }
 
-    /// The object as it is.
+    /// The stored object.
     pub(super) fn get(&self, path: &str) -> Value {
         self.state().objects.get(path).cloned().unwrap_or(Value::Null)
     }
 
-    /// The next request of this method fails with this status; `None` never answers it.
+    /// The next request of this method fails with this status; with `None` it gets no response.
     pub(super) fn fail(&self, method: Method, code: Option<u16>) {
         self.state().on_heartbeat_failure.push_back((method, code));
     }
 
-    /// What was asked since the last time, and forgets it.
+    /// Takes the requests received since the last call.
     pub(super) fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut self.state().asked)
     }
 
-    /// The same without bodies.
+    /// Takes the requests without bodies.
     pub(super) fn calls(&self) -> Vec<String> {
         self.asked().into_iter().map(|asked| asked.what).collect()
     }
@@ -139,7 +139,7 @@ impl State {
 }
 
 fn status(code: u16) -> Value {
-    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": "", "message": "told to" })
+    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": "", "message": "scripted" })
 }
 
 fn reply(code: u16, body: Value) -> Response<Body> {
@@ -147,7 +147,7 @@ fn reply(code: u16, body: Value) -> Response<Body> {
     Response::builder().status(code).body(body).expect("a response")
 }
 
-/// A strategic merge as far as Nodes need it: conditions by type, addresses by replacement.
+/// A strategic merge for Nodes: conditions by type, addresses by replacement.
 fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(fields) = patch else {
         target.clone_from(patch);

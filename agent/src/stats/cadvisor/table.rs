@@ -1,4 +1,4 @@
-//! cAdvisor's families of one cgroup, sorted by name: what each is called and where its values come from.
+//! cAdvisor's families of one cgroup, sorted by name, and the sources of their values.
 
 use prometheus::proto::MetricType;
 
@@ -17,7 +17,7 @@ pub(super) struct Of {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
     pub(super) kind: MetricType,
-    /// Adds the values that a row has for it.
+    /// Adds the values of a row.
     pub(super) values: fn(&Row, &mut Values<'_>),
 }
 
@@ -59,7 +59,7 @@ fn wires(row: &Row, out: &mut Values<'_>, of: fn(&InterfaceUsage) -> u64) {
     }
 }
 
-/// A row that is a cgroup of its own and not only the place of a network.
+/// A row with usage, unlike that of a sandbox, which has a network only.
 fn is_measured(row: &Row) -> bool {
     row.usage.cpu.is_some() || row.usage.memory.is_some()
 }

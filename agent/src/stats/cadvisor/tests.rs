@@ -12,7 +12,7 @@ fn text(scrape: &Scrape) -> String {
     String::from_utf8(encode_text(&families).unwrap()).unwrap()
 }
 
-/// A machine of cgroup v2 with one pod of one container: what a scrape reads of it.
+/// A cgroup v2 hierarchy with one pod of one container.
 fn scrape(with_sandbox: bool) -> (tempfile::TempDir, Scrape) {
     let dir = tempfile::tempdir().unwrap();
     let layout = Layout::V2 { mount: dir.path().to_owned() };
@@ -66,7 +66,7 @@ async fn labels_values_and_times_of_a_container() {
 }
 
 #[tokio::test]
-async fn the_network_is_the_sandboxs() {
+async fn the_network_belongs_to_the_sandbox() {
     let (_dir, scrape) = scrape(true);
     let of_pod: Vec<&Row> = scrape.rows.iter().filter(|row| row.name == "sandbox-0").collect();
     let [row] = of_pod[..] else { panic!("one sandbox") };
@@ -77,7 +77,7 @@ async fn the_network_is_the_sandboxs() {
 }
 
 #[tokio::test]
-async fn what_the_runtime_tells_has_no_cgroup() {
+async fn usage_by_the_runtime_has_no_cgroup() {
     let mut sample = sample(Instant::now(), 1_000_000_000);
     sample.pods[0].own = None;
     let layout = Layout::V2 { mount: "/no/such/mount".into() };
@@ -86,11 +86,11 @@ async fn what_the_runtime_tells_has_no_cgroup() {
     let labels = r#"container="main",cpu="total",id="",image="registry/main:1",name="main-0",namespace="ns",pod="pod""#;
     assert_eq!(lines, [format!("container_cpu_usage_seconds_total{{{labels}}} 1 1767225700500")]);
     sample.pods[0].containers[0].measured.usage = CgroupUsage::default();
-    assert!(take(&layout, &sample).rows.is_empty(), "nothing is told of what nobody could measure");
+    assert!(take(&layout, &sample).rows.is_empty(), "not measured");
 }
 
 #[test]
-fn everything_has_a_family_and_each_its_name() {
+fn every_family_has_a_value_and_a_unique_name() {
     let row = Row {
         interfaces: vec![InterfaceUsage { name: "eth0".to_owned(), rx_packets: 4, ..InterfaceUsage::default() }],
         usage: CgroupUsage { cpu: Some(1), memory: Some(Default::default()), tasks: Some(1), ..CgroupUsage::default() },
@@ -120,7 +120,7 @@ fn everything_has_a_family_and_each_its_name() {
     let scrape = Scrape { rows: vec![row], at: Some(1_000_000), devices, ..Scrape::default() };
     let names: Vec<String> = scrape.families().map(|family| family.name().to_owned()).collect();
     let mut expected: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
-    // `swap` is the only one this machine cannot tell.
+    // `swap` is not available on this machine.
     expected.retain(|name| *name != "container_memory_swap");
     assert!(expected.is_sorted());
     assert_eq!(names[1..names.len() - 1], expected);
@@ -145,8 +145,8 @@ fn everything_has_a_family_and_each_its_name() {
 }
 
 #[test]
-fn a_failure_is_all_that_is_told() {
-    let told = text(&Scrape::default());
-    assert_eq!(told.lines().last(), Some("container_scrape_error 1"));
-    assert_eq!(told.lines().filter(|line| !line.starts_with('#')).count(), 1);
+fn only_the_error_is_reported_after_a_failure() {
+    let text = text(&Scrape::default());
+    assert_eq!(text.lines().last(), Some("container_scrape_error 1"));
+    assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), 1);
 }
