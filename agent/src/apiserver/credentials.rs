@@ -1,7 +1,7 @@
 //! The `Authorization` header of requests: fixed, from a file that may be replaced, or from a plugin.
 //!
-//! A token in the kubeconfig itself is treated like one in a file: after the API server has rejected it, the file is read
-//! again. Beside a token file it is used as long as that file could never be read, as in client-go.
+//! A token in the kubeconfig itself is treated like one in a file: after the API server has rejected it, the file is
+//! read again. Beside a token file it is used as long as that file could never be read, as in client-go.
 
 use std::path::PathBuf;
 use std::sync::Arc;

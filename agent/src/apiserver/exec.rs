@@ -1,6 +1,6 @@
 //! Credentials from a plugin (`users[].user.exec`): a program that prints an ExecCredential with a token, a client
-//! certificate, or both. Run when there are no credentials, when they expire, and when the API server rejects them; after
-//! failures with a growing pause.
+//! certificate, or both. Run when there are no credentials, when they expire, and when the API server rejects them;
+//! after failures with a growing pause.
 
 use std::process::Stdio;
 use std::sync::Arc;

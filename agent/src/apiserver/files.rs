@@ -1,5 +1,5 @@
-//! Client certificate and certificate authority in files: read every ten seconds, as client-go does, and reloaded when they
-//! have changed and are valid. An invalid file leaves the previous one in use.
+//! Client certificate and certificate authority in files: read every ten seconds, as client-go does, and reloaded when
+//! they have changed and are valid. An invalid file leaves the previous one in use.
 
 use std::sync::Arc;
 use std::time::Duration;

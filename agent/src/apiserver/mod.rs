@@ -1,5 +1,5 @@
-//! The API client. Owns access (kubeconfig, credentials, TLS), connections, rate limits, and watches that never end. Knows
-//! nothing of the objects that are requested.
+//! The API client. Owns access (kubeconfig, credentials, TLS), connections, rate limits, and watches that never end.
+//! Knows nothing of the objects that are requested.
 //!
 //! ```text
 //!  main ──────┐ 50/s, burst 100          rate limit ─▶ headers ─▶ connection pool ─▶ HTTP/2 connection
@@ -11,8 +11,8 @@
 //! Token and access reviews are caused by clients of this node's server: with a limiter of their own they cannot use up
 //! the rate of the main client.
 //!
-//! Bodies are JSON: the client library supports nothing else, and protobuf would save little here (ARCHITECTURE.md has the
-//! figures).
+//! Bodies are JSON: the client library supports nothing else, and protobuf would save little here (ARCHITECTURE.md has
+//! the figures).
 
 pub mod credentials;
 mod dial;
@@ -160,8 +160,8 @@ impl ApiServer {
         Self::with_identity(access, identity, options, metrics, cancel)
     }
 
-    /// As [`ApiServer::connect`] with another client certificate than that of `access`, or none yet: the caller passes new
-    /// ones to [`ApiServer::identify`].
+    /// As [`ApiServer::connect`] with another client certificate than that of `access`, or none yet: the caller passes
+    /// new ones to [`ApiServer::identify`].
     ///
     /// # Errors
     /// As those of [`ApiServer::connect`].

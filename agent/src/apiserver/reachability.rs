@@ -1,7 +1,7 @@
 //! Whether the API server is reachable and accepts our credentials. Logged once per change, not once per request.
 //!
-//! While it answers 401, watches wait here: they would fail with growing pauses and resume late. Other requests, such as
-//! heartbeats, detect that credentials are accepted again.
+//! While it answers 401, watches wait here: they would fail with growing pauses and resume late. Other requests, such
+//! as heartbeats, detect that credentials are accepted again.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -52,7 +52,8 @@ impl Reachability {
         let _ = tokio::time::timeout(MAX_HOLD, unauthenticated.wait_for(|unauthenticated| !unauthenticated)).await;
     }
 
-    /// The previous state and its duration, if `now` is another one. Ignores requests that began before the last change.
+    /// The previous state and its duration, if `now` is another one. Ignores requests that began before the last
+    /// change.
     fn transition(&self, now: State, began: Instant) -> Option<(State, Duration)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.0 == now || began < state.1 {

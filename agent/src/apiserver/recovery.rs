@@ -1,5 +1,5 @@
-//! Ends the pauses of retries when the API server is available again: a long pause after the last of many errors must not
-//! outlast the errors.
+//! Ends the pauses of retries when the API server is available again: a long pause after the last of many errors must
+//! not outlast the errors.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
@@ -25,9 +25,9 @@ impl Recovery {
         self.unavailable.store(true, Ordering::Relaxed);
     }
 
-    /// A request was answered. Only success counts as recovery: a starting server answers with errors for a while, and a
-    /// proxy answers in its place. Errors for a single kind of object are no outage: its callers must not be woken by the
-    /// success of other requests.
+    /// A request was answered. Only success counts as recovery: a starting server answers with errors for a while, and
+    /// a proxy answers in its place. Errors for a single kind of object are no outage: its callers must not be woken by
+    /// the success of other requests.
     pub fn answered(&self, status: StatusCode) {
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => self.failed(),
@@ -52,8 +52,8 @@ impl Recovery {
 pub struct Recovered(Option<watch::Receiver<()>>);
 
 impl Recovered {
-    /// Waits for `pause`, or until shortly after the server has recovered. A recovery since the last wait counts, so that
-    /// none is missed between an error and the pause after it. Can be cancelled.
+    /// Waits for `pause`, or until shortly after the server has recovered. A recovery since the last wait counts, so
+    /// that none is missed between an error and the pause after it. Can be cancelled.
     pub async fn wait(&mut self, pause: Duration) {
         let until = Instant::now() + pause;
         let over = async {

@@ -1,5 +1,5 @@
-//! The path of every request: rate limit, headers, one of the shared connections, metrics, and retries that the server asks
-//! for.
+//! The path of every request: rate limit, headers, one of the shared connections, metrics, and retries that the server
+//! asks for.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -228,8 +228,8 @@ fn may_be_resent(method: &Method, error: &BoxError) -> bool {
     match error.downcast_ref::<TransportError>() {
         // It may have been executed, so only reads are sent again.
         Some(TransportError::ConnectionReplaced) => method == Method::GET,
-        // The server has not processed it. In a rare race of the client library it has, and its answer is lost; requests
-        // of a node may be executed twice.
+        // The server has not processed it. In a rare race of the client library it has, and its answer is lost;
+        // requests of a node may be executed twice.
         Some(error) => error.is_graceful_go_away(),
         None => false,
     }

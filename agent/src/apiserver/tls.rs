@@ -141,7 +141,8 @@ pub fn lifetime(key: &CertifiedKey, now: SystemTime) -> String {
     format!("{verb} {}", humantime::format_rfc3339_seconds(until))
 }
 
-/// The configuration of all connections to the server of `access`, and its certificate authority if it has one of its own.
+/// The configuration of all connections to the server of `access`, and its certificate authority if it has one of its
+/// own.
 ///
 /// # Errors
 /// The certificate authority cannot be read or holds no certificate.

@@ -1,8 +1,8 @@
-//! Connections to the API server, shared by all clients: one HTTP/2 connection carries many requests, and further ones are
-//! opened for many concurrent watches.
+//! Connections to the API server, shared by all clients: one HTTP/2 connection carries many requests, and further ones
+//! are opened for many concurrent watches.
 //!
-//! A server limits the streams of a connection; requests beyond the limit would wait for watches that last minutes. So a
-//! *pool*, which usually is one connection, takes no more than [`STREAMS`] requests at a time.
+//! A server limits the streams of a connection; requests beyond the limit would wait for watches that last minutes. So
+//! a *pool*, which usually is one connection, takes no more than [`STREAMS`] requests at a time.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -61,8 +61,8 @@ pub enum TransportError {
 }
 
 impl TransportError {
-    /// The server closed the connection gracefully (GOAWAY with NO_ERROR, as with `--goaway-chance` or after a 401) before
-    /// it processed the request.
+    /// The server closed the connection gracefully (GOAWAY with NO_ERROR, as with `--goaway-chance` or after a 401)
+    /// before it processed the request.
     pub fn is_graceful_go_away(&self) -> bool {
         let Self::Http(error) = self else { return false };
         let below = std::iter::successors(std::error::Error::source(error), |error| error.source());

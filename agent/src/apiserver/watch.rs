@@ -1,10 +1,10 @@
 //! Watches that never end: the list first, then every change, across failures of connections and of the server.
 //!
-//! The list is a streaming list (KEP-3157) where the server supports it, else a paginated one. A watch is requested for five
-//! to ten minutes and then again from the last resource version, so that no change is missed and nothing is listed twice.
-//! After errors there is a pause: 0.8 s, doubling to 30 s, with up to as much jitter; ten seconds without an error reset it
-//! (client-go: two minutes; but a pause that has grown gains nothing for watches that break now and then). A pause ends early
-//! when the server has recovered.
+//! The list is a streaming list (KEP-3157) where the server supports it, else a paginated one. A watch is requested for
+//! five to ten minutes and then again from the last resource version, so that no change is missed and nothing is listed
+//! twice. After errors there is a pause: 0.8 s, doubling to 30 s, with up to as much jitter; ten seconds without an
+//! error reset it (client-go: two minutes; but a pause that has grown gains nothing for watches that break now and
+//! then). A pause ends early when the server has recovered.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -265,8 +265,8 @@ where
         Ok(Watch { events, began, until, silent: true })
     }
 
-    /// The first list may be served from the API server's watch cache at any resource version, and is not paginated then;
-    /// later ones and those after a failure are read from etcd.
+    /// The first list may be served from the API server's watch cache at any resource version, and is not paginated
+    /// then; later ones and those after a failure are read from etcd.
     fn list_params(&self, page: &Page) -> ListParams {
         let any = matches!(page, Page::First { any_version: true });
         ListParams {
@@ -322,7 +322,8 @@ enum WatchErrorAction {
     Relist,
 }
 
-/// What an error means for the known resource version. Errors of unavailable, overloaded or denying servers leave it valid.
+/// What an error means for the known resource version. Errors of unavailable, overloaded or denying servers leave it
+/// valid.
 fn action_for(error: &kube::Error) -> WatchErrorAction {
     let kube::Error::Api(status) = error else { return WatchErrorAction::Resume };
     match status.code {

@@ -96,8 +96,8 @@ pub fn first_access(file: &Path, bootstrap: Option<&Path>, now: SystemTime) -> R
     }
 }
 
-/// Requests the client certificate of `node_name` with `client`, waits up to an hour for it, and writes it to `store`. When
-/// this is cancelled and called again, the same key and therefore the same request are used.
+/// Requests the client certificate of `node_name` with `client`, waits up to an hour for it, and writes it to `store`.
+/// When this is cancelled and called again, the same key and therefore the same request are used.
 ///
 /// # Errors
 /// The step that failed. The key is kept.

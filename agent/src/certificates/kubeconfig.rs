@@ -14,8 +14,8 @@ use crate::apiserver::kubeconfig;
 use crate::apiserver::kubeconfig::Access;
 use crate::apiserver::kubeconfig::Pem;
 
-/// Whether a kubeconfig needs no bootstrap: it is valid, holds a client certificate, and no certificate of its chain has
-/// expired. Blocks.
+/// Whether a kubeconfig needs no bootstrap: it is valid, holds a client certificate, and no certificate of its chain
+/// has expired. Blocks.
 ///
 /// # Errors
 /// The file exists but cannot be accessed.

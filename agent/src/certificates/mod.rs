@@ -1,5 +1,6 @@
-//! Certificates that the cluster signs for this node: its client certificate and its serving certificate. Owns their files,
-//! the CertificateSigningRequests and the rotation. Connections that use them belong to the API client and the server.
+//! Certificates that the cluster signs for this node: its client certificate and its serving certificate. Owns their
+//! files, the CertificateSigningRequests and the rotation. Connections that use them belong to the API client and the
+//! server.
 //!
 //! ```text
 //!  template (subject, names) ─┐

@@ -20,8 +20,8 @@ pub enum Due {
     At(SystemTime),
 }
 
-/// The rotation deadline: at once without a certificate or with one that does not match its template, else after 70 % to
-/// 90 % of its lifetime, depending on `random` in [0, 1).
+/// The rotation deadline: at once without a certificate or with one that does not match its template, else after 70 %
+/// to 90 % of its lifetime, depending on `random` in [0, 1).
 pub fn due(leaf: Option<&Leaf>, template: &Template, random: f64) -> Due {
     let Some(leaf) = leaf else { return Due::Now("there is none".to_owned()) };
     if let Some(why) = template.mismatch(leaf) {

@@ -79,8 +79,8 @@ enum AttemptError {
 }
 
 impl RotationManager {
-    /// Rotates until `cancel` is cancelled. `current` holds the initial pair, and from then on the one in use: `None` while
-    /// there is none, or only an expired one.
+    /// Rotates until `cancel` is cancelled. `current` holds the initial pair, and from then on the one in use: `None`
+    /// while there is none, or only an expired one.
     pub async fn run(mut self, current: watch::Sender<Option<Arc<Pair>>>, cancel: CancellationToken) {
         // An expired pair is kept: its age is a metric of the next rotation.
         let mut pair = current.borrow().clone();

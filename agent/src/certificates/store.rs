@@ -1,5 +1,5 @@
-//! Pairs on disk, under kubelet's names: each in a file with a timestamp in its name, and a symbolic link `…-current.pem`
-//! to the newest, which is replaced atomically.
+//! Pairs on disk, under kubelet's names: each in a file with a timestamp in its name, and a symbolic link
+//! `…-current.pem` to the newest, which is replaced atomically.
 
 use std::fs;
 use std::io;
@@ -57,7 +57,8 @@ fn failed(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreErr
 }
 
 impl Store {
-    /// Pairs in `folder` (`--cert-dir`). `configured` names certificate and key files that are used until one is issued.
+    /// Pairs in `folder` (`--cert-dir`). `configured` names certificate and key files that are used until one is
+    /// issued.
     pub fn new(folder: &Path, purpose: Purpose, configured: Option<(PathBuf, PathBuf)>) -> Self {
         Self { folder: folder.to_owned(), prefix: purpose.prefix(), configured }
     }

@@ -290,8 +290,8 @@ impl Pods {
         }
     }
 
-    /// The start of a container was tried. `kind` is `container`, `init_container` or `ephemeral_container`, `error` the
-    /// reason of the failure, such as `ErrImagePull`.
+    /// The start of a container was tried. `kind` is `container`, `init_container` or `ephemeral_container`, `error`
+    /// the reason of the failure, such as `ErrImagePull`.
     pub fn container_started(&self, kind: &'static str, error: Option<&str>) {
         self.started_containers.with_label_values(&[kind]).inc();
         if let Some(reason) = error {

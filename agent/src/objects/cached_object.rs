@@ -158,7 +158,8 @@ impl<K: Kind> CachedObject<K> {
         if let (Some(object), true) = (&object, keeps) {
             return self.shared.found(object.clone());
         }
-        // The API server's watch cache is sufficient if this object was read before; a new pod must not get a stale one.
+        // The API server's watch cache is sufficient if this object was read before; a new pod must not get a stale
+        // one.
         let cheap = self.reading.strategy == Strategy::Cache && fetched.is_some();
         let timeout = if object.is_some() { FIRST_READ } else { GET_TIMEOUT };
         match self.ask(cheap, timeout).await {

@@ -1,8 +1,8 @@
-//! API objects that pods refer to: ConfigMaps and Secrets, each with a watch of its own while a registered pod refers to it;
-//! service account tokens; the services that become environment variables.
+//! API objects that pods refer to: ConfigMaps and Secrets, each with a watch of its own while a registered pod refers
+//! to it; service account tokens; the services that become environment variables.
 //!
-//! Reads only what pods name; what an object is used for is known to environment and volumes. Serves cached objects while the
-//! API server is unavailable.
+//! Reads only what pods name; what an object is used for is known to environment and volumes. Serves cached objects
+//! while the API server is unavailable.
 //!
 //! ```text
 //!  pod ─▶ references ─▶ Store: one watch (or GET with a time to live) per object ─▶ config_map · secret
@@ -120,8 +120,8 @@ impl Objects {
         self.inner.is_none()
     }
 
-    /// Starts to read the objects that the pod refers to. To be called again when the pod's spec has changed: objects that
-    /// it no longer refers to are released. Dropping `registration` releases all.
+    /// Starts to read the objects that the pod refers to. To be called again when the pod's spec has changed: objects
+    /// that it no longer refers to are released. Dropping `registration` releases all.
     pub fn register(&self, pod: &Pod, registration: &mut Registration) {
         let Some(inner) = &self.inner else { return };
         let references = References::of(pod);
@@ -163,8 +163,8 @@ impl Objects {
     }
 
     /// The environment variables of services for containers in `namespace`: of all services of the namespace if `links`
-    /// (`enableServiceLinks`), and of the API server's service in any case. Empty without an API server. With `must_know`,
-    /// waits up to a second for the first list.
+    /// (`enableServiceLinks`), and of the API server's service in any case. Empty without an API server. With
+    /// `must_know`, waits up to a second for the first list.
     ///
     /// # Errors
     /// With `must_know`: the services were never read.

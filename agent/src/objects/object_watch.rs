@@ -47,8 +47,8 @@ pub(super) enum WatchUpdate<K> {
     Failed(String),
 }
 
-/// Watches until `listen` breaks; can be cancelled. `streaming` is shared by all watches: cleared when the API server does
-/// not support streaming lists (KEP-3157).
+/// Watches until `listen` breaks; can be cancelled. `streaming` is shared by all watches: cleared when the API server
+/// does not support streaming lists (KEP-3157).
 pub(super) async fn watch<K: Kind>(
     client: Client,
     mut recovered: Recovered,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The node authorizer learns of a pod, and with it of the right to read its objects, a moment after the node does: the first
-/// 403 is retried soon.
+/// The node authorizer learns of a pod, and with it of the right to read its objects, a moment after the node does: the
+/// first 403 is retried soon.
 const FIRST_REFUSED: Duration = Duration::from_millis(10);
 const FIRST: Duration = Duration::from_millis(800);
 const LONGEST: Duration = Duration::from_secs(30);
@@ -22,7 +22,8 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// The next delay. `refused`: the answer was 403. `jitter` is between 0 and 1 and adds up to the delay's own length.
+    /// The next delay. `refused`: the answer was 403. `jitter` is between 0 and 1 and adds up to the delay's own
+    /// length.
     pub(super) fn after(&mut self, refused: bool, jitter: f64) -> Duration {
         if refused && let Some(soon) = self.soon() {
             return soon;

@@ -24,8 +24,8 @@ pub(super) type Links = BTreeMap<(String, String), Link>;
 /// The API server's service, whose variables every container gets.
 const API_SERVER: (&str, &str) = ("default", "kubernetes");
 
-/// Identity and link of a service; the link is `None` for one without an address of its own (headless, external name) or
-/// without ports.
+/// Identity and link of a service; the link is `None` for one without an address of its own (headless, external name)
+/// or without ports.
 pub(super) fn link(service: &Service) -> Option<((String, String), Option<Link>)> {
     let key = (service.metadata.namespace.clone()?, service.metadata.name.clone()?);
     let spec = service.spec.as_ref();

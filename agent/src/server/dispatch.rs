@@ -172,8 +172,8 @@ fn route_error(error: RouteError) -> Response {
     }
 }
 
-/// A request in progress. Each request carries one as an extension; a handler that goes on after the head of the response,
-/// as with an upgraded connection, keeps it until it is done.
+/// A request in progress. Each request carries one as an extension; a handler that goes on after the head of the
+/// response, as with an upgraded connection, keeps it until it is done.
 #[derive(Clone, Debug)]
 pub struct InFlight(Arc<Tracked>);
 

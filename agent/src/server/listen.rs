@@ -1,5 +1,5 @@
-//! Listening sockets of all ports, and the limits that hold on each: connections, time and size of a request's head, idle
-//! time. The values are upstream's where it has one (`http.Server` of kubelet's main and read-only port).
+//! Listening sockets of all ports, and the limits that hold on each: connections, time and size of a request's head,
+//! idle time. The values are upstream's where it has one (`http.Server` of kubelet's main and read-only port).
 
 use std::convert::Infallible;
 use std::io;
@@ -144,8 +144,8 @@ async fn serve_plain(server: &str, listener: TcpListener, router: Router, shutdo
     .await;
 }
 
-/// Accepts connections until `shutdown` and runs `serve` for each in a task, as long as [`Connections`] keeps it. Waits a
-/// moment for what is in progress then.
+/// Accepts connections until `shutdown` and runs `serve` for each in a task, as long as [`Connections`] keeps it. Waits
+/// a moment for what is in progress then.
 pub(super) async fn accept<F>(
     server: &str,
     listener: TcpListener,

@@ -1,8 +1,8 @@
 //! HTTP servers: the main port (authenticated and authorized), the read-only port, and the health port on loopback.
 //!
-//! Owns the paths, bodies and status codes that clients of a kubelet rely on ([`paths`]), authentication and authorization
-//! ([`secure`]), and the limits of connections ([`connections`], [`listen`]). Reads the agent through [`AgentState`] and
-//! changes nothing but the log's verbosity; routers of other modules are mounted ([`Mounted`]).
+//! Owns the paths, bodies and status codes that clients of a kubelet rely on ([`paths`]), authentication and
+//! authorization ([`secure`]), and the limits of connections ([`connections`], [`listen`]). Reads the agent through
+//! [`AgentState`] and changes nothing but the log's verbosity; routers of other modules are mounted ([`Mounted`]).
 //!
 //! ```text
 //!  10250 main       HTTPS ─▶ secure ─┐
@@ -156,8 +156,8 @@ impl Options {
     }
 }
 
-/// Serves the health and the read-only port until `shutdown`; requests in progress are answered. The health server tries
-/// to bind its address until it succeeds.
+/// Serves the health and the read-only port until `shutdown`; requests in progress are answered. The health server
+/// tries to bind its address until it succeeds.
 ///
 /// # Errors
 /// The address of the read-only port cannot be bound within 5 s.

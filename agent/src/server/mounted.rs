@@ -13,12 +13,14 @@
 //!         /metrics/resource  /metrics/cadvisor                        any
 //! ```
 //!
-//! Before such a router gets a request, it is counted, its client is authenticated and authorized (main port), its path,
-//! method and `Accept` header are checked, and its path is canonical (no `//`, no `..`, no trailing slash, `%2F` decoded).
-//! So routes use [`axum::routing::any`]: the server refuses methods and types, and applies `enableDebuggingHandlers`.
+//! Before such a router gets a request, it is counted, its client is authenticated and authorized (main port), its
+//! path, method and `Accept` header are checked, and its path is canonical (no `//`, no `..`, no trailing slash, `%2F`
+//! decoded). So routes use [`axum::routing::any`]: the server refuses methods and types, and applies
+//! `enableDebuggingHandlers`.
 //!
-//! Connections can be upgraded (`hyper::upgrade::on(&mut request)`) when they speak HTTP/1.1. The `Authorization` header
-//! and WebSocket bearer protocols are removed. An extension of type [`super::secure::User`] is the authenticated user.
+//! Connections can be upgraded (`hyper::upgrade::on(&mut request)`) when they speak HTTP/1.1. The `Authorization`
+//! header and WebSocket bearer protocols are removed. An extension of type [`super::secure::User`] is the authenticated
+//! user.
 
 use axum::Router;
 

@@ -1,6 +1,7 @@
 //! systemd notifications: readiness, and the watchdog (sd_notify(3), sd_watchdog_enabled(3)).
 //!
-//! Owns the watchdog's settings and the interval of its notifications. Whether the agent is healthy is the caller's check.
+//! Owns the watchdog's settings and the interval of its notifications. Whether the agent is healthy is the caller's
+//! check.
 
 #[cfg(test)]
 mod tests;
@@ -79,8 +80,8 @@ impl Watchdog {
         Ok(Some(Self { interval: timeout / 2 }))
     }
 
-    /// Notifies systemd while `check` succeeds, until `shutdown`. Without notifications systemd ends the process after the
-    /// timeout.
+    /// Notifies systemd while `check` succeeds, until `shutdown`. Without notifications systemd ends the process after
+    /// the timeout.
     pub async fn run(self, check: impl Fn() -> Result<(), String>, shutdown: CancellationToken) {
         tracing::info!(interval = ?self.interval, "notifying systemd's watchdog");
         let mut ticks = tokio::time::interval(self.interval);

@@ -71,8 +71,8 @@ pub fn called(span: &Span, code: tonic::Code) {
     }
 }
 
-/// One request to the agent's servers, named by its route. A trusted client's trace is continued; the trace of another one
-/// is only linked.
+/// One request to the agent's servers, named by its route. A trusted client's trace is continued; the trace of another
+/// one is only linked.
 pub fn request(method: &http::Method, route: &str, headers: &HeaderMap, trusted: bool) -> Span {
     let span = tracing::trace_span!(
         target: TARGET,

@@ -1,9 +1,9 @@
 //! A log as a response body, read no faster than the client receives it.
 //!
-//! There is no task and no queue per client: the file is read when the server can send the next chunk, so a slow client costs
-//! a few buffered chunks. Followers of one log share what one of them has read ([`super::shared`]). Concurrent reads are
-//! bounded, separately for followers and other requests: a hanging disk blocks only readers of logs, and many followers do
-//! not block other requests.
+//! There is no task and no queue per client: the file is read when the server can send the next chunk, so a slow client
+//! costs a few buffered chunks. Followers of one log share what one of them has read ([`super::shared`]). Concurrent
+//! reads are bounded, separately for followers and other requests: a hanging disk blocks only readers of logs, and many
+//! followers do not block other requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,8 +66,8 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    /// False once the runtime has reported the exit of the container: its log is complete then. An exit that only the kernel
-    /// has reported is not enough: the runtime may still be writing.
+    /// False once the runtime has reported the exit of the container: its log is complete then. An exit that only the
+    /// kernel has reported is not enough: the runtime may still be writing.
     async fn may_write(&self) -> bool {
         if let Some(snapshot) = self.containers.pods.snapshot(&self.pod) {
             let found = snapshot.by_id(&self.id);
@@ -80,8 +80,8 @@ impl Instance {
         }
     }
 
-    /// Waits while the exit of the container is known from the kernel alone, two seconds at most: its status may be published
-    /// already, and clients expect a complete log then.
+    /// Waits while the exit of the container is known from the kernel alone, two seconds at most: its status may be
+    /// published already, and clients expect a complete log then.
     pub(super) async fn until_written(&self) {
         let is_proven = || {
             let snapshot = self.containers.pods.snapshot(&self.pod);

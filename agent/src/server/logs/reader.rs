@@ -109,8 +109,8 @@ impl Reader {
         read.map_err(|source| ReadError::Read { path: self.path.clone(), source })
     }
 
-    /// As [`Self::step`] for a follower: shares the result with the other followers. `changes` is the number of changes of
-    /// the directory before the read.
+    /// As [`Self::step`] for a follower: shares the result with the other followers. `changes` is the number of changes
+    /// of the directory before the read.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -133,8 +133,8 @@ impl Reader {
         Ok(ReadOutcome::End)
     }
 
-    /// A read from the results of other followers; `None` if there are none, and the file must be read. Does not block. A
-    /// result is used if it is from after these `changes` of the directory, and not from before `after`.
+    /// A read from the results of other followers; `None` if there are none, and the file must be read. Does not block.
+    /// A result is used if it is from after these `changes` of the directory, and not from before `after`.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -162,8 +162,8 @@ impl Reader {
         Ok(if self.filter.is_done() { ReadOutcome::Done } else { ReadOutcome::More })
     }
 
-    /// After the end was reached: continues in the new file if the log was rotated, or at the beginning if it was truncated.
-    /// Returns whether it was.
+    /// After the end was reached: continues in the new file if the log was rotated, or at the beginning if it was
+    /// truncated. Returns whether it was.
     ///
     /// # Errors
     /// As [`Self::step`].

@@ -1,7 +1,7 @@
 //! Open logs, shared by all readers, and the last read of each.
 //!
-//! Followers at the end of a log all read the same bytes: one of them reads the file, and the others use its last chunk and
-//! its end-of-file. Each reader filters for itself.
+//! Followers at the end of a log all read the same bytes: one of them reads the file, and the others use its last chunk
+//! and its end-of-file. Each reader filters for itself.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! Timestamps of log lines (RFC 3339), parsed and written without a calendar type for speed: a busy log has ten thousand of
-//! them a second. Pure.
+//! Timestamps of log lines (RFC 3339), parsed and written without a calendar type for speed: a busy log has ten
+//! thousand of them a second. Pure.
 
 /// A parsed timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

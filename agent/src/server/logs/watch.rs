@@ -1,7 +1,7 @@
 //! One inotify instance for all followers of logs: instances are scarce (128 per user by default), watches are not.
 //!
-//! Watches the directories of logs and wakes their followers. Without inotify, or after a queue overflow, followers still read
-//! once a second.
+//! Watches the directories of logs and wakes their followers. Without inotify, or after a queue overflow, followers
+//! still read once a second.
 
 use std::collections::HashMap;
 use std::collections::HashSet;

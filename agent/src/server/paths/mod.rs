@@ -1,7 +1,7 @@
 //! The paths of both ports, with their handlers, methods and types. Pure.
 //!
-//! Built once from the configuration. As upstream there are two layers: an outer mux of exact paths and prefixes (those that
-//! end in `/`), behind which requests are authorized, and the routes of each of its entries.
+//! Built once from the configuration. As upstream there are two layers: an outer mux of exact paths and prefixes (those
+//! that end in `/`), behind which requests are authorized, and the routes of each of its entries.
 
 mod clean;
 mod label;

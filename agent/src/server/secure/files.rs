@@ -1,7 +1,7 @@
 //! Watches files for changes, also where they are symbolic links that are replaced.
 //!
-//! Watches the directories that a path leads through, because certificates are replaced by renaming. While inotify is not
-//! available, reports a possible change every minute.
+//! Watches the directories that a path leads through, because certificates are replaced by renaming. While inotify is
+//! not available, reports a possible change every minute.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -86,8 +86,8 @@ fn watch(folders: &BTreeSet<PathBuf>) -> io::Result<EventStream<Vec<u8>>> {
     inotify.into_event_stream(vec![0; 4096])
 }
 
-/// The directories whose entries decide which file a path names: the one of the file, and that of each symbolic link on the
-/// way to it.
+/// The directories whose entries decide which file a path names: the one of the file, and that of each symbolic link on
+/// the way to it.
 fn folders(path: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let mut done = PathBuf::from(".");

@@ -58,8 +58,8 @@ use self_signed::SelfSigned;
 use serving::ServingFiles;
 use tls::TlsSettings;
 
-/// The serving pair of the configuration, or a self-signed one for `host` in `cert_dir`. Blocks: reads files, may generate
-/// keys. For `serverTLSBootstrap` see [`ServingSource::Given`].
+/// The serving pair of the configuration, or a self-signed one for `host` in `cert_dir`. Blocks: reads files, may
+/// generate keys. For `serverTLSBootstrap` see [`ServingSource::Given`].
 ///
 /// # Errors
 /// Only certificate or key exists, or a pair cannot be generated.
@@ -90,8 +90,8 @@ pub struct Secure {
 }
 
 impl Secure {
-    /// Validates the configuration of the main port and binds its address. `reviews` is the API server, if there is one.
-    /// Reads the certificate files, which blocks.
+    /// Validates the configuration of the main port and binds its address. `reviews` is the API server, if there is
+    /// one. Reads the certificate files, which blocks.
     ///
     /// # Errors
     /// A setting that cannot be applied, or an address that cannot be bound within 5 s.

@@ -1,4 +1,5 @@
-//! TokenReviews and SubjectAccessReviews by the API server, with upstream's webhook retries. Caches and decides nothing.
+//! TokenReviews and SubjectAccessReviews by the API server, with upstream's webhook retries. Caches and decides
+//! nothing.
 
 use std::error::Error as StdError;
 use std::io;

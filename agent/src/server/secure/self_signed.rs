@@ -40,8 +40,8 @@ pub(super) enum SelfSigned {
     Unkept(CertifiedKey),
 }
 
-/// The pair in `folder`, generated for `host` if there is none. A full disk prevents storing it, not using it: the node must
-/// stay accessible to find out why it is full. Blocks: generates keys, reads and writes files.
+/// The pair in `folder`, generated for `host` if there is none. A full disk prevents storing it, not using it: the node
+/// must stay accessible to find out why it is full. Blocks: generates keys, reads and writes files.
 ///
 /// # Errors
 /// Only certificate or key exists, or the pair cannot be generated or written.

@@ -135,8 +135,8 @@ struct Suites {
     left_out: Vec<String>,
 }
 
-/// All suites of TLS 1.3, then the configured ones in their order. Suites that are known but not supported are left out, as
-/// long as one is supported.
+/// All suites of TLS 1.3, then the configured ones in their order. Suites that are known but not supported are left
+/// out, as long as one is supported.
 fn suites(names: &[String]) -> Result<Suites, SetupError> {
     if names.is_empty() {
         return Ok(Suites { offered: aws_lc_rs::DEFAULT_CIPHER_SUITES.to_vec(), left_out: Vec::new() });
@@ -224,8 +224,8 @@ impl ResolvesServerCert for Current {
     }
 }
 
-/// Accepts any client certificate whose key the client has: it is verified per request, where a 401 can be answered instead
-/// of closing the connection.
+/// Accepts any client certificate whose key the client has: it is verified per request, where a 401 can be answered
+/// instead of closing the connection.
 #[derive(Debug)]
 struct Unverified {
     hints: Vec<DistinguishedName>,

@@ -73,8 +73,8 @@ pub(super) async fn checkpoint(
     Ok(axum::Json(serde_json::json!({ "items": [location] })).into_response())
 }
 
-/// Longest time that a client can give a checkpoint. Longer ones cannot be told to the runtime: a gRPC timeout has eight
-/// digits at most.
+/// Longest time that a client can give a checkpoint. Longer ones cannot be told to the runtime: a gRPC timeout has
+/// eight digits at most.
 const MAX_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// The client's timeout, but not less than `usual` nor more than a day. `None` if it is negative.

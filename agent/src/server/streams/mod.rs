@@ -1,7 +1,7 @@
 //! Interactive streams and commands: `/exec`, `/attach`, `/portForward`, `/run`, `/checkpoint`.
 //!
-//! Finds the container or sandbox, requests a stream from the runtime, and proxies its bytes; clients were authorized before.
-//! Data is interpreted only for WebSocket protocols that runtimes do not support ([`session`]).
+//! Finds the container or sandbox, requests a stream from the runtime, and proxies its bytes; clients were authorized
+//! before. Data is interpreted only for WebSocket protocols that runtimes do not support ([`session`]).
 //!
 //! ```text
 //!  client ══ upgraded connection ══▶ proxy ══ upgraded connection ══▶ streaming server of the runtime

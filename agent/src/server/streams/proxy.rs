@@ -1,7 +1,7 @@
 //! Proxies one upgraded connection to the runtime's streaming server, byte by byte.
 //!
-//! Owns the handshake and both directions; SPDY and the WebSocket protocols that runtimes support pass through. Uses two small
-//! buffers per connection, with back-pressure.
+//! Owns the handshake and both directions; SPDY and the WebSocket protocols that runtimes support pass through. Uses
+//! two small buffers per connection, with back-pressure.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -50,8 +50,8 @@ const PIECE: usize = 16 * 1024;
 /// Time to flush data to the runtime.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Accepts version 5 of the channel protocol, and translates it to the runtime's streams. Later errors of the runtime are
-/// reported within the session.
+/// Accepts version 5 of the channel protocol, and translates it to the runtime's streams. Later errors of the runtime
+/// are reported within the session.
 ///
 /// # Errors
 /// The request is not a WebSocket handshake.

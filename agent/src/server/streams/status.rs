@@ -22,8 +22,8 @@ pub(super) fn failure(why: &str) -> Value {
     })
 }
 
-/// The status for the contents of the runtime's error stream. From version 4 of the protocol on these are a Status; before,
-/// a text, which is empty for success.
+/// The status for the contents of the runtime's error stream. From version 4 of the protocol on these are a Status;
+/// before, a text, which is empty for success.
 pub(super) fn translate(told: &[u8], protocol: Protocol) -> Value {
     if !protocol.has_statuses() {
         let text = String::from_utf8_lossy(told);

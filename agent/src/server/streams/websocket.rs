@@ -182,8 +182,8 @@ pub(super) async fn send(
     client.send(message).await
 }
 
-/// Closes the connection. Further input is read and discarded until the client has closed it, too: closing a socket with
-/// unread input would discard what the client has not read yet. Bounded by a timeout.
+/// Closes the connection. Further input is read and discarded until the client has closed it, too: closing a socket
+/// with unread input would discard what the client has not read yet. Bounded by a timeout.
 pub(super) async fn close<C: AsyncRead + AsyncWrite + Unpin>(mut client: WebSocketStream<C>) {
     let closing = async {
         send(&mut client, Message::Close(Some(NORMAL))).await?;

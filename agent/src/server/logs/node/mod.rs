@@ -1,6 +1,7 @@
 //! `/logs/`: the node's own logs, as files and, if enabled, by queries of services (KEP-2258).
 //!
-//! Serves the files of one directory and the journal. Paths with `..` are refused; symbolic links are followed, as by upstream.
+//! Serves the files of one directory and the journal. Paths with `..` are refused; symbolic links are followed, as by
+//! upstream.
 
 mod files;
 mod journal;

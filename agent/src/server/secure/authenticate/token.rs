@@ -1,9 +1,9 @@
 //! Bearer tokens, reviewed by the API server, and a cache of the outcomes.
 //!
-//! Tokens themselves are not kept: the cache is keyed by a digest with a secret of this process. Concurrent requests with
-//! the same token share one review, which goes on when the requests are cancelled. Everything that a client can multiply
-//! by sending ever new tokens is bounded: their length, the reviews in flight, in all and per client address, and the
-//! outcomes kept. Rejected tokens have a cache of their own, so that they cannot evict accepted ones.
+//! Tokens themselves are not kept: the cache is keyed by a digest with a secret of this process. Concurrent requests
+//! with the same token share one review, which goes on when the requests are cancelled. Everything that a client can
+//! multiply by sending ever new tokens is bounded: their length, the reviews in flight, in all and per client address,
+//! and the outcomes kept. Rejected tokens have a cache of their own, so that they cannot evict accepted ones.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

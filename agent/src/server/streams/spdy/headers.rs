@@ -1,7 +1,8 @@
 //! Outgoing header blocks. Pure.
 //!
-//! The protocol requires zlib with a dictionary. Blocks here are a few bytes for each of at most five streams: they are stored
-//! without compression in a stream that names the dictionary, which is valid and needs neither dictionary nor compressor.
+//! The protocol requires zlib with a dictionary. Blocks here are a few bytes for each of at most five streams: they are
+//! stored without compression in a stream that names the dictionary, which is valid and needs neither dictionary nor
+//! compressor.
 
 /// The beginning of a zlib stream: deflate with a window of 32 KiB, a dictionary, and which one it is.
 const BEGIN: [u8; 6] = [0x78, 0x20, 0xe3, 0xc6, 0xa7, 0xc2];

@@ -1,10 +1,10 @@
 //! The framing of SPDY/3.1, as far as a client of a runtime's streaming server needs it.
 //!
-//! Buffers no payload: data is returned in the pieces in which it arrives, and header blocks of the peer are skipped. So
-//! neither the peer's lengths nor its compression cost memory.
+//! Buffers no payload: data is returned in the pieces in which it arrives, and header blocks of the peer are skipped.
+//! So neither the peer's lengths nor its compression cost memory.
 //!
-//! Flow control is left to TCP, as by the peers in use: they send no window updates, so a client that respects windows would
-//! stall after 64 KiB.
+//! Flow control is left to TCP, as by the peers in use: they send no window updates, so a client that respects windows
+//! would stall after 64 KiB.
 
 mod headers;
 mod read;

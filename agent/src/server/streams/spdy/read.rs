@@ -64,8 +64,8 @@ enum Payload {
 }
 
 impl Frames {
-    /// The next frame, or a part of a data frame; `None` if more input is needed. Leaves less than a header in the buffer
-    /// then.
+    /// The next frame, or a part of a data frame; `None` if more input is needed. Leaves less than a header in the
+    /// buffer then.
     ///
     /// # Errors
     /// The input is not SPDY; nothing more can be parsed.

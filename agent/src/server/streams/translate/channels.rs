@@ -52,7 +52,8 @@ impl Channels {
     }
 }
 
-/// The channel whose empty first message signals the start of the session: the lowest one that the client does not write.
+/// The channel whose empty first message signals the start of the session: the lowest one that the client does not
+/// write.
 pub(super) fn ready_channel(streams: Streams) -> u8 {
     match streams {
         Streams { stdout: true, .. } => STDOUT,

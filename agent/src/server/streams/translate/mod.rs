@@ -5,8 +5,8 @@
 //!         ◀────────────────────────────────── runtime_to_client ◀── frames ──
 //! ```
 //!
-//! Owns the mapping of channels to streams, and the result at the end. Each direction buffers one message or one read and
-//! waits for its receiver (back-pressure). The directions share no lock, so that neither blocks the other.
+//! Owns the mapping of channels to streams, and the result at the end. Each direction buffers one message or one read
+//! and waits for its receiver (back-pressure). The directions share no lock, so that neither blocks the other.
 
 mod channels;
 mod client_to_runtime;

@@ -86,8 +86,8 @@ impl RuntimeToClient<'_> {
         }
     }
 
-    /// The result at the end of the connection. Runtimes may close it after the result; before version 4 of the protocol
-    /// success is an orderly end without a result.
+    /// The result at the end of the connection. Runtimes may close it after the result; before version 4 of the
+    /// protocol success is an orderly end without a result.
     fn result(self, missing: &str) -> Result<Vec<u8>, SessionError> {
         let in_order = self.goaway || self.channels.stream(ERROR).is_some_and(|stream| !self.open.contains(&stream));
         if self.result.is_empty() && !in_order { Err(SessionError::reported(missing)) } else { Ok(self.result) }
@@ -162,8 +162,8 @@ impl RuntimeToClient<'_> {
         !self.open.iter().any(|stream| matches!(self.channels.number(*stream), Some(STDOUT | STDERR | ERROR)))
     }
 
-    /// Queues an answer without waiting; answers beyond the queue's capacity are dropped. Our own pings have odd numbers, and
-    /// their answers need none.
+    /// Queues an answer without waiting; answers beyond the queue's capacity are dropped. Our own pings have odd
+    /// numbers, and their answers need none.
     fn answer(&self, answer: Answer) {
         if !matches!(answer, Answer::Ping(id) if id % 2 == 1) {
             let _ = self.answers.try_send(answer);
