@@ -10,7 +10,7 @@ use super::process::ProcessWatch;
 use super::sensors::Sensor;
 use super::sensors::SensorBoard;
 use super::sensors::SensorState;
-use crate::kernel::hierarchy::Hierarchy;
+use crate::cgroups::Hierarchy;
 use crate::kernel::pidfd;
 use crate::kernel::pidfd::PinError;
 use crate::kernel::pidfd::PinnedProcess;

@@ -6,11 +6,13 @@ use anyhow::bail;
 use serde::Deserialize;
 
 /// What a pure file may not use: clocks, tasks, input and output.
-const IMPURE: [&[&str]; 9] = [
+const IMPURE: [&[&str]; 11] = [
     &["tokio"],
     &["tonic"],
     &["std", "fs"],
-    &["std", "net"],
+    &["std", "net", "TcpListener"],
+    &["std", "net", "TcpStream"],
+    &["std", "net", "UdpSocket"],
     &["std", "process"],
     &["std", "thread"],
     &["std", "env"],
