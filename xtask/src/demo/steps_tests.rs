@@ -113,7 +113,7 @@ fn a_victim_must_be_named_and_dead() {
     fs::write(logs.join("0.log"), "… child 7 was killed by SIGKILL\n").unwrap();
     assert!(shown(&oom(&observed)));
     observed.pods = vec![pod("oom", vec![container("main", 1, "running")])];
-    assert_eq!(failure(oom(&observed)), "the container did not live on: running at attempt 1");
+    assert_eq!(failure(oom(&observed)), "the container did not keep running: running at attempt 1");
 }
 
 #[test]
