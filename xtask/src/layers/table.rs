@@ -20,8 +20,15 @@ const IMPURE: [&[&str]; 11] = [
     &["SystemTime", "now"],
 ];
 
-/// Of tokio, but only a type.
-const TYPE_OF_TIME: [&str; 3] = ["tokio", "time", "Instant"];
+/// Types without an effect in modules that have some.
+const VALUES: [&[&str]; 6] = [
+    &["tokio", "time", "Instant"],
+    &["std", "net", "IpAddr"],
+    &["std", "net", "Ipv4Addr"],
+    &["std", "net", "Ipv6Addr"],
+    &["std", "net", "SocketAddr"],
+    &["std", "net", "AddrParseError"],
+];
 
 /// `agent/layers.toml`.
 #[derive(Debug, Deserialize)]
@@ -132,7 +139,7 @@ impl Table {
 
 /// Whether a file that calls itself pure may use a path: any type, but no effect.
 pub fn is_pure(path: &[String]) -> Result<(), String> {
-    if path.iter().eq(TYPE_OF_TIME) {
+    if VALUES.iter().any(|value| path.iter().take(value.len()).eq(value.iter())) {
         return Ok(());
     }
     effect(path).map_or(Ok(()), |effect| Err(format!("a file that calls itself pure may not use {effect}")))
