@@ -49,7 +49,7 @@ pub struct ClusterArgs {
     /// KubeletConfiguration file, a folder for its state, its credentials, its name and its address
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
     pub peers: Vec<Peer>,
-    /// Measure peers in the first of the runs only
+    /// Measure peers in the first of these runs only
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub peer_runs: u32,
     /// How long idle agents are watched; some of their requests come once in several minutes
