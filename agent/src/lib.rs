@@ -25,6 +25,7 @@ pub mod objects;
 pub mod pacing;
 pub mod pleg;
 pub mod recorder;
+pub mod retry;
 pub mod runtime;
 pub mod server;
 pub mod sources;

@@ -33,8 +33,7 @@ pub fn due(leaf: Option<&Leaf>, template: &Template, random: f64) -> Due {
 
 /// The pause after this many failed attempts in a row (at least one); `random` in [0, 1).
 pub fn pause(failures: u32, random: f64) -> Duration {
-    let base = FIRST_PAUSE.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1).min(16))).min(LAST_PAUSE);
-    base.mul_f64(1.0 + 0.1 * random)
+    crate::model::backoff_delay(FIRST_PAUSE, LAST_PAUSE, failures).mul_f64(1.0 + 0.1 * random)
 }
 
 #[cfg(test)]

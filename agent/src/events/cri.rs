@@ -20,10 +20,10 @@ use super::sensors::Sensor;
 use super::sensors::SensorBoard;
 use super::sensors::SensorState;
 use crate::metrics::Metrics;
+use crate::model::Backoff;
 use crate::model::Clock;
 use crate::model::ContainerId;
 use crate::model::PodUid;
-use crate::runtime::Backoff;
 use crate::runtime::ContainerEvents;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
@@ -45,16 +45,21 @@ pub async fn follow(
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) {
-    let mut backoff = Backoff::new();
+    let mut backoff = Backoff::new(crate::runtime::FIRST_RETRY, crate::runtime::LAST_RETRY);
     let following = async {
         loop {
             let error = match runtime.container_events().await {
                 Ok(events) => {
-                    backoff.reset();
                     board.set(Sensor::RuntimeEvents, SensorState::Up);
                     send(&hints, Hint::Gap(RelistReason::Reconnect)).await;
                     metrics.pleg.stream(true);
-                    read(events, &hints, clock, &metrics).await
+                    let opened = tokio::time::Instant::now();
+                    let error = read(events, &hints, clock, &metrics).await;
+                    // A stream that ends at once is a failure: each new one costs a relist.
+                    if opened.elapsed() >= crate::runtime::LAST_RETRY {
+                        backoff.succeeded();
+                    }
+                    error
                 }
                 Err(error) => {
                     metrics.pleg.stream(false);
@@ -64,7 +69,7 @@ pub async fn follow(
             let missing = error.as_ref().is_some_and(RuntimeError::is_unimplemented);
             let reason = error.map_or_else(|| "the runtime ended the stream".to_owned(), |e| e.to_string());
             board.set(Sensor::RuntimeEvents, SensorState::Down(reason));
-            let delay = if missing { UNIMPLEMENTED_RETRY } else { backoff.next_delay() };
+            let delay = if missing { UNIMPLEMENTED_RETRY } else { backoff.failed(0.0) };
             tokio::time::sleep(delay).await;
         }
     };

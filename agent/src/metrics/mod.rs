@@ -17,6 +17,7 @@ mod protobuf;
 mod recorder;
 mod register;
 mod rest_client;
+mod retries;
 mod runtime;
 mod sensors;
 mod slis;
@@ -48,6 +49,7 @@ pub use protobuf::encode as encode_protobuf;
 pub use recorder::Recorder;
 pub use rest_client::AuthorityReload;
 pub use rest_client::RestClient;
+pub use retries::Retries;
 pub use runtime::Runtime;
 pub use sensors::SensorLevel;
 pub use sensors::Sensors;
@@ -80,6 +82,8 @@ pub struct Metrics {
     pub volumes: Volumes,
     /// State and losses of the sensors.
     pub sensors: Sensors,
+    /// Retries of failed operations on pods.
+    pub retries: Retries,
     /// Events that were not delivered.
     pub recorder: Recorder,
     /// Requests to our own servers.
@@ -109,6 +113,7 @@ impl Metrics {
         let volumes = Volumes::new(&register);
         let sensors = Sensors::new(&register);
         let recorder = Recorder::new(&register);
+        let retries = Retries::new(&register);
         let http = Http::new(&register);
         let access = Access::new(&register);
         let certificates = Certificates::new(&register);
@@ -125,6 +130,7 @@ impl Metrics {
             volumes,
             sensors,
             recorder,
+            retries,
             http,
             access,
             certificates,

@@ -71,6 +71,8 @@ fn used() -> Arc<Metrics> {
     metrics.rest_client.looked_up("host", short);
     metrics.rest_client.transport_made();
     metrics.rest_client.transport_dropped();
+    metrics.retries.retried("sync_pod");
+    metrics.retries.stuck("sync_pod", 1);
     metrics.certificates.serving_rotated(short);
     metrics.certificates.serving_renewal_failed();
     metrics.access.token_reviewed(Some(201), short);

@@ -90,6 +90,13 @@ impl PodRef {
     }
 }
 
+impl PodRef {
+    /// Namespace, name and UID: unlike the full name, unique over time.
+    pub fn with_uid(&self) -> String {
+        format!("{self}({})", self.uid)
+    }
+}
+
 impl fmt::Display for PodRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)

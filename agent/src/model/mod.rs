@@ -2,6 +2,7 @@
 //! done about it, and the clock. Plain data and pure functions; no I/O, no tokio tasks, no policy.
 
 mod actions;
+mod backoff;
 mod clock;
 mod desired;
 pub mod downward;
@@ -28,6 +29,8 @@ pub use actions::PodActions;
 pub use actions::RemoveContainer;
 pub use actions::SandboxPlan;
 pub use actions::StartContainer;
+pub use backoff::Backoff;
+pub use backoff::delay as backoff_delay;
 pub use clock::Clock;
 pub use desired::ConfigSource;
 pub use desired::Pod;

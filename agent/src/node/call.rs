@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::config::NodeConfig;
+use crate::model::Backoff;
 
 /// Called when heartbeats fail repeatedly without a response: the connection may be broken (`OnHeartbeatFailure` of the
 /// kubelet, which closes all connections).
@@ -75,19 +76,16 @@ pub(super) fn heartbeat_timeout(config: &NodeConfig) -> Duration {
 
 /// Exponential back-off up to seven seconds.
 #[derive(Debug)]
-pub(super) struct Pauses {
-    next: Duration,
-}
+pub(super) struct Pauses(Backoff);
 
 impl Pauses {
     const LONGEST: Duration = Duration::from_secs(7);
 
     pub(super) fn new(first: Duration) -> Self {
-        Self { next: first }
+        Self(Backoff::new(first, Self::LONGEST))
     }
 
     pub(super) async fn wait(&mut self) {
-        tokio::time::sleep(self.next).await;
-        self.next = (self.next * 2).min(Self::LONGEST);
+        tokio::time::sleep(self.0.failed(0.0)).await;
     }
 }

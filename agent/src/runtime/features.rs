@@ -8,11 +8,11 @@ use tonic::Response;
 use tonic::Status;
 use tonic::Streaming;
 
-use super::Backoff;
 use super::EventSupport;
 use super::Operation;
 use super::Runtime;
 use super::RuntimeError;
+use crate::model::Backoff;
 
 /// Version of the caller's API that upstream sends, and that runtimes expect.
 const CALLER_VERSION: &str = "0.1.0";
@@ -106,7 +106,7 @@ impl Runtime {
 
     /// Waits without limit until the runtime answers. Logs once when it does not and once when it does.
     pub async fn until_ready(&self) -> cri::VersionResponse {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(super::FIRST_RETRY, super::LAST_RETRY);
         let mut is_logged = false;
         loop {
             let error = match self.version().await {
@@ -125,7 +125,7 @@ impl Runtime {
             if !std::mem::replace(&mut is_logged, true) {
                 tracing::warn!(%error, "waiting for the runtime");
             }
-            tokio::time::sleep(backoff.next_delay()).await;
+            tokio::time::sleep(backoff.failed(0.0)).await;
         }
     }
 

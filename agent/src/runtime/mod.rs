@@ -13,7 +13,6 @@
 //!     └─ ContainerEvents: the event stream, without a deadline
 //! ```
 
-mod backoff;
 mod call;
 mod client;
 mod containers;
@@ -30,7 +29,6 @@ mod streaming;
 pub(crate) mod tests;
 mod transport;
 
-pub use backoff::Backoff;
 pub use call::CallObserver;
 pub use call::FinishedCall;
 pub use client::Runtime;
@@ -48,3 +46,8 @@ pub use state::HandlerOffer;
 pub use state::RuntimeOffer;
 pub use state::RuntimeState;
 pub use state::watch_runtime;
+
+/// First pause between attempts to reach the runtime, and the longest.
+pub const FIRST_RETRY: std::time::Duration = std::time::Duration::from_millis(100);
+/// See [`FIRST_RETRY`].
+pub const LAST_RETRY: std::time::Duration = std::time::Duration::from_secs(3);

@@ -4,6 +4,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::mirrors::MirrorAction;
 use super::task::SyncLoop;
 use crate::model::ConfigSource;
@@ -55,6 +57,11 @@ impl SyncLoop {
         let uid = &snapshot.pod.uid;
         let empty = snapshot.containers.is_empty() && snapshot.sandboxes.is_empty();
         if !empty && !desired.contains(uid) && !self.workers.knows(uid) {
+            // What could not be removed of a pod that does not run is retried with a growing pause.
+            let running = snapshot.running().next().is_some();
+            if let Some(due) = self.workers.removal_due(&snapshot.pod).filter(|_| !running) {
+                return self.housekeep_soon(due.saturating_duration_since(Instant::now()));
+            }
             tracing::info!(pod = %snapshot.pod, "terminating a pod that no source desires");
             self.workers.request(&snapshot.pod, Request::KillRuntimeOnly);
         }

@@ -53,6 +53,7 @@ use crate::pleg;
 use crate::pleg::PlegConfig;
 use crate::pleg::PlegHandle;
 use crate::recorder::Recorder;
+use crate::retry::RetryTracker;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
@@ -370,6 +371,7 @@ impl Ground {
             static_pod_starts: StaticPodStartQueue::default(),
             clock: Clock::System,
             recorder: self.recorder.clone(),
+            retries: RetryTracker::new(self.recorder.clone(), Some(self.metrics.clone())),
             runtime: self.state.clone(),
             gates,
             max_backoff: max_backoff(&self.settings),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::mailbox::Mailbox;
 use super::registry::WorkerRegistry;
@@ -21,6 +22,7 @@ use crate::model::PodRef;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::spec;
+use crate::retry::Operation;
 
 /// The workers of all pods.
 pub struct PodWorkers {
@@ -77,6 +79,11 @@ impl PodWorkers {
         state.start();
         state.request(Request::Kill(options), self.context.clock.now());
         self.start(state);
+    }
+
+    /// When the removal of what is left of a pod is retried; `None` if it may be tried now.
+    pub fn removal_due(&self, pod: &PodRef) -> Option<Instant> {
+        self.context.retries.due(Operation::RemovePod, &pod.with_uid())
     }
 
     /// Something happened to the pod in the runtime.

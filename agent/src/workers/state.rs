@@ -4,7 +4,6 @@
 //! next follows from this value alone. Rules: upstream's `UpdatePod` and its completions.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -84,6 +83,8 @@ pub struct PodState {
     observed_runtime: bool,
     grace: Option<i64>,
     pending: bool,
+    /// Work is pending because of [`Request::Sync`] alone.
+    poked: bool,
     updated: bool,
     termination_reason: Option<Arc<TerminationReason>>,
     /// A kill came with a grace period of its own: the termination has a deadline.
@@ -107,6 +108,7 @@ impl PodState {
             observed_runtime: false,
             grace: None,
             pending: false,
+            poked: false,
             updated: false,
             termination_reason: None,
             has_deadline: false,
@@ -140,6 +142,7 @@ impl PodState {
             // A delayed teardown is no longer delayed.
             return Reaction { wake: true, cancel: false };
         }
+        let is_poke = matches!(request, Request::Sync);
         let kill = self.accept(request);
         let Some(kill) = kill else { return Reaction::default() };
         let mut reaction = Reaction { wake: true, cancel: false };
@@ -152,7 +155,11 @@ impl PodState {
             reaction.cancel |= self.shorten_grace(kill.grace);
             reaction.cancel |= kill.grace.is_some() && !std::mem::replace(&mut self.has_deadline, true);
         }
-        self.pending = true;
+        if is_poke && !reaction.cancel {
+            self.poked = true;
+        } else {
+            self.pending = true;
+        }
         reaction
     }
 
@@ -214,6 +221,12 @@ impl PodState {
 
     /// Takes the pending work, if there is any: what the worker should do now.
     pub fn take_work(&mut self) -> Option<Phase> {
+        self.pending |= std::mem::take(&mut self.poked);
+        self.take_request()
+    }
+
+    /// As [`Self::take_work`], but leaves [`Request::Sync`] pending.
+    pub fn take_request(&mut self) -> Option<Phase> {
         if !std::mem::take(&mut self.pending) {
             return None;
         }
@@ -344,12 +357,6 @@ struct Kill {
 pub fn is_terminal(pod: &k8s_openapi::api::core::v1::Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     matches!(phase, Some("Failed" | "Succeeded"))
-}
-
-/// How long a worker waits after a failed step, by what failed (upstream's requeue times; `jitter` is in `[1, 1.5]`).
-pub fn requeue_after(network_not_ready: bool, jitter: f64) -> Duration {
-    let base = if network_not_ready { Duration::from_secs(1) } else { Duration::from_secs(10) };
-    base.mul_f64(jitter)
 }
 
 #[cfg(test)]

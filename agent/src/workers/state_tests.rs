@@ -92,6 +92,19 @@ fn every_request_while_terminating_runs_the_step_again() {
 }
 
 #[test]
+fn a_worker_that_waits_after_a_failure_takes_requests_but_no_pokes() {
+    let now = Instant::now();
+    let mut s = state();
+    s.request(Request::Create(pod(None, None)), now);
+    assert_eq!(s.take_request(), Some(Phase::Syncing));
+    s.request(Request::Sync, now);
+    assert_eq!(s.take_request(), None);
+    s.request(killed(None), now);
+    assert_eq!(s.take_request(), Some(Phase::Terminating));
+    assert_eq!((s.take_work(), s.take_work()), (Some(Phase::Terminating), None), "the poke is still pending");
+}
+
+#[test]
 fn finished_is_final() {
     let now = Instant::now();
     let mut s = state();

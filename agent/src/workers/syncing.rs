@@ -26,11 +26,13 @@ use crate::model::ContainerState;
 use crate::model::Pod;
 use crate::model::PodActions;
 use crate::model::PodSnapshot;
+use crate::model::SandboxStatus;
 use crate::model::StartContainer;
 use crate::model::StartFailure;
 use crate::model::SyncOutcome;
 use crate::model::spec;
 use crate::recorder::EventType;
+use crate::retry::Operation;
 use crate::status::PodObservations;
 
 /// State of the syncing phase between passes.
@@ -52,6 +54,18 @@ pub(super) struct SyncState {
 impl Worker {
     /// Executes plans until there is nothing to do for now.
     pub(super) async fn sync(&mut self) -> Next {
+        let next = self.sync_until_settled().await;
+        // Whatever else the worker waits for: `activeDeadlineSeconds` is noticed when it passes.
+        let deadline = self.pod().and_then(|pod| self.context.statuses.active_deadline(&pod)).map(|at| self.at(at));
+        let deadline = deadline.filter(|at| *at > Instant::now());
+        match next {
+            Next::Wait(due) => Next::Wait(earliest(due, deadline)),
+            Next::Retry(due) => Next::Retry(deadline.map_or(due, |deadline| due.min(deadline))),
+            Next::Phase => Next::Phase,
+        }
+    }
+
+    async fn sync_until_settled(&mut self) -> Next {
         let mut before: Option<PodActions> = None;
         loop {
             self.runtime_ready().await;
@@ -85,8 +99,7 @@ impl Worker {
             }
             if before.as_ref() == Some(&actions) {
                 // It was executed without an error and changed nothing: a loop without a pause.
-                tracing::warn!(pod = %self.pod_ref(), "executing a plan changed nothing");
-                return self.retry(false);
+                return self.retry(Operation::SyncPod, "executing the plan changed nothing");
             }
             if let Some(next) = self.execute(&pod, &view, &actions, blocked).await {
                 return next;
@@ -121,25 +134,36 @@ impl Worker {
         let began = Instant::now();
         self.record_starts(pod, actions);
         self.context.pleg.acting(&self.uid).await;
-        let outcome = act::execute(&self.context.act, pod, actions, view).await;
+        let before_pull = |sandbox: &SandboxStatus| self.publish_sandbox(pod, view, sandbox);
+        let outcome = act::execute_observed(&self.context.act, pod, actions, view, &before_pull).await;
         self.acted();
         self.context.observer.acted(began.elapsed(), &outcome);
         self.remember(&outcome);
         if outcome.is_ok() {
             return None;
         }
-        for error in &outcome.errors {
-            tracing::warn!(pod = %self.pod_ref(), error, "pod sync failed");
-        }
+        let failures = outcome.starts.iter().filter_map(|start| start.result.as_ref().err());
+        let starts = failures.map(|failure| format!("{}: {}", failure.token, failure.message));
+        let reason = outcome.errors.iter().cloned().chain(starts).collect::<Vec<_>>().join(", ");
         let after = self.view().await;
         if let Ok(after) = &after {
             self.publish_status(pod, after, false);
         }
         // Container exits and requests wake the worker; this is for what just failed.
         match blocked {
-            Some(until) => Some(Next::Wait(Some(self.recheck_at(until)))),
-            None if outcome.volumes_not_ready => Some(Next::Wait(Some(self.volumes_failed()))),
-            None => Some(self.retry(outcome.network_not_ready)),
+            None if outcome.volumes_not_ready => {
+                tracing::debug!(pod = %self.pod_ref(), reason, "volumes are not ready");
+                Some(Next::Wait(Some(self.volumes_failed())))
+            }
+            None if outcome.network_not_ready => Some(self.retry(Operation::AwaitNetwork, &reason)),
+            None => Some(self.retry(Operation::SyncPod, &reason)),
+            Some(until) => {
+                let due = self.recheck_at(until);
+                match self.retry(Operation::SyncPod, &reason) {
+                    Next::Retry(retry) => Some(Next::Retry(retry.min(due))),
+                    next => Some(next),
+                }
+            }
         }
     }
 
@@ -147,8 +171,7 @@ impl Worker {
     async fn settled(&mut self, pod: &Pod, view: &Arc<PodSnapshot>) -> Next {
         self.syncing.reasons.retain(|name, _| view.newest(name).is_none_or(|c| c.state != ContainerState::Running));
         let again = self.collect_garbage(view).await;
-        let deadline = self.context.statuses.active_deadline(pod).map(|at| self.at(at));
-        Next::Wait(earliest(earliest(deadline, again), self.refresh_volumes(pod).await))
+        Next::Wait(earliest(again, self.refresh_volumes(pod).await))
     }
 
     /// Removes exited instances beyond the newest of each container, and replaced sandboxes. Returns when to retry if
@@ -157,16 +180,25 @@ impl Worker {
         if !act::gc::has_garbage(view) {
             return None;
         }
+        let target = self.pod_ref().with_uid();
+        if let Some(due) = self.context.retries.due(Operation::CollectGarbage, &target) {
+            return Some(due);
+        }
         self.context.pleg.acting(&self.uid).await;
         let errors = act::gc::collect_garbage(&self.context.act, view).await;
         self.acted();
-        if !errors.is_empty() {
-            self.context.recorder.node_event(EventType::Warning, "ContainerGCFailed", &errors.join(", "));
-        }
+        let due = if errors.is_empty() {
+            self.context.retries.succeeded(Operation::CollectGarbage, &target);
+            None
+        } else {
+            let reason = errors.join(", ");
+            self.context.recorder.node_event(EventType::Warning, "ContainerGCFailed", &reason);
+            Some(self.context.retries.failed(Operation::CollectGarbage, &target, &reason))
+        };
         if let Err(error) = self.context.pleg.inspect(&self.uid).await {
             tracing::debug!(pod = %self.pod_ref(), %error, "cannot inspect the pod after garbage collection");
         }
-        (!errors.is_empty()).then(|| Instant::now() + GC_RETRY)
+        due
     }
 
     /// A start counts for crash-loop back-off when it is attempted, also if it then fails.
@@ -224,16 +256,19 @@ impl Worker {
         }
     }
 
+    /// Publishes the pod's status with a sandbox that is newer than `view`: condition PodReadyToStartContainers and the
+    /// addresses do not wait for image pulls.
+    fn publish_sandbox(&self, pod: &Pod, view: &PodSnapshot, sandbox: &SandboxStatus) {
+        let mut view = view.clone();
+        view.ips.clone_from(&sandbox.ips);
+        view.sandboxes.iter_mut().for_each(|old| old.ready = false);
+        view.sandboxes.insert(0, sandbox.clone());
+        self.context.statuses.publish(pod, &view, self.observations(pod, &view, false), self.context.clock.wall());
+    }
+
     /// Publishes the pod's status as of `view`. Returns true if its phase is terminal.
     pub(super) fn publish_status(&mut self, pod: &Pod, view: &PodSnapshot, terminal: bool) -> bool {
-        let handler = view.sandboxes.first().map_or("", |sandbox| sandbox.runtime_handler.as_str());
-        let observations = PodObservations {
-            reasons: &self.syncing.reasons,
-            qos_class: qos_class(pod).map_or("BestEffort", QosClass::as_str),
-            resources: pod_resources(pod).ok(),
-            recursive_read_only: self.context.act.settings.security.handlers.recursive_read_only(handler),
-            is_terminal: terminal,
-        };
+        let observations = self.observations(pod, view, terminal);
         let now = self.context.clock.wall();
         let terminal = self.context.statuses.publish(pod, view, observations, now);
         self.context.act.startups.published(pod, view, now);
@@ -241,6 +276,17 @@ impl Worker {
             self.send_deadline_event(pod);
         }
         terminal
+    }
+
+    fn observations(&self, pod: &Pod, view: &PodSnapshot, is_terminal: bool) -> PodObservations<'_> {
+        let handler = view.sandboxes.first().map_or("", |sandbox| sandbox.runtime_handler.as_str());
+        PodObservations {
+            reasons: &self.syncing.reasons,
+            qos_class: qos_class(pod).map_or("BestEffort", QosClass::as_str),
+            resources: pod_resources(pod).ok(),
+            recursive_read_only: self.context.act.settings.security.handlers.recursive_read_only(handler),
+            is_terminal,
+        }
     }
 
     /// Sends the event of an exceeded deadline once; the API server may have it from an earlier agent.
@@ -255,8 +301,6 @@ impl Worker {
     }
 }
 
-/// What garbage collection could not remove is retried after this: the kubelet's period.
-const GC_RETRY: Duration = Duration::from_secs(60);
 /// The event of a blocked start is repeated after this at the earliest.
 const BACK_OFF_EVENT_PERIOD: Duration = Duration::from_secs(1);
 

@@ -23,6 +23,7 @@ use crate::pacing::TeardownPermit;
 use crate::pleg;
 use crate::pleg::InspectError;
 use crate::recorder::EventType;
+use crate::retry::Operation;
 
 /// A stop in progress. Dropping it abandons the stop.
 pub(super) type Stopping = AbortOnDropHandle<Result<(), String>>;
@@ -64,8 +65,7 @@ impl Worker {
                 if let Some(pod) = pod {
                     self.context.recorder.pod_event(pod, "", EventType::Warning, "FailedKillPod", &error);
                 }
-                tracing::warn!(pod = %self.pod_ref(), %error, "cannot kill the pod");
-                self.retry(false)
+                self.retry(Operation::KillPod, &error)
             }
         }
     }
@@ -75,8 +75,7 @@ impl Worker {
         match (self.view().await, pod) {
             (Ok(after), _) if after.running().next().is_some() => {
                 let running = after.running().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
-                tracing::warn!(pod = %self.pod_ref(), running, "containers run after the pod was killed");
-                self.retry(false)
+                self.retry(Operation::KillPod, &format!("containers run after the pod was killed: {running}"))
             }
             (Ok(after), Some(pod)) if finishes_before_sandbox(pod) => self.processes_exited(pod, &after).await,
             (Ok(after), pod) => self.sandbox_stopped(pod, &after).await,
@@ -84,10 +83,10 @@ impl Worker {
         }
     }
 
-    fn inspection_failed(&self, pod: Option<&Pod>, error: &InspectError) -> Next {
+    fn inspection_failed(&mut self, pod: Option<&Pod>, error: &InspectError) -> Next {
         match pod {
             Some(pod) => self.failed_sync(pod, error),
-            None => self.retry(false),
+            None => self.retry(Operation::KillPod, &error.to_string()),
         }
     }
 
@@ -201,8 +200,7 @@ impl Worker {
             false => act::cleanup_pod(&self.context.act, &pod).await,
         };
         if let Err(error) = released {
-            tracing::warn!(pod = %self.pod_ref(), %error, "cannot release the pod's volumes and cgroup");
-            return self.retry(false);
+            return self.retry(Operation::ReleasePod, &error);
         }
         self.context.statuses.terminate(&pod, self.context.clock.wall());
         if let Some(full_name) = self.static_full_name() {
@@ -235,8 +233,7 @@ impl Worker {
                 stopped = act::cleanup_pod(&self.context.act, pod).await;
             }
             if let Err(error) = stopped {
-                tracing::warn!(pod = %self.pod_ref(), %error, "cannot tear down the pod's sandbox");
-                return Some(self.retry(false));
+                return Some(self.retry(Operation::KillPod, &error));
             }
         }
         if let Ok(view) = self.view().await {
@@ -296,8 +293,12 @@ impl Worker {
             }
             Err(error) => vec![error.to_string()],
         };
-        for error in failed {
-            tracing::warn!(pod = %self.pod_ref(), error, "cannot remove what is left of the pod");
+        let target = self.pod_ref().with_uid();
+        if failed.is_empty() {
+            self.context.retries.succeeded(Operation::RemovePod, &target);
+        } else {
+            // Housekeeping starts another worker for what is left, once the retry is due.
+            self.context.retries.failed(Operation::RemovePod, &target, &failed.join(", "));
         }
         self.acted();
         if let Err(error) = self.context.pleg.inspect(&self.uid).await {

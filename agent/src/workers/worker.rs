@@ -17,7 +17,6 @@ use super::backoff::BackoffHistory;
 use super::mailbox::Mailbox;
 use super::pass_metrics::PassMetrics;
 use super::state::Phase;
-use super::state::requeue_after;
 use super::static_pod_start_queue::StaticPodStartQueue;
 use super::syncing;
 use super::terminating::Stopping;
@@ -27,12 +26,15 @@ use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
+use crate::model::backoff_delay;
 use crate::model::restart::RestartGates;
 use crate::objects::Registration;
 use crate::pleg::InspectError;
 use crate::pleg::PlegHandle;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
+use crate::retry::Operation;
+use crate::retry::RetryTracker;
 use crate::runtime::RuntimeState;
 use crate::startup;
 use crate::status::Statuses;
@@ -52,6 +54,8 @@ pub struct WorkerContext {
     pub clock: Clock,
     /// Events.
     pub recorder: Recorder,
+    /// Failed operations.
+    pub retries: RetryTracker,
     /// Is the runtime ready?
     pub runtime: watch::Receiver<RuntimeState>,
     /// Feature gates of restarts.
@@ -107,6 +111,8 @@ pub(super) enum Next {
     Wait(Option<Instant>),
     /// The pod has entered its next phase.
     Phase,
+    /// The pass failed; the next attempt is due then.
+    Retry(Instant),
 }
 
 /// One pod's worker.
@@ -124,6 +130,10 @@ pub struct Worker {
     pub(super) exited: Option<Arc<PodSnapshot>>,
     /// The stop that such a pod has not waited for.
     pub(super) stopping: Option<Stopping>,
+    /// Failed passes in a row.
+    failures: u32,
+    /// After failures, no pass begins before this without a request of the sync loop.
+    quiet_until: Option<Instant>,
     /// Metrics of this worker's passes.
     pub(super) pass_metrics: PassMetrics,
 }
@@ -144,6 +154,8 @@ impl Worker {
             acted_at: None,
             exited: None,
             stopping: None,
+            failures: 0,
+            quiet_until: None,
             pass_metrics,
         }
     }
@@ -177,7 +189,11 @@ impl Worker {
             due = match next {
                 Next::Wait(due) => due,
                 Next::Phase => None,
+                Next::Retry(due) => Some(due),
             };
+            if !matches!(next, Next::Retry(_)) {
+                self.pass_succeeded();
+            }
             if self.mailbox.state().phase() == Phase::Finished {
                 break;
             }
@@ -199,18 +215,18 @@ impl Worker {
 
     async fn next_work(&mut self, due: Option<Instant>) -> Phase {
         loop {
-            if let Some(phase) = self.mailbox.state().take_work() {
+            let quiet_until = self.quiet_until.filter(|until| *until > Instant::now());
+            let work = match quiet_until {
+                Some(_) => self.mailbox.state().take_request(),
+                None => self.mailbox.state().take_work(),
+            };
+            if let Some(phase) = work {
                 return phase;
             }
-            let later = async {
-                match due {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 () = self.mailbox.woken() => {}
-                () = later => return self.mailbox.state().phase(),
+                () = sleep_until(quiet_until), if quiet_until.is_some() => {}
+                () = sleep_until(due) => return self.mailbox.state().phase(),
                 () = self.interest.changed() => {
                     let phase = self.mailbox.state().phase();
                     if phase == Phase::Syncing {
@@ -295,18 +311,49 @@ impl Worker {
         self.acted_at = Some(Instant::now());
     }
 
-    pub(super) fn retry(&self, network_not_ready: bool) -> Next {
-        let jitter = 1.0 + fastrand::f64() * 0.5;
-        Next::Wait(Some(Instant::now() + requeue_after(network_not_ready, jitter)))
+    /// A pass failed: when the next one is due. Pauses grow, with the kubelet's requeue times as the first ones.
+    pub(super) fn retry(&mut self, operation: Operation, reason: &str) -> Next {
+        let due = self.context.retries.failed(operation, &self.pod_ref().with_uid(), reason);
+        self.failures = self.failures.saturating_add(1);
+        // A failing pass may itself cause runtime events: they are not to start the next pass at once for ever.
+        let quiet = backoff_delay(QUIET_FIRST, QUIET_MAX, self.failures - 1);
+        self.quiet_until = (self.failures > 1).then(|| Instant::now() + quiet);
+        Next::Retry(due)
     }
 
-    pub(super) fn failed_sync(&self, pod: &Pod, error: &InspectError) -> Next {
+    /// A pass succeeded: the next failure is the first again.
+    fn pass_succeeded(&mut self) {
+        if std::mem::take(&mut self.failures) > 0 {
+            self.quiet_until = None;
+            let target = self.pod_ref().with_uid();
+            for operation in PASSES {
+                self.context.retries.succeeded(operation, &target);
+            }
+        }
+    }
+
+    pub(super) fn failed_sync(&mut self, pod: &Pod, error: &InspectError) -> Next {
         let message = format!("error determining status: {error}");
         self.context.recorder.pod_event(pod, "", EventType::Warning, "FailedSync", &message);
-        self.retry(false)
+        self.retry(Operation::SyncPod, &message)
     }
 
     pub(super) fn at(&self, wall: SystemTime) -> Instant {
         Instant::now() + wall.duration_since(self.context.clock.wall()).unwrap_or_default()
+    }
+}
+
+/// What a pass of a worker can fail at.
+const PASSES: [Operation; 4] = [Operation::SyncPod, Operation::AwaitNetwork, Operation::KillPod, Operation::ReleasePod];
+/// From the second failure in a row on, runtime events start a pass after this at the earliest; doubling.
+const QUIET_FIRST: Duration = Duration::from_secs(1);
+/// The longest such pause.
+const QUIET_MAX: Duration = Duration::from_secs(10);
+
+/// Sleeps until then; for ever without a time.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }

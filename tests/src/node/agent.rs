@@ -13,6 +13,7 @@ use keblet::model::restart::RestartGates;
 use keblet::model::{Clock, ConfigSource, Pod, PodUid, PodUpdate};
 use keblet::pacing::{FirstStatusHold, Pacing, PacingPolicy};
 use keblet::recorder::Recorder;
+use keblet::retry::RetryTracker;
 use keblet::runtime::{Runtime, RuntimeOptions, RuntimeState, watch_runtime};
 use keblet::sources::{self, SourcesConfig};
 use keblet::status::manager::StatusManager;
@@ -136,6 +137,7 @@ impl Agent {
             statuses: statuses.clone(),
             static_pod_starts: StaticPodStartQueue::default(),
             clock: clock(sim),
+            retries: RetryTracker::new(recorder.clone(), None),
             recorder: recorder.clone(),
             runtime: state,
             gates,

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use crate::model::backoff_delay;
+
 const FIRST: Duration = Duration::from_millis(100);
 const LAST: Duration = Duration::from_secs(10);
 
 /// The delay after this many consecutive failures: doubling from 100 ms to 10 s, cut by up to half. `jitter` is in `[0, 1)`.
 pub fn after(failures: u32, jitter: f64) -> Duration {
-    let doublings = failures.saturating_sub(1).min(16);
-    FIRST.saturating_mul(1 << doublings).min(LAST).mul_f64(1.0 - jitter / 2.0)
+    backoff_delay(FIRST, LAST, failures).mul_f64(1.0 - jitter / 2.0)
 }
 
 #[cfg(test)]

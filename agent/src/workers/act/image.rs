@@ -117,9 +117,10 @@ pub(super) async fn ensure(
     pod: &Pod,
     spec: &ContainerSpec<'_>,
     sandbox: &cri::PodSandboxConfig,
+    before_pull: &(dyn Fn() + Sync),
 ) -> Result<FoundImage, StartFailure> {
     let mut seen = Seen::default();
-    let found = find_or_pull(ctx, pod, spec, sandbox, &mut seen).await;
+    let found = find_or_pull(ctx, pod, spec, sandbox, before_pull, &mut seen).await;
     ctx.count(|metrics| metrics.runtime.image_asked(policy(spec).label(), seen.present, seen.required));
     if let Err(failure) = &found {
         let config = failure.token == CONFIG_ERROR;
@@ -134,6 +135,7 @@ async fn find_or_pull(
     pod: &Pod,
     spec: &ContainerSpec<'_>,
     sandbox: &cri::PodSandboxConfig,
+    before_pull: &(dyn Fn() + Sync),
     seen: &mut Seen,
 ) -> Result<FoundImage, StartFailure> {
     let stated = spec.container.image.as_deref().unwrap_or_default();
@@ -157,7 +159,7 @@ async fn find_or_pull(
         return Err(report::failure("ErrImageNeverPull", message));
     }
     seen.required = Some(true);
-    pull(ctx, pod, spec, name, sandbox).await
+    pull(ctx, pod, spec, name, sandbox, before_pull).await
 }
 
 /// What is here: remembered, or asked for.
@@ -196,11 +198,13 @@ async fn pull(
     spec: &ContainerSpec<'_>,
     name: String,
     sandbox: &cri::PodSandboxConfig,
+    before_pull: &(dyn Fn() + Sync),
 ) -> Result<FoundImage, StartFailure> {
     let stated = spec.container.image.as_deref().unwrap_or_default();
     let key = image_pull_key(names::pod_uid(pod), stated);
     check_backoff(ctx, pod, spec, stated, &key)?;
     ctx.container_event(pod, spec, EventType::Normal, "Pulling", &format!("Pulling image {stated:?}"));
+    before_pull();
     let (since, began) = (ctx.clock.now(), ctx.clock.wall());
     let pulled = ctx.images.pull(&name, sandbox.clone()).await;
     ctx.startups.pulled(names::pod_uid(pod), began, ctx.clock.wall());

@@ -45,5 +45,6 @@ pub use pod_termination::remove_content;
 pub use pod_termination::stop_containers;
 pub use pod_termination::terminate_pod;
 pub use run::execute;
+pub use run::execute_observed;
 pub use volumes::refresh as refresh_volumes;
 pub use volumes::retry_after as retry_volumes_after;

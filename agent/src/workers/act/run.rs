@@ -17,6 +17,7 @@ use crate::model::PodActions;
 use crate::model::PodSnapshot;
 use crate::model::RemoveContainer;
 use crate::model::SandboxPlan;
+use crate::model::SandboxStatus;
 use crate::model::StartOutcome;
 use crate::model::SyncOutcome;
 use crate::recorder::EventType;
@@ -25,12 +26,27 @@ use crate::workers::generate::names;
 /// Executes `actions`, decided on `snapshot`, for `pod`. Kills take up to their grace periods, pulls as long as they take.
 /// Nothing is retried here. Not to be dropped halfway.
 pub async fn execute(ctx: &ActContext, pod: &Pod, actions: &PodActions, snapshot: &PodSnapshot) -> SyncOutcome {
+    execute_observed(ctx, pod, actions, snapshot, &|_| {}).await
+}
+
+/// [`execute`], with `before_pull` called before an image is pulled into a sandbox that the plan has created: pulls may take
+/// minutes, and the pod's status shows the sandbox meanwhile (KEP-3085).
+pub async fn execute_observed(
+    ctx: &ActContext,
+    pod: &Pod,
+    actions: &PodActions,
+    snapshot: &PodSnapshot,
+    before_pull: BeforePull<'_>,
+) -> SyncOutcome {
     let mut outcome = SyncOutcome::default();
-    if let Err(Stop) = steps(ctx, pod, actions, snapshot, &mut outcome).await {
+    if let Err(Stop) = steps(ctx, pod, actions, snapshot, before_pull, &mut outcome).await {
         tracing::debug!(pod = names::describe(pod), errors = ?outcome.errors, "plan not executed completely");
     }
     outcome
 }
+
+/// Called with the new sandbox.
+pub type BeforePull<'a> = &'a (dyn Fn(&SandboxStatus) + Sync);
 
 /// The rest of the plan is not executed; the outcome says why.
 struct Stop;
@@ -40,6 +56,7 @@ async fn steps(
     pod: &Pod,
     actions: &PodActions,
     snapshot: &PodSnapshot,
+    before_pull: BeforePull<'_>,
     outcome: &mut SyncOutcome,
 ) -> Result<(), Stop> {
     let creates = matches!(actions.sandbox, SandboxPlan::Create { .. });
@@ -60,7 +77,10 @@ async fn steps(
         prune(ctx, pod, snapshot, &actions.prune).await;
     }
     if let Some(sandbox) = in_sandbox(ctx, pod, actions, snapshot, outcome).await? {
-        start_all(ctx, pod, actions, snapshot, &sandbox, outcome).await;
+        let status = creates.then(|| sandbox.status(ctx, pod));
+        let before_pull = || status.iter().for_each(before_pull);
+        let context = StartContext { ctx, pod, snapshot, sandbox: &sandbox, before_pull: &before_pull };
+        start_all(context, actions, outcome).await;
     }
     if !creates {
         // Last: nothing waits for it, and the restart of an init container is not to wait for it.
@@ -153,17 +173,9 @@ async fn in_sandbox(
 }
 
 /// Starts one after the other. Only a failed init container keeps the following ones from starting.
-async fn start_all(
-    ctx: &ActContext,
-    pod: &Pod,
-    actions: &PodActions,
-    snapshot: &PodSnapshot,
-    sandbox: &Sandbox,
-    outcome: &mut SyncOutcome,
-) {
-    let context = StartContext { ctx, pod, snapshot, sandbox };
+async fn start_all(context: StartContext<'_>, actions: &PodActions, outcome: &mut SyncOutcome) {
     for start in &actions.start {
-        let result = match held_back(ctx, pod, start) {
+        let result = match held_back(context.ctx, context.pod, start) {
             Some(failure) => Err(failure),
             None => context.start(start).await,
         };

@@ -13,6 +13,7 @@ use super::prerequisites;
 use super::report;
 use crate::model::PodSnapshot;
 use crate::model::SandboxId;
+use crate::model::SandboxStatus;
 use crate::model::spec;
 use crate::recorder::EventType;
 use crate::workers::generate::names;
@@ -29,7 +30,23 @@ pub(super) struct Sandbox {
     pub(super) runtime_handler: String,
 }
 
-/// The sandbox that is there already.
+impl Sandbox {
+    /// A sandbox that was just created, as the runtime answered.
+    pub(super) fn status(&self, ctx: &ActContext, pod: &Pod) -> SandboxStatus {
+        SandboxStatus {
+            id: self.id.clone(),
+            attempt: self.config.metadata.as_ref().map_or(0, |metadata| metadata.attempt),
+            ready: true,
+            created_at: ctx.clock.wall_nanos(),
+            ips: self.ips.clone(),
+            host_network: spec::host_network(pod),
+            shares_pid_namespace: spec::shares_pid_namespace(pod),
+            runtime_handler: self.runtime_handler.clone(),
+        }
+    }
+}
+
+/// The sandbox that exists already.
 pub(super) fn keep(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, id: &SandboxId) -> Result<Sandbox, String> {
     let status = snapshot.sandboxes.iter().find(|sandbox| &sandbox.id == id);
     let attempt = status.map_or(0, |status| status.attempt);

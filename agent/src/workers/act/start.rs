@@ -28,6 +28,8 @@ pub(super) struct StartContext<'a> {
     pub(super) pod: &'a Pod,
     pub(super) snapshot: &'a PodSnapshot,
     pub(super) sandbox: &'a Sandbox,
+    /// Called before an image is pulled.
+    pub(super) before_pull: &'a (dyn Fn() + Sync),
 }
 
 /// The failure of a start that crash-loop back-off blocks, with its event.
@@ -50,7 +52,7 @@ impl StartContext<'_> {
             let message = format!("container {:?} is not in the pod's spec", start.name);
             return Err(report::failure("CreateContainerConfigError", message));
         };
-        let found = image::ensure(ctx, pod, &spec, &sandbox.config).await?;
+        let found = image::ensure(ctx, pod, &spec, &sandbox.config, self.before_pull).await?;
         let _priority = ctx.pacing.priority.raise();
         self.remove_unstarted(&spec, &start.replaces).await?;
         let restarts = config::restart_count(ctx, pod, start);
@@ -90,7 +92,7 @@ impl StartContext<'_> {
         match self.create_from(spec, &found, restarts).await {
             Err(first) if matches!(found.origin, Origin::Remembered { .. }) && first.token == CREATE_ERROR => {
                 ctx.images.remove_cached(names::pod_uid(pod), &found.name);
-                let fresh = image::ensure(ctx, pod, spec, &sandbox.config).await?;
+                let fresh = image::ensure(ctx, pod, spec, &sandbox.config, self.before_pull).await?;
                 if fresh.origin == Origin::Present && fresh.image == found.image {
                     return Err(self.create_failed(spec, first));
                 }
@@ -109,7 +111,7 @@ impl StartContext<'_> {
         found: &FoundImage,
         restarts: u32,
     ) -> Result<ContainerId, StartFailure> {
-        let Self { ctx, pod, snapshot, sandbox } = self;
+        let Self { ctx, pod, snapshot, sandbox, .. } = self;
         let config = config::configure(ctx, pod, spec, sandbox, snapshot, &found.image, restarts)
             .await
             .map_err(|message| report::failure("CreateContainerConfigError", message))?;

@@ -1,10 +1,11 @@
-//! Bringing a pod's volumes, and keeping them up to date.
+//! Sets up and refreshes a pod's volumes.
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
+use crate::model::backoff_delay;
 use crate::recorder::EventType;
 use crate::volumes::FailedVolume;
 use crate::volumes::RefreshDue;
@@ -12,44 +13,44 @@ use crate::workers::generate::names;
 use crate::workers::generate::qos;
 use crate::workers::generate::qos::ResourceKind;
 
-/// First delay after volumes could not be brought, and the longest; each is twice the one before.
+/// First pause after volumes could not be set up, and the longest.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(122);
 
 /// Sets up everything that containers mount.
 ///
 /// # Errors
-/// Some volumes cannot be set up; each has been told by an event.
+/// Some volumes cannot be set up; each has its event.
 pub(super) async fn set_up(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
     match ctx.volumes.set_up(pod, memory(ctx, pod)).await {
         Ok(_) => Ok(()),
-        Err(failed) => Err(tell(ctx, pod, &failed)),
+        Err(failed) => Err(send_events(ctx, pod, &failed)),
     }
 }
 
-/// Brings volumes that change with API objects up to date.
+/// Refreshes volumes that change with API objects.
 ///
 /// # Errors
-/// Some could not be, and stay as they are; each has been told by an event.
+/// Some could not be, and keep their content; each has its event.
 pub async fn refresh(ctx: &ActContext, pod: &Pod) -> Result<RefreshDue, String> {
-    ctx.volumes.refresh(pod, memory(ctx, pod)).await.map_err(|failed| tell(ctx, pod, &failed))
+    ctx.volumes.refresh(pod, memory(ctx, pod)).await.map_err(|failed| send_events(ctx, pod, &failed))
 }
 
-/// How long to wait before volumes that failed so many times in a row are tried again.
+/// The pause after so many failures in a row to set up volumes.
 pub fn retry_after(failures: u32) -> Duration {
-    FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LAST_RETRY)
+    backoff_delay(FIRST_RETRY, LAST_RETRY, failures)
 }
 
 /// Bytes a volume in memory may take: what the node has to give, and no more than the pod's own limit.
 fn memory(ctx: &ActContext, pod: &Pod) -> Option<i64> {
     let of_node = ctx.settings.resources.allocatable.get("memory").map(|amount| amount.value());
-    // A limit that cannot be read is reported by who applies it.
+    // A limit that cannot be parsed is reported when it is applied.
     let limits = qos::pod_total(pod, ResourceKind::Limits, true).unwrap_or_default();
     let of_pod = limits.get("memory").map(|amount| amount.value());
     [of_node, of_pod].into_iter().flatten().filter(|bytes| *bytes > 0).min()
 }
 
-fn tell(ctx: &ActContext, pod: &Pod, failed: &[FailedVolume]) -> String {
+fn send_events(ctx: &ActContext, pod: &Pod, failed: &[FailedVolume]) -> String {
     for failure in failed {
         ctx.pod_event(pod, EventType::Warning, "FailedMount", &failure.to_string());
     }
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_grows_and_ends() {
+    fn pauses_double_up_to_two_minutes() {
         let seconds = |failures| retry_after(failures).as_secs_f64();
         assert_eq!([1, 2, 3, 8, 9, 100].map(seconds), [0.5, 1.0, 2.0, 64.0, 122.0, 122.0]);
     }

@@ -1,0 +1,214 @@
+//! Retries of failed operations on pods: the pause before the next attempt, one log line per change of the reason, metrics,
+//! and an event on the node for what stays stuck.
+//!
+//! Keyed by operation and target, so that the state outlives the worker that failed. Decides nothing about the operations;
+//! callers ask when the next attempt is due and report results.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
+use crate::model::Backoff;
+use crate::recorder::EventType;
+use crate::recorder::Recorder;
+
+/// An operation that has failed for so long is stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(180);
+/// A failure that is not followed by another attempt for so long is forgotten: its target no longer exists.
+const FORGET_AFTER: Duration = Duration::from_secs(1800);
+/// Failing targets that are tracked; beyond that, all have the longest pause.
+const MAX_TRACKED: usize = 4096;
+
+/// What is retried. The name is the label of the metrics.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Operation {
+    /// Inspecting a pod or executing its plan (`SyncPod`).
+    SyncPod,
+    /// The same while the runtime's network is not ready.
+    AwaitNetwork,
+    /// Stopping a pod (`SyncTerminatingPod`).
+    KillPod,
+    /// Releasing volumes and cgroup (`SyncTerminatedPod`).
+    ReleasePod,
+    /// Removing exited containers and replaced sandboxes.
+    CollectGarbage,
+    /// Removing containers, sandboxes, logs and directories of a deleted pod.
+    RemovePod,
+}
+
+impl Operation {
+    /// The label value.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::SyncPod => "sync_pod",
+            Self::AwaitNetwork => "await_network",
+            Self::KillPod => "kill_pod",
+            Self::ReleasePod => "release_pod",
+            Self::CollectGarbage => "collect_garbage",
+            Self::RemovePod => "remove_pod",
+        }
+    }
+
+    /// First and longest pause, in seconds. The kubelet retries a pod after 10 s, and after 1 s without network.
+    const fn bounds(self) -> (u64, u64) {
+        match self {
+            Self::SyncPod | Self::KillPod | Self::ReleasePod => (10, 60),
+            Self::AwaitNetwork => (1, 10),
+            Self::CollectGarbage => (60, 300),
+            Self::RemovePod => (1, 300),
+        }
+    }
+
+    fn backoff(self) -> Backoff {
+        let (first, max) = self.bounds();
+        Backoff::new(Duration::from_secs(first), Duration::from_secs(max))
+    }
+}
+
+type Key = (Operation, String);
+
+#[derive(Debug)]
+struct Failing {
+    backoff: Backoff,
+    since: Instant,
+    due: Instant,
+    reason: String,
+    event_sent: bool,
+}
+
+/// All failing operations. Clones share them.
+#[derive(Clone, Debug)]
+pub struct RetryTracker {
+    failing: Arc<Mutex<HashMap<Key, Failing>>>,
+    recorder: Recorder,
+    metrics: Option<Arc<Metrics>>,
+}
+
+impl RetryTracker {
+    /// Nothing has failed yet. Events of stuck operations go to `recorder`.
+    pub fn new(recorder: Recorder, metrics: Option<Arc<Metrics>>) -> Self {
+        Self { failing: Arc::default(), recorder, metrics }
+    }
+
+    /// When the next attempt is due; `None` if it is due now.
+    pub fn due(&self, operation: Operation, target: &str) -> Option<Instant> {
+        let failing = self.lock();
+        failing.get(&(operation, target.to_owned())).map(|failing| failing.due).filter(|due| *due > Instant::now())
+    }
+
+    /// An attempt failed. Returns when the next is due: pauses double up to the operation's longest, and are lengthened by
+    /// up to a half at random.
+    pub fn failed(&self, operation: Operation, target: &str, reason: &str) -> Instant {
+        let now = Instant::now();
+        let mut all = self.lock();
+        let key = (operation, target.to_owned());
+        if !all.contains_key(&key) {
+            all.retain(|_, failing| now.saturating_duration_since(failing.due) < FORGET_AFTER);
+            if all.len() >= MAX_TRACKED {
+                return now + Duration::from_secs(operation.bounds().1);
+            }
+        }
+        let fresh =
+            || Failing { backoff: operation.backoff(), since: now, due: now, reason: String::new(), event_sent: false };
+        let failing = all.entry(key).or_insert_with(fresh);
+        let pause = failing.backoff.failed(fastrand::f64() * 0.5);
+        failing.due = now + pause;
+        let (operation_name, failures) = (operation.as_str(), failing.backoff.failures());
+        if failing.reason == reason {
+            tracing::debug!(operation = operation_name, target, reason, failures, retry_in = ?pause, "failed again");
+        } else {
+            tracing::warn!(operation = operation_name, target, reason, failures, retry_in = ?pause, "operation failed");
+            reason.clone_into(&mut failing.reason);
+        }
+        let stuck_for = now.saturating_duration_since(failing.since);
+        let due = failing.due;
+        if stuck_for >= STUCK_AFTER && !std::mem::replace(&mut failing.event_sent, true) {
+            let minutes = stuck_for.as_secs() / 60;
+            let message = format!("{operation_name} of {target} has failed for {minutes} minutes: {reason}");
+            self.recorder.node_event(EventType::Warning, "OperationStuck", &message);
+        }
+        self.measure(operation, &all, true);
+        due
+    }
+
+    /// An attempt succeeded, or the target no longer exists.
+    pub fn succeeded(&self, operation: Operation, target: &str) {
+        let mut all = self.lock();
+        let Some(failing) = all.remove(&(operation, target.to_owned())) else { return };
+        let (operation_name, failures) = (operation.as_str(), failing.backoff.failures());
+        tracing::info!(operation = operation_name, target, failures, "operation succeeded after failures");
+        self.measure(operation, &all, false);
+    }
+
+    fn measure(&self, operation: Operation, all: &HashMap<Key, Failing>, retried: bool) {
+        let Some(metrics) = &self.metrics else { return };
+        let stuck = all.iter().filter(|((of, _), failing)| *of == operation && failing.event_sent).count();
+        metrics.retries.stuck(operation.as_str(), stuck);
+        if retried {
+            metrics.retries.retried(operation.as_str());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Failing>> {
+        // Entries are replaced whole: a panic elsewhere leaves the map usable.
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::testing::listening;
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_and_an_event_is_sent_once_after_three_minutes() {
+        let (recorder, mut events) = listening();
+        let metrics = Metrics::new();
+        let retries = RetryTracker::new(recorder, Some(metrics.clone()));
+        let (start, mut attempts) = (Instant::now(), 0);
+        while start.elapsed() < Duration::from_secs(3600) {
+            assert_eq!(retries.due(Operation::RemovePod, "web"), None);
+            let due = retries.failed(Operation::RemovePod, "web", "busy");
+            assert_eq!(retries.due(Operation::RemovePod, "web"), Some(due));
+            tokio::time::sleep_until(due).await;
+            attempts += 1;
+        }
+        assert!((10..25).contains(&attempts), "{attempts} in an hour");
+        let sent = events.take();
+        assert_eq!(sent.len(), 1, "{sent:?}");
+        assert!(sent[0].starts_with("node W OperationStuck: remove_pod of web has failed for "), "{sent:?}");
+        let text = metrics.render().expect("metrics");
+        assert!(text.contains("keblet_stuck_operations{operation=\"remove_pod\"} 1"), "{text}");
+        assert!(text.contains(&format!("keblet_retries_total{{operation=\"remove_pod\"}} {attempts}")), "{text}");
+        retries.succeeded(Operation::RemovePod, "web");
+        assert_eq!(retries.due(Operation::RemovePod, "web"), None);
+        let text = metrics.render().expect("metrics");
+        assert!(text.contains("keblet_stuck_operations{operation=\"remove_pod\"} 0"), "{text}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn targets_have_pauses_of_their_own_and_are_forgotten() {
+        let retries = RetryTracker::new(Recorder::default(), None);
+        retries.failed(Operation::KillPod, "a", "busy");
+        assert_eq!(retries.due(Operation::KillPod, "b"), None);
+        assert_eq!(retries.due(Operation::SyncPod, "a"), None);
+        tokio::time::sleep(FORGET_AFTER + Duration::from_secs(60)).await;
+        retries.failed(Operation::KillPod, "b", "busy");
+        assert_eq!(retries.lock().len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_number_of_tracked_targets_is_bounded() {
+        let retries = RetryTracker::new(Recorder::default(), None);
+        for target in 0..MAX_TRACKED + 10 {
+            assert!(retries.failed(Operation::RemovePod, &target.to_string(), "busy") > Instant::now());
+        }
+        assert_eq!(retries.lock().len(), MAX_TRACKED);
+    }
+}

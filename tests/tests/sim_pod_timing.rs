@@ -1,0 +1,105 @@
+//! When the agent acts on a pod: terminations with a deadline, `activeDeadlineSeconds`, and the status of a pod whose image
+//! is being pulled.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use keblet::model::{Pod, PodUid};
+use keblet::status::TerminationReason;
+use keblet_tests::cri::*;
+use keblet_tests::node::{Agent, SensorSet, node, pod};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+use tonic::Code;
+
+/// Nothing here takes longer, on the simulated node's clock.
+const SOON: Duration = Duration::from_secs(60);
+
+fn uid(name: &str) -> PodUid {
+    PodUid::from(format!("{name}-uid").as_str())
+}
+
+/// Thirty pods that ignore SIGTERM, terminated with five seconds: all get the signal at once, and none is left after the
+/// time that the node shutdown gives them. With the stop limiter in their way some got it a second later.
+#[tokio::test(start_paused = true)]
+async fn a_termination_with_a_deadline_does_not_wait_for_the_stop_limiter() {
+    let (sim, folder) = node();
+    let names: Vec<String> = (0..30).map(|n| format!("p{n}")).collect();
+    let pods = names.iter().map(|name| pod(name).running("main", "term ignore").build()).collect();
+    let agent = Arc::new(Agent::start(&sim, SensorSet::ALL, folder.path(), pods));
+    sim.until("all run", SOON, |l| l.live_count() == 30).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    sleep(Duration::from_secs(5)).await;
+    let begin = Instant::now();
+    let mut terminations = JoinSet::new();
+    for name in names {
+        let agent = agent.clone();
+        terminations.spawn(async move {
+            let reason =
+                TerminationReason { reason: "Terminated", message: "node shutdown".to_owned(), disruption: None };
+            agent.kill(uid(&name), 5, reason).await;
+        });
+    }
+    sim.until("all are dead", SOON, |l| l.live_count() == 0).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    assert!(begin.elapsed() < Duration::from_millis(5500), "{:?}", begin.elapsed());
+    let stops: Vec<Duration> = sim.trace(|l| {
+        let stops = l.calls().filter(|call| call.method == Method::StopContainer);
+        stops.map(|call| call.at.saturating_duration_since(begin)).collect()
+    });
+    assert_eq!(stops.len(), 30);
+    assert!(stops.iter().all(|at| *at < Duration::from_millis(200)), "{stops:?}");
+    terminations.join_all().await;
+}
+
+fn with_deadline(pod: &Pod, seconds: i64) -> Pod {
+    let mut pod = ApiPod::clone(pod);
+    pod.spec.get_or_insert_default().active_deadline_seconds = Some(seconds);
+    Arc::new(pod)
+}
+
+/// Also a pod that never starts, whose next retry is due later, fails when its deadline passes.
+#[tokio::test(start_paused = true)]
+async fn an_active_deadline_is_noticed_when_it_passes() {
+    for refused in [false, true] {
+        let (sim, folder) = node();
+        if refused {
+            let trouble = FaultKind::Fail(Code::Unknown, "refused".to_owned());
+            sim.faults(|faults| faults.add(CallFault::on(Method::CreateContainer, trouble)));
+        }
+        let web = with_deadline(&pod("web").running("main", "run").build(), 100);
+        let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web]);
+        let begin = Instant::now();
+        let reason = || agent.statuses.get(&uid("web")).and_then(|status| status.reason);
+        while reason().as_deref() != Some("DeadlineExceeded") {
+            assert!(begin.elapsed() < Duration::from_millis(101_500), "refused: {refused}: {:?}", reason());
+            sleep(Duration::from_millis(50)).await;
+        }
+        assert!(begin.elapsed() >= Duration::from_secs(99), "{:?}", begin.elapsed());
+    }
+}
+
+/// KEP-3085: the sandbox with its address is ready, whatever the pull of the image takes.
+#[tokio::test(start_paused = true)]
+async fn a_ready_sandbox_is_published_before_the_image_is_pulled() {
+    let sim = SimRuntime::new(Options::default());
+    sim.images(|images| images.publish("busybox", 1 << 20));
+    sim.faults(|faults| {
+        faults.add(CallFault::on(Method::PullImage, FaultKind::Slow(Duration::from_secs(120))).times(1));
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
+    let web = pod("web").own_network().running("main", "run").build();
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web]);
+    let pulling = |l: &Trace| l.count(Method::PullImage) > 0;
+    sim.until("the image is pulled", SOON, pulling).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    sleep(Duration::from_secs(1)).await;
+    let status = agent.statuses.get(&uid("web")).expect("a status");
+    let condition = |kind: &str| {
+        let found = status.conditions.iter().flatten().find(|condition| condition.type_ == kind);
+        found.map(|condition| condition.status.as_str())
+    };
+    assert_eq!(condition("PodReadyToStartContainers"), Some("True"), "{status:#?}");
+    assert_eq!(condition("Ready"), Some("False"));
+    assert!(status.pod_ip.is_some(), "{status:#?}");
+    sim.until("it runs", Duration::from_secs(300), |l| l.live("web", "main").is_some()).await.expect("it runs");
+}

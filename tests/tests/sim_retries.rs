@@ -1,0 +1,140 @@
+//! A runtime that refuses a call for ever: the agent retries with growing pauses, logs each reason once, and sends an
+//! event for what stays stuck.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use keblet::recorder::Recorder;
+use keblet_tests::cri::*;
+use keblet_tests::node::{Agent, SensorSet, node, pod};
+use tokio::time::sleep;
+use tonic::Code;
+use tracing::field::{Field, Visit};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
+
+const fn minutes(minutes: u64) -> Duration {
+    Duration::from_secs(60 * minutes)
+}
+
+/// Warnings and errors that were logged.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Warnings {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().expect("not poisoned"))
+    }
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Warnings {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if *event.metadata().level() <= tracing::Level::WARN {
+            let mut line = Line(event.metadata().target().to_owned());
+            event.record(&mut line);
+            self.0.lock().expect("not poisoned").push(line.0);
+        }
+    }
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let _ = write!(self.0, " {field}={value:?}");
+    }
+}
+
+/// What the agent did in ten minutes that began ten minutes after the runtime began to refuse the call.
+struct Observed {
+    calls: u64,
+    first: Vec<String>,
+    warnings: Vec<String>,
+}
+
+/// When the runtime begins to refuse.
+#[derive(Clone, Copy, PartialEq)]
+enum From {
+    /// Before the pod is created.
+    Start,
+    /// While the pod runs.
+    Running,
+    /// As above, and then the pod is deleted.
+    Deletion,
+    /// While the pod's container crashes again and again.
+    Crashes,
+}
+
+async fn refuse(method: Method, from: From) -> Observed {
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(warnings.clone()));
+    let (sim, folder) = node();
+    let refused = || CallFault::on(method, FaultKind::Fail(Code::Unknown, "refused for ever".to_owned()));
+    if from == From::Start {
+        sim.faults(|faults| faults.add(refused()));
+    }
+    let program = if from == From::Crashes { "exit 1 5s" } else { "run" };
+    let web = pod("web").running("main", program).build();
+    let recorder = Recorder::logging("sim");
+    let agent = Agent::start_telling(&sim, SensorSet::ALL, folder.path(), vec![web.clone()], recorder);
+    sleep(minutes(1)).await;
+    if from != From::Start {
+        sim.faults(|faults| faults.add(refused()));
+    }
+    if from == From::Deletion {
+        agent.remove(web).await;
+    }
+    sleep(minutes(10)).await;
+    let first = warnings.take();
+    let before = sim.trace(|trace| trace.count(method));
+    sleep(minutes(10)).await;
+    let calls = sim.trace(|trace| trace.count(method)) - before;
+    Observed { calls, first, warnings: warnings.take() }
+}
+
+async fn retries(method: Method, from: From, calls_in_ten_minutes: u64) -> Observed {
+    let observed = refuse(method, from).await;
+    let Observed { calls, first, warnings } = &observed;
+    assert!(*calls <= calls_in_ten_minutes, "{method:?}: {calls} calls in ten minutes");
+    assert!(first.len() <= 60, "{method:?}: {} warnings in the first ten minutes: {first:#?}", first.len());
+    assert!(warnings.len() <= 40, "{method:?}: {} warnings in ten minutes: {warnings:#?}", warnings.len());
+    observed
+}
+
+fn has_stuck_event(observed: &Observed) -> bool {
+    observed.first.iter().chain(&observed.warnings).any(|line| line.contains("OperationStuck"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_start_a_pod_are_retried_with_growing_pauses() {
+    for method in [Method::RunPodSandbox, Method::ImageStatus, Method::CreateContainer, Method::StartContainer] {
+        let observed = retries(method, From::Start, 40).await;
+        assert!(observed.calls >= 5, "{method:?}: it is retried");
+        assert!(has_stuck_event(&observed), "{method:?}: {:#?}", observed.first);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_end_a_pod_are_retried_with_growing_pauses() {
+    for method in [Method::StopContainer, Method::StopPodSandbox, Method::RemoveContainer, Method::RemovePodSandbox] {
+        let observed = retries(method, From::Deletion, 40).await;
+        assert!(observed.calls >= 1, "{method:?}: it is retried");
+        assert!(has_stuck_event(&observed), "{method:?}: {:#?}", observed.first);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn garbage_collection_is_retried_with_growing_pauses() {
+    // Every crash adds a container: one pass over all of them, three crashes and their passes in ten minutes.
+    let observed = retries(Method::RemoveContainer, From::Crashes, 60).await;
+    assert!(observed.calls >= 1, "it is retried");
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_observe_are_retried_once_a_second_at_most() {
+    use Method::{ContainerStatus, GetContainerEvents, ListContainers, ListPodSandbox, PodSandboxStatus, Status};
+    for method in [ContainerStatus, PodSandboxStatus, ListContainers, ListPodSandbox, GetContainerEvents, Status] {
+        retries(method, From::Running, 700).await;
+    }
+}
