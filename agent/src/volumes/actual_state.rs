@@ -1,5 +1,5 @@
-//! Which volumes are set up, as far as this process knows: what it has set up itself, and what it found on disk when it
-//! started. Decides nothing; only counts depend on it.
+//! The actual state of the world: volumes that this process has set up, and those it found on disk when it started. Only
+//! metrics depend on it.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -11,35 +11,9 @@ use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Volume;
-
-use super::api;
-use super::layout;
+use super::plugin::Plugins;
+use super::plugin::VolumePlugin;
 use crate::metrics::Metrics;
-
-/// Name of the plugin that provides a volume, as upstream's metrics spell it; `None` for kinds not supported here.
-pub(super) fn plugin_of(volume: &Volume) -> Option<&'static str> {
-    match api::Kind::of(volume) {
-        Some(kind) => named(kind.plugin()),
-        None if volume.host_path.is_some() => Some(HOST_PATH),
-        None if volume.empty_dir.is_some() => named(layout::EMPTY_DIR),
-        None => None,
-    }
-}
-
-const HOST_PATH: &str = "kubernetes.io/host-path";
-
-/// The plugin of a directory in a pod's `volumes`.
-pub(super) fn named(directory: &str) -> Option<&'static str> {
-    let known = [
-        (layout::EMPTY_DIR, "kubernetes.io/empty-dir"),
-        (api::Kind::ConfigMap.plugin(), "kubernetes.io/configmap"),
-        (api::Kind::Secret.plugin(), "kubernetes.io/secret"),
-        (api::Kind::DownwardApi.plugin(), "kubernetes.io/downward-api"),
-        (api::Kind::Projected.plugin(), "kubernetes.io/projected"),
-    ];
-    known.into_iter().find_map(|(escaped, name)| (escaped == directory).then_some(name))
-}
 
 /// Volumes that are set up, by pod; and where what happens to them is counted.
 #[derive(Clone, Debug, Default)]
@@ -70,19 +44,15 @@ impl ActualState {
         }
     }
 
-    /// A volume was set up, or brought up to date, or could not be.
-    pub(super) fn mounted(&self, uid: &str, volume: &Volume, took: Duration, ok: bool) {
-        let Some(plugin) = plugin_of(volume) else { return };
-        self.count(|metrics| metrics.volumes.operation("volume_mount", plugin, took, ok));
-        if ok {
-            self.note(uid, &volume.name, plugin);
+    /// A volume was set up or refreshed, or could not be. One that does not refresh is counted the first time only: every
+    /// pass checks it.
+    pub(super) fn mounted(&self, uid: &str, volume: &str, plugin: &dyn VolumePlugin, took: Duration, ok: bool) {
+        if ok && !plugin.attributes().refreshes && self.holds(uid, volume) {
+            return;
         }
-    }
-
-    /// A volume that is looked at again and again, and set up once.
-    pub(super) fn mounted_once(&self, uid: &str, volume: &Volume, took: Duration, ok: bool) {
-        if !ok || !self.holds(uid, &volume.name) {
-            self.mounted(uid, volume, took, ok);
+        self.count(|metrics| metrics.volumes.operation("volume_mount", plugin.name(), took, ok));
+        if ok {
+            self.add(uid, volume, plugin.name());
         }
     }
 
@@ -90,7 +60,7 @@ impl ActualState {
         self.pods().get(uid).is_some_and(|entries| entries.iter().any(|entry| &*entry.volume == volume))
     }
 
-    fn note(&self, uid: &str, volume: &str, plugin: &'static str) {
+    fn add(&self, uid: &str, volume: &str, plugin: &'static str) {
         let mut pods = self.pods();
         // Most pods are there already; only a new one costs a copy of its name.
         if !pods.contains_key(uid) {
@@ -103,28 +73,28 @@ impl ActualState {
         }
     }
 
-    /// A directory of a volume was removed, or could not be. `directory` is its plugin's.
-    pub(super) fn unmounted(&self, uid: &str, directory: &str, volume: &str, took: Duration, ok: bool) {
-        let Some(plugin) = named(directory) else { return self.count(|metrics| metrics.volumes.forced(ok)) };
+    /// A volume on disk was torn down, or could not be. `plugin`: its plugin's name, if this agent has it.
+    pub(super) fn unmounted(&self, uid: &str, plugin: Option<&'static str>, volume: &str, took: Duration, ok: bool) {
+        let Some(plugin) = plugin else { return self.count(|metrics| metrics.volumes.forced(ok)) };
         self.count(|metrics| metrics.volumes.operation("volume_unmount", plugin, took, ok));
         if ok && let Some(entries) = self.pods().get_mut(uid) {
             entries.retain(|entry| &*entry.volume != volume);
         }
     }
 
-    /// All of a pod's directories are gone. What was none, as host paths, is given up without work.
+    /// A pod has no directories of volumes any more. Volumes without one, as host paths, count as unmounted.
     pub(super) fn torn_down(&self, uid: &str) {
         for entry in self.pods().remove(uid).into_iter().flatten() {
             self.count(|metrics| metrics.volumes.operation("volume_unmount", entry.plugin, Duration::ZERO, true));
         }
     }
 
-    /// Takes over what an earlier run has left in a pod's `volumes`.
-    pub(super) fn reconstruct(&self, uid: &str, volumes: &Path) {
+    /// Adds the volumes that another process left in a pod's `volumes`.
+    pub(super) fn reconstruct(&self, uid: &str, volumes: &Path, plugins: &Plugins) {
         for (directory, volume) in on_disk(volumes) {
-            let plugin = named(&directory);
+            let plugin = plugins.of_directory(&directory);
             self.count(|metrics| metrics.volumes.found(plugin.is_some()));
-            plugin.into_iter().for_each(|plugin| self.note(uid, &volume, plugin));
+            plugin.into_iter().for_each(|plugin| self.add(uid, &volume, plugin.name()));
         }
     }
 

@@ -7,9 +7,55 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Component;
 use std::path::Path;
+use std::path::PathBuf;
 
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::Volume;
+
+use super::PodDirs;
 use super::VolumeError;
 use super::error::OnPath as _;
+use super::plugin::Attributes;
+use super::plugin::Ready;
+use super::plugin::Target;
+use super::plugin::VolumePlugin;
+use super::plugin::blocking;
+use super::teardown::VolumeOnDisk;
+
+/// `kubernetes.io/host-path`.
+#[derive(Debug)]
+pub(super) struct HostPath;
+
+impl VolumePlugin for HostPath {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/host-path"
+    }
+
+    fn supports(&self, volume: &Volume) -> bool {
+        volume.host_path.is_some()
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::default()
+    }
+
+    fn mount_path(&self, _dirs: &PodDirs, _uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {
+        Ok(volume.host_path.iter().map(|source| &source.path).collect())
+    }
+
+    fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
+        let source = target.volume.host_path.clone().unwrap_or_default();
+        // The path may lie on a file system whose server does not answer.
+        Box::pin(blocking(move || {
+            check(&source.path, source.type_.as_deref().unwrap_or_default()).map(|()| Ready::default())
+        }))
+    }
+
+    fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {
+        let volume = volume.clone();
+        Box::pin(blocking(move || volume.remove_if_empty()))
+    }
+}
 
 /// Checks (or makes) the path as its type demands. Links are followed: the path is the operator's.
 pub(super) fn check(path: &str, kind: &str) -> Result<(), VolumeError> {

@@ -1,9 +1,13 @@
-//! Paths of a pod's files. Pure.
+//! Paths and modes of a pod's files.
 
+use std::fs;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 
 use super::VolumeError;
+use super::error::OnPath as _;
 
 /// Mode of directories that belong to the agent.
 pub(super) const PRIVATE: u32 = 0o750;
@@ -17,8 +21,13 @@ pub(super) const SUB_PATHS: &str = "volume-subpaths";
 pub(super) const DEVICES: &str = "volumeDevices";
 /// The hosts file.
 pub(super) const HOSTS: &str = "etc-hosts";
-/// The plugin's name with its slash escaped.
-pub(super) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
+/// Name of the emptyDir plugin; its directories also hold the markers of volumes that are made from API objects.
+pub(super) const EMPTY_DIR: &str = "kubernetes.io/empty-dir";
+
+/// Name of a plugin's directories.
+pub(super) fn escaped(plugin: &str) -> String {
+    plugin.replace('/', "~")
+}
 
 /// Where the files of pods are. Every part that comes from a spec must be a plain file name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,15 +62,7 @@ impl PodDirs {
         Ok(self.pod(uid)?.join("containers").join(plain(container)?))
     }
 
-    /// The content of an emptyDir.
-    ///
-    /// # Errors
-    /// A part that is no file name.
-    pub fn empty_dir(&self, uid: &str, volume: &str) -> Result<PathBuf, VolumeError> {
-        Ok(self.pod(uid)?.join(VOLUMES).join(EMPTY_DIR).join(plain(volume)?))
-    }
-
-    /// The content of a volume of the given plugin.
+    /// The content of a volume; `plugin` is its plugin's directory.
     ///
     /// # Errors
     /// A part that is no file name.
@@ -69,12 +70,12 @@ impl PodDirs {
         Ok(self.pod(uid)?.join(VOLUMES).join(plugin).join(plain(volume)?))
     }
 
-    /// The file that says an emptyDir is set up.
+    /// The file that marks an emptyDir as set up.
     ///
     /// # Errors
     /// A part that is no file name.
     pub(super) fn ready_marker(&self, uid: &str, volume: &str) -> Result<PathBuf, VolumeError> {
-        Ok(self.pod(uid)?.join(PLUGINS).join(EMPTY_DIR).join(plain(volume)?).join("ready"))
+        Ok(self.pod(uid)?.join(PLUGINS).join(escaped(EMPTY_DIR)).join(plain(volume)?).join("ready"))
     }
 
     /// Where one container's subPath is mounted.
@@ -92,10 +93,28 @@ impl PodDirs {
     }
 }
 
-/// Refuses whatever would lead to another directory.
+/// Refuses names that lead to another directory.
 fn plain(name: &str) -> Result<&str, VolumeError> {
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
         return Err(VolumeError::NotAFileName { name: name.to_owned() });
     }
     Ok(name)
+}
+
+/// Makes a directory that only the agent's user and group can enter, unless it exists.
+pub(super) fn make_dir(dir: &Path) -> Result<(), VolumeError> {
+    match fs::DirBuilder::new().mode(PRIVATE).create(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => make_dirs(dir),
+        result => result.on("create", dir),
+    }
+}
+
+/// As [`make_dir`], with the directories above it.
+pub(super) fn make_dirs(dir: &Path) -> Result<(), VolumeError> {
+    fs::DirBuilder::new().recursive(true).mode(PRIVATE).create(dir).on("create", dir)
+}
+
+pub(super) fn set_mode(path: &Path, mode: u32) -> Result<(), VolumeError> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).on("set the mode of", path)
 }

@@ -1,8 +1,8 @@
-//! Removing a pod's volumes and its directory.
+//! Removes a pod's volumes and its directory.
 //!
 //! Another kubelet may have left anything there. Every step down is made from an opened directory and fails at a mount
-//! point; content is removed only where a plugin of this agent has put it, a mount is undone only where undoing it is all
-//! that the volume's plugin would do. The rest stays, as upstream leaves it (`orphaned pod "<uid>" found, but ...`).
+//! point. Plugins decide what is unmounted and deleted of their volumes; those of unknown plugins stay unless they are
+//! empty directories, as upstream leaves them (`orphaned pod "<uid>" found, but ...`).
 
 #[cfg(test)]
 mod tests;
@@ -13,10 +13,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
 use std::path::PathBuf;
-use std::time::Duration;
-use std::time::Instant;
 
 use nix::dir::Type;
 use nix::errno::Errno;
@@ -25,70 +22,99 @@ use nix::unistd::unlinkat;
 
 use super::PodDirs;
 use super::VolumeError;
-use super::actual_state;
 use super::error::OnPath as _;
 use super::layout;
 use crate::filesystem;
 use crate::filesystem::DirectoryEntry;
 
-/// Plugins that only mount, from sources that unmounting leaves as they are.
-const MOUNT_ONLY: [&str; 2] = ["kubernetes.io~nfs", "kubernetes.io~local-volume"];
-
-/// What removes a volume of a plugin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cleanup {
-    /// Unmounting memory, deleting content: the plugin is one of this agent's.
-    Delete,
-    /// Unmounting.
-    Unmount,
-    /// Nothing, unless it is an empty directory.
-    Leave,
+/// A volume that a pod has on disk, whoever has set it up.
+#[derive(Clone, Debug)]
+pub(super) struct VolumeOnDisk {
+    dirs: PodDirs,
+    uid: String,
+    /// Its plugin's directory, as `kubernetes.io~secret`.
+    pub(super) directory: String,
+    name: CString,
 }
 
-impl Cleanup {
-    /// For a plugin's directory in a pod's `volumes`.
-    fn of(directory: &str) -> Self {
-        match actual_state::named(directory) {
-            Some(_) => Self::Delete,
-            None if MOUNT_ONLY.contains(&directory) => Self::Unmount,
-            None => Self::Leave,
-        }
+impl VolumeOnDisk {
+    /// The volume's name.
+    pub(super) fn volume(&self) -> String {
+        self.name.to_string_lossy().into_owned()
     }
 
-    fn run(self, dir: &Directory, (name, kind): &DirectoryEntry) -> Result<(), VolumeError> {
-        match self {
-            Self::Delete => {
-                while dir.is_mounted(name)? && filesystem::lies_in_memory(&dir.fd, name).on("inspect", &dir.at(name))? {
-                    dir.unmount(name, true)?;
-                }
-                dir.remove(name, *kind)
+    /// Unmounts what lies in memory, and deletes the volume with its content. Blocking.
+    ///
+    /// # Errors
+    /// Something else is mounted on the volume or below it; the kernel refuses to remove something.
+    pub(super) fn delete(&self) -> Result<(), VolumeError> {
+        self.in_plugins_directory(|dir, name| {
+            while dir.is_mounted(name)? && filesystem::lies_in_memory(&dir.fd, name).on("inspect", &dir.at(name))? {
+                dir.unmount(name, true)?;
             }
-            Self::Unmount => {
-                while dir.is_mounted(name)? {
-                    dir.unmount(name, false)?;
-                }
-                dir.remove_empty(name)
+            dir.remove(name, None)
+        })
+    }
+
+    /// Unmounts the volume and removes its directory, which must be empty then. Blocking.
+    ///
+    /// # Errors
+    /// The volume is in use; there is content under the mount.
+    pub(super) fn unmount(&self) -> Result<(), VolumeError> {
+        self.in_plugins_directory(|dir, name| {
+            while dir.is_mounted(name)? {
+                dir.unmount(name, false)?;
             }
-            Self::Leave => dir.remove_empty(name),
+            dir.remove_empty(name)
+        })
+    }
+
+    /// Removes the volume's directory if it is empty. Blocking.
+    ///
+    /// # Errors
+    /// There is content, or a mount.
+    pub(super) fn remove_if_empty(&self) -> Result<(), VolumeError> {
+        self.in_plugins_directory(Directory::remove_empty)
+    }
+
+    fn in_plugins_directory(
+        &self,
+        work: impl FnOnce(&Directory, &CStr) -> Result<(), VolumeError>,
+    ) -> Result<(), VolumeError> {
+        let Some(pod) = Directory::of_pod(&self.dirs, &self.uid)? else { return Ok(()) };
+        let Some(volumes) = pod.open(&name(layout::VOLUMES))? else { return Ok(()) };
+        match volumes.open(&name(&self.directory))? {
+            Some(dir) => work(&dir, &self.name),
+            None => Ok(()),
         }
     }
 }
 
 /// A directory of the agent, opened, and its path for messages.
-pub(super) struct Directory {
+struct Directory {
     fd: OwnedFd,
     path: PathBuf,
 }
 
 impl Directory {
+    /// The directory of all pods; `None` if there is none.
+    fn of_all(dirs: &PodDirs) -> Result<Option<Self>, VolumeError> {
+        let path = dirs.pods();
+        // The way there is the operator's and may have links.
+        match path.canonicalize().and_then(|path| filesystem::open_root(&path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            result => Ok(Some(Self { fd: result.on("open", &path)?, path })),
+        }
+    }
+
     /// The directory of a pod; `None` if it has none.
-    pub(super) fn of_pod(dirs: &PodDirs, uid: &str) -> Result<Option<Self>, VolumeError> {
-        let (pods, pod) = (dirs.pods(), dirs.pod(uid)?);
-        let all = match pods.canonicalize().and_then(|path| filesystem::open_root(&path)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            result => Self { fd: result.on("open", &pods)?, path: pods },
-        };
-        all.open(&name_of(&pod)?)
+    fn of_pod(dirs: &PodDirs, uid: &str) -> Result<Option<Self>, VolumeError> {
+        // Checks the UID.
+        dirs.pod(uid)?;
+        match Self::of_all(dirs)? {
+            Some(all) => all.open(&name(uid)),
+            None => Ok(None),
+        }
     }
 
     /// A directory in this one; `None` if there is none.
@@ -150,38 +176,53 @@ impl Directory {
     }
 }
 
-/// Tears down all volumes of a pod and tells `removed` of each: plugin's directory, volume, how long it took, whether it
-/// is gone. A failure does not keep the other volumes.
+/// What a pod has on disk.
+pub(super) struct Found {
+    pub(super) volumes: Vec<VolumeOnDisk>,
+    /// A directory that could not be read; it does not keep the volumes of others.
+    pub(super) failed: Result<(), VolumeError>,
+}
+
+/// Unmounts a pod's subPaths and lists its volumes. `None` if it has no directory. Blocking.
 ///
 /// # Errors
-/// The first volume that stays.
-pub(super) fn volumes(pod: &Directory, removed: impl Fn(&str, &str, Duration, bool)) -> Result<(), VolumeError> {
-    unmount_sub_paths(pod)?;
+/// A subPath that cannot be unmounted.
+pub(super) fn begin(dirs: &PodDirs, uid: &str) -> Result<Option<Found>, VolumeError> {
+    let Some(pod) = Directory::of_pod(dirs, uid)? else { return Ok(None) };
+    unmount_sub_paths(&pod)?;
+    let mut found = Found { volumes: Vec::new(), failed: Ok(()) };
+    let Some(volumes) = pod.open(&name(layout::VOLUMES))? else { return Ok(Some(found)) };
+    for (plugin, _) in volumes.entries()? {
+        match volumes.open(&plugin).and_then(|dir| dir.map_or(Ok(Vec::new()), |dir| dir.entries())) {
+            Ok(entries) => found.volumes.extend(entries.into_iter().map(|(name, _)| VolumeOnDisk {
+                dirs: dirs.clone(),
+                uid: uid.to_owned(),
+                directory: plugin.to_string_lossy().into_owned(),
+                name,
+            })),
+            Err(error) => found.failed = found.failed.and(Err(error)),
+        }
+    }
+    Ok(Some(found))
+}
+
+/// Removes the directories of plugins whose volumes are torn down, and the markers of plugins that `owns`. Blocking.
+///
+/// # Errors
+/// A volume is left.
+pub(super) fn end(dirs: &PodDirs, uid: &str, owns: impl Fn(&str) -> bool) -> Result<(), VolumeError> {
+    let Some(pod) = Directory::of_pod(dirs, uid)? else { return Ok(()) };
     let mut all = Ok(());
     if let Some(volumes) = pod.open(&name(layout::VOLUMES))? {
         for (plugin, _) in volumes.entries()? {
-            all = all.and(volumes_of_plugin(&volumes, &plugin, &removed));
+            all = all.and(volumes.remove_empty(&plugin));
         }
     }
-    all = all.and(pod.remove_empty_below(&name(layout::DEVICES)));
-    all.and_then(|()| remove_markers(pod))
-}
-
-fn volumes_of_plugin(
-    volumes: &Directory,
-    plugin: &CStr,
-    removed: &impl Fn(&str, &str, Duration, bool),
-) -> Result<(), VolumeError> {
-    let Some(dir) = volumes.open(plugin)? else { return Ok(()) };
-    let directory = plugin.to_string_lossy();
-    let (cleanup, mut all) = (Cleanup::of(&directory), Ok(()));
-    for entry in dir.entries()? {
-        let began = Instant::now();
-        let done = cleanup.run(&dir, &entry);
-        removed(&directory, &entry.0.to_string_lossy(), began.elapsed(), done.is_ok());
-        all = all.and(done);
-    }
-    all.and_then(|()| volumes.remove_empty(plugin))
+    all.and(pod.remove_empty_below(&name(layout::DEVICES)))?;
+    let Some(plugins) = pod.open(&name(layout::PLUGINS))? else { return Ok(()) };
+    let mut entries = plugins.entries()?;
+    entries.retain(|(directory, _)| owns(&directory.to_string_lossy()));
+    entries.iter().try_for_each(|(directory, kind)| plugins.remove(directory, *kind))
 }
 
 /// Unmounts every subPath (`<volume>/<container>/<index>`) and removes what they were mounted on.
@@ -207,19 +248,12 @@ fn unmount_sub_paths(pod: &Directory) -> Result<(), VolumeError> {
     pod.remove_empty(&name(layout::SUB_PATHS))
 }
 
-/// Removes what this agent's plugins have noted of a pod's volumes.
-fn remove_markers(pod: &Directory) -> Result<(), VolumeError> {
-    let Some(plugins) = pod.open(&name(layout::PLUGINS))? else { return Ok(()) };
-    let mut entries = plugins.entries()?;
-    entries.retain(|(directory, _)| Cleanup::of(&directory.to_string_lossy()) == Cleanup::Delete);
-    entries.iter().try_for_each(|(directory, kind)| plugins.remove(directory, *kind))
-}
-
-/// Removes the directory of a pod whose volumes are torn down. Content of volumes is not removed here.
+/// Removes the directory of a pod whose volumes are torn down. Content of volumes is not removed here. Blocking.
 ///
 /// # Errors
 /// A volume that is left; a mount point; something the kernel refuses to remove.
-pub(super) fn pod(pod: &Directory, dirs: &PodDirs) -> Result<(), VolumeError> {
+pub(super) fn remove_pod(dirs: &PodDirs, uid: &str) -> Result<(), VolumeError> {
+    let Some(pod) = Directory::of_pod(dirs, uid)? else { return Ok(()) };
     let of_volumes = [layout::SUB_PATHS, layout::VOLUMES, layout::DEVICES].map(name);
     of_volumes.iter().try_for_each(|name| pod.remove_empty_below(name))?;
     for (name, kind) in pod.entries()? {
@@ -229,18 +263,11 @@ pub(super) fn pod(pod: &Directory, dirs: &PodDirs) -> Result<(), VolumeError> {
         }
         pod.remove(&name, kind)?;
     }
-    let pods = dirs.pods();
-    let all = pods.canonicalize().and_then(|path| filesystem::open_root(&path)).on("open", &pods)?;
-    Directory { fd: all, path: pods }.remove_empty(&name_of(&pod.path)?)
+    Directory::of_all(dirs)?.map_or(Ok(()), |all| all.remove_empty(&name(uid)))
 }
 
-/// A name of the layout.
+/// A name that is known to be a file name.
 fn name(name: &str) -> CString {
-    // Names of the layout are constants without NUL.
+    // Neither names of the layout nor names that `PodDirs` accepts or a directory lists have a NUL.
     CString::new(name).unwrap_or_default()
-}
-
-fn name_of(path: &Path) -> Result<CString, VolumeError> {
-    let name = path.file_name().unwrap_or_default().as_bytes();
-    CString::new(name).map_err(|_| VolumeError::NotAFileName { name: path.display().to_string() })
 }

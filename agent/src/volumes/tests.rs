@@ -52,17 +52,17 @@ async fn an_empty_dir_lives_and_dies_with_its_pod() {
     std::fs::write(dir.join("data"), "kept").expect("a file");
     volumes.set_up(&pod, None).await.expect("set up again");
     assert_eq!(std::fs::read_to_string(dir.join("data")).expect("the file"), "kept");
-    let error = volumes.remove_orphan("u-1").expect_err("content is never deleted with the folder");
+    let error = volumes.remove_orphan("u-1").await.expect_err("content is never deleted with the directory");
     assert!(matches!(error, VolumeError::NotEmpty { .. }), "{error}");
 
     assert!(!volumes.is_torn_down("u-1"));
-    volumes.tear_down("u-1").expect("gone");
+    volumes.tear_down("u-1").await.expect("gone");
     assert!(volumes.is_torn_down("u-1"));
     assert_eq!(volumes.pods_on_disk().expect("a list"), ["u-1"]);
     volumes.make_termination_file("u-1", "c").expect("a file");
-    volumes.remove_orphan("u-1").expect("gone");
+    volumes.remove_orphan("u-1").await.expect("gone");
     assert_eq!(volumes.pods_on_disk().expect("a list"), Vec::<String>::new());
-    volumes.tear_down("u-1").expect("twice is fine");
+    volumes.tear_down("u-1").await.expect("twice is fine");
 }
 
 #[tokio::test]
@@ -82,7 +82,7 @@ async fn teardown_follows_no_link_and_digs_deep() {
     for n in 0..1100 {
         std::fs::write(dir.join(n.to_string()), "").expect("a file");
     }
-    volumes.tear_down("u-1").expect("gone");
+    volumes.tear_down("u-1").await.expect("gone");
     assert!(volumes.is_torn_down("u-1"));
     assert!(outside.path().join("precious").exists());
 }
@@ -162,7 +162,7 @@ fn a_sub_path_is_pinned_inside_its_volume() {
             let file = bind(index, path).expect("links inside are fine");
             assert_eq!(std::fs::read_to_string(file).expect("a file"), "1");
         }
-        volumes.tear_down("u-1").expect("unmounted and gone");
+        block_on(volumes.tear_down("u-1")).expect("unmounted and gone");
         assert_eq!(std::fs::read_to_string(source.path().join("a/b/f")).expect("the host's file stays"), "1");
     });
 }
@@ -272,7 +272,7 @@ async fn what_is_done_to_volumes_is_counted() {
         ]),
         json!([{"name": "v", "mountPath": "/v"}, {"name": "h", "mountPath": "/h"}, {"name": "n", "mountPath": "/n"}]),
     );
-    let mut wanted: Vec<_> = Volumes::plugins_wanted(&pod).collect();
+    let mut wanted: Vec<_> = volumes.plugins_wanted(&pod).collect();
     wanted.sort_unstable();
     assert_eq!(wanted, ["kubernetes.io/empty-dir", "kubernetes.io/host-path", "kubernetes.io/host-path"]);
     for _ in 0..2 {
@@ -290,8 +290,8 @@ async fn what_is_done_to_volumes_is_counted() {
     let set_up = [("kubernetes.io/empty-dir", 1), ("kubernetes.io/host-path", 1)];
     assert_eq!(volumes.set_up_by_plugin(), set_up.into());
 
-    volumes.tear_down("u-1").expect("gone");
-    volumes.tear_down("u-1").expect("still gone");
+    volumes.tear_down("u-1").await.expect("gone");
+    volumes.tear_down("u-1").await.expect("still gone");
     let unmounted = ["empty-dir", "host-path"].map(|plugin| operation("volume_unmount", plugin, "success", 1));
     assert_eq!(told(&metrics, "storage_operation")[3..], unmounted);
     assert!(volumes.set_up_by_plugin().is_empty());
@@ -311,7 +311,7 @@ async fn a_new_agent_counts_what_the_old_one_left() {
     assert_eq!(volumes.set_up_by_plugin(), [("kubernetes.io/empty-dir", 1)].into());
     volumes.set_up(&with_empty_dir(), None).await.expect("set up");
     assert!(told(&metrics, "storage_operation").is_empty(), "it is set up already");
-    volumes.tear_down("u-1").expect_err("a link of an unknown plugin stays");
+    volumes.tear_down("u-1").await.expect_err("a link of an unknown plugin stays");
     assert_eq!(told(&metrics, "storage_operation"), [operation("volume_unmount", "empty-dir", "success", 1)]);
     let counts = ["reconstruct_volume_operations", "force_cleaned_failed_volume"].map(|family| told(&metrics, family));
     assert_eq!(

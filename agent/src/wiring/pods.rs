@@ -211,7 +211,7 @@ fn volumes<'a>(
     volumes: &Volumes,
 ) -> impl Iterator<Item = (VolumeState, &'static str, usize)> {
     let mut wanted: BTreeMap<&'static str, usize> = BTreeMap::new();
-    wanting.flat_map(|pod| Volumes::plugins_wanted(pod)).for_each(|plugin| *wanted.entry(plugin).or_default() += 1);
+    wanting.flat_map(|pod| volumes.plugins_wanted(pod)).for_each(|plugin| *wanted.entry(plugin).or_default() += 1);
     let wanted = wanted.into_iter().map(|(plugin, count)| (VolumeState::Desired, plugin, count));
     let set_up = volumes.set_up_by_plugin().into_iter();
     wanted.chain(set_up.map(|(plugin, count)| (VolumeState::Actual, plugin, count)))

@@ -1,8 +1,8 @@
-//! Volumes made from API objects and the pod itself: configMap, secret, downwardAPI, projected. What is to be in them is
-//! found out first (`resolve`, which may wait for the API server), then written in one step (`atomic`, which blocks).
+//! Volumes made from API objects and the pod itself: configMap, secret, downwardAPI, projected. Their content is resolved
+//! first (`resolve`, which may wait for the API server), then written in one step (`atomic`, which blocks).
 //!
-//! They belong to the agent: containers see them read-only, and a change of what they are made from changes them while
-//! the containers run. Refuses trust bundles and pod certificates.
+//! They belong to the agent: containers see them read-only, and they follow their objects while the containers run.
+//! Refuses trust bundles and pod certificates.
 
 mod atomic;
 mod content;
@@ -14,23 +14,35 @@ mod resolve;
 mod tests;
 mod tmpfs;
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Volume;
 
 pub use payload::InvalidPath;
 
-pub(super) use atomic::Written;
-pub(super) use ownership::Owners;
-pub(super) use payload::Payload;
-pub(super) use resolve::Resolver;
-pub(super) use resolve::earliest;
 pub(super) use tmpfs::can_avoid_swap;
 pub(super) use tmpfs::machine_swaps;
 
-use super::PodDirs;
+use atomic::Written;
+use ownership::Owners;
+use payload::Payload;
+use resolve::Resolver;
+
 use super::VolumeError;
 use super::error::OnPath as _;
+use super::layout;
+use super::plugin::Attributes;
+use super::plugin::Ready;
+use super::plugin::Target;
+use super::plugin::VolumePlugin;
+use super::plugin::blocking;
+use super::teardown::VolumeOnDisk;
+use crate::model::Amount;
+use crate::objects::Objects;
 
 /// The kinds of volumes made from API objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,70 +54,107 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Of a volume; `None` if something else provides it.
-    pub(super) fn of(volume: &Volume) -> Option<Self> {
-        let kinds = [
-            (volume.config_map.is_some(), Self::ConfigMap),
-            (volume.secret.is_some(), Self::Secret),
-            (volume.downward_api.is_some(), Self::DownwardApi),
-            (volume.projected.is_some(), Self::Projected),
-        ];
-        kinds.into_iter().find_map(|(is, kind)| is.then_some(kind))
-    }
+    pub(super) const ALL: [Self; 4] = [Self::ConfigMap, Self::Secret, Self::DownwardApi, Self::Projected];
 
-    /// The plugin's name with its slash escaped.
-    pub(super) fn plugin(self) -> &'static str {
-        match self {
-            Self::ConfigMap => "kubernetes.io~configmap",
-            Self::Secret => "kubernetes.io~secret",
-            Self::DownwardApi => "kubernetes.io~downward-api",
-            Self::Projected => "kubernetes.io~projected",
-        }
-    }
-
-    /// Its content never reaches a disk.
+    /// The content never reaches a disk.
     fn in_memory(self) -> bool {
         self != Self::ConfigMap
     }
 }
 
-/// One volume that is about to be written.
+/// The plugin of one of these kinds.
 #[derive(Debug)]
-pub(super) struct Job {
-    pub(super) uid: String,
-    pub(super) volume: String,
-    pub(super) kind: Kind,
-    pub(super) payload: Payload,
-    /// Mount points of other volumes inside this one.
-    pub(super) nested: Vec<String>,
-    pub(super) owners: Owners,
-    /// Bytes a volume in memory may hold; `None`: no limit of its own.
-    pub(super) size: Option<i64>,
+pub(super) struct ObjectVolumes {
+    kind: Kind,
+    objects: Objects,
+    allocatable: Arc<BTreeMap<String, Amount>>,
 }
 
-impl Job {
-    /// Makes the volume's directory if there is none and brings its content up to date. Blocking.
-    pub(super) fn run(&self, dirs: &PodDirs) -> Result<Written, VolumeError> {
-        let dir = dirs.volume(&self.uid, self.kind.plugin(), &self.volume)?;
-        tmpfs::prepare(&dir, self.kind.in_memory().then_some(self.size))?;
-        make_marker(&dirs.ready_marker(&self.uid, &format!("wrapped_{}", self.volume))?)?;
-        nested::make(&dir, &self.nested, &self.payload)?;
-        atomic::write(&dir, &self.payload, self.owners)
+impl ObjectVolumes {
+    pub(super) fn new(kind: Kind, objects: Objects, allocatable: Arc<BTreeMap<String, Amount>>) -> Self {
+        Self { kind, objects, allocatable }
     }
 }
 
-/// Kubelets that take over later know by it that the directory is set up.
+impl VolumePlugin for ObjectVolumes {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::ConfigMap => "kubernetes.io/configmap",
+            Kind::Secret => "kubernetes.io/secret",
+            Kind::DownwardApi => "kubernetes.io/downward-api",
+            Kind::Projected => "kubernetes.io/projected",
+        }
+    }
+
+    fn supports(&self, volume: &Volume) -> bool {
+        match self.kind {
+            Kind::ConfigMap => volume.config_map.is_some(),
+            Kind::Secret => volume.secret.is_some(),
+            Kind::DownwardApi => volume.downward_api.is_some(),
+            Kind::Projected => volume.projected.is_some(),
+        }
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes { read_only: true, fs_group: true, refreshes: true, owns_content: true }
+    }
+
+    fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
+        Box::pin(async move {
+            let owners = Owners { group: target.fs_group, ..Owners::of(target.pod) };
+            let resolver = Resolver { objects: &self.objects, allocatable: &self.allocatable, pod: target.pod, owners };
+            let resolved = resolver.resolve(target.volume).await?;
+            let write = VolumeWrite {
+                dir: self.mount_path(target.dirs, target.uid, target.volume)?,
+                marker: target.dirs.ready_marker(target.uid, &format!("wrapped_{}", target.volume.name))?,
+                memory: self.kind.in_memory().then_some(target.memory),
+                payload: resolved.payload,
+                nested: nested::of(target.pod, &target.volume.name),
+                owners,
+            };
+            if blocking(move || write.run()).await? == Written::Changed {
+                tracing::debug!(pod_uid = target.uid, volume = target.volume.name, "volume written");
+            }
+            Ok(Ready { refresh_at: resolved.refresh_at })
+        })
+    }
+
+    fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {
+        let volume = volume.clone();
+        Box::pin(blocking(move || volume.delete()))
+    }
+}
+
+/// One volume that is about to be written.
+#[derive(Debug)]
+struct VolumeWrite {
+    dir: PathBuf,
+    /// Marks the volume as set up for kubelets that take over later.
+    marker: PathBuf,
+    /// In memory, of at most so many bytes; `None`: on disk.
+    memory: Option<Option<i64>>,
+    payload: Payload,
+    /// Mount points of other volumes inside this one.
+    nested: Vec<String>,
+    owners: Owners,
+}
+
+impl VolumeWrite {
+    /// Makes the volume's directory if there is none and brings its content up to date. Blocking.
+    fn run(&self) -> Result<Written, VolumeError> {
+        tmpfs::prepare(&self.dir, self.memory)?;
+        make_marker(&self.marker)?;
+        nested::make(&self.dir, &self.nested, &self.payload)?;
+        atomic::write(&self.dir, &self.payload, self.owners)
+    }
+}
+
 fn make_marker(marker: &Path) -> Result<(), VolumeError> {
     if marker.exists() {
         return Ok(());
     }
     if let Some(parent) = marker.parent() {
-        super::make_dirs(parent)?;
+        layout::make_dirs(parent)?;
     }
     std::fs::write(marker, "").on("create", marker)
-}
-
-/// Mount points of other volumes inside this one, in any container of the pod.
-pub(super) fn nested_mounts(pod: &k8s_openapi::api::core::v1::Pod, volume: &str) -> Vec<String> {
-    nested::of(pod, volume)
 }

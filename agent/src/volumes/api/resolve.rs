@@ -91,7 +91,7 @@ impl Resolver<'_> {
             match part {
                 Ok(part) => {
                     all.payload.merge(part.payload);
-                    all.refresh_at = earliest(all.refresh_at, part.refresh_at);
+                    all.refresh_at = all.refresh_at.into_iter().chain(part.refresh_at).min();
                 }
                 Err(error) => failed.push(error),
             }
@@ -150,13 +150,5 @@ fn found<T>(result: Result<T, ObjectError>, optional: bool) -> Result<Option<T>,
     match result {
         Err(error) if error.is_not_found() && optional => Ok(None),
         result => Ok(Some(result?)),
-    }
-}
-
-/// The earlier of two moments, if there are any.
-pub(crate) fn earliest<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
-    match (one, other) {
-        (Some(one), Some(other)) => Some(one.min(other)),
-        (one, other) => one.or(other),
     }
 }

@@ -258,9 +258,9 @@ async fn a_volume_in_memory_comes_and_goes() {
     volumes.refresh(&pod, None).await.expect("refreshed");
     assert_eq!(seen(&at), expected(&[("labels", "a=\"2\"")]));
 
-    volumes.tear_down("u-1").expect("gone");
+    volumes.tear_down("u-1").await.expect("gone");
     assert!(volumes.is_torn_down("u-1") && !at.exists());
-    volumes.remove_orphan("u-1").expect("gone");
+    volumes.remove_orphan("u-1").await.expect("gone");
 }
 
 #[tokio::test]
@@ -293,5 +293,5 @@ async fn every_volume_that_fails_is_told_and_the_others_are_made() {
         ]
     );
     assert!(dir.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/e").is_dir());
-    volumes.tear_down("u-1").expect("gone");
+    volumes.tear_down("u-1").await.expect("gone");
 }

@@ -14,8 +14,8 @@ use nix::mount::mount;
 use crate::filesystem;
 use crate::volumes::VolumeError;
 use crate::volumes::error::OnPath as _;
-use crate::volumes::make_dirs;
-use crate::volumes::set_mode;
+use crate::volumes::layout::make_dirs;
+use crate::volumes::layout::set_mode;
 
 /// Kernels before 6.4, and user namespaces, cannot keep memory from being swapped.
 static NOSWAP: AtomicBool = AtomicBool::new(true);

@@ -39,8 +39,11 @@ impl Node {
 
     /// What housekeeping does with an orphan.
     fn remove(&self) -> Result<(), VolumeError> {
-        self.volumes.tear_down("u")?;
-        self.volumes.remove_orphan("u")
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            self.volumes.tear_down("u").await?;
+            self.volumes.remove_orphan("u").await
+        })
     }
 
     fn source_is_whole(&self) -> bool {

@@ -16,7 +16,6 @@ use crate::cgroups::QosClass;
 use crate::filesystem;
 use crate::model::PodSnapshot;
 use crate::pacing::TeardownPermit;
-use crate::volumes::VolumeError;
 use crate::workers::generate::names;
 use crate::workers::generate::qos;
 
@@ -130,7 +129,7 @@ pub async fn release_volumes(ctx: &ActContext, pod: &Pod) -> Result<(), String> 
     let uid = names::pod_uid(pod);
     ctx.images.remove_cached_pod(uid);
     ctx.pulls().forget_pod(uid, ctx.clock.wall());
-    blocking(ctx, uid, |volumes, uid| volumes.tear_down(uid)).await
+    ctx.volumes.tear_down(uid).await.map_err(|error| error.to_string())
 }
 
 /// Removes cgroup, volumes and directory of a pod that is neither desired nor in the runtime.
@@ -144,11 +143,8 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
     if let (Some(cgroups), Some(class)) = (&ctx.cgroups, class) {
         destroy_cgroup(ctx, cgroups, class, uid).await?;
     }
-    blocking(ctx, uid, |volumes, uid| {
-        volumes.tear_down(uid)?;
-        volumes.remove_orphan(uid)
-    })
-    .await
+    ctx.volumes.tear_down(uid).await.map_err(|error| error.to_string())?;
+    ctx.volumes.remove_orphan(uid).await.map_err(|error| error.to_string())
 }
 
 /// Removes exited containers and sandboxes of a deleted pod, with their logs, directories and cgroup. Waits for a removal
@@ -175,15 +171,4 @@ pub(super) async fn remove_tree(dir: PathBuf) -> Result<(), String> {
     let removed = tokio::task::spawn_blocking(move || filesystem::remove_tree(&path)).await;
     let removed = removed.unwrap_or_else(|error| Err(std::io::Error::other(error)));
     removed.map_err(|error| format!("cannot remove {}: {error}", dir.display()))
-}
-
-/// Runs blocking file operations outside the threads that drive tasks.
-async fn blocking(
-    ctx: &ActContext,
-    uid: &str,
-    work: impl FnOnce(&crate::volumes::Volumes, &str) -> Result<(), VolumeError> + Send + 'static,
-) -> Result<(), String> {
-    let (volumes, uid) = (ctx.volumes.clone(), uid.to_owned());
-    let done = tokio::task::spawn_blocking(move || work(&volumes, &uid)).await;
-    done.map_err(|error| format!("tearing down volumes: {error}"))?.map_err(|error| error.to_string())
 }

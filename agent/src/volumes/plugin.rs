@@ -1,0 +1,127 @@
+//! What a kind of volume provides, and which plugin provides a volume.
+//!
+//! Upstream has the same split: `pkg/volume/plugins.go` (plugins) and `pkg/kubelet/volumemanager` (what is set up when).
+//! A plugin knows its volumes; when they are set up, refreshed and torn down is decided outside.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::Volume;
+
+use super::PodDirs;
+use super::VolumeError;
+use super::api;
+use super::empty_dir::EmptyDir;
+use super::host_path::HostPath;
+use super::layout;
+use super::mount_only::MountOnly;
+use super::teardown::VolumeOnDisk;
+use crate::model::Amount;
+use crate::objects::Objects;
+
+/// One kind of volume.
+pub(super) trait VolumePlugin: Debug + Send + Sync {
+    /// The name in specs of metrics, `kubernetes.io/secret`. With `~` for `/` it names the plugin's directory in the
+    /// `volumes` of a pod.
+    fn name(&self) -> &'static str;
+
+    /// True if the volume is of this kind.
+    fn supports(&self, volume: &Volume) -> bool;
+
+    /// What holds for all volumes of this kind.
+    fn attributes(&self) -> Attributes;
+
+    /// The directory or file on the host that containers mount.
+    ///
+    /// # Errors
+    /// A name that is no file name.
+    fn mount_path(&self, dirs: &PodDirs, uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {
+        dirs.volume(uid, &layout::escaped(self.name()), &volume.name)
+    }
+
+    /// Makes the volume available, or brings it up to date if [`Attributes::refreshes`]; one that is there stays. A future
+    /// that is dropped may leave a part of the work done, which the next call completes.
+    ///
+    /// # Errors
+    /// The volume cannot be set up, or keeps its old content.
+    fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>>;
+
+    /// Unmounts and removes a volume that this agent, its predecessor or another kubelet has set up. The pod's spec may
+    /// be unknown.
+    ///
+    /// # Errors
+    /// Something of the volume stays.
+    fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>>;
+}
+
+/// What holds for all volumes of a plugin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Attributes {
+    /// Containers cannot write them, whatever their mounts say.
+    pub(super) read_only: bool,
+    /// Their files are given to the pod's `fsGroup`.
+    pub(super) fs_group: bool,
+    /// Their content follows the objects they are made from: they are set up again when those change.
+    pub(super) refreshes: bool,
+    /// Their content is the agent's, and deleted with the volume.
+    pub(super) owns_content: bool,
+}
+
+/// A volume that is to be set up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target<'a> {
+    pub(super) dirs: &'a PodDirs,
+    pub(super) pod: &'a Pod,
+    pub(super) uid: &'a str,
+    pub(super) volume: &'a Volume,
+    /// The pod's `fsGroup`, if the plugin applies it.
+    pub(super) fs_group: Option<u32>,
+    /// Bytes that a volume in memory may take; `None`: as many as the kernel allows.
+    pub(super) memory: Option<i64>,
+}
+
+/// A volume that is set up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Ready {
+    /// When it is to be refreshed at the latest.
+    pub(super) refresh_at: Option<SystemTime>,
+}
+
+/// The plugins of this agent.
+#[derive(Clone, Debug)]
+pub(super) struct Plugins(Arc<[Box<dyn VolumePlugin>]>);
+
+impl Plugins {
+    /// All plugins. Volumes are made from these objects; `allocatable` is what containers without limits may use.
+    pub(super) fn new(objects: &Objects, allocatable: &Arc<BTreeMap<String, Amount>>) -> Self {
+        let mut all: Vec<Box<dyn VolumePlugin>> = vec![Box::new(EmptyDir), Box::new(HostPath)];
+        for kind in api::Kind::ALL {
+            all.push(Box::new(api::ObjectVolumes::new(kind, objects.clone(), allocatable.clone())));
+        }
+        all.extend(MountOnly::all().map(|plugin| Box::new(plugin) as Box<dyn VolumePlugin>));
+        Self(all.into())
+    }
+
+    /// The plugin that provides a volume.
+    pub(super) fn of(&self, volume: &Volume) -> Option<&dyn VolumePlugin> {
+        self.0.iter().find(|plugin| plugin.supports(volume)).map(|plugin| &**plugin)
+    }
+
+    /// The plugin of a directory in a pod's `volumes`.
+    pub(super) fn of_directory(&self, directory: &str) -> Option<&dyn VolumePlugin> {
+        self.0.iter().find(|plugin| layout::escaped(plugin.name()) == directory).map(|plugin| &**plugin)
+    }
+}
+
+/// Runs work that may block on a thread for that.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
+) -> Result<T, VolumeError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(VolumeError::Interrupted(error.to_string())))
+}
