@@ -1,4 +1,4 @@
-//! What went wrong with which file or volume.
+//! Errors of volumes and pods' files.
 
 use std::io;
 use std::path::Path;
@@ -8,20 +8,20 @@ use super::api::InvalidPath;
 use crate::model::DownwardError;
 use crate::objects::ObjectError;
 
-/// A volume or a pod's file that could not be made or removed.
+/// A volume or a pod's file that cannot be made or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// A file or directory refused.
+    /// An operation on a file or directory failed.
     #[error("cannot {verb} {path}: {source}")]
     Io {
         /// What was tried.
         verb: &'static str,
         /// On what.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// A UID or name that would lead elsewhere.
+    /// A UID or name that is no file name.
     #[error("{name:?} cannot be part of a path")]
     NotAFileName {
         /// What was given.
@@ -35,7 +35,7 @@ pub enum VolumeError {
         /// What it should be.
         expected: &'static str,
     },
-    /// A hostPath of an unknown type, or one that climbs.
+    /// A hostPath of an unknown type, or with `..`.
     #[error("hostPath {path:?}: {problem}")]
     HostPath {
         /// The path.
@@ -58,31 +58,31 @@ pub enum VolumeError {
     /// A source of a projected volume this agent cannot provide.
     #[error("a source of the volume is of a kind that is not supported yet")]
     UnsupportedSource,
-    /// An object that could not be had.
+    /// An object that cannot be read.
     #[error(transparent)]
     Object(#[from] ObjectError),
-    /// A field of the pod that cannot be told.
+    /// A field of the pod that the downward API cannot provide.
     #[error(transparent)]
     Downward(#[from] DownwardError),
     /// A key that an object does not have.
     #[error("{what}: {key}")]
     MissingKey {
-        /// In upstream's words, of which kind of object.
+        /// Upstream's message for this kind of object.
         what: &'static str,
         /// The key.
         key: String,
     },
-    /// A path in a volume that leads elsewhere.
+    /// A path that leaves its volume.
     #[error(transparent)]
     InvalidPath(#[from] InvalidPath),
-    /// Modes are set by the API server; a volume without is not from there.
+    /// The API server sets the default; a volume without it did not pass through one.
     #[error("no defaultMode used, not even the default value for it")]
     NoDefaultMode,
     /// Several at once.
     #[error("[{}]", .0.join(", "))]
     Several(Vec<String>),
-    /// The task that was to do it is gone.
-    #[error("setting up volumes was interrupted: {0}")]
+    /// The blocking task panicked or was cancelled.
+    #[error("operation on a volume was interrupted: {0}")]
     Interrupted(String),
     /// A mount of a volume that the spec does not have.
     #[error("volume {volume:?} is not in the pod's spec")]
@@ -96,7 +96,7 @@ pub enum VolumeError {
     /// A subPath with `..` in it.
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     ClimbingSubPath(String),
-    /// A subPath that cannot be given to a container. Why is for the log alone: it tells of the host's files, and this
+    /// A subPath that cannot be mounted. The cause is only logged: it names files of the host, and this
     /// message ends in the pod's status.
     #[error("failed to {action} for volumeMount {volume:?} of container {container:?}")]
     SubPath {
@@ -121,13 +121,13 @@ pub enum VolumeError {
     },
 }
 
-/// A volume that could not be brought to its pod. Its text is the message of event `FailedMount`.
+/// A volume that cannot be set up. Its text is the message of event `FailedMount`.
 #[derive(Debug, thiserror::Error)]
 #[error("MountVolume.SetUp failed for volume {volume:?} : {error}")]
 pub struct FailedVolume {
     /// Its name in the spec.
     pub volume: String,
-    /// Why not.
+    /// The cause.
     pub error: VolumeError,
 }
 

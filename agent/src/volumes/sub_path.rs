@@ -63,7 +63,7 @@ fn mount_pinned(pinned: &OwnedFd, target: &Path) -> io::Result<()> {
 /// is walked again with links refused, so that a link put there in between is not.
 fn pin(volume: &Path, sub_path: &Path) -> Result<OwnedFd, Failure> {
     let base = volume.canonicalize().map_err(Failure::Prepare)?;
-    // Which of the two failed is told by whether there was something to make.
+    // As upstream: a failure counts as one of making directories if any was missing.
     let failed = match base.join(sub_path).exists() {
         true => Failure::Prepare,
         false => Failure::Create,
@@ -80,7 +80,7 @@ fn pin(volume: &Path, sub_path: &Path) -> Result<OwnedFd, Failure> {
     filesystem::open_path(&root, or_itself(&resolved)).map_err(Failure::Prepare)
 }
 
-/// True if a subPath can stay inside a volume, as far as its text says.
+/// True if a subPath contains `..`.
 pub(super) fn climbs(sub_path: &Path) -> bool {
     sub_path.components().any(|component| component == Component::ParentDir)
 }

@@ -27,7 +27,7 @@ use super::layout;
 use crate::filesystem;
 use crate::filesystem::DirectoryEntry;
 
-/// A volume that a pod has on disk, whoever has set it up.
+/// A volume that a pod has on disk, by any kubelet.
 #[derive(Clone, Debug)]
 pub(super) struct VolumeOnDisk {
     dirs: PodDirs,

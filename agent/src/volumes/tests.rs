@@ -1,4 +1,4 @@
-//! Volumes in a temporary folder; what needs root says so.
+//! Volumes in a temporary directory.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::fs::symlink;
@@ -38,14 +38,14 @@ fn make() -> (tempfile::TempDir, Volumes) {
 }
 
 #[tokio::test]
-async fn an_empty_dir_lives_and_dies_with_its_pod() {
+async fn an_empty_dir_is_removed_with_its_pod() {
     let (root, volumes) = make();
     let pod = with_empty_dir();
     assert_eq!(mode(&root.path().join("pods/u-1")), 0o750);
     volumes.set_up(&pod, None).await.expect("set up");
     let dir = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v");
     assert_eq!(mode(&dir), 0o777);
-    assert!(!dir.with_file_name("unused").exists(), "nobody mounts it");
+    assert!(!dir.with_file_name("unused").exists(), "no container mounts it");
     let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
     assert_eq!(volumes.mount_source(&pod, "c", 0, mount, None).await.expect("a path"), dir);
 
@@ -66,7 +66,7 @@ async fn an_empty_dir_lives_and_dies_with_its_pod() {
 }
 
 #[tokio::test]
-async fn teardown_follows_no_link_and_digs_deep() {
+async fn teardown_follows_no_link_and_removes_deep_trees() {
     let (root, volumes) = make();
     volumes.set_up(&with_empty_dir(), None).await.expect("set up");
     let outside = tempfile::tempdir().expect("a folder");
@@ -88,7 +88,7 @@ async fn teardown_follows_no_link_and_digs_deep() {
 }
 
 #[test]
-fn names_cannot_lead_elsewhere() {
+fn names_cannot_leave_their_directory() {
     let (_root, volumes) = make();
     for uid in ["", "..", ".", "../u", "a/b"] {
         assert!(matches!(volumes.make_pod_dirs(uid), Err(VolumeError::NotAFileName { .. })), "{uid:?}");
@@ -246,7 +246,7 @@ fn every_attempt_has_its_own_termination_file() {
 }
 
 /// Lines of a family, without its buckets.
-fn told(metrics: &Metrics, family: &str) -> Vec<String> {
+fn samples(metrics: &Metrics, family: &str) -> Vec<String> {
     let text = metrics.render().expect("metrics");
     let lines =
         text.lines().filter(|line| line.starts_with(family) && !line.contains("_bucket") && !line.contains("_sum"));
@@ -260,7 +260,7 @@ fn operation(name: &str, plugin: &str, status: &str, count: u32) -> String {
 }
 
 #[tokio::test]
-async fn what_is_done_to_volumes_is_counted() {
+async fn volume_operations_are_counted() {
     let (root, volumes) = make();
     let metrics = Metrics::new();
     let volumes = volumes.with_metrics(metrics.clone());
@@ -279,7 +279,7 @@ async fn what_is_done_to_volumes_is_counted() {
         volumes.set_up(&pod, None).await.expect_err("one is not there");
     }
     assert_eq!(
-        told(&metrics, "storage_operation"),
+        samples(&metrics, "storage_operation"),
         [
             operation("volume_mount", "host-path", "fail-unknown", 2),
             operation("volume_mount", "empty-dir", "success", 1),
@@ -293,12 +293,12 @@ async fn what_is_done_to_volumes_is_counted() {
     volumes.tear_down("u-1").await.expect("gone");
     volumes.tear_down("u-1").await.expect("still gone");
     let unmounted = ["empty-dir", "host-path"].map(|plugin| operation("volume_unmount", plugin, "success", 1));
-    assert_eq!(told(&metrics, "storage_operation")[3..], unmounted);
+    assert_eq!(samples(&metrics, "storage_operation")[3..], unmounted);
     assert!(volumes.set_up_by_plugin().is_empty());
 }
 
 #[tokio::test]
-async fn a_new_agent_counts_what_the_old_one_left() {
+async fn volumes_on_disk_are_reconstructed() {
     let (root, old) = make();
     old.set_up(&with_empty_dir(), None).await.expect("set up");
     let strange = root.path().join("pods/u-1/volumes/example.com~strange/s");
@@ -310,10 +310,11 @@ async fn a_new_agent_counts_what_the_old_one_left() {
     volumes.reconstruct().expect("a list");
     assert_eq!(volumes.set_up_by_plugin(), [("kubernetes.io/empty-dir", 1)].into());
     volumes.set_up(&with_empty_dir(), None).await.expect("set up");
-    assert!(told(&metrics, "storage_operation").is_empty(), "it is set up already");
+    assert!(samples(&metrics, "storage_operation").is_empty(), "it is set up already");
     volumes.tear_down("u-1").await.expect_err("a link of an unknown plugin stays");
-    assert_eq!(told(&metrics, "storage_operation"), [operation("volume_unmount", "empty-dir", "success", 1)]);
-    let counts = ["reconstruct_volume_operations", "force_cleaned_failed_volume"].map(|family| told(&metrics, family));
+    assert_eq!(samples(&metrics, "storage_operation"), [operation("volume_unmount", "empty-dir", "success", 1)]);
+    let counts =
+        ["reconstruct_volume_operations", "force_cleaned_failed_volume"].map(|family| samples(&metrics, family));
     assert_eq!(
         counts.concat(),
         [

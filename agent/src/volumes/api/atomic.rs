@@ -6,8 +6,8 @@
 //!  T/<name> ─▶ ..data/<name>                  what containers open
 //! ```
 //!
-//! Whatever happens in between, a reader sees either all of the old version or all of the new one, and the next write
-//! clears away what an interrupted one has left.
+//! A reader sees either all of the old version or all of the new one, wherever a write is interrupted; the next write
+//! removes what it left. Upstream: `pkg/volume/util/atomic_writer.go`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -52,16 +52,16 @@ const NEW_DATA: &str = "..data_tmp";
 /// Directories inside a version.
 const DIR_MODE: u32 = 0o755;
 
-/// What a write did.
+/// Outcome of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Written {
     /// The volume had this content already.
     Unchanged,
-    /// It has it now.
+    /// The content was replaced.
     Changed,
 }
 
-/// Steps after which a write can be interrupted.
+/// Steps of a write; tests interrupt it after each of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WriteStep {
     Directory,
@@ -69,8 +69,8 @@ pub(super) enum WriteStep {
     Owned,
     Linked,
     Switched,
-    Named,
-    Swept,
+    NamesLinked,
+    StaleRemoved,
 }
 
 /// Brings the content of the directory `dir` to `payload`.
@@ -78,7 +78,7 @@ pub(crate) fn write(dir: &Path, payload: &Payload, owners: Owners) -> Result<Wri
     write_stepwise(dir, payload, owners, |_| Ok(()))
 }
 
-/// [`write`], which ends where `after` fails.
+/// [`write`] that stops with the error of `after`, called after each step.
 pub(super) fn write_stepwise(
     dir: &Path,
     payload: &Payload,
@@ -88,12 +88,12 @@ pub(super) fn write_stepwise(
     payload.check()?;
     let root = filesystem::open_root(dir).on("open", dir)?;
     let current = current_version(&root);
-    sweep(dir, current.as_deref(), None)?;
+    remove_stale(dir, current.as_deref(), None)?;
     if let Some(current) = &current
         && holds(&root, &dir.join(current), current, payload).on("read", dir)?
     {
-        name_all(&root, payload).on("link files in", dir)?;
-        sweep(dir, Some(current), Some(payload))?;
+        link_names(&root, payload).on("link files in", dir)?;
+        remove_stale(dir, Some(current), Some(payload))?;
         return Ok(Written::Unchanged);
     }
     let fresh = make_version(&root, payload, owners, &mut after).on("write files in", dir)?;
@@ -103,14 +103,14 @@ pub(super) fn write_stepwise(
     after(WriteStep::Linked).on("write", dir)?;
     renameat(&root, NEW_DATA, &root, DATA).on("switch", dir)?;
     after(WriteStep::Switched).on("write", dir)?;
-    name_all(&root, payload).on("link files in", dir)?;
-    after(WriteStep::Named).on("write", dir)?;
-    sweep(dir, Some(&fresh), Some(payload))?;
-    after(WriteStep::Swept).on("write", dir)?;
+    link_names(&root, payload).on("link files in", dir)?;
+    after(WriteStep::NamesLinked).on("write", dir)?;
+    remove_stale(dir, Some(&fresh), Some(payload))?;
+    after(WriteStep::StaleRemoved).on("write", dir)?;
     Ok(Written::Changed)
 }
 
-/// The version in use; `None` if there is none, or the link is not one of ours.
+/// The version in use; `None` if there is none, or the link was not made here.
 fn current_version(root: &OwnedFd) -> Option<String> {
     let name = readlinkat(root, DATA).ok()?.into_string().ok()?;
     (name.starts_with("..") && name != ".." && !name.contains('/')).then_some(name)
@@ -123,7 +123,7 @@ fn holds(root: &OwnedFd, path: &Path, version: &str, payload: &Payload) -> io::R
         let how = opening(OFlag::O_RDONLY | OFlag::O_NONBLOCK);
         let Ok(opened) = openat2(&below, name, how) else { return Ok(false) };
         let mut held = Vec::with_capacity(file.data.len());
-        // One byte more tells a longer file.
+        // One byte more detects a longer file.
         fs::File::from(opened).take(file.data.len() as u64 + 1).read_to_end(&mut held)?;
         if held != file.data {
             return Ok(false);
@@ -147,7 +147,7 @@ fn count_files(dir: &Path) -> io::Result<usize> {
     Ok(count)
 }
 
-/// Makes a directory with all files, and returns its name.
+/// Writes all files to a new version and returns its name.
 fn make_version(
     root: &OwnedFd,
     payload: &Payload,
@@ -188,7 +188,7 @@ fn make_file(version: &OwnedFd, path: &str, file: &File, owners: Owners) -> io::
     let how = opening(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL).mode(Mode::from_bits_truncate(0o600));
     let mut made = fs::File::from(openat2(version, path, how)?);
     made.write_all(&file.data)?;
-    // The owner first: a change of it takes rights away.
+    // The owner first: changing it clears mode bits.
     own(&made, file.owner, owners.group)?;
     fchmod(&made, Mode::from_bits_truncate(owners.file_mode(file.mode)))?;
     Ok(())
@@ -201,7 +201,7 @@ fn own(file: impl AsFd, user: Option<u32>, group: Option<u32>) -> io::Result<()>
     Ok(fchown(file, user.map(Uid::from_raw), group.map(Gid::from_raw))?)
 }
 
-/// The volume's own directory belongs to the group as well. A volume without it is better than none.
+/// The volume's own directory belongs to the group as well. A failure is logged, not fatal, as upstream.
 fn own_root(root: &OwnedFd, owners: Owners) {
     let Some(group) = owners.group else { return };
     let result = fstat(root).and_then(|held| {
@@ -212,18 +212,18 @@ fn own_root(root: &OwnedFd, owners: Owners) {
         fchmod(root, Mode::from_bits_truncate(owners.dir_mode(held.st_mode & 0o7777)))
     });
     if let Err(error) = result {
-        tracing::warn!(group, %error, "fsGroup not applied to a volume");
+        tracing::warn!(group, %error, "cannot apply fsGroup to a volume");
     }
 }
 
-/// Links each name containers open to what the version in use has under it.
-fn name_all(root: &OwnedFd, payload: &Payload) -> io::Result<()> {
+/// Links each name that containers open to the version in use.
+fn link_names(root: &OwnedFd, payload: &Payload) -> io::Result<()> {
     for name in payload.top_names() {
         let target = format!("{DATA}/{name}");
         match readlinkat(root, name) {
             Ok(held) if held == OsStr::new(&target) => continue,
             Err(Errno::ENOENT) => {}
-            // A directory: somebody's mount point, hidden by that mount.
+            // A directory: a container has another volume mounted there, which hides the link anyway.
             Err(Errno::EINVAL) if open_dir(root, name).is_ok() => continue,
             _ => unlinkat(root, name, UnlinkatFlags::NoRemoveDir)?,
         }
@@ -235,8 +235,8 @@ fn name_all(root: &OwnedFd, payload: &Payload) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes versions other than `current`, and with `payload` the names it does not have.
-fn sweep(dir: &Path, current: Option<&str>, payload: Option<&Payload>) -> Result<(), VolumeError> {
+/// Removes versions other than `current`, and with `payload` the links to names it does not have.
+fn remove_stale(dir: &Path, current: Option<&str>, payload: Option<&Payload>) -> Result<(), VolumeError> {
     let names = payload.map(Payload::top_names);
     for entry in fs::read_dir(dir).on("list", dir)? {
         let entry = entry.on("list", dir)?;

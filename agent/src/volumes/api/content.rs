@@ -1,4 +1,4 @@
-//! From one object, or the pod itself, to files. Pure.
+//! Files made from one object or from the pod itself. Pure.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,18 @@ use crate::model::DownwardError;
 use crate::model::downward;
 use crate::volumes::VolumeError;
 
-/// How the files of one source are made.
+/// Which files are made of one source, and how.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form<'a> {
-    /// Which keys, and where they go; all of them if empty.
+    /// Keys and their paths; all keys if empty.
     pub(super) items: &'a [KeyToPath],
     /// `defaultMode`.
     pub(super) mode: u32,
-    /// Keys may be missing.
+    /// Missing keys are left out.
     pub(super) optional: bool,
 }
 
-/// The files of a ConfigMap; `None` stands for one that does not exist and need not.
+/// The files of a ConfigMap; `None`: it does not exist and is optional.
 pub(super) fn of_config_map(object: Option<&ConfigMap>, form: Form<'_>) -> Result<Payload, VolumeError> {
     let text = object.iter().flat_map(|object| object.data.iter().flatten());
     let binary = object.iter().flat_map(|object| object.binary_data.iter().flatten());
@@ -35,7 +35,7 @@ pub(super) fn of_config_map(object: Option<&ConfigMap>, form: Form<'_>) -> Resul
     chosen(all.collect(), form, "configmap references non-existent config key")
 }
 
-/// The files of a Secret; `None` stands for one that does not exist and need not.
+/// The files of a Secret; `None`: it does not exist and is optional.
 pub(super) fn of_secret(object: Option<&Secret>, form: Form<'_>) -> Result<Payload, VolumeError> {
     let all = object.iter().flat_map(|object| object.data.iter().flatten());
     let all = all.map(|(key, value)| (key.as_str(), value.0.as_slice()));
@@ -63,8 +63,8 @@ fn chosen(data: BTreeMap<&str, &[u8]>, form: Form<'_>, missing: &'static str) ->
     Ok(payload)
 }
 
-/// What the pod says of itself.
-pub(super) fn of_pod(
+/// The files of a downwardAPI volume or source.
+pub(super) fn of_downward_api(
     pod: &Pod,
     items: &[DownwardAPIVolumeFile],
     default_mode: u32,
@@ -97,7 +97,7 @@ fn value(
     }
 }
 
-/// Permission bits as the API spells them.
+/// Permission bits of a mode in the API.
 pub(super) fn mode(mode: i32) -> u32 {
     u32::try_from(mode).unwrap_or(0) & 0o777
 }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing() {
+    fn missing_objects_and_keys() {
         let wanted = items(json!([{"key": "x", "path": "x"}]));
         let error = |result: Result<Payload, VolumeError>| result.expect_err("missing").to_string();
         let map = ConfigMap::default();
@@ -149,17 +149,17 @@ mod tests {
         assert_eq!(of_config_map(None, optional).expect("nothing").len(), 0);
         assert_eq!(of_secret(None, Form { optional: true, ..form(&[]) }).expect("nothing").len(), 0);
         for path in ["../x", "/x", "..data/x"] {
-            let hostile = items(json!([{"key": "x", "path": path}]));
+            let unsafe_path = items(json!([{"key": "x", "path": path}]));
             let map: ConfigMap = serde_json::from_value(json!({"data": {"x": ""}})).expect("a ConfigMap");
-            assert!(error(of_config_map(Some(&map), form(&hostile))).starts_with("invalid path"), "{path}");
+            assert!(error(of_config_map(Some(&map), form(&unsafe_path))).starts_with("invalid path"), "{path}");
         }
-        let hostile: ConfigMap =
+        let unsafe_key: ConfigMap =
             serde_json::from_value(json!({"data": {"../../etc/cron.d/x": ""}})).expect("a ConfigMap");
-        assert!(error(of_config_map(Some(&hostile), form(&[]))).starts_with("invalid path"));
+        assert!(error(of_config_map(Some(&unsafe_key), form(&[]))).starts_with("invalid path"));
     }
 
     #[test]
-    fn the_pod_speaks_of_itself() {
+    fn downward_api_files() {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "labels": {"a": "1"}},
             "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "250m"}}}]}}))
         .expect("a pod");
@@ -171,14 +171,14 @@ mod tests {
             {"path": "r/memory", "resourceFieldRef": {"containerName": "c", "resource": "limits.memory", "divisor": "1Mi"}},
         ]))
         .expect("files");
-        let payload = of_pod(&pod, &files, 0o644, &allocatable).expect("files");
+        let payload = of_downward_api(&pod, &files, 0o644, &allocatable).expect("files");
         assert_eq!(shown(&payload), ["labels 440 a=\"1\"", "name 644 p", "r/cpu 644 250", "r/memory 644 1024"]);
         let wrong: Vec<DownwardAPIVolumeFile> = serde_json::from_value(json!([
             {"path": "a", "fieldRef": {"fieldPath": "spec.nodeName"}},
             {"path": "b", "resourceFieldRef": {"containerName": "x", "resource": "limits.cpu"}},
         ]))
         .expect("files");
-        let error = of_pod(&pod, &wrong, 0o644, &allocatable).expect_err("refused").to_string();
+        let error = of_downward_api(&pod, &wrong, 0o644, &allocatable).expect_err("refused").to_string();
         assert_eq!(error, "[unsupported fieldPath: spec.nodeName, container x not found]");
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn of(pod: &Pod, volume: &str) -> Vec<String> {
     found.iter().filter(outermost).filter_map(|path| path.to_str()).map(str::to_owned).collect()
 }
 
-/// The mount path from `/` on; `None` if it climbs.
+/// The mount path relative to `/`; `None` if it contains `..`.
 fn cleaned(mount: &VolumeMount) -> Option<PathBuf> {
     let parts = Path::new(&mount.mount_path)
         .components()
@@ -40,7 +40,7 @@ fn cleaned(mount: &VolumeMount) -> Option<PathBuf> {
     parts.map(|part| matches!(part, Component::Normal(_)).then_some(part)).collect()
 }
 
-/// Makes the directories, except where the volume has something of its own.
+/// Makes the directories, except where the volume has content of that name.
 pub(super) fn make(dir: &Path, nested: &[String], payload: &Payload) -> Result<(), VolumeError> {
     let own = payload.top_names();
     for path in nested {
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_inside() {
+    fn mount_paths_inside_a_volume() {
         let pod = |mounts: &[(&str, &str)]| -> Pod {
             let mounts: Vec<_> = mounts.iter().map(|(name, path)| json!({"name": name, "mountPath": path})).collect();
             serde_json::from_value(json!({"spec": {"containers": [{"name": "c", "volumeMounts": mounts}]}}))

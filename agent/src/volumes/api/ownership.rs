@@ -1,14 +1,14 @@
-//! Whose the files of a volume are. Pure.
+//! Owners and modes of a volume's files. Pure.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::SecurityContext;
 
 use crate::model::spec;
 
-/// User and group a volume's files are made for.
+/// User and group of a volume's files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Owners {
-    /// The user all containers of the pod run as, if it is one and stated.
+    /// The user that all containers of the pod run as, if the spec names one for all.
     pub(crate) user: Option<u32>,
     /// `fsGroup`.
     pub(crate) group: Option<u32>,
@@ -30,17 +30,17 @@ impl Owners {
         }
     }
 
-    /// Credentials are only for their owner, where the owner is known; the group's right is added with the group.
+    /// Mode of credentials: readable by their owner only, if that is known; the group's bits are added with the group.
     pub(crate) fn credential_mode(self, default: u32) -> u32 {
         if self.user.is_some() || self.group.is_some() { 0o600 } else { default }
     }
 
-    /// Mode of a file: the group may read what is its.
+    /// Mode of a file, readable by the group.
     pub(crate) fn file_mode(self, mode: u32) -> u32 {
         mode | if self.group.is_some() { 0o440 } else { 0 }
     }
 
-    /// Mode of a directory: the group may enter, and passes itself on.
+    /// Mode of a directory: the group may enter, and new files inherit it (setgid).
     pub(crate) fn dir_mode(self, mode: u32) -> u32 {
         mode | if self.group.is_some() { 0o2550 } else { 0 }
     }
@@ -76,11 +76,8 @@ mod tests {
 
     #[test]
     fn modes() {
-        let nobody = Owners::default();
-        assert_eq!(
-            (nobody.credential_mode(0o644), nobody.file_mode(0o400), nobody.dir_mode(0o755)),
-            (0o644, 0o400, 0o755)
-        );
+        let none = Owners::default();
+        assert_eq!((none.credential_mode(0o644), none.file_mode(0o400), none.dir_mode(0o755)), (0o644, 0o400, 0o755));
         let group = Owners { user: None, group: Some(5) };
         assert_eq!(
             (group.credential_mode(0o644), group.file_mode(0o600), group.dir_mode(0o755)),

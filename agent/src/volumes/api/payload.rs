@@ -1,4 +1,4 @@
-//! What a volume is to hold: files by path. Pure.
+//! The content of a volume: files by path. Pure.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ pub enum InvalidPath {
 }
 
 impl Payload {
-    /// Puts a file at `path`, in place of what was there.
+    /// Puts a file at `path`, replacing one that is there.
     pub(crate) fn put(&mut self, path: &str, file: File) -> Result<(), InvalidPath> {
         self.files.insert(normalized(path)?, file);
         Ok(())
@@ -77,7 +77,7 @@ impl Payload {
         self.files.len()
     }
 
-    /// The names that are seen in the volume's own directory.
+    /// First components of all paths: the names in the volume's own directory.
     pub(crate) fn top_names(&self) -> std::collections::BTreeSet<&str> {
         self.files.keys().map(|path| path.split('/').next().unwrap_or(path)).collect()
     }
@@ -94,8 +94,7 @@ impl Payload {
     }
 }
 
-/// The path without empty parts and `.`; refused if it is none that stays inside the volume and clear of the names that
-/// the volume's own bookkeeping uses.
+/// The path without empty parts and `.`; refused if it leaves the volume or begins with `..`, as the names of versions do.
 fn normalized(path: &str) -> Result<String, InvalidPath> {
     if path.is_empty() {
         return Err(InvalidPath::Empty);
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_paths_are_refused() {
+    fn unsafe_paths_are_refused() {
         for (path, expected) in [
             ("a", Ok("a")),
             ("a/b/c.txt", Ok("a/b/c.txt")),
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_no_directory() {
+    fn a_file_cannot_also_be_a_directory() {
         let mut payload = Payload::default();
         for path in ["a.b", "a/b/c", "ab"] {
             payload.put(path, file()).expect("valid");

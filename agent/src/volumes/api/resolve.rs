@@ -1,4 +1,4 @@
-//! Finding out what a volume is to hold. Waits for the API server where it must; touches no file.
+//! Resolves the content of a volume. Waits for the API server where it must; touches no file.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::objects::Objects;
 use crate::objects::TokenKey;
 use crate::volumes::VolumeError;
 
-/// Content, and when some of it grows old.
+/// Content, and when some of it expires.
 #[derive(Debug, Default)]
 pub(crate) struct Resolved {
     pub(crate) payload: Payload,
@@ -54,7 +54,7 @@ impl Resolver<'_> {
             self.secret(source.secret_name.as_deref().unwrap_or_default(), form).await?
         } else if let Some(source) = &volume.downward_api {
             let items = source.items.as_deref().unwrap_or_default();
-            content::of_pod(self.pod, items, stated(source.default_mode)?, self.allocatable)?
+            content::of_downward_api(self.pod, items, stated(source.default_mode)?, self.allocatable)?
         } else if let Some(source) = &volume.projected {
             return self.projected(&volume.name, source).await;
         } else {
@@ -78,7 +78,7 @@ impl Resolver<'_> {
         content::of_secret(object.as_deref(), form)
     }
 
-    /// All sources, a later one over those before it. What fails is told of all of them.
+    /// All sources, a later one over those before it. The error names every source that failed.
     async fn projected(&self, volume: &str, source: &ProjectedVolumeSource) -> Result<Resolved, VolumeError> {
         let default_mode = stated(source.default_mode)?;
         if self.objects.is_standalone() {
@@ -110,7 +110,7 @@ impl Resolver<'_> {
             self.config_map(&source.name, form).await?
         } else if let Some(source) = &source.downward_api {
             let items = source.items.as_deref().unwrap_or_default();
-            content::of_pod(self.pod, items, default_mode, self.allocatable)?
+            content::of_downward_api(self.pod, items, default_mode, self.allocatable)?
         } else if let Some(source) = &source.service_account_token {
             return self.token(source, default_mode).await;
         } else {

@@ -53,7 +53,7 @@ fn expected(files: &[(&str, &str)]) -> BTreeMap<String, String> {
     files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect()
 }
 
-/// Names of the volume's own bookkeeping.
+/// Names that containers do not see: versions and the link to the one in use.
 fn hidden(dir: &Path) -> Vec<String> {
     let names = fs::read_dir(dir).expect("a folder").map(|entry| entry.expect("an entry").file_name().into_string());
     let mut names: Vec<String> = names.map(|name| name.expect("text")).filter(|name| name.starts_with("..")).collect();
@@ -68,8 +68,8 @@ const NEW: [(&str, &str); 4] = [("a", "2"), ("c", "2"), ("d/f/g", "2"), ("h/i", 
 fn all_files_change_at_once() {
     let dir = tempfile::tempdir().expect("a folder");
     let dir = dir.path();
-    let nobody = Owners::default();
-    assert_eq!(write(dir, &payload(&OLD), nobody).expect("written"), Written::Changed);
+    let no_owners = Owners::default();
+    assert_eq!(write(dir, &payload(&OLD), no_owners).expect("written"), Written::Changed);
     assert_eq!(seen(dir), expected(&OLD));
     let version = fs::read_link(dir.join("..data")).expect("a link");
     assert_eq!(fs::read_link(dir.join("d")).expect("a link"), Path::new("..data/d"));
@@ -77,26 +77,26 @@ fn all_files_change_at_once() {
     assert_eq!((file.permissions().mode() & 0o7777, file.uid()), (0o640, 0));
     assert_eq!(fs::metadata(dir.join("d")).expect("it exists").permissions().mode() & 0o7777, 0o755);
 
-    assert_eq!(write(dir, &payload(&OLD), nobody).expect("nothing to do"), Written::Unchanged);
+    assert_eq!(write(dir, &payload(&OLD), no_owners).expect("nothing to do"), Written::Unchanged);
     assert_eq!(fs::read_link(dir.join("..data")).expect("a link"), version);
-    assert_eq!(write(dir, &payload(&NEW), nobody).expect("written"), Written::Changed);
+    assert_eq!(write(dir, &payload(&NEW), no_owners).expect("written"), Written::Changed);
     assert_eq!(seen(dir), expected(&NEW));
     assert_eq!(hidden(dir).len(), 2, "{:?}", hidden(dir));
     assert!(!dir.join(version).exists());
 
-    fs::remove_file(dir.join("a")).expect("a link that somebody removes");
-    assert_eq!(write(dir, &payload(&NEW), nobody).expect("repaired"), Written::Unchanged);
+    fs::remove_file(dir.join("a")).expect("a link that is missing");
+    assert_eq!(write(dir, &payload(&NEW), no_owners).expect("repaired"), Written::Unchanged);
     assert_eq!(seen(dir), expected(&NEW));
-    assert_eq!(write(dir, &Payload::default(), nobody).expect("emptied"), Written::Changed);
+    assert_eq!(write(dir, &Payload::default(), no_owners).expect("emptied"), Written::Changed);
     assert_eq!(seen(dir), expected(&[]));
 }
 
 #[test]
-fn what_is_read_while_it_changes_is_old_or_new() {
+fn a_reader_sees_the_old_or_the_new_content() {
     let dir = tempfile::tempdir().expect("a folder");
     let dir = dir.path();
     write(dir, &payload(&[("a", "1"), ("b", "1")]), Owners::default()).expect("written");
-    // Whoever holds the version's directory open, as a process that has changed into it does, keeps it whole.
+    // A process with the version's directory or a file of it open keeps the old content.
     let held = fs::canonicalize(dir.join("..data")).expect("a folder");
     let open = fs::File::open(held.join("b")).expect("a file");
     write(dir, &payload(&[("a", "2"), ("b", "2")]), Owners::default()).expect("written");
@@ -115,7 +115,7 @@ fn interrupted(dir: &Path, files: &[(&str, &str)], stop: usize) -> (bool, Vec<Wr
 }
 
 #[test]
-fn a_write_can_be_interrupted_anywhere() {
+fn a_write_can_be_interrupted_after_any_step() {
     for stop in 0.. {
         let dir = tempfile::tempdir().expect("a folder");
         let dir = dir.path();
@@ -129,7 +129,7 @@ fn a_write_can_be_interrupted_anywhere() {
         let lasting = |path: &&String| old.contains_key(*path) && new.contains_key(*path);
         assert!(from.keys().filter(lasting).all(|path| now.contains_key(path)), "after {steps:?}: {now:?}");
 
-        // What comes next finds its way from there: the same content, or other content.
+        // The next write succeeds from there, with the same content or other content.
         if stop % 2 == 0 {
             write(dir, &payload(&NEW), Owners::default()).expect("written");
             assert_eq!(seen(dir), new, "after {steps:?}");
@@ -139,14 +139,14 @@ fn a_write_can_be_interrupted_anywhere() {
         }
         assert_eq!(hidden(dir).len(), 2, "after {steps:?}: {:?}", hidden(dir));
         if ended {
-            assert!(steps.contains(&WriteStep::Swept) && stop > NEW.len());
+            assert!(steps.contains(&WriteStep::StaleRemoved) && stop > NEW.len());
             return;
         }
     }
 }
 
 #[test]
-fn links_put_in_the_way_are_not_followed() {
+fn planted_links_are_not_followed() {
     let outside = tempfile::tempdir().expect("a folder");
     fs::write(outside.path().join("a"), "precious").expect("a file");
     let precious = || fs::read_to_string(outside.path().join("a")).expect("text");
@@ -171,7 +171,7 @@ fn links_put_in_the_way_are_not_followed() {
 }
 
 #[test]
-fn a_file_where_a_directory_has_to_be_is_refused() {
+fn a_file_in_place_of_a_directory_is_refused() {
     let dir = tempfile::tempdir().expect("a folder");
     write(dir.path(), &payload(&OLD), Owners::default()).expect("written");
     let error = write(dir.path(), &payload(&[("a", ""), ("a/b", "")]), Owners::default()).expect_err("refused");
@@ -182,7 +182,7 @@ fn a_file_where_a_directory_has_to_be_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever keys and paths an object has: either all of them are refused, or the volume shows exactly them, and nothing
+    /// Any keys and paths of an object: either all of them are refused, or the volume shows exactly them, and nothing
     /// outside of it is touched.
     #[test]
     fn any_names_stay_inside(
@@ -228,7 +228,7 @@ fn volume_pod(volumes: serde_json::Value, security: serde_json::Value) -> Pod {
 }
 
 #[tokio::test]
-async fn a_volume_in_memory_comes_and_goes() {
+async fn a_tmpfs_volume_is_set_up_refreshed_and_torn_down() {
     if !root() {
         return;
     }
@@ -264,7 +264,7 @@ async fn a_volume_in_memory_comes_and_goes() {
 }
 
 #[tokio::test]
-async fn every_volume_that_fails_is_told_and_the_others_are_made() {
+async fn each_failed_volume_is_reported_and_the_others_are_set_up() {
     if !root() {
         return;
     }

@@ -1,4 +1,4 @@
-//! What a volume lies on: a directory, or memory that is never written to a disk.
+//! The directory of a volume, on disk or on a tmpfs that is not swapped.
 
 use std::fs;
 use std::io;
@@ -17,10 +17,11 @@ use crate::volumes::error::OnPath as _;
 use crate::volumes::layout::make_dirs;
 use crate::volumes::layout::set_mode;
 
-/// Kernels before 6.4, and user namespaces, cannot keep memory from being swapped.
+/// False once `noswap` was refused: kernels before 6.4 and user namespaces do not have it
+/// (<https://docs.kernel.org/filesystems/tmpfs.html>).
 static NOSWAP: AtomicBool = AtomicBool::new(true);
 
-/// Makes the directory, and with `memory` mounts memory on it, of at most so many bytes. What is there already stays.
+/// Makes the directory, and with `memory` mounts a tmpfs on it, of at most so many bytes. What is there already stays.
 pub(super) fn prepare(dir: &Path, memory: Option<Option<i64>>) -> Result<(), VolumeError> {
     if let Some(parent) = dir.parent() {
         make_dirs(parent)?;
@@ -29,7 +30,7 @@ pub(super) fn prepare(dir: &Path, memory: Option<Option<i64>>) -> Result<(), Vol
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         result => {
             result.on("create", dir)?;
-            // Whatever the umask took away.
+            // Restores bits that the umask cleared.
             set_mode(dir, 0o777)?;
         }
     }
@@ -53,18 +54,17 @@ fn mount_memory(dir: &Path, size: Option<i64>) -> nix::Result<()> {
     mount_tmpfs(dir, size.as_deref())
 }
 
-/// The machine has swap that is on.
+/// True if swap is on.
 pub(crate) fn machine_swaps() -> bool {
     has_swap(&fs::read_to_string("/proc/swaps").unwrap_or_default())
 }
 
-/// The table has a head, and a line for each area.
+/// The table has a header, and a line for each area.
 fn has_swap(table: &str) -> bool {
     table.lines().skip(1).any(|line| !line.trim().is_empty())
 }
 
-/// Tries whether memory can be mounted so that it is never swapped, in a directory of its own below `dir`, which is gone
-/// afterwards.
+/// Tries whether tmpfs supports `noswap`, in a directory beside `dir`, which is removed afterwards.
 pub(crate) fn can_avoid_swap(dir: &Path) -> Result<bool, VolumeError> {
     let trial = dir.with_file_name(format!("noswap-{}", std::process::id()));
     make_dirs(&trial)?;
@@ -90,14 +90,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn swap_that_is_on() {
+    fn swap_is_on_if_the_table_has_an_area() {
         let head = "Filename\t\t\t\tType\t\tSize\tUsed\tPriority\n";
         assert!(!has_swap(head) && !has_swap(""));
         assert!(has_swap(&format!("{head}/dev/sda2   partition\t999\t0\t-2\n")));
     }
 
     #[test]
-    fn the_trial_leaves_nothing() {
+    fn the_noswap_trial_leaves_nothing() {
         let dir = tempfile::tempdir().expect("a folder");
         let answer = can_avoid_swap(&dir.path().join("pods"));
         if nix::unistd::geteuid().is_root() {

@@ -113,7 +113,7 @@ fn volumes_whose_plugin_only_mounts_are_unmounted() {
             removed.expect(below);
             assert!(!node.pod("").exists(), "{below}");
         }
-        // Mounted twice, and with content under the mounts, which nobody knows.
+        // Mounted twice, and with content under the mounts that no plugin owns.
         let node = Node::new();
         let share = node.pod("volumes/kubernetes.io~nfs/share");
         fs::create_dir_all(&share).expect("a directory");
