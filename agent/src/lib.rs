@@ -23,6 +23,7 @@ pub mod model;
 pub mod node;
 pub mod objects;
 pub mod pacing;
+pub mod pipeline;
 pub mod pleg;
 pub mod recorder;
 pub mod retry;

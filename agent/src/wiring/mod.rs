@@ -1,10 +1,10 @@
-//! The only place that knows every room: constructs, connects, runs, drains. Decides nothing.
+//! Makes the services from the configuration, connects them, runs them until the agent ends. Decides nothing: the pod
+//! pipeline is joined in [`crate::pipeline`].
 
 mod admission;
 mod apiserver;
 mod certificates;
 mod cgroups;
-mod housekeeping;
 mod node;
 mod node_object;
 mod node_shutdown;
@@ -16,7 +16,6 @@ mod recording;
 mod sensors;
 mod server;
 mod spans;
-mod status;
 mod streams;
 
 use std::path::Path;
@@ -27,11 +26,11 @@ use anyhow::Context as _;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::NodeOffer;
 use crate::apiserver::ApiServer;
-
 use crate::cgroups::Cgroups;
 use crate::cgroups::Hierarchies;
 use crate::cli::logging::Verbosity;
@@ -49,11 +48,13 @@ use crate::model::restart::RestartGates;
 use crate::objects::Objects;
 use crate::pacing::Pacing;
 use crate::pacing::PacingPolicy;
-use crate::pleg;
-use crate::pleg::PlegConfig;
+use crate::pipeline;
+use crate::pipeline::Desired;
+use crate::pipeline::Observation;
+use crate::pipeline::Running;
+use crate::pipeline::Services;
 use crate::pleg::PlegHandle;
 use crate::recorder::Recorder;
-use crate::retry::RetryTracker;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
@@ -62,28 +63,17 @@ use crate::runtime::watch_runtime;
 use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::startup::Startups;
-use crate::status::Statuses;
-use crate::sync::PodAdmission;
+use crate::status::manager::KubePods;
+use crate::status::manager::PodApi;
 use crate::sync::SharedPods;
-use crate::sync::SyncLoop;
 use crate::volumes::Volumes;
-use crate::workers::act::ActContext;
-use crate::workers::pod_workers::PodWorkers;
-use crate::workers::registry::WorkerRegistry;
-use crate::workers::static_pod_start_queue::StaticPodStartQueue;
-use crate::workers::worker::WorkerContext;
 use node_object::NodeHandles;
 pub use observers::Observers;
 use recording::Recording;
 pub use spans::spans;
 
-/// Single pods looked at in the same moment.
-const PARALLEL_INSPECTIONS: usize = 64;
-/// A runtime that takes longer to describe one pod counts as failing for that pod.
-const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// What every room is built on: there from the start, runtime or not.
-struct Ground {
+/// What exists from the start, whether the runtime answers or not.
+struct Bootstrap {
     settings: Settings,
     shutdown: CancellationToken,
     metrics: Arc<Metrics>,
@@ -96,23 +86,22 @@ struct Ground {
     pacing: Pacing,
     runtime: Runtime,
     board: SensorBoard,
-    /// What the runtime says of itself.
+    /// State of the runtime.
     state: watch::Receiver<RuntimeState>,
     shared: SharedPods,
-    /// The machine is going down.
+    /// True while the machine shuts down.
     down: watch::Sender<bool>,
 }
 
-/// What pods need before they start.
-struct Supplies {
+/// What the pipeline needs beside [`Bootstrap`], once the runtime answers.
+struct Prepared {
     images: Images,
     objects: Objects,
+    volumes: Volumes,
     cgroups: Option<Cgroups>,
     offer: watch::Receiver<NodeOffer>,
+    runtime_name: String,
 }
-
-/// What the servers read, once the runtime has been reached.
-type Started = watch::Sender<Option<pods::Running>>;
 
 /// Runs the agent until `shutdown` is cancelled. Containers are left running.
 ///
@@ -120,46 +109,51 @@ type Started = watch::Sender<Option<pods::Running>>;
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
 pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watchdog = notify::watchdog()?;
-    let (ground, mut connection) = Ground::lay(settings, shutdown.clone()).await?;
-    let images = Images::new(ground.runtime.clone(), node::pull_limits(&ground.settings));
-    let own_node = ground.join_cluster(&images);
-    let objects = objects::start(&ground.settings, ground.api.as_ref(), Some(own_node.node.clone()));
+    let (bootstrap, mut connection) = Bootstrap::prepare(settings, shutdown.clone()).await?;
+    let images = Images::new(bootstrap.runtime.clone(), node::pull_limits(&bootstrap.settings));
+    let own_node = bootstrap.join_cluster(&images);
+    let objects = objects::start(&bootstrap.settings, bootstrap.api.as_ref(), Some(own_node.node.clone()));
     let (started, later) = watch::channel(None);
-    let serving = ground.serve(verbosity, &own_node, &later)?;
-    notify::start(watchdog, &ground.settings, ground.shared.clone(), &shutdown);
+    let serving = bootstrap.serve(verbosity, &own_node, &later)?;
+    notify::start(watchdog, &bootstrap.settings, bootstrap.shared.clone(), &shutdown);
 
-    let (runtime, node) = (ground.runtime.endpoint(), &ground.node.name);
+    let (runtime, node) = (bootstrap.runtime.endpoint(), &bootstrap.node.name);
     tracing::info!(runtime, node, "waiting for the container runtime");
-    let Some(version) = shutdown.run_until_cancelled(ground.runtime.until_ready()).await else {
+    let Some(version) = shutdown.run_until_cancelled(bootstrap.runtime.until_ready()).await else {
         return serving.await.context("ending the servers")?;
     };
-    let state = ground.state.clone();
-    let Some(offer) = admission::follow(&ground.settings, state, shutdown.clone()).await? else {
+    let state = bootstrap.state.clone();
+    let Some(offer) = admission::follow(&bootstrap.settings, state, shutdown.clone()).await? else {
         return serving.await.context("ending the servers")?;
     };
     let cgroups = match cgroups::prepare(
-        &ground.settings,
-        &ground.runtime,
-        &ground.metrics,
-        ground.hierarchies.layout.clone(),
-        &ground.shared,
+        &bootstrap.settings,
+        &bootstrap.runtime,
+        &bootstrap.metrics,
+        bootstrap.hierarchies.layout.clone(),
+        &bootstrap.shared,
     )
     .await
     {
         Ok(cgroups) => cgroups,
         Err(error) => {
-            ground.recording.setup_failed(&error, &shutdown).await;
+            bootstrap.recording.setup_failed(&error, &shutdown).await;
             return Err(error);
         }
     };
     if let Some(cgroups) = &cgroups {
         cgroups::start_qos_loop(cgroups, &shutdown);
     }
-    let (disk_of, told) = (ground.runtime.clone(), ground.recorder.clone());
+    let (disk_of, told) = (bootstrap.runtime.clone(), bootstrap.recorder.clone());
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(async move { check_disk(&disk_of, &told).await }));
-    let (pleg, pleg_task) = ground.observe(cgroups.as_ref()).await;
-    let supplies = Supplies { images, objects, cgroups, offer };
-    let sync = ground.work(own_node, supplies, pleg, version.runtime_name, &started);
+    let (pleg, pleg_task) = bootstrap.observe(cgroups.as_ref()).await;
+    let volumes = bootstrap.volumes().await?;
+    let prepared = Prepared { images, objects, volumes, cgroups, offer, runtime_name: version.runtime_name };
+    // Aborted when the agent ends.
+    let mut tasks = JoinSet::new();
+    let (running, sync) = bootstrap.start_pipeline(own_node, prepared, pleg, &mut tasks);
+    bootstrap.await_node_shutdown(&running);
+    started.send_replace(Some(running));
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
     tokio::select! {
         () = sync => {}
@@ -171,8 +165,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     serving.await.context("ending the servers")?
 }
 
-impl Ground {
-    async fn lay(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<(Self, apiserver::Connection)> {
+impl Bootstrap {
+    async fn prepare(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<(Self, apiserver::Connection)> {
         let metrics = Metrics::new();
         let observers = Arc::new(Observers(metrics.clone()));
         let node = node::describe(&settings)?;
@@ -193,7 +187,7 @@ impl Ground {
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
         tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
         let (shared, down) = (SharedPods::default(), watch::Sender::new(false));
-        let ground = Self {
+        let bootstrap = Self {
             settings,
             shutdown,
             metrics,
@@ -210,7 +204,7 @@ impl Ground {
             shared,
             down,
         };
-        Ok((ground, connection))
+        Ok((bootstrap, connection))
     }
 
     /// The Node object, its Lease and the node's addresses.
@@ -273,112 +267,81 @@ impl Ground {
             shutdown.clone(),
         )
         .await;
-        let config = PlegConfig {
-            periods: relist_periods(settings),
-            parallel_inspections: PARALLEL_INSPECTIONS,
-            inspection_timeout: INSPECTION_TIMEOUT,
+        let observation = Observation {
+            hints: hint_receiver,
             watch: sensing.watch,
+            board: self.board.clone(),
+            periods: relist_periods(settings),
             observer: self.observers.clone(),
             clock: Clock::System,
-            board: self.board.clone(),
         };
-        pleg::start(runtime.clone(), hint_receiver, config, shutdown.clone())
+        pipeline::observe(runtime.clone(), observation, shutdown.clone())
     }
 
-    /// Desired pods, their workers, and the loop between them; to be awaited until the agent ends.
-    fn work(
+    /// The volumes on disk, and a warning if volumes in memory may be swapped.
+    async fn volumes(&self) -> anyhow::Result<Volumes> {
+        let volumes = Volumes::new(&self.settings.flags.root_dir).with_metrics(self.metrics.clone());
+        let (found, recorder) = (volumes.clone(), self.recorder.clone());
+        let reading = tokio::task::spawn_blocking(move || {
+            if let Err(error) = found.reconstruct() {
+                tracing::warn!(%error, "cannot reconstruct the volumes on disk");
+            }
+            recording::announce_volumes(&recorder, &found);
+        });
+        reading.await.context("reading the volumes on disk")?;
+        Ok(volumes)
+    }
+
+    /// The pod pipeline; the returned sync loop is to be awaited until the agent ends.
+    fn start_pipeline(
         &self,
         own_node: NodeHandles,
-        supplies: Supplies,
+        prepared: Prepared,
         pleg: PlegHandle,
-        runtime_name: String,
-        started: &Started,
-    ) -> impl Future<Output = ()> + use<> {
-        let Self { settings, shutdown, metrics, recorder, shared, .. } = self;
-        let (api, gates) = (self.api.as_ref(), restart_gates(settings));
-        let parts = status::StatusParts {
-            runtime_name,
-            addresses: own_node.addresses.clone(),
-            node: own_node.node,
-            client: api.map(|api| api.main.clone()),
-            gates,
-            first_status: self.pacing.first_status.clone(),
-        };
-        let (statuses, mirrors) = status::start(parts, shared, metrics, shutdown);
-        let registry = WorkerRegistry::default();
-        let volumes = Volumes::new(&settings.flags.root_dir).with_metrics(metrics.clone());
-        if let Err(error) = volumes.reconstruct() {
-            tracing::warn!(%error, "volumes of an earlier run are not counted");
-        }
-        recording::announce_volumes(recorder, &volumes);
-        started.send_replace(Some(pods::Running {
-            statuses: statuses.clone(),
-            pleg: pleg.clone(),
-            registry: registry.clone(),
-            volumes: volumes.clone(),
-        }));
-        let startups = api.map_or_else(Startups::default, |_| Startups::counting(metrics.clone()));
-        let mut act = ActContext::new(
-            self.runtime.clone(),
-            supplies.images,
-            volumes,
-            supplies.cgroups,
-            self.node.settings(settings, &self.hierarchies, own_node.addresses, self.state.clone()),
-            node::files(settings),
-            network_of(self.state.clone()),
-            recorder.clone(),
-            Clock::System,
-            self.pacing.clone(),
-        )
-        .with_objects(supplies.objects);
-        act.startups = startups.clone();
-        act.metrics = Some(metrics.clone());
-        let context = Arc::new(self.workers(act, pleg.clone(), statuses.clone(), gates));
+        tasks: &mut JoinSet<()>,
+    ) -> (Running, impl Future<Output = ()> + use<>) {
+        let Self { settings, shutdown, metrics, recorder, shared, state, .. } = self;
+        let api = self.api.as_ref();
         let config = sources_config(settings, &self.node.name, api);
         let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), shutdown.clone());
-        let shutdown_parts = node_shutdown::Parts {
-            settings,
+        let services = Services {
+            images: prepared.images,
+            runtime_name: prepared.runtime_name,
+            objects: prepared.objects,
+            volumes: prepared.volumes,
+            cgroups: prepared.cgroups,
+            node: self.node.settings(settings, &self.hierarchies, own_node.addresses.clone(), state.clone()),
+            files: node::files(settings),
+            addresses: own_node.addresses,
+            api: api.map(|api| Arc::new(KubePods::new(api.main.clone())) as Arc<dyn PodApi>),
+            mirrors_of: api.map(|_| own_node.node),
             pods: shared.clone(),
-            statuses: statuses.clone(),
+            closed: self.down.subscribe(),
+            offer: prepared.offer,
             recorder: recorder.clone(),
-            metrics: metrics.clone(),
-            down: self.down.clone(),
+            observer: self.observers.clone(),
+            startups: api.map_or_else(Startups::default, |_| Startups::counting(metrics.clone())),
+            pacing: self.pacing.clone(),
+            restarts: restart_gates(settings),
+            max_backoff: max_backoff(settings),
+            sync_frequency: settings.kubelet.sync_frequency.std(),
+            ..Services::new(self.runtime.clone(), state.clone(), &settings.flags.root_dir, metrics.clone())
         };
-        let sync = SyncLoop {
-            pods: shared.clone(),
-            admission: PodAdmission::new(supplies.offer),
-            workers: PodWorkers::counted_by(context.clone(), registry),
-            pleg,
-            sources,
-            statuses,
-            clock: Clock::System,
-            recorder: recorder.clone(),
-            mirrors,
-            requests: node_shutdown::start(shutdown_parts, shutdown.clone()),
-            startups,
-            leftovers: Arc::new(housekeeping::OrphanCleanup::new(context, shared.clone())),
-            housekeeping: None,
-        };
-        sync.run(updates, shutdown.clone())
+        services.start(Desired { updates, sources }, pleg, tasks, shutdown.clone())
     }
 
-    /// What all pod workers share.
-    fn workers(&self, act: ActContext, pleg: PlegHandle, statuses: Statuses, gates: RestartGates) -> WorkerContext {
-        WorkerContext {
-            pleg,
-            act,
-            statuses,
-            static_pod_starts: StaticPodStartQueue::default(),
-            clock: Clock::System,
+    /// The graceful shutdown of the machine, which terminates pods through the pipeline.
+    fn await_node_shutdown(&self, running: &Running) {
+        let parts = node_shutdown::Parts {
+            settings: &self.settings,
+            pods: self.shared.clone(),
+            statuses: running.statuses.clone(),
+            kills: running.kills.clone(),
             recorder: self.recorder.clone(),
-            retries: RetryTracker::new(self.recorder.clone(), Some(self.metrics.clone())),
-            runtime: self.state.clone(),
-            gates,
-            max_backoff: max_backoff(&self.settings),
-            sync_frequency: self.settings.kubelet.sync_frequency.std(),
-            observer: self.observers.clone(),
-            shutdown: CancellationToken::new(),
-        }
+            metrics: self.metrics.clone(),
+            down: self.down.clone(),
+        };
+        node_shutdown::start(parts, self.shutdown.clone());
     }
 }
 
@@ -397,19 +360,6 @@ fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Ru
     let options =
         RuntimeOptions { request_timeout: settings.kubelet.runtime_request_timeout.std(), observer: observers.clone() };
     Ok(Runtime::new(&endpoint, images.as_ref(), options))
-}
-
-/// What of the runtime's state concerns pods with a network of their own.
-fn network_of(mut state: watch::Receiver<RuntimeState>) -> watch::Receiver<Option<String>> {
-    let error = |state: &RuntimeState| state.network_error().map(str::to_owned);
-    let (sender, network) = watch::channel(error(&state.borrow()));
-    tokio::spawn(async move {
-        while state.changed().await.is_ok() {
-            let now = error(&state.borrow_and_update());
-            sender.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
-        }
-    });
-    network
 }
 
 fn relist_periods(settings: &Settings) -> RelistPeriods {

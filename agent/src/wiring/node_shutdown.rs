@@ -20,10 +20,8 @@ use crate::node::shutdown::groups;
 use crate::recorder::Recorder;
 use crate::status::Statuses;
 use crate::status::TerminationReason;
-use crate::sync::KILL_CAPACITY;
 use crate::sync::KillRequest;
 use crate::sync::SharedPods;
-use crate::sync::SyncRequests;
 use crate::workers::state::KillOptions;
 
 const REASON: &str = "Terminated";
@@ -41,23 +39,23 @@ pub struct Parts<'a> {
     pub recorder: Recorder,
     /// Times of the last shutdown.
     pub metrics: Arc<Metrics>,
-    /// Told of a shutdown.
+    /// Requests to terminate pods.
+    pub kills: mpsc::Sender<KillRequest>,
+    /// Set while the machine shuts down.
     pub down: watch::Sender<bool>,
 }
 
-/// Starts waiting for shutdowns, if the configuration gives pods time to end. Returns what the sync loop listens to.
-pub fn start(parts: Parts<'_>, shutdown: CancellationToken) -> SyncRequests {
+/// Starts waiting for shutdowns, if the configuration gives pods a grace period for it.
+pub fn start(parts: Parts<'_>, shutdown: CancellationToken) {
     let groups = configured(parts.settings);
     if groups.is_empty() {
-        return SyncRequests::none();
+        return;
     }
-    let (sender, kills) = mpsc::channel(KILL_CAPACITY);
-    let orders = SyncRequests { kills, closed: parts.down.subscribe() };
     let by_priority = parts.settings.gates.enabled(Feature::GracefulNodeShutdownBasedOnPodPriority);
     let recorder = parts.recorder;
     let graceful = Shutdown {
         groups,
-        pods: Ender { pods: parts.pods, statuses: parts.statuses, orders: sender },
+        pods: Ender { pods: parts.pods, statuses: parts.statuses, kills: parts.kills },
         down: parts.down,
         state_file_dir: by_priority.then(|| parts.settings.flags.root_dir.clone()),
         record_event: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
@@ -65,7 +63,6 @@ pub fn start(parts: Parts<'_>, shutdown: CancellationToken) -> SyncRequests {
         clock: Clock::System,
     };
     tokio::spawn(graceful.run(Logind::connect, shutdown));
-    orders
 }
 
 fn configured(settings: &Settings) -> Vec<Group> {
@@ -83,7 +80,7 @@ fn configured(settings: &Settings) -> Vec<Group> {
 struct Ender {
     pods: SharedPods,
     statuses: Statuses,
-    orders: mpsc::Sender<KillRequest>,
+    kills: mpsc::Sender<KillRequest>,
 }
 
 impl PodTerminator for Ender {
@@ -105,8 +102,8 @@ impl PodTerminator for Ender {
             termination_reason: Some(Arc::new(ending)),
             finished: Some(finished.clone()),
         };
-        let order = KillRequest { uid: pod_ref(pod).uid, options };
-        if self.orders.send(order).await.is_ok() {
+        let request = KillRequest { uid: pod_ref(pod).uid, options };
+        if self.kills.send(request).await.is_ok() {
             finished.cancelled().await;
         }
     }

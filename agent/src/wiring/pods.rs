@@ -25,17 +25,15 @@ use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::spec;
-use crate::pleg::PlegHandle;
+use crate::pipeline::Running;
 use crate::runtime::RuntimeState;
 use crate::server;
 use crate::server::AgentState;
 use crate::server::Handles;
 use crate::server::SensorReport;
-use crate::status::Statuses;
 use crate::sync::SharedPods;
 use crate::volumes::Volumes;
 use crate::workers::registry;
-use crate::workers::registry::WorkerRegistry;
 use crate::workers::state::Phase;
 
 /// What the handles are made from.
@@ -52,19 +50,7 @@ pub struct Server<'a> {
     pub verbosity: logging::Verbosity,
 }
 
-/// What can be read once the runtime has been reached.
-pub struct Running {
-    /// What pods are said to be.
-    pub statuses: Statuses,
-    /// What the runtime says of them.
-    pub pleg: PlegHandle,
-    /// Who looks after them.
-    pub registry: WorkerRegistry,
-    /// Their volumes.
-    pub volumes: Volumes,
-}
-
-/// That, and nothing before.
+/// The pipeline once the runtime has been reached, and `None` before.
 pub type Later = watch::Receiver<Option<Running>>;
 
 impl Server<'_> {

@@ -1,4 +1,4 @@
-//! An API server as far as the status manager needs one: pods by name, which can be patched and deleted, and absences.
+//! A simulated API server for the status manager: pods by name, which can be patched and deleted; it can be unavailable.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,16 +14,16 @@ pub struct Api(Arc<Mutex<Server>>);
 
 #[derive(Debug, Default)]
 struct Server {
-    away: bool,
+    unavailable: bool,
     version: u64,
     pods: BTreeMap<String, Pod>,
     deleted: Vec<Pod>,
 }
 
 impl Api {
-    /// Nobody answers any more, or somebody does again.
-    pub fn be_away(&self, away: bool) {
-        self.server().away = away;
+    /// Makes the server unavailable, or available again.
+    pub fn set_unavailable(&self, unavailable: bool) {
+        self.server().unavailable = unavailable;
     }
 
     /// Creates or replaces a pod, but for the status it may have here; returns it as it then is.
@@ -56,7 +56,7 @@ impl Api {
     ) -> Answer<'static, T> {
         let mut server = self.server();
         let answer = match server.pods.get(&*at.name).cloned() {
-            _ if server.away => Err(PodApiError::Unanswered("nobody is there".to_owned())),
+            _ if server.unavailable => Err(PodApiError::Unanswered("connection refused".to_owned())),
             None => Err(PodApiError::NotFound),
             Some(pod) => Ok(work(&mut server, ApiPod::clone(&pod))),
         };
@@ -83,7 +83,7 @@ impl PodApi for Api {
         self.answer(pod, |server, pod| {
             let mut value = serde_json::to_value(&pod).unwrap_or_default();
             merge(&mut value, patch);
-            // A patch that makes no pod of it changes nothing, and the test waits in vain.
+            // A patch that yields no valid pod changes nothing, and the test times out.
             let patched = serde_json::from_value(value).unwrap_or(pod);
             ApiPod::clone(&server.keep(patched))
         })
@@ -96,7 +96,7 @@ impl PodApi for Api {
     }
 
     fn create<'a>(&'a self, pod: &'a ApiPod) -> Answer<'a, ApiPod> {
-        let refused = PodApiError::Refused(format!("nobody creates {} here", name(pod)));
+        let refused = PodApiError::Refused(format!("creation of {} is not simulated", name(pod)));
         Box::pin(std::future::ready(Err(refused)))
     }
 }
@@ -126,7 +126,7 @@ fn merge(into: &mut Value, patch: &Value) {
     }
 }
 
-/// Key of what says how to merge.
+/// Key of a merge directive.
 const DIRECTIVE: &str = "$patch";
 
 fn merge_condition(into: &mut Vec<Value>, condition: &Value) {

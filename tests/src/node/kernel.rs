@@ -1,4 +1,4 @@
-//! The simulated kernel in the agent's words: pins for its process watch, records as its hints.
+//! The simulated kernel as the agent's process watch and its source of exit and OOM hints.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,7 +45,7 @@ impl ProcessWatch for SimWatch {
     }
 }
 
-/// Hands the simulated probes' records on as hints, as the agent's own follower does with real ones.
+/// Converts records of the simulated probes to hints, as the agent does with real ones.
 pub async fn follow_kernel(mut facts: broadcast::Receiver<KernelFact>, hints: mpsc::Sender<Hint>) {
     loop {
         let hint = match facts.recv().await {

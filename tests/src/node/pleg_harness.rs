@@ -1,14 +1,14 @@
 //! Sensors and PLEG without workers: only the test acts on the runtime.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use keblet::events::process::{NoProcessWatch, ProcessWatch};
 use keblet::events::sensors::{RelistPeriods, Sensor, SensorBoard, SensorState};
 use keblet::events::{HINT_CAPACITY, cri};
 use keblet::metrics::Metrics;
 use keblet::model::Clock;
-use keblet::pleg::{self, PlegConfig, PlegHandle};
+use keblet::pipeline::{Observation, observe};
+use keblet::pleg::PlegHandle;
 use keblet::runtime::{Runtime, RuntimeOptions};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -77,14 +77,13 @@ impl PlegHarness {
         let shutdown = CancellationToken::new();
         let mut tasks = JoinSet::new();
         let watch: Arc<dyn ProcessWatch> = if sensors.pidfd { kernel::shared(sim) } else { Arc::new(NoProcessWatch) };
-        let config = PlegConfig {
-            periods: RelistPeriods::default(),
-            parallel_inspections: 64,
-            inspection_timeout: Duration::from_secs(30),
+        let observation = Observation {
+            hints: hints_in,
             watch,
+            board: board.clone(),
+            periods: RelistPeriods::default(),
             observer: Arc::new(seen.clone()),
             clock: clock(sim),
-            board: board.clone(),
         };
         if sensors.events {
             let (hints, board, metrics) = (hints.clone(), board.clone(), Metrics::new());
@@ -95,7 +94,7 @@ impl PlegHarness {
         if sensors.probes {
             tasks.spawn(kernel::follow_kernel(sim.kernel().subscribe(), hints));
         }
-        let (pleg, task) = pleg::start(runtime.clone(), hints_in, config, shutdown.clone());
+        let (pleg, task) = observe(runtime.clone(), observation, shutdown.clone());
         // The guard ends the PLEG, which runs in a task of its own, together with the others.
         let guard = shutdown.drop_guard();
         tasks.spawn(async move {

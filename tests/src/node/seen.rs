@@ -1,4 +1,4 @@
-//! What the agent saw: every lifecycle event, relist and contradiction, for a test to judge.
+//! Reports of the PLEG: every lifecycle event, relist and contradiction, for assertions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use keblet::pleg::PlegObserver;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// A record of what one agent saw. Clones share it; agents may share it too, one after the other.
+/// Reports of one agent's PLEG. Clones share them; consecutive agents may share them too.
 #[derive(Clone, Debug)]
 pub struct Seen {
     log: Arc<Mutex<Log>>,
@@ -32,13 +32,13 @@ impl Default for Seen {
 }
 
 impl Seen {
-    /// All events of one kind about one container instance, with when they were told.
+    /// All events of one kind about one container instance, with the time of the report.
     pub fn of(&self, kind: LifecycleKind, container: &str) -> Vec<(Instant, LifecycleEvent)> {
         let about = |event: &LifecycleEvent| event.container.as_ref().is_some_and(|id| id.as_str() == container);
         self.log().events.iter().filter(|(_, event)| event.kind == kind && about(event)).cloned().collect()
     }
 
-    /// How often a container instance was seen to die.
+    /// Number of reported deaths of a container instance.
     pub fn deaths(&self, container: &str) -> usize {
         self.of(LifecycleKind::ContainerDied, container).len()
     }
@@ -58,7 +58,7 @@ impl Seen {
         self.log().inspections
     }
 
-    /// Times the runtime denied a proven death for too long.
+    /// Number of times the runtime contradicted a proven death.
     pub fn contradictions(&self) -> u64 {
         self.log().contradictions
     }

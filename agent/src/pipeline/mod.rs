@@ -1,0 +1,287 @@
+//! The pod pipeline: joins pod sources, PLEG, sync loop, pod workers and the status manager. The agent and every test of
+//! the whole agent build it here; they differ in the [`Services`] they bring and in what feeds it.
+//!
+//! ```text
+//!  Desired (sources) ─────┐                   ┌─▶ runtime · images · volumes · cgroups
+//!                         ├─▶ sync ─▶ workers ┤
+//!  Observation ─▶ PLEG ───┘                   └─▶ statuses ─▶ status manager ─▶ API server
+//! ```
+//!
+//! Joins and decides nothing: whatever differs between nodes is a field of [`Services`].
+
+mod housekeeping;
+mod observation;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+pub use observation::Observation;
+pub use observation::observe;
+
+use crate::admission::NodeOffer;
+use crate::images::Images;
+use crate::images::PullLimits;
+use crate::kernel::cgroup::Cgroups;
+use crate::metrics::Metrics;
+use crate::model::Clock;
+use crate::model::PodUpdate;
+use crate::model::restart::RestartGates;
+use crate::objects::Objects;
+use crate::pacing::Pacing;
+use crate::pacing::PacingPolicy;
+use crate::pleg::PlegHandle;
+use crate::recorder::Recorder;
+use crate::runtime::Runtime;
+use crate::runtime::RuntimeState;
+use crate::sources::SourcesHandle;
+use crate::startup::Startups;
+use crate::status::NodeAddresses;
+use crate::status::Statuses;
+use crate::status::manager::PodApi;
+use crate::status::manager::StatusManager;
+use crate::sync::KILL_CAPACITY;
+use crate::sync::KillRequest;
+use crate::sync::Mirrors;
+use crate::sync::PodAdmission;
+use crate::sync::SharedPods;
+use crate::sync::SyncLoop;
+use crate::sync::SyncRequests;
+use crate::volumes::Volumes;
+use crate::workers::act::ActContext;
+use crate::workers::act::NodeFiles;
+use crate::workers::backoff;
+use crate::workers::generate::NodeSettings;
+use crate::workers::pod_workers::PodWorkers;
+use crate::workers::registry::WorkerRegistry;
+use crate::workers::static_pod_start_queue::StaticPodStartQueue;
+use crate::workers::worker::NoWorkerObserver;
+use crate::workers::worker::WorkerContext;
+use crate::workers::worker::WorkerObserver;
+use housekeeping::OrphanCleanup;
+
+/// What the pipeline works with. [`Services::new`] is a standalone node with the defaults of a kubelet; every field can
+/// be replaced.
+pub struct Services {
+    /// The container runtime.
+    pub runtime: Runtime,
+    /// Its state, followed by [`crate::runtime::watch_runtime`].
+    pub state: watch::Receiver<RuntimeState>,
+    /// Its name, the part of container ids before `://`.
+    pub runtime_name: String,
+    /// Images and the limits on pulling them.
+    pub images: Images,
+    /// API objects that pods refer to.
+    pub objects: Objects,
+    /// Pods' directories and volumes.
+    pub volumes: Volumes,
+    /// The cgroup tree; `None` with `cgroupsPerQOS: false`.
+    pub cgroups: Option<Cgroups>,
+    /// The node's settings for sandboxes and containers.
+    pub node: NodeSettings,
+    /// Files of the node.
+    pub files: NodeFiles,
+    /// Addresses of the node, none while unknown.
+    pub addresses: watch::Receiver<NodeAddresses>,
+    /// The API server's pods; `None` when standalone.
+    pub api: Option<Arc<dyn PodApi>>,
+    /// The own Node object, the owner of mirror pods; `None` for no mirror pods.
+    pub mirrors_of: Option<watch::Receiver<Option<Arc<Node>>>>,
+    /// Desired pods, shared with readers.
+    pub pods: SharedPods,
+    /// True while the machine shuts down: new pods are rejected.
+    pub closed: watch::Receiver<bool>,
+    /// Events.
+    pub recorder: Recorder,
+    /// Metrics of volumes, images, cgroups and the status manager.
+    pub metrics: Arc<Metrics>,
+    /// Metrics of workers.
+    pub observer: Arc<dyn WorkerObserver>,
+    /// Durations of pod starts.
+    pub startups: Startups,
+    /// Permits and priorities.
+    pub pacing: Pacing,
+    /// What the node offers to pods.
+    pub offer: watch::Receiver<NodeOffer>,
+    /// Time.
+    pub clock: Clock,
+    /// Feature gates of restarts.
+    pub restarts: RestartGates,
+    /// Longest crash-loop back-off.
+    pub max_backoff: Duration,
+    /// `syncFrequency`.
+    pub sync_frequency: Duration,
+}
+
+/// Desired pods as their sources report them.
+pub struct Desired {
+    /// Changes.
+    pub updates: mpsc::Receiver<PodUpdate>,
+    /// Which sources have reported.
+    pub sources: SourcesHandle,
+}
+
+/// A pipeline that runs.
+#[derive(Clone)]
+pub struct Running {
+    /// Statuses of pods.
+    pub statuses: Statuses,
+    /// The pod cache.
+    pub pleg: PlegHandle,
+    /// Pods that have a worker.
+    pub registry: WorkerRegistry,
+    /// Their volumes.
+    pub volumes: Volumes,
+    /// Requests to terminate a pod.
+    pub kills: mpsc::Sender<KillRequest>,
+}
+
+impl Services {
+    /// A standalone node with its files below `root`, without cgroups and limits on pulls.
+    pub fn new(runtime: Runtime, state: watch::Receiver<RuntimeState>, root: &Path, metrics: Arc<Metrics>) -> Self {
+        let limits = PullLimits { parallel: None, per_second: 0, burst: 0 };
+        Self {
+            images: Images::new(runtime.clone(), limits),
+            runtime,
+            state,
+            runtime_name: "containerd".to_owned(),
+            objects: Objects::standalone(),
+            volumes: Volumes::new(root),
+            cgroups: None,
+            node: NodeSettings::default(),
+            files: NodeFiles::default(),
+            addresses: watch::channel(NodeAddresses::default()).1,
+            api: None,
+            mirrors_of: None,
+            pods: SharedPods::default(),
+            closed: watch::channel(false).1,
+            recorder: Recorder::default(),
+            metrics,
+            observer: Arc::new(NoWorkerObserver),
+            startups: Startups::default(),
+            pacing: Pacing::for_this_machine(PacingPolicy::default()),
+            offer: watch::channel(NodeOffer::default()).1,
+            clock: Clock::System,
+            restarts: RestartGates::default(),
+            max_backoff: backoff::DEFAULT_MAX,
+            sync_frequency: Duration::from_secs(60),
+        }
+    }
+
+    /// Joins everything. Tasks beside the returned sync loop are spawned into `tasks` and end when `shutdown` is
+    /// cancelled; the loop is to be awaited until it ends, and stops where it is when dropped. Containers stay as they
+    /// are either way.
+    pub fn start(
+        self,
+        desired: Desired,
+        pleg: PlegHandle,
+        tasks: &mut JoinSet<()>,
+        shutdown: CancellationToken,
+    ) -> (Running, impl Future<Output = ()> + use<>) {
+        let (kills, kills_receiver) = mpsc::channel(KILL_CAPACITY);
+        let running = Running {
+            statuses: self.statuses(tasks, &shutdown),
+            pleg,
+            registry: WorkerRegistry::default(),
+            volumes: self.volumes.clone(),
+            kills,
+        };
+        let mirrors = match (&self.api, &self.mirrors_of) {
+            (Some(api), Some(node)) => Mirrors::new(api.clone(), node.clone()),
+            _ => Mirrors::none(),
+        };
+        let (pods, clock, recorder, startups) =
+            (self.pods.clone(), self.clock.clone(), self.recorder.clone(), self.startups.clone());
+        let requests = SyncRequests { kills: kills_receiver, closed: self.closed.clone() };
+        let offer = self.offer.clone();
+        let context = Arc::new(self.worker_context(&running, tasks));
+        let sync = SyncLoop {
+            leftovers: Arc::new(OrphanCleanup::new(context.clone(), pods.clone())),
+            workers: PodWorkers::counted_by(context, running.registry.clone()),
+            admission: PodAdmission::new(offer),
+            pods,
+            pleg: running.pleg.clone(),
+            sources: desired.sources,
+            statuses: running.statuses.clone(),
+            clock,
+            recorder,
+            mirrors,
+            requests,
+            startups,
+            housekeeping: None,
+        };
+        (running, sync.run(desired.updates, shutdown))
+    }
+
+    /// The statuses; the manager that sends them if there is an API server.
+    fn statuses(&self, tasks: &mut JoinSet<()>, shutdown: &CancellationToken) -> Statuses {
+        let statuses = Statuses::new(self.runtime_name.clone(), self.addresses.clone(), self.restarts);
+        let Some(api) = &self.api else { return statuses };
+        let statuses = statuses.with_api(Arc::new(self.pods.clone()));
+        if let Some(api_view) = statuses.api_view() {
+            let manager = StatusManager {
+                statuses: statuses.clone(),
+                api_view,
+                api: api.clone(),
+                first_status: self.pacing.first_status.clone(),
+                clock: self.clock.clone(),
+                metrics: self.metrics.clone(),
+            };
+            tasks.spawn(manager.run(shutdown.clone()));
+        }
+        statuses
+    }
+
+    /// What all pod workers share.
+    fn worker_context(self, running: &Running, tasks: &mut JoinSet<()>) -> WorkerContext {
+        let network = network_of(self.state.clone(), tasks);
+        let mut act = ActContext::new(
+            self.runtime,
+            self.images,
+            self.volumes,
+            self.cgroups,
+            self.node,
+            self.files,
+            network,
+            self.recorder.clone(),
+            self.clock.clone(),
+            self.pacing,
+        )
+        .with_objects(self.objects);
+        act.startups = self.startups;
+        act.metrics = Some(self.metrics);
+        WorkerContext {
+            pleg: running.pleg.clone(),
+            act,
+            statuses: running.statuses.clone(),
+            static_pod_starts: StaticPodStartQueue::default(),
+            clock: self.clock,
+            recorder: self.recorder,
+            runtime: self.state,
+            gates: self.restarts,
+            max_backoff: self.max_backoff,
+            sync_frequency: self.sync_frequency,
+            observer: self.observer,
+            shutdown: CancellationToken::new(),
+        }
+    }
+}
+
+/// Why the runtime's network is not ready, which concerns pods with a network of their own.
+fn network_of(mut state: watch::Receiver<RuntimeState>, tasks: &mut JoinSet<()>) -> watch::Receiver<Option<String>> {
+    let error = |state: &RuntimeState| state.network_error().map(str::to_owned);
+    let (sender, network) = watch::channel(error(&state.borrow()));
+    tasks.spawn(async move {
+        while state.changed().await.is_ok() {
+            let now = error(&state.borrow_and_update());
+            sender.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
+        }
+    });
+    network
+}
