@@ -38,6 +38,7 @@ use crate::pacing::Pacing;
 use crate::pacing::PacingPolicy;
 use crate::pleg::PlegHandle;
 use crate::recorder::Recorder;
+use crate::retry::RetryTracker;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeState;
 use crate::sources::SourcesHandle;
@@ -255,12 +256,14 @@ impl Services {
         )
         .with_objects(self.objects);
         act.startups = self.startups;
+        let metrics = self.metrics.clone();
         act.metrics = Some(self.metrics);
         WorkerContext {
             pleg: running.pleg.clone(),
             act,
             statuses: running.statuses.clone(),
             static_pod_starts: StaticPodStartQueue::default(),
+            retries: RetryTracker::new(self.recorder.clone(), Some(metrics)),
             clock: self.clock,
             recorder: self.recorder,
             runtime: self.state,

@@ -1,4 +1,4 @@
-//! Access to the API server, if there is any, and the client certificate it takes.
+//! The clients of the API server, if one is configured, and their client certificate.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,27 +30,27 @@ use crate::config::Settings;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 
-/// The API server, as far as this node has one.
+/// Clients of the API server.
 pub struct Connection {
-    /// Its clients; `None` on a standalone node.
+    /// `None` on a standalone node.
     pub api: Option<ApiServer>,
     lost: Option<oneshot::Receiver<()>>,
 }
 
 impl Connection {
-    /// Returns when only a new start can bring the client certificate back; never without rotation.
+    /// Returns when only a restart can get a new client certificate; never without rotation.
     pub async fn lost(&mut self) {
         if let Some(lost) = &mut self.lost
             && lost.await.is_ok()
         {
             return;
         }
-        // A sender that is gone says that the agent is ending.
+        // The sender is dropped when the agent ends.
         std::future::pending().await
     }
 }
 
-/// What all steps need.
+/// Inputs of all steps.
 struct Joining<'a> {
     settings: &'a Settings,
     node_name: &'a str,
@@ -62,7 +62,7 @@ struct Joining<'a> {
 /// without rotation waits here until its certificate is signed.
 ///
 /// # Errors
-/// The kubeconfig, or something it refers to, is missing or unusable; no first certificate was to be had.
+/// The kubeconfig or a file it names is missing or invalid; the first certificate was not signed.
 pub async fn connect(
     settings: &Settings,
     node_name: &str,
@@ -108,7 +108,7 @@ impl Joining<'_> {
         Store::new(&self.settings.flags.cert_dir, Purpose::Client, configured)
     }
 
-    /// Clients with nothing but these credentials, whatever certificate is kept.
+    /// Clients with these credentials only, without a rotated certificate.
     fn plain(&self, access: &Access) -> anyhow::Result<ApiServer> {
         Ok(ApiServer::connect(access, &self.options(), self.metrics.clone(), self.shutdown.clone())?)
     }
@@ -125,10 +125,10 @@ impl Joining<'_> {
         Ok(())
     }
 
-    /// Clients whose certificate is kept good. Tokens and passwords are for requests for certificates alone.
+    /// Clients with a rotated certificate. Tokens and passwords are used for certificate requests only.
     fn rotate(&self, access: &Access, store: Store) -> anyhow::Result<Connection> {
         let (first, at_once) = first_pair(access, &store)?;
-        // Anonymous until there is one, as upstream is: what the server lets anybody do works meanwhile.
+        // Anonymous until there is one, as upstream: requests that the server allows to everyone work meanwhile.
         let identity = Identity::default();
         identity.set(first.as_ref().map(|pair| pair.certified.clone()));
         let certified = Access { certificate: None, credentials: Credentials::None, ..access.clone() };
@@ -157,7 +157,7 @@ impl Joining<'_> {
         let shutdown = self.shutdown.clone();
         tokio::spawn(async move {
             if shutdown.run_until_cancelled(watching).await.is_some() {
-                // Nobody listens any more if the agent is ending anyway.
+                // The receiver is dropped if the agent is ending.
                 let _ = telling.send(());
             }
         });
@@ -178,7 +178,7 @@ impl Joining<'_> {
     }
 }
 
-/// The pair to begin with, and whether it is to be replaced at once because it stands in the kubeconfig itself.
+/// The first pair, and whether it is to be rotated at once because it is embedded in the kubeconfig.
 fn first_pair(access: &Access, store: &Store) -> anyhow::Result<(Option<Pair>, bool)> {
     let now = SystemTime::now();
     let stored = store.load().context("client certificate")?;
@@ -195,7 +195,7 @@ fn first_pair(access: &Access, store: &Store) -> anyhow::Result<(Option<Pair>, b
     }
 }
 
-/// Shows the API server whatever certificate counts.
+/// Uses the current certificate for all clients.
 async fn show(api: ApiServer, mut pairs: watch::Receiver<Option<Arc<Pair>>>, shutdown: CancellationToken) {
     let showing = async {
         loop {

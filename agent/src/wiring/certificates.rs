@@ -21,7 +21,7 @@ use crate::config::Settings;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 
-/// What the server shows; `None` in it as long as nothing has been signed, or what was signed has expired.
+/// The serving certificate; `None` until the first one is signed, and while the last one has expired.
 pub type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
 
 /// Keeps the serving certificate of `serverTLSBootstrap` good; `None` if that is off. Its names follow the addresses of
@@ -81,7 +81,7 @@ async fn follow_addresses(
     let following = async {
         loop {
             let addresses = nodes.borrow_and_update().as_ref().and_then(|node| node.status.clone()?.addresses);
-            // A Node that is gone takes no names away.
+            // A deleted Node removes no names.
             if let Some(template) = Template::serving(&node_name, &addresses.unwrap_or_default()) {
                 templates.send_if_modified(|known| {
                     let changed = known.as_ref() != Some(&template);
@@ -90,7 +90,7 @@ async fn follow_addresses(
                 });
             }
             if nodes.changed().await.is_err() {
-                // The last names stay.
+                // Keeps the last names.
                 return std::future::pending().await;
             }
         }

@@ -16,7 +16,7 @@ use crate::metrics::Metrics;
 use crate::runtime::Runtime;
 use crate::sync::SharedPods;
 
-/// From this version on upstream asks runtimes for their driver and takes no other answer.
+/// From this version on upstream takes the cgroup driver from the runtime only (KEP-4033).
 const DRIVER_NEEDED: &str = "1.37.0";
 
 /// Period of the QoS loop, as in the kubelet.
@@ -48,7 +48,7 @@ pub async fn prepare(
             told
         }
         Err(error) => {
-            tracing::warn!(%error, "the runtime does not tell its cgroup driver; the configured one is used");
+            tracing::warn!(%error, "cannot read the cgroup driver of the runtime; using the configured one");
             None
         }
     };

@@ -1,4 +1,4 @@
-//! What the rooms need to know of this node, from configuration and machine.
+//! Settings of this node, from its configuration and the machine.
 
 use std::fs;
 use std::net::IpAddr;
@@ -33,14 +33,14 @@ pub struct Node {
     pub name: String,
 }
 
-/// Finds out its name, and makes the agent's directories.
+/// Reads the node's name and makes the agent's directories.
 pub fn describe(settings: &Settings) -> anyhow::Result<Node> {
     let name = host::node_name(&settings.flags.hostname_override)?;
     make_directories(settings)?;
     Ok(Node { name })
 }
 
-/// The agent's own directories (facts of the standard kubelet: which, in which order, with which mode).
+/// The agent's own directories, with the modes and in the order of a kubelet.
 fn make_directories(settings: &Settings) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     let root = &settings.flags.root_dir;
@@ -84,7 +84,7 @@ pub fn files(settings: &Settings) -> NodeFiles {
 }
 
 impl Node {
-    /// What ends up in the configurations of sandboxes and containers.
+    /// Settings of sandboxes and containers.
     pub fn settings(
         &self,
         settings: &Settings,

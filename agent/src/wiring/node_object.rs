@@ -1,4 +1,4 @@
-//! Joins the Node room to the runtime, the sensors and the API server.
+//! Connects the Node object's tasks to the runtime, the sensors and the API server.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::runtime::Runtime;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 
-/// What the Node room is joined to.
+/// Services of the Node object's tasks.
 pub struct Parts<'a> {
     /// The configuration.
     pub settings: &'a Settings,
@@ -46,9 +46,9 @@ pub struct Parts<'a> {
     pub state: watch::Receiver<RuntimeState>,
     /// The sensors.
     pub board: SensorBoard,
-    /// Grows with every image that came or went.
+    /// Grows with every image pulled or removed.
     pub images: watch::Receiver<u64>,
-    /// The machine is going down.
+    /// True while the machine shuts down.
     pub shutting_down: watch::Receiver<bool>,
     /// Events of the node.
     pub recorder: Recorder,
@@ -56,7 +56,7 @@ pub struct Parts<'a> {
     pub metrics: Arc<Metrics>,
 }
 
-/// What others hold of the Node room.
+/// Results of the Node object's tasks.
 pub struct NodeHandles {
     /// The own Node as last seen; never one when standalone.
     pub node: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,

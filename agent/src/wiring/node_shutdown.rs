@@ -1,4 +1,4 @@
-//! Joins the graceful shutdown of the machine to logind and the sync loop.
+//! Connects the graceful node shutdown (KEP-2000) to logind and the sync loop.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::workers::state::KillOptions;
 const REASON: &str = "Terminated";
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
 
-/// What the shutdown is joined to.
+/// Services of the graceful shutdown.
 pub struct Parts<'a> {
     /// The configuration.
     pub settings: &'a Settings,
@@ -76,7 +76,7 @@ fn configured(settings: &Settings) -> Vec<Group> {
     groups(kubelet.shutdown_grace_period.std(), kubelet.shutdown_grace_period_critical_pods.std(), &by_priority)
 }
 
-/// Ends pods by way of the sync loop.
+/// Terminates pods through the sync loop.
 struct Ender {
     pods: SharedPods,
     statuses: Statuses,

@@ -1,4 +1,4 @@
-//! systemd's notifications: ready, and still well.
+//! Notifications to systemd: readiness and the watchdog.
 
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
@@ -9,7 +9,7 @@ use crate::sync::SharedPods;
 use crate::systemd;
 use crate::systemd::Watchdog;
 
-/// The watchdog that this process has to keep quiet, if there is one.
+/// The watchdog that systemd has set for this process, if any.
 pub fn watchdog() -> anyhow::Result<Option<Watchdog>> {
     let variable = |name: &'static str| std::env::var(name).ok();
     Watchdog::configured(variable, std::process::id()).context("create health checker")

@@ -1,4 +1,4 @@
-//! Reading what pods refer to.
+//! The cache of API objects that pods refer to.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the rooms tell, turned into numbers: the ends of the ports that `runtime`, `pleg` and `events` offer.
+//! Metrics of the runtime client, PLEG, workers, recorder and sensors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::runtime::{CallObserver, FinishedCall, Operation};
 use crate::server::SensorReport;
 use crate::workers::worker::WorkerObserver;
 
-/// Counts what it is told.
+/// Updates metrics.
 #[derive(Clone, Debug)]
 pub struct Observers(
-    /// Where it is counted.
+    /// The metrics.
     pub Arc<Metrics>,
 );
 

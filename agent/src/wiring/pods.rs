@@ -1,4 +1,4 @@
-//! What the servers read.
+//! State of pods for the servers, and gauges that are computed when metrics are read.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -36,17 +36,17 @@ use crate::volumes::Volumes;
 use crate::workers::registry;
 use crate::workers::state::Phase;
 
-/// What the handles are made from.
+/// Sources of the handles.
 pub struct Server<'a> {
-    /// Everything that is counted.
+    /// Metrics.
     pub metrics: &'a Arc<Metrics>,
     /// Sensors.
     pub board: &'a SensorBoard,
     /// Desired pods.
     pub shared: &'a SharedPods,
-    /// Configuration and flags, to be shown.
+    /// Configuration and flags.
     pub settings: &'a Settings,
-    /// How much is logged.
+    /// Verbosity of the log.
     pub verbosity: logging::Verbosity,
 }
 
@@ -129,7 +129,7 @@ fn pods(shared: &SharedPods, later: &Later) -> Vec<Pod> {
     shared.all().into_iter().map(with_status).collect()
 }
 
-/// Gauges are read off the agent's state when somebody asks for metrics.
+/// Computes gauges from the agent's state when metrics are read.
 struct Gauges {
     metrics: Arc<Metrics>,
     shared: SharedPods,
@@ -153,7 +153,7 @@ impl Gauges {
         self.metrics.pods.observe_cache(&snapshots);
     }
 
-    /// Pods by where they are in their life, and those that take up room.
+    /// Pods by lifecycle state, and active pods.
     fn count_working(&self, desired: &HashMap<PodUid, Pod>, running: &Running) {
         let working = running.registry.summaries();
         let phase_of = |uid: &PodUid, pod: &Pod| {
@@ -191,7 +191,7 @@ fn logs<'a>(folder: &Path, snapshots: &'a [Arc<PodSnapshot>]) -> impl Iterator<I
     })
 }
 
-/// Volumes that pods want, and those that are set up, by plugin.
+/// Desired and actual volumes by plugin.
 fn volumes<'a>(
     wanting: impl Iterator<Item = &'a Pod>,
     volumes: &Volumes,
@@ -203,7 +203,7 @@ fn volumes<'a>(
     wanted.chain(set_up.map(|(plugin, count)| (VolumeState::Actual, plugin, count)))
 }
 
-/// What a pod with a worker is counted as.
+/// Labels of a pod with a worker.
 fn group(worker: &registry::WorkerSummary, desired: bool) -> Working {
     let lifecycle = match worker.phase {
         Phase::Syncing => "sync",

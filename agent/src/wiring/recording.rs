@@ -22,19 +22,19 @@ const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and
 const ON_DISK: &str = "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) \
     might be swapped to disk and should no longer be considered secure.";
 
-/// How long the last words of an agent that cannot start may take.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Time for the last event of an agent that cannot start.
+const LAST_EVENT: Duration = Duration::from_secs(2);
 
-/// The node's recorder, and the way of its events.
+/// The node's recorder and the delivery of its events.
 #[derive(Clone)]
 pub struct Recording {
-    /// Told what happens.
+    /// Records events.
     pub recorder: Recorder,
-    /// Cancelled when the events' way has ended.
+    /// Cancelled when the delivery has ended.
     over: CancellationToken,
 }
 
-/// A recorder for this node. Events go to the API server by way of `client`; without one they are log lines.
+/// A recorder for this node. Events are sent to the API server through `client`, or logged without one.
 pub fn start(
     node: &str,
     client: Option<kube::Client>,
@@ -62,16 +62,16 @@ pub fn start(
 }
 
 impl Recording {
-    /// Says why the agent cannot start, and ends it: `shutdown` is cancelled, and the event has a moment to be told.
+    /// Records why the agent cannot start, cancels `shutdown`, and waits up to 2 s for the event to be sent.
     pub async fn setup_failed(&self, error: &anyhow::Error, shutdown: &CancellationToken) {
         self.recorder.node_event(EventType::Warning, "KubeletSetupFailed", &format!("{error:#}"));
         shutdown.cancel();
         // The agent ends in any case.
-        let _ = tokio::time::timeout(LAST_WORDS, self.over.cancelled()).await;
+        let _ = tokio::time::timeout(LAST_EVENT, self.over.cancelled()).await;
     }
 }
 
-/// Says that the agent starts, and on what it should not run.
+/// Records the start of the agent, and warnings about the node.
 pub fn announce(recorder: &Recorder, settings: &Settings, cgroup_version: i64) {
     recorder.node_event(EventType::Normal, "Starting", "Starting kubelet.");
     if let Some(problem) = resolver_problem(settings) {
@@ -82,16 +82,16 @@ pub fn announce(recorder: &Recorder, settings: &Settings, cgroup_version: i64) {
     }
 }
 
-/// Says that what volumes keep in memory may be written to a disk all the same.
+/// Records a warning if volumes in memory may be swapped to disk. Blocking.
 pub fn announce_volumes(recorder: &Recorder, volumes: &Volumes) {
     match volumes.memory_may_be_swapped() {
         Ok(false) => {}
         Ok(true) => recorder.node_event(EventType::Warning, "PossibleMemoryBackedVolumesOnDisk", ON_DISK),
-        Err(error) => tracing::debug!(%error, "it is not known whether volumes in memory may be swapped"),
+        Err(error) => tracing::debug!(%error, "cannot determine whether volumes in memory may be swapped"),
     }
 }
 
-/// What pods that use the node's resolver file will miss.
+/// The limits of the resolver that the node's resolver file exceeds.
 fn resolver_problem(settings: &Settings) -> Option<String> {
     let path = Some(&settings.kubelet.resolv_conf).filter(|path| !path.is_empty())?;
     match std::fs::read_to_string(path) {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_standalone_agent_waits_for_nobody() {
+    async fn a_standalone_agent_waits_for_no_delivery() {
         let shutdown = CancellationToken::new();
         let recording = start("n", None, &no_deferral(), &Arc::new(Observers(Metrics::new())), &shutdown);
         let began = tokio::time::Instant::now();

@@ -26,23 +26,23 @@ use crate::model::Clock;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 
-/// The sensors at work.
+/// Running sensors.
 pub struct Sensing {
-    /// Proves deaths.
+    /// Proves that processes are gone.
     pub watch: Arc<dyn ProcessWatch>,
     /// The loaded probes; they stay attached as long as this, or the stream of their records, lives.
     pub _probes: Option<Probes>,
 }
 
-/// Who is told of what sensors see beside hints.
+/// Receivers of reports that are no hints.
 pub struct Tell<'a> {
-    /// Counts it.
+    /// Metrics.
     pub metrics: &'a Arc<Metrics>,
     /// Events of the node.
     pub recorder: &'a Recorder,
 }
 
-/// Starts what is switched on. What cannot be started says so on the board.
+/// Starts the sensors that are enabled. One that cannot start is reported on the board.
 pub async fn start(
     settings: &Settings,
     runtime: &Runtime,

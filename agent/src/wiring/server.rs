@@ -17,13 +17,13 @@ use crate::server::secure::Secure;
 use crate::server::secure::Serving;
 use crate::server::secure::ServingSource;
 
-/// What the servers are made from, beside the settings.
+/// Parts of the servers, beside the settings.
 pub struct Parts {
     /// Name of the node, and of the host a certificate is made for.
     pub node: String,
-    /// What is read.
+    /// State that handlers read.
     pub handles: Handles,
-    /// Paths of other rooms.
+    /// Routers of other modules.
     pub mounted: Mounted,
     /// The client for token and access reviews, if there is an API server.
     pub reviews: Option<kube::Client>,

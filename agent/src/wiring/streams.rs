@@ -1,4 +1,4 @@
-//! The paths that logs, streams and usage answer.
+//! Routers of logs, streams and usage.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::sync::SharedPods;
 /// Where a node keeps its logs.
 const NODE_LOGS: &str = "/var/log";
 
-/// The routers, for whoever listens.
+/// The routers, for the servers that mount them.
 ///
 /// # Errors
 /// The machine has no cgroups.
