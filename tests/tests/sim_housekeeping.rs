@@ -1,0 +1,70 @@
+//! Housekeeping beside mounts that another kubelet left: the whole agent, real mounts, a simulated runtime.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use keblet_tests::node::{Agent, SensorSet, node, pod};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+/// Runs a test with paused time on a thread with a mount namespace of its own.
+fn in_private_mounts(test: impl AsyncFnOnce() + Send) {
+    if !nix::unistd::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "needs root to mount");
+        eprintln!("skipped: needs root to mount");
+        return;
+    }
+    std::thread::scope(|scope| {
+        let ran = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("private mounts");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+            runtime.expect("a runtime").block_on(test());
+        });
+        if let Err(panic) = ran.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+fn bind(source: &Path, target: &Path) {
+    fs::create_dir_all(target).expect("a directory");
+    mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
+}
+
+#[test]
+fn mounts_in_orphaned_pod_directories_keep_their_data() {
+    in_private_mounts(async || {
+        let (sim, folder) = node();
+        let pods = folder.path().join("pods");
+        let left = [
+            "volumes/kubernetes.io~nfs/share",
+            "volumes/kubernetes.io~local-volume/pv1",
+            "volumes/kubernetes.io~empty-dir/mem",
+            "volumes/example.com~flex/x",
+            "volumes/kubernetes.io~csi/claim/mount",
+        ];
+        let data = |index: usize| folder.path().join(format!("source-{index}/inner/data"));
+        for (index, volume) in left.iter().enumerate() {
+            fs::create_dir_all(data(index).parent().expect("a directory")).expect("a directory");
+            fs::write(data(index), "x").expect("a file");
+            bind(&folder.path().join(format!("source-{index}")), &pods.join(format!("uid-{index}")).join(volume));
+        }
+        fs::create_dir_all(pods.join("uid-gone/volumes/kubernetes.io~empty-dir/cache/deep")).expect("a directory");
+
+        let _agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![pod("web").running("main", "run").build()]);
+        let begin = tokio::time::Instant::now();
+        while pods.join("uid-gone").exists() {
+            assert!(begin.elapsed() < Duration::from_secs(600), "an orphan without mounts stays");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let lost: Vec<&str> = (0..left.len()).filter(|index| !data(*index).exists()).map(|index| left[index]).collect();
+        assert_eq!(lost, Vec::<&str>::new(), "data behind these mounts is gone");
+        for (index, gone) in [(0, true), (1, true), (3, false), (4, false)] {
+            assert_eq!(!pods.join(format!("uid-{index}")).exists(), gone, "{}", left[index]);
+        }
+    });
+}
