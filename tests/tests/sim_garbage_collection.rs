@@ -91,7 +91,7 @@ async fn pod_terminated_while_the_api_server_was_down_is_deleted_by_the_next_age
         sleep(secs(5)).await;
         assert_eq!(api.pod("web").as_ref().and_then(phase).as_deref(), Some("Running"));
         let deleting = api.put(&web.deleting().build());
-        api.be_away(true);
+        api.set_unavailable(true);
         agent.update(deleting).await;
         let told = |l: &Trace| l.count(Method::StopContainer) > 0;
         sim.until("told to end", SOON, told).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
@@ -99,7 +99,7 @@ async fn pod_terminated_while_the_api_server_was_down_is_deleted_by_the_next_age
         drop(agent);
         sleep(secs(1)).await;
 
-        api.be_away(false);
+        api.set_unavailable(false);
         let known = api.pod("web").expect("nobody has heard of its end");
         assert_eq!(phase(&known).as_deref(), Some("Running"));
         let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known.clone()], &api);

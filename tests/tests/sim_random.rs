@@ -111,7 +111,7 @@ impl Scenario<'_> {
         let name = NAMES[self.rng.usize(..NAMES.len())];
         match self.rng.u8(0..7) {
             0 => self.start_agent(),
-            1 => self.api.be_away(self.rng.bool()),
+            1 => self.api.set_unavailable(self.rng.bool()),
             2..=4 if self.desired.contains_key(name) => self.remove(name).await,
             _ => self.add(name).await,
         }
@@ -268,7 +268,7 @@ async fn schedule(seed: u64) {
     let faults = FaultSchedule::random(seed, SPAN, 14, &targets);
     let plan = format!("{faults:#?}");
     faults.run(&sim, async || scenario.agent_action().await).await;
-    scenario.api.be_away(false);
+    scenario.api.set_unavailable(false);
     scenario.settle(&plan).await;
     scenario.judge(&plan);
 }
