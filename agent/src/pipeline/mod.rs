@@ -26,9 +26,9 @@ pub use observation::Observation;
 pub use observation::observe;
 
 use crate::admission::NodeOffer;
+use crate::cgroups::Cgroups;
 use crate::images::Images;
 use crate::images::PullLimits;
-use crate::kernel::cgroup::Cgroups;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::PodUpdate;
