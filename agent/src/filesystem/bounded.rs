@@ -1,4 +1,4 @@
-//! Reading files whose length somebody else decides.
+//! Reading files whose length is not trusted.
 
 use std::fs;
 use std::io;

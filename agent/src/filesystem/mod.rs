@@ -1,7 +1,7 @@
 //! Files that others may have changed: opens directories without following links or crossing mount points, removes trees
 //! that stay inside one mount, reads no more than expected.
 //!
-//! A mount point is told by the kernel while it opens (`RESOLVE_NO_XDEV`, `openat2(2)`), not by device numbers: a bind
+//! The kernel detects a mount point while it opens (`RESOLVE_NO_XDEV`, `openat2(2)`). Device numbers do not: a bind
 //! mount has the device number of its source, and a check before opening would race with mounting.
 
 mod bounded;

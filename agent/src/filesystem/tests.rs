@@ -116,19 +116,19 @@ fn mounts_that_appear_during_removal_are_not_entered() {
 }
 
 #[test]
-fn mount_points_are_told_from_directories() {
+fn mount_points_are_distinguished_from_directories() {
     in_private_mounts(|| {
         let root = tempfile::tempdir().expect("a directory");
         let (source, memory, bound) = (source(root.path()), root.path().join("memory"), root.path().join("bound"));
         tmpfs(&memory);
         bind(&source, &bound);
         let dir = open_root(root.path()).expect("a directory");
-        let told = |name| (is_mount_point_at(&dir, name).expect("an answer"), lies_in_memory(&dir, name).ok());
-        assert_eq!(told(c"memory"), (true, Some(true)));
-        assert!(told(c"bound").0 && !told(c"source").0);
+        let inspect = |name| (is_mount_point_at(&dir, name).expect("an answer"), lies_in_memory(&dir, name).ok());
+        assert_eq!(inspect(c"memory"), (true, Some(true)));
+        assert!(inspect(c"bound").0 && !inspect(c"source").0);
         assert!(is_mount_point(&bound).expect("an answer") && !is_mount_point(&source).expect("an answer"));
         unmount_at(&dir, c"bound", false).expect("unmounted");
-        assert!(!told(c"bound").0 && is_whole(&source));
+        assert!(!inspect(c"bound").0 && is_whole(&source));
     });
 }
 

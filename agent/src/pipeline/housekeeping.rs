@@ -96,7 +96,7 @@ async fn pods_on_disk(volumes: Volumes) -> HashSet<String> {
     HashSet::new()
 }
 
-/// Logs why an orphan stays, once for each reason, and tells it by an event if it has stayed for long.
+/// Logs why an orphan stays, once for each reason, and records an event if it has stayed for long.
 fn report(context: &WorkerContext, uid: &str, error: String, failures: &mut Failures) {
     let message = format!("orphaned pod {uid:?} found, but volumes are not cleaned up: {error}");
     let failure = failures.record(uid, error, Instant::now());
@@ -135,10 +135,10 @@ struct Failure {
     attempts: u32,
     since: Instant,
     retry_at: Instant,
-    told: bool,
+    reported: bool,
 }
 
-/// What a failure is worth telling.
+/// What to report of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Recorded {
     /// The reason is another than the last time.
@@ -168,11 +168,11 @@ impl Failures {
     fn record(&mut self, uid: &str, reason: String, now: Instant) -> Recorded {
         let held = self.0.remove(uid).filter(|held| held.reason == reason);
         let is_new = held.is_none();
-        let mut failure = held.unwrap_or(Failure { reason, attempts: 0, since: now, retry_at: now, told: false });
+        let mut failure = held.unwrap_or(Failure { reason, attempts: 0, since: now, retry_at: now, reported: false });
         failure.attempts += 1;
         failure.retry_at = now + act::retry_volumes_after(failure.attempts);
-        let is_stuck = !failure.told && now.saturating_duration_since(failure.since) >= STUCK;
-        failure.told |= is_stuck;
+        let is_stuck = !failure.reported && now.saturating_duration_since(failure.since) >= STUCK;
+        failure.reported |= is_stuck;
         self.0.insert(uid.to_owned(), failure);
         Recorded { is_new, is_stuck }
     }
@@ -183,18 +183,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_told_once_for_each_reason_and_tried_ever_more_seldom() {
+    fn a_failure_is_reported_once_for_each_reason_and_retried_with_growing_pauses() {
         let (begin, mut failures) = (Instant::now(), Failures::default());
-        let (mut attempts, mut told, mut stuck) = (0, 0, 0);
+        let (mut attempts, mut reported, mut stuck) = (0, 0, 0);
         for second in (0..3600).step_by(2) {
             let now = begin + Duration::from_secs(second);
             if failures.is_due("u", now) {
                 attempts += 1;
                 let recorded = failures.record("u", "a mount".to_owned(), now);
-                (told, stuck) = (told + u32::from(recorded.is_new), stuck + u32::from(recorded.is_stuck));
+                (reported, stuck) = (reported + u32::from(recorded.is_new), stuck + u32::from(recorded.is_stuck));
             }
         }
-        assert_eq!((told, stuck), (1, 1));
+        assert_eq!((reported, stuck), (1, 1));
         assert!((30..50).contains(&attempts), "{attempts} attempts in an hour");
         let now = begin + Duration::from_secs(3600);
         assert_eq!(failures.record("u", "a file".to_owned(), now), Recorded { is_new: true, is_stuck: false });

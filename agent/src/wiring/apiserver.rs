@@ -140,7 +140,7 @@ impl Joining<'_> {
         let manager = RotationManager {
             store,
             template: watch::channel(Some(Template::client(self.node_name))).1,
-            // With the bootstrap credentials nobody else sends anything: the rest tells of the server's return.
+            // The bootstrap client sends nothing else: the other clients notice when the server is available again.
             client: Box::new(move |good| {
                 let client = if good { &certified.main } else { &bootstrap.main };
                 (client.clone(), certified.recovered())

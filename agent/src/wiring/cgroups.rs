@@ -40,19 +40,19 @@ pub async fn prepare(
     if !kubelet.cgroups_per_qos {
         return Ok(None);
     }
-    let told = match runtime.runtime_config().await {
-        Ok(told) => {
-            if told.is_none() {
+    let reported = match runtime.runtime_config().await {
+        Ok(driver) => {
+            if driver.is_none() {
                 metrics.node.runtime_losing_support(DRIVER_NEEDED);
             }
-            told
+            driver
         }
         Err(error) => {
             tracing::warn!(%error, "cannot read the cgroup driver of the runtime; using the configured one");
             None
         }
     };
-    let driver = match told {
+    let driver = match reported {
         Some(cri::CgroupDriver::Systemd) => Driver::Systemd,
         Some(cri::CgroupDriver::Cgroupfs) => Driver::Cgroupfs,
         None if kubelet.cgroup_driver == "systemd" => Driver::Systemd,

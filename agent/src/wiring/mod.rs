@@ -144,8 +144,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     if let Some(cgroups) = &cgroups {
         cgroups::start_qos_loop(cgroups, &shutdown);
     }
-    let (disk_of, told) = (bootstrap.runtime.clone(), bootstrap.recorder.clone());
-    tokio::spawn(shutdown.clone().run_until_cancelled_owned(async move { check_disk(&disk_of, &told).await }));
+    let (disk_of, events) = (bootstrap.runtime.clone(), bootstrap.recorder.clone());
+    tokio::spawn(shutdown.clone().run_until_cancelled_owned(async move { check_disk(&disk_of, &events).await }));
     let (pleg, pleg_task) = bootstrap.observe(cgroups.as_ref()).await;
     let volumes = bootstrap.volumes().await?;
     let prepared = Prepared { images, objects, volumes, cgroups, offer, runtime_name: version.runtime_name };

@@ -74,7 +74,7 @@ pub fn check(settings: &Settings) -> anyhow::Result<()> {
     node::resources::check(&sizes, &config).context("reserving resources")
 }
 
-/// Starts the Node room. Without an API server the node is standalone: its addresses are found out, and nobody is told.
+/// Starts the tasks of the Node object. Without an API server only the node's addresses are determined.
 pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationToken) -> NodeHandles {
     let config = Arc::new(NodeConfig::new(parts.settings, parts.name, KUBERNETES));
     let root_dir = parts.settings.flags.root_dir.clone();

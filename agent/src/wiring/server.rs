@@ -32,7 +32,7 @@ pub struct Parts {
 }
 
 /// Opens the ports and answers until `shutdown`, all in tasks of its own: keys may have to be made first, and the rest
-/// of the agent need not wait for them. If the main or the read-only port cannot be opened, everything is told to end,
+/// of the agent need not wait for them. If the main or the read-only port cannot be opened, `shutdown` is cancelled,
 /// and the task's result says why.
 pub fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> JoinHandle<anyhow::Result<()>> {
     let options = server::Options::new(&settings.kubelet, &settings.gates);

@@ -96,8 +96,8 @@ impl PodLookup for Pods {
     }
 }
 
-/// Cgroups that are told of by name. That of the pods is spelled by a driver that is not known yet; the other spelling
-/// names nothing.
+/// System cgroups by name. The cgroup driver is not known yet: both spellings of the pods' cgroup are listed, of which one
+/// does not exist.
 fn system_cgroups(settings: &Settings) -> anyhow::Result<SystemCgroups> {
     let kubelet = &settings.kubelet;
     let named = [

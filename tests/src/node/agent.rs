@@ -72,7 +72,7 @@ impl Agent {
         Self::begin(sim, sensors, root, pods, Listeners { seen, ..Listeners::default() })
     }
 
-    /// As [`Agent::start`], with its events told to `recorder`.
+    /// As [`Agent::start`], with events sent to `recorder`.
     pub fn start_telling(
         sim: &SimRuntime,
         sensors: SensorSet,
