@@ -54,7 +54,7 @@ impl Node {
     }
 
     /// Waits until the runtime has nothing left of the pod.
-    async fn buried(&self, pod: &str) {
+    async fn sandbox_removed(&self, pod: &str) {
         let begin = Instant::now();
         while !self.sim.sandboxes(pod).is_empty() {
             assert!(begin.elapsed() < secs(30), "{}", self.sim.trace(Trace::to_string));
@@ -169,7 +169,7 @@ async fn deleted_host_network_pod_is_finished_before_sandbox_teardown() {
         let containers = stored().and_then(|stored| stored.status.container_statuses).unwrap_or_default();
         let codes: Vec<_> = containers.iter().filter_map(|c| c.state.as_ref()?.terminated.as_ref()).collect();
         assert_eq!(codes.len(), 2, "{containers:?}");
-        node.buried("web").await;
+        node.sandbox_removed("web").await;
     }
 }
 
@@ -192,7 +192,7 @@ async fn sandbox_teardown_continues_after_agent_restart() {
     drop(agent);
     assert!(!node.sim.sandboxes("web").is_empty());
     let _agent = node.start(SensorSet::ALL, [pod("stays").running("main", "run")]);
-    node.buried("web").await;
+    node.sandbox_removed("web").await;
     assert_eq!(node.attempts("stays", "main"), [0]);
 }
 

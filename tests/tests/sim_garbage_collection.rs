@@ -78,7 +78,7 @@ async fn failed_container_removal_is_retried() {
 }
 
 /// A deleted pod ends while the API server is away, and the agent is killed before it could tell: soon after the
-/// containers were told to end, as soon as they have, or when all is buried.
+/// containers were told to end, as soon as they have, or when its sandbox is removed.
 #[tokio::test(start_paused = true)]
 async fn pod_terminated_while_the_api_server_was_down_is_deleted_by_the_next_agent() {
     for later in [Duration::ZERO, Duration::from_millis(60), secs(30)] {

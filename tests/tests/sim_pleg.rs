@@ -441,7 +441,7 @@ async fn exit_in_a_shared_pid_namespace_waits_for_the_runtime() {
     harness.pleg.inspect(&uid("host")).await.expect("view");
     assert!(harness.seen.until(secs(2), |seen| seen.deaths(&id) == 1).await);
     let lag = latency(&sim, &harness, &id);
-    assert!((ms(45)..ms(60)).contains(&lag), "not before the runtime buried it: {lag:?}");
+    assert!((ms(45)..ms(60)).contains(&lag), "not before the runtime reported the exit: {lag:?}");
     assert!(sim.trace(|l| l.live("host", "main").is_none()), "nothing of it lived when it was told dead");
 }
 

@@ -302,7 +302,7 @@ async fn children_outlive_an_init_without_its_own_pid_namespace() {
         sleep(ms(20)).await;
         assert_eq!(sim.trace(|l| l.live("web", name).is_some()), outlived, "{name}");
         sleep(ms(50)).await;
-        assert!(sim.trace(|l| l.live("web", name).is_none()), "{name}: buried with all it left");
+        assert!(sim.trace(|l| l.live("web", name).is_none()), "{name}: no process remains after the exit report");
     }
 }
 

@@ -57,7 +57,7 @@ use keblet_proto::cri::v1 as cri;
 use serde_json::json;
 use tokio::sync::watch;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const UID: &str = "0a1b2c3d-act";
 
 fn layout() -> Layout {
@@ -138,7 +138,7 @@ impl Node {
 
     /// Waits until the log has a line with `text` and returns the log.
     async fn log_with(&self, attempt: u32, text: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let log = fs::read_to_string(self.log(attempt)).unwrap_or_default();
             if log.contains(text) {
@@ -368,7 +368,7 @@ async fn container_restart_takes_two_runtime_calls() {
 
 /// Waits until everything has exited.
 async fn settled(node: &Node) -> PodSnapshot {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let snapshot = node.snapshot().await;
         if snapshot.containers.iter().all(|container| container.state == ContainerState::Exited) {

@@ -68,10 +68,10 @@ pub fn live(time: Option<Duration>) -> Result<bool, String> {
     let deadline = time.map(|time| Instant::now() + time);
     let signals = SignalFd::new(&awaited()).map_err(|errno| format!("cannot wait for signals: {errno}"))?;
     loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         // Rounded up, so that the loop does not spin through the last millisecond.
-        let timeout = left.map_or(PollTimeout::NONE, |left| {
-            PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
+        let timeout = remaining.map_or(PollTimeout::NONE, |remaining| {
+            PollTimeout::try_from(remaining + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
         });
         let mut ready = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         let count = poll(&mut ready, timeout).map_err(|errno| format!("cannot wait for signals: {errno}"))?;

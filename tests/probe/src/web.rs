@@ -13,7 +13,7 @@ use crate::process;
 const ANSWER: &[u8] =
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n";
 const LONGEST_REQUEST: usize = 16 * 1024;
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Answers every request with 200 until SIGTERM.
 pub fn serve(port: u16) -> Result<u8, String> {
@@ -37,8 +37,8 @@ fn accept(listener: &TcpListener) {
 
 /// Reads to the end of the request's head, then answers.
 fn answer(stream: &mut TcpStream) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let mut request = Vec::new();
     let mut chunk = [0; 1024];
     while !request.windows(4).any(|window| window == b"\r\n\r\n") {

@@ -84,16 +84,16 @@ impl HostResources {
 
     /// What is still there.
     pub fn remaining(&self) -> Vec<String> {
-        let mut left: Vec<String> = self.processes().into_iter().map(|pid| format!("process {pid}")).collect();
-        left.extend(self.mounts().iter().map(|mount| format!("mount {}", mount.display())));
-        left.extend(
+        let mut remaining: Vec<String> = self.processes().into_iter().map(|pid| format!("process {pid}")).collect();
+        remaining.extend(self.mounts().iter().map(|mount| format!("mount {}", mount.display())));
+        remaining.extend(
             self.cgroups().iter().filter(|path| path.exists()).map(|path| format!("cgroup {}", path.display())),
         );
-        left.extend(self.log_links().iter().map(|link| format!("link {}", link.display())));
+        remaining.extend(self.log_links().iter().map(|link| format!("link {}", link.display())));
         if self.dir.exists() {
-            left.push(format!("folder {}", self.dir.display()));
+            remaining.push(format!("folder {}", self.dir.display()));
         }
-        left
+        remaining
     }
 
     fn processes(&self) -> Vec<i32> {

@@ -74,8 +74,8 @@ async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
         _ = interrupt.recv() => Ok(()),
     };
     let report = CleanupReport { remaining: runtime.clean_up().await };
-    for left in &report.remaining {
-        eprintln!("private-containerd: left behind: {left}");
+    for resource in &report.remaining {
+        eprintln!("private-containerd: left behind: {resource}");
     }
     served?;
     // The user may be gone, and then nobody reads this.

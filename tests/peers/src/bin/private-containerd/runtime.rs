@@ -133,14 +133,14 @@ impl Runtime {
             failures.extend(shared.leave());
         }
         // A failed call matters only if it left something; what is left is looked for afresh.
-        let mut left = resources.remaining();
+        let mut remaining = resources.remaining();
         if network::exists(&self.layout) {
-            left.push(format!("network interface {}", self.layout.bridge));
+            remaining.push(format!("network interface {}", self.layout.bridge));
         }
-        if !left.is_empty() {
-            left.extend(failures);
+        if !remaining.is_empty() {
+            remaining.extend(failures);
         }
-        left
+        remaining
     }
 
     /// Through CRI, as long as containerd lives or can be revived.

@@ -72,8 +72,8 @@ async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
         _ = interrupt.recv() => Ok(()),
     };
     let report = CleanupReport { remaining: plane.clean_up().await };
-    for left in &report.remaining {
-        eprintln!("private-control-plane: left behind: {left}");
+    for resource in &report.remaining {
+        eprintln!("private-control-plane: left behind: {resource}");
     }
     served?;
     // The user may be gone, and then nobody reads this.

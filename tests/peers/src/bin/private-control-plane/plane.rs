@@ -139,19 +139,19 @@ impl Plane {
 
     /// Ends all parts, removes the folder and returns what is left all the same.
     pub async fn clean_up(&mut self) -> Vec<String> {
-        let mut left = Vec::new();
+        let mut remaining = Vec::new();
         for (part, mut process) in std::mem::take(&mut self.processes) {
             // Nothing of theirs is worth a farewell.
             if let Err(error) = process.kill().await {
-                left.push(format!("{}: {error:#}", part.program()));
+                remaining.push(format!("{}: {error:#}", part.program()));
             }
         }
         if let Err(error) = fs::remove_dir_all(&self.layout.dir)
             && error.kind() != ErrorKind::NotFound
         {
-            left.push(format!("folder {}: {error}", self.layout.dir.display()));
+            remaining.push(format!("folder {}: {error}", self.layout.dir.display()));
         }
-        left
+        remaining
     }
 
     fn write_certificates(&self) -> Result<Trust> {
