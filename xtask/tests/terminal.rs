@@ -108,9 +108,9 @@ fn the_demo_shows_what_it_promises() {
     let folder = folder(&job.wait_for("keblet runs"));
     let (code, seen) = job.end();
     assert_eq!(code, Some(0), "{seen}");
-    for scene in ["web ", "crash ", "oom ", "chain ", "gone "] {
-        let summary = seen.lines().skip_while(|line| !line.starts_with("scene"));
-        assert!(summary.clone().any(|line| line.starts_with(scene)), "{scene} is not in the summary:\n{seen}");
+    for step in ["web ", "crash ", "oom ", "chain ", "gone "] {
+        let summary = seen.lines().skip_while(|line| !line.starts_with("step"));
+        assert!(summary.clone().any(|line| line.starts_with(step)), "{step} is not in the summary:\n{seen}");
     }
     assert!(!seen.contains("FAILED"), "{seen}");
     assert_nothing_left(&folder);
