@@ -1,6 +1,6 @@
-//! All workers: starts one per pod UID, hands requests on, and finds out what nobody desires any more.
+//! All workers: starts one per pod UID, passes requests on, and terminates pods that are no longer desired.
 //!
-//! Owned by the sync loop; nobody else makes requests.
+//! Owned by the sync loop, which makes all requests.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl PodWorkers {
         Self::counted_by(context, WorkerRegistry::default())
     }
 
-    /// No workers yet; those to come can be counted through `registry`.
+    /// No workers yet; `registry` will have those to come.
     pub fn counted_by(context: Arc<WorkerContext>, registry: WorkerRegistry) -> Self {
         Self { context, registry, tasks: JoinSet::new() }
     }
@@ -86,7 +86,7 @@ impl PodWorkers {
         self.context.retries.due(Operation::RemovePod, &pod.with_uid())
     }
 
-    /// Something happened to the pod in the runtime.
+    /// The pod has changed in the runtime.
     pub fn poke(&mut self, uid: &PodUid) {
         if let Some(mailbox) = self.registry.lock().get(uid) {
             let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());
@@ -94,7 +94,7 @@ impl PodWorkers {
         }
     }
 
-    /// Something happened that concerns every pod.
+    /// Something that concerns every pod has changed.
     pub fn poke_all(&mut self) {
         for mailbox in self.registry.lock().values() {
             let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());

@@ -40,7 +40,7 @@ use crate::startup;
 use crate::status::Statuses;
 use crate::telemetry;
 
-/// What all workers share.
+/// Services of all workers.
 pub struct WorkerContext {
     /// The pod cache.
     pub pleg: PlegHandle,
@@ -70,7 +70,7 @@ pub struct WorkerContext {
     pub shutdown: CancellationToken,
 }
 
-/// Counts what workers do. Calls must be quick.
+/// Metrics of workers. Calls must not block.
 pub trait WorkerObserver: Send + Sync + 'static {
     /// A plan was made.
     fn planned(&self, took: Duration);
@@ -80,17 +80,17 @@ pub trait WorkerObserver: Send + Sync + 'static {
     fn pass(&self, operation: &'static str, took: Duration);
     /// The first pass over a pod begins, so long after its source brought it, if that is known.
     fn begun(&self, pod: &Pod, since_seen: Option<Duration>);
-    /// A container was found dead, and why is known. Once for each, and again by a new agent while its remains are there.
+    /// A container has exited with a known reason. Once per container and agent.
     fn died(&self, class: ContainerClass, exit_code: i32, reason: &str);
-    /// A pod (`fixed`: a static one) starts anew under a UID that had come to its end.
+    /// A pod (`fixed`: a static one) is started again under a finished UID.
     fn restarted(&self, fixed: bool);
-    /// The runtime has a pod that no worker knows.
+    /// The runtime has a pod without worker.
     fn orphaned(&self);
     /// A pod was not let in, with this reason in its status.
     fn rejected(&self, reason: &str);
 }
 
-/// Counts nothing.
+/// No metrics.
 pub struct NoWorkerObserver;
 
 impl WorkerObserver for NoWorkerObserver {
@@ -107,7 +107,7 @@ impl WorkerObserver for NoWorkerObserver {
 /// What a pass leads to.
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
-    /// Nothing to do until news, or until then.
+    /// Nothing to do until a request, a runtime event, or then.
     Wait(Option<Instant>),
     /// The pod has entered its next phase.
     Phase,
@@ -122,13 +122,13 @@ pub struct Worker {
     pub(super) context: Arc<WorkerContext>,
     pub(super) history: BackoffHistory,
     pub(super) syncing: syncing::SyncState,
-    /// The pod's claim on API objects; ends with the worker.
+    /// The pod's registration for API objects; ends with the worker.
     pub(super) interest: Registration,
-    /// When the worker's own last action ended: older snapshots do not count.
+    /// When the worker's last action ended: older snapshots are out of date.
     pub(super) acted_at: Option<Instant>,
-    /// The last look at a pod whose processes are all gone and whose API object need not wait for more.
+    /// The last snapshot of a pod whose containers have all exited and whose API object does not wait for its sandbox.
     pub(super) exited: Option<Arc<PodSnapshot>>,
-    /// The stop that such a pod has not waited for.
+    /// The stop of such a pod, still in progress.
     pub(super) stopping: Option<Stopping>,
     /// Failed passes in a row.
     failures: u32,
@@ -139,7 +139,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker that has done nothing yet.
+    /// A worker before its first pass.
     pub fn new(uid: PodUid, mailbox: Arc<Mailbox>, context: Arc<WorkerContext>) -> Self {
         let history = BackoffHistory::for_crash_loops(context.max_backoff);
         let interest = Registration::new(uid.clone());
@@ -160,7 +160,7 @@ impl Worker {
         }
     }
 
-    /// Works until the pod is finished, or the agent ends: then what is under way is completed first.
+    /// Runs passes until the pod is finished or the agent stops; a pass in progress is completed first.
     pub async fn run(mut self) {
         let shutdown = self.context.shutdown.clone();
         let mut due: Option<Instant> = None;
@@ -183,7 +183,7 @@ impl Worker {
                     Phase::Terminated | Phase::Finished => self.clean_up().await,
                 }
             };
-            // What a pass needs, many times what the worker needs to wait, is there only while it lasts.
+            // Boxed: a pass needs many times the memory that a waiting worker does.
             let next = Box::pin(pass.instrument(span)).await;
             self.context.observer.pass(operation, began.elapsed());
             due = match next {
@@ -200,7 +200,7 @@ impl Worker {
         }
     }
 
-    /// What kind of pass over a pod in its life begins, in upstream's words.
+    /// The kind of pass that begins, as the kubelet's `operation_type`.
     fn begin_pass(&mut self) -> &'static str {
         let updated = self.mailbox.state().take_update();
         let Some(pod) = self.pod() else { return "sync" };
@@ -280,7 +280,7 @@ impl Worker {
         self.mailbox.state().pod_ref.clone()
     }
 
-    /// A snapshot that knows everything this worker has done.
+    /// A snapshot sampled after this worker's last action.
     pub(super) async fn view(&mut self) -> Result<Arc<PodSnapshot>, InspectError> {
         let fresh = std::mem::take(&mut self.syncing.started);
         let pleg = &self.context.pleg;
@@ -296,7 +296,7 @@ impl Worker {
         viewed
     }
 
-    /// Waits until the runtime is ready, or the agent ends; it makes no sense to act before.
+    /// Waits until the runtime is ready, or the agent stops.
     pub(super) async fn runtime_ready(&self) {
         let mut runtime = self.context.runtime.clone();
         let ready =
@@ -306,7 +306,7 @@ impl Worker {
         }
     }
 
-    /// An action ended: snapshots from before are out of date.
+    /// An action ended: older snapshots are out of date.
     pub(super) fn acted(&mut self) {
         self.acted_at = Some(Instant::now());
     }
