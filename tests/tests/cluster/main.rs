@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 mod cluster_access;
+mod cluster_admission;
 mod cluster_credentials;
 mod cluster_events;
 mod cluster_faults;
