@@ -1,6 +1,7 @@
-//! How the process ends.
+//! Exit codes of the process.
 
-use std::process::{ExitCode, Termination};
+use std::process::ExitCode;
+use std::process::Termination;
 
 use crate::config::ConfigError;
 
@@ -8,7 +9,7 @@ use crate::config::ConfigError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Done, or told to end.
+    /// Done, or stopped by a signal.
     Success = 0,
     /// Something failed that may succeed another time.
     Failure = 1,

@@ -3,15 +3,28 @@
 use std::io;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
-use keblet::cli::{self, Command, RunArgs, bench, config, docs, doctor, host, logging, process, version};
-use keblet::config::{Settings, load, missing_protections};
+use anyhow::Context as _;
+use anyhow::bail;
+use keblet::cli;
+use keblet::cli::Command;
+use keblet::cli::RunArgs;
+use keblet::cli::bench;
+use keblet::cli::config;
+use keblet::cli::docs;
+use keblet::cli::doctor;
+use keblet::cli::host;
+use keblet::cli::logging;
+use keblet::cli::process;
+use keblet::cli::version;
+use keblet::config::Settings;
+use keblet::config::load;
+use keblet::config::missing_protections;
 use keblet::exit::Exit;
 use keblet::systemd;
 use keblet::telemetry::Spans;
 use keblet::wiring;
 
-/// How long the parts may take to end after the process was told to.
+/// How long the parts may take to stop after a signal.
 const DRAIN: Duration = Duration::from_secs(10);
 
 fn main() -> Exit {
@@ -42,7 +55,7 @@ fn execute(command: Command) -> anyhow::Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// The node agent, until it is told to end.
+/// Runs the node agent until a signal.
 fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     if let Some(version) = &args.version {
         println!("Kubernetes {version}");
@@ -61,14 +74,14 @@ fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     for (field, lack) in missing_protections(&settings.kubelet) {
         tracing::warn!(field, "not honoured yet: {lack}");
     }
-    let outcome = runtime.block_on(until_told_to_end(settings, verbosity));
+    let outcome = runtime.block_on(until_signalled(settings, verbosity));
     spans.into_iter().for_each(Spans::end);
     runtime.shutdown_background();
     outcome.map(|()| Exit::Success)
 }
 
-/// Runs the agent; once told to end, its parts have [`DRAIN`] to do so.
-async fn until_told_to_end(settings: Settings, verbosity: logging::Verbosity) -> anyhow::Result<()> {
+/// Runs the agent; after a signal its parts have [`DRAIN`] to stop.
+async fn until_signalled(settings: Settings, verbosity: logging::Verbosity) -> anyhow::Result<()> {
     let shutdown = process::shutdown().context("cannot wait for signals")?;
     let agent = wiring::run(settings, verbosity, shutdown.clone());
     let overdue = async {
@@ -77,7 +90,7 @@ async fn until_told_to_end(settings: Settings, verbosity: logging::Verbosity) ->
         tokio::time::sleep(DRAIN).await;
     };
     tokio::select! {
-        // First, for it has something to say before the agent is gone.
+        // First, so that the error is reported before the agent ends.
         biased;
         () = overdue => bail!("some part did not end within {DRAIN:?}"),
         ended = agent => ended,

@@ -2,13 +2,17 @@
 
 use std::io::Write;
 
-use serde_json::{Value, json};
+use serde_json::Value;
+use serde_json::json;
 
 use super::host;
-use super::output::{self, Format};
+use super::output;
+use super::output::Format;
 use super::run_args::RunArgs;
-use crate::config::explain::{self, Row};
-use crate::config::{Settings, load};
+use crate::config::Settings;
+use crate::config::explain;
+use crate::config::explain::Row;
+use crate::config::load;
 
 /// What can be asked about the configuration.
 #[derive(Debug, clap::Subcommand)]
@@ -43,6 +47,9 @@ pub struct ExplainArgs {
 }
 
 /// Answers.
+///
+/// # Errors
+/// A configuration that is not acceptable; the output cannot be written.
 pub fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<()> {
     match command {
         Command::Check(args) => check(&args, out),

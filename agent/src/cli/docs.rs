@@ -25,6 +25,9 @@ pub struct ManArgs {
 }
 
 /// Prints completions.
+///
+/// # Errors
+/// The output cannot be written.
 pub fn completions(args: &CompletionsArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "keblet", &mut script);
@@ -32,6 +35,9 @@ pub fn completions(args: &CompletionsArgs, out: &mut dyn Write) -> anyhow::Resul
 }
 
 /// Prints the manual page, or writes all pages.
+///
+/// # Errors
+/// The output or a file cannot be written.
 pub fn man(args: &ManArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.output {
         Some(folder) => {

@@ -10,12 +10,21 @@ use anyhow::Context as _;
 use serde::Serialize;
 
 use super::host;
-use super::output::{self, Format};
+use super::output;
+use super::output::Format;
 use super::run_args::RunArgs;
-use crate::config::{self, ConfigError, Settings, load};
+use crate::config;
+use crate::config::ConfigError;
+use crate::config::Settings;
+use crate::config::load;
 use crate::exit::Exit;
-use crate::kernel::facts::{Fact, NodeFacts};
-use crate::runtime::{EventSupport, Features, Runtime, RuntimeEndpoint, RuntimeOptions};
+use crate::kernel::facts::Fact;
+use crate::kernel::facts::NodeFacts;
+use crate::runtime::EventSupport;
+use crate::runtime::Features;
+use crate::runtime::Runtime;
+use crate::runtime::RuntimeEndpoint;
+use crate::runtime::RuntimeOptions;
 
 /// How long the runtime may take to answer.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,7 +42,7 @@ pub struct Args {
 /// One thing this node has or lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// The property or component.
     pub topic: String,
     /// What was found.
     pub found: String,

@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, ensure};
-use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+use anyhow::Context as _;
+use anyhow::ensure;
+use nix::sys::statfs::CGROUP2_SUPER_MAGIC;
+use nix::sys::statfs::statfs;
 
 use crate::config::ConfigError;
 use crate::config::HostFacts;
@@ -62,6 +64,9 @@ fn refuse(settings: &Settings, errors: &[sysctl::TunableError]) -> Result<(), Co
 }
 
 /// The name of this node: `--hostname-override`, or the hostname; trimmed and in lower case.
+///
+/// # Errors
+/// The hostname cannot be read, or the name is empty.
 pub fn node_name(hostname_override: &str) -> anyhow::Result<String> {
     let name = match hostname_override {
         "" => nix::unistd::gethostname().context("cannot read the hostname")?.to_string_lossy().into_owned(),

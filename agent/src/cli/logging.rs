@@ -1,7 +1,7 @@
 //! Where log lines go and which are written.
 //!
-//! The standard verbosity decides: 0 tells of the agent itself and of trouble, 2 of what happens to pods, 4 why, 6 and
-//! more every call. Lines go to stderr, one per event: `lines` keeps them so.
+//! The standard verbosity decides: 0 logs the agent itself and errors, 2 changes of pods, 4 the reasons, 6 and more
+//! every call. Lines go to stderr, one per event: `lines` keeps them so.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use anyhow::anyhow;
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
@@ -70,7 +71,10 @@ where
     (lines, Verbosity(Arc::new(set)))
 }
 
-/// Starts logging as configured, and the making of spans if there is somebody to take them. To be called once.
+/// Starts logging as configured, and the span layer if there is one. To be called once.
+///
+/// # Errors
+/// Invalid logging options; a second call.
 pub fn init(logging: &Logging, spans: Option<SpanLayer>) -> anyhow::Result<Verbosity> {
     let colour = std::io::stderr().is_terminal();
     let registry = tracing_subscriber::registry();
@@ -90,8 +94,10 @@ pub fn init(logging: &Logging, spans: Option<SpanLayer>) -> anyhow::Result<Verbo
 
 #[cfg(test)]
 mod tests {
-    use std::io::{self, Write};
-    use std::sync::{Arc, Mutex};
+    use std::io;
+    use std::io::Write;
+    use std::sync::Arc;
+    use std::sync::Mutex;
 
     use super::*;
 

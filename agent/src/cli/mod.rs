@@ -1,7 +1,7 @@
 //! The command line: what can be asked of keblet, and the commands that only look and tell.
 //!
 //! Called as `kubelet` it is `keblet run`, so that a node can swap one binary for the other. Constructs nothing of the
-//! agent; that is the business of `wiring`.
+//! agent; `wiring` does that.
 
 pub mod bench;
 pub mod config;
@@ -18,7 +18,8 @@ pub mod version;
 use std::ffi::OsString;
 use std::path::Path;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
+use clap::Subcommand;
 
 use crate::config::flags::normalize;
 pub use run_args::RunArgs;
@@ -37,7 +38,7 @@ pub struct Cli {
 pub enum Command {
     /// Run the node agent. Takes the flags and the configuration file of a kubelet
     Run(RunArgs),
-    /// Look at the configuration without running anything
+    /// Check or explain the configuration without running the agent
     #[command(subcommand)]
     Config(config::Command),
     /// Say what this node offers, and what each lack costs
@@ -53,6 +54,9 @@ pub enum Command {
 }
 
 /// Reads a command line, the program's own name first.
+///
+/// # Errors
+/// An invalid command line; also requests for help, which are printed the same way.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     Cli::try_parse_from(canonical(arguments))
 }

@@ -1,6 +1,7 @@
 //! What commands print: text for people, JSON for programs.
 
-use std::io::{self, Write};
+use std::io;
+use std::io::Write;
 
 use serde::Serialize;
 
@@ -15,6 +16,9 @@ pub enum Format {
 }
 
 /// Writes an answer as JSON, indented.
+///
+/// # Errors
+/// The output cannot be written.
 pub fn json(out: &mut dyn Write, answer: &impl Serialize) -> anyhow::Result<()> {
     serde_json::to_writer_pretty(&mut *out, answer)?;
     writeln!(out)?;
@@ -22,6 +26,9 @@ pub fn json(out: &mut dyn Write, answer: &impl Serialize) -> anyhow::Result<()> 
 }
 
 /// Writes rows in columns as wide as their widest cell; the last column is as wide as it likes.
+///
+/// # Errors
+/// The output cannot be written.
 pub fn table<const N: usize>(out: &mut dyn Write, rows: &[[String; N]]) -> io::Result<()> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();

@@ -3,8 +3,10 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Builder;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::signal;
 use tokio_util::sync::CancellationToken;
 
 /// Worker threads; the agent waits far more than it computes.
@@ -15,7 +17,7 @@ const BLOCKING_KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Address space per thread, of which only what is touched costs memory.
 const STACK: usize = 4 << 20;
 
-/// Keeps the allocator from holding an arena per thread and from hoarding freed memory. To be called before any thread
+/// Limits the allocator to two arenas and makes it return freed memory early. To be called before any thread
 /// is started.
 pub fn save_memory() {
     #[cfg(target_env = "gnu")]
@@ -30,6 +32,9 @@ pub fn save_memory() {
 }
 
 /// The async runtime, at most two workers wide.
+///
+/// # Errors
+/// The threads cannot be started.
 pub fn runtime() -> io::Result<Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Builder::new_multi_thread()
@@ -44,6 +49,9 @@ pub fn runtime() -> io::Result<Runtime> {
 
 /// A token that is cancelled by the first SIGTERM or SIGINT; the second ends the process at once. Must be called inside
 /// the async runtime.
+///
+/// # Errors
+/// The signal handlers cannot be installed.
 pub fn shutdown() -> io::Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -56,10 +64,10 @@ pub fn shutdown() -> io::Result<CancellationToken> {
                 _ = interrupt.recv() => "SIGINT",
             };
             if cancelled.is_cancelled() {
-                tracing::warn!(signal = name, "told to end again, ending at once");
+                tracing::warn!(signal = name, "second signal, exiting at once");
                 std::process::exit(128 + if name == "SIGTERM" { libc::SIGTERM } else { libc::SIGINT });
             }
-            tracing::info!(signal = name, "told to end; containers keep running");
+            tracing::info!(signal = name, "shutting down; containers keep running");
             cancelled.cancel();
         }
     });

@@ -1,13 +1,22 @@
 //! The flags of `keblet run`, made from the table of flags.
 
-use clap::builder::{NonEmptyStringValueParser, ValueParser};
+use clap::Arg;
+use clap::ArgAction;
+use clap::ArgMatches;
+use clap::Args;
+use clap::Command;
+use clap::FromArgMatches;
+use clap::builder::NonEmptyStringValueParser;
+use clap::builder::ValueParser;
 use clap::error::ErrorKind;
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::config::FlagValues;
-use crate::config::flags::{FLAGS, Flag, Kind, Target};
+use crate::config::flags::FLAGS;
+use crate::config::flags::Flag;
+use crate::config::flags::Kind;
+use crate::config::flags::Target;
 
-/// Everything a kubelet can be told on its command line.
+/// All flags of a kubelet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunArgs {
     /// The flags given.

@@ -4,7 +4,8 @@ use std::io::Write;
 
 use serde_json::json;
 
-use super::output::{self, Format};
+use super::output;
+use super::output::Format;
 
 /// The Kubernetes version whose kubelet this agent stands in for; reported to the cluster.
 pub const KUBERNETES: &str = "v1.36.3";
@@ -21,6 +22,9 @@ pub struct Args {
 }
 
 /// Says which version this is.
+///
+/// # Errors
+/// The output cannot be written.
 pub fn run(args: Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match args.output {
         Format::Text => writeln!(out, "keblet {KEBLET}\nKubernetes {KUBERNETES}")?,

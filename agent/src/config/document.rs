@@ -1,19 +1,26 @@
 //! YAML or JSON text as documents that remember the line of every field.
 //!
-//! Owns syntax, duplicate keys and typed decoding with an error that names file, line and field. What a document means
-//! is none of its business.
+//! Owns syntax, duplicate keys and typed decoding with an error that names file, line and field. Does not interpret
+//! documents.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::path::PathBuf;
 
 use serde::Deserialize;
-use serde::de::{self, DeserializeOwned, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Value};
+use serde::de;
+use serde::de::DeserializeOwned;
+use serde::de::MapAccess;
+use serde::de::SeqAccess;
+use serde::de::Visitor;
+use serde_json::Map;
+use serde_json::Value;
 use serde_saphyr::Spanned;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use super::schema::{self, Described};
+use super::schema;
+use super::schema::Described;
 
 /// A place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +76,9 @@ pub struct Document {
 }
 
 /// The documents of a file, in order; empty ones are left out.
+///
+/// # Errors
+/// Text that is neither YAML nor JSON; a repeated field.
 pub fn parse(file: &Path, text: &str) -> Result<Vec<Document>, DocumentError> {
     let options = serde_saphyr::options! {
         duplicate_keys: DuplicateKeyPolicy::PassThrough,
@@ -117,6 +127,9 @@ impl Document {
     }
 
     /// The document as a typed value; unknown and mistyped fields are errors that say where.
+    ///
+    /// # Errors
+    /// An unknown or mistyped field, with its path.
     pub fn decode<T: DeserializeOwned + Described>(&self) -> Result<T, DocumentError> {
         decode(Value::Object(self.fields.clone())).map_err(|problem| DocumentError::Field {
             place: self.place_of(&problem.field),
@@ -136,6 +149,9 @@ pub struct Problem {
 }
 
 /// Decodes strictly.
+///
+/// # Errors
+/// An unknown or mistyped field, with its path.
 pub fn decode<T: DeserializeOwned + Described>(value: Value) -> Result<T, Problem> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let field = error.path().to_string();

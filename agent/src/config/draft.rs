@@ -5,15 +5,31 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::Map;
+use serde_json::Value;
 
-use super::document::{self, Document, DocumentError, Place};
+use super::document;
+use super::document::Document;
+use super::document::DocumentError;
+use super::document::Place;
 use super::duration::GoDuration;
-use super::feature_gates::{Feature, FeatureGates};
-use super::flags::{Flag, FlagError};
-use super::kubelet::{DEFAULT_EVICTION_HARD, KubeletConfiguration, legacy_defaults};
-use super::schema::{self, Described, Presence};
-use super::settings::{ConfigError, Origin, lookup, prune, remove_if, strip_nulls, to_json};
+use super::feature_gates::Feature;
+use super::feature_gates::FeatureGates;
+use super::flags::Flag;
+use super::flags::FlagError;
+use super::kubelet::DEFAULT_EVICTION_HARD;
+use super::kubelet::KubeletConfiguration;
+use super::kubelet::legacy_defaults;
+use super::schema;
+use super::schema::Described;
+use super::schema::Presence;
+use super::settings::ConfigError;
+use super::settings::Origin;
+use super::settings::lookup;
+use super::settings::prune;
+use super::settings::remove_if;
+use super::settings::strip_nulls;
+use super::settings::to_json;
 
 /// The fields upstream sets differently when there is no configuration file.
 const LEGACY: [&str; 5] = [
@@ -57,6 +73,9 @@ impl Draft {
     }
 
     /// From the configuration file, whose defaults replace the legacy ones altogether.
+    ///
+    /// # Errors
+    /// An unknown or mistyped field.
     pub(super) fn from_file(document: &Document, flag_gates: BTreeMap<String, bool>) -> Result<Self, ConfigError> {
         let mut fields = document.fields.clone();
         let mut origins = origins_of(document, Origin::File);
@@ -72,6 +91,9 @@ impl Draft {
     }
 
     /// Lays a drop-in over what is there, as a JSON merge patch.
+    ///
+    /// # Errors
+    /// An unknown or mistyped field.
     pub(super) fn patch(&mut self, document: &Document) -> Result<(), ConfigError> {
         // The drop-in alone must be a good document, so that an error is known to be its own.
         let mut alone = document.fields.clone();
@@ -111,6 +133,9 @@ impl Draft {
     }
 
     /// Sets a field from the command line. Zero means zero here: defaults do not come back.
+    ///
+    /// # Errors
+    /// The value does not fit the field's type.
     pub(super) fn set(&mut self, flag: &'static Flag, path: &str, value: Value) -> Result<(), ConfigError> {
         // Gates are merged by name; every other flag replaces the field as a whole.
         let value = match (path, value) {
@@ -140,6 +165,9 @@ impl Draft {
     }
 
     /// The typed result.
+    ///
+    /// # Errors
+    /// The merged document is not a valid one.
     pub(super) fn finish(&self) -> Result<KubeletConfiguration, ConfigError> {
         document::decode(Value::Object(self.fields.clone())).map_err(|problem| {
             let place = match lookup(&self.origins, &problem.field) {

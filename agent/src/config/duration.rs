@@ -4,7 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::Deserialize;
+use serde::Deserializer;
+use serde::Serialize;
+use serde::Serializer;
+use serde::de;
 
 /// A signed number of nanoseconds, read and written the way Go's `time.Duration` is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -170,6 +174,9 @@ impl<'de> Deserialize<'de> for GoDuration {
 }
 
 /// `logging.flushFrequency` is the one duration that may also be a bare number, of nanoseconds.
+///
+/// # Errors
+/// The value is neither a duration nor a number of nanoseconds.
 pub fn duration_or_nanos<'de, D: Deserializer<'de>>(deserializer: D) -> Result<GoDuration, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected a duration such as \"5s\" or a number of nanoseconds")]

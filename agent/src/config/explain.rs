@@ -6,13 +6,23 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::feature_gates::{Feature, Stage};
-use super::flags::{FlagValues, Target, find};
+use super::FlagSettings;
+use super::feature_gates::Feature;
+use super::feature_gates::Stage;
+use super::flags::FlagValues;
+use super::flags::Target;
+use super::flags::find;
+use super::keblet;
 use super::keblet::KebletConfiguration;
+use super::kubelet;
 use super::kubelet::KubeletConfiguration;
-use super::schema::{self, Described, Field};
-use super::settings::{Origin, Settings, lookup, to_json};
-use super::{FlagSettings, keblet, kubelet};
+use super::schema;
+use super::schema::Described;
+use super::schema::Field;
+use super::settings::Origin;
+use super::settings::Settings;
+use super::settings::lookup;
+use super::settings::to_json;
 
 /// Gates whose value changes what keblet does. All others are accepted and make no difference.
 const HONOURED_FEATURES: &[Feature] = &[

@@ -1,10 +1,11 @@
-//! Feature gates as a plain value: made once from flags and documents, handed to whoever has to ask.
+//! Feature gates as a plain value: computed once from flags and documents and passed to the code that depends on them.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub use super::feature_table::Feature;
+pub use super::feature_table::FeatureSpec;
 use super::feature_table::GATES;
-pub use super::feature_table::{Feature, FeatureSpec};
 
 /// How settled a gate is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +104,9 @@ impl fmt::Display for Feature {
 
 impl FeatureGates {
     /// The defaults with `asked` on top. `AllAlpha` and `AllBeta` stand for the gates of their stage that are not named.
+    ///
+    /// # Errors
+    /// All unknown and locked gates, and gates that need one that is off.
     pub fn new(asked: &BTreeMap<String, bool>) -> Result<Self, Vec<FeatureGateError>> {
         let mut gates = Self::default();
         let mut errors = Vec::new();

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::flags::{FLAGS, Target};
-use super::settings::{Settings, to_json};
+use super::flags::FLAGS;
+use super::flags::Target;
+use super::settings::Settings;
+use super::settings::to_json;
 
-/// Flags whose values are nobody's business.
+/// Flags whose values are not shown: they may hold secrets.
 const CLASSIFIED: [&str; 1] = ["manifest-url-header"];
 
 impl Settings {
@@ -46,7 +48,8 @@ fn text(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FlagValues, load};
+    use super::super::FlagValues;
+    use super::super::load;
 
     #[test]
     fn effective_values_by_flag() {

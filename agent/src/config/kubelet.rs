@@ -39,7 +39,7 @@ document! {
         enable_server "enableServer": bool = true, pointer, used, "Run the HTTP servers.";
         static_pod_path "staticPodPath": String, value, used, "File or directory with static pods.";
         pod_logs_dir "podLogsDir": String = "/var/log/pods", value, used, "Root of the container log files.";
-        sync_frequency "syncFrequency": GoDuration = GoDuration::mins(1), value, part("how often objects that are not watched are read and crash-looping pods are told of, and when the sync loop counts as stuck; other pods are synced when something happens"), "Longest time between two syncs of one pod.";
+        sync_frequency "syncFrequency": GoDuration = GoDuration::mins(1), value, part("how often objects that are not watched are read and events about crash-looping pods are repeated, and when the sync loop counts as stuck; other pods are synced when something happens"), "Longest time between two syncs of one pod.";
         file_check_frequency "fileCheckFrequency": GoDuration = GoDuration::secs(20), value, used, "Time between two reads of the static pod path.";
         http_check_frequency "httpCheckFrequency": GoDuration = GoDuration::secs(20), value, used, "Time between two reads of the static pod URL.";
         static_pod_url "staticPodURL": String, value, used, "URL with static pods.";
@@ -118,7 +118,7 @@ document! {
         eviction_minimum_reclaim "evictionMinimumReclaim": StringMap, value, later, "How much to reclaim at least, by signal.";
         merge_default_eviction_settings "mergeDefaultEvictionSettings": bool, pointer, later, "Fill in defaults for hard signals not named.";
         pods_per_core "podsPerCore": i32, value, part("as maxPods"), "Pods per CPU at most; 0 means no such limit.";
-        enable_controller_attach_detach "enableControllerAttachDetach": bool = true, pointer, part("the control plane is told; no volume is attached here yet"), "Let the control plane attach volumes.";
+        enable_controller_attach_detach "enableControllerAttachDetach": bool = true, pointer, part("the Node's annotation is set; no volume is attached here yet"), "Let the control plane attach volumes.";
         protect_kernel_defaults "protectKernelDefaults": bool, value, used, "Fail on unexpected kernel settings instead of changing them.";
         make_iptables_util_chains "makeIPTablesUtilChains": bool = true, pointer, later, "Create the iptables chains others rely on.";
         iptables_masquerade_bit "iptablesMasqueradeBit": i32 = 14, pointer, later, "Ignored.";
@@ -129,7 +129,7 @@ document! {
         container_log_max_size "containerLogMaxSize": String = "10Mi", value, later, "Size at which a container log is rotated; negative means never.";
         container_log_max_files "containerLogMaxFiles": i32 = 5, pointer, later, "Log files kept per container.";
         container_log_max_workers "containerLogMaxWorkers": i32 = 1, pointer, later, "Log rotations at the same time.";
-        container_log_monitor_interval "containerLogMonitorInterval": GoDuration = GoDuration::secs(10), pointer, later, "Time between two looks at log sizes.";
+        container_log_monitor_interval "containerLogMonitorInterval": GoDuration = GoDuration::secs(10), pointer, later, "Time between two checks of log sizes.";
         config_map_and_secret_change_detection_strategy "configMapAndSecretChangeDetectionStrategy": String = "Watch", value, used, "How changes of referenced objects are noticed.";
         system_reserved "systemReserved": StringMap, value, used, "Resources kept for the system.";
         kube_reserved "kubeReserved": StringMap, value, used, "Resources kept for Kubernetes daemons.";

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::duration::{GoDuration, duration_or_nanos};
-use super::quantity::{quantity_map, quantity_text};
+use super::duration::GoDuration;
+use super::duration::duration_or_nanos;
+use super::quantity::quantity_map;
+use super::quantity::quantity_text;
 use super::schema::document;
 
 document! {

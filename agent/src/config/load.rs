@@ -2,19 +2,35 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::path::PathBuf;
 
-use super::document::{self, Document, Place};
-use super::draft::{Draft, gate_map};
+use super::document;
+use super::document::Document;
+use super::document::Place;
+use super::draft::Draft;
+use super::draft::gate_map;
 use super::explain;
-use super::feature_gates::{FeatureGateError, FeatureGates};
-use super::flags::{FlagValues, Target};
-use super::settings::{ConfigError, Origin, Origins, Settings, Violation, lookup};
-use super::{keblet, kubelet, validate};
+use super::feature_gates::FeatureGateError;
+use super::feature_gates::FeatureGates;
+use super::flags::FlagValues;
+use super::flags::Target;
+use super::keblet;
+use super::kubelet;
+use super::settings::ConfigError;
+use super::settings::Origin;
+use super::settings::Origins;
+use super::settings::Settings;
+use super::settings::Violation;
+use super::settings::lookup;
+use super::validate;
 
 /// Loads everything: defaults < `--config` < `--config-dir` in order < flags.
 ///
 /// Checks all that can be checked without looking at the machine; [`Settings::check_host`] does the rest.
+///
+/// # Errors
+/// A file that cannot be read or decoded, a flag with an invalid value, and all values that are not acceptable.
 pub fn load(flags: &FlagValues) -> Result<Settings, ConfigError> {
     let own = flags.own()?;
     let values = flags.values()?;

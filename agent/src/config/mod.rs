@@ -1,4 +1,4 @@
-//! What keblet is told to do: the kubelet's flags and documents, and keblet's own, as one checked, immutable value.
+//! Configuration: the kubelet's flags and documents, and keblet's own, as one validated, immutable value.
 //!
 //! ```text
 //! defaults ─▶ --config file ─▶ --config-dir drop-ins ─▶ flags ─▶ checks ─▶ Settings
@@ -25,11 +25,18 @@ pub mod schema;
 mod settings;
 mod validate;
 
-pub use feature_gates::{Feature, FeatureGates};
-pub use flags::{FlagSettings, FlagValues};
+pub use feature_gates::Feature;
+pub use feature_gates::FeatureGates;
+pub use flags::FlagSettings;
+pub use flags::FlagValues;
 pub use keblet::KebletConfiguration;
 pub use kubelet::KubeletConfiguration;
 pub use load::load;
 pub use protections::missing_protections;
-pub use settings::{ConfigError, HostFacts, Origin, Settings, Violation};
-pub use validate::{CIPHER_SUITES, parse_cpus};
+pub use settings::ConfigError;
+pub use settings::HostFacts;
+pub use settings::Origin;
+pub use settings::Settings;
+pub use settings::Violation;
+pub use validate::CIPHER_SUITES;
+pub use validate::parse_cpus;

@@ -68,7 +68,10 @@ pub fn missing_protections(config: &KubeletConfiguration) -> Vec<(&'static str, 
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ConfigError, FlagValues, Origin, load};
+    use super::super::ConfigError;
+    use super::super::FlagValues;
+    use super::super::Origin;
+    use super::super::load;
     use super::*;
 
     fn written(dir: &std::path::Path, lines: &str) -> Result<(), ConfigError> {

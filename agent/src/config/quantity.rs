@@ -2,17 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, de};
+use serde::Deserialize;
+use serde::Deserializer;
+use serde::de;
 use serde_json::Value;
 
 use crate::model::Amount;
 
 /// Reads one quantity.
+///
+/// # Errors
+/// The value is neither a string nor a number.
 pub fn quantity_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Text::deserialize(deserializer).map(|text| text.0)
 }
 
 /// Reads a map of quantities.
+///
+/// # Errors
+/// A value is neither a string nor a number.
 pub fn quantity_map<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     let map = BTreeMap::<String, Text>::deserialize(deserializer)?;
     Ok(map.into_iter().map(|(key, text)| (key, text.0)).collect())

@@ -5,15 +5,23 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use serde_json::{Map, Value, json};
+use serde_json::Map;
+use serde_json::Value;
+use serde_json::json;
 
-use super::document::{DocumentError, Place, Problem};
+use super::document::DocumentError;
+use super::document::Place;
+use super::document::Problem;
 use super::feature_gates::FeatureGates;
-use super::flags::{FlagError, FlagSettings};
+use super::flags::FlagError;
+use super::flags::FlagSettings;
 use super::keblet::KebletConfiguration;
-use super::kubelet::{self, KubeletConfiguration};
+use super::kubelet;
+use super::kubelet::KubeletConfiguration;
 use super::protections::unhonoured;
-use super::schema::{self, Described, Presence};
+use super::schema;
+use super::schema::Described;
+use super::schema::Presence;
 
 /// Where an effective value was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -53,7 +53,7 @@ pub struct StartContainer {
     /// goes by.
     pub last_finished_at: Option<i64>,
     /// Instances that were created and, as far as the runtime says, never started. Their start may have been asked for
-    /// by a call that nobody waits for any more, and may still succeed: they are removed first, and as long as the
+    /// by a call that was given up, and may still succeed: they are removed first, and as long as the
     /// runtime refuses that, nothing is started.
     pub replaces: Vec<ContainerId>,
     /// Set when the crash-loop back-off forbids the start for now.
@@ -127,7 +127,7 @@ pub struct PodActions {
     pub prune: Vec<RemoveContainer>,
     /// Containers to start, in order.
     pub start: Vec<StartContainer>,
-    /// A decision hangs on an exit code the runtime has not told yet (a death is proven by pidfd alone): look again
+    /// A decision depends on an exit code that is not known yet (the exit is proven by pidfd alone): decide again
     /// at the next snapshot.
     pub await_confirmation: bool,
 }

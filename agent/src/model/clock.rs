@@ -1,4 +1,4 @@
-//! Time is an input. `Clock` is handed to whoever needs the wall clock; monotonic time is tokio's `Instant`, which
+//! Time is an input. Code that needs the wall clock takes a `Clock`; monotonic time is tokio's `Instant`, which
 //! tests pause.
 
 use std::time::Duration;

@@ -13,7 +13,7 @@ use super::QuantityError;
 use super::quote::go_quoted;
 use super::spec;
 
-/// A field or resource that cannot be told.
+/// A field or resource that has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what each case is")]
 pub enum DownwardError {

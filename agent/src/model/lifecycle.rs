@@ -1,4 +1,4 @@
-//! Pod lifecycle events: what the PLEG tells the sync loop. Hints for work, never state.
+//! Pod lifecycle events, from the PLEG to the sync loop. Hints for work, never state.
 
 use std::time::Duration;
 
@@ -37,13 +37,13 @@ impl Source {
 pub enum LifecycleKind {
     /// A container (or sandbox) runs.
     ContainerStarted,
-    /// A container (or sandbox) is dead.
+    /// A container (or sandbox) has exited.
     ContainerDied,
     /// A container (or sandbox) is no longer known to the runtime.
     ContainerRemoved,
     /// The state is now unknown or created. Never delivered to the sync loop.
     ContainerChanged,
-    /// Look at the pod for another reason.
+    /// Sync the pod for another reason.
     PodSync,
 }
 
@@ -60,7 +60,7 @@ impl LifecycleKind {
     }
 }
 
-/// When the kernel says something happened, relative to this process' monotonic clock.
+/// When something happened according to the kernel, relative to this process' monotonic clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelMoment(
     /// The moment, converted from the kernel's clock on arrival.
@@ -89,6 +89,6 @@ pub struct LifecycleEvent {
     pub exit_code: Option<i32>,
     /// Who noticed first.
     pub source: Source,
-    /// When the kernel saw it, if a probe told.
+    /// When the kernel recorded it, if a probe reported it.
     pub happened: Option<KernelMoment>,
 }

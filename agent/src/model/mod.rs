@@ -1,5 +1,5 @@
-//! The words every room shares: identities, what the runtime said of a pod, what happened to it, what shall be
-//! done about it, and the clock. Plain data and pure functions; no I/O, no tokio tasks, no policy.
+//! Types that all modules share: identities, snapshots of pods as the runtime reports them, lifecycle events, plans and
+//! the clock. Plain data and pure functions; no I/O, no tokio tasks, no policy.
 
 mod actions;
 mod backoff;

@@ -1,5 +1,5 @@
 //! May a container run again? Restart policies of pod and container and the rules by exit code (KEP-5307), with the
-//! whole-pod action (KEP-5532). Judges one container at a time; what follows for the pod is the plan's business.
+//! whole-pod action (KEP-5532). Decides on one container at a time; the plan decides on the pod.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::ContainerRestartRuleOnExitCodes;
@@ -75,7 +75,7 @@ pub enum RestartDecision {
     Start,
     /// Leave it.
     Leave,
-    /// It is dead, but what follows hangs on an exit code that is not known yet.
+    /// It has exited, and the decision depends on an exit code that is not known yet.
     AwaitExitCode,
 }
 
@@ -288,8 +288,8 @@ mod tests {
             let pod = testing::pod(pod_policy, &[], &["main"]);
             assert_eq!(should_start(&pod, &c, Some(&dead), GATES), verdict, "{pod_policy} {c:?}");
         }
-        let told = testing::proven("main", 0, Some(1));
-        assert_eq!(should_start(&always, &testing::container("main"), Some(&told), GATES), RestartDecision::Start);
+        let known = testing::proven("main", 0, Some(1));
+        assert_eq!(should_start(&always, &testing::container("main"), Some(&known), GATES), RestartDecision::Start);
     }
 
     proptest! {

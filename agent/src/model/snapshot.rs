@@ -171,9 +171,9 @@ pub struct TerminationFile {
 pub struct ProvenDeath {
     /// When the process was seen to be gone, on this process' monotonic clock.
     pub seen_at: Instant,
-    /// How long before `seen_at` the kernel recorded the exit, if a probe told.
+    /// How long before `seen_at` the kernel recorded the exit, if a probe reported it.
     pub kernel_age: Option<Duration>,
-    /// Exit code (128 + signal), if the kernel told.
+    /// Exit code (128 + signal), if the kernel reported it.
     pub exit_code: Option<i32>,
     /// The process was chosen by the OOM killer.
     pub oom_killed: bool,

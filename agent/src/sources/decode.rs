@@ -79,6 +79,9 @@ impl ManifestError {
 type Problems = Vec<(String, String)>;
 
 /// Reads a manifest's bytes into pods ready for the sync loop.
+///
+/// # Errors
+/// What is wrong with the text or one of its documents; then no pod of it is used.
 pub fn decode(bytes: &[u8], origin: &Origin<'_>) -> Result<Manifest, ManifestError> {
     if bytes.len() as u64 >= MAX_MANIFEST_BYTES {
         return Err(ManifestError::whole(format!("is too big: must be under {MAX_MANIFEST_BYTES} bytes")));

@@ -23,6 +23,9 @@ pub struct SyntaxProblem {
 }
 
 /// All documents of the text that are not empty.
+///
+/// # Errors
+/// The text is neither YAML nor JSON.
 pub fn parse(text: &str) -> Result<Vec<Value>, SyntaxProblem> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if is_json(text) { parse_json(text) } else { parse_yaml(text) }

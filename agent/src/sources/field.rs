@@ -1,4 +1,4 @@
-//! Where in an object something is wrong, and what: the wording of API validation errors.
+//! Field errors of API objects: path and problem, worded like API validation errors.
 //!
 //! Values quoted in messages are escaped and cut, so that a hostile manifest cannot flood or forge log lines.
 

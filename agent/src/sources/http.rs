@@ -86,7 +86,7 @@ pub enum FetchError {
 }
 
 impl HttpSource {
-    /// Sends complete sets until cancelled or until nobody listens.
+    /// Sends complete sets until cancelled or until the receiver is dropped.
     pub async fn run(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>, cancel: CancellationToken) {
         tokio::select! {
             () = cancel.cancelled() => {}

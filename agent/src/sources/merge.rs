@@ -179,7 +179,7 @@ fn with_status(old: &ApiPod, new: &ApiPod) -> Pod {
 }
 
 /// The new content in the old object: owner references and finalizers stay, and so do the local annotations. The resource
-/// version tells how old the status is.
+/// version orders statuses.
 fn with_semantics(old: &ApiPod, new: &ApiPod) -> Pod {
     let mut pod = ApiPod { spec: new.spec.clone(), status: new.status.clone(), ..old.clone() };
     pod.metadata.resource_version = new.metadata.resource_version.clone();

@@ -10,6 +10,9 @@ use k8s_openapi::api::core::v1::VolumeProjection;
 
 /// Refuses a pod that references API objects. With `prevent` off (gate PreventStaticPodAPIReferences) only resource
 /// claims and trust bundles are refused.
+///
+/// # Errors
+/// The first reference that is not allowed.
 pub fn check(pod: &Pod, prevent: bool) -> Result<(), String> {
     let Some(spec) = &pod.spec else { return Ok(()) };
     let reference = if prevent { first_reference(spec) } else { never_allowed(spec) };

@@ -29,6 +29,9 @@ pub struct Origin<'a> {
 }
 
 /// Completes a pod (with API defaults applied). The error is a field's path and what is wrong with it.
+///
+/// # Errors
+/// Path of the field and what is wrong with it.
 pub fn establish(pod: &mut Pod, origin: &Origin<'_>) -> Result<(), (&'static str, String)> {
     let Some(name) = pod.metadata.name.clone().filter(|name| !name.is_empty()) else {
         return Err(("metadata.name", "Required value: name is needed for the pod".to_owned()));

@@ -87,7 +87,7 @@ fn the_uid_follows_content_and_place_but_not_spelling() {
 
 #[test]
 fn uids_do_not_change_between_releases() {
-    // Changing this value restarts every static pod of every node that upgrades: then say so in the changelog.
+    // Changing this value restarts every static pod of every node that upgrades: then the changelog must mention it.
     assert_eq!(uid(WEB, &ORIGIN), "e4b512f5979a810ff50c744211a2127a");
 }
 

@@ -137,7 +137,7 @@ async fn nothing_before_the_own_node_is_known() {
     let show = MirrorAction::Ensure(static_pod("h"));
     setup.reconcile(&show, None);
     setup.node.send_replace(Some(node()));
-    assert_eq!(setup.mirrors.changed().await, None, "all names are to be looked at");
+    assert_eq!(setup.mirrors.changed().await, None, "all names must be reconciled");
     setup.reconcile(&show, None);
     assert_eq!(setup.mirrors.changed().await.as_deref(), Some("web-node_default"));
     assert_eq!(setup.api.calls(), ["create h"]);

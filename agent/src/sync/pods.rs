@@ -173,7 +173,7 @@ impl Pods {
         (self.translate(&mirror) == own).then_some(mirror)
     }
 
-    /// The object that stands for the pod with this UID at the API server: its own, or its mirror pod's, which stays found
+    /// The API object of the pod with this UID: its own, or its mirror pod, which is still found
     /// until it goes, even if the static pod went first.
     pub fn api_copy(&self, uid: &PodUid) -> Option<&Pod> {
         let shows = |mirror: &&Pod| self.translation.get(&pod_ref(mirror).uid) == Some(uid);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn translation_is_built_by_whoever_comes_second() {
+    fn translation_is_built_in_either_order() {
         for static_first in [true, false] {
             let mut pods = Pods::default();
             let mut both = [static_pod("a", "1"), mirror("a", "m", "1")];

@@ -8,10 +8,15 @@ mod text;
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::Map;
+use serde_json::Value;
 
 pub use own::FlagSettings;
-pub use table::{FLAGS, Flag, Kind, Target, find};
+pub use table::FLAGS;
+pub use table::Flag;
+pub use table::Kind;
+pub use table::Target;
+pub use table::find;
 
 use super::document;
 
@@ -45,6 +50,9 @@ impl FlagValues {
     }
 
     /// Every flag given, by name, with its value.
+    ///
+    /// # Errors
+    /// A flag with an invalid value.
     pub fn values(&self) -> Result<Vec<(&'static Flag, Value)>, FlagError> {
         let mut values = Vec::new();
         for (name, texts) in &self.0 {
@@ -60,6 +68,9 @@ impl FlagValues {
     }
 
     /// The settings that only flags can make.
+    ///
+    /// # Errors
+    /// A flag with an invalid value.
     pub fn own(&self) -> Result<FlagSettings, FlagError> {
         let mut map = Map::new();
         for (flag, value) in self.values()? {

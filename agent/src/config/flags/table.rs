@@ -2,7 +2,8 @@
 
 use super::own::FlagSettings;
 use crate::config::kubelet::KubeletConfiguration;
-use crate::config::schema::{self, Described};
+use crate::config::schema;
+use crate::config::schema::Described;
 
 /// How the text of a flag is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,10 +131,21 @@ const fn ignored(name: &'static str, kind: Kind) -> Flag {
     Flag { name, kind, target: Target::Nothing, deprecated: true }
 }
 
-use Kind::{
-    Bool, Duration, Headers, Int, Ip, List, Map, Options, Quantity, ReservedMemory, Switches, Taints, Text, Thresholds,
-    VModule,
-};
+use Kind::Bool;
+use Kind::Duration;
+use Kind::Headers;
+use Kind::Int;
+use Kind::Ip;
+use Kind::List;
+use Kind::Map;
+use Kind::Options;
+use Kind::Quantity;
+use Kind::ReservedMemory;
+use Kind::Switches;
+use Kind::Taints;
+use Kind::Text;
+use Kind::Thresholds;
+use Kind::VModule;
 
 /// All flags.
 pub const FLAGS: &[Flag] = &[

@@ -2,7 +2,8 @@ use serde_json::json;
 
 use super::*;
 use crate::config::kubelet::KubeletConfiguration;
-use crate::config::schema::{self, Described};
+use crate::config::schema;
+use crate::config::schema::Described;
 
 fn value(flag: &str, texts: &[&str]) -> Result<Value, String> {
     let values: FlagValues = texts.iter().map(|text| (flag, *text)).collect();

@@ -2,13 +2,18 @@
 
 use std::net::IpAddr;
 
-use serde_json::{Map, Value, json};
+use serde_json::Map;
+use serde_json::Value;
+use serde_json::json;
 
 use super::table::Kind;
 use crate::config::duration::GoDuration;
 use crate::model::Amount;
 
 /// Reads one occurrence of a flag.
+///
+/// # Errors
+/// The text is not a value of this kind.
 pub(super) fn read(kind: Kind, text: &str) -> Result<Value, String> {
     match kind {
         Kind::Bool => boolean(text).map(Value::Bool),

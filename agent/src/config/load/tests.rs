@@ -1,13 +1,16 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use serde_json::{Value, json};
+use serde_json::Value;
+use serde_json::json;
 
 use super::*;
+use crate::config::HostFacts;
+use crate::config::KubeletConfiguration;
 use crate::config::duration::GoDuration;
 use crate::config::feature_gates::Feature;
-use crate::config::schema::{self, Described};
-use crate::config::{HostFacts, KubeletConfiguration};
+use crate::config::schema;
+use crate::config::schema::Described;
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 

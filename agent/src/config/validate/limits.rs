@@ -2,7 +2,8 @@
 
 use super::Problems;
 use crate::config::duration::GoDuration;
-use crate::config::feature_gates::{Feature, FeatureGates};
+use crate::config::feature_gates::Feature;
+use crate::config::feature_gates::FeatureGates;
 use crate::config::kubelet::KubeletConfiguration;
 use crate::model::Amount;
 

@@ -1,6 +1,6 @@
 //! Which values are acceptable: the rules of 1.36, those it applies while starting included.
 //!
-//! Pure functions from a document to everything that is wrong with it. What needs a look at the machine is not here.
+//! Pure functions from a document to all its problems. Checks that depend on the machine are in [`super::Settings`].
 
 mod cluster;
 mod limits;
@@ -11,7 +11,8 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use super::document::Problem;
-use super::feature_gates::{Feature, FeatureGates};
+use super::feature_gates::Feature;
+use super::feature_gates::FeatureGates;
 use super::flags::FlagSettings;
 use super::keblet::KebletConfiguration;
 use super::kubelet::KubeletConfiguration;

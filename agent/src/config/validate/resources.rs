@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 use super::Problems;
 use super::limits::percentage;
 use crate::config::duration::GoDuration;
-use crate::config::feature_gates::{Feature, FeatureGates};
-use crate::config::kubelet::{KubeletConfiguration, StringMap};
+use crate::config::feature_gates::Feature;
+use crate::config::feature_gates::FeatureGates;
+use crate::config::kubelet::KubeletConfiguration;
+use crate::config::kubelet::StringMap;
 use crate::model::Amount;
 
 const ENFORCEABLE: [&str; 6] =

@@ -2,9 +2,12 @@
 
 use super::Problems;
 use crate::config::duration::GoDuration;
-use crate::config::feature_gates::{Feature, FeatureGates};
+use crate::config::feature_gates::Feature;
+use crate::config::feature_gates::FeatureGates;
 use crate::config::kubelet::KubeletConfiguration;
-use crate::config::kubelet_sections::{FormatOptions, Logging, Tracing};
+use crate::config::kubelet_sections::FormatOptions;
+use crate::config::kubelet_sections::Logging;
+use crate::config::kubelet_sections::Tracing;
 
 const TLS_VERSIONS: [&str; 5] = ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
 

@@ -1,8 +1,10 @@
-use serde_json::{Value, json};
+use serde_json::Value;
+use serde_json::json;
 
 use super::*;
 use crate::config::document;
-use crate::config::schema::{self, Described};
+use crate::config::schema;
+use crate::config::schema::Described;
 use crate::config::settings::to_json;
 
 /// The messages for the defaults with these fields changed.
@@ -194,7 +196,7 @@ fn what_the_rules_allow() {
         json!({"cgroupsPerQOS": false, "enforceNodeAllocatable": ["none"]}),
         json!({"cgroupsPerQOS": false, "enforceNodeAllocatable": []}),
         json!({"reservedSystemCPUs": "0-3,8"}),
-        json!({"topologyManagerPolicyOptions": {"unknown": "looked at only with a policy"}}),
+        json!({"topologyManagerPolicyOptions": {"unknown": "validated only with a policy"}}),
         json!({"tracing": {"endpoint": "unix:///run/otel.sock"}}),
         json!({"allowedUnsafeSysctls": ["kernel.msg*", "net/core/somaxconn"]}),
         json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}),

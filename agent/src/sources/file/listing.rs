@@ -1,4 +1,4 @@
-//! One look at the folder (or file): stat everything, read and decode what changed. Blocking; decides nothing.
+//! One scan of the folder (or file): stats all files, reads and decodes those that changed. Blocking; decides nothing.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ use super::super::decode::Manifest;
 use super::super::static_pod::Origin;
 use crate::model::ConfigSource;
 
-/// Tells whether a file is still the one that was read.
+/// Identifies the version of a file that was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stamp {
     device: u64,
@@ -58,7 +58,7 @@ impl Stamp {
 pub enum Reading {
     /// The stamp is the one known.
     Unchanged,
-    /// Somebody is writing it.
+    /// It is open for writing.
     Held,
     /// Pods. No stamp if the file is too fresh to be trusted not to change unnoticed.
     Good(Option<Stamp>, Manifest),
@@ -79,7 +79,7 @@ pub enum Listing {
     Unusable(String),
 }
 
-/// What to look at, and with which eyes.
+/// What to scan, and how to decode it.
 #[derive(Clone, Debug)]
 pub struct View {
     /// Folder or file.

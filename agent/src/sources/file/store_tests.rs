@@ -12,7 +12,7 @@ fn pod(name: &str) -> Pod {
     Arc::new(serde_json::from_value::<ApiPod>(pod).expect("a pod"))
 }
 
-/// A pod that tells which file and version it is from.
+/// A pod that names its file and version.
 fn from(name: &str, mark: &str) -> Pod {
     let mut pod = ApiPod::clone(&pod(name));
     pod.metadata.uid = Some(mark.to_owned());

@@ -1,4 +1,4 @@
-//! Would the API accept this pod? The rules of pod creation, as far as a node can break on them, in the wording of
+//! Validation of static pods: the rules of pod creation that protect a node, in the wording of
 //! the API server. Pure. The pod has its defaults already.
 //!
 //! Left out: rules about fields only schedulers read (affinity, spread constraints), Windows, and the inside of volume
