@@ -77,6 +77,8 @@ impl SyncLoop {
     pub async fn run(mut self, mut updates: mpsc::Receiver<PodUpdate>, shutdown: CancellationToken) {
         let pleg = self.pleg.clone();
         let mut addresses = self.statuses.node_addresses();
+        // Without sources there is no first delivery that would ask for it.
+        self.housekeep_soon(HOUSEKEEPING_DELAY);
         loop {
             let housekeeping = self.housekeeping;
             let due = async {
