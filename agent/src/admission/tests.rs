@@ -38,7 +38,8 @@ fn rejected(reason: &'static str, message: &str) -> Option<(&'static str, String
 #[test]
 fn what_the_node_lacks_rejects_the_pod() {
     let strict = json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}});
-    let table: [(Value, Value, fn(&mut NodeOffer), &'static str, &str); 6] = [
+    type Case = (Value, Value, fn(&mut NodeOffer), &'static str, &'static str);
+    let table: [Case; 6] = [
         (
             json!({"labels": {"kubernetes.io/os": "windows"}}),
             json!({}),

@@ -198,7 +198,7 @@ impl Services {
             _ => Mirrors::none(),
         };
         let (pods, clock, recorder, startups) =
-            (self.pods.clone(), self.clock.clone(), self.recorder.clone(), self.startups.clone());
+            (self.pods.clone(), self.clock, self.recorder.clone(), self.startups.clone());
         let requests = SyncRequests { kills: kills_receiver, closed: self.closed.clone() };
         let offer = self.offer.clone();
         let context = Arc::new(self.worker_context(&running, tasks));
@@ -231,7 +231,7 @@ impl Services {
                 api_view,
                 api: api.clone(),
                 first_status: self.pacing.first_status.clone(),
-                clock: self.clock.clone(),
+                clock: self.clock,
                 metrics: self.metrics.clone(),
             };
             tasks.spawn(manager.run(shutdown.clone()));
@@ -251,7 +251,7 @@ impl Services {
             self.files,
             network,
             self.recorder.clone(),
-            self.clock.clone(),
+            self.clock,
             self.pacing,
         )
         .with_objects(self.objects);

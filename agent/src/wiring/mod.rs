@@ -255,18 +255,10 @@ impl Bootstrap {
     async fn observe(&self, cgroups: Option<&Cgroups>) -> (PlegHandle, JoinHandle<()>) {
         let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
         let (settings, runtime, shutdown) = (&self.settings, &self.runtime, &self.shutdown);
-        let tell = sensors::Tell { metrics: &self.metrics, recorder: &self.recorder };
-        let sensing = sensors::start(
-            settings,
-            runtime,
-            &self.hierarchies,
-            cgroups,
-            tell,
-            hints,
-            self.board.clone(),
-            shutdown.clone(),
-        )
-        .await;
+        let board = self.board.clone();
+        let reports = sensors::Reports { board, metrics: &self.metrics, recorder: &self.recorder };
+        let sensing =
+            sensors::start(settings, runtime, &self.hierarchies, cgroups, reports, hints, shutdown.clone()).await;
         let observation = Observation {
             hints: hint_receiver,
             watch: sensing.watch,

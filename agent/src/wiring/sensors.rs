@@ -34,8 +34,10 @@ pub struct Sensing {
     pub _probes: Option<Probes>,
 }
 
-/// Receivers of reports that are no hints.
-pub struct Tell<'a> {
+/// Where sensors report what is no hint.
+pub struct Reports<'a> {
+    /// State of every sensor.
+    pub board: SensorBoard,
     /// Metrics.
     pub metrics: &'a Arc<Metrics>,
     /// Events of the node.
@@ -48,17 +50,17 @@ pub async fn start(
     runtime: &Runtime,
     hierarchies: &Hierarchies,
     cgroups: Option<&Cgroups>,
-    tell: Tell<'_>,
+    reports: Reports<'_>,
     hints: mpsc::Sender<Hint>,
-    board: SensorBoard,
     shutdown: CancellationToken,
 ) -> Sensing {
     let sensors = &settings.keblet.sensors;
+    let board = reports.board;
     let hierarchy = hierarchies.containers.clone().ok_or(HierarchyError::None);
     let probes = match &hierarchy {
         Ok(hierarchy) if sensors.bpf => {
             let cgroup_root = cgroups.map_or_else(|| "/".to_owned(), Cgroups::kubepods_path);
-            let (recorder, metrics) = (tell.recorder.clone(), tell.metrics.clone());
+            let (recorder, metrics) = (reports.recorder.clone(), reports.metrics.clone());
             let options = KernelOptions { cgroup_root, btf: btf::VMLINUX.into(), recorder, metrics };
             kernel::start(options, hierarchy.clone(), hints.clone(), board.clone(), shutdown.clone()).await
         }
@@ -83,7 +85,7 @@ pub async fn start(
         }
     };
     if sensors.runtime_events {
-        tokio::spawn(cri::follow(runtime.clone(), hints, board, Clock::System, tell.metrics.clone(), shutdown));
+        tokio::spawn(cri::follow(runtime.clone(), hints, board, Clock::System, reports.metrics.clone(), shutdown));
     } else {
         board.set(Sensor::RuntimeEvents, SensorState::Off);
     }
