@@ -20,7 +20,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Compare event-driven with polling agents on one runtime
-    Pleg(PlegArgs),
+    Pleg(Box<PlegArgs>),
     /// Compare node agents as nodes of a real cluster
     Cluster(Box<ClusterArgs>),
     /// Merge the JSON of several runs into one report
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 fn perform(command: Command) -> anyhow::Result<()> {
     let runtime = process::runtime()?;
     match command {
-        Command::Pleg(args) => runtime.block_on(keblet_bench::run_pleg(args)),
+        Command::Pleg(args) => runtime.block_on(keblet_bench::run_pleg(*args)),
         Command::Cluster(args) => runtime.block_on(keblet_bench::run_cluster(*args)),
         Command::Merge(args) => keblet_bench::merge(&args.files, &args.output),
     }
