@@ -407,6 +407,21 @@ async fn f15_repeated_and_reordered_events_report_one_exit() {
     }
 }
 
+/// Naive: the inspection that repeats a worker's failed one counts as the worker's, which is not woken by its result.
+#[tokio::test(start_paused = true)]
+async fn retry_of_a_failed_inspection_marks_the_pod_as_changed() {
+    let (sim, mut client) = node();
+    let harness = awake(&sim, SensorSet::LISTS).await;
+    let failure = FaultKind::Fail(tonic::Code::Unknown, "simulated".to_owned());
+    sim.faults(|f| f.add(CallFault::on(Method::ContainerStatus, failure)));
+    let (_, id) = run(&mut client, "web", "run").await;
+    harness.pleg.inspect(&uid("web")).await.expect_err("the runtime fails");
+    sim.faults(|f| f.clear());
+    let changed = tokio::time::timeout(secs(60), harness.pleg.changed_pods()).await.expect("a change");
+    assert_eq!(changed, [uid("web")]);
+    assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running));
+}
+
 #[tokio::test(start_paused = true)]
 async fn kernel_exit_is_reported_before_the_runtime_event() {
     let (sim, mut client) = node();

@@ -76,6 +76,13 @@ pub fn diff(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> Vec<Change>
     changes
 }
 
+/// True if `new` contains the exit code of a container that had exited in `old` with an unknown code.
+pub fn adds_exit_code(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> bool {
+    let (Some(old), Some(new)) = (old, new) else { return false };
+    let undecided = |id| old.by_id(id).is_some_and(|c| c.state == ContainerState::Exited && c.exit_code.is_none());
+    new.containers.iter().any(|c| c.exit_code.is_some() && undecided(&c.id))
+}
+
 fn push(changes: &mut Vec<Change>, item: &Item, old: PlegState, new: PlegState) {
     for kind in kinds(old, new) {
         changes.push(Change {
@@ -104,8 +111,13 @@ fn kinds(old: PlegState, new: PlegState) -> &'static [LifecycleKind] {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::LifecycleKind::*;
     use super::*;
+    use crate::model::ContainerStatus;
+    use crate::pleg::testing::container;
+    use crate::pleg::testing::snapshot;
 
     #[test]
     fn follows_the_table_of_the_generic_pleg() {
@@ -121,5 +133,19 @@ mod tests {
                 assert_eq!(kinds(old, new), expected);
             }
         }
+    }
+
+    #[test]
+    fn a_code_is_added_once() {
+        let with_code = |exit_code| {
+            let exited = container("a", "web", ContainerState::Exited);
+            snapshot(Instant::now(), vec![ContainerStatus { exit_code, ..exited }])
+        };
+        let (unknown, known) = (with_code(None), with_code(Some(0)));
+        assert!(adds_exit_code(Some(&unknown), Some(&known)));
+        for (old, new) in [(&unknown, &unknown), (&known, &known), (&known, &unknown)] {
+            assert!(!adds_exit_code(Some(old), Some(new)));
+        }
+        assert!(!adds_exit_code(None, Some(&known)));
     }
 }

@@ -17,6 +17,7 @@ use tokio_util::time::DelayQueue;
 
 use super::DirtyPods;
 use super::PlegObserver;
+use super::diff::adds_exit_code;
 use super::diff::diff;
 use super::exited::keep_exits;
 use super::handle::COMMAND_CAPACITY;
@@ -316,6 +317,10 @@ impl PlegTask {
                         record.waiters.push(waiter);
                     }
                 }
+                // The retry is not the worker's: a worker that has got the error must be woken by what the retry finds.
+                if record.waiters.is_empty() {
+                    record.source.take_if(|source| *source == Source::Worker);
+                }
                 self.recheck_later(uid, delay);
             }
         }
@@ -402,7 +407,7 @@ impl PlegTask {
     fn emit(&self, old: Option<&PodSnapshot>, new: Option<&PodSnapshot>, source: Source) {
         let Some(pod) = new.or(old).map(|s| &s.pod) else { return };
         let changes = diff(old, new);
-        let death = changes.iter().any(|change| change.kind == LifecycleKind::ContainerDied);
+        let exit = changes.iter().any(|change| change.kind == LifecycleKind::ContainerDied) || adds_exit_code(old, new);
         for change in changes {
             let happened = new.and_then(|s| s.by_id(&change.id)).and_then(|c| self.happened(c, change.kind));
             let event = LifecycleEvent {
@@ -417,8 +422,8 @@ impl PlegTask {
             self.report_event(&event);
         }
         // A worker that requested the inspection gets the snapshot itself. But it may already be past its decision, and an
-        // exit must not be missed.
-        if (source != Source::Worker || death) && !same_state(old, new) {
+        // exit must not be missed, nor the code of a proven exit that the decision waits for.
+        if (source != Source::Worker || exit) && !same_state(old, new) {
             self.dirty.mark(pod.uid.clone());
         }
     }
