@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keblet::model::Pod;
-use keblet_proto::cri::v1::{PodSandboxState, PodSandboxStatus};
+use keblet_proto::cri::v1::{ContainerState, ContainerStatus, PodSandboxState, PodSandboxStatus};
 use keblet_tests::cri::*;
 use keblet_tests::node::{Agent, Api, PodOf, Seen, SensorSet, pod};
 use keblet_tests::seeds;
@@ -63,16 +63,6 @@ fn built(name: &str, generation: u32, deleting: bool) -> Pod {
         }
     }
     Arc::new(pod)
-}
-
-/// Containers that run in the final state.
-fn runs(name: &str) -> &'static [&'static str] {
-    match name {
-        "a" => &["main", "side"],
-        "d" => &["proxy", "main"],
-        "j" => &[],
-        _ => &["main"],
-    }
 }
 
 /// One schedule's node, agent and desired pods.
@@ -147,12 +137,32 @@ impl Scenario<'_> {
         }
     }
 
+    /// Containers of this desired pod that run in the final state.
+    fn runs(&self, name: &str, generation: u32) -> &'static [&'static str] {
+        match name {
+            "a" => &["main", "side"],
+            "d" => &["proxy", "main"],
+            // Restarted on failure only: a scheduled exit with code 0 completes it.
+            "e" if self.reports_success(name, generation) => &[],
+            "j" => &[],
+            _ => &["main"],
+        }
+    }
+
+    /// Whether the runtime reports exit code 0. A code lost with the runtime's restart is reported as 255, a failure.
+    fn reports_success(&self, name: &str, generation: u32) -> bool {
+        let uid = uid(name, generation);
+        let of_pod = |id: &str| self.sim.trace(|trace| trace.instance(id).is_some_and(|i| i.pod_uid == uid));
+        let succeeded = |s: &ContainerStatus| s.state() == ContainerState::ContainerExited && s.exit_code == 0;
+        self.sim.statuses(name).iter().any(|status| succeeded(status) && of_pod(&status.id))
+    }
+
     /// What differs from the desired state.
     fn difference(&self) -> Option<String> {
         if !self.deleting.is_empty() {
             return Some(format!("{:?} are not deleted", self.deleting));
         }
-        let expected: usize = self.desired.keys().map(|name| runs(name).len()).sum();
+        let expected: usize = self.desired.iter().map(|(name, generation)| self.runs(name, *generation).len()).sum();
         let live = self.sim.trace(Trace::live_count);
         if live != expected {
             return Some(format!("{live} containers run instead of {expected}"));
@@ -161,25 +171,30 @@ impl Scenario<'_> {
     }
 
     fn pod_difference(&self, name: &str) -> Option<String> {
-        let uid = self.desired.get(name).map(|generation| uid(name, *generation));
+        let generation = self.desired.get(name).copied();
+        let uid = generation.map(|generation| uid(name, generation));
         let sandboxes = self.sim.sandboxes(name);
         let known = |s: &PodSandboxStatus| s.metadata.as_ref().map(|metadata| &metadata.uid) == uid.as_ref();
         if !sandboxes.iter().all(known) {
             return Some("an old sandbox is left".to_owned());
         }
-        let uid = uid?;
+        let (uid, runs) = (uid?, self.runs(name, generation?));
         let ready = sandboxes.iter().filter(|s| s.state() == PodSandboxState::SandboxReady).count();
-        if ready != usize::from(!runs(name).is_empty()) {
+        if ready != usize::from(!runs.is_empty()) {
             return Some(format!("{ready} ready sandboxes"));
         }
         let is_missing = |container: &&&str| {
             !self.sim.trace(|t| t.live(name, container).is_some_and(|i| i.pod_uid == uid && past_its_crashes(name, i)))
         };
-        if let Some(missing) = runs(name).iter().find(is_missing) {
+        if let Some(missing) = runs.iter().find(is_missing) {
             return Some(format!("{missing} does not run"));
         }
         let phase = || self.api.pod(name).and_then(|pod| pod.status.as_ref()?.phase.clone()).unwrap_or_default();
-        let expected: &[&str] = if name == "j" { &["Succeeded", "Failed"] } else { &["Running"] };
+        let expected: &[&str] = match name {
+            "j" => &["Succeeded", "Failed"],
+            _ if runs.is_empty() => &["Succeeded"],
+            _ => &["Running"],
+        };
         (from_api(name) && !expected.contains(&phase().as_str())).then(|| format!("phase {:?}", phase()))
     }
 
