@@ -51,6 +51,9 @@ struct Observed {
     calls: u64,
     first: Vec<String>,
     warnings: Vec<String>,
+    /// Of the pod, at the end.
+    containers: usize,
+    sandboxes: usize,
 }
 
 /// When the runtime begins to refuse.
@@ -90,12 +93,13 @@ async fn refuse(method: Method, from: From) -> Observed {
     let before = sim.trace(|trace| trace.count(method));
     sleep(minutes(10)).await;
     let calls = sim.trace(|trace| trace.count(method)) - before;
-    Observed { calls, first, warnings: warnings.take() }
+    let containers = sim.trace(|trace| trace.history("web", "main").filter(|life| life.removed.is_none()).count());
+    Observed { calls, first, warnings: warnings.take(), containers, sandboxes: sim.sandboxes("web").len() }
 }
 
 async fn retries(method: Method, from: From, calls_in_ten_minutes: u64) -> Observed {
     let observed = refuse(method, from).await;
-    let Observed { calls, first, warnings } = &observed;
+    let Observed { calls, first, warnings, .. } = &observed;
     assert!(*calls <= calls_in_ten_minutes, "{method:?}: {calls} calls in ten minutes");
     assert!(first.len() <= 60, "{method:?}: {} warnings in the first ten minutes: {first:#?}", first.len());
     assert!(warnings.len() <= 40, "{method:?}: {} warnings in ten minutes: {warnings:#?}", warnings.len());
@@ -117,11 +121,19 @@ async fn calls_that_start_a_pod_are_retried_with_growing_pauses() {
 
 #[tokio::test(start_paused = true)]
 async fn calls_that_end_a_pod_are_retried_with_growing_pauses() {
-    for method in [Method::StopContainer, Method::StopPodSandbox, Method::RemoveContainer, Method::RemovePodSandbox] {
+    for method in [Method::StopContainer, Method::StopPodSandbox, Method::RemovePodSandbox] {
         let observed = retries(method, From::Deletion, 40).await;
         assert!(observed.calls >= 1, "{method:?}: it is retried");
         assert!(has_stuck_event(&observed), "{method:?}: {:#?}", observed.first);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_that_cannot_be_removed_is_removed_with_its_sandbox() {
+    // RemovePodSandbox removes the sandbox's containers too, so that nothing is left to retry.
+    let observed = retries(Method::RemoveContainer, From::Deletion, 0).await;
+    assert_eq!((observed.containers, observed.sandboxes), (0, 0));
+    assert!(observed.first.iter().any(|line| line.contains("refused for ever")), "{:#?}", observed.first);
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,6 +17,7 @@ use tokio_util::time::DelayQueue;
 
 use super::DirtyPods;
 use super::PlegObserver;
+use super::diff::Change;
 use super::diff::adds_exit_code;
 use super::diff::diff;
 use super::exited::keep_exits;
@@ -45,6 +46,7 @@ use crate::events::sensors::Sensor;
 use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
 use crate::model::Clock;
+use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::KernelMoment;
@@ -407,7 +409,13 @@ impl PlegTask {
     fn emit(&self, old: Option<&PodSnapshot>, new: Option<&PodSnapshot>, source: Source) {
         let Some(pod) = new.or(old).map(|s| &s.pod) else { return };
         let changes = diff(old, new);
-        let exit = changes.iter().any(|change| change.kind == LifecycleKind::ContainerDied) || adds_exit_code(old, new);
+        // `ContainerDied` also comes with the removal of a container that was created and never started: no exit.
+        let unstarted = |id: &ContainerId| {
+            old.and_then(|s| s.by_id(id)).is_some_and(|c| c.state == ContainerState::Created)
+                && new.is_none_or(|s| s.by_id(id).is_none())
+        };
+        let is_exit = |change: &Change| change.kind == LifecycleKind::ContainerDied && !unstarted(&change.id);
+        let exit = changes.iter().any(is_exit) || adds_exit_code(old, new);
         for change in changes {
             let happened = new.and_then(|s| s.by_id(&change.id)).and_then(|c| self.happened(c, change.kind));
             let event = LifecycleEvent {
