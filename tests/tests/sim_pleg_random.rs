@@ -40,7 +40,7 @@ async fn keep_busy(sim: SimRuntime, mut client: Client, pod: &'static str, seed:
 }
 
 async fn schedule(seed: u64) {
-    let features = if seed / 4 % 2 == 0 { Features::containerd_1_7() } else { Features::all() };
+    let features = if (seed / 4).is_multiple_of(2) { Features::containerd_1_7() } else { Features::all() };
     let sim = SimRuntime::new(Options { seed, jitter: 0.3, features, ..Options::default() });
     sim.images(|images| images.store("busybox", 1));
     let client = Client::new(sim.memory().channel());
