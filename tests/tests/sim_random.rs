@@ -249,7 +249,7 @@ fn past_its_crashes(name: &str, instance: &Instance) -> bool {
 async fn schedule(seed: u64) {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
-    let features = if seed % 2 == 0 { Features::containerd_1_7() } else { Features::all() };
+    let features = if seed.is_multiple_of(2) { Features::containerd_1_7() } else { Features::all() };
     let sim = SimRuntime::new(Options { seed, jitter: 0.3, features, ..Options::default() });
     sim.images(|images| {
         images.store("busybox", 1);
