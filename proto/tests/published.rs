@@ -13,7 +13,7 @@ use prost_types::{
 };
 
 /// Every fact of an interface by its full name: `runtime.v1.Mount.readonly` to `3 optional bool`.
-type Facts = BTreeMap<String, String>;
+type Descriptors = BTreeMap<String, String>;
 
 #[test]
 fn cri_matches_the_published_descriptors() {
@@ -68,7 +68,7 @@ fn published() -> Result<FileDescriptorSet, String> {
     FileDescriptorSet::decode(output.stdout.as_slice()).map_err(|e| e.to_string())
 }
 
-fn differences(ours: &Facts, published: &Facts) -> Vec<String> {
+fn differences(ours: &Descriptors, published: &Descriptors) -> Vec<String> {
     let missing = published
         .iter()
         .filter(|(name, _)| !ours.contains_key(*name))
@@ -82,8 +82,8 @@ fn differences(ours: &Facts, published: &Facts) -> Vec<String> {
 }
 
 /// The files do not matter, only what they define: the published interface is one file, ours are several.
-fn facts(set: &FileDescriptorSet) -> Facts {
-    let mut facts = Facts::new();
+fn facts(set: &FileDescriptorSet) -> Descriptors {
+    let mut facts = Descriptors::new();
     for file in &set.file {
         let package = file.package();
         facts.insert(package.to_owned(), format!("package, {}", file.syntax()));
@@ -103,7 +103,7 @@ fn facts(set: &FileDescriptorSet) -> Facts {
     facts
 }
 
-fn message_facts(facts: &mut Facts, scope: &str, message: &DescriptorProto) {
+fn message_facts(facts: &mut Descriptors, scope: &str, message: &DescriptorProto) {
     let name = format!("{scope}.{}", message.name());
     let map = message.options.as_ref().is_some_and(|o| o.map_entry());
     let reserved: Vec<_> = message.reserved_range.iter().map(|r| r.start()..r.end()).collect();
@@ -134,7 +134,7 @@ fn field_fact(message: &DescriptorProto, field: &FieldDescriptorProto) -> String
     )
 }
 
-fn enum_facts(facts: &mut Facts, scope: &str, enumeration: &EnumDescriptorProto) {
+fn enum_facts(facts: &mut Descriptors, scope: &str, enumeration: &EnumDescriptorProto) {
     let name = format!("{scope}.{}", enumeration.name());
     facts.insert(name.clone(), "enum".to_owned());
     for value in &enumeration.value {

@@ -26,7 +26,7 @@ async fn lives(sim: &SimRuntime, attempt: u32) {
 }
 
 /// Attempts that the runtime still has.
-fn left(sim: &SimRuntime) -> Vec<u32> {
+fn remaining(sim: &SimRuntime) -> Vec<u32> {
     sim.trace(|l| l.history("web", "main").filter(|i| i.removed.is_none()).map(|i| i.attempt).collect())
 }
 
@@ -39,11 +39,15 @@ async fn replaced_sandbox_is_removed_with_its_last_exited_container() {
     assert_eq!(sim.kill_sandboxes("web"), 1);
     lives(&sim, 1).await;
     sleep(secs(60)).await;
-    assert_eq!((left(&sim), sim.sandboxes("web").len()), (vec![0, 1], 2), "one dead instance is kept, where it is");
+    assert_eq!(
+        (remaining(&sim), sim.sandboxes("web").len()),
+        (vec![0, 1], 2),
+        "one dead instance is kept, where it is"
+    );
     sim.kill("web", "main", Exit::Code(1)).expect("it runs");
     lives(&sim, 2).await;
     sleep(secs(60)).await;
-    assert_eq!((left(&sim), sim.sandboxes("web").len()), (vec![1, 2], 1), "{}", sim.trace(Trace::to_string));
+    assert_eq!((remaining(&sim), sim.sandboxes("web").len()), (vec![1, 2], 1), "{}", sim.trace(Trace::to_string));
     let calls = || sim.trace(|l| l.total() - l.count(Method::Status));
     let before = calls();
     // Until the next list of everything, which comes every five minutes.
@@ -59,7 +63,7 @@ async fn finished_pod_keeps_one_exited_container() {
     let _agent = start(&sim, folder.path(), vec![pod("web").restarted("OnFailure").running("main", "run").build()]);
     lives(&sim, 2).await;
     sleep(secs(60)).await;
-    assert_eq!(left(&sim), [2], "{}", sim.trace(Trace::to_string));
+    assert_eq!(remaining(&sim), [2], "{}", sim.trace(Trace::to_string));
 }
 
 #[tokio::test(start_paused = true)]
@@ -71,10 +75,10 @@ async fn failed_container_removal_is_retried() {
     let _agent = start(&sim, folder.path(), vec![pod("web").running("main", "exit 1 2s until 2").build()]);
     lives(&sim, 2).await;
     sleep(secs(5)).await;
-    assert_eq!(left(&sim), [0, 1, 2], "the removal has failed");
+    assert_eq!(remaining(&sim), [0, 1, 2], "the removal has failed");
     // One minute, then two: pauses grow, each by up to a half at random.
     sleep(secs(300)).await;
-    assert_eq!(left(&sim), [1, 2], "{}", sim.trace(Trace::to_string));
+    assert_eq!(remaining(&sim), [1, 2], "{}", sim.trace(Trace::to_string));
 }
 
 /// A deleted pod ends while the API server is away, and the agent is killed before it could tell: soon after the

@@ -72,12 +72,12 @@ impl Server {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let folder = folder.canonicalize().unwrap();
         let mut server = Self { process, input, output, address, folder };
-        server.address = server.told().parse().unwrap();
+        server.address = server.output().parse().unwrap();
         server
     }
 
     /// What it says next.
-    fn told(&mut self) -> String {
+    fn output(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
@@ -85,7 +85,7 @@ impl Server {
 
     fn tasks(&mut self) -> usize {
         self.input.write_all(b"tasks\n").unwrap();
-        self.told().parse().unwrap()
+        self.output().parse().unwrap()
     }
 
     fn proc(&self, name: &str) -> PathBuf {

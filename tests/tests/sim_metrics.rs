@@ -85,12 +85,12 @@ impl RecorderObserver for NothingIsLost {
 }
 
 /// What the API server is told: method, and the event or the patch of it.
-type Told = Arc<Mutex<Vec<(http::Method, serde_json::Value)>>>;
+type RecordedEvents = Arc<Mutex<Vec<(http::Method, serde_json::Value)>>>;
 
 /// A recorder, and what reaches the API server of it.
-fn recorder() -> (Recorder, Told) {
+fn recorder() -> (Recorder, RecordedEvents) {
     let (recorder, queue) = Recorder::delivering("sim", Clock::System, Arc::new(NothingIsLost));
-    let told = Told::default();
+    let told = RecordedEvents::default();
     let service = tower::service_fn({
         let told = told.clone();
         move |request: http::Request<kube::client::Body>| {

@@ -30,7 +30,7 @@ async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Trace) -> bool)
 }
 
 /// The pod with a mount that leads out of its volume.
-fn hostile(pod: PodOf) -> Pod {
+fn with_escaping_sub_path(pod: PodOf) -> Pod {
     let mut pod = Arc::unwrap_or_clone(pod.build());
     let mount = VolumeMount {
         name: "v".into(),
@@ -51,7 +51,7 @@ fn labelled(pod: &Pod, value: &str) -> Pod {
 #[tokio::test(start_paused = true)]
 async fn pod_with_escaping_sub_path_is_rejected_permanently() {
     let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
-    let bad = hostile(pod("bad").running("main", "run"));
+    let bad = with_escaping_sub_path(pod("bad").running("main", "run"));
     let good = pod("good").running("main", "run");
     let agent = start(&sim, folder.path(), vec![bad.clone(), good.clone().build()]);
     until(&sim, "the good one runs", |l| l.live("good", "main").is_some()).await;
@@ -72,7 +72,7 @@ async fn running_pod_ignores_an_update_with_escaping_sub_path() {
     let good = pod("web").running("main", "exit 1 2s").running("side", "run");
     let agent = start(&sim, folder.path(), vec![good.clone().build()]);
     until(&sim, "it runs", |l| l.live("web", "main").is_some() && l.live("web", "side").is_some()).await;
-    let turned = hostile(good);
+    let turned = with_escaping_sub_path(good);
     agent.update(turned.clone()).await;
     // Its next instance is made from what was good.
     until(&sim, "another instance", |l| l.history("web", "main").filter(|i| i.started.is_some()).count() >= 3).await;

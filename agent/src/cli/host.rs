@@ -33,7 +33,7 @@ pub fn apply_tunables(settings: &Settings) -> Result<(), ConfigError> {
     let protect = settings.kubelet.protect_kernel_defaults;
     let errors = sysctl::apply(Path::new(PROC_SYS), protect);
     if protect {
-        return refuse(settings, &errors);
+        return reject_start(settings, &errors);
     }
     for error in errors {
         tracing::warn!("{error}");
@@ -47,12 +47,12 @@ pub fn apply_tunables(settings: &Settings) -> Result<(), ConfigError> {
 /// With `protectKernelDefaults`, [`ConfigError::Invalid`] with each tunable that differs.
 pub fn check_tunables(settings: &Settings) -> Result<(), ConfigError> {
     match settings.kubelet.protect_kernel_defaults {
-        true => refuse(settings, &sysctl::apply(Path::new(PROC_SYS), true)),
+        true => reject_start(settings, &sysctl::apply(Path::new(PROC_SYS), true)),
         false => Ok(()),
     }
 }
 
-fn refuse(settings: &Settings, errors: &[sysctl::TunableError]) -> Result<(), ConfigError> {
+fn reject_start(settings: &Settings, errors: &[sysctl::TunableError]) -> Result<(), ConfigError> {
     const FIELD: &str = "protectKernelDefaults";
     let violation = |error: &sysctl::TunableError| Violation {
         origin: settings.origin(FIELD),

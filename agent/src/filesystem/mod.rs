@@ -23,7 +23,7 @@ pub use mounts::unmount_at;
 pub use openat2::open_dir;
 pub use openat2::open_path;
 pub use openat2::open_root;
-pub use removal::Entry as DirectoryEntry;
+pub use removal::DirEntry as DirectoryEntry;
 pub use removal::entries;
 pub use removal::remove_entry;
 pub use removal::remove_tree;

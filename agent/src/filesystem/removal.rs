@@ -28,7 +28,7 @@ const MAX_DEPTH: u32 = 64;
 const BATCH: usize = 1024;
 
 /// Name and type of a directory's entry; the type is unknown on some file systems.
-pub type Entry = (CString, Option<Type>);
+pub type DirEntry = (CString, Option<Type>);
 
 /// Removes a directory with all its content, by its path. A directory that does not exist counts as removed. Blocking.
 ///
@@ -70,7 +70,7 @@ pub fn remove_entry(dir: impl AsFd, name: &CStr, kind: Option<Type>) -> io::Resu
 ///
 /// # Errors
 /// The directory cannot be read.
-pub fn entries(dir: impl AsFd) -> io::Result<Vec<Entry>> {
+pub fn entries(dir: impl AsFd) -> io::Result<Vec<DirEntry>> {
     list(dir.as_fd(), usize::MAX)
 }
 
@@ -140,7 +140,7 @@ fn remove_dir(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     }
 }
 
-fn list(dir: BorrowedFd<'_>, limit: usize) -> io::Result<Vec<Entry>> {
+fn list(dir: BorrowedFd<'_>, limit: usize) -> io::Result<Vec<DirEntry>> {
     // A descriptor of its own: the position in the listing belongs to the descriptor.
     let own = openat2::open_dir(dir, c".")?;
     let mut listing = Dir::from_fd(own)?;

@@ -74,7 +74,7 @@ impl SyncLoop {
         }
         let (pod, mirror) = self.pods.named(full_name);
         let pod = pod.filter(|pod| spec::is_static(pod));
-        let terminating = |pod: &Pod| self.workers.ending(&pod_ref(pod).uid);
+        let terminating = |pod: &Pod| self.workers.termination_requested(&pod_ref(pod).uid);
         let action = match pod {
             Some(pod) if !terminating(&pod) => MirrorAction::Ensure(pod),
             Some(_) => MirrorAction::Keep,

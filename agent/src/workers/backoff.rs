@@ -23,11 +23,11 @@ pub struct BackoffHistory {
     base: Duration,
     max: Duration,
     reset_after: Duration,
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, BackoffEntry>,
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct BackoffEntry {
     backoff: Duration,
     last_update: SystemTime,
 }
@@ -64,7 +64,7 @@ impl BackoffHistory {
     /// when the start is attempted, whatever comes of it; for pulls it is now, and due on failure only.
     pub fn record(&mut self, key: &str, event: SystemTime, now: SystemTime) {
         let backoff = self.live(key, event).map_or(self.base, |entry| (entry.backoff * 2).min(self.max));
-        self.entries.insert(key.to_owned(), Entry { backoff, last_update: now });
+        self.entries.insert(key.to_owned(), BackoffEntry { backoff, last_update: now });
     }
 
     /// Forgets what has expired by now.
@@ -83,12 +83,12 @@ impl BackoffHistory {
         self.entries.is_empty()
     }
 
-    fn live(&self, key: &str, event: SystemTime) -> Option<&Entry> {
+    fn live(&self, key: &str, event: SystemTime) -> Option<&BackoffEntry> {
         self.entries.get(key).filter(|entry| !entry.expired(event, self.reset_after))
     }
 }
 
-impl Entry {
+impl BackoffEntry {
     fn expired(&self, event: SystemTime, after: Duration) -> bool {
         event.duration_since(self.last_update).is_ok_and(|idle| idle > after)
     }

@@ -102,15 +102,15 @@ impl PodWorkers {
         }
     }
 
-    /// The pod's API status is another one: good to know, and no reason to act.
+    /// The pod's API status is another one: stored for the next pass, which it does not start.
     pub fn refresh(&mut self, pod: Pod) {
         if let Some(mailbox) = self.registry.lock().get(pod.metadata.uid.as_deref().unwrap_or_default()) {
             mailbox.state().refresh(pod);
         }
     }
 
-    /// The pod's end was asked for, or it has come.
-    pub fn ending(&self, uid: &PodUid) -> bool {
+    /// The pod's termination was requested, or has completed.
+    pub fn termination_requested(&self, uid: &PodUid) -> bool {
         self.registry.lock().get(uid).is_some_and(|mailbox| mailbox.state().termination_requested())
     }
 
@@ -118,8 +118,8 @@ impl PodWorkers {
     pub fn is_terminating(&self, full_name: &str) -> bool {
         self.registry.lock().values().any(|mailbox| {
             let state = mailbox.state();
-            let ending = state.termination_requested() && state.phase() < Phase::Terminated && state.was_started();
-            ending && state.pod_ref.full_name() == full_name
+            let terminating = state.termination_requested() && state.phase() < Phase::Terminated && state.was_started();
+            terminating && state.pod_ref.full_name() == full_name
         })
     }
 
@@ -152,8 +152,8 @@ impl PodWorkers {
         }
     }
 
-    /// Goes through all known UIDs: forgets finished ones that nobody desires (or that are asked for again), ends
-    /// orphans.
+    /// Reconciles all known UIDs with the desired ones: removes finished workers whose pod is not desired or was created
+    /// again, and terminates orphans.
     pub fn sync_known(&mut self, desired: &HashSet<PodUid>) -> Known {
         let now = self.context.clock.now();
         let mut known = Known::default();

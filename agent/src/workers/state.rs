@@ -254,10 +254,10 @@ impl PodState {
 
     /// A static pod whose termination is requested before it was allowed to start is finished.
     pub fn finish_unstarted(&mut self) {
-        self.finish();
+        self.mark_finished();
     }
 
-    fn finish(&mut self) {
+    fn mark_finished(&mut self) {
         self.phase = Phase::Finished;
         self.pending = false;
         self.waiting.drain(..).for_each(|finished| finished.cancel());
@@ -279,7 +279,7 @@ impl PodState {
     /// All containers are stopped.
     pub fn terminating_done(&mut self) {
         if self.pod.is_none() {
-            self.finish();
+            self.mark_finished();
         } else {
             self.phase = Phase::Terminated;
             self.pending = true;
@@ -288,7 +288,7 @@ impl PodState {
 
     /// Everything is released.
     pub fn terminated_done(&mut self) {
-        self.finish();
+        self.mark_finished();
     }
 
     /// Why the agent terminates the pod, if it does.

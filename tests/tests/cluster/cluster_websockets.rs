@@ -42,7 +42,7 @@ async fn delete_namespace(tenant: Tenant) {
 }
 
 /// How many sessions the node itself has spoken WebSocket with: commands, attaching, ports.
-async fn counted(tenant: &Tenant) -> [u64; 3] {
+async fn streaming_requests(tenant: &Tenant) -> [u64; 3] {
     let path = format!("/api/v1/nodes/{}/proxy/metrics", tenant.node.name());
     let metrics = tenant.kubectl().ok(&["get", "--raw", &path]).await.unwrap();
     ["exec", "attach", "portforward"].map(|subresource| {
@@ -98,18 +98,18 @@ async fn exec_uses_websockets_to_the_node() {
     );
     let said = kubectl.run(&["exec", "shell", "--", "no-such-program"]).await.unwrap();
     assert!(said.code != 0 && said.err.contains("no-such-program"), "{said:?}");
-    assert_eq!(counted(&tenant).await, [sessions + 1, 0, 0]);
+    assert_eq!(streaming_requests(&tenant).await, [sessions + 1, 0, 0]);
 
     on_a_terminal(&kubectl, "shell").await;
     copy_there_and_back(&kubectl, "shell", 16 << 20).await;
     // The terminal, two copies, and a look at what is where one of them goes.
     let sessions = sessions + 1 + 1 + 2 + 1;
-    assert_eq!(counted(&tenant).await, [sessions, 0, 0]);
+    assert_eq!(streaming_requests(&tenant).await, [sessions, 0, 0]);
 
     let old = tenant.kubectl().without_websockets();
     let said = old.run_with(&["exec", "-i", "shell", "--", "sh", "-c", "cat; exit 3"], "input\n").await.unwrap();
     assert_eq!((said.code, said.out.as_str()), (3, "input\n"), "{said:?}");
-    assert_eq!(counted(&tenant).await, [sessions, 0, 0], "an older client is carried as it is");
+    assert_eq!(streaming_requests(&tenant).await, [sessions, 0, 0], "an older client is carried as it is");
     delete_namespace(tenant).await;
 }
 
@@ -130,7 +130,7 @@ async fn attach_uses_websockets_to_the_node() {
     tenant.until_phase("listener", "Succeeded").await.unwrap();
     let (_, said) = session.ended().await.unwrap();
     assert!(said.contains("silence"), "{said}");
-    assert_eq!(counted(&tenant).await, [0, 1, 0]);
+    assert_eq!(streaming_requests(&tenant).await, [0, 1, 0]);
 
     // The container has a terminal, the client none: it asks for streams that the runtime does not serve.
     pod["containers"][0]["tty"] = json!(true);
@@ -145,7 +145,7 @@ async fn attach_uses_websockets_to_the_node() {
     tenant.until_phase("terminal", "Succeeded").await.unwrap();
     let (_, said) = session.ended().await.unwrap();
     assert!(said.contains("silence"), "{said}");
-    assert_eq!(counted(&tenant).await, [0, 3, 0]);
+    assert_eq!(streaming_requests(&tenant).await, [0, 3, 0]);
     delete_namespace(tenant).await;
 }
 
@@ -197,7 +197,7 @@ async fn port_forward_uses_websockets_to_the_node() {
             there_and_back(both[0], 1 << 20),
             there_and_back(both[1], 1),
         );
-        assert_eq!(counted(&tenant).await, [0, 0, expected], "one session for all connections");
+        assert_eq!(streaming_requests(&tenant).await, [0, 0, expected], "one session for all connections");
         // No process listens there; the refusal reaches kubectl, which exits.
         let mut refused = TcpStream::connect(("127.0.0.1", local[2])).await.unwrap();
         let ended = timeout(TIMEOUT, refused.read_to_end(&mut Vec::new())).await;
@@ -232,7 +232,7 @@ async fn websocket_feature_can_be_disabled() {
         tenant.until_listening("echo", 9001).await.unwrap();
         let (_session, local) = forward(&tenant.kubectl(), &[9001]).await;
         there_and_back(local[0], 1 << 20).await;
-        assert_eq!(counted(&tenant).await, [0; 3]);
+        assert_eq!(streaming_requests(&tenant).await, [0; 3]);
         delete_namespace(tenant).await;
     }
 }

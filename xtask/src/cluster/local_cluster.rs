@@ -205,7 +205,7 @@ impl LocalCluster {
                 }
                 thread::sleep(POLL);
             };
-            // It has ended already, or nobody wants its answer any more.
+            // It has exited already, or its answer is no longer needed.
             let _ = wait.kill();
             wait.wait().context("cannot wait for kubectl")?;
             if !waited? {

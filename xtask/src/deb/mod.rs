@@ -122,7 +122,7 @@ fn control(architecture: &str, size: u64, maintainer: &str) -> Result<Vec<u8>> {
     Ok(files.finish()?)
 }
 
-/// The paragraph of the package. Whoever needs kubelet is served: kubeadm asks for it with a version.
+/// The control paragraph of the package. It provides `kubelet` with a version, which kubeadm depends on.
 fn about(architecture: &str, size: u64, maintainer: &str) -> String {
     format!(
         "Package: keblet\n\

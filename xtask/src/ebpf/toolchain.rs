@@ -39,7 +39,7 @@ pub struct Toolchain {
 /// There is no such toolchain.
 #[derive(Debug)]
 pub enum ToolchainError {
-    /// Something is not to be had here; the object in the tree stands.
+    /// A part of the toolchain is not available; the prebuilt object is kept.
     Unavailable(String),
     /// Something went wrong that should not.
     Failed(anyhow::Error),

@@ -11,13 +11,13 @@ const PUT: &str = "PUT /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/l
 const POST: &str = "POST /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 const GET: &str = "GET /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n";
 
-struct Keeper {
+struct LeaseHarness {
     server: Server,
     cache: NodeCache,
     _running: DropGuard,
 }
 
-impl Keeper {
+impl LeaseHarness {
     fn start() -> Self {
         let (server, cache, shutdown) = (Server::default(), NodeCache::default(), CancellationToken::new());
         let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
@@ -38,7 +38,7 @@ impl Keeper {
 
 #[tokio::test(start_paused = true)]
 async fn is_created_with_the_node_and_renewed_every_quarter_of_its_duration() {
-    let keeper = Keeper::start();
+    let keeper = LeaseHarness::start();
     pass(Duration::from_secs(5)).await;
     assert_eq!(keeper.server.calls(), [""; 0], "there is no Node");
     keeper.node_appears();
@@ -58,7 +58,7 @@ async fn is_created_with_the_node_and_renewed_every_quarter_of_its_duration() {
 
 #[tokio::test(start_paused = true)]
 async fn survives_writes_and_deletions_by_others() {
-    let keeper = Keeper::start();
+    let keeper = LeaseHarness::start();
     keeper.node_appears();
     pass(Duration::from_millis(100)).await;
     let mut lease = keeper.server.get(LEASE);
@@ -75,7 +75,7 @@ async fn survives_writes_and_deletions_by_others() {
 
 #[tokio::test(start_paused = true)]
 async fn is_renewed_after_failures() {
-    let keeper = Keeper::start();
+    let keeper = LeaseHarness::start();
     keeper.node_appears();
     pass(Duration::from_millis(100)).await;
     keeper.server.asked();
@@ -92,7 +92,7 @@ async fn is_renewed_after_failures() {
 
 #[tokio::test(start_paused = true)]
 async fn an_existing_lease_is_adopted() {
-    let keeper = Keeper::start();
+    let keeper = LeaseHarness::start();
     keeper
         .server
         .put(LEASE, json!({ "metadata": { "name": "n" }, "spec": { "holderIdentity": "n", "leaseTransitions": 3 } }));

@@ -57,7 +57,7 @@ fn pod(uid: &str, volumes: &[&str], envs: &[&str]) -> Pod {
 }
 
 /// The next change is announced within a second.
-async fn told(registration: &mut Registration) -> bool {
+async fn is_notified(registration: &mut Registration) -> bool {
     tokio::time::timeout(Duration::from_secs(1), registration.changed()).await.is_ok()
 }
 
@@ -71,18 +71,18 @@ async fn an_object_is_read_once_and_its_changes_are_announced() {
     let requests = room.api.take_requests();
     assert_eq!(requests.len(), 1, "{requests:?}");
     assert!(requests[0].contains("/configmaps?fieldSelector=metadata.name%3Da&watch=true"), "{requests:?}");
-    assert!(!told(&mut registration).await, "what is read first is no change");
+    assert!(!is_notified(&mut registration).await, "what is read first is no change");
 
     room.put("a", "2");
-    assert!(told(&mut registration).await);
+    assert!(is_notified(&mut registration).await);
     assert_eq!((registration.generation(), room.value("a").await), (1, "2".into()));
     room.put("a", "2");
-    assert!(!told(&mut registration).await, "the same again");
+    assert!(!is_notified(&mut registration).await, "the same again");
     room.api.delete("configmaps/ns/a");
-    assert!(told(&mut registration).await);
+    assert!(is_notified(&mut registration).await);
     assert_eq!(room.value("a").await, "configmap \"a\" not found");
     room.put("a", "3");
-    assert!(told(&mut registration).await);
+    assert!(is_notified(&mut registration).await);
     assert_eq!(room.value("a").await, "3");
     assert!(room.objects.config_map("ns", "a").await.expect("it is there").metadata.annotations.is_none(), "trimmed");
     assert_eq!(room.api.take_requests(), [""; 0]);
@@ -173,7 +173,7 @@ async fn servers_without_streaming_lists_are_listed() {
     assert_eq!((room.value("a").await, room.value("b").await), ("1".into(), "configmap \"b\" not found".into()));
     tokio::time::sleep(Duration::from_secs(1)).await;
     room.put("a", "2");
-    assert!(told(&mut registration).await);
+    assert!(is_notified(&mut registration).await);
     assert_eq!(room.value("a").await, "2");
 }
 

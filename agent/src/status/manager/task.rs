@@ -38,14 +38,14 @@ use crate::status::ApiStatusView;
 use crate::status::Statuses;
 use crate::status::time;
 
-/// Requests that a busy API server has at the same time. More would only share its time, so that all are answered as
-/// late as the last; and what waits here can still become one request with what comes next.
+/// Concurrent requests. A busy API server would answer all of a larger number as late as the last of them; a status that
+/// waits here can still be replaced by a newer one.
 const AT_ONCE: usize = 4;
-/// A request that has been under way for so long waits for something else than its turn, and keeps nobody back.
+/// A request that takes longer than this frees its slot: the API server is not busy with it.
 const SLOW: Duration = Duration::from_millis(250);
-/// Requests under way in any case; the client's rate limit comes on top.
+/// Limit of concurrent requests including slow ones; the client's rate limit applies as well.
 const AT_MOST: usize = 32;
-/// All pods are compared with their copies this often, should somebody else have written a status.
+/// Period of comparing all pods with their API copies, whose status another client may have changed.
 const RECONCILE: Duration = Duration::from_secs(10);
 
 /// Keeps the API copies of pods in sync with the status cache. Only one may run.

@@ -37,8 +37,8 @@ pub fn blocking_kill_limit(grace: i64) -> Duration {
     Duration::from_secs(grace.max(0).unsigned_abs()).mul_f64(1.5).max(Duration::from_secs(10))
 }
 
-/// Names of the containers whose end this one waits for when the whole pod ends: a sidecar waits for every regular
-/// container and for the sidecar after it (KEP-753); nobody else waits.
+/// Names of the containers that must exit before this one is stopped while its pod terminates: a sidecar waits for every
+/// regular container and for the sidecar after it (KEP-753), all others wait for none.
 pub(super) fn waits_for<'a>(pod: &'a Pod, name: &str) -> Vec<&'a str> {
     let sidecars: Vec<&str> = spec::init_containers(pod)
         .iter()

@@ -33,11 +33,11 @@ pub(super) struct Kill<'a> {
     pub(super) grace_override: Option<i64>,
 }
 
-/// Who waits for whom while a whole pod ends: each running container says once when it is gone.
+/// Termination order of a pod: for each running container, whether it has exited.
 type Endings = HashMap<String, watch::Receiver<bool>>;
 
-/// Stops one container with its grace period. One that is gone is fine. A name the spec does not have gets nothing
-/// sent: nobody knows its grace period, and it ends with its sandbox.
+/// Stops one container with its grace period. A container that no longer exists is no error. One that the spec does not
+/// name is not stopped, since its grace period is unknown; it is stopped with its sandbox.
 pub(super) async fn kill_container(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) -> Result<(), String> {
     kill_in_order(ctx, pod, kill, &Endings::new()).await
 }
@@ -62,8 +62,8 @@ async fn kill_in_order(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, endings: &En
     }
 }
 
-/// A container that ends by itself in the moment it is to be stopped can make a runtime fail: containerd's "ttrpc:
-/// closed", as what it talked to has ended, too. Nothing is left to stop then, and nobody need hear of it.
+/// A container that exits on its own while it is being stopped can make the runtime's call fail (containerd: "ttrpc:
+/// closed", since its shim has exited). Nothing is left to stop then, and no event is recorded.
 async fn ended_meanwhile(ctx: &ActContext, id: &ContainerId, failed: &RuntimeError) -> bool {
     if !may_have_stumbled(failed) {
         return false;
@@ -94,7 +94,7 @@ async fn stop_sandbox(ctx: &ActContext, id: &str) -> Result<(), RuntimeError> {
 async fn wait_for_others(pod: &Pod, name: &str, endings: &Endings, grace: i64) {
     let others = grace::waits_for(pod, name).into_iter().filter_map(|other| endings.get(other).cloned());
     let waiting = others.map(|mut ended| async move {
-        // An error means that nobody will say: the container's kill is over.
+        // The sender is dropped when the container's kill has ended.
         let _ = ended.wait_for(|ended| *ended).await;
     });
     let limit = Duration::from_secs(grace.max(0).unsigned_abs());

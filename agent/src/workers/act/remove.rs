@@ -35,8 +35,8 @@ pub(super) async fn remove_planned(
         .map_err(|error| report::failed("RemoveContainer", &remove.name, "RemoveContainerError", &error))
 }
 
-/// Removes an instance the runtime knows. `log_path` is the log file to delete first, with its rotated ones and its
-/// link; a log that cannot be deleted keeps the instance, else nobody would find it again.
+/// Removes an instance from the runtime. `log_path` is the log file to delete first, with its rotated ones and its link;
+/// if a log cannot be deleted the instance stays, since only the instance still names the log.
 pub(super) async fn remove_instance(ctx: &ActContext, id: &str, log_path: Option<&str>) -> Result<(), String> {
     if let Some(path) = log_path.filter(|path| !path.is_empty()) {
         remove_logs(Path::new(path))

@@ -29,7 +29,7 @@ pub(super) enum Progress {
 }
 
 /// What one entry with an instance means for the pod.
-enum Step {
+enum InitStep {
     /// This entry is done: the next one may start, or, after the last one, the regular containers.
     Next,
     /// Nothing follows from it (yet).
@@ -54,13 +54,13 @@ pub(super) fn plan(draft: &mut Draft<'_>) -> Progress {
             continue;
         }
         match if sidecar { sidecar_step(draft, entry, newest) } else { init_step(draft, entry, newest) } {
-            Step::Next => match entries.get(entry.index + 1) {
+            InitStep::Next => match entries.get(entry.index + 1) {
                 None => initialised = true,
                 Some(next) if !later_has_run => draft.start(next),
                 Some(_) => {}
             },
-            Step::Wait => {}
-            Step::Fail => return Progress::Failed,
+            InitStep::Wait => {}
+            InitStep::Fail => return Progress::Failed,
         }
         later_has_run = true;
     }
@@ -78,30 +78,30 @@ fn already_initialised(draft: &Draft<'_>) -> bool {
         .any(|status| matches!(status.state, ContainerState::Created | ContainerState::Running))
 }
 
-fn init_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> Step {
+fn init_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> InitStep {
     let pod = draft.input.pod;
     match newest.state {
-        ContainerState::Running => Step::Wait,
+        ContainerState::Running => InitStep::Wait,
         ContainerState::Created => start(draft, entry),
-        ContainerState::Exited if succeeded(newest) => Step::Next,
+        ContainerState::Exited if succeeded(newest) => InitStep::Next,
         ContainerState::Exited if newest.exit_code.is_none() => {
             draft.await_exit_code();
-            Step::Wait
+            InitStep::Wait
         }
         ContainerState::Exited => match restart::should_start(pod, entry.spec, Some(newest), draft.input.gates) {
             RestartDecision::Start => start(draft, entry),
-            RestartDecision::Leave | RestartDecision::AwaitExitCode => Step::Fail,
+            RestartDecision::Leave | RestartDecision::AwaitExitCode => InitStep::Fail,
         },
         ContainerState::Unknown
             if RestartPolicy::of_container(pod, entry.spec, draft.input.gates) == RestartPolicy::Never =>
         {
-            Step::Fail
+            InitStep::Fail
         }
         ContainerState::Unknown => kill_unknown_and_start(draft, entry, newest),
     }
 }
 
-fn sidecar_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> Step {
+fn sidecar_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> InitStep {
     match newest.state {
         ContainerState::Running => running_sidecar_step(draft, entry, newest),
         ContainerState::Created => start(draft, entry),
@@ -110,23 +110,23 @@ fn sidecar_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &Conta
             if newest.exit_code.is_none() && restart::may_restart_all(entry.spec, draft.input.gates) =>
         {
             draft.await_exit_code();
-            Step::Wait
+            InitStep::Wait
         }
         ContainerState::Exited => start(draft, entry),
         ContainerState::Unknown => kill_unknown_and_start(draft, entry, newest),
     }
 }
 
-fn running_sidecar_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> Step {
+fn running_sidecar_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> InitStep {
     let probes = draft.input.probes;
     if entry.spec.startup_probe.is_some() {
         match probes.startup.get(&newest.id) {
             Some(ProbeResult::Success) => {}
             Some(ProbeResult::Failure) => {
                 kill_and_start(draft, entry, newest, KillReason::Startup, "failed startup probe");
-                return Step::Wait;
+                return InitStep::Wait;
             }
-            Some(ProbeResult::Unknown) | None => return Step::Wait,
+            Some(ProbeResult::Unknown) | None => return InitStep::Wait,
         }
     }
     let liveness = entry.spec.liveness_probe.as_ref().and_then(|_| probes.liveness.get(&newest.id));
@@ -135,19 +135,19 @@ fn running_sidecar_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest
     } else if liveness == Some(&ProbeResult::Failure) {
         kill_and_start(draft, entry, newest, KillReason::Liveness, "failed liveness probe");
     }
-    Step::Next
+    InitStep::Next
 }
 
 fn succeeded(exited: &ContainerStatus) -> bool {
     exited.exit_code == Some(0) && exited.reason != "OOMKilled"
 }
 
-fn start(draft: &mut Draft<'_>, entry: &SpecContainer<'_>) -> Step {
+fn start(draft: &mut Draft<'_>, entry: &SpecContainer<'_>) -> InitStep {
     draft.start(entry);
-    Step::Wait
+    InitStep::Wait
 }
 
-fn kill_unknown_and_start(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> Step {
+fn kill_unknown_and_start(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> InitStep {
     kill_and_start(
         draft,
         entry,
@@ -155,7 +155,7 @@ fn kill_unknown_and_start(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newe
         KillReason::UnknownState,
         r#"is in "unknown" state, try killing it before restart"#,
     );
-    Step::Wait
+    InitStep::Wait
 }
 
 fn kill_and_start(

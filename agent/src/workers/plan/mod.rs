@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Two assumptions make the plan safe. The snapshot was sampled after the worker's own last action, so an instance in
-//! state Created is the leftover of a start that failed, or of one that nobody waits for any more: the call timed out,
+//! state Created is the leftover of a start that failed, or of one whose result was lost: the call timed out,
 //! or the agent that made it was killed. The latter may still succeed, so the leftover goes before another instance
 //! comes (`StartContainer::replaces`). And a death proven by the kernel is final, so it is acted on before the runtime
 //! confirms it; only where the exit code matters and is not known yet does the plan leave the container alone and say

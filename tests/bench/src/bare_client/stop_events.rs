@@ -14,11 +14,11 @@ use tokio::sync::oneshot;
 /// Containers that have stopped, and the waiters for others.
 #[derive(Debug, Default)]
 pub(crate) struct StopEvents {
-    containers: Mutex<HashMap<String, Entry>>,
+    containers: Mutex<HashMap<String, StopEvent>>,
 }
 
 #[derive(Debug)]
-enum Entry {
+enum StopEvent {
     Stopped,
     Awaited(oneshot::Sender<()>),
 }
@@ -35,7 +35,7 @@ impl StopEvents {
     }
 
     fn stopped(&self, id: String) {
-        if let Some(Entry::Awaited(waiter)) = self.lock().insert(id, Entry::Stopped) {
+        if let Some(StopEvent::Awaited(waiter)) = self.lock().insert(id, StopEvent::Stopped) {
             // A waiter that was dropped needs no answer.
             let _ = waiter.send(());
         }
@@ -49,15 +49,15 @@ impl StopEvents {
         let (sender, receiver) = oneshot::channel();
         {
             let mut containers = self.lock();
-            if let Some(Entry::Stopped) = containers.get(id) {
+            if let Some(StopEvent::Stopped) = containers.get(id) {
                 return Ok(());
             }
-            containers.insert(id.to_owned(), Entry::Awaited(sender));
+            containers.insert(id.to_owned(), StopEvent::Awaited(sender));
         }
         receiver.await.context("the event stream ended")
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, StopEvent>> {
         self.containers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -63,7 +63,7 @@ pub(super) async fn measure(
         let cgroups = lives.iter().filter_map(|life| Some(after(removed.cgroup(&life.uid)?, life)));
         row.add(Metric::ChurnGoneToCgroupRemoved, cgroups.collect());
     }
-    match removed.left(&uids) {
+    match removed.remaining(&uids) {
         0 => Ok(()),
         left => bail!("sandboxes or cgroups of {left} pods remain {} s after the last pod", REMAINS_LIMIT.as_secs()),
     }

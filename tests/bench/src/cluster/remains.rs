@@ -66,7 +66,7 @@ impl Removed {
     }
 
     /// How many of the pods still have a sandbox or a cgroup.
-    pub(super) fn left(&self, uids: &[String]) -> usize {
+    pub(super) fn remaining(&self, uids: &[String]) -> usize {
         uids.iter().filter(|uid| self.sandbox(uid).is_none() || self.cgroup(uid).is_none()).count()
     }
 }
@@ -105,7 +105,7 @@ impl Remains {
         let deadline = Instant::now() + limit;
         loop {
             let removed = lock(&self.removed).clone();
-            if removed.left(uids) == 0 || Instant::now() > deadline {
+            if removed.remaining(uids) == 0 || Instant::now() > deadline {
                 return removed;
             }
             tokio::time::sleep(POLL).await;
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!((seen.removed("a"), seen.removed("b"), seen.removed("never")), (Some(2), None, Some(0)));
         seen.update(&set(&[]), 5);
         let removed = Removed { sandboxes: seen, cgroups: Seen::default() };
-        assert_eq!((removed.sandbox("b"), removed.left(&["a".to_owned(), "b".to_owned()])), (Some(5), 0));
+        assert_eq!((removed.sandbox("b"), removed.remaining(&["a".to_owned(), "b".to_owned()])), (Some(5), 0));
     }
 
     #[test]

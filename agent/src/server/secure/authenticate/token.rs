@@ -50,7 +50,7 @@ type Key = [u8; 32];
 type Outcome = Result<Option<User>, String>;
 type Lookup = Shared<BoxFuture<'static, Outcome>>;
 
-/// Why a token authenticates nobody.
+/// Why a token was not authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::server::secure) enum TokenError {
     /// It is not accepted (401).

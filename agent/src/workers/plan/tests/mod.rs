@@ -4,11 +4,11 @@ mod init;
 mod properties;
 mod proven;
 mod regular;
+mod reported;
 mod restart_all;
 mod sandbox;
 mod simulation;
 mod strategies;
-mod told;
 
 use std::time::Duration;
 use std::time::SystemTime;

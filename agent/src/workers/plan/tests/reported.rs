@@ -1,4 +1,4 @@
-//! Plan and status agree: what is told of a pod while its plans are carried out is legal, monotonic and ends well.
+//! Plan and status agree: the statuses published while plans are executed are legal, monotonic and converge.
 
 use std::collections::HashMap;
 
@@ -72,7 +72,7 @@ impl Listener {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// From its first sync to its rest, a pod is told of truly: Running while a regular container runs at the end,
+    /// From its first sync until it is settled, the status is true: Running while a regular container runs at the end,
     /// Succeeded or Failed once its plan is to kill it for good.
     #[test]
     fn the_status_follows_the_plan(pod in pods(), ends in ends()) {
