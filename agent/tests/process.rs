@@ -68,11 +68,13 @@ impl Drop for Agent {
 #[test]
 fn runs_without_a_runtime_and_ends_on_sigterm() {
     let folder = tempfile::tempdir().unwrap();
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let free_port = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let mut command = keblet(&["run", "--fail-cgroupv1=false", "--fail-swap-on=false", "--read-only-port=0"]);
     command.arg(format!("--root-dir={}", folder.path().join("root").display()));
     command.arg(format!("--container-runtime-endpoint=unix://{}", folder.path().join("no.sock").display()));
-    command.arg(format!("--healthz-port={port}"));
+    command.arg(format!("--port={}", free_port())).arg(format!("--healthz-port={port}"));
+    command.arg(format!("--cert-dir={}", folder.path().join("pki").display()));
     let mut agent = Agent(command.stderr(Stdio::piped()).spawn().unwrap());
 
     let deadline = Instant::now() + Duration::from_secs(30);
