@@ -205,7 +205,7 @@ fn agent_starts_on_a_full_disk() -> Result<()> {
     node.write_running_pod("web")?;
     node.start()?;
     node.until_true("a clear error", |node| Ok(node.log_contains(&["web-node", "No space left on device"])))?;
-    let unkept = ["serving certificate that cannot be kept", "No space left on device"];
+    let unkept = ["serving certificate that cannot be stored", "No space left on device"];
     node.until_true("a word about the certificate", |node| Ok(node.log_contains(&unkept)))?;
     let address = node.until("the main port", |node| {
         let main = |line: &&Value| line["message"] == "listening" && line["server"] == "main";
