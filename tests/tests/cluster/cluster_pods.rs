@@ -120,7 +120,7 @@ async fn resources_of_pod_and_container_are_reported() {
     let tenant = Tenant::new_namespace("resources").await.unwrap();
     let mut spec = tenant.shell("sleep 3600");
     let resources = json!({"requests": {"cpu": "100m", "memory": "32Mi", "ephemeral-storage": "1Mi"},
-        "limits": {"cpu": "0.5", "memory": "64Mi"}});
+        "limits": {"cpu": "500m", "memory": "64Mi"}});
     spec["containers"][0]["resources"] = resources.clone();
     tenant.pod("one", spec).await.unwrap();
     let pod = tenant.until_ready("one").await.unwrap();
