@@ -124,7 +124,7 @@ fn forbidden_system_call_is_reported() {
     let reason = reason_in_child(forbid_bpf);
     assert_eq!(
         reason,
-        "bpf() is refused (Operation not permitted (os error 1)): the agent has the capabilities, so a seccomp filter, \
+        "bpf() is refused (Operation not permitted (os error 1)): the agent has the capabilities: a seccomp filter, \
          a security module or lockdown forbids it"
     );
 }
