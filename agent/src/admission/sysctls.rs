@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::Decision;
 use super::Input;
+use crate::model::spec;
 
 /// Safe sysctls and the first kernel that has each of them in a namespace.
 /// <https://kubernetes.io/docs/tasks/administer-cluster/sysctl-cluster/#safe-and-unsafe-sysctls>
@@ -77,7 +78,7 @@ impl SysctlAllowlist {
             list.allow(name.to_owned())?;
         }
         for pattern in patterns {
-            list.allow(dotted(pattern))?;
+            list.allow(spec::dotted_sysctl(pattern))?;
         }
         Ok(list)
     }
@@ -117,30 +118,12 @@ fn is_plain(name: &str) -> bool {
     printable && name.split(['.', '/']).all(|part| !part.is_empty())
 }
 
-/// The dot-separated form of a name; in a name with `/` first, dots are parts of components.
-fn dotted(name: &str) -> String {
-    match name.find(['.', '/']).map(|first| name.as_bytes()[first]) {
-        Some(b'/') => name
-            .chars()
-            .map(|c| {
-                if c == '/' {
-                    '.'
-                } else if c == '.' {
-                    '/'
-                } else {
-                    c
-                }
-            })
-            .collect(),
-        _ => name.to_owned(),
-    }
-}
-
 pub(super) fn check(input: Input<'_>) -> Decision {
     let Some(spec) = input.pod.spec.as_ref() else { return Decision::Admit };
     let (host_network, host_ipc) = (spec.host_network == Some(true), spec.host_ipc == Some(true));
     let mut sysctls = spec.security_context.iter().flat_map(|context| context.sysctls.iter().flatten());
-    let problem = sysctls.find_map(|sysctl| input.node.sysctls.problem(&dotted(&sysctl.name), host_network, host_ipc));
+    let problem = sysctls
+        .find_map(|sysctl| input.node.sysctls.problem(&spec::dotted_sysctl(&sysctl.name), host_network, host_ipc));
     problem
         .map_or(Decision::Admit, |problem| Decision::reject("SysctlForbidden", format!("forbidden sysctl: {problem}")))
 }
@@ -218,7 +201,7 @@ mod tests {
             ("net/ipv4/conf/eth0.1/forwarding", "net.ipv4.conf.eth0/1.forwarding"),
             ("net.ipv4.conf.eth0/1.forwarding", "net.ipv4.conf.eth0/1.forwarding"),
         ] {
-            assert_eq!(dotted(name), expected);
+            assert_eq!(spec::dotted_sysctl(name), expected);
         }
     }
 

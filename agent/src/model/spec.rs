@@ -91,3 +91,19 @@ pub fn is_static(pod: &Pod) -> bool {
     let source = pod.metadata.annotations.as_ref().and_then(|all| all.get("kubernetes.io/config.source"));
     source.is_some_and(|source| source != "api")
 }
+
+/// The dot-separated form of a sysctl's name. `net/ipv4/conf/eth0.1/x` means `net.ipv4.conf.eth0/1.x`: where the first
+/// separator is a slash, dots and slashes swap. Admission and the sandbox's configuration have to agree on it.
+pub fn dotted_sysctl(name: &str) -> String {
+    match name.find(['.', '/']) {
+        Some(first) if name.as_bytes()[first] == b'/' => {
+            let swapped = |c| match c {
+                '/' => '.',
+                '.' => '/',
+                other => other,
+            };
+            name.chars().map(swapped).collect()
+        }
+        _ => name.to_owned(),
+    }
+}

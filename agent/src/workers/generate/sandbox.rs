@@ -73,26 +73,7 @@ pub fn sandbox_config(
 fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let stated = context.and_then(|context| context.sysctls.as_ref());
-    stated.into_iter().flatten().map(|sysctl| (dotted(&sysctl.name), sysctl.value.clone())).collect()
-}
-
-/// `net/ipv4/conf/eth0.1/x` means `net.ipv4.conf.eth0/1.x`: where the first separator is a slash, the two swap.
-fn dotted(name: &str) -> String {
-    match name.find(['.', '/']) {
-        Some(first) if name.as_bytes()[first] == b'/' => name
-            .chars()
-            .map(|c| {
-                if c == '/' {
-                    '.'
-                } else if c == '.' {
-                    '/'
-                } else {
-                    c
-                }
-            })
-            .collect(),
-        _ => name.to_owned(),
-    }
+    stated.into_iter().flatten().map(|sysctl| (spec::dotted_sysctl(&sysctl.name), sysctl.value.clone())).collect()
 }
 
 /// Ports of regular containers; within one container the same port is mapped once.
@@ -140,7 +121,7 @@ fn port_mapping(port: &ContainerPort) -> cri::PortMapping {
 
 #[cfg(test)]
 mod tests {
-    use super::dotted;
+    use crate::model::spec;
 
     #[test]
     fn sysctl_names_are_dotted() {
@@ -151,7 +132,7 @@ mod tests {
             ("net.ipv4.conf.eth0/1.rp_filter", "net.ipv4.conf.eth0/1.rp_filter"),
         ];
         for (given, expected) in table {
-            assert_eq!(dotted(given), expected);
+            assert_eq!(spec::dotted_sysctl(given), expected);
         }
     }
 }
