@@ -58,9 +58,14 @@ impl StandaloneNode {
         Self::with(json!({}))
     }
 
-    /// The same with single fields of the agent's configuration replaced.
+    /// Same as [`Self::new`] with single fields of the agent's configuration replaced. The runtime reports the
+    /// configured cgroup driver, since containerd 2 overrides the agent's.
+    ///
+    /// # Errors
+    /// Same as [`Self::new`].
     pub fn with(changes: Value) -> Result<Self> {
-        let containerd = PrivateContainerd::start(&Cache::locate(), &Options::default())?;
+        let options = Options { systemd_cgroup_driver: changes["cgroupDriver"] == "systemd", ..Options::default() };
+        let containerd = PrivateContainerd::start(&Cache::locate(), &options)?;
         let mut all = json!({ "logging": { "format": "json", "verbosity": 2 } });
         if let (Some(all), Some(changes)) = (all.as_object_mut(), changes.as_object()) {
             all.extend(changes.clone());

@@ -58,7 +58,7 @@ pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Starts a runtime with a supervisor that is built already.
 pub fn start(cache: &Cache, dir: Option<PathBuf>) -> Result<PrivateContainerd> {
-    let options = Options { dir, supervisor: Some(supervisor()) };
+    let options = Options { dir, supervisor: Some(supervisor()), ..Options::default() };
     step("starting a private containerd", || PrivateContainerd::start(cache, &options))
 }
 

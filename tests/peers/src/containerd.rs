@@ -24,6 +24,8 @@ pub struct Options {
     pub dir: Option<PathBuf>,
     /// The supervisor, if it does not lie beside the running program.
     pub supervisor: Option<PathBuf>,
+    /// The runtime reports the systemd cgroup driver (CRI `RuntimeConfig`) instead of cgroupfs.
+    pub systemd_cgroup_driver: bool,
 }
 
 /// What a running private runtime offers.
@@ -75,6 +77,9 @@ impl PrivateContainerd {
         command.arg("--cache").arg(cache.root());
         if let Some(dir) = &options.dir {
             command.arg("--dir").arg(dir);
+        }
+        if options.systemd_cgroup_driver {
+            command.arg("--systemd-cgroup-driver");
         }
         let (supervisor, ready) = Supervisor::start(PROGRAM, &mut command).context("no private container runtime")?;
         Ok(Self { supervisor, ready })

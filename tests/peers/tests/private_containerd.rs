@@ -36,7 +36,8 @@ use tonic::transport::Endpoint;
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn options() -> Options {
-    Options { dir: None, supervisor: Some(PathBuf::from(env!("CARGO_BIN_EXE_private-containerd"))) }
+    let supervisor = Some(PathBuf::from(env!("CARGO_BIN_EXE_private-containerd")));
+    Options { supervisor, ..Options::default() }
 }
 
 async fn connect(ready: &Ready) -> RuntimeServiceClient<Channel> {

@@ -225,7 +225,7 @@ fn start_both(programs: &Programs) -> Result<(ControlPlane, PrivateContainerd)> 
         supervisor: Some(run::control_plane_supervisor()),
         ..ControlPlaneOptions::default()
     };
-    let options = Options { dir: None, supervisor: Some(run::supervisor()) };
+    let options = Options { supervisor: Some(run::supervisor()), ..Options::default() };
     thread::scope(|scope| {
         let containerd = scope.spawn(|| PrivateContainerd::start(&programs.cache, &options));
         let plane = ControlPlane::start(&plane_options);

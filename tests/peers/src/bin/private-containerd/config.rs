@@ -19,13 +19,15 @@ pub struct Layout {
     pub bridge: String,
     /// The cgroup its user may fill, from the root of each hierarchy.
     pub cgroup_root: String,
+    /// Whether containerd reports the systemd cgroup driver.
+    pub systemd_cgroup_driver: bool,
     /// Third and second number of the pods' network `10.a.b.0/24`.
     network: (u8, u8),
 }
 
 impl Layout {
     /// Chooses names that nobody else has, and creates the folder.
-    pub fn create(dir: Option<PathBuf>) -> Result<Self> {
+    pub fn create(dir: Option<PathBuf>, systemd_cgroup_driver: bool) -> Result<Self> {
         let id = format!("{:06x}", fastrand::u32(..1 << 24));
         let dir = match dir {
             Some(dir) => {
@@ -36,6 +38,7 @@ impl Layout {
         let layout = Self {
             bridge: format!("kb-{id}"),
             cgroup_root: format!("/keblet-{id}"),
+            systemd_cgroup_driver,
             network: (fastrand::u8(64..128), fastrand::u8(..)),
             dir,
         };
@@ -73,6 +76,11 @@ impl Layout {
     /// containerd's folder for short-lived mounts.
     pub fn temporary(&self) -> PathBuf {
         self.dir.join("tmp")
+    }
+
+    /// The OCI runtime that containerd executes with the systemd cgroup driver; see [`cgroupfs_runc`].
+    pub fn runc_wrapper(&self) -> PathBuf {
+        self.dir.join("runc-cgroupfs")
     }
 
     /// The pods' network.
@@ -139,7 +147,7 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 BinaryName = {runc}
 Root = {runc_root}
-SystemdCgroup = false
+SystemdCgroup = {systemd_cgroup}
 "#,
         root = path("root"),
         state = path("state"),
@@ -149,8 +157,19 @@ SystemdCgroup = false
         sandbox_image = quoted(Path::new(PAUSE_IMAGE)),
         cni_bin = quoted(&cache.cni_bin()),
         cni_conf = quoted(&layout.cni_conf()),
-        runc = quoted(&cache.runc()),
+        runc = quoted(&if layout.systemd_cgroup_driver { layout.runc_wrapper() } else { cache.runc() }),
         runc_root = path("runc"),
+        systemd_cgroup = layout.systemd_cgroup_driver,
+    )
+}
+
+/// A script that executes runc without `--systemd-cgroup`: the runtime runs outside the systemd of the test, so runc
+/// has no manager to ask for scopes and writes cgroup files.
+pub fn cgroupfs_runc(cache: &Cache) -> String {
+    let runc = cache.runc().to_string_lossy().replace('\'', r"'\''");
+    format!(
+        "#!/bin/sh\nfor argument do\n  shift\n  [ \"$argument\" = --systemd-cgroup ] || set -- \"$@\" \"$argument\"\ndone\n\
+         exec '{runc}' \"$@\"\n"
     )
 }
 
@@ -197,6 +216,7 @@ mod tests {
             dir: "/nowhere/a \"b\"".into(),
             bridge: "kb-000001".into(),
             cgroup_root: "/keblet-000001".into(),
+            systemd_cgroup_driver: false,
             network: (64, 7),
         }
     }
@@ -210,6 +230,17 @@ mod tests {
         for path in paths {
             assert!(path.starts_with("nowhere/a \\\"b\\\"/") || path.starts_with("cache/"), "{path}");
         }
+    }
+
+    #[test]
+    fn runc_wrapper_drops_only_the_systemd_flag() {
+        let script = cgroupfs_runc(&Cache::at("/cache")).replace("exec '", "printf '<%s>' '");
+        let run = std::process::Command::new("sh")
+            .args(["-c", &script, "runc", "--root", "/a b", "--systemd-cgroup", "create", "$id"])
+            .output()
+            .unwrap();
+        let printed = String::from_utf8(run.stdout).unwrap();
+        assert!(printed.ends_with("/runc><--root></a b><create><$id>"), "{printed}");
     }
 
     #[test]

@@ -47,6 +47,9 @@ struct Arguments {
     /// Folder for all files of the runtime, removed at the end [default: a new one in the temporary folder].
     #[arg(long)]
     dir: Option<PathBuf>,
+    /// Report the systemd cgroup driver through CRI; runc still writes cgroup files itself.
+    #[arg(long)]
+    systemd_cgroup_driver: bool,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -66,7 +69,7 @@ async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
     let cache = arguments.cache.map_or_else(Cache::locate, Cache::at);
-    let layout = Layout::create(arguments.dir)?;
+    let layout = Layout::create(arguments.dir, arguments.systemd_cgroup_driver)?;
     let mut runtime = Runtime::new(cache, layout);
     let served = tokio::select! {
         served = serve(&mut runtime) => served,

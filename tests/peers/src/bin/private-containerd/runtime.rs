@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -59,6 +60,9 @@ impl Runtime {
         self.shared = Some(SharedFolders::enter()?);
         write(&self.layout.config(), &config::containerd(&self.layout, &self.cache))?;
         write(&self.layout.cni_list(), &config::cni(&self.layout))?;
+        if self.layout.systemd_cgroup_driver {
+            write_executable(&self.layout.runc_wrapper(), &config::cgroupfs_runc(&self.cache))?;
+        }
         HostResources::of(&self.layout).create_cgroups()?;
         network::create(&self.layout, &self.cache).await?;
         let ready = self.start().await?;
@@ -251,4 +255,10 @@ impl Runtime {
 
 fn write(path: &std::path::Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn write_executable(path: &std::path::Path, text: &str) -> Result<()> {
+    write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("cannot make {} executable", path.display()))
 }
