@@ -3,7 +3,7 @@
 //!
 //! | Policy | What waits | Bound |
 //! |---|---|---|
-//! | [`StopLimiter`] | stops of pods, beyond two per processor | 1 s |
+//! | [`StopLimiter`] | stops of pods, beyond two per processor | 2 s for the signal, 5 s for the sandbox of a pod that used its grace period |
 //! | [`SandboxTeardownQueue`] | the sandbox of a pod that terminated on its own; the content of a deleted pod | 750 ms |
 //! | [`FirstStatusHold`] | the first status of a pod, while containers are being started | 200 ms |
 //! | [`EventDeferral`] | events, while containers are being started or pods stopped | 2 s |
@@ -25,6 +25,7 @@ pub use self::removals::RemovalPermits;
 pub use self::sandbox_teardown::SandboxTeardownQueue;
 pub use self::sandbox_teardown::TeardownPermit;
 pub use self::stop_limiter::StopLimiter;
+pub use self::stop_limiter::StopPermit;
 
 /// Which policies are on. Set by `pacing` of `KebletConfiguration`, for measurements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

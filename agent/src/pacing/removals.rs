@@ -49,7 +49,10 @@ mod tests {
         let start = Instant::now();
         for _ in 0..2 {
             let pacing = pacing.clone();
-            tokio::spawn(async move { pacing.stops.run(false, sleep(Duration::from_millis(100))).await });
+            tokio::spawn(async move {
+                let _permit = pacing.stops.permit(false).await;
+                sleep(Duration::from_millis(100)).await;
+            });
         }
         tokio::task::yield_now().await;
         let first = pacing.removals.acquire().await;

@@ -15,6 +15,7 @@ use crate::cgroups::Cgroups;
 use crate::cgroups::QosClass;
 use crate::filesystem;
 use crate::model::PodSnapshot;
+use crate::pacing::StopPermit;
 use crate::pacing::TeardownPermit;
 use crate::workers::generate::names;
 use crate::workers::generate::qos;
@@ -42,10 +43,12 @@ pub async fn terminate_pod(
     terms: StopTerms,
     permit: Option<TeardownPermit>,
 ) -> Result<(), String> {
-    let kill = async { kill::kill_pod(ctx, pod, &latest(), terms.grace).await };
     let failed = match permit {
-        Some(_permit) => kill.await,
-        None => ctx.pacing.stops.run(terms.immediately, kill).await,
+        Some(_permit) => kill::kill_pod(ctx, pod, &latest(), terms.grace).await,
+        None => {
+            let permit = ctx.pacing.stops.permit(terms.immediately).await;
+            kill_with_permit(ctx, pod, &latest(), terms.grace, permit).await
+        }
     };
     killed(&failed)
 }
@@ -61,8 +64,8 @@ pub async fn stop_containers(
     latest: impl Fn() -> Arc<PodSnapshot>,
     terms: StopTerms,
 ) -> Result<(), String> {
-    let kill = async { kill::kill_containers(ctx, pod, &latest(), terms.grace).await };
-    killed(&ctx.pacing.stops.run(terms.immediately, kill).await)
+    let mut permit = ctx.pacing.stops.permit(terms.immediately).await;
+    killed(&permit.while_exiting(kill::kill_containers(ctx, pod, &latest(), terms.grace)).await)
 }
 
 fn killed(failed: &[String]) -> Result<(), String> {
@@ -77,11 +80,23 @@ fn killed(failed: &[String]) -> Result<(), String> {
 /// # Errors
 /// The containers and sandboxes that could not be stopped.
 pub async fn kill_orphan(ctx: &ActContext, latest: impl Fn() -> Arc<PodSnapshot>) -> Result<(), String> {
-    let kill = async {
-        let snapshot = latest();
-        kill::kill_pod(ctx, &pod_of_snapshot(&snapshot), &snapshot, Some(1)).await
-    };
-    killed(&ctx.pacing.stops.run(false, kill).await)
+    let permit = ctx.pacing.stops.permit(false).await;
+    let snapshot = latest();
+    killed(&kill_with_permit(ctx, &pod_of_snapshot(&snapshot), &snapshot, Some(1), permit).await)
+}
+
+/// Stops containers, then sandboxes. Gives the permit back while processes use their grace period.
+async fn kill_with_permit(
+    ctx: &ActContext,
+    pod: &Pod,
+    snapshot: &PodSnapshot,
+    grace: Option<i64>,
+    mut permit: StopPermit,
+) -> Vec<String> {
+    let mut failed = permit.while_exiting(kill::kill_containers(ctx, pod, snapshot, grace)).await;
+    permit.before_teardown().await;
+    failed.extend(kill::stop_sandboxes(ctx, pod, snapshot).await);
+    failed
 }
 
 /// A pod spec made from the containers of a snapshot.
