@@ -1,6 +1,7 @@
 //! Retries of failed operations.
 
-use prometheus::{IntCounterVec, IntGaugeVec};
+use prometheus::IntCounterVec;
+use prometheus::IntGaugeVec;
 
 use super::register::Register;
 

@@ -1,5 +1,5 @@
-//! Retries of failed operations on pods: the pause before the next attempt, one log line per change of the reason, metrics,
-//! and an event on the node for what stays stuck.
+//! Retries of failed operations on pods and on what they left: the pause before the next attempt, one log line per change
+//! of the reason, metrics, and an event on the node.
 //!
 //! Keyed by operation and target, so that the state outlives the worker that failed. Decides nothing about the operations;
 //! callers ask when the next attempt is due and report results.
@@ -40,6 +40,10 @@ pub enum Operation {
     CollectGarbage,
     /// Removing containers, sandboxes, logs and directories of a deleted pod.
     RemovePod,
+    /// Removing directories and cgroup of a pod that this agent has not run.
+    RemoveOrphan,
+    /// Removing log folders of pods that are gone.
+    CollectLogs,
 }
 
 impl Operation {
@@ -52,23 +56,57 @@ impl Operation {
             Self::ReleasePod => "release_pod",
             Self::CollectGarbage => "collect_garbage",
             Self::RemovePod => "remove_pod",
+            Self::RemoveOrphan => "remove_orphan",
+            Self::CollectLogs => "collect_logs",
         }
     }
 
-    /// First and longest pause, in seconds. The kubelet retries a pod after 10 s, and after 1 s without network.
-    const fn bounds(self) -> (u64, u64) {
-        match self {
-            Self::SyncPod | Self::KillPod | Self::ReleasePod => (10, 60),
-            Self::AwaitNetwork => (1, 10),
-            Self::CollectGarbage => (60, 300),
-            Self::RemovePod => (1, 300),
-        }
+    /// First and longest pause. The kubelet retries a pod after 10 s, and after 1 s without network; its volumes after half
+    /// a second to two minutes.
+    const fn bounds(self) -> (Duration, Duration) {
+        let (first, longest) = match self {
+            Self::SyncPod | Self::KillPod | Self::ReleasePod => (10_000, 60_000),
+            Self::AwaitNetwork => (1_000, 10_000),
+            Self::CollectGarbage => (60_000, 300_000),
+            Self::RemovePod => (1_000, 300_000),
+            Self::RemoveOrphan | Self::CollectLogs => (500, 122_000),
+        };
+        (Duration::from_millis(first), Duration::from_millis(longest))
     }
 
     fn backoff(self) -> Backoff {
-        let (first, max) = self.bounds();
-        Backoff::new(Duration::from_secs(first), Duration::from_secs(max))
+        let (first, longest) = self.bounds();
+        Backoff::new(first, longest)
     }
+
+    /// The event of a failure: its reason and message. Logs are reported for every new reason, as the kubelet does;
+    /// everything else once it is stuck.
+    fn event(self, target: &str, failure: &Failure) -> Option<(&'static str, String)> {
+        let Failure { reason, is_new, became_stuck, since } = *failure;
+        match self {
+            Self::CollectLogs => is_new.then(|| ("ContainerGCFailed", reason.to_owned())),
+            _ if !became_stuck => None,
+            Self::RemoveOrphan => {
+                let message = format!("orphaned pod {target:?} found, but volumes are not cleaned up: {reason}");
+                Some(("OrphanedPodCleanupFailed", message))
+            }
+            _ => {
+                let minutes = since.elapsed().as_secs() / 60;
+                let message = format!("{} of {target} has failed for {minutes} minutes: {reason}", self.as_str());
+                Some(("OperationStuck", message))
+            }
+        }
+    }
+}
+
+/// What to report of a failed attempt.
+struct Failure<'a> {
+    reason: &'a str,
+    /// The reason is another than the last time.
+    is_new: bool,
+    /// It has failed for [`STUCK_AFTER`] for the first time.
+    became_stuck: bool,
+    since: Instant,
 }
 
 type Key = (Operation, String);
@@ -79,7 +117,7 @@ struct Failing {
     since: Instant,
     due: Instant,
     reason: String,
-    event_sent: bool,
+    is_stuck: bool,
 }
 
 /// All failing operations. Clones share them.
@@ -111,30 +149,45 @@ impl RetryTracker {
         if !all.contains_key(&key) {
             all.retain(|_, failing| now.saturating_duration_since(failing.due) < FORGET_AFTER);
             if all.len() >= MAX_TRACKED {
-                return now + Duration::from_secs(operation.bounds().1);
+                return now + operation.bounds().1;
             }
         }
         let fresh =
-            || Failing { backoff: operation.backoff(), since: now, due: now, reason: String::new(), event_sent: false };
+            || Failing { backoff: operation.backoff(), since: now, due: now, reason: String::new(), is_stuck: false };
         let failing = all.entry(key).or_insert_with(fresh);
         let pause = failing.backoff.failed(fastrand::f64() * 0.5);
         failing.due = now + pause;
         let (operation_name, failures) = (operation.as_str(), failing.backoff.failures());
-        if failing.reason == reason {
-            tracing::debug!(operation = operation_name, target, reason, failures, retry_in = ?pause, "failed again");
-        } else {
+        let is_new = failing.reason != reason;
+        if is_new {
             tracing::warn!(operation = operation_name, target, reason, failures, retry_in = ?pause, "operation failed");
             reason.clone_into(&mut failing.reason);
+        } else {
+            tracing::debug!(operation = operation_name, target, reason, failures, retry_in = ?pause, "failed again");
         }
-        let stuck_for = now.saturating_duration_since(failing.since);
-        let due = failing.due;
-        if stuck_for >= STUCK_AFTER && !std::mem::replace(&mut failing.event_sent, true) {
-            let minutes = stuck_for.as_secs() / 60;
-            let message = format!("{operation_name} of {target} has failed for {minutes} minutes: {reason}");
-            self.recorder.node_event(EventType::Warning, "OperationStuck", &message);
+        let (since, due) = (failing.since, failing.due);
+        let is_stuck = now.saturating_duration_since(since) >= STUCK_AFTER;
+        let became_stuck = is_stuck && !std::mem::replace(&mut failing.is_stuck, true);
+        if let Some((event, message)) = operation.event(target, &Failure { reason, is_new, became_stuck, since }) {
+            self.recorder.node_event(EventType::Warning, event, &message);
         }
         self.measure(operation, &all, true);
         due
+    }
+
+    /// Whether the last attempt failed.
+    pub fn is_failing(&self, operation: Operation, target: &str) -> bool {
+        self.lock().contains_key(&(operation, target.to_owned()))
+    }
+
+    /// Forgets the targets of an operation that need it no longer.
+    pub fn keep_only(&self, operation: Operation, keep: impl Fn(&str) -> bool) {
+        let mut all = self.lock();
+        let before = all.len();
+        all.retain(|(of, target), _| *of != operation || keep(target));
+        if all.len() < before {
+            self.measure(operation, &all, false);
+        }
     }
 
     /// An attempt succeeded, or the target no longer exists.
@@ -148,7 +201,7 @@ impl RetryTracker {
 
     fn measure(&self, operation: Operation, all: &HashMap<Key, Failing>, retried: bool) {
         let Some(metrics) = &self.metrics else { return };
-        let stuck = all.iter().filter(|((of, _), failing)| *of == operation && failing.event_sent).count();
+        let stuck = all.iter().filter(|((of, _), failing)| *of == operation && failing.is_stuck).count();
         metrics.retries.stuck(operation.as_str(), stuck);
         if retried {
             metrics.retries.retried(operation.as_str());
@@ -190,6 +243,36 @@ mod tests {
         assert_eq!(retries.due(Operation::RemovePod, "web"), None);
         let text = metrics.render().expect("metrics");
         assert!(text.contains("keblet_stuck_operations{operation=\"remove_pod\"} 0"), "{text}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_orphan_that_stays_is_reported_once_and_forgotten_with_its_directory() {
+        let (recorder, mut events) = listening();
+        let retries = RetryTracker::new(recorder, None);
+        let (start, mut attempts) = (Instant::now(), 0);
+        while start.elapsed() < Duration::from_secs(3600) {
+            let due = retries.failed(Operation::RemoveOrphan, "u", "a mount");
+            assert!(retries.is_failing(Operation::RemoveOrphan, "u"));
+            tokio::time::sleep_until(due).await;
+            attempts += 1;
+        }
+        assert!((25..50).contains(&attempts), "{attempts} attempts in an hour");
+        let message = "orphaned pod \"u\" found, but volumes are not cleaned up: a mount";
+        assert_eq!(events.take(), [format!("node W OrphanedPodCleanupFailed: {message}")]);
+        retries.failed(Operation::CollectLogs, "", "a file");
+        retries.keep_only(Operation::RemoveOrphan, |uid| uid != "u");
+        assert!(!retries.is_failing(Operation::RemoveOrphan, "u"), "no longer there");
+        assert!(retries.is_failing(Operation::CollectLogs, ""), "another operation");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn logs_that_stay_are_reported_once_for_each_reason() {
+        let (recorder, mut events) = listening();
+        let retries = RetryTracker::new(recorder, None);
+        for reason in ["a", "a", "b", "b", "b"] {
+            tokio::time::sleep_until(retries.failed(Operation::CollectLogs, "", reason)).await;
+        }
+        assert_eq!(events.take(), ["node W ContainerGCFailed: a", "node W ContainerGCFailed: b"]);
     }
 
     #[tokio::test(start_paused = true)]
