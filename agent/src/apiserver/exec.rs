@@ -22,6 +22,7 @@ use super::credentials::CredentialError;
 use super::credentials::bearer;
 use super::tls;
 use crate::metrics::Metrics;
+use crate::model::backoff_delay;
 
 /// A plugin that takes longer is killed.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -65,7 +66,7 @@ struct Last {
 impl Last {
     /// Time to wait after a run before the next one.
     fn period(&self) -> Duration {
-        MIN_PERIOD.saturating_mul(2_u32.saturating_pow(self.failures.saturating_sub(1))).min(MAX_PERIOD)
+        backoff_delay(MIN_PERIOD, MAX_PERIOD, self.failures)
     }
 }
 

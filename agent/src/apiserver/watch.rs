@@ -26,6 +26,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::recovery::Recovered;
+use crate::model::Backoff;
 
 /// First pause after an error, without jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(800);
@@ -51,8 +52,8 @@ pub fn follow<K>(api: Api<K>, config: Config, recovered: Recovered) -> impl Stre
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let backoff = Backoff::default();
-    let follower = Follower { api, config, recovered, state: State::Start, streaming: true, backoff };
+    let pauses = Pauses::default();
+    let follower = Follower { api, config, recovered, state: State::Start, streaming: true, pauses };
     futures_util::stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await;
         Some((event, follower))
@@ -95,7 +96,7 @@ struct Follower<K> {
     state: State<K>,
     /// Whether the server is assumed to support streaming lists.
     streaming: bool,
-    backoff: Backoff,
+    pauses: Pauses,
 }
 
 impl<K> Follower<K>
@@ -284,10 +285,10 @@ where
     }
 
     async fn pause(&mut self, what: &str, error: &(dyn std::fmt::Display + Send + Sync)) {
-        let pause = self.backoff.next(Instant::now(), fastrand::f64());
+        let pause = self.pauses.next(Instant::now(), fastrand::f64());
         tracing::debug!(kind = self.kind(), ?pause, "{what} broke off: {error}");
         self.recovered.wait(pause).await;
-        self.backoff.over(Instant::now());
+        self.pauses.over(Instant::now());
     }
 
     fn kind(&self) -> &str {
@@ -339,29 +340,33 @@ fn too_new(status: &Status) -> bool {
     causes.into_iter().any(|cause| cause.reason == "ResourceVersionTooLarge")
 }
 
-/// How long to wait after errors in a row.
-#[derive(Clone, Debug, Default)]
-struct Backoff {
-    /// The last pause without its jitter, and when it ended.
-    last: Option<(Duration, Instant)>,
+/// The pauses after errors in a row. A watch has no moment of success: time without
+/// an error ends the row.
+#[derive(Debug)]
+struct Pauses {
+    backoff: Backoff,
+    /// When the last pause ended.
+    over: Option<Instant>,
 }
 
-impl Backoff {
+impl Default for Pauses {
+    fn default() -> Self {
+        Self { backoff: Backoff::new(FIRST_PAUSE, LAST_PAUSE), over: None }
+    }
+}
+
+impl Pauses {
     /// The pause from `now` on; `random` is in [0, 1).
     fn next(&mut self, now: Instant, random: f64) -> Duration {
-        let base = match self.last {
-            Some((pause, over)) if now.saturating_duration_since(over) < QUIET => (pause * 2).min(LAST_PAUSE),
-            _ => FIRST_PAUSE,
-        };
-        self.last = Some((base, now));
-        base.mul_f64(1.0 + random)
+        if self.over.is_some_and(|over| now.saturating_duration_since(over) >= QUIET) {
+            self.backoff.succeeded();
+        }
+        self.backoff.failed(random)
     }
 
     /// The pause has ended.
     fn over(&mut self, now: Instant) {
-        if let Some((_, over)) = &mut self.last {
-            *over = now;
-        }
+        self.over = Some(now);
     }
 }
 

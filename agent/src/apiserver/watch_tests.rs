@@ -334,20 +334,20 @@ fn verdicts() {
 
 #[test]
 fn pauses_double_and_start_anew_after_ten_quiet_seconds() {
-    let (mut backoff, mut now) = (Backoff::default(), Instant::now());
+    let (mut pauses, mut now) = (Pauses::default(), Instant::now());
     let mut seconds = Vec::new();
     for _ in 0..8 {
-        let pause = backoff.next(now, 0.0);
+        let pause = pauses.next(now, 0.0);
         seconds.push(pause.as_secs_f64());
         now += pause;
-        backoff.over(now);
+        pauses.over(now);
         now += Duration::from_secs(9);
     }
     assert_eq!(seconds, [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]);
-    assert_eq!(backoff.next(now, 0.5), Duration::from_secs(45), "jitter adds");
+    assert_eq!(pauses.next(now, 0.5), Duration::from_secs(45), "jitter adds");
     now += Duration::from_secs(45);
-    backoff.over(now);
-    assert_eq!(backoff.next(now + QUIET, 0.0), FIRST_PAUSE);
+    pauses.over(now);
+    assert_eq!(pauses.next(now + QUIET, 0.0), FIRST_PAUSE);
 }
 
 #[tokio::test(start_paused = true)]

@@ -22,13 +22,15 @@ use super::layout::below;
 use super::limits;
 use super::name::pod_uid_of;
 use super::systemd::Systemd;
+use crate::model::Backoff;
 
 /// How often remaining processes are killed before giving up.
 const KILL_ROUNDS: u32 = 5;
 /// How often a removal is tried: a killed process leaves its cgroup a moment later.
 const REMOVE_TRIES: u32 = 5;
-/// First pause between such rounds, doubled each time.
-const PAUSE: Duration = Duration::from_millis(10);
+/// First and longest pause between such rounds.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(160);
 
 /// The classes that have a cgroup of their own.
 const CLASSES: [QosClass; 2] = [QosClass::Burstable, QosClass::BestEffort];
@@ -255,7 +257,7 @@ impl Cgroups {
     }
 
     async fn kill_processes(&self, path: &str) -> Result<(), CgroupError> {
-        let mut pause = PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         for _ in 0..KILL_ROUNDS {
             let pids = self.blocking(path, |layout, path| Ok(files::pids(layout, path))).await?;
             if pids.is_empty() {
@@ -266,22 +268,20 @@ impl Cgroups {
                 // Fails for a process that has already ended.
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+            tokio::time::sleep(backoff.failed(0.0)).await;
         }
         let pids = self.blocking(path, |layout, path| Ok(files::pids(layout, path))).await?;
         if pids.is_empty() { Ok(()) } else { Err(CgroupError::Survivors { path: path.to_owned() }) }
     }
 
     async fn remove(&self, path: &str) -> Result<(), CgroupError> {
-        let mut pause = PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         for _ in 1..REMOVE_TRIES {
             match self.blocking(path, files::remove).await {
                 Ok(()) => return Ok(()),
                 Err(error) => tracing::debug!(cgroup = path, %error, "cgroup not removed yet"),
             }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+            tokio::time::sleep(backoff.failed(0.0)).await;
         }
         self.blocking(path, files::remove).await
     }

@@ -14,12 +14,14 @@ use crate::cgroups::Hierarchy;
 use crate::kernel::pidfd;
 use crate::kernel::pidfd::PinError;
 use crate::kernel::pidfd::PinnedProcess;
+use crate::model::Backoff;
 use crate::model::ContainerId;
 
-/// How often, and after what first delay (doubled each time), the exit code of an ended process is read: the kernel
-/// reports it once the runtime's shim has reaped it.
+/// How often, and after what first and longest delay, the exit code of an ended process is read: the kernel reports it
+/// once the runtime's shim has reaped it.
 const CODE_ATTEMPTS: u32 = 5;
 const CODE_DELAY: Duration = Duration::from_millis(1);
+const LONGEST_CODE_DELAY: Duration = Duration::from_millis(16);
 
 /// Watches through pidfds.
 pub struct PidfdWatch {
@@ -62,11 +64,12 @@ impl PidfdWatch {
 }
 
 async fn exit_code(process: &PinnedProcess) -> Option<i32> {
-    for attempt in 0..CODE_ATTEMPTS {
+    let mut backoff = Backoff::new(CODE_DELAY, LONGEST_CODE_DELAY);
+    for _ in 0..CODE_ATTEMPTS {
         if let Some(status) = process.exit_status() {
             return Some(status.code());
         }
-        tokio::time::sleep(CODE_DELAY * 2u32.pow(attempt)).await;
+        tokio::time::sleep(backoff.failed(0.0)).await;
     }
     process.exit_status().map(|status| status.code())
 }

@@ -33,6 +33,11 @@ impl Backoff {
         self.failures = 0;
     }
 
+    /// The pause after the last failure, without jitter; before the first failure, the first one.
+    pub fn pause(&self) -> Duration {
+        delay(self.first, self.max, self.failures)
+    }
+
     /// Failures in a row.
     pub const fn failures(&self) -> u32 {
         self.failures
@@ -48,9 +53,10 @@ mod tests {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(3));
         let pauses: Vec<_> = (0..7).map(|_| backoff.failed(0.0).as_millis()).collect();
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 3000, 3000]);
-        assert_eq!(backoff.failures(), 7);
+        assert_eq!((backoff.failures(), backoff.pause()), (7, Duration::from_secs(3)));
         backoff.succeeded();
         assert_eq!(backoff.failed(0.5), Duration::from_millis(150));
+        assert_eq!(backoff.pause(), Duration::from_millis(100), "without jitter");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::model::Backoff;
+
 /// The node authorizer learns of a pod, and with it of the right to read its objects, a moment after the node does: the
 /// first 403 is retried soon.
 const FIRST_REFUSED: Duration = Duration::from_millis(10);
@@ -11,13 +13,13 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Doubling delays between attempts.
 #[derive(Debug)]
 pub(super) struct Retry {
-    next: Duration,
-    refused: Duration,
+    failed: Backoff,
+    refused: Backoff,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { next: FIRST, refused: FIRST_REFUSED }
+        Self { failed: Backoff::new(FIRST, LONGEST), refused: Backoff::new(FIRST_REFUSED, FIRST) }
     }
 }
 
@@ -28,18 +30,13 @@ impl Retry {
         if refused && let Some(soon) = self.soon() {
             return soon;
         }
-        let delay = self.next;
-        self.next = (delay * 2).min(LONGEST);
-        delay.mul_f64(1.0 + jitter).min(LONGEST)
+        self.failed.failed(jitter).min(LONGEST)
     }
 
     /// The next short delay after a 403; `None` when these are used up.
     pub(super) fn soon(&mut self) -> Option<Duration> {
-        let delay = self.refused;
-        (delay < FIRST).then(|| {
-            self.refused = delay * 2;
-            delay
-        })
+        let delay = self.refused.failed(0.0);
+        (delay < FIRST).then_some(delay)
     }
 
     /// An attempt succeeded.

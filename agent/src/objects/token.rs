@@ -24,6 +24,7 @@ use super::error::ObjectError;
 use super::error::code;
 use super::error::describe;
 use super::retry::Retry;
+use crate::model::Backoff;
 use crate::model::Clock;
 use crate::model::PodUid;
 
@@ -82,14 +83,14 @@ impl Failure {
 struct CachedToken {
     token: Token,
     expires: SystemTime,
-    /// The last failed replacement: when the next one is due, after which pause, and why it failed.
+    /// The last failed replacement: when the next one is due, how many failed in a row, and why this one failed.
     failed: Option<FailedReplacement>,
 }
 
 #[derive(Clone, Debug)]
 struct FailedReplacement {
     retry_at: SystemTime,
-    pause: Duration,
+    backoff: Backoff,
     cause: String,
 }
 
@@ -162,13 +163,13 @@ impl Tokens {
             Some(held) if held.expires < now => return Err(ObjectError::TokenExpired { key: key.to_string(), cause }),
             Some(held) => held,
         };
-        let pause = held.failed.as_ref().map_or(FIRST_RETRY, |failed| (failed.pause * 2).min(LAST_RETRY));
+        let mut backoff = held.failed.as_ref().map_or(Backoff::new(FIRST_RETRY, LAST_RETRY), |failed| failed.backoff);
         if held.failed.as_ref().is_none_or(|failed| failed.cause != cause) {
             tracing::warn!(%key, cause, "cannot replace a service account token, the previous one is still valid");
         }
-        let retry_at = (now + pause).min(held.expires);
+        let retry_at = (now + backoff.failed(0.0)).min(held.expires);
         if let Some(cached) = self.lock().get_mut(key) {
-            cached.failed = Some(FailedReplacement { retry_at, pause, cause });
+            cached.failed = Some(FailedReplacement { retry_at, backoff, cause });
         }
         Ok(Token { refresh_at: Some(retry_at), ..held.token })
     }

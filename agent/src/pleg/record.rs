@@ -15,6 +15,7 @@ use crate::model::ContainerState;
 use crate::model::PodSnapshot;
 use crate::model::ProvenDeath;
 use crate::model::Source;
+use crate::model::backoff_delay;
 
 /// Hints kept per pod; beyond that they are replaced by one inspection.
 const HINTS_PER_POD: usize = 32;
@@ -23,6 +24,9 @@ const HINTS_PER_POD: usize = 32;
 pub(super) const ACTING_LIMIT: Duration = Duration::from_secs(1);
 /// The same for hints of starts alone: the worker starts containers itself, and on a busy node that takes longer.
 const STARTING_LIMIT: Duration = Duration::from_secs(10);
+
+/// The longest pause between inspections of a pod.
+const LONGEST_DELAY: Duration = Duration::from_secs(10);
 
 /// A hint that no snapshot has answered yet.
 #[derive(Clone, Debug)]
@@ -133,12 +137,12 @@ fn satisfied(hint: &PendingHint, snapshot: Option<&PodSnapshot>) -> bool {
 /// the runtime's event normally comes first.
 pub(super) fn recheck_delay(attempt: u32, events_up: bool) -> Duration {
     let first = if events_up { Duration::from_secs(1) } else { Duration::from_millis(50) };
-    first.saturating_mul(2u32.saturating_pow(attempt.min(10))).min(Duration::from_secs(10))
+    backoff_delay(first, LONGEST_DELAY, attempt.saturating_add(1))
 }
 
 /// Delay after a failed inspection.
 pub(super) fn retry_delay(failures: u32) -> Duration {
-    Duration::from_millis(200).saturating_mul(2u32.saturating_pow(failures.min(10))).min(Duration::from_secs(10))
+    backoff_delay(Duration::from_millis(200), LONGEST_DELAY, failures.saturating_add(1))
 }
 
 #[cfg(test)]

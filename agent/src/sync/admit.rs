@@ -16,6 +16,7 @@ use crate::admission::Decisions;
 use crate::admission::Input;
 use crate::admission::NodeOffer;
 use crate::admission::Rejection;
+use crate::model::Backoff;
 use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::pod_ref;
@@ -74,10 +75,9 @@ impl PodAdmission {
         if self.first_list.is_empty() {
             let (uid, pleg) = (uid.clone(), pleg.clone());
             self.first_list.spawn(async move {
-                let mut pause = FIRST_PAUSE;
+                let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
                 while pleg.view(&uid).await.is_err() {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    tokio::time::sleep(backoff.failed(0.0)).await;
                 }
             });
         }

@@ -1,5 +1,6 @@
-//! Exponential back-off with memory: crash loops and image pulls. Owns the doubling and the forgetting; refuses to
-//! read clocks, to sleep and to decide what is retried. VolumeRefresh in memory only: a fresh agent starts anew.
+//! Back-off of crash loops and image pulls: a [`Backoff`] for each key, and upstream's rule of when it is forgotten, by
+//! time instead of by a success. Reads no clock, does not sleep, and does not decide what is retried. In memory only: a
+//! restarted agent begins anew.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::SystemTime;
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::model::Backoff;
 use crate::model::Blocked;
 use crate::model::fnv1a_64;
 
@@ -20,15 +22,14 @@ const CRASH_LOOP_RESET: Duration = Duration::from_secs(600);
 /// Back-off state of many keys. Grows with `record`, shrinks with `gc`.
 #[derive(Clone, Debug)]
 pub struct BackoffHistory {
-    base: Duration,
-    max: Duration,
+    first: Backoff,
     reset_after: Duration,
     entries: HashMap<String, BackoffEntry>,
 }
 
 #[derive(Clone, Debug)]
 struct BackoffEntry {
-    backoff: Duration,
+    backoff: Backoff,
     last_update: SystemTime,
 }
 
@@ -36,34 +37,33 @@ impl BackoffHistory {
     /// For crash-looping containers. `max` is `crashLoopBackOff.maxContainerRestartPeriod` (1 s to 300 s); a maximum
     /// below the base lowers the base.
     pub fn for_crash_loops(max: Duration) -> Self {
-        Self { base: BASE.min(max), max, reset_after: CRASH_LOOP_RESET, entries: HashMap::new() }
+        Self { first: Backoff::new(BASE, max), reset_after: CRASH_LOOP_RESET, entries: HashMap::new() }
     }
 
     /// For image pulls: 10 s doubling to 300 s, forgotten after 600 s without a failure.
     pub fn for_image_pulls() -> Self {
-        Self { base: BASE, max: DEFAULT_MAX, reset_after: 2 * DEFAULT_MAX, entries: HashMap::new() }
+        Self { first: Backoff::new(BASE, DEFAULT_MAX), reset_after: 2 * DEFAULT_MAX, entries: HashMap::new() }
     }
 
     /// Whether `key` must still wait, counted from `event` (a container's end). An entry last updated too long
     /// before the event does not count.
     pub fn blocked_since(&self, key: &str, event: SystemTime, now: SystemTime) -> Option<Blocked> {
         let entry = self.live(key, event)?;
-        let blocked = Blocked { backoff: entry.backoff, until: event + entry.backoff };
-        (now < blocked.until).then_some(blocked)
+        entry.blocks(event, now)
     }
 
     /// Whether `key` must still wait, counted from its own last record (a failed pull).
     pub fn blocked(&self, key: &str, now: SystemTime) -> Option<Blocked> {
         let entry = self.live(key, now)?;
-        let blocked = Blocked { backoff: entry.backoff, until: entry.last_update + entry.backoff };
-        (now < blocked.until).then_some(blocked)
+        entry.blocks(entry.last_update, now)
     }
 
     /// Notes an attempt: the base delay for a fresh key (or one last updated too long before `event`), twice the
     /// last one otherwise. For containers `event` is the end of the instance that is replaced, and the record is due
     /// when the start is attempted, whatever comes of it; for pulls it is now, and due on failure only.
     pub fn record(&mut self, key: &str, event: SystemTime, now: SystemTime) {
-        let backoff = self.live(key, event).map_or(self.base, |entry| (entry.backoff * 2).min(self.max));
+        let mut backoff = self.live(key, event).map_or(self.first, |entry| entry.backoff);
+        backoff.failed(0.0);
         self.entries.insert(key.to_owned(), BackoffEntry { backoff, last_update: now });
     }
 
@@ -89,6 +89,12 @@ impl BackoffHistory {
 }
 
 impl BackoffEntry {
+    fn blocks(&self, since: SystemTime, now: SystemTime) -> Option<Blocked> {
+        let backoff = self.backoff.pause();
+        let blocked = Blocked { backoff, until: since + backoff };
+        (now < blocked.until).then_some(blocked)
+    }
+
     fn expired(&self, event: SystemTime, after: Duration) -> bool {
         event.duration_since(self.last_update).is_ok_and(|idle| idle > after)
     }

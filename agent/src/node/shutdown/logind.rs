@@ -13,6 +13,8 @@ use zbus::OwnedFd;
 use zbus::OwnedVariant;
 use zbus::message::Type;
 
+use crate::model::Backoff;
+
 const SERVICE: &str = "org.freedesktop.login1";
 const OBJECT: &str = "/org/freedesktop/login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
@@ -20,6 +22,7 @@ const DROP_IN: &str = "etc/systemd/logind.conf.d/99-kubelet.conf";
 /// Reads of the delay after logind was reloaded.
 const LOOKS: u32 = 5;
 const FIRST_LOOK: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
+const LONGEST_PAUSE: Duration = Duration::from_millis(800);
 const SIGHUP: i32 = 1;
 
 /// Errors of logind.
@@ -93,13 +96,12 @@ impl Logind {
         }
         self.configure(needed)?;
         self.reload().await?;
-        let mut pause = FIRST_LOOK;
+        let mut backoff = Backoff::new(FIRST_LOOK, LONGEST_PAUSE);
         for _ in 1..LOOKS {
             if self.max_delay().await? >= needed {
                 return Ok(());
             }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+            tokio::time::sleep(backoff.failed(0.0)).await;
         }
         match self.max_delay().await? {
             is if is >= needed => Ok(()),

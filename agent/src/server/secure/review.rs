@@ -24,7 +24,8 @@ use crate::metrics::Metrics;
 const ATTEMPTS: u32 = 5;
 /// Pause before the second attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// Factor of each further pause.
+/// Factor of each further pause: upstream's for webhooks, so that these pauses are no [`crate::model::Backoff`], which
+/// doubles.
 const FACTOR: f64 = 1.5;
 /// Jitter, as a part of the pause.
 const JITTER: f64 = 0.2;
