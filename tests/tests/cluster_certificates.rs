@@ -111,13 +111,13 @@ async fn cluster_bootstrap_writes_a_reusable_kubeconfig() {
 fn rotation_manager(
     store: Store,
     template: watch::Receiver<Option<Template>>,
-    client: kube::Client,
+    api: ApiServer,
     at_once: bool,
 ) -> RotationManager {
     RotationManager {
         store,
         template,
-        client: Box::new(move |_| (client.clone(), Recovered::default())),
+        clients: Box::new(api),
         clock: Clock::System,
         metrics: Metrics::new(),
         server_health: ServerHealth::default(),
@@ -144,7 +144,7 @@ async fn cluster_client_certificates_are_requested_and_rotated() {
     assert!(early.to_string().contains("system:anonymous"), "{early}");
     let template = watch::channel(Some(Template::client("n-2"))).1;
     let (sender, mut current) = watch::channel(None);
-    let bootstrap = connect(&ready.bootstrap_kubeconfig).main;
+    let bootstrap = connect(&ready.bootstrap_kubeconfig);
     let rotating =
         tokio::spawn(rotation_manager(store.clone(), template.clone(), bootstrap, false).run(sender, cancel.clone()));
     let first = within("a certificate", current.wait_for(Option::is_some)).await.unwrap().clone().unwrap();
@@ -156,7 +156,7 @@ async fn cluster_client_certificates_are_requested_and_rotated() {
     let stored: Option<Arc<Pair>> = store.load().unwrap().map(Arc::new);
     let (sender, mut current) = watch::channel(stored);
     let cancel = CancellationToken::new();
-    let rotating = tokio::spawn(rotation_manager(store, template, api.main.clone(), true).run(sender, cancel.clone()));
+    let rotating = tokio::spawn(rotation_manager(store, template, api.clone(), true).run(sender, cancel.clone()));
     let other = |pair: &Option<Arc<Pair>>| pair.as_ref().is_some_and(|pair| pair.chain != first.chain);
     let second = within("a renewed certificate", current.wait_for(other)).await.unwrap().clone().unwrap();
     assert!(api.identify(second.certified.clone()));
@@ -182,9 +182,9 @@ async fn cluster_serving_certificates_are_used_once_approved() {
     let template = watch::channel(Template::serving("n-3", &addresses)).1;
     let store = Store::new(folder.path(), Purpose::Serving, None);
     let (sender, mut current) = watch::channel(None);
-    let client = connect(&node.client.kubeconfig).main;
+    let api = connect(&node.client.kubeconfig);
     let cancel = CancellationToken::new();
-    let rotating = tokio::spawn(rotation_manager(store.clone(), template, client, false).run(sender, cancel.clone()));
+    let rotating = tokio::spawn(rotation_manager(store.clone(), template, api, false).run(sender, cancel.clone()));
     let requests: Api<CertificateSigningRequest> = Api::all(connect(&ready.kubeconfig).main);
     let mut seen = Box::pin(follow(requests, Config::default(), Recovered::default()));
     let name = within("a request", async {

@@ -1,15 +1,23 @@
 //! What the whole agent counts of its pods and containers, as the exposition shows it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
 use keblet::metrics::Metrics;
 use keblet::model::Clock;
-use keblet::recorder::{Loss, Recorder, RecorderObserver};
+use keblet::recorder::Deferral;
+use keblet::recorder::Loss;
+use keblet::recorder::Recorder;
+use keblet::recorder::RecorderObserver;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, SensorSet, node, pod};
-use tokio::time::{Instant, sleep};
+use keblet_tests::node::Agent;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
+use tokio::time::Instant;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 /// Nothing here takes longer, on the simulated node's clock.
@@ -87,6 +95,12 @@ impl RecorderObserver for NothingIsLost {
 /// What the API server is told: method, and the event or the patch of it.
 type RecordedEvents = Arc<Mutex<Vec<(http::Method, serde_json::Value)>>>;
 
+struct AtOnce;
+
+impl Deferral for AtOnce {
+    async fn ready(&self, _: Duration) {}
+}
+
 /// A recorder, and what reaches the API server of it.
 fn recorder() -> (Recorder, RecordedEvents) {
     let (recorder, queue) = Recorder::delivering("sim", Clock::System, Arc::new(NothingIsLost));
@@ -105,8 +119,7 @@ fn recorder() -> (Recorder, RecordedEvents) {
             }
         }
     });
-    let at_once: keblet::recorder::Deferral = Box::new(|_| Box::pin(std::future::ready(())));
-    tokio::spawn(queue.deliver(kube::Client::new(service, "default"), at_once, CancellationToken::new()));
+    tokio::spawn(queue.deliver(kube::Client::new(service, "default"), AtOnce, CancellationToken::new()));
     (recorder, told)
 }
 

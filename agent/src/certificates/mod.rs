@@ -27,6 +27,7 @@ pub use bootstrap::first_access;
 pub use kubeconfig::write as write_kubeconfig;
 pub use missing::wait_until_missing_too_long;
 pub use pair::Pair;
+pub use rotation_manager::RequestClients;
 pub use rotation_manager::RotationManager;
 pub use rotation_manager::ServerHealth;
 pub use store::Store;

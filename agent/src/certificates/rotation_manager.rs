@@ -17,6 +17,7 @@ use super::store::Store;
 use super::store::StoreError;
 use super::template::Purpose;
 use super::template::Template;
+use crate::apiserver::ApiServer;
 use crate::apiserver::recovery::Recovered;
 use crate::metrics::Metrics;
 use crate::model::Clock;
@@ -49,14 +50,27 @@ impl ServerHealth {
     }
 }
 
+/// The clients that request certificates.
+pub trait RequestClients: Send + Sync {
+    /// The client for the next request, and the end of outages. `is_certified`: there is a valid certificate now.
+    fn next(&self, is_certified: bool) -> (kube::Client, Recovered);
+}
+
+/// One client for all requests, which needs no certificate of this manager.
+impl RequestClients for ApiServer {
+    fn next(&self, _: bool) -> (kube::Client, Recovered) {
+        (self.main.clone(), self.recovered())
+    }
+}
+
 /// Rotates one certificate; see [`Self::run`].
 pub struct RotationManager {
     /// The pairs on disk.
     pub store: Store,
     /// The required contents of the certificate; `None` until they are known.
     pub template: watch::Receiver<Option<Template>>,
-    /// The client for requests, and the end of outages. The argument says whether there is a valid certificate now.
-    pub client: Box<dyn Fn(bool) -> (kube::Client, Recovered) + Send + Sync>,
+    /// The clients for requests.
+    pub clients: Box<dyn RequestClients>,
     /// The wall clock.
     pub clock: Clock,
     /// Metrics.
@@ -204,7 +218,7 @@ impl RotationManager {
     ) -> Result<Pair, AttemptError> {
         let now = self.clock.wall();
         let good = current.borrow().as_ref().is_some_and(|pair| !pair.leaf.expired(now));
-        let (client, recovered) = (self.client)(good);
+        let (client, recovered) = self.clients.next(good);
         let created = |outcome: Result<(), &kube::Error>| self.server_health.created(outcome);
         let pair = request::obtain(&client, recovered, template, TIMEOUT, created).await?;
         let (store, stored, now) = (self.store.clone(), pair.clone(), self.clock.wall());

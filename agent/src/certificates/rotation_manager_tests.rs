@@ -165,6 +165,20 @@ impl Signer {
     }
 }
 
+/// One client, which notes for what it is asked for.
+struct NotingClients {
+    client: kube::Client,
+    signer: Arc<Signer>,
+    used: Arc<Mutex<Vec<bool>>>,
+}
+
+impl RequestClients for NotingClients {
+    fn next(&self, is_certified: bool) -> (kube::Client, Recovered) {
+        self.used.lock().expect("a log").push(is_certified);
+        (self.client.clone(), self.signer.recovery.subscribe())
+    }
+}
+
 struct Bench {
     signer: Arc<Signer>,
     folder: tempfile::TempDir,
@@ -181,15 +195,11 @@ fn start(purpose: Purpose, template: Option<Template>, first: Option<Pair>, scri
     let (signer, folder) = (Signer::new(clock, script), tempfile::tempdir().expect("a folder"));
     let (templates, template) = watch::channel(template);
     let (sender, current) = watch::channel(first.map(Arc::new));
-    let (client, used, server_health) = (signer.client(), Arc::new(Mutex::new(Vec::new())), ServerHealth::default());
-    let (noting, telling) = (used.clone(), signer.clone());
+    let (used, server_health) = (Arc::new(Mutex::new(Vec::new())), ServerHealth::default());
     let manager = RotationManager {
         store: Store::new(folder.path(), purpose, None),
         template,
-        client: Box::new(move |good| {
-            noting.lock().expect("a log").push(good);
-            (client.clone(), telling.recovery.subscribe())
-        }),
+        clients: Box::new(NotingClients { client: signer.client(), signer: signer.clone(), used: used.clone() }),
         clock,
         metrics: Metrics::new(),
         server_health: server_health.clone(),

@@ -1,14 +1,23 @@
 //! Calls to the API server: deadlines, error classes, back-off.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::config::NodeConfig;
+use crate::apiserver::ApiServer;
 use crate::model::Backoff;
 
-/// Called when heartbeats fail repeatedly without a response: the connection may be broken (`OnHeartbeatFailure` of the
-/// kubelet, which closes all connections).
-pub type OnHeartbeatFailure = Arc<dyn Fn() + Send + Sync>;
+/// The connections to the API server.
+pub trait Connections: Send + Sync {
+    /// Heartbeats failed repeatedly without a response, so that the connection may be broken: further requests get another
+    /// one (`OnHeartbeatFailure` of the kubelet, which closes all connections).
+    fn retire(&self);
+}
+
+impl Connections for ApiServer {
+    fn retire(&self) {
+        self.retire_connections();
+    }
+}
 
 /// A call that did not succeed.
 #[derive(Debug, thiserror::Error)]

@@ -1,14 +1,9 @@
 //! Events of the node when its conditions change. Pure.
 
-use std::sync::Arc;
-
 use k8s_openapi::api::core::v1::Node;
 
 use super::conditions;
 use crate::recorder::EventType;
-
-/// Records an event of the node: type, reason, message.
-pub type RecordNodeEvent = Arc<dyn Fn(EventType, &str, &str) + Send + Sync>;
 
 /// An event of the node.
 #[derive(Clone, PartialEq, Eq, Debug)]

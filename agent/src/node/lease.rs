@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::cache::NodeCache;
 use super::call;
 use super::call::CallError;
-use super::call::OnHeartbeatFailure;
+use super::call::Connections;
 use super::config::NodeConfig;
 use super::report;
 use super::time;
@@ -34,22 +34,22 @@ pub struct LeaseController {
     nodes: Api<Node>,
     cache: NodeCache,
     clock: Clock,
-    on_heartbeat_failure: OnHeartbeatFailure,
+    connections: Arc<dyn Connections>,
     /// The Lease as last written.
     known: Option<Lease>,
 }
 
 impl LeaseController {
-    /// `heartbeat` is the client without a rate limit; `on_heartbeat_failure` is called when renewals fail repeatedly.
+    /// `heartbeat` is the client without a rate limit; `connections` are retired when renewals fail repeatedly.
     pub fn new(
         config: Arc<NodeConfig>,
         heartbeat: Client,
         cache: NodeCache,
         clock: Clock,
-        on_heartbeat_failure: OnHeartbeatFailure,
+        connections: Arc<dyn Connections>,
     ) -> Self {
         let leases = Api::namespaced(heartbeat.clone(), NAMESPACE);
-        Self { config, leases, nodes: Api::all(heartbeat), cache, clock, on_heartbeat_failure, known: None }
+        Self { config, leases, nodes: Api::all(heartbeat), cache, clock, connections, known: None }
     }
 
     /// Renews the Lease until `shutdown`.
@@ -103,7 +103,7 @@ impl LeaseController {
                 Err(error) => {
                     call::log_failure(&self.config.name, "cannot renew the Lease", &error);
                     if attempt > 0 && error.is_unanswered() {
-                        (self.on_heartbeat_failure)();
+                        self.connections.retire();
                     }
                 }
             }

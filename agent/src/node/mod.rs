@@ -42,10 +42,9 @@ mod time;
 
 pub use cache::NodeCache;
 pub use cache::follow;
-pub use call::OnHeartbeatFailure;
+pub use call::Connections;
 pub use conditions::Pressures;
 pub use config::NodeConfig;
-pub use events::RecordNodeEvent;
 pub use host::Host;
 pub use host::ThisHost;
 pub use lease::LeaseController;

@@ -20,14 +20,13 @@ use super::addresses::Network;
 use super::cache::NodeCache;
 use super::call;
 use super::call::CallError;
-use super::call::OnHeartbeatFailure;
+use super::call::Connections;
 use super::conditions;
 use super::conditions::Pressures;
 use super::conditions::Readiness;
 use super::config::NodeConfig;
 use super::content;
 use super::content::NodeInfo;
-use super::events::RecordNodeEvent;
 use super::events::ReportedState;
 use super::host::Host;
 use super::images;
@@ -42,6 +41,7 @@ use super::startup::Startup;
 use super::time;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::recorder::Recorder;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 
@@ -79,9 +79,9 @@ pub struct Inputs<H> {
     /// Publishes the node's addresses.
     pub addresses: watch::Sender<NodeAddresses>,
     /// Events.
-    pub record_event: RecordNodeEvent,
-    /// Called when updates fail repeatedly.
-    pub on_heartbeat_failure: OnHeartbeatFailure,
+    pub recorder: Recorder,
+    /// Retired when updates fail repeatedly.
+    pub connections: Arc<dyn Connections>,
     /// Startup durations.
     pub metrics: Arc<Metrics>,
     /// Wall clock.
@@ -210,7 +210,7 @@ impl<H: Host> StatusLoop<H> {
                 return;
             }
             if attempt > 0 && error.is_unanswered() {
-                (self.inputs.on_heartbeat_failure)();
+                self.inputs.connections.retire();
             }
         }
     }
@@ -326,7 +326,7 @@ impl<H: Host> StatusLoop<H> {
     /// Records events of changes since `known`.
     fn record_events(&mut self, known: &Node, node: &Node) {
         for event in self.reported.events_since(known, node) {
-            (self.inputs.record_event)(event.kind, event.reason, &event.message);
+            self.inputs.recorder.node_event(event.kind, event.reason, &event.message);
         }
     }
 

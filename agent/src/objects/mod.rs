@@ -127,15 +127,7 @@ impl Objects {
         let references = References::of(pod);
         inner.config_maps.register(registration.id, &references.config_maps, &registration.counter);
         inner.secrets.register(registration.id, &references.secrets, &registration.counter);
-        if registration.release.is_none() {
-            let (id, uid) = (registration.id, registration.uid.clone());
-            let weak = Arc::downgrade(inner);
-            registration.release = Some(Box::new(move || {
-                if let Some(inner) = weak.upgrade() {
-                    inner.unregister(id, &uid);
-                }
-            }));
-        }
+        registration.objects = Arc::downgrade(inner);
     }
 
     /// The ConfigMap `name`, which a registered pod of `namespace` refers to.

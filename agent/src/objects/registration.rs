@@ -1,10 +1,12 @@
 //! A pod's registration for its objects, and the counter of their changes.
 
+use std::sync::Weak;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::sync::watch;
 
+use super::Inner;
 use crate::model::PodUid;
 
 /// Counts the changes of all objects of one registration.
@@ -19,7 +21,8 @@ pub struct Registration {
     pub(super) id: RegistrationId,
     pub(super) uid: PodUid,
     pub(super) counter: Changed,
-    pub(super) release: Option<Box<dyn FnOnce() + Send + Sync>>,
+    /// Where it is registered.
+    pub(super) objects: Weak<Inner>,
     changes: watch::Receiver<u64>,
 }
 
@@ -28,7 +31,7 @@ impl Registration {
     pub fn new(uid: PodUid) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (counter, changes) = watch::channel(0);
-        Self { id: RegistrationId(NEXT.fetch_add(1, Relaxed)), uid, counter, release: None, changes }
+        Self { id: RegistrationId(NEXT.fetch_add(1, Relaxed)), uid, counter, objects: Weak::new(), changes }
     }
 
     /// Changes of the pod's objects since its registration.
@@ -56,8 +59,8 @@ impl std::fmt::Debug for Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Some(release) = self.release.take() {
-            release();
+        if let Some(objects) = self.objects.upgrade() {
+            objects.unregister(self.id, &self.uid);
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Event;
 use kube::Api;
 use kube::api::Patch;
@@ -28,8 +27,11 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// Time for events that are queued when the agent stops.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// Waits until an event of this age may be delivered; dropped when the agent stops.
-pub type Deferral = Box<dyn FnMut(Duration) -> BoxFuture<'static, ()> + Send>;
+/// Defers the delivery of events.
+pub trait Deferral: Send + Sync + 'static {
+    /// Waits until an event of this age may be delivered; dropped when the agent stops.
+    fn ready(&self, age: Duration) -> impl Future<Output = ()> + Send;
+}
 
 /// Queued events. Without it the recorder counts every event as lost.
 pub struct Queue {
@@ -59,10 +61,10 @@ impl Queue {
 
     /// Delivers through `client`, which limits the rate, until every recorder is dropped or `shutdown`; queued events then
     /// have one attempt within a second. `deferral` is awaited before each event.
-    pub async fn deliver(mut self, client: kube::Client, mut deferral: Deferral, shutdown: CancellationToken) {
+    pub async fn deliver(mut self, client: kube::Client, deferral: impl Deferral, shutdown: CancellationToken) {
         while let Some(Some(occurrence)) = shutdown.run_until_cancelled(self.receiver.recv()).await {
             let age = u64::try_from(self.clock.wall_nanos().saturating_sub(occurrence.nanos)).unwrap_or_default();
-            let _ = shutdown.run_until_cancelled(deferral(Duration::from_nanos(age))).await;
+            let _ = shutdown.run_until_cancelled(deferral.ready(Duration::from_nanos(age))).await;
             self.send(&client, &occurrence, &shutdown).await;
         }
         self.receiver.close();

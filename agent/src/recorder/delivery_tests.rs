@@ -94,17 +94,21 @@ struct TestDelivery {
     delivery: tokio::task::JoinHandle<()>,
 }
 
+struct Hold(watch::Receiver<Duration>);
+
+impl Deferral for Hold {
+    async fn ready(&self, age: Duration) {
+        let left = self.0.borrow().saturating_sub(age);
+        tokio::time::sleep(left).await;
+    }
+}
+
 fn start_delivery() -> TestDelivery {
     let (server, losses, shutdown) = (Server::default(), Arc::new(Losses::default()), CancellationToken::new());
     let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
     let (recorder, queue) = Recorder::delivering("node-1", clock, losses.clone());
     let hold = watch::Sender::new(Duration::ZERO);
-    let held = hold.subscribe();
-    let deferral: Deferral = Box::new(move |age| {
-        let until = held.borrow().saturating_sub(age);
-        Box::pin(tokio::time::sleep(until))
-    });
-    let delivery = tokio::spawn(queue.deliver(server.client(), deferral, shutdown.clone()));
+    let delivery = tokio::spawn(queue.deliver(server.client(), Hold(hold.subscribe()), shutdown.clone()));
     TestDelivery { server, losses, recorder, shutdown, hold, delivery }
 }
 

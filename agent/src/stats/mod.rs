@@ -65,6 +65,12 @@ pub enum StatsError {
     Encode(String),
 }
 
+/// What runs on the node.
+pub trait Snapshots: Send + Sync {
+    /// Snapshots of all pods.
+    fn all(&self) -> Vec<Arc<PodSnapshot>>;
+}
+
 /// Sources of measurements.
 pub struct StatsSource {
     /// The node's name.
@@ -78,7 +84,7 @@ pub struct StatsSource {
     /// The container runtime.
     pub runtime: Runtime,
     /// Snapshots of all pods.
-    pub snapshots: Arc<dyn Fn() -> Vec<Arc<PodSnapshot>> + Send + Sync>,
+    pub snapshots: Arc<dyn Snapshots>,
 }
 
 /// Extras, and when they were measured.
@@ -173,7 +179,7 @@ impl Stats {
     }
 
     async fn take(&self) -> Result<Sample, StatsError> {
-        let snapshots = (self.source.snapshots)();
+        let snapshots = self.source.snapshots.all();
         let runtime_stats = if collect::needs_runtime(&snapshots) {
             let stats = self.source.runtime.list_container_stats(cri::ContainerStatsFilter::default()).await;
             stats.map_err(|error| StatsError::Pods(error.rpc_text()))?

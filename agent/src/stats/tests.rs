@@ -19,6 +19,14 @@ struct Node {
     _dir: tempfile::TempDir,
 }
 
+struct OnePod;
+
+impl Snapshots for OnePod {
+    fn all(&self) -> Vec<Arc<PodSnapshot>> {
+        vec![Arc::new(testing::snapshot(vec![testing::running("main", 0)]))]
+    }
+}
+
 fn node(fails: bool) -> Node {
     let dir = tempfile::tempdir().unwrap();
     let asked = Arc::new(AtomicUsize::new(0));
@@ -57,7 +65,7 @@ fn node(fails: bool) -> Node {
         system: Vec::new(),
         folders: Folders { root: dir.path().to_owned(), pod_logs: dir.path().join("logs") },
         runtime,
-        snapshots: Arc::new(|| vec![Arc::new(testing::snapshot(vec![testing::running("main", 0)]))]),
+        snapshots: Arc::new(OnePod),
     });
     Node { stats, asked, _dir: dir }
 }

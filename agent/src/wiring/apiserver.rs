@@ -15,12 +15,14 @@ use crate::apiserver::Options;
 use crate::apiserver::kubeconfig;
 use crate::apiserver::kubeconfig::Access;
 use crate::apiserver::kubeconfig::Credentials;
+use crate::apiserver::recovery::Recovered;
 use crate::apiserver::tls;
 use crate::apiserver::tls::Identity;
 use crate::certificates;
 use crate::certificates::FirstAccess;
 use crate::certificates::Pair;
 use crate::certificates::Purpose;
+use crate::certificates::RequestClients;
 use crate::certificates::RotationManager;
 use crate::certificates::ServerHealth;
 use crate::certificates::Store;
@@ -136,15 +138,11 @@ impl Joining<'_> {
         let api = ApiServer::with_identity(&certified, identity, &options, metrics, shutdown)?;
         let bootstrap = self.plain(&Access { certificate: None, ..access.clone() })?;
         let (current, seen) = watch::channel(first.map(Arc::new));
-        let (certified, server_health) = (api.clone(), ServerHealth::default());
+        let server_health = ServerHealth::default();
         let manager = RotationManager {
             store,
             template: watch::channel(Some(Template::client(self.node_name))).1,
-            // The bootstrap client sends nothing else: the other clients notice when the server is available again.
-            client: Box::new(move |good| {
-                let client = if good { &certified.main } else { &bootstrap.main };
-                (client.clone(), certified.recovered())
-            }),
+            clients: Box::new(BootstrapClients { certified: api.clone(), bootstrap }),
             clock: Clock::System,
             metrics: self.metrics.clone(),
             server_health: server_health.clone(),
@@ -175,6 +173,20 @@ impl Joining<'_> {
             heartbeat_timeout: kubelet.node_status_update_frequency.std().min(lease),
             versions: (version::KEBLET, version::KUBERNETES),
         }
+    }
+}
+
+/// Requests with the certificate while it is valid, else with the credentials of the kubeconfig.
+struct BootstrapClients {
+    certified: ApiServer,
+    bootstrap: ApiServer,
+}
+
+impl RequestClients for BootstrapClients {
+    fn next(&self, is_certified: bool) -> (kube::Client, Recovered) {
+        let client = if is_certified { &self.certified.main } else { &self.bootstrap.main };
+        // The bootstrap client sends nothing else: the other clients notice when the server is available again.
+        (client.clone(), self.certified.recovered())
     }
 }
 

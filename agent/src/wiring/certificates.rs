@@ -58,11 +58,10 @@ pub fn serving(
     };
     let (templates, template) = watch::channel(None);
     tokio::spawn(follow_addresses(node_name.to_owned(), nodes, templates, shutdown.clone()));
-    let api = api.clone();
     let manager = RotationManager {
         store,
         template,
-        client: Box::new(move |_| (api.main.clone(), api.recovered())),
+        clients: Box::new(api.clone()),
         clock: Clock::System,
         metrics: metrics.clone(),
         server_health: ServerHealth::default(),

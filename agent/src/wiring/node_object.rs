@@ -18,12 +18,12 @@ use crate::events::sensors::SensorState;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::node;
+use crate::node::Connections;
 use crate::node::Inputs;
 use crate::node::LeaseController;
 use crate::node::Machine;
 use crate::node::NodeCache;
 use crate::node::NodeConfig;
-use crate::node::OnHeartbeatFailure;
 use crate::node::PlegHealth;
 use crate::node::Pressures;
 use crate::node::StatusLoop;
@@ -90,15 +90,10 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
     };
     let nodes = Api::all(api.main.clone());
     tokio::spawn(node::follow(nodes, config.name.clone(), api.recovered(), cache.clone(), shutdown.clone()));
-    let on_heartbeat_failure: OnHeartbeatFailure = {
-        let api = api.clone();
-        Arc::new(move || api.retire_connections())
-    };
+    let connections: Arc<dyn Connections> = Arc::new(api.clone());
     let heartbeat = api.heartbeat.clone();
-    let lease =
-        LeaseController::new(config.clone(), heartbeat, cache.clone(), Clock::System, on_heartbeat_failure.clone());
+    let lease = LeaseController::new(config.clone(), heartbeat, cache.clone(), Clock::System, connections.clone());
     tokio::spawn(lease.run(shutdown.clone()));
-    let recorder = parts.recorder;
     let status = StatusLoop::new(Inputs {
         config,
         host,
@@ -112,8 +107,8 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
         shutting_down: parts.shutting_down,
         images: parts.images,
         addresses: addresses_sender,
-        record_event: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
-        on_heartbeat_failure,
+        recorder: parts.recorder,
+        connections,
         metrics: parts.metrics,
         clock: Clock::System,
     });

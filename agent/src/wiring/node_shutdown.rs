@@ -52,13 +52,12 @@ pub fn start(parts: Parts<'_>, shutdown: CancellationToken) {
         return;
     }
     let by_priority = parts.settings.gates.enabled(Feature::GracefulNodeShutdownBasedOnPodPriority);
-    let recorder = parts.recorder;
     let graceful = Shutdown {
         groups,
         pods: Ender { pods: parts.pods, statuses: parts.statuses, kills: parts.kills },
         down: parts.down,
         state_file_dir: by_priority.then(|| parts.settings.flags.root_dir.clone()),
-        record_event: Arc::new(move |kind, reason, message| recorder.node_event(kind, reason, message)),
+        recorder: parts.recorder,
         metrics: parts.metrics,
         clock: Clock::System,
     };

@@ -34,6 +34,12 @@ pub struct Recording {
     over: CancellationToken,
 }
 
+impl Deferral for EventDeferral {
+    fn ready(&self, age: Duration) -> impl Future<Output = ()> + Send {
+        EventDeferral::ready(self, age)
+    }
+}
+
 /// A recorder for this node. Events are sent to the API server through `client`, or logged without one.
 pub fn start(
     node: &str,
@@ -48,12 +54,7 @@ pub fn start(
         return Recording { recorder: Recorder::logging(node), over };
     };
     let (recorder, queue) = Recorder::delivering(node, Clock::System, observers.clone());
-    let deferral = deferral.clone();
-    let deferral: Deferral = Box::new(move |age| {
-        let deferral = deferral.clone();
-        Box::pin(async move { deferral.ready(age).await })
-    });
-    let (delivery, ended) = (queue.deliver(client, deferral, shutdown.clone()), over.clone().drop_guard());
+    let (delivery, ended) = (queue.deliver(client, deferral.clone(), shutdown.clone()), over.clone().drop_guard());
     tokio::spawn(async move {
         delivery.await;
         drop(ended);

@@ -25,6 +25,7 @@ use crate::server::logs;
 use crate::server::streams;
 use crate::server::usage;
 use crate::stats::Folders;
+use crate::stats::Snapshots;
 use crate::stats::Stats;
 use crate::stats::StatsSource;
 use crate::stats::SystemCgroups;
@@ -47,12 +48,11 @@ pub fn mounted(
     layout: Layout,
 ) -> anyhow::Result<Mounted> {
     let pods = Arc::new(Pods { shared: shared.clone(), later: later.clone() });
-    let containers = Containers { pods, runtime: runtime.clone() };
+    let containers = Containers { pods: pods.clone(), runtime: runtime.clone() };
     let split = settings.gates.enabled(Feature::PodLogsQuerySplitStreams);
     let checkpoints =
         settings.gates.enabled(Feature::ContainerCheckpoint).then(|| settings.flags.root_dir.join("checkpoints"));
     let websockets = settings.gates.enabled(Feature::ExtendWebSocketsToKubelet).then(|| metrics.clone());
-    let later = later.clone();
     let stats = Stats::new(StatsSource {
         node_name: node_name.to_owned(),
         layout,
@@ -62,7 +62,7 @@ pub fn mounted(
             pod_logs: PathBuf::from(&settings.kubelet.pod_logs_dir),
         },
         runtime: runtime.clone(),
-        snapshots: Arc::new(move || later.borrow().as_ref().map(|running| running.pleg.all()).unwrap_or_default()),
+        snapshots: pods,
     });
     let queries = settings.kubelet.enable_system_log_query.unwrap_or(false);
     let debug = logs::router(containers.clone(), split)
@@ -71,7 +71,7 @@ pub fn mounted(
     Ok(Mounted { debug, stats: usage::router(stats, metrics.clone()) })
 }
 
-/// Pods as the handlers of the servers see them.
+/// Pods as the handlers of the servers see them, and as their usage is measured.
 struct Pods {
     shared: SharedPods,
     later: Later,
@@ -93,6 +93,12 @@ impl PodLookup for Pods {
 
     fn snapshot(&self, uid: &PodUid) -> Option<Arc<PodSnapshot>> {
         self.later.borrow().as_ref().and_then(|running| running.pleg.cached(uid))
+    }
+}
+
+impl Snapshots for Pods {
+    fn all(&self) -> Vec<Arc<PodSnapshot>> {
+        self.later.borrow().as_ref().map(|running| running.pleg.all()).unwrap_or_default()
     }
 }
 

@@ -19,8 +19,8 @@ use super::plan::Group;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pod;
-use crate::node::events::RecordNodeEvent;
 use crate::recorder::EventType;
+use crate::recorder::Recorder;
 
 /// Pause before a reconnect to the bus.
 const RECONNECT: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ pub struct Shutdown<P> {
     /// Folder of the state file, if times are stored (KEP-2712).
     pub state_file_dir: Option<PathBuf>,
     /// Events of the node.
-    pub record_event: RecordNodeEvent,
+    pub recorder: Recorder,
     /// Times of the last shutdown.
     pub metrics: Arc<Metrics>,
     /// Wall clock.
@@ -124,7 +124,7 @@ impl<P: PodTerminator> Shutdown<P> {
     }
 
     async fn shut_down(&self, lock: &mut Option<DelayLock>) {
-        (self.record_event)(EventType::Normal, "Shutdown", "Shutdown manager detected shutdown event");
+        self.recorder.node_event(EventType::Normal, "Shutdown", "Shutdown manager detected shutdown event");
         self.down.send_replace(true);
         let times = Times::began(self.clock.wall());
         self.store_times(&times);
@@ -135,7 +135,7 @@ impl<P: PodTerminator> Shutdown<P> {
     }
 
     async fn cancel_shutdown(&self, logind: &Logind, lock: &mut Option<DelayLock>) -> Result<(), LogindError> {
-        (self.record_event)(EventType::Normal, "Shutdown", "Shutdown manager detected shutdown cancellation");
+        self.recorder.node_event(EventType::Normal, "Shutdown", "Shutdown manager detected shutdown cancellation");
         self.down.send_replace(false);
         self.store_times(&Times::default());
         *lock = Some(logind.inhibit().await?);

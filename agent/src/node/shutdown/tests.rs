@@ -24,6 +24,8 @@ use super::*;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pod;
+use crate::recorder::testing::RecordedEvents;
+use crate::recorder::testing::listening;
 
 /// Recorded calls, and the other end of the lock.
 #[derive(Default)]
@@ -139,7 +141,7 @@ struct Bench {
     asked: mpsc::UnboundedReceiver<(String, i64)>,
     ended: watch::Sender<bool>,
     down: watch::Receiver<bool>,
-    events: Arc<Mutex<Vec<String>>>,
+    events: Mutex<RecordedEvents>,
     metrics: Arc<Metrics>,
     root: tempfile::TempDir,
     ending: CancellationToken,
@@ -158,17 +160,14 @@ impl Bench {
             let spec = json!({ "containers": [], "priority": priority, "terminationGracePeriodSeconds": 30 });
             Arc::new(serde_json::from_value(json!({ "metadata": { "name": name }, "spec": spec })).expect("a pod"))
         };
-        let (events, metrics) = (Arc::<Mutex<Vec<String>>>::default(), Metrics::new());
-        let recorded = events.clone();
+        let ((recorder, events), metrics) = (listening(), Metrics::new());
         let root = tempfile::tempdir().expect("a folder");
         let shutdown = Shutdown {
             groups,
             pods: Pods { all: pods.iter().map(pod).collect(), asked: asked_sender, ended: ended_receiver },
             down: down_sender,
             state_file_dir: Some(root.path().to_owned()),
-            record_event: Arc::new(move |_, reason, message| {
-                recorded.lock().expect("unpoisoned").push(format!("{reason}: {message}"))
-            }),
+            recorder,
             metrics: metrics.clone(),
             clock: Clock::Derived { origin: SystemTime::UNIX_EPOCH + secs(ROOT_UNIX), start: Instant::now() },
         };
@@ -178,7 +177,7 @@ impl Bench {
             async move { Ok(logind) }
         };
         tokio::spawn(shutdown.run(connect, ending.clone()));
-        Self { imitation, asked, ended, down, events, metrics, root, ending }
+        Self { imitation, asked, ended, down, events: Mutex::new(events), metrics, root, ending }
     }
 
     /// Waits until the lock is held and the signal is subscribed.
@@ -224,7 +223,10 @@ async fn pods_are_terminated_before_the_lock_is_released() {
     bench.ended.send_replace(true);
     assert_eq!(bench.next_asked().await, ("critical".to_owned(), 10));
     bench.until(|| !bench.imitation.holds_lock(), "the lock is given back").await;
-    assert_eq!(*bench.events.lock().expect("unpoisoned"), ["Shutdown: Shutdown manager detected shutdown event"]);
+    assert_eq!(
+        bench.events.lock().expect("unpoisoned").take(),
+        ["node N Shutdown: Shutdown manager detected shutdown event"]
+    );
     let state = std::fs::read_to_string(bench.root.path().join("graceful_node_shutdown_state")).expect("a state file");
     assert!(
         state.contains("\"startTime\":\"2023-11-14T22:13:20Z\"") && state.contains("\"endTime\":\"2023"),
@@ -254,8 +256,8 @@ async fn a_cancelled_shutdown_takes_the_lock_again() {
     bench.imitation.signal(false).await;
     bench.until_locked().await;
     assert!(!*bench.down.borrow());
-    let events = bench.events.lock().expect("unpoisoned").clone();
-    assert_eq!(events[1], "Shutdown: Shutdown manager detected shutdown cancellation");
+    let events = bench.events.lock().expect("unpoisoned").take();
+    assert_eq!(events[1], "node N Shutdown: Shutdown manager detected shutdown cancellation");
     let text = bench.metrics.render().expect("metrics");
     assert!(text.contains("kubelet_graceful_shutdown_start_time_seconds 0"), "{text}");
 }

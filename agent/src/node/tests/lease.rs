@@ -21,7 +21,8 @@ impl LeaseHarness {
     fn start() -> Self {
         let (server, cache, shutdown) = (Server::default(), NodeCache::default(), CancellationToken::new());
         let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
-        let keeper = LeaseController::new(config(|_| {}), server.client(), cache.clone(), clock, Arc::new(|| ()));
+        let keeper =
+            LeaseController::new(config(|_| {}), server.client(), cache.clone(), clock, Arc::new(AtomicUsize::new(0)));
         tokio::spawn(keeper.run(shutdown.clone()));
         Self { server, cache, _running: shutdown.drop_guard() }
     }

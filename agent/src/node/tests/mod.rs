@@ -19,11 +19,18 @@ use tokio_util::sync::DropGuard;
 use super::*;
 use crate::metrics::Metrics;
 use crate::model::Clock;
-use crate::recorder::EventType;
+use crate::recorder::testing::RecordedEvents;
+use crate::recorder::testing::listening;
 use crate::runtime::RuntimeOffer;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 use server::Server;
+
+impl Connections for AtomicUsize {
+    fn retire(&self) {
+        self.fetch_add(1, SeqCst);
+    }
+}
 
 /// The simulated machine.
 #[derive(Clone, Default)]
@@ -103,9 +110,10 @@ struct Bench {
     shutting_down: watch::Sender<bool>,
     images: watch::Sender<u64>,
     addresses: watch::Receiver<NodeAddresses>,
-    events: Arc<Mutex<Vec<String>>>,
+    events: Mutex<RecordedEvents>,
     metrics: Arc<Metrics>,
-    on_heartbeat_failure: Arc<AtomicUsize>,
+    /// How often the connections were retired.
+    retired: Arc<AtomicUsize>,
     inputs: Option<Inputs<TestHost>>,
     _running: DropGuard,
     shutdown: CancellationToken,
@@ -118,10 +126,8 @@ impl Bench {
         let health = watch::Sender::new(Vec::new());
         let (shutting_down, images) = (watch::Sender::new(false), watch::Sender::new(0));
         let (addresses_sender, addresses) = watch::channel(NodeAddresses::default());
-        let events = Arc::new(Mutex::new(Vec::new()));
-        let (recorded, metrics) = (events.clone(), Metrics::new());
-        let on_heartbeat_failure = Arc::new(AtomicUsize::new(0));
-        let troubles = on_heartbeat_failure.clone();
+        let ((recorder, events), metrics) = (listening(), Metrics::new());
+        let retired = Arc::new(AtomicUsize::new(0));
         let inputs = Inputs {
             config: config(change),
             host: host.clone(),
@@ -134,12 +140,8 @@ impl Bench {
             shutting_down: shutting_down.subscribe(),
             images: images.subscribe(),
             addresses: addresses_sender,
-            record_event: Arc::new(move |_: EventType, reason: &str, _: &str| {
-                recorded.lock().expect("unpoisoned").push(reason.to_owned());
-            }),
-            on_heartbeat_failure: Arc::new(move || {
-                troubles.fetch_add(1, SeqCst);
-            }),
+            recorder,
+            connections: retired.clone(),
             metrics: metrics.clone(),
             clock: Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
         };
@@ -155,9 +157,9 @@ impl Bench {
             shutting_down,
             images,
             addresses,
-            events,
+            events: Mutex::new(events),
             metrics,
-            on_heartbeat_failure,
+            retired,
             inputs,
             _running: running,
             shutdown,
@@ -180,8 +182,10 @@ impl Bench {
         bench
     }
 
+    /// Reasons of the events since the last call.
     fn events(&self) -> Vec<String> {
-        std::mem::take(&mut self.events.lock().expect("unpoisoned"))
+        let events = self.events.lock().expect("unpoisoned").take();
+        events.iter().filter_map(|event| event.split([' ', ':']).nth(2)).map(str::to_owned).collect()
     }
 
     /// Status and message of the Ready condition in the API server.

@@ -29,7 +29,7 @@ struct State {
     version: u64,
     asked: Vec<Asked>,
     /// Scripted responses by method: a status code, or none.
-    on_heartbeat_failure: VecDeque<(Method, Option<u16>)>,
+    failures: VecDeque<(Method, Option<u16>)>,
 }
 
 /// The server. Cheap to clone.
@@ -71,7 +71,7 @@ impl Server {
 
     /// The next request of this method fails with this status; with `None` it gets no response.
     pub(super) fn fail(&self, method: Method, code: Option<u16>) {
-        self.state().on_heartbeat_failure.push_back((method, code));
+        self.state().failures.push_back((method, code));
     }
 
     /// Takes the requests received since the last call.
@@ -89,8 +89,8 @@ impl Server {
         let bytes = body.collect().await.expect("bodies are in memory").to_bytes();
         let body: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
         let path = parts.uri.path().to_owned();
-        let on_heartbeat_failure = self.state().receive(&parts.method, &path, &body);
-        match on_heartbeat_failure {
+        let failures = self.state().receive(&parts.method, &path, &body);
+        match failures {
             Some(None) => std::future::pending().await,
             Some(Some(code)) => reply(code, status(code)),
             None => self.state().perform(&parts.method, &path, body),
@@ -101,8 +101,8 @@ impl Server {
 impl State {
     fn receive(&mut self, method: &Method, path: &str, body: &Value) -> Option<Option<u16>> {
         self.asked.push(Asked { what: format!("{method} {path}"), body: body.clone() });
-        let index = self.on_heartbeat_failure.iter().position(|(troubled, _)| troubled == method)?;
-        self.on_heartbeat_failure.remove(index).map(|(_, code)| code)
+        let index = self.failures.iter().position(|(troubled, _)| troubled == method)?;
+        self.failures.remove(index).map(|(_, code)| code)
     }
 
     fn store(&mut self, path: &str, mut object: Value) -> Value {
