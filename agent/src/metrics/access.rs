@@ -9,6 +9,7 @@ use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;
+use super::values::code;
 
 /// Client certificates, tokens and reviews.
 #[derive(Debug)]
@@ -49,7 +50,7 @@ impl Reviews {
     }
 
     fn ended(&self, status: Option<u16>, took: Duration) {
-        let code = status.map_or_else(|| "<error>".to_owned(), |status| status.to_string());
+        let code = code(status);
         self.requests.with_label_values(&[&code]).inc();
         self.durations.with_label_values(&[&code]).observe(took.as_secs_f64());
     }

@@ -57,7 +57,11 @@ pub(super) const EXPIRATION: &[f64] = &[
     31_104_000.0,
 ];
 
-/// Ages of certificates.
+/// Ages of serving certificates at their rotation.
+pub(super) const ROTATION: &[f64] =
+    &[60.0, 3600.0, 14_400.0, 86_400.0, 604_800.0, 2_592_000.0, 7_776_000.0, 15_552_000.0, 31_104_000.0, 124_416_000.0];
+
+/// Ages of the certificates of credential plugins.
 pub(super) const AGE: &[f64] = &[
     600.0,
     1800.0,

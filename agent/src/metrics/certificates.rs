@@ -6,10 +6,8 @@ use prometheus::Gauge;
 use prometheus::Histogram;
 use prometheus::IntCounter;
 
+use super::buckets;
 use super::register::Register;
-
-const AGES: &[f64] =
-    &[60.0, 3600.0, 14_400.0, 86_400.0, 604_800.0, 2_592_000.0, 7_776_000.0, 15_552_000.0, 31_104_000.0, 124_416_000.0];
 
 /// Certificates of this node.
 #[derive(Debug)]
@@ -23,8 +21,8 @@ pub struct Certificates {
 
 impl Certificates {
     pub(super) fn new(register: &Register<'_>) -> Self {
-        let this = Self {
-            client_left: register.float_gauge(
+        Self {
+            client_left: register.time_left(
                 "kubelet_certificate_manager_client_ttl_seconds",
                 "[ALPHA] Time until the client certificate expires; negative after that, +Inf without one.",
             ),
@@ -32,23 +30,20 @@ impl Certificates {
                 "kubelet_certificate_manager_client_expiration_renew_errors",
                 "[ALPHA] Attempts to renew the client certificate that failed.",
             ),
-            serving_left: register.float_gauge(
+            serving_left: register.time_left(
                 "kubelet_certificate_manager_server_ttl_seconds",
                 "[ALPHA] Time until the serving certificate expires; negative after that, +Inf without one.",
             ),
             serving_ages: register.histogram(
                 "kubelet_certificate_manager_server_rotation_seconds",
                 "[ALPHA] Age of serving certificates when they were replaced.",
-                AGES,
+                buckets::ROTATION,
             ),
             serving_failures: register.counter(
                 "kubelet_server_expiration_renew_errors",
                 "[ALPHA] Attempts to renew the serving certificate that failed.",
             ),
-        };
-        this.client_left.set(f64::INFINITY);
-        this.serving_left.set(f64::INFINITY);
-        this
+        }
     }
 
     /// Seconds until the client certificate expires.

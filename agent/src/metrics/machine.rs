@@ -3,9 +3,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use prometheus::GaugeVec;
-use prometheus::IntGauge;
-use prometheus::Opts;
 use prometheus::Registry;
 use prometheus::proto::MetricFamily;
 
@@ -28,10 +25,10 @@ pub(super) fn gather() -> Vec<MetricFamily> {
         ("machine_memory_bytes", "Memory installed.", kibibytes(&memory, "MemTotal:")),
         ("machine_swap_bytes", "Swap installed.", kibibytes(&memory, "SwapTotal:")),
     ] {
-        let gauge: GaugeVec = register.add(GaugeVec::new(Opts::new(name, help), &LABELS));
+        let gauge = register.float_gauges(name, help, &LABELS);
         gauge.with_label_values(&identity).set(value);
     }
-    let failed: IntGauge = register.gauge("machine_scrape_error", "1 if the machine could not be looked at.");
+    let failed = register.gauge("machine_scrape_error", "1 if the machine could not be looked at.");
     failed.set((cpus.is_empty() || memory.is_empty()).into());
     registry.gather()
 }

@@ -21,13 +21,13 @@ mod retries;
 mod runtime;
 mod sensors;
 mod slis;
+mod values;
 mod volumes;
 mod workers;
 
 use std::sync::Arc;
 
 use prometheus::Encoder as _;
-use prometheus::Gauge;
 use prometheus::Registry;
 use prometheus::TextEncoder;
 use prometheus::proto::MetricFamily;
@@ -153,8 +153,8 @@ impl Metrics {
     /// Of probes.
     pub fn gather_probes(&self) -> Vec<MetricFamily> {
         let registry = Registry::new();
-        let start = Gauge::new("process_start_time_seconds", "Unix time at which the process started.");
-        Register::new(&registry).add(start).set(self.process_start);
+        let help = "Unix time at which the process started.";
+        Register::new(&registry).float_gauge("process_start_time_seconds", help).set(self.process_start);
         registry.gather()
     }
 

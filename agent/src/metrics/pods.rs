@@ -12,6 +12,7 @@ use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;
+use super::values::gauge;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
 
@@ -273,7 +274,7 @@ impl Pods {
         self.logs.reset();
         for (of, bytes) in used {
             let labels = [of.container, of.namespace, of.pod, of.uid];
-            self.logs.with_label_values(&labels).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+            self.logs.with_label_values(&labels).set(gauge(bytes));
         }
     }
 
@@ -329,8 +330,3 @@ const REJECTIONS: [&str; 21] = [
     "NodeShutdown",
     "VolumeAttachmentLimitExceeded",
 ];
-
-/// A count as a gauge value.
-fn gauge(count: usize) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
-}

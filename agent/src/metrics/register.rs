@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use prometheus::Gauge;
+use prometheus::GaugeVec;
 use prometheus::Histogram;
 use prometheus::HistogramOpts;
 use prometheus::HistogramVec;
@@ -72,6 +73,17 @@ impl<'a> Register<'a> {
 
     pub(super) fn float_gauge(&self, name: &str, help: &str) -> Gauge {
         self.add(Gauge::new(name, help))
+    }
+
+    /// Seconds that are left; infinitely many until a value is set.
+    pub(super) fn time_left(&self, name: &str, help: &str) -> Gauge {
+        let gauge = self.float_gauge(name, help);
+        gauge.set(f64::INFINITY);
+        gauge
+    }
+
+    pub(super) fn float_gauges(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        self.add(GaugeVec::new(Opts::new(name, help), labels))
     }
 
     pub(super) fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {

@@ -10,6 +10,7 @@ use prometheus::IntGauge;
 
 use super::buckets;
 use super::register::Register;
+use super::values::code;
 
 const PLACE: [&str; 2] = ["host", "verb"];
 
@@ -90,7 +91,7 @@ impl RestClient {
                 "[ALPHA] Runs of the credential plugin, by how they ended.",
                 &["call_status", "code"],
             ),
-            plugin_left: register.float_gauge(
+            plugin_left: register.time_left(
                 "rest_client_exec_plugin_ttl_seconds",
                 "[ALPHA] Remaining validity of the credential plugin's certificate; +Inf without one.",
             ),
@@ -123,13 +124,6 @@ impl RestClient {
                 &["host"],
             ),
         }
-        .forever()
-    }
-
-    /// Nothing ends as long as there is no plugin.
-    fn forever(self) -> Self {
-        self.plugin_left.set(f64::INFINITY);
-        self
     }
 
     /// The credential plugin was run; `status` is upstream's name of the outcome, `code` its exit code or 1.
@@ -176,7 +170,7 @@ impl RestClient {
 
     /// A request ended with a status code, or without an answer (`None`).
     pub fn answered(&self, method: &str, host: &str, status: Option<u16>, took: Duration) {
-        let code = status.map_or_else(|| "<error>".to_owned(), |status| status.to_string());
+        let code = code(status);
         self.requests.with_label_values(&[code.as_str(), host, method]).inc();
         self.durations.with_label_values(&[host, method]).observe(took.as_secs_f64());
     }

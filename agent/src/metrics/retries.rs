@@ -4,6 +4,7 @@ use prometheus::IntCounterVec;
 use prometheus::IntGaugeVec;
 
 use super::register::Register;
+use super::values::gauge;
 
 /// Retries.
 #[derive(Debug)]
@@ -35,6 +36,6 @@ impl Retries {
 
     /// So many targets of an operation are stuck.
     pub fn stuck(&self, operation: &'static str, count: usize) {
-        self.stuck.with_label_values(&[operation]).set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.stuck.with_label_values(&[operation]).set(gauge(count));
     }
 }

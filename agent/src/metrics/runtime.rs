@@ -8,6 +8,7 @@ use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;
+use super::values::gauge;
 
 /// The container runtime.
 #[derive(Debug)]
@@ -138,8 +139,8 @@ impl Runtime {
     /// Number and bytes of the node's images that are in use, or that are not.
     pub fn set_images(&self, in_use: bool, count: usize, bytes: u64) {
         let label = [if in_use { "true" } else { "false" }];
-        self.images.with_label_values(&label).set(i64::try_from(count).unwrap_or(i64::MAX));
-        self.image_bytes.with_label_values(&label).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        self.images.with_label_values(&label).set(gauge(count));
+        self.image_bytes.with_label_values(&label).set(gauge(bytes));
     }
 
     /// An image was pulled; 0 bytes if its size is not known.

@@ -9,6 +9,7 @@ use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;
+use super::values::gauge;
 
 /// Volumes.
 #[derive(Debug)]
@@ -88,8 +89,7 @@ impl Volumes {
     pub fn totals<'a>(&self, counts: impl IntoIterator<Item = (VolumeState, &'a str, usize)>) {
         self.totals.reset();
         for (state, plugin, count) in counts {
-            let count = i64::try_from(count).unwrap_or(i64::MAX);
-            self.totals.with_label_values(&[plugin, state.label()]).set(count);
+            self.totals.with_label_values(&[plugin, state.label()]).set(gauge(count));
         }
     }
 
@@ -111,7 +111,7 @@ impl Volumes {
 
     /// Orphaned pods with a directory that the last pass of housekeeping found, and those of them it could not remove.
     pub fn orphans(&self, found: usize, failed: usize) {
-        self.orphans.set(i64::try_from(found).unwrap_or(i64::MAX));
-        self.orphans_left.set(i64::try_from(failed).unwrap_or(i64::MAX));
+        self.orphans.set(gauge(found));
+        self.orphans_left.set(gauge(failed));
     }
 }
