@@ -7,28 +7,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ExecAction, PodOS, PodStatus, Probe};
 use keblet::model::{Pod, PodUid};
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, PodOf, SensorSet, pod};
+use keblet_tests::node::{Agent, PodOf, SensorSet, node, pod, until};
 use tokio::time::{Instant, sleep};
 
 const UID: &str = "web-uid";
 const LONG: Duration = Duration::from_secs(600);
-
-fn sim() -> SimRuntime {
-    let sim = SimRuntime::new(Options::default());
-    sim.images(|images| images.store("busybox", 1 << 20));
-    sim
-}
-
-fn start(sim: &SimRuntime, folder: &Path, pods: Vec<Pod>) -> Agent {
-    std::fs::write(folder.join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
-    Agent::start(sim, SensorSet::ALL, folder, pods)
-}
-
-async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Trace) -> bool) {
-    if let Err(timed_out) = sim.until(what, Duration::from_secs(900), condition).await {
-        panic!("{timed_out}");
-    }
-}
 
 fn status(agent: &Agent) -> PodStatus {
     agent.statuses.get(&PodUid::from(UID)).expect("a status")
@@ -45,12 +28,12 @@ fn unsupported(pod: PodOf) -> Pod {
 
 /// A node where another kubelet has started the pod, now run by an agent that does not support all of it.
 async fn swapped(sim: &SimRuntime, folder: &Path, web: &PodOf) -> Agent {
-    let former = start(sim, folder, vec![web.clone().build()]);
+    let former = Agent::start(sim, SensorSet::ALL, folder, vec![web.clone().build()]);
     until(sim, "it runs", |l| l.live("web", "main").is_some()).await;
     // The runtime reports it as running a little later than it runs.
     sleep(Duration::from_secs(1)).await;
     drop(former);
-    start(sim, folder, vec![unsupported(web.clone())])
+    Agent::start(sim, SensorSet::ALL, folder, vec![unsupported(web.clone())])
 }
 
 fn stops(sim: &SimRuntime) -> usize {
@@ -59,7 +42,7 @@ fn stops(sim: &SimRuntime) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn a_rejected_pod_that_runs_is_not_killed() {
-    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let (sim, folder) = node();
     let web = pod("web").running("main", "run");
     let agent = swapped(&sim, folder.path(), &web).await;
     // Updates and housekeeping look at it again.
@@ -79,7 +62,7 @@ async fn a_rejected_pod_that_runs_is_not_killed() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unmanaged_pod_ends_with_its_own_grace_period_when_it_is_removed() {
-    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let (sim, folder) = node();
     let web = pod("web").running("main", "term ignore");
     let agent = swapped(&sim, folder.path(), &web).await;
     sleep(LONG).await;
@@ -93,7 +76,7 @@ async fn an_unmanaged_pod_ends_with_its_own_grace_period_when_it_is_removed() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unmanaged_pod_of_the_api_ends_when_it_is_deleted() {
-    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let (sim, folder) = node();
     let web = pod("web").running("main", "term ignore").from_api();
     let agent = swapped(&sim, folder.path(), &web).await;
     sleep(LONG).await;
@@ -107,7 +90,7 @@ async fn an_unmanaged_pod_of_the_api_ends_when_it_is_deleted() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unmanaged_pod_whose_containers_have_exited_fails() {
-    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let (sim, folder) = node();
     let web = pod("web").running("main", "exit 0 60s");
     let agent = swapped(&sim, folder.path(), &web).await;
     sleep(Duration::from_secs(20)).await;
@@ -121,10 +104,10 @@ async fn an_unmanaged_pod_whose_containers_have_exited_fails() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_for_another_operating_system_is_never_started() {
-    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let (sim, folder) = node();
     let mut foreign = Arc::unwrap_or_clone(pod("web").running("main", "run").build());
     foreign.spec.as_mut().expect("a spec").os = Some(PodOS { name: "windows".to_owned() });
-    let agent = start(&sim, folder.path(), vec![Arc::new(foreign.clone())]);
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![Arc::new(foreign.clone())]);
     sleep(LONG).await;
     // A decision holds for the UID, whatever the object says later.
     foreign.spec.as_mut().expect("a spec").os = None;

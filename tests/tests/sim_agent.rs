@@ -7,7 +7,7 @@ use keblet::model::PodUid;
 use keblet::status::TerminationReason;
 use keblet_proto::cri::v1;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, PodOf, Seen, SensorSet, pod};
+use keblet_tests::node::{Agent, PodOf, Seen, SensorSet, folder, pod};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
@@ -33,9 +33,7 @@ impl Node {
     fn with(options: Options) -> Self {
         let sim = SimRuntime::new(options);
         sim.images(|images| images.store("busybox", 1 << 20));
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
-        Self { sim, folder }
+        Self { sim, folder: folder() }
     }
 
     fn root(&self) -> &Path {

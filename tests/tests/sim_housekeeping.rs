@@ -1,40 +1,23 @@
 //! Housekeeping beside mounts that another kubelet left: the whole agent, real mounts, a simulated runtime.
 
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
+use keblet_skip::mounts::bind;
+use keblet_skip::mounts::in_private_mounts;
 use keblet_tests::node::{Agent, SensorSet, node, pod};
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 
-/// Runs a test with paused time on a thread with a mount namespace of its own.
-fn in_private_mounts(test: impl AsyncFnOnce() + Send) {
-    if !keblet_skip::is_root("make mounts") {
-        return;
-    }
-    std::thread::scope(|scope| {
-        let ran = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
-            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("private mounts");
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-            runtime.expect("a runtime").block_on(test());
-        });
-        if let Err(panic) = ran.join() {
-            std::panic::resume_unwind(panic);
-        }
+/// Runs a test with paused time in a mount namespace of its own.
+fn paused(test: impl AsyncFnOnce() + Send) {
+    in_private_mounts(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.expect("a runtime").block_on(test());
     });
-}
-
-fn bind(source: &Path, target: &Path) {
-    fs::create_dir_all(target).expect("a directory");
-    mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
 }
 
 #[test]
 fn mounts_in_orphaned_pod_directories_keep_their_data() {
-    in_private_mounts(async || {
+    paused(async || {
         let (sim, folder) = node();
         let pods = folder.path().join("pods");
         let left = [

@@ -1,7 +1,6 @@
 //! Pods that the API server lets nobody make, on the whole agent: what would lead outside its folders is neither run nor
 //! taken over later, and harms nobody else.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,25 +8,8 @@ use k8s_openapi::api::core::v1::VolumeMount;
 use keblet::model::{Pod, PodUid};
 use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, PodOf, SensorSet, pod};
+use keblet_tests::node::{Agent, PodOf, SensorSet, node, pod, until};
 use tokio::time::sleep;
-
-fn sim() -> SimRuntime {
-    let sim = SimRuntime::new(Options::default());
-    sim.images(|images| images.store("busybox", 1 << 20));
-    sim
-}
-
-fn start(sim: &SimRuntime, folder: &Path, pods: Vec<Pod>) -> Agent {
-    std::fs::write(folder.join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
-    Agent::start(sim, SensorSet::ALL, folder, pods)
-}
-
-async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Trace) -> bool) {
-    if let Err(timed_out) = sim.until(what, Duration::from_secs(900), condition).await {
-        panic!("{timed_out}");
-    }
-}
 
 /// The pod with a mount that leads out of its volume.
 fn with_escaping_sub_path(pod: PodOf) -> Pod {
@@ -50,10 +32,10 @@ fn labelled(pod: &Pod, value: &str) -> Pod {
 
 #[tokio::test(start_paused = true)]
 async fn pod_with_escaping_sub_path_is_rejected_permanently() {
-    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let (sim, folder) = node();
     let bad = with_escaping_sub_path(pod("bad").running("main", "run"));
     let good = pod("good").running("main", "run");
-    let agent = start(&sim, folder.path(), vec![bad.clone(), good.clone().build()]);
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![bad.clone(), good.clone().build()]);
     until(&sim, "the good one runs", |l| l.live("good", "main").is_some()).await;
     // Whatever is looked at again: an update, and the housekeeping after another pod has gone.
     agent.update(labelled(&bad, "1")).await;
@@ -68,9 +50,9 @@ async fn pod_with_escaping_sub_path_is_rejected_permanently() {
 
 #[tokio::test(start_paused = true)]
 async fn running_pod_ignores_an_update_with_escaping_sub_path() {
-    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let (sim, folder) = node();
     let good = pod("web").running("main", "exit 1 2s").running("side", "run");
-    let agent = start(&sim, folder.path(), vec![good.clone().build()]);
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![good.clone().build()]);
     until(&sim, "it runs", |l| l.live("web", "main").is_some() && l.live("web", "side").is_some()).await;
     let turned = with_escaping_sub_path(good);
     agent.update(turned.clone()).await;
@@ -87,9 +69,9 @@ async fn running_pod_ignores_an_update_with_escaping_sub_path() {
 
 #[tokio::test(start_paused = true)]
 async fn later_kill_request_shortens_the_grace_period() {
-    let (sim, folder) = (sim(), tempfile::tempdir().expect("a folder"));
+    let (sim, folder) = node();
     let stubborn = pod("web").running("main", "term ignore").build();
-    let agent = start(&sim, folder.path(), vec![stubborn]);
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![stubborn]);
     until(&sim, "it runs", |l| l.live("web", "main").is_some()).await;
     let uid = PodUid::from("web-uid");
     let end = TerminationReason { reason: "Terminated", message: String::new(), disruption: None };

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod as ApiPod;
 use keblet::model::{Pod, PodUid};
 use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, SensorSet, node, pod};
+use keblet_tests::node::{Agent, SensorSet, folder, node, pod};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
@@ -86,8 +86,7 @@ async fn a_ready_sandbox_is_published_before_the_image_is_pulled() {
     sim.faults(|faults| {
         faults.add(CallFault::on(Method::PullImage, FaultKind::Slow(Duration::from_secs(120))).times(1));
     });
-    let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
+    let folder = folder();
     let web = pod("web").own_network().running("main", "run").build();
     let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web]);
     let begin = Instant::now();

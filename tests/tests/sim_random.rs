@@ -18,7 +18,7 @@ use std::time::Duration;
 use keblet::model::Pod;
 use keblet_proto::cri::v1::{ContainerState, ContainerStatus, PodSandboxState, PodSandboxStatus};
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, Api, PodOf, Seen, SensorSet, pod};
+use keblet_tests::node::{Agent, Api, PodOf, Seen, SensorSet, folder, pod};
 use keblet_tests::seeds;
 use tokio::time::{Instant, sleep};
 
@@ -247,8 +247,7 @@ fn past_its_crashes(name: &str, instance: &Instance) -> bool {
 }
 
 async fn schedule(seed: u64) {
-    let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
+    let folder = folder();
     let features = if seed.is_multiple_of(2) { Features::containerd_1_7() } else { Features::all() };
     let sim = SimRuntime::new(Options { seed, jitter: 0.3, features, ..Options::default() });
     sim.images(|images| {

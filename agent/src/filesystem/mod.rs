@@ -9,8 +9,6 @@ mod mounts;
 mod openat2;
 mod removal;
 #[cfg(test)]
-pub(crate) mod testing;
-#[cfg(test)]
 mod tests;
 
 pub use bounded::holds_exactly;

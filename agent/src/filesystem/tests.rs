@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use keblet_skip::mounts::bind;
+use keblet_skip::mounts::in_private_mounts;
+use keblet_skip::mounts::tmpfs;
 use nix::mount::MntFlags;
 use nix::mount::MsFlags;
 use nix::mount::mount;
 use nix::mount::umount2;
 
-use super::testing::bind;
-use super::testing::in_private_mounts;
-use super::testing::tmpfs;
 use super::*;
 
 /// A directory with content that must survive.

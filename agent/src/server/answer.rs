@@ -44,38 +44,3 @@ pub(super) async fn with_parameters(request: Request) -> (Request, Parameters) {
     let all = form.unwrap_or_default().into_iter().chain(query.clone()).collect();
     (Request::from_parts(head, Body::empty()), Parameters { query, all })
 }
-
-/// Text in double quotes with control characters escaped, as Go's `%q` does.
-pub(super) fn quote(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{7}' => out.push_str("\\a"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{b}' => out.push_str("\\v"),
-            '\u{c}' => out.push_str("\\f"),
-            c if u32::from(c) < 0x20 || c == '\u{7f}' => out.push_str(&format!("\\x{:02x}", u32::from(c))),
-            c if c.is_control() => out.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quoted_text_holds_no_control_characters() {
-        assert_eq!(quote("c"), "\"c\"");
-        assert_eq!(quote("a\"b\\c\n\u{1b}[31m\u{85}é"), "\"a\\\"b\\\\c\\n\\x1b[31m\\u0085é\"");
-    }
-}

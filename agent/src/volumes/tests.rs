@@ -6,10 +6,10 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
+use keblet_skip::mounts::in_private_mounts;
 use serde_json::json;
 
 use super::*;
-use crate::filesystem::testing::in_private_mounts;
 
 fn pod(volumes: serde_json::Value, mounts: serde_json::Value) -> Pod {
     serde_json::from_value(json!({

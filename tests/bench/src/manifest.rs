@@ -5,6 +5,8 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use keblet::workers::generate::security::MASKED_PATHS;
+use keblet::workers::generate::security::READONLY_PATHS;
 use keblet_proto::cri::v1 as cri;
 use keblet_proto::cri::v1::security_profile::ProfileType;
 use serde_json::Value;
@@ -22,23 +24,6 @@ pub(crate) const NAMESPACE: &str = "default";
 const PROGRAM: &str = "/probe";
 const VOLUME: &str = "stamps";
 const TOKEN_IN_CONTAINER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-
-// What every kubelet masks and makes read-only in a container's /proc and /sys.
-const MASKED_PATHS: [&str; 12] = [
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-];
-const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// The network of the benchmark's pods.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,8 @@
 //! How a test reports that this machine cannot run it. The only way in the workspace to return early from a test, so that
 //! a missing prerequisite is never counted as a pass in CI.
 
+pub mod mounts;
+
 /// Reports that the running test is skipped and why. The caller returns afterwards.
 ///
 /// # Panics

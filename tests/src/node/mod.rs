@@ -3,9 +3,11 @@
 //! [`Agent`] is the whole of it. [`PlegHarness`] is its observing half alone (sensors and PLEG), for tests that act on the
 //! runtime themselves.
 
+use std::time::Duration;
+
 use tempfile::TempDir;
 
-use crate::cri::{Options, SimRuntime};
+use crate::cri::{Options, SimRuntime, Trace};
 
 mod agent;
 mod api;
@@ -21,11 +23,26 @@ pub use pleg_harness::{PlegHarness, SensorSet, runtime};
 pub use pods::{PodOf, pod};
 pub use seen::Seen;
 
+const LIMIT: Duration = Duration::from_secs(900);
+
 /// A simulated runtime that has the image of all pods of [`pod`], and a folder for an agent.
 pub fn node() -> (SimRuntime, TempDir) {
     let sim = SimRuntime::new(Options::default());
     sim.images(|images| images.store("busybox", 1 << 20));
+    (sim, folder())
+}
+
+/// A folder for an agent, with the hosts file of its node.
+pub fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("hosts"), "127.0.0.1 localhost\n").expect("a hosts file");
-    (sim, folder)
+    folder
+}
+
+/// Waits until `met`; for a quarter of an hour, more than any pod takes.
+///
+/// # Panics
+/// It is never met.
+pub async fn until(sim: &SimRuntime, what: &str, met: impl Fn(&Trace) -> bool) {
+    sim.until(what, LIMIT, met).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
 }

@@ -1,9 +1,8 @@
 //! Which container instance a log request is for, or why there is none yet. Pure.
 
+use crate::model::quote::go_quoted;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::PodStatus;
-
-use super::super::answer::quote;
 
 /// The container id in the form of the status (`type://id`).
 ///
@@ -12,7 +11,7 @@ use super::super::answer::quote;
 pub(super) fn log_instance(status: &PodStatus, pod: &str, container: &str, previous: bool) -> Result<String, String> {
     let lists = [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
     let mut all = lists.into_iter().flatten().flatten();
-    let what = format!("container {} in pod {}", quote(container), quote(pod));
+    let what = format!("container {} in pod {}", go_quoted(container), go_quoted(pod));
     let Some(found) = all.find(|status| status.name == container) else {
         return Err(format!("{what} is not available"));
     };

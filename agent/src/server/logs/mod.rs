@@ -44,13 +44,13 @@ use self::reader::Reader;
 use self::shared::OpenLogs;
 use self::watch::FolderWatch;
 use super::answer;
-use super::answer::quote;
 use super::containers::Containers;
 use super::containers::has_container;
 use crate::model::Clock;
 use crate::model::ContainerId;
 use crate::model::Pod;
 use crate::model::pod_ref;
+use crate::model::quote::go_quoted;
 
 #[derive(Clone)]
 struct ContainerLogs {
@@ -92,15 +92,15 @@ impl ContainerLogs {
             .containers
             .pods
             .pod(namespace, name)
-            .ok_or_else(|| not_found(format!("pod {} does not exist", quote(name))))?;
+            .ok_or_else(|| not_found(format!("pod {} does not exist", go_quoted(name))))?;
         if !has_container(&pod, container) {
-            let text = format!("container {} not found in pod {}", quote(container), quote(name));
+            let text = format!("container {} not found in pod {}", go_quoted(container), go_quoted(name));
             return Err(not_found(text));
         }
         if let Some(stream @ (Wanted::Stdout | Wanted::Stderr)) = query.stream.filter(|_| !self.split_streams) {
             let text = format!(
                 "unable to return the given log stream: {}. Please enable PodLogsQuerySplitStreams feature gate in kubelet",
-                quote(&format!("{stream:?}"))
+                go_quoted(&format!("{stream:?}"))
             );
             return Err((StatusCode::BAD_REQUEST, text));
         }

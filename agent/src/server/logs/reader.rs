@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::super::answer::quote;
 use super::filter::Filter;
 use super::filter::UnknownFormat;
 use super::shared::End;
 use super::shared::OpenLogs;
 use super::shared::SharedLog;
 use super::tail;
+use crate::model::quote::go_quoted;
 
 /// Bytes per read. Small, because several are buffered for a slow client.
 const READ_SIZE: usize = 8 * 1024;
@@ -25,13 +25,13 @@ const MAX_LINE: usize = 1 << 20;
 /// Why a log cannot be read, with upstream's messages.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
-    #[error("failed to try resolving symlinks in path {}: {source}", quote(&.path.to_string_lossy()))]
+    #[error("failed to try resolving symlinks in path {}: {source}", go_quoted(&.path.to_string_lossy()))]
     Resolve { path: PathBuf, source: io::Error },
-    #[error("failed to open log file {}: {source}", quote(&.path.to_string_lossy()))]
+    #[error("failed to open log file {}: {source}", go_quoted(&.path.to_string_lossy()))]
     Open { path: PathBuf, source: io::Error },
-    #[error("failed to read log file {}: {source}", quote(&.path.to_string_lossy()))]
+    #[error("failed to read log file {}: {source}", go_quoted(&.path.to_string_lossy()))]
     Read { path: PathBuf, source: io::Error },
-    #[error("failed to get parse function: unsupported log format: {}", quote(&String::from_utf8_lossy(.0)))]
+    #[error("failed to get parse function: unsupported log format: {}", go_quoted(&String::from_utf8_lossy(.0)))]
     Format(Vec<u8>),
 }
 

@@ -9,12 +9,12 @@ use axum::response::IntoResponse as _;
 use axum::response::Response;
 use k8s_openapi::jiff::Timestamp;
 
-use super::super::answer::quote;
 use super::super::containers::Containers;
 use super::super::containers::has_container;
 use super::find::full_name;
 use super::refusal::Refusal;
 use crate::model::pod_ref;
+use crate::model::quote::go_quoted;
 
 /// Runs a command in a container and responds with its output.
 ///
@@ -29,7 +29,7 @@ pub(super) async fn run(
     let line = query.iter().find(|(key, _)| key == "cmd").map(|(_, value)| value.as_str()).unwrap_or_default();
     let command: Vec<String> = line.split(' ').map(str::to_owned).collect();
     let id = containers.running(&pod, container).await?;
-    let id = id.ok_or_else(|| Refusal::internal(format!("container not found ({})", quote(container))))?;
+    let id = id.ok_or_else(|| Refusal::internal(format!("container not found ({})", go_quoted(container))))?;
     // Errors of the command and of the runtime have the same status code.
     let done = containers.runtime.exec_sync(&id, command.clone(), Duration::ZERO).await;
     let done = done.map_err(|error| Refusal::internal(error.rpc_text()))?;

@@ -3,12 +3,12 @@
 use k8s_openapi::api::core::v1::Container;
 use keblet_proto::cri::v1 as cri;
 
-use super::super::answer::quote;
 use super::super::containers::Containers;
 use super::refusal::Refusal;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::pod_ref;
+use crate::model::quote::go_quoted;
 use crate::model::spec;
 
 /// Label of a container or sandbox: the UID of its pod.
@@ -59,7 +59,7 @@ impl Containers {
         let found = self.runtime.list_pod_sandboxes(filter).await?;
         let ready = found.into_iter().filter(|sandbox| sandbox.state() == cri::PodSandboxState::SandboxReady);
         let newest = ready.max_by_key(|sandbox| sandbox.created_at);
-        let missing = || Refusal::internal(format!("pod not found ({})", quote(&full_name(&pod))));
+        let missing = || Refusal::internal(format!("pod not found ({})", go_quoted(&full_name(&pod))));
         newest.map(|sandbox| sandbox.id).ok_or_else(missing)
     }
 }

@@ -39,11 +39,11 @@ use self::backend::BackendError;
 use self::params::Streams;
 use self::refusal::Refusal;
 use super::answer;
-use super::answer::quote;
 use super::containers::Containers;
 use crate::metrics::Metrics;
 use crate::metrics::Subresource;
 use crate::model::pod_ref;
+use crate::model::quote::go_quoted;
 
 #[derive(Clone)]
 struct Handles {
@@ -155,7 +155,7 @@ async fn exec_url(
     let streams = Streams::parse(&parameters.all).map_err(Refusal::bad)?;
     let pod = containers.desired(&named.namespace, &named.pod)?;
     let id = containers.running(&pod, &named.container).await?;
-    let id = id.ok_or_else(|| Refusal::internal(format!("container not found ({})", quote(&named.container))))?;
+    let id = id.ok_or_else(|| Refusal::internal(format!("container not found ({})", go_quoted(&named.container))))?;
     let Streams { stdin, stdout, stderr, tty } = streams;
     let cmd = params::command(&parameters.query);
     let request = cri::ExecRequest { container_id: id, cmd, tty, stdin, stdout, stderr };

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 
+use keblet_skip::mounts::bind;
+use keblet_skip::mounts::in_private_mounts;
+use keblet_skip::mounts::tmpfs;
 use nix::mount::MsFlags;
 
 use crate::filesystem::is_mount_point;
-use crate::filesystem::testing::bind;
-use crate::filesystem::testing::in_private_mounts;
-use crate::filesystem::testing::tmpfs;
 use crate::volumes::VolumeError;
 use crate::volumes::Volumes;
 

@@ -20,7 +20,8 @@ use super::SecuritySettings;
 use super::names;
 use crate::model::ContainerId;
 
-const MASKED_PATHS: [&str; 12] = [
+/// What every kubelet masks in a container's /proc and /sys.
+pub const MASKED_PATHS: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",
     "/proc/interrupts",
@@ -34,7 +35,8 @@ const MASKED_PATHS: [&str; 12] = [
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
-const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+/// What every kubelet makes read-only in a container's /proc.
+pub const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const LEGACY_APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// `LinuxContainerConfig.security_context`. `target` is the instance that an ephemeral container targets.

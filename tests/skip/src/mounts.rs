@@ -1,4 +1,4 @@
-//! Mounts for tests.
+//! Mounts for tests that need root.
 
 use std::path::Path;
 
@@ -7,10 +7,12 @@ use nix::mount::mount;
 use nix::sched::CloneFlags;
 use nix::sched::unshare;
 
-/// Runs a test on a thread with a mount namespace of its own; its mounts vanish with it. Skipped
-/// (under `CI` failed) without root.
-pub(crate) fn in_private_mounts(test: impl FnOnce() + Send) {
-    if !keblet_skip::is_root("make mounts") {
+/// Runs a test on a thread with a mount namespace of its own; its mounts vanish with it. Skipped without root.
+///
+/// # Panics
+/// The test does; there is no such namespace; or as [`crate::skip`].
+pub fn in_private_mounts(test: impl FnOnce() + Send) {
+    if !crate::is_root("make mounts") {
         return;
     }
     std::thread::scope(|scope| {
@@ -27,13 +29,19 @@ pub(crate) fn in_private_mounts(test: impl FnOnce() + Send) {
 }
 
 /// Makes `target` and bind mounts `source` on it.
-pub(crate) fn bind(source: &Path, target: &Path) {
+///
+/// # Panics
+/// It cannot.
+pub fn bind(source: &Path, target: &Path) {
     std::fs::create_dir_all(target).expect("a directory");
     mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
 }
 
 /// Makes `target` and mounts an empty tmpfs on it.
-pub(crate) fn tmpfs(target: &Path) {
+///
+/// # Panics
+/// It cannot.
+pub fn tmpfs(target: &Path) {
     std::fs::create_dir_all(target).expect("a directory");
     mount(Some("tmpfs"), target, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
 }
