@@ -97,7 +97,8 @@ pub fn first_access(file: &Path, bootstrap: Option<&Path>, now: SystemTime) -> R
 }
 
 /// Requests the client certificate of `node_name` with `client`, waits up to an hour for it, and writes it to `store`.
-/// When this is cancelled and called again, the same key and therefore the same request are used.
+/// When this is cancelled and called again, the same key and therefore the same request are used. Reads and writes files on
+/// the caller's task: the agent starts nothing that could wait for it before it has its credentials.
 ///
 /// # Errors
 /// The step that failed. The key is kept.

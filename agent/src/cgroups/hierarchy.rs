@@ -126,7 +126,7 @@ impl Hierarchy {
         std::fs::metadata(directory).map(|meta| CgroupId(meta.ino()))
     }
 
-    /// Cgroups directly below `path`; none if it is gone.
+    /// Cgroups directly below `path`; none if it is gone. The kernel answers from memory: this waits for no disk.
     pub fn children(&self, path: &str) -> Vec<(CgroupId, String)> {
         let entries = self.directory(path).and_then(|directory| std::fs::read_dir(directory).ok());
         let Some(entries) = entries else { return Vec::new() };

@@ -145,7 +145,7 @@ impl Metrics {
         self.registry.gather()
     }
 
-    /// Of the machine.
+    /// Of the machine. Blocks.
     pub fn gather_machine(&self) -> Vec<MetricFamily> {
         machine::gather()
     }

@@ -1,4 +1,4 @@
-//! The standard `process_*` families, read from `/proc` per scrape.
+//! The standard `process_*` families, read from `/proc` per scrape, which waits for no disk.
 
 use std::fs;
 use std::io;

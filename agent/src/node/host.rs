@@ -21,7 +21,7 @@ pub trait Host: Send + Sync + 'static {
     /// Sets the pods' address range in the runtime (`UpdateRuntimeConfig`).
     fn set_pod_cidr(&self, cidr: &str) -> impl Future<Output = Result<(), String>> + Send;
     /// A checkpoint of the device manager exists.
-    fn has_device_checkpoint(&self) -> bool;
+    fn has_device_checkpoint(&self) -> impl Future<Output = bool> + Send;
 }
 
 /// The machine this process runs on.
@@ -58,7 +58,8 @@ impl Host for ThisHost {
         self.runtime.set_pod_cidr(cidr).await.map_err(|error| error.to_string())
     }
 
-    fn has_device_checkpoint(&self) -> bool {
-        self.root_dir.join("device-plugins/kubelet_internal_checkpoint").exists()
+    async fn has_device_checkpoint(&self) -> bool {
+        let file = self.root_dir.join("device-plugins/kubelet_internal_checkpoint");
+        tokio::fs::try_exists(file).await.unwrap_or(false)
     }
 }

@@ -278,7 +278,7 @@ impl<H: Host> StatusLoop<H> {
     }
 
     async fn reconcile(&mut self, existing: Node, wanted: &Node) -> Result<(), CallError> {
-        let reset = !self.inputs.host.has_device_checkpoint();
+        let reset = !self.inputs.host.has_device_checkpoint().await;
         let corrected = reconcile::reconciled(&existing, wanted, reset);
         match patch::between(&existing, &corrected) {
             None => self.inputs.cache.offer(existing),

@@ -50,9 +50,8 @@ impl Leftovers for OrphanCleanup {
 
 async fn remove_orphans(context: &WorkerContext, known: impl Fn(&str) -> bool) {
     let retries = &context.retries;
-    let on_disk = pods_on_disk(context.act.volumes.clone()).await;
-    let with_cgroup = context.act.cgroups.as_ref().map(Cgroups::pods).unwrap_or_default();
-    let left: HashSet<String> = on_disk.iter().cloned().chain(with_cgroup.into_keys()).collect();
+    let (on_disk, with_cgroup) = leftovers(context.act.volumes.clone(), context.act.cgroups.clone()).await;
+    let left: HashSet<String> = on_disk.union(&with_cgroup).cloned().collect();
     let orphans: Vec<&String> = left.iter().filter(|uid| !known(uid)).collect();
     retries.keep_only(Operation::RemoveOrphan, |uid| left.contains(uid) && !known(uid));
     for uid in &orphans {
@@ -86,15 +85,16 @@ async fn report_image_usage(context: &WorkerContext) {
     }
 }
 
-async fn pods_on_disk(volumes: Volumes) -> HashSet<String> {
-    let listed = tokio::task::spawn_blocking(move || volumes.pods_on_disk()).await;
-    let error = match listed {
-        Ok(Ok(uids)) => return uids.into_iter().collect(),
-        Ok(Err(error)) => error.to_string(),
-        Err(error) => error.to_string(),
-    };
-    tracing::warn!(error, "cannot list the pods' directories");
-    HashSet::new()
+/// UIDs of the pods that have a directory, and of those that have a cgroup.
+async fn leftovers(volumes: Volumes, cgroups: Option<Cgroups>) -> (HashSet<String>, HashSet<String>) {
+    let list = move || (volumes.pods_on_disk(), cgroups.map(|cgroups| cgroups.pods()).unwrap_or_default());
+    // The agent is shutting down.
+    let Ok((listed, with_cgroup)) = tokio::task::spawn_blocking(list).await else { return Default::default() };
+    let on_disk = listed.unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot list the pods' directories");
+        Vec::new()
+    });
+    (on_disk.into_iter().collect(), with_cgroup.into_keys().collect())
 }
 
 async fn remove_logs(context: &WorkerContext, known: impl Fn(&str) -> bool) {

@@ -52,6 +52,9 @@ async fn resource(State(usage): State<Usage>, request: Request) -> Response {
 
 async fn cadvisor(State(usage): State<Usage>, request: Request) -> Response {
     let scrape = usage.stats.cadvisor_metrics().await;
-    let families = scrape.families().chain(usage.metrics.gather_machine());
+    let metrics = usage.metrics.clone();
+    let machine = tokio::task::spawn_blocking(move || metrics.gather_machine()).await;
+    // The agent is shutting down.
+    let families = scrape.families().chain(machine.unwrap_or_default());
     exposition::strict(&usage.metrics, &request, families)
 }

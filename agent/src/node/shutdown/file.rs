@@ -1,6 +1,5 @@
 //! Start and end of the last graceful shutdown, in the file `graceful_node_shutdown_state`, for metrics.
 
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -8,6 +7,7 @@ use std::time::SystemTime;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Deserialize;
 use serde::Serialize;
+use tokio::fs;
 
 use crate::node::time;
 
@@ -51,19 +51,19 @@ impl StateFile {
     }
 
     /// The stored times; none if the file is missing or invalid.
-    pub(super) fn read(&self) -> Times {
-        let text = fs::read(&self.path).unwrap_or_default();
+    pub(super) async fn read(&self) -> Times {
+        let text = fs::read(&self.path).await.unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
     /// Replaces the file atomically.
-    pub(super) fn write(&self, times: &Times) {
-        let write = || -> io::Result<()> {
+    pub(super) async fn write(&self, times: &Times) {
+        let write = async || -> io::Result<()> {
             let partial = self.path.with_extension("partial");
-            fs::write(&partial, serde_json::to_vec(times)?)?;
-            fs::rename(&partial, &self.path)
+            fs::write(&partial, serde_json::to_vec(times)?).await?;
+            fs::rename(&partial, &self.path).await
         };
-        if let Err(error) = write() {
+        if let Err(error) = write().await {
             tracing::warn!(file = %self.path.display(), %error, "cannot store the times of the shutdown");
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::StreamExt as _;
+use tokio::fs;
 use zbus::Connection;
 use zbus::MatchRule;
 use zbus::MessageStream;
@@ -94,7 +95,7 @@ impl Logind {
         if self.max_delay().await? >= needed {
             return Ok(());
         }
-        self.configure(needed)?;
+        self.configure(needed).await?;
         self.reload().await?;
         let mut backoff = Backoff::new(FIRST_LOOK, LONGEST_PAUSE);
         for _ in 1..LOOKS {
@@ -120,19 +121,21 @@ impl Logind {
         Ok(Duration::from_micros(micros))
     }
 
-    fn configure(&self, needed: Duration) -> Result<(), LogindError> {
+    async fn configure(&self, needed: Duration) -> Result<(), LogindError> {
         use std::os::unix::fs::PermissionsExt as _;
         let file = self.root.join(DROP_IN);
-        let write = || {
-            file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        let write = async || {
+            if let Some(folder) = file.parent() {
+                fs::create_dir_all(folder).await?;
+            }
             let text = format!(
                 "# Written by the node agent: its shutdownGracePeriod needs this delay.\n[Login]\nInhibitDelayMaxSec={}\n",
                 needed.as_secs()
             );
-            std::fs::write(&file, text)?;
-            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644))
+            fs::write(&file, text).await?;
+            fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).await
         };
-        write().map_err(|error| LogindError::DropIn { file: file.clone(), error })
+        write().await.map_err(|error| LogindError::DropIn { file: file.clone(), error })
     }
 
     /// Reloads logind through systemd.

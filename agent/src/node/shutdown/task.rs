@@ -71,7 +71,7 @@ impl<P: PodTerminator> Shutdown<P> {
         F: Future<Output = Result<Logind, LogindError>> + Send,
     {
         if let Some(file) = self.file() {
-            let (start, end) = file.read().unix();
+            let (start, end) = file.read().await.unix();
             self.metrics.node.graceful_shutdown(start, end);
         }
         ending.run_until_cancelled(self.run_loop(connect)).await;
@@ -127,9 +127,9 @@ impl<P: PodTerminator> Shutdown<P> {
         self.recorder.node_event(EventType::Normal, "Shutdown", "Shutdown manager detected shutdown event");
         self.down.send_replace(true);
         let times = Times::began(self.clock.wall());
-        self.store_times(&times);
+        self.store_times(&times).await;
         self.terminate_pods().await;
-        self.store_times(&times.ended(self.clock.wall()));
+        self.store_times(&times.ended(self.clock.wall())).await;
         // Releases the lock: the shutdown continues.
         *lock = None;
     }
@@ -137,7 +137,7 @@ impl<P: PodTerminator> Shutdown<P> {
     async fn cancel_shutdown(&self, logind: &Logind, lock: &mut Option<DelayLock>) -> Result<(), LogindError> {
         self.recorder.node_event(EventType::Normal, "Shutdown", "Shutdown manager detected shutdown cancellation");
         self.down.send_replace(false);
-        self.store_times(&Times::default());
+        self.store_times(&Times::default()).await;
         *lock = Some(logind.inhibit().await?);
         Ok(())
     }
@@ -158,11 +158,11 @@ impl<P: PodTerminator> Shutdown<P> {
         self.state_file_dir.clone().map(StateFile::new)
     }
 
-    fn store_times(&self, times: &Times) {
+    async fn store_times(&self, times: &Times) {
         if let Some(file) = self.file() {
             let (start, end) = times.unix();
             self.metrics.node.graceful_shutdown(start, end);
-            file.write(times);
+            file.write(times).await;
         }
     }
 }

@@ -82,7 +82,7 @@ impl Host for TestHost {
         })
     }
 
-    fn has_device_checkpoint(&self) -> bool {
+    async fn has_device_checkpoint(&self) -> bool {
         true
     }
 }

@@ -84,6 +84,7 @@ impl FolderWatch {
                 inner.watches.insert(watches).clone()
             }
         };
+        // Waits for no disk: the log in this folder has just been opened.
         let mask = WatchMask::MODIFY | WatchMask::CREATE | WatchMask::MOVE | WatchMask::DELETE | WatchMask::ONLYDIR;
         // inotify returns the same watch for the same directory.
         let descriptor = watches.add(path, mask)?;

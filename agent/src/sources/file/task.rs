@@ -43,7 +43,7 @@ impl FileSource {
     }
 
     async fn scan_loop(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>) {
-        let mut scanner = Scanner::new(&self);
+        let mut scanner = Scanner::new(&self).await;
         let mut tick = tokio::time::interval(self.check_frequency.max(Duration::from_millis(100)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut periodic = true;
@@ -74,7 +74,7 @@ struct Scanner {
 }
 
 impl Scanner {
-    fn new(source: &FileSource) -> Self {
+    async fn new(source: &FileSource) -> Self {
         // Components, put together again, have no trailing slashes.
         let path: PathBuf = source.path.components().collect();
         let view =
@@ -87,15 +87,17 @@ impl Scanner {
             watch_error: None,
             timer: None,
         };
-        scanner.arm();
+        scanner.arm().await;
         scanner
     }
 
-    fn arm(&mut self) {
+    async fn arm(&mut self) {
         self.open_files.clear();
         // Drops the old instance first: inotify instances are limited per user.
         self.watch = None;
-        match Watch::arm(&self.view.path) {
+        let path = self.view.path.clone();
+        let armed = tokio::task::spawn_blocking(move || Watch::arm(&path)).await;
+        match armed.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
             Ok(watch) => {
                 self.watch = Some(watch);
                 self.watch_error = None;
@@ -127,10 +129,12 @@ impl Scanner {
             result.reports.into_iter().for_each(|report| log(&self.view.path, report));
             set = result.set.or(set);
             self.timer = [result.rescan_at, self.open_files.next_end()].into_iter().flatten().min();
-            if self.watch.as_ref().is_some_and(|watch| watch.is_current(&self.view.path)) {
+            if let Some(watch) = &self.watch
+                && watch.is_current(&self.view.path).await
+            {
                 break;
             }
-            self.arm();
+            self.arm().await;
             if self.watch.is_none() {
                 break;
             }
@@ -138,7 +142,7 @@ impl Scanner {
         set
     }
 
-    /// Waits until a scan is due. Cancel-safe.
+    /// Waits until a scan is due. Cancel-safe: without a watch, the next scan sets one up.
     async fn wake(&mut self) {
         let timer = self.timer;
         let timer = async move {
@@ -160,7 +164,7 @@ impl Scanner {
             wake = watched => wake,
         };
         if wake == WatchResult::Replaced {
-            self.arm();
+            self.arm().await;
         }
     }
 }

@@ -87,7 +87,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts the watch. Changes from now on are reported; earlier ones need a scan.
+    /// Starts the watch. Changes from now on are reported; earlier ones need a scan. Blocks.
     ///
     /// # Errors
     /// inotify refuses an instance or a watch.
@@ -117,8 +117,10 @@ impl Watch {
     }
 
     /// False if the path no longer is what this watch was set up on.
-    pub fn is_current(&self, path: &Path) -> bool {
-        Target::of(path) == self.target
+    pub async fn is_current(&self, path: &Path) -> bool {
+        let path = path.to_owned();
+        let target = tokio::task::spawn_blocking(move || Target::of(&path)).await;
+        target.is_ok_and(|target| target == self.target)
     }
 
     /// Waits for a burst of relevant events and consumes all of it. Cancel-safe: an event that was read is recorded.
