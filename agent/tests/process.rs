@@ -1,12 +1,19 @@
 //! The binary as a service manager sees it: exit codes, signals, and what it says on the way.
 
 use std::io::Read as _;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::Ipv4Addr;
+use std::net::TcpListener;
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Child;
+use std::process::Command;
+use std::process::Output;
+use std::process::Stdio;
+use std::time::Duration;
+use std::time::Instant;
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
+use nix::sys::signal::kill;
 use nix::unistd::Pid;
 
 fn keblet(arguments: &[&str]) -> Command {

@@ -4,13 +4,17 @@
 //! fetches and prints. Without `go` or its module proxy the test is skipped.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::process::Stdio;
 
 use prost::Message;
-use prost_types::field_descriptor_proto::{Label, Type};
-use prost_types::{
-    DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet, MethodDescriptorProto,
-};
+use prost_types::DescriptorProto;
+use prost_types::EnumDescriptorProto;
+use prost_types::FieldDescriptorProto;
+use prost_types::FileDescriptorSet;
+use prost_types::MethodDescriptorProto;
+use prost_types::field_descriptor_proto::Label;
+use prost_types::field_descriptor_proto::Type;
 
 /// Every fact of an interface by its full name: `runtime.v1.Mount.readonly` to `3 optional bool`.
 type Descriptors = BTreeMap<String, String>;

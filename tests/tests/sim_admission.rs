@@ -4,11 +4,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ExecAction, PodOS, PodStatus, Probe};
-use keblet::model::{Pod, PodUid};
+use k8s_openapi::api::core::v1::ExecAction;
+use k8s_openapi::api::core::v1::PodOS;
+use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::Probe;
+use keblet::model::Pod;
+use keblet::model::PodUid;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, PodOf, SensorSet, node, pod, until};
-use tokio::time::{Instant, sleep};
+use keblet_tests::node::Agent;
+use keblet_tests::node::PodOf;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
+use keblet_tests::node::until;
+use tokio::time::Instant;
+use tokio::time::sleep;
 
 const UID: &str = "web-uid";
 const LONG: Duration = Duration::from_secs(600);

@@ -7,9 +7,15 @@ use keblet::model::PodUid;
 use keblet::status::TerminationReason;
 use keblet_proto::cri::v1;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, PodOf, Seen, SensorSet, folder, pod};
+use keblet_tests::node::Agent;
+use keblet_tests::node::PodOf;
+use keblet_tests::node::Seen;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::folder;
+use keblet_tests::node::pod;
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
+use tokio::time::sleep;
 use tonic::Code;
 
 const fn ms(millis: u64) -> Duration {

@@ -5,7 +5,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, Api, SensorSet, node, pod};
+use keblet_tests::node::Agent;
+use keblet_tests::node::Api;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
 use tokio::time::sleep;
 use tonic::Code;
 

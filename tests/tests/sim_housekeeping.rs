@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use keblet_skip::mounts::bind;
 use keblet_skip::mounts::in_private_mounts;
-use keblet_tests::node::{Agent, SensorSet, node, pod};
+use keblet_tests::node::Agent;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
 
 /// Runs a test with paused time in a mount namespace of its own.
 fn paused(test: impl AsyncFnOnce() + Send) {

@@ -7,15 +7,26 @@
 
 use std::fs;
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::BufRead as _;
+use std::io::BufReader;
+use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Child;
+use std::process::ChildStdin;
+use std::process::ChildStdout;
+use std::process::Command;
+use std::process::Stdio;
 use std::time::Duration;
 
-use futures_util::{StreamExt as _, stream};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use reqwest::{Client, Response};
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use nix::sys::resource::Resource;
+use nix::sys::resource::getrlimit;
+use nix::sys::resource::setrlimit;
+use reqwest::Client;
+use reqwest::Response;
 use tokio::time::Instant;
 
 /// Whatever takes longer hangs.

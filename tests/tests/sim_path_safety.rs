@@ -5,10 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::VolumeMount;
-use keblet::model::{Pod, PodUid};
+use keblet::model::Pod;
+use keblet::model::PodUid;
 use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, PodOf, SensorSet, node, pod, until};
+use keblet_tests::node::Agent;
+use keblet_tests::node::PodOf;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
+use keblet_tests::node::until;
 use tokio::time::sleep;
 
 /// The pod with a mount that leads out of its volume.

@@ -3,13 +3,22 @@
 
 use std::time::Duration;
 
-use keblet::events::sensors::{Sensor, SensorState};
+use keblet::events::sensors::Sensor;
+use keblet::events::sensors::SensorState;
 use keblet::metrics::Metrics;
-use keblet::model::{ContainerState, LifecycleKind, PodSnapshot, PodUid, Source};
-use keblet_tests::cri::client::{Client, container, sandbox};
+use keblet::model::ContainerState;
+use keblet::model::LifecycleKind;
+use keblet::model::PodSnapshot;
+use keblet::model::PodUid;
+use keblet::model::Source;
+use keblet_tests::cri::client::Client;
+use keblet_tests::cri::client::container;
+use keblet_tests::cri::client::sandbox;
 use keblet_tests::cri::*;
-use keblet_tests::node::{PlegHarness, SensorSet};
-use tokio::time::{Instant, sleep};
+use keblet_tests::node::PlegHarness;
+use keblet_tests::node::SensorSet;
+use tokio::time::Instant;
+use tokio::time::sleep;
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)

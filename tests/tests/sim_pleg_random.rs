@@ -3,13 +3,19 @@
 
 use std::time::Duration;
 
-use keblet::model::{ContainerState, LifecycleKind, PodUid};
+use keblet::model::ContainerState;
+use keblet::model::LifecycleKind;
+use keblet::model::PodUid;
 use keblet_proto::cri::v1;
-use keblet_tests::cri::client::{Client, container, sandbox};
+use keblet_tests::cri::client::Client;
+use keblet_tests::cri::client::container;
+use keblet_tests::cri::client::sandbox;
 use keblet_tests::cri::*;
-use keblet_tests::node::{PlegHarness, SensorSet};
+use keblet_tests::node::PlegHarness;
+use keblet_tests::node::SensorSet;
 use keblet_tests::seeds;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
+use tokio::time::timeout;
 
 const PODS: [&str; 3] = ["a", "b", "c"];
 const SPAN: Duration = Duration::from_secs(40);

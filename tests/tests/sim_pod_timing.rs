@@ -5,12 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod as ApiPod;
-use keblet::model::{Pod, PodUid};
+use keblet::model::Pod;
+use keblet::model::PodUid;
 use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, SensorSet, folder, node, pod};
+use keblet_tests::node::Agent;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::folder;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
+use tokio::time::sleep;
 use tonic::Code;
 
 /// Nothing here takes longer, on the simulated node's clock.

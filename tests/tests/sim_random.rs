@@ -16,11 +16,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keblet::model::Pod;
-use keblet_proto::cri::v1::{ContainerState, ContainerStatus, PodSandboxState, PodSandboxStatus};
+use keblet_proto::cri::v1::ContainerState;
+use keblet_proto::cri::v1::ContainerStatus;
+use keblet_proto::cri::v1::PodSandboxState;
+use keblet_proto::cri::v1::PodSandboxStatus;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, Api, PodOf, Seen, SensorSet, folder, pod};
+use keblet_tests::node::Agent;
+use keblet_tests::node::Api;
+use keblet_tests::node::PodOf;
+use keblet_tests::node::Seen;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::folder;
+use keblet_tests::node::pod;
 use keblet_tests::seeds;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
+use tokio::time::sleep;
 
 const SPAN: Duration = Duration::from_secs(25);
 /// A call that takes effect five minutes late, then a crash-loop back-off, or a relist that finds what an event lost.

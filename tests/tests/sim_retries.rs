@@ -2,17 +2,23 @@
 //! event for what stays stuck.
 
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use keblet::recorder::Recorder;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, SensorSet, node, pod};
+use keblet_tests::node::Agent;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
 use tokio::time::sleep;
 use tonic::Code;
-use tracing::field::{Field, Visit};
+use tracing::field::Field;
+use tracing::field::Visit;
 use tracing_subscriber::Layer;
-use tracing_subscriber::layer::{Context, SubscriberExt as _};
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::layer::SubscriberExt as _;
 
 const fn minutes(minutes: u64) -> Duration {
     Duration::from_secs(60 * minutes)
@@ -145,7 +151,12 @@ async fn garbage_collection_is_retried_with_growing_pauses() {
 
 #[tokio::test(start_paused = true)]
 async fn calls_that_observe_are_retried_once_a_second_at_most() {
-    use Method::{ContainerStatus, GetContainerEvents, ListContainers, ListPodSandbox, PodSandboxStatus, Status};
+    use Method::ContainerStatus;
+    use Method::GetContainerEvents;
+    use Method::ListContainers;
+    use Method::ListPodSandbox;
+    use Method::PodSandboxStatus;
+    use Method::Status;
     for method in [ContainerStatus, PodSandboxStatus, ListContainers, ListPodSandbox, GetContainerEvents, Status] {
         retries(method, From::Running, 700).await;
     }

@@ -4,10 +4,15 @@ use std::time::Duration;
 
 use keblet_proto::cri::v1;
 use keblet_proto::cri::v1::ContainerEventType::*;
-use keblet_proto::cri::v1::ContainerState::{self, *};
-use keblet_tests::cri::client::{Client, container, sandbox};
+use keblet_proto::cri::v1::ContainerState;
+use keblet_proto::cri::v1::ContainerState::*;
+use keblet_tests::cri::client::Client;
+use keblet_tests::cri::client::container;
+use keblet_tests::cri::client::sandbox;
 use keblet_tests::cri::*;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::Instant;
+use tokio::time::sleep;
+use tokio::time::timeout;
 use tonic::Code;
 
 const fn ms(millis: u64) -> Duration {

@@ -4,8 +4,14 @@ use std::time::Duration;
 
 use keblet::model::Pod;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, Api, PodOf, SensorSet, node, pod};
-use tokio::time::{Instant, sleep};
+use keblet_tests::node::Agent;
+use keblet_tests::node::Api;
+use keblet_tests::node::PodOf;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
+use tokio::time::Instant;
+use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Nothing here takes longer, on the simulated node's clock.

@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use keblet::model::PodUid;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, SensorSet, node, pod};
-use tokio::time::{Instant, sleep};
+use keblet_tests::node::Agent;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
+use tokio::time::Instant;
+use tokio::time::sleep;
 
 /// Deadline of every wait, on the simulated node's clock.
 const TIMEOUT: Duration = Duration::from_secs(300);

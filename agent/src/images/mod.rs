@@ -34,12 +34,11 @@ pub use reference::is_latest;
 pub use reference::with_default_tag;
 pub use usage::ImageUsage;
 
-use cache::ImageCache;
-use pull::PullLimiter;
-
 use crate::model::PodSnapshot;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
+use cache::ImageCache;
+use pull::PullLimiter;
 
 /// The image service of the runtime, with a lookup cache and pull limits.
 #[derive(Debug)]

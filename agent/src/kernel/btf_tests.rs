@@ -1,7 +1,8 @@
 //! A small hand-made encoding, malformed data, and the running kernel.
 
-use super::*;
 use proptest::prelude::*;
+
+use super::*;
 
 /// Builds the encoded form type by type.
 #[derive(Default)]

@@ -1,7 +1,8 @@
 //! Cgroup names, and adding and removing entries.
 
-use super::*;
 use proptest::prelude::*;
+
+use super::*;
 
 const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const B: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";

@@ -1,10 +1,12 @@
 //! Child processes of the test.
 
-use super::*;
 use std::process::Command;
 use std::process::Stdio;
 use std::time::Duration;
+
 use tokio::time::timeout;
+
+use super::*;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 

@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1::NodeCondition;
 use k8s_openapi::api::core::v1::NodeStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::time::Instant;
 
 use super::runtime_view::RuntimeView;
-use tokio::time::Instant;
 
 /// Resources under pressure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

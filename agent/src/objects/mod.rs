@@ -40,15 +40,14 @@ pub use registration::Registration;
 pub use token::Token;
 pub use token::TokenKey;
 
+use crate::apiserver::recovery::Recovered;
+use crate::model::Clock;
+use crate::model::PodUid;
 use references::References;
 use registration::RegistrationId;
 use services::Services;
 use store::Store;
 use token::Tokens;
-
-use crate::apiserver::recovery::Recovered;
-use crate::model::Clock;
-use crate::model::PodUid;
 
 /// `configMapAndSecretChangeDetectionStrategy`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

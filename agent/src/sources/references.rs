@@ -111,9 +111,10 @@ fn volume_reference(volume: &Volume) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use serde_json::Value;
     use serde_json::json;
+
+    use super::*;
 
     fn pod(spec: Value) -> Pod {
         serde_json::from_value(json!({"apiVersion": "v1", "kind": "Pod", "spec": spec})).expect("a pod")

@@ -6,9 +6,8 @@ use k8s_openapi::api::core::v1::HostIP;
 use k8s_openapi::api::core::v1::PodIP;
 use k8s_openapi::api::core::v1::PodStatus;
 
-use crate::model::spec;
-
 use super::StatusInput;
+use crate::model::spec;
 
 /// Sets `hostIP(s)` and `podIP(s)`. Host-network pods take the node's addresses; once set they stay, and only a second
 /// family may be added.

@@ -4,13 +4,12 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 
+use super::StatusInput;
+use super::state;
 use crate::model::SandboxNeed;
 use crate::model::restart;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
-
-use super::StatusInput;
-use super::state;
 
 pub(super) const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
 pub(super) const CONTAINERS_READY: &str = "ContainersReady";

@@ -12,6 +12,9 @@ use k8s_openapi::api::core::v1::LinuxContainerUser;
 use k8s_openapi::api::core::v1::VolumeMount;
 use k8s_openapi::api::core::v1::VolumeMountStatus;
 
+use super::StatusInput;
+use super::resources::container_resources;
+use super::state;
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
@@ -21,10 +24,6 @@ use crate::model::restart;
 use crate::model::restart::RestartDecision;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
-
-use super::StatusInput;
-use super::resources::container_resources;
-use super::state;
 
 /// Reason of a container that is removed for a restart of all (KEP-5532).
 pub(super) const RESTARTING_ALL: &str = "RestartingAllContainers";

@@ -4,10 +4,9 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
 
-use crate::model::spec;
-
 use super::phase;
 use super::state;
+use crate::model::spec;
 
 /// `status` completed for a pod whose containers are stopped and volumes unmounted (upstream: `TerminatePod`).
 pub(super) fn final_status(pod: &Pod, mut status: PodStatus) -> PodStatus {

@@ -8,17 +8,16 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 
-use crate::model::ContainerState;
-use crate::model::PodSnapshot;
-use crate::model::StartFailure;
-use crate::model::restart::RestartGates;
-use crate::model::spec;
-
 use super::addresses;
 use super::conditions;
 use super::containers;
 use super::phase;
 use super::time;
+use crate::model::ContainerState;
+use crate::model::PodSnapshot;
+use crate::model::StartFailure;
+use crate::model::restart::RestartGates;
+use crate::model::spec;
 
 /// The node's own addresses, primary one first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,14 +6,13 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
 
+use super::StatusInput;
+use super::containers::RESTARTING_ALL;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
 use crate::model::restart;
 use crate::model::restart::RestartGates;
 use crate::model::spec;
-
-use super::StatusInput;
-use super::containers::RESTARTING_ALL;
 
 /// True for `Succeeded` and `Failed`.
 pub(super) fn is_terminal(phase: &str) -> bool {

@@ -5,10 +5,9 @@ use k8s_openapi::api::core::v1::ContainerStateRunning;
 use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use k8s_openapi::api::core::v1::ContainerStateWaiting;
 
+use super::time;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
-
-use super::time;
 
 /// Reason of a container whose termination was not observed.
 pub(super) const UNKNOWN: &str = "ContainerStatusUnknown";

@@ -6,14 +6,13 @@ use std::time::SystemTime;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
 
-use crate::model::PodUid;
-use crate::model::restart::RestartGates;
-use crate::model::spec;
-
 use super::IllegalTransition;
 use super::final_status;
 use super::time;
 use super::transition;
+use crate::model::PodUid;
+use crate::model::restart::RestartGates;
+use crate::model::spec;
 
 /// The cached status of a pod.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,13 +6,12 @@ use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::conditions;
+use super::state;
 use crate::model::restart;
 use crate::model::restart::RestartGates;
 use crate::model::restart::RestartPolicy;
 use crate::model::spec;
-
-use super::conditions;
-use super::state;
 
 /// A status update that contradicts the previous status and is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

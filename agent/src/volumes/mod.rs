@@ -43,6 +43,10 @@ pub use error::FailedVolume;
 pub use error::VolumeError;
 pub use layout::PodDirs;
 
+use crate::metrics::Metrics;
+use crate::model::Amount;
+use crate::model::spec;
+use crate::objects::Objects;
 use actual_state::ActualState;
 use error::OnPath as _;
 use plugin::Plugins;
@@ -50,11 +54,6 @@ use plugin::Ready;
 use plugin::Target;
 use plugin::VolumePlugin;
 use plugin::blocking;
-
-use crate::metrics::Metrics;
-use crate::model::Amount;
-use crate::model::spec;
-use crate::objects::Objects;
 
 /// The volumes of all pods below one root directory (`--root-dir`).
 #[derive(Clone, Debug)]

@@ -10,6 +10,9 @@ use anyhow::bail;
 use futures_util::StreamExt;
 use futures_util::TryStreamExt;
 use futures_util::stream;
+use keblet::runtime::Runtime;
+use keblet::runtime::RuntimeEndpoint;
+use keblet::runtime::RuntimeError;
 use keblet_proto::cri::v1 as cri;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -17,9 +20,6 @@ use tokio::time::Instant;
 
 use super::manifest::LABEL;
 use super::workload::BenchPod;
-use keblet::runtime::Runtime;
-use keblet::runtime::RuntimeEndpoint;
-use keblet::runtime::RuntimeError;
 
 /// Removals at the same time; more only queue up in the runtime.
 const PARALLEL: usize = 8;

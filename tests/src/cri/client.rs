@@ -1,13 +1,18 @@
 //! A plain CRI client for tests: short words for the calls, no policy, no deadlines of its own.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 
 use keblet_proto::cri::v1;
 use keblet_proto::cri::v1::image_service_client::ImageServiceClient;
 use keblet_proto::cri::v1::runtime_service_client::RuntimeServiceClient;
+use tonic::Status;
+use tonic::Streaming;
 use tonic::transport::Channel;
-use tonic::{Status, Streaming};
 
 /// Calls a runtime as a test needs it.
 #[derive(Clone, Debug)]

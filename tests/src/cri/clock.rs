@@ -2,7 +2,9 @@
 //!
 //! Refuses to read the system clock after construction, so a run with the same seed sees the same times.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
+use std::time::SystemTime;
+use std::time::UNIX_EPOCH;
 
 use tokio::time::Instant;
 

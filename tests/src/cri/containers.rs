@@ -4,16 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keblet_proto::cri::v1;
-use keblet_proto::cri::v1::ContainerEventType::{ContainerCreatedEvent, ContainerDeletedEvent};
-use keblet_proto::cri::v1::ContainerState::{ContainerCreated, ContainerRunning, ContainerUnknown};
+use keblet_proto::cri::v1::ContainerEventType::ContainerCreatedEvent;
+use keblet_proto::cri::v1::ContainerEventType::ContainerDeletedEvent;
+use keblet_proto::cri::v1::ContainerState::ContainerCreated;
+use keblet_proto::cri::v1::ContainerState::ContainerRunning;
+use keblet_proto::cri::v1::ContainerState::ContainerUnknown;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::engine::{Engine, State};
-use super::program::{Exit, Program};
+use super::engine::Engine;
+use super::engine::State;
+use super::program::Exit;
+use super::program::Program;
 use super::status;
-use super::store::{Container, ReportedStatus, Sandbox};
+use super::store::Container;
+use super::store::ReportedStatus;
+use super::store::Sandbox;
 use super::trace::Instance;
 
 impl Engine {

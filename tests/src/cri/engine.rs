@@ -4,17 +4,24 @@
 //! `lifecycle`, the calls are in `sandboxes`, `containers` and `node`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use keblet_proto::cri::v1;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Response, Status};
+use tonic::Code;
+use tonic::Response;
+use tonic::Status;
 
 use super::clock::SimClock;
 use super::events::EventQueue;
-use super::faults::{EventOutcome, FaultKind, Faults};
+use super::faults::EventOutcome;
+use super::faults::FaultKind;
+use super::faults::Faults;
 use super::images::Images;
 use super::kernel::Kernel;
 use super::method::Method;

@@ -5,8 +5,11 @@
 //! containerd 2: a queue per reader, nothing kept for those who come later.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 
 use keblet_proto::cri::v1;
 use tokio::sync::mpsc;

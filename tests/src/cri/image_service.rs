@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use keblet_proto::cri::v1;
 use tokio_stream::Iter;
-use tonic::{Request, Response, Status};
+use tonic::Request;
+use tonic::Response;
+use tonic::Status;
 
 use super::engine::Engine;
 use super::method::Method;

@@ -4,7 +4,9 @@
 //! record, while sockets may still be open; a little later the pidfd becomes readable (the process is *gone*).
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use tokio::sync::broadcast;

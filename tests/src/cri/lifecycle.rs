@@ -7,15 +7,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use keblet_proto::cri::v1::ContainerEventType::{ContainerStartedEvent, ContainerStoppedEvent};
-use keblet_proto::cri::v1::ContainerState::{ContainerCreated, ContainerExited, ContainerRunning, ContainerUnknown};
+use keblet_proto::cri::v1::ContainerEventType::ContainerStartedEvent;
+use keblet_proto::cri::v1::ContainerEventType::ContainerStoppedEvent;
+use keblet_proto::cri::v1::ContainerState::ContainerCreated;
+use keblet_proto::cri::v1::ContainerState::ContainerExited;
+use keblet_proto::cri::v1::ContainerState::ContainerRunning;
+use keblet_proto::cri::v1::ContainerState::ContainerUnknown;
 use keblet_proto::cri::v1::NamespaceMode;
 use tokio::time::Instant;
 
 use super::engine::Engine;
-use super::kernel::{ExitRecord, KernelFact, OomRecord};
-use super::program::{Exit, OnTerm};
-use super::store::{Process, ReportedStatus};
+use super::kernel::ExitRecord;
+use super::kernel::KernelFact;
+use super::kernel::OomRecord;
+use super::program::Exit;
+use super::program::OnTerm;
+use super::store::Process;
+use super::store::ReportedStatus;
 
 /// Exit code of a container whose exit the runtime missed.
 const UNKNOWN_EXIT_CODE: i32 = 255;

@@ -6,9 +6,11 @@ use keblet_proto::cri::v1;
 use keblet_proto::cri::v1::ContainerState::ContainerRunning;
 use tonic::Status;
 
-use super::engine::{Engine, State};
+use super::engine::Engine;
+use super::engine::State;
 use super::status;
-use super::store::{Container, Sandbox};
+use super::store::Container;
+use super::store::Sandbox;
 
 /// What every simulated process is said to use: 1 % of a core and 4 MiB.
 const CPU_SHARE: u64 = 100;

@@ -1,6 +1,7 @@
 //! What kind of runtime is simulated: its speed, its version's features, its seed.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+use std::time::SystemTime;
 
 use keblet_proto::cri::v1::CgroupDriver;
 

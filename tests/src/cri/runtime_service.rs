@@ -6,7 +6,9 @@ use std::time::Duration;
 use keblet_proto::cri::v1;
 use tokio_stream::Iter;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::Request;
+use tonic::Response;
+use tonic::Status;
 
 use super::engine::Engine;
 use super::method::Method;

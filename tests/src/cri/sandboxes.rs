@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keblet_proto::cri::v1;
-use keblet_proto::cri::v1::ContainerEventType::{ContainerCreatedEvent, ContainerDeletedEvent, ContainerStartedEvent};
+use keblet_proto::cri::v1::ContainerEventType::ContainerCreatedEvent;
+use keblet_proto::cri::v1::ContainerEventType::ContainerDeletedEvent;
+use keblet_proto::cri::v1::ContainerEventType::ContainerStartedEvent;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 

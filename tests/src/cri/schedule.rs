@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use tonic::Code;
 
-use super::faults::{CallFault, EventFaults, FaultKind};
+use super::faults::CallFault;
+use super::faults::EventFaults;
+use super::faults::FaultKind;
 use super::method::Method;
 use super::program::Exit;
-use super::sim::{Recovery, SimRuntime};
+use super::sim::Recovery;
+use super::sim::SimRuntime;
 
 /// One action of a schedule.
 #[derive(Clone, Debug)]

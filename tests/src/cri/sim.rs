@@ -9,14 +9,20 @@ use keblet_proto::cri::v1;
 use tokio::time::Instant;
 
 use super::clock::SimClock;
-use super::engine::{Engine, ExecResult};
+use super::engine::Engine;
+use super::engine::ExecResult;
 use super::faults::Faults;
 use super::images::Images;
-use super::kernel::{Kernel, KernelFact, OomRecord};
+use super::kernel::Kernel;
+use super::kernel::KernelFact;
+use super::kernel::OomRecord;
 use super::options::Options;
-use super::program::{Exit, Program};
-use super::trace::{Instance, Trace};
-use super::transport::{MemoryEndpoint, SocketEndpoint};
+use super::program::Exit;
+use super::program::Program;
+use super::trace::Instance;
+use super::trace::Trace;
+use super::transport::MemoryEndpoint;
+use super::transport::SocketEndpoint;
 
 /// State recovery of a restarted runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use keblet_proto::cri::v1;
 use serde_json::json;
 
-use super::store::{Container, Sandbox, Store};
+use super::store::Container;
+use super::store::Sandbox;
+use super::store::Store;
 
 /// Conditions of a runtime in good health.
 pub(super) fn healthy() -> Vec<v1::RuntimeCondition> {

@@ -3,13 +3,16 @@
 //! Beside the reported status each record keeps the real state of its process; only the lifecycle code copies the latter
 //! to the former. No clock, no waiting, no faults.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::collections::HashMap;
 
 use keblet_proto::cri::v1;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::program::{Exit, Program};
+use super::program::Exit;
+use super::program::Program;
 
 /// A pod sandbox.
 #[derive(Debug)]

@@ -3,7 +3,9 @@
 //! Written when a process really starts or exits, not when the runtime reports it; tests check an agent against it. It
 //! never influences what the runtime answers.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::fmt;
 
 use tokio::time::Instant;

@@ -4,22 +4,33 @@
 //! When the runtime goes down every connection breaks at once, as with a killed process; connecting then fails.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
+use std::task::Poll;
 
 use hyper_util::rt::TokioIo;
 use keblet_proto::cri::v1::image_service_server::ImageServiceServer;
 use keblet_proto::cri::v1::runtime_service_server::RuntimeServiceServer;
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::AsyncRead;
+use tokio::io::AsyncWrite;
+use tokio::io::DuplexStream;
+use tokio::io::ReadBuf;
+use tokio::net::UnixListener;
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
-use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tonic::transport::Channel;
+use tonic::transport::Endpoint;
+use tonic::transport::Server;
+use tonic::transport::Uri;
 use tonic::transport::server::Connected;
-use tonic::transport::{Channel, Endpoint, Server, Uri};
 
 use super::engine::Engine;
 use super::image_service::ImageApi;

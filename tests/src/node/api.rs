@@ -1,11 +1,17 @@
 //! A simulated API server for the status manager: pods by name, which can be patched and deleted; it can be unavailable.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 
 use k8s_openapi::api::core::v1::Pod as ApiPod;
-use keblet::model::{Pod, PodRef};
-use keblet::status::manager::{Answer, PodApi, PodApiError};
+use keblet::model::Pod;
+use keblet::model::PodRef;
+use keblet::status::manager::Answer;
+use keblet::status::manager::PodApi;
+use keblet::status::manager::PodApiError;
 use serde_json::Value;
 
 /// Pods at the API server. Clones share them.

@@ -1,15 +1,25 @@
 //! The simulated kernel as the agent's process watch and its source of exit and OOM hints.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 
-use keblet::events::process::{Gone, Pinned, ProcessWatch};
-use keblet::events::{ExitFacts, Hint, OomFacts, RelistReason};
-use keblet::model::{ContainerId, KernelMoment};
+use keblet::events::ExitFacts;
+use keblet::events::Hint;
+use keblet::events::OomFacts;
+use keblet::events::RelistReason;
+use keblet::events::process::Gone;
+use keblet::events::process::Pinned;
+use keblet::events::process::ProcessWatch;
+use keblet::model::ContainerId;
+use keblet::model::KernelMoment;
+use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::mpsc;
 
-use crate::cri::{KernelFact, SimRuntime};
+use crate::cri::KernelFact;
+use crate::cri::SimRuntime;
 
 /// Pins processes of the simulated kernel, with the checks a real one allows.
 #[derive(Debug)]

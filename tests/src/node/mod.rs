@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::cri::{Options, SimRuntime, Trace};
+use crate::cri::Options;
+use crate::cri::SimRuntime;
+use crate::cri::Trace;
 
 mod agent;
 mod api;
@@ -18,9 +20,13 @@ mod seen;
 
 pub use agent::Agent;
 pub use api::Api;
-pub use kernel::{SimWatch, follow_kernel};
-pub use pleg_harness::{PlegHarness, SensorSet, runtime};
-pub use pods::{PodOf, pod};
+pub use kernel::SimWatch;
+pub use kernel::follow_kernel;
+pub use pleg_harness::PlegHarness;
+pub use pleg_harness::SensorSet;
+pub use pleg_harness::runtime;
+pub use pods::PodOf;
+pub use pods::pod;
 pub use seen::Seen;
 
 const LIMIT: Duration = Duration::from_secs(900);

@@ -2,14 +2,21 @@
 
 use std::sync::Arc;
 
-use keblet::events::process::{NoProcessWatch, ProcessWatch};
-use keblet::events::sensors::{RelistPeriods, Sensor, SensorBoard, SensorState};
-use keblet::events::{HINT_CAPACITY, cri};
+use keblet::events::HINT_CAPACITY;
+use keblet::events::cri;
+use keblet::events::process::NoProcessWatch;
+use keblet::events::process::ProcessWatch;
+use keblet::events::sensors::RelistPeriods;
+use keblet::events::sensors::Sensor;
+use keblet::events::sensors::SensorBoard;
+use keblet::events::sensors::SensorState;
 use keblet::metrics::Metrics;
 use keblet::model::Clock;
-use keblet::pipeline::{Observation, observe};
+use keblet::pipeline::Observation;
+use keblet::pipeline::observe;
 use keblet::pleg::PlegHandle;
-use keblet::runtime::{Runtime, RuntimeOptions};
+use keblet::runtime::Runtime;
+use keblet::runtime::RuntimeOptions;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

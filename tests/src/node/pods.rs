@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, Pod as ApiPod, PodSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use keblet::model::Pod;
 
 /// A pod in the making: static, on the host network, restarted always, with 5 s of grace.

@@ -1,10 +1,14 @@
 //! Reports of the PLEG: every lifecycle event, relist and contradiction, for assertions.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use keblet::events::RelistReason;
-use keblet::model::{LifecycleEvent, LifecycleKind};
+use keblet::model::LifecycleEvent;
+use keblet::model::LifecycleKind;
 use keblet::pleg::PlegObserver;
 use tokio::sync::watch;
 use tokio::time::Instant;

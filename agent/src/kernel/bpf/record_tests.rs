@@ -1,7 +1,8 @@
 //! Wait statuses, records, and random bytes.
 
-use super::*;
 use proptest::prelude::*;
+
+use super::*;
 
 fn bytes<T: Plain>(record: &T) -> Vec<u8> {
     let at = std::ptr::from_ref(record).cast::<u8>();

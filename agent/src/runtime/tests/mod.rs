@@ -10,16 +10,16 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use keblet_proto::cri::v1 as cri;
 use prost::Message;
-use server::Script;
-use server::Socket;
-use server::say;
-use server::say_all;
-use server::script;
 use tokio::time::Instant;
 use tonic::Code;
 use tonic::Status;
 
 use super::*;
+use server::Script;
+use server::Socket;
+use server::say;
+use server::say_all;
+use server::script;
 
 fn client(socket: &Socket) -> Runtime {
     client_with(socket, RuntimeOptions::default())

@@ -1,8 +1,9 @@
 //! Which container instance a log request is for, or why there is none yet. Pure.
 
-use crate::model::quote::go_quoted;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::model::quote::go_quoted;
 
 /// The container id in the form of the status (`type://id`).
 ///

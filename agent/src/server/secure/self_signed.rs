@@ -20,7 +20,6 @@ use rcgen::KeyPair;
 use rcgen::KeyUsagePurpose;
 use rcgen::PKCS_RSA_SHA256;
 use rcgen::RsaKeySize;
-
 use rustls::sign::CertifiedKey;
 
 use super::error::CertificateError;

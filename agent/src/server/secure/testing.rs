@@ -9,7 +9,6 @@ use futures_util::future::BoxFuture;
 use k8s_openapi::api::authentication::v1::TokenReviewStatus;
 use k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec;
 use k8s_openapi::api::authorization::v1::SubjectAccessReviewStatus;
-
 use rcgen::BasicConstraints;
 use rcgen::CertificateParams;
 use rcgen::DistinguishedName;

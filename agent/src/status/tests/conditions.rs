@@ -3,11 +3,10 @@
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodReadinessGate;
 
-use crate::model::testing::*;
-
 use super::Situation;
 use super::condition;
 use super::describe;
+use crate::model::testing::*;
 
 fn foreign(type_: &str, status: &str) -> PodCondition {
     PodCondition { type_: type_.into(), status: status.into(), ..PodCondition::default() }

@@ -7,16 +7,15 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::api::core::v1::VolumeMount;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use super::Situation;
+use super::container;
+use super::story;
 use crate::model::ContainerResources;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::ContainerUser;
 use crate::model::ProvenDeath;
 use crate::model::testing::*;
-
-use super::Situation;
-use super::container;
-use super::story;
 
 fn one(policy: &str, containers: Vec<ContainerStatus>) -> Situation {
     Situation::new(pod(policy, &[], &["a"]), containers)

@@ -18,16 +18,15 @@ use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 
+use super::NodeAddresses;
+use super::StatusInput;
+use super::generate;
+use super::state;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::model::StartFailure;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
-
-use super::NodeAddresses;
-use super::StatusInput;
-use super::generate;
-use super::state;
 
 /// Input of one status computation.
 struct Situation {

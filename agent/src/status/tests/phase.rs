@@ -1,9 +1,8 @@
 //! The phase table.
 
+use super::Situation;
 use crate::model::ContainerState;
 use crate::model::testing::*;
-
-use super::Situation;
 
 #[test]
 fn regular_containers_determine_the_phase() {

@@ -8,19 +8,18 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 
-use crate::model::PodUid;
-use crate::model::restart::RestartGates;
-use crate::model::testing;
-use crate::status::IllegalTransition;
-use crate::status::StatusStore;
-use crate::status::Stored;
-
 use super::api_status;
 use super::brief;
 use super::condition;
 use super::has_ended;
 use super::is_running;
 use super::state;
+use crate::model::PodUid;
+use crate::model::restart::RestartGates;
+use crate::model::testing;
+use crate::status::IllegalTransition;
+use crate::status::StatusStore;
+use crate::status::Stored;
 
 fn store() -> StatusStore {
     StatusStore::new(RestartGates::default())

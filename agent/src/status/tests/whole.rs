@@ -2,10 +2,9 @@
 
 use k8s_openapi::api::core::v1::PodStatus;
 
+use super::Situation;
 use crate::model::testing::*;
 use crate::status::NodeAddresses;
-
-use super::Situation;
 
 fn addresses(status: &PodStatus) -> (Vec<String>, Vec<String>) {
     let pods = status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).collect();

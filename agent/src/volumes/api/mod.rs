@@ -27,11 +27,6 @@ pub use payload::InvalidPath;
 pub(super) use tmpfs::can_avoid_swap;
 pub(super) use tmpfs::machine_swaps;
 
-use atomic::Written;
-use ownership::Owners;
-use payload::Payload;
-use resolve::Resolver;
-
 use super::VolumeError;
 use super::error::OnPath as _;
 use super::layout;
@@ -43,6 +38,10 @@ use super::plugin::blocking;
 use super::teardown::VolumeOnDisk;
 use crate::model::Amount;
 use crate::objects::Objects;
+use atomic::Written;
+use ownership::Owners;
+use payload::Payload;
+use resolve::Resolver;
 
 /// The kinds of volumes made from API objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -71,7 +71,10 @@ mod tests {
 
     #[test]
     fn grace_periods() {
-        use KillReason::{DefinitionChanged, Liveness, PodKilled, Startup};
+        use KillReason::DefinitionChanged;
+        use KillReason::Liveness;
+        use KillReason::PodKilled;
+        use KillReason::Startup;
         let table = [
             (None, None, PodKilled, None, 2),
             (None, Some(30), PodKilled, None, 30),

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::Container;
 
+use super::PlanInput;
 use crate::model::Blocked;
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
@@ -16,8 +17,6 @@ use crate::model::StartContainer;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
 use crate::workers::backoff;
-
-use super::PlanInput;
 
 /// The plan so far. Starts are kept per class, because they are found in another order than they are executed in.
 pub(super) struct Draft<'a> {

@@ -1,5 +1,6 @@
 //! The pod needs another sandbox: what to start in it, or why not to make it.
 
+use super::draft::Draft;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::SandboxId;
@@ -7,8 +8,6 @@ use crate::model::restart;
 use crate::model::restart::RestartPolicy;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
-
-use super::draft::Draft;
 
 /// Fate of a regular container whose pod starts over.
 enum Again {

@@ -3,6 +3,8 @@
 //! Read from the last to the first: finished init containers may have been removed, so the latest one with an
 //! instance tells how far the pod is. Everything before it is done; only sidecars among those are still looked after.
 
+use super::ProbeResult;
+use super::draft::Draft;
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
@@ -13,9 +15,6 @@ use crate::model::restart::RestartDecision;
 use crate::model::restart::RestartPolicy;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
-
-use super::ProbeResult;
-use super::draft::Draft;
 
 /// How far initialisation is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -37,7 +37,6 @@ use crate::model::SandboxPlan;
 use crate::model::restart;
 use crate::model::restart::RestartGates;
 use crate::workers::backoff::BackoffHistory;
-
 use draft::Draft;
 
 /// A published probe result.

@@ -1,5 +1,7 @@
 //! Regular containers of an initialised pod: keep, start, or kill and perhaps start.
 
+use super::ProbeResult;
+use super::draft::Draft;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::KillReason;
@@ -9,9 +11,6 @@ use crate::model::restart::RestartDecision;
 use crate::model::restart::RestartPolicy;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
-
-use super::ProbeResult;
-use super::draft::Draft;
 
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let mut kept = 0;

@@ -3,14 +3,13 @@
 //!
 //! The instances whose exit demanded it go last, so that the demand stands until everything else is gone.
 
+use super::draft::Draft;
+use super::draft::remove;
 use crate::model::ContainerState;
 use crate::model::KillContainer;
 use crate::model::KillReason;
 use crate::model::restart;
 use crate::model::spec;
-
-use super::draft::Draft;
-use super::draft::remove;
 
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let (pod, snapshot) = (draft.input.pod, draft.input.snapshot);

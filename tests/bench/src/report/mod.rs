@@ -19,14 +19,14 @@ use std::time::SystemTime;
 use anyhow::Context as _;
 use anyhow::bail;
 use keblet_proto::cri::v1 as cri;
-use merged::Merged;
-use run::RunDocument;
 use serde::Deserialize;
 use serde::Serialize;
 
 use super::metric::Metric;
 use super::metric::PodCounts;
 use super::results::Results;
+use merged::Merged;
+use run::RunDocument;
 
 /// The machine and the runtime that figures belong to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

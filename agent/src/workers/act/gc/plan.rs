@@ -65,7 +65,10 @@ mod tests {
 
     #[test]
     fn the_newest_exited_instance_of_each_container_stays() {
-        use ContainerState::{Created, Exited, Running, Unknown};
+        use ContainerState::Created;
+        use ContainerState::Exited;
+        use ContainerState::Running;
+        use ContainerState::Unknown;
         let newest_first = vec![
             instance("a", 4, Running),
             instance("b", 3, Created),

@@ -2,15 +2,14 @@
 
 use k8s_openapi::api::core::v1::Probe;
 
-use crate::model::ContainerState;
-use crate::model::ContainerStatus;
-use crate::model::KillReason;
-use crate::model::testing::*;
-
 use super::ProbeResult;
 use super::Situation;
 use super::brief;
 use super::init_container;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::KillReason;
+use crate::model::testing::*;
 
 /// A pod with init containers `one` and `two`, then `main`.
 fn chain(policy: &str, containers: Vec<ContainerStatus>) -> Situation {

@@ -16,6 +16,9 @@ use std::time::SystemTime;
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
+use super::PlanInput;
+use super::ProbeResult;
+use super::ProbeResults;
 use crate::model::ContainerStatus;
 use crate::model::PodActions;
 use crate::model::PodSnapshot;
@@ -24,10 +27,6 @@ use crate::model::testing;
 use crate::model::testing::set_rule;
 use crate::workers::backoff;
 use crate::workers::backoff::BackoffHistory;
-
-use super::PlanInput;
-use super::ProbeResult;
-use super::ProbeResults;
 
 /// A situation a plan is asked for.
 #[derive(Clone, Debug)]

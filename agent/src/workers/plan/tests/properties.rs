@@ -4,14 +4,13 @@ use std::collections::HashSet;
 
 use proptest::prelude::*;
 
+use super::Situation;
+use super::strategies::situations;
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::PodActions;
 use crate::model::SandboxPlan;
 use crate::model::spec;
-
-use super::Situation;
-use super::strategies::situations;
 
 fn killed(actions: &PodActions, name: &str) -> bool {
     actions.kill_pod || actions.kill.iter().any(|kill| kill.name == name)

@@ -1,11 +1,10 @@
 //! Deaths the kernel proved and the runtime has not confirmed.
 
-use crate::model::testing::*;
-
 use super::Situation;
 use super::brief;
 use super::init_container;
 use super::regular_container;
+use crate::model::testing::*;
 
 #[test]
 fn a_known_code_is_acted_on_at_once() {

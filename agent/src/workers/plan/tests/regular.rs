@@ -2,17 +2,16 @@
 
 use std::time::Duration;
 
+use super::ProbeResult;
+use super::Situation;
+use super::brief;
+use super::regular_container;
 use crate::model::Blocked;
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::KillReason;
 use crate::model::testing::*;
 use crate::workers::backoff;
-
-use super::ProbeResult;
-use super::Situation;
-use super::brief;
-use super::regular_container;
 
 #[test]
 fn dead_containers_follow_their_policy() {

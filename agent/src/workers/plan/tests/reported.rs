@@ -5,16 +5,15 @@ use std::collections::HashMap;
 use k8s_openapi::api::core::v1::PodStatus;
 use proptest::prelude::*;
 
+use super::Situation;
+use super::simulation::World;
+use super::simulation::ends;
+use super::strategies::pods;
 use crate::model::PodUid;
 use crate::model::spec;
 use crate::status;
 use crate::status::StatusInput;
 use crate::status::StatusStore;
-
-use super::Situation;
-use super::simulation::World;
-use super::simulation::ends;
-use super::strategies::pods;
 
 /// Who hears the statuses and remembers what they must not contradict.
 struct Listener {

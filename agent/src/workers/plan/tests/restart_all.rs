@@ -1,14 +1,13 @@
 //! RestartAllContainers (KEP-5532).
 
-use crate::model::ContainerState;
-use crate::model::KillReason;
-use crate::model::SandboxPlan;
-use crate::model::testing::*;
-
 use super::Situation;
 use super::brief;
 use super::init_container;
 use super::regular_container;
+use crate::model::ContainerState;
+use crate::model::KillReason;
+use crate::model::SandboxPlan;
+use crate::model::testing::*;
 
 /// Init `one`, sidecar `side`, regular `a` (whose exit code 42 restarts all) and `b`.
 fn demanded() -> Situation {

@@ -1,11 +1,10 @@
 //! Another sandbox is needed.
 
+use super::Situation;
+use super::brief;
 use crate::model::ContainerState;
 use crate::model::SandboxPlan;
 use crate::model::testing::*;
-
-use super::Situation;
-use super::brief;
 
 fn lost_sandbox(mut situation: Situation) -> Situation {
     situation.snapshot.sandboxes[0].ready = false;

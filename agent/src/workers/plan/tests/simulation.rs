@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::Situation;
+use super::strategies::situations;
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
@@ -15,9 +17,6 @@ use crate::model::StartContainer;
 use crate::model::spec;
 use crate::model::testing;
 use crate::workers::backoff;
-
-use super::Situation;
-use super::strategies::situations;
 
 const STEPS: usize = 400;
 

@@ -5,13 +5,12 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Probe;
 use proptest::prelude::*;
 
+use super::ProbeResult;
+use super::Situation;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::testing;
 use crate::workers::backoff;
-
-use super::ProbeResult;
-use super::Situation;
 
 /// Any situation, sensible or not.
 pub(super) fn situations() -> impl Strategy<Value = Situation> {
