@@ -159,6 +159,7 @@ async fn deleted_host_network_pod_is_finished_before_sandbox_teardown() {
         node.running("web", "main").await;
         node.running("web", "side").await;
         sleep(secs(2)).await;
+        node.sim.faults(|f| f.add(CallFault::on(Method::StopPodSandbox, FaultKind::Slow(ms(200)))));
         let begin = Instant::now();
         agent.update(web.deleting().build()).await;
         let stored = || agent.statuses.stored(&PodUid::from("web-uid"));
@@ -177,7 +178,8 @@ async fn deleted_host_network_pod_is_finished_before_sandbox_teardown() {
     }
 }
 
-/// An agent killed between letting a pod go and burying it: the next one knows the pod from the runtime alone.
+/// An agent that is killed after its pod is finished and before its sandbox is stopped: the next one knows the pod from the
+/// runtime alone.
 #[tokio::test(start_paused = true)]
 async fn sandbox_teardown_continues_after_agent_restart() {
     let node = Node::new();
@@ -186,6 +188,7 @@ async fn sandbox_teardown_continues_after_agent_restart() {
     node.running("web", "main").await;
     node.running("stays", "main").await;
     sleep(secs(2)).await;
+    node.sim.faults(|f| f.add(CallFault::on(Method::StopPodSandbox, FaultKind::Hang)));
     agent.update(web.deleting().build()).await;
     node.sim
         .until("dead", secs(5), |l| l.live("web", "main").is_none())
@@ -194,6 +197,7 @@ async fn sandbox_teardown_continues_after_agent_restart() {
     sleep(ms(100)).await;
     assert!(agent.statuses.stored(&PodUid::from("web-uid")).is_some_and(|stored| stored.is_finished));
     drop(agent);
+    node.sim.faults(Faults::clear);
     assert!(!node.sim.sandboxes("web").is_empty());
     let _agent = node.start(SensorSet::ALL, [pod("stays").running("main", "run")]);
     node.sandbox_removed("web").await;

@@ -45,7 +45,6 @@ document! {
     #[derive(Eq)]
     pub struct PacingSettings {
         stop_limiter "stopLimiter": bool = true, pointer, used, "Limit how many pods are stopped at the same time.";
-        sandbox_teardown_delay "sandboxTeardownDelay": bool = true, pointer, used, "Delay the teardown of sandboxes that nothing waits for until the node is idle, 750 ms at most.";
         held_back_statuses "heldBackStatuses": bool = true, pointer, used, "Hold back the first status of a pod while containers are being started, 200 ms at most.";
         deferred_events "deferredEvents": bool = true, pointer, used, "Defer events while containers are being started or pods stopped, 2 s at most.";
     }

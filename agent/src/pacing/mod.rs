@@ -4,7 +4,6 @@
 //! | Policy | What waits | Bound |
 //! |---|---|---|
 //! | [`StopLimiter`] | stops of pods, beyond two per processor | 2 s for the signal, 5 s for the sandbox of a pod that used its grace period |
-//! | [`SandboxTeardownQueue`] | the sandbox of a pod that terminated on its own; the content of a deleted pod | 750 ms |
 //! | [`FirstStatusHold`] | the first status of a pod, while containers are being started | 200 ms |
 //! | [`EventDeferral`] | events, while containers are being started or pods stopped | 2 s |
 //!
@@ -14,7 +13,6 @@ mod event_deferral;
 mod first_status_hold;
 mod priority;
 mod removals;
-mod sandbox_teardown;
 mod stop_limiter;
 
 pub use self::event_deferral::EventDeferral;
@@ -22,8 +20,6 @@ pub use self::first_status_hold::FirstStatusHold;
 pub use self::priority::Priority;
 pub use self::priority::PriorityGuard;
 pub use self::removals::RemovalPermits;
-pub use self::sandbox_teardown::SandboxTeardownQueue;
-pub use self::sandbox_teardown::TeardownPermit;
 pub use self::stop_limiter::StopLimiter;
 pub use self::stop_limiter::StopPermit;
 
@@ -32,8 +28,6 @@ pub use self::stop_limiter::StopPermit;
 pub struct PacingPolicy {
     /// [`StopLimiter`].
     pub stop_limiter: bool,
-    /// [`SandboxTeardownQueue`].
-    pub sandbox_teardown_delay: bool,
     /// [`FirstStatusHold`].
     pub held_back_statuses: bool,
     /// [`EventDeferral`].
@@ -42,7 +36,7 @@ pub struct PacingPolicy {
 
 impl Default for PacingPolicy {
     fn default() -> Self {
-        Self { stop_limiter: true, sandbox_teardown_delay: true, held_back_statuses: true, deferred_events: true }
+        Self { stop_limiter: true, held_back_statuses: true, deferred_events: true }
     }
 }
 
@@ -53,8 +47,6 @@ pub struct Pacing {
     pub priority: Priority,
     /// Limits concurrent stops of pods.
     pub stops: StopLimiter,
-    /// Orders the teardown of sandboxes.
-    pub teardown: SandboxTeardownQueue,
     /// Limits concurrent removals.
     pub removals: RemovalPermits,
     /// Holds back first statuses.
@@ -69,7 +61,6 @@ impl Pacing {
         let priority = Priority::default();
         let stops = StopLimiter::new(policy.stop_limiter, processors, priority.clone());
         Self {
-            teardown: SandboxTeardownQueue::new(policy.sandbox_teardown_delay, processors),
             removals: RemovalPermits::new(stops.clone()),
             stops,
             first_status: FirstStatusHold::new(policy.held_back_statuses, priority.clone()),

@@ -367,7 +367,6 @@ fn pacing_policy(settings: &Settings) -> PacingPolicy {
     let pacing = &settings.keblet.pacing;
     PacingPolicy {
         stop_limiter: pacing.stop_limiter,
-        sandbox_teardown_delay: pacing.sandbox_teardown_delay,
         held_back_statuses: pacing.held_back_statuses,
         deferred_events: pacing.deferred_events,
     }

@@ -19,7 +19,6 @@ use crate::model::ContainerState;
 use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::spec;
-use crate::pacing::TeardownPermit;
 use crate::pleg;
 use crate::pleg::InspectError;
 use crate::recorder::EventType;
@@ -45,9 +44,6 @@ impl Worker {
             if let Some(reason) = reason {
                 self.context.statuses.set_termination_reason(pod, &reason, self.context.clock.wall());
             }
-        }
-        if view.running().next().is_none() {
-            self.context.act.pacing.teardown.pod_terminated();
         }
         if let Some(pod) = pod.as_ref().filter(|pod| finishes_before_sandbox(pod) && all_exited(&view)) {
             return self.processes_exited(pod, &view).await;
@@ -118,16 +114,11 @@ impl Worker {
     /// Stops the pod, or its containers alone if nothing waits for its sandbox.
     fn spawn_stop(&self, pod: &Pod, view: &Arc<PodSnapshot>, terms: StopTerms) -> Stopping {
         let (context, pod, latest) = (self.context.clone(), pod.clone(), self.latest(view));
-        let awaited = spec::deletion_requested(&pod) || self.mailbox.state().is_awaited();
         let stop = async move {
-            if finishes_before_sandbox(&pod) {
-                return act::stop_containers(&context.act, &pod, latest, terms).await;
+            match finishes_before_sandbox(&pod) {
+                true => act::stop_containers(&context.act, &pod, latest, terms).await,
+                false => act::terminate_pod(&context.act, &pod, latest, terms).await,
             }
-            let permit = match awaited || terms.immediately || latest().running().next().is_some() {
-                true => None,
-                false => context.act.pacing.teardown.permit().await,
-            };
-            act::terminate_pod(&context.act, &pod, latest, terms, permit).await
         };
         AbortOnDropHandle::new(tokio::spawn(stop.in_current_span()))
     }
@@ -207,7 +198,6 @@ impl Worker {
             self.context.static_pod_starts.release(&full_name, &self.uid);
         }
         if self.mailbox.state().content_may_be_removed() {
-            self.delay_removal().await;
             self.remove_content().await;
         } else if let Some(next) = self.tear_down_sandbox(&pod, &last).await {
             return next;
@@ -220,14 +210,10 @@ impl Worker {
     /// finished with that.
     async fn tear_down_sandbox(&mut self, pod: &Pod, last: &Arc<PodSnapshot>) -> Option<Next> {
         if last.sandboxes.iter().any(|sandbox| sandbox.ready) {
-            let permit = self.teardown_permit().await;
-            if self.context.shutdown.is_cancelled() {
-                return Some(Next::Wait(None));
-            }
             self.join_stop().await;
             self.context.pleg.acting(&self.uid).await;
             let terms = StopTerms::default();
-            let mut stopped = act::terminate_pod(&self.context.act, pod, self.latest(last), terms, permit).await;
+            let mut stopped = act::terminate_pod(&self.context.act, pod, self.latest(last), terms).await;
             self.acted();
             if stopped.is_ok() {
                 stopped = act::cleanup_pod(&self.context.act, pod).await;
@@ -243,35 +229,6 @@ impl Worker {
             self.collect_garbage(&view).await;
         }
         None
-    }
-
-    /// Waits for an idle node, unless something waits for the pod to be finished.
-    async fn teardown_permit(&self) -> Option<TeardownPermit> {
-        let awaited = async {
-            while !self.mailbox.state().is_awaited() {
-                self.mailbox.woken().await;
-            }
-        };
-        tokio::select! {
-            biased;
-            () = awaited => None,
-            () = self.context.shutdown.cancelled() => None,
-            permit = self.context.act.pacing.teardown.permit_when_idle() => permit,
-        }
-    }
-
-    /// Lets pods that are still terminating go first, unless this pod is to be started again.
-    async fn delay_removal(&self) {
-        let restart_requested = async {
-            while !self.mailbox.state().restart_requested() {
-                self.mailbox.woken().await;
-            }
-        };
-        tokio::select! {
-            () = restart_requested => {}
-            () = self.context.shutdown.cancelled() => {}
-            () = self.context.act.pacing.teardown.idle_node() => {}
-        }
     }
 
     /// Waits for a stop in progress: its result changes nothing once every container has exited, but calls to the runtime

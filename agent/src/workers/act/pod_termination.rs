@@ -16,7 +16,6 @@ use crate::cgroups::QosClass;
 use crate::filesystem;
 use crate::model::PodSnapshot;
 use crate::pacing::StopPermit;
-use crate::pacing::TeardownPermit;
 use crate::workers::generate::names;
 use crate::workers::generate::qos;
 
@@ -31,8 +30,7 @@ pub struct StopTerms {
 
 /// Stops all containers and sandboxes of a terminating pod (the kill of `SyncTerminatingPod`). `latest` is asked when the
 /// stop limiter lets the pod through: containers that have exited on their own meanwhile get neither a stop nor an event.
-/// With a teardown `permit` the stop limiter is skipped. To be retried until it succeeds and a snapshot sampled afterwards
-/// shows nothing running. Dropping the future abandons the stop; the runtime may still complete it.
+/// To be retried until it succeeds and a snapshot sampled afterwards shows nothing running. Dropping the future abandons the stop; the runtime may still complete it.
 ///
 /// # Errors
 /// The containers and sandboxes that could not be stopped.
@@ -41,16 +39,9 @@ pub async fn terminate_pod(
     pod: &Pod,
     latest: impl Fn() -> Arc<PodSnapshot>,
     terms: StopTerms,
-    permit: Option<TeardownPermit>,
 ) -> Result<(), String> {
-    let failed = match permit {
-        Some(_permit) => kill::kill_pod(ctx, pod, &latest(), terms.grace).await,
-        None => {
-            let permit = ctx.pacing.stops.permit(terms.immediately).await;
-            kill_with_permit(ctx, pod, &latest(), terms.grace, permit).await
-        }
-    };
-    killed(&failed)
+    let permit = ctx.pacing.stops.permit(terms.immediately).await;
+    killed(&kill_with_permit(ctx, pod, &latest(), terms.grace, permit).await)
 }
 
 /// Stops all containers of a terminating pod and leaves its sandboxes to [`remove_content`]. Otherwise as
