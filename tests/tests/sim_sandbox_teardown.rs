@@ -8,7 +8,7 @@ use keblet_tests::node::{Agent, Api, PodOf, SensorSet, node, pod};
 use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 
-/// Nothing here takes longer, on the simulated node's clock.
+/// Deadline of every wait, on the simulated node's clock.
 const SOON: Duration = Duration::from_secs(60);
 
 const fn ms(milliseconds: u64) -> Duration {
@@ -107,9 +107,9 @@ async fn the_object_of_a_deleted_pod_does_not_wait_for_an_idle_node() {
     assert_eq!(sim.trace(|l| l.count(Method::StopPodSandbox)), 0, "the node is not idle");
     agent.update(api.put(&web.deleting().build())).await;
     sleep(ms(100)).await;
-    assert_eq!(api.deleted().len(), 1, "the object does not wait");
+    assert_eq!(api.deleted().len(), 1, "the object is deleted at once");
     let after = torn_down_after(&sim, "web").await;
-    assert!(after > ms(600) && after < ms(1500), "the sandbox does: {after:?}");
+    assert!(after > ms(600) && after < ms(1500), "the sandbox teardown waits: {after:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,10 +122,10 @@ async fn the_next_agent_tears_down_what_a_killed_one_has_not() {
     sleep(ms(200)).await;
     drop(agent);
     let status = || api.pod("web").and_then(|pod| pod.status.clone()).expect("it is not deleted");
-    let (known, reported) = (api.pod("web").expect("it is not deleted"), status());
+    let (pod, reported) = (api.pod("web").expect("it is not deleted"), status());
     assert_eq!(reported.phase.as_deref(), Some("Failed"), "reported before the teardown");
     assert_eq!(sim.trace(|l| l.count(Method::StopPodSandbox)), 0);
-    let _agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known], &api);
+    let _agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![pod], &api);
     torn_down_after(&sim, "web").await;
     sleep(Duration::from_secs(60)).await;
     assert_eq!(sim.trace(|l| l.history("web", "main").count()), 1, "it is not started again");
