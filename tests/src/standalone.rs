@@ -220,10 +220,10 @@ impl StandaloneNode {
         Ok(pods)
     }
 
-    /// A pod's only running container; `None` while there is none.
+    /// The running container of a pod with one container; `None` while there is none.
     ///
     /// # Errors
-    /// The runtime does not answer, or several containers run.
+    /// The runtime does not answer.
     pub fn running(&mut self, name: &str) -> Result<Option<ContainerView>> {
         Ok(running(&self.sandboxes(name)?).into_iter().next())
     }

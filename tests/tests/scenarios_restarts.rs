@@ -90,7 +90,7 @@ fn killed_runtime_restarts_only_exited_containers() -> Result<()> {
     // The agent must have noticed that the runtime is down.
     node.until_true("the agent is not ready", |node| Ok(node.health("/readyz").is_some_and(|(code, _)| code == 500)))?;
     node.containerd.restart()?;
-    back.iter().try_for_each(|name| kill(&before[name]))?;
+    afterwards.iter().try_for_each(|name| kill(&before[name]))?;
 
     node.until_true("killed containers are restarted", |node| {
         let all = sandboxes(node)?;

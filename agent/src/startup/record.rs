@@ -64,7 +64,7 @@ pub fn first_seen(pod: &Pod) -> Option<SystemTime> {
     seen.parse::<Timestamp>().ok().map(SystemTime::from)
 }
 
-/// Whether the pod has terminated or is being deleted.
+/// Whether the phase of the pod is terminal.
 pub(super) fn is_over(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Failed" | "Succeeded"))

@@ -131,8 +131,8 @@ fn merge(into: &mut Value, patch: &Value) {
 const DIRECTIVE: &str = "$patch";
 
 fn merge_condition(into: &mut Vec<Value>, condition: &Value) {
-    let known = into.iter().position(|known| known["type"] == condition["type"]);
-    match known {
+    let existing = into.iter().position(|existing| existing["type"] == condition["type"]);
+    match existing {
         Some(at) if condition.get(DIRECTIVE).is_some() => drop(into.remove(at)),
         Some(at) => merge(&mut into[at], condition),
         None => into.push(condition.clone()),

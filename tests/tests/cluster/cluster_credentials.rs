@@ -112,8 +112,8 @@ async fn pod_that_exits_on_request(tenant: &Tenant) -> PathBuf {
     pod["restartPolicy"] = json!("Never");
     pod["volumes"] = json!([{ "name": "dir", "hostPath": { "path": folder, "type": "Directory" } }]);
     pod["containers"][0]["volumeMounts"] = json!([{ "name": "dir", "mountPath": folder }]);
-    tenant.pod("patient", pod).await.unwrap();
-    tenant.until_ready("patient").await.unwrap();
+    tenant.pod("waiting", pod).await.unwrap();
+    tenant.until_ready("waiting").await.unwrap();
     folder.join("go")
 }
 
@@ -124,15 +124,15 @@ fn running(tenant: &Tenant) -> Vec<String> {
 }
 
 /// Checks that the pod is unchanged, creates its file, and waits until its exit is reported.
-async fn until_it_has_ended(tenant: &Tenant, go: &Path, before: &[String]) {
+async fn until_exit_is_reported(tenant: &Tenant, go: &Path, before: &[String]) {
     assert_eq!(running(tenant), before, "no container was restarted");
     std::fs::write(go, "").unwrap();
-    let pod = tenant.until_phase("patient", "Failed").await.unwrap();
+    let pod = tenant.until_phase("waiting", "Failed").await.unwrap();
     let state = pod.status.unwrap().container_statuses.unwrap()[0].state.clone().unwrap();
     assert_eq!(state.terminated.unwrap().exit_code, 3);
 }
 
-async fn leave(tenant: Tenant) {
+async fn stop_and_remove(tenant: Tenant) {
     let (cluster, node) = tenant.delete_namespace().await.unwrap();
     Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
@@ -172,12 +172,12 @@ async fn rejected_token_is_retried_and_reread_from_its_file() {
     assert!(rate < REFUSALS_PER_SECOND, "{rate} requests per second were rejected");
     std::fs::write(&file, kubectl.ok(&["create", "token", "second"]).await.unwrap()).unwrap();
     let log = node.until_logged(ACCEPTED, 2).await.unwrap();
-    until_it_has_ended(&tenant, &go, &before).await;
+    until_exit_is_reported(&tenant, &go, &before).await;
     assert_eq!(log.matches(REFUSED).count(), 2, "reported once each time:\n{log}");
     assert_eq!(node.agent_pid().unwrap(), pid);
     kubectl.ok(&["delete", "clusterrolebinding", &tenant.namespace]).await.unwrap();
     drop(node);
-    leave(tenant).await;
+    stop_and_remove(tenant).await;
 }
 
 #[tokio::test]
@@ -205,11 +205,11 @@ async fn expired_client_certificate_is_reported_and_reread_from_its_file() {
     node.until_logged(&named, 2).await.unwrap();
     put(&certificate(&tenant.cluster, &node, 3600, 3600).await, &files);
     let log = node.until_logged(ACCEPTED, 2).await.unwrap();
-    until_it_has_ended(&tenant, &go, &before).await;
+    until_exit_is_reported(&tenant, &go, &before).await;
     assert_eq!(log.matches(REFUSED).count(), 2, "reported once each time:\n{log}");
     assert_eq!(node.agent_pid().unwrap(), pid);
     drop(node);
-    leave(tenant).await;
+    stop_and_remove(tenant).await;
 }
 
 #[tokio::test]
@@ -250,9 +250,9 @@ async fn watches_continue_with_a_rotated_client_certificate() {
     tenant.until_ready("later").await.unwrap();
     tenant.api::<Pod>().delete("later", &DeleteParams::default().grace_period(1)).await.unwrap();
     tenant.until("later", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
-    until_it_has_ended(&tenant, &go, &before).await;
+    until_exit_is_reported(&tenant, &go, &before).await;
     let log = node.log();
     assert!(!log.contains(REFUSED), "{log}");
     drop(node);
-    leave(tenant).await;
+    stop_and_remove(tenant).await;
 }

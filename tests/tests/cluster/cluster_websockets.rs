@@ -195,7 +195,7 @@ async fn port_forward_uses_websockets_to_the_node() {
     for (kubectl, expected) in [(tenant.kubectl(), 1), (tenant.kubectl().without_websockets(), 1)] {
         let (session, local) = forward(&kubectl, &[9001, 9002, 9003]).await;
         let both = [local[0], local[1]];
-        tokio::join!(echo(both[0], 8 << 20), echo(both[1], 8 << 20), echo(both[0], 1 << 20), echo(both[1], 1),);
+        tokio::join!(echo(both[0], 8 << 20), echo(both[1], 8 << 20), echo(both[0], 1 << 20), echo(both[1], 1));
         assert_eq!(streaming_requests(&tenant).await, [0, 0, expected], "one session for all connections");
         // No process listens there; kubectl receives the error and exits.
         let mut refused = TcpStream::connect(("127.0.0.1", local[2])).await.unwrap();

@@ -96,7 +96,7 @@ async fn restart(context: &Context, node: &mut BenchNode, prefix: &str, row: &mu
     let pods = workload::crashing(context.args.pods, &format!("{prefix}-crash"), &node.settings.stamps());
     node.create(context, &pods, "Ready", |times| times.ready).await?;
     let limit = context.limit(pods.len());
-    node.agent.while_alive(stamps::wait_done(&pods, limit)).await?;
+    node.agent.while_running(stamps::wait_done(&pods, limit)).await?;
     row.add(Metric::ExitToRestarted, pods.iter().map(stamps::restart).collect::<anyhow::Result<_>>()?);
     node.delete(context, &pods).await.map(drop)
 }

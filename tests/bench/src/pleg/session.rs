@@ -249,7 +249,7 @@ impl Session {
                 begins.push(monotonic_now()?);
                 batch.iter().try_for_each(|pod| measurement.write_manifest(pod))?;
             }
-            agent.while_alive(stamps::wait_done(batch, measurement.limit)).await?;
+            agent.while_running(stamps::wait_done(batch, measurement.limit)).await?;
         }
         if measurement.kind == WorkloadKind::Idle {
             self.watch_idle(measurement, Some(&agent)).await?;

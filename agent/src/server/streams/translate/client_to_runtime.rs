@@ -148,7 +148,7 @@ fn received(
         Some(Err(error @ (WebSocketError::Protocol(_) | WebSocketError::Capacity(_) | WebSocketError::Utf8(_)))) => {
             return Err(SessionError::Reported(format!("malformed message of the client: {error}")));
         }
-        Some(Err(error)) => return Err(SessionError::client_gone(error)),
+        Some(Err(error)) => return Err(SessionError::client_closed(error)),
     };
     idle.touch();
     Ok(Some(bytes))
