@@ -123,9 +123,9 @@ impl Cluster {
     ///
     /// # Errors
     /// The control plane does not start, or the function fails.
-    pub async fn order<T: Send + 'static>(
+    pub async fn on_control_plane<T: Send + 'static>(
         &self,
-        order: impl FnOnce(&mut ControlPlane) -> Result<T> + Send + 'static,
+        command: impl FnOnce(&mut ControlPlane) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let slot = self.slot;
         spawn_blocking(move || command(&mut *slot.plane()?)).await.context("a command to the control plane panicked")?
