@@ -1,4 +1,4 @@
-//! The binary as a service manager sees it: exit codes, signals, and what it says on the way.
+//! The binary as a process: exit codes, signals, output.
 
 use std::io::Read as _;
 use std::net::Ipv4Addr;
@@ -43,7 +43,7 @@ fn exit_codes() {
 }
 
 #[test]
-fn errors_say_it_once_and_where() {
+fn errors_are_printed_once_with_their_location() {
     let missing = output(keblet(&["config", "explain", "--config=/nonexistent.yaml"]));
     assert_eq!(stderr(&missing), "keblet: cannot read /nonexistent.yaml: No such file or directory (os error 2)\n");
     let folder = tempfile::tempdir().unwrap();
@@ -62,7 +62,7 @@ fn called_as_kubelet() {
     assert_eq!(String::from_utf8_lossy(&output(command).stdout), "Kubernetes v1.36.3\n");
 }
 
-/// Ends the agent also when a test fails.
+/// Kills the agent also when a test fails.
 struct Agent(Child);
 
 impl Drop for Agent {
@@ -86,8 +86,8 @@ fn runs_without_a_runtime_and_ends_on_sigterm() {
 
     let deadline = Instant::now() + Duration::from_secs(30);
     while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-        assert_eq!(agent.0.try_wait().unwrap(), None, "the agent ended by itself");
-        assert!(Instant::now() < deadline, "the health server never came up");
+        assert_eq!(agent.0.try_wait().unwrap(), None, "the agent exited by itself");
+        assert!(Instant::now() < deadline, "the health server does not respond");
         std::thread::sleep(Duration::from_millis(10));
     }
     kill(Pid::from_raw(agent.0.id().cast_signed()), Signal::SIGTERM).unwrap();
@@ -95,11 +95,11 @@ fn runs_without_a_runtime_and_ends_on_sigterm() {
         if let Some(status) = agent.0.try_wait().unwrap() {
             break status;
         }
-        assert!(Instant::now() < deadline, "the agent does not end");
+        assert!(Instant::now() < deadline, "the agent does not exit");
         std::thread::sleep(Duration::from_millis(10));
     };
-    let mut said = String::new();
-    agent.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert_eq!(status.code(), Some(0), "{said}");
-    assert!(said.contains("shutting down"), "{said}");
+    let mut output_text = String::new();
+    agent.0.stderr.take().unwrap().read_to_string(&mut output_text).unwrap();
+    assert_eq!(status.code(), Some(0), "{output_text}");
+    assert!(output_text.contains("shutting down"), "{output_text}");
 }

@@ -1,7 +1,7 @@
 //! Random schedules: the choice of seeds, and a paused clock for each.
 //!
-//! `SIM_SEEDS=FROM..TO` runs these seeds, `SIM_SEEDS=fresh:COUNT` so many new ones, which are printed. A seed that fails is
-//! named with the command that repeats it.
+//! `SIM_SEEDS=FROM..TO` runs these seeds, `SIM_SEEDS=fresh:COUNT` as many new ones, which are printed. For a failing
+//! seed the command that repeats it is printed.
 
 use std::io::Write as _;
 use std::ops::Range;
@@ -31,9 +31,9 @@ pub fn run<F: Future<Output = ()>>(default: Range<u64>, schedule: impl Fn(u64) -
     }
 }
 
-/// Prints past the test runner, which hides what tests print while they pass.
+/// Prints to standard error, past the test runner's capture of the output of passing tests.
 fn print(line: &str) {
-    // A closed standard error concerns only this line.
+    // A closed standard error affects only this line.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
@@ -66,7 +66,7 @@ mod tests {
             tokio::time::sleep(std::time::Duration::from_secs(3600)).await;
             ran.borrow_mut().push(seed);
         });
-        // Other seeds may have been asked for.
+        // Other seeds may be selected by the environment.
         let ran = ran.borrow();
         assert!(!ran.is_empty() && ran.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{ran:?}");
         assert!(began.elapsed() < std::time::Duration::from_secs(60));

@@ -1,6 +1,6 @@
 //! Standalone node for tests: the agent as a process on a private containerd, with static pods.
 //!
-//! Observations come from sources other than the agent: the runtime, timestamp files written by the containers, `/proc`.
+//! Tests observe the node from outside of the agent: the runtime, timestamp files written by the containers, `/proc`.
 //! Every wait is on a condition with a deadline; a failed wait includes the end of the agent's log.
 
 use std::fs;
@@ -30,22 +30,22 @@ use keblet_peers::log_tail;
 use serde_json::Value;
 use serde_json::json;
 
-/// Deadline of every wait; generous, for a loaded machine.
+/// Deadline of every wait; generous, for a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(90);
-/// The node's name, which the agent appends to the names of static pods.
+/// The node's name, a suffix of the names of static pods.
 pub const NODE: &str = "node";
-/// Each poll asks the runtime about every container, which costs it more than the agent does.
+/// Each poll requests the status of every container, which costs the runtime more than the agent does.
 const POLL: Duration = Duration::from_millis(50);
 const LOG_LINES: usize = 30;
 
 /// A private runtime, a node's folders and the agent on it. Dropping it kills the agent and then removes everything.
 pub struct StandaloneNode {
     agent: Option<Agent>,
-    /// The runtime, which also tells what it knows of its pods.
+    /// The runtime, which also reports its pods.
     pub containerd: PrivateContainerd,
     /// The node's folders and ports.
     pub layout: Node,
-    /// Where containers write their stamps, under the same path inside and outside.
+    /// Folder of stamp files, mounted under the same path in containers.
     pub stamps: PathBuf,
 }
 
@@ -58,8 +58,8 @@ impl StandaloneNode {
         Self::with(json!({}))
     }
 
-    /// Same as [`Self::new`] with single fields of the agent's configuration replaced. The runtime reports the
-    /// configured cgroup driver, since containerd 2 overrides the agent's.
+    /// Same as [`Self::new`] with fields of the agent's configuration replaced. The runtime reports the configured
+    /// cgroup driver, since containerd 2 overrides the agent's.
     ///
     /// # Errors
     /// Same as [`Self::new`].
@@ -76,12 +76,18 @@ impl StandaloneNode {
         Ok(Self { agent: None, containerd, layout, stamps })
     }
 
-    /// Starts the agent, also again.
+    /// Starts the agent, for the first time or again.
+    ///
+    /// # Errors
+    /// The program cannot be started.
     pub fn start(&mut self) -> Result<()> {
         self.start_under(&[])
     }
 
-    /// Starts the agent under a program that becomes it, such as `setpriv` with its options.
+    /// Starts the agent by a program that executes it, such as `setpriv` with its options.
+    ///
+    /// # Errors
+    /// The program cannot be started.
     pub fn start_under(&mut self, wrapper: &[&str]) -> Result<()> {
         let keblet = program()?;
         let mut command = match wrapper.split_first() {
@@ -99,35 +105,50 @@ impl StandaloneNode {
         Ok(())
     }
 
-    /// The process that was started as the agent.
+    /// PID of the started process.
+    ///
+    /// # Errors
+    /// No agent was started.
     pub fn agent_pid(&self) -> Result<u32> {
         Ok(self.agent.as_ref().context("no agent is running")?.pid())
     }
 
     /// Waits until the agent has exited successfully by itself.
+    ///
+    /// # Errors
+    /// It does not exit in time or exits with an error.
     pub fn until_ended(&mut self) -> Result<()> {
         let mut agent = self.agent.take().context("no agent is running")?;
-        let status = self.until("the end of the agent", |_| agent.ended())?;
-        ensure!(status.success(), "the agent ended with {status}");
+        let status = self.until("the exit of the agent", |_| agent.ended())?;
+        ensure!(status.success(), "the agent exited with {status}");
         Ok(())
     }
 
     /// Kills the agent with SIGKILL.
+    ///
+    /// # Errors
+    /// No agent was started.
     pub fn kill_agent(&mut self) -> Result<()> {
         self.agent.take().context("no agent is running")?.kill()
     }
 
-    /// Stops agent and runtime. Fails if the agent exits with an error or a resource remains on the host.
+    /// Stops agent and runtime.
+    ///
+    /// # Errors
+    /// The agent exits with an error or a resource remains on the host.
     pub fn stop(mut self) -> Result<()> {
         let status = self.agent.take().context("no agent is running")?.end(TIMEOUT)?;
         if !status.success() {
-            bail!("the agent ended with {status}");
+            bail!("the agent exited with {status}");
         }
         let Self { containerd, agent: _, layout: _, stamps: _ } = self;
         containerd.stop()
     }
 
     /// Writes the manifest of a pod with one container `main` that runs `/probe` with these arguments.
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn write_pod(&self, name: &str, arguments: &[&str]) -> Result<()> {
         self.layout.write_manifest(name, &self.pod(name, arguments))
     }
@@ -157,6 +178,9 @@ impl StandaloneNode {
     }
 
     /// Writes the manifest of a pod that runs until SIGTERM and writes its timestamps under its name.
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn write_running_pod(&self, name: &str) -> Result<()> {
         self.write_pod(name, &["run", "--stamp", &self.stamp(name)])
     }
@@ -178,14 +202,17 @@ impl StandaloneNode {
         self.stamps_of(name).iter().filter(|(word, _)| word == "start").count()
     }
 
-    /// Whether the program of the pod has written its first timestamp, if its manifest asks for one. The runtime reports a
-    /// container as running before its program executes.
+    /// Whether the program of the pod has written its first timestamp, if its manifest asks for one. The runtime
+    /// reports a container as running before its program executes.
     pub fn has_started(&self, name: &str) -> bool {
         let manifest = fs::read_to_string(self.layout.manifests.join(format!("{name}.json"))).unwrap_or_default();
         !manifest.contains(&self.stamp(name)) || self.starts(name) > 0
     }
 
-    /// All sandboxes of a pod, oldest first, as the runtime knows them.
+    /// All sandboxes of a pod, oldest first, as the runtime reports them.
+    ///
+    /// # Errors
+    /// The runtime does not answer.
     pub fn sandboxes(&mut self, name: &str) -> Result<Vec<PodView>> {
         let full = format!("{name}-{NODE}");
         let mut pods: Vec<_> = self.containerd.pods()?.into_iter().filter(|pod| pod.name == full).collect();
@@ -193,12 +220,18 @@ impl StandaloneNode {
         Ok(pods)
     }
 
-    /// A pod's only running container; `None` while there is none.
+    /// The running container of a pod with one container; `None` while there is none.
+    ///
+    /// # Errors
+    /// The runtime does not answer.
     pub fn running(&mut self, name: &str) -> Result<Option<ContainerView>> {
         Ok(running(&self.sandboxes(name)?).into_iter().next())
     }
 
-    /// Waits until `condition` returns a value. Fails with the end of the agent's log, also when the agent exits.
+    /// Waits until `condition` returns a value.
+    ///
+    /// # Errors
+    /// It returns none in time, fails, or the agent exits; the error has the end of the agent's log.
     pub fn until<T>(&mut self, what: &str, mut condition: impl FnMut(&mut Self) -> Result<Option<T>>) -> Result<T> {
         let deadline = Instant::now() + TIMEOUT;
         loop {
@@ -208,7 +241,7 @@ impl StandaloneNode {
             if let Some(agent) = &mut self.agent
                 && let Some(status) = agent.ended()?
             {
-                bail!("the agent ended with {status} while we waited for: {what}\n{}", self.log_excerpt());
+                bail!("the agent exited with {status} while waiting for: {what}\n{}", self.log_excerpt());
             }
             if Instant::now() > deadline {
                 bail!("timed out waiting for: {what}\n{}", self.log_excerpt());
@@ -217,41 +250,47 @@ impl StandaloneNode {
         }
     }
 
-    /// [`Self::until`] for a plain yes or no.
+    /// [`Self::until`] for a condition without a value.
+    ///
+    /// # Errors
+    /// As [`Self::until`].
     pub fn until_true(&mut self, what: &str, mut condition: impl FnMut(&mut Self) -> Result<bool>) -> Result<()> {
         self.until(what, |node| Ok(condition(node)?.then_some(())))
     }
 
-    /// Waits until the pod has begun and has a running container, and returns that.
+    /// Waits until the pod's program has written its first timestamp, and returns the running container.
+    ///
+    /// # Errors
+    /// As [`Self::until`].
     pub fn until_running(&mut self, name: &str) -> Result<ContainerView> {
         self.until(&format!("{name} running"), |node| Ok(node.running(name)?.filter(|_| node.has_started(name))))
     }
 
-    /// The agent's log lines that are JSON, of all its runs.
+    /// The JSON lines of the agent's log, over all its runs.
     pub fn log(&self) -> Vec<Value> {
         let text = fs::read_to_string(&self.layout.log).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// Whether a line of the log has all these words.
+    /// Whether a line of the log contains all these texts.
     pub fn log_contains(&self, words: &[&str]) -> bool {
         let text = fs::read_to_string(&self.layout.log).unwrap_or_default();
         text.lines().any(|line| words.iter().all(|word| line.contains(word)))
     }
 
-    /// The lifecycle events of a kind (`ContainerDied`, …) that the agent told of a pod's container `main`.
+    /// The logged lifecycle events of a kind (`ContainerDied`, …) of a pod's container `main`.
     pub fn events(&self, name: &str, kind: &str) -> Vec<Value> {
         let pod = format!("default/{name}-{NODE}");
-        let wanted = |line: &Value| {
+        let matches = |line: &Value| {
             line["target"] == "keblet::events"
                 && line["event"] == kind
                 && line["pod"] == pod.as_str()
                 && line["container"] == "main"
         };
-        self.log().into_iter().filter(wanted).collect()
+        self.log().into_iter().filter(matches).collect()
     }
 
-    /// The health server's answer.
+    /// The response of the health server.
     pub fn health(&self, path: &str) -> Option<(u16, String)> {
         get(self.layout.healthz_port, path)
     }
@@ -284,7 +323,7 @@ pub fn running(sandboxes: &[PodView]) -> Vec<ContainerView> {
     containers.filter(|container| container.state == "running").cloned().collect()
 }
 
-/// The processes with this word among their arguments.
+/// The processes with this argument.
 pub fn processes_with(word: &str) -> Vec<i32> {
     processes(|folder| {
         fs::read(folder.join("cmdline"))
@@ -292,21 +331,24 @@ pub fn processes_with(word: &str) -> Vec<i32> {
     })
 }
 
-/// The processes in a cgroup that is named after a container.
+/// The processes in a cgroup whose name contains the container's id.
 pub fn processes_of(container: &str) -> Vec<i32> {
     processes(|folder| fs::read_to_string(folder.join("cgroup")).is_ok_and(|text| text.contains(container)))
 }
 
-fn processes(wanted: impl Fn(&Path) -> bool) -> Vec<i32> {
+fn processes(matches: impl Fn(&Path) -> bool) -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let number = |entry: &fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-    let alive = entries.flatten().filter(|entry| number(entry).is_some() && wanted(&entry.path()));
+    let alive = entries.flatten().filter(|entry| number(entry).is_some() && matches(&entry.path()));
     alive.filter_map(|entry| number(&entry)).collect()
 }
 
-/// Kills a container's first process, as a crash would.
+/// Kills a container's init process, as a crash would.
+///
+/// # Errors
+/// The container does not run.
 pub fn kill(container: &ContainerView) -> Result<()> {
-    let pid = container.pid.context("the container does not run")?;
+    let pid = container.pid.context("the container is not running")?;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL)
         .with_context(|| format!("cannot kill process {pid} of container {}", container.name))
 }
@@ -316,19 +358,19 @@ pub(crate) fn program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("KEBLET_BIN") {
         return Ok(PathBuf::from(path));
     }
-    let test = std::env::current_exe().context("cannot tell which program is running")?;
+    let test = std::env::current_exe().context("cannot determine the path of this program")?;
     let found = test.ancestors().skip(1).take(2).map(|folder| folder.join("keblet")).find(|path| path.is_file());
     found.with_context(|| format!("no keblet beside {}: run `cargo build -p keblet`", test.display()))
 }
 
-/// One HTTP request; `None` while nobody answers.
+/// One HTTP request; `None` if the connection fails.
 fn get(port: u16, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
-    // HTTP/1.0: the answer comes unchunked and ends with the connection.
+    // HTTP/1.0: the response is not chunked and ends with the connection.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response).ok()?;
+    let (head, body) = response.split_once("\r\n\r\n")?;
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }

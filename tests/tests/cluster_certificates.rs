@@ -1,4 +1,4 @@
-//! Certificates from a real control plane: bootstrap, rotation, serving certificates; and watches through its faults.
+//! Certificates of a real control plane: bootstrap, rotation, serving certificates; and watches through its faults.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::path::Path;
@@ -42,7 +42,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// For anything that has to happen; generous, for a machine that does much else.
+/// Deadline of every wait; generous, for a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
@@ -70,7 +70,7 @@ fn connect(file: &Path) -> ApiServer {
     ApiServer::connect(&access, &options(), Metrics::new(), CancellationToken::new()).unwrap()
 }
 
-/// As whom the API server knows the client.
+/// The user and groups by which the API server knows the client.
 async fn whoami(client: &kube::Client) -> String {
     let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
     let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await.unwrap();
@@ -98,10 +98,10 @@ async fn cluster_bootstrap_writes_a_reusable_kubeconfig() {
     certificates::write_kubeconfig(&file, &access, &store.current_path()).unwrap();
     let again = certificates::first_access(&file, Some(&ready.bootstrap_kubeconfig), now).unwrap();
     assert!(matches!(again, FirstAccess::Kubeconfig));
-    let known = whoami(&connect(&file).main).await;
-    assert!(known.starts_with("system:node:n-1 ") && known.contains("system:nodes"), "{known}");
+    let identity = whoami(&connect(&file).main).await;
+    assert!(identity.starts_with("system:node:n-1 ") && identity.contains("system:nodes"), "{identity}");
     assert!(!pki.join("kubelet-client.key.tmp").exists());
-    // Interrupted after the request: the same key finds the same request.
+    // After an interruption following the request: the same key finds the same request.
     let requests: Api<CertificateSigningRequest> = Api::all(connect(&ready.kubeconfig).main);
     let before = requests.list(&Default::default()).await.unwrap().items.len();
     within("the same again", certificates::bootstrap(&bootstrap.main, "n-1", &store, &pki, now)).await.unwrap();
@@ -137,9 +137,9 @@ async fn cluster_client_certificates_are_requested_and_rotated() {
     let certified = kubeconfig::Access { credentials: kubeconfig::Credentials::None, ..access };
     let (metrics, cancel) = (Metrics::new(), CancellationToken::new());
     let api = ApiServer::with_identity(&certified, identity, &options(), metrics, cancel.clone()).unwrap();
-    // Asked before there is any certificate: nobody in particular asks.
+    // Requested before there is any certificate: the request has no client certificate.
     let reviews: Api<SelfSubjectReview> = Api::all(api.main.clone());
-    // The server leaves the connections of those it does not know, at times before its answer is read.
+    // The server closes connections of unauthenticated clients, sometimes before its response is read.
     let early = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await.unwrap_err();
     assert!(early.to_string().contains("system:anonymous"), "{early}");
     let template = watch::channel(Some(Template::client("n-2"))).1;
@@ -152,7 +152,7 @@ async fn cluster_client_certificates_are_requested_and_rotated() {
     assert!(whoami(&api.main).await.starts_with("system:node:n-2 "));
     cancel.cancel();
     rotating.await.unwrap();
-    // A new start with the stored pair, which is to be replaced at once: asked for with the pair itself.
+    // A restart with the stored pair, which is due for rotation: the request is authenticated by the pair itself.
     let stored: Option<Arc<Pair>> = store.load().unwrap().map(Arc::new);
     let (sender, mut current) = watch::channel(stored);
     let cancel = CancellationToken::new();
@@ -186,10 +186,10 @@ async fn cluster_serving_certificates_are_used_once_approved() {
     let cancel = CancellationToken::new();
     let rotating = tokio::spawn(rotation_manager(store.clone(), template, api, false).run(sender, cancel.clone()));
     let requests: Api<CertificateSigningRequest> = Api::all(connect(&ready.kubeconfig).main);
-    let mut seen = Box::pin(follow(requests, Config::default(), Recovered::default()));
+    let mut received = Box::pin(follow(requests, Config::default(), Recovered::default()));
     let name = within("a request", async {
         loop {
-            match seen.next().await {
+            match received.next().await {
                 Some(Event::Apply(request) | Event::InitApply(request))
                     if request.spec.signer_name == "kubernetes.io/kubelet-serving" =>
                 {
@@ -201,7 +201,7 @@ async fn cluster_serving_certificates_are_used_once_approved() {
         }
     })
     .await;
-    assert!(current.borrow().is_none(), "nobody has approved it");
+    assert!(current.borrow().is_none(), "the request is not approved");
     kubectl(&ready, &["certificate", "approve", &name]);
     let pair = within("a certificate", current.wait_for(Option::is_some)).await.unwrap().clone().unwrap();
     assert!(pair.leaf.dns_names.contains("n-3") && pair.leaf.ips.contains(&"192.0.2.3".parse().unwrap()));
@@ -210,38 +210,38 @@ async fn cluster_serving_certificates_are_used_once_approved() {
     rotating.await.unwrap();
 }
 
-/// Takes events until the object of this name has come, or, by the name `done`, a list is complete.
+/// Reads events until the object with this name was received, or, for the name `done`, a list is complete.
 async fn until_seen(events: &mut (impl Stream<Item = Event<ConfigMap>> + Unpin), name: &str) -> Vec<String> {
-    let mut seen = Vec::new();
+    let mut received = Vec::new();
     within(name, async {
         loop {
             match events.next().await.unwrap() {
-                Event::Init => seen.push("init".to_owned()),
+                Event::Init => received.push("init".to_owned()),
                 Event::InitDone => {
-                    seen.push("done".to_owned());
+                    received.push("done".to_owned());
                     if name == "done" {
                         return;
                     }
                 }
                 Event::InitApply(object) | Event::Apply(object) => {
                     let found = object.metadata.name.unwrap();
-                    seen.push(found.clone());
+                    received.push(found.clone());
                     if found == name {
                         return;
                     }
                 }
-                Event::Delete(object) => seen.push(format!("-{}", object.metadata.name.unwrap())),
+                Event::Delete(object) => received.push(format!("-{}", object.metadata.name.unwrap())),
             }
         }
     })
     .await;
-    seen
+    received
 }
 
 async fn make(objects: &Api<ConfigMap>, name: &str) {
     let object: ConfigMap = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
     within(name, async {
-        // A server that has just come back may refuse for a moment.
+        // A restarted server may refuse connections for a moment.
         while objects.create(&PostParams::default(), &object).await.is_err() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -257,24 +257,24 @@ async fn cluster_watches_survive_restarts_hangs_and_compaction() {
     let objects: Api<ConfigMap> = Api::namespaced(api.main.clone(), "default");
     let mut events = Box::pin(follow(objects.clone(), Config::default(), api.recovered()));
     make(&objects, "before").await;
-    let seen = until_seen(&mut events, "before").await;
-    assert_eq!(seen.first().map(String::as_str), Some("init"));
+    let received = until_seen(&mut events, "before").await;
+    assert_eq!(received.first().map(String::as_str), Some("init"));
 
-    // Killed and back: the watch goes on from its version, unless others have written meanwhile. A server that has just
-    // started knows no history, so that version may then be too old for it; what it lists instead is complete.
+    // Killed and restarted: the watch resumes from its version, unless other clients have written meanwhile. A
+    // restarted server has no history, so the version may be too old; then it sends a complete list.
     plane.kill(Part::ApiServer).unwrap();
     plane.start_part(Part::ApiServer).unwrap();
     make(&objects, "after-kill").await;
-    let mut seen = until_seen(&mut events, "after-kill").await;
-    if let Some(list) = seen.iter().position(|event| event == "init") {
-        // To its end: what comes after is news.
-        if !seen[list..].contains(&"done".to_owned()) {
-            seen.extend(until_seen(&mut events, "done").await);
+    let mut received = until_seen(&mut events, "after-kill").await;
+    if let Some(list) = received.iter().position(|event| event == "init") {
+        // Reads the list to its end: later events are changes.
+        if !received[list..].contains(&"done".to_owned()) {
+            received.extend(until_seen(&mut events, "done").await);
         }
-        assert!(seen[list..].contains(&"before".to_owned()), "{seen:?}");
+        assert!(received[list..].contains(&"before".to_owned()), "{received:?}");
     }
 
-    // Frozen for a while: what happened meanwhile is reported.
+    // Suspended for a while: changes during that time are received afterwards.
     plane.freeze(Part::ApiServer).unwrap();
     let reported = tokio::time::timeout(Duration::from_secs(5), events.next()).await;
     assert!(reported.is_err(), "{reported:?}");
@@ -282,7 +282,7 @@ async fn cluster_watches_survive_restarts_hangs_and_compaction() {
     make(&objects, "after-freeze").await;
     until_seen(&mut events, "after-freeze").await;
 
-    // The watch is broken and nobody looks at it while history is forgotten: its version is too old then, and a new
+    // The watch is broken and not polled while the history is compacted: then its version is too old, and a new list
     // list follows.
     plane.kill(Part::ApiServer).unwrap();
     plane.start_part(Part::ApiServer).unwrap();
@@ -292,7 +292,8 @@ async fn cluster_watches_survive_restarts_hangs_and_compaction() {
     plane.kill(Part::ApiServer).unwrap();
     plane.start_part(Part::ApiServer).unwrap();
     make(&objects, "after-compaction").await;
-    let seen = until_seen(&mut events, "after-compaction").await;
-    let list = seen.iter().rposition(|event| event == "init").unwrap_or_else(|| panic!("no new list: {seen:?}"));
-    assert!(!seen[list..].contains(&"before".to_owned()), "{seen:?}");
+    let received = until_seen(&mut events, "after-compaction").await;
+    let list =
+        received.iter().rposition(|event| event == "init").unwrap_or_else(|| panic!("no new list: {received:?}"));
+    assert!(!received[list..].contains(&"before".to_owned()), "{received:?}");
 }

@@ -1,5 +1,5 @@
-//! The agent with fewer rights than it would like, and pods whose death proves nothing: exits are still handled, and it
-//! says what it lacks.
+//! The agent with fewer capabilities, and pods whose exits prove nothing: exits are still handled, and the sensors
+//! report what is missing.
 
 use anyhow::Result;
 use anyhow::ensure;
@@ -9,7 +9,7 @@ use keblet_tests::standalone::kill;
 use keblet_tests::standalone::processes_of;
 use serde_json::json;
 
-/// Runs the agent under `wrapper`, lets a container die, and returns what it says of its sensors.
+/// Runs the agent under `wrapper`, kills a container, and returns the health report of the sensors.
 fn exits_are_handled_under(wrapper: &[&str]) -> Result<String> {
     let mut node = StandaloneNode::new()?;
     node.write_running_pod("victim")?;
@@ -21,19 +21,19 @@ fn exits_are_handled_under(wrapper: &[&str]) -> Result<String> {
         .until("the next instance", |node| Ok(node.running("victim")?.filter(|container| container.id != victim.id)))?;
     ensure!(next.attempt == 1, "{next:?}");
     node.until_true("its stamp", |node| Ok(node.starts("victim") == 2))?;
-    ensure!(node.running("bystander")? == Some(bystander), "another pod was touched");
-    let deaths = node.until("the event", |node| {
+    ensure!(node.running("bystander")? == Some(bystander), "another pod was restarted");
+    let exits = node.until("the event", |node| {
         Ok(Some(node.events("victim", "ContainerDied")).filter(|events| !events.is_empty()))
     })?;
-    ensure!(deaths.len() == 1 && deaths[0]["exit_code"] == 137, "{deaths:?}");
+    ensure!(exits.len() == 1 && exits[0]["exit_code"] == 137, "{exits:?}");
     let (code, sensors) = node.health("/healthz?verbose").unwrap_or_default();
     ensure!(code == 200, "{sensors}");
-    // Told once, not again and again.
+    // Logged once, not repeatedly.
     let warnings = node
         .log()
         .into_iter()
         .filter(|line| line["level"] == "WARN" && line["message"].as_str().is_some_and(|text| text.contains("probes")));
-    ensure!(warnings.count() <= 1, "told more than once");
+    ensure!(warnings.count() <= 1, "logged more than once");
     node.stop()?;
     Ok(sensors)
 }
@@ -43,7 +43,7 @@ fn line<'a>(report: &'a str, sensor: &str) -> &'a str {
     report.lines().find(|line| line.contains(&format!("sensor {sensor} "))).unwrap_or_default()
 }
 
-/// The probes are down for a reason that has this word; what needs none of them is up.
+/// The probes are down for a reason that contains this text; sensors that need no probes are up.
 fn ensure_without_probes(report: &str, reason: &str) -> Result<()> {
     let exits = line(report, "exits");
     ensure!(exits.starts_with("[!]sensor exits down: ") && exits.contains(reason), "{report}");
@@ -54,7 +54,7 @@ fn ensure_without_probes(report: &str, reason: &str) -> Result<()> {
 #[test]
 #[ignore = "real runtime"]
 fn exits_are_handled_without_bpf_capability() -> Result<()> {
-    // CAP_SYS_ADMIN would allow it as well.
+    // CAP_SYS_ADMIN would permit it as well.
     let report = exits_are_handled_under(&["setpriv", "--bounding-set", "-bpf,-perfmon,-sys_admin"])?;
     ensure_without_probes(&report, "CAP_BPF")?;
     ensure!(line(&report, "pidfd").starts_with("[+]sensor pidfd up"), "{report}");
@@ -80,7 +80,7 @@ fn exits_are_handled_without_btf() -> Result<()> {
 #[ignore = "real runtime"]
 fn host_pid_container_restarts_only_after_the_runtime_event() -> Result<()> {
     let mut node = StandaloneNode::new()?;
-    // The first process lives long enough to be watched, and then leaves a child.
+    // The first process runs long enough to be watched, and then leaves a child.
     let mut pod = node.pod("orphan", &[]);
     pod["spec"]["hostPID"] = true.into();
     let main = &mut pod["spec"]["containers"][0];
@@ -88,7 +88,7 @@ fn host_pid_container_restarts_only_after_the_runtime_event() -> Result<()> {
     main["command"] = json!(["/bin/sh", "-c", "sleep 36000 & sleep 3"]);
     node.layout.write_manifest("orphan", &pod)?;
     node.start()?;
-    // Not for want of a sensor that would have told of the end at once.
+    // The pidfd sensor is up, so the delay is not for lack of a sensor.
     node.until_true("pidfds at work", |node| {
         let (_, report) = node.health("/healthz?verbose").unwrap_or_default();
         Ok(line(&report, "pidfd").starts_with("[+]sensor pidfd up"))
@@ -103,10 +103,11 @@ fn host_pid_container_restarts_only_after_the_runtime_event() -> Result<()> {
     let instance = |attempt| sandboxes[0].containers.iter().find(|container| container.attempt == attempt);
     let (Some(first), Some(second)) = (instance(0), instance(1)) else { anyhow::bail!("{sandboxes:?}") };
     ensure!(first.state == "exited" && first.exit_code == 0, "{first:?}");
-    // No early start: not before the runtime had recorded the end, nor while anything of the first one lived.
+    // No early restart: neither before the runtime has recorded the exit, nor while a process of the first instance
+    // runs.
     ensure!(second.started_at > first.finished_at, "{first:?} {second:?}");
-    ensure!(processes_of(&first.id).is_empty(), "the first instance's child lives beside the second instance");
-    let deaths = node.events("orphan", "ContainerDied");
-    ensure!(!deaths.is_empty() && deaths.iter().all(|event| event["source"] == "runtime"), "{deaths:?}");
+    ensure!(processes_of(&first.id).is_empty(), "a child of the first instance still runs");
+    let exits = node.events("orphan", "ContainerDied");
+    ensure!(!exits.is_empty() && exits.iter().all(|event| event["source"] == "runtime"), "{exits:?}");
     node.stop()
 }

@@ -1,4 +1,4 @@
-//! Static pod files on a real runtime: replaced, removed, and what must be left of a pod then.
+//! Static pod files on a real runtime: replaced, removed, and what remains of a pod then.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn folders(root: &Path, part: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Everything of the pod with this uid: log folder, pod folder, cgroups.
+/// All folders of the pod with this UID: log folder, pod folder, cgroups.
 fn traces(node: &StandaloneNode, uid: &str) -> Vec<PathBuf> {
     let cgroup = node.containerd.ready().cgroup_root.trim_start_matches('/').to_owned();
     let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
@@ -57,17 +57,22 @@ fn replaced_static_pod_terminates_before_its_successor_starts() -> Result<()> {
     node.write_pod("web", &["exit", "--after-ms", "3600000", "--stamp", &stamp])?;
     let new = node.until("the new pod", |node| {
         let alive = running(&node.sandboxes("web")?);
-        ensure!(alive.len() <= 1, "old and new pod run at once: {alive:?}");
+        ensure!(alive.len() <= 1, "old and new pod run at the same time: {alive:?}");
         Ok(alive.into_iter().find(|container| container.id != old.id))
     })?;
     node.until_true("the new pod's stamp", |node| Ok(node.starts("web") == 2))?;
     let stamps = node.stamps_of("web");
-    let words: Vec<&str> = stamps.iter().map(|(word, _)| word.as_str()).collect();
-    ensure!(words == ["start", "exit", "start"], "{words:?}");
-    ensure!(stamps[1].1 < stamps[2].1, "the old pod ended at {} and the new one began at {}", stamps[1].1, stamps[2].1);
-    ensure!(new.attempt == 0 && new.name == "main", "the new pod starts counting at zero: {new:?}");
+    let kinds: Vec<&str> = stamps.iter().map(|(kind, _)| kind.as_str()).collect();
+    ensure!(kinds == ["start", "exit", "start"], "{kinds:?}");
+    ensure!(
+        stamps[1].1 < stamps[2].1,
+        "the old pod exited at {} and the new one started at {}",
+        stamps[1].1,
+        stamps[2].1
+    );
+    ensure!(new.attempt == 0 && new.name == "main", "the first attempt of the new pod is 0: {new:?}");
     node.until_true("the old sandbox removed", |node| Ok(node.sandboxes("web")?.len() == 1))?;
-    ensure!(node.running("other")? == Some(other), "another pod was touched");
+    ensure!(node.running("other")? == Some(other), "another pod was restarted");
     node.stop()
 }
 
@@ -75,13 +80,13 @@ fn replaced_static_pod_terminates_before_its_successor_starts() -> Result<()> {
 #[ignore = "real runtime"]
 fn removed_static_pod_is_cleaned_up() -> Result<()> {
     let mut node = StandaloneNode::new()?;
-    node.write_running_pod("gone")?;
+    node.write_running_pod("removed")?;
     node.write_running_pod("stays")?;
     node.start()?;
-    node.until_running("gone")?;
+    node.until_running("removed")?;
     let stays = node.until_running("stays")?;
-    let (gone_uid, stays_uid) = (uid(&mut node, "gone")?, uid(&mut node, "stays")?);
-    for uid in [&gone_uid, &stays_uid] {
+    let (removed_uid, stays_uid) = (uid(&mut node, "removed")?, uid(&mut node, "stays")?);
+    for uid in [&removed_uid, &stays_uid] {
         let found = traces(&node, uid);
         let below = |root: &Path| found.iter().any(|path| path.starts_with(root));
         ensure!(
@@ -90,14 +95,14 @@ fn removed_static_pod_is_cleaned_up() -> Result<()> {
         );
     }
 
-    node.layout.remove_manifest("gone")?;
-    node.until_true("no sandbox in the runtime", |node| Ok(node.sandboxes("gone")?.is_empty()))?;
-    node.until_true("no file and no cgroup", |node| Ok(traces(node, &gone_uid).is_empty()))?;
-    node.until_true("no pod in /pods", |node| Ok(node.status("gone") == Value::Null))?;
-    ensure!(processes_with(&node.stamp("gone")).is_empty(), "its process lives");
-    let words: Vec<String> = node.stamps_of("gone").into_iter().map(|(word, _)| word).collect();
-    ensure!(words == ["start", "exit"], "it was not asked to end: {words:?}");
-    ensure!(node.running("stays")? == Some(stays), "another pod was touched");
-    ensure!(!traces(&node, &stays_uid).is_empty(), "another pod's files were touched");
+    node.layout.remove_manifest("removed")?;
+    node.until_true("no sandbox in the runtime", |node| Ok(node.sandboxes("removed")?.is_empty()))?;
+    node.until_true("no file and no cgroup", |node| Ok(traces(node, &removed_uid).is_empty()))?;
+    node.until_true("no pod in /pods", |node| Ok(node.status("removed") == Value::Null))?;
+    ensure!(processes_with(&node.stamp("removed")).is_empty(), "its process still runs");
+    let kinds: Vec<String> = node.stamps_of("removed").into_iter().map(|(kind, _)| kind).collect();
+    ensure!(kinds == ["start", "exit"], "it was not terminated gracefully: {kinds:?}");
+    ensure!(node.running("stays")? == Some(stays), "another pod was restarted");
+    ensure!(!traces(&node, &stays_uid).is_empty(), "files of another pod were removed");
     node.stop()
 }

@@ -1,5 +1,5 @@
-//! What the dead leave on the node goes: instances that were replaced, with their logs, sandboxes that were replaced, and
-//! the log folders of pods that nobody knows. The witnesses are the runtime and the folders.
+//! Garbage collection on a real runtime: replaced container instances with their logs, replaced sandboxes, and log
+//! folders of unknown pods. Checked in the runtime and in the folders.
 
 use std::fs;
 use std::path::Path;
@@ -40,9 +40,9 @@ fn logs(node: &StandaloneNode) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Waits until the instance before the last has died, the last one runs and nothing older is left.
-fn until_tidy(node: &mut StandaloneNode, last: u32) -> Result<ContainerView> {
-    node.until_true(&format!("instance {last} runs, and of the dead the last one alone is left"), |node| {
+/// Waits until the last instance runs, the one before it has exited and older ones are removed.
+fn until_collected(node: &mut StandaloneNode, last: u32) -> Result<ContainerView> {
+    node.until_true(&format!("instance {last} runs, and one exited instance is left"), |node| {
         Ok(instances(node, "running")? == [last] && instances(node, "exited")? == [last - 1])
     })?;
     let names = logs(node)?;
@@ -59,32 +59,33 @@ fn ids(node: &mut StandaloneNode) -> Result<Vec<String>> {
 fn only_the_last_exited_instance_is_kept() -> Result<()> {
     let mut node = StandaloneNode::new()?;
     let folder = |name: &str| node.layout.pod_logs.join(name);
-    let (gone, foreign) = (folder("default_gone_0123456789abcdef"), folder("not-of-a-pod"));
-    fs::create_dir_all(gone.join("main"))?;
-    fs::write(gone.join("main/0.log"), "last words\n")?;
+    let (orphaned, foreign) = (folder("default_gone_0123456789abcdef"), folder("not-of-a-pod"));
+    fs::create_dir_all(orphaned.join("main"))?;
+    fs::write(orphaned.join("main/0.log"), "old log\n")?;
     fs::create_dir_all(&foreign)?;
     node.write_running_pod(NAME)?;
     node.start()?;
     let first = node.until_running(NAME)?;
-    node.until_true("logs of a pod that is gone are removed", |_| Ok(!gone.exists()))?;
-    ensure!(foreign.exists(), "a folder that was not made for a pod is nobody's business");
+    node.until_true("logs of an unknown pod are removed", |_| Ok(!orphaned.exists()))?;
+    ensure!(foreign.exists(), "a folder without a pod's name was removed");
 
     kill(&first)?;
-    let second = until_tidy(&mut node, 1)?;
+    let second = until_collected(&mut node, 1)?;
 
-    // The sandbox dies, with all in it: what died before goes, and the sandbox stays for the last that died in it.
+    // The sandbox exits with its containers: older instances are removed, and the sandbox is kept for the last one in
+    // it.
     let old = ids(&mut node)?;
     ensure!(old.len() == 1, "{old:?}");
     processes_of(&old[0])
         .into_iter()
         .try_for_each(|pid| nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL))?;
-    node.until_true("a life in another sandbox", |node| {
+    node.until_true("an instance in another sandbox", |node| {
         Ok(node.running(NAME)?.is_some_and(|now| now.id != second.id) && node.sandboxes(NAME)?.len() == 2)
     })?;
-    let third = until_tidy(&mut node, 2)?;
+    let third = until_collected(&mut node, 2)?;
     kill(&third)?;
-    until_tidy(&mut node, 3)?;
-    node.until_true("the old sandbox is gone", |node| Ok(node.sandboxes(NAME)?.len() == 1))?;
+    until_collected(&mut node, 3)?;
+    node.until_true("the old sandbox is removed", |node| Ok(node.sandboxes(NAME)?.len() == 1))?;
     let now = ids(&mut node)?;
     ensure!(now != old, "{now:?}");
     ensure!(Path::new(&node.layout.pod_logs).join("not-of-a-pod").exists());

@@ -1,5 +1,5 @@
-//! Bad input and a hostile surrounding on a real runtime: no runtime yet, manifests that are no use, a folder that
-//! comes and goes, a full disk. One thing that is wrong is named, everything else goes on.
+//! Invalid input and a faulty environment on a real runtime: no runtime yet, invalid manifests, a folder that
+//! disappears and returns, a full disk. Each problem is reported, everything else keeps working.
 
 use std::fs;
 use std::fs::File;
@@ -32,12 +32,12 @@ fn agent_waits_for_a_missing_runtime() -> Result<()> {
     }
     node.write_running_pod("early")?;
     node.start()?;
-    let complaint = format!("runtime at unix://{} does not answer", socket.display());
-    node.until_true("a clear complaint", |node| Ok(node.log_contains(&[&complaint])))?;
-    node.until_true("an answer of /readyz", |node| Ok(node.health("/readyz").is_some()))?;
-    let (code, answer) = node.health("/readyz").context("/readyz was there")?;
-    ensure!(code == 500 && answer.contains("[-]runtime failed"), "{code} {answer}");
-    ensure!(node.health("/healthz").is_some_and(|(code, _)| code == 200), "waiting is no illness");
+    let message = format!("runtime at unix://{} does not answer", socket.display());
+    node.until_true("a clear message", |node| Ok(node.log_contains(&[&message])))?;
+    node.until_true("a response of /readyz", |node| Ok(node.health("/readyz").is_some()))?;
+    let (code, body) = node.health("/readyz").context("/readyz responded")?;
+    ensure!(code == 500 && body.contains("[-]runtime failed"), "{code} {body}");
+    ensure!(node.health("/healthz").is_some_and(|(code, _)| code == 200), "a waiting agent is unhealthy");
 
     node.containerd.restart()?;
     node.until_running("early")?;
@@ -52,18 +52,18 @@ fn invalid_manifests_are_reported_and_valid_ones_run() -> Result<()> {
     let mut node = StandaloneNode::new()?;
     node.write_running_pod("first")?;
     let folder = node.layout.manifests.clone();
-    // An image nobody has, beside a container that can run.
+    // An image that does not exist, beside a container that can run.
     let mut unknown = node.pod("unknown", &["run", "--stamp", &node.stamp("unknown")]);
     let mut absent = unknown["spec"]["containers"][0].clone();
     absent["name"] = "absent".into();
     absent["image"] = "keblet.local/absent:7".into();
     unknown["spec"]["containers"].as_array_mut().context("containers")?.push(absent);
     node.layout.write_manifest("unknown", &unknown)?;
-    // Ten megabytes: a good pod with a long tail.
+    // Ten megabytes: a valid pod with a long comment.
     let mut big = node.pod("big", &["run", "--stamp", &node.stamp("big")]).to_string().into_bytes();
     big.resize(10 << 20, b' ');
     fs::write(folder.join("big.json"), big)?;
-    // Names that are none, and a link that never ends.
+    // Invalid names, and a symlink loop.
     let mut names = node.pod("No_Name", &["run"]);
     names["spec"]["containers"][0]["name"] = "-x-".into();
     node.layout.write_manifest("names", &names)?;
@@ -74,7 +74,7 @@ fn invalid_manifests_are_reported_and_valid_ones_run() -> Result<()> {
 
     let first = node.until_running("first")?;
     node.until_running("last")?;
-    node.until_true("unknown's good container", |node| Ok(node.starts("unknown") == 1))?;
+    node.until_true("the valid container of the pod `unknown`", |node| Ok(node.starts("unknown") == 1))?;
     let reason = node.until("a reason in /pods", |node| {
         let status = node.status("unknown");
         let containers = status["containerStatuses"].as_array().cloned().unwrap_or_default();
@@ -85,24 +85,24 @@ fn invalid_manifests_are_reported_and_valid_ones_run() -> Result<()> {
         let status = node.status("unknown").to_string();
         Ok(status.contains("ErrImageNeverPull"))
     })
-    .with_context(|| format!("first it was {reason}"))?;
-    let complaints: [&[&str]; 5] = [
+    .with_context(|| format!("the first reason was {reason}"))?;
+    let messages: [&[&str]; 5] = [
         &["big.json", "is too big: 10485760 bytes"],
         &["names.json", "metadata.name", "No_Name"],
         &["names.json", "spec.containers[0].name", "-x-"],
         &["loop-a.json", "Too many levels of symbolic links"],
         &["loop-b.json", "Too many levels of symbolic links"],
     ];
-    for words in complaints {
-        node.until_true(&format!("a complaint with {words:?}"), |node| Ok(node.log_contains(words)))?;
+    for words in messages {
+        node.until_true(&format!("a log line with {words:?}"), |node| Ok(node.log_contains(words)))?;
     }
-    // A mended file is taken; what ran was not disturbed.
+    // A corrected file is applied; running pods are not affected.
     fs::remove_file(folder.join("loop-b.json"))?;
     fs::remove_file(folder.join("loop-a.json"))?;
     node.write_pod("big", &["run", "--stamp", &node.stamp("big")])?;
     node.until_running("big")?;
-    ensure!(node.running("first")? == Some(first), "a good pod was touched");
-    ensure!(is_ready(&node), "bad manifests are no illness");
+    ensure!(node.running("first")? == Some(first), "a valid pod was restarted");
+    ensure!(is_ready(&node), "the agent is unhealthy because of invalid manifests");
     let pods = node.containerd.pods()?;
     ensure!(pods.len() == 4, "{pods:?}");
     node.stop()
@@ -116,18 +116,18 @@ fn removed_manifest_folder_stops_pods_until_it_returns() -> Result<()> {
     node.start()?;
     let first = node.until_running("web")?;
 
-    let away = node.layout.manifests.with_extension("away");
-    fs::rename(&node.layout.manifests, &away)?;
-    node.until_true("the pod gone", |node| Ok(node.sandboxes("web")?.is_empty()))?;
+    let moved = node.layout.manifests.with_extension("away");
+    fs::rename(&node.layout.manifests, &moved)?;
+    node.until_true("the pod removed", |node| Ok(node.sandboxes("web")?.is_empty()))?;
     let folder = node.layout.manifests.display().to_string();
-    node.until_true("a word about it", |node| Ok(node.log_contains(&["static pod path does not exist", &folder])))?;
-    ensure!(processes_with(&node.stamp("web")).is_empty(), "its process lives");
+    node.until_true("a log line about it", |node| Ok(node.log_contains(&["static pod path does not exist", &folder])))?;
+    ensure!(processes_with(&node.stamp("web")).is_empty(), "its process still runs");
 
-    fs::rename(&away, &node.layout.manifests)?;
+    fs::rename(&moved, &node.layout.manifests)?;
     let again = node.until_running("web")?;
     ensure!(again.id != first.id, "{again:?}");
     node.until_true("usable again", |node| Ok(node.log_contains(&["static pod path is usable", &folder])))?;
-    // And it is watched again, long before the periodic look.
+    // And it is watched again, long before the periodic read.
     node.write_running_pod("late")?;
     let at = std::time::Instant::now();
     node.until_true("the new file noticed", |node| Ok(!node.status("late").is_null()))?;
@@ -136,19 +136,19 @@ fn removed_manifest_folder_stops_pods_until_it_returns() -> Result<()> {
     node.stop()
 }
 
-/// Waits for a good answer; a bad one is shown.
+/// Waits until the agent is healthy; prints failed checks.
 fn until_healthy(node: &mut StandaloneNode) -> Result<()> {
     node.until_true("health", |node| {
         let health = node.health("/healthz?verbose");
-        let good = health.as_ref().is_some_and(|(code, _)| *code == 200);
-        if !good {
-            eprintln!("the agent is ill: {health:?}");
+        let healthy = health.as_ref().is_some_and(|(code, _)| *code == 200);
+        if !healthy {
+            eprintln!("the agent is unhealthy: {health:?}");
         }
-        Ok(good)
+        Ok(healthy)
     })
 }
 
-/// Fills a file system with a file of zeros until not a byte fits.
+/// Fills a file system with a file of zeros.
 fn fill(folder: &Path) -> Result<()> {
     let mut file = File::create(folder.join("filler"))?;
     for size in [4096, 1] {
@@ -157,7 +157,7 @@ fn fill(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts a small file system there. Below the runtime's folder, so that it is unmounted with the rest.
+/// Mounts a small file system. Below the runtime's folder, so that it is unmounted with the rest.
 fn small_disk(folder: &Path) -> Result<()> {
     mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), Some("size=256k,nr_inodes=200,mode=755"))
         .with_context(|| format!("cannot mount a tmpfs on {}", folder.display()))
@@ -175,14 +175,14 @@ fn full_disk(node: &mut StandaloneNode, folder: &Path) -> Result<()> {
     }
     node.write_running_pod("during")?;
     node.until_true("a clear error", |node| Ok(node.log_contains(&["during-node", "No space left on device"])))?;
-    ensure!(node.running("during")?.is_none(), "it runs without its files");
+    ensure!(node.running("during")?.is_none(), "it runs although its files cannot be written");
     until_healthy(node)?;
-    ensure!(node.running("before")? == Some(before.clone()), "a running pod was touched");
+    ensure!(node.running("before")? == Some(before.clone()), "a running pod was restarted");
 
     fs::remove_file(folder.join("filler"))?;
     (0..inodes).try_for_each(|n| fs::remove_file(folder.join(format!("inode-{n}"))))?;
     node.until_running("during")?;
-    ensure!(node.running("before")? == Some(before), "a running pod was touched");
+    ensure!(node.running("before")? == Some(before), "a running pod was restarted");
     Ok(())
 }
 
@@ -206,14 +206,14 @@ fn agent_starts_on_a_full_disk() -> Result<()> {
     node.start()?;
     node.until_true("a clear error", |node| Ok(node.log_contains(&["web-node", "No space left on device"])))?;
     let unkept = ["serving certificate that cannot be stored", "No space left on device"];
-    node.until_true("a word about the certificate", |node| Ok(node.log_contains(&unkept)))?;
+    node.until_true("a log line about the certificate", |node| Ok(node.log_contains(&unkept)))?;
     let address = node.until("the main port", |node| {
         let main = |line: &&Value| line["message"] == "listening" && line["server"] == "main";
         Ok(node.log().iter().find(main).and_then(|line| line["address"].as_str().map(str::to_owned)))
     })?;
     let client = reqwest::Client::builder().no_proxy().tls_danger_accept_invalid_certs(true).build()?;
     let asked = client.get(format!("https://{address}/healthz")).send();
-    tokio::runtime::Runtime::new()?.block_on(asked).context("nobody answers on the main port")?;
+    tokio::runtime::Runtime::new()?.block_on(asked).context("no response on the main port")?;
     until_healthy(&mut node)?;
 
     fs::remove_file(folder.join("filler"))?;
@@ -235,7 +235,7 @@ fn full_pod_log_dir_does_not_stop_running_pods() -> Result<()> {
 fn unwritable_agent_log_does_not_stop_the_agent() -> Result<()> {
     let mut node = StandaloneNode::new()?;
     node.write_running_pod("victim")?;
-    // Every line written there fails for want of space.
+    // Every line written there fails with ENOSPC.
     node.start_under(&["sh", "-c", "exec \"$@\" 2>/dev/full", "sh"])?;
     let first = node.until_running("victim")?;
     kill(&first)?;

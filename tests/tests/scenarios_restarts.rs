@@ -1,5 +1,5 @@
-//! The runtime or the agent is killed with SIGKILL under running and starting pods: what died is started again, what
-//! lives is left alone. The witnesses are the runtime, the containers' stamps and `/proc`.
+//! The runtime or the agent is killed with SIGKILL under running and starting pods: exited containers are restarted,
+//! running ones are not. Checked by the runtime, the containers' timestamps and `/proc`.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ fn sandboxes(node: &mut StandaloneNode) -> Result<BTreeMap<String, Vec<PodView>>
     Ok(all)
 }
 
-/// Waits until every pod has begun and has a running container.
+/// Waits until every pod's program has started and its container runs.
 fn all_running(node: &mut StandaloneNode) -> Result<BTreeMap<String, ContainerView>> {
     node.until("all pods running", |node| {
         let all = sandboxes(node)?;
@@ -44,21 +44,21 @@ fn count_running(node: &mut StandaloneNode) -> Result<usize> {
     Ok(running(&node.containerd.pods()?).len())
 }
 
-/// Of no pod two containers run at once, by the runtime's word and by the process table; and no container was ever
-/// asked to end, which it would have written to its timestamps.
+/// No pod has two running containers, according to the runtime and to the process table; and no container received
+/// SIGTERM, which it would have written to its timestamps.
 fn ensure_single(node: &mut StandaloneNode) -> Result<()> {
     for (name, pods) in sandboxes(node)? {
         let alive = running(&pods);
-        ensure!(alive.len() <= 1, "{name} runs twice: {alive:?}");
+        ensure!(alive.len() <= 1, "{name} has two running containers: {alive:?}");
         let processes = processes_with(&node.stamp(&name));
         ensure!(processes.len() <= 1, "{name} has processes {processes:?}");
         let stamps = node.stamps_of(&name);
-        ensure!(stamps.iter().all(|(word, _)| word == "start"), "{name} was told to end: {stamps:?}");
+        ensure!(stamps.iter().all(|(kind, _)| kind == "start"), "{name} received SIGTERM: {stamps:?}");
     }
     Ok(())
 }
 
-/// The gauges count what runs, whatever events and relists there were before.
+/// The gauges have the number of running containers, whatever events and relists there were before.
 fn ensure_gauges(node: &StandaloneNode, running: usize) -> Result<()> {
     let metrics = node.metrics().context("no /metrics")?;
     for expected in [
@@ -80,19 +80,19 @@ fn killed_runtime_restarts_only_exited_containers() -> Result<()> {
     node.start()?;
     let before = all_running(&mut node)?;
 
-    // Some die in the same moment as the runtime, some while it is away, one when it is back.
+    // Some are killed together with the runtime, some while it is down, one when it is up again.
     let victims: Vec<String> = names().into_iter().step_by(3).collect();
     let (at_once, later) = victims.split_at(2);
-    let (away, back) = later.split_at(later.len() - 1);
+    let (while_down, afterwards) = later.split_at(later.len() - 1);
     at_once.iter().try_for_each(|name| kill(&before[name]))?;
     node.containerd.kill()?;
-    away.iter().try_for_each(|name| kill(&before[name]))?;
-    // The agent has to notice that the runtime is gone, not to be spared it.
+    while_down.iter().try_for_each(|name| kill(&before[name]))?;
+    // The agent must have noticed that the runtime is down.
     node.until_true("the agent is not ready", |node| Ok(node.health("/readyz").is_some_and(|(code, _)| code == 500)))?;
     node.containerd.restart()?;
-    back.iter().try_for_each(|name| kill(&before[name]))?;
+    afterwards.iter().try_for_each(|name| kill(&before[name]))?;
 
-    node.until_true("the dead are restarted", |node| {
+    node.until_true("killed containers are restarted", |node| {
         let all = sandboxes(node)?;
         let new = |name: &String| running(&all[name]).iter().any(|container| container.id != before[name].id);
         Ok(victims.iter().all(new))
@@ -103,14 +103,14 @@ fn killed_runtime_restarts_only_exited_containers() -> Result<()> {
     let after = all_running(&mut node)?;
     let all = sandboxes(&mut node)?;
     for (name, container) in after {
-        let died = victims.contains(&name);
-        ensure!((container.id != before[&name].id) == died, "{name}: died {died}, {container:?}");
-        ensure!(container.attempt == u32::from(died), "{name}: {container:?}");
-        node.until_true("its program begun", |node| Ok(node.starts(&name) > usize::from(died)))?;
-        ensure!(node.starts(&name) == 1 + usize::from(died), "{name}: {:?}", node.stamps_of(&name));
+        let killed = victims.contains(&name);
+        ensure!((container.id != before[&name].id) == killed, "{name}: killed {killed}, {container:?}");
+        ensure!(container.attempt == u32::from(killed), "{name}: {container:?}");
+        node.until_true("its program started", |node| Ok(node.starts(&name) > usize::from(killed)))?;
+        ensure!(node.starts(&name) == 1 + usize::from(killed), "{name}: {:?}", node.stamps_of(&name));
         ensure!(all[&name].len() == 1, "{name} has another sandbox: {:?}", all[&name]);
-        let seen = node.events(&name, "ContainerDied");
-        ensure!(seen.len() == usize::from(died), "{name}: {seen:?}");
+        let events = node.events(&name, "ContainerDied");
+        ensure!(events.len() == usize::from(killed), "{name}: {events:?}");
     }
     ensure_single(&mut node)?;
     ensure_gauges(&node, PODS)?;
@@ -124,8 +124,8 @@ fn killed_agent_starts_no_duplicate_containers() -> Result<()> {
     for name in names() {
         node.write_running_pod(&name)?;
     }
-    // Killed as soon as so many sandboxes or containers are there: before the first container, amid them, near the end.
-    let mut lived = BTreeSet::new();
+    // Killed when so many sandboxes or containers exist: before the first container, in between, near the end.
+    let mut observed = BTreeSet::new();
     for (pods, containers) in [(1, 0), (3, 1), (6, 5), (PODS, 12)] {
         node.start()?;
         node.until_true(&format!("{pods} sandboxes, {containers} containers"), |node| {
@@ -133,14 +133,14 @@ fn killed_agent_starts_no_duplicate_containers() -> Result<()> {
         })?;
         node.kill_agent()?;
         ensure_single(&mut node)?;
-        lived.extend(running(&node.containerd.pods()?).into_iter().map(|container| container.id));
+        observed.extend(running(&node.containerd.pods()?).into_iter().map(|container| container.id));
     }
-    // Two die while no agent looks.
+    // Two are killed while no agent runs.
     let victims: Vec<ContainerView> = running(&node.containerd.pods()?).into_iter().take(2).collect();
     victims.iter().try_for_each(kill)?;
-    let dead: BTreeSet<&str> = victims.iter().map(|container| container.id.as_str()).collect();
+    let killed: BTreeSet<&str> = victims.iter().map(|container| container.id.as_str()).collect();
     node.until_true("the runtime has noticed", |node| {
-        Ok(running(&node.containerd.pods()?).iter().all(|container| !dead.contains(container.id.as_str())))
+        Ok(running(&node.containerd.pods()?).iter().all(|container| !killed.contains(container.id.as_str())))
     })?;
 
     node.start()?;
@@ -149,17 +149,17 @@ fn killed_agent_starts_no_duplicate_containers() -> Result<()> {
     for (name, alive) in &before {
         let pods = &all[name];
         ensure!(pods.iter().filter(|sandbox| sandbox.ready).count() == 1, "{name}: {pods:?}");
-        // A start that was cut off may have left dead instances, of which not all are kept; all of them are counted.
+        // An interrupted start may have left exited instances, of which not all are kept; all of them are counted.
         let ended = pods.iter().flat_map(|pod| &pod.containers).filter(|container| container.state == "exited").count();
         let earlier = ended.max(alive.attempt as usize);
         ensure!(node.starts(name) <= 1 + earlier, "{name} started {:?}: {pods:?}", node.stamps_of(name));
         ensure!(processes_with(&node.stamp(name)) == [alive.pid.unwrap_or_default()], "{name}: {alive:?}");
     }
     let alive: BTreeSet<&str> = before.values().map(|container| container.id.as_str()).collect();
-    let replaced: BTreeSet<&str> = lived.iter().map(String::as_str).filter(|id| !alive.contains(id)).collect();
-    ensure!(replaced == dead, "{replaced:?} are no more, but {dead:?} died");
+    let replaced: BTreeSet<&str> = observed.iter().map(String::as_str).filter(|id| !alive.contains(id)).collect();
+    ensure!(replaced == killed, "{replaced:?} were replaced, but {killed:?} were killed");
 
-    // One more end and start with everything running changes nothing at all.
+    // One more restart with everything running changes nothing.
     node.kill_agent()?;
     node.start()?;
     node.write_running_pod("last")?;

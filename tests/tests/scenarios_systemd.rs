@@ -1,5 +1,5 @@
-//! The agent as a service of a machine: real systemd, real logind, a real bus, the unit that is deployed. What it asks of
-//! systemd, and how it goes down with the machine.
+//! The agent as a service: real systemd, logind and bus, with the deployed unit. Readiness, watchdog, slices, and
+//! shutdown of the machine.
 
 use anyhow::Context as _;
 use anyhow::Result;
@@ -13,8 +13,8 @@ const LOGIND: [&str; 3] = ["org.freedesktop.login1", "/org/freedesktop/login1", 
 
 /// A unit's property.
 fn property(machine: &Machine, unit: &str, name: &str) -> Result<String> {
-    let told = machine.run(&["systemctl", "show", "--property", name, "--value", unit])?;
-    Ok(told.trim().to_owned())
+    let output = machine.run(&["systemctl", "show", "--property", name, "--value", unit])?;
+    Ok(output.trim().to_owned())
 }
 
 /// A property of the agent's service.
@@ -23,7 +23,7 @@ fn service(machine: &Machine, name: &str) -> Result<String> {
 }
 
 fn is_up(machine: &Machine) -> bool {
-    // Nobody answers on the bus at first.
+    // Before the bus is up, connections fail.
     service(machine, "ActiveState").is_ok_and(|state| state == "active")
 }
 
@@ -31,11 +31,11 @@ fn power_off(machine: &Machine) -> Result<()> {
     machine.run(&[&["busctl", "call"], &LOGIND[..], &["PowerOff", "b", "false"]].concat()).map(drop)
 }
 
-/// The agent's lock, as logind tells of it.
+/// Number of the agent's inhibitor locks, as logind lists them.
 fn locks(machine: &Machine) -> Result<usize> {
-    let told = machine.run(&["systemd-inhibit", "--list", "--no-legend", "--no-pager"])?;
-    let words = ["kubelet", "shutdown", "delay", "Kubelet needs time to handle node shutdown"];
-    Ok(told.lines().filter(|line| words.iter().all(|word| line.contains(word))).count())
+    let output = machine.run(&["systemd-inhibit", "--list", "--no-legend", "--no-pager"])?;
+    let fields = ["kubelet", "shutdown", "delay", "Kubelet needs time to handle node shutdown"];
+    Ok(output.lines().filter(|line| fields.iter().all(|field| line.contains(field))).count())
 }
 
 fn until_up(node: &mut StandaloneNode, machine: &Machine) -> Result<()> {
@@ -64,27 +64,29 @@ fn systemd_powers_off_after_pod_termination() -> Result<()> {
     let running = [node.until_running("web")?, node.until_running("critical")?];
     ensure!(service(&machine, "WatchdogUSec")? == "30s", "the watchdog is not armed");
     let delay = machine.run(&[&["busctl", "get-property"], &LOGIND[..], &["InhibitDelayMaxUSec"]].concat())?;
-    ensure!(delay.trim() == "t 40000000", "logind was told to wait so long: {delay}");
+    ensure!(delay.trim() == "t 40000000", "logind's maximal delay is {delay}");
 
-    // A service that dies is back at once, and touches nothing.
+    // A killed service is restarted at once, and changes no container.
     machine.run(&["systemctl", "kill", "--signal=KILL", "keblet.service"])?;
-    node.until_true("another life", |_| Ok(service(&machine, "NRestarts").is_ok_and(|restarts| restarts == "1")))?;
+    node.until_true("a restart of the service", |_| {
+        Ok(service(&machine, "NRestarts").is_ok_and(|restarts| restarts == "1"))
+    })?;
     until_up(&mut node, &machine)?;
-    ensure!(running == [node.until_running("web")?, node.until_running("critical")?], "a container was touched");
+    ensure!(running == [node.until_running("web")?, node.until_running("critical")?], "a container was restarted");
 
     power_off(&machine)?;
-    let off = node.until("the machine going down", |_| Ok(machine.off_at()))?;
+    let off = node.until("the power-off", |_| Ok(machine.off_at()))?;
     let ended = |name: &str| -> Result<f64> {
         let stamps = node.stamps_of(name);
         let last = stamps.last().filter(|(word, _)| word == "exit").with_context(|| format!("{name}: {stamps:?}"))?;
         Ok(last.1 as f64 / 1e9)
     };
     let (web, critical) = (ended("web")?, ended("critical")?);
-    // Uptime has hundredths of a second.
+    // Uptime has a resolution of 10 ms.
     ensure!(web < critical && critical < off + 0.01, "{web} {critical} {off}");
-    ensure!(off < web + 20.0, "it waited for nothing: {web} {off}");
-    ensure!(node.starts("web") == 1 && node.starts("critical") == 1, "one was started again");
-    ensure!(node.log_contains(&["Shutdown manager detected shutdown event"]), "no word of it");
+    ensure!(off < web + 20.0, "the power-off was delayed without reason: {web} {off}");
+    ensure!(node.starts("web") == 1 && node.starts("critical") == 1, "a container was restarted");
+    ensure!(node.log_contains(&["Shutdown manager detected shutdown event"]), "the shutdown was not logged");
     node.until_ended()?;
     node.containerd.stop()
 }
@@ -102,7 +104,7 @@ fn systemd_slice_exists_per_pod() -> Result<()> {
     node.until_true("an active service", |_| Ok(is_up(&machine)))?;
     for class in ["burstable", "besteffort"] {
         let slice = format!("kubepods-{class}.slice");
-        ensure!(property(&machine, &slice, "Slice")? == "kubepods.slice", "{slice} hangs elsewhere");
+        ensure!(property(&machine, &slice, "Slice")? == "kubepods.slice", "{slice} is not in kubepods.slice");
         let least = |_: &mut StandaloneNode| Ok(property(&machine, &slice, "CPUWeight")? == "1");
         node.until_true("the weight of a class that requests nothing", least)?;
     }
@@ -112,8 +114,8 @@ fn systemd_slice_exists_per_pod() -> Result<()> {
     pod["spec"]["containers"][0]["resources"] = json!({ "limits": limits, "requests": limits });
     node.layout.write_manifest("web", &pod)?;
     node.until_running("web")?;
-    let told = machine.run(&["systemctl", "list-units", "--plain", "--no-legend", "kubepods-pod*.slice"])?;
-    let slice = told.split_whitespace().next().context("the pod has no slice")?;
+    let output = machine.run(&["systemctl", "list-units", "--plain", "--no-legend", "kubepods-pod*.slice"])?;
+    let slice = output.split_whitespace().next().context("the pod has no slice")?;
     let values = [("Slice", "kubepods.slice"), ("CPUQuotaPerSecUSec", "250ms"), ("CPUWeight", "10")];
     for (name, value) in values.into_iter().chain([("MemoryMax", "67108864"), ("TasksMax", "77")]) {
         let is = property(&machine, slice, name)?;
@@ -121,11 +123,11 @@ fn systemd_slice_exists_per_pod() -> Result<()> {
     }
 
     node.layout.remove_manifest("web")?;
-    node.until_true("the slice gone", |_| Ok(property(&machine, slice, "ActiveState")? == "inactive"))?;
+    node.until_true("the slice removed", |_| Ok(property(&machine, slice, "ActiveState")? == "inactive"))?;
     let ready: Vec<_> = node.sandboxes("web")?.into_iter().filter(|sandbox| sandbox.ready).collect();
-    ensure!(ready.is_empty(), "it went before the pod: {ready:?}");
-    // Nobody holds the machine up without a grace period.
-    ensure!(locks(&machine)? == 0, "a lock that nobody asked for");
+    ensure!(ready.is_empty(), "it was removed before the pod: {ready:?}");
+    // Without a grace period the agent takes no inhibitor lock.
+    ensure!(locks(&machine)? == 0, "an unexpected inhibitor lock");
     power_off(&machine)?;
     node.until_ended()?;
     node.containerd.stop()

@@ -78,12 +78,12 @@ impl Node {
         });
     }
 
-    /// From the death of one attempt to the start of the next.
+    /// Time from the exit of one attempt to the start of the next.
     fn gap(&self, pod: &str, container: &str, attempt: u32) -> Duration {
         self.sim.trace(|l| {
             let of = |n: u32| l.history(pod, container).find(|i| i.attempt == n).expect("that attempt");
-            let (died, _) = of(attempt).exited.expect("dead");
-            of(attempt + 1).started.expect("started") - died
+            let (exited_at, _) = of(attempt).exited.expect("exited");
+            of(attempt + 1).started.expect("started") - exited_at
         })
     }
 }
@@ -103,7 +103,8 @@ async fn running_pod_needs_no_runtime_calls() {
     assert_eq!(node.attempts("web", "main"), [0]);
 }
 
-/// F3 and the point of it all: a crash costs what the runtime needs to create and start, not what it needs to notice.
+/// F3: a restart after a crash takes what the runtime needs to create and start a container, without waiting for the
+/// runtime's report of the exit.
 #[tokio::test(start_paused = true)]
 async fn crashed_container_restarts_before_the_runtime_reports_the_exit() {
     for (sensors, most) in [(SensorSet::ALL, 60), (SensorSet::EVENTS, 115), (SensorSet::LISTS, 1400)] {
@@ -148,8 +149,8 @@ async fn f03_removed_pod_terminates_without_waiting() {
     assert!(node.sim.sandboxes("web").is_empty(), "{:?}", node.sim.sandboxes("web"));
 }
 
-/// The API object of a deleted pod waits for the sandbox only if an address or a port hangs on it. Whatever it has not
-/// waited for is removed after it.
+/// The API object of a deleted pod waits for the sandbox only if the sandbox has an address or host ports. What was not
+/// waited for is removed afterwards.
 #[tokio::test(start_paused = true)]
 async fn deleted_host_network_pod_is_finished_before_sandbox_teardown() {
     let host = pod("web").running("main", "term 10ms").running("side", "term 20ms").from_api();
@@ -191,7 +192,7 @@ async fn sandbox_teardown_continues_after_agent_restart() {
     node.sim.faults(|f| f.add(CallFault::on(Method::StopPodSandbox, FaultKind::Hang)));
     agent.update(web.deleting().build()).await;
     node.sim
-        .until("dead", secs(5), |l| l.live("web", "main").is_none())
+        .until("exited", secs(5), |l| l.live("web", "main").is_none())
         .await
         .unwrap_or_else(|timed_out| panic!("{timed_out}"));
     sleep(ms(100)).await;
@@ -212,7 +213,7 @@ async fn container_ignoring_sigterm_is_killed_after_the_grace_period() {
     node.running("web", "main").await;
     let begin = Instant::now();
     agent.remove(web.build()).await;
-    node.sim.until("dead", secs(30), |l| l.live_count() == 0).await.expect("dead");
+    node.sim.until("exited", secs(30), |l| l.live_count() == 0).await.expect("exited");
     assert!((secs(5)..secs(6)).contains(&begin.elapsed()), "{:?}", begin.elapsed());
 }
 
@@ -221,7 +222,7 @@ async fn crash_loops_back_off() {
     let node = Node::new();
     let _agent = node.start(SensorSet::ALL, [pod("web").running("main", "exit 1 1s until 4")]);
     node.sim
-        .until("fifth life", secs(300), |l| l.live("web", "main").is_some_and(|i| i.attempt == 4))
+        .until("fifth instance", secs(300), |l| l.live("web", "main").is_some_and(|i| i.attempt == 4))
         .await
         .expect("up");
     let gaps: Vec<u64> = (0..4).map(|attempt| node.gap("web", "main", attempt).as_secs()).collect();
@@ -229,7 +230,7 @@ async fn crash_loops_back_off() {
     node.no_duplicates();
 }
 
-/// F1: a start that the agent gave up on, but the runtime did not.
+/// F1: a start whose call timed out in the agent, but succeeded in the runtime.
 #[tokio::test(start_paused = true)]
 async fn f01_late_successful_start_is_not_repeated() {
     for fault in [
@@ -248,7 +249,7 @@ async fn f01_late_successful_start_is_not_repeated() {
     }
 }
 
-/// F1: a container left over from a start that finished and failed is no reason to wait for ever.
+/// F1: a container of a start that failed in the end does not block the next start.
 #[tokio::test(start_paused = true)]
 async fn f01_failed_start_is_retried() {
     for (method, code) in [(Method::StartContainer, Code::Unknown), (Method::CreateContainer, Code::Unavailable)] {
@@ -262,7 +263,8 @@ async fn f01_failed_start_is_retried() {
     }
 }
 
-/// F1, the worst case of the record: CREATED served, STARTED late or lost, the start slow, many static pods at once.
+/// F1, the worst case: the CREATED event is delivered, STARTED is late or lost, the start is slow, many static pods
+/// start at the same time.
 #[tokio::test(start_paused = true)]
 async fn f01_no_duplicates_when_events_lag_behind_starts() {
     for sensors in [SensorSet::ALL, SensorSet::EVENTS] {
@@ -275,18 +277,18 @@ async fn f01_no_duplicates_when_events_lag_behind_starts() {
         let pods = (0..20).map(|n| pod(&format!("p{n}")).running("main", "exit 1 2s until 2"));
         let _agent = node.start(sensors, pods);
         let all = |l: &Trace| (0..20).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt >= 2));
-        // A lost event that nothing else tells of waits for the next list.
+        // A lost exit that no other sensor reports waits for the next relist.
         node.sim
             .until("all settled", secs(3000), all)
             .await
             .unwrap_or_else(|timed_out| panic!("{sensors:?}: {timed_out}"));
         node.no_duplicates();
         let starts = node.sim.trace(|l| l.instances().iter().filter(|i| i.started.is_some()).count());
-        assert_eq!(starts, 60, "{sensors:?}: three lives each");
+        assert_eq!(starts, 60, "{sensors:?}: three instances each");
     }
 }
 
-/// F2 and design rule 5: an agent that comes back touches nothing, however slowly the runtime answers it.
+/// F2 and design rule 5: a restarted agent changes no container, however slowly the runtime responds.
 #[tokio::test(start_paused = true)]
 async fn f02_restarted_agent_changes_no_container() {
     for slow in [ms(0), secs(7)] {
@@ -309,19 +311,19 @@ async fn f02_restarted_agent_changes_no_container() {
     }
 }
 
-/// Design rule 5, at every step: killed after each single call of a start-up, a restart and a removal.
+/// Design rule 5 at every step: the agent is killed after each single call of a start, a restart and a removal.
 #[tokio::test(start_paused = true)]
 async fn agent_killed_at_any_call_creates_no_duplicates() {
     for step in 0.. {
         let node = Node::new();
-        let wanted = || {
+        let desired = || {
             let init = pod("init").after("first", "exit 0 50ms").running("main", "run");
             [init, pod("crash").running("main", "exit 1 200ms until 1")]
         };
-        let agent = node.start(SensorSet::ALL, wanted());
+        let agent = node.start(SensorSet::ALL, desired());
         let calls = node.sim.until("that many calls", secs(20), |l| l.total() > step).await;
         drop(agent);
-        let _agent = node.start(SensorSet::ALL, wanted());
+        let _agent = node.start(SensorSet::ALL, desired());
         let settled =
             |l: &Trace| l.live("init", "main").is_some() && l.live("crash", "main").is_some_and(|i| i.attempt > 0);
         node.sim
@@ -332,7 +334,8 @@ async fn agent_killed_at_any_call_creates_no_duplicates() {
         node.no_duplicates();
         assert_eq!(node.sim.trace(Trace::live_count), 2, "step {step}");
         assert!(node.attempts("crash", "main").len() <= 3, "step {step}: {:?}", node.attempts("crash", "main"));
-        // A start that was under way when the agent died may be given up and made again, never doubled.
+        // A start in progress when the agent was killed may be abandoned and repeated, but there are never two
+        // instances.
         assert!(node.attempts("init", "main").len() <= 2, "step {step}: {:?}", node.attempts("init", "main"));
         if calls.is_err() {
             assert!(step > 20, "the start-up took more than {step} calls");
@@ -341,7 +344,7 @@ async fn agent_killed_at_any_call_creates_no_duplicates() {
     }
 }
 
-/// F9: a pod whose sandbox died gets a new one; counts go on; the old one's late events do no harm.
+/// F9: a pod whose sandbox exited gets a new one; restart counts continue; late events of the old one are ignored.
 #[tokio::test(start_paused = true)]
 async fn f09_dead_sandbox_is_replaced_and_restart_counts_continue() {
     let node = Node::new();
@@ -349,7 +352,7 @@ async fn f09_dead_sandbox_is_replaced_and_restart_counts_continue() {
     let _agent =
         node.start(SensorSet::ALL, [pod("web").running("main", "exit 1 500ms until 1").running("side", "run")]);
     node.sim
-        .until("second life", secs(60), |l| l.live("web", "main").is_some_and(|i| i.attempt == 1))
+        .until("second instance", secs(60), |l| l.live("web", "main").is_some_and(|i| i.attempt == 1))
         .await
         .expect("up");
     sleep(secs(5)).await;
@@ -365,7 +368,7 @@ async fn f09_dead_sandbox_is_replaced_and_restart_counts_continue() {
     assert_eq!(node.sim.trace(Trace::live_count), 2);
 }
 
-/// F12: the runtime goes and comes back under running pods, and some die meanwhile.
+/// F12: the runtime restarts under running pods, and some containers are killed meanwhile.
 #[tokio::test(start_paused = true)]
 async fn f12_runtime_restart_restarts_only_exited_containers() {
     for recovery in [Recovery::default(), Recovery { lose_exit_codes: true, replay_events: 30 }] {
@@ -374,9 +377,9 @@ async fn f12_runtime_restart_restarts_only_exited_containers() {
         node.sim.until("all up", secs(60), |l| l.live_count() == 20).await.expect("up");
         sleep(secs(10)).await;
         node.sim.go_down();
-        let dead: Vec<String> = (0..6).map(|n| format!("p{}", n * 3)).collect();
+        let killed: Vec<String> = (0..6).map(|n| format!("p{}", n * 3)).collect();
         let ids: Vec<String> =
-            dead.iter().map(|p| node.sim.kill(p, "main", Exit::Code(1)).expect("alive").id).collect();
+            killed.iter().map(|p| node.sim.kill(p, "main", Exit::Code(1)).expect("alive").id).collect();
         sleep(secs(8)).await;
         node.sim.come_up(recovery);
         node.sim.until("all up again", secs(60), |l| l.live_count() == 20).await.unwrap_or_else(|u| panic!("{u}"));
@@ -384,18 +387,19 @@ async fn f12_runtime_restart_restarts_only_exited_containers() {
         node.no_duplicates();
         for n in 0..20 {
             let name = format!("p{n}");
-            let expected: &[u32] = if dead.contains(&name) { &[0, 1] } else { &[0] };
+            let expected: &[u32] = if killed.contains(&name) { &[0, 1] } else { &[0] };
             assert_eq!(node.attempts(&name, "main"), expected, "{name}");
         }
-        assert_eq!(ids.iter().map(|id| agent.harness.seen.deaths(id)).collect::<Vec<_>>(), [1; 6]);
+        assert_eq!(ids.iter().map(|id| agent.harness.seen.exit_count(id)).collect::<Vec<_>>(), [1; 6]);
     }
 }
 
-/// The worker's own inspection brings the news, at a moment when the worker has already decided to do nothing.
+/// The worker's own inspection reports the exit, at a moment when the worker has already decided to do nothing.
 #[tokio::test(start_paused = true)]
 async fn exit_during_container_cleanup_is_handled() {
     let node = Node::new();
-    // The first removal fails, so that it is retried while the third life runs. Events bring no exit by themselves.
+    // The first removal fails, so that it is retried while the third instance runs. Events report no exit by
+    // themselves.
     node.sim.faults(|f| {
         f.events.bare = 1.0;
         f.add(CallFault::on(Method::RemoveContainer, FaultKind::Slow(ms(3300))));
@@ -409,14 +413,14 @@ async fn exit_during_container_cleanup_is_handled() {
     }
     // So late that the PLEG leaves the inspection to the worker.
     sleep(ms(2800)).await;
-    let third = node.sim.kill("web", "main", Exit::Code(1)).expect("a third life");
+    let third = node.sim.kill("web", "main", Exit::Code(1)).expect("a third instance");
     assert_eq!(third.attempt, 2);
     let removed = |l: &Trace| l.history("web", "main").next().is_some_and(|i| i.removed.is_some());
-    node.sim.until("the first life is removed", secs(5), removed).await.unwrap_or_else(|u| panic!("{u}"));
+    node.sim.until("the first instance is removed", secs(5), removed).await.unwrap_or_else(|u| panic!("{u}"));
     let reported = node.sim.trace(|l| l.instance(&third.id).is_some_and(|i| i.reported.is_some()));
     assert!(reported, "the removal ended at the wrong moment: {}", node.sim.trace(Trace::to_string));
     let fourth = |l: &Trace| l.live("web", "main").is_some_and(|i| i.attempt == 3);
-    node.sim.until("the fourth life", secs(60), fourth).await.unwrap_or_else(|u| panic!("{u}"));
+    node.sim.until("the fourth instance", secs(60), fourth).await.unwrap_or_else(|u| panic!("{u}"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -439,7 +443,10 @@ async fn hung_runtime_call_delays_only_its_own_pod() {
         let begin = Instant::now();
         let _agent = node.start(SensorSet::ALL, pods.chain([pod("stuck").running("main", "run")]));
         let others = |l: &Trace| (0..5).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 1));
-        node.sim.until("the others go on", secs(20), others).await.unwrap_or_else(|u| panic!("{method:?}: {u}"));
+        node.sim
+            .until("the other pods are restarted", secs(20), others)
+            .await
+            .unwrap_or_else(|u| panic!("{method:?}: {u}"));
         assert!(begin.elapsed() < secs(17), "{method:?}: {:?}", begin.elapsed());
         node.sim.faults(Faults::clear);
         node.running("stuck", "main").await;
@@ -447,7 +454,7 @@ async fn hung_runtime_call_delays_only_its_own_pod() {
     }
 }
 
-/// A new UID under the old name waits for the old one to be gone, then starts at once.
+/// A new UID under the old name waits until the old pod is removed, then starts at once.
 #[tokio::test(start_paused = true)]
 async fn edited_static_pod_replaces_the_previous_one() {
     let node = Node::new();
@@ -457,14 +464,14 @@ async fn edited_static_pod_replaces_the_previous_one() {
     let begin = Instant::now();
     agent.remove(old.build()).await;
     agent.add(pod("web").uid("web-uid-2").running("main", "run").build()).await;
-    let new_lives = |l: &Trace| l.live("web", "main").is_some_and(|i| i.pod_uid == "web-uid-2");
-    node.sim.until("the new one runs", secs(30), new_lives).await.unwrap_or_else(|u| panic!("{u}"));
+    let new_runs = |l: &Trace| l.live("web", "main").is_some_and(|i| i.pod_uid == "web-uid-2");
+    node.sim.until("the new one runs", secs(30), new_runs).await.unwrap_or_else(|u| panic!("{u}"));
     assert!(begin.elapsed() < ms(1700), "{:?}", begin.elapsed());
     let overlap = node.sim.trace(|l| {
-        let gone = l.history("web", "main").find(|i| i.pod_uid == "web-uid").and_then(|i| i.gone).expect("gone");
-        l.live("web", "main").and_then(|i| i.started).expect("started") < gone
+        let exited = l.history("web", "main").find(|i| i.pod_uid == "web-uid").and_then(|i| i.gone).expect("exited");
+        l.live("web", "main").and_then(|i| i.started).expect("started") < exited
     });
-    assert!(!overlap, "never both at once");
+    assert!(!overlap, "both ran at the same time");
 }
 
 #[tokio::test(start_paused = true)]
@@ -496,19 +503,20 @@ async fn undesired_pod_is_terminated_by_the_next_agent() {
     assert_eq!(node.attempts("stays", "main"), [0]);
 }
 
-/// Every exit is told once, whoever tells it, and restart counts follow.
+/// Every exit is reported once, whichever sensor reports it, and restart counts follow.
 #[tokio::test(start_paused = true)]
 async fn every_exit_is_reported_exactly_once() {
     let node = Node::new();
     let seen = Seen::default();
     let pods = (0..10).map(|n| pod(&format!("p{n}")).running("main", "exit 1 3s until 3").build()).collect();
-    let _agent = Agent::start_seeing(&node.sim, SensorSet::ALL, node.root(), pods, seen.clone());
+    let _agent = Agent::start_observed(&node.sim, SensorSet::ALL, node.root(), pods, seen.clone());
     let done = |l: &Trace| (0..10).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 3));
-    node.sim.until("fourth lives", secs(300), done).await.unwrap_or_else(|u| panic!("{u}"));
+    node.sim.until("fourth instances", secs(300), done).await.unwrap_or_else(|u| panic!("{u}"));
     sleep(secs(5)).await;
-    let deaths: Vec<usize> =
-        node.sim.trace(|l| l.instances().iter().filter(|i| i.exited.is_some()).map(|i| seen.deaths(&i.id)).collect());
-    assert_eq!(deaths, [1; 30]);
+    let exits: Vec<usize> = node
+        .sim
+        .trace(|l| l.instances().iter().filter(|i| i.exited.is_some()).map(|i| seen.exit_count(&i.id)).collect());
+    assert_eq!(exits, [1; 30]);
 }
 
 /// Calls to the runtime in ten minutes of 100 and of 1,000 idle pods.
@@ -524,11 +532,11 @@ async fn idle_runtime_calls_do_not_grow_with_pod_count() {
         sleep(secs(600)).await;
         per_ten_minutes.push(node.sim.trace(Trace::total) - before);
     }
-    // Ten times Status, two relists of two lists each: 1.4 calls per minute, whatever the number of pods.
+    // Ten Status calls, two relists of two lists each: 1.4 calls per minute, whatever the number of pods.
     assert!(per_ten_minutes[1] <= per_ten_minutes[0] && per_ten_minutes[0] <= 15, "{per_ten_minutes:?}");
 }
 
-/// KEP-2000: pods end within the time the shutdown gives them, say why, and none comes after.
+/// KEP-2000: pods terminate within the shutdown's period, their status has the reason, and new pods are rejected.
 #[tokio::test(start_paused = true)]
 async fn node_shutdown_terminates_pods_and_rejects_new_ones() {
     let node = Node::new();

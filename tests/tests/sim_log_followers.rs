@@ -1,8 +1,8 @@
-//! A thousand clients that follow one log over HTTPS, some of whom never read: every other gets every line in order, the
-//! agent's memory is bounded, and whoever else asks is served.
+//! A thousand clients that follow one log over HTTPS, some of whom never read: every other client receives every line
+//! in order, the agent's memory is bounded, and other requests are served.
 //!
-//! The server is the agent's own main port in a process of its own (`log-server`), so that its memory, files and tasks can
-//! be counted from outside. The clients are here.
+//! The server is the agent's main port in a process of its own (`log-server`), so that its memory, files and tasks can
+//! be measured. The clients are in the test.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::fs;
@@ -29,25 +29,25 @@ use reqwest::Client;
 use reqwest::Response;
 use tokio::time::Instant;
 
-/// Whatever takes longer hangs.
+/// Deadline of every wait.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Bytes of the server's memory per follower, at most: its TLS session and its connection, and for one who does not read
-/// the pieces that wait for him.
+/// Memory of the server per follower in bytes, at most: its TLS session and connection, and for a client that does not
+/// read, buffered output.
 const MEMORY_EACH: usize = 96 * 1024;
-/// Logs open for all of them.
+/// Open log files for all followers.
 const LOGS: usize = 1;
 /// Followers: from the beginning and never reading, from the beginning and reading, and from the last line on.
 const NEVER: usize = 200;
 const WHOLE: usize = 20;
 const TAIL: usize = 780;
-/// Lines there before, lines written while all follow, and lines after a rotation.
+/// Lines before the clients connect, lines while all follow, and lines after a rotation.
 const OLD: usize = 30_000;
 const NEW: usize = 1_000;
 const ROTATED: usize = 100;
 const BURST: usize = 10;
 
 fn text(n: usize) -> String {
-    format!("line {n:06} of a container that has a good deal to say about what it does all day, every day\n")
+    format!("line {n:06} of a container with long lines, so that few of them fit into a buffer of a client\n")
 }
 
 fn line(n: usize) -> String {
@@ -62,7 +62,7 @@ fn log_of(folder: &Path) -> PathBuf {
     folder.join("main/0.log")
 }
 
-/// The server's process, as seen from here.
+/// The server's process.
 struct Server {
     process: Child,
     input: ChildStdin,
@@ -87,7 +87,7 @@ impl Server {
         server
     }
 
-    /// What it says next.
+    /// Its next line of output.
     fn output(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -103,14 +103,14 @@ impl Server {
         PathBuf::from(format!("/proc/{}/{name}", self.process.id()))
     }
 
-    /// Resident memory in bytes, now or the most there ever was.
+    /// Resident memory in bytes, current or peak.
     fn memory(&self, which: &str) -> usize {
         let status = fs::read_to_string(self.proc("status")).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(which)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
     }
 
-    /// Open files, those of them that are logs, and inotify watches.
+    /// Open files, open log files, and inotify watches.
     fn files(&self) -> (usize, usize, usize) {
         let (mut all, mut logs, mut watches) = (0, 0, 0);
         for entry in fs::read_dir(self.proc("fd")).unwrap().flatten() {
@@ -125,7 +125,7 @@ impl Server {
         (all, logs, watches)
     }
 
-    /// Listeners and connections.
+    /// Listening and connected sockets.
     fn sockets(&self) -> usize {
         let targets =
             fs::read_dir(self.proc("fd")).unwrap().flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -148,22 +148,22 @@ impl Drop for Server {
     }
 }
 
-/// As many open files as this process may have at all.
+/// Raises this process's limit of open files to its maximum.
 fn allow_files() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
 }
 
 fn client() -> Client {
-    // The certificate was made by the server for itself.
+    // The server's certificate is self-signed.
     Client::builder().http1_only().danger_accept_invalid_certs(true).build().unwrap()
 }
 
-/// Reads the log from line `first` to line `last`, which must be all there is between them, in order.
+/// Reads the log from line `first` to line `last` and checks that no other line is in between.
 async fn reads(mut response: Response, first: usize, last: usize) {
     let (mut next, mut rest) = (first, Vec::new());
     while next <= last {
-        let chunk = tokio::time::timeout(TIMEOUT, response.chunk()).await.expect("more in time");
+        let chunk = tokio::time::timeout(TIMEOUT, response.chunk()).await.expect("data in time");
         rest.extend_from_slice(&chunk.expect("readable").unwrap_or_else(|| panic!("ended before line {next}")));
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = rest.drain(..=end).collect();
@@ -174,7 +174,7 @@ async fn reads(mut response: Response, first: usize, last: usize) {
     assert!(rest.is_empty());
 }
 
-/// The whole log is sent, to its end, and the health of the agent.
+/// The whole log up to its end, and the agent's health.
 async fn served(client: &Client, server: &(String, String)) {
     let asking = async {
         let whole = client.get(&server.0).send().await.unwrap().bytes().await.unwrap();
@@ -196,7 +196,7 @@ async fn thousand_log_followers_are_served_in_bounded_memory() {
     let urls = (server.log_url(""), server.url("/healthz"));
     let sockets = server.sockets();
     served(&client(), &urls).await;
-    until("the first client is gone", || match server.sockets() {
+    until("the first client is disconnected", || match server.sockets() {
         now if now <= sockets => Ok(()),
         now => Err(format!("{now} sockets instead of {sockets}")),
     })
@@ -234,7 +234,7 @@ async fn thousand_log_followers_are_served_in_bounded_memory() {
     let each = server.memory("VmHWM").saturating_sub(memory) / (NEVER + WHOLE + TAIL);
     println!("{each} bytes each, {logs} open logs, {watches} watches, {} tasks", server.tasks());
     drop((never, neighbour));
-    // The one inotify instance stays.
+    // The one inotify instance remains.
     let (tasks, files) = (tasks + 1, (files.0 + 1, files.1, files.2));
     until(&format!("back to {tasks} tasks and {files:?} files"), || {
         let now = (server.tasks(), server.files());
@@ -246,7 +246,7 @@ async fn thousand_log_followers_are_served_in_bounded_memory() {
     assert_eq!((logs, watches), (LOGS, files.2 + 1), "open logs, and watches, for all");
 }
 
-/// Speaks now and then, as containers do.
+/// Writes lines at intervals, as containers do.
 async fn write(path: PathBuf) {
     let mut log = File::options().append(true).open(path).unwrap();
     let mut pace = tokio::time::interval(Duration::from_millis(20));
@@ -260,7 +260,7 @@ async fn write(path: PathBuf) {
 async fn until(what: &str, mut met: impl FnMut() -> Result<(), String>) {
     let deadline = Instant::now() + TIMEOUT;
     while let Err(now) = met() {
-        assert!(Instant::now() < deadline, "never came: {what}, but {now}");
+        assert!(Instant::now() < deadline, "timed out waiting for: {what}; last: {now}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! What the whole agent counts of its pods and containers, as the exposition shows it.
+//! Metrics and events of the whole agent about its pods and containers.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -20,10 +20,10 @@ use tokio::time::Instant;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-/// Nothing here takes longer, on the simulated node's clock.
+/// Deadline of every wait, on the simulated node's clock.
 const SOON: Duration = Duration::from_secs(900);
 
-/// Waits until the exposition has these lines.
+/// Waits until the exposition contains these lines.
 async fn shows(metrics: &Metrics, lines: &[&str]) {
     let deadline = Instant::now() + SOON;
     loop {
@@ -42,7 +42,7 @@ async fn worker_metrics_count_pods_and_containers() {
     let (sim, folder) = node();
     let web =
         pod("web").after("init", "exit 0 1s").running("main", "exit 3 20s until 1").running("side", "run").build();
-    let (agent, metrics) = Agent::start_counting(&sim, SensorSet::ALL, folder.path(), vec![web.clone()]);
+    let (agent, metrics) = Agent::start_with_metrics(&sim, SensorSet::ALL, folder.path(), vec![web.clone()]);
     shows(
         &metrics,
         &[
@@ -58,7 +58,7 @@ async fn worker_metrics_count_pods_and_containers() {
     .await;
     agent.update(web.clone()).await;
     shows(&metrics, &["kubelet_pod_worker_duration_seconds_count{operation_type=\"update\"} 1"]).await;
-    // The same UID again while it ends: it starts anew.
+    // The same UID is desired again while its pod terminates: it is started afterwards.
     agent.remove(web.clone()).await;
     agent.add(web).await;
     shows(
@@ -80,7 +80,7 @@ async fn orphaned_runtime_pods_are_counted() {
     let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![pod("web").running("main", "run").build()]);
     sim.until("web/main runs", SOON, |l| l.live("web", "main").is_some()).await.expect("it runs");
     drop(agent);
-    let (_agent, metrics) = Agent::start_counting(&sim, SensorSet::ALL, folder.path(), Vec::new());
+    let (_agent, metrics) = Agent::start_with_metrics(&sim, SensorSet::ALL, folder.path(), Vec::new());
     shows(&metrics, &["kubelet_orphaned_runtime_pods_total 1"]).await;
 }
 
@@ -92,7 +92,7 @@ impl RecorderObserver for NothingIsLost {
     }
 }
 
-/// What the API server is told: method, and the event or the patch of it.
+/// Recorded requests: method, and the event or the patch of it.
 type RecordedEvents = Arc<Mutex<Vec<(http::Method, serde_json::Value)>>>;
 
 struct AtOnce;
@@ -101,74 +101,79 @@ impl Deferral for AtOnce {
     async fn ready(&self, _: Duration) {}
 }
 
-/// A recorder, and what reaches the API server of it.
+/// A recorder, and the requests that it sends.
 fn recorder() -> (Recorder, RecordedEvents) {
     let (recorder, queue) = Recorder::delivering("sim", Clock::System, Arc::new(NothingIsLost));
-    let told = RecordedEvents::default();
+    let requests = RecordedEvents::default();
     let service = tower::service_fn({
-        let told = told.clone();
+        let requests = requests.clone();
         move |request: http::Request<kube::client::Body>| {
-            let told = told.clone();
+            let requests = requests.clone();
             async move {
                 let (head, body) = request.into_parts();
                 let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
                 let event = serde_json::from_slice(&body).map_err(std::io::Error::other)?;
-                told.lock().expect("not poisoned").push((head.method, event));
-                let answer = http::Response::builder().status(200);
-                answer.body(kube::client::Body::from(body.to_vec())).map_err(std::io::Error::other)
+                requests.lock().expect("not poisoned").push((head.method, event));
+                let response = http::Response::builder().status(200);
+                response.body(kube::client::Body::from(body.to_vec())).map_err(std::io::Error::other)
             }
         }
     });
     tokio::spawn(queue.deliver(kube::Client::new(service, "default"), AtOnce, CancellationToken::new()));
-    (recorder, told)
+    (recorder, requests)
 }
 
-/// As with upstream, a container that waits long is told of again and again, as one event that is counted up.
+/// As in the kubelet, a long back-off repeats its event, as one event with an increasing count.
 #[tokio::test(start_paused = true)]
 async fn long_back_off_repeats_its_event() {
     let (sim, folder) = node();
-    let (recorder, told) = recorder();
+    let (recorder, requests) = recorder();
     let web = pod("web").running("main", "exit 1 1s until 9").build();
-    let _agent = Agent::start_telling(&sim, SensorSet::ALL, folder.path(), vec![web], recorder);
+    let _agent = Agent::start_with_recorder(&sim, SensorSet::ALL, folder.path(), vec![web], recorder);
     let back_offs = || {
         let text = "Back-off restarting failed container main in pod ";
         let is_back_off = |event: &serde_json::Value| event["message"].as_str().is_some_and(|m| m.starts_with(text));
-        let told = told.lock().expect("not poisoned");
-        told.iter().filter(|(_, event)| is_back_off(event)).cloned().collect::<Vec<_>>()
+        let requests = requests.lock().expect("not poisoned");
+        requests.iter().filter(|(_, event)| is_back_off(event)).cloned().collect::<Vec<_>>()
     };
-    let lives =
-        |attempt| sim.until("a life", SOON, move |l| l.live("web", "main").is_some_and(|i| i.attempt == attempt));
-    lives(4).await.expect("a fifth life");
+    let until_attempt = |attempt| {
+        sim.until("the next instance", SOON, move |l| l.live("web", "main").is_some_and(|i| i.attempt == attempt))
+    };
+    until_attempt(4).await.expect("a fifth instance");
     let before = back_offs().len();
-    lives(5).await.expect("a sixth life");
-    // 80 s: once when it begins, and once more after 60 to 90 s, if it still lasts then.
+    until_attempt(5).await.expect("a sixth instance");
+    // 80 s: one event when it begins, and another after 60 to 90 s, if it still lasts then.
     let during = back_offs().len() - before;
     assert!((1..=3).contains(&during), "{during} in 80 s");
-    lives(6).await.expect("a seventh life");
+    until_attempt(6).await.expect("a seventh instance");
     let during = back_offs().len() - before - during;
     assert!((2..=4).contains(&during), "{during} in 160 s");
     let all = back_offs();
     assert_eq!(all[0].0, http::Method::POST);
-    assert!(all[1..].iter().all(|(method, _)| method == http::Method::PATCH), "one event, counted up: {all:#?}");
+    assert!(
+        all[1..].iter().all(|(method, _)| method == http::Method::PATCH),
+        "one event with an increasing count: {all:#?}"
+    );
     let counts: Vec<_> = all.iter().map(|(_, event)| event["count"].as_u64().expect("a count")).collect();
     assert_eq!(counts, (1..=u64::try_from(all.len()).expect("few")).collect::<Vec<_>>());
 }
 
-/// A pod that waits for its turn to be stopped and ends by itself meanwhile is neither stopped nor told of as killed.
+/// A pod that exits by itself while it waits for a stop permit is neither stopped nor reported as killed.
 #[tokio::test(start_paused = true)]
 async fn pod_terminated_while_waiting_for_a_stop_permit_is_not_stopped() {
     let (sim, folder) = node();
-    let (recorder, told) = recorder();
-    // As many as have turns at once: they keep theirs as long as anybody may.
-    let turns = 2 * std::thread::available_parallelism().map_or(1, usize::from);
-    let deaf: Vec<_> = (0..turns).map(|n| pod(&format!("deaf-{n}")).running("main", "term ignore").build()).collect();
+    let (recorder, requests) = recorder();
+    // As many pods as there are permits: they hold theirs as long as possible.
+    let permits = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    let stubborn: Vec<_> =
+        (0..permits).map(|n| pod(&format!("stubborn-{n}")).running("main", "term ignore").build()).collect();
     let static_pod = pod("static").running("main", "run").build();
     let api = pod("api").running("main", "run").from_api();
-    let all = deaf.iter().chain([&static_pod, &api.clone().build()]).cloned().collect();
-    let agent = Agent::start_telling(&sim, SensorSet::ALL, folder.path(), all, recorder);
-    sim.until("all up", SOON, |l| l.live_count() == turns + 2).await.expect("up");
+    let all = stubborn.iter().chain([&static_pod, &api.clone().build()]).cloned().collect();
+    let agent = Agent::start_with_recorder(&sim, SensorSet::ALL, folder.path(), all, recorder);
+    sim.until("all up", SOON, |l| l.live_count() == permits + 2).await.expect("up");
     sleep(Duration::from_secs(2)).await;
-    for pod in deaf {
+    for pod in stubborn {
         agent.remove(pod).await;
     }
     sleep(Duration::from_millis(20)).await;
@@ -176,7 +181,7 @@ async fn pod_terminated_while_waiting_for_a_stop_permit_is_not_stopped() {
     agent.update(api.deleting().build()).await;
     sleep(Duration::from_millis(100)).await;
     let stopped = |l: &Trace| l.calls().filter(|call| call.method == Method::StopContainer).count();
-    assert_eq!(sim.trace(stopped), turns, "the last two wait for their turn");
+    assert_eq!(sim.trace(stopped), permits, "the last two wait for a permit");
     for name in ["static", "api"] {
         sim.kill(name, "main", Exit::Code(0)).expect("it runs");
     }
@@ -185,11 +190,11 @@ async fn pod_terminated_while_waiting_for_a_stop_permit_is_not_stopped() {
         assert!(begin.elapsed() < SOON, "{}", sim.trace(Trace::to_string));
         sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(sim.trace(stopped), turns, "{}", sim.trace(Trace::to_string));
+    assert_eq!(sim.trace(stopped), permits, "{}", sim.trace(Trace::to_string));
     sleep(Duration::from_secs(1)).await;
-    let told = told.lock().expect("not poisoned");
-    let killing = told.iter().filter(|(_, event)| event["reason"] == "Killing");
+    let requests = requests.lock().expect("not poisoned");
+    let killing = requests.iter().filter(|(_, event)| event["reason"] == "Killing");
     let killed: Vec<_> = killing.filter_map(|(_, event)| event["involvedObject"]["name"].as_str()).collect();
-    assert_eq!(killed.len(), turns, "{killed:?}");
-    assert!(killed.iter().all(|name| name.starts_with("deaf-")), "{killed:?}");
+    assert_eq!(killed.len(), permits, "{killed:?}");
+    assert!(killed.iter().all(|name| name.starts_with("stubborn-")), "{killed:?}");
 }

@@ -1,5 +1,5 @@
-//! The failure modes of event-driven PLEGs, at the level of the PLEG: each test fails with the naive design that its
-//! comment names. The test acts on the runtime itself, as a pod's worker would.
+//! The failure modes of event-driven PLEGs, at the level of the PLEG: each test fails with the naive design in its
+//! comment. The test acts on the runtime itself, as a pod worker would.
 
 use std::time::Duration;
 
@@ -66,21 +66,22 @@ async fn run(client: &mut Client, pod: &str, program: &str) -> (String, String) 
     (sandbox_id, id)
 }
 
-/// How long after its true death a container was first seen dead.
+/// Time from a container's exit to its first report.
 fn latency(sim: &SimRuntime, harness: &PlegHarness, id: &str) -> Duration {
-    let (died, _) = sim.trace(|l| l.instance(id).and_then(|i| i.exited)).expect("dead");
-    let (seen, _) = harness.seen.of(LifecycleKind::ContainerDied, id).first().expect("seen").clone();
-    seen.saturating_duration_since(died)
+    let (exited_at, _) = sim.trace(|l| l.instance(id).and_then(|i| i.exited)).expect("exited");
+    let (reported_at, _) = harness.seen.of(LifecycleKind::ContainerDied, id).first().expect("reported").clone();
+    reported_at.saturating_duration_since(exited_at)
 }
 
-/// F1. Naive: the CREATED event puts the state Created into the cache, where a worker that acts takes it for news and
-/// starts another. Here a worker's view after its own action is sampled after that action, whatever events say.
+/// F1. Naive: the CREATED event puts the state Created into the cache, where a worker takes it for a new state and
+/// starts another container. Here a worker's view after its own action is sampled after that action, whatever events
+/// report.
 #[tokio::test(start_paused = true)]
 async fn f01_inspection_after_an_action_includes_it() {
     let (sim, mut client) = node();
     let harness = awake(&sim, SensorSet::ALL).await;
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
-    // Created long before it is started, so that the event has every chance to be served in between.
+    // Created long before it is started, so that the event can be delivered in between.
     let id = client.create(&pod, container("main", 0, "run")).await.expect("create");
     harness.seen.until(secs(2), |_| cached(&harness, "web", &id).is_some()).await;
     sim.faults(|f| f.events = EventFaults { late: 1.0, late_by: ms(500), ..EventFaults::default() });
@@ -88,10 +89,10 @@ async fn f01_inspection_after_an_action_includes_it() {
     let view = harness.pleg.inspect(&uid("web")).await.expect("view");
     assert_eq!(state(&view, &id), Some(ContainerState::Running));
     sleep(secs(3)).await;
-    assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running), "late events brought nothing older back");
+    assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running), "late events restored no older state");
 }
 
-/// F2. Naive: a pod that was not looked at yet reads as a pod without containers.
+/// F2. Naive: a pod that was not inspected yet reads as a pod without containers.
 #[tokio::test(start_paused = true)]
 async fn f02_uninspected_pod_is_not_an_empty_pod() {
     let (sim, mut client) = node();
@@ -104,9 +105,9 @@ async fn f02_uninspected_pod_is_not_an_empty_pod() {
     let begin = Instant::now();
     let view = harness.pleg.view(&uid("web")).await.expect("view");
     assert_eq!(state(&view, &id), Some(ContainerState::Running));
-    assert!(begin.elapsed() >= secs(8), "it waited for a real look: {:?}", begin.elapsed());
-    let nobody = harness.pleg.view(&uid("nobody")).await.expect("view");
-    assert!(nobody.containers.is_empty() && nobody.sandboxes.is_empty());
+    assert!(begin.elapsed() >= secs(8), "it did not wait for an inspection: {:?}", begin.elapsed());
+    let unknown = harness.pleg.view(&uid("unknown")).await.expect("view");
+    assert!(unknown.containers.is_empty() && unknown.sandboxes.is_empty());
 }
 
 /// F3. Naive: the worker waits for an event stamped after its own action, or for a 5 s tick.
@@ -123,8 +124,8 @@ async fn f03_inspection_does_not_wait_for_events() {
     assert!(begin.elapsed() < ms(20), "{:?}", begin.elapsed());
 }
 
-/// F4. Naive: a clock tick declares what is cached to be fresh. Here "fresh" is a read of the runtime, even while the
-/// event stream lags behind for seconds.
+/// F4. Naive: a clock tick declares the cached state fresh. Here "fresh" is a read of the runtime, even while the event
+/// stream is seconds late.
 #[tokio::test(start_paused = true)]
 async fn f04_inspection_reads_the_runtime() {
     let (sim, mut client) = node();
@@ -134,12 +135,12 @@ async fn f04_inspection_reads_the_runtime() {
     sim.faults(|f| f.events = EventFaults { late: 1.0, late_by: secs(60), ..EventFaults::default() });
     sim.kill("web", "main", Exit::Code(1)).expect("alive");
     sleep(secs(6)).await;
-    assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running), "nothing has told it yet");
+    assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running), "it is not reported yet");
     let view = harness.pleg.inspect(&uid("web")).await.expect("view");
     assert_eq!(state(&view, &id), Some(ContainerState::Exited));
 }
 
-/// F5. Naive: payloads are state, ordered by their stamps; a RUNNING snapshot stamped after the exit wins for ever.
+/// F5. Naive: payloads are state, ordered by their timestamps; a RUNNING snapshot stamped after the exit wins for ever.
 #[tokio::test(start_paused = true)]
 async fn f05_stale_snapshot_does_not_revive_an_exited_container() {
     for sensors in [SensorSet::ALL, SensorSet::EVENTS] {
@@ -155,14 +156,14 @@ async fn f05_stale_snapshot_does_not_revive_an_exited_container() {
         sim.until("exited", secs(2), |l| l.instance(&id).is_some_and(|i| i.exited.is_some())).await.expect("exit");
         starting.await.expect("no panic").expect("start");
         sim.faults(Faults::clear);
-        assert!(harness.seen.until(secs(3), |seen| seen.deaths(&id) == 1).await, "{sensors:?}");
+        assert!(harness.seen.until(secs(3), |seen| seen.exit_count(&id) == 1).await, "{sensors:?}");
         sleep(secs(5)).await;
         assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Exited), "{sensors:?}");
-        assert_eq!(harness.seen.deaths(&id), 1, "{sensors:?}");
+        assert_eq!(harness.seen.exit_count(&id), 1, "{sensors:?}");
     }
 }
 
-/// F6. Naive: stamps decide; one in a wrong unit lies in the far future (or past) and freezes the pod (or hides the
+/// F6. Naive: timestamps decide; one in a wrong unit is in the far future (or past) and freezes the pod (or hides the
 /// event).
 #[tokio::test(start_paused = true)]
 async fn f06_runtime_timestamps_do_not_order_snapshots() {
@@ -171,12 +172,16 @@ async fn f06_runtime_timestamps_do_not_order_snapshots() {
     sim.faults(|f| f.events.misdated = 1.0);
     for pod in ["a", "b", "c", "d", "e", "f"] {
         let (_, id) = run(&mut client, pod, "exit 1 200ms").await;
-        assert!(harness.seen.until(secs(2), |seen| seen.deaths(&id) == 1).await, "{pod}: {:?}", harness.seen.events());
+        assert!(
+            harness.seen.until(secs(2), |seen| seen.exit_count(&id) == 1).await,
+            "{pod}: {:?}",
+            harness.seen.events()
+        );
         assert!(latency(&sim, &harness, &id) < ms(100), "{:?}", latency(&sim, &harness, &id));
     }
 }
 
-/// F7. Naive: a time stamp in PodSandboxStatus is taken for the promise of container statuses beside it.
+/// F7. Naive: with a timestamp in PodSandboxStatus its list of container statuses is taken for complete.
 #[tokio::test(start_paused = true)]
 async fn f07_missing_container_statuses_are_not_missing_containers() {
     let features = Features { status_timestamp: true, status_containers: false, ..Features::containerd_1_7() };
@@ -188,13 +193,13 @@ async fn f07_missing_container_statuses_are_not_missing_containers() {
     let view = harness.pleg.inspect(&uid("web")).await.expect("view");
     assert_eq!(view.containers.len(), 2);
     sim.kill("web", "side", Exit::Code(1)).expect("alive");
-    assert!(harness.seen.until(secs(1), |seen| seen.deaths(&second) == 1).await);
+    assert!(harness.seen.until(secs(1), |seen| seen.exit_count(&second) == 1).await);
     sleep(secs(1)).await;
     assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running));
 }
 
-/// F8. Naive: what the stream did not bring did not happen. Here the kernel brings it, or else the next list does, and
-/// a reconnect is followed by a list of its own.
+/// F8. Naive: what the stream did not deliver did not happen. Here the kernel reports it, or else the next relist, and
+/// a reconnect is followed by a relist.
 #[tokio::test(start_paused = true)]
 async fn f08_lost_events_are_recovered() {
     let (sim, mut client) = node();
@@ -203,14 +208,14 @@ async fn f08_lost_events_are_recovered() {
     let (_, id) = run(&mut client, "web", "run").await;
     harness.pleg.inspect(&uid("web")).await.expect("view");
     sim.kill("web", "main", Exit::Code(4)).expect("alive");
-    assert!(harness.seen.until(ms(10), |seen| seen.deaths(&id) == 1).await, "the kernel tells at once");
+    assert!(harness.seen.until(ms(10), |seen| seen.exit_count(&id) == 1).await, "the kernel reports it at once");
     sleep(secs(30)).await;
-    assert_eq!(harness.seen.deaths(&id), 1, "and once");
+    assert_eq!(harness.seen.exit_count(&id), 1, "reported once");
     let confirmed = harness.pleg.cached(&uid("web")).expect("cached");
     assert_eq!(confirmed.containers[0].reason, "Error", "confirmed although no event came");
 }
 
-/// F8, without kernel sensors, and more events than the runtime's queue holds while nobody reads.
+/// F8, without kernel sensors, and with more events than the runtime's queue holds while the stream is not read.
 #[tokio::test(start_paused = true)]
 async fn f08_overflowed_event_queue_is_recovered_by_a_relist() {
     let (sim, mut client) = node();
@@ -224,15 +229,12 @@ async fn f08_overflowed_event_queue_is_recovered_by_a_relist() {
     sleep(ms(100)).await;
     assert!(sim.events().0 > 0, "events were dropped");
     let harness = awake(&sim, SensorSet::EVENTS).await;
-    assert!(harness.seen.until(secs(1), |seen| seen.deaths(&id) == 1).await);
+    assert!(harness.seen.until(secs(1), |seen| seen.exit_count(&id) == 1).await);
     let running = client.launch(&pod, container("next", 0, "exit 1 1s")).await.expect("launch");
-    assert!(
-        harness.seen.until(secs(2), |seen| seen.deaths(&running) == 1).await,
-        "the stream is not stuck in the past"
-    );
+    assert!(harness.seen.until(secs(2), |seen| seen.exit_count(&running) == 1).await, "new events are delivered");
 }
 
-/// F8, a reader whose connection died swallows one more event: the exit that follows a reconnect must not depend on it.
+/// F8. A disconnected reader consumes one more event: the exit that follows a reconnect must not depend on it.
 #[tokio::test(start_paused = true)]
 async fn f08_agent_started_after_a_killed_one_misses_no_exit() {
     let (sim, mut client) = node();
@@ -241,17 +243,20 @@ async fn f08_agent_started_after_a_killed_one_misses_no_exit() {
     let harness = awake(&sim, SensorSet::ALL).await;
     assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running));
     sim.kill("web", "main", Exit::Code(1)).expect("alive");
-    assert!(harness.seen.until(ms(10), |seen| seen.deaths(&id) == 1).await, "its event goes to the dead reader");
+    assert!(
+        harness.seen.until(ms(10), |seen| seen.exit_count(&id) == 1).await,
+        "its event is consumed by the disconnected reader"
+    );
     sleep(secs(20)).await;
     assert_eq!(harness.pleg.cached(&uid("web")).expect("cached").containers[0].reason, "Error");
 }
 
-/// F9. Naive: an event's one sandbox is written as the whole pod; late news of an old one hide the new one.
+/// F9. Naive: an event's single sandbox is written as the whole pod; late events of an old one hide the new one.
 #[tokio::test(start_paused = true)]
 async fn f09_events_of_an_old_sandbox_do_not_hide_the_new_one() {
     let (sim, mut client) = node();
     let harness = awake(&sim, SensorSet::ALL).await;
-    let (old, dead) = run(&mut client, "web", "run").await;
+    let (old, old_container) = run(&mut client, "web", "run").await;
     sim.faults(|f| f.events = EventFaults { late: 1.0, late_by: secs(3), ..EventFaults::default() });
     client.stop_sandbox(&old).await.expect("stop");
     let new = client.run_sandbox(sandbox("web", 1)).await.expect("sandbox");
@@ -263,10 +268,10 @@ async fn f09_events_of_an_old_sandbox_do_not_hide_the_new_one() {
     sleep(secs(10)).await;
     let view = harness.pleg.cached(&uid("web")).expect("still there");
     assert_eq!((view.sandboxes.len(), state(&view, &id)), (1, Some(ContainerState::Running)));
-    assert_eq!((harness.seen.deaths(&dead), harness.seen.deaths(&id)), (1, 0));
+    assert_eq!((harness.seen.exit_count(&old_container), harness.seen.exit_count(&id)), (1, 0));
 }
 
-/// F10. Naive: an event without a sandbox status is dropped, and the pod leaks or stays as it was.
+/// F10. Naive: an event without a sandbox status is dropped, and the pod is never removed or updated.
 #[tokio::test(start_paused = true)]
 async fn f10_event_without_sandbox_status_triggers_a_relist() {
     let (sim, mut client) = node();
@@ -275,14 +280,14 @@ async fn f10_event_without_sandbox_status_triggers_a_relist() {
     assert!(harness.seen.until(secs(1), |_| cached(&harness, "web", &id) == Some(ContainerState::Running)).await);
     sim.faults(|f| f.events.anonymous = 1.0);
     sim.kill("web", "main", Exit::Code(1)).expect("alive");
-    assert!(harness.seen.until(ms(200), |seen| seen.deaths(&id) == 1).await);
+    assert!(harness.seen.until(ms(200), |seen| seen.exit_count(&id) == 1).await);
     client.remove_sandbox(&pod).await.expect("remove");
     let removed = |seen: &keblet_tests::node::Seen| !seen.of(LifecycleKind::ContainerRemoved, &pod).is_empty();
     assert!(harness.seen.until(secs(2), removed).await);
-    assert!(harness.pleg.cached(&uid("web")).is_none(), "nothing leaks");
+    assert!(harness.pleg.cached(&uid("web")).is_none(), "the pod is removed from the cache");
 }
 
-/// F11. Naive: lists are compared with lists and events write beside them, so that a wrong entry is confirmed by two
+/// F11. Naive: lists are compared with lists while events write as well, so that a wrong entry is confirmed by two
 /// equal lists. Here every comparison is with what was last published.
 #[tokio::test(start_paused = true)]
 async fn f11_relists_are_compared_with_the_published_cache() {
@@ -290,44 +295,44 @@ async fn f11_relists_are_compared_with_the_published_cache() {
     let harness = awake(&sim, SensorSet::LISTS).await;
     let (_, id) = run(&mut client, "web", "run").await;
     assert!(harness.seen.until(secs(3), |_| cached(&harness, "web", &id) == Some(ContainerState::Running)).await);
-    // A worker's inspection publishes the death; the lists before and after it agree with each other or with it.
+    // A worker's inspection publishes the exit; the lists before and after it agree with each other or with it.
     sim.kill("web", "main", Exit::Code(1)).expect("alive");
     sleep(ms(60)).await;
     harness.pleg.inspect(&uid("web")).await.expect("view");
     sleep(secs(10)).await;
     assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Exited));
-    assert_eq!(harness.seen.deaths(&id), 1, "told once, by whoever came first");
+    assert_eq!(harness.seen.exit_count(&id), 1, "reported once, by whichever came first");
 }
 
-/// F12. Naive: five immediate retries burn out while the socket is away, and events are never used again.
+/// F12. Naive: five immediate retries are used up while the socket is missing, and events are never used again.
 #[tokio::test(start_paused = true)]
 async fn f12_event_stream_reconnects_after_any_outage() {
     let (sim, mut client) = node();
     let harness = awake(&sim, SensorSet::EVENTS).await;
-    let (_, lives) = run(&mut client, "lives", "run").await;
-    let (_, dies) = run(&mut client, "dies", "run").await;
+    let (_, survivor) = run(&mut client, "survivor", "run").await;
+    let (_, victim) = run(&mut client, "victim", "run").await;
     sleep(secs(1)).await;
     sim.go_down();
     sleep(secs(1)).await;
     assert!(matches!(harness.board.get(Sensor::RuntimeEvents), Some(SensorState::Down(_))));
-    sim.kill("dies", "main", Exit::Code(1)).expect("alive");
+    sim.kill("victim", "main", Exit::Code(1)).expect("alive");
     sleep(secs(3600)).await;
     sim.come_up(Recovery::default());
-    assert!(harness.seen.until(secs(30), |seen| seen.deaths(&dies) == 1).await, "the list after the reconnect");
+    assert!(harness.seen.until(secs(30), |seen| seen.exit_count(&victim) == 1).await, "the list after the reconnect");
     assert!(harness.seen.until(secs(30), |_| harness.board.get(Sensor::RuntimeEvents) == Some(SensorState::Up)).await);
     sleep(secs(5)).await;
     let before = sim.trace(Trace::total);
     sleep(secs(200)).await;
-    assert_eq!(sim.trace(Trace::total), before, "event-driven again: nothing happens, nothing is asked");
-    sim.kill("lives", "main", Exit::Code(1)).expect("alive");
-    assert!(harness.seen.until(ms(100), |seen| seen.deaths(&lives) == 1).await);
+    assert_eq!(sim.trace(Trace::total), before, "event-driven again: no calls without events");
+    sim.kill("survivor", "main", Exit::Code(1)).expect("alive");
+    assert!(harness.seen.until(ms(100), |seen| seen.exit_count(&survivor) == 1).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn unavailable_runtime_is_retried_with_back_off() {
     let (sim, mut client) = node();
     let harness = awake(&sim, SensorSet::EVENTS).await;
-    // An event that carries the exit itself would leave nothing to ask.
+    // An event that contains the exit would make the inspection superfluous.
     sim.faults(|f| f.events.bare = 1.0);
     let (_, id) = run(&mut client, "web", "exit 1 1s").await;
     sim.faults(|f| f.add(CallFault::on(Method::ListContainers, FaultKind::Slow(ms(500)))));
@@ -337,12 +342,12 @@ async fn unavailable_runtime_is_retried_with_back_off() {
     let before = harness.seen.inspections();
     sleep(secs(600)).await;
     let tries = harness.seen.inspections() - before;
-    assert!((1..100).contains(&tries), "the unserved hint is tried again, but with delays: {tries}");
+    assert!((1..100).contains(&tries), "the failed inspection is retried with pauses: {tries}");
     sim.come_up(Recovery::default());
-    assert!(harness.seen.until(secs(30), |seen| seen.deaths(&id) == 1).await);
+    assert!(harness.seen.until(secs(30), |seen| seen.exit_count(&id) == 1).await);
 }
 
-/// F13. Naive: a full channel makes the PLEG unhealthy, the unhealthy node stops its only reader, for ever.
+/// F13. Naive: a full channel makes the PLEG unhealthy, and the unhealthy node stops its only reader for ever.
 #[tokio::test(start_paused = true)]
 async fn f13_unread_event_flood_does_not_block_the_pleg() {
     let (sim, mut client) = node();
@@ -358,10 +363,10 @@ async fn f13_unread_event_flood_does_not_block_the_pleg() {
         }
     }
     let last = client.launch(&pods[0], container("main", 0, "exit 1 100ms")).await.expect("launch");
-    assert!(harness.seen.until(secs(5), |seen| seen.deaths(&last) == 1).await);
-    assert_eq!(harness.pleg.changed_pods().await.len(), 10, "thousands of events are ten pods with news");
-    let died: Vec<usize> = sim.trace(|l| l.instances().iter().map(|i| harness.seen.deaths(&i.id)).collect());
-    assert_eq!(died, [1; 401]);
+    assert!(harness.seen.until(secs(5), |seen| seen.exit_count(&last) == 1).await);
+    assert_eq!(harness.pleg.changed_pods().await.len(), 10, "thousands of events mark ten pods as changed");
+    let exits: Vec<usize> = sim.trace(|l| l.instances().iter().map(|i| harness.seen.exit_count(&i.id)).collect());
+    assert_eq!(exits, [1; 401]);
 }
 
 /// F14. Naive: gauges count events up and down while lists reset them. Here they are set from the pod cache.
@@ -409,9 +414,9 @@ async fn f15_repeated_and_reordered_events_report_one_exit() {
                 EventFaults { doubled: 0.6, swapped: 0.6, late: 0.6, late_by: ms(900), ..EventFaults::default() };
         });
         let (_, id) = run(&mut client, "web", "exit 1 300ms").await;
-        assert!(harness.seen.until(secs(3), |seen| seen.deaths(&id) == 1).await, "seed {seed}");
+        assert!(harness.seen.until(secs(3), |seen| seen.exit_count(&id) == 1).await, "seed {seed}");
         sleep(secs(5)).await;
-        assert_eq!(harness.seen.deaths(&id), 1, "seed {seed}");
+        assert_eq!(harness.seen.exit_count(&id), 1, "seed {seed}");
         assert!(harness.seen.of(LifecycleKind::ContainerStarted, &id).len() <= 1, "seed {seed}");
     }
 }
@@ -437,7 +442,7 @@ async fn kernel_exit_is_reported_before_the_runtime_event() {
     let harness = awake(&sim, SensorSet::ALL).await;
     let (_, id) = run(&mut client, "web", "exit 7 2s").await;
     harness.pleg.inspect(&uid("web")).await.expect("view");
-    assert!(harness.seen.until(secs(3), |seen| seen.deaths(&id) == 1).await);
+    assert!(harness.seen.until(secs(3), |seen| seen.exit_count(&id) == 1).await);
     assert!(latency(&sim, &harness, &id) <= ms(2), "{:?}", latency(&sim, &harness, &id));
     let (_, event) = harness.seen.of(LifecycleKind::ContainerDied, &id).remove(0);
     assert_eq!((event.source, event.exit_code), (Source::Kernel, Some(7)));
@@ -463,14 +468,14 @@ async fn exit_in_a_shared_pid_namespace_waits_for_the_runtime() {
     security.namespace_options.as_mut().expect("set").pid = host;
     let id = client.launch(&pod, main).await.expect("launch");
     harness.pleg.inspect(&uid("host")).await.expect("view");
-    assert!(harness.seen.until(secs(2), |seen| seen.deaths(&id) == 1).await);
+    assert!(harness.seen.until(secs(2), |seen| seen.exit_count(&id) == 1).await);
     let lag = latency(&sim, &harness, &id);
-    assert!((ms(45)..ms(60)).contains(&lag), "not before the runtime reported the exit: {lag:?}");
-    assert!(sim.trace(|l| l.live("host", "main").is_none()), "nothing of it lived when it was told dead");
+    assert!((ms(45)..ms(60)).contains(&lag), "not before the runtime's report: {lag:?}");
+    assert!(sim.trace(|l| l.live("host", "main").is_none()), "all its processes had exited when it was reported");
 }
 
-/// A container that shares the PID namespace of its pod or of the host proves nothing by the end of its init. But that end
-/// is a reason to inspect the pod: a lost event is noticed after a second, not with the next relist.
+/// The exit of an init process in a shared PID namespace proves nothing about its container. But it is a reason to
+/// inspect the pod: a lost event is noticed after a second, not with the next relist.
 #[tokio::test(start_paused = true)]
 async fn a_lost_exit_event_in_a_shared_pid_namespace_is_noticed_by_the_pidfd() {
     use keblet_proto::cri::v1::NamespaceMode;
@@ -488,16 +493,16 @@ async fn a_lost_exit_event_in_a_shared_pid_namespace_is_noticed_by_the_pidfd() {
         harness.pleg.inspect(&uid("shared")).await.expect("view");
         assert_eq!(cached(&harness, "shared", &id), Some(ContainerState::Running));
         sim.faults(|f| f.events = EventFaults { lost: 1.0, ..EventFaults::default() });
-        assert!(harness.seen.until(secs(8), |seen| seen.deaths(&id) == 1).await, "{mode:?}");
+        assert!(harness.seen.until(secs(8), |seen| seen.exit_count(&id) == 1).await, "{mode:?}");
         let lag = latency(&sim, &harness, &id);
         assert!((ms(45)..ms(1100)).contains(&lag), "a hint, confirmed by an inspection: {lag:?}");
         let settled = harness.seen.inspections();
         sleep(secs(120)).await;
-        assert_eq!(harness.seen.inspections(), settled, "nothing is left to look for");
+        assert_eq!(harness.seen.inspections(), settled, "no inspection is pending");
     }
 }
 
-/// A runtime that goes on saying "running" after the end of such an init is inspected a bounded number of times.
+/// A runtime that still reports "running" after such an exit is inspected a bounded number of times.
 #[tokio::test(start_paused = true)]
 async fn an_exit_hint_that_the_runtime_does_not_confirm_expires() {
     let (sim, mut client) = node();
@@ -525,7 +530,7 @@ async fn reused_pid_does_not_prove_an_exit() {
     let harness = awake(&sim, SensorSet { probes: false, ..SensorSet::ALL }).await;
     sim.set_exit_report(secs(2));
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
-    // Dies before anybody has looked, and its number goes to another container while the runtime still names it.
+    // Exits before the first inspection, and its PID is reused by another container while the runtime still reports it.
     let first = client.launch(&pod, container("first", 0, "exit 0 1ms")).await.expect("launch");
     let pid = sim.trace(|l| l.instance(&first).and_then(|i| i.pid)).expect("started");
     sim.kernel().wait_gone(pid).await;
@@ -535,9 +540,9 @@ async fn reused_pid_does_not_prove_an_exit() {
     harness.pleg.inspect(&uid("web")).await.expect("view");
     sleep(secs(5)).await;
     assert_eq!(cached(&harness, "web", &second), Some(ContainerState::Running));
-    assert_eq!((harness.seen.deaths(&first), harness.seen.deaths(&second)), (1, 0));
+    assert_eq!((harness.seen.exit_count(&first), harness.seen.exit_count(&second)), (1, 0));
     sim.kill("web", "second", Exit::Code(1)).expect("alive");
-    assert!(harness.seen.until(ms(10), |seen| seen.deaths(&second) == 1).await, "its own death is still proven");
+    assert!(harness.seen.until(ms(10), |seen| seen.exit_count(&second) == 1).await, "its own exit is still proven");
 }
 
 #[tokio::test(start_paused = true)]
@@ -547,7 +552,7 @@ async fn runtime_wins_a_lasting_contradiction() {
     sim.set_exit_report(secs(60));
     let (_, id) = run(&mut client, "web", "exit 1 1s").await;
     harness.pleg.inspect(&uid("web")).await.expect("view");
-    assert!(harness.seen.until(secs(2), |seen| seen.deaths(&id) == 1).await);
+    assert!(harness.seen.until(secs(2), |seen| seen.exit_count(&id) == 1).await);
     sleep(secs(40)).await;
     assert_eq!(harness.seen.contradictions(), 1, "counted");
     assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running));
@@ -572,7 +577,7 @@ async fn hung_inspection_delays_only_its_own_pod() {
     let (hung, fine) = tokio::join!(hung, fine);
     assert!(fine < ms(20), "{fine:?}");
     assert!(begin.elapsed() >= secs(30) && hung.is_err(), "{hung:?}");
-    assert_eq!(harness.seen.deaths(&other), 1);
+    assert_eq!(harness.seen.exit_count(&other), 1);
     sim.faults(Faults::clear);
     assert!(harness.seen.until(secs(30), |_| cached(&harness, "stuck", &stuck) == Some(ContainerState::Running)).await);
 }
@@ -589,16 +594,16 @@ async fn idle_pods_cost_no_calls() {
     let before = sim.trace(Trace::total);
     sleep(secs(600)).await;
     let calls = sim.trace(Trace::total) - before;
-    assert_eq!(calls, 4, "two periodic lists in ten minutes, nothing per pod");
+    assert_eq!(calls, 4, "two relists in ten minutes, no calls per pod");
 }
 
-/// A process may die of memory before any snapshot shows its container. The kill is told once its owner is known.
+/// A process may be OOM-killed before any snapshot has its container. The kill is reported once its container is known.
 #[tokio::test(start_paused = true)]
 async fn oom_kill_before_the_first_inspection_is_attributed() {
     let (sim, mut client) = node();
     let harness = awake(&sim, SensorSet::ALL).await;
     let (_, id) = run(&mut client, "web", "run").await;
-    assert_eq!(cached(&harness, "web", &id), None, "not seen yet");
+    assert_eq!(cached(&harness, "web", &id), None, "not inspected yet");
     sim.oom_child("web", "main").expect("alive");
     assert!(
         harness.seen.until(secs(5), |seen| seen.oom_kills() == [Some(false)]).await,

@@ -1,5 +1,5 @@
-//! When the agent acts on a pod: terminations with a deadline, `activeDeadlineSeconds`, and the status of a pod whose image
-//! is being pulled.
+//! When the agent acts on a pod: terminations with a deadline, `activeDeadlineSeconds`, and the status of a pod whose
+//! image is being pulled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,15 +19,15 @@ use tokio::time::Instant;
 use tokio::time::sleep;
 use tonic::Code;
 
-/// Nothing here takes longer, on the simulated node's clock.
+/// Deadline of every wait, on the simulated node's clock.
 const SOON: Duration = Duration::from_secs(60);
 
 fn uid(name: &str) -> PodUid {
     PodUid::from(format!("{name}-uid").as_str())
 }
 
-/// Thirty pods that ignore SIGTERM, terminated with five seconds: all get the signal at once, and none is left after the
-/// time that the node shutdown gives them. With the stop limiter in their way some got it a second later.
+/// Thirty pods that ignore SIGTERM, terminated with five seconds: all get the signal at once, and none runs after the
+/// time of the node shutdown. With the stop limiter some would get it a second later.
 #[tokio::test(start_paused = true)]
 async fn a_termination_with_a_deadline_does_not_wait_for_the_stop_limiter() {
     let (sim, folder) = node();
@@ -46,7 +46,7 @@ async fn a_termination_with_a_deadline_does_not_wait_for_the_stop_limiter() {
             agent.kill(uid(&name), 5, reason).await;
         });
     }
-    sim.until("all are dead", SOON, |l| l.live_count() == 0).await.unwrap_or_else(|unmet| panic!("{unmet}"));
+    sim.until("all have exited", SOON, |l| l.live_count() == 0).await.unwrap_or_else(|unmet| panic!("{unmet}"));
     assert!(begin.elapsed() < Duration::from_millis(5500), "{:?}", begin.elapsed());
     let stops: Vec<Duration> = sim.trace(|l| {
         let stops = l.calls().filter(|call| call.method == Method::StopContainer);
@@ -63,7 +63,7 @@ fn with_deadline(pod: &Pod, seconds: i64) -> Pod {
     Arc::new(pod)
 }
 
-/// Also a pod that never starts, whose next retry is due later, fails when its deadline passes.
+/// A pod that never starts, whose next retry is due later, fails as well when its deadline passes.
 #[tokio::test(start_paused = true)]
 async fn an_active_deadline_is_noticed_when_it_passes() {
     for refused in [false, true] {
@@ -84,7 +84,7 @@ async fn an_active_deadline_is_noticed_when_it_passes() {
     }
 }
 
-/// KEP-3085: the sandbox with its address is ready, whatever the pull of the image takes.
+/// KEP-3085: the sandbox with its address is ready, however long the pull of the image takes.
 #[tokio::test(start_paused = true)]
 async fn a_ready_sandbox_is_published_before_the_image_is_pulled() {
     let sim = SimRuntime::new(Options::default());
@@ -97,7 +97,7 @@ async fn a_ready_sandbox_is_published_before_the_image_is_pulled() {
     let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web]);
     let begin = Instant::now();
     while sim.trace(|l| l.count(Method::PullImage)) == 0 {
-        assert!(begin.elapsed() < SOON, "the image is never pulled: {}", sim.trace(Trace::to_string));
+        assert!(begin.elapsed() < SOON, "the image is not being pulled: {}", sim.trace(Trace::to_string));
         sleep(Duration::from_millis(50)).await;
     }
     sleep(Duration::from_secs(1)).await;

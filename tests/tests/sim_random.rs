@@ -1,7 +1,7 @@
 //! The whole agent under random schedules: exits, lost and malformed events, failing, hanging and late calls, runtime
-//! restarts, agent restarts, an unavailable API server, pods added, removed and deleted with their grace period. Static and
-//! API pods, on the host's network and on their own, with init containers, sidecars and image pulls, on a containerd 1.7 and
-//! on a runtime with every feature. Afterwards:
+//! restarts, agent restarts, an unavailable API server, pods added, removed and deleted with their grace period. Static
+//! and API pods, on the host's network and on their own, with init containers, sidecars and image pulls, on a
+//! containerd 1.7 and on a runtime with every feature. Afterwards:
 //!
 //! - no container name ever had two live instances in a pod,
 //! - no restart count decreased,
@@ -33,7 +33,7 @@ use tokio::time::Instant;
 use tokio::time::sleep;
 
 const SPAN: Duration = Duration::from_secs(25);
-/// A call that takes effect five minutes late, then a crash-loop back-off, or a relist that finds what an event lost.
+/// A call that takes effect five minutes late, then a crash-loop back-off, or a relist that finds a lost event's exit.
 const CONVERGENCE: Duration = Duration::from_secs(15 * 60);
 /// How long the final state has to last.
 const STABLE: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "j"];
 /// The image that has to be pulled.
 const PULLED: &str = "registry.example/app:1";
 
-/// Whether the pod comes from the API server, and so ends by deletion with a grace period.
+/// Whether the pod comes from the API server and is deleted with a grace period.
 fn from_api(name: &str) -> bool {
     matches!(name, "d" | "e" | "j")
 }
@@ -51,9 +51,9 @@ fn pod_called(name: &str, generation: u32) -> PodOf {
         "a" => pod("a").running("main", "exit 1 700ms until 2").running("side", "run"),
         "b" => pod("b").own_network().after("init", "exit 0 20ms").running("main", "run"),
         "c" => pod("c").host_pid().running("main", "exit 0 1s until 2 fork"),
-        "d" => pod("d").from_api().own_network().beside("proxy", "exit 1 2s until 1").running("main", "term 2s"),
+        "d" => pod("d").from_api().own_network().sidecar("proxy", "exit 1 2s until 1").running("main", "term 2s"),
         "e" => pod("e").from_api().restarted("OnFailure").running("main", "exit 1 900ms until 1 term ignore"),
-        _ => pod("j").from_api().own_network().restarted("Never").beside("proxy", "run").running("main", "exit 0 2s"),
+        _ => pod("j").from_api().own_network().restarted("Never").sidecar("proxy", "run").running("main", "exit 0 2s"),
     };
     pod.uid(&uid(name, generation))
 }
@@ -62,7 +62,7 @@ fn uid(name: &str, generation: u32) -> String {
     format!("{name}-uid-{generation}")
 }
 
-/// As desired, with the images of API pods to be pulled.
+/// The desired pod, with images that API pods have to pull.
 fn built(name: &str, generation: u32, deleting: bool) -> Pod {
     let pod = pod_called(name, generation);
     let mut pod = Arc::unwrap_or_clone(if deleting { pod.deleting() } else { pod }.build());
@@ -87,7 +87,7 @@ struct Scenario<'a> {
     /// API pods whose deletion was requested and whose object the agent has not deleted yet.
     deleting: BTreeMap<&'static str, u32>,
     generation: u32,
-    /// What each agent saw, oldest first.
+    /// Reports of each agent's PLEG, oldest first.
     seen: Vec<Seen>,
     agent: Option<Agent>,
 }
@@ -96,13 +96,13 @@ impl Scenario<'_> {
     fn start_agent(&mut self) {
         self.agent = None;
         let seen = Seen::default();
-        let known = |name: &str, generation: u32| {
+        let desired = |name: &str, generation: u32| {
             if from_api(name) { self.api.pod(name) } else { Some(built(name, generation, false)) }
         };
         let all = self.desired.iter().chain(&self.deleting);
-        let pods = all.filter_map(|(name, generation)| known(name, *generation)).collect();
+        let pods = all.filter_map(|(name, generation)| desired(name, *generation)).collect();
         self.agent =
-            Some(Agent::start_seeing_in_cluster(&self.sim, self.sensors, self.root, pods, seen.clone(), &self.api));
+            Some(Agent::start_observed_in_cluster(&self.sim, self.sensors, self.root, pods, seen.clone(), &self.api));
         self.seen.push(seen);
     }
 
@@ -136,11 +136,11 @@ impl Scenario<'_> {
         self.desired.insert(name, self.generation);
     }
 
-    /// Tells the agent of objects that are gone, as its watch would.
+    /// Removes deleted objects from the agent's desired pods, as its watch would.
     async fn deliver_deletions(&mut self) {
-        let gone = |name: &&str| self.api.pod(name).is_none();
-        let gone: Vec<_> = self.deleting.keys().copied().filter(gone).collect();
-        for name in gone {
+        let deleted = |name: &&str| self.api.pod(name).is_none();
+        let deleted: Vec<_> = self.deleting.keys().copied().filter(deleted).collect();
+        for name in deleted {
             if let (Some(agent), Some(generation)) = (&self.agent, self.deleting.remove(name)) {
                 agent.remove(built(name, generation, true)).await;
             }
@@ -167,7 +167,7 @@ impl Scenario<'_> {
         self.sim.statuses(name).iter().any(|status| succeeded(status) && of_pod(&status.id))
     }
 
-    /// What differs from the desired state.
+    /// A difference from the desired state.
     fn difference(&self) -> Option<String> {
         if !self.deleting.is_empty() {
             return Some(format!("{:?} are not deleted", self.deleting));
@@ -184,8 +184,8 @@ impl Scenario<'_> {
         let generation = self.desired.get(name).copied();
         let uid = generation.map(|generation| uid(name, generation));
         let sandboxes = self.sim.sandboxes(name);
-        let known = |s: &PodSandboxStatus| s.metadata.as_ref().map(|metadata| &metadata.uid) == uid.as_ref();
-        if !sandboxes.iter().all(known) {
+        let same_uid = |s: &PodSandboxStatus| s.metadata.as_ref().map(|metadata| &metadata.uid) == uid.as_ref();
+        if !sandboxes.iter().all(same_uid) {
             return Some("an old sandbox is left".to_owned());
         }
         let (uid, runs) = (uid?, self.runs(name, generation?));
@@ -208,7 +208,7 @@ impl Scenario<'_> {
         (from_api(name) && !expected.contains(&phase().as_str())).then(|| format!("phase {:?}", phase()))
     }
 
-    /// Waits until the desired state is reached and stays so.
+    /// Waits until the desired state is reached and lasts.
     async fn settle(&mut self, plan: &str) {
         let start = Instant::now();
         let mut since = None;
@@ -230,7 +230,7 @@ impl Scenario<'_> {
         }
     }
 
-    /// What holds at every moment, checked once at the end.
+    /// Invariants of all moments, checked once at the end.
     fn judge(&self, plan: &str) {
         let trace = self.sim.trace(Trace::clone);
         let context = || format!("seed {}, {:?}\n{plan}\n{trace}", self.seed, self.sensors);
@@ -240,7 +240,7 @@ impl Scenario<'_> {
         let fallen: Vec<_> = trace.fallen_attempts().into_iter().filter(restarted).collect();
         assert!(fallen.is_empty(), "{fallen:#?}\n{}", context());
         for instance in trace.instances().iter().filter(|i| i.exited.is_some()) {
-            let reports: Vec<usize> = self.seen.iter().map(|seen| seen.deaths(&instance.id)).collect();
+            let reports: Vec<usize> = self.seen.iter().map(|seen| seen.exit_count(&instance.id)).collect();
             assert!(reports.iter().all(|n| *n <= 1), "{} exited {reports:?} times\n{}", instance.id, context());
             assert!(reports.contains(&1), "the exit of {} was not reported\n{}", instance.id, context());
         }

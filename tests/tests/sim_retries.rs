@@ -24,7 +24,7 @@ const fn minutes(minutes: u64) -> Duration {
     Duration::from_secs(60 * minutes)
 }
 
-/// Warnings and errors that were logged.
+/// Logged warnings and errors.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -52,7 +52,7 @@ impl Visit for Line {
     }
 }
 
-/// What the agent did in ten minutes that began ten minutes after the runtime began to refuse the call.
+/// The agent's actions in ten minutes that begin ten minutes after the runtime began to refuse the call.
 struct Observed {
     calls: u64,
     first: Vec<String>,
@@ -69,7 +69,7 @@ enum From {
     Start,
     /// While the pod runs.
     Running,
-    /// As above, and then the pod is deleted.
+    /// While the pod runs, which is then deleted.
     Deletion,
     /// While the pod's container crashes again and again.
     Crashes,
@@ -86,7 +86,7 @@ async fn refuse(method: Method, from: From) -> Observed {
     let program = if from == From::Crashes { "exit 1 5s" } else { "run" };
     let web = pod("web").running("main", program).build();
     let recorder = Recorder::logging("sim");
-    let agent = Agent::start_telling(&sim, SensorSet::ALL, folder.path(), vec![web.clone()], recorder);
+    let agent = Agent::start_with_recorder(&sim, SensorSet::ALL, folder.path(), vec![web.clone()], recorder);
     sleep(minutes(1)).await;
     if from != From::Start {
         sim.faults(|faults| faults.add(refused()));
@@ -99,7 +99,8 @@ async fn refuse(method: Method, from: From) -> Observed {
     let before = sim.trace(|trace| trace.count(method));
     sleep(minutes(10)).await;
     let calls = sim.trace(|trace| trace.count(method)) - before;
-    let containers = sim.trace(|trace| trace.history("web", "main").filter(|life| life.removed.is_none()).count());
+    let containers =
+        sim.trace(|trace| trace.history("web", "main").filter(|instance| instance.removed.is_none()).count());
     Observed { calls, first, warnings: warnings.take(), containers, sandboxes: sim.sandboxes("web").len() }
 }
 
@@ -120,7 +121,7 @@ fn has_stuck_event(observed: &Observed) -> bool {
 async fn calls_that_start_a_pod_are_retried_with_growing_pauses() {
     for method in [Method::RunPodSandbox, Method::ImageStatus, Method::CreateContainer, Method::StartContainer] {
         let observed = retries(method, From::Start, 40).await;
-        assert!(observed.calls >= 5, "{method:?}: it is retried");
+        assert!(observed.calls >= 5, "{method:?}: it is not retried");
         assert!(has_stuck_event(&observed), "{method:?}: {:#?}", observed.first);
     }
 }
@@ -129,14 +130,14 @@ async fn calls_that_start_a_pod_are_retried_with_growing_pauses() {
 async fn calls_that_end_a_pod_are_retried_with_growing_pauses() {
     for method in [Method::StopContainer, Method::StopPodSandbox, Method::RemovePodSandbox] {
         let observed = retries(method, From::Deletion, 40).await;
-        assert!(observed.calls >= 1, "{method:?}: it is retried");
+        assert!(observed.calls >= 1, "{method:?}: it is not retried");
         assert!(has_stuck_event(&observed), "{method:?}: {:#?}", observed.first);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_container_that_cannot_be_removed_is_removed_with_its_sandbox() {
-    // RemovePodSandbox removes the sandbox's containers too, so that nothing is left to retry.
+    // RemovePodSandbox also removes the sandbox's containers, so that nothing remains to be retried.
     let observed = retries(Method::RemoveContainer, From::Deletion, 0).await;
     assert_eq!((observed.containers, observed.sandboxes), (0, 0));
     assert!(observed.first.iter().any(|line| line.contains("refused for ever")), "{:#?}", observed.first);
@@ -146,7 +147,7 @@ async fn a_container_that_cannot_be_removed_is_removed_with_its_sandbox() {
 async fn garbage_collection_is_retried_with_growing_pauses() {
     // Every crash adds a container: one pass over all of them, three crashes and their passes in ten minutes.
     let observed = retries(Method::RemoveContainer, From::Crashes, 60).await;
-    assert!(observed.calls >= 1, "it is retried");
+    assert!(observed.calls >= 1, "it is not retried");
 }
 
 #[tokio::test(start_paused = true)]

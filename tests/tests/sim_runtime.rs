@@ -1,4 +1,4 @@
-//! The simulated runtime itself: does it have the habits of the real one it stands for?
+//! The simulated runtime behaves as the real one.
 
 use std::time::Duration;
 
@@ -47,17 +47,21 @@ async fn kernel_records_an_exit_before_the_runtime_reports_it() {
     assert_eq!(pinned.cgroup, format!("/kubepods/besteffort/podweb-uid/{id}"));
 
     let KernelFact::Exit(exit) = facts.recv().await.expect("fact") else { panic!("no OOM here") };
-    let died = Instant::now();
-    assert_eq!((exit.pid, exit.exit, exit.ns_init, exit.at), (pid, Exit::Code(3), true, died));
+    let exited_at = Instant::now();
+    assert_eq!((exit.pid, exit.exit, exit.ns_init, exit.at), (pid, Exit::Code(3), true, exited_at));
     pinned.gone().await;
-    assert!(died.elapsed() >= Duration::from_micros(400) && died.elapsed() < ms(2), "{:?}", died.elapsed());
+    assert!(
+        exited_at.elapsed() >= Duration::from_micros(400) && exited_at.elapsed() < ms(2),
+        "{:?}",
+        exited_at.elapsed()
+    );
     assert!(sim.kernel().open(pid).is_none());
     sleep(ms(30)).await;
-    assert_eq!(state(&mut client, &id).await, ContainerRunning, "the runtime does not know yet");
+    assert_eq!(state(&mut client, &id).await, ContainerRunning, "the runtime has not reported it yet");
     sleep(ms(20)).await;
     let (status, info) = client.status(&id).await.expect("status");
     assert_eq!((status.state(), status.exit_code, status.reason.as_str()), (ContainerExited, 3, "Error"));
-    assert_eq!(status.finished_at, sim.clock().unix_ns(died), "the time of the death, not of the report");
+    assert_eq!(status.finished_at, sim.clock().unix_ns(exited_at), "the time of the exit, not of the report");
     assert_eq!(info["pid"], 0);
 }
 
@@ -116,17 +120,17 @@ async fn stop_sends_sigterm_then_sigkill_after_the_grace_period() {
     let (sim, mut client) = node();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     let polite = client.launch(&pod, container("polite", 0, "term 1s")).await.expect("launch");
-    let deaf = client.launch(&pod, container("deaf", 0, "term ignore")).await.expect("launch");
+    let stubborn = client.launch(&pod, container("stubborn", 0, "term ignore")).await.expect("launch");
     let begin = Instant::now();
     client.stop(&polite, 30).await.expect("stop");
     assert!((ms(1050)..ms(1080)).contains(&begin.elapsed()), "{:?}", begin.elapsed());
     assert_eq!(client.status(&polite).await.expect("status").0.exit_code, 0);
     let begin = Instant::now();
-    client.stop(&deaf, 7).await.expect("stop");
+    client.stop(&stubborn, 7).await.expect("stop");
     assert!((ms(7050)..ms(7080)).contains(&begin.elapsed()), "{:?}", begin.elapsed());
-    assert_eq!(client.status(&deaf).await.expect("status").0.exit_code, 137);
-    client.stop(&deaf, 7).await.expect("stopping what is stopped is fine");
-    client.stop("nowhere", 7).await.expect("stopping what is not there is fine");
+    assert_eq!(client.status(&stubborn).await.expect("status").0.exit_code, 137);
+    client.stop(&stubborn, 7).await.expect("stopping an exited container succeeds");
+    client.stop("nowhere", 7).await.expect("stopping an unknown container succeeds");
     assert_eq!(sim.trace(Trace::live_count), 0);
 }
 
@@ -141,7 +145,7 @@ async fn stopping_a_sandbox_stops_its_containers() {
     let refused = client.launch(&pod, container("main", 1, "run")).await.expect_err("not ready");
     assert!(refused.message().contains("sandbox container is not running"), "{refused}");
     client.remove_sandbox(&pod).await.expect("remove");
-    assert_eq!(client.status(&id).await.expect_err("gone").code(), Code::NotFound);
+    assert_eq!(client.status(&id).await.expect_err("removed").code(), Code::NotFound);
     assert_eq!(sim.kernel().alive(), 0);
 }
 
@@ -192,8 +196,8 @@ async fn restart_breaks_connections_and_misses_exits() {
     let (sim, mut client) = node();
     let mut events = client.events().await.expect("events");
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
-    let dies = client.launch(&pod, container("dies", 0, "run")).await.expect("launch");
-    let lives = client.launch(&pod, container("lives", 0, "run")).await.expect("launch");
+    let victim = client.launch(&pod, container("victim", 0, "run")).await.expect("launch");
+    let survivor = client.launch(&pod, container("survivor", 0, "run")).await.expect("launch");
     let half = client.create(&pod, container("half", 0, "run")).await.expect("create");
     let starting = tokio::spawn({
         let (mut client, half) = (client.clone(), half.clone());
@@ -202,17 +206,17 @@ async fn restart_breaks_connections_and_misses_exits() {
     sim.until("half started", ms(1000), |l| l.live("web", "half").is_some()).await.expect("process");
     sim.go_down();
     starting.await.expect("no panic").expect_err("cut off");
-    client.status(&lives).await.expect_err("down");
-    sim.kill("web", "dies", Exit::Code(9)).expect("alive");
+    client.status(&survivor).await.expect_err("down");
+    sim.kill("web", "victim", Exit::Code(9)).expect("alive");
     sleep(ms(500)).await;
     sim.come_up(Recovery::default());
     while let Ok(Some(_)) = events.message().await {}
-    let (status, _) = client.status(&dies).await.expect("reconnected");
+    let (status, _) = client.status(&victim).await.expect("reconnected");
     assert_eq!((status.state(), status.exit_code), (ContainerExited, 9));
-    assert_eq!(state(&mut client, &lives).await, ContainerRunning);
-    assert_eq!(state(&mut client, &half).await, ContainerRunning, "its process had begun");
+    assert_eq!(state(&mut client, &survivor).await, ContainerRunning);
+    assert_eq!(state(&mut client, &half).await, ContainerRunning, "its process has started");
     let mut events = client.events().await.expect("events");
-    timeout(ms(1000), events.message()).await.expect_err("no event tells of it");
+    timeout(ms(1000), events.message()).await.expect_err("no event reports it");
 }
 
 #[tokio::test(start_paused = true)]
@@ -303,7 +307,7 @@ async fn children_outlive_an_init_without_its_own_pid_namespace() {
         let linux = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
         linux.namespace_options = Some(v1::NamespaceOption { pid: mode.into(), ..Default::default() });
         client.launch(&pod, config).await.expect("launch");
-        sim.until("init dead", ms(1000), |l| l.history("web", name).any(|i| i.exited.is_some())).await.expect("exit");
+        sim.until("init exited", ms(1000), |l| l.history("web", name).any(|i| i.exited.is_some())).await.expect("exit");
         sleep(ms(20)).await;
         assert_eq!(sim.trace(|l| l.live("web", name).is_some()), outlived, "{name}");
         sleep(ms(50)).await;
@@ -332,7 +336,7 @@ async fn oom_kills_are_reported_by_kernel_and_runtime() {
     let mut facts = sim.kernel().subscribe();
     let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
     let id = client.launch(&pod, container("main", 0, "oom 10ms")).await.expect("launch");
-    let KernelFact::Oom(oom) = facts.recv().await.expect("fact") else { panic!("OOM comes first") };
+    let KernelFact::Oom(oom) = facts.recv().await.expect("fact") else { panic!("the OOM record comes first") };
     assert!(oom.init && oom.container_id == id);
     assert!(matches!(facts.recv().await, Ok(KernelFact::Exit(exit)) if exit.exit == Exit::Oom));
     sleep(ms(60)).await;
@@ -341,7 +345,7 @@ async fn oom_kills_are_reported_by_kernel_and_runtime() {
     client.launch(&pod, container("main", 1, "run")).await.expect("launch");
     sim.oom_child("web", "main").expect("alive");
     assert!(matches!(facts.recv().await, Ok(KernelFact::Oom(oom)) if !oom.init));
-    assert!(sim.trace(|l| l.live("web", "main").is_some()), "a child died, not the container");
+    assert!(sim.trace(|l| l.live("web", "main").is_some()), "a child was killed, not the container");
 }
 
 #[tokio::test(start_paused = true)]
@@ -418,7 +422,7 @@ async fn eventful_run(seed: u64) -> String {
             let pod = client.run_sandbox(sandbox("web", attempt)).await?;
             client.launch(&pod, container("main", attempt, "exit 1 300ms")).await
         };
-        // Whatever comes of it: only the trace is compared.
+        // Results of calls do not matter: only the trace is compared.
         let _ = timeout(Duration::from_secs(1), give_up).await;
     }
     driver.await.expect("no panic");

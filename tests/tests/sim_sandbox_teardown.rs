@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Nothing here takes longer, on the simulated node's clock.
+/// Deadline of every wait, on the simulated node's clock.
 const SOON: Duration = Duration::from_secs(60);
 
 const fn ms(milliseconds: u64) -> Duration {
@@ -91,10 +91,10 @@ async fn the_next_agent_tears_down_what_a_killed_one_has_not() {
     drop(agent);
     sim.faults(Faults::clear);
     let status = || api.pod("web").and_then(|pod| pod.status.clone()).expect("it is not deleted");
-    let (known, reported) = (api.pod("web").expect("it is not deleted"), status());
+    let (pod, reported) = (api.pod("web").expect("it is not deleted"), status());
     assert_eq!(reported.phase.as_deref(), Some("Failed"), "reported before the teardown");
     let hung = sim.trace(|l| l.count(Method::StopPodSandbox));
-    let _agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known], &api);
+    let _agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![pod], &api);
     let again = |l: &Trace| l.count(Method::StopPodSandbox) > hung;
     sim.until("the teardown", SOON, again).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
     sleep(Duration::from_secs(60)).await;

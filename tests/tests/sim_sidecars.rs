@@ -34,7 +34,7 @@ fn exited(trace: &Trace, pod: &str, container: &str) -> Vec<Instant> {
 #[tokio::test(start_paused = true)]
 async fn sidecar_starts_before_later_init_containers_and_keeps_running() {
     let (sim, folder) = node();
-    let web = pod("web").after("first", "exit 0 1s").beside("proxy", "run").after("second", "exit 0 1s");
+    let web = pod("web").after("first", "exit 0 1s").sidecar("proxy", "run").after("second", "exit 0 1s");
     let _agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web.running("main", "run").build()]);
     until(&sim, "main runs", |t| t.live("web", "main").is_some()).await;
     sleep(secs(30)).await;
@@ -53,7 +53,7 @@ async fn sidecar_starts_before_later_init_containers_and_keeps_running() {
 async fn crashed_sidecar_restarts_under_every_restart_policy() {
     for policy in ["Always", "OnFailure", "Never"] {
         let (sim, folder) = node();
-        let web = pod("web").restarted(policy).after("init", "exit 0").beside("proxy", "exit 1 5s until 2");
+        let web = pod("web").restarted(policy).after("init", "exit 0").sidecar("proxy", "exit 1 5s until 2");
         let _agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web.running("main", "run").build()]);
         let third = |t: &Trace| t.live("web", "proxy").is_some_and(|instance| instance.attempt == 2);
         until(&sim, "third instance of the sidecar", third).await;
@@ -70,7 +70,7 @@ async fn crashed_sidecar_restarts_under_every_restart_policy() {
 #[tokio::test(start_paused = true)]
 async fn sidecars_terminate_after_main_containers_in_reverse_order() {
     let (sim, folder) = node();
-    let web = pod("web").beside("one", "term 100ms").beside("two", "term 100ms").running("main", "term 1s");
+    let web = pod("web").sidecar("one", "term 100ms").sidecar("two", "term 100ms").running("main", "term 1s");
     let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web.clone().build()]);
     until(&sim, "main runs", |t| t.live("web", "main").is_some()).await;
     sleep(secs(5)).await;
@@ -91,7 +91,7 @@ async fn sidecars_terminate_after_main_containers_in_reverse_order() {
 async fn pod_completes_when_main_containers_exit_beside_a_sidecar() {
     for (program, phase) in [("exit 0 3s", "Succeeded"), ("exit 4 3s", "Failed")] {
         let (sim, folder) = node();
-        let job = pod("job").restarted("Never").beside("proxy", "term 50ms").running("main", program);
+        let job = pod("job").restarted("Never").sidecar("proxy", "term 50ms").running("main", program);
         let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![job.build()]);
         let begin = Instant::now();
         until(&sim, "main exited", |t| !exited(t, "job", "main").is_empty()).await;

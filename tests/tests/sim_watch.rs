@@ -1,5 +1,5 @@
-//! A watch against an API server that does everything wrong but loses no data: whatever happened, in the end the watcher
-//! knows what the server knows. Random faults on paused time; the seed is in the failure's message.
+//! A watch against an API server with all faults but data loss: in the end the watcher has the server's objects. Random
+//! faults on paused time; the seed is in the failure's message.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::collections::BTreeMap;
@@ -36,14 +36,14 @@ type Objects = BTreeMap<String, u64>;
 
 struct Server {
     random: fastrand::Rng,
-    /// One request in so many goes wrong; 0 for none.
+    /// One request in so many fails; 0 for none.
     faults: u32,
     streaming: bool,
     version: u64,
     objects: Objects,
-    /// Every change still remembered: version, kind, name.
+    /// Changes in the history: version, kind, name.
     history: Vec<(u64, &'static str, String)>,
-    /// Changes up to this version are forgotten.
+    /// Changes up to this version are compacted.
     forgotten: u64,
     watches: Vec<mpsc::UnboundedSender<Line>>,
 }
@@ -74,7 +74,7 @@ fn whole(code: u16, value: &Value) -> Response<AnswerBody> {
     Response::builder().status(code).body(body).unwrap()
 }
 
-/// What becomes of a request.
+/// Outcome of a request.
 enum Answer {
     Response(Box<Response<AnswerBody>>),
     Reset,
@@ -97,7 +97,7 @@ impl Server {
         }
     }
 
-    /// Something happens to an object, or to those who watch.
+    /// Changes an object, or breaks watches.
     fn happen(&mut self) {
         let name = format!("o{}", self.random.u32(0..5));
         self.version += 1;
@@ -110,9 +110,9 @@ impl Server {
             "DELETED" => drop(self.objects.remove(&name)),
             _ => drop(self.objects.insert(name.clone(), self.version)),
         }
-        let told = object(&name, self.version);
+        let object = object(&name, self.version);
         self.history.push((self.version, kind, name));
-        self.watches.retain(|watch| watch.send(line(kind, &told)).is_ok());
+        self.watches.retain(|watch| watch.send(line(kind, &object)).is_ok());
         if self.faults == 0 {
             return;
         }
@@ -124,7 +124,7 @@ impl Server {
                 self.watches.retain(|watch| watch.send(line("ERROR", &status(code))).is_ok());
                 self.watches.clear();
             }
-            // They stay open and are told nothing more.
+            // They stay open without further events.
             3 => self.watches.drain(..).for_each(std::mem::forget),
             4 => {
                 self.forgotten = self.version;
@@ -155,7 +155,7 @@ impl Server {
                 let mut lines: Vec<Line> =
                     self.objects.iter().map(|(name, version)| line("ADDED", &object(name, *version))).collect();
                 lines.push(mark(self.version, true));
-                // Sometimes the list breaks off.
+                // Sometimes the list is cut off.
                 let broken = self.faults > 0 && self.random.u32(0..4) == 0;
                 if broken {
                     lines.truncate(self.random.usize(0..=lines.len()));
@@ -194,9 +194,9 @@ impl Server {
 fn client(server: &Arc<Mutex<Server>>) -> kube::Client {
     let server = server.clone();
     let service = tower::service_fn(move |request: Request<Body>| {
-        let answer = server.lock().unwrap().answer(request.uri().query().unwrap_or_default());
+        let outcome = server.lock().unwrap().answer(request.uri().query().unwrap_or_default());
         async move {
-            match answer {
+            match outcome {
                 Answer::Response(response) => Ok(*response),
                 Answer::Reset => Err(std::io::Error::other("reset by peer")),
                 Answer::Never => std::future::pending().await,
@@ -206,11 +206,11 @@ fn client(server: &Arc<Mutex<Server>>) -> kube::Client {
     kube::Client::new(service, "default")
 }
 
-/// What the watcher knows: nothing before the first complete list.
+/// The watcher's objects: none before the first complete list.
 #[derive(Default)]
 struct Replica {
     list: Objects,
-    known: Option<Objects>,
+    objects: Option<Objects>,
 }
 
 impl Replica {
@@ -221,9 +221,9 @@ impl Replica {
         match event {
             Event::Init => self.list.clear(),
             Event::InitApply(object) => self.list.extend([entry(object)]),
-            Event::InitDone => self.known = Some(std::mem::take(&mut self.list)),
-            Event::Apply(object) => self.known.as_mut().unwrap().extend([entry(object)]),
-            Event::Delete(object) => drop(self.known.as_mut().unwrap().remove(&entry(object).0)),
+            Event::InitDone => self.objects = Some(std::mem::take(&mut self.list)),
+            Event::Apply(object) => self.objects.as_mut().unwrap().extend([entry(object)]),
+            Event::Delete(object) => drop(self.objects.as_mut().unwrap().remove(&entry(object).0)),
         }
     }
 }
@@ -250,14 +250,14 @@ async fn watch_converges_under_random_server_faults() {
             };
             tokio::time::sleep(pause).await;
         }
-        // The server is well again; a watch that hangs is noticed when its time is over.
+        // The server has no faults any more; a watch that hangs is noticed by its timeout.
         server.lock().unwrap().faults = 0;
         tokio::time::sleep(Duration::from_secs(900)).await;
         server.lock().unwrap().happen();
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(!watching.is_finished(), "seed {seed}: the watch has ended");
-        let known = replica.lock().unwrap().known.clone();
-        assert_eq!(known.as_ref(), Some(&server.lock().unwrap().objects), "seed {seed}");
+        let objects = replica.lock().unwrap().objects.clone();
+        assert_eq!(objects.as_ref(), Some(&server.lock().unwrap().objects), "seed {seed}");
         watching.abort();
     }
 }

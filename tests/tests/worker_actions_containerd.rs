@@ -1,5 +1,5 @@
-//! Plans carried out on a real containerd: what the pod's process sees, what a restart costs, and that nothing of the
-//! pod is left.
+//! Plans executed on a real containerd: the environment of the pod's process, the calls of a restart, and that nothing
+//! of the pod remains.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::fs;
@@ -239,13 +239,13 @@ fn container(status: cri::ContainerStatus, sandbox_id: &str) -> ContainerStatus 
     }
 }
 
-/// A pod whose process tells what it sees.
+/// A pod whose process prints its environment.
 fn pod(host_dir: &Path, script: &str) -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": "probe", "namespace": "default", "uid": UID},
         "spec": {
             "enableServiceLinks": true, "restartPolicy": "Always", "terminationGracePeriodSeconds": 2,
-            "dnsPolicy": "Default", "hostname": "told",
+            "dnsPolicy": "Default", "hostname": "from-pod",
             "volumes": [{"name": "empty", "emptyDir": {}}, {"name": "host", "hostPath": {"path": host_dir}}],
             "containers": [{
                 "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never",
@@ -294,15 +294,21 @@ async fn pod_starts_and_terminates_on_containerd() {
     fs::create_dir_all(host.join("inner")).unwrap();
     fs::write(host.join("inner/file"), "from the host\n").unwrap();
     let script = "echo $0; id -u; hostname; cat /part/file; touch /part/x || echo readonly; echo kept >/empty/data; \
-        grep managed /etc/hosts; echo last words >/dev/termination-log; cat /proc/self/cgroup; sleep 600";
+        grep managed /etc/hosts; echo final message >/dev/termination-log; cat /proc/self/cgroup; sleep 600";
     let pod = pod(&host, script);
     let outcome = execute(&node.ctx, &pod, &plan(CREATE, None), &node.snapshot().await).await;
     assert!(outcome.is_ok(), "{outcome:?}");
     let cgroup = format!("{}/kubepods/burstable/pod{UID}", node.cgroup_root);
     let log = node.log_with(0, &cgroup).await;
-    for expected in
-        ["hello probe", " F 1234\n", " F told\n", "from the host", "readonly", "Kubernetes-managed hosts file"]
-    {
+    for expected in [
+        "hello probe",
+        " F 1234\n",
+        " F from-pod
+",
+        "from the host",
+        "readonly",
+        "Kubernetes-managed hosts file",
+    ] {
         assert!(log.contains(expected), "no {expected:?} in {log}");
     }
     let memory = layout().mount_of("memory").unwrap().join(cgroup.trim_start_matches('/'));
@@ -310,7 +316,7 @@ async fn pod_starts_and_terminates_on_containerd() {
     assert_eq!(limit.trim(), (64 << 20).to_string());
     let messages = node.dir.join(format!("act/root/pods/{UID}/containers/main"));
     let message = fs::read_dir(messages).unwrap().next().unwrap().unwrap();
-    assert_eq!(fs::read_to_string(message.path()).unwrap(), "last words\n");
+    assert_eq!(fs::read_to_string(message.path()).unwrap(), "final message\n");
     assert_eq!(fs::read_dir(node.dir.join("act/links")).unwrap().count(), 1);
 
     let snapshot = node.snapshot().await;
@@ -366,7 +372,7 @@ async fn container_restart_takes_two_runtime_calls() {
     node.stop().await;
 }
 
-/// Waits until everything has exited.
+/// Waits until all containers have exited.
 async fn settled(node: &Node) -> PodSnapshot {
     let deadline = Instant::now() + TIMEOUT;
     loop {

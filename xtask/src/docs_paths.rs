@@ -1,9 +1,9 @@
 //! `cargo xtask docs-paths`: every path that the documents name exists, every `PATH::NAME` is a test, and every promise
 //! names one.
 //!
-//! Owns finding such names in Markdown. A path is a link's target, or code that starts with one of the tree's top
-//! folders or names a file of the root. Rows of a table with the column `Held by` are promises. Addresses of the web are
-//! not checked.
+//! Finds such names in Markdown. A path is a link's target, or code that starts with one of the repository's top
+//! folders or names a file of the root. Rows of a table with the column `Held by` are promises. Web addresses are not
+//! checked.
 
 use std::fs;
 use std::path::Path;
@@ -17,18 +17,21 @@ use crate::paths;
 use crate::report::Report;
 use crate::system;
 
-/// Code that begins with one of these names a path of ours.
+/// Code that begins with one of these is a path in the repository.
 const TOP: [&str; 9] = [".ci", ".cargo", "agent", "deploy", "docs", "ebpf", "proto", "tests", "xtask"];
-/// A word without a slash names a file of the root if it ends so.
+/// A word without a slash and with one of these suffixes is a file in the root.
 const ROOT_FILES: [&str; 2] = [".md", ".toml"];
 
-/// Heading of the column that names the tests of a promise, and what stands there while there is none.
+/// Heading of the column with the tests of a promise, and the text of a cell without tests.
 const HELD_BY: &str = "Held by";
 const PENDING: &str = "test pending";
-/// How the attribute of a test begins.
+/// Prefixes of a test's attribute.
 const TEST_ATTRIBUTES: [&str; 3] = ["#[test]", "#[tokio::test]", "#[tokio::test("];
 
-/// Checks all Markdown files that Git knows, and those it does not ignore.
+/// Checks all Markdown files that Git tracks or does not ignore.
+///
+/// # Errors
+/// Git cannot list the files, or a file cannot be read.
 pub fn check() -> Result<Report> {
     let root = paths::repository();
     let listed = system::output(
@@ -53,7 +56,7 @@ pub fn check() -> Result<Report> {
     Ok(report)
 }
 
-/// What a document names.
+/// A name in a document.
 #[derive(Debug, PartialEq)]
 enum Name {
     /// A link, relative to the document.
@@ -77,7 +80,7 @@ fn exists(root: &Path, document: &Path, name: &Name) -> Result<(), String> {
     if is_test(&text, last) { Ok(()) } else { Err(format!("{} has no test {last}", path.display())) }
 }
 
-/// Whether a Rust file has a function of that name with an attribute of a test.
+/// Whether a Rust file has a function with this name and a test attribute.
 fn is_test(text: &str, name: &str) -> bool {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let declares = |line: &str| {
@@ -93,7 +96,7 @@ fn is_test(text: &str, name: &str) -> bool {
     lines.iter().enumerate().any(|(index, line)| declares(line) && marked(index))
 }
 
-/// Lines of promises that name neither a test nor a file, and do not say that their test is pending.
+/// Lines of promises that name neither a test nor a file and are not marked as pending.
 fn untested_promises(text: &str) -> Vec<usize> {
     let mut promises = false;
     let mut untested = Vec::new();
@@ -115,7 +118,7 @@ fn untested_promises(text: &str) -> Vec<usize> {
     untested
 }
 
-/// All names in a document, with their lines. Fenced blocks count as code too.
+/// All names in a document, with their lines. Fenced blocks count as code.
 fn names(text: &str) -> Vec<(usize, Name)> {
     let mut names = Vec::new();
     let mut fenced = false;
@@ -144,7 +147,7 @@ fn path(word: &str) -> Option<Name> {
     let plain = path.chars().all(|character| character.is_ascii_alphanumeric() || "._-/".contains(character));
     let top = path.split('/').next().is_some_and(|first| TOP.contains(&first)) && path.contains('/');
     let root_file = !path.contains('/') && ROOT_FILES.iter().any(|end| path.ends_with(end) && path.len() > end.len());
-    // Function names begin small; `Cargo.toml::x` or a Rust path is no claim about a file.
+    // Function names begin with a lower-case letter; `Cargo.toml::x` and Rust paths are not checked.
     (plain && (top || root_file)).then(|| Name::Path(path.to_owned(), function))
 }
 

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM: noticed, so that what was started can be cleaned up, instead of ending us on the spot.
+//! Handles Ctrl-C and SIGTERM, so that started processes can be cleaned up before this process exits.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,8 +15,11 @@ use signal_hook::flag;
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Takes over SIGINT, SIGTERM and SIGHUP. By handlers, which programs that we start do not inherit; a blocked
-    /// signal would stay blocked in them.
+    /// Handles SIGINT, SIGTERM and SIGHUP. Child processes do not inherit handlers, whereas they would inherit a mask
+    /// of blocked signals.
+    ///
+    /// # Errors
+    /// A handler cannot be installed.
     pub fn install() -> Result<Self> {
         let raised = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -25,7 +28,7 @@ impl Interrupt {
         Ok(Self(raised))
     }
 
-    /// True once one of the signals came.
+    /// Whether one of the signals was received.
     pub fn raised(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }

@@ -1,7 +1,7 @@
 //! `cargo xtask licences`: every crate that may be linked has a licence and a source that `deny.toml` allows.
 //!
-//! The part of `cargo deny` that every commit needs, without the minutes that building that tool takes. Refuses to read
-//! licence texts: it trusts what a crate says of itself.
+//! The part of `cargo deny` that every commit needs, without the minutes that building that tool takes. Licence texts
+//! are not read: the licence is the `license` field of a crate's manifest.
 
 use std::fs;
 use std::process::Command;
@@ -41,20 +41,23 @@ struct Package {
     name: String,
     version: String,
     license: Option<String>,
-    /// None for crates of this repository.
+    /// `None` for crates of this repository.
     source: Option<String>,
 }
 
 /// Checks all packages of the lock file.
+///
+/// # Errors
+/// `deny.toml` or the output of `cargo metadata` cannot be read.
 pub fn check() -> Result<Report> {
     let root = paths::repository();
     let file = root.join("deny.toml");
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    let deny: Deny = toml::from_str(&text).with_context(|| format!("{} is wrong", file.display()))?;
+    let deny: Deny = toml::from_str(&text).with_context(|| format!("{} is invalid", file.display()))?;
     let metadata = system::output(
         Command::new(paths::cargo()).args(["metadata", "--format-version", "1", "--locked"]).current_dir(&root),
     )?;
-    let metadata: Metadata = serde_json::from_str(&metadata).context("cargo metadata is not understood")?;
+    let metadata: Metadata = serde_json::from_str(&metadata).context("cannot parse the output of cargo metadata")?;
     let mut report = Report::new(format!("licences: {} crates", metadata.packages.len()));
     report.problems = metadata.packages.iter().filter_map(|package| problem(package, &deny)).collect();
     Ok(report)
@@ -69,18 +72,18 @@ fn problem(package: &Package, deny: &Deny) -> Option<String> {
         }
     }
     match package.license.as_deref() {
-        None => Some(format!("{name} names no licence")),
+        None => Some(format!("{name} has no licence")),
         Some(expression) => match allowed(expression, &deny.licenses.allow) {
             Some(true) => None,
             Some(false) => Some(format!("{name} has the licence {expression}")),
-            None => Some(format!("{name} has a licence that cannot be read: {expression}")),
+            None => Some(format!("{name} has a malformed licence expression: {expression}")),
         },
     }
 }
 
-/// Whether an SPDX expression can be met with the allowed licences; None if it is malformed.
+/// Whether an SPDX expression can be satisfied by the allowed licences; `None` if it is malformed.
 fn allowed(expression: &str, allow: &[String]) -> Option<bool> {
-    // The slash is how crates wrote OR before SPDX.
+    // Older crates separate alternatives by a slash.
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
     let mut reader = Expression { words: &words, allow };
@@ -163,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_sources_and_silence_are_problems() {
+    fn other_sources_and_missing_licences_are_problems() {
         let deny: Deny =
             toml::from_str("[licenses]\nallow = [\"MIT\"]\n[sources]\nallow-registry = [\"https://index.example\"]\n")
                 .unwrap();
@@ -176,7 +179,7 @@ mod tests {
         let registry = Some("registry+https://index.example");
         assert_eq!(problem(&package(Some("MIT"), registry), &deny), None);
         assert_eq!(problem(&package(Some("MIT"), None), &deny), None);
-        assert_eq!(problem(&package(None, registry), &deny).unwrap(), "a 1.0.0 names no licence");
+        assert_eq!(problem(&package(None, registry), &deny).unwrap(), "a 1.0.0 has no licence");
         let git = Some("git+https://elsewhere.example");
         assert_eq!(
             problem(&package(Some("MIT"), git), &deny).unwrap(),

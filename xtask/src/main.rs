@@ -1,7 +1,6 @@
 //! Developer commands.
 //!
-//! Owns what a developer types: `setup`, `test`, `demo`, `cluster` and the checks of the tree. Refuses to link with the agent, so
-//! that the first command of a clean clone starts within seconds.
+//! Does not depend on the agent, so that the first command of a clean clone starts within seconds.
 
 mod bench;
 mod cluster;
@@ -37,31 +36,31 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Fetch and build what tests and demo need, into `.cache` (or KEBLET_CACHE); quick when all is there.
+    /// Fetch and build what tests and demo need, into `.cache` (or KEBLET_CACHE); quick if it is complete.
     Setup(setup::Arguments),
-    /// Show the agent at work on a private container runtime, live; ends by itself and leaves nothing behind.
+    /// Run the agent on a private container runtime and print its events; exits by itself and leaves nothing behind.
     Demo(demo::Arguments),
-    /// Run all tests that this machine can run, and say which it cannot.
+    /// Run all tests that this machine can run, and report which it cannot.
     Test(tiers::Arguments),
-    /// Build upstream's control plane, kubectl, metrics-server and kubelet from published Go modules; minutes the first
-    /// time. Peers of tests and benchmarks only.
+    /// Build upstream's control plane, kubectl, metrics-server and kubelet from published Go modules; takes minutes the
+    /// first time. Only benchmarks and cluster tests need them.
     Peers,
     /// A cluster on this machine: a real control plane, and keblet on a private containerd as its node.
     #[command(subcommand)]
     Cluster(cluster::Task),
-    /// Build the kernel side and keep the object that the agent embeds.
+    /// Build the BPF programs and write the object that the agent embeds.
     Ebpf(ebpf::Arguments),
     /// Run a benchmark of a release build, on a private containerd or in a private cluster.
     Bench(bench::Arguments),
-    /// Make a Debian package that takes kubelet's place.
+    /// Build a Debian package that replaces the kubelet.
     Deb(deb::Arguments),
-    /// Check that the agent's modules use only what `agent/layers.toml` lets them use.
+    /// Check the imports of the agent's modules against `agent/layers.toml`.
     Layers,
-    /// Check that every path and test that the documents name exists.
+    /// Check that every path and test in the documents exists.
     DocsPaths,
     /// Check licences and sources of all crates against `deny.toml`.
     Licences,
-    /// Run a private containerd: until Ctrl-C, or around a command that finds it through KEBLET_RUNTIME_ENDPOINT.
+    /// Run a private containerd: until Ctrl-C, or around a command, which finds it through KEBLET_RUNTIME_ENDPOINT.
     Containerd(run::Arguments),
 }
 
@@ -85,9 +84,9 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Ebpf(arguments) => ebpf::run(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Deb(arguments) => deb::deb(&arguments).map(|()| ExitCode::SUCCESS),
-        Task::Layers => layers::check().map(|report| report.tell()),
-        Task::DocsPaths => docs_paths::check().map(|report| report.tell()),
-        Task::Licences => licences::check().map(|report| report.tell()),
+        Task::Layers => layers::check().map(|report| report.print()),
+        Task::DocsPaths => docs_paths::check().map(|report| report.print()),
+        Task::Licences => licences::check().map(|report| report.print()),
         Task::Containerd(arguments) => run::containerd(&arguments),
     }
 }

@@ -1,4 +1,4 @@
-//! Where things lie in the repository.
+//! Paths in the repository.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// The cargo that runs us, so that a `+toolchain` holds for what we build too.
+/// The cargo that runs this program, so that child processes use the same `+toolchain`.
 pub fn cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }

@@ -1,9 +1,8 @@
-//! `cargo xtask peers`: upstream's own programs from published Go modules, as peers of benchmarks and tests.
+//! `cargo xtask peers`: upstream's programs, built from published Go modules for benchmarks and tests.
 //!
-//! Owns building `tests/upstream` and `tests/upstream137` once into the cache: one binary each, called by the name of
-//! each program. With
-//! `KEBLET_CONTROL_PLANE` set it builds nothing and takes the programs of that folder. Refuses to be needed by the build
-//! of the agent and by tests that need no cluster.
+//! Builds `tests/upstream` and `tests/upstream137` once into the cache: one binary each, called by the name of each
+//! program. With `KEBLET_CONTROL_PLANE` set nothing is built, and the programs of that folder are used. Building the
+//! agent and tests without a cluster need none of it.
 
 use std::fs;
 use std::fs::File;
@@ -28,16 +27,16 @@ const MODULE: &str = "k8s.io/kubernetes";
 const BINARY: &str = "upstream";
 const NO_GO: &str = "upstream's programs are written in Go: `go` (1.26 or newer) is not on the path, and \
                      KEBLET_CONTROL_PLANE names no folder of ready ones";
-/// Holds the digest of the source that the binary was built from.
+/// File with the digest of the sources that the binary was built from.
 const STAMP: &str = "stamp";
 
-/// A Go module of the tree that requires upstream's programs in one version.
+/// A Go module of this repository that requires upstream's programs in one version.
 struct Upstream {
     /// Its folder in the repository.
     source: &'static str,
     /// Folder of the programs, in the cache's folder for peers.
     folder: &'static str,
-    /// The names that its binary is called by.
+    /// Names of the programs in the binary.
     programs: &'static [&'static str],
 }
 
@@ -55,10 +54,13 @@ const CLUSTER: Upstream = Upstream {
         "metrics-server",
     ],
 };
-/// The kubelet whose EventedPLEG asks the generic PLEG for a relist of one pod, for comparison.
+/// The kubelet whose EventedPLEG requests a relist of one pod from the generic PLEG, for comparison.
 const KUBELET_1_37: Upstream = Upstream { source: "tests/upstream137", folder: "1.37", programs: &["kubelet"] };
 
-/// Builds the programs unless they are there, and says where they are.
+/// Builds missing programs and prints their folder.
+///
+/// # Errors
+/// The programs cannot be built, or do not run.
 pub fn build() -> Result<()> {
     let folder = CLUSTER.provide()?;
     let kubelet = KUBELET_1_37.provide()?;
@@ -72,17 +74,26 @@ pub fn build() -> Result<()> {
     Ok(())
 }
 
-/// Upstream's kubelet, built if need be.
+/// Upstream's kubelet, built if missing.
+///
+/// # Errors
+/// It cannot be built.
 pub fn kubelet() -> Result<PathBuf> {
     Ok(CLUSTER.provide()?.join("kubelet"))
 }
 
-/// Upstream's kubelet 1.37, built if need be.
+/// Upstream's kubelet 1.37, built if missing.
+///
+/// # Errors
+/// It cannot be built.
 pub fn kubelet_1_37() -> Result<PathBuf> {
     Ok(KUBELET_1_37.provide()?.join("kubelet"))
 }
 
-/// The folder of a control plane's programs, built if need be.
+/// The folder of a control plane's programs, built if missing.
+///
+/// # Errors
+/// The programs cannot be built, or one is missing in `KEBLET_CONTROL_PLANE`.
 pub fn control_plane() -> Result<PathBuf> {
     let folder = match std::env::var_os("KEBLET_CONTROL_PLANE") {
         Some(_) => keblet_peers::find_programs()?,
@@ -108,11 +119,11 @@ impl Upstream {
         Cache::locate().peers().join(self.folder)
     }
 
-    /// The folder of its programs, built if need be.
+    /// The folder of its programs, built if missing.
     fn provide(&self) -> Result<PathBuf> {
         let folder = self.cached();
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        // Two commands that build the same wait for each other.
+        // A second command that builds the same programs waits here.
         let lock = folder.join("lock");
         let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
         lock.lock().with_context(|| format!("cannot lock {}", folder.display()))?;
@@ -157,13 +168,13 @@ fn is_built(folder: &Path, digest: &str) -> bool {
 }
 
 fn go_build(source: &Path, binary: &Path, version: &str) -> Result<()> {
-    let (major, minor) = major_minor(version).with_context(|| format!("{version} is no version"))?;
-    // Unstamped, the programs take themselves for v0.0.0 and refuse what depends on their version.
+    let (major, minor) = major_minor(version).with_context(|| format!("{version} is not a version"))?;
+    // Without a version the programs report v0.0.0 and reject options that depend on the version.
     let stamp = |field: &str, value: &str| format!("-X k8s.io/component-base/version.{field}={value}");
     let flags = ["-s -w".to_owned(), stamp("gitVersion", version), stamp("gitMajor", major), stamp("gitMinor", minor)]
         .join(" ");
     system::quiet(
-        // It takes minutes, and other programs of the machine should not notice.
+        // Low priority: the build takes minutes.
         Command::new("nice")
             .args(["-n", "10", "go", "build", "-trimpath", "-ldflags", &flags, "-o"])
             .arg(binary)

@@ -1,4 +1,4 @@
-//! What a developer sees while a long step runs: its name at once, its time at the end.
+//! Prints long steps: the name at once, the duration at the end.
 
 use std::io::IsTerminal as _;
 use std::io::Write as _;
@@ -13,7 +13,10 @@ use anyhow::Result;
 
 const TICK: Duration = Duration::from_secs(1);
 
-/// Runs a step and says on standard error that it does; on a terminal with the seconds it takes.
+/// Runs a step and prints its name on standard error, on a terminal also the elapsed seconds.
+///
+/// # Errors
+/// The step failed.
 pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let (stop, stopped) = mpsc::channel::<()>();
@@ -31,7 +34,7 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let result = work();
     drop(stop);
     if let Some(ticker) = ticker {
-        // It can only have failed to print.
+        // The thread fails only if it cannot print.
         let _ = ticker.join();
         show("\r");
         show(&format!("  {name} …"));
@@ -44,6 +47,6 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 
 fn show(text: &str) {
     let mut error = std::io::stderr().lock();
-    // Without standard error there is no place to report it.
+    // Without standard error this cannot be reported.
     let _ = error.write_all(text.as_bytes()).and_then(|()| error.flush());
 }

@@ -2,23 +2,23 @@
 
 use std::process::ExitCode;
 
-/// What a check looked at and what it found.
+/// The result of a check.
 #[derive(Debug)]
 pub struct Report {
-    /// What was looked at, for people.
+    /// What was checked.
     pub what: String,
-    /// One sentence for each thing that is wrong.
+    /// One sentence per problem.
     pub problems: Vec<String>,
 }
 
 impl Report {
-    /// A report without problems yet.
+    /// A report without problems.
     pub fn new(what: String) -> Self {
         Self { what, problems: Vec::new() }
     }
 
-    /// Prints it; a failure if there is a problem.
-    pub fn tell(&self) -> ExitCode {
+    /// Prints the report; returns failure if there is a problem.
+    pub fn print(&self) -> ExitCode {
         if self.problems.is_empty() {
             println!("{}: ok", self.what);
             return ExitCode::SUCCESS;

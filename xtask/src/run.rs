@@ -1,5 +1,5 @@
-//! `cargo xtask containerd`: a private runtime around a program that needs one, or at hand for experiments; and the
-//! builds and programs that other commands share.
+//! `cargo xtask containerd`: a private runtime around a command, or for experiments; and the builds and programs that
+//! other commands share.
 
 use std::ffi::OsStr;
 use std::ffi::OsString;
@@ -23,19 +23,22 @@ use crate::system;
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// What to run beside the runtime.
+/// Options of `cargo xtask containerd`.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Folder for the runtime's files [default: a new one in the temporary folder].
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// A command to run; the runtime ends with it. It finds the socket in KEBLET_RUNTIME_ENDPOINT, the cgroup for its
-    /// pods in KEBLET_CGROUP_ROOT and a folder that is removed at the end in KEBLET_RUNTIME_DIR.
+    /// A command to run; the runtime is removed when it exits. It finds the socket in KEBLET_RUNTIME_ENDPOINT, the
+    /// cgroup for its pods in KEBLET_CGROUP_ROOT and a folder that is removed at the end in KEBLET_RUNTIME_DIR.
     #[arg(last = true)]
     command: Vec<OsString>,
 }
 
 /// Runs the command, or waits for Ctrl-C.
+///
+/// # Errors
+/// The runtime cannot be built, started or removed, or the command cannot be run.
 pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let cache = setup::prepare()?;
@@ -44,8 +47,11 @@ pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     let result = match arguments.command.split_first() {
         Some((program, rest)) => command(program, rest, &environment(&containerd), &mut containerd, &interrupt),
         None => {
-            println!("{}", serde_json::to_string_pretty(containerd.ready()).context("cannot encode what is ready")?);
-            eprintln!("Ctrl-C ends it.");
+            println!(
+                "{}",
+                serde_json::to_string_pretty(containerd.ready()).context("cannot encode the state of the runtime")?
+            );
+            eprintln!("Ctrl-C stops and removes it.");
             while !interrupt.raised() {
                 thread::sleep(POLL);
             }
@@ -56,38 +62,50 @@ pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     result
 }
 
-/// Starts a runtime with a supervisor that is built already.
+/// Starts a runtime by a supervisor that is already built.
+///
+/// # Errors
+/// The runtime does not start.
 pub fn start(cache: &Cache, dir: Option<PathBuf>) -> Result<PrivateContainerd> {
     let options = Options { dir, supervisor: Some(supervisor()), ..Options::default() };
     step("starting a private containerd", || PrivateContainerd::start(cache, &options))
 }
 
-/// The program that owns a private runtime, once it is built.
+/// Path of the runtime's supervisor.
 pub fn supervisor() -> PathBuf {
     paths::target().join("debug/private-containerd")
 }
 
-/// The program that owns a private control plane, once it is built.
+/// Path of the control plane's supervisor.
 pub fn control_plane_supervisor() -> PathBuf {
     paths::target().join("debug/private-control-plane")
 }
 
-/// The agent, once it is built.
+/// Path of the agent.
 pub fn agent() -> PathBuf {
     paths::target().join("debug/keblet")
 }
 
-/// Builds all programs of the workspace, in one go, so that demo and tests share what is built.
+/// Builds all programs of the workspace in one cargo call, so that demo and tests share the build.
+///
+/// # Errors
+/// The build fails.
 pub fn build_programs() -> Result<()> {
     build("building keblet (minutes, the first time)", &["--workspace", "--exclude", "xtask", "--bins"])
 }
 
-/// Not the whole workspace: a runtime is of use also while the agent does not compile.
+/// Builds the supervisors only, so that a runtime can be started while the agent does not compile.
+///
+/// # Errors
+/// The build fails.
 pub fn build_supervisor() -> Result<()> {
     build("building the runtime's supervisor", &["--package", "keblet-peers", "--bin", "private-containerd"])
 }
 
-/// What starts a cluster: the supervisors, and the agent if it is to be its node.
+/// Builds what starts a cluster: the supervisors, and with `agent` the agent.
+///
+/// # Errors
+/// The build fails.
 pub fn build_cluster(agent: bool) -> Result<()> {
     if agent {
         return build_programs();
@@ -95,14 +113,17 @@ pub fn build_cluster(agent: bool) -> Result<()> {
     build("building the supervisors", &["--package", "keblet-peers", "--bins"])
 }
 
-/// Builds what `selection` names, quietly.
+/// Builds the packages that `selection` names; prints cargo's output only on failure.
+///
+/// # Errors
+/// The build fails.
 pub fn build(name: &str, selection: &[&str]) -> Result<()> {
     let mut command = Command::new(paths::cargo());
     command.args(["build", "--quiet"]).args(selection).current_dir(paths::repository());
     step(name, || system::quiet(&mut command))
 }
 
-/// How a command finds the runtime.
+/// Environment variables through which a command finds the runtime.
 pub fn environment(containerd: &PrivateContainerd) -> Vec<(&'static str, OsString)> {
     vec![
         ("KEBLET_RUNTIME_ENDPOINT", containerd.endpoint().into()),
@@ -111,7 +132,10 @@ pub fn environment(containerd: &PrivateContainerd) -> Vec<(&'static str, OsStrin
     ]
 }
 
-/// Runs a command beside the runtime, which kills it should we be killed.
+/// Runs a command. The runtime's supervisor kills it if this process is killed.
+///
+/// # Errors
+/// The command cannot be started or waited for.
 pub fn command(
     program: &OsStr,
     arguments: &[OsString],
@@ -131,10 +155,11 @@ pub fn command(
             return Ok(code.map_or(ExitCode::FAILURE, ExitCode::from));
         }
         if interrupt.raised() {
-            // The terminal sent the signal to it as well; a program that stays must not keep the runtime alive.
+            // The terminal has sent the signal to the command as well; one that keeps running must not keep the runtime
+            // running.
             thread::sleep(Duration::from_secs(2));
             if child.try_wait().context("cannot wait for the command")?.is_none() {
-                child.kill().context("cannot end the command")?;
+                child.kill().context("cannot kill the command")?;
                 child.wait().context("cannot wait for the command")?;
             }
             return Ok(ExitCode::from(130));

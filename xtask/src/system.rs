@@ -1,4 +1,4 @@
-//! Running programs. Owns how a failure is reported: with the end of the program's output.
+//! Runs programs. A failure is reported with the end of the program's output.
 
 use std::process::Command;
 use std::process::Stdio;
@@ -9,12 +9,18 @@ use anyhow::bail;
 
 const TAIL: usize = 25;
 
-/// Runs a program quietly; its output is shown when it fails.
+/// Runs a program; its output is shown only if it fails.
+///
+/// # Errors
+/// The program cannot be started or fails.
 pub fn quiet(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
 
-/// Runs a program and returns what it wrote to standard output.
+/// Runs a program and returns its standard output.
+///
+/// # Errors
+/// The program cannot be started or fails; the error has the end of its output.
 pub fn output(command: &mut Command) -> Result<String> {
     let line = describe(command);
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{line}`"))?;
@@ -25,10 +31,10 @@ pub fn output(command: &mut Command) -> Result<String> {
     let written = format!("{text}{}", String::from_utf8_lossy(&output.stderr));
     let lines: Vec<&str> = written.lines().collect();
     let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n  ");
-    bail!("`{line}` ended with {}:\n  {tail}", output.status)
+    bail!("`{line}` exited with {}:\n  {tail}", output.status)
 }
 
-/// The command line, for people.
+/// The command line, for messages.
 pub fn describe(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! What a developer types, from the outside: the demo to its end, and Ctrl-C in the middle.
+//! Commands as a developer runs them: the demo until it exits, and Ctrl-C while it runs.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::fs;
@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 struct Job {
     process: Child,
     output: BufReader<ChildStdout>,
-    seen: String,
+    output_so_far: String,
 }
 
 impl Job {
@@ -31,15 +31,15 @@ impl Job {
             .spawn()
             .unwrap();
         let output = BufReader::new(process.stdout.take().unwrap());
-        Self { process, output, seen: String::new() }
+        Self { process, output, output_so_far: String::new() }
     }
 
-    /// Reads on until a line holds the text, and returns that line.
+    /// Reads until a line contains the text, and returns that line.
     fn wait_for(&mut self, text: &str) -> String {
         loop {
             let mut line = String::new();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "no {text:?} in:\n{}", self.seen);
-            self.seen.push_str(&line);
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "no {text:?} in:\n{}", self.output_so_far);
+            self.output_so_far.push_str(&line);
             if line.contains(text) {
                 return line;
             }
@@ -51,18 +51,18 @@ impl Job {
         killpg(group, Signal::SIGINT).unwrap();
     }
 
-    /// Reads to the end and returns the exit code.
+    /// Reads until the end and returns the exit code.
     fn end(mut self) -> (Option<i32>, String) {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
-            self.seen.push_str(&line);
+            self.output_so_far.push_str(&line);
             line.clear();
         }
-        (self.process.wait().unwrap().code(), self.seen)
+        (self.process.wait().unwrap().code(), self.output_so_far)
     }
 }
 
-/// The runtime's folder, from the address of its socket in a line.
+/// The runtime's folder, parsed from a line with the path of its socket.
 fn folder(line: &str) -> String {
     let start = line.find("/tmp/keblet-").unwrap_or_else(|| panic!("no folder in {line:?}"));
     let rest = &line[start..];
@@ -106,13 +106,13 @@ fn ctrl_c_ends_a_private_containerd() {
 fn the_demo_shows_what_it_promises() {
     let mut job = Job::start(&["demo"]);
     let folder = folder(&job.wait_for("keblet runs"));
-    let (code, seen) = job.end();
-    assert_eq!(code, Some(0), "{seen}");
+    let (code, output_so_far) = job.end();
+    assert_eq!(code, Some(0), "{output_so_far}");
     for step in ["web ", "crash ", "oom ", "chain ", "gone "] {
-        let summary = seen.lines().skip_while(|line| !line.starts_with("step"));
-        assert!(summary.clone().any(|line| line.starts_with(step)), "{step} is not in the summary:\n{seen}");
+        let summary = output_so_far.lines().skip_while(|line| !line.starts_with("step"));
+        assert!(summary.clone().any(|line| line.starts_with(step)), "{step} is not in the summary:\n{output_so_far}");
     }
-    assert!(!seen.contains("FAILED"), "{seen}");
+    assert!(!output_so_far.contains("FAILED"), "{output_so_far}");
     assert_nothing_left(&folder);
 }
 
@@ -123,7 +123,7 @@ fn ctrl_c_ends_the_demo() {
     let folder = folder(&job.wait_for("keblet runs"));
     job.wait_for("ContainerStarted");
     job.press_ctrl_c();
-    let (code, seen) = job.end();
-    assert_eq!(code, Some(130), "{seen}");
+    let (code, output_so_far) = job.end();
+    assert_eq!(code, Some(130), "{output_so_far}");
     assert_nothing_left(&folder);
 }

@@ -149,8 +149,8 @@ mod tests {
         };
         assert_eq!(identity(&with("0b6f2d5e-1")), None);
         for bad in ["", ".", "..", "../../etc", "a/b", "a\nb", "a\0b", &"x".repeat(300)] {
-            let told = identity(&with(bad)).expect(bad);
-            assert!(told.starts_with("metadata.uid: ") && !told.contains('\n') && told.len() < 300, "{told}");
+            let error = identity(&with(bad)).expect(bad);
+            assert!(error.starts_with("metadata.uid: ") && !error.contains('\n') && error.len() < 300, "{error}");
         }
         assert!(identity(&ObjectMeta { name: None, ..with("u") }).is_some());
     }

@@ -286,11 +286,11 @@ mod tests {
     #[tokio::test]
     async fn errors_name_the_cause() {
         let (_folder, failing) = plugin("echo 'no \x1b[31mway' >&2; exit 3");
-        let told = failing.issued().await.expect_err("a failure").to_string();
-        assert!(told.contains("exit status: 3") && told.contains("no \\u{1b}[31mway"), "{told}");
+        let error = failing.issued().await.expect_err("a failure").to_string();
+        assert!(error.contains("exit status: 3") && error.contains("no \\u{1b}[31mway"), "{error}");
         let missing = ExecConfig { command: Some("/nonexistent/x".into()), ..failing.config.clone() };
-        let told = Plugin::new(missing, failing.metrics.clone()).issued().await.expect_err("a failure").to_string();
-        assert!(told.contains("/nonexistent/x") && told.ends_with("install it"), "{told}");
+        let error = Plugin::new(missing, failing.metrics.clone()).issued().await.expect_err("a failure").to_string();
+        assert!(error.contains("/nonexistent/x") && error.ends_with("install it"), "{error}");
         let always = ExecConfig { interactive_mode: Some(ExecInteractiveMode::Always), ..failing.config.clone() };
         assert!(Plugin::new(always, failing.metrics.clone()).issued().await.is_err());
         let text = failing.metrics.render().expect("metrics");
@@ -353,12 +353,12 @@ mod tests {
     #[test]
     fn malformed_answers_are_refused() {
         let answer = |status: &str| format!("{{kind: ExecCredential, apiVersion: {VERSION}, status: {status}}}");
-        let told = |text: &str| read(text.as_bytes(), Some(VERSION)).expect_err(text);
-        assert!(told("{kind: Pod}").contains("\"Pod\""));
-        assert!(told("{kind: ExecCredential, apiVersion: v0, status: {token: x}}").contains("\"v0\""));
-        assert!(told(&answer("{}")).contains("neither token"));
-        assert!(told(&answer("{clientKeyData: x}")).contains("go together"));
-        assert!(told(&answer("{clientKeyData: x, clientCertificateData: y}")).contains("clientCertificateData"));
+        let error = |text: &str| read(text.as_bytes(), Some(VERSION)).expect_err(text);
+        assert!(error("{kind: Pod}").contains("\"Pod\""));
+        assert!(error("{kind: ExecCredential, apiVersion: v0, status: {token: x}}").contains("\"v0\""));
+        assert!(error(&answer("{}")).contains("neither token"));
+        assert!(error(&answer("{clientKeyData: x}")).contains("go together"));
+        assert!(error(&answer("{clientKeyData: x, clientCertificateData: y}")).contains("clientCertificateData"));
         assert!(read(answer("{token: x}").as_bytes(), Some(VERSION)).is_ok());
     }
 }

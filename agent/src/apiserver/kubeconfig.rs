@@ -284,15 +284,15 @@ impl Reader<'_> {
         } else {
             command.clone()
         };
-        let told = exec.provide_cluster_info.then(|| {
+        let cluster_info = exec.provide_cluster_info.then(|| {
             let authority = set(&cluster.certificate_authority).map(|file| self.folder.join(file));
             let authority = authority.map(|file| file.to_string_lossy().into_owned());
             ExecAuthCluster::try_from(&Cluster { certificate_authority: authority, ..cluster.clone() })
         });
-        let told = told
+        let cluster_info = cluster_info
             .transpose()
             .map_err(|error| self.wrong(format!("{place}.exec.provideClusterInfo"), error.to_string()))?;
-        Ok(ExecConfig { command: Some(command), cluster: told, ..exec.clone() })
+        Ok(ExecConfig { command: Some(command), cluster: cluster_info, ..exec.clone() })
     }
 
     /// Inline data takes precedence over a file.

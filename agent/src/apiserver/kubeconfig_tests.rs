@@ -94,8 +94,8 @@ fn errors_name_file_and_field() {
         ("server: a", "exec: {command: x, apiVersion: v9}", "users[u].user.exec.apiVersion: "),
     ];
     for (cluster, user, expected) in fields {
-        let told = refused(&config(cluster, user));
-        assert!(told.starts_with(&format!("{FILE}: {expected}")), "{told}");
+        let error = refused(&config(cluster, user));
+        assert!(error.starts_with(&format!("{FILE}: {expected}")), "{error}");
     }
     assert!(refused("clusters: {").starts_with("/etc/kubernetes/kubelet.conf: "));
     assert!(load(Path::new("/nonexistent/x")).unwrap_err().to_string().contains("/nonexistent/x"));

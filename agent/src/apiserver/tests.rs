@@ -90,8 +90,8 @@ async fn a_server_of_another_authority_gets_no_request() {
     let (authority, other, folder) = (Authority::new(), Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&other, |_| Reply::json(200, object("a"))).await;
     let file = server.kubeconfig(folder.path(), &authority, "token: sesame");
-    let told = objects(&connect(&file).main).get("a").await.expect_err("no trust");
-    assert!(format!("{told:?} {told}").contains("invalid peer certificate"), "{told:?}");
+    let error = objects(&connect(&file).main).get("a").await.expect_err("no trust");
+    assert!(format!("{error:?} {error}").contains("invalid peer certificate"), "{error:?}");
     assert!(server.seen().is_empty());
     let text = std::fs::read_to_string(&file).expect("a kubeconfig");
     let text = text.replace("certificate-authority: ca.crt", "insecure-skip-tls-verify: true");
@@ -195,8 +195,8 @@ async fn a_heartbeat_times_out_and_the_next_one_uses_a_new_connection() {
     .await;
     let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
     let began = std::time::Instant::now();
-    let told = objects(&api.heartbeat).get("a").await.expect_err("no answer");
-    assert!(format!("{told:?}").contains("RequestTimeout"), "{told:?}");
+    let error = objects(&api.heartbeat).get("a").await.expect_err("no answer");
+    assert!(format!("{error:?}").contains("RequestTimeout"), "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     objects(&api.heartbeat).get("a").await.expect("an answer on another connection");
 }
@@ -301,7 +301,7 @@ async fn watches_resume_when_a_request_is_authenticated() {
     let mut events = std::pin::pin!(watch::follow(objects(&api.main), Config::default(), api.recovered()));
     let early = tokio::time::timeout(Duration::from_millis(300), events.next()).await;
     assert!(early.is_err(), "it waits");
-    assert_eq!(server.seen().len(), 1, "and asks nobody");
+    assert_eq!(server.seen().len(), 1, "and sends no further request");
     known.store(true, Ordering::SeqCst);
     objects(&api.heartbeat).get("a").await.expect("known");
     let began = std::time::Instant::now();
@@ -413,7 +413,7 @@ async fn requests_go_out_anonymously_until_there_is_a_certificate() {
     let pair = std::fs::read_to_string(folder.path().join("client.pem")).expect("a pair");
     assert!(api.identify(Arc::new(tls::certified_key(&pair, &pair).expect("a pair"))));
     let woken = tokio::time::timeout(Duration::from_secs(5), recovered.wait(Duration::from_secs(60))).await;
-    woken.expect("whoever waits asks again");
+    woken.expect("waiting callers retry");
     objects(&api.main).get("a").await.expect("an answer");
     let last = server.seen().pop().expect("requests");
     assert_eq!(

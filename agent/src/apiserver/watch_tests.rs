@@ -49,7 +49,7 @@ impl Server {
 }
 
 impl Asked {
-    fn says(&self, part: &str) -> bool {
+    fn has_parameter(&self, part: &str) -> bool {
         self.query.split('&').any(|pair| pair == part)
     }
 
@@ -136,8 +136,16 @@ async fn watching() -> (Server, Client, Lines) {
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default().fields("metadata.name=a"));
     let asked = server.next().await;
-    assert!(asked.says("sendInitialEvents=true") && asked.says("resourceVersionMatch=NotOlderThan"), "{}", asked.query);
-    assert!(asked.says("allowWatchBookmarks=true") && asked.says("fieldSelector=metadata.name%3Da"), "{}", asked.query);
+    assert!(
+        asked.has_parameter("sendInitialEvents=true") && asked.has_parameter("resourceVersionMatch=NotOlderThan"),
+        "{}",
+        asked.query
+    );
+    assert!(
+        asked.has_parameter("allowWatchBookmarks=true") && asked.has_parameter("fieldSelector=metadata.name%3Da"),
+        "{}",
+        asked.query
+    );
     let lines = asked.stream();
     tell(&lines, "ADDED", object("a", "9"));
     tell(&lines, "BOOKMARK", bookmark("10", true));
@@ -174,18 +182,18 @@ async fn a_server_without_streaming_lists_gets_paginated_lists() {
     let mut client = Client::of(api, Config::default());
     server.next().await.refuse(422, "Invalid");
     let asked = server.next().await;
-    assert!(asked.says("resourceVersion=0") && !asked.query.contains("limit="), "{}", asked.query);
+    assert!(asked.has_parameter("resourceVersion=0") && !asked.query.contains("limit="), "{}", asked.query);
     let list = |items: Value, version: &str, more: &str| {
         json!({"kind": "ConfigMapList", "apiVersion": "v1", "items": items,
                "metadata": {"resourceVersion": version, "continue": more}})
     };
     asked.json(200, &list(json!([object("a", "1")]), "5", "next"));
     let asked = server.next().await;
-    assert!(asked.says("continue=next") && asked.says("limit=500"), "{}", asked.query);
+    assert!(asked.has_parameter("continue=next") && asked.has_parameter("limit=500"), "{}", asked.query);
     asked.json(200, &list(json!([object("b", "2")]), "5", ""));
     client.sees("init +a +b done").await;
     let asked = server.next().await;
-    assert!(asked.says("watch=true") && asked.says("resourceVersion=5"), "{}", asked.query);
+    assert!(asked.has_parameter("watch=true") && asked.has_parameter("resourceVersion=5"), "{}", asked.query);
     assert!(!asked.query.contains("sendInitialEvents"), "{}", asked.query);
 }
 
@@ -197,7 +205,11 @@ async fn a_watch_that_ends_in_time_is_resumed_at_once() {
     drop(lines);
     let ended = Instant::now();
     let asked = server.next().await;
-    assert!(asked.says("resourceVersion=17") && ended.elapsed() < Duration::from_millis(10), "{}", asked.query);
+    assert!(
+        asked.has_parameter("resourceVersion=17") && ended.elapsed() < Duration::from_millis(10),
+        "{}",
+        asked.query
+    );
     tell(&asked.stream(), "MODIFIED", object("a", "18"));
     client.sees("=a").await;
 }
@@ -215,7 +227,7 @@ async fn a_broken_connection_is_waited_out_and_nothing_is_listed_twice() {
     // 0.8 + 1.6 + 3.2 + 6.4 + 12.8 + 25.6 + 30 + 30 seconds, and up to as much again.
     assert!(away >= Duration::from_secs(110) && away <= Duration::from_secs(222), "{away:?}");
     let asked = server.next().await;
-    assert!(asked.says("resourceVersion=10"), "{}", asked.query);
+    assert!(asked.has_parameter("resourceVersion=10"), "{}", asked.query);
     let lines = asked.stream();
     tell(&lines, "MODIFIED", object("a", "30"));
     client.sees("=a").await;
@@ -269,7 +281,7 @@ async fn an_expired_resource_version_leads_to_a_new_list() {
             server.next().await.refuse(410, "Expired");
         }
         let asked = server.next().await;
-        assert!(asked.says("sendInitialEvents=true"), "{}", asked.query);
+        assert!(asked.has_parameter("sendInitialEvents=true"), "{}", asked.query);
         let lines = asked.stream();
         tell(&lines, "ADDED", object("b", "40"));
         tell(&lines, "BOOKMARK", bookmark("41", true));
@@ -307,7 +319,7 @@ async fn a_hanging_watch_is_given_up_when_its_end_is_overdue() {
     let (mut server, _client, lines) = watching().await;
     let began = Instant::now();
     let asked = server.next().await;
-    assert!(asked.says("resourceVersion=10"), "{}", asked.query);
+    assert!(asked.has_parameter("resourceVersion=10"), "{}", asked.query);
     assert!(began.elapsed() <= Duration::from_secs(615), "{:?}", began.elapsed());
     drop(lines);
 }
@@ -360,7 +372,7 @@ async fn failures_of_long_watches_do_not_grow_the_pause() {
         // The restarted server does not have the resource version, which is the next error.
         let asked = server.next().await;
         assert!(
-            asked.says("resourceVersion=10") && broken.elapsed() <= FIRST_PAUSE * 2,
+            asked.has_parameter("resourceVersion=10") && broken.elapsed() <= FIRST_PAUSE * 2,
             "{life}: {:?}",
             broken.elapsed()
         );

@@ -293,7 +293,11 @@ async fn an_expired_pair_counts_as_missing_until_it_is_replaced() {
     assert!(bench.used.lock().expect("a log").first().is_some_and(|good| *good));
     bench.signer.script.lock().expect("a script").push(Does::Sign { seconds: 1000 });
     bench.until(|pair| pair.is_some()).await;
-    assert_eq!(bench.used.lock().expect("a log").last(), Some(&false), "an expired certificate asks for nothing");
+    assert_eq!(
+        bench.used.lock().expect("a log").last(),
+        Some(&false),
+        "an expired certificate is not used for requests"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -230,7 +230,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = store(folder.path());
         fs::write(store.current_path(), "nonsense").expect("written");
-        let told = store.load().expect_err("no pair").to_string();
-        assert!(told.contains("kubelet-client-current.pem"), "{told}");
+        let error = store.load().expect_err("no pair").to_string();
+        assert!(error.contains("kubelet-client-current.pem"), "{error}");
     }
 }

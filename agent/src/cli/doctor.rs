@@ -176,12 +176,12 @@ fn report(findings: &[Finding], format: Format, out: &mut dyn Write) -> anyhow::
                 write!(out, "{}", lines(finding, width))?;
             }
             let lacks = findings.iter().filter(|finding| finding.cost.is_some()).count();
-            let verdict = match (fatal, lacks) {
+            let summary = match (fatal, lacks) {
                 (true, _) => "keblet cannot run here.".to_owned(),
                 (false, 0) => "keblet can run here without restrictions.".to_owned(),
                 (false, lacks) => format!("keblet can run here, with restrictions ({lacks})."),
             };
-            writeln!(out, "\n{verdict}")?;
+            writeln!(out, "\n{summary}")?;
         }
     }
     Ok(if fatal { Exit::Failure } else { Exit::Success })

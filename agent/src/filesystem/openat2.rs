@@ -1,4 +1,4 @@
-//! `openat2(2)` with the restrictions this room promises.
+//! `openat2(2)` with the restrictions of this module.
 
 use std::ffi::CStr;
 use std::io;

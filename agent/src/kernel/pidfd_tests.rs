@@ -26,7 +26,7 @@ async fn a_running_process_is_pinned_until_it_ends() {
     assert_eq!(pinned.pid(), child.id());
     assert!(!pinned.is_pid_ns_init());
     assert_eq!(pinned.exit_status(), None);
-    assert!(timeout(Duration::from_millis(20), pinned.gone()).await.is_err(), "gone while it lives");
+    assert!(timeout(Duration::from_millis(20), pinned.gone()).await.is_err(), "gone while it runs");
 
     child.kill().expect("our own child");
     timeout(DEADLINE, pinned.gone()).await.expect("it ends in time").expect("readable");

@@ -63,8 +63,8 @@ fn lines(map: Option<&BTreeMap<String, String>>) -> String {
     lines.join("\n")
 }
 
-/// A request or limit in whole multiples of the selector's divisor, rounded up. `own` is the container that asks, used if
-/// the selector names none; `allocatable` is what the node has to give, the limit of who has none.
+/// A request or limit in whole multiples of the selector's divisor, rounded up. `own` is the container whose field it is,
+/// used if the selector names none; `allocatable` of the node is the limit of containers without one.
 ///
 /// # Errors
 /// An unknown resource or container; a quantity that cannot be read.

@@ -256,13 +256,13 @@ mod tests {
         let pod = testing::pod("Never", &[], &["main"]);
         let c = testing::container("main");
         assert_eq!(should_start(&pod, &c, None, GATES), RestartDecision::Start);
-        for (state, verdict) in [
+        for (state, expected) in [
             (ContainerState::Created, RestartDecision::Start),
             (ContainerState::Unknown, RestartDecision::Start),
             (ContainerState::Running, RestartDecision::Leave),
         ] {
             let status = testing::status("main", 0, state);
-            assert_eq!(should_start(&pod, &c, Some(&status), GATES), verdict, "{state:?}");
+            assert_eq!(should_start(&pod, &c, Some(&status), GATES), expected, "{state:?}");
         }
         let mut going = pod;
         going.metadata.deletion_timestamp = Some(testing::time(Duration::ZERO));
@@ -273,7 +273,7 @@ mod tests {
     fn an_unknown_code_waits_unless_every_code_means_the_same() {
         let dead = testing::proven("main", 0, None);
         let always = testing::pod("Always", &[], &["main"]);
-        for (pod_policy, c, verdict) in [
+        for (pod_policy, c, expected) in [
             ("Always", container(None, vec![]), RestartDecision::Start),
             ("OnFailure", container(None, vec![]), RestartDecision::AwaitExitCode),
             ("Never", container(None, vec![]), RestartDecision::AwaitExitCode),
@@ -286,7 +286,7 @@ mod tests {
             ("Always", container(Some("Never"), vec![rule("Restart", "In", &[1])]), RestartDecision::AwaitExitCode),
         ] {
             let pod = testing::pod(pod_policy, &[], &["main"]);
-            assert_eq!(should_start(&pod, &c, Some(&dead), GATES), verdict, "{pod_policy} {c:?}");
+            assert_eq!(should_start(&pod, &c, Some(&dead), GATES), expected, "{pod_policy} {c:?}");
         }
         let known = testing::proven("main", 0, Some(1));
         assert_eq!(should_start(&always, &testing::container("main"), Some(&known), GATES), RestartDecision::Start);

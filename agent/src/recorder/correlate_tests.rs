@@ -32,15 +32,15 @@ fn on(pod: &str, reason: &str, message: &str, nanos: i64) -> Occurrence {
     }
 }
 
-fn created(verdict: CorrelationResult) -> Event {
-    match verdict {
+fn created(result: CorrelationResult) -> Event {
+    match result {
         CorrelationResult::Create(event) => event,
         other => panic!("not created: {other:?}"),
     }
 }
 
-fn patched(verdict: CorrelationResult) -> Event {
-    match verdict {
+fn patched(result: CorrelationResult) -> Event {
+    match result {
         CorrelationResult::Patch(event) => event,
         other => panic!("not patched: {other:?}"),
     }

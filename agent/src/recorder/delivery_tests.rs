@@ -1,4 +1,4 @@
-//! Delivery to a simulated API server that fails as told, under paused time.
+//! Delivery to a simulated API server with scripted failures, under paused time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -157,11 +157,11 @@ async fn an_unreachable_server_is_tried_twelve_times() {
     let began = Instant::now();
     test.server.will((0..12).map(|_| Err("connection refused")));
     test.record("lost");
-    test.record("told");
+    test.record("recorded");
     let (asked, losses) = test.end().await;
     assert_eq!(asked.len(), 13);
     assert_eq!(losses, [Loss::Unreachable]);
-    assert_eq!(asked[12].2["message"], "told");
+    assert_eq!(asked[12].2["message"], "recorded");
     let took = began.elapsed();
     assert!(took >= Duration::from_secs(100) && took <= Duration::from_secs(110), "{took:?}");
 }

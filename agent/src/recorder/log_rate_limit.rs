@@ -107,7 +107,7 @@ mod tests {
             logged += here.into_iter().flatten().sum::<u64>();
         }
         assert_eq!(lines, 10);
-        assert_eq!(logged + unlogged(limit.rest()).unwrap_or(0), 600, "none is forgotten");
+        assert_eq!(logged + unlogged(limit.rest()).unwrap_or(0), 600, "every event is counted");
     }
 
     #[tokio::test(start_paused = true)]

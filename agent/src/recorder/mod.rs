@@ -4,8 +4,8 @@
 //! Nothing is kept over a restart.
 //!
 //! ```text
-//!  rooms ─▶ Recorder ─▶ log line
-//!              └─▶ queue (1000; dropped when full) ─▶ delivery: correlate ─▶ create or patch, one at a time
+//!  modules ─▶ Recorder ─▶ log line
+//!                └─▶ queue (1000; dropped when full) ─▶ delivery: correlate ─▶ create or patch, one at a time
 //! ```
 //!
 //! Without an API server events are log lines and nothing else.

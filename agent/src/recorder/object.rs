@@ -69,7 +69,7 @@ pub(super) fn node(name: &str) -> ObjectReference {
 }
 
 impl Occurrence {
-    /// The event as it is first told. Events on objects of the cluster are in namespace `default`.
+    /// The event as it is first sent. Events on objects of the cluster are in namespace `default`.
     pub(super) fn event(&self, host: &str) -> Event {
         let namespace = self.object.namespace.clone().unwrap_or_else(|| "default".to_owned());
         let object = self.object.name.as_deref().unwrap_or_default();

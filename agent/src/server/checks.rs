@@ -104,7 +104,7 @@ mod tests {
         let (status, body) = overall(&checks(), &wanted(&[("exclude", "syncloop")]), &[]);
         assert_eq!((status, body.as_str()), (StatusCode::OK, "ok"));
         let query = [("verbose", ""), ("exclude", "syncloop"), ("exclude", "z"), ("exclude", "a")];
-        let (_, body) = overall(&checks(), &wanted(&query), &["told".to_owned()]);
+        let (_, body) = overall(&checks(), &wanted(&query), &["excluded".to_owned()]);
         assert_eq!(
             body,
             "[+]ping ok\n[+]syncloop excluded: ok\ntold\n\

@@ -182,7 +182,7 @@ mod tests {
         let mut slots: Vec<ConnectionSlot> = (0..MAX_UNAUTHORIZED).map(|_| accept()).collect();
         slots[0].mark_authorized("ann").expect("room");
         let one_more = accept();
-        assert!(slots.iter().all(|slot| !slot.evicted.is_cancelled()), "the authorized one made room");
+        assert!(slots.iter().all(|slot| !slot.evicted.is_cancelled()), "authorized connections do not count");
         let another = accept();
         assert!(slots[1].evicted.is_cancelled());
         assert!(!slots[0].evicted.is_cancelled() && !slots[2].evicted.is_cancelled());

@@ -1,6 +1,6 @@
 //! `/debug/flags/v` and `/debug/pprof/`.
 //!
-//! Profiles in the format of Go's runtime cannot be made of a Rust program; the endpoints say so and name `perf`.
+//! A Rust program cannot produce profiles in the format of Go's runtime; the endpoints respond so and name `perf`.
 
 use axum::body::to_bytes;
 use axum::extract::Request;

@@ -2,7 +2,7 @@
 //!
 //! Owns the paths, bodies and status codes that clients of a kubelet rely on ([`paths`]), authentication and
 //! authorization ([`secure`]), and the limits of connections ([`connections`], [`listen`]). Reads the agent through
-//! [`AgentState`] and changes nothing but the log's verbosity; routers of other modules are mounted ([`Mounted`]).
+//! [`AgentState`] and changes only the log's verbosity; routers of other modules are mounted ([`Mounted`]).
 //!
 //! ```text
 //!  10250 main       HTTPS ─▶ secure ─┐

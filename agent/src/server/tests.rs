@@ -81,7 +81,7 @@ async fn read_only_health_follows_the_sync_loop() {
     let reason = "internal server error: sync Loop took longer than expected\n";
     assert_eq!(get(served.read_only, "/healthz/syncloop").await, (500, reason.to_owned()));
     assert_eq!(get(served.read_only, "/healthz?exclude=syncloop").await.0, 200);
-    assert_eq!(get(served.health, "/healthz").await.0, 200, "the health server only says that it answers");
+    assert_eq!(get(served.health, "/healthz").await.0, 200, "the health server reports only that it responds");
 }
 
 #[tokio::test]
@@ -216,10 +216,10 @@ async fn a_read_only_port_in_use_ends_the_agent() {
     (options.healthz, options.read_only) = (Some(free_port().await), Some(address));
     let handles = handles(Vec::new(), Arc::default());
     let running = run(options, handles, Mounted::default(), CancellationToken::new());
-    let told = tokio::time::timeout(TIMEOUT, running).await.expect("at once").expect_err("taken");
+    let error = tokio::time::timeout(TIMEOUT, running).await.expect("at once").expect_err("taken");
     assert!(
-        told.to_string().starts_with(&format!("cannot bind the address {address} of the read-only server: ")),
-        "{told}"
+        error.to_string().starts_with(&format!("cannot bind the address {address} of the read-only server: ")),
+        "{error}"
     );
 }
 

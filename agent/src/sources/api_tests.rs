@@ -74,7 +74,7 @@ fn a_new_list_covers_the_changes_before_it() {
 #[test]
 fn pods_with_unsafe_names_are_left_out_and_managed_fields_dropped() {
     assert!(accept(pod("../../x", 1)).is_none());
-    let kept = accept(pod("a", 1)).expect("a harmless pod");
+    let kept = accept(pod("a", 1)).expect("a valid pod");
     assert!(kept.metadata.managed_fields.is_none());
     let mut pending = PendingChanges::default();
     let events = vec![Event::Init, Event::InitApply(pod("..", 1)), Event::InitApply(pod("a", 1)), Event::InitDone];

@@ -1,6 +1,6 @@
 //! Field errors of API objects: path and problem, worded like API validation errors.
 //!
-//! Values quoted in messages are escaped and cut, so that a hostile manifest cannot flood or forge log lines.
+//! Values quoted in messages are escaped and cut, so that a malicious manifest cannot flood or forge log lines.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! How long pods take to start, as the service level of clusters defines it.
+//! Pod start latencies, as the SLI of Kubernetes defines them.
 //!
-//! Owns the moments that count: creation, pulls, init containers, running, and seeing that come back from the API server.
-//! Refuses to look for any of them: rooms tell. Standalone nodes and static pods have no such level, and cost nothing.
+//! Collects the times of creation, pulls, init containers and the running state, and of the watch event with the
+//! running status, which other modules report. Static pods and standalone nodes have no SLI and are not measured.
 
 mod record;
 #[cfg(test)]
@@ -25,7 +25,7 @@ use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 
-/// The starts of pods. Cheap to clone; the default counts nothing.
+/// Start latencies of pods. Cheap to clone; the default measures nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Startups(Option<Arc<Inner>>);
 
@@ -38,24 +38,24 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Pods {
     records: HashMap<PodUid, Record>,
-    /// Once found unschedulable, a pod says nothing about this node.
+    /// Pods that were unschedulable at first: their start latency says nothing about this node.
     excluded: HashSet<PodUid>,
     network_seen: bool,
 }
 
 impl Startups {
-    /// Counts what it is told.
+    /// Measures into these metrics.
     pub fn counting(metrics: Arc<Metrics>) -> Self {
         Self(Some(Arc::new(Inner { metrics, pods: Mutex::default() })))
     }
 
     fn pods(&self) -> Option<(&Inner, MutexGuard<'_, Pods>)> {
         let inner = self.0.as_deref()?;
-        // Records are whole after every line: a panic elsewhere leaves them usable.
+        // Records are consistent after every statement: a panic elsewhere leaves them usable.
         Some((inner, inner.pods.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// A pod of the API server arrived as it is there now.
+    /// A pod was received from the API server in its current state.
     pub fn observed(&self, pod: &Pod, now: SystemTime) {
         let Some((inner, mut pods)) = self.pods() else { return };
         if let Some(start) = pods.observe(pod, now) {
@@ -64,7 +64,7 @@ impl Startups {
         }
     }
 
-    /// The pod is gone from the API server.
+    /// The pod's object was removed from the API server.
     pub fn gone(&self, uid: &PodUid) {
         let Some((_, mut pods)) = self.pods() else { return };
         pods.records.remove(uid);
@@ -89,7 +89,7 @@ impl Startups {
     }
 }
 
-/// One start, measured.
+/// A measured start.
 struct Start {
     total: Duration,
     /// Without pulls and init containers; `None` for pods with state.

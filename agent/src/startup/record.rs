@@ -1,4 +1,4 @@
-//! One pod's start. Pure; times are arguments.
+//! The start of one pod. Pure; times are arguments.
 
 use std::time::Duration;
 use std::time::SystemTime;
@@ -13,12 +13,12 @@ use crate::model::ContainerState;
 use crate::model::PodSnapshot;
 use crate::model::spec;
 
-/// What is known of a pod that has not been measured yet.
+/// Times of a pod that is not measured yet.
 #[derive(Debug, Default)]
 pub(super) struct Record {
-    /// By their beginning.
+    /// Ordered by their beginning.
     pulls: Vec<(SystemTime, SystemTime)>,
-    /// A status that says "running" was published; init containers took so long.
+    /// Set when a running status was published: the duration of init containers.
     running: Option<Duration>,
     measured: bool,
 }
@@ -26,12 +26,12 @@ pub(super) struct Record {
 impl Record {
     pub(super) fn pulled(&mut self, began: SystemTime, ended: SystemTime) {
         if self.running.is_none() {
-            let at = self.pulls.partition_point(|(known, _)| *known <= began);
+            let at = self.pulls.partition_point(|(earlier, _)| *earlier <= began);
             self.pulls.insert(at, (began, ended));
         }
     }
 
-    /// Returns, the first time that all containers run, how long ago the agent first saw the pod.
+    /// Returns, the first time that all containers run, the time since the agent first saw the pod.
     pub(super) fn published(&mut self, pod: &Pod, view: &PodSnapshot, now: SystemTime) -> Option<Duration> {
         if self.running.is_some() {
             return None;
@@ -64,18 +64,18 @@ pub fn first_seen(pod: &Pod) -> Option<SystemTime> {
     seen.parse::<Timestamp>().ok().map(SystemTime::from)
 }
 
-/// The API server says that nothing of the pod will start any more.
+/// Whether the phase of the pod is terminal.
 pub(super) fn is_over(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Failed" | "Succeeded"))
 }
 
-/// No node agent has begun with it.
+/// Whether no node agent has started it.
 pub(super) fn is_new(pod: &Pod) -> bool {
     pod.status.as_ref().is_none_or(|status| status.start_time.is_none())
 }
 
-/// The pod could not be placed at once.
+/// Whether the scheduler could not place the pod at once.
 pub(super) fn waits_for_scheduling(pod: &Pod) -> bool {
     let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
     conditions.into_iter().any(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
@@ -88,7 +88,7 @@ fn says_running(status: &PodStatus) -> bool {
         .all(|running| running.is_some_and(|running| running.started_at.is_some()))
 }
 
-/// Run time of init containers that have ended; sidecars do not hold anything up.
+/// Duration of completed init containers; sidecars do not delay others.
 fn init_time(pod: &Pod, view: &PodSnapshot) -> Duration {
     let ends = spec::init_containers(pod).iter().filter(|container| !spec::is_sidecar(container));
     let took = ends.filter_map(|container| view.newest(&container.name)).filter(|status| status.finished_at > 0);
@@ -96,7 +96,7 @@ fn init_time(pod: &Pod, view: &PodSnapshot) -> Duration {
     Duration::from_nanos(nanos.filter_map(|nanos| u64::try_from(nanos).ok()).sum())
 }
 
-/// Time in which at least one pull was going on; `pulls` by their beginning.
+/// Time in which at least one pull was in progress; `pulls` are ordered by their beginning.
 fn pull_time(pulls: &[(SystemTime, SystemTime)]) -> Duration {
     let mut total = Duration::ZERO;
     let mut until = SystemTime::UNIX_EPOCH;
@@ -107,7 +107,7 @@ fn pull_time(pulls: &[(SystemTime, SystemTime)]) -> Duration {
     total
 }
 
-/// Anything but what the API server or the node make up themselves takes its own time to bring.
+/// Whether the pod has volumes other than those that API server or node provide, which are not part of the SLI.
 fn has_state(pod: &Pod) -> bool {
     let volumes = pod.spec.iter().filter_map(|spec| spec.volumes.as_ref()).flatten();
     let plain = |volume: &Volume| {

@@ -1,4 +1,4 @@
-//! Starts of pods, told moment by moment.
+//! Start latencies of pods over a sequence of observations.
 
 use serde_json::Value;
 use serde_json::json;
@@ -30,7 +30,7 @@ fn running() -> Value {
     ]})
 }
 
-/// An init container that took two seconds, and whatever is said of the container.
+/// An init container that took two seconds, and the given container.
 fn view(container: Option<crate::model::ContainerStatus>) -> PodSnapshot {
     let mut init = testing::exited("i", 0, 0);
     init.finished_at = init.started_at + 2_000_000_000;
@@ -47,7 +47,7 @@ fn sum(metrics: &Metrics, family: &str) -> Option<f64> {
     (count > 0.0).then(|| value(&format!("{family}_sum"))).flatten()
 }
 
-/// Lets one pod start; returns total, level, and the gauge of the first pod with a network.
+/// Starts a pod; returns total, level, and the gauge of the first pod with a network.
 fn measured(spec: &Value, first_status: &Value) -> (Option<f64>, Option<f64>, f64) {
     let metrics = Metrics::new();
     let startups = Startups::counting(metrics.clone());
@@ -110,7 +110,7 @@ fn the_default_counts_nothing() {
 }
 
 #[test]
-fn what_is_gone_or_over_is_forgotten() {
+fn removed_and_terminated_pods_are_forgotten() {
     let metrics = Metrics::new();
     let startups = Startups::counting(metrics.clone());
     let fresh = pod(&json!({}), &json!({}));

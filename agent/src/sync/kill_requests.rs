@@ -67,24 +67,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_late_termination_is_recorded() {
-        // The pod's own period, one that is asked for, and when the event is due.
-        for (own, asked, due) in [(None, None, 10), (Some(30), None, 45), (Some(30), Some(2), 10)] {
+        // The pod's grace period, a requested one, and the time of the event in seconds.
+        for (own, requested, due) in [(None, None, 10), (Some(30), None, 45), (Some(30), Some(2), 10)] {
             let mut pod = pod("Always", &[], &["a"]);
             pod.spec.as_mut().expect("a spec").termination_grace_period_seconds = own;
-            let (recorder, mut told) = listening();
+            let (recorder, mut recorded) = listening();
             let finished = CancellationToken::new();
-            let options = KillOptions { grace: asked, finished: Some(finished.clone()), ..KillOptions::default() };
+            let options = KillOptions { grace: requested, finished: Some(finished.clone()), ..KillOptions::default() };
             bound_grace_period(&Arc::new(pod), &options, &recorder);
             tokio::time::sleep(Duration::from_secs(due - 1)).await;
-            assert_eq!(told.take(), Vec::<String>::new());
+            assert_eq!(recorded.take(), Vec::<String>::new());
             tokio::time::sleep(Duration::from_secs(2)).await;
-            assert_eq!(told.take(), [format!("pod W {}: {}", EXCEEDED.0, EXCEEDED.1)]);
+            assert_eq!(recorded.take(), [format!("pod W {}: {}", EXCEEDED.0, EXCEEDED.1)]);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_termination_in_time_is_not_recorded() {
-        let (recorder, mut told) = listening();
+        let (recorder, mut recorded) = listening();
         let finished = CancellationToken::new();
         let options = KillOptions { finished: Some(finished.clone()), ..KillOptions::default() };
         bound_grace_period(&Arc::new(pod("Always", &[], &["a"])), &options, &recorder);
@@ -92,6 +92,6 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(5)).await;
         finished.cancel();
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(told.take(), Vec::<String>::new());
+        assert_eq!(recorded.take(), Vec::<String>::new());
     }
 }

@@ -121,7 +121,7 @@ impl Joining<'_> {
         let getting = certificates::bootstrap(&client, self.node_name, &store, folder, SystemTime::now());
         match self.shutdown.run_until_cancelled(getting).await {
             Some(outcome) => outcome.context("cannot get the first client certificate")?,
-            None => anyhow::bail!("told to end before the first client certificate was signed"),
+            None => anyhow::bail!("stopped before the first client certificate was signed"),
         }
         certificates::write_kubeconfig(file, access, &store.current_path())?;
         Ok(())

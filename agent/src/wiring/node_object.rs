@@ -79,9 +79,9 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
     let config = Arc::new(NodeConfig::new(parts.settings, parts.name, KUBERNETES));
     let root_dir = parts.settings.flags.root_dir.clone();
     let host = ThisHost::new(parts.runtime, root_dir, config.addresses.clone());
-    // What the flag says holds until the machine has been looked at.
-    let told = config.addresses.node_ips.iter().filter(|ip| !ip.is_unspecified()).map(ToString::to_string);
-    let (addresses_sender, addresses) = watch::channel(NodeAddresses { ips: told.collect() });
+    // The addresses of the flag are used until the host has been inspected.
+    let configured = config.addresses.node_ips.iter().filter(|ip| !ip.is_unspecified()).map(ToString::to_string);
+    let (addresses_sender, addresses) = watch::channel(NodeAddresses { ips: configured.collect() });
     let cache = NodeCache::default();
     let node = cache.subscribe();
     let Some(api) = api else {

@@ -12,8 +12,8 @@ use crate::objects::Objects;
 use crate::objects::ObjectsConfig;
 use crate::objects::Strategy;
 
-/// The objects room, as configured; without an API server one that has nothing. `node`: the node's own object as last
-/// seen.
+/// The objects module with its configuration; without an API server it has no objects. `node` is the last received Node
+/// object.
 pub fn start(
     settings: &Settings,
     api: Option<&ApiServer>,

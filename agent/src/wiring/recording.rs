@@ -115,13 +115,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn why_the_agent_cannot_start_is_told_before_it_ends() {
-        let (telling, mut told) = tokio::sync::mpsc::unbounded_channel();
+    async fn a_failed_start_is_recorded_before_the_exit() {
+        let (sender, mut recorded) = tokio::sync::mpsc::unbounded_channel();
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-            let telling = telling.clone();
+            let sender = sender.clone();
             async move {
                 let body = request.into_body().collect().await.map_err(std::io::Error::other)?.to_bytes();
-                telling.send(String::from_utf8_lossy(&body).into_owned()).map_err(std::io::Error::other)?;
+                sender.send(String::from_utf8_lossy(&body).into_owned()).map_err(std::io::Error::other)?;
                 let answer = http::Response::builder().status(201);
                 answer.body(kube::client::Body::from(body.to_vec())).map_err(std::io::Error::other)
             }
@@ -131,7 +131,7 @@ mod tests {
         let error = anyhow::anyhow!("no such controller").context("making the cgroups of pods");
         recording.setup_failed(&error, &shutdown).await;
         assert!(shutdown.is_cancelled());
-        let event: serde_json::Value = serde_json::from_str(&told.try_recv().expect("an event")).expect("JSON");
+        let event: serde_json::Value = serde_json::from_str(&recorded.try_recv().expect("an event")).expect("JSON");
         assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"KubeletSetupFailed".into()));
         assert_eq!(event["message"], "making the cgroups of pods: no such controller");
     }

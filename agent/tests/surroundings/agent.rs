@@ -1,4 +1,4 @@
-//! An agent with folders of its own and nothing to run.
+//! An agent with folders of its own and without pods.
 
 use std::io::Read as _;
 use std::net::TcpListener;
@@ -13,8 +13,8 @@ use serde_json::Value;
 use serde_json::json;
 use tempfile::TempDir;
 
-/// For anything that has to happen.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Deadline of every wait.
+pub const DEADLINE: Duration = Duration::from_secs(60);
 /// The node's name.
 pub const NODE: &str = "alone";
 
@@ -27,7 +27,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts one with this environment and these settings on top of what it needs.
+    /// Starts an agent with this environment, and with these settings added to the required ones.
     pub fn start(environment: &[(&str, &str)], settings: &Value) -> Self {
         Self::start_with(environment, settings, &[])
     }
@@ -62,38 +62,38 @@ impl Agent {
         Self { process, port, _folder: folder }
     }
 
-    /// Asks the agent to end and waits until it has. Returns whether it ended well, and what it said.
+    /// Stops the agent with SIGTERM. Returns whether it exited successfully, and its output.
     pub fn end(mut self) -> (bool, String) {
         let pid = nix::unistd::Pid::from_raw(self.process.id().try_into().expect("a pid"));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("a signal");
         self.ended()
     }
 
-    /// Waits until it has ended by itself. Returns whether it ended well, and what it said.
+    /// Waits until it has exited by itself. Returns whether it exited successfully, and its output.
     pub fn ended(&mut self) -> (bool, String) {
-        let mut said = String::new();
+        let mut output = String::new();
         let mut stderr = self.process.stderr.take().expect("a pipe");
-        stderr.read_to_string(&mut said).expect("text");
-        (self.process.wait().expect("an end").success(), said)
+        stderr.read_to_string(&mut output).expect("text");
+        (self.process.wait().expect("an end").success(), output)
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // Fails only if it has ended already.
+        // Fails only if it has exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Waits until `condition` gives something.
+/// Waits until `condition` returns a value.
 pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + DEADLINE;
     loop {
         if let Some(found) = condition() {
             return found;
         }
-        assert!(Instant::now() < deadline, "never came: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

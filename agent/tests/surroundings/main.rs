@@ -1,5 +1,4 @@
-//! The agent as a process, as its surroundings see it: service manager and span collector. No container runtime needed;
-//! the agent waits for one.
+//! The agent as a process with a service manager and a span collector, without a container runtime.
 
 mod agent;
 mod spans;

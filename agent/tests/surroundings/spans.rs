@@ -1,4 +1,4 @@
-//! Spans, as a real collector receives them over OTLP.
+//! Spans that a real collector receives over OTLP.
 
 use std::io::Read as _;
 use std::io::Write as _;
@@ -25,7 +25,7 @@ use super::agent::Agent;
 use super::agent::NODE;
 use super::agent::until;
 
-/// A collector that keeps what it gets.
+/// A collector that stores the received requests.
 #[derive(Clone, Default)]
 struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
 
@@ -41,7 +41,7 @@ impl TraceService for Collector {
 }
 
 impl Collector {
-    /// Serves until the runtime ends; returns where.
+    /// Serves until the tokio runtime ends; returns the address.
     async fn serve(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
@@ -76,14 +76,14 @@ fn text(attributes: &[KeyValue], key: &str) -> String {
     }
 }
 
-/// Asks the agent's read-only server something as part of a trace.
-fn ask(port: u16) -> Option<()> {
+/// Sends a request to the agent's read-only server as part of a trace.
+fn send_request(port: u16) -> Option<()> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     let trace = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     write!(stream, "GET /pods HTTP/1.0\r\nHost: localhost\r\n{trace}\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    answer.starts_with("HTTP/1.0 200").then_some(())
+    let mut response = String::new();
+    stream.read_to_string(&mut response).ok()?;
+    response.starts_with("HTTP/1.0 200").then_some(())
 }
 
 fn tracing(address: &str, rate: u32) -> serde_json::Value {
@@ -101,25 +101,25 @@ async fn calls_and_requests_reach_the_collector() {
     assert_eq!(call.kind, SpanKind::Client as i32);
     assert_eq!(text(&call.attributes, "rpc.system"), "grpc");
     assert_eq!(text(&call.attributes, "rpc.method"), "Version");
-    assert_eq!(attribute(&call.attributes, "rpc.grpc.status_code"), Some(&Value::IntValue(14)), "nobody is there");
-    assert_eq!(call.status.expect("a status").code, 2, "it is an error");
+    assert_eq!(attribute(&call.attributes, "rpc.grpc.status_code"), Some(&Value::IntValue(14)), "no runtime listens");
+    assert_eq!(call.status.expect("a status").code, 2, "the span has the status error");
     let resource = collector.resource();
     assert_eq!((text(&resource, "service.name"), text(&resource, "host.name")), ("kubelet".into(), NODE.into()));
 
-    until("an answer", || ask(agent.port));
+    until("a response", || send_request(agent.port));
     let request = until("a request", || named("/pods"));
     assert_eq!(request.kind, SpanKind::Server as i32);
     assert_eq!(attribute(&request.attributes, "http.response.status_code"), Some(&Value::IntValue(200)));
-    assert!(request.parent_span_id.is_empty(), "strangers have no say in our traces");
+    assert!(request.parent_span_id.is_empty(), "traces of unauthenticated clients are only linked");
     let linked = &request.links.first().expect("a link").trace_id;
     assert_eq!(linked, &0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
-    let (well, said) = agent.end();
-    assert!(well, "{said}");
+    let (success, output) = agent.end();
+    assert!(success, "{output}");
 }
 
-/// An API server that refuses everything and keeps what carried a trace.
+/// An API server that rejects all requests and records their trace headers.
 async fn refusing(traces: Arc<Mutex<Vec<String>>>) -> std::net::SocketAddr {
-    let answer = move |request: axum::extract::Request| {
+    let reject = move |request: axum::extract::Request| {
         let trace = request.headers().get("traceparent").map(|trace| trace.to_str().expect("text").to_owned());
         traces.lock().expect("no panic").extend(trace);
         let status = json!({"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403});
@@ -127,7 +127,7 @@ async fn refusing(traces: Arc<Mutex<Vec<String>>>) -> std::net::SocketAddr {
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(answer)).await });
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(reject)).await });
     address
 }
 
@@ -146,20 +146,20 @@ async fn requests_to_the_api_server_carry_their_trace() {
     std::fs::write(&file, kubeconfig.to_string()).expect("a file");
     let flags = [format!("--kubeconfig={}", file.display())];
     let agent = Agent::start_with(&[("OTEL_BSP_SCHEDULE_DELAY", "100")], &tracing(&address, 1_000_000), &flags);
-    let asked = until("a request", || collector.spans().into_iter().find(|span| span.name == "HTTP POST"));
-    assert_eq!(asked.kind, SpanKind::Client as i32);
-    assert_eq!(text(&asked.attributes, "http.request.method"), "POST");
-    assert_eq!(text(&asked.attributes, "server.address"), "127.0.0.1");
-    assert_eq!(attribute(&asked.attributes, "server.port"), Some(&Value::IntValue(server.port().into())));
-    assert!(text(&asked.attributes, "url.full").starts_with(&format!("http://{server}/api")), "{asked:?}");
-    assert_eq!(attribute(&asked.attributes, "http.response.status_code"), Some(&Value::IntValue(403)));
-    assert_eq!(text(&asked.attributes, "error.type"), "403");
-    assert_eq!(asked.status.as_ref().expect("a status").code, 2, "to who asks, a refusal is an error");
+    let span = until("a request", || collector.spans().into_iter().find(|span| span.name == "HTTP POST"));
+    assert_eq!(span.kind, SpanKind::Client as i32);
+    assert_eq!(text(&span.attributes, "http.request.method"), "POST");
+    assert_eq!(text(&span.attributes, "server.address"), "127.0.0.1");
+    assert_eq!(attribute(&span.attributes, "server.port"), Some(&Value::IntValue(server.port().into())));
+    assert!(text(&span.attributes, "url.full").starts_with(&format!("http://{server}/api")), "{span:?}");
+    assert_eq!(attribute(&span.attributes, "http.response.status_code"), Some(&Value::IntValue(403)));
+    assert_eq!(text(&span.attributes, "error.type"), "403");
+    assert_eq!(span.status.as_ref().expect("a status").code, 2, "for the client, a rejected request is an error");
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let trace = format!("00-{}-{}-01", hex(&asked.trace_id), hex(&asked.span_id));
-    assert!(traces.lock().expect("no panic").contains(&trace), "{trace} is none of {traces:?}");
-    let (well, said) = agent.end();
-    assert!(well, "{said}");
+    let trace = format!("00-{}-{}-01", hex(&span.trace_id), hex(&span.span_id));
+    assert!(traces.lock().expect("no panic").contains(&trace), "{trace} is not one of {traces:?}");
+    let (success, output) = agent.end();
+    assert!(success, "{output}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -167,10 +167,10 @@ async fn the_last_spans_are_sent_at_the_end() {
     let collector = Collector::default();
     let address = collector.serve().await;
     let agent = Agent::start(&[("OTEL_BSP_SCHEDULE_DELAY", "600000")], &tracing(&address, 1_000_000));
-    until("an answer", || ask(agent.port));
+    until("a response", || send_request(agent.port));
     assert!(collector.spans().is_empty());
-    let (well, said) = agent.end();
-    assert!(well, "{said}");
+    let (success, output) = agent.end();
+    assert!(success, "{output}");
     assert!(collector.spans().iter().any(|span| span.name == "/pods"));
 }
 
@@ -179,16 +179,16 @@ async fn nothing_is_sampled_unless_asked_for() {
     let collector = Collector::default();
     let address = collector.serve().await;
     let agent = Agent::start(&[("OTEL_BSP_SCHEDULE_DELAY", "100")], &tracing(&address, 0));
-    until("an answer", || ask(agent.port));
-    let (well, said) = agent.end();
-    assert!(well, "{said}");
+    until("a response", || send_request(agent.port));
+    let (success, output) = agent.end();
+    assert!(success, "{output}");
     assert_eq!(collector.spans(), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_that_is_not_there_is_no_trouble() {
+async fn a_missing_collector_does_not_affect_the_agent() {
     let agent = Agent::start(&[("OTEL_BSP_SCHEDULE_DELAY", "100")], &tracing("127.0.0.1:9", 1_000_000));
-    until("an answer", || ask(agent.port));
-    let (well, said) = agent.end();
-    assert!(well && !said.contains("panicked"), "{said}");
+    until("a response", || send_request(agent.port));
+    let (success, output) = agent.end();
+    assert!(success && !output.contains("panicked"), "{output}");
 }

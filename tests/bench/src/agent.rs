@@ -23,10 +23,10 @@ use super::participant::Participant;
 use super::stamps::monotonic_now;
 use super::stamps::seconds;
 
-/// Small against the 200 ms that an agent takes to become healthy.
+/// Poll interval; short compared to the 200 ms that an agent takes to become healthy.
 const READY_POLL: Duration = Duration::from_millis(2);
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// How long an agent may take to end after SIGTERM.
+/// How long an agent may take to exit after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 /// A running agent. Dropping it kills it.
@@ -78,15 +78,15 @@ impl Agent {
     /// Waits until `/healthz` succeeds; returns the seconds since its start.
     ///
     /// # Errors
-    /// The agent ended, or is not healthy after [`READY_LIMIT`].
+    /// The agent exited, or is not healthy after [`READY_LIMIT`].
     pub(crate) async fn ready(&mut self) -> anyhow::Result<f64> {
         let deadline = Instant::now() + READY_LIMIT;
         loop {
-            let answer = self.http.get(&self.healthz).send().await;
-            if answer.is_ok_and(|answer| answer.status().is_success()) {
+            let response = self.http.get(&self.healthz).send().await;
+            if response.is_ok_and(|response| response.status().is_success()) {
                 return Ok(seconds(self.begun, monotonic_now()?));
             }
-            self.check_alive()?;
+            self.check_running()?;
             if Instant::now() > deadline {
                 bail!("not healthy after {}{}", humantime::format_duration(READY_LIMIT), self.log_tail());
             }
@@ -94,34 +94,37 @@ impl Agent {
         }
     }
 
-    /// Runs `work`, unless the agent ends before it is done.
+    /// Runs `work`, and fails if the agent exits before it is done.
     ///
     /// # Errors
-    /// Those of `work`; the agent ended.
-    pub(crate) async fn while_alive<T>(&mut self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    /// Those of `work`; the agent exited.
+    pub(crate) async fn while_running<T>(
+        &mut self,
+        work: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<T> {
         let ended = tokio::select! {
             done = work => return done,
             ended = self.child.wait() => ended,
         };
-        bail!("the agent ended: {}{}", ended.context("cannot wait for the agent")?, self.log_tail())
+        bail!("the agent exited: {}{}", ended.context("cannot wait for the agent")?, self.log_tail())
     }
 
     /// Its metrics.
     ///
     /// # Errors
-    /// `/metrics` of the read-only port does not answer.
+    /// `/metrics` of the read-only port does not respond.
     pub(crate) async fn exposition(&self) -> anyhow::Result<Exposition> {
-        let answer = self.http.get(&self.metrics).send().await.and_then(|answer| answer.error_for_status());
-        let text = answer.with_context(|| format!("cannot read {}", self.metrics))?.text().await?;
+        let response = self.http.get(&self.metrics).send().await.and_then(|response| response.error_for_status());
+        let text = response.with_context(|| format!("cannot read {}", self.metrics))?.text().await?;
         Ok(Exposition::parse(&text))
     }
 
-    /// Ends it by SIGTERM, after [`STOP_LIMIT`] by SIGKILL.
+    /// Stops it with SIGTERM, after [`STOP_LIMIT`] with SIGKILL.
     ///
     /// # Errors
     /// It cannot be signalled.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
-        let pid = i32::try_from(self.pid).context("no such process id")?;
+        let pid = i32::try_from(self.pid).context("the process id is out of range")?;
         if self.child.try_wait()?.is_none() {
             nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGTERM).context("cannot signal the agent")?;
         }
@@ -131,10 +134,10 @@ impl Agent {
         Ok(())
     }
 
-    fn check_alive(&mut self) -> anyhow::Result<()> {
+    fn check_running(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait().context("cannot wait for the agent")? {
             None => Ok(()),
-            Some(status) => bail!("the agent ended: {status}{}", self.log_tail()),
+            Some(status) => bail!("the agent exited: {status}{}", self.log_tail()),
         }
     }
 
@@ -163,12 +166,12 @@ pub(crate) fn command(
     };
     let line = placeholders.iter().fold(template, |line, (name, value)| line.replace(name, value));
     let mut command = Command::new("/bin/sh");
-    // Not a child of the shell: signals and readings of /proc are meant for the agent itself.
+    // `exec`, so that signals and readings of /proc apply to the agent and not to the shell.
     command.arg("-c").arg(format!("exec {line}"));
     command
 }
 
-/// A path as one word of a shell.
+/// A path quoted as one word of a shell.
 pub(crate) fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
@@ -191,8 +194,8 @@ pub(crate) fn write_configuration(
     Ok(path)
 }
 
-/// The same for every agent: without QoS cgroups unless a caller adds them, and without garbage collection and eviction
-/// while pods are measured.
+/// Common settings of all agents: without QoS cgroups unless a caller adds them, and without garbage collection and
+/// eviction while pods are measured.
 pub(crate) fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, pods: u32, ports: &Ports) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -225,7 +228,7 @@ pub(crate) fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, p
     })
 }
 
-/// Where an agent listens.
+/// Ports of an agent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ports {
     healthz: u16,
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_that_ends_is_reported_with_the_end_of_its_log() {
+    async fn an_agent_that_exits_is_reported_with_the_end_of_its_log() {
         let folder = tempfile::tempdir().unwrap();
         let mut agent = launch("sh -c 'echo no such thing; exit 3'", folder.path());
         let error = agent.ready().await.unwrap_err().to_string();
@@ -298,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stopped_agent_is_gone() {
+    async fn a_stopped_agent_has_exited() {
         let folder = tempfile::tempdir().unwrap();
         let agent = launch("sleep 1000", folder.path());
         let pid = agent.pid();

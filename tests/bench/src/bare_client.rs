@@ -1,4 +1,4 @@
-//! Bare CRI clients: they make the calls that a pod needs and nothing else, so that no agent can be faster.
+//! Bare CRI clients: they make the calls that a pod needs and no others, so that no agent can be faster.
 
 mod lifecycle;
 mod process_exit;
@@ -22,7 +22,7 @@ use super::workload::Behaviour;
 use super::workload::BenchContainer;
 use super::workload::BenchPod;
 
-/// How a bare client learns that a container exited.
+/// How a bare client detects the exit of a container.
 #[derive(Clone, Debug)]
 pub(crate) enum ExitDetection {
     /// From the runtime's events.
@@ -46,7 +46,7 @@ impl BareClient {
         Self { runtime, detection, settings: Arc::new(settings), permits: Arc::new(Semaphore::new(parallelism)) }
     }
 
-    /// Creates the files that the pods mount; to be called before anything is measured.
+    /// Creates the files that the pods mount; to be called before the measurement.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -54,11 +54,11 @@ impl BareClient {
         pods.iter().try_for_each(|pod| self.settings.prepare(pod))
     }
 
-    /// Starts the pods, and starts each crashed container again; returns when each crash was noticed (CLOCK_MONOTONIC
+    /// Starts the pods, and restarts each crashed container; returns when each crash was detected (CLOCK_MONOTONIC
     /// nanoseconds). Dropping the future leaves pods behind, which [`super::runtime_pods::sweep`] removes.
     ///
     /// # Errors
-    /// The runtime refuses a call.
+    /// The runtime fails a call.
     pub(crate) async fn run(&self, pods: &[BenchPod]) -> anyhow::Result<Vec<(BenchPod, u64)>> {
         let mut running = JoinSet::new();
         for pod in pods {
@@ -70,7 +70,7 @@ impl BareClient {
         }
         let mut noticed = Vec::new();
         while let Some(done) = running.join_next().await {
-            noticed.extend(done.context("the task of a pod ended early")??);
+            noticed.extend(done.context("the task of a pod was cancelled")??);
         }
         Ok(noticed)
     }

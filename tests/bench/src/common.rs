@@ -1,4 +1,4 @@
-//! Arguments that all benchmarks have, and what each checks before it begins.
+//! Arguments of all benchmarks, and checks before a benchmark.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -18,13 +18,13 @@ use super::report::Environment;
 /// Arguments of every benchmark.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CommonArgs {
-    /// Socket of the runtime [default: the first usual one that exists]
+    /// Socket of the runtime [default: the first existing one of the usual paths]
     #[arg(long, value_name = "unix:///PATH")]
     pub runtime_endpoint: Option<RuntimeEndpoint>,
-    /// Image with the test program `/probe`; must be on the node
+    /// Image with the test program `/probe`; must exist on the node
     #[arg(long, default_value = "keblet.local/probe:1")]
     pub image: String,
-    /// Only these participants
+    /// Measure only these participants
     #[arg(long = "participant", value_name = "NAME", value_delimiter = ',')]
     pub participants: Vec<String>,
     /// The keblet to measure [default: the one beside this program or on the PATH]
@@ -36,7 +36,7 @@ pub struct CommonArgs {
     /// Measure everything this many times, the participants in rotating order
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// Watch idle agents in the first of these runs only
+    /// Observe idle agents only in the first of these runs
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub idle_runs: u32,
     /// Folder for the report: JSON of each run and of all, Markdown and HTML
@@ -50,7 +50,7 @@ pub struct CommonArgs {
 /// keblet in another configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Variant {
-    /// What follows `keblet` in its name.
+    /// The suffix of its name, after `keblet`.
     pub name: String,
     /// A KebletConfiguration.
     pub file: PathBuf,
@@ -106,19 +106,19 @@ pub(crate) struct Prerequisites {
 }
 
 impl CommonArgs {
-    /// Finds the runtime and the program, and checks that the image is there.
+    /// Finds the runtime and the program, and checks that the image exists.
     ///
     /// # Errors
-    /// One of them is missing, or the runtime does not answer.
+    /// One of them is missing, or the runtime does not respond.
     pub(crate) async fn prerequisites(&self) -> anyhow::Result<Prerequisites> {
         let found = || RuntimeEndpoint::discover(Path::new("/"));
         let endpoint = self.runtime_endpoint.clone().or_else(found);
-        let endpoint = endpoint.context("no runtime socket in the usual places; name one with --runtime-endpoint")?;
+        let endpoint = endpoint.context("no runtime socket in the usual places; set one with --runtime-endpoint")?;
         let runtime = Runtime::new(&endpoint, None, RuntimeOptions::default());
         let environment = Environment::read(runtime.version().await?)?;
         let image = cri::ImageSpec { image: self.image.clone(), ..Default::default() };
         if runtime.image_status(image).await?.is_none() {
-            bail!("image {} is not on the node; import it or name another one with --image", self.image);
+            bail!("image {} is not on the node; import it or set another one with --image", self.image);
         }
         let keblet = match &self.agent {
             Some(agent) => agent.clone(),
@@ -127,7 +127,7 @@ impl CommonArgs {
         Ok(Prerequisites { endpoint, runtime, environment, keblet })
     }
 
-    /// The agent in its other configurations.
+    /// The variants of the agent.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -142,12 +142,12 @@ impl CommonArgs {
 
 /// The agent beside this program, else the first one on the PATH.
 fn find_keblet() -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot tell which program is running")?;
+    let own = std::env::current_exe().context("cannot determine the path of this program")?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let beside = own.parent().map(Path::to_path_buf);
     let mut programs = beside.into_iter().chain(std::env::split_paths(&path)).map(|folder| folder.join("keblet"));
     let found = programs.find(|program| program.is_file());
-    found.with_context(|| format!("keblet is neither beside {} nor on the PATH; name one with --agent", own.display()))
+    found.with_context(|| format!("keblet is neither beside {} nor on the PATH; set one with --agent", own.display()))
 }
 
 /// Parses a duration of at least a second.

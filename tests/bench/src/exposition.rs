@@ -1,4 +1,4 @@
-//! Reading an agent's metrics: the Prometheus text format, as far as sums and histograms need it.
+//! Parses an agent's metrics: the Prometheus text format, as far as sums and histograms need it.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ impl Exposition {
         self.samples.get(name).map(|samples| samples.iter().map(|(_, value)| value).sum())
     }
 
-    /// A histogram over all series that have all of `labels`; empty if there is none.
+    /// A histogram over all series that have all of `labels`; empty if there are none.
     pub(crate) fn histogram(&self, name: &str, labels: &[(&str, &str)]) -> Buckets {
         let mut cumulative: Vec<(f64, f64)> = Vec::new();
         let samples = self.samples.get(&format!("{name}_bucket")).map_or(&[][..], Vec::as_slice);
@@ -36,7 +36,7 @@ impl Exposition {
             samples.iter().filter(|(has, _)| labels.iter().all(|(k, v)| has.get(*k).is_some_and(|h| h == v)))
         {
             let Some(bound) = has.get("le").and_then(|le| le.parse().ok()) else { continue };
-            match cumulative.iter_mut().find(|(known, _)| *known == bound) {
+            match cumulative.iter_mut().find(|(existing, _)| *existing == bound) {
                 Some((_, count)) => *count += value,
                 None => cumulative.push((bound, *value)),
             }

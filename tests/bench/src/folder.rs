@@ -17,7 +17,7 @@ pub(crate) fn create(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes the folder after unmounting what lies below it: kubelets bind-mount their root folder to itself.
+/// Removes the folder after unmounting mount points below it: kubelets bind-mount their root folder to itself.
 pub(crate) fn remove(folder: &Path) -> anyhow::Result<()> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
     for mount in mounts_below(&mounts, folder) {
@@ -39,7 +39,7 @@ fn mounts_below(mountinfo: &str, folder: &Path) -> Vec<PathBuf> {
     below
 }
 
-/// The kernel writes white space and backslashes as three octal digits.
+/// Decodes the kernel's octal escapes of white space and backslashes.
 fn unescaped(field: &str) -> PathBuf {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     PathBuf::from(escapes.iter().fold(field.to_owned(), |text, (code, char)| text.replace(code, char)))

@@ -1,4 +1,4 @@
-//! What an agent and the runtime consume while nothing happens to their pods.
+//! CPU time, memory, calls and requests of an agent and the runtime while pods are idle.
 
 use std::time::Duration;
 
@@ -8,22 +8,22 @@ use super::results::Results;
 use super::results::Series;
 use super::usage;
 
-/// Counts CRI calls, under upstream's name.
+/// The metric that counts CRI calls, with upstream's name.
 const CRI_CALLS: &str = "kubelet_runtime_operations_total";
-/// Counts requests to the API server, under upstream's name.
+/// The metric that counts requests to the API server, with upstream's name.
 const API_REQUESTS: &str = "rest_client_requests_total";
 
-/// Counters of an agent that is idle; those it does not have are `None`.
+/// Counters of an idle agent; `None` for those it does not have.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counters {
     cri_calls: Option<f64>,
     api_requests: Option<f64>,
 }
 
-/// Watches an agent, or only the runtime where there is none, for `time`.
+/// Observes an agent, or without one only the runtime, for `time`.
 ///
 /// # Errors
-/// A process is gone.
+/// A process exited.
 pub(crate) async fn watch(
     results: &mut Results,
     participant: &str,
@@ -31,7 +31,7 @@ pub(crate) async fn watch(
     runtime_pid: Option<u32>,
     time: Duration,
 ) -> anyhow::Result<()> {
-    // Its metrics are read outside the watched time, since that costs CPU too.
+    // Metrics are read outside of the observed time, since that costs CPU time too.
     let counters_before = counters(agent).await;
     let (agent_cpu, runtime_cpu) = cpu(agent, runtime_pid)?;
     tokio::time::sleep(time).await;

@@ -1,13 +1,12 @@
 //! `keblet-bench`: measures node agents side by side on a real runtime, alone (`pleg`) or as nodes of a real cluster
 //! (`cluster`).
 //!
-//! Owns the measurement: the pods it makes, the bare CRI clients that agents are compared with, the agents it starts,
-//! and the reports. Times of processes are stamps that the processes write themselves. It touches only pods that carry
-//! its label and removes them through CRI: pods that are removed behind CRI's back look like crash loops to the next
-//! agent.
+//! Owns the pods it creates, the bare CRI clients that agents are compared with, the agents it starts, and the reports.
+//! Times of processes are stamps that the processes write themselves. It changes only pods with its label and removes
+//! them through CRI: pods that are removed without CRI look like crash loops to the next agent.
 //!
 //! ```text
-//!  args ─▶ session ─▶ each run: each participant in turn
+//!  args ─▶ session ─▶ each run: one participant after the other
 //!                        │ bare client                 ─┐
 //!                        │ agent: a child process       ├─▶ stamps, watches, /proc ─▶ results ─▶ report
 //!                        └ sweep before and after      ─┘
@@ -46,7 +45,7 @@ use anyhow::Context as _;
 use tokio::signal::unix::SignalKind;
 use tokio::signal::unix::signal;
 
-/// Does the work until it ends or SIGINT or SIGTERM arrives.
+/// Runs the work until it completes or SIGINT or SIGTERM arrives.
 async fn until_interrupted(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     tokio::select! {

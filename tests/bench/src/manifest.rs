@@ -16,7 +16,7 @@ use super::workload::BenchContainer;
 use super::workload::BenchPod;
 use super::workload::STAMPS_IN_CONTAINER;
 
-/// Marks every pod of the benchmark; agents copy a pod's labels to its sandbox.
+/// Label of every pod of the benchmark; agents copy a pod's labels to its sandbox.
 pub(crate) const LABEL: (&str, &str) = ("keblet.dev/bench", "pod");
 /// The namespace of the benchmark's pods.
 pub(crate) const NAMESPACE: &str = "default";
@@ -42,9 +42,9 @@ pub(crate) struct PodSettings {
     pub(crate) network: PodNetwork,
     /// Folder of the measurement.
     pub(crate) folder: PathBuf,
-    /// Pods mount a service account's token, as pods of a cluster do.
+    /// Pods mount a service account token, as pods of a cluster do.
     pub(crate) token: bool,
-    /// The cgroup that holds `kubepods`, where pods have cgroups of their own.
+    /// The cgroup that contains `kubepods`, if pods have cgroups of their own.
     pub(crate) cgroup_root: Option<String>,
 }
 
@@ -54,7 +54,7 @@ impl PodSettings {
         self.folder.join("stamps")
     }
 
-    /// Host folder of what a bare client mounts into a pod.
+    /// Host folder of the files that a bare client mounts into a pod.
     fn pod_folder(&self, pod: &BenchPod) -> PathBuf {
         self.folder.join("pods").join(&pod.name)
     }
@@ -78,7 +78,7 @@ impl PodSettings {
         Ok(())
     }
 
-    /// The pod's cgroup relative to the hierarchy's root; empty where pods have none.
+    /// The pod's cgroup relative to the hierarchy's root; empty if pods have none.
     fn cgroup(&self, pod: &BenchPod) -> String {
         self.cgroup_root.as_ref().map_or_else(String::new, |root| {
             format!("{}/kubepods/besteffort/pod{}", root.trim_end_matches('/'), uid(pod))
@@ -86,12 +86,12 @@ impl PodSettings {
     }
 }
 
-/// The UID that a bare client gives to a pod.
+/// The UID that a bare client assigns to a pod.
 pub(crate) fn uid(pod: &BenchPod) -> String {
     format!("bench-{}", pod.name)
 }
 
-/// A static pod. Its name alone makes its UID another one than that of every other pod of the run.
+/// A static pod. Its name is unique in the run, and so is its UID.
 pub(crate) fn static_pod(pod: &BenchPod, settings: &PodSettings) -> Value {
     let mut manifest = manifest(pod, settings);
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(1);
@@ -167,7 +167,7 @@ pub(crate) fn sandbox(pod: &BenchPod, settings: &PodSettings) -> cri::PodSandbox
     }
 }
 
-/// One of its containers, instance number `attempt`.
+/// One of its containers, with this attempt number.
 pub(crate) fn container(
     pod: &BenchPod,
     container: &BenchContainer,
@@ -201,7 +201,7 @@ pub(crate) fn container(
     }
 }
 
-/// Those of the manifest, and those that an agent adds.
+/// The mounts of the manifest, and those that an agent adds.
 fn mounts(pod: &BenchPod, settings: &PodSettings) -> Vec<cri::Mount> {
     let folder = settings.pod_folder(pod);
     let mount = |container_path: &str, host_path: PathBuf, readonly| cri::Mount {

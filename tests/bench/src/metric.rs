@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-/// What a number means. Its identifier in reports is its name in snake case.
+/// What a value measures. Its identifier in reports is its name in snake case.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Metric {
     /// Start of the agent to its node being Ready in the API server.
     AgentStartToNodeReady,
-    /// Start of the agent to its `/healthz` answering.
+    /// Start of the agent to the first successful response of its `/healthz`.
     AgentStartToHealthy,
     /// Start of the agent to the last static pod's process.
     AgentStartToAllRunning,
@@ -20,7 +20,7 @@ pub(crate) enum Metric {
     ExitToTerminated,
     /// Exit of a process to the start of the next one.
     ExitToRestarted,
-    /// Exit of a process to the moment it was known.
+    /// Exit of a process to its detection.
     ExitToNoticed,
     /// One-shot pods, each created when the one before has succeeded.
     OneShotChain,
@@ -52,7 +52,7 @@ pub(crate) enum Metric {
     IdleRss,
 }
 
-/// What a value counts.
+/// Unit of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unit {
@@ -62,7 +62,7 @@ pub(crate) enum Unit {
     Mebibytes,
 }
 
-/// How many pods each kind of workload has.
+/// Number of pods of each kind of workload.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PodCounts {
     pub(crate) pods: u32,
@@ -142,14 +142,14 @@ impl Metric {
         self.unit() != Unit::Seconds
     }
 
-    /// A value for people.
+    /// Formats a value.
     pub(crate) fn show(self, value: f64) -> String {
         self.unit().show(value)
     }
 }
 
 impl Unit {
-    /// A value for people.
+    /// Formats a value with its unit.
     pub(crate) fn show(self, value: f64) -> String {
         match self {
             Self::CpuSecondsPerMinute => format!("{value:.2} s"),

@@ -1,4 +1,4 @@
-//! Who is measured: bare clients, keblet in several configurations, other agents.
+//! Participants: bare clients, keblet in several configurations, other agents.
 
 use anyhow::bail;
 use serde_json::json;
@@ -11,9 +11,9 @@ use super::common::Peer;
 /// A row of the tables.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Participant {
-    /// A bare CRI client that learns of exits from a pidfd.
+    /// A bare CRI client that detects exits through a pidfd.
     BareClient,
-    /// A bare CRI client that learns of exits from the runtime's events.
+    /// A bare CRI client that detects exits through the runtime's events.
     EventBareClient,
     /// keblet.
     Keblet {
@@ -33,7 +33,8 @@ impl Participant {
     /// Participants of `bench pleg`, bare clients first.
     ///
     /// # Errors
-    /// Two have the same name, `--participant` names none of them, a peer's command or a variant's file is unusable.
+    /// Two have the same name, `--participant` selects none of them, or a peer's command or a variant's file is
+    /// unusable.
     pub(crate) fn of_pleg(args: &PlegArgs) -> anyhow::Result<Vec<Self>> {
         let without_sensors = json!({"sensors": {"bpf": false, "pidfd": false}});
         let polling = json!({
@@ -49,7 +50,7 @@ impl Participant {
         ];
         if let Some(peer) = args.peers.iter().find(|peer| !peer.uses("{config}") && !peer.uses("{manifests}")) {
             bail!(
-                "--peer {}: the command uses neither {{config}} nor {{manifests}}, so it cannot see the pods",
+                "--peer {}: the command uses neither {{config}} nor {{manifests}}, so it cannot receive the pods",
                 peer.name
             );
         }
@@ -79,12 +80,12 @@ impl Participant {
         }
     }
 
-    /// Is it a bare client, with no process of its own?
+    /// Whether it is a bare client, which has no process of its own.
     pub(crate) fn is_bare_client(&self) -> bool {
         matches!(self, Self::BareClient | Self::EventBareClient)
     }
 
-    /// keblet with nothing but the configuration that all agents get.
+    /// keblet with only the configuration that all agents get.
     pub(crate) fn keblet() -> Self {
         Self::Keblet { name: "keblet".to_owned(), configuration: None }
     }
@@ -96,7 +97,7 @@ impl Participant {
     }
 }
 
-/// Adds variants and peers, and keeps those that are asked for.
+/// Adds variants and peers, and keeps the selected participants.
 fn choose<const N: usize>(
     common: &CommonArgs,
     own: [Participant; N],
@@ -110,13 +111,14 @@ fn choose<const N: usize>(
     let all: Vec<_> = own.into_iter().chain(variants).chain(peers).collect();
     let names: Vec<_> = all.iter().map(Participant::name).collect();
     if let Some((_, twice)) = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
-        bail!("two participants are called {twice}");
+        bail!("two participants have the name {twice}");
     }
-    if let Some(unknown) = common.participants.iter().find(|wanted| !names.contains(&wanted.as_str())) {
-        bail!("--participant {unknown}: there is {}", names.join(", "));
+    if let Some(unknown) = common.participants.iter().find(|selected| !names.contains(&selected.as_str())) {
+        bail!("--participant {unknown}: select from {}", names.join(", "));
     }
-    let wanted = |name: &str| common.participants.is_empty() || common.participants.iter().any(|wanted| wanted == name);
-    Ok(all.iter().filter(|participant| wanted(participant.name())).cloned().collect())
+    let is_selected =
+        |name: &str| common.participants.is_empty() || common.participants.iter().any(|selected| selected == name);
+    Ok(all.iter().filter(|participant| is_selected(participant.name())).cloned().collect())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What was measured, and its summary: pure arithmetic.
+//! Measured values and their summary. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use super::metric::Metric;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Series {
-    /// Each value.
+    /// All values.
     Values(Vec<f64>),
-    /// Counts up to each bound: an agent's own histogram has no more.
+    /// Counts up to each bound, from an agent's own histogram.
     Buckets(Buckets),
 }
 
@@ -42,8 +42,8 @@ impl Series {
             (Self::Values(values), Self::Values(more)) => values.extend(more),
             (Self::Buckets(buckets), Self::Buckets(more)) => {
                 for (bound, count) in more {
-                    match buckets.iter_mut().find(|(known, _)| *known == bound) {
-                        Some((_, known)) => *known += count,
+                    match buckets.iter_mut().find(|(existing, _)| *existing == bound) {
+                        Some((_, existing)) => *existing += count,
                         None => buckets.push((bound, count)),
                     }
                 }
@@ -54,7 +54,7 @@ impl Series {
     }
 }
 
-/// In millionths and four significant digits.
+/// Values are stored in millionths with four significant digits.
 fn of_values(values: &[f64]) -> Option<Summary> {
     let mut histogram = Histogram::<u64>::new(4).ok()?;
     for value in values {
@@ -65,15 +65,15 @@ fn of_values(values: &[f64]) -> Option<Summary> {
     Some(Summary { count: histogram.len(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max })
 }
 
-/// The upper bound of the bucket that a quantile falls into, so that no quantile is understated.
+/// Takes the upper bound of the bucket of a quantile, so that no quantile is understated.
 fn of_buckets(buckets: &Buckets) -> Option<Summary> {
     let count: u64 = buckets.iter().map(|(_, count)| count).sum();
     let at = |quantile: f64| {
         let rank = ((count as f64 * quantile).ceil() as u64).max(1);
-        let mut seen = 0;
+        let mut cumulative = 0;
         buckets.iter().find_map(|(bound, count)| {
-            seen += count;
-            (seen >= rank).then_some(*bound)
+            cumulative += count;
+            (cumulative >= rank).then_some(*bound)
         })
     };
     if count == 0 {
@@ -95,7 +95,7 @@ impl Results {
     pub(crate) fn add(&mut self, metric: Metric, participant: &str, series: Series) {
         let key = (metric, participant.to_owned());
         match self.series.get_mut(&key) {
-            Some(known) => known.merge(series),
+            Some(existing) => existing.merge(series),
             None => drop(self.series.insert(key, series)),
         }
     }

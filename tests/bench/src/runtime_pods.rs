@@ -1,4 +1,4 @@
-//! The benchmark's pods in the runtime: removing them, and checking what agents made of them.
+//! The benchmark's pods in the runtime: their removal, and checks of their containers.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -21,13 +21,13 @@ use tokio::time::Instant;
 use super::manifest::LABEL;
 use super::workload::BenchPod;
 
-/// Removals at the same time; more only queue up in the runtime.
+/// Concurrent removals; more only queue in the runtime.
 const PARALLEL: usize = 8;
-/// Several times what the largest run needs.
+/// Several times the duration of the largest run's removal.
 const SWEEP_LIMIT: Duration = Duration::from_secs(300);
 const SWEEP_PAUSE: Duration = Duration::from_millis(300);
 
-/// Removes every pod of the benchmark, through CRI, until none is left.
+/// Removes every pod of the benchmark through CRI.
 ///
 /// # Errors
 /// Some cannot be removed within [`SWEEP_LIMIT`].
@@ -58,7 +58,7 @@ async fn remove(runtime: &Runtime, id: String) -> Result<(), RuntimeError> {
 /// UIDs of the benchmark's pods that have a sandbox, running or not.
 ///
 /// # Errors
-/// The runtime refuses the list.
+/// The runtime fails the list call.
 pub(crate) async fn uids(runtime: &Runtime) -> anyhow::Result<BTreeSet<String>> {
     let sandboxes = ours(runtime).await.context("cannot list the benchmark's sandboxes")?;
     Ok(sandboxes.into_iter().filter_map(|sandbox| sandbox.metadata).map(|metadata| metadata.uid).collect())
@@ -69,7 +69,7 @@ async fn ours(runtime: &Runtime) -> Result<Vec<cri::PodSandbox>, RuntimeError> {
     runtime.list_pod_sandboxes(cri::PodSandboxFilter { label_selector, ..Default::default() }).await
 }
 
-/// Names each pod that has not exactly one sandbox, with container attempts counted from 0.
+/// Returns each pod that has not exactly one sandbox with container attempts counted from 0.
 pub(crate) async fn inspect(runtime: &Runtime, pods: &[BenchPod]) -> anyhow::Result<Vec<String>> {
     let sandboxes = ours(runtime).await?;
     let containers = runtime.list_containers(Default::default()).await?;
@@ -79,7 +79,7 @@ pub(crate) async fn inspect(runtime: &Runtime, pods: &[BenchPod]) -> anyhow::Res
         .collect())
 }
 
-/// Static pods carry the node's name behind their own.
+/// Names of static pods have the node's name as suffix.
 fn check_pod(pod: &BenchPod, sandboxes: &[cri::PodSandbox], containers: &[cri::Container]) -> Option<String> {
     let is_its = |metadata: &cri::PodSandboxMetadata| {
         metadata.name.strip_prefix(&pod.name).is_some_and(|rest| rest.is_empty() || rest.starts_with("-"))
@@ -88,24 +88,24 @@ fn check_pod(pod: &BenchPod, sandboxes: &[cri::PodSandbox], containers: &[cri::C
     let [sandbox] = its.as_slice() else {
         return Some(format!("{} sandboxes instead of 1", its.len()));
     };
-    for wanted in pod.init.iter().chain([&pod.main]) {
+    for container in pod.init.iter().chain([&pod.main]) {
         let attempts: BTreeSet<u32> = containers
             .iter()
             .filter(|container| container.pod_sandbox_id == sandbox.id)
             .filter_map(|container| container.metadata.as_ref())
-            .filter(|metadata| metadata.name == wanted.name)
+            .filter(|metadata| metadata.name == container.name)
             .map(|metadata| metadata.attempt)
             .collect();
-        let starts = if wanted.name == pod.main.name { pod.behaviour.starts() } else { 1 };
-        let due: BTreeSet<u32> = (0..).take(starts).collect();
-        if attempts != due {
-            return Some(format!("container {} has instances {attempts:?} instead of {due:?}", wanted.name));
+        let starts = if container.name == pod.main.name { pod.behaviour.starts() } else { 1 };
+        let expected: BTreeSet<u32> = (0..).take(starts).collect();
+        if attempts != expected {
+            return Some(format!("container {} has instances {attempts:?} instead of {expected:?}", container.name));
         }
     }
     None
 }
 
-/// The process behind the socket, if it is visible in this PID namespace.
+/// The PID of the process that listens on the socket, if it is visible in this PID namespace.
 pub(crate) fn runtime_pid(endpoint: &RuntimeEndpoint) -> anyhow::Result<Option<u32>> {
     let socket = UnixStream::connect(endpoint.path()).with_context(|| format!("cannot connect to {endpoint}"))?;
     let peer = getsockopt(&socket, PeerCredentials)
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_one_sandbox_and_the_due_attempts() {
+    fn a_pod_has_one_sandbox_and_the_expected_attempts() {
         let pod = &batches(WorkloadKind::Crash, 1, "p", Path::new("/s"))[0][0];
         let sandboxes = [sandbox("a", "p-0-node"), sandbox("b", "p-01")];
         let good = [container("a", 0), container("a", 1), container("b", 7)];

@@ -1,4 +1,4 @@
-//! Times that the processes of the containers write themselves: at their start, and before they exit.
+//! Stamps that the processes of the containers write: at their start, and before they exit.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::WorkloadKind;
 use super::workload::BenchContainer;
 use super::workload::BenchPod;
 
-/// Delays the next step only: the times measured are those in the files.
+/// Poll interval. It only delays the next step: the measured times are those in the files.
 const POLL: Duration = Duration::from_millis(100);
 
 /// One line of a stamp file; nanoseconds of CLOCK_MONOTONIC.
@@ -33,10 +33,10 @@ pub(crate) fn monotonic_now() -> anyhow::Result<u64> {
     Ok(seconds * 1_000_000_000 + nanos)
 }
 
-/// Waits until the main container of every pod has started as often as it must.
+/// Waits until the main container of every pod has started as often as required.
 ///
 /// # Errors
-/// Some pod has not after `limit`; a stamp file cannot be read.
+/// A pod has not after `limit`, or a stamp file cannot be read.
 pub(crate) async fn wait_done(pods: &[BenchPod], limit: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + limit;
     loop {
@@ -85,19 +85,19 @@ fn read_file(path: &Path) -> anyhow::Result<Vec<Stamp>> {
     }
 }
 
-/// Complete lines only: the last one may be half written.
+/// Ignores an incomplete last line.
 fn parse(text: &str) -> anyhow::Result<Vec<Stamp>> {
     let complete = text.rfind('\n').map_or("", |end| &text[..end]);
     complete.lines().map(parse_line).collect()
 }
 
 fn parse_line(line: &str) -> anyhow::Result<Stamp> {
-    let (word, nanos) = line.split_once(' ').with_context(|| format!("line {line:?} is no stamp"))?;
-    let nanos = nanos.parse().with_context(|| format!("line {line:?} is no stamp"))?;
+    let (word, nanos) = line.split_once(' ').with_context(|| format!("line {line:?} is not a stamp"))?;
+    let nanos = nanos.parse().with_context(|| format!("line {line:?} is not a stamp"))?;
     match word {
         "start" => Ok(Stamp::Start(nanos)),
         "exit" => Ok(Stamp::Exit(nanos)),
-        _ => bail!("line {line:?} is no stamp"),
+        _ => bail!("line {line:?} is not a stamp"),
     }
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn restart(pod: &BenchPod) -> anyhow::Result<f64> {
     Ok(seconds(exit, start))
 }
 
-/// When the first process of a crashing pod exited, and when the second one began.
+/// When the first process of a crashing pod exited, and when the second one started.
 pub(crate) fn crash(pod: &BenchPod) -> anyhow::Result<(u64, u64)> {
     match read(&pod.main)?.as_slice() {
         [Stamp::Start(_), Stamp::Exit(exit), Stamp::Start(start)] => Ok((*exit, *start)),
@@ -140,7 +140,7 @@ fn first_start(container: &BenchContainer) -> anyhow::Result<u64> {
     }
 }
 
-/// Names a container that did not start as often as it must.
+/// Returns a container that did not start as often as required.
 pub(crate) fn unexpected_starts(pod: &BenchPod) -> anyhow::Result<Option<String>> {
     for container in pod.init.iter().chain([&pod.main]) {
         let starts = read(container)?.iter().filter(|stamp| matches!(stamp, Stamp::Start(_))).count();
@@ -185,7 +185,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pods = first_batch(WorkloadKind::Crash, 2, folder.path());
         write(&pods[0].main, "start 1\nexit 1000000000\nstart 1065000000\n");
-        assert!(durations(WorkloadKind::Crash, &pods, 0).is_err(), "the second pod did nothing");
+        assert!(durations(WorkloadKind::Crash, &pods, 0).is_err(), "the second pod has no stamps");
         assert!(!is_done(&pods[1]).unwrap());
 
         write(&pods[1].main, "start 1\nexit 2000000000\nstart 2100000000\n");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_ends_with_the_name_of_a_pod_that_is_not_done() {
+    async fn waiting_fails_with_the_name_of_a_pod_that_is_not_done() {
         let folder = tempfile::tempdir().unwrap();
         let pods = first_batch(WorkloadKind::Start, 2, folder.path());
         write(&pods[0].main, "start 1\n");

@@ -6,11 +6,11 @@ use anyhow::Context as _;
 use nix::unistd::SysconfVar;
 use nix::unistd::sysconf;
 
-/// Processor time a process used since it began, all threads, user and system.
+/// CPU time of a process since its start: all threads, user and system.
 pub(crate) fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
     let path = format!("/proc/{pid}/stat");
     let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let ticks = ticks(&stat).with_context(|| format!("{path} is not understood"))?;
+    let ticks = ticks(&stat).with_context(|| format!("{path} is malformed"))?;
     let per_second = sysconf(SysconfVar::CLK_TCK)?.context("the kernel's tick is unknown")?;
     Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
 }
@@ -36,7 +36,7 @@ pub(crate) struct Resident {
 /// Reads the resident memory of a process.
 ///
 /// # Errors
-/// The process is gone, or its status has no such lines.
+/// The process exited, or its status has no such lines.
 pub(crate) fn resident(pid: u32) -> anyhow::Result<Resident> {
     let path = format!("/proc/{pid}/status");
     let status = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;

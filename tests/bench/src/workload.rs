@@ -1,4 +1,4 @@
-//! The pods of each workload, and how often each of their containers must start.
+//! The pods of each workload, and the required starts of their containers.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use super::WorkloadKind;
 
-/// Where containers find the folder of stamps.
+/// Path of the stamp folder in containers.
 pub(crate) const STAMPS_IN_CONTAINER: &str = "/stamps";
 
 /// Init containers of a chain, and chains at the same time.
 const CHAIN_LENGTH: u32 = 4;
 const CHAINS: u32 = 10;
-/// Chains of one pod are quick, so one run has several.
+/// Chains of a single pod are quick, so a run has several.
 const CHAIN_REPEATS: u32 = 5;
 
-/// Time for all pods to be up before the first one exits; the slowest agent known needs 0.23 s per pod.
+/// Time until all pods run before the first one exits; the slowest known agent needs 0.23 s per pod.
 const BEFORE_FIRST_EXIT: Duration = Duration::from_secs(3);
 const BEFORE_FIRST_EXIT_PER_POD: Duration = Duration::from_millis(250);
-/// Exits are spread, so that each reaction is measured and not the queue in the runtime.
+/// Exits are spread, so that the reaction to each is measured and not the runtime's queue.
 const BETWEEN_EXITS: Duration = Duration::from_millis(150);
 
 /// A pod that any participant can run.
@@ -32,7 +32,7 @@ pub(crate) struct BenchPod {
     pub(crate) behaviour: Behaviour,
 }
 
-/// What the main container does.
+/// Behaviour of the main container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Behaviour {
     /// Runs until SIGTERM.
@@ -52,7 +52,7 @@ impl Behaviour {
         }
     }
 
-    /// How often the main container must start.
+    /// Required starts of the main container.
     pub(crate) fn starts(self) -> usize {
         match self {
             Self::CrashesOnce => 2,
@@ -81,7 +81,7 @@ pub(crate) fn batches(kind: WorkloadKind, pods: u32, prefix: &str, folder: &Path
     }
 }
 
-/// How long the slowest agent may take for this many pods, beside the time until their exits.
+/// How long the slowest agent may take for this many pods, without the time until their exits.
 pub(crate) fn time_limit(pods: u32) -> Duration {
     Duration::from_secs(60) + (Duration::from_millis(500) + BEFORE_FIRST_EXIT_PER_POD + BETWEEN_EXITS) * pods
 }
@@ -117,7 +117,7 @@ fn names(pods: u32, prefix: &str) -> impl Iterator<Item = String> {
     (0..pods).map(move |index| format!("{prefix}-{index}"))
 }
 
-/// When each of `pods` pods exits, after the start of its container.
+/// Times of the exits of `pods` pods after the start of their containers.
 fn exit_times(pods: u32) -> impl Iterator<Item = Duration> {
     let first = BEFORE_FIRST_EXIT + BEFORE_FIRST_EXIT_PER_POD * pods;
     (0..pods).map(move |index| first + BETWEEN_EXITS * index)

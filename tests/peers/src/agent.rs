@@ -1,5 +1,5 @@
-//! A node agent on a private runtime: its folders, its configuration, its process. Owns how one is started and ended;
-//! refuses to judge what it does. Works for any agent that reads a KubeletConfiguration.
+//! A node agent on a private runtime: its folders, its configuration, its process. Works for any agent that reads a
+//! KubeletConfiguration.
 
 use std::ffi::OsStr;
 use std::ffi::OsString;
@@ -35,10 +35,10 @@ use crate::PrivateContainerd;
 use crate::Ready;
 
 const POLL: Duration = Duration::from_millis(10);
-/// Each node has an address of its own, so that all can have the port that everybody expects.
+/// Each node has an address of its own, so that all can use the default port.
 const KUBELET_PORT: u16 = 10250;
 
-/// The folders, ports and configuration file of a node, all inside the runtime's folder and removed with it.
+/// The folders, ports and configuration file of a node, all in the runtime's folder and removed with it.
 #[derive(Clone, Debug)]
 pub struct Node {
     /// The agent's `--root-dir`.
@@ -49,16 +49,19 @@ pub struct Node {
     pub pod_logs: PathBuf,
     /// The KubeletConfiguration.
     pub config: PathBuf,
-    /// What the agent prints.
+    /// The agent's output.
     pub log: PathBuf,
-    /// Where `/healthz` answers.
+    /// Address of `/healthz`.
     pub healthz_port: u16,
-    /// Where `/pods` and `/metrics` answer.
+    /// Address of `/pods` and `/metrics`.
     pub read_only_port: u16,
 }
 
 impl Node {
-    /// Makes the folders, finds free ports and writes the configuration. `changes` replaces single fields of it.
+    /// Creates the folders, finds free ports and writes the configuration. `changes` replaces fields of it.
+    ///
+    /// # Errors
+    /// A folder or the configuration cannot be written, or no port is free.
     pub fn create(ready: &Ready, changes: &Value) -> Result<Self> {
         let path = |name: &str| ready.dir.join(name);
         let node = Self {
@@ -82,7 +85,11 @@ impl Node {
         Ok(node)
     }
 
-    /// The same for a node of a cluster: HTTPS on the node's address, open to whom the API server vouches for.
+    /// The same for a node of a cluster: HTTPS on the node's address, with authentication and authorization by the API
+    /// server.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
     pub fn create_in_cluster(ready: &Ready, access: &NodeAccess, changes: &Value) -> Result<Self> {
         let mut config = json!({
             "address": access.address,
@@ -96,7 +103,7 @@ impl Node {
                 "x509": { "clientCAFile": access.client_ca },
             },
             "authorization": { "mode": "Webhook" },
-            // Nobody answers there; pods that need names use none but their own.
+            // No DNS server is there; pods resolve only their own names.
             "clusterDNS": ["10.43.0.10"],
             "clusterDomain": "cluster.local",
         });
@@ -106,7 +113,7 @@ impl Node {
         Self::create(ready, &config)
     }
 
-    /// The flags with which an agent joins the cluster as this node; any kubelet understands them.
+    /// The flags with which any kubelet joins the cluster as this node.
     pub fn cluster_arguments(&self, access: &NodeAccess) -> Vec<OsString> {
         let flag = |name: &str, value: &dyn AsRef<OsStr>| {
             let mut flag = OsString::from(format!("--{name}="));
@@ -122,7 +129,10 @@ impl Node {
         ]
     }
 
-    /// Writes a static pod as the agent has to see it: all of it or nothing.
+    /// Writes the manifest of a static pod atomically.
+    ///
+    /// # Errors
+    /// The file cannot be written or renamed.
     pub fn write_manifest(&self, name: &str, pod: &Value) -> Result<()> {
         let path = self.manifest(name);
         let partial = self.manifests.join(format!(".{name}.partial"));
@@ -132,7 +142,10 @@ impl Node {
             .with_context(|| format!("cannot rename {} to {}", partial.display(), path.display()))
     }
 
-    /// Takes a static pod away.
+    /// Removes the manifest of a static pod.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
     pub fn remove_manifest(&self, name: &str) -> Result<()> {
         let path = self.manifest(name);
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
@@ -153,7 +166,7 @@ impl Node {
             "cgroupDriver": "cgroupfs",
             "failCgroupV1": false,
             "enforceNodeAllocatable": [],
-            // A test machine's full disk or swap is no business of the test.
+            // Memory swap and full disks of the test machine must not affect tests.
             "evictionHard": {},
             "failSwapOn": false,
             "address": "127.0.0.1",
@@ -168,7 +181,7 @@ impl Node {
     }
 }
 
-/// A running agent. Killed when dropped; [`Agent::end`] is the gentle way.
+/// A running agent. Killed when dropped; [`Agent::end`] stops it gracefully.
 #[derive(Debug)]
 pub struct Agent {
     process: Child,
@@ -177,16 +190,20 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent and gives it to the runtime's care, so that it dies before the clean-up if we are killed.
+    /// Starts an agent and registers it with the runtime's supervisor, which kills it before the clean-up if this
+    /// process is killed.
+    ///
+    /// # Errors
+    /// The program or the thread that reads its output cannot be started.
     pub fn start(command: &mut Command, node: &Node, containerd: &mut PrivateContainerd) -> Result<Self> {
-        let (output, input) = std::io::pipe().context("cannot make a pipe")?;
+        let (output, input) = std::io::pipe().context("cannot create a pipe")?;
         let program = command.get_program().to_string_lossy().into_owned();
         let log = File::options()
             .append(true)
             .create(true)
             .open(&node.log)
             .with_context(|| format!("cannot open {}", node.log.display()))?;
-        // Its own process group: a Ctrl-C in the terminal is for us, who end it and then clean up.
+        // In a process group of its own: after a Ctrl-C in the terminal this process stops it and then cleans up.
         let process = command
             .stdin(Stdio::null())
             .stdout(input.try_clone().context("cannot share a pipe")?)
@@ -194,7 +211,7 @@ impl Agent {
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {program}"))?;
-        // The command keeps the writing ends, and with them open the output would never end.
+        // The command holds the write ends; they must be closed for the output to end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let (sender, lines) = mpsc::channel();
         let reader = thread::Builder::new()
@@ -206,7 +223,7 @@ impl Agent {
         Ok(agent)
     }
 
-    /// The agent's process id.
+    /// The agent's PID.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
@@ -216,19 +233,28 @@ impl Agent {
         self.lines.try_iter()
     }
 
-    /// Its exit status, if it has ended by itself.
+    /// Its exit status, if it has exited by itself.
+    ///
+    /// # Errors
+    /// The process cannot be waited for.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.process.try_wait().context("cannot wait for the agent")
     }
 
     /// Kills it with SIGKILL.
+    ///
+    /// # Errors
+    /// The process cannot be killed or waited for.
     pub fn kill(mut self) -> Result<()> {
         self.process.kill().context("cannot kill the agent")?;
         self.process.wait().context("cannot wait for the agent")?;
         Ok(())
     }
 
-    /// Asks it to end with SIGTERM and waits; an agent that does not is killed, and that is an error.
+    /// Stops it with SIGTERM and waits; kills it after the timeout.
+    ///
+    /// # Errors
+    /// It did not exit in time.
     pub fn end(mut self, timeout: Duration) -> Result<ExitStatus> {
         terminate(self.process.id())?;
         let deadline = Instant::now() + timeout;
@@ -237,7 +263,7 @@ impl Agent {
                 return Ok(status);
             }
             if Instant::now() > deadline {
-                bail!("the agent did not end within {} s of SIGTERM", timeout.as_secs());
+                bail!("the agent did not exit within {} s of SIGTERM", timeout.as_secs());
             }
             thread::sleep(POLL);
         }
@@ -246,7 +272,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both fail only if it has exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
         if let Some(reader) = self.reader.take() {
@@ -255,7 +281,7 @@ impl Drop for Agent {
     }
 }
 
-/// The last lines of what an agent printed, for people.
+/// The last lines of an agent's output, for messages.
 pub fn log_tail(log: &Path, lines: usize) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -265,15 +291,15 @@ pub fn log_tail(log: &Path, lines: usize) -> String {
 
 fn copy(output: PipeReader, mut log: File, lines: &mpsc::Sender<String>) {
     for line in BufReader::new(output).lines().map_while(Result::ok) {
-        // The folder may be full or gone; the lines still reach who listens.
+        // The folder may be full or removed; the reader still receives the lines.
         let _ = writeln!(log, "{line}");
-        // When nobody listens any more, reading on still keeps the agent from blocking on a full pipe.
+        // Without a reader, the output is still consumed, so that the agent does not block on a full pipe.
         let _ = lines.send(line);
     }
 }
 
 fn terminate(pid: u32) -> Result<()> {
-    let pid = i32::try_from(pid).context("a strange process id")?;
+    let pid = i32::try_from(pid).context("the process id is out of range")?;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM)
         .context("cannot signal the agent")
 }

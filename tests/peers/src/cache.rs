@@ -1,4 +1,4 @@
-//! Where `cargo xtask setup` puts things. Owns the names; refuses to fetch or build.
+//! Paths in the cache that `cargo xtask setup` fills.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -6,30 +6,30 @@ use std::path::PathBuf;
 use anyhow::Result;
 use anyhow::bail;
 
-/// The sandbox image of every private runtime.
+/// The sandbox image of all private runtimes.
 pub const PAUSE_IMAGE: &str = "keblet.local/pause:1";
 /// The image of the test program: `/probe`, see its `--help`.
 pub const PROBE_IMAGE: &str = "keblet.local/probe:1";
-/// A static busybox with its shell and applets in `/bin`.
+/// A static busybox: shell and applets are in `/bin`.
 pub const BUSYBOX_IMAGE: &str = "keblet.local/busybox:1";
 
-/// Names the containerd of private runtimes: `1.7` (the default) or `2`.
+/// Selects the containerd of private runtimes: `1.7` (the default) or `2`.
 pub const CONTAINERD_VARIABLE: &str = "KEBLET_CONTAINERD";
 
-/// The folder of things fetched and built for tests: `KEBLET_CACHE`, or `.cache` at the root of the repository.
+/// The folder with everything fetched and built for tests: `KEBLET_CACHE`, or `.cache` in the root of the repository.
 #[derive(Clone, Debug)]
 pub struct Cache {
     root: PathBuf,
 }
 
 impl Cache {
-    /// The cache of this checkout, whether it is filled or not.
+    /// The cache of this checkout, filled or not.
     pub fn locate() -> Self {
         let root = match std::env::var_os("KEBLET_CACHE") {
             Some(root) => PathBuf::from(root),
             None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache"),
         };
-        // Containers and runtimes are given these paths, so they must hold from any working directory.
+        // Containers and runtimes receive these paths, so they must be absolute.
         let root = std::path::absolute(&root).unwrap_or(root);
         Self { root: root.components().collect() }.without_parents()
     }
@@ -44,7 +44,7 @@ impl Cache {
         &self.root
     }
 
-    /// Packages unpacked for this machine, laid out like a file system root.
+    /// Packages unpacked for this machine, with the layout of a root file system.
     pub fn packages(&self) -> PathBuf {
         self.root.join("packages")
     }
@@ -54,13 +54,13 @@ impl Cache {
         self.packages().join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH))
     }
 
-    /// containerd, its shim and its command line tool, of the series that `KEBLET_CONTAINERD` names.
+    /// containerd, its shim and ctr, of the series that `KEBLET_CONTAINERD` selects.
     pub fn containerd_bin(&self) -> PathBuf {
         let second = std::env::var(CONTAINERD_VARIABLE).is_ok_and(|series| series == "2");
         if second { self.containerd_2().join("usr/bin") } else { self.packages().join("usr/bin") }
     }
 
-    /// The package of containerd 2, unpacked.
+    /// The unpacked package of containerd 2.
     pub fn containerd_2(&self) -> PathBuf {
         self.root.join("containerd-2")
     }
@@ -80,17 +80,20 @@ impl Cache {
         self.packages().join("bin/busybox")
     }
 
-    /// All test images in one archive that `ctr images import` takes.
+    /// All test images in one archive for `ctr images import`.
     pub fn images(&self) -> PathBuf {
         self.root.join("images/images.tar")
     }
 
-    /// Upstream's own programs, as `cargo xtask peers` builds them.
+    /// Upstream's programs, built by `cargo xtask peers`.
     pub fn peers(&self) -> PathBuf {
         self.root.join("peers")
     }
 
-    /// Says what is missing for a private runtime.
+    /// Checks that everything a private runtime needs exists.
+    ///
+    /// # Errors
+    /// A file is missing; the error names it.
     pub fn check(&self) -> Result<()> {
         let needed = [
             self.containerd_bin().join("containerd"),
@@ -107,7 +110,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Resolves `..` by name, as the folder may not be there yet.
+    /// Resolves `..` lexically, as the folder may not exist yet.
     fn without_parents(self) -> Self {
         let mut root = PathBuf::new();
         for component in self.root.components() {

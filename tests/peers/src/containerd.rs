@@ -1,5 +1,4 @@
-//! The handle of a private container runtime. Owns the talk with `private-containerd`; refuses to clean up by itself,
-//! which that process does better, also when this one is killed.
+//! The handle of a private container runtime, which the process `private-containerd` runs and cleans up.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -17,18 +16,18 @@ use crate::supervisor::Supervisor;
 
 const PROGRAM: &str = "private-containerd";
 
-/// What a private runtime is started with.
+/// Options of a private runtime.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Where its files go; a new folder below the temporary folder if not given. Removed at the end.
+    /// Folder of its files [default: a new one in the temporary folder]. Removed at the end.
     pub dir: Option<PathBuf>,
-    /// The supervisor, if it does not lie beside the running program.
+    /// The supervisor's program [default: beside the running program].
     pub supervisor: Option<PathBuf>,
     /// The runtime reports the systemd cgroup driver (CRI `RuntimeConfig`) instead of cgroupfs.
     pub systemd_cgroup_driver: bool,
 }
 
-/// What a running private runtime offers.
+/// Names and addresses of a running private runtime.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Ready {
     /// The folder of all its files. Put the agent's root folder here too, and its mounts are cleaned up as well.
@@ -37,28 +36,31 @@ pub struct Ready {
     pub socket: PathBuf,
     /// The process id of containerd.
     pub pid: i32,
-    /// A cgroup, named from the root of every hierarchy, that is removed at the end with all below it.
+    /// A cgroup, as a path from the root of every hierarchy, that is removed at the end with its children.
     pub cgroup_root: String,
     /// The bridge that pods are attached to.
     pub bridge: String,
-    /// The pods' network. The host's address on it is the first one.
+    /// The pods' network. Its first address is the host's.
     pub pod_subnet: String,
 }
 
 impl Ready {
-    /// The host's address on the pods' bridge: an address of this machine that is no loopback address and that no
-    /// other runtime's host has, so that it can be the address of a node.
+    /// The host's address on the pods' bridge: not a loopback address and unique among private runtimes, so that it can
+    /// be the address of a node.
+    ///
+    /// # Errors
+    /// The network's address is malformed.
     pub fn host_address(&self) -> Result<Ipv4Addr> {
         let (network, _) = self.pod_subnet.split_once('/').context("the pods' network has no prefix")?;
-        let network: Ipv4Addr = network.parse().with_context(|| format!("{network:?} is no IPv4 address"))?;
+        let network: Ipv4Addr = network.parse().with_context(|| format!("{network:?} is not an IPv4 address"))?;
         Ok(Ipv4Addr::from(u32::from(network) + 1))
     }
 }
 
 /// A container runtime with its own root, state, socket, network and cgroup.
 ///
-/// Dropping it stops the runtime and removes all that it brought forth, which takes as long as it takes. The agent
-/// that used it must be gone before, or it starts again what is being removed; see [`Self::adopt`].
+/// Dropping it stops the runtime, removes all its resources and waits for that. The agent that uses it must have exited
+/// before, or it restarts what is being removed; see [`Self::adopt`].
 #[derive(Debug)]
 pub struct PrivateContainerd {
     supervisor: Supervisor,
@@ -66,7 +68,10 @@ pub struct PrivateContainerd {
 }
 
 impl PrivateContainerd {
-    /// Starts a runtime and waits until it answers and has its images.
+    /// Starts a runtime and waits until it is ready and has its images.
+    ///
+    /// # Errors
+    /// The cache is incomplete, or the runtime does not start.
     pub fn start(cache: &Cache, options: &Options) -> Result<Self> {
         cache.check()?;
         let program = match &options.supervisor {
@@ -85,44 +90,60 @@ impl PrivateContainerd {
         Ok(Self { supervisor, ready })
     }
 
-    /// What the runtime offers.
+    /// Names and addresses of the runtime.
     pub fn ready(&self) -> &Ready {
         &self.ready
     }
 
-    /// The CRI endpoint as the agent wants it.
+    /// The CRI endpoint in the form of `--container-runtime-endpoint`.
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.ready.socket.display())
     }
 
-    /// Kills containerd with SIGKILL. Containers live on.
+    /// Kills containerd with SIGKILL. Containers keep running.
+    ///
+    /// # Errors
+    /// containerd does not run.
     pub fn kill(&mut self) -> Result<()> {
-        self.order("kill").context("cannot kill containerd")
+        self.call("kill").context("cannot kill containerd")
     }
 
-    /// Starts containerd again after [`Self::kill`] and waits until it answers.
+    /// Starts containerd again after [`Self::kill`] and waits until it is ready.
+    ///
+    /// # Errors
+    /// containerd runs already, or does not get ready.
     pub fn restart(&mut self) -> Result<()> {
-        self.ready = self.order("start").context("cannot start containerd again")?;
+        self.ready = self.call("start").context("cannot start containerd again")?;
         Ok(())
     }
 
-    /// What the runtime says of all its pods.
+    /// All pods, as the runtime reports them.
+    ///
+    /// # Errors
+    /// The runtime does not answer.
     pub fn pods(&mut self) -> Result<Vec<PodView>> {
-        self.order("list").context("cannot list the runtime's pods")
+        self.call("list").context("cannot list the runtime's pods")
     }
 
-    /// Names a process that uses the runtime: should we be killed, it is killed too, before the clean-up.
+    /// Registers a process that uses the runtime: if the supervisor's user is killed, it kills the process before the
+    /// clean-up.
+    ///
+    /// # Errors
+    /// The supervisor has exited.
     pub fn adopt(&mut self, pid: u32) -> Result<()> {
-        self.order(&format!("adopt {pid}")).with_context(|| format!("cannot adopt process {pid}"))
+        self.call(&format!("adopt {pid}")).with_context(|| format!("cannot adopt process {pid}"))
     }
 
-    /// Stops the runtime, removes all that it brought forth, and says what could not be removed.
+    /// Stops the runtime and removes all its resources.
+    ///
+    /// # Errors
+    /// A resource could not be removed; the error lists them.
     pub fn stop(self) -> Result<()> {
         self.supervisor.stop()
     }
 
-    fn order<T: for<'de> Deserialize<'de>>(&mut self, order: &str) -> Result<T> {
-        self.supervisor.order(order)
+    fn call<T: for<'de> Deserialize<'de>>(&mut self, command: &str) -> Result<T> {
+        self.supervisor.call(command)
     }
 }
 

@@ -1,7 +1,7 @@
-//! The handle of a private control plane: etcd, API server, controller manager and scheduler on an address of their own.
+//! The handle of a private control plane: etcd, API server, controller manager and scheduler on an address of their
+//! own.
 //!
-//! Owns the talk with `private-control-plane`, which owns the processes, their certificates and their folder. Refuses to
-//! speak the Kubernetes API for its users: they have kubectl and a kubeconfig.
+//! The process `private-control-plane` runs them and owns their certificates and their folder.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -25,7 +25,7 @@ const PROGRAM: &str = "private-control-plane";
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
-    /// The store behind the API server.
+    /// The API server's store.
     Etcd,
     /// The API server.
     ApiServer,
@@ -33,16 +33,16 @@ pub enum Part {
     ControllerManager,
     /// Binds pods to nodes.
     Scheduler,
-    /// Serves what `kubectl top` shows. Not started with the others: [`ControlPlane::start_part`] does.
+    /// Serves the metrics of `kubectl top`. Not started with the others, but by [`ControlPlane::start_part`].
     MetricsServer,
 }
 
 impl Part {
-    /// All of them, in the order in which they can be started.
+    /// All of them, in the order in which they are started.
     pub const ALL: [Self; 5] =
         [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler, Self::MetricsServer];
 
-    /// The name of its program, which is also the name of its log.
+    /// The name of its program, and of its log.
     pub fn program(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -54,27 +54,27 @@ impl Part {
     }
 }
 
-/// What `private-control-plane` does when told.
+/// Commands of `private-control-plane`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Order {
+pub enum PlaneCommand {
     /// Kill with SIGKILL.
     Kill(Part),
-    /// End with SIGTERM and wait.
+    /// Send SIGTERM and wait until it has exited.
     Stop(Part),
     /// Start, and wait until it is ready.
     Start(Part),
-    /// Stop with SIGSTOP: it stays, holds its connections and answers nothing.
+    /// Send SIGSTOP: the process keeps its connections and answers nothing.
     Freeze(Part),
-    /// Let it go on.
+    /// Send SIGCONT.
     Thaw(Part),
-    /// Forget the store's history up to now.
+    /// Compact etcd up to its current revision.
     Compact,
     /// Sign a certificate.
     Issue(Identity),
 }
 
-/// Somebody whom the control plane's authority vouches for, as client and as server.
+/// Subject of a certificate, for clients and servers.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Identity {
     /// The user name of a client.
@@ -83,24 +83,24 @@ pub struct Identity {
     pub group: Option<String>,
     /// DNS names and IP addresses of a server.
     pub names: Vec<String>,
-    /// From when it is valid; an hour ago if not given.
+    /// Start of its validity [default: an hour ago].
     pub not_before: Option<SystemTime>,
-    /// Until when it is valid; a year from now if not given.
+    /// End of its validity [default: in a year].
     pub not_after: Option<SystemTime>,
 }
 
-/// The files of a signed identity. They lie in the control plane's folder.
+/// The files of an issued certificate, in the control plane's folder.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Credentials {
     /// The certificate, PEM.
     pub certificate: PathBuf,
     /// Its private key, PEM.
     pub key: PathBuf,
-    /// Access to the API server with both, which it names by path.
+    /// A kubeconfig that refers to both.
     pub kubeconfig: PathBuf,
 }
 
-/// What a node needs to join.
+/// What a node needs to join the cluster.
 #[derive(Clone, Debug)]
 pub struct NodeAccess {
     /// The node's name.
@@ -109,27 +109,27 @@ pub struct NodeAccess {
     pub address: IpAddr,
     /// `system:node:NAME` in group `system:nodes`.
     pub client: Credentials,
-    /// What the node serves with; the API server trusts it.
+    /// The serving certificate, which the API server trusts.
     pub serving: Credentials,
-    /// Whose client certificates the node accepts.
+    /// The authority of client certificates that the node accepts.
     pub client_ca: PathBuf,
 }
 
-/// What a private control plane is started with.
+/// Options of a private control plane.
 #[derive(Clone, Debug, Default)]
 pub struct ControlPlaneOptions {
-    /// The folder of the programs, as `cargo xtask peers` makes it; found by [`find_programs`] if not given.
+    /// The folder of the programs, as `cargo xtask peers` builds them [default: [`find_programs`]].
     pub programs: Option<PathBuf>,
-    /// The supervisor, if it does not lie beside the running program.
+    /// The supervisor's program [default: beside the running program].
     pub supervisor: Option<PathBuf>,
     /// Further arguments of kube-apiserver.
     pub api_server_arguments: Vec<String>,
 }
 
-/// What a running control plane offers.
+/// Names and addresses of a running control plane.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ControlPlaneReady {
-    /// The folder of all its files: certificates, kubeconfigs, data, and `PROGRAM.log` of each part.
+    /// The folder of all its files: certificates, kubeconfigs, data, and `PROGRAM.log` of each component.
     pub dir: PathBuf,
     /// The folder of the programs, kubectl among them.
     pub programs: PathBuf,
@@ -137,25 +137,25 @@ pub struct ControlPlaneReady {
     pub server: String,
     /// The authority that signed all certificates, PEM.
     pub ca: PathBuf,
-    /// Access for an administrator.
+    /// An administrator's kubeconfig.
     pub kubeconfig: PathBuf,
-    /// Access with a bootstrap token, to request a node's client certificate.
+    /// A kubeconfig with a bootstrap token, to request a node's client certificate.
     pub bootstrap_kubeconfig: PathBuf,
 }
 
 impl ControlPlaneReady {
-    /// The real kubectl.
+    /// Path of kubectl.
     pub fn kubectl(&self) -> PathBuf {
         self.programs.join("kubectl")
     }
 
-    /// What a part printed.
+    /// Path of a component's log.
     pub fn log(&self, part: Part) -> PathBuf {
         self.dir.join(format!("{}.log", part.program()))
     }
 }
 
-/// A control plane with its own address, folder and certificates. Dropping it ends and removes it.
+/// A control plane with its own address, folder and certificates. Dropping it stops and removes it.
 #[derive(Debug)]
 pub struct ControlPlane {
     supervisor: Supervisor,
@@ -163,7 +163,10 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts one and waits until it is ready for nodes and pods.
+    /// Starts a control plane and waits until nodes and pods can be created.
+    ///
+    /// # Errors
+    /// A program is missing, or a component does not get ready.
     pub fn start(options: &ControlPlaneOptions) -> Result<Self> {
         let programs = match &options.programs {
             Some(programs) => programs.clone(),
@@ -180,51 +183,75 @@ impl ControlPlane {
         Ok(Self { supervisor, ready })
     }
 
-    /// What it offers.
+    /// Names and addresses of the control plane.
     pub fn ready(&self) -> &ControlPlaneReady {
         &self.ready
     }
 
-    /// Kills a part with SIGKILL.
+    /// Kills a component with SIGKILL.
+    ///
+    /// # Errors
+    /// It does not run.
     pub fn kill(&mut self, part: Part) -> Result<()> {
-        self.order(&Order::Kill(part)).with_context(|| format!("cannot kill {}", part.program()))
+        self.call(&PlaneCommand::Kill(part)).with_context(|| format!("cannot kill {}", part.program()))
     }
 
-    /// Ends a part with SIGTERM and waits.
+    /// Stops a component with SIGTERM and waits until it has exited.
+    ///
+    /// # Errors
+    /// It does not run.
     pub fn stop_part(&mut self, part: Part) -> Result<()> {
-        self.order(&Order::Stop(part)).with_context(|| format!("cannot stop {}", part.program()))
+        self.call(&PlaneCommand::Stop(part)).with_context(|| format!("cannot stop {}", part.program()))
     }
 
-    /// Starts a part that does not run and waits until it is ready.
+    /// Starts a component that does not run and waits until it is ready.
+    ///
+    /// # Errors
+    /// It runs already, or does not get ready.
     pub fn start_part(&mut self, part: Part) -> Result<()> {
-        self.order(&Order::Start(part)).with_context(|| format!("cannot start {}", part.program()))
+        self.call(&PlaneCommand::Start(part)).with_context(|| format!("cannot start {}", part.program()))
     }
 
-    /// Lets a part hang: it keeps its connections and answers nothing.
+    /// Suspends a component: it keeps its connections and answers nothing.
+    ///
+    /// # Errors
+    /// It does not run.
     pub fn freeze(&mut self, part: Part) -> Result<()> {
-        self.order(&Order::Freeze(part)).with_context(|| format!("cannot freeze {}", part.program()))
+        self.call(&PlaneCommand::Freeze(part)).with_context(|| format!("cannot freeze {}", part.program()))
     }
 
-    /// Lets a frozen part go on.
+    /// Resumes a suspended component.
+    ///
+    /// # Errors
+    /// It does not run.
     pub fn thaw(&mut self, part: Part) -> Result<()> {
-        self.order(&Order::Thaw(part)).with_context(|| format!("cannot thaw {}", part.program()))
+        self.call(&PlaneCommand::Thaw(part)).with_context(|| format!("cannot thaw {}", part.program()))
     }
 
-    /// Makes etcd forget its history and returns the revision up to which it did.
+    /// Compacts etcd up to its current revision, and returns the revision.
     ///
     /// A running API server still has recent changes in memory. For `410 Gone` on an old resource version, restart it
     /// afterwards.
+    ///
+    /// # Errors
+    /// etcd does not answer.
     pub fn compact(&mut self) -> Result<i64> {
-        self.order(&Order::Compact).context("cannot compact etcd")
+        self.call(&PlaneCommand::Compact).context("cannot compact etcd")
     }
 
-    /// Has a certificate signed.
+    /// Issues a certificate.
+    ///
+    /// # Errors
+    /// A name is invalid, or a file cannot be written.
     pub fn issue(&mut self, identity: &Identity) -> Result<Credentials> {
-        self.order(&Order::Issue(identity.clone()))
+        self.call(&PlaneCommand::Issue(identity.clone()))
             .with_context(|| format!("cannot issue a certificate for {}", identity.common_name))
     }
 
-    /// Has the certificates of a node signed, which then may join.
+    /// Issues the certificates of a node, which can join with them.
+    ///
+    /// # Errors
+    /// As [`Self::issue`].
     pub fn node(&mut self, name: &str, address: IpAddr) -> Result<NodeAccess> {
         let user = format!("system:node:{name}");
         let group = Some("system:nodes".to_owned());
@@ -240,18 +267,24 @@ impl ControlPlane {
         })
     }
 
-    /// Ends all parts, removes the folder, and says what could not be removed.
+    /// Stops all components and removes the folder.
+    ///
+    /// # Errors
+    /// Something could not be removed; the error lists it.
     pub fn stop(self) -> Result<()> {
         self.supervisor.stop()
     }
 
-    fn order<T: for<'de> Deserialize<'de>>(&mut self, order: &Order) -> Result<T> {
-        let order = serde_json::to_string(order).context("cannot encode the order")?;
-        self.supervisor.order(&order)
+    fn call<T: for<'de> Deserialize<'de>>(&mut self, command: &PlaneCommand) -> Result<T> {
+        let line = serde_json::to_string(command).context("cannot encode the command")?;
+        self.supervisor.call(&line)
     }
 }
 
-/// Where upstream's programs are: `KEBLET_CONTROL_PLANE`, or where `cargo xtask peers` puts them.
+/// The folder of upstream's programs: `KEBLET_CONTROL_PLANE`, or the output of `cargo xtask peers`.
+///
+/// # Errors
+/// The path cannot be made absolute.
 pub fn find_programs() -> Result<PathBuf> {
     let folder = match std::env::var_os("KEBLET_CONTROL_PLANE") {
         Some(folder) => PathBuf::from(folder),
@@ -260,7 +293,10 @@ pub fn find_programs() -> Result<PathBuf> {
     std::path::absolute(&folder).with_context(|| format!("no absolute path for {}", folder.display()))
 }
 
-/// Says which program is missing for a control plane.
+/// Checks that all programs of a control plane exist.
+///
+/// # Errors
+/// One is missing; the error names it.
 pub fn check_programs(folder: &Path) -> Result<()> {
     let needed = Part::ALL.into_iter().map(Part::program).chain(["kubectl"]);
     if let Some(missing) = needed.map(|name| folder.join(name)).find(|path| !path.exists()) {

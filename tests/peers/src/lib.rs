@@ -1,17 +1,17 @@
-//! Real peers: what tests, the demo and the benchmark need from the outside world.
+//! A private container runtime, a private control plane and an agent on them, for tests, the demo and the benchmark.
 //!
 //! Owns the layout of the cache that `cargo xtask setup` fills ([`Cache`]), the handles of a private container runtime
-//! ([`PrivateContainerd`]) and of a private control plane ([`ControlPlane`]), and the start and end of an agent on them
-//! ([`Node`], [`Agent`]). Runtime and control plane are owned by processes of their own, `private-containerd` and
-//! `private-control-plane`, which clean up when their standard input ends: however a test, the demo or a developer's
-//! terminal ends, nothing stays behind. Refuses to install anything and to speak CRI or the Kubernetes API for its users.
+//! ([`PrivateContainerd`]) and of a private control plane ([`ControlPlane`]), and start and stop of an agent on them
+//! ([`Node`], [`Agent`]). Runtime and control plane are supervised by processes of their own, `private-containerd` and
+//! `private-control-plane`, which clean up when their standard input is closed: however a test, the demo or a terminal
+//! exits, nothing stays behind. Installs nothing.
 
 mod agent;
 mod cache;
 mod containerd;
 mod control_plane;
 #[cfg(feature = "supervisor")]
-mod orders;
+mod supervised;
 mod supervisor;
 mod view;
 
@@ -32,15 +32,15 @@ pub use control_plane::ControlPlaneReady;
 pub use control_plane::Credentials;
 pub use control_plane::Identity;
 pub use control_plane::NodeAccess;
-pub use control_plane::Order;
 pub use control_plane::Part;
+pub use control_plane::PlaneCommand;
 pub use control_plane::check_programs;
 pub use control_plane::find_programs;
 #[cfg(feature = "supervisor")]
-pub use orders::orders;
+pub use supervised::commands;
 #[cfg(feature = "supervisor")]
-pub use orders::say;
-pub use supervisor::Answer;
+pub use supervised::respond;
 pub use supervisor::CleanupReport;
+pub use supervisor::Response;
 pub use view::ContainerView;
 pub use view::PodView;

@@ -1,7 +1,8 @@
-//! The talk with a process that owns others for us: orders on its standard input, a line of JSON in answer to each.
+//! The client of a supervisor: a process that owns other processes, takes commands on its standard input and responses
+//! each with a line of JSON. The protocol's other side is in `supervised.rs`.
 //!
-//! Such a process cleans up when its input ends, so nothing stays behind however its user ends. Refuses to clean up
-//! itself, which that process does better, also when this one is killed.
+//! A supervisor cleans up when its standard input is closed, so nothing stays behind however its user exits, even by
+//! SIGKILL.
 
 use std::io::BufRead as _;
 use std::io::BufReader;
@@ -20,70 +21,70 @@ use anyhow::bail;
 use serde::Deserialize;
 use serde::Serialize;
 
-/// The answer to an order.
+/// The response to a command.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Answer<T> {
-    /// What was asked for.
+pub enum Response<T> {
+    /// The result.
     Ok(T),
-    /// Why it could not be done.
+    /// Why the command failed.
     Error(String),
 }
 
-/// What could not be cleaned up; empty if all is well.
+/// Resources that could not be removed; empty if the clean-up succeeded.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct CleanupReport {
-    /// One sentence for each thing that is still there.
+    /// One sentence for each resource.
     pub remaining: Vec<String>,
 }
 
-/// A running supervisor. Dropping it ends what it owns, which takes as long as it takes.
+/// A running supervisor. Dropping it waits until the supervisor has cleaned up.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     name: &'static str,
     process: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    commands: Option<ChildStdin>,
+    responses: BufReader<ChildStdout>,
 }
 
 impl Supervisor {
-    /// Starts one and waits until what it owns is ready, which is its first answer.
+    /// Starts a supervisor and waits for its first response, which says that its resources are ready.
     pub(crate) fn start<T: for<'de> Deserialize<'de>>(name: &'static str, command: &mut Command) -> Result<(Self, T)> {
-        // Its own process group: a Ctrl-C in the terminal is for us, and it must live to clean up.
+        // In a process group of its own: a Ctrl-C in the terminal must not interrupt its clean-up.
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-        let orders = process.stdin.take();
-        let answers = process.stdout.take().context("the supervisor has no standard output")?;
-        let mut answers = BufReader::new(answers);
-        match answer(&mut answers) {
-            Ok(ready) => Ok((Self { name, process, orders, answers }, ready)),
+        let commands = process.stdin.take();
+        let responses = process.stdout.take().context("the supervisor has no standard output")?;
+        let mut responses = BufReader::new(responses);
+        match read_response(&mut responses) {
+            Ok(ready) => Ok((Self { name, process, commands, responses }, ready)),
             Err(error) => {
-                drop(orders);
+                drop(commands);
                 let status = process.wait().context("cannot wait for the supervisor")?;
-                Err(error.context(format!("{name} ended with {status}")))
+                Err(error.context(format!("{name} exited with {status}")))
             }
         }
     }
 
-    /// Gives an order and waits for its answer.
-    pub(crate) fn order<T: for<'de> Deserialize<'de>>(&mut self, order: &str) -> Result<T> {
-        let orders = self.orders.as_mut().with_context(|| format!("{} is being stopped", self.name))?;
-        writeln!(orders, "{order}").with_context(|| format!("{} is gone", self.name))?;
-        match answer(&mut self.answers)? {
-            Answer::Ok(answer) => Ok(answer),
-            Answer::Error(error) => bail!(error),
+    /// Sends a command and waits for the response.
+    pub(crate) fn call<T: for<'de> Deserialize<'de>>(&mut self, line: &str) -> Result<T> {
+        let commands = self.commands.as_mut().with_context(|| format!("{} is being stopped", self.name))?;
+        writeln!(commands, "{line}").with_context(|| format!("{} has exited", self.name))?;
+        match read_response(&mut self.responses)? {
+            Response::Ok(result) => Ok(result),
+            Response::Error(error) => bail!(error),
         }
     }
 
-    /// Ends all that it owns and says what could not be removed.
+    /// Closes the supervisor's input and waits for its clean-up; fails with what could not be removed.
     pub(crate) fn stop(mut self) -> Result<()> {
-        self.orders = None;
+        self.commands = None;
         let report: CleanupReport =
-            answer(&mut self.answers).with_context(|| format!("the clean-up of {} did not end well", self.name))?;
+            read_response(&mut self.responses).with_context(|| format!("the clean-up of {} failed", self.name))?;
         if !report.remaining.is_empty() {
             bail!("left behind by {}:\n  {}", self.name, report.remaining.join("\n  "));
         }
@@ -93,28 +94,28 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // The end of its input is the order to clean up; it says itself what went wrong.
-        self.orders = None;
+        // Closing the input starts the clean-up, whose failures the supervisor prints itself.
+        self.commands = None;
         if let Err(error) = self.process.wait() {
             eprintln!("cannot wait for {}: {error}", self.name);
         }
     }
 }
 
-fn answer<T: for<'de> Deserialize<'de>>(answers: &mut BufReader<ChildStdout>) -> Result<T> {
+fn read_response<T: for<'de> Deserialize<'de>>(responses: &mut BufReader<ChildStdout>) -> Result<T> {
     let mut line = String::new();
-    if answers.read_line(&mut line).context("cannot read the supervisor's answer")? == 0 {
-        bail!("the supervisor ended without an answer");
+    if responses.read_line(&mut line).context("cannot read the supervisor's response")? == 0 {
+        bail!("the supervisor exited without a response");
     }
     serde_json::from_str(&line).with_context(|| format!("the supervisor answered {:?}", line.trim_end()))
 }
 
-/// The supervisor's program: named by the environment variable, or lying beside the running program.
+/// Path of the supervisor's program: from the environment variable, or beside the running program.
 pub(crate) fn find(name: &str, variable: &str) -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(variable) {
         return Ok(PathBuf::from(path));
     }
-    let program = std::env::current_exe().context("cannot tell which program is running")?;
+    let program = std::env::current_exe().context("cannot determine the path of this program")?;
     program
         .ancestors()
         .skip(1)

@@ -1,4 +1,4 @@
-//! What the runtime says of its pods, asked by the runtime's supervisor and not by the agent that is being tested.
+//! Pods as the runtime reports them to its supervisor, independently of the agent under test.
 
 use serde::Deserialize;
 use serde::Serialize;
@@ -22,7 +22,7 @@ pub struct PodView {
     pub containers: Vec<ContainerView>,
 }
 
-/// A container, alive or dead.
+/// A container, running or not.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ContainerView {
     /// The container's id.

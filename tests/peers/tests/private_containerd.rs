@@ -1,4 +1,4 @@
-//! The private runtime runs pods, survives orders, and leaves nothing behind however its user ends.
+//! The private runtime runs pods, executes commands, and leaves nothing behind however its user exits.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::fs;
@@ -93,7 +93,7 @@ fn get(address: &str) -> String {
     answer
 }
 
-/// Looks for resources with means other than the supervisor's own.
+/// Looks for resources independently of the supervisor.
 fn assert_nothing_left(ready: &Ready) {
     assert!(!ready.dir.exists(), "{} is left", ready.dir.display());
     assert!(!Path::new("/sys/class/net").join(&ready.bridge).exists(), "{} is left", ready.bridge);
@@ -165,7 +165,7 @@ async fn resources_are_removed_when_the_owner_is_killed() {
     for name in ["one", "two", "three"] {
         run_pod(&ready, name, &["/probe", "run"]).await;
     }
-    // A killed user's pipes close without a word; and its runtime may have been dead already.
+    // The pipes of a killed user are closed without a command; and its runtime may have exited already.
     writeln!(supervisor.stdin.as_mut().unwrap(), "kill").unwrap();
     line.clear();
     answers.read_line(&mut line).unwrap();

@@ -1,4 +1,4 @@
-//! The private control plane serves, survives orders, and leaves nothing behind however its user ends.
+//! The private control plane serves, executes commands, and leaves nothing behind however its user exits.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::fs;
@@ -28,7 +28,7 @@ fn start() -> ControlPlane {
     ControlPlane::start(&options).unwrap()
 }
 
-/// What kubectl says, and whether it succeeded.
+/// Output of kubectl, and whether it succeeded.
 fn kubectl(ready: &ControlPlaneReady, kubeconfig: &Path, arguments: &[&str]) -> (bool, String) {
     let output = Command::new(ready.kubectl())
         .args(arguments)
@@ -36,11 +36,11 @@ fn kubectl(ready: &ControlPlaneReady, kubeconfig: &Path, arguments: &[&str]) -> 
         .env("HOME", &ready.dir)
         .output()
         .unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    let output_text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&output_text).into_owned())
 }
 
-/// Looks for resources with means other than the supervisor's own.
+/// Looks for resources independently of the supervisor.
 fn assert_nothing_left(ready: &ControlPlaneReady) {
     assert!(!ready.dir.exists(), "{} is left", ready.dir.display());
     let dir = ready.dir.display().to_string();
@@ -57,22 +57,22 @@ fn cluster_components_keep_state_over_a_kill() {
     let mut plane = start();
     let ready = plane.ready().clone();
     let admin = ready.kubeconfig.clone();
-    let (made, said) = kubectl(&ready, &admin, &["create", "configmap", "memory"]);
-    assert!(made, "{said}");
+    let (created, output_text) = kubectl(&ready, &admin, &["create", "configmap", "memory"]);
+    assert!(created, "{output_text}");
     plane.kill(Part::ApiServer).unwrap();
     assert!(!kubectl(&ready, &admin, &["get", "configmap", "memory"]).0);
     let error = plane.kill(Part::ApiServer).unwrap_err();
-    assert_eq!(format!("{error:#}"), "cannot kill kube-apiserver: it does not run");
+    assert_eq!(format!("{error:#}"), "cannot kill kube-apiserver: it is not running");
     plane.start_part(Part::ApiServer).unwrap();
-    let (there, said) = kubectl(&ready, &admin, &["get", "configmap", "memory"]);
-    assert!(there, "{said}");
+    let (found, output_text) = kubectl(&ready, &admin, &["get", "configmap", "memory"]);
+    assert!(found, "{output_text}");
     for part in [Part::ControllerManager, Part::Scheduler, Part::Etcd] {
         plane.stop_part(part).unwrap();
         plane.start_part(part).unwrap();
     }
     let first = plane.compact().unwrap();
-    let (made, said) = kubectl(&ready, &admin, &["create", "configmap", "more"]);
-    assert!(made, "{said}");
+    let (created, output_text) = kubectl(&ready, &admin, &["create", "configmap", "more"]);
+    assert!(created, "{output_text}");
     assert!(plane.compact().unwrap() > first);
     plane.stop().unwrap();
     assert_nothing_left(&ready);
@@ -100,8 +100,8 @@ fn cluster_identities_have_their_permissions() {
         ..Identity::default()
     };
     let late = plane.issue(&expired).unwrap();
-    let (served, said) = kubectl(&ready, &late.kubeconfig, &["get", "nodes"]);
-    assert!(!served, "an expired certificate was accepted: {said}");
+    let (served, output_text) = kubectl(&ready, &late.kubeconfig, &["get", "nodes"]);
+    assert!(!served, "an expired certificate was accepted: {output_text}");
     plane.stop().unwrap();
     assert_nothing_left(&ready);
 }
@@ -121,7 +121,7 @@ fn cluster_is_removed_when_the_owner_is_killed() {
     answers.read_line(&mut line).unwrap();
     let ready: ControlPlaneReady = serde_json::from_str(&line).unwrap();
     assert!(ready.dir.exists());
-    // A killed user's pipes close without a word.
+    // The pipes of a killed user are closed without a command.
     drop(answers);
     drop(supervisor.stdin.take());
     assert!(supervisor.wait().unwrap().success());

@@ -1,20 +1,20 @@
-//! The command line. Owns its grammar; refuses to act on it.
+//! Parses the command line.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Shown for `--help` and after a mistake.
+/// Printed for `--help` and after an error.
 pub const HELP: &str = "\
 Test program of keblet's images.
 
 Usage:
-  probe run [--stamp PATH]                        live until SIGTERM, reap orphans as PID 1, exit 0
+  probe run [--stamp PATH]                        run until SIGTERM, reap orphans as PID 1, exit 0
   probe exit [--code K] [--after-ms N] [--stamp PATH] [--once-file PATH]
                                                   exit with K after N ms; with --once-file only the first time
-                                                  (the file is created then), later starts live until SIGTERM
-  probe oom --mb N [--child]                      touch N MiB; with --child a child does, and the parent lives on
+                                                  (the file is created then), later starts run until SIGTERM
+  probe oom --mb N [--child]                      touch N MiB; with --child a child does, and the parent keeps running
   probe web [--port P]                            answer every HTTP request with 200 (port 8080)
-  probe fork-exit                                 fork a child that lives on, then exit 0
+  probe fork-exit                                 fork a child that keeps running, then exit 0
 
 A stamp file gets one line `start NANOSECONDS` at the start and `exit NANOSECONDS` just before the exit, both of
 CLOCK_MONOTONIC.
@@ -23,12 +23,12 @@ CLOCK_MONOTONIC.
 /// What to do.
 #[derive(Debug, PartialEq)]
 pub enum Action {
-    /// Live until SIGTERM.
+    /// Run until SIGTERM.
     Run {
-        /// Where to write the stamps.
+        /// The stamp file.
         stamp: Option<PathBuf>,
     },
-    /// Exit after a while.
+    /// Exit after a time.
     Exit(Exit),
     /// Allocate memory and touch it.
     Oom {
@@ -42,7 +42,7 @@ pub enum Action {
         /// The TCP port on all addresses.
         port: u16,
     },
-    /// Leave an orphan behind.
+    /// Exit and leave an orphan.
     ForkExit,
 }
 
@@ -51,16 +51,19 @@ pub enum Action {
 pub struct Exit {
     /// Exit code.
     pub code: u8,
-    /// How long to live before.
+    /// How long to run before.
     pub after: Duration,
-    /// Where to write the stamps.
+    /// The stamp file.
     pub stamp: Option<PathBuf>,
-    /// Exit only if this file is not there yet, and create it.
+    /// Exit only if this file does not exist, and create it.
     pub once_file: Option<PathBuf>,
 }
 
 impl Action {
-    /// Reads a command line without the program's name.
+    /// Parses a command line without the program's name.
+    ///
+    /// # Errors
+    /// An action or option is unknown, or a value is missing or malformed.
     pub fn parse(arguments: &[String]) -> Result<Self, String> {
         let (name, rest) = arguments.split_first().ok_or("no action given")?;
         let mut options = Options(rest.iter());

@@ -1,8 +1,7 @@
 //! The one program of the test images.
 //!
-//! Owns what a container does in tests, the demo and the benchmark: live, exit, run out of memory, serve HTTP, leave
-//! an orphan. Refuses to know anything of pods, runtimes or the agent. It says what it does in stamps taken from the
-//! monotonic clock, so that latency is measured by the containers themselves.
+//! Runs, exits, exhausts memory, serves HTTP or leaves an orphan, as a container of tests, the demo or the benchmark.
+//! Writes timestamps of the monotonic clock, so that latency is measured by the containers themselves.
 
 mod arguments;
 mod memory;

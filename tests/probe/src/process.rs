@@ -1,4 +1,4 @@
-//! Living and ending. Owns signals and the duties of PID 1.
+//! Signals, exits, and reaping of children as PID 1.
 
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
@@ -24,52 +24,67 @@ use nix::unistd::fork;
 use crate::arguments::Exit;
 use crate::stamp;
 
-/// Keeps SIGTERM, SIGINT and SIGCHLD pending until they are asked for; to be called before any thread or child exists.
+/// Blocks SIGTERM, SIGINT and SIGCHLD until they are read; to be called before any thread or child exists.
 ///
-/// PID 1 gets no signal it has no handler for, but a blocked one that is waited for reaches it all the same.
+/// The kernel discards signals to PID 1 without a handler, but not blocked ones that are waited for.
+///
+/// # Errors
+/// The signals cannot be blocked.
 pub fn block_signals() -> Result<(), String> {
     awaited().thread_block().map_err(|errno| format!("cannot block signals: {errno}"))
 }
 
-/// Lives until told to end, reaping every child that ends.
+/// Runs until SIGTERM or SIGINT, and reaps every child.
+///
+/// # Errors
+/// As [`run_until_signal`].
 pub fn run(stamp: &Option<PathBuf>) -> Result<u8, String> {
     stamp::write(stamp, "start")?;
-    live(None)?;
+    run_until_signal(None)?;
     stamp::write(stamp, "exit")?;
     Ok(0)
 }
 
-/// Exits as told, or lives on when it already did so once.
+/// Exits as requested, or keeps running if an earlier process has exited already.
+///
+/// # Errors
+/// The marker file cannot be created; otherwise as [`run_until_signal`].
 pub fn exit(exit: &Exit) -> Result<u8, String> {
     stamp::write(&exit.stamp, "start")?;
     let again = match &exit.once_file {
         Some(path) => !create(path)?,
         None => false,
     };
-    let told = live((!again).then_some(exit.after))?;
+    let signalled = run_until_signal((!again).then_some(exit.after))?;
     stamp::write(&exit.stamp, "exit")?;
-    Ok(if told { 0 } else { exit.code })
+    Ok(if signalled { 0 } else { exit.code })
 }
 
-/// Leaves a child behind that lives on in the same PID namespace.
+/// Exits and leaves a child that keeps running in the same PID namespace.
+///
+/// # Errors
+/// The process cannot fork.
 pub fn fork_and_exit() -> Result<u8, String> {
-    // SAFETY: the process has one thread, so the child may go on with ordinary code.
+    // SAFETY: the process has one thread, so the child may execute ordinary code.
     match unsafe { fork() }.map_err(|errno| format!("cannot fork: {errno}"))? {
         ForkResult::Parent { child } => {
-            println!("child {child} lives on");
+            println!("child {child} keeps running");
             Ok(0)
         }
         ForkResult::Child => run(&None),
     }
 }
 
-/// Reaps children until SIGTERM or SIGINT arrives (true) or the time is over (false).
-pub fn live(time: Option<Duration>) -> Result<bool, String> {
+/// Reaps children until SIGTERM or SIGINT arrives (true) or the time has passed (false).
+///
+/// # Errors
+/// Signals cannot be read.
+pub fn run_until_signal(time: Option<Duration>) -> Result<bool, String> {
     let deadline = time.map(|time| Instant::now() + time);
     let signals = SignalFd::new(&awaited()).map_err(|errno| format!("cannot wait for signals: {errno}"))?;
     loop {
         let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // Rounded up, so that the loop does not spin through the last millisecond.
+        // Rounded up, so that the loop does not spin during the last millisecond.
         let timeout = remaining.map_or(PollTimeout::NONE, |remaining| {
             PollTimeout::try_from(remaining + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
         });
@@ -93,7 +108,7 @@ fn awaited() -> SigSet {
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD].into_iter().collect()
 }
 
-/// Reaps all children that have ended, and says how.
+/// Reaps all children that have exited, and prints how.
 fn reap() {
     loop {
         match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
@@ -105,7 +120,7 @@ fn reap() {
     }
 }
 
-/// Creates the file; false if it is there already.
+/// Creates the file; false if it exists.
 fn create(path: &Path) -> Result<bool, String> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(_) => Ok(true),

@@ -1,4 +1,4 @@
-//! Stamp files: when a container's process started and ended, by its own clock.
+//! Stamp files: start and end of a container's process, by the monotonic clock.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -9,7 +9,10 @@ use nix::time::clock_gettime;
 
 /// Appends `WORD NANOSECONDS` (CLOCK_MONOTONIC) to the stamp file, if there is one.
 ///
-/// The line goes out in one write, so that several processes may share a file.
+/// The line is written by one write(2), so that several processes may share a file.
+///
+/// # Errors
+/// The file cannot be written.
 pub fn write(path: &Option<PathBuf>, word: &str) -> Result<(), String> {
     let Some(path) = path else { return Ok(()) };
     let fail = |error: std::io::Error| format!("cannot append to stamp file {}: {error}", path.display());

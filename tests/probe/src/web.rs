@@ -1,4 +1,4 @@
-//! The smallest useful HTTP server: one answer, one connection at a time.
+//! A minimal HTTP server: one response, one connection at a time.
 
 use std::io::ErrorKind;
 use std::io::Read as _;
@@ -16,6 +16,9 @@ const LONGEST_REQUEST: usize = 16 * 1024;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Answers every request with 200 until SIGTERM.
+///
+/// # Errors
+/// The port cannot be bound.
 pub fn serve(port: u16) -> Result<u8, String> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
         .map_err(|error| format!("cannot listen on port {port}: {error}"))?;
@@ -23,7 +26,7 @@ pub fn serve(port: u16) -> Result<u8, String> {
         .name("web".to_owned())
         .spawn(move || accept(&listener))
         .map_err(|error| format!("cannot start a thread: {error}"))?;
-    process::live(None)?;
+    process::run_until_signal(None)?;
     Ok(0)
 }
 
@@ -35,7 +38,7 @@ fn accept(listener: &TcpListener) {
     }
 }
 
-/// Reads to the end of the request's head, then answers.
+/// Reads the request's head, then responds.
 fn answer(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;

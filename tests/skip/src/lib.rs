@@ -1,12 +1,12 @@
-//! How a test reports that this machine cannot run it. The only way in the workspace to return early from a test, so that
-//! a missing prerequisite is never counted as a pass in CI.
+//! Skips a test that this machine cannot run. The only permitted way to return early from a test, so that a missing
+//! prerequisite is never counted as a pass in CI.
 
 pub mod mounts;
 
 /// Reports that the running test is skipped and why. The caller returns afterwards.
 ///
 /// # Panics
-/// `CI=true` is set: there every test has to run.
+/// `CI=true` is set: every test must run.
 pub fn skip(reason: &str) {
     let ci = std::env::var("CI").is_ok_and(|value| value == "true");
     assert!(!ci, "cannot run here, and with CI=true no test is skipped: {reason}");
@@ -54,7 +54,7 @@ mod tests {
         assert!(child("false") && !child("true"));
     }
 
-    /// Every other early return would be counted as a pass.
+    /// Any other early return would count as a pass.
     #[test]
     fn no_test_skips_in_another_way() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -1,6 +1,6 @@
-//! The agent's main port with one log to follow, for tests that count its memory, files and tasks from outside; the
-//! runtime beside it is simulated. `log-server FOLDER` tells its address, then the number of its tasks for each line it
-//! is sent, and ends with its input.
+//! The agent's main port with one pod log to follow, for tests that measure memory, files and tasks of the process. The
+//! runtime is simulated, in the same process. `log-server FOLDER` prints its address, then its number of tasks for each
+//! line on standard input, and exits at the end of the input.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// The container is seen long before.
+/// Generous: the container is inspected within milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() -> anyhow::Result<()> {
@@ -73,7 +73,7 @@ async fn serve(folder: PathBuf, shutdown: CancellationToken) -> anyhow::Result<(
     let (uid, pleg) = (PodUid::from("talker-uid"), harness.pleg.clone());
     let deadline = Instant::now() + TIMEOUT;
     while pleg.cached(&uid).is_none_or(|snapshot| snapshot.newest("main").is_none()) {
-        anyhow::ensure!(Instant::now() < deadline, "the container is never seen");
+        anyhow::ensure!(Instant::now() < deadline, "the container was not inspected in time");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let status = json!({"name": "main", "ready": true, "restartCount": 0, "image": "busybox", "imageID": "",
@@ -96,7 +96,7 @@ async fn serve(folder: PathBuf, shutdown: CancellationToken) -> anyhow::Result<(
     Ok(())
 }
 
-/// The pod whose log is followed.
+/// A pod list with the pod whose log is followed.
 struct OnePod {
     pod: Pod,
     pleg: PlegHandle,
@@ -116,7 +116,7 @@ impl PodLookup for OnePod {
     }
 }
 
-/// An agent of which nothing but its logs is read.
+/// An agent that serves only logs.
 struct LogsOnly;
 
 impl AgentState for LogsOnly {

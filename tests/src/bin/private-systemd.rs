@@ -1,9 +1,9 @@
-//! A machine's systemd, bus and logind in namespaces of their own, with a program as the service that
-//! `deploy/keblet.service` makes of the agent. Nothing of the system's own units is started, and nothing outside is
-//! touched; when the machine is told to power off, the processes end, and that is all.
+//! Runs systemd, a bus and logind in namespaces of their own, with a program as the service of `deploy/keblet.service`.
+//! No unit of the system is started, and nothing outside of the namespaces is changed; powering off only ends the
+//! processes.
 //!
-//! `private-systemd FOLDER CGROUP LOG PROGRAM ARGUMENT...`: units and traces go to the folder, the machine's cgroups below
-//! the one given (cgroup v2), what the service prints to the log.
+//! `private-systemd FOLDER CGROUP LOG PROGRAM ARGUMENT...`: units and traces are written to FOLDER, the machine's
+//! cgroups are below CGROUP (cgroup v2), the output of the service goes to LOG.
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,10 +20,10 @@ use nix::mount::mount;
 use nix::mount::umount2;
 
 const USAGE: &str = "usage: private-systemd FOLDER CGROUP LOG PROGRAM ARGUMENT...";
-/// Said to ourselves, once the namespaces are there.
+/// First argument of the second execution, in the new namespaces.
 const INSIDE: &str = "--inside";
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// Where a machine keeps what it learns; all of it is new here.
+/// Folders with the state of a machine; empty tmpfs mounts here.
 const FRESH: [&str; 3] = ["/run", "/etc/systemd", "/var/lib/systemd"];
 
 const UNITS: [(&str, &str); 7] = [
@@ -41,7 +41,7 @@ const UNITS: [(&str, &str); 7] = [
     ),
     ("keblet.service", include_str!("../../../deploy/keblet.service")),
     ("poweroff.target", "[Unit]\nDefaultDependencies=no\nRequires=off.service\nAfter=off.service\n"),
-    // The traces show when it came to that.
+    // The traces have the time of the power-off.
     (
         "off.service",
         "[Unit]\nDefaultDependencies=no\nSuccessAction=exit-force\n[Service]\nType=oneshot\n\
@@ -57,7 +57,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Writes the units and goes on in new namespaces, below the cgroup given.
+/// Writes the units and executes this program again in new namespaces, below the cgroup.
 fn outside(arguments: &[OsString]) -> anyhow::Result<()> {
     let [folder, cgroup, log, service @ ..] = arguments else { bail!(USAGE) };
     let (folder, cgroup) = (PathBuf::from(folder), Path::new(cgroup));
@@ -72,7 +72,8 @@ fn outside(arguments: &[OsString]) -> anyhow::Result<()> {
     for (name, text) in UNITS {
         write(name, &text.replace("@FOLDER@", &folder.display().to_string()))?;
     }
-    let command = service.join(" ".as_ref()).into_string().map_err(|_| anyhow::anyhow!("a program of strange name"))?;
+    let command =
+        service.join(" ".as_ref()).into_string().map_err(|_| anyhow::anyhow!("the command line is not UTF-8"))?;
     let log = Path::new(log).display();
     let ours = format!(
         "[Unit]\nDefaultDependencies=no\nAfter=systemd-logind.service\n[Service]\nExecStart=\nExecStart={command}\n\
@@ -81,13 +82,13 @@ fn outside(arguments: &[OsString]) -> anyhow::Result<()> {
     write("keblet.service.d/test.conf", &ours)?;
     let members = cgroup.join("cgroup.procs");
     fs::write(&members, "0").with_context(|| format!("cannot enter {}", cgroup.display()))?;
-    let own = std::env::current_exe().context("cannot find our own program")?;
+    let own = std::env::current_exe().context("cannot determine the path of this program")?;
     let namespaces = ["--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--uts", "--ipc", "--cgroup"];
     let error = Command::new("unshare").args(namespaces).arg(own).arg(INSIDE).arg(folder).exec();
-    Err(error).context("cannot become unshare")
+    Err(error).context("cannot execute unshare")
 }
 
-/// Gives the namespaces what a machine has of its own and becomes its first process.
+/// Mounts the file systems of the new machine and executes systemd.
 fn boot(folder: &Path) -> anyhow::Result<()> {
     for path in FRESH.iter().filter(|path| Path::new(path).is_dir()) {
         put(None, path, Some("tmpfs"), MsFlags::empty())?;
@@ -98,9 +99,9 @@ fn boot(folder: &Path) -> anyhow::Result<()> {
     put(Some(&machine), "/etc/machine-id", None, MsFlags::MS_BIND)?;
     put(Some(Path::new("/proc/sys")), "/proc/sys", None, MsFlags::MS_BIND)?;
     put(None, "/proc/sys", None, MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY)?;
-    umount2(CGROUPS, MntFlags::MNT_DETACH).with_context(|| format!("cannot take {CGROUPS} away"))?;
+    umount2(CGROUPS, MntFlags::MNT_DETACH).with_context(|| format!("cannot unmount {CGROUPS}"))?;
     put(None, CGROUPS, Some("cgroup2"), MsFlags::empty())?;
-    // Neither units nor generators of the system.
+    // Without the system's units and generators.
     let (units, none) = (folder.join("units"), folder.join("none"));
     let error = Command::new("/lib/systemd/systemd")
         .args(["--system", "--unit=machine.target"])
@@ -110,7 +111,7 @@ fn boot(folder: &Path) -> anyhow::Result<()> {
         .env("SYSTEMD_ENVIRONMENT_GENERATOR_PATH", &none)
         .env("SYSTEMD_LOG_TARGET", "console")
         .exec();
-    Err(error).context("cannot become systemd")
+    Err(error).context("cannot execute systemd")
 }
 
 fn put(what: Option<&Path>, at: &str, kind: Option<&str>, flags: MsFlags) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! The real kubectl as a process. Owns its start, its words and its end; every wait has a deadline.
+//! Runs the real kubectl; every wait has a deadline.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -23,7 +23,7 @@ use tokio::time::timeout;
 
 use super::TIMEOUT;
 
-/// How long an answer may take before the question counts as lost.
+/// Deadline of a response before the input is sent again.
 const RESEND_AFTER: Duration = Duration::from_secs(5);
 
 /// kubectl as administrator in one namespace.
@@ -35,10 +35,10 @@ pub struct Kubectl {
     environment: Vec<(&'static str, &'static str)>,
 }
 
-/// What a finished kubectl said.
+/// Output of a finished kubectl.
 #[derive(Debug)]
 pub struct Output {
-    /// Its exit code; -1 if a signal ended it.
+    /// Its exit code; -1 if a signal killed it.
     pub code: i32,
     /// Standard output.
     pub out: String,
@@ -57,29 +57,35 @@ impl Kubectl {
         }
     }
 
-    /// The same as an older one, which streams over SPDY all the way.
+    /// The same without WebSockets: streams use SPDY, as in older versions.
     pub fn without_websockets(mut self) -> Self {
         let gates = ["KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PORT_FORWARD_WEBSOCKETS"];
         self.environment.extend(gates.map(|gate| (gate, "false")));
         self
     }
 
-    /// Runs it and returns what it said; for failures that are to be looked at.
+    /// Runs kubectl and returns its output, whatever the exit code.
+    ///
+    /// # Errors
+    /// kubectl cannot be run or does not exit in time.
     pub async fn run(&self, arguments: &[&str]) -> Result<Output> {
         self.run_with(arguments, "").await
     }
 
-    /// The same with something on its standard input.
+    /// [`Self::run`] with this text on standard input.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
     pub async fn run_with(&self, arguments: &[&str], input: &str) -> Result<Output> {
         let line = arguments.join(" ");
         let mut command = Command::new(&self.program);
         command.arg("--namespace").arg(&self.namespace).args(arguments);
         let mut child = self.spawn(&mut command)?;
         let mut stdin = child.stdin.take().context("kubectl has no standard input")?;
-        // It may answer before it has read all, and end without having done so.
+        // kubectl may write output before it has read all input, and exit without reading it.
         let input = async move { stdin.write_all(input.as_bytes()).await };
         let talk = async { tokio::join!(input, child.wait_with_output()).1.context("cannot wait for kubectl") };
-        let output = timeout(TIMEOUT, talk).await.with_context(|| format!("`kubectl {line}` does not end"))??;
+        let output = timeout(TIMEOUT, talk).await.with_context(|| format!("`kubectl {line}` does not exit"))??;
         Ok(Output {
             code: output.status.code().unwrap_or(-1),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -87,23 +93,32 @@ impl Kubectl {
         })
     }
 
-    /// Runs it, insists on its success and returns its standard output.
+    /// Runs kubectl and returns its standard output.
+    ///
+    /// # Errors
+    /// kubectl fails, or as [`Self::run`].
     pub async fn ok(&self, arguments: &[&str]) -> Result<String> {
-        let said = self.run(arguments).await?;
-        if said.code != 0 {
-            bail!("`kubectl {}` ended with {}: {}{}", arguments.join(" "), said.code, said.out, said.err);
+        let output = self.run(arguments).await?;
+        if output.code != 0 {
+            bail!("`kubectl {}` exited with {}: {}{}", arguments.join(" "), output.code, output.out, output.err);
         }
-        Ok(said.out)
+        Ok(output.out)
     }
 
-    /// Starts it and leaves it running.
+    /// Starts kubectl in the background.
+    ///
+    /// # Errors
+    /// kubectl cannot be started.
     pub fn start(&self, arguments: &[&str]) -> Result<Session> {
         let mut command = Command::new(&self.program);
         command.arg("--namespace").arg(&self.namespace).args(arguments);
         Session::of(self.spawn(&mut command)?, format!("kubectl {}", arguments.join(" ")))
     }
 
-    /// Starts it on a terminal of its own, as `-t` wants it. The arguments must not need quoting.
+    /// Starts kubectl on a terminal of its own, as `-t` requires. The arguments must not need quoting.
+    ///
+    /// # Errors
+    /// kubectl cannot be started.
     pub fn start_on_terminal(&self, arguments: &[&str]) -> Result<Session> {
         let line = format!("{} --namespace {} {}", self.program.display(), self.namespace, arguments.join(" "));
         let mut command = Command::new("script");
@@ -124,7 +139,7 @@ impl Kubectl {
     }
 }
 
-/// A kubectl that runs; killed when dropped.
+/// A running kubectl; killed when dropped.
 pub struct Session {
     line: String,
     process: Child,
@@ -143,25 +158,34 @@ impl Session {
         Ok(Self { line, process, input, output, readers })
     }
 
-    /// Types something.
+    /// Writes to its standard input.
+    ///
+    /// # Errors
+    /// The input is closed.
     pub async fn send(&mut self, text: &str) -> Result<()> {
         let input = self.input.as_mut().context("its input is closed")?;
-        input.write_all(text.as_bytes()).await.with_context(|| format!("`{}` does not listen", self.line))?;
-        input.flush().await.with_context(|| format!("`{}` does not listen", self.line))
+        input.write_all(text.as_bytes()).await.with_context(|| format!("`{}` does not read its input", self.line))?;
+        input.flush().await.with_context(|| format!("`{}` does not read its input", self.line))
     }
 
-    /// Keeps it from running, so that it neither reads nor answers.
+    /// Suspends the process, so that it neither reads nor writes.
+    ///
+    /// # Errors
+    /// It has exited.
     pub fn suspend(&self) -> Result<()> {
         self.signal(Signal::SIGSTOP)
     }
 
-    /// Lets it run again.
+    /// Resumes the process.
+    ///
+    /// # Errors
+    /// It has exited.
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::SIGCONT)
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = self.process.id().with_context(|| format!("`{}` has ended", self.line))?;
+        let pid = self.process.id().with_context(|| format!("`{}` has exited", self.line))?;
         kill(Pid::from_raw(i32::try_from(pid)?), signal).with_context(|| format!("cannot signal `{}`", self.line))
     }
 
@@ -170,45 +194,56 @@ impl Session {
         self.input = None;
     }
 
-    /// Waits until it has said this, on standard output or error, and returns all it said so far.
+    /// Waits until its output, on standard output or error, contains the text; returns all output so far.
+    ///
+    /// # Errors
+    /// The text was not written in time, or kubectl exited before.
     pub async fn until_output(&mut self, text: &str) -> Result<String> {
-        let heard = timeout(TIMEOUT, self.output.wait_for(|said| said.contains(text))).await;
-        let heard = heard.map(|heard| heard.map(|said| said.clone()));
-        match heard {
-            Ok(Ok(said)) => Ok(said),
-            Ok(Err(_)) => bail!("`{}` ended and never said {text:?}, but: {}", self.line, self.said()),
-            Err(_) => bail!("`{}` never said {text:?}, but: {}", self.line, self.said()),
+        let result = timeout(TIMEOUT, self.output.wait_for(|output| output.contains(text))).await;
+        let result = result.map(|result| result.map(|output| output.clone()));
+        match result {
+            Ok(Ok(output)) => Ok(output),
+            Ok(Err(_)) => {
+                bail!("`{}` exited without writing {text:?}; its output: {}", self.line, self.output_so_far())
+            }
+            Err(_) => bail!("`{}` did not write {text:?}; its output: {}", self.line, self.output_so_far()),
         }
     }
 
-    /// Types something until it is answered. A runtime may take what is typed before it passes on what is said, so what
-    /// a process answers to the very first words of somebody who attaches to it can be lost.
+    /// Writes input repeatedly until the output contains `answer`. A runtime may read input before it forwards output,
+    /// so the first output of a process after attaching can be lost.
+    ///
+    /// # Errors
+    /// As [`Self::until_output`].
     pub async fn send_until_output(&mut self, question: &str, answer: &str) -> Result<String> {
         let began = Instant::now();
         loop {
             self.send(question).await?;
             match timeout(RESEND_AFTER, self.until_output(answer)).await {
-                Ok(said) => return said,
+                Ok(output) => return output,
                 Err(_) if began.elapsed() < TIMEOUT => {}
-                Err(_) => bail!("`{}` never said {answer:?}, but: {}", self.line, self.said()),
+                Err(_) => bail!("`{}` did not write {answer:?}; its output: {}", self.line, self.output_so_far()),
             }
         }
     }
 
-    /// All it said so far.
-    pub fn said(&self) -> String {
+    /// All output so far.
+    pub fn output_so_far(&self) -> String {
         self.output.borrow().clone()
     }
 
-    /// Waits until it has ended by itself, and returns its exit code and all it said.
+    /// Waits until kubectl has exited by itself, and returns its exit code and output.
+    ///
+    /// # Errors
+    /// It does not exit in time.
     pub async fn ended(mut self) -> Result<(i32, String)> {
         self.input = None;
         let Ok(status) = timeout(TIMEOUT, self.process.wait()).await else {
-            bail!("`{}` does not end; it said: {}", self.line, self.said());
+            bail!("`{}` does not exit; its output: {}", self.line, self.output_so_far());
         };
         let status = status.context("cannot wait for kubectl")?;
         for reader in self.readers.drain(..) {
-            timeout(TIMEOUT, reader).await.context("its output does not end")?.context("reading it panicked")?;
+            timeout(TIMEOUT, reader).await.context("its output is not closed")?.context("reading it panicked")?;
         }
         Ok((status.code().unwrap_or(-1), self.output.borrow().clone()))
     }
@@ -219,6 +254,6 @@ async fn collect(mut from: impl tokio::io::AsyncRead + Unpin, into: watch::Sende
     while let Ok(length) = from.read(&mut buffer).await
         && length > 0
     {
-        into.send_modify(|said| said.push_str(&String::from_utf8_lossy(&buffer[..length])));
+        into.send_modify(|output| output.push_str(&String::from_utf8_lossy(&buffer[..length])));
     }
 }

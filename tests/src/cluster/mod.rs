@@ -45,17 +45,17 @@ pub use wait::until;
 pub use wait::until_gone;
 pub use wait::until_some;
 
-/// Deadline of every wait; generous, for a loaded machine.
+/// Deadline of every wait; generous, for a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Tests on the shared control plane at a time, beside those on exclusive ones.
+/// Tests that use the shared control plane at the same time, beside those on exclusive ones.
 const AT_ONCE: usize = 3;
 
 static SHARED: ControlPlaneSlot = ControlPlaneSlot::new(AT_ONCE);
 /// Two, since a test that waits for an API server to restart uses no CPU.
 static EXCLUSIVE: [ControlPlaneSlot; 2] = [ControlPlaneSlot::new(1), ControlPlaneSlot::new(1)];
 
-/// A control plane, started on first use, and the node on it. It ends with the test process, which closes its input.
+/// A control plane and its shared node, both started on first use. Removed when the test process exits.
 struct ControlPlaneSlot {
     permits: Semaphore,
     plane: OnceLock<Mutex<ControlPlane>>,
@@ -63,7 +63,7 @@ struct ControlPlaneSlot {
     node: OnceCell<Arc<ClusterNode>>,
 }
 
-/// A control plane as one test uses it.
+/// A control plane in use by a test.
 pub struct Cluster {
     slot: &'static ControlPlaneSlot,
     ready: ControlPlaneReady,
@@ -72,12 +72,18 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The shared control plane, which no test may break.
+    /// The shared control plane; a test must not break it.
+    ///
+    /// # Errors
+    /// The control plane does not start.
     pub async fn shared() -> Result<Self> {
         Self::on(&SHARED, SHARED.acquire().await?).await
     }
 
     /// A control plane for this test only, which may break it and its node.
+    ///
+    /// # Errors
+    /// The control plane does not start.
     pub async fn exclusive() -> Result<Self> {
         let [one, other] = &EXCLUSIVE;
         tokio::select! {
@@ -95,32 +101,41 @@ impl Cluster {
     }
 
     /// The node that all tests on this control plane share, started on first use.
+    ///
+    /// # Errors
+    /// The node does not become Ready.
     pub async fn node(&self) -> Result<Arc<ClusterNode>> {
         let start = async || ClusterNode::start(self, json!({})).await.map(Arc::new);
         self.slot.node.get_or_try_init(start).await.cloned()
     }
 
-    /// Where everything is.
+    /// Names and addresses of the control plane.
     pub fn ready(&self) -> &ControlPlaneReady {
         &self.ready
     }
 
-    /// A client with an administrator's rights.
+    /// A client with administrator rights.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// Runs a command on the control plane, such as to kill a component, on a blocking thread.
-    pub async fn order<T: Send + 'static>(
+    /// Runs a function on the control plane, such as killing a component, on a blocking thread.
+    ///
+    /// # Errors
+    /// The control plane does not start, or the function fails.
+    pub async fn on_control_plane<T: Send + 'static>(
         &self,
-        order: impl FnOnce(&mut ControlPlane) -> Result<T> + Send + 'static,
+        command: impl FnOnce(&mut ControlPlane) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let slot = self.slot;
-        spawn_blocking(move || order(&mut *slot.plane()?)).await.context("an order to the control plane panicked")?
+        spawn_blocking(move || command(&mut *slot.plane()?)).await.context("a command to the control plane panicked")?
     }
 }
 
-/// A client for whoever a kubeconfig names.
+/// A client with the identity of a kubeconfig.
+///
+/// # Errors
+/// The kubeconfig cannot be read or has no usable identity.
 pub async fn client(kubeconfig: PathBuf) -> Result<Client> {
     let shown = kubeconfig.display().to_string();
     let config = Kubeconfig::read_from(&kubeconfig).with_context(|| format!("cannot read {shown}"))?;
@@ -150,8 +165,8 @@ impl ControlPlaneSlot {
                 self.plane.set(Mutex::new(started)).map_err(|_| anyhow!("two control planes were started"))?;
             }
         }
-        let plane = self.plane.get().context("the control plane is not there")?;
-        // A test that failed while it gave an order broke nothing that the next order does not report.
+        let plane = self.plane.get().context("the control plane was not started")?;
+        // A test that panicked with the lock held leaves no state that later commands do not report.
         Ok(plane.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,4 +1,4 @@
-//! A node of the cluster: a private containerd and the agent on it. Owns their start and end.
+//! A node of the cluster: a private containerd and the agent on it.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -33,11 +33,10 @@ use super::until;
 use crate::standalone::program;
 
 const LOG_LINES: usize = 40;
-/// Nothing announces what the agent writes into its log.
+/// Poll interval for the agent's log, whose changes are not announced.
 const POLL: Duration = Duration::from_millis(50);
 
-/// A private runtime and an agent that joined the cluster with it. The runtime's supervisor ends it when this process
-/// ends.
+/// A private runtime and an agent that joined the cluster. The runtime's supervisor stops both when this process exits.
 pub struct ClusterNode {
     /// The node's name, address and certificates.
     pub access: NodeAccess,
@@ -52,7 +51,10 @@ struct Parts {
 }
 
 impl ClusterNode {
-    /// A new node, ready for pods. `changes` replaces single fields of the agent's configuration.
+    /// A new Ready node. `changes` replaces fields of the agent's configuration.
+    ///
+    /// # Errors
+    /// Runtime or agent do not start, or the node does not become Ready.
     pub async fn start(cluster: &Cluster, changes: Value) -> Result<Self> {
         let node = Self::prepare(cluster, changes).await?;
         node.start_agent().await?;
@@ -60,14 +62,17 @@ impl ClusterNode {
         Ok(node)
     }
 
-    /// A runtime and a node's files; the agent is yet to be started.
+    /// A runtime and a node's files; the agent is not started.
+    ///
+    /// # Errors
+    /// The runtime does not start, or a certificate or file cannot be written.
     pub async fn prepare(cluster: &Cluster, changes: Value) -> Result<Self> {
         let containerd = spawn_blocking(|| PrivateContainerd::start(&Cache::locate(), &Options::default()))
             .await
             .context("starting containerd panicked")??;
         let name = containerd.ready().bridge.replace("kb-", "node-");
         let address = IpAddr::V4(containerd.ready().host_address()?);
-        let access = cluster.order(move |plane| plane.node(&name, address)).await?;
+        let access = cluster.on_control_plane(move |plane| plane.node(&name, address)).await?;
         let mut all = json!({ "logging": { "verbosity": 2 } });
         if let (Some(all), Some(changes)) = (all.as_object_mut(), changes.as_object()) {
             all.extend(changes.clone());
@@ -81,38 +86,50 @@ impl ClusterNode {
         &self.access.name
     }
 
-    /// Starts the agent, also again.
+    /// Starts the agent, for the first time or again.
+    ///
+    /// # Errors
+    /// The program cannot be started.
     pub async fn start_agent(&self) -> Result<()> {
         self.start_agent_with(self.node.cluster_arguments(&self.access).into_iter().collect()).await
     }
 
-    /// Starts the agent with flags of the test's own choice.
+    /// Starts the agent with these flags.
+    ///
+    /// # Errors
+    /// The program cannot be started.
     pub async fn start_agent_with(&self, arguments: Vec<std::ffi::OsString>) -> Result<()> {
         let mut parts = self.parts();
         let mut command = agent()?;
         command.args(arguments);
-        let containerd = parts.containerd.as_mut().context("the runtime has ended")?;
+        let containerd = parts.containerd.as_mut().context("the runtime is stopped")?;
         let agent = Agent::start(&mut command, &self.node, containerd)?;
         parts.agent = Some(agent);
         Ok(())
     }
 
-    /// The running agent's process; an agent that has ended by itself is an error.
+    /// PID of the running agent.
+    ///
+    /// # Errors
+    /// The agent does not run or has exited by itself.
     pub fn agent_pid(&self) -> Result<u32> {
         let mut parts = self.parts();
         let agent = parts.agent.as_mut().context("no agent is running")?;
         match agent.ended()? {
             None => Ok(agent.pid()),
-            Some(status) => bail!("the agent ended with {status}; {}", self.log_excerpt()),
+            Some(status) => bail!("the agent exited with {status}; {}", self.log_excerpt()),
         }
     }
 
-    /// All that its agents have said.
+    /// The log of all agents on this node.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.node.log).unwrap_or_default()).into_owned()
     }
 
-    /// Waits until the agent has said this so many times, and returns all it said.
+    /// Waits until the log contains the text so many times, and returns the log.
+    ///
+    /// # Errors
+    /// It does not in time.
     pub async fn until_logged(&self, text: &str, times: usize) -> Result<String> {
         let deadline = Instant::now() + TIMEOUT;
         loop {
@@ -121,28 +138,37 @@ impl ClusterNode {
                 return Ok(log);
             }
             if Instant::now() > deadline {
-                bail!("never said {times} times: {text}; {}", self.log_excerpt());
+                bail!("not {times} times in the log: {text}; {}", self.log_excerpt());
             }
             tokio::time::sleep(POLL).await;
         }
     }
 
     /// Kills the agent with SIGKILL.
+    ///
+    /// # Errors
+    /// It does not run.
     pub fn kill_agent(&self) -> Result<()> {
         self.parts().agent.take().context("no agent is running")?.kill()
     }
 
-    /// Ends the agent with SIGTERM, which it has to follow.
+    /// Stops the agent with SIGTERM.
+    ///
+    /// # Errors
+    /// It does not exit in time or exits with an error.
     pub fn end_agent(&self) -> Result<()> {
         let agent = self.parts().agent.take().context("no agent is running")?;
         let status = agent.end(TIMEOUT)?;
         if !status.success() {
-            bail!("the agent ended with {status}");
+            bail!("the agent exited with {status}");
         }
         Ok(())
     }
 
-    /// Waits until the API server shows the node as Ready.
+    /// Waits until the Node object is Ready.
+    ///
+    /// # Errors
+    /// It is not in time.
     pub async fn until_ready(&self, cluster: &Cluster) -> Result<()> {
         let api: Api<NodeObject> = Api::all(cluster.client());
         let ready = |node: Option<&NodeObject>| {
@@ -152,49 +178,64 @@ impl ClusterNode {
         until(&api, self.name(), "Ready", ready).await.with_context(|| self.log_excerpt())
     }
 
-    /// What the runtime knows of its pods.
+    /// All pods, as the runtime reports them.
+    ///
+    /// # Errors
+    /// The runtime does not answer.
     pub fn pods(&self) -> Result<Vec<PodView>> {
-        self.parts().containerd.as_mut().context("the runtime has ended")?.pods()
+        self.parts().containerd.as_mut().context("the runtime is stopped")?.pods()
     }
 
-    /// Kills the container runtime with SIGKILL; containers live on.
+    /// Kills the container runtime with SIGKILL; containers keep running.
+    ///
+    /// # Errors
+    /// It does not run.
     pub fn kill_runtime(&self) -> Result<()> {
-        self.parts().containerd.as_mut().context("the runtime has ended")?.kill()
+        self.parts().containerd.as_mut().context("the runtime is stopped")?.kill()
     }
 
     /// Starts the killed runtime again.
+    ///
+    /// # Errors
+    /// It does not get ready.
     pub fn start_runtime(&self) -> Result<()> {
-        self.parts().containerd.as_mut().context("the runtime has ended")?.restart()
+        self.parts().containerd.as_mut().context("the runtime is stopped")?.restart()
     }
 
-    /// A folder on the node that goes when it goes.
+    /// A folder that is removed with the node.
+    ///
+    /// # Errors
+    /// The runtime is stopped.
     pub fn folder(&self) -> Result<PathBuf> {
-        Ok(self.parts().containerd.as_ref().context("the runtime has ended")?.ready().dir.clone())
+        Ok(self.parts().containerd.as_ref().context("the runtime is stopped")?.ready().dir.clone())
     }
 
-    /// What the agent said last.
+    /// The end of the agent's log, for messages.
     pub fn log_excerpt(&self) -> String {
-        format!("the agent's last words:\n{}", log_tail(&self.node.log, LOG_LINES))
+        format!("end of the agent's log:\n{}", log_tail(&self.node.log, LOG_LINES))
     }
 
-    /// Ends agent and runtime the gentle way and takes the node out of the cluster.
+    /// Stops agent and runtime and deletes the Node object.
+    ///
+    /// # Errors
+    /// A process does not stop, a resource remains, or the object cannot be deleted.
     pub async fn stop_and_delete(self, cluster: &Cluster) -> Result<()> {
         let api: Api<NodeObject> = Api::all(cluster.client());
         if self.parts().agent.is_some() {
             self.end_agent()?;
         }
         api.delete(self.name(), &DeleteParams::default()).await.context("cannot delete the Node")?;
-        let containerd = self.parts().containerd.take().context("the runtime has ended")?;
+        let containerd = self.parts().containerd.take().context("the runtime is stopped")?;
         spawn_blocking(move || containerd.stop()).await.context("stopping containerd panicked")?
     }
 
     fn parts(&self) -> MutexGuard<'_, Parts> {
-        // A test that failed while it held them broke nothing that the next use does not report.
+        // A test that panicked with the lock held leaves no state that later uses do not report.
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// keblet, or the agent that `KEBLET_TEST_AGENT` names: the tests hold for any kubelet.
+/// keblet, or the agent of `KEBLET_TEST_AGENT`: the tests hold for any kubelet.
 fn agent() -> Result<Command> {
     if let Some(other) = std::env::var_os("KEBLET_TEST_AGENT") {
         return Ok(Command::new(other));

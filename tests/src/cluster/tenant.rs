@@ -1,4 +1,4 @@
-//! What one test has of the cluster: a namespace, a node and kubectl. Owns making and removing the namespace.
+//! A test's share of the cluster: a namespace, a node and kubectl.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -33,18 +33,21 @@ use super::until_gone;
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// A namespace of its own on a node.
+/// A namespace, and the node of its pods.
 pub struct Tenant {
     /// The control plane.
     pub cluster: Cluster,
-    /// Where its pods run.
+    /// The node of its pods.
     pub node: Arc<ClusterNode>,
     /// The namespace's name.
     pub namespace: String,
 }
 
 impl Tenant {
-    /// A namespace on the node that tests share.
+    /// A namespace on the shared node.
+    ///
+    /// # Errors
+    /// Control plane or node do not start, or the namespace cannot be created.
     pub async fn new_namespace(name: &str) -> Result<Self> {
         let cluster = Cluster::shared().await?;
         let node = cluster.node().await?;
@@ -52,12 +55,15 @@ impl Tenant {
     }
 
     /// A namespace on this node, ready for pods.
+    ///
+    /// # Errors
+    /// The namespace cannot be created or gets no service account.
     pub async fn on(cluster: Cluster, node: Arc<ClusterNode>, name: &str) -> Result<Self> {
         let namespace = format!("{name}-{:04x}", fastrand::u16(..));
         let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": namespace } }))?;
         let api: Api<Namespace> = Api::all(cluster.client());
         api.create(&PostParams::default(), &object).await.context("cannot create the namespace")?;
-        // Pods are refused until it has one.
+        // The API server rejects pods until the namespace has a default service account.
         let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client(), &namespace);
         until(&accounts, "default", "a default service account", |account| account.map(|_| ())).await?;
         Ok(Self { cluster, node, namespace })
@@ -71,22 +77,25 @@ impl Tenant {
         Api::namespaced(self.cluster.client(), &self.namespace)
     }
 
-    /// The real kubectl, looking at the namespace.
+    /// kubectl in the namespace.
     pub fn kubectl(&self) -> Kubectl {
         Kubectl::new(self.cluster.ready(), &self.namespace)
     }
 
     /// Creates an object from its JSON.
+    ///
+    /// # Errors
+    /// The object is malformed or the API server rejects it.
     pub async fn create<K>(&self, object: Value) -> Result<K>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug,
     {
         let name = object["metadata"]["name"].to_string();
-        let object: K = serde_json::from_value(object).with_context(|| format!("{name} is no {}", K::kind(&())))?;
+        let object: K = serde_json::from_value(object).with_context(|| format!("{name} is not a {}", K::kind(&())))?;
         self.api().create(&PostParams::default(), &object).await.with_context(|| format!("cannot create {name}"))
     }
 
-    /// A pod's specification with one container `main` that runs a shell script, bound to be placed on the node.
+    /// A pod spec with one container `main` that runs a shell script, bound to the node.
     pub fn shell(&self, script: &str) -> Value {
         json!({
             "nodeSelector": { "kubernetes.io/hostname": self.node.name() },
@@ -100,26 +109,34 @@ impl Tenant {
         })
     }
 
-    /// Creates a pod with such a specification.
+    /// Creates a pod with this spec.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
     pub async fn pod(&self, name: &str, spec: Value) -> Result<Pod> {
         let pod = json!({ "metadata": { "name": name, "labels": { "app": name } }, "spec": spec });
         self.create(pod).await
     }
 
-    /// Waits until a port of the pod takes connections. A container is ready before its program is, and nothing announces
-    /// that.
+    /// Waits until a port of the pod accepts connections, which a Ready pod without probes does not guarantee.
+    ///
+    /// # Errors
+    /// The pod has no address or the port is not open in time.
     pub async fn until_listening(&self, name: &str, port: u16) -> Result<()> {
         let pod = self.until_ready(name).await?;
         let address = pod.status.and_then(|status| status.pod_ip).with_context(|| format!("{name} has no address"))?;
         let deadline = Instant::now() + TIMEOUT;
         while let Err(error) = TcpStream::connect(format!("{address}:{port}")).await {
-            ensure!(Instant::now() < deadline, "{name} never listens on {address}:{port}: {error}");
+            ensure!(Instant::now() < deadline, "{name} does not listen on {address}:{port}: {error}");
             tokio::time::sleep(POLL).await;
         }
         Ok(())
     }
 
-    /// Waits until `pick` gives something for the object. A failed wait shows the agent's last words as well.
+    /// Waits until `pick` returns a value for the object. The error has the end of the agent's log.
+    ///
+    /// # Errors
+    /// It does not in time.
     pub async fn until<K, T>(&self, name: &str, what: &str, pick: impl FnMut(Option<&K>) -> Option<T>) -> Result<T>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -134,11 +151,17 @@ impl Tenant {
     }
 
     /// Waits until the pod is Ready.
+    ///
+    /// # Errors
+    /// It is not in time.
     pub async fn until_ready(&self, pod: &str) -> Result<Pod> {
         self.until(pod, "Ready", |pod: Option<&Pod>| pod.filter(|pod| is_ready(pod)).cloned()).await
     }
 
     /// Waits until the pod is in this phase.
+    ///
+    /// # Errors
+    /// It is not in time.
     pub async fn until_phase(&self, pod: &str, phase: &str) -> Result<Pod> {
         let reached = |pod: Option<&Pod>| {
             pod.filter(|pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some(phase)).cloned()
@@ -146,12 +169,15 @@ impl Tenant {
         self.until(pod, phase, reached).await
     }
 
-    /// Removes the namespace and waits until all its pods are gone. What else is in it goes when the controllers get round
-    /// to it: they let five seconds pass before they begin.
+    /// Deletes the namespace and waits until all its pods are removed. Other objects are removed by the namespace
+    /// controller later.
+    ///
+    /// # Errors
+    /// A request fails, or a pod is not removed in time.
     pub async fn delete_namespace(self) -> Result<(Cluster, Arc<ClusterNode>)> {
         let api: Api<Namespace> = Api::all(self.cluster.client());
         api.delete(&self.namespace, &DeleteParams::default()).await.context("cannot delete the namespace")?;
-        // From now on nobody can create any in it.
+        // In a terminating namespace no pod can be created any more.
         let (pods, soon) =
             (self.api::<Pod>(), DeleteParams { grace_period_seconds: Some(1), ..DeleteParams::default() });
         pods.delete_collection(&soon, &ListParams::default()).await.context("cannot delete the pods")?;

@@ -1,4 +1,4 @@
-//! Waiting for an object to be as it should. Owns the watch and the deadline; a failed wait shows the object as it was.
+//! Waits on watches of the API server. A failed wait prints the last state of the object.
 
 use std::fmt::Debug;
 use std::pin::pin;
@@ -19,9 +19,12 @@ use tokio::time::timeout_at;
 
 use super::TIMEOUT;
 
-/// Waits until `pick` gives something for the object, which it sees as `None` while there is none.
+/// Waits until `pick` returns a value for the object, which is `None` while it does not exist.
 ///
-/// Watches survive a dead API server, so this may be used while one is being killed.
+/// Watches are resumed after a restart of the API server, so this may be used while it is killed.
+///
+/// # Errors
+/// `pick` returns no value in time; the error has the last state of the object.
 pub async fn until<K, T>(
     api: &Api<K>,
     name: &str,
@@ -43,23 +46,29 @@ where
                 }
                 last = state;
             }
-            Ok(Some(Err(error))) => last_error = format!("\nlast last_error of the watch: {error}"),
+            Ok(Some(Err(error))) => last_error = format!("\nlast error of the watch: {error}"),
             Ok(None) | Err(_) => {
-                bail!("{name}: never came: {what}; at last:\n{}{last_error}", shown(last.as_ref())?);
+                bail!("{name}: timed out waiting for: {what}; last state:\n{}{last_error}", shown(last.as_ref())?);
             }
         }
     }
 }
 
-/// Waits until there is no such object.
+/// Waits until the object does not exist.
+///
+/// # Errors
+/// It exists at the deadline.
 pub async fn until_gone<K>(api: &Api<K>, name: &str) -> Result<()>
 where
     K: Resource + Clone + DeserializeOwned + Serialize + Debug + Send + 'static,
 {
-    until(api, name, "gone", |state| state.is_none().then_some(())).await
+    until(api, name, "removal", |state| state.is_none().then_some(())).await
 }
 
-/// Waits until `pick` gives something for any of the objects that the watch tells of.
+/// Waits until `pick` returns a value for any object of the watch.
+///
+/// # Errors
+/// It returns none in time.
 pub async fn until_some<K, T>(
     api: Api<K>,
     config: Config,
@@ -79,13 +88,13 @@ where
                     return Ok(found);
                 }
             }
-            Ok(Some(Err(error))) => last_error = format!("; last last_error of the watch: {error}"),
-            Ok(None) | Err(_) => bail!("never came: {what}{last_error}"),
+            Ok(Some(Err(error))) => last_error = format!("; last error of the watch: {error}"),
+            Ok(None) | Err(_) => bail!("timed out waiting for: {what}{last_error}"),
         }
     }
 }
 
-/// The object for people, without the API server's book-keeping.
+/// The object without managed fields, for messages.
 fn shown<K: Serialize>(state: Option<&K>) -> Result<String> {
     let Some(state) = state else { return Ok("it does not exist".to_owned()) };
     let mut value = serde_json::to_value(state)?;

@@ -1,4 +1,4 @@
-//! A plain CRI client for tests: short words for the calls, no policy, no deadlines of its own.
+//! A plain CRI client for tests, without policy or deadlines.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -14,14 +14,14 @@ use tonic::Status;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-/// Calls a runtime as a test needs it.
+/// A CRI client.
 #[derive(Clone, Debug)]
 pub struct Client {
     /// The RuntimeService.
     pub runtime: RuntimeServiceClient<Channel>,
     /// The ImageService.
     pub images: ImageServiceClient<Channel>,
-    /// Labels of the sandboxes it ran, which their containers carry too.
+    /// Labels of the sandboxes it ran, which their containers get too.
     labels: Arc<Mutex<HashMap<String, BTreeMap<String, String>>>>,
 }
 
@@ -36,6 +36,9 @@ impl Client {
     }
 
     /// Runs a sandbox; returns its id.
+    ///
+    /// # Errors
+    /// The runtime's error.
     pub async fn run_sandbox(&mut self, config: v1::PodSandboxConfig) -> Result<String, Status> {
         let labels = config.labels.clone();
         let request = v1::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
@@ -45,6 +48,9 @@ impl Client {
     }
 
     /// Creates a container with its pod's labels; returns its id.
+    ///
+    /// # Errors
+    /// The runtime's error.
     pub async fn create(&mut self, sandbox_id: &str, mut config: v1::ContainerConfig) -> Result<String, Status> {
         config.labels.extend(self.lock().get(sandbox_id).cloned().unwrap_or_default());
         let request = v1::CreateContainerRequest {
@@ -56,12 +62,18 @@ impl Client {
     }
 
     /// Starts a container.
+    ///
+    /// # Errors
+    /// The runtime's error.
     pub async fn start(&mut self, id: &str) -> Result<(), Status> {
         let request = v1::StartContainerRequest { container_id: id.to_owned() };
         self.runtime.start_container(request).await.map(drop)
     }
 
     /// Creates and starts a container; returns its id.
+    ///
+    /// # Errors
+    /// The runtime's error.
     pub async fn launch(&mut self, sandbox_id: &str, config: v1::ContainerConfig) -> Result<String, Status> {
         let id = self.create(sandbox_id, config).await?;
         self.start(&id).await?;
@@ -69,30 +81,45 @@ impl Client {
     }
 
     /// Stops a container with a grace period in seconds.
+    ///
+    /// # Errors
+    /// The runtime's error.
     pub async fn stop(&mut self, id: &str, timeout: i64) -> Result<(), Status> {
         let request = v1::StopContainerRequest { container_id: id.to_owned(), timeout };
         self.runtime.stop_container(request).await.map(drop)
     }
 
     /// Removes a container.
+    ///
+    /// # Errors
+    /// The runtime's error.
     pub async fn remove(&mut self, id: &str) -> Result<(), Status> {
         let request = v1::RemoveContainerRequest { container_id: id.to_owned() };
         self.runtime.remove_container(request).await.map(drop)
     }
 
     /// Stops a sandbox.
+    ///
+    /// # Errors
+    /// The runtime's error.
     pub async fn stop_sandbox(&mut self, id: &str) -> Result<(), Status> {
         let request = v1::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
         self.runtime.stop_pod_sandbox(request).await.map(drop)
     }
 
     /// Removes a sandbox.
+    ///
+    /// # Errors
+    /// The runtime's error.
     pub async fn remove_sandbox(&mut self, id: &str) -> Result<(), Status> {
         let request = v1::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
         self.runtime.remove_pod_sandbox(request).await.map(drop)
     }
 
     /// A container's status and its verbose info.
+    ///
+    /// # Errors
+    /// The runtime's error, or malformed verbose info.
     pub async fn status(&mut self, id: &str) -> Result<(v1::ContainerStatus, serde_json::Value), Status> {
         let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: true };
         let response = self.runtime.container_status(request).await?.into_inner();
@@ -100,13 +127,19 @@ impl Client {
         Ok((response.status.unwrap_or_default(), info))
     }
 
-    /// All containers, or those a filter selects.
+    /// All containers, or those that match a filter.
+    ///
+    /// # Errors
+    /// The runtime's error.
     pub async fn list(&mut self, filter: Option<v1::ContainerFilter>) -> Result<Vec<v1::Container>, Status> {
         let request = v1::ListContainersRequest { filter };
         Ok(self.runtime.list_containers(request).await?.into_inner().containers)
     }
 
     /// The event stream.
+    ///
+    /// # Errors
+    /// The runtime's error.
     pub async fn events(&mut self) -> Result<Streaming<v1::ContainerEventResponse>, Status> {
         Ok(self.runtime.get_container_events(v1::GetEventsRequest {}).await?.into_inner())
     }

@@ -1,6 +1,6 @@
-//! The simulated node's clocks, all derived from tokio's: on paused time they move only when the test moves.
+//! The simulated node's clocks, all derived from tokio's: on paused time they advance only when the test does.
 //!
-//! Refuses to read the system clock after construction, so a run with the same seed sees the same times.
+//! The system clock is not read after construction, so a run with the same seed has the same times.
 
 use std::time::Duration;
 use std::time::SystemTime;
@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 
 use tokio::time::Instant;
 
-/// One node's notion of time.
+/// The clocks of one node.
 #[derive(Clone, Copy, Debug)]
 pub struct SimClock {
     start: Instant,
@@ -16,7 +16,7 @@ pub struct SimClock {
 }
 
 impl SimClock {
-    /// A clock that says `epoch` now and advances with tokio's clock.
+    /// A clock that reads `epoch` now and advances with tokio's clock.
     pub fn starting_at(epoch: SystemTime) -> Self {
         Self { start: Instant::now(), epoch }
     }

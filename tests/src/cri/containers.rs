@@ -1,4 +1,4 @@
-//! What the calls about containers do, in containerd's order and words.
+//! Calls on containers, with containerd's order of steps and error texts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,8 +62,8 @@ impl Engine {
         let mut guard = self.state();
         let state = &mut *guard;
         let sandbox = state.store.sandbox(sandbox_id)?;
-        let wanted = config.image.as_ref().map(|image| image.image.as_str()).unwrap_or_default();
-        let image = state.images.resolve(wanted)?.clone();
+        let image_name = config.image.as_ref().map(|image| image.image.as_str()).unwrap_or_default();
+        let image = state.images.resolve(image_name)?.clone();
         let linux = config.linux.clone().unwrap_or_default();
         let pid_mode =
             linux.security_context.and_then(|context| context.namespace_options).map(|options| options.pid());
@@ -98,7 +98,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The cgroup a container is put into, in the way of the cgroup driver.
+    /// The cgroup of a container, in the format of the cgroup driver.
     fn cgroup_path(&self, sandbox: &Sandbox, id: &str) -> String {
         let parent = sandbox.config.linux.as_ref().map(|linux| linux.cgroup_parent.as_str()).unwrap_or_default();
         match self.options.cgroup_driver {
@@ -138,8 +138,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Stops a container: the stop signal, `grace`, SIGKILL; returns when the runtime has recorded the end. A
-    /// container that does not run, or does not exist, is stopped already.
+    /// Stops a container: the stop signal, `grace`, SIGKILL; returns when the runtime has recorded the exit. A
+    /// container that does not run or does not exist counts as stopped.
     pub(super) async fn stop_container(self: Arc<Self>, id: String, grace: Duration) -> Result<(), Status> {
         let (stopped, lost) = match self.state().store.containers.get(&id) {
             Some(container) if matches!(container.status.state, ContainerRunning | ContainerUnknown) => {
@@ -208,14 +208,14 @@ impl Engine {
         filter: Option<v1::ContainerFilter>,
     ) -> Result<Vec<v1::Container>, Status> {
         let filter = filter.unwrap_or_default();
-        let wanted = |container: &&Container| {
+        let matches = |container: &&Container| {
             container.id.starts_with(&filter.id)
                 && container.sandbox_id.starts_with(&filter.pod_sandbox_id)
                 && filter.state.is_none_or(|only| only.state() == container.status.state)
                 && status::selects(&filter.label_selector, &container.config.labels)
         };
         self.elapse(self.options.timings.list / 2).await;
-        let items = self.state().store.containers.values().filter(wanted).map(status::container_item).collect();
+        let items = self.state().store.containers.values().filter(matches).map(status::container_item).collect();
         self.elapse(self.options.timings.list / 2).await;
         Ok(items)
     }
@@ -266,7 +266,7 @@ impl Engine {
     }
 }
 
-/// `NAME_POD_NAMESPACE_UID_ATTEMPT`: the name a container holds until it is removed.
+/// `NAME_POD_NAMESPACE_UID_ATTEMPT`: the name that a container reserves until it is removed.
 fn container_name(container: &v1::ContainerMetadata, pod: &v1::PodSandboxMetadata) -> String {
     format!("{}_{}_{}_{}_{}", container.name, pod.name, pod.namespace, pod.uid, container.attempt)
 }

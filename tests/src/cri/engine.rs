@@ -31,10 +31,10 @@ use super::status;
 use super::store::Store;
 use super::trace::Trace;
 
-/// How long a swapped event waits for the event that overtakes it.
+/// How long a swapped event is held for the event that overtakes it.
 const SWAP_DELAY: Duration = Duration::from_secs(1);
 
-/// What an ExecSync of a container answers.
+/// Scripted result of ExecSync in a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecResult {
     /// Exit code of the command.
@@ -111,7 +111,7 @@ impl Engine {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cancelled when the runtime process ends.
+    /// Cancelled when the runtime process exits.
     pub(super) fn lifetime(&self) -> CancellationToken {
         self.lifetime.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -144,19 +144,19 @@ impl Engine {
         }
     }
 
-    /// Takes (about) as long as `base`.
+    /// Sleeps for about `base`.
     pub(super) async fn elapse(&self, base: Duration) {
         tokio::time::sleep(self.jittered(base)).await;
     }
 
-    /// Runs `work` until it completes or the runtime process ends, independent of the client that asked for it.
+    /// Runs `work` until it completes or the runtime process exits, independently of the client that requested it.
     pub(super) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
         let lifetime = self.lifetime();
         tokio::spawn(async move { lifetime.run_until_cancelled_owned(work).await });
     }
 
-    /// Executes one call: counts it, applies faults, and completes `work` even if the client gives up waiting, as a real
-    /// runtime does. Only the end of the runtime process interrupts it.
+    /// Executes one call: counts it, applies faults, and completes `work` even if the client gives up waiting, as a
+    /// real runtime does. Only the exit of the runtime process interrupts it.
     pub(super) async fn call<T, F>(&self, method: Method, object: String, work: F) -> Result<Response<T>, Status>
     where
         T: Send + 'static,
@@ -177,7 +177,7 @@ impl Engine {
         }
     }
 
-    /// Sends a container event about `container_id` in `sandbox_id`, with the snapshot of this very moment.
+    /// Sends a container event with a snapshot of the current state.
     pub(super) fn emit(self: &Arc<Self>, kind: v1::ContainerEventType, container_id: &str, sandbox_id: &str) {
         let (mut event, outcome) = {
             let mut state = self.state();

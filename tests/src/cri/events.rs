@@ -1,8 +1,8 @@
 //! Delivery of the runtime's container events to readers.
 //!
-//! Two habits are simulated. containerd 1.7: one queue of 1,000 shared by all readers; events pile up while nobody
-//! reads, each goes to one reader, overflow is dropped, and a reader whose connection died still swallows one more.
-//! containerd 2: a queue per reader, nothing kept for those who come later.
+//! Two behaviours are simulated. containerd 1.7: one queue of 1,000 shared by all readers; events accumulate while
+//! nothing reads, each is delivered to one reader, overflow is dropped, and a reader whose connection was closed
+//! consumes one more. containerd 2: a queue per reader, and events before its connection are lost.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -62,12 +62,12 @@ impl EventQueue {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Events handed to a reader's connection.
+    /// Events sent on a reader's connection.
     pub fn delivered(&self) -> u64 {
         self.delivered.load(Ordering::Relaxed)
     }
 
-    /// Adds an event; never waits.
+    /// Adds an event without waiting.
     pub fn push(&self, event: Event) {
         let mut state = self.lock();
         if state.recent.len() == QUEUE_SLOTS {
@@ -94,6 +94,9 @@ impl EventQueue {
     }
 
     /// A new reader's stream. Ends when `lifetime` is cancelled.
+    ///
+    /// # Errors
+    /// Unimplemented without an event stream.
     pub fn read(&self, lifetime: CancellationToken) -> Result<ReceiverStream<Result<Event, Status>>, Status> {
         let receiver = match self.delivery {
             Delivery::Unsupported => return Err(Status::unimplemented("unknown method GetContainerEvents")),
@@ -106,7 +109,7 @@ impl EventQueue {
         };
         let (to_connection, stream) = mpsc::channel(1);
         let delivered = Arc::clone(&self.delivered);
-        // Waits for the next event even when its connection is dead, and loses that event: as the real one does.
+        // Waits for the next event even if its connection is closed, and loses that event, as containerd does.
         let forward = async move {
             while let Some(event) = next(&receiver).await {
                 if to_connection.send(Ok(event)).await.is_err() {
@@ -119,14 +122,14 @@ impl EventQueue {
         Ok(ReceiverStream::new(stream))
     }
 
-    /// What a restart of the runtime leaves: nothing, or the last `replay` events once more.
+    /// The queue after a restart of the runtime: empty, or with the last `replay` events.
     pub fn reset(&self, replay: usize) {
         let mut state = self.lock();
         state.shared = shared();
         state.readers.clear();
         let skip = state.recent.len().saturating_sub(replay);
         for event in state.recent.iter().skip(skip) {
-            // The queue is new, and no longer than what is kept.
+            // The new queue is no longer than the retained events.
             let _ = state.shared.0.try_send(event.clone());
         }
     }
@@ -173,9 +176,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn disconnected_reader_consumes_one_event() {
         let queue = EventQueue::new(Delivery::Shared);
-        let dead = queue.read(CancellationToken::new()).expect("supported");
+        let disconnected = queue.read(CancellationToken::new()).expect("supported");
         tokio::task::yield_now().await;
-        drop(dead);
+        drop(disconnected);
         let mut reader = queue.read(CancellationToken::new()).expect("supported");
         tokio::task::yield_now().await;
         (0..3).for_each(|id| queue.push(event(id)));

@@ -1,6 +1,6 @@
 //! Fault injection: rules for calls, and probabilities for events.
 //!
-//! Decides only; `engine` applies the result. Every draw comes from the simulation's seeded generator.
+//! Only selects faults; `engine` applies them. Every draw comes from the simulation's seeded generator.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::method::Method;
 pub enum FaultKind {
     /// The work starts after this delay.
     Slow(Duration),
-    /// The work is done in time, but the response arrives after this delay and describes the past.
+    /// The work is done in time, but the response is delayed by this time and then outdated.
     LateAnswer(Duration),
     /// Neither takes effect nor responds.
     Hang,
@@ -46,18 +46,18 @@ impl CallFault {
         Self { method: None, object: String::new(), probability: 1.0, times: None, kind }
     }
 
-    /// Only calls about an object with this in its name: a container is `NAME_POD_NAMESPACE_UID_ATTEMPT`, a sandbox
-    /// `POD_NAMESPACE_UID_ATTEMPT`, a list the pod UID it filters by.
+    /// Restricts the rule to calls on objects whose name contains this text: a container is
+    /// `NAME_POD_NAMESPACE_UID_ATTEMPT`, a sandbox `POD_NAMESPACE_UID_ATTEMPT`, a list the pod UID in its filter.
     pub fn about(self, object: &str) -> Self {
         Self { object: object.to_owned(), ..self }
     }
 
-    /// Only this share of the calls.
+    /// Restricts the rule to this share of the calls.
     pub fn with_probability(self, probability: f64) -> Self {
         Self { probability, ..self }
     }
 
-    /// Only the next `times` calls.
+    /// Restricts the rule to the next `times` calls.
     pub fn times(self, times: u32) -> Self {
         Self { times: Some(times), ..self }
     }
@@ -75,7 +75,7 @@ impl CallFault {
 pub struct EventFaults {
     /// Never delivered.
     pub lost: f64,
-    /// Delivered up to `late_by` later, so behind others.
+    /// Delivered up to `late_by` later, so after other events.
     pub late: f64,
     /// Longest delay of a late event.
     pub late_by: Duration,
@@ -87,7 +87,7 @@ pub struct EventFaults {
     pub bare: f64,
     /// Without sandbox status.
     pub anonymous: f64,
-    /// The snapshot was taken, another event overtook it, and only then it got its timestamp.
+    /// The snapshot was taken, another event overtook it, and only then it was stamped.
     pub stale: f64,
     /// Delay between snapshot and timestamp of a stale event.
     pub stale_by: Duration,
@@ -117,14 +117,14 @@ pub struct EventOutcome {
 }
 
 impl EventOutcome {
-    /// The time stamp as this event carries it.
+    /// The event's timestamp with the fault applied.
     pub(super) fn stamp(&self, nanos: i64) -> i64 {
         let factor = 1000_i64.pow(u32::from(self.unit.unsigned_abs()));
         if self.unit < 0 { nanos / factor } else { nanos.saturating_mul(factor) }
     }
 }
 
-/// All rules in force.
+/// All active rules.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     calls: Vec<CallFault>,
@@ -133,12 +133,12 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Adds a rule; the newest matching one decides.
+    /// Adds a rule; the newest matching one applies.
     pub fn add(&mut self, fault: CallFault) {
         self.calls.push(fault);
     }
 
-    /// Removes all faults. Calls that already hang keep hanging.
+    /// Removes all faults. Calls that hang keep hanging.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

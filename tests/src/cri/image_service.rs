@@ -1,4 +1,4 @@
-//! The ImageService as the wire sees it: names calls and their objects, and hands them to the engine.
+//! The gRPC ImageService: maps requests to methods and object names for the engine.
 
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
-//! The simulated image store and the registry behind it.
+//! The simulated image store and registry.
 //!
-//! Knows names only: no layers, no bytes. Errors read as containerd's do.
+//! Only image names exist, without layers and content. Error texts are containerd's.
 
 use std::collections::BTreeMap;
 
 use keblet_proto::cri::v1;
 use tonic::Status;
 
-/// What is in the store and what a registry would give.
+/// Stored images and images in the registry.
 #[derive(Clone, Debug, Default)]
 pub struct Images {
     stored: BTreeMap<String, v1::Image>,
@@ -15,21 +15,22 @@ pub struct Images {
 }
 
 impl Images {
-    /// Puts an image into the store, as if it had been packed locally.
+    /// Adds an image to the store, as an import does.
     pub fn store(&mut self, name: &str, size: u64) {
         let name = canonical(name);
         self.stored.insert(name.clone(), image(&name, size));
     }
 
-    /// Lets the registry have an image.
+    /// Publishes an image in the registry.
     pub fn publish(&mut self, name: &str, size: u64) {
         self.registry.insert(canonical(name), size);
     }
 
-    /// All stored images, or the one a filter names.
+    /// All stored images, or the one that a filter names.
     pub(super) fn list(&self, filter: Option<&v1::ImageFilter>) -> Vec<v1::Image> {
-        let wanted = filter.and_then(|f| f.image.as_ref()).map(|i| i.image.as_str()).filter(|name| !name.is_empty());
-        match wanted {
+        let name_filter =
+            filter.and_then(|f| f.image.as_ref()).map(|i| i.image.as_str()).filter(|name| !name.is_empty());
+        match name_filter {
             Some(name) => self.find(name).cloned().into_iter().collect(),
             None => self.stored.values().cloned().collect(),
         }
@@ -47,7 +48,7 @@ impl Images {
         self.find(reference).ok_or_else(missing)
     }
 
-    /// Fetches an image from the registry; returns its id.
+    /// Pulls an image from the registry; returns its id.
     pub(super) fn pull(&mut self, reference: &str) -> Result<String, Status> {
         let name = canonical(reference);
         let Some(size) = self.registry.get(&name).copied() else {
@@ -59,14 +60,14 @@ impl Images {
         Ok(image(&name, size).id)
     }
 
-    /// Removes an image; removing one that is not there is fine.
+    /// Removes an image; succeeds if it does not exist.
     pub(super) fn remove(&mut self, reference: &str) {
         if let Some(id) = self.find(reference).map(|image| image.id.clone()) {
             self.stored.retain(|_, image| image.id != id);
         }
     }
 
-    /// Bytes all stored images use.
+    /// Size of all stored images in bytes.
     pub(super) fn used_bytes(&self) -> u64 {
         self.stored.values().map(|image| image.size).sum()
     }
@@ -89,7 +90,7 @@ fn image(name: &str, size: u64) -> v1::Image {
     }
 }
 
-/// A stand-in for a content digest: the same for the same name, in every run.
+/// Replaces a content digest: the same for the same name, in every run.
 fn digest(name: &str) -> String {
     let mut rng = fastrand::Rng::with_seed(
         name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)),
@@ -98,7 +99,7 @@ fn digest(name: &str) -> String {
     format!("sha256:{words}")
 }
 
-/// A reference with registry, namespace and tag filled in.
+/// The reference with registry, namespace and tag.
 fn canonical(reference: &str) -> String {
     if reference.starts_with("sha256:") {
         return reference.to_owned();
@@ -148,7 +149,7 @@ mod tests {
     #[test]
     fn pull_fails_for_an_unpublished_image() {
         let mut images = Images::default();
-        let refused = images.pull("nowhere").expect_err("nobody published it");
+        let refused = images.pull("nowhere").expect_err("it is not published");
         assert_eq!(refused.code(), tonic::Code::NotFound);
         images.publish("nowhere", 5);
         assert_eq!(images.pull("nowhere").ok(), images.find("nowhere").map(|image| image.id.clone()));

@@ -1,7 +1,7 @@
-//! The kernel's side of the simulation: process ids, exit and OOM records, and the moment a process is gone.
+//! The simulated kernel: PIDs, exit and OOM records, pidfds.
 //!
-//! Exits are recorded at once, long before the runtime reports them, in the order of the real kernel: first the exit
-//! record, while sockets may still be open; a little later the pidfd becomes readable (the process is *gone*).
+//! Exits are recorded immediately, long before the runtime reports them, in the order of the real kernel: first the
+//! exit record, while files and sockets may still be open; later the pidfd becomes readable (the process is *gone*).
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::program::Exit;
 
-/// Records kept for a slow subscriber before it loses the oldest (and learns how many).
+/// Records buffered for a slow subscriber before it loses the oldest and receives their number.
 const FACT_BACKLOG: usize = 4096;
 
 /// What a kernel probe reports.
@@ -23,7 +23,7 @@ const FACT_BACKLOG: usize = 4096;
 pub enum KernelFact {
     /// A container's init process exited. Its files may still be open.
     Exit(ExitRecord),
-    /// The OOM killer chose a victim.
+    /// The OOM killer killed a process.
     Oom(OomRecord),
 }
 
@@ -32,13 +32,13 @@ pub enum KernelFact {
 pub struct ExitRecord {
     /// Process id in the host's PID namespace.
     pub pid: u32,
-    /// Container (or sandbox) whose init this was.
+    /// Container or sandbox whose init process it was.
     pub container_id: String,
-    /// How it ended.
+    /// How it exited.
     pub exit: Exit,
-    /// When the kernel saw it.
+    /// Time of the exit.
     pub at: Instant,
-    /// Whether it was the init of a PID namespace of its own, so that nothing of the container outlives it.
+    /// Whether it was the init of a PID namespace of its own, so that no other process of the container can survive it.
     pub ns_init: bool,
 }
 
@@ -47,18 +47,18 @@ pub struct ExitRecord {
 pub struct OomRecord {
     /// The victim.
     pub pid: u32,
-    /// Container whose cgroup it lived in.
+    /// Container of its cgroup.
     pub container_id: String,
     /// Whether the victim is the container's init (then an exit record follows).
     pub init: bool,
-    /// When the kernel saw it.
+    /// Time of the kill.
     pub at: Instant,
 }
 
-/// An open pidfd: refers to the same process even if its pid is reused.
+/// An open pidfd: refers to the same process even if its PID is reused.
 #[derive(Clone, Debug)]
 pub struct Pinned {
-    /// Container whose cgroup the process lies in.
+    /// Container of the process's cgroup.
     pub container_id: String,
     /// Full cgroup path of that container.
     pub cgroup: String,
@@ -66,12 +66,12 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Resolves when the process is gone. Cancel-safe; at once for one already gone.
+    /// Completes when the pidfd is readable; immediately if it already is. Cancel-safe.
     pub async fn gone(&self) {
         self.gone.cancelled().await;
     }
 
-    /// Whether the process is gone.
+    /// Whether the pidfd is readable.
     pub fn is_gone(&self) -> bool {
         self.gone.is_cancelled()
     }
@@ -100,18 +100,18 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// A kernel whose processes are gone `to_gone` after their exit record.
+    /// A kernel whose pidfds become readable `to_gone` after the exit record.
     pub fn new(to_gone: Duration) -> Self {
         let table = Table { next: 1000, forced: Vec::new(), alive: HashMap::new() };
         Self { table: Mutex::new(table), facts: broadcast::Sender::new(FACT_BACKLOG), to_gone }
     }
 
-    /// All facts from now on.
+    /// All records from now on.
     pub fn subscribe(&self) -> broadcast::Receiver<KernelFact> {
         self.facts.subscribe()
     }
 
-    /// Pins the process that has `pid` now, as pidfd_open does; none if there is no such process.
+    /// Opens the process that has `pid` now, as pidfd_open(2) does; `None` if there is none.
     pub fn open(&self, pid: u32) -> Option<Pinned> {
         let table = self.lock();
         let process = table.alive.get(&pid)?;
@@ -122,19 +122,19 @@ impl Kernel {
         })
     }
 
-    /// Waits until the process that has `pid` now is gone. At once if there is none.
+    /// Waits until the process that has `pid` now is gone; returns immediately if there is none.
     pub async fn wait_gone(&self, pid: u32) {
         if let Some(pinned) = self.open(pid) {
             pinned.gone().await;
         }
     }
 
-    /// Hands out `pid` to the next process, provided it is free by then.
+    /// Assigns `pid` to the next process if it is free by then.
     pub fn reuse(&self, pid: u32) {
         self.lock().forced.push(pid);
     }
 
-    /// How many processes are alive.
+    /// Number of running processes.
     pub fn alive(&self) -> usize {
         self.lock().alive.len()
     }
@@ -158,12 +158,12 @@ impl Kernel {
         pid
     }
 
-    /// Time between a process' exit record and its being gone.
+    /// Time between a process's exit record and its readable pidfd.
     pub(super) fn to_gone(&self) -> Duration {
         self.to_gone
     }
 
-    /// Marks the process as gone: its pidfds become readable and its pid is free.
+    /// Marks the process as gone: its pidfds become readable and its PID is free.
     pub(super) fn gone(&self, pid: u32) {
         let process = self.lock().alive.remove(&pid);
         if let Some(process) = process {
@@ -172,7 +172,7 @@ impl Kernel {
     }
 
     pub(super) fn publish(&self, fact: KernelFact) {
-        // An error only says that nobody listens, which is a node without probes.
+        // Sending fails only without subscribers, which is a node without probes.
         let _ = self.facts.send(fact);
     }
 

@@ -1,8 +1,8 @@
 //! Process lifecycle of containers, and when the runtime reports it.
 //!
-//! Order of an exit: the process exits (kernel record), its pidfd becomes readable, and after the runtime's own delay the
-//! container state becomes Exited and the STOPPED event is sent. The delayed report is lost when the runtime restarts;
-//! processes are not.
+//! Order of an exit: the process exits (kernel record), its pidfd becomes readable, and after the runtime's own delay
+//! the container state becomes Exited and the STOPPED event is sent. The delayed report is lost when the runtime
+//! restarts; processes are not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl Engine {
                 return Err(refusal);
             }
             let pid = self.kernel.spawn(id, &container.cgroup);
-            container.process = Some(Process { pid, dead: None });
+            container.process = Some(Process { pid, exit: None });
             let ends = container.program.ends;
             state.trace.record_started(id, pid);
             ends
@@ -87,14 +87,14 @@ impl Engine {
         }
     }
 
-    /// Exits a container's init process now. No effect unless it is alive.
+    /// Exits a container's init process now. No effect unless it is running.
     pub(super) fn exit_process(self: &Arc<Self>, id: &str, exit: Exit) {
         let (pid, ns_init, children) = {
             let mut state = self.state();
             let Some(container) = state.store.containers.get_mut(id) else { return };
             let (ns_init, children) = (container.ns_init(), container.program.leaves_children);
-            let Some(process) = container.process.as_mut().filter(|process| process.dead.is_none()) else { return };
-            process.dead = Some((exit, self.clock.now_ns()));
+            let Some(process) = container.process.as_mut().filter(|process| process.exit.is_none()) else { return };
+            process.exit = Some((exit, self.clock.now_ns()));
             let pid = process.pid;
             state.trace.record_exited(id, exit);
             (pid, ns_init, children)
@@ -139,8 +139,8 @@ impl Engine {
         let delay = {
             let state = self.state();
             let Some(container) = state.store.containers.get(id) else { return };
-            let Some((_, died)) = container.process.as_ref().and_then(|process| process.dead) else { return };
-            let waited = u64::try_from(self.clock.now_ns() - died).unwrap_or(0);
+            let Some((_, exited_at)) = container.process.as_ref().and_then(|process| process.exit) else { return };
+            let waited = u64::try_from(self.clock.now_ns() - exited_at).unwrap_or(0);
             state.exit_report.saturating_sub(Duration::from_nanos(waited))
         };
         let (engine, id, delay) = (Arc::clone(self), id.to_owned(), self.jittered(delay));
@@ -152,13 +152,13 @@ impl Engine {
         });
     }
 
-    /// Records a container's exit in the runtime: as it was, or with an unknown exit code and this reason. Returns whether
-    /// the state changed.
+    /// Records a container's exit in the runtime: as it happened, or with an unknown exit code and this reason. Returns
+    /// whether the state changed.
     pub(super) fn report_exit(&self, id: &str, exit_code_lost: Option<&str>) -> bool {
         let mut state = self.state();
         let Some(container) = state.store.containers.get_mut(id) else { return false };
         let reported_running = matches!(container.status.state, ContainerRunning | ContainerUnknown);
-        let Some((exit, died)) = container.process.as_ref().and_then(|process| process.dead) else { return false };
+        let Some((exit, exited_at)) = container.process.as_ref().and_then(|process| process.exit) else { return false };
         if container.starting || !reported_running {
             return false;
         }
@@ -170,7 +170,7 @@ impl Engine {
                 reason.clone_into(&mut status.reason);
             }
             None => {
-                (status.exit_code, status.finished_at) = (exit.code(), died);
+                (status.exit_code, status.finished_at) = (exit.code(), exited_at);
                 status.reason = if exit == Exit::Oom { "OOMKilled".to_owned() } else { String::new() };
             }
         }
@@ -189,8 +189,8 @@ impl Engine {
         }
     }
 
-    /// Exits a sandbox's pause process now, and with it the containers that share its PID namespace; the runtime reports
-    /// it later.
+    /// Exits a sandbox's pause process now, and with it the containers that share its PID namespace; the runtime
+    /// reports it later.
     pub(super) fn kill_sandbox(self: &Arc<Self>, id: &str) {
         let pid = match self.state().store.sandboxes.get_mut(id) {
             Some(sandbox) => sandbox.pid.take(),
@@ -240,8 +240,8 @@ impl Engine {
         true
     }
 
-    /// Recovers state when the runtime process starts: interrupted starts, exits it missed. It sends no events for them.
-    /// With `exit_code_lost` the exit codes of missed exits are unknown.
+    /// Recovers state when the runtime process starts: interrupted starts and missed exits. No events are sent for
+    /// them. With `exit_code_lost` the exit codes of missed exits are unknown.
     pub(super) fn recover(self: &Arc<Self>, exit_code_lost: bool) {
         let (containers, sandboxes) = {
             let mut state = self.state();

@@ -1,5 +1,5 @@
-//! A simulated CRI runtime: the whole protocol with containerd's habits, driven by tokio's (pausable) clock and a
-//! seed, with injected faults and a trace of what really happened.
+//! A simulated CRI runtime: the whole protocol with containerd's behaviour, on tokio's (pausable) clock and a seed,
+//! with injected faults and a trace of what really happened.
 //!
 //! ```text
 //!  client ── transport ──▶ runtime_service, image_service ──▶ engine (faults, counters)
@@ -9,7 +9,7 @@
 //!                     kernel facts ◀──┘   └──▶ events queue ──▶ client's stream
 //! ```
 //!
-//! It simulates what a runtime reports and when, not what containers compute: no processes, files or cgroups exist.
+//! It simulates what a runtime reports and when; no processes, files or cgroups exist.
 //! [`SimRuntime`] is the handle for tests; [`Trace`] is what a client is checked against.
 
 pub mod client;

@@ -1,4 +1,4 @@
-//! Calls about the runtime as a whole, images, and statistics.
+//! Calls on the runtime, its images and statistics.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::status;
 use super::store::Container;
 use super::store::Sandbox;
 
-/// What every simulated process is said to use: 1 % of a core and 4 MiB.
+/// Reported usage of every simulated process: 1 % of a core and 4 MiB.
 const CPU_SHARE: u64 = 100;
 const MEMORY_BYTES: u64 = 4 << 20;
 
@@ -73,13 +73,19 @@ impl Engine {
 
     pub(super) fn list_container_stats(&self, filter: Option<v1::ContainerStatsFilter>) -> Vec<v1::ContainerStats> {
         let filter = filter.unwrap_or_default();
-        let wanted = |container: &&Container| {
+        let matches = |container: &&Container| {
             container.id.starts_with(&filter.id)
                 && container.sandbox_id.starts_with(&filter.pod_sandbox_id)
                 && status::selects(&filter.label_selector, &container.config.labels)
         };
         let now = self.clock.now_ns();
-        self.state().store.containers.values().filter(wanted).map(|container| container_stats(container, now)).collect()
+        self.state()
+            .store
+            .containers
+            .values()
+            .filter(matches)
+            .map(|container| container_stats(container, now))
+            .collect()
     }
 
     pub(super) fn sandbox_stats(&self, id: &str) -> Result<v1::PodSandboxStats, Status> {
@@ -89,11 +95,11 @@ impl Engine {
 
     pub(super) fn list_sandbox_stats(&self, filter: Option<v1::PodSandboxStatsFilter>) -> Vec<v1::PodSandboxStats> {
         let filter = filter.unwrap_or_default();
-        let wanted = |sandbox: &&Sandbox| {
+        let matches = |sandbox: &&Sandbox| {
             sandbox.id.starts_with(&filter.id) && status::selects(&filter.label_selector, &sandbox.config.labels)
         };
         let (state, now) = (self.state(), self.clock.now_ns());
-        state.store.sandboxes.values().filter(wanted).map(|sandbox| sandbox_stats(&state, sandbox, now)).collect()
+        state.store.sandboxes.values().filter(matches).map(|sandbox| sandbox_stats(&state, sandbox, now)).collect()
     }
 }
 

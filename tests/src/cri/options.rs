@@ -1,4 +1,4 @@
-//! What kind of runtime is simulated: its speed, its version's features, its seed.
+//! Options of the simulated runtime: its speed, the features of its version, its seed.
 
 use std::time::Duration;
 use std::time::SystemTime;
@@ -7,14 +7,14 @@ use keblet_proto::cri::v1::CgroupDriver;
 
 use super::events::Delivery;
 
-/// Durations of calls and reports. The defaults are those measured with containerd 1.7.24 and runc on two cores.
+/// Durations of calls and reports. The defaults were measured with containerd 1.7.24 and runc on two cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timings {
     /// RunPodSandbox.
     pub run_sandbox: Duration,
-    /// StopPodSandbox, beside stopping its containers.
+    /// StopPodSandbox, without stopping its containers.
     pub stop_sandbox: Duration,
-    /// RemovePodSandbox, beside removing its containers.
+    /// RemovePodSandbox, without removing its containers.
     pub remove_sandbox: Duration,
     /// CreateContainer.
     pub create: Duration,
@@ -22,11 +22,11 @@ pub struct Timings {
     pub start: Duration,
     /// Part of StartContainer after which the process exists.
     pub start_to_process: Duration,
-    /// From the request to stop to the signal's arrival.
+    /// From the stop request to the signal's delivery.
     pub kill: Duration,
     /// RemoveContainer.
     pub remove: Duration,
-    /// From the exit of a container's init to the runtime's report.
+    /// From the exit of a container's init process to the runtime's report.
     pub exit_report: Duration,
     /// From a process's exit record to its pidfd being readable.
     pub to_gone: Duration,
@@ -36,7 +36,7 @@ pub struct Timings {
     pub status: Duration,
     /// PullImage.
     pub pull: Duration,
-    /// ExecSync, beside what the command itself takes.
+    /// ExecSync, without the duration of the command.
     pub exec: Duration,
 }
 
@@ -74,9 +74,9 @@ pub struct Features {
     pub streaming_lists: bool,
     /// UpdatePodSandboxResources; without it the call is unimplemented.
     pub sandbox_resources: bool,
-    /// PodSandboxStatus carries a time stamp.
+    /// PodSandboxStatus has a timestamp.
     pub status_timestamp: bool,
-    /// PodSandboxStatus carries the container statuses.
+    /// PodSandboxStatus has the container statuses.
     pub status_containers: bool,
 }
 
@@ -93,7 +93,7 @@ impl Features {
         }
     }
 
-    /// A runtime with everything the protocol has.
+    /// A runtime with all features of the protocol.
     pub fn all() -> Self {
         Self {
             events: Delivery::PerReader,
@@ -115,15 +115,15 @@ pub struct Options {
     pub epoch: SystemTime,
     /// Speed.
     pub timings: Timings,
-    /// Durations vary by up to this share of themselves, in both directions.
+    /// Durations vary randomly by up to this share of themselves.
     pub jitter: f64,
     /// Features.
     pub features: Features,
-    /// As Version says.
+    /// Result of Version.
     pub version: String,
-    /// As RuntimeConfig says, and as cgroup paths are written.
+    /// Result of RuntimeConfig, and format of cgroup paths.
     pub cgroup_driver: CgroupDriver,
-    /// Runtime handlers known beside the default one.
+    /// Runtime handlers beside the default one.
     pub handlers: Vec<String>,
 }
 

@@ -1,23 +1,23 @@
 //! Behaviour of a simulated container: run until stopped, exit, crash, ignore signals.
 //!
-//! A program is plain data. It is chosen per (pod, container, attempt) by [`Scripts`], and where no script says
-//! anything, by the container's own command line (see [`Program::from_command`]).
+//! A program is plain data. It is selected per (pod, container, attempt) by [`Scripts`], and without a matching script
+//! by the container's command line (see [`Program::from_command`]).
 
 use std::time::Duration;
 
-/// How a process ended.
+/// How a process exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// It called exit with this code.
     Code(u8),
     /// A signal killed it.
     Signal(u8),
-    /// The kernel's OOM killer chose it (SIGKILL, and the runtime says `OOMKilled`).
+    /// The OOM killer killed it (SIGKILL, and the runtime reports `OOMKilled`).
     Oom,
 }
 
 impl Exit {
-    /// Exit code as the runtime reports it: a signal becomes 128 + its number.
+    /// Exit code as the runtime reports it: for a signal 128 + its number.
     pub fn code(self) -> i32 {
         match self {
             Exit::Code(code) => i32::from(code),
@@ -39,9 +39,9 @@ impl Exit {
 /// Reaction to the stop signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnTerm {
-    /// Ends so, this long after the signal.
+    /// Exits this way, this long after the signal.
     Ends(Duration, Exit),
-    /// Does nothing; only SIGKILL ends it.
+    /// Ignores it; only SIGKILL ends the process.
     Ignores,
 }
 
@@ -50,7 +50,7 @@ pub enum OnTerm {
 pub struct Program {
     /// StartContainer fails with this message and no process ever exists.
     pub start_error: Option<String>,
-    /// Ends by itself, this long after its start.
+    /// Exits by itself, this long after its start.
     pub ends: Option<(Duration, Exit)>,
     /// Reaction to the stop signal.
     pub on_term: OnTerm,
@@ -70,7 +70,7 @@ impl Program {
         }
     }
 
-    /// Ends with `exit`, `after` its start.
+    /// Exits with `exit`, `after` its start.
     pub fn ends(exit: Exit, after: Duration) -> Self {
         Self { ends: Some((after, exit)), ..Self::runs() }
     }
@@ -80,7 +80,7 @@ impl Program {
         Self::ends(Exit::Code(code), after)
     }
 
-    /// Cannot be started: StartContainer answers with `message`.
+    /// Cannot be started: StartContainer returns `message`.
     pub fn cannot_start(message: &str) -> Self {
         Self { start_error: Some(message.to_owned()), ..Self::runs() }
     }
@@ -90,19 +90,22 @@ impl Program {
         Self { on_term, ..self }
     }
 
-    /// The same program, whose init leaves children behind.
+    /// The same program whose init process leaves children.
     pub fn leaving_children(self) -> Self {
         Self { leaves_children: true, ..self }
     }
 
-    /// Reads a program from a container's command line. Words, in any order:
+    /// Parses a program from a container's command line. Words, in any order:
     ///
-    /// - `exit CODE [AFTER]`, `signal NUMBER [AFTER]`, `oom [AFTER]`: how and when it ends by itself,
-    /// - `until ATTEMPT`: only attempts below this end so, later ones run for ever,
+    /// - `exit CODE [AFTER]`, `signal NUMBER [AFTER]`, `oom [AFTER]`: how and when it exits by itself,
+    /// - `until ATTEMPT`: only attempts below this exit so, later ones run for ever,
     /// - `term AFTER` or `term ignore`: reaction to the stop signal,
-    /// - `fork`: leaves children behind.
+    /// - `fork`: leaves children.
     ///
     /// AFTER is a number with `us`, `ms`, `s` or `m`. A command that starts with any other word runs for ever.
+    ///
+    /// # Errors
+    /// A word is unknown, or a number or duration is malformed.
     pub fn from_command(words: &[String], attempt: u32) -> Result<Self, String> {
         let mut words = words.iter().map(String::as_str).peekable();
         let mut program = Self::runs();
@@ -137,7 +140,7 @@ impl Program {
                     };
                 }
                 "fork" => program.leaves_children = true,
-                other => return Err(format!("{other:?} is no word of a simulated program")),
+                other => return Err(format!("{other:?} is not a word of simulated programs")),
             }
         }
         Ok(program)
@@ -161,7 +164,7 @@ fn duration(text: &str) -> Option<Duration> {
     }
 }
 
-/// Programs chosen by the test, newest rule first.
+/// Programs set by the test, newest rule first.
 #[derive(Clone, Debug, Default)]
 pub struct Scripts {
     rules: Vec<Rule>,
@@ -176,12 +179,12 @@ struct Rule {
 }
 
 impl Scripts {
-    /// From now on `container` of `pod` runs `program`: in that attempt, or in every one.
+    /// From now on `container` of `pod` runs `program`: in this attempt, or in all.
     pub fn set(&mut self, pod: &str, container: &str, attempt: Option<u32>, program: Program) {
         self.rules.push(Rule { pod: pod.to_owned(), container: container.to_owned(), attempt, program });
     }
 
-    /// The program scripted for this instance, if any.
+    /// The program set for this instance, if any.
     pub fn find(&self, pod: &str, container: &str, attempt: u32) -> Option<&Program> {
         let applies = |rule: &&Rule| {
             rule.pod == pod && rule.container == container && rule.attempt.is_none_or(|only| only == attempt)
@@ -220,9 +223,9 @@ mod tests {
         for (line, reason) in [
             ("exit", "exit: a number is missing"),
             ("exit 300", "exit: \"300\" is not a number in range"),
-            ("exit 1 100", "\"100\" is no word of a simulated program"),
+            ("exit 1 100", "\"100\" is not a word of simulated programs"),
             ("term soon", "term: \"soon\" is not a duration"),
-            ("oom 1s sometimes", "\"sometimes\" is no word of a simulated program"),
+            ("oom 1s sometimes", "\"sometimes\" is not a word of simulated programs"),
         ] {
             assert_eq!(parse(line, 0), Err(reason.to_owned()), "{line}");
         }

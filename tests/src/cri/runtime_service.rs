@@ -1,4 +1,4 @@
-//! The RuntimeService as the wire sees it: names calls and their objects, and hands them to the engine.
+//! The gRPC RuntimeService: maps requests to methods and object names for the engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::engine::Engine;
 use super::method::Method;
 use super::sandboxes::sandbox_name;
 
-/// The label clients filter a pod's objects by.
+/// The label by which clients select a pod's objects.
 const POD_UID: &str = "io.kubernetes.pod.uid";
 
 /// Server side of `runtime.v1.RuntimeService`.
@@ -29,17 +29,17 @@ impl RuntimeApi {
         Arc::clone(&self.0)
     }
 
-    /// The name a container holds, or the id if there is none such.
+    /// The reserved name of a container, or the id if it does not exist.
     fn container(&self, id: &str) -> String {
         self.0.state().store.containers.get(id).map_or(id, |container| &container.name).to_owned()
     }
 
-    /// The name a sandbox holds, or the id if there is none such.
+    /// The reserved name of a sandbox, or the id if it does not exist.
     fn sandbox(&self, id: &str) -> String {
         self.0.state().store.sandboxes.get(id).map_or(id, |sandbox| &sandbox.name).to_owned()
     }
 
-    /// The name a container would get in that sandbox.
+    /// The name that a new container in that sandbox would reserve.
     fn future_container(&self, request: &v1::CreateContainerRequest) -> String {
         let metadata = request.config.as_ref().and_then(|config| config.metadata.clone()).unwrap_or_default();
         let sandbox = self.sandbox(&request.pod_sandbox_id);
@@ -48,7 +48,7 @@ impl RuntimeApi {
 }
 
 impl Engine {
-    /// Refuses where the simulated runtime has no streaming lists.
+    /// Fails if the simulated runtime has no streaming lists.
     pub(super) fn streaming_lists(&self) -> Result<(), Status> {
         match self.options.features.streaming_lists {
             true => Ok(()),

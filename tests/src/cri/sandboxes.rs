@@ -1,4 +1,4 @@
-//! What the calls about pod sandboxes do, in containerd's order and words.
+//! Calls on pod sandboxes, with containerd's order of steps and error texts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -129,13 +129,13 @@ impl Engine {
         filter: Option<v1::PodSandboxFilter>,
     ) -> Result<Vec<v1::PodSandbox>, Status> {
         let filter = filter.unwrap_or_default();
-        let wanted = |sandbox: &&Sandbox| {
+        let matches = |sandbox: &&Sandbox| {
             sandbox.id.starts_with(&filter.id)
                 && filter.state.is_none_or(|only| only.state() == status::sandbox_state(sandbox))
                 && status::selects(&filter.label_selector, &sandbox.config.labels)
         };
         self.elapse(self.options.timings.list / 2).await;
-        let items = self.state().store.sandboxes.values().filter(wanted).map(status::sandbox_item).collect();
+        let items = self.state().store.sandboxes.values().filter(matches).map(status::sandbox_item).collect();
         self.elapse(self.options.timings.list / 2).await;
         Ok(items)
     }
@@ -157,7 +157,7 @@ impl Engine {
     }
 }
 
-/// `POD_NAMESPACE_UID_ATTEMPT`: the name a sandbox holds until it is removed.
+/// `POD_NAMESPACE_UID_ATTEMPT`: the name that a sandbox reserves until it is removed.
 pub(super) fn sandbox_name(config: &v1::PodSandboxConfig) -> Option<String> {
     let metadata = config.metadata.as_ref()?;
     Some(format!("{}_{}_{}_{}", metadata.name, metadata.namespace, metadata.uid, metadata.attempt))

@@ -23,7 +23,7 @@ pub enum ScheduledAction {
         pod: String,
         /// Container name.
         container: String,
-        /// How.
+        /// How it exits.
         exit: Exit,
     },
     /// A pod's pause process exits.
@@ -36,7 +36,7 @@ pub enum ScheduledAction {
     SetExitReportDelay(Duration),
     /// The runtime process is killed.
     StopRuntime,
-    /// The runtime process is back, after [`ScheduledAction::StopRuntime`].
+    /// The runtime process starts again, after [`ScheduledAction::StopRuntime`].
     StartRuntime(Recovery),
     /// The test acts on the agent or on the desired pods.
     Agent,
@@ -159,7 +159,7 @@ fn random_call_fault(rng: &mut fastrand::Rng) -> CallFault {
         PullImage,
         ImageStatus,
     ];
-    // Some delays are longer than every client deadline, so that calls take effect after the client gave up.
+    // Some delays exceed every client deadline, so that calls take effect after the client gave up.
     let longest = if rng.u8(0..6) == 0 { 300_000 } else { 5000 };
     let delay = Duration::from_millis(rng.u64(1..longest));
     let kind = match rng.u8(0..6) {

@@ -29,17 +29,17 @@ use super::transport::SocketEndpoint;
 pub struct Recovery {
     /// Exit codes of containers that exited meanwhile are lost: 255, reason `Unknown`.
     pub lose_exit_codes: bool,
-    /// So many of the last events are delivered once more.
+    /// The last events are delivered once more: their number.
     pub replay_events: usize,
 }
 
-/// A condition that was not met in time, with what happened instead.
+/// A condition that was not met in time, with the trace.
 #[derive(Debug, thiserror::Error)]
 #[error("not met within {waited:?}: {what}\n{history}")]
 pub struct WaitTimeout {
-    /// The condition in words.
+    /// Description of the condition.
     pub what: String,
-    /// How long was waited.
+    /// Duration of the wait.
     pub waited: Duration,
     /// The trace at that moment.
     pub history: String,
@@ -52,17 +52,20 @@ pub struct SimRuntime {
 }
 
 impl SimRuntime {
-    /// A runtime that is up, with nothing in it.
+    /// A running runtime without objects.
     pub fn new(options: Options) -> Self {
         Self { engine: Engine::new(options) }
     }
 
-    /// Serves in memory. One server per call; all reach the same runtime.
+    /// Serves in memory. All servers share the runtime's state.
     pub fn memory(&self) -> MemoryEndpoint {
         MemoryEndpoint::serve(Arc::clone(&self.engine))
     }
 
     /// Serves on a unix socket until the endpoint is dropped.
+    ///
+    /// # Errors
+    /// The socket cannot be bound.
     pub fn socket(&self, path: &Path) -> io::Result<SocketEndpoint> {
         SocketEndpoint::serve(Arc::clone(&self.engine), path)
     }
@@ -82,12 +85,12 @@ impl SimRuntime {
         read(&self.engine.state().trace)
     }
 
-    /// Changes the faults in force.
+    /// Changes the active faults.
     pub fn faults<T>(&self, change: impl FnOnce(&mut Faults) -> T) -> T {
         change(&mut self.engine.state().faults)
     }
 
-    /// Changes what images there are.
+    /// Changes the stored and published images.
     pub fn images<T>(&self, change: impl FnOnce(&mut Images) -> T) -> T {
         change(&mut self.engine.state().images)
     }
@@ -97,7 +100,7 @@ impl SimRuntime {
         self.engine.state().scripts.set(pod, container, attempt, program);
     }
 
-    /// What ExecSync of this container answers from now on.
+    /// Sets the result of ExecSync in this container.
     pub fn script_exec(&self, pod: &str, container: &str, result: ExecResult) {
         self.engine.state().execs.insert((pod.to_owned(), container.to_owned()), result);
     }
@@ -124,14 +127,14 @@ impl SimRuntime {
         });
     }
 
-    /// Exits the live instance of a container, and returns it if there is one.
+    /// Exits the running instance of a container, and returns it if there is one.
     pub fn kill(&self, pod: &str, container: &str, exit: Exit) -> Option<Instance> {
         let victim = self.trace(|trace| trace.live(pod, container).cloned())?;
         self.engine.exit_process(&victim.id, exit);
         Some(victim)
     }
 
-    /// The OOM killer takes a child of a container's init; the container lives on.
+    /// The OOM killer kills a child of a container's init process; the container keeps running.
     pub fn oom_child(&self, pod: &str, container: &str) -> Option<Instance> {
         let parent = self.trace(|trace| trace.live(pod, container).cloned())?;
         let pid = self.engine.kernel.spawn(&parent.id, "");
@@ -152,12 +155,12 @@ impl SimRuntime {
         of_pod.len()
     }
 
-    /// Whether a container's init leads a PID namespace of its own.
+    /// Whether a container's init process is the init of its own PID namespace.
     pub fn leads_pid_namespace(&self, container_id: &str) -> bool {
         self.engine.state().store.containers.get(container_id).is_some_and(super::store::Container::ns_init)
     }
 
-    /// Statuses of a pod's containers as the runtime would tell them now, oldest first; costs no call.
+    /// Statuses of a pod's containers as the runtime would report them now, oldest first; not counted as a call.
     pub fn statuses(&self, pod: &str) -> Vec<v1::ContainerStatus> {
         let state = self.engine.state();
         let of_pod = state.store.sandboxes.values().filter(|sandbox| sandbox.metadata().name == pod);
@@ -167,7 +170,7 @@ impl SimRuntime {
         statuses
     }
 
-    /// Statuses of a pod's sandboxes, oldest first; costs no call.
+    /// Statuses of a pod's sandboxes, oldest first; not counted as a call.
     pub fn sandboxes(&self, pod: &str) -> Vec<v1::PodSandboxStatus> {
         let state = self.engine.state();
         let of_pod = state.store.sandboxes.values().filter(|sandbox| sandbox.metadata().name == pod);
@@ -176,18 +179,18 @@ impl SimRuntime {
         statuses
     }
 
-    /// Events lost to a full queue, and events handed to readers.
+    /// Events lost to a full queue, and events sent to readers.
     pub fn events(&self) -> (u64, u64) {
         (self.engine.events.dropped(), self.engine.events.delivered())
     }
 
-    /// The runtime process is killed: connections break, calls under way are lost, containers live on.
+    /// The runtime process is killed: connections break, calls in progress are lost, containers keep running.
     pub fn go_down(&self) {
         self.engine.end_lifetime();
         self.engine.notify_changed();
     }
 
-    /// The runtime process starts again and takes stock.
+    /// The runtime process starts again and recovers its state.
     pub fn come_up(&self, recovery: Recovery) {
         self.engine.events.reset(recovery.replay_events);
         self.engine.new_lifetime();
@@ -195,7 +198,7 @@ impl SimRuntime {
         self.engine.notify_changed();
     }
 
-    /// Down, and up again after `downtime`.
+    /// Goes down, and comes up after `downtime`.
     pub async fn restart(&self, downtime: Duration, recovery: Recovery) {
         self.go_down();
         tokio::time::sleep(downtime).await;

@@ -1,4 +1,4 @@
-//! The runtime's records in the protocol's words: statuses, list items, events, verbose info.
+//! Converts the runtime's records to CRI messages: statuses, list items, events, verbose info.
 //!
 //! Pure: reads the store, changes nothing, reads no clock.
 
@@ -11,13 +11,13 @@ use super::store::Container;
 use super::store::Sandbox;
 use super::store::Store;
 
-/// Conditions of a runtime in good health.
+/// Conditions of a healthy runtime.
 pub(super) fn healthy() -> Vec<v1::RuntimeCondition> {
     let condition = |kind: &str| v1::RuntimeCondition { r#type: kind.to_owned(), status: true, ..Default::default() };
     vec![condition("RuntimeReady"), condition("NetworkReady"), condition("ContainerdHasNoDeprecationWarnings")]
 }
 
-/// An event, not yet stamped.
+/// An event without timestamp.
 pub(super) fn event(
     store: &Store,
     kind: v1::ContainerEventType,
@@ -153,7 +153,7 @@ pub(super) fn sandbox_info(sandbox: &Sandbox) -> BTreeMap<String, String> {
     }))
 }
 
-/// Whether all labels of a selector are there.
+/// Whether all labels of a selector match.
 pub(super) fn selects(selector: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> bool {
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
@@ -162,7 +162,7 @@ fn info(document: serde_json::Value) -> BTreeMap<String, String> {
     BTreeMap::from([("info".to_owned(), document.to_string())])
 }
 
-/// The image as the runtime spells it: its first tag, else its first digest.
+/// The image as the runtime reports it: its first tag, else its first digest.
 fn shown_image(container: &Container) -> v1::ImageSpec {
     let mut spec = container.config.image.clone().unwrap_or_default();
     if let Some(name) = container.image.repo_tags.first().or(container.image.repo_digests.first()) {

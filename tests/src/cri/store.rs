@@ -1,6 +1,6 @@
 //! State of the runtime: sandboxes, containers, and the names they reserve.
 //!
-//! Beside the reported status each record keeps the real state of its process; only the lifecycle code copies the latter
+//! Beside the reported status each record has the real state of its process; only the lifecycle code copies the latter
 //! to the former. No clock, no waiting, no faults.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use super::program::Program;
 pub struct Sandbox {
     /// Sandbox id.
     pub id: String,
-    /// The name it holds: `POD_NAMESPACE_UID_ATTEMPT`.
+    /// The reserved name: `POD_NAMESPACE_UID_ATTEMPT`.
     pub name: String,
     /// As given by the client.
     pub config: v1::PodSandboxConfig,
@@ -31,9 +31,9 @@ pub struct Sandbox {
     pub ready: bool,
     /// Empty on the host network.
     pub ip: String,
-    /// The pause process, while alive.
+    /// The pause process, while it runs.
     pub pid: Option<u32>,
-    /// Fires when the runtime has recorded the end of the pause process.
+    /// Fires when the runtime has recorded the exit of the pause process.
     pub stopped: CancellationToken,
 }
 
@@ -44,21 +44,21 @@ pub struct Container {
     pub id: String,
     /// Its sandbox.
     pub sandbox_id: String,
-    /// The name it holds: `NAME_POD_NAMESPACE_UID_ATTEMPT`.
+    /// The reserved name: `NAME_POD_NAMESPACE_UID_ATTEMPT`.
     pub name: String,
     /// As given by the client.
     pub config: v1::ContainerConfig,
-    /// The image it was resolved to.
+    /// The resolved image.
     pub image: v1::Image,
-    /// Absolute log path, empty if none was asked for.
+    /// Absolute log path, empty if none was requested.
     pub log_path: String,
-    /// Resource limits in force.
+    /// Current resource limits.
     pub resources: Option<v1::LinuxContainerResources>,
-    /// Cgroup the container's processes lie in.
+    /// Cgroup of the container's processes.
     pub cgroup: String,
-    /// Whose PID namespace it lives in.
+    /// Mode of its PID namespace.
     pub pid_mode: v1::NamespaceMode,
-    /// What it does once started.
+    /// Its behaviour once started.
     pub program: Program,
     /// As the runtime reports it.
     pub status: ReportedStatus,
@@ -68,7 +68,7 @@ pub struct Container {
     pub starting: bool,
     /// A removal is under way.
     pub removing: bool,
-    /// Fires when the runtime has recorded its end.
+    /// Fires when the runtime has recorded its exit.
     pub stopped: CancellationToken,
 }
 
@@ -98,17 +98,17 @@ pub struct ReportedStatus {
 pub struct Process {
     /// Host pid.
     pub pid: u32,
-    /// Its exit: how, and when in Unix nanoseconds.
-    pub dead: Option<(Exit, i64)>,
+    /// Its exit, and the time in Unix nanoseconds.
+    pub exit: Option<(Exit, i64)>,
 }
 
 impl Container {
-    /// Whether its init process is alive.
+    /// Whether its init process is running.
     pub fn is_alive(&self) -> bool {
-        self.process.as_ref().is_some_and(|process| process.dead.is_none())
+        self.process.as_ref().is_some_and(|process| process.exit.is_none())
     }
 
-    /// Whether its init is the init of a PID namespace of its own.
+    /// Whether its init process is the init of its own PID namespace.
     pub fn ns_init(&self) -> bool {
         self.pid_mode == v1::NamespaceMode::Container
     }
@@ -125,7 +125,7 @@ impl Sandbox {
         self.config.metadata.clone().unwrap_or_default()
     }
 
-    /// Namespace options the client asked for.
+    /// Namespace options of the client's request.
     pub fn namespaces(&self) -> v1::NamespaceOption {
         let security = self.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         security.and_then(|context| context.namespace_options.clone()).unwrap_or_default()
@@ -146,11 +146,17 @@ pub struct Store {
 
 impl Store {
     /// Reserves a sandbox name for `id`.
+    ///
+    /// # Errors
+    /// The name is reserved.
     pub fn reserve_sandbox(&mut self, name: &str, id: &str) -> Result<(), Status> {
         reserve(&mut self.sandbox_names, "sandbox", name, id)
     }
 
     /// Reserves a container name for `id`.
+    ///
+    /// # Errors
+    /// The name is reserved.
     pub fn reserve_container(&mut self, name: &str, id: &str) -> Result<(), Status> {
         reserve(&mut self.container_names, "container", name, id)
     }
@@ -162,6 +168,9 @@ impl Store {
     }
 
     /// The sandbox, or containerd's error.
+    ///
+    /// # Errors
+    /// containerd's error for a missing sandbox.
     pub fn sandbox(&self, id: &str) -> Result<&Sandbox, Status> {
         self.sandboxes.get(id).ok_or_else(|| {
             Status::not_found(format!("an error occurred when try to find sandbox: sandbox {id:?}: not found"))
@@ -169,11 +178,17 @@ impl Store {
     }
 
     /// The container, or containerd's error.
+    ///
+    /// # Errors
+    /// containerd's error for a missing container.
     pub fn container(&self, id: &str) -> Result<&Container, Status> {
         self.containers.get(id).ok_or_else(|| missing_container(id))
     }
 
     /// The container, or containerd's error.
+    ///
+    /// # Errors
+    /// containerd's error for a missing container.
     pub fn container_mut(&mut self, id: &str) -> Result<&mut Container, Status> {
         self.containers.get_mut(id).ok_or_else(|| missing_container(id))
     }

@@ -1,7 +1,7 @@
-//! Record of every container instance that was created and of every call the runtime received.
+//! Record of all container instances and of all calls that the runtime received.
 //!
-//! Written when a process really starts or exits, not when the runtime reports it; tests check an agent against it. It
-//! never influences what the runtime answers.
+//! Written when a process really starts or exits, not when the runtime reports it; tests compare an agent's actions
+//! with it. It never affects the runtime's responses.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::method::Method;
 use super::program::Exit;
 
-/// Calls kept for printing beside a failing seed.
+/// Number of calls that are kept, to be printed with a failing seed.
 const CALLS_KEPT: usize = 2000;
 
 /// One container instance and its lifecycle times.
@@ -50,35 +50,35 @@ impl Instance {
         self.pod.rsplit('/').next() == Some(pod) && self.container == container
     }
 
-    /// Whether a process of it may still run.
+    /// Whether a process of it may still be running.
     pub fn is_live(&self) -> bool {
         self.started.is_some() && self.gone.is_none()
     }
 }
 
-/// Two live instances of one container name in one pod, which must never happen.
+/// Two running instances of one container name in one pod, which must never happen.
 #[derive(Clone, Debug)]
 pub struct Duplicate {
     /// UID of the pod.
     pub pod_uid: String,
     /// Container name.
     pub container: String,
-    /// The instance that was alive.
+    /// The instance that was running.
     pub first: String,
-    /// The instance started beside it.
+    /// The instance that was started in addition.
     pub second: String,
     /// When the second one started.
     pub at: Instant,
 }
 
-/// One call the runtime received.
+/// One received call.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// When it arrived.
     pub at: Instant,
-    /// Which one.
+    /// Its method.
     pub method: Method,
-    /// What it was about: a reserved name, an id, an image, a pod UID.
+    /// Its object: a reserved name, an id, an image, a pod UID.
     pub object: String,
 }
 
@@ -109,17 +109,17 @@ impl Trace {
         self.instances.iter().filter(move |i| i.is(pod, container))
     }
 
-    /// The live instance of one container name, if there is one.
+    /// The running instance of one container name, if there is one.
     pub fn live(&self, pod: &str, container: &str) -> Option<&Instance> {
         self.instances.iter().find(|i| i.is_live() && i.is(pod, container))
     }
 
-    /// How many instances are alive.
+    /// Number of running instances.
     pub fn live_count(&self) -> usize {
         self.live.values().map(Vec::len).sum()
     }
 
-    /// Every case of two live instances of one name in one pod.
+    /// All cases of two running instances of one name in one pod.
     pub fn duplicates(&self) -> &[Duplicate] {
         &self.duplicates
     }
@@ -220,7 +220,7 @@ impl Trace {
     }
 }
 
-/// A readable history: what a failing test prints.
+/// The history, printed when a test fails.
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(first) = self.calls.front().map(|c| c.at).or(self.instances.first().map(|i| i.created)) else {

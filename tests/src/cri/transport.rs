@@ -1,5 +1,4 @@
-//! How clients reach the simulated runtime: an in-memory duplex for deterministic tests, a unix socket for whole
-//! processes. Knows connections, not calls.
+//! Transports of the simulated runtime: an in-memory duplex for deterministic tests, a unix socket for processes.
 //!
 //! When the runtime goes down every connection breaks at once, as with a killed process; connecting then fails.
 
@@ -36,7 +35,7 @@ use super::engine::Engine;
 use super::image_service::ImageApi;
 use super::runtime_service::RuntimeApi;
 
-/// Largest message, as containerd and kubelets have it.
+/// Maximum message size, as in containerd and kubelets.
 const MAX_MESSAGE: usize = 16 << 20;
 /// Bytes in flight per direction of an in-memory connection.
 const PIPE_BYTES: usize = 256 << 10;
@@ -58,7 +57,10 @@ impl MemoryEndpoint {
         Self { engine, accept }
     }
 
-    /// Opens a connection; refused while the runtime is down.
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// The runtime is down.
     pub async fn connect(&self) -> io::Result<DuplexStream> {
         let lifetime = self.engine.lifetime();
         if lifetime.is_cancelled() {
@@ -70,7 +72,7 @@ impl MemoryEndpoint {
         Ok(client)
     }
 
-    /// A gRPC channel that connects on first use, and again after each break.
+    /// A gRPC channel that connects on first use, and reconnects after each break.
     pub fn channel(&self) -> Channel {
         let endpoint = self.clone();
         let connector = tower::service_fn(move |_: Uri| {
@@ -81,7 +83,7 @@ impl MemoryEndpoint {
     }
 }
 
-/// A unix socket of the runtime. The file is there while the runtime is up.
+/// A unix socket of the runtime. The file exists while the runtime is up.
 #[derive(Debug)]
 pub struct SocketEndpoint {
     path: PathBuf,
@@ -100,7 +102,7 @@ impl SocketEndpoint {
                 let lifetime = engine.lifetime();
                 if !lifetime.is_cancelled() {
                     match listener.take().map_or_else(|| UnixListener::bind(&path), Ok) {
-                        Ok(bound) => serve_life(&engine, bound, lifetime).await,
+                        Ok(bound) => serve_until_exit(&engine, bound, lifetime).await,
                         Err(error) => tracing::error!(path = %path.display(), %error, "cannot bind again"),
                     }
                     let _ = std::fs::remove_file(&path);
@@ -114,7 +116,7 @@ impl SocketEndpoint {
         Ok(this)
     }
 
-    /// Where it is.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -128,10 +130,10 @@ impl Drop for SocketEndpoint {
 }
 
 /// Serves one runtime process on a socket.
-async fn serve_life(engine: &Arc<Engine>, bound: UnixListener, lifetime: CancellationToken) {
+async fn serve_until_exit(engine: &Arc<Engine>, bound: UnixListener, lifetime: CancellationToken) {
     let cut = lifetime.clone();
     let incoming = UnixListenerStream::new(bound).map(move |io| Ok::<_, io::Error>(Cut::new(io?, cut.clone())));
-    // A listener does not fail; it goes when the runtime does.
+    // A listener does not fail; it ends with the runtime.
     let _ = lifetime.run_until_cancelled(router(engine).serve_with_incoming(incoming)).await;
 }
 
@@ -143,7 +145,7 @@ fn router(engine: &Arc<Engine>) -> tonic::transport::server::Router {
         .add_service(images.max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE))
 }
 
-/// A connection that is reset when the runtime process ends.
+/// A connection that is reset when the runtime process exits.
 #[derive(Debug)]
 struct Cut<IO> {
     io: IO,

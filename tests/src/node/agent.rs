@@ -1,4 +1,4 @@
-//! The whole agent on a simulated node: the pipeline of the real one. Desired pods come from the test instead of a folder.
+//! The whole agent on a simulated node, with the real pipeline. Desired pods come from the test instead of a folder.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,10 +43,10 @@ use super::pleg_harness::clock;
 use super::seen::Seen;
 use crate::cri::SimRuntime;
 
-/// Updates that may wait for the sync loop.
+/// Capacity of the sync loop's update channel.
 const UPDATES: usize = 64;
 
-/// One agent. Dropping it stops all its tasks where they are, as SIGKILL does.
+/// One agent. Dropping it stops all its tasks at once, as SIGKILL does.
 pub struct Agent {
     /// Sensors and PLEG.
     pub harness: PlegHarness,
@@ -61,7 +61,7 @@ pub struct Agent {
     _aside: DropGuard,
 }
 
-/// Receivers of what the agent reports.
+/// Receivers of the agent's reports.
 struct Listeners {
     seen: Seen,
     observer: Arc<dyn WorkerObserver>,
@@ -77,18 +77,18 @@ impl Default for Listeners {
 }
 
 impl Agent {
-    /// Starts an agent that keeps its files below `root` and wants these pods.
+    /// Starts an agent with its root directory in `root` and these desired pods.
     pub fn start(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>) -> Self {
-        Self::start_seeing(sim, sensors, root, pods, Seen::default())
+        Self::start_observed(sim, sensors, root, pods, Seen::default())
     }
 
-    /// As [`Agent::start`], with what it sees written to `seen`.
-    pub fn start_seeing(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, seen: Seen) -> Self {
+    /// As [`Agent::start`], with reports of the PLEG recorded in `seen`.
+    pub fn start_observed(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, seen: Seen) -> Self {
         Self::begin(sim, sensors, root, pods, Listeners { seen, ..Listeners::default() })
     }
 
     /// As [`Agent::start`], with events sent to `recorder`.
-    pub fn start_telling(
+    pub fn start_with_recorder(
         sim: &SimRuntime,
         sensors: SensorSet,
         root: &Path,
@@ -103,8 +103,8 @@ impl Agent {
         Self::begin(sim, sensors, root, pods, Listeners { api: Some(api.clone()), ..Listeners::default() })
     }
 
-    /// As [`Agent::start_in_cluster`], with what it sees written to `seen`.
-    pub fn start_seeing_in_cluster(
+    /// As [`Agent::start_in_cluster`], with reports of the PLEG recorded in `seen`.
+    pub fn start_observed_in_cluster(
         sim: &SimRuntime,
         sensors: SensorSet,
         root: &Path,
@@ -115,8 +115,13 @@ impl Agent {
         Self::begin(sim, sensors, root, pods, Listeners { seen, api: Some(api.clone()), ..Listeners::default() })
     }
 
-    /// As [`Agent::start`], with what its workers do counted as the real agent counts it.
-    pub fn start_counting(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>) -> (Self, Arc<Metrics>) {
+    /// As [`Agent::start`], with the metrics that the real agent has.
+    pub fn start_with_metrics(
+        sim: &SimRuntime,
+        sensors: SensorSet,
+        root: &Path,
+        pods: Vec<Pod>,
+    ) -> (Self, Arc<Metrics>) {
         let metrics = Metrics::new();
         let listeners = Listeners { observer: Arc::new(Observers(metrics.clone())), ..Listeners::default() };
         (Self::begin(sim, sensors, root, pods, listeners), metrics)
@@ -131,7 +136,7 @@ impl Agent {
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
         tasks.spawn(watch_runtime(runtime.clone(), state_sender, harness.board.subscribe(), aside.clone()));
         let (updates, receiver) = mpsc::channel(UPDATES);
-        // The channel is empty: the first set is there before the loop begins.
+        // The first set of pods is in the channel before the loop begins.
         let _ = updates.try_send(PodUpdate::Add(ConfigSource::File, pods));
         let (_, sources) = sources::start(no_sources(), clock(sim), Recorder::default(), aside.clone());
         let closed = watch::Sender::new(false);
@@ -164,17 +169,17 @@ impl Agent {
         }
     }
 
-    /// A pod becomes desired.
+    /// Adds a desired pod.
     pub async fn add(&self, pod: Pod) {
         self.send(PodUpdate::Add(ConfigSource::File, vec![pod])).await;
     }
 
-    /// A desired pod changes, under the same UID.
+    /// Updates a desired pod, under the same UID.
     pub async fn update(&self, pod: Pod) {
         self.send(PodUpdate::Update(ConfigSource::File, vec![pod])).await;
     }
 
-    /// A pod is no longer desired.
+    /// Removes a desired pod.
     pub async fn remove(&self, pod: Pod) {
         self.send(PodUpdate::Remove(ConfigSource::File, vec![pod])).await;
     }
@@ -193,12 +198,12 @@ impl Agent {
         }
     }
 
-    /// New pods are rejected from now on, as while the machine shuts down.
+    /// Rejects new pods from now on, as during a shutdown of the machine.
     pub fn close(&self) {
         self.closed.send_replace(true);
     }
 
-    /// Stops the agent as SIGTERM does; its containers stay.
+    /// Stops the agent as SIGTERM does; its containers keep running.
     pub async fn shut_down(mut self) {
         self.shutdown.cancel();
         let ended = self.sync_loop.join_next().await;
@@ -206,7 +211,7 @@ impl Agent {
     }
 
     async fn send(&self, update: PodUpdate) {
-        // A loop that has ended takes no updates.
+        // A loop that has ended receives no updates.
         let _ = self.updates.send(update).await;
     }
 }

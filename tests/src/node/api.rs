@@ -1,4 +1,5 @@
-//! A simulated API server for the status manager: pods by name, which can be patched and deleted; it can be unavailable.
+//! A simulated API server for the status manager: pods by name, which can be patched and deleted; it can be
+//! unavailable.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use keblet::status::manager::PodApi;
 use keblet::status::manager::PodApiError;
 use serde_json::Value;
 
-/// Pods at the API server. Clones share them.
+/// Pods of the API server. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Api(Arc<Mutex<Server>>);
 
@@ -32,21 +33,21 @@ impl Api {
         self.server().unavailable = unavailable;
     }
 
-    /// Creates or replaces a pod, but for the status it may have here; returns it as it then is.
+    /// Creates or replaces a pod, keeping an existing status; returns the stored pod.
     pub fn put(&self, pod: &Pod) -> Pod {
         let mut server = self.server();
         let mut pod = ApiPod::clone(pod);
-        let known = server.pods.get(name(&pod));
-        pod.status = known.and_then(|known| known.status.clone()).or(pod.status);
-        server.keep(pod)
+        let existing = server.pods.get(name(&pod));
+        pod.status = existing.and_then(|existing| existing.status.clone()).or(pod.status);
+        server.store(pod)
     }
 
-    /// The pod of this name, as it is here.
+    /// The stored pod with this name.
     pub fn pod(&self, name: &str) -> Option<Pod> {
         self.server().pods.get(name).cloned()
     }
 
-    /// Pods that were deleted for good, as they were last.
+    /// Last versions of pods that were deleted.
     pub fn deleted(&self) -> Vec<Pod> {
         self.server().deleted.clone()
     }
@@ -61,17 +62,17 @@ impl Api {
         work: impl FnOnce(&mut Server, ApiPod) -> T,
     ) -> Answer<'static, T> {
         let mut server = self.server();
-        let answer = match server.pods.get(&*at.name).cloned() {
+        let result = match server.pods.get(&*at.name).cloned() {
             _ if server.unavailable => Err(PodApiError::Unanswered("connection refused".to_owned())),
             None => Err(PodApiError::NotFound),
             Some(pod) => Ok(work(&mut server, ApiPod::clone(&pod))),
         };
-        Box::pin(std::future::ready(answer))
+        Box::pin(std::future::ready(result))
     }
 }
 
 impl Server {
-    fn keep(&mut self, mut pod: ApiPod) -> Pod {
+    fn store(&mut self, mut pod: ApiPod) -> Pod {
         self.version += 1;
         pod.metadata.resource_version = Some(self.version.to_string());
         let pod = Arc::new(pod);
@@ -89,9 +90,9 @@ impl PodApi for Api {
         self.answer(pod, |server, pod| {
             let mut value = serde_json::to_value(&pod).unwrap_or_default();
             merge(&mut value, patch);
-            // A patch that yields no valid pod changes nothing, and the test times out.
+            // A patch that gives an invalid pod changes nothing, and the test times out.
             let patched = serde_json::from_value(value).unwrap_or(pod);
-            ApiPod::clone(&server.keep(patched))
+            ApiPod::clone(&server.store(patched))
         })
     }
 
@@ -111,7 +112,7 @@ fn name(pod: &ApiPod) -> &str {
     pod.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// A strategic merge as far as statuses need it: objects key by key, conditions by their type, any other list whole.
+/// A strategic merge as far as statuses need it: objects by key, conditions by type, any other list replaced.
 fn merge(into: &mut Value, patch: &Value) {
     match (into, patch) {
         (Value::Object(into), Value::Object(patch)) => {
@@ -136,8 +137,8 @@ fn merge(into: &mut Value, patch: &Value) {
 const DIRECTIVE: &str = "$patch";
 
 fn merge_condition(into: &mut Vec<Value>, condition: &Value) {
-    let known = into.iter().position(|known| known["type"] == condition["type"]);
-    match known {
+    let existing = into.iter().position(|existing| existing["type"] == condition["type"]);
+    match existing {
         Some(at) if condition.get(DIRECTIVE).is_some() => drop(into.remove(at)),
         Some(at) => merge(&mut into[at], condition),
         None => into.push(condition.clone()),

@@ -1,4 +1,4 @@
-//! The simulated kernel as the agent's process watch and its source of exit and OOM hints.
+//! The simulated kernel as the agent's process watch and as source of exit and OOM hints.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,31 +21,31 @@ use tokio::sync::mpsc;
 use crate::cri::KernelFact;
 use crate::cri::SimRuntime;
 
-/// Pins processes of the simulated kernel, with the checks a real one allows.
+/// Opens pidfds of the simulated kernel, with the checks of the real process watch.
 #[derive(Debug)]
 pub struct SimWatch {
     sim: SimRuntime,
-    asked: Mutex<HashSet<u32>>,
+    pinned_pids: Mutex<HashSet<u32>>,
 }
 
 impl SimWatch {
-    /// A watch on this node's processes.
+    /// A process watch on this node.
     pub fn new(sim: &SimRuntime) -> Self {
-        Self { sim: sim.clone(), asked: Mutex::default() }
+        Self { sim: sim.clone(), pinned_pids: Mutex::default() }
     }
 
-    /// Pids the agent has tried to pin.
-    pub fn asked(&self) -> HashSet<u32> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// PIDs that the agent has tried to pin.
+    pub fn pinned_pids(&self) -> HashSet<u32> {
+        self.pinned_pids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl ProcessWatch for SimWatch {
     fn pin(&self, pid: u32, id: &ContainerId) -> Pinned {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
+        self.pinned_pids.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
         let Some(process) = self.sim.kernel().open(pid) else { return Pinned::Gone };
         if process.container_id != id.as_str() {
-            return Pinned::Ineligible(format!("process {pid} lies in the cgroup of {}", process.container_id));
+            return Pinned::Ineligible(format!("process {pid} is in the cgroup of {}", process.container_id));
         }
         let gone = Box::pin(async move {
             process.gone().await;

@@ -1,7 +1,7 @@
-//! The agent on a simulated node: its seams joined to the simulated kernel and runtime, and what it saw written down.
+//! The agent on a simulated node: its traits implemented on the simulated kernel and runtime, and its reports recorded.
 //!
-//! [`Agent`] is the whole of it. [`PlegHarness`] is its observing half alone (sensors and PLEG), for tests that act on the
-//! runtime themselves.
+//! [`Agent`] is the whole agent. [`PlegHarness`] is sensors and PLEG without workers, for tests that act on the runtime
+//! themselves.
 
 use std::time::Duration;
 

@@ -25,23 +25,23 @@ use super::kernel;
 use super::seen::Seen;
 use crate::cri::SimRuntime;
 
-/// Which sensors the agent has.
+/// Sensors of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SensorSet {
     /// The runtime's event stream.
     pub events: bool,
-    /// Pins of container inits.
+    /// Pidfds of container inits.
     pub pidfd: bool,
     /// Exit and OOM probes.
     pub probes: bool,
 }
 
 impl SensorSet {
-    /// As on a machine that has everything.
+    /// All sensors.
     pub const ALL: Self = Self { events: true, pidfd: true, probes: true };
-    /// The runtime's events alone.
+    /// Only runtime events.
     pub const EVENTS: Self = Self { events: true, pidfd: false, probes: false };
-    /// Nothing but lists.
+    /// Only relists.
     pub const LISTS: Self = Self { events: false, pidfd: false, probes: false };
 }
 
@@ -60,13 +60,13 @@ pub fn runtime(sim: &SimRuntime, options: RuntimeOptions) -> Runtime {
     Runtime::with_connector("memory:///runtime.sim", connect, options)
 }
 
-/// Sensors and PLEG of one agent. Dropping it is like killing the agent.
+/// Sensors and PLEG of one agent. Dropping it stops them at once, as SIGKILL does.
 pub struct PlegHarness {
     /// The pod cache.
     pub pleg: PlegHandle,
-    /// Sensors' states.
+    /// States of the sensors.
     pub board: SensorBoard,
-    /// What was seen.
+    /// Recorded reports of the PLEG.
     pub seen: Seen,
     _tasks: JoinSet<()>,
 }
@@ -77,7 +77,7 @@ impl PlegHarness {
         Self::open_on(sim, sensors, &runtime(sim, RuntimeOptions::default()), Seen::default())
     }
 
-    /// Starts sensors and PLEG on a node, through this client, with observations written to `seen`.
+    /// Starts sensors and PLEG on a node, with this client and reports recorded in `seen`.
     pub fn open_on(sim: &SimRuntime, sensors: SensorSet, runtime: &Runtime, seen: Seen) -> Self {
         let board = SensorBoard::default();
         let (hints, hints_in) = mpsc::channel(HINT_CAPACITY);
@@ -102,7 +102,7 @@ impl PlegHarness {
             tasks.spawn(kernel::follow_kernel(sim.kernel().subscribe(), hints));
         }
         let (pleg, task) = observe(runtime.clone(), observation, shutdown.clone());
-        // The guard ends the PLEG, which runs in a task of its own, together with the others.
+        // The guard stops the PLEG, which runs in a task of its own, together with the sensors.
         let guard = shutdown.drop_guard();
         tasks.spawn(async move {
             let _guard = guard;

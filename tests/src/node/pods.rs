@@ -1,4 +1,4 @@
-//! Short ways to write static pods whose containers run simulated programs.
+//! Builds static pods whose containers run simulated programs.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use keblet::model::Pod;
 
-/// A pod in the making: static, on the host network, restarted always, with 5 s of grace.
+/// A pod builder: static, on the host network, `restartPolicy: Always`, a grace period of 5 s.
 #[derive(Clone, Debug)]
 pub struct PodOf(ApiPod);
 
@@ -37,63 +37,63 @@ pub fn pod(name: &str) -> PodOf {
 }
 
 impl PodOf {
-    /// With a container that runs this program.
+    /// Adds a container that runs this program.
     pub fn running(mut self, container: &str, program: &str) -> Self {
         self.spec().containers.push(container_of(container, program));
         self
     }
 
-    /// With an init container that runs this program.
+    /// Adds an init container that runs this program.
     pub fn after(mut self, container: &str, program: &str) -> Self {
         self.spec().init_containers.get_or_insert_default().push(container_of(container, program));
         self
     }
 
-    /// With a sidecar that runs this program.
-    pub fn beside(mut self, container: &str, program: &str) -> Self {
+    /// Adds a sidecar that runs this program.
+    pub fn sidecar(mut self, container: &str, program: &str) -> Self {
         let sidecar = Container { restart_policy: Some("Always".to_owned()), ..container_of(container, program) };
         self.spec().init_containers.get_or_insert_default().push(sidecar);
         self
     }
 
-    /// With another restart policy.
+    /// Sets the restart policy.
     pub fn restarted(mut self, policy: &str) -> Self {
         self.spec().restart_policy = Some(policy.to_owned());
         self
     }
 
-    /// In the host's PID namespace.
+    /// Uses the host's PID namespace.
     pub fn host_pid(mut self) -> Self {
         self.spec().host_pid = Some(true);
         self
     }
 
-    /// In a network of its own.
+    /// Uses a network namespace of its own.
     pub fn own_network(mut self) -> Self {
         self.spec().host_network = None;
         self
     }
 
-    /// As it comes from the API server instead of a file.
+    /// Makes the pod one of the API server instead of a file.
     pub fn from_api(mut self) -> Self {
         self.0.metadata.annotations = Some([("kubernetes.io/config.source".to_owned(), "api".to_owned())].into());
         self
     }
 
-    /// As it is once its deletion was asked for.
+    /// Marks the pod as deleted.
     pub fn deleting(mut self) -> Self {
         self.0.metadata.deletion_timestamp = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
         self.0.metadata.deletion_grace_period_seconds = Some(5);
         self
     }
 
-    /// Under another UID.
+    /// Sets another UID.
     pub fn uid(mut self, uid: &str) -> Self {
         self.0.metadata.uid = Some(uid.to_owned());
         self
     }
 
-    /// Done.
+    /// Builds the pod.
     pub fn build(self) -> Pod {
         Arc::new(self.0)
     }

@@ -42,8 +42,8 @@ impl Seen {
         self.log().events.iter().filter(|(_, event)| event.kind == kind && about(event)).cloned().collect()
     }
 
-    /// Number of reported deaths of a container instance.
-    pub fn deaths(&self, container: &str) -> usize {
+    /// Number of reported exits of a container instance.
+    pub fn exit_count(&self, container: &str) -> usize {
         self.of(LifecycleKind::ContainerDied, container).len()
     }
 
@@ -52,27 +52,27 @@ impl Seen {
         self.log().events.clone()
     }
 
-    /// Relists that ended: when, why, whether they succeeded.
+    /// Finished relists: time, reason, success.
     pub fn relists(&self) -> Vec<(Instant, RelistReason, bool)> {
         self.log().relists.clone()
     }
 
-    /// Inspections of single pods that ended.
+    /// Number of finished inspections of single pods.
     pub fn inspections(&self) -> u64 {
         self.log().inspections
     }
 
-    /// Number of times the runtime contradicted a proven death.
+    /// Number of times the runtime contradicted a proven exit.
     pub fn contradictions(&self) -> u64 {
         self.log().contradictions
     }
 
-    /// OOM kills: of a container's init, of another of its processes, or of nothing known.
+    /// OOM kills: whether each was of a container's init process; `None` if the container is unknown.
     pub fn oom_kills(&self) -> Vec<Option<bool>> {
         self.log().oom_kills.clone()
     }
 
-    /// Waits until what was seen meets a condition; false if that takes longer than `limit`.
+    /// Waits until the reports meet a condition; false if they do not within `limit`.
     pub async fn until(&self, limit: Duration, met: impl Fn(&Self) -> bool) -> bool {
         let mut changes = self.changes.subscribe();
         let wait = async {

@@ -1,5 +1,5 @@
-//! Whom the node's server lets in, over all its paths, with the real API server as the judge; and what a pod may ask for
-//! without harm to others.
+//! Authentication and authorization of the node's server over all its paths, with the real API server's RBAC; and
+//! requests of pods that must not affect others.
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_peers::Identity;
@@ -9,7 +9,7 @@ use reqwest::Client;
 use reqwest::Method;
 use serde_json::json;
 
-/// Every path that wants to know who asks.
+/// Every path that requires authentication.
 const PATHS: &[(&str, &str)] = &[
     ("GET", "/pods"),
     ("GET", "/runningpods/"),
@@ -43,12 +43,12 @@ const PATHS: &[(&str, &str)] = &[
     ("PATCH", "/exec/a"),
 ];
 
-/// An HTTPS client that trusts the cluster, as somebody or nobody.
+/// An HTTPS client that trusts the cluster's CA, with or without a client certificate.
 async fn client(tenant: &Tenant, identity: Option<Identity>) -> Client {
     let ca = std::fs::read(&tenant.cluster.ready().ca).unwrap();
     let mut builder = Client::builder().no_proxy().tls_certs_only([Certificate::from_pem(&ca).unwrap()]);
     if let Some(identity) = identity {
-        let files = tenant.cluster.order(move |plane| plane.issue(&identity)).await.unwrap();
+        let files = tenant.cluster.on_control_plane(move |plane| plane.issue(&identity)).await.unwrap();
         let pem = [std::fs::read(files.certificate).unwrap(), std::fs::read(files.key).unwrap()].concat();
         builder = builder.identity(reqwest::Identity::from_pem(&pem).unwrap());
     }
@@ -65,11 +65,12 @@ async fn status(tenant: &Tenant, client: &Client, method: &str, path: &str) -> u
 #[ignore = "real cluster"]
 async fn every_endpoint_requires_authentication_and_authorisation() {
     let tenant = Tenant::new_namespace("access").await.unwrap();
-    let nobody = client(&tenant, None).await;
-    let somebody = client(&tenant, Some(Identity { common_name: "somebody".to_owned(), ..Identity::default() })).await;
+    let anonymous = client(&tenant, None).await;
+    let unprivileged =
+        client(&tenant, Some(Identity { common_name: "unprivileged".to_owned(), ..Identity::default() })).await;
     for (method, path) in PATHS {
-        assert_eq!(status(&tenant, &nobody, method, path).await, 401, "unknown: {method} {path}");
-        assert_eq!(status(&tenant, &somebody, method, path).await, 403, "unauthorized: {method} {path}");
+        assert_eq!(status(&tenant, &anonymous, method, path).await, 401, "unknown: {method} {path}");
+        assert_eq!(status(&tenant, &unprivileged, method, path).await, 403, "unauthorized: {method} {path}");
     }
     let masters = Identity {
         common_name: "an administrator".to_owned(),
@@ -80,9 +81,9 @@ async fn every_endpoint_requires_authentication_and_authorisation() {
     for path in ["/pods", "/runningpods/", "/healthz", "/configz", "/metrics", "/metrics/resource", "/stats/summary"] {
         assert_eq!(status(&tenant, &admin, "GET", path).await, 200, "{path}");
     }
-    // Nothing is there, so nobody is asked who he is.
+    // Unknown paths are rejected before authentication.
     for path in ["/", "/nope", "/configz/"] {
-        assert_eq!(status(&tenant, &nobody, "GET", path).await, 404, "{path}");
+        assert_eq!(status(&tenant, &anonymous, "GET", path).await, 404, "{path}");
     }
     tenant.delete_namespace().await.unwrap();
 }
@@ -95,7 +96,7 @@ async fn oversized_environment_fails_only_its_own_pod() {
     pod["restartPolicy"] = json!("Never");
     pod["containers"][0]["env"] = json!([{ "name": "HUGE", "value": "x".repeat(900 << 10) }]);
     tenant.pod("greedy", pod).await.unwrap();
-    // The kernel takes no single string of that length, so the container cannot start.
+    // Longer than the kernel's limit of a single string (MAX_ARG_STRLEN), so the container cannot start.
     let refused = |pod: Option<&Pod>| {
         let state = pod?.status.as_ref()?.container_statuses.as_ref()?.first()?.state.clone()?;
         let waiting = state.waiting.and_then(|waiting| waiting.reason);
@@ -113,8 +114,8 @@ async fn oversized_environment_fails_only_its_own_pod() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn termination_message_cannot_break_the_status() {
-    let tenant = Tenant::new_namespace("words").await.unwrap();
-    // More than a message may hold, then control sequences, line ends of all kinds, and no UTF-8.
+    let tenant = Tenant::new_namespace("messages").await.unwrap();
+    // Longer than a message may be, then control sequences, all kinds of line ends, and invalid UTF-8.
     let script = r"head -c 100000 /dev/zero | tr '\0' 'm' > /dev/termination-log; \
                    printf '\033[31mred\r\nline\377\n' >> /dev/termination-log; exit 9";
     let mut pod = tenant.shell(script);
@@ -124,7 +125,7 @@ async fn termination_message_cannot_break_the_status() {
     let state = pod.status.unwrap().container_statuses.unwrap()[0].state.clone().unwrap().terminated.unwrap();
     assert_eq!(state.exit_code, 9);
     let message = state.message.unwrap();
-    // The end counts; a byte that is no text is shown as such.
+    // The end is kept; an invalid byte becomes a replacement character.
     assert!(message.len() <= 4096 + "\u{fffd}".len(), "{} bytes", message.len());
     assert!(message.ends_with("m\u{1b}[31mred\r\nline\u{fffd}\n"), "{message:?}");
     tenant.delete_namespace().await.unwrap();

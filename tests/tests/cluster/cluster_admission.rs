@@ -1,4 +1,4 @@
-//! Pods that the API server accepts and the node has to reject: their status and an event say why.
+//! Pods that the API server accepts and the node has to reject: status and event have the reason.
 
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::Pod;
@@ -7,7 +7,7 @@ use kube::api::ListParams;
 use serde_json::Value;
 use serde_json::json;
 
-/// Name of the pod, fields over those of its spec, reason and message.
+/// Name of the pod, fields of its spec, reason and message.
 fn rejected() -> [(&'static str, Value, &'static str, &'static str); 2] {
     let sysctls = json!([{ "name": "kernel.msgmax", "value": "65536" }]);
     [

@@ -1,5 +1,5 @@
-//! Credentials that the API server rejects: the node reports it once, does not flood the API server, keeps its pods, and
-//! continues as soon as it has valid credentials.
+//! Credentials that the API server rejects: the node reports it once, limits its retries, keeps its pods, and resumes
+//! as soon as it has valid credentials.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -21,12 +21,12 @@ use serde_json::json;
 
 const REFUSED: &str = "rejects our credentials (401 Unauthorized)";
 const ACCEPTED: &str = "accepts our credentials again";
-/// Each node has an address of its own.
+/// Listen address of all nodes on their own addresses.
 const READ_ONLY_PORT: u16 = 10255;
 /// More than the retries of all loops of a node, less than a busy loop.
 const REFUSALS_PER_SECOND: f64 = 10.0;
 
-/// A node with short heartbeat periods, so that it notices changes soon.
+/// A node with short heartbeat periods, so that it detects changes soon.
 async fn prepare(cluster: &Cluster, more: Value) -> Arc<ClusterNode> {
     let mut changes = json!({
         "readOnlyPort": READ_ONLY_PORT,
@@ -37,7 +37,7 @@ async fn prepare(cluster: &Cluster, more: Value) -> Arc<ClusterNode> {
     Arc::new(ClusterNode::prepare(cluster, changes).await.unwrap())
 }
 
-/// Writes a kubeconfig for a user of the test's own choice.
+/// Writes a kubeconfig for a user chosen by the test.
 fn kubeconfig(cluster: &Cluster, node: &ClusterNode, user: Value) -> PathBuf {
     let ready = cluster.ready();
     let config = json!({
@@ -66,7 +66,7 @@ fn flag(name: &str, value: &Path) -> OsString {
     format!("--{name}={}", value.display()).into()
 }
 
-/// A client certificate of the node, valid until so many seconds from now; less than zero for one that has expired.
+/// A client certificate of the node that expires in so many seconds; negative for an expired one.
 async fn certificate(cluster: &Cluster, node: &ClusterNode, age: u64, left: i64) -> Credentials {
     let now = SystemTime::now();
     let span = Duration::from_secs(left.unsigned_abs());
@@ -77,16 +77,16 @@ async fn certificate(cluster: &Cluster, node: &ClusterNode, age: u64, left: i64)
         not_after: Some(if left < 0 { now - span } else { now + span }),
         ..Identity::default()
     };
-    cluster.order(move |plane| plane.issue(&identity)).await.unwrap()
+    cluster.on_control_plane(move |plane| plane.issue(&identity)).await.unwrap()
 }
 
-/// Puts a pair where the kubeconfig says. The key comes second, so for a moment the two do not belong together.
+/// Writes a pair where the kubeconfig refers to it. The key is written second, so the two do not match for a moment.
 fn put(pair: &Credentials, (certificate, key): &(PathBuf, PathBuf)) {
     std::fs::copy(&pair.certificate, certificate).unwrap();
     std::fs::copy(&pair.key, key).unwrap();
 }
 
-/// How many requests were refused since the agent started.
+/// Number of rejected requests since the agent started.
 async fn refusals(node: &ClusterNode) -> f64 {
     let url = format!("http://{}:{READ_ONLY_PORT}/metrics", node.access.address);
     let text = reqwest::Client::builder().no_proxy().build().unwrap().get(url).send().await.unwrap().text().await;
@@ -96,7 +96,7 @@ async fn refusals(node: &ClusterNode) -> f64 {
     counts.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
-/// The rate of refusals, measured for a while.
+/// Rejected requests per second, measured over some seconds.
 async fn refusal_rate(node: &ClusterNode) -> f64 {
     let (before, began) = (refusals(node).await, std::time::Instant::now());
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -104,7 +104,7 @@ async fn refusal_rate(node: &ClusterNode) -> f64 {
 }
 
 /// A pod whose process exits with code 3 when a file appears.
-async fn patient_pod(tenant: &Tenant) -> PathBuf {
+async fn pod_that_exits_on_request(tenant: &Tenant) -> PathBuf {
     let folder = tenant.node.folder().unwrap().join("reported");
     std::fs::create_dir_all(&folder).unwrap();
     let script = format!("until test -e {}/go; do sleep 0.1; done; exit 3", folder.display());
@@ -112,27 +112,27 @@ async fn patient_pod(tenant: &Tenant) -> PathBuf {
     pod["restartPolicy"] = json!("Never");
     pod["volumes"] = json!([{ "name": "dir", "hostPath": { "path": folder, "type": "Directory" } }]);
     pod["containers"][0]["volumeMounts"] = json!([{ "name": "dir", "mountPath": folder }]);
-    tenant.pod("patient", pod).await.unwrap();
-    tenant.until_ready("patient").await.unwrap();
+    tenant.pod("waiting", pod).await.unwrap();
+    tenant.until_ready("waiting").await.unwrap();
     folder.join("go")
 }
 
-/// The containers that run.
+/// The running containers.
 fn running(tenant: &Tenant) -> Vec<String> {
     let pods = tenant.node.pods().unwrap().into_iter().filter(|pod| pod.namespace == tenant.namespace);
     pods.flat_map(|pod| pod.containers).filter(|one| one.state == "running").map(|one| one.id).collect()
 }
 
-/// The pod is unchanged until its file appears; then its exit is reported.
-async fn until_it_has_ended(tenant: &Tenant, go: &Path, before: &[String]) {
-    assert_eq!(running(tenant), before, "no container is touched");
+/// Checks that the pod is unchanged, creates its file, and waits until its exit is reported.
+async fn until_exit_is_reported(tenant: &Tenant, go: &Path, before: &[String]) {
+    assert_eq!(running(tenant), before, "no container was restarted");
     std::fs::write(go, "").unwrap();
-    let pod = tenant.until_phase("patient", "Failed").await.unwrap();
+    let pod = tenant.until_phase("waiting", "Failed").await.unwrap();
     let state = pod.status.unwrap().container_statuses.unwrap()[0].state.clone().unwrap();
     assert_eq!(state.terminated.unwrap().exit_code, 3);
 }
 
-async fn leave(tenant: Tenant) {
+async fn stop_and_remove(tenant: Tenant) {
     let (cluster, node) = tenant.delete_namespace().await.unwrap();
     Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
@@ -152,32 +152,32 @@ async fn rejected_token_is_retried_and_reread_from_its_file() {
     }
     kubectl.ok(&bind.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
     let file = node.folder().unwrap().join("token");
-    std::fs::write(&file, "nobody.knows.this").unwrap();
+    std::fs::write(&file, "unknown.token").unwrap();
     let access = kubeconfig(&tenant.cluster, &node, json!({ "tokenFile": file }));
     node.start_agent_with(arguments(&node, &access)).await.unwrap();
     let pid = node.agent_pid().unwrap();
 
     node.until_logged(&format!("{REFUSED}, token file {}", file.display()), 1).await.unwrap();
     let rate = refusal_rate(&node).await;
-    assert!(rate < REFUSALS_PER_SECOND, "{rate} requests per second were refused");
+    assert!(rate < REFUSALS_PER_SECOND, "{rate} requests per second were rejected");
     std::fs::write(&file, kubectl.ok(&["create", "token", "first"]).await.unwrap()).unwrap();
     node.until_ready(&tenant.cluster).await.unwrap();
 
-    // Refused while pods run, as its owner is gone; what the API server remembers of it lasts ten seconds.
-    let go = patient_pod(&tenant).await;
+    // Rejected while pods run, as its service account is deleted; the API server caches tokens for ten seconds.
+    let go = pod_that_exits_on_request(&tenant).await;
     let before = running(&tenant);
     tenant.api::<ServiceAccount>().delete("first", &DeleteParams::default()).await.unwrap();
     node.until_logged(REFUSED, 2).await.unwrap();
     let rate = refusal_rate(&node).await;
-    assert!(rate < REFUSALS_PER_SECOND, "{rate} requests per second were refused");
+    assert!(rate < REFUSALS_PER_SECOND, "{rate} requests per second were rejected");
     std::fs::write(&file, kubectl.ok(&["create", "token", "second"]).await.unwrap()).unwrap();
     let log = node.until_logged(ACCEPTED, 2).await.unwrap();
-    until_it_has_ended(&tenant, &go, &before).await;
-    assert_eq!(log.matches(REFUSED).count(), 2, "said once each time:\n{log}");
+    until_exit_is_reported(&tenant, &go, &before).await;
+    assert_eq!(log.matches(REFUSED).count(), 2, "reported once each time:\n{log}");
     assert_eq!(node.agent_pid().unwrap(), pid);
     kubectl.ok(&["delete", "clusterrolebinding", &tenant.namespace]).await.unwrap();
     drop(node);
-    leave(tenant).await;
+    stop_and_remove(tenant).await;
 }
 
 #[tokio::test]
@@ -195,21 +195,21 @@ async fn expired_client_certificate_is_reported_and_reread_from_its_file() {
     let named = format!("{REFUSED}, client certificate {}, expired at 2", files.0.display());
     node.until_logged(&named, 1).await.unwrap();
     let rate = refusal_rate(&node).await;
-    assert!(rate < REFUSALS_PER_SECOND, "{rate} requests per second were refused");
-    // A good one, but not for long: it expires while pods run.
+    assert!(rate < REFUSALS_PER_SECOND, "{rate} requests per second were rejected");
+    // A valid one, which expires while pods run.
     put(&certificate(&cluster, &node, 3600, 40).await, &files);
     node.until_ready(&cluster).await.unwrap();
     let tenant = Tenant::on(cluster, node.clone(), "expired").await.unwrap();
-    let go = patient_pod(&tenant).await;
+    let go = pod_that_exits_on_request(&tenant).await;
     let before = running(&tenant);
     node.until_logged(&named, 2).await.unwrap();
     put(&certificate(&tenant.cluster, &node, 3600, 3600).await, &files);
     let log = node.until_logged(ACCEPTED, 2).await.unwrap();
-    until_it_has_ended(&tenant, &go, &before).await;
-    assert_eq!(log.matches(REFUSED).count(), 2, "said once each time:\n{log}");
+    until_exit_is_reported(&tenant, &go, &before).await;
+    assert_eq!(log.matches(REFUSED).count(), 2, "reported once each time:\n{log}");
     assert_eq!(node.agent_pid().unwrap(), pid);
     drop(node);
-    leave(tenant).await;
+    stop_and_remove(tenant).await;
 }
 
 #[tokio::test]
@@ -234,7 +234,7 @@ async fn expired_client_certificate_triggers_bootstrap() {
 async fn watches_continue_with_a_rotated_client_certificate() {
     let cluster = Cluster::shared().await.unwrap();
     let node = prepare(&cluster, json!({ "rotateCertificates": true })).await;
-    // Nine tenths of its life are over, so that it is to be renewed at once.
+    // Nine tenths of its validity have passed, so that it is renewed at once.
     let left = 30;
     let old = certificate(&cluster, &node, 10 * left, left.cast_signed()).await;
     let end = SystemTime::now() + Duration::from_secs(left);
@@ -242,17 +242,17 @@ async fn watches_continue_with_a_rotated_client_certificate() {
     node.start_agent_with(arguments(&node, &kubeconfig(&cluster, &node, user))).await.unwrap();
     node.until_ready(&cluster).await.unwrap();
     let tenant = Tenant::on(cluster, node.clone(), "rotated").await.unwrap();
-    let go = patient_pod(&tenant).await;
+    let go = pod_that_exits_on_request(&tenant).await;
     let before = running(&tenant);
-    // Whatever is asked with the old one from then on is refused.
+    // From then on requests with the old certificate are rejected.
     tokio::time::sleep(end.duration_since(SystemTime::now()).unwrap_or_default()).await;
     tenant.pod("later", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("later").await.unwrap();
     tenant.api::<Pod>().delete("later", &DeleteParams::default().grace_period(1)).await.unwrap();
     tenant.until("later", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
-    until_it_has_ended(&tenant, &go, &before).await;
+    until_exit_is_reported(&tenant, &go, &before).await;
     let log = node.log();
     assert!(!log.contains(REFUSED), "{log}");
     drop(node);
-    leave(tenant).await;
+    stop_and_remove(tenant).await;
 }

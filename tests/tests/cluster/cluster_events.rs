@@ -23,7 +23,7 @@ async fn events(api: &Api<Event>, object: &str, enough: impl Fn(&[Event]) -> boo
         if enough(&found) {
             return Ok(found);
         }
-        ensure!(Instant::now() < deadline, "events of {object} at last: {:#?}", shown(&found));
+        ensure!(Instant::now() < deadline, "last events of {object}: {:#?}", shown(&found));
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
 }
@@ -50,11 +50,11 @@ async fn pod_lifecycle_events_are_recorded() -> Result<()> {
     first["name"] = json!("first");
     first["command"] = json!(["true"]);
     spec["initContainers"] = json!([first]);
-    let pod = tenant.pod("life", spec).await?;
-    tenant.until_ready("life").await?;
-    tenant.kubectl().ok(&["delete", "pod", "life", "--wait=false"]).await?;
+    let pod = tenant.pod("lifecycle", spec).await?;
+    tenant.until_ready("lifecycle").await?;
+    tenant.kubectl().ok(&["delete", "pod", "lifecycle", "--wait=false"]).await?;
     let api = tenant.api::<Event>();
-    let reported = events(&api, "life", |events| has(events, "Killing")).await?;
+    let reported = events(&api, "lifecycle", |events| has(events, "Killing")).await?;
     let shown = shown(&reported);
     let pulled = format!("Container image {BUSYBOX_IMAGE:?} already present on machine and can be accessed by the pod");
     for line in [

@@ -1,5 +1,5 @@
-//! A control plane that dies, hangs and forgets, and an agent that is killed: no pod is lost, none is touched without
-//! need, and the last word reaches the API server.
+//! A control plane that is killed, suspended or loses history, and an agent that is killed: no pod is lost or restarted
+//! without need, and the last status reaches the API server.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,8 +19,8 @@ use serde_json::json;
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// A test that has the control plane alone, with a folder that pods see under the same path.
-async fn alone(name: &str) -> (Tenant, PathBuf) {
+/// A test with a control plane of its own, and a folder that pods mount under the same path.
+async fn exclusive_tenant(name: &str) -> (Tenant, PathBuf) {
     let cluster = Cluster::exclusive().await.unwrap();
     let node = cluster.node().await.unwrap();
     let tenant = Tenant::on(cluster, node, name).await.unwrap();
@@ -29,7 +29,7 @@ async fn alone(name: &str) -> (Tenant, PathBuf) {
     (tenant, folder)
 }
 
-/// A shell that has the folder and never starts again by itself.
+/// A shell that mounts the folder, with `restartPolicy: Never`.
 fn shell(tenant: &Tenant, folder: &PathBuf, script: &str) -> Value {
     let mut pod = tenant.shell(&script.replace("$DIR", folder.to_str().unwrap()));
     pod["restartPolicy"] = json!("Never");
@@ -39,14 +39,14 @@ fn shell(tenant: &Tenant, folder: &PathBuf, script: &str) -> Value {
 }
 
 async fn kill_api_server(tenant: &Tenant) {
-    tenant.cluster.order(|plane| plane.kill(Part::ApiServer)).await.unwrap();
+    tenant.cluster.on_control_plane(|plane| plane.kill(Part::ApiServer)).await.unwrap();
 }
 
 async fn start_api_server(tenant: &Tenant) {
-    tenant.cluster.order(|plane| plane.start_part(Part::ApiServer)).await.unwrap();
+    tenant.cluster.on_control_plane(|plane| plane.start_part(Part::ApiServer)).await.unwrap();
 }
 
-/// What the runtime says of the namespace's containers: by pod and name, each instance's number, id and state.
+/// The runtime's containers of the namespace: by pod and name, each instance's attempt, id and state.
 fn containers(tenant: &Tenant) -> BTreeMap<String, Vec<(u32, String, String)>> {
     let mut all: BTreeMap<String, Vec<_>> = BTreeMap::new();
     for pod in tenant.node.pods().unwrap().into_iter().filter(|pod| pod.namespace == tenant.namespace) {
@@ -57,16 +57,16 @@ fn containers(tenant: &Tenant) -> BTreeMap<String, Vec<(u32, String, String)>> {
     all
 }
 
-/// Waits for something that only the node can tell, as the API server is away.
+/// Waits for a condition on the node, as the API server is not available.
 async fn until_on_node(tenant: &Tenant, what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !condition() {
-        assert!(Instant::now() < deadline, "never came: {what}\n{}", tenant.node.log_excerpt());
+        assert!(Instant::now() < deadline, "timed out waiting for: {what}\n{}", tenant.node.log_excerpt());
         tokio::time::sleep(POLL).await;
     }
 }
 
-/// A container is ready before its shell has said what to do with SIGTERM; until then none would be heard.
+/// Waits until the shell has set its SIGTERM handler; before that, PID 1 ignores the signal.
 async fn until_listening(tenant: &Tenant, dir: &Path) {
     until_on_node(tenant, "a shell that listens", || dir.join("up").exists()).await;
 }
@@ -74,7 +74,7 @@ async fn until_listening(tenant: &Tenant, dir: &Path) {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn pending_pod_starts_while_the_api_server_is_down() {
-    let (tenant, dir) = alone("pending").await;
+    let (tenant, dir) = exclusive_tenant("pending").await;
     let mut pod = shell(&tenant, &dir, "touch $DIR/started; sleep 3600");
     let mut init = pod["containers"][0].clone();
     init["name"] = json!("wait");
@@ -101,20 +101,20 @@ async fn pending_pod_starts_while_the_api_server_is_down() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn pod_created_before_an_api_server_crash_runs_afterwards() {
-    let (tenant, dir) = alone("created").await;
+    let (tenant, dir) = exclusive_tenant("created").await;
     tenant.pod("early", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
     kill_api_server(&tenant).await;
     start_api_server(&tenant).await;
     tenant.until_ready("early").await.unwrap();
-    let seen = containers(&tenant);
-    assert_eq!(seen["early/main"].len(), 1, "{seen:?}");
+    let found = containers(&tenant);
+    assert_eq!(found["early/main"].len(), 1, "{found:?}");
     tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn exits_while_the_api_server_is_down_are_reported_later() {
-    let (tenant, dir) = alone("running").await;
+    let (tenant, dir) = exclusive_tenant("running").await;
     let wait = "until test -e $DIR/go; do sleep 0.05; done";
     tenant.pod("once", shell(&tenant, &dir, &format!("{wait}; exit 6"))).await.unwrap();
     let again = format!("test -e $DIR/again && {{ touch $DIR/second; sleep 3600; }}; {wait}; touch $DIR/again; exit 1");
@@ -146,7 +146,7 @@ async fn exits_while_the_api_server_is_down_are_reported_later() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn pod_terminated_while_the_api_server_is_down_is_deleted_afterwards() {
-    let (tenant, dir) = alone("terminating").await;
+    let (tenant, dir) = exclusive_tenant("terminating").await;
     let script = "trap 'touch $DIR/reported; until test -e $DIR/go; do sleep 0.05; done; exit 0' TERM; \
                   touch $DIR/up; while :; do sleep 0.05; done";
     let mut pod = shell(&tenant, &dir, script);
@@ -167,7 +167,7 @@ async fn pod_terminated_while_the_api_server_is_down_is_deleted_afterwards() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn api_server_restart_does_not_shorten_the_grace_period() {
-    let (tenant, dir) = alone("grace").await;
+    let (tenant, dir) = exclusive_tenant("grace").await;
     let script = "trap 'echo >> $DIR/reported' TERM; touch $DIR/up; until test -e $DIR/go; do sleep 0.05; done; exit 0";
     let mut pod = shell(&tenant, &dir, script);
     pod["terminationGracePeriodSeconds"] = json!(300);
@@ -177,21 +177,22 @@ async fn api_server_restart_does_not_shorten_the_grace_period() {
     until_on_node(&tenant, "SIGTERM", || dir.join("reported").exists()).await;
     kill_api_server(&tenant).await;
     start_api_server(&tenant).await;
-    // When another pod runs, the agent has heard of this one again.
+    // When another pod runs, the agent has received this one's update again.
     tenant.pod("other", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
     tenant.until_ready("other").await.unwrap();
     assert_eq!(containers(&tenant)["slow/main"].iter().filter(|(_, _, state)| state == "running").count(), 1);
     std::fs::write(dir.join("go"), "").unwrap();
     tenant.until("slow", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
-    assert_eq!(std::fs::read_to_string(dir.join("reported")).unwrap(), "\n", "it is reported once");
+    assert_eq!(std::fs::read_to_string(dir.join("reported")).unwrap(), "\n", "one SIGTERM was sent");
     tenant.delete_namespace().await.unwrap();
 }
 
-/// The API server is killed at any moment between a pod's creation and its start, and of another one's end.
+/// The API server is killed at any moment between a pod's creation and its start, and during the termination of
+/// another.
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn api_server_crash_at_any_moment_affects_no_pod() {
-    let (tenant, dir) = alone("moments").await;
+    let (tenant, dir) = exclusive_tenant("moments").await;
     let pod = || shell(&tenant, &dir, "trap 'exit 0' TERM; while :; do sleep 0.05; done");
     tenant.pod("pod-0", pod()).await.unwrap();
     tenant.until_ready("pod-0").await.unwrap();
@@ -213,17 +214,17 @@ async fn api_server_crash_at_any_moment_affects_no_pod() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn failed_pull_while_the_api_server_is_down_is_reported_later() {
-    let (tenant, dir) = alone("pulling").await;
-    // A registry that takes its time, and then is gone.
+    let (tenant, dir) = exclusive_tenant("pulling").await;
+    // A registry that delays its response, and then closes the connection.
     let registry = tokio::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let mut pod = shell(&tenant, &dir, "true");
     pod["containers"][0]["image"] = json!(format!("{}/slow:1", registry.local_addr().unwrap()));
     pod["containers"][0]["imagePullPolicy"] = json!("Always");
     tenant.pod("waits", pod).await.unwrap();
-    let asked = tokio::time::timeout(TIMEOUT, registry.accept()).await;
-    let asked = asked.unwrap_or_else(|_| panic!("no pull; {}", tenant.node.log_excerpt())).unwrap();
+    let pull = tokio::time::timeout(TIMEOUT, registry.accept()).await;
+    let pull = pull.unwrap_or_else(|_| panic!("no pull; {}", tenant.node.log_excerpt())).unwrap();
     kill_api_server(&tenant).await;
-    drop((registry, asked));
+    drop((registry, pull));
     start_api_server(&tenant).await;
     let failed = |pod: Option<&Pod>| {
         let state = pod?.status.as_ref()?.container_statuses.as_ref()?.first()?.state.clone()?;
@@ -236,34 +237,34 @@ async fn failed_pull_while_the_api_server_is_down_is_reported_later() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn pod_deleted_while_disconnected_terminates_after_reconnect() {
-    let (tenant, dir) = alone("unheard").await;
-    tenant.pod("deaf", shell(&tenant, &dir, "trap 'exit 0' TERM; while :; do sleep 0.05; done")).await.unwrap();
-    tenant.until_ready("deaf").await.unwrap();
+    let (tenant, dir) = exclusive_tenant("disconnected").await;
+    tenant.pod("running", shell(&tenant, &dir, "trap 'exit 0' TERM; while :; do sleep 0.05; done")).await.unwrap();
+    tenant.until_ready("running").await.unwrap();
     tenant.node.kill_agent().unwrap();
-    tenant.api::<Pod>().delete("deaf", &DeleteParams::default()).await.unwrap();
+    tenant.api::<Pod>().delete("running", &DeleteParams::default()).await.unwrap();
     kill_api_server(&tenant).await;
     tenant.node.start_agent().await.unwrap();
     start_api_server(&tenant).await;
-    tenant.until("deaf", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    tenant.until("running", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
     tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn hanging_api_server_delays_no_container() {
-    let (tenant, dir) = alone("hanging").await;
+    let (tenant, dir) = exclusive_tenant("hanging").await;
     let script = "n=$(ls $DIR | wc -l); touch $DIR/run-$n; test $n -gt 0 && sleep 3600; exit 1";
     let mut pod = shell(&tenant, &dir, script);
     pod["restartPolicy"] = json!("Always");
-    tenant.cluster.order(|plane| plane.freeze(Part::Scheduler)).await.unwrap();
-    // Bound by us, so that the node has it, and at once the API server hangs.
+    tenant.cluster.on_control_plane(|plane| plane.freeze(Part::Scheduler)).await.unwrap();
+    // Bound by the test, so that the node receives it, and the API server is suspended immediately.
     pod["nodeName"] = json!(tenant.node.name());
     tenant.pod("restless", pod).await.unwrap();
     until_on_node(&tenant, "the first run", || dir.join("run-0").exists()).await;
-    tenant.cluster.order(|plane| plane.freeze(Part::ApiServer)).await.unwrap();
+    tenant.cluster.on_control_plane(|plane| plane.freeze(Part::ApiServer)).await.unwrap();
     until_on_node(&tenant, "the second run", || dir.join("run-1").exists()).await;
     for part in [Part::ApiServer, Part::Scheduler] {
-        tenant.cluster.order(move |plane| plane.thaw(part)).await.unwrap();
+        tenant.cluster.on_control_plane(move |plane| plane.thaw(part)).await.unwrap();
     }
     tenant.until_ready("restless").await.unwrap();
     tenant.delete_namespace().await.unwrap();
@@ -272,18 +273,18 @@ async fn hanging_api_server_delays_no_container() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn compacted_watch_history_is_relisted() {
-    let (tenant, dir) = alone("compacted").await;
+    let (tenant, dir) = exclusive_tenant("compacted").await;
     tenant.pod("before", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
     tenant.until_ready("before").await.unwrap();
     let before = containers(&tenant);
-    // The history moves on past what the agent has seen, and then there is no history.
+    // Objects are changed while the agent is disconnected, and then the history is compacted.
     let map = json!({ "metadata": { "name": "later" }, "data": { "key": "value" } });
     tenant.create::<ConfigMap>(map).await.unwrap();
     kill_api_server(&tenant).await;
-    let revision = tenant.cluster.order(|plane| plane.compact()).await.unwrap();
+    let revision = tenant.cluster.on_control_plane(|plane| plane.compact()).await.unwrap();
     assert!(revision > 0);
     start_api_server(&tenant).await;
-    // A new pod is seen, an old one that is deleted as well, and the one in between stays untouched.
+    // A new pod starts, a deleted one is removed, and the one in between is unchanged.
     tenant.pod("after", shell(&tenant, &dir, "sleep 3600")).await.unwrap();
     tenant.until_ready("after").await.unwrap();
     assert_eq!(containers(&tenant)["before/main"], before["before/main"]);
@@ -295,7 +296,7 @@ async fn compacted_watch_history_is_relisted() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn agent_restart_changes_no_pod() {
-    let (tenant, dir) = alone("restart").await;
+    let (tenant, dir) = exclusive_tenant("restart").await;
     let mut served = shell(&tenant, &dir, "while :; do sleep 1; done");
     served["restartPolicy"] = json!("Always");
     for name in ["one", "two", "three"] {
@@ -312,7 +313,7 @@ async fn agent_restart_changes_no_pod() {
             tenant.node.kill_agent().unwrap();
         }
         tenant.node.start_agent().await.unwrap();
-        // When a new pod runs and an old one can be deleted, the agent has looked at all the others too.
+        // When a new pod runs and an old one can be deleted, the agent has processed all others too.
         tenant.pod(round, shell(&tenant, &dir, "sleep 3600")).await.unwrap();
         tenant.until_ready(round).await.unwrap();
         tenant.api::<Pod>().delete(round, &DeleteParams::default().grace_period(1)).await.unwrap();

@@ -1,5 +1,5 @@
-//! How a node comes into a cluster: with a bootstrap token alone, with a serving certificate that the cluster signs, and
-//! whom it lets in then.
+//! How a node joins a cluster: with a bootstrap token, with a serving certificate that the cluster signs, and the
+//! clients that it then accepts.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -20,7 +20,7 @@ use serde_json::json;
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 
-/// The flags of an agent that has nothing but a bootstrap token.
+/// The flags of an agent that has only a bootstrap token.
 fn with_token_only(cluster: &Cluster, node: &ClusterNode) -> Vec<OsString> {
     let folder = node.folder().unwrap();
     let mut access = node.access.clone();
@@ -35,14 +35,14 @@ fn flag(name: &str, value: &Path) -> OsString {
     format!("--{name}={}", value.display()).into()
 }
 
-/// How many certificates of a kind were requested for the node.
+/// Number of certificate requests of a kind for the node.
 async fn requests(cluster: &Cluster, node: &ClusterNode, signer: &str) -> usize {
     let api: Api<CertificateSigningRequest> = Api::all(cluster.client());
     let all = api.list(&ListParams::default().fields(&format!("spec.signerName={signer}"))).await.unwrap();
     all.into_iter().filter(|request| is_for(request, node.name())).count()
 }
 
-/// The request itself is opaque to us; a name in it stands there in plain bytes.
+/// Whether the request contains the node's name; DER strings are plain bytes.
 fn is_for(request: &CertificateSigningRequest, node: &str) -> bool {
     use base64::Engine as _;
     let pem = String::from_utf8_lossy(&request.spec.request.0).into_owned();
@@ -60,7 +60,7 @@ async fn bootstrap_token_suffices_to_join() {
     node.until_ready(&cluster).await.unwrap();
     assert!(node.folder().unwrap().join("made.kubeconfig").exists());
     assert_eq!(requests(&cluster, &node, CLIENT_SIGNER).await, 1);
-    // What it was given lasts: the next start asks for nothing, and works.
+    // The certificate is stored: the next start requests none.
     node.end_agent().unwrap();
     node.start_agent_with(with_token_only(&cluster, &node)).await.unwrap();
     let tenant = Tenant::on(cluster, Arc::new(node), "bootstrap").await.unwrap();
@@ -87,10 +87,10 @@ async fn serving_certificate_is_used_once_approved() {
     let user = format!("system:node:{}", node.name());
     let api: Api<CertificateSigningRequest> = Api::all(cluster.client());
     let config = watcher::Config::default().fields(&format!("spec.signerName={SERVING_SIGNER}"));
-    let asked = |request: &CertificateSigningRequest| {
+    let pending = |request: &CertificateSigningRequest| {
         (request.spec.username.as_deref() == Some(&user)).then(|| request.metadata.name.clone()).flatten()
     };
-    let request = until_some(api, config, "a request for a serving certificate", asked).await;
+    let request = until_some(api, config, "a request for a serving certificate", pending).await;
     let request = request.unwrap_or_else(|error| panic!("{error:#}\n{}", node.log_excerpt()));
     let tenant = Tenant::on(cluster, Arc::new(node), "serving").await.unwrap();
     tenant.pod("talker", tenant.shell("echo hello; sleep 3600")).await.unwrap();
@@ -99,18 +99,18 @@ async fn serving_certificate_is_used_once_approved() {
     assert_ne!(kubectl.run(&["logs", "talker"]).await.unwrap().code, 0, "served without a certificate");
     kubectl.ok(&["certificate", "approve", &request]).await.unwrap();
     let served = async {
-        // Nothing announces when the node serves with it.
+        // There is no event when the node begins to serve with it.
         let mut tick = tokio::time::interval(Duration::from_millis(200));
         loop {
             tick.tick().await;
-            let said = kubectl.run(&["logs", "talker"]).await.unwrap();
-            if said.code == 0 && !said.out.is_empty() {
-                return said.out;
+            let output = kubectl.run(&["logs", "talker"]).await.unwrap();
+            if output.code == 0 && !output.out.is_empty() {
+                return output.out;
             }
         }
     };
-    let said = tokio::time::timeout(TIMEOUT, served).await;
-    assert_eq!(said.unwrap_or_else(|_| panic!("never served\n{}", tenant.node.log_excerpt())), "hello\n");
+    let output = tokio::time::timeout(TIMEOUT, served).await;
+    assert_eq!(output.unwrap_or_else(|_| panic!("not served in time\n{}", tenant.node.log_excerpt())), "hello\n");
     let (cluster, node) = tenant.delete_namespace().await.unwrap();
     Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! What kubectl shows of a node and its pods: `get`, `describe`, `top`, events, taking a node out and in again.
+//! What kubectl shows of a node and its pods: `get`, `describe`, `top`, events, and cordoning.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ async fn describe_shows_pod_events() {
     tenant.delete_namespace().await.unwrap();
 }
 
-/// Events come some time after what they tell of.
+/// Events are sent some time after their cause.
 async fn until_events(tenant: &Tenant, pod: &str, reasons: &[&str]) {
     let config = watcher::Config::default().fields(&format!("involvedObject.name={pod}"));
     let mut missing: Vec<&str> = reasons.to_vec();
@@ -94,13 +94,13 @@ async fn node_object_matches_the_kubelet() {
 #[ignore = "real cluster"]
 async fn top_shows_node_and_pod_usage() {
     let tenant = Tenant::new_namespace("top").await.unwrap();
-    // Refused if it runs already, which is as good.
-    let started = tenant.cluster.order(|plane| plane.start_part(Part::MetricsServer)).await;
+    // Fails if it runs already.
+    let started = tenant.cluster.on_control_plane(|plane| plane.start_part(Part::MetricsServer)).await;
     tenant.pod("busy", tenant.shell("while :; do :; done")).await.unwrap();
     tenant.until_ready("busy").await.unwrap();
     let kubectl = tenant.kubectl();
-    let asked = async {
-        // It scrapes on its own time, twice before it has a rate; nothing announces that.
+    let metrics_shown = async {
+        // metrics-server scrapes in its own interval, and needs two samples for a rate.
         let mut tick = tokio::time::interval(Duration::from_secs(1));
         loop {
             tick.tick().await;
@@ -112,9 +112,9 @@ async fn top_shows_node_and_pod_usage() {
             }
         }
     };
-    let Ok(pods) = tokio::time::timeout(TIMEOUT, asked).await else {
-        let said = kubectl.run(&["top", "pods"]).await.unwrap();
-        panic!("no metrics: {said:?}, metrics-server: {started:?}\n{}", tenant.node.log_excerpt());
+    let Ok(pods) = tokio::time::timeout(TIMEOUT, metrics_shown).await else {
+        let output = kubectl.run(&["top", "pods"]).await.unwrap();
+        panic!("no metrics: {output:?}, metrics-server: {started:?}\n{}", tenant.node.log_excerpt());
     };
     let words: Vec<&str> = pods.split_whitespace().collect();
     let cpu: u32 = words[1].strip_suffix('m').unwrap().parse().unwrap();
@@ -134,8 +134,8 @@ async fn deleted_pod_terminates_gracefully() {
     follower.until_output("hello").await.unwrap();
     tenant.kubectl().ok(&["delete", "pod", "polite", "--wait"]).await.unwrap();
     assert!(tenant.api::<Pod>().list(&ListParams::default()).await.unwrap().items.is_empty());
-    let (_, said) = follower.ended().await.unwrap();
-    assert!(said.contains("goodbye"), "{said}");
+    let (_, output) = follower.ended().await.unwrap();
+    assert!(output.contains("goodbye"), "{output}");
     let left: Vec<_> = tenant.node.pods().unwrap();
     let ours: Vec<_> = left.iter().filter(|pod| pod.namespace == tenant.namespace && pod.ready).collect();
     assert!(ours.is_empty(), "still in the runtime: {ours:?}");

@@ -1,5 +1,4 @@
-//! Containers that talk without end, and what they send: the agent stays as small as it was, loses no line, and has time
-//! for everybody else.
+//! Containers with much or binary output: the agent's memory is bounded, no line is lost, and other pods are served.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,9 +10,9 @@ use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use serde_json::json;
 
-/// Ten bursts of this many lines, half a second or more apart.
+/// Ten bursts of this many lines, at least half a second apart.
 const BURST: usize = 10_000;
-/// What an agent may grow by while it hands on some megabytes to two readers at once.
+/// Permitted growth of the agent while it sends some megabytes to two readers at the same time.
 const GROWTH_KIB: u64 = 24 << 10;
 
 /// A number in kB of `/proc/PID/status`.
@@ -40,7 +39,7 @@ async fn log_flood_is_followed_in_order_and_blocks_no_other_pod() {
     tenant.until_ready("calm").await.unwrap();
     let kubectl = tenant.kubectl();
     kubectl.start(&["logs", "-f", "calm"]).unwrap().until_output("two\n").await.unwrap();
-    // What the agent has needed so far counts from here on.
+    // Growth is measured from here.
     assert_eq!(kubectl.ok(&["logs", "calm"]).await.unwrap(), "one\ntwo\n");
     let pid = node.agent_pid().unwrap();
     std::fs::write(format!("/proc/{pid}/clear_refs"), "5").unwrap();
@@ -50,19 +49,19 @@ async fn log_flood_is_followed_in_order_and_blocks_no_other_pod() {
     let began = Instant::now();
     kubectl.ok(&["exec", "flood", "--", "touch", "/tmp/go"]).await.unwrap();
     followers[0].until_output(&format!("\n{BURST}\n")).await.unwrap();
-    // In the middle of it: others are read, come and go.
+    // Meanwhile other logs are read and other pods start and stop.
     assert_eq!(kubectl.ok(&["logs", "calm"]).await.unwrap(), "one\ntwo\n");
     let mut brief = tenant.shell("echo brief; exit 0");
     brief["restartPolicy"] = json!("Never");
     tenant.pod("brief", brief).await.unwrap();
     tenant.until_phase("brief", "Succeeded").await.unwrap();
-    let said = followers[0].said();
-    println!("{} lines were read when another pod had come and gone", said.lines().count());
+    let output = followers[0].output_so_far();
+    println!("{} lines were read when another pod had started and stopped", output.lines().count());
 
     for follower in &mut followers {
-        let said = follower.until_output("\nover\n").await.unwrap();
+        let output = follower.until_output("\nover\n").await.unwrap();
         let mut expected = (1..=10 * BURST).map(|n| n.to_string());
-        let lines = said.lines().filter(|line| *line != "over");
+        let lines = output.lines().filter(|line| *line != "over");
         let wrong = lines.zip(expected.by_ref()).find(|(line, expected)| line != expected);
         assert_eq!(wrong, None);
         assert_eq!(expected.next(), None, "the end is missing");
@@ -77,8 +76,8 @@ async fn log_flood_is_followed_in_order_and_blocks_no_other_pod() {
     Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
-/// What is printed is binary, full of control sequences and forged lines; three containers of a pod share the room that
-/// messages have in its status.
+/// The output is binary, with control sequences and forged lines; three containers of a pod share the maximum size of
+/// messages in its status.
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn binary_container_output_stays_within_logs_and_messages() {
@@ -111,9 +110,9 @@ async fn binary_container_output_stays_within_logs_and_messages() {
     let log = tenant.node.log();
     let forged = log.lines().find(|line| line.starts_with("2000-01-01") || line.contains('\u{1b}'));
     assert_eq!(forged, None);
-    // Raw bytes reach whoever asks for the log.
+    // The log endpoint returns the raw bytes.
     let kubectl = tenant.kubectl();
-    let said = kubectl.ok(&["logs", "noisy", "-c", "logged"]).await.unwrap();
-    assert!(said.ends_with("end") && said.contains("\u{1b}[31m"), "{said:?}");
+    let output = kubectl.ok(&["logs", "noisy", "-c", "logged"]).await.unwrap();
+    assert!(output.ends_with("end") && output.contains("\u{1b}[31m"), "{output:?}");
     tenant.delete_namespace().await.unwrap();
 }

@@ -1,5 +1,5 @@
-//! Pods that mean harm, bound to the node past the scheduler: what the API server lets through either runs as it says or
-//! ends in a status and an event that send why; the agent lives on, and so do all other pods.
+//! Malicious pods, bound to the node without the scheduler: what the API server accepts either runs as specified or
+//! gets a status and an event with the reason; agent and other pods are not affected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +22,10 @@ use serde_json::Value;
 use serde_json::json;
 
 const MOST_SECONDS: i64 = i64::MAX;
-/// What forged log lines and terminals would be made of.
+/// Text for forging log lines and terminal output.
 const FORGED: &str = "\n2000-01-01T00:00:00.000000Z ERROR keblet: forged \u{1b}[31m\r\n";
 
-/// A test with a node of its own, so that nobody else is harmed.
+/// A test with a node of its own, so that no other test is affected.
 async fn alone_on_a_node(name: &str) -> Tenant {
     let cluster = Cluster::shared().await.unwrap();
     let node = Arc::new(ClusterNode::start(&cluster, json!({ "maxPods": 250 })).await.unwrap());
@@ -49,10 +49,10 @@ fn bound(tenant: &Tenant, name: &str, fields: Value, more: Value) -> Value {
     };
     over(&mut spec["containers"][0], fields);
     over(&mut spec, more);
-    json!({ "metadata": { "name": name, "labels": { "app": "hostile" } }, "spec": spec })
+    json!({ "metadata": { "name": name, "labels": { "app": "malicious" } }, "spec": spec })
 }
 
-/// What has become of a pod, in one word, once it has come to something.
+/// The state of a pod in one word, once it has reached one.
 fn outcome(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     if let (Some("Failed"), Some(reason)) = (status.phase.as_deref(), &status.reason) {
@@ -65,7 +65,7 @@ fn outcome(pod: &Pod) -> Option<String> {
     state.running.map(|_| "runs".to_owned()).or(ended).or(reason)
 }
 
-/// Why it does not run, in the words of the status.
+/// The reason in its status why it does not run.
 fn reason(pod: &Pod) -> Option<String> {
     let container = pod.status.as_ref()?.container_statuses.as_ref()?.first()?;
     let ended = |state: &Option<ContainerState>| state.as_ref()?.terminated.as_ref()?.message.clone();
@@ -73,7 +73,7 @@ fn reason(pod: &Pod) -> Option<String> {
     ended(&container.last_state).or_else(|| ended(&container.state)).or_else(waiting)
 }
 
-/// The same, with the node's events for a pod that does not get as far as a container.
+/// The state of a pod, also from the node's events if it has no container yet.
 async fn until_settled(tenant: &Tenant, name: &str, expected: &[&str]) -> String {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -89,7 +89,7 @@ async fn until_settled(tenant: &Tenant, name: &str, expected: &[&str]) -> String
             Some(found) if expected.contains(&found.as_str()) => return found,
             found => assert!(
                 Instant::now() < deadline,
-                "{name}: {found:?} is none of {expected:?}: {:#?}\n{}",
+                "{name}: {found:?} is not one of {expected:?}: {:#?}\n{}",
                 pod.status,
                 tenant.node.log_excerpt()
             ),
@@ -98,14 +98,14 @@ async fn until_settled(tenant: &Tenant, name: &str, expected: &[&str]) -> String
     }
 }
 
-/// Values made of values, ten of the one before each.
+/// Variables that refer to variables, ten times the one before each.
 fn tower(height: usize) -> Vec<Value> {
     let shared = |n: usize| json!({ "name": format!("V{}", n + 1), "value": format!("$(V{n})").repeat(10) });
     let ground = json!({ "name": "V0", "value": "x".repeat(10) });
     std::iter::once(ground).chain((0..height).map(shared)).collect()
 }
 
-/// Maps of nearly a megabyte: one value, and many.
+/// ConfigMaps of nearly 1 MiB: one value, and many.
 async fn make_maps(tenant: &Tenant) {
     let many: serde_json::Map<String, Value> =
         (0..9000).map(|n| (format!("KEY_{n:05}"), Value::from("v".repeat(90)))).collect();
@@ -114,7 +114,7 @@ async fn make_maps(tenant: &Tenant) {
     }
 }
 
-/// Ends of containers that cannot even be made or started.
+/// States of containers that cannot be created or started.
 const NOT_STARTED: &[&str] = &["CreateContainerError", "RunContainerError", "StartError", "CrashLoopBackOff"];
 const MAYBE: &[&str] = &["runs", "CreateContainerError", "RunContainerError", "StartError", "CrashLoopBackOff"];
 const NOT_CONFIGURED: &[&str] = &["CreateContainerConfigError"];
@@ -122,8 +122,8 @@ const NO_SANDBOX: &str = "FailedCreatePodSandBox";
 const RUNS: &[&str] = &["runs"];
 const NO_IMAGE: &[&str] = &["InvalidImageName"];
 
-/// Pods that the API server lets through, and what may become of each.
-fn let_through(tenant: &Tenant) -> Vec<(Value, &'static [&'static str])> {
+/// Pods that the API server accepts, and the permitted states of each.
+fn accepted_pods(tenant: &Tenant) -> Vec<(Value, &'static [&'static str])> {
     let pod = |name: &str, fields: Value| bound(tenant, name, fields, json!({}));
     let from = |name: &str| json!({ "envFrom": [{ "configMapRef": { "name": name } }] });
     let again: Vec<Value> =
@@ -165,18 +165,27 @@ fn let_through(tenant: &Tenant) -> Vec<(Value, &'static [&'static str])> {
         (bound(tenant, "mounts-on-two-lines", mount("/m\nforged"), volume.clone()), MAYBE),
         (bound(tenant, "mounts-with-nul", mount("/m\0n"), volume), NOT_STARTED),
         (pod("works-nowhere", json!({ "workingDir": format!("/proc/1/fd/{FORGED}") })), MAYBE),
-        (pod("says-farewell-to-a-folder", json!({ "terminationMessagePath": "/" })), NOT_STARTED),
+        (pod("termination-message-to-a-folder", json!({ "terminationMessagePath": "/" })), NOT_STARTED),
         (pod("runs-a-forgery", json!({ "command": [FORGED] })), NOT_STARTED),
         (pod("of-no-image", json!({ "image": "no@image@:at//all" })), NO_IMAGE),
         (pod("of-an-image-on-two-lines", json!({ "image": format!("a{FORGED}b") })), NO_IMAGE),
-        (pod("wants-it-all", json!({ "resources": { "limits": { "cpu": "1000000000", "memory": "9000Pi" } } })), MAYBE),
-        (bound(tenant, "never-in-a-hurry", json!({}), json!({ "terminationGracePeriodSeconds": MOST_SECONDS })), RUNS),
+        (
+            pod(
+                "requests-all-resources",
+                json!({ "resources": { "limits": { "cpu": "1000000000", "memory": "9000Pi" } } }),
+            ),
+            MAYBE,
+        ),
+        (
+            bound(tenant, "longest-grace-period", json!({}), json!({ "terminationGracePeriodSeconds": MOST_SECONDS })),
+            RUNS,
+        ),
         (long, &["runs", NO_SANDBOX]),
         (noted, RUNS),
     ]
 }
 
-/// Pods that the API server refuses; a node that gets them all the same has its own tests.
+/// Pods that the API server rejects. Their handling by the node is tested elsewhere.
 fn refused(tenant: &Tenant) -> Vec<Value> {
     let items = json!([{ "key": "k", "path": "../../out" }]);
     let volume = |source: Value| {
@@ -197,13 +206,13 @@ fn refused(tenant: &Tenant) -> Vec<Value> {
     ]
 }
 
-/// No line of the agent's log was written by somebody else.
+/// No line of the agent's log is forged.
 fn assert_unforged(node: &ClusterNode) {
     let log = node.log();
     let forged = log.lines().find(|line| line.starts_with("2000-01-01") || line.contains(['\u{1b}', '\r']));
     assert_eq!(forged, None, "a forged line");
     let odd = log.lines().find(|line| !line.starts_with("20"));
-    assert_eq!(odd, None, "a line that is none of its own");
+    assert_eq!(odd, None, "a line that the agent did not write");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -216,9 +225,9 @@ async fn malicious_pods_get_a_clear_status_and_affect_no_other_pod() {
     make_maps(&tenant).await;
     for pod in refused(&tenant) {
         let name = pod["metadata"]["name"].to_string();
-        assert!(tenant.create::<Pod>(pod).await.is_err(), "{name} is let through");
+        assert!(tenant.create::<Pod>(pod).await.is_err(), "{name} was accepted");
     }
-    let pods = let_through(&tenant);
+    let pods = accepted_pods(&tenant);
     for (pod, _) in &pods {
         tenant.create::<Pod>(pod.clone()).await.unwrap();
     }
@@ -234,13 +243,13 @@ async fn malicious_pods_get_a_clear_status_and_affect_no_other_pod() {
     let still = tenant.until_ready("calm").await.unwrap().status.unwrap().container_statuses.unwrap();
     assert_eq!(still[0].container_id, calm.status.unwrap().container_statuses.unwrap()[0].container_id);
     assert_eq!(tenant.node.agent_pid().unwrap(), pid);
-    // Its own grace is longer than any clock; then somebody is in more of a hurry.
+    // Its grace period exceeds any clock; then it is deleted with a shorter one.
     let api = tenant.api::<Pod>();
-    api.delete("never-in-a-hurry", &DeleteParams::default()).await.unwrap();
+    api.delete("longest-grace-period", &DeleteParams::default()).await.unwrap();
     let reported = |pod: Option<&Pod>| pod?.metadata.deletion_timestamp.as_ref().map(|_| ());
-    tenant.until("never-in-a-hurry", "being deleted", reported).await.unwrap();
-    api.delete("never-in-a-hurry", &DeleteParams::default().grace_period(1)).await.unwrap();
-    tenant.until("never-in-a-hurry", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
+    tenant.until("longest-grace-period", "being deleted", reported).await.unwrap();
+    api.delete("longest-grace-period", &DeleteParams::default().grace_period(1)).await.unwrap();
+    tenant.until("longest-grace-period", "gone", |pod: Option<&Pod>| pod.is_none().then_some(())).await.unwrap();
     assert_unforged(&tenant.node);
     let node = tenant.node.clone();
     assert_eq!(node.agent_pid().unwrap(), pid);
@@ -248,7 +257,7 @@ async fn malicious_pods_get_a_clear_status_and_affect_no_other_pod() {
     leave(tenant).await;
 }
 
-/// What the API server lets be changed in a running pod.
+/// Updates of a running pod that the API server accepts.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "real cluster"]
 async fn malicious_updates_of_a_running_pod_are_contained() {
@@ -266,24 +275,24 @@ async fn malicious_updates_of_a_running_pod_are_contained() {
         api.patch("target", &PatchParams::default(), &Patch::Strategic(&change)).await.unwrap();
     };
 
-    // Words on it, and a container beside it that nobody can run: nothing of it is touched.
+    // Annotations, and an ephemeral container that cannot run: the running containers are unchanged.
     let labels: serde_json::Map<String, Value> = (0..500).map(|n| (format!("l{n}"), json!("v".repeat(63)))).collect();
     patch(json!({ "metadata": { "labels": labels, "annotations": { "note": FORGED.repeat(4000) } } })).await;
-    let guest = json!({ "spec": { "ephemeralContainers": [{
-        "name": "guest", "image": format!("x{FORGED}y"), "command": [FORGED], "targetContainerName": "main",
+    let ephemeral = json!({ "spec": { "ephemeralContainers": [{
+        "name": "ephemeral", "image": format!("x{FORGED}y"), "command": [FORGED], "targetContainerName": "main",
     }] } });
-    api.patch_subresource("ephemeralcontainers", "target", &PatchParams::default(), &Patch::Strategic(&guest))
+    api.patch_subresource("ephemeralcontainers", "target", &PatchParams::default(), &Patch::Strategic(&ephemeral))
         .await
         .unwrap();
-    let guest = |pod: Option<&Pod>| {
+    let ephemeral = |pod: Option<&Pod>| {
         let state = pod?.status.as_ref()?.ephemeral_container_statuses.as_ref()?.first()?.state.clone()?;
         state.waiting?.reason.filter(|reason| reason == "InvalidImageName")
     };
-    tenant.until("target", "a guest without image", guest).await.unwrap();
+    tenant.until("target", "an ephemeral container without image", ephemeral).await.unwrap();
     let now = api.get("target").await.unwrap();
     assert_eq!((id(&now, 0), id(&now, 1)), (id(&before, 0), id(&before, 1)));
 
-    // Another image is another container; one that there cannot be ends the old one, a good one mends it.
+    // A changed image replaces the container; one that does not exist keeps it from starting, a valid one starts it.
     let image = |image: &str| json!({ "spec": { "containers": [{ "name": "main", "image": image }] } });
     patch(image(&format!("no{FORGED}image"))).await;
     let stuck = |pod: Option<&Pod>| {
@@ -294,7 +303,7 @@ async fn malicious_updates_of_a_running_pod_are_contained() {
     patch(image(BUSYBOX_IMAGE)).await;
     let after = tenant.until_ready("target").await.unwrap();
     assert_ne!(id(&after, 0), id(&before, 0));
-    assert_eq!(id(&after, 1), id(&before, 1), "the other container has no part in it");
+    assert_eq!(id(&after, 1), id(&before, 1), "the other container is unchanged");
     assert_eq!(tenant.node.agent_pid().unwrap(), pid);
     assert_unforged(&tenant.node);
     leave(tenant).await;

@@ -1,4 +1,4 @@
-//! What dashboards and alerts read of a node: the families they use carry values that can be true.
+//! Metrics that dashboards and alerts read: the families exist and have plausible values.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,20 +27,20 @@ impl Page {
         lines.map(|line| sample(line).with_context(|| format!("not a sample: {line}"))).collect::<Result<_>>().map(Self)
     }
 
-    /// The samples of a name that have these labels.
+    /// The samples of a name with these labels.
     fn with<'a>(&'a self, name: &'a str, labels: &'a [(&str, &str)]) -> impl Iterator<Item = &'a Sample> {
         let fits =
             |sample: &&Sample| labels.iter().all(|(key, value)| sample.labels.get(*key).is_some_and(|is| is == value));
         self.0.iter().filter(move |sample| sample.name == name).filter(fits)
     }
 
-    /// Their sum; `None` if there is none.
+    /// Their sum; `None` if there are none.
     fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         self.with(name, labels).map(|sample| sample.value).reduce(|sum, value| sum + value)
     }
 }
 
-/// No label of a node's metrics has a quote or a comma followed by one inside.
+/// Splits labels. Values of a node's metrics contain neither quotes nor commas.
 fn sample(line: &str) -> Option<Sample> {
     let (series, rest) = match line.split_once('}') {
         Some((series, rest)) => (series, rest),
@@ -58,7 +58,7 @@ async fn page(tenant: &Tenant, path: &str) -> Result<Page> {
     Page::parse(&tenant.kubectl().ok(&["get", "--raw", &path]).await?)
 }
 
-/// Reads a page until all of these send what they should; a family that never does is named.
+/// Reads a page until all families have an expected value; the error names one that has not.
 async fn until_all(tenant: &Tenant, path: &str, expected: &[Expected<'_>]) -> Result<Page> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -104,7 +104,7 @@ async fn dashboard_metrics_have_plausible_values() -> Result<()> {
         (mounted("kubernetes.io/empty-dir"), mounted("kubernetes.io/configmap"), mounted("kubernetes.io/projected"));
     let of_pod = [("namespace", tenant.namespace.as_str()), ("pod", "worker"), ("container", "main")];
     let set_up = [("plugin_name", "kubernetes.io/configmap"), ("state", "actual_state_of_world")];
-    let wanted = [("plugin_name", "kubernetes.io/configmap"), ("state", "desired_state_of_world")];
+    let labels = [("plugin_name", "kubernetes.io/configmap"), ("state", "desired_state_of_world")];
     until_all(
         &tenant,
         "/metrics",
@@ -113,7 +113,7 @@ async fn dashboard_metrics_have_plausible_values() -> Result<()> {
             ("storage_operation_duration_seconds_count", &settings, some),
             ("storage_operation_duration_seconds_count", &token, some),
             ("volume_manager_total_volumes", &set_up, some),
-            ("volume_manager_total_volumes", &wanted, some),
+            ("volume_manager_total_volumes", &labels, some),
             ("kubelet_container_log_filesystem_used_bytes", &of_pod, some),
             (
                 "kubelet_image_manager_ensure_image_requests_total",
@@ -151,13 +151,13 @@ async fn dashboard_metrics_have_plausible_values() -> Result<()> {
     }
     let deadline = Instant::now() + TIMEOUT;
     while page(&tenant, "/metrics/cadvisor").await?.with("container_last_seen", &of_pod[..2]).next().is_some() {
-        ensure!(Instant::now() < deadline, "a pod that is gone is still shown");
+        ensure!(Instant::now() < deadline, "a removed pod still has metrics");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     tenant.delete_namespace().await.map(drop)
 }
 
-/// The pages of usage, which tell the same in different words.
+/// The pages with resource usage, which must agree.
 async fn usage(tenant: &Tenant, of_pod: &[(&str, &str)]) -> Result<()> {
     let no_error: Expected<'_> = ("container_scrape_error", &[], |value| value == 0.0);
     let page = until_all(
@@ -190,7 +190,7 @@ async fn usage(tenant: &Tenant, of_pod: &[(&str, &str)]) -> Result<()> {
     let started = page.sum("container_start_time_seconds", of_pod).context("the container's start")?;
     assert!(now - started < 600.0 && started <= now, "{started} at {now}");
     let network: Vec<&Sample> = page.with("container_network_receive_bytes_total", &of_pod[..2]).collect();
-    assert!(network.iter().all(|sample| sample.labels["container"].is_empty()), "a network is the pod's");
+    assert!(network.iter().all(|sample| sample.labels["container"].is_empty()), "network metrics are per pod");
 
     let resource = self::page(tenant, "/metrics/resource").await?;
     let same = resource.sum("container_cpu_usage_seconds_total", of_pod).context("the container")?;

@@ -21,9 +21,9 @@ use kube::api::PostParams;
 use serde_json::Value;
 use serde_json::json;
 
-/// How long a runtime may be silent before its node is NotReady.
+/// Time without a response of the runtime after which the node is NotReady.
 const RUNTIME_DOWN_AFTER: Duration = Duration::from_secs(30);
-/// Deviation: the period in which a kubelet asks the runtime, and a loaded machine.
+/// Tolerance: the interval of the agent's status requests, and a busy machine.
 const SLACK: Duration = Duration::from_secs(8);
 
 fn nodes(cluster: &Cluster) -> Api<Node> {
@@ -103,17 +103,17 @@ async fn new_node_registers_with_its_configuration() {
     assert!(info.container_runtime_version.starts_with("containerd://"), "{}", info.container_runtime_version);
     assert!(!info.boot_id.is_empty() && !info.kernel_version.is_empty());
     assert_eq!(status.daemon_endpoints.unwrap().kubelet_endpoint.unwrap().port, 10250);
-    until_told(&cluster, &node, "NodeReady").await;
+    until_event(&cluster, &node, "NodeReady").await;
     node.stop_and_delete(&cluster).await.unwrap();
 }
 
 /// Waits for an event of this reason on the node.
-async fn until_told(cluster: &Cluster, node: &ClusterNode, reason: &str) {
+async fn until_event(cluster: &Cluster, node: &ClusterNode, reason: &str) {
     let events: Api<Event> = Api::default_namespaced(cluster.client());
     let selector = format!("involvedObject.kind=Node,involvedObject.name={},reason={reason}", node.name());
     let watch = kube::runtime::watcher(events, kube::runtime::watcher::Config::default().fields(&selector));
-    let mut seen = std::pin::pin!(kube::runtime::WatchStreamExt::applied_objects(watch));
-    let found = tokio::time::timeout(keblet_tests::cluster::TIMEOUT, futures_util::StreamExt::next(&mut seen)).await;
+    let mut events = std::pin::pin!(kube::runtime::WatchStreamExt::applied_objects(watch));
+    let found = tokio::time::timeout(keblet_tests::cluster::TIMEOUT, futures_util::StreamExt::next(&mut events)).await;
     let event = found.unwrap_or_else(|_| panic!("no event {reason}\n{}", node.log_excerpt())).unwrap().unwrap();
     assert_eq!(event.message, Some(format!("Node {} status is now: {reason}", node.name())));
 }
@@ -135,7 +135,7 @@ async fn node_lease_is_renewed() {
     until(&api, node.name(), "renewed", later).await.unwrap();
     api.delete(node.name(), &DeleteParams::default()).await.unwrap();
     let anew = |lease: Option<&Lease>| (lease?.metadata.uid != first.metadata.uid).then_some(());
-    until(&api, node.name(), "made anew", anew).await.unwrap();
+    until(&api, node.name(), "a new lease", anew).await.unwrap();
     node.stop_and_delete(&cluster).await.unwrap();
 }
 
@@ -144,18 +144,18 @@ async fn node_lease_is_renewed() {
 async fn existing_node_is_updated_only_in_agent_owned_fields() {
     let cluster = Cluster::shared().await.unwrap();
     let node = ClusterNode::prepare(&cluster, json!({})).await.unwrap();
-    let known = json!({
+    let existing = json!({
         "metadata": { "name": node.name(), "labels": { "kubernetes.io/os": "plan9", "theirs": "kept" } },
         "spec": { "taints": [{ "key": "theirs", "effect": "PreferNoSchedule" }] },
     });
-    create(&cluster, known).await;
+    create(&cluster, existing).await;
     node.start_agent_with(flags(&node, &["--node-labels=late=no"])).await.unwrap();
     node.until_ready(&cluster).await.unwrap();
     let object = nodes(&cluster).get(node.name()).await.unwrap();
     let labels = labels(&object);
     assert_eq!(labels.get("kubernetes.io/os").map(String::as_str), Some("linux"));
     assert_eq!(labels.get("theirs").map(String::as_str), Some("kept"));
-    assert_eq!(labels.get("late"), None, "labels are for new machines");
+    assert_eq!(labels.get("late"), None, "labels are set at registration only");
     assert_eq!(taints(&object), ["theirs=:PreferNoSchedule"]);
     node.stop_and_delete(&cluster).await.unwrap();
 }
@@ -174,10 +174,10 @@ async fn node_without_runtime_becomes_not_ready() {
     };
     let api = nodes(&cluster);
     until(&api, node.name(), "NotReady without runtime", down).await.unwrap();
-    // 30 s after the runtime last answered, which may have been some seconds before it was killed.
+    // 30 s after the runtime's last response, which may be some seconds before it was killed.
     let after = killed.elapsed();
     assert!((RUNTIME_DOWN_AFTER - SLACK..RUNTIME_DOWN_AFTER + SLACK).contains(&after), "NotReady after {after:?}");
-    until_told(&cluster, &node, "NodeNotReady").await;
+    until_event(&cluster, &node, "NodeNotReady").await;
     node.start_runtime().unwrap();
     node.until_ready(&cluster).await.unwrap();
     node.stop_and_delete(&cluster).await.unwrap();
@@ -187,7 +187,7 @@ async fn node_without_runtime_becomes_not_ready() {
 #[ignore = "real cluster"]
 async fn deleted_node_stays_deleted_until_the_agent_restarts() {
     let cluster = Cluster::shared().await.unwrap();
-    // Many status updates fit into the time that the test watches.
+    // Longer than many periods of status updates.
     let changes = json!({ "nodeStatusUpdateFrequency": "1s", "nodeLeaseDurationSeconds": 4 });
     let node = ClusterNode::start(&cluster, changes).await.unwrap();
     let api = nodes(&cluster);
@@ -201,7 +201,7 @@ async fn deleted_node_stays_deleted_until_the_agent_restarts() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     node.end_agent().unwrap();
-    assert!(api.get_opt(node.name()).await.unwrap().is_none(), "registered by an agent that ends");
+    assert!(api.get_opt(node.name()).await.unwrap().is_none(), "registered by an agent that is being stopped");
     node.start_agent().await.unwrap();
     node.until_ready(&cluster).await.unwrap();
     assert_ne!(api.get(node.name()).await.unwrap().metadata.uid, before);
@@ -242,7 +242,7 @@ async fn register_node_false_creates_no_node() {
     let cluster = Cluster::shared().await.unwrap();
     let node = ClusterNode::prepare(&cluster, json!({ "registerNode": false })).await.unwrap();
     node.start_agent().await.unwrap();
-    // It has tried to tell its status by then, and has not made itself a Node.
+    // By then it has tried to update its status, and has not created a Node.
     let deadline = std::time::Instant::now() + keblet_tests::cluster::TIMEOUT;
     while !node.log_excerpt().contains("cannot update the node status") {
         assert!(std::time::Instant::now() < deadline, "{}", node.log_excerpt());

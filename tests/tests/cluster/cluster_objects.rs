@@ -1,5 +1,5 @@
-//! ConfigMaps, Secrets and tokens in environments and volumes: there when the pod starts, new when they change, old when
-//! the API server is away.
+//! ConfigMaps, Secrets and tokens in environments and volumes: present when the pod starts, updated when they change,
+//! and taken from the cache while the API server is unavailable.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ use serde_json::json;
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// A shell that runs once, with these volumes mounted under their own names.
+/// A shell that runs once, with these volumes mounted under their names.
 fn once(tenant: &Tenant, script: &str, volumes: Value) -> Value {
     let mut pod = tenant.shell(script);
     pod["restartPolicy"] = json!("Never");
@@ -35,8 +35,8 @@ fn once(tenant: &Tenant, script: &str, volumes: Value) -> Value {
     pod
 }
 
-/// What the pod's container wrote as its last words.
-async fn words(tenant: &Tenant, pod: &str) -> String {
+/// The termination message of the pod's container.
+async fn termination_message(tenant: &Tenant, pod: &str) -> String {
     let pod = tenant.until_phase(pod, "Succeeded").await.unwrap();
     let status = pod.status.unwrap().container_statuses.unwrap().remove(0);
     assert_eq!(status.restart_count, 0);
@@ -52,18 +52,18 @@ async fn change(tenant: &Tenant, name: &str, data: Value) {
     tenant.api::<ConfigMap>().patch(name, &PatchParams::default(), &patch).await.unwrap();
 }
 
-/// Where a volume of the pod is on the node.
+/// Path of a volume of the pod on the node.
 async fn on_node(tenant: &Tenant, pod: &str, plugin: &str, volume: &str) -> PathBuf {
     let uid = tenant.api::<Pod>().get(pod).await.unwrap().metadata.uid.unwrap();
     tenant.node.node.root.join("pods").join(uid).join("volumes").join(format!("kubernetes.io~{plugin}")).join(volume)
 }
 
-/// Waits for a file on the node to send something.
-async fn until_says(tenant: &Tenant, file: &Path, text: &str) {
+/// Waits until a file on the node has this content.
+async fn until_content(tenant: &Tenant, file: &Path, text: &str) {
     let deadline = Instant::now() + TIMEOUT;
     while std::fs::read_to_string(file).ok().as_deref() != Some(text) {
-        let said = std::fs::read_to_string(file);
-        assert!(Instant::now() < deadline, "{} says {said:?}\n{}", file.display(), tenant.node.log_excerpt());
+        let content = std::fs::read_to_string(file);
+        assert!(Instant::now() < deadline, "{} contains {content:?}\n{}", file.display(), tenant.node.log_excerpt());
         tokio::time::sleep(POLL).await;
     }
 }
@@ -98,7 +98,7 @@ async fn config_maps_and_secrets_reach_environment_and_volumes() {
     pod["containers"][0]["envFrom"] = json!([{ "prefix": "P_", "configMapRef": { "name": "map" } }]);
     tenant.pod("all", pod).await.unwrap();
     let expected = "1 hidden two 443\n1hiddenapp=\"all\"\n440 0 77\n644 0 77\nread-only\n1\n";
-    assert_eq!(words(&tenant, "all").await, expected);
+    assert_eq!(termination_message(&tenant, "all").await, expected);
     tenant.delete_namespace().await.unwrap();
 }
 
@@ -114,13 +114,13 @@ async fn config_map_change_reaches_a_running_container() {
     tenant.pod("watcher", pod).await.unwrap();
     tenant.until_phase("watcher", "Running").await.unwrap();
     let file = on_node(&tenant, "watcher", "configmap", "map").await.join("k");
-    until_says(&tenant, &file, "1").await;
+    until_content(&tenant, &file, "1").await;
     let began = Instant::now();
     change(&tenant, "map", json!({ "k": "2", "new": "3", "gone": null })).await;
-    until_says(&tenant, &file, "2").await;
-    // The reference takes a minute and more; ten seconds are for a machine that does much else.
+    until_content(&tenant, &file, "2").await;
+    // The kubelet needs a minute and more; ten seconds allow for a busy machine.
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    assert_eq!(words(&tenant, "watcher").await, "23k\nnew\n1", "a subPath stays as it was");
+    assert_eq!(termination_message(&tenant, "watcher").await, "23k\nnew\n1", "a subPath mount is not updated");
     tenant.delete_namespace().await.unwrap();
 }
 
@@ -156,12 +156,12 @@ async fn pod_waits_for_a_missing_config_map() {
         if events.items.iter().any(reported) {
             break;
         }
-        assert!(Instant::now() < deadline, "no such event: {expected}");
+        assert!(Instant::now() < deadline, "no event: {expected}");
         tokio::time::sleep(POLL).await;
     }
     config_map(&tenant, "late", json!({ "k": "here" })).await;
-    assert_eq!(words(&tenant, "volume").await, "here");
-    assert_eq!(words(&tenant, "env").await, "here");
+    assert_eq!(termination_message(&tenant, "volume").await, "here");
+    assert_eq!(termination_message(&tenant, "env").await, "here");
     tenant.delete_namespace().await.unwrap();
 }
 
@@ -175,8 +175,8 @@ async fn projected_token_has_requested_audience_and_owner() {
     let mut pod = once(&tenant, script, volumes);
     pod["securityContext"] = json!({ "runAsUser": 1234 });
     tenant.pod("bearer", pod).await.unwrap();
-    let said = words(&tenant, "bearer").await;
-    let (file, token) = said.split_once('\n').unwrap();
+    let message = termination_message(&tenant, "bearer").await;
+    let (file, token) = message.split_once('\n').unwrap();
     assert_eq!(file, "600 1234");
     let review = json!({ "metadata": {}, "spec": { "token": token, "audiences": ["vault"] } });
     let review: TokenReview = serde_json::from_value(review).unwrap();
@@ -192,7 +192,7 @@ async fn projected_token_has_requested_audience_and_owner() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn oversized_environment_is_reported_and_affects_no_other_pod() {
-    let tenant = Tenant::new_namespace("hostile").await.unwrap();
+    let tenant = Tenant::new_namespace("oversized").await.unwrap();
     config_map(&tenant, "map", json!({ "k": "1" })).await;
     let value = "x".repeat(200_000);
     let mut huge = once(&tenant, "true", json!([]));
@@ -205,13 +205,13 @@ async fn oversized_environment_is_reported_and_affects_no_other_pod() {
     };
     let message = tenant.until("huge", "refused", reported).await.unwrap();
     assert!(message.contains("environment variable \"V0\" takes 200004 bytes"), "{message}");
-    // As much as a process can have is handed on: 1 MB.
+    // 1 MB, the largest environment of a process, is passed.
     let mut large = once(&tenant, "env | wc -c > /dev/termination-log", json!([]));
     let value = "x".repeat(100_000);
     large["containers"][0]["env"] =
         json!((0..10).map(|n| json!({ "name": format!("V{n}"), "value": value })).collect::<Vec<_>>());
     tenant.pod("large", large).await.unwrap();
-    let size: usize = words(&tenant, "large").await.trim().parse().unwrap();
+    let size: usize = termination_message(&tenant, "large").await.trim().parse().unwrap();
     assert!(size > 1_000_000, "{size}");
     tenant.delete_namespace().await.unwrap();
 }
@@ -221,7 +221,7 @@ async fn oversized_environment_is_reported_and_affects_no_other_pod() {
 async fn container_restarts_with_cached_objects_while_the_api_server_is_down() {
     let cluster = Cluster::exclusive().await.unwrap();
     let node = cluster.node().await.unwrap();
-    let tenant = Tenant::on(cluster, node, "away").await.unwrap();
+    let tenant = Tenant::on(cluster, node, "unavailable").await.unwrap();
     let folder = tenant.node.folder().unwrap().join(&tenant.namespace);
     std::fs::create_dir_all(&folder).unwrap();
     config_map(&tenant, "map", json!({ "k": "known" })).await;
@@ -235,16 +235,16 @@ async fn container_restarts_with_cached_objects_while_the_api_server_is_down() {
     pod["restartPolicy"] = json!("Always");
     pod["containers"][0]["envFrom"] = json!([{ "configMapRef": { "name": "map" } }]);
     tenant.pod("again", pod).await.unwrap();
-    until_says(&tenant, &folder.join("run-0"), "knownknown").await;
-    tenant.cluster.order(|plane| plane.kill(Part::ApiServer)).await.unwrap();
+    until_content(&tenant, &folder.join("run-0"), "knownknown").await;
+    tenant.cluster.on_control_plane(|plane| plane.kill(Part::ApiServer)).await.unwrap();
     std::fs::write(folder.join("go-0"), "").unwrap();
-    until_says(&tenant, &folder.join("run-1"), "knownknown").await;
-    tenant.cluster.order(|plane| plane.start_part(Part::ApiServer)).await.unwrap();
+    until_content(&tenant, &folder.join("run-1"), "knownknown").await;
+    tenant.cluster.on_control_plane(|plane| plane.start_part(Part::ApiServer)).await.unwrap();
     change(&tenant, "map", json!({ "k": "new" })).await;
     let file = on_node(&tenant, "again", "configmap", "map").await.join("k");
-    until_says(&tenant, &file, "new").await;
+    until_content(&tenant, &file, "new").await;
 
-    // An agent that starts anew finds the volume as it is, and keeps it up to date.
+    // A restarted agent finds the volume and keeps it up to date.
     let version = std::fs::read_link(file.with_file_name("..data")).unwrap();
     tenant.node.kill_agent().unwrap();
     tenant.node.start_agent().await.unwrap();
@@ -252,8 +252,8 @@ async fn container_restarts_with_cached_objects_while_the_api_server_is_down() {
     tenant.until_phase("probe", "Succeeded").await.unwrap();
     assert_eq!(std::fs::read_link(file.with_file_name("..data")).unwrap(), version);
     change(&tenant, "map", json!({ "k": "newer" })).await;
-    until_says(&tenant, &file, "newer").await;
+    until_content(&tenant, &file, "newer").await;
     let volume = file.parent().unwrap().to_owned();
     tenant.delete_namespace().await.unwrap();
-    assert!(!volume.exists(), "it goes with its pod");
+    assert!(!volume.exists(), "the volume was not removed with its pod");
 }

@@ -1,4 +1,4 @@
-//! Pod lifecycle as the API server shows it: status, termination, mirror pods, and agent restarts in between.
+//! Pod lifecycle in the API server: status, termination, mirror pods, and restarts of the agent in between.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -42,14 +42,14 @@ fn is_true(pod: &Pod, type_: &str) -> bool {
     condition(pod, type_).is_some_and(|condition| condition.status == "True")
 }
 
-/// A folder of the test's own that its pods see under the same path.
+/// A folder that the test's pods mount under the same path.
 fn folder(tenant: &Tenant) -> PathBuf {
     let folder = tenant.node.folder().unwrap().join(&tenant.namespace);
     std::fs::create_dir_all(&folder).unwrap();
     folder
 }
 
-/// A shell that sees the folder as `$DIR`.
+/// A shell with the folder in `$DIR`.
 fn shell_in(tenant: &Tenant, folder: &Path, script: &str) -> Value {
     let mut pod = tenant.shell(&script.replace("$DIR", folder.to_str().unwrap()));
     pod["volumes"] = json!([{ "name": "dir", "hostPath": { "path": folder, "type": "Directory" } }]);
@@ -57,8 +57,8 @@ fn shell_in(tenant: &Tenant, folder: &Path, script: &str) -> Value {
     pod
 }
 
-/// A test that may kill the agent: no other test uses the cluster meanwhile.
-async fn alone(name: &str) -> Tenant {
+/// A test that may kill the agent: no other test uses the cluster at the same time.
+async fn exclusive_tenant(name: &str) -> Tenant {
     let cluster = Cluster::exclusive().await.unwrap();
     let node = cluster.node().await.unwrap();
     Tenant::on(cluster, node, name).await.unwrap()
@@ -69,14 +69,14 @@ async fn restart_agent(tenant: &Tenant) {
     tenant.node.start_agent().await.unwrap();
 }
 
-/// How many containers of the pod run.
+/// Number of running containers of the pod.
 fn running(tenant: &Tenant, pod: &str) -> usize {
     let pods = tenant.node.pods().unwrap().into_iter();
     let ours = pods.filter(|one| one.namespace == tenant.namespace && one.name == pod);
     ours.flat_map(|pod| pod.containers).filter(|container| container.state == "running").count()
 }
 
-/// Nothing of these pods runs on the node any more.
+/// Waits until no container of these pods runs on the node.
 async fn until_stopped(tenant: &Tenant) {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     let runs = || {
@@ -84,7 +84,7 @@ async fn until_stopped(tenant: &Tenant) {
         pods.flat_map(|pod| pod.containers).any(|container| container.state == "running")
     };
     while runs() {
-        assert!(tokio::time::Instant::now() < deadline, "it still runs; {}", tenant.node.log_excerpt());
+        assert!(tokio::time::Instant::now() < deadline, "a container still runs; {}", tenant.node.log_excerpt());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -146,13 +146,13 @@ async fn foreign_conditions_are_kept_and_gate_readiness() {
         let ready = condition(pod, "Ready")?;
         (ready.reason.as_deref() == Some("ReadinessGatesNotReady")).then(|| ready.message.clone().unwrap_or_default())
     };
-    let message = tenant.until("gated", "shut by its gate", shut).await.unwrap();
+    let message = tenant.until("gated", "not ready because of its gate", shut).await.unwrap();
     assert_eq!(message, "corresponding condition of pod readiness gate \"example.com/open\" does not exist.");
     let open = json!({ "status": { "conditions": [{ "type": "example.com/open", "status": "True" }] } });
     let pods = tenant.api::<Pod>();
     pods.patch_status("gated", &PatchParams::default(), &Patch::Strategic(&open)).await.unwrap();
     let pod = tenant.until_ready("gated").await.unwrap();
-    assert!(is_true(&pod, "example.com/open"), "the gate's own condition stays");
+    assert!(is_true(&pod, "example.com/open"), "the condition of the gate is kept");
     tenant.delete_namespace().await.unwrap();
 }
 
@@ -169,7 +169,7 @@ async fn overwritten_status_is_restored() {
         let status = pod?.status.as_ref()?;
         (status.phase.as_deref() == Some("Running")).then(|| status.container_statuses.clone())
     };
-    let containers = tenant.until("one", "Running again", right).await.unwrap();
+    let containers = tenant.until("one", "the phase Running", right).await.unwrap();
     assert_eq!(containers, status(&before).container_statuses);
     tenant.delete_namespace().await.unwrap();
 }
@@ -177,10 +177,10 @@ async fn overwritten_status_is_restored() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn restart_counts_survive_agent_restarts() {
-    let tenant = alone("counted").await;
+    let tenant = exclusive_tenant("counted").await;
     let dir = folder(&tenant);
-    // Removed at the end: a container is reported as running before its first command has run.
-    let script = "until test -e $DIR/die; do sleep 0.05; done; rm $DIR/die; exit 7";
+    // The file is removed last: a container is reported as running before its first command has run.
+    let script = "until test -e $DIR/crash; do sleep 0.05; done; rm $DIR/crash; exit 7";
     tenant.pod("crasher", shell_in(&tenant, &dir, script)).await.unwrap();
     tenant.until_ready("crasher").await.unwrap();
     let restarted = |times: i32| {
@@ -192,20 +192,24 @@ async fn restart_counts_survive_agent_restarts() {
             runs.then(|| (pod.clone(), container.last_state.clone()))
         }
     };
-    std::fs::write(dir.join("die"), "").unwrap();
+    std::fs::write(dir.join("crash"), "").unwrap();
     let (before, last) = tenant.until("crasher", "restarted once", restarted(1)).await.unwrap();
     assert_eq!(last.unwrap().terminated.unwrap().exit_code, 7);
 
     restart_agent(&tenant).await;
     tenant.node.until_ready(&tenant.cluster).await.unwrap();
     let (after, last) = tenant.until("crasher", "still running", restarted(1)).await.unwrap();
-    assert_eq!(main_container(&after).container_id, main_container(&before).container_id, "it was not touched");
-    assert_eq!(last.unwrap().terminated.unwrap().exit_code, 7, "what was known of the first life stays");
+    assert_eq!(
+        main_container(&after).container_id,
+        main_container(&before).container_id,
+        "the container was restarted"
+    );
+    assert_eq!(last.unwrap().terminated.unwrap().exit_code, 7, "the last state of the first instance is kept");
     assert_eq!(status(&after).start_time, status(&before).start_time);
 
-    // The next crash is the second, and one that happens while nobody looks counts as well.
+    // The next crash is the second; one while no agent runs counts as well.
     tenant.node.kill_agent().unwrap();
-    std::fs::write(dir.join("die"), "").unwrap();
+    std::fs::write(dir.join("crash"), "").unwrap();
     until_stopped(&tenant).await;
     tenant.node.start_agent().await.unwrap();
     let (_, last) = tenant.until("crasher", "restarted twice", restarted(2)).await.unwrap();
@@ -236,7 +240,7 @@ async fn deleted_pod_object_remains_until_its_process_exits() {
     }
     assert_eq!(running(&tenant, "slow"), 1);
     std::fs::write(dir.join("go"), "").unwrap();
-    // Read when the object is seen to be gone: the process exits 500 ms after it saw the file.
+    // Read when the object no longer exists: the process exits 500 ms after it has read the file.
     let exited = |pod: Option<&Pod>| pod.is_none().then(|| dir.join("exited").exists());
     assert!(tenant.until("slow", "gone", exited).await.unwrap(), "the object was deleted before the process exited");
     until_stopped(&tenant).await;
@@ -262,7 +266,7 @@ async fn last_status_has_exit_code_and_reason() {
     let pod = json!({ "metadata": { "name": "kept", "finalizers": ["example.com/keep"] }, "spec": spec });
     tenant.create::<Pod>(pod).await.unwrap();
     tenant.until_ready("kept").await.unwrap();
-    // Before it listens, SIGTERM would not be heard.
+    // Before the handler is set, SIGTERM would be ignored.
     until_file(&tenant, &dir.join("up")).await;
     tenant.api::<Pod>().delete("kept", &DeleteParams::default()).await.unwrap();
     let pod = tenant.until_phase("kept", "Failed").await.unwrap();
@@ -292,7 +296,7 @@ async fn force_deleted_pod_is_stopped() {
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn finished_pod_can_be_deleted_after_agent_restart() {
-    let tenant = alone("ended").await;
+    let tenant = exclusive_tenant("ended").await;
     for name in ["before", "after"] {
         let mut spec = tenant.shell("exit 0");
         spec["restartPolicy"] = json!("Never");
@@ -314,11 +318,11 @@ async fn finished_pod_can_be_deleted_after_agent_restart() {
     tenant.delete_namespace().await.unwrap();
 }
 
-/// The agent is killed at any moment of a pod's life, and the pod reaches its end.
+/// The agent is killed at any moment of a pod's lifecycle, and the pod completes it.
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn killed_agent_resumes_every_pod() {
-    let tenant = alone("killed").await;
+    let tenant = exclusive_tenant("killed").await;
     let script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done";
     for millis in [0, 30, 60, 90, 130, 180, 250, 400] {
         let name = format!("begun-{millis}");
@@ -326,7 +330,8 @@ async fn killed_agent_resumes_every_pod() {
         tokio::time::sleep(Duration::from_millis(millis)).await;
         restart_agent(&tenant).await;
         let pod = tenant.until_ready(&name).await.unwrap();
-        // A container that was created, or whose start was cut short, is not used: the next one counts as its restart.
+        // A container that was created, or whose start was interrupted, is not used: the next one counts as its
+        // restart.
         assert!(main_container(&pod).restart_count <= 1, "killed {millis} ms after its creation");
         assert_eq!(running(&tenant, &name), 1, "killed {millis} ms after its creation");
     }
@@ -379,7 +384,7 @@ async fn static_pod_has_a_mirror_pod() {
     assert_eq!((owner.kind.as_str(), owner.name.as_str(), owner.controller), ("Node", node.name(), Some(true)));
     assert_eq!(status(&mirror).host_ip, Some(node.access.address.to_string()));
 
-    // Who deletes the mirror changes nothing on the node.
+    // Deleting the mirror pod does not affect the static pod.
     for grace in [None, Some(0)] {
         let before = pods.get(&name).await.unwrap();
         let params = DeleteParams { grace_period_seconds: grace, ..DeleteParams::default() };
@@ -388,7 +393,7 @@ async fn static_pod_has_a_mirror_pod() {
         assert_eq!(main_container(&again).container_id, main_container(&mirror).container_id);
     }
 
-    // Another content is another pod.
+    // Changed content makes it another pod.
     let before = pods.get(&name).await.unwrap();
     std::fs::write(&file, manifest(3601)).unwrap();
     let changed =
@@ -396,7 +401,7 @@ async fn static_pod_has_a_mirror_pod() {
     assert_ne!(changed.metadata.annotations.as_ref().unwrap()[MIRROR], annotations[MIRROR]);
     assert_ne!(main_container(&changed).container_id, main_container(&mirror).container_id);
 
-    // The next life of the agent finds both and leaves them alone.
+    // A restarted agent finds static pod and mirror pod and changes neither.
     node.kill_agent().unwrap();
     node.start_agent().await.unwrap();
     node.until_ready(&cluster).await.unwrap();
@@ -409,8 +414,8 @@ async fn static_pod_has_a_mirror_pod() {
     Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
-/// On the host's network the final status is sent when the processes have exited; the sandbox is stopped when the node is
-/// idle, which changes the condition PodReadyToStartContainers only.
+/// On the host's network the final status is sent when the processes have exited; the sandbox is stopped when the node
+/// is idle, which changes only the condition PodReadyToStartContainers.
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn host_network_sandbox_is_stopped_after_the_final_status() {
@@ -420,7 +425,7 @@ async fn host_network_sandbox_is_stopped_after_the_final_status() {
     pod["hostNetwork"] = json!(true);
     pod["restartPolicy"] = json!("Never");
     tenant.pod("once", pod).await.unwrap();
-    // It ends when somebody watches, so that nothing of its end is missed.
+    // It exits after the watch has begun, so that all its updates are received.
     let ends = |pod: Option<&Pod>| {
         let pod = pod.filter(|pod| is_true(pod, "Ready") || status(pod).phase.as_deref() == Some("Failed"))?;
         std::fs::write(folder.join("end"), "").unwrap();

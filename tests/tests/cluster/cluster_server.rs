@@ -1,5 +1,4 @@
-//! The agent's main port as the cluster uses it: through the API server's proxy, and with tokens whose rights the API
-//! server knows.
+//! The agent's main port in a cluster: through the API server's proxy, and with tokens authorized by RBAC.
 
 use std::time::Duration;
 
@@ -7,11 +6,11 @@ use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use serde_json::Value;
 
-/// What the API server's proxy brings from the node.
+/// Response of the node through the API server's proxy.
 async fn proxied(tenant: &Tenant, path: &str) -> String {
     let path = format!("/api/v1/nodes/{}/proxy{path}", tenant.node.name());
-    let answer = tenant.kubectl().ok(&["get", "--raw", &path]).await;
-    answer.unwrap_or_else(|error| panic!("{path}: {error:#}\n{}", tenant.node.log_excerpt()))
+    let response = tenant.kubectl().ok(&["get", "--raw", &path]).await;
+    response.unwrap_or_else(|error| panic!("{path}: {error:#}\n{}", tenant.node.log_excerpt()))
 }
 
 #[tokio::test]
@@ -43,7 +42,7 @@ async fn api_server_proxy_reaches_every_endpoint() {
     let metrics = proxied(&tenant, "/metrics").await;
     let line = format!("kubelet_node_name{{node=\"{}\"}} 1", tenant.node.name());
     assert!(metrics.lines().any(|found| found == line), "{line} is missing");
-    for (path, wanted) in [
+    for (path, expected) in [
         ("/metrics/cadvisor", "machine_cpu_cores{"),
         ("/metrics/probes", "process_start_time_seconds"),
         ("/metrics/slis", "kubernetes_healthcheck{"),
@@ -51,12 +50,12 @@ async fn api_server_proxy_reaches_every_endpoint() {
         ("/statusz", "Emulation version"),
     ] {
         let page = proxied(&tenant, path).await;
-        assert!(page.contains(wanted), "{path} has no {wanted}:\n{page}");
+        assert!(page.contains(expected), "{path} has no {expected}:\n{page}");
     }
     tenant.delete_namespace().await.unwrap();
 }
 
-/// An account, with a role that may `get` this subresource of nodes if there is one; its token.
+/// Token of a service account, with a role that may `get` this subresource of nodes, if one is given.
 async fn account(tenant: &Tenant, name: &str, subresource: &str) -> String {
     let (kubectl, namespace) = (tenant.kubectl(), &tenant.namespace);
     let (role, account) = (format!("{namespace}-{name}"), format!("{namespace}:{name}"));
@@ -64,16 +63,16 @@ async fn account(tenant: &Tenant, name: &str, subresource: &str) -> String {
     if !subresource.is_empty() {
         let resource = format!("--resource=nodes/{subresource}");
         kubectl.ok(&["create", "clusterrole", &role, "--verb=get", &resource]).await.unwrap();
-        let (to, whom) = (format!("--clusterrole={role}"), format!("--serviceaccount={account}"));
-        kubectl.ok(&["create", "clusterrolebinding", &role, &to, &whom]).await.unwrap();
-        // The authorizer learns of it by a watch of its own; the agent caches earlier answers.
-        let (what, whom) = (format!("--subresource={subresource}"), format!("--as=system:serviceaccount:{account}"));
+        let (to, subject) = (format!("--clusterrole={role}"), format!("--serviceaccount={account}"));
+        kubectl.ok(&["create", "clusterrolebinding", &role, &to, &subject]).await.unwrap();
+        // The authorizer receives it by a watch; the agent caches earlier decisions.
+        let (what, subject) = (format!("--subresource={subresource}"), format!("--as=system:serviceaccount:{account}"));
         let may = async {
-            while kubectl.run(&["auth", "can-i", "get", "nodes", &what, &whom]).await.unwrap().code != 0 {
+            while kubectl.run(&["auth", "can-i", "get", "nodes", &what, &subject]).await.unwrap().code != 0 {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(TIMEOUT, may).await.expect("the role counts");
+        tokio::time::timeout(TIMEOUT, may).await.expect("the role is in effect");
     }
     kubectl.ok(&["create", "token", name]).await.unwrap().trim().to_owned()
 }
@@ -88,23 +87,23 @@ async fn bearer_tokens_are_authorised_by_rbac() {
         .build()
         .unwrap();
     let port = 10250;
-    let ask = async |path: &str, token: Option<&str>| {
+    let get = async |path: &str, token: Option<&str>| {
         let request = client.get(format!("https://{}:{port}{path}", tenant.node.access.address));
         let request = match token {
             Some(token) => request.bearer_auth(token),
             None => request,
         };
-        let answer = request.send().await.unwrap_or_else(|error| panic!("{error:?}\n{}", tenant.node.log_excerpt()));
-        (answer.status().as_u16(), answer.text().await.unwrap())
+        let response = request.send().await.unwrap_or_else(|error| panic!("{error:?}\n{}", tenant.node.log_excerpt()));
+        (response.status().as_u16(), response.text().await.unwrap())
     };
-    assert_eq!(ask("/pods", None).await, (401, "Unauthorized".to_owned()));
-    assert_eq!(ask("/pods", Some("made.up.token")).await, (401, "Unauthorized".to_owned()));
-    assert_eq!(ask("/nope", None).await.0, 404);
+    assert_eq!(get("/pods", None).await, (401, "Unauthorized".to_owned()));
+    assert_eq!(get("/pods", Some("made.up.token")).await, (401, "Unauthorized".to_owned()));
+    assert_eq!(get("/nope", None).await.0, 404);
 
-    let nobody = account(&tenant, "nobody", "").await;
-    let user = format!("system:serviceaccount:{}:nobody", tenant.namespace);
+    let unprivileged = account(&tenant, "unprivileged", "").await;
+    let user = format!("system:serviceaccount:{}:unprivileged", tenant.namespace);
     let forbidden = format!("Forbidden (user={user}, verb=get, resource=nodes, subresource(s)=[pods proxy])\n");
-    assert_eq!(ask("/pods", Some(&nobody)).await, (403, forbidden));
+    assert_eq!(get("/pods", Some(&unprivileged)).await, (403, forbidden));
 
     for (name, subresource, open) in [
         ("meter", "metrics", &["/metrics", "/metrics/cadvisor"][..]),
@@ -114,7 +113,7 @@ async fn bearer_tokens_are_authorised_by_rbac() {
         let token = account(&tenant, name, subresource).await;
         for path in ["/metrics", "/metrics/cadvisor", "/pods", "/healthz", "/configz", "/stats/summary"] {
             let expected = if open.contains(&path) { 200 } else { 403 };
-            let (status, body) = ask(path, Some(&token)).await;
+            let (status, body) = get(path, Some(&token)).await;
             assert_eq!(status, expected, "{path} with {subresource}: {body}");
         }
     }

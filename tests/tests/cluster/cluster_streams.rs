@@ -1,5 +1,5 @@
-//! What kubectl streams to and from a container through the API server and the node: logs, exec, attach, cp,
-//! port-forward and debug.
+//! Streams of kubectl to and from a container through API server and node: logs, exec, attach, cp, port-forward and
+//! debug.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 #[ignore = "real cluster"]
 async fn logs_follow_a_container_until_exit() {
     let tenant = Tenant::new_namespace("logs").await.unwrap();
-    // Speaks when the file comes, so that what is followed is certainly new.
+    // Writes when the file is created, so that the output is certainly new.
     let script = "for n in 1 2 3; do echo old $n; done; echo to stderr >&2; \
                   until test -e /tmp/go; do sleep 0.05; done; echo new; exit 0";
     let mut pod = tenant.shell(script);
@@ -30,9 +30,9 @@ async fn logs_follow_a_container_until_exit() {
         follower.until_output(old).await.unwrap();
     }
     kubectl.ok(&["exec", "talker", "--", "touch", "/tmp/go"]).await.unwrap();
-    let (code, said) = follower.ended().await.unwrap();
-    // The two streams reach the runtime on their own ways; each keeps its order.
-    let (errors, lines): (Vec<&str>, Vec<&str>) = said.lines().partition(|line| *line == "to stderr");
+    let (code, output) = follower.ended().await.unwrap();
+    // The two streams reach the runtime independently; each keeps its order.
+    let (errors, lines): (Vec<&str>, Vec<&str>) = output.lines().partition(|line| *line == "to stderr");
     assert_eq!((code, errors.len(), lines), (0, 1, vec!["old 1", "old 2", "old 3", "new"]));
     tenant.until_phase("talker", "Succeeded").await.unwrap();
     assert_eq!(kubectl.ok(&["logs", "talker", "--tail=1"]).await.unwrap(), "new\n");
@@ -62,8 +62,8 @@ async fn previous_logs_are_kept_after_a_crash() {
     assert_eq!(kubectl.ok(&["logs", "crasher", "--previous"]).await.unwrap(), "first run\n");
     kubectl.start(&["logs", "-f", "crasher"]).unwrap().until_output("second run\n").await.unwrap();
     assert_eq!(kubectl.ok(&["logs", "crasher"]).await.unwrap(), "second run\n");
-    let said = kubectl.run(&["logs", "crasher", "-c", "nobody"]).await.unwrap();
-    assert!(said.code != 0 && said.err.contains("nobody"), "{said:?}");
+    let output = kubectl.run(&["logs", "crasher", "-c", "missing"]).await.unwrap();
+    assert!(output.code != 0 && output.err.contains("missing"), "{output:?}");
     tenant.delete_namespace().await.unwrap();
 }
 
@@ -74,20 +74,20 @@ async fn exec_passes_streams_and_exit_codes() {
     tenant.pod("shell", tenant.shell("sleep 3600")).await.unwrap();
     tenant.until_ready("shell").await.unwrap();
     let kubectl = tenant.kubectl();
-    let said = kubectl.run(&["exec", "shell", "--", "sh", "-c", "echo out; echo err >&2; exit 42"]).await.unwrap();
-    assert_eq!((said.code, said.out.as_str()), (42, "out\n"));
-    assert!(said.err.starts_with("err\n"), "{said:?}");
+    let output = kubectl.run(&["exec", "shell", "--", "sh", "-c", "echo out; echo err >&2; exit 42"]).await.unwrap();
+    assert_eq!((output.code, output.out.as_str()), (42, "out\n"));
+    assert!(output.err.starts_with("err\n"), "{output:?}");
     let input = "one\ntwo\n".repeat(20_000);
-    let said = kubectl.run_with(&["exec", "-i", "shell", "--", "md5sum"], &input).await.unwrap();
+    let output = kubectl.run_with(&["exec", "-i", "shell", "--", "md5sum"], &input).await.unwrap();
     let here = kubectl.run_with(&["exec", "-i", "shell", "--", "wc", "-c"], &input).await.unwrap();
-    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(output.code, 0, "{output:?}");
     assert_eq!(here.out.trim(), input.len().to_string());
-    let said = kubectl.run(&["exec", "shell", "--", "no-such-program"]).await.unwrap();
-    assert!(said.code != 0 && said.err.contains("no-such-program"), "{said:?}");
+    let output = kubectl.run(&["exec", "shell", "--", "no-such-program"]).await.unwrap();
+    assert!(output.code != 0 && output.err.contains("no-such-program"), "{output:?}");
     tenant.delete_namespace().await.unwrap();
 }
 
-/// Types into a shell of the pod, interrupts what runs there and not the shell, and ends it.
+/// Types into a shell of the pod, interrupts the running command but not the shell, and exits it.
 pub async fn on_a_terminal(kubectl: &Kubectl, pod: &str) {
     let mut session = kubectl.start_on_terminal(&["exec", "-it", pod, "--", "sh"]).unwrap();
     session.until_output("#").await.unwrap();
@@ -95,11 +95,11 @@ pub async fn on_a_terminal(kubectl: &Kubectl, pod: &str) {
     session.until_output("is2terminal").await.unwrap();
     session.send("echo sleeping$((1+3)); sleep 3600\n").await.unwrap();
     session.until_output("sleeping4").await.unwrap();
-    // More than once if need be: while the shell is only about to start what is to be interrupted, it hears nothing.
+    // Repeated if needed: a signal before the shell has started the command is lost.
     session.send_until_output("\u{3}echo still$((1+2))here\n", "still3here").await.unwrap();
     session.send("exit 5\n").await.unwrap();
-    let (code, said) = session.ended().await.unwrap();
-    assert_eq!(code, 5, "{said}");
+    let (code, output) = session.ended().await.unwrap();
+    assert_eq!(code, 5, "{output}");
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn exec_allocates_a_terminal() {
 #[ignore = "real cluster"]
 async fn attach_joins_a_running_container() {
     let tenant = Tenant::new_namespace("attach").await.unwrap();
-    let mut pod = tenant.shell("while read line; do echo heard $line; done; echo silence");
+    let mut pod = tenant.shell("while read line; do echo heard $line; done; echo end of input");
     pod["restartPolicy"] = json!("Never");
     pod["containers"][0]["stdin"] = json!(true);
     pod["containers"][0]["stdinOnce"] = json!(true);
@@ -128,12 +128,12 @@ async fn attach_joins_a_running_container() {
     session.send_until_output("you\n", "heard you").await.unwrap();
     session.close_input();
     tenant.until_phase("listener", "Succeeded").await.unwrap();
-    let (_, said) = session.ended().await.unwrap();
-    assert!(said.contains("silence"), "{said}");
+    let (_, output) = session.ended().await.unwrap();
+    assert!(output.contains("end of input"), "{output}");
     tenant.delete_namespace().await.unwrap();
 }
 
-/// Copies this much to the pod and back.
+/// Copies a file of this length to the pod and back.
 pub async fn copy_there_and_back(kubectl: &Kubectl, pod: &str, length: usize) {
     let folder = tempfile::tempdir().unwrap();
     let (there, back) = (folder.path().join("there"), folder.path().join("back"));
@@ -142,7 +142,7 @@ pub async fn copy_there_and_back(kubectl: &Kubectl, pod: &str, length: usize) {
     let in_pod = format!("{pod}:/tmp/file");
     kubectl.ok(&["cp", there.to_str().unwrap(), &in_pod]).await.unwrap();
     kubectl.ok(&["cp", &in_pod, back.to_str().unwrap()]).await.unwrap();
-    assert!(std::fs::read(&back).unwrap() == content, "the file came back changed");
+    assert!(std::fs::read(&back).unwrap() == content, "the file was changed");
 }
 
 #[tokio::test]
@@ -167,8 +167,8 @@ async fn port_forward_passes_connections() {
     tenant.pod("web", pod).await.unwrap();
     tenant.until_listening("web", 8080).await.unwrap();
     let mut session = tenant.kubectl().start(&["port-forward", "pod/web", ":8080"]).unwrap();
-    let said = session.until_output("-> 8080").await.unwrap();
-    let port: u16 = said.split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let output = session.until_output("-> 8080").await.unwrap();
+    let port: u16 = output.split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     for _ in 0..3 {
         let talk = async {
             let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -178,7 +178,7 @@ async fn port_forward_passes_connections() {
             answer
         };
         let answer = tokio::time::timeout(Duration::from_secs(20), talk).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.") && answer.contains(" 200 "), "{answer:?} {}", session.said());
+        assert!(answer.starts_with("HTTP/1.") && answer.contains(" 200 "), "{answer:?} {}", session.output_so_far());
     }
     tenant.delete_namespace().await.unwrap();
 }
@@ -195,17 +195,17 @@ async fn debug_adds_a_container_to_a_running_pod() {
     let image = format!("--image={BUSYBOX_IMAGE}");
     let arguments = ["debug", "web", &image, "--image-pull-policy=Never", "-c", "look", "--profile=general"];
     let script = ["--", "sh", "-c", "wget -q -O - http://127.0.0.1:8080/ && echo seen; exit 4"];
-    let said = tenant.kubectl().run(&[&arguments[..], &script[..]].concat()).await.unwrap();
-    assert_eq!(said.code, 0, "{said:?}");
+    let output = tenant.kubectl().run(&[&arguments[..], &script[..]].concat()).await.unwrap();
+    assert_eq!(output.code, 0, "{output:?}");
     let ended = |pod: Option<&Pod>| {
         let statuses = pod?.status.as_ref()?.ephemeral_container_statuses.as_ref()?;
         statuses.iter().find(|one| one.name == "look")?.state.as_ref()?.terminated.clone()
     };
     let ended = tenant.until("web", "the ephemeral container has ended", ended).await.unwrap();
     assert_eq!((ended.exit_code, ended.reason.as_deref()), (4, Some("Error")));
-    let said = tenant.kubectl().ok(&["logs", "web", "-c", "look"]).await.unwrap();
-    assert!(said.contains("seen"), "{said}");
-    // The pod itself is as it was.
+    let output = tenant.kubectl().ok(&["logs", "web", "-c", "look"]).await.unwrap();
+    assert!(output.contains("seen"), "{output}");
+    // The pod itself is unchanged.
     let pod = tenant.until_ready("web").await.unwrap();
     assert_eq!(pod.status.unwrap().container_statuses.unwrap()[0].restart_count, 0);
     tenant.delete_namespace().await.unwrap();

@@ -1,5 +1,5 @@
-//! Streams that the API server leaves to the node as WebSockets: the node says that it speaks them, kubectl and API
-//! server use it, and nothing differs but the counters.
+//! WebSocket streams that the API server passes through to the node: the node declares the feature, kubectl and API
+//! server use it, and the results are the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,10 +23,10 @@ use crate::cluster_streams::copy_there_and_back;
 use crate::cluster_streams::on_a_terminal;
 
 const FEATURE: &str = "ExtendWebSocketsToKubelet";
-/// What an agent may grow by for clients that do not take what they asked for.
+/// Permitted growth of an agent with clients that do not read.
 const GROWTH_KIB: u64 = 24 << 10;
 
-/// A node of the test's own, so that all sessions it counts are the test's.
+/// A node of its own, so that the test counts only its own sessions.
 async fn new_namespace(name: &str, changes: Value) -> Tenant {
     let cluster = Cluster::shared().await.unwrap();
     let node = Arc::new(ClusterNode::start(&cluster, changes).await.unwrap());
@@ -41,7 +41,7 @@ async fn delete_namespace(tenant: Tenant) {
     Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
-/// How many sessions the node itself has spoken WebSocket with: commands, attaching, ports.
+/// Number of WebSocket sessions of the node: exec, attach, port-forward.
 async fn streaming_requests(tenant: &Tenant) -> [u64; 3] {
     let path = format!("/api/v1/nodes/{}/proxy/metrics", tenant.node.name());
     let metrics = tenant.kubectl().ok(&["get", "--raw", &path]).await.unwrap();
@@ -51,7 +51,7 @@ async fn streaming_requests(tenant: &Tenant) -> [u64; 3] {
     })
 }
 
-/// Sessions of commands that go on. Nothing announces when one has ended.
+/// Exec sessions in progress. There is no event when one has ended.
 async fn in_flight(tenant: &Tenant) -> u64 {
     let path = format!("/api/v1/nodes/{}/proxy/metrics", tenant.node.name());
     let metrics = tenant.kubectl().ok(&["get", "--raw", &path]).await.unwrap();
@@ -77,39 +77,43 @@ async fn exec_uses_websockets_to_the_node() {
         let arguments = [&["exec"], options, &["shell", "--", "sh", "-c", script]].concat();
         kubectl.run_with(&arguments, input).await.unwrap()
     };
-    let said = exec(&[], "echo out; echo err >&2; exit 42", "").await;
-    assert_eq!((said.code, said.out.as_str()), (42, "out\n"));
-    assert!(said.err.starts_with("err\n") && said.err.contains("exit code 42"), "{said:?}");
-    let said = exec(&["-i"], "cat; echo over; exit 7", "input\n").await;
-    assert_eq!((said.code, said.out.as_str()), (7, "input\nover\n"), "the end of the input is reported: {said:?}");
-    let much: String = std::iter::repeat_with(fastrand::alphanumeric).take(8 << 20).collect();
-    let said = exec(&["-i"], "tee /tmp/much", &much).await;
-    assert!(said.code == 0 && said.out == much, "{}: {} bytes of {}", said.code, said.out.len(), much.len());
-    let said = exec(&["-i"], "md5sum </tmp/much; md5sum", &much).await;
-    let sums: Vec<&str> = said.out.lines().collect();
-    assert!(sums.len() == 2 && sums[0] == sums[1], "{said:?}");
-    // Not much: containerd hangs now and then when a command exits before it has read all of its input.
-    let said = exec(&["-i"], "echo enough; exit 9", "untaken\n").await;
+    let output = exec(&[], "echo out; echo err >&2; exit 42", "").await;
+    assert_eq!((output.code, output.out.as_str()), (42, "out\n"));
+    assert!(output.err.starts_with("err\n") && output.err.contains("exit code 42"), "{output:?}");
+    let output = exec(&["-i"], "cat; echo over; exit 7", "input\n").await;
     assert_eq!(
-        (said.code, said.out.as_str()),
-        (9, "enough\n"),
-        "an end that comes before that of the input: {}",
-        said.err
+        (output.code, output.out.as_str()),
+        (7, "input\nover\n"),
+        "the end of the input is passed on: {output:?}"
     );
-    let said = kubectl.run(&["exec", "shell", "--", "no-such-program"]).await.unwrap();
-    assert!(said.code != 0 && said.err.contains("no-such-program"), "{said:?}");
+    let much: String = std::iter::repeat_with(fastrand::alphanumeric).take(8 << 20).collect();
+    let output = exec(&["-i"], "tee /tmp/much", &much).await;
+    assert!(output.code == 0 && output.out == much, "{}: {} bytes of {}", output.code, output.out.len(), much.len());
+    let output = exec(&["-i"], "md5sum </tmp/much; md5sum", &much).await;
+    let sums: Vec<&str> = output.out.lines().collect();
+    assert!(sums.len() == 2 && sums[0] == sums[1], "{output:?}");
+    // Little input: containerd hangs now and then when a command exits before it has read all of its input.
+    let output = exec(&["-i"], "echo enough; exit 9", "untaken\n").await;
+    assert_eq!(
+        (output.code, output.out.as_str()),
+        (9, "enough\n"),
+        "a command that exits before the end of its input: {}",
+        output.err
+    );
+    let output = kubectl.run(&["exec", "shell", "--", "no-such-program"]).await.unwrap();
+    assert!(output.code != 0 && output.err.contains("no-such-program"), "{output:?}");
     assert_eq!(streaming_requests(&tenant).await, [sessions + 1, 0, 0]);
 
     on_a_terminal(&kubectl, "shell").await;
     copy_there_and_back(&kubectl, "shell", 16 << 20).await;
-    // The terminal, two copies, and a look at what is where one of them goes.
+    // A terminal session, two copies, and a `stat` of the destination of one of them.
     let sessions = sessions + 1 + 1 + 2 + 1;
     assert_eq!(streaming_requests(&tenant).await, [sessions, 0, 0]);
 
     let old = tenant.kubectl().without_websockets();
-    let said = old.run_with(&["exec", "-i", "shell", "--", "sh", "-c", "cat; exit 3"], "input\n").await.unwrap();
-    assert_eq!((said.code, said.out.as_str()), (3, "input\n"), "{said:?}");
-    assert_eq!(streaming_requests(&tenant).await, [sessions, 0, 0], "an older client is carried as it is");
+    let output = old.run_with(&["exec", "-i", "shell", "--", "sh", "-c", "cat; exit 3"], "input\n").await.unwrap();
+    assert_eq!((output.code, output.out.as_str()), (3, "input\n"), "{output:?}");
+    assert_eq!(streaming_requests(&tenant).await, [sessions, 0, 0], "SPDY streams of older clients are not translated");
     delete_namespace(tenant).await;
 }
 
@@ -117,7 +121,7 @@ async fn exec_uses_websockets_to_the_node() {
 #[ignore = "real cluster"]
 async fn attach_uses_websockets_to_the_node() {
     let tenant = new_namespace("websocket-attach", json!({})).await;
-    let mut pod = tenant.shell("while read line; do echo heard $line; echo beside >&2; done; echo silence");
+    let mut pod = tenant.shell("while read line; do echo heard $line; echo error >&2; done; echo end of input");
     pod["restartPolicy"] = json!("Never");
     pod["containers"][0]["stdin"] = json!(true);
     pod["containers"][0]["stdinOnce"] = json!(true);
@@ -125,14 +129,14 @@ async fn attach_uses_websockets_to_the_node() {
     tenant.until_ready("listener").await.unwrap();
     let mut session = tenant.kubectl().start(&["attach", "-i", "listener"]).unwrap();
     session.send_until_output("you\n", "heard you").await.unwrap();
-    session.until_output("beside").await.unwrap();
+    session.until_output("error").await.unwrap();
     session.close_input();
     tenant.until_phase("listener", "Succeeded").await.unwrap();
-    let (_, said) = session.ended().await.unwrap();
-    assert!(said.contains("silence"), "{said}");
+    let (_, output) = session.ended().await.unwrap();
+    assert!(output.contains("end of input"), "{output}");
     assert_eq!(streaming_requests(&tenant).await, [0, 1, 0]);
 
-    // The container has a terminal, the client none: it asks for streams that the runtime does not serve.
+    // The container has a terminal, the client none: it requests streams that the runtime does not serve.
     pod["containers"][0]["tty"] = json!(true);
     tenant.pod("terminal", pod).await.unwrap();
     tenant.until_ready("terminal").await.unwrap();
@@ -143,21 +147,21 @@ async fn attach_uses_websockets_to_the_node() {
     session.send_until_output("again\n", "heard again").await.unwrap();
     session.send("\u{4}").await.unwrap();
     tenant.until_phase("terminal", "Succeeded").await.unwrap();
-    let (_, said) = session.ended().await.unwrap();
-    assert!(said.contains("silence"), "{said}");
+    let (_, output) = session.ended().await.unwrap();
+    assert!(output.contains("end of input"), "{output}");
     assert_eq!(streaming_requests(&tenant).await, [0, 3, 0]);
     delete_namespace(tenant).await;
 }
 
-/// The ports on this machine that lead to the pod's.
+/// The local ports that are forwarded to the pod's.
 async fn forward(kubectl: &Kubectl, ports: &[u16]) -> (Session, Vec<u16>) {
     let named: Vec<String> = ports.iter().map(|port| format!(":{port}")).collect();
     let arguments = ["port-forward", "pod/echo"].into_iter().chain(named.iter().map(String::as_str));
     let mut session = kubectl.start(&arguments.collect::<Vec<_>>()).unwrap();
     let mut local = Vec::new();
     for port in ports {
-        let said = session.until_output(&format!("-> {port}\n")).await.unwrap();
-        let line = said
+        let output = session.until_output(&format!("-> {port}\n")).await.unwrap();
+        let line = output
             .lines()
             .find(|line| line.starts_with("Forwarding from 127.0.0.1:") && line.ends_with(&port.to_string()));
         local.push(line.unwrap().split([':', ' ']).nth(3).unwrap().parse().unwrap());
@@ -165,8 +169,8 @@ async fn forward(kubectl: &Kubectl, ports: &[u16]) -> (Session, Vec<u16>) {
     (session, local)
 }
 
-/// Sends this much to a port that sends it back.
-async fn there_and_back(port: u16, length: usize) {
+/// Sends this many bytes to a port that echoes them.
+async fn echo(port: u16, length: usize) {
     let all: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(length).collect();
     let mut returned = vec![0; length];
     let talk = async {
@@ -176,7 +180,7 @@ async fn there_and_back(port: u16, length: usize) {
         sent.and(got.map(|_| ())).unwrap();
     };
     timeout(TIMEOUT, talk).await.expect("in time");
-    assert!(returned == all, "{length} bytes came back changed");
+    assert!(returned == all, "{length} bytes were changed");
 }
 
 #[tokio::test]
@@ -191,19 +195,14 @@ async fn port_forward_uses_websockets_to_the_node() {
     for (kubectl, expected) in [(tenant.kubectl(), 1), (tenant.kubectl().without_websockets(), 1)] {
         let (session, local) = forward(&kubectl, &[9001, 9002, 9003]).await;
         let both = [local[0], local[1]];
-        tokio::join!(
-            there_and_back(both[0], 8 << 20),
-            there_and_back(both[1], 8 << 20),
-            there_and_back(both[0], 1 << 20),
-            there_and_back(both[1], 1),
-        );
+        tokio::join!(echo(both[0], 8 << 20), echo(both[1], 8 << 20), echo(both[0], 1 << 20), echo(both[1], 1));
         assert_eq!(streaming_requests(&tenant).await, [0, 0, expected], "one session for all connections");
-        // No process listens there; the refusal reaches kubectl, which exits.
+        // No process listens there; kubectl receives the error and exits.
         let mut refused = TcpStream::connect(("127.0.0.1", local[2])).await.unwrap();
         let ended = timeout(TIMEOUT, refused.read_to_end(&mut Vec::new())).await;
-        assert!(ended.is_ok(), "{}", session.said());
-        let (code, said) = session.ended().await.unwrap();
-        assert!(code != 0 && said.contains("9003"), "{code}: {said}");
+        assert!(ended.is_ok(), "{}", session.output_so_far());
+        let (code, output) = session.ended().await.unwrap();
+        assert!(code != 0 && output.contains("9003"), "{code}: {output}");
     }
     delete_namespace(tenant).await;
 }
@@ -212,7 +211,7 @@ async fn port_forward_uses_websockets_to_the_node() {
 #[ignore = "real cluster"]
 async fn websocket_feature_can_be_disabled() {
     let gate = json!({ FEATURE: false });
-    // Without declared features there is none of those that need to be declared.
+    // Features that must be declared are not available without declared features.
     let all = json!({
         "NodeDeclaredFeatures": false,
         FEATURE: false,
@@ -226,18 +225,18 @@ async fn websocket_feature_can_be_disabled() {
         assert_eq!(features.is_some(), declared, "{features:?}");
         assert!(!features.unwrap_or_default().iter().any(|one| one == FEATURE));
         let command = ["exec", "-i", "shell", "--", "sh", "-c", "cat; exit 7"];
-        let said = tenant.kubectl().run_with(&command, "input\n").await.unwrap();
-        assert_eq!((said.code, said.out.as_str()), (7, "input\n"), "{said:?}");
+        let output = tenant.kubectl().run_with(&command, "input\n").await.unwrap();
+        assert_eq!((output.code, output.out.as_str()), (7, "input\n"), "{output:?}");
         tenant.pod("echo", tenant.shell("nc -ll -p 9001 -e cat")).await.unwrap();
         tenant.until_listening("echo", 9001).await.unwrap();
         let (_session, local) = forward(&tenant.kubectl(), &[9001]).await;
-        there_and_back(local[0], 1 << 20).await;
+        echo(local[0], 1 << 20).await;
         assert_eq!(streaming_requests(&tenant).await, [0; 3]);
         delete_namespace(tenant).await;
     }
 }
 
-/// Streams end with their client; a runtime that exits is reported to the client.
+/// Sessions end with their client; a runtime that exits is reported to the client.
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn session_ends_when_client_or_runtime_exits() {
@@ -250,11 +249,11 @@ async fn session_ends_when_client_or_runtime_exits() {
     let over = "until test -e /tmp/over; do sleep 0.1; done";
     kubectl.ok(&["exec", "shell", "--", "sh", "-c", over]).await.unwrap();
 
-    // Nobody takes what this one says, so nobody reads that it is gone.
+    // The runtime's output is not read, so a closed connection is not noticed by writing.
     let mut session = kubectl.start(&["exec", "-i", "shell", "--", "sh", "-c", "echo ready; sleep 3600"]).unwrap();
     session.until_output("ready").await.unwrap();
     let flood = async { while session.send(&"more ".repeat(10_000)).await.is_ok() {} };
-    assert!(timeout(Duration::from_secs(2), flood).await.is_err(), "somebody takes it");
+    assert!(timeout(Duration::from_secs(2), flood).await.is_err(), "the output was read");
     assert_eq!(in_flight(&tenant).await, 1);
     drop(session);
     let ended = async {
@@ -262,15 +261,15 @@ async fn session_ends_when_client_or_runtime_exits() {
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     };
-    timeout(TIMEOUT, ended).await.expect("the session of a client that is gone ends");
+    timeout(TIMEOUT, ended).await.expect("the session of a disconnected client ends");
 
     let mut session = kubectl.start(&["exec", "-i", "shell", "--", "sh", "-c", "echo ready; cat"]).unwrap();
     session.until_output("ready").await.unwrap();
     tenant.node.kill_runtime().unwrap();
-    let said = session.until_output("Internal error occurred").await.unwrap();
-    assert!(said.contains("the runtime"), "{said}");
-    let (code, said) = session.ended().await.unwrap();
-    assert_ne!(code, 0, "{said}");
+    let output = session.until_output("Internal error occurred").await.unwrap();
+    assert!(output.contains("the runtime"), "{output}");
+    let (code, output) = session.ended().await.unwrap();
+    assert_ne!(code, 0, "{output}");
     tenant.node.start_runtime().unwrap();
     tenant.node.until_ready(&tenant.cluster).await.unwrap();
     delete_namespace(tenant).await;
@@ -292,8 +291,8 @@ async fn stalled_clients_hold_bounded_memory_and_block_no_other_client() {
     let pid = tenant.node.agent_pid().unwrap();
     std::fs::write(format!("/proc/{pid}/clear_refs"), "5").unwrap();
     let before = kib(pid, "VmRSS");
-    // Without input: its end would come after the process's, and a runtime that has closed a connection by then drops
-    // what it has not sent yet.
+    // Without input: its end would come after the process's exit, and a runtime that has closed the connection by then
+    // discards unsent output.
     let mut slow: Vec<_> = (0..8)
         .map(|_| kubectl.start(&["exec", "shell", "--", "sh", "-c", "echo ready; seq 1 4000000"]).unwrap())
         .collect();
@@ -301,22 +300,22 @@ async fn stalled_clients_hold_bounded_memory_and_block_no_other_client() {
         session.until_output("ready").await.unwrap();
         session.suspend().unwrap();
     }
-    let said = kubectl.ok(&["exec", "shell", "--", "sh", "-c", "sleep 5; seq 1 100000"]).await.unwrap();
-    assert_eq!(said.lines().count(), 100_000, "others are served");
+    let output = kubectl.ok(&["exec", "shell", "--", "sh", "-c", "sleep 5; seq 1 100000"]).await.unwrap();
+    assert_eq!(output.lines().count(), 100_000, "other clients are served");
     let peak = kib(pid, "VmHWM");
     println!("{before} KiB became {peak}");
     assert!(peak < before + GROWTH_KIB, "{before} KiB became {peak}");
-    // All at once: kubectl gives up on a connection when it has not come to read from it for a minute.
+    // Concurrently: kubectl closes a connection that it has not read for a minute.
     for session in &slow {
         session.resume().unwrap();
     }
     for session in slow {
-        let (code, said) = session.ended().await.unwrap();
+        let (code, output) = session.ended().await.unwrap();
         assert!(
-            code == 0 && said.ends_with("\n3999999\n4000000\n"),
+            code == 0 && output.ends_with("\n3999999\n4000000\n"),
             "{code}: {} bytes, {:?}",
-            said.len(),
-            said.get(said.len() - 300..)
+            output.len(),
+            output.get(output.len() - 300..)
         );
     }
     delete_namespace(tenant).await;

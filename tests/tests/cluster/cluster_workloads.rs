@@ -1,4 +1,4 @@
-//! Every kind of workload runs to its end state, placed by the real scheduler, brought forth by the real controllers.
+//! Every kind of workload reaches its end state, with the real scheduler and controllers.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -48,11 +48,11 @@ async fn deployment_rolls_out_scales_and_is_deleted() {
     let tenant = Tenant::new_namespace("deployment").await.unwrap();
     let spec = json!({ "replicas": 3, "template": web(&tenant, "web") });
     tenant.create::<Deployment>(workload("web", spec)).await.unwrap();
-    let available = |wanted: i32, generation: i64| {
+    let available = |expected: i32, generation: i64| {
         move |found: Option<&Deployment>| {
             let status = found?.status.as_ref()?;
             let counts = [status.replicas, status.updated_replicas, status.available_replicas];
-            let all = counts == [Some(wanted); 3] && status.observed_generation >= Some(generation);
+            let all = counts == [Some(expected); 3] && status.observed_generation >= Some(generation);
             all.then_some(())
         }
     };
@@ -144,7 +144,7 @@ async fn cron_job_runs_on_schedule_and_on_demand() {
         status.conditions.iter().flatten().any(|one| one.type_ == "Complete" && one.status == "True").then_some(())
     };
     tenant.until("by-hand", "complete", complete).await.unwrap();
-    // One whole minute at most.
+    // At most one minute.
     let ticked = |cron: Option<&CronJob>| cron?.status.as_ref()?.last_successful_time.clone();
     tenant.until("tick", "a scheduled run that succeeded", ticked).await.unwrap();
     tenant.delete_namespace().await.unwrap();
@@ -180,10 +180,10 @@ async fn stateful_set_starts_in_order_behind_a_headless_service() {
     tenant.create::<Service>(service).await.unwrap();
     let spec = json!({ "serviceName": "db", "replicas": 2, "template": web(&tenant, "db") });
     tenant.create::<StatefulSet>(workload("db", spec)).await.unwrap();
-    let ready = |wanted: i32| {
+    let ready = |expected: i32| {
         move |set: Option<&StatefulSet>| {
             let status = set?.status.as_ref()?;
-            (status.replicas == wanted && status.ready_replicas.unwrap_or_default() == wanted).then_some(())
+            (status.replicas == expected && status.ready_replicas.unwrap_or_default() == expected).then_some(())
         }
     };
     tenant.until("db", "two ready pods", ready(2)).await.unwrap();
@@ -194,8 +194,8 @@ async fn stateful_set_starts_in_order_behind_a_headless_service() {
     assert!(second.metadata.creation_timestamp.clone().unwrap() >= ready_at, "the second waits for the first");
     let spec = first.spec.as_ref().unwrap();
     assert_eq!((spec.hostname.as_deref(), spec.subdomain.as_deref()), (Some("db-0"), Some("db")));
-    let said = tenant.kubectl().ok(&["get", "endpointslices", "-o", "name"]).await.unwrap();
-    let slice = said.trim().rsplit('/').next().unwrap();
+    let output = tenant.kubectl().ok(&["get", "endpointslices", "-o", "name"]).await.unwrap();
+    let slice = output.trim().rsplit('/').next().unwrap();
     let addresses = |slice: Option<&EndpointSlice>| {
         let ready =
             slice?.endpoints.iter().flatten().filter(|one| one.conditions.as_ref().and_then(|c| c.ready) == Some(true));
@@ -203,9 +203,9 @@ async fn stateful_set_starts_in_order_behind_a_headless_service() {
         names.sort();
         (names == ["db-0", "db-1"]).then_some(())
     };
-    tenant.until(slice, "both pods behind their names", addresses).await.unwrap();
+    tenant.until(slice, "the addresses of both pods", addresses).await.unwrap();
 
-    // Down to one: the last goes first, and the first stays untouched.
+    // Scaled down to one: the last pod is removed first, and the first is unchanged.
     let fewer = json!({ "spec": { "replicas": 1 } });
     let sets = tenant.api::<StatefulSet>();
     sets.patch("db", &PatchParams::default(), &Patch::Merge(&fewer)).await.unwrap();
@@ -233,13 +233,13 @@ async fn pod_reads_config_map_token_and_downward_fields() {
     ]);
     tenant.pod("reader", pod).await.unwrap();
     tenant.until_phase("reader", "Succeeded").await.unwrap();
-    let said = tenant.kubectl().ok(&["logs", "reader"]).await.unwrap();
-    let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 5, "{said}");
+    let output = tenant.kubectl().ok(&["logs", "reader"]).await.unwrap();
+    let lines: Vec<&str> = output.lines().collect();
+    assert_eq!(lines.len(), 5, "{output}");
     assert_eq!(
         (lines[0], lines[1], lines[2], lines[4]),
         ("green", "from the map", tenant.namespace.as_str(), "reader")
     );
-    assert!(lines[3].trim().parse::<u32>().unwrap() > 20, "the token's header: {said}");
+    assert!(lines[3].trim().parse::<u32>().unwrap() > 20, "the token's header: {output}");
     tenant.delete_namespace().await.unwrap();
 }

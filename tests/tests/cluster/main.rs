@@ -1,7 +1,7 @@
-//! A node of a real cluster: what controllers, kubectl and a broken control plane see of it.
+//! The agent as a node of a real cluster: controllers, kubectl, and faults of the control plane.
 //!
-//! Most tests share one control plane; those that break it have another one alone. With `KEBLET_TEST_AGENT` they run against
-//! another kubelet, which has to pass them just the same.
+//! Most tests share one control plane; those that break it have one of their own. With `KEBLET_TEST_AGENT` they run
+//! against another kubelet, which has to pass them as well.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 mod cluster_access;

@@ -1,4 +1,4 @@
-//! Cgroups, processes and loaded probes for one test, gone with it.
+//! Cgroups, processes and loaded probes of one test, removed with it.
 
 use std::fs;
 use std::io::Read as _;
@@ -27,10 +27,10 @@ use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
 
-/// Nothing here takes longer than milliseconds; a busy machine may.
+/// Generous: everything here takes milliseconds, unless the machine is busy.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Why this machine cannot run the tests; then the test is reported as skipped.
+/// The reason why this machine cannot run the tests, which then are skipped.
 pub fn machine_lacks() -> Option<String> {
     let lack = lacking()?;
     keblet_skip::skip(&format!("this machine cannot run kernel tests: {lack}"));
@@ -68,13 +68,13 @@ pub async fn load_with(options: Options) -> Loaded {
     loaded
 }
 
-/// The next record for which `wanted` gives something. Fails after [`DEADLINE`], and on losses.
-pub async fn next<T>(records: &mut Records, what: &str, wanted: impl Fn(KernelRecord) -> Option<T>) -> T {
+/// The next record for which `matches` returns a value. Fails after [`DEADLINE`], and on losses.
+pub async fn next<T>(records: &mut Records, what: &str, matches: impl Fn(KernelRecord) -> Option<T>) -> T {
     let search = async {
         loop {
             match records.next().await.expect("ring buffers are readable") {
                 ProbeOutput::Record(record) => {
-                    if let Some(found) = wanted(record) {
+                    if let Some(found) = matches(record) {
                         return found;
                     }
                 }
@@ -94,7 +94,7 @@ pub async fn exit_of(records: &mut Records, pid: u32) -> Exit {
     .await
 }
 
-/// A cgroup of the test's own, in the hierarchy that the probes look at. Removed on drop, with all in it.
+/// A cgroup of the test, in the hierarchy that the probes use. Removed on drop, with its children.
 pub struct TestCgroup {
     pub hierarchy: Hierarchy,
     pub path: String,
@@ -108,14 +108,14 @@ impl TestCgroup {
         let root = hierarchy.root.trim_end_matches('/').to_owned();
         let path = format!("{root}/keblet-test-{}-{number}", std::process::id());
         let cgroup = Self { hierarchy, path };
-        fs::create_dir(cgroup.directory()).expect("the test's cgroup can be made");
+        fs::create_dir(cgroup.directory()).expect("the test's cgroup can be created");
         cgroup
     }
 
     /// A cgroup below this one, removed with it.
     pub fn child(&self, name: &str) -> Self {
         let child = Self { hierarchy: self.hierarchy.clone(), path: format!("{}/{name}", self.path) };
-        fs::create_dir(child.directory()).expect("a child cgroup can be made");
+        fs::create_dir(child.directory()).expect("a child cgroup can be created");
         child
     }
 
@@ -171,7 +171,7 @@ impl Drop for TestCgroup {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
             if Instant::now() > deadline {
-                eprintln!("cgroup {} stays behind", self.path);
+                eprintln!("cgroup {} could not be removed", self.path);
                 return;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -189,20 +189,20 @@ impl Running {
         self.child.id()
     }
 
-    /// Lets the script run.
+    /// Starts the script.
     pub fn go(&mut self) {
         let mut input = self.child.stdin.take().expect("still waiting");
         input.write_all(b"go\n").expect("the shell reads");
     }
 
-    /// Waits for the end: code, or 128 + signal.
+    /// Waits for the exit: code, or 128 + signal.
     pub fn wait(&mut self) -> i32 {
-        let status = self.child.wait().expect("our own child");
+        let status = self.child.wait().expect("a child process");
         status.code().or(status.signal().map(|signal| 128 + signal)).expect("ended")
     }
 
     pub fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id() as i32), signal).expect("our own child");
+        kill(Pid::from_raw(self.child.id() as i32), signal).expect("a child process");
     }
 }
 

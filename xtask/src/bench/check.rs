@@ -13,7 +13,7 @@ use super::promises::Bound;
 use super::promises::Promise;
 use crate::report::Report;
 
-/// Whose figures the promises are about.
+/// The participant that the promises are about.
 const PARTICIPANT: &str = "keblet";
 
 /// The merged figures of one benchmark, as `keblet-bench` writes them.
@@ -97,7 +97,7 @@ fn outcome(promise: &Promise, results: &[Results]) -> Outcome {
         Bound::Above(more, reference) => measured(reference).map(|(other, _)| more + other),
     };
     let Some(limit) = limit else {
-        return Outcome::NotMeasured(format!("{name}: there is no reference"));
+        return Outcome::NotMeasured(format!("{name}: the reference has no figure"));
     };
     let words = format!("{name} is {value:.4}, at most {limit:.4} ({runs} runs)");
     if value <= limit { Outcome::Met(words) } else { Outcome::Missed(words) }

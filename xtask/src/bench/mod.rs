@@ -51,6 +51,9 @@ enum Benchmark {
 }
 
 /// Runs a benchmark of a release, or compares results with promises, or both.
+///
+/// # Errors
+/// The benchmark cannot be built, started or cleaned up, or results or promises cannot be read.
 pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     let benchmark = match arguments.benchmark {
         None if arguments.check => None,
@@ -63,7 +66,7 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
             return Ok(code);
         }
     }
-    check::check(&paths::repository(), &results(arguments)).map(|report| report.tell())
+    check::check(&paths::repository(), &results(arguments)).map(|report| report.print())
 }
 
 fn measure(benchmark: Benchmark, arguments: &Arguments) -> Result<ExitCode> {

@@ -28,23 +28,23 @@ pub struct Promise {
     pub bound: Bound,
 }
 
-/// What the figure may be at most.
+/// The upper bound of a figure.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Bound {
     /// In the metric's own unit.
     Value(f64),
-    /// So many times the same figure of another participant.
+    /// A multiple of the same figure of another participant.
     Times(f64, String),
-    /// So much more than the same figure of another participant.
+    /// An amount above the same figure of another participant.
     Above(f64, String),
 }
 
-/// Reads all promises.
+/// Parses all promises.
 ///
 /// # Errors
-/// The section or its table is missing, or a row cannot be read; the error quotes it.
+/// The section or its table is missing, or a row is malformed; the error quotes it.
 pub fn parse(specification: &str) -> Result<Vec<Promise>> {
-    let (_, section) = specification.split_once(HEADING).with_context(|| format!("there is no section {HEADING:?}"))?;
+    let (_, section) = specification.split_once(HEADING).with_context(|| format!("section {HEADING:?} is missing"))?;
     let section = section.split("\n## ").next().unwrap_or(section);
     let mut rows = section.lines().filter(|line| line.starts_with('|'));
     let heading = rows.next().map(cells).unwrap_or_default();
@@ -69,7 +69,7 @@ fn promise(row: &str) -> Result<Promise> {
     };
     let (benchmark, metric) = metric.split_once('.').context("the metric is not BENCHMARK.METRIC")?;
     if !FIGURES.contains(&figure.as_str()) {
-        bail!("the figure is none of {}", FIGURES.join(", "));
+        bail!("the figure is not one of {}", FIGURES.join(", "));
     }
     Ok(Promise {
         text: text.clone(),
@@ -98,20 +98,20 @@ fn parse_bound(text: &str, reference: &str) -> Result<Bound> {
     Ok(Bound::Value(quantity(text)?))
 }
 
-/// A number with its unit, in seconds, MiB or as it is.
+/// A number with a unit, converted to seconds or MiB; without a unit as it is.
 fn quantity(text: &str) -> Result<f64> {
     let (value, unit) = text.split_once(' ').unwrap_or((text, ""));
     let factor = match unit.trim() {
         "" | "s" | "MiB" => 1.0,
         "ms" => 1e-3,
         "MB" => 1e6 / 1_048_576.0,
-        other => bail!("{other:?} is none of s, ms, MB, MiB"),
+        other => bail!("{other:?} is not one of s, ms, MB, MiB"),
     };
     Ok(number(value)? * factor)
 }
 
 fn number(text: &str) -> Result<f64> {
-    text.parse().with_context(|| format!("{text:?} is no number"))
+    text.parse().with_context(|| format!("{text:?} is not a number"))
 }
 
 #[cfg(test)]
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_tables_are_refused() {
+    fn malformed_tables_are_rejected() {
         assert!(parse("# nothing").is_err());
         assert!(parse("## Speed and cost\n\nWords only.\n").is_err());
         for row in ["| a | `delete` | p50 | ≤ 1 s | |", "| a | `c.d` | p75 | ≤ 1 s | |", "| a | `c.d` | p50 | ≤ 1 s |"]

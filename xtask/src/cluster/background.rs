@@ -1,4 +1,5 @@
-//! A cluster that outlives the command that started it. Owns the folder in the cache that says which process keeps it.
+//! The cluster of `cluster up`, which runs after the command has exited. Owns the folder in the cache that names the
+//! process of the cluster, its log and its report.
 
 use std::fs;
 use std::fs::File;
@@ -47,7 +48,8 @@ impl Home {
         self.0.join("log")
     }
 
-    /// The process that keeps the cluster, and when it started, which tells it from another of its number.
+    /// PID and start time of the cluster's process; the start time distinguishes it from a later process with the same
+    /// PID.
     fn pid_file(&self) -> PathBuf {
         self.0.join("process")
     }
@@ -70,6 +72,9 @@ impl Home {
 }
 
 /// Starts a cluster unless there is one, and prints how to use it.
+///
+/// # Errors
+/// The cluster's process cannot be started, exits early, or starts and stops at this moment without a report.
 pub fn up(node: &NodeArguments) -> Result<ExitCode> {
     let home = Home::locate()?;
     if home.process().is_none() {
@@ -79,28 +84,31 @@ pub fn up(node: &NodeArguments) -> Result<ExitCode> {
     }
     let report = home.report();
     let text = fs::read_to_string(&report)
-        .with_context(|| format!("a cluster is being started or ended; {} is not there", report.display()))?;
+        .with_context(|| format!("a cluster is being started or stopped; {} does not exist", report.display()))?;
     print!("{text}");
     println!(
-        "# For this shell: eval \"$(cargo xtask cluster up)\"; then `kubectl get nodes`. To end it: cargo xtask cluster down"
+        "# For this shell: eval \"$(cargo xtask cluster up)\"; then `kubectl get nodes`. To remove it: cargo xtask cluster down"
     );
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends the cluster and waits until it is gone.
+/// Stops the cluster and waits until its process has exited.
+///
+/// # Errors
+/// The process cannot be signalled, does not exit in time, or left something behind.
 pub fn down() -> Result<ExitCode> {
     let home = Home::locate()?;
     let Some(pid) = home.process() else {
         home.forget()?;
-        println!("no cluster runs");
+        println!("no cluster is running");
         return Ok(ExitCode::SUCCESS);
     };
     step("removing the cluster", || {
-        kill(Pid::from_raw(pid), Signal::SIGTERM).with_context(|| format!("cannot end process {pid}"))?;
+        kill(Pid::from_raw(pid), Signal::SIGTERM).with_context(|| format!("cannot stop process {pid}"))?;
         let deadline = Instant::now() + END_DEADLINE;
         while home.process().is_some() {
             if Instant::now() > deadline {
-                bail!("process {pid} does not end; its log is {}", home.log().display());
+                bail!("process {pid} does not exit; its log is {}", home.log().display());
             }
             thread::sleep(POLL);
         }
@@ -113,7 +121,10 @@ pub fn down() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a file that is there only once it is whole.
+/// Writes a file atomically, so that a reader finds either no file or the whole text.
+///
+/// # Errors
+/// The file cannot be written or renamed.
 pub fn write_report(path: &Path, text: &str) -> Result<()> {
     let partial = path.with_extension("partial");
     fs::write(&partial, text).with_context(|| format!("cannot write {}", partial.display()))?;
@@ -123,7 +134,7 @@ pub fn write_report(path: &Path, text: &str) -> Result<()> {
 fn start(home: &Home, node: &NodeArguments) -> Result<()> {
     let log = home.log();
     let output = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-    let mut command = Command::new(std::env::current_exe().context("cannot tell which program is running")?);
+    let mut command = Command::new(std::env::current_exe().context("cannot determine the path of this program")?);
     command.args(["cluster", "run", "--report"]).arg(home.report());
     command.args(["--timeout", &node.timeout.to_string()]);
     if node.no_node {
@@ -139,24 +150,24 @@ fn start(home: &Home, node: &NodeArguments) -> Result<()> {
         .stdin(Stdio::null())
         .stdout(output.try_clone().context("cannot share the log")?)
         .stderr(output)
-        // Not of the terminal's group, whose Ctrl-C is not for it.
+        // In a process group of its own, so that Ctrl-C of the terminal does not reach it.
         .process_group(0)
         .spawn()
         .context("cannot start the cluster's process")?;
-    let pid = i32::try_from(process.id()).context("a strange process id")?;
-    let start = started(pid).context("the cluster's process ended at once")?;
+    let pid = i32::try_from(process.id()).context("the process id is out of range")?;
+    let start = started(pid).context("the cluster's process exited at once")?;
     write_report(&home.pid_file(), &format!("{pid} {start}"))?;
     while !home.report().exists() {
         if let Some(status) = process.try_wait().context("cannot wait for the cluster's process")? {
             home.forget()?;
-            bail!("it ended with {status}:\n{}", log_tail(&log, LOG_LINES));
+            bail!("it exited with {status}:\n{}", log_tail(&log, LOG_LINES));
         }
         thread::sleep(POLL);
     }
     Ok(())
 }
 
-/// When a living process started, in the kernel's ticks.
+/// Start time of a running process, in clock ticks since boot (`starttime` of proc(5)); `None` for a zombie.
 fn started(pid: i32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name may hold spaces and parentheses; the last one ends it.

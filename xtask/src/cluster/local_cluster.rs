@@ -1,4 +1,4 @@
-//! The parts of a cluster, started and ended in order. Owns them; refuses to end without cleaning up.
+//! The components of a cluster: started in order, stopped in reverse, with clean-up.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -36,13 +36,16 @@ use crate::setup;
 const END_TIMEOUT: Duration = Duration::from_secs(20);
 const LOG_LINES: usize = 15;
 
-/// What has to be there before the cluster can be set.
+/// Programs that a cluster needs.
 pub struct Programs {
     cache: Cache,
     control_plane: PathBuf,
 }
 
-/// Fetches and builds what is missing.
+/// Fetches and builds missing programs.
+///
+/// # Errors
+/// A program cannot be fetched or built.
 pub fn prepare(node: &NodeArguments) -> Result<Programs> {
     let cache = setup::prepare()?;
     let control_plane = peers::control_plane()?;
@@ -50,7 +53,7 @@ pub fn prepare(node: &NodeArguments) -> Result<Programs> {
     Ok(Programs { cache, control_plane })
 }
 
-/// A running cluster. Its parts end in the order of the fields.
+/// A running cluster. Its components are stopped in the order of the fields.
 pub struct LocalCluster {
     agent: Option<Agent>,
     containerd: PrivateContainerd,
@@ -62,11 +65,14 @@ pub struct LocalCluster {
 }
 
 impl LocalCluster {
-    /// Starts everything and waits for the node, as long as it may take.
+    /// Starts all components and waits until the node is Ready or the timeout has passed.
+    ///
+    /// # Errors
+    /// A component does not start, or the agent exits.
     pub fn start(programs: &Programs, arguments: &NodeArguments, interrupt: &Interrupt) -> Result<Self> {
         let (plane, containerd) = step("starting a control plane and a containerd", || start_both(programs))?;
         let (mut plane, mut containerd) = (plane, containerd);
-        // The runtime's number, so that people can tell which belongs to which.
+        // The node is named after the runtime's bridge, which shows which node uses which runtime.
         let name = containerd.ready().bridge.replace("kb-", "node-");
         let address = IpAddr::V4(containerd.ready().host_address()?);
         let access = plane.node(&name, address)?;
@@ -86,12 +92,12 @@ impl LocalCluster {
         Ok(cluster)
     }
 
-    /// The runtime, which looks after what runs beside it.
+    /// The container runtime, which kills adopted processes before its clean-up.
     pub fn containerd(&mut self) -> &mut PrivateContainerd {
         &mut self.containerd
     }
 
-    /// How a command finds everything.
+    /// Environment of commands that run in the cluster.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let plane = self.plane.ready();
         let mut path = plane.programs.clone().into_os_string();
@@ -104,7 +110,7 @@ impl LocalCluster {
         environment
     }
 
-    /// How `keblet bench cluster` finds its place.
+    /// Arguments of `keblet bench cluster` for this cluster.
     pub fn benchmark_arguments(&self) -> Vec<OsString> {
         let mut words = Vec::new();
         for (flag, value) in [
@@ -120,7 +126,7 @@ impl LocalCluster {
         words
     }
 
-    /// What a developer needs to know.
+    /// How to use the cluster, as shell commands and comments.
     pub fn report(&self) -> String {
         let mut text = String::new();
         let name = &self.access.name;
@@ -137,19 +143,25 @@ impl LocalCluster {
         text
     }
 
-    /// Fails if the agent ended by itself.
+    /// Checks that the agent runs.
+    ///
+    /// # Errors
+    /// The agent has exited by itself; the error ends with its log.
     pub fn check_agent(&mut self) -> Result<()> {
         if let Some(agent) = &mut self.agent
             && let Some(status) = agent.ended()?
         {
             let words = log_tail(&self.node.log, LOG_LINES);
             self.agent = None;
-            bail!("the agent ended with {status}; it said:\n{words}");
+            bail!("the agent exited with {status}; end of its log:\n{words}");
         }
         Ok(())
     }
 
-    /// Ends everything and says what could not be removed.
+    /// Stops all components and removes their files.
+    ///
+    /// # Errors
+    /// A component does not stop, or something could not be removed.
     pub fn stop(self) -> Result<()> {
         step("removing the cluster", || {
             let agent = self.agent.map_or(Ok(()), |agent| agent.end(END_TIMEOUT).map(drop));
@@ -179,7 +191,7 @@ impl LocalCluster {
         variables
     }
 
-    /// Waits for the node and returns why it is not Ready, if it is not in time.
+    /// Waits for the node; returns the reason if it is not Ready in time.
     fn until_ready(&mut self, timeout: u64, interrupt: &Interrupt) -> Result<Option<String>> {
         let name = self.access.name.clone();
         for condition in ["create", "condition=Ready"] {
@@ -205,7 +217,7 @@ impl LocalCluster {
                 }
                 thread::sleep(POLL);
             };
-            // It has exited already, or its answer is no longer needed.
+            // kubectl has exited already, or its result is no longer needed.
             let _ = wait.kill();
             wait.wait().context("cannot wait for kubectl")?;
             if !waited? {
@@ -218,7 +230,7 @@ impl LocalCluster {
     }
 }
 
-/// Both at once: neither needs the other.
+/// Starts control plane and containerd concurrently.
 fn start_both(programs: &Programs) -> Result<(ControlPlane, PrivateContainerd)> {
     let plane_options = ControlPlaneOptions {
         programs: Some(programs.control_plane.clone()),

@@ -5,8 +5,8 @@
 //! down ─▶ SIGTERM            ├─▶ containerd  private-containerd: runtime, pods' network, cgroup
 //!                            └─▶ node        keblet, joined with certificates of the control plane
 //! ```
-//! Owns the order of start and end, and the report for the developer. All parts are the real programs, and they end with
-//! the process that started them.
+//! Owns the order of start and stop, and the report for the developer. All components are the real programs, and exit
+//! with the process that started them.
 
 mod background;
 mod local_cluster;
@@ -28,9 +28,9 @@ const POLL: Duration = Duration::from_millis(50);
 /// What to do with a cluster.
 #[derive(clap::Subcommand)]
 pub enum Task {
-    /// Start a cluster in the background and say how to use it.
+    /// Start a cluster in the background and print how to use it.
     Up(NodeArguments),
-    /// End the cluster that `up` started, and remove it.
+    /// Stop and remove the cluster that `up` started.
     Down,
     /// Run a cluster in the foreground: until Ctrl-C, or around a command.
     Run(RunArguments),
@@ -39,7 +39,7 @@ pub enum Task {
 /// The agent of the node.
 #[derive(clap::Args, Clone)]
 pub struct NodeArguments {
-    /// Start no agent: only the control plane and a runtime, with the node's configuration and access at hand.
+    /// Start no agent: only the control plane and a runtime, with the files of a prepared node.
     #[arg(long)]
     no_node: bool,
     /// Another agent as node, called with kubelet's flags; for comparisons.
@@ -48,7 +48,7 @@ pub struct NodeArguments {
     /// Start metrics-server as well, for `kubectl top`.
     #[arg(long)]
     metrics: bool,
-    /// How many seconds the node has to get Ready.
+    /// How many seconds the node has to become Ready.
     #[arg(long, default_value_t = 60)]
     timeout: u64,
 }
@@ -58,16 +58,19 @@ pub struct NodeArguments {
 pub struct RunArguments {
     #[command(flatten)]
     node: NodeArguments,
-    /// Where to write what is ready, for the process that started us in the background.
+    /// File for the report, read by the `cluster up` that started this process in the background.
     #[arg(long, hide = true)]
     report: Option<PathBuf>,
-    /// A command to run; the cluster ends with it. It finds kubectl on its path, KUBECONFIG, and the variables that
-    /// `cluster up` prints.
+    /// A command to run; the cluster is removed when it exits. It finds kubectl on its path, KUBECONFIG, and the
+    /// variables that `cluster up` prints.
     #[arg(last = true)]
     command: Vec<OsString>,
 }
 
 /// Performs the task.
+///
+/// # Errors
+/// The cluster cannot be started, stopped or removed, or the command cannot be run.
 pub fn perform(task: &Task) -> Result<ExitCode> {
     match task {
         Task::Up(node) => background::up(node),
@@ -76,7 +79,10 @@ pub fn perform(task: &Task) -> Result<ExitCode> {
     }
 }
 
-/// A control plane and a runtime without agent, for as long as `work` takes.
+/// Runs `work` with a control plane and a runtime, without agent.
+///
+/// # Errors
+/// The cluster cannot be started or removed, or `work` fails.
 pub fn without_node(work: impl FnOnce(&mut LocalCluster, &Interrupt) -> Result<ExitCode>) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let no_node = NodeArguments { no_node: true, agent: None, metrics: false, timeout: 0 };
@@ -102,13 +108,13 @@ fn foreground(arguments: &RunArguments) -> Result<ExitCode> {
     result
 }
 
-/// Reports that the cluster is ready and waits for SIGINT or SIGTERM.
+/// Prints or writes the report and waits for SIGINT or SIGTERM.
 fn attend(cluster: &mut LocalCluster, arguments: &RunArguments, interrupt: &Interrupt) -> Result<ExitCode> {
     match &arguments.report {
         Some(report) => background::write_report(report, &cluster.report())?,
         None => {
             print!("{}", cluster.report());
-            eprintln!("Ctrl-C ends it.");
+            eprintln!("Ctrl-C stops and removes it.");
         }
     }
     while !interrupt.raised() {

@@ -1,4 +1,4 @@
-//! The format: an `ar` archive of two compressed tarballs. The same content always gives the same bytes.
+//! The package format: an `ar` archive of two compressed tarballs. The same content gives the same bytes.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// Files under construction, all of them root's.
+/// A tarball under construction; all files belong to root.
 pub(super) struct Tarball {
     tar: tar::Builder<GzEncoder<Vec<u8>>>,
     folders: BTreeSet<String>,
@@ -21,7 +21,7 @@ impl Tarball {
         Self { tar, folders: BTreeSet::new(), bytes: 0 }
     }
 
-    /// Adds a file, and the folders it lies in.
+    /// Adds a file and its parent folders.
     pub(super) fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
         self.folders_of(path)?;
         let mut header = header(tar::EntryType::Regular, mode);
@@ -36,7 +36,7 @@ impl Tarball {
         self.tar.append_link(&mut header(tar::EntryType::Symlink, 0o777), path, target)
     }
 
-    /// What the files need on disk.
+    /// Size of the files on disk, in KiB.
     pub(super) fn kibibytes(&self) -> u64 {
         self.bytes.div_ceil(1024)
     }
@@ -57,7 +57,7 @@ impl Tarball {
     }
 }
 
-/// Root's, of no particular time: dpkg needs none, and packages of the same content are the same.
+/// Owner root and no time: dpkg needs none, and packages with the same content are identical.
 fn header(kind: tar::EntryType, mode: u32) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     for set in [tar::Header::set_username, tar::Header::set_groupname] {

@@ -1,7 +1,7 @@
-//! `cargo xtask deb`: a Debian package that takes kubelet's place.
+//! `cargo xtask deb`: a Debian package that replaces the kubelet.
 //!
-//! Owns what is in the package and what it says of itself. Refuses to build for another machine than the given binary's:
-//! the architecture is read off the binary.
+//! Owns content and control file of the package. Does not cross-compile: the architecture is read from the header of
+//! the given binary.
 
 mod archive;
 #[cfg(test)]
@@ -21,12 +21,12 @@ use object::Object as _;
 use crate::paths;
 use archive::Tarball;
 
-/// The Kubernetes version whose kubelet the package stands in for.
+/// The Kubernetes version of the kubelet that the package provides.
 const KUBERNETES: &str = "1.36.3";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Debian wants a name and an address. Who publishes a package gives his own; this one says that there is none: mail to
-/// `invalid` is reserved by RFC 2606.
-const NOBODY: &str = "The keblet developers <developers@keblet.invalid>";
+/// Debian requires a name and an address. A publisher passes `--maintainer`; mail to the default cannot be delivered,
+/// as RFC 2606 reserves `invalid`.
+const DEFAULT_MAINTAINER: &str = "The keblet developers <developers@keblet.invalid>";
 
 /// Where to take the agent from and where to put the package.
 #[derive(clap::Args)]
@@ -34,15 +34,15 @@ pub struct Arguments {
     /// Package this binary instead of building one for release.
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
-    /// Put the package into this folder; by default into cargo's.
+    /// Put the package into this folder [default: cargo's target folder].
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
     /// The package's maintainer, as `NAME <ADDRESS>` [default: an address that cannot receive mail].
-    #[arg(long, value_name = "MAINTAINER", default_value = NOBODY, value_parser = maintainer)]
+    #[arg(long, value_name = "MAINTAINER", default_value = DEFAULT_MAINTAINER, value_parser = maintainer)]
     maintainer: String,
 }
 
-/// A name and an address, as the policy wants them (5.6.2): on one line, and the address in angle brackets at its end.
+/// Name and address as the policy requires them (5.6.2): on one line, with the address in angle brackets at the end.
 fn maintainer(text: &str) -> Result<String, String> {
     let parts = text.strip_suffix('>').and_then(|rest| rest.split_once(" <"));
     let good = |(name, address): (&str, &str)| {
@@ -53,7 +53,7 @@ fn maintainer(text: &str) -> Result<String, String> {
     parts.is_some_and(good).then(|| text.to_owned()).ok_or_else(|| "expected NAME <USER@DOMAIN>".to_owned())
 }
 
-/// Makes the package and says where it is.
+/// Builds the package and prints its path.
 pub fn deb(arguments: &Arguments) -> Result<()> {
     let binary = match &arguments.binary {
         Some(binary) => binary.clone(),
@@ -71,14 +71,14 @@ fn build() -> Result<PathBuf> {
         .args(["build", "--release", "-p", "keblet"])
         .status()
         .context("cannot run cargo")?;
-    ensure!(status.success(), "building keblet ended with {status}");
+    ensure!(status.success(), "building keblet failed with {status}");
     Ok(paths::target().join("release/keblet"))
 }
 
 /// Packages `binary` into `folder`; returns the package's path.
 fn package(binary: &Path, folder: &Path, maintainer: &str) -> Result<PathBuf> {
     let program = fs::read(binary).with_context(|| format!("cannot read {}", binary.display()))?;
-    let architecture = architecture(&program).with_context(|| format!("{} is no program", binary.display()))?;
+    let architecture = architecture(&program).with_context(|| format!("{} is not a program", binary.display()))?;
     let (data, size) = data(&program)?;
     let control = control(architecture, size, maintainer)?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -87,16 +87,16 @@ fn package(binary: &Path, folder: &Path, maintainer: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Debian's name of the machine a program is for.
+/// Debian's name of the architecture that a program is built for.
 fn architecture(program: &[u8]) -> Result<&'static str> {
     match object::File::parse(program)?.architecture() {
         object::Architecture::X86_64 => Ok("amd64"),
         object::Architecture::Aarch64 => Ok("arm64"),
-        other => bail!("no packages are made for {other:?}"),
+        other => bail!("cannot package programs for {other:?}"),
     }
 }
 
-/// Files of the system, and their size in KiB.
+/// The compressed files of the package, and their size in KiB.
 fn data(program: &[u8]) -> Result<(Vec<u8>, u64)> {
     let mut files = Tarball::new();
     let units = "usr/lib/systemd/system";
@@ -104,14 +104,14 @@ fn data(program: &[u8]) -> Result<(Vec<u8>, u64)> {
     files.file("usr/bin/keblet", 0o755, program)?;
     files.link("usr/bin/kubelet", "keblet")?;
     files.file(&format!("{units}/kubelet.service"), 0o644, &deploy("kubelet.service")?)?;
-    // kubeadm's own package has a drop-in as well, under the name 10-kubeadm.conf; read later, it wins.
+    // kubeadm's package has a drop-in named 10-kubeadm.conf; systemd reads it later, so its settings win.
     files.file(&format!("{units}/kubelet.service.d/05-keblet.conf"), 0o644, &deploy("10-kubeadm.conf")?)?;
     files.file("usr/share/doc/keblet/copyright", 0o644, &repository("LICENSE")?)?;
     let size = files.kibibytes();
     Ok((files.finish()?, size))
 }
 
-/// What the package says of itself, and what is run around its installation.
+/// The control archive: control file, configuration files, and scripts that dpkg runs.
 fn control(architecture: &str, size: u64, maintainer: &str) -> Result<Vec<u8>> {
     let mut files = Tarball::new();
     files.file("control", 0o644, about(architecture, size, maintainer).as_bytes())?;
@@ -122,7 +122,7 @@ fn control(architecture: &str, size: u64, maintainer: &str) -> Result<Vec<u8>> {
     Ok(files.finish()?)
 }
 
-/// The control paragraph of the package. It provides `kubelet` with a version, which kubeadm depends on.
+/// The control paragraph. It provides `kubelet` with a version, on which the kubeadm package depends.
 fn about(architecture: &str, size: u64, maintainer: &str) -> String {
     format!(
         "Package: keblet\n\

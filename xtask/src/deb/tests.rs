@@ -1,10 +1,10 @@
-//! The package as dpkg sees it.
+//! The package as the tools of dpkg read it.
 
 use std::os::unix::fs::symlink;
 
 use super::*;
 
-/// What a tool of dpkg says; a failure with its own words if it does not like something.
+/// Standard output of a tool; panics with its standard error if it fails.
 fn output_of(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().expect(program);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -16,17 +16,17 @@ fn path(path: &Path) -> &str {
     path.to_str().expect("test folders have plain names")
 }
 
-/// A package of the agent as the tests build it.
+/// A package of the agent that the tests build.
 fn packaged(folder: &Path) -> PathBuf {
     if let Some(binary) = std::env::var_os("KEBLET_BIN") {
-        return package(Path::new(&binary), folder, NOBODY).expect("a package");
+        return package(Path::new(&binary), folder, DEFAULT_MAINTAINER).expect("a package");
     }
     let built = Command::new(paths::cargo())
         .current_dir(paths::repository())
         .args(["build", "-q", "-p", "keblet", "--bin", "keblet"])
         .status();
     assert!(built.expect("cargo").success(), "keblet does not build");
-    package(&paths::target().join("debug/keblet"), folder, NOBODY).expect("a package")
+    package(&paths::target().join("debug/keblet"), folder, DEFAULT_MAINTAINER).expect("a package")
 }
 
 #[test]
@@ -37,8 +37,8 @@ fn the_kubernetes_version_is_the_agents() {
 }
 
 #[test]
-fn a_package_names_who_answers_for_it_and_no_place_that_is_not_there() {
-    for good in [NOBODY, "A. Builder <a.builder@example.com>"] {
+fn a_package_has_a_maintainer_and_no_homepage() {
+    for good in [DEFAULT_MAINTAINER, "A. Builder <a.builder@example.com>"] {
         assert_eq!(maintainer(good), Ok(good.to_owned()));
         let about = about("amd64", 1, good);
         assert!(about.contains(&format!("\nMaintainer: {good}\n")), "{about}");
@@ -53,8 +53,9 @@ fn a_package_names_who_answers_for_it_and_no_place_that_is_not_there() {
 #[test]
 fn only_programs_are_packaged() {
     let folder = tempfile::tempdir().expect("a folder");
-    let error = package(&paths::repository().join("LICENSE"), folder.path(), NOBODY).expect_err("no program");
-    assert!(format!("{error:#}").contains("LICENSE is no program"), "{error:#}");
+    let error =
+        package(&paths::repository().join("LICENSE"), folder.path(), DEFAULT_MAINTAINER).expect_err("not a program");
+    assert!(format!("{error:#}").contains("LICENSE is not a program"), "{error:#}");
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn dpkg_installs_it_in_place_of_kubelet() {
     fs::create_dir_all(root.join("usr/bin")).expect("a folder");
     fs::write(root.join("usr/bin/kubelet"), "another agent").expect("a file");
     fs::write(database.join("info/kubelet.list"), "/.\n/usr\n/usr/bin\n/usr/bin/kubelet\n").expect("a file");
-    // The scripts are the host's business, and there is no host here: a shell that does nothing stands in for it.
+    // Maintainer scripts are not under test here, and the new root has no shell: `true` replaces it.
     fs::create_dir_all(root.join("bin")).expect("a folder");
     symlink("/bin/true", root.join("bin/sh")).expect("a link");
     let root = path(&root).to_owned();

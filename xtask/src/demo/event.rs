@@ -1,4 +1,4 @@
-//! The agent's event lines. Owns reading them; refuses to interpret them.
+//! Parses the agent's event lines.
 
 use serde_json::Value;
 
@@ -14,24 +14,24 @@ pub struct Event {
     pub container: String,
     /// `ContainerStarted`, `ContainerDied`, `OomKilled`, …
     pub kind: String,
-    /// Who noticed: `runtime`, `kernel`, `relist` or `worker`.
+    /// Source of the event: `runtime`, `kernel`, `relist` or `worker`.
     pub source: String,
-    /// Milliseconds since the kernel saw it, if the kernel told.
+    /// Milliseconds since the kernel's timestamp, if there is one.
     pub latency_ms: Option<f64>,
-    /// Exit code of a dead container, if known.
+    /// Exit code of an exited container, if known.
     pub exit_code: Option<i64>,
-    /// Whom the kernel killed for memory, by name and process id.
+    /// Name and PID of the process that the OOM killer killed.
     pub victim: Option<String>,
 }
 
 impl Event {
-    /// Reads a line of the JSON log; `None` if it is none of an event.
+    /// Parses a line of the JSON log; `None` if it is not an event.
     pub fn parse(line: &str) -> Option<Self> {
         let record: Value = serde_json::from_str(line).ok()?;
         if record["target"] != TARGET {
             return None;
         }
-        // Fields stand in an object of their own or beside the target, as the formatter is set.
+        // Depending on the formatter, fields are in an object of their own or beside the target.
         let fields = if record["fields"].is_object() { &record["fields"] } else { &record };
         let text = |name: &str| fields[name].as_str().unwrap_or_default().to_owned();
         Some(Self {
@@ -45,7 +45,7 @@ impl Event {
         })
     }
 
-    /// The pod's name without its namespace and the node's name, which every static pod carries.
+    /// The pod's name without its namespace and without the node's name, which is a suffix of every static pod.
     pub fn pod_name(&self) -> &str {
         let name = self.pod.split_once('/').map_or(self.pod.as_str(), |(_, name)| name);
         name.strip_suffix(&format!("-{}", super::pods::NODE)).unwrap_or(name)
@@ -56,7 +56,7 @@ fn number(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }
 
-/// `name[pid]`; a victim without a name is not named.
+/// `name[pid]`; `None` if the victim has no name.
 fn victim(fields: &Value) -> Option<String> {
     let name = fields["victim"].as_str().filter(|name| !name.is_empty())?;
     Some(fields["victim_pid"].as_i64().map_or_else(|| name.to_owned(), |pid| format!("{name}[{pid}]")))
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_of_the_log_are_read() {
+    fn both_log_formats_are_parsed() {
         let expected = Event {
             pod: "default/crash-demo".to_owned(),
             container: "main".to_owned(),
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn other_lines_are_none() {
+    fn other_lines_are_not_events() {
         assert_eq!(Event::parse("panicked at"), None);
         assert_eq!(Event::parse(r#"{"target":"keblet::sync","fields":{"pod":"a/b"}}"#), None);
     }

@@ -1,12 +1,12 @@
-//! `cargo xtask demo`: the agent at work on a private runtime, live in the terminal.
+//! `cargo xtask demo`: runs the agent on a private runtime and prints its events.
 //!
 //! ```text
 //! setup ─▶ private containerd ─▶ keblet run ─▶ lines ─▶ event ─▶ screen
 //!                │                                         │
-//!                └─ pods, as the runtime sees them ────────┴─▶ steps ─▶ summary
+//!                └─ pods, as the runtime reports them ─────┴─▶ steps ─▶ summary
 //! ```
-//! Owns the order of things. Trusts no single witness: a step counts as shown only when the agent reported it and
-//! the runtime, the kernel or the containers' own stamps confirm it.
+//! Owns the order of start, steps and clean-up. A step counts as shown only if the agent reported it and the runtime,
+//! the kernel or the containers' own timestamps confirm it.
 
 mod event;
 mod observed;
@@ -40,13 +40,13 @@ use observed::ObservedState;
 use screen::Screen;
 use steps::DemoStep;
 
-/// How often the runtime is asked what it sees.
+/// How often the runtime is asked for its pods.
 const LOOK: Duration = Duration::from_millis(250);
 const POLL: Duration = Duration::from_millis(20);
 const END_TIMEOUT: Duration = Duration::from_secs(15);
 const LOG_LINES: usize = 20;
 
-/// How to show it.
+/// Options of the demo.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Seconds until a step that has not been shown counts as failed.
@@ -57,7 +57,10 @@ pub struct Arguments {
     verbose: bool,
 }
 
-/// Runs the demo from start to end.
+/// Runs the demo.
+///
+/// # Errors
+/// The runtime or the agent cannot be started, the agent exits with an error, or something could not be removed.
 pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     if let Some(lack) = machine::lacks_for_runtime() {
@@ -76,11 +79,11 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
         }
     };
     cleaned?;
-    println!("Cleaned up: no process, mount, network, cgroup or file is left.");
+    println!("Cleaned up: no process, mount, network interface, cgroup or file remains.");
     Ok(code)
 }
 
-/// Starts the agent, watches until all steps are over, and ends the agent, whatever happened.
+/// Starts the agent, watches until all steps have a result, and stops the agent in any case.
 fn run_demo(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt: &Interrupt) -> Result<ExitCode> {
     let node = Node::create(containerd.ready(), &json!({ "logging": { "format": "json" } }))?;
     let stamps = containerd.ready().dir.join("stamps");
@@ -117,7 +120,7 @@ fn run_demo(arguments: &Arguments, containerd: &mut PrivateContainerd, interrupt
     }
     screen.summary(&steps, &observed);
     if !status.success() {
-        bail!("the agent ended with {status} after SIGTERM");
+        bail!("the agent exited with {status} after SIGTERM");
     }
     Ok(if steps.iter().all(DemoStep::shown) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -130,7 +133,7 @@ struct DemoParts<'a> {
     interrupt: &'a Interrupt,
 }
 
-/// Shows events and checks the steps until all are over, the timeout has passed or SIGINT arrives.
+/// Prints events and checks the steps until all have a result, the timeout has passed or SIGINT arrives.
 fn watch(
     arguments: &Arguments,
     parts: DemoParts<'_>,
@@ -151,7 +154,7 @@ fn watch(
             }
         }
         if let Some(status) = parts.agent.ended()? {
-            bail!("the agent ended by itself with {status}");
+            bail!("the agent exited by itself with {status}");
         }
         if Instant::now() >= next_look {
             observed.pods = parts.containerd.pods()?;
@@ -166,7 +169,7 @@ fn watch(
             break;
         }
         if Instant::now() > deadline {
-            screen.note("demo", "time is up");
+            screen.note("demo", "timeout");
             break;
         }
         thread::sleep(POLL);

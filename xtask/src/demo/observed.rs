@@ -1,4 +1,4 @@
-//! What is known while the demo runs: events of the agent, state of the runtime, stamps of the containers.
+//! Observations during the demo: events of the agent, state of the runtime, timestamps of the containers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,24 +9,24 @@ use keblet_peers::PodView;
 use super::event::Event;
 use super::pods;
 
-/// What the steps look at.
+/// What the steps are checked against.
 pub struct ObservedState {
     /// What the agent reported, in order.
     pub events: Vec<Event>,
-    /// The runtime's latest answer.
+    /// The latest pods of the runtime.
     pub pods: Vec<PodView>,
-    /// The folder of stamps.
+    /// The folder of stamp files.
     pub stamps: PathBuf,
     pod_logs: PathBuf,
 }
 
 impl ObservedState {
-    /// Nothing has happened yet.
+    /// No observations yet.
     pub fn new(stamps: PathBuf, pod_logs: PathBuf) -> Self {
         Self { events: Vec::new(), pods: Vec::new(), stamps, pod_logs }
     }
 
-    /// A pod of ours, as the runtime sees it: its newest sandbox.
+    /// A pod of the demo, as the runtime reports its newest sandbox.
     pub fn pod(&self, name: &str) -> Option<&PodView> {
         let full = format!("{name}-{}", pods::NODE);
         self.pods.iter().filter(|pod| pod.name == full).max_by_key(|pod| pod.attempt)
@@ -42,7 +42,7 @@ impl ObservedState {
         self.events.iter().filter(move |event| event.pod_name() == pod)
     }
 
-    /// What a pod's container has printed, over all its instances.
+    /// The log of a pod's container, over all its instances.
     pub fn output(&self, pod: &str, container: &str) -> String {
         let prefix = format!("default_{pod}-{}_", pods::NODE);
         let Ok(folders) = fs::read_dir(&self.pod_logs) else { return String::new() };

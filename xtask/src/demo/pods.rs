@@ -1,4 +1,4 @@
-//! The static pods of the demo. Data only.
+//! The static pods of the demo.
 
 use std::path::Path;
 
@@ -8,9 +8,9 @@ use serde_json::json;
 
 /// The node's name, which the agent appends to the names of static pods.
 pub const NODE: &str = "demo";
-/// Where the web pod answers.
+/// Port of the web pod.
 pub const WEB_PORT: u16 = 8080;
-/// What the crashing pod exits with.
+/// Exit code of the crashing pod.
 pub const CRASH_CODE: i64 = 3;
 /// The chain's init containers, in order.
 pub const CHAIN: [&str; 3] = ["first", "second", "third"];
@@ -25,7 +25,7 @@ pub struct StaticPod {
     pub manifest: Value,
 }
 
-/// All pods; their containers write stamps into the folder.
+/// All pods; their containers write stamp files into the folder.
 pub fn all(stamps: &Path) -> Vec<StaticPod> {
     let port = WEB_PORT.to_string();
     let stamp = |name: &str| format!("{STAMPS}/{name}");

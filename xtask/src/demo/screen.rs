@@ -1,4 +1,4 @@
-//! The terminal. Owns columns and colours; refuses to decide anything.
+//! Formats lines for the terminal: columns and colours.
 
 use std::io::IsTerminal as _;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use super::event::Event;
 use super::observed::ObservedState;
 use super::steps::DemoStep;
 
-/// Where lines go.
+/// Writes lines to standard output.
 pub struct Screen {
     start: Instant,
     colours: bool,
@@ -23,15 +23,15 @@ const CYAN: &str = "36";
 const DIM: &str = "2";
 
 impl Screen {
-    /// Time counts from here.
+    /// Times are printed relative to this moment.
     pub fn new(verbose: bool) -> Self {
         Self { start: Instant::now(), colours: std::io::stdout().is_terminal(), verbose }
     }
 
-    /// The head of the table of events.
+    /// Prints the head of the table of events.
     pub fn started(&self, pid: u32, endpoint: &str) {
         println!("\nkeblet runs as process {pid} on {endpoint}");
-        println!("latency is the time since the kernel saw it\n");
+        println!("latency is the time since the kernel's timestamp\n");
         let head = format!(
             "{:>8}  {:<8} {:<8} {:<18} {:<8} {:>10}  {}",
             "seconds", "pod", "container", "event", "source", "latency", ""
@@ -39,7 +39,7 @@ impl Screen {
         println!("{}", self.paint(DIM, head.trim_end()));
     }
 
-    /// One event.
+    /// Prints an event.
     pub fn event(&self, event: &Event) {
         let latency = event.latency_ms.map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms"));
         let mut detail = Vec::new();
@@ -62,7 +62,7 @@ impl Screen {
         );
     }
 
-    /// A line of the agent that is no event.
+    /// Prints a line of the agent's log that is not an event.
     pub fn other(&self, line: &str) {
         if !self.verbose {
             return;
@@ -74,13 +74,13 @@ impl Screen {
         }
     }
 
-    /// What the demo itself did or found.
+    /// Prints an action or a finding of the demo.
     pub fn note(&self, step: &str, text: &str) {
         let seconds = self.start.elapsed().as_secs_f64();
         println!("{seconds:>8.3}  {step:<8} {}", self.paint(CYAN, text));
     }
 
-    /// The table at the end.
+    /// Prints the results.
     pub fn summary(&self, steps: &[DemoStep], observed: &ObservedState) {
         println!("\n{:<7} {:<42} {:<10} proof", "step", "what is shown", "result");
         for step in steps {

@@ -1,4 +1,4 @@
-//! What the containers themselves wrote down, by the monotonic clock.
+//! Stamp files, which containers write with timestamps of the monotonic clock.
 
 use std::fs;
 use std::path::Path;
@@ -12,14 +12,14 @@ pub struct Stamp {
     pub at: u64,
 }
 
-/// All complete lines of a stamp file; none if it is not there yet.
+/// All complete lines of a stamp file; none if the file does not exist yet.
 pub fn read(folder: &Path, name: &str) -> Vec<Stamp> {
     parse(&fs::read_to_string(folder.join(name)).unwrap_or_default())
 }
 
 /// The time between two moments, in milliseconds.
 pub fn milliseconds(from: u64, to: u64) -> f64 {
-    // Differences of a demo's length are exact in a double.
+    // Exact in a double for the duration of a demo.
     to.saturating_sub(from) as f64 / 1e6
 }
 

@@ -1,4 +1,4 @@
-//! The five steps of the demo: what each shows, and the two witnesses that prove it - the agent and another one.
+//! The five steps of the demo: what each shows, and the two sources that must confirm it, the agent and another one.
 
 use std::io::Read as _;
 use std::io::Write as _;
@@ -16,9 +16,9 @@ use super::pods::CRASH_CODE;
 use super::pods::WEB_PORT;
 use super::stamps;
 
-/// A web pod has stayed up when it answered this often.
+/// A web pod counts as up after so many answers.
 const ANSWERS: usize = 10;
-/// A restart later than this is not at once, however busy the machine; an idle one needs a tenth.
+/// A later restart does not count as immediate. An idle machine needs a tenth of it.
 const AT_ONCE_MS: f64 = 1000.0;
 const HTTP_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -28,11 +28,11 @@ enum State {
     Waiting,
     Shown(String),
     Failed(String),
-    /// The machine cannot show it, so the demo does not claim to.
+    /// The machine cannot show it.
     Skipped(String),
 }
 
-/// One thing that the demo shows.
+/// One behaviour that the demo shows.
 pub struct DemoStep {
     /// The pod's name.
     pub name: &'static str,
@@ -42,7 +42,7 @@ pub struct DemoStep {
     check: Check,
 }
 
-/// What a step checks, and what it keeps between two checks.
+/// What a step checks, and its state between two checks.
 enum Check {
     Web { answers: usize, first: Option<Instant> },
     Crash,
@@ -51,7 +51,7 @@ enum Check {
     Gone { pid: Option<i32>, removed: Option<Instant> },
 }
 
-/// All steps; the memory step is skipped where the kernel cannot be watched.
+/// All steps; the OOM step is skipped if kernel probes cannot be loaded.
 pub fn all(lacks_kernel: Option<String>) -> Vec<DemoStep> {
     let step = |name, title, check| DemoStep { name, title, state: State::Waiting, check };
     let mut oom = step("oom", "a child killed for memory is named", Check::Oom);
@@ -68,17 +68,17 @@ pub fn all(lacks_kernel: Option<String>) -> Vec<DemoStep> {
 }
 
 impl DemoStep {
-    /// Whether its result is final.
+    /// Whether the step has a result.
     pub fn over(&self) -> bool {
         self.state != State::Waiting
     }
 
-    /// Whether it was shown, or skipped.
+    /// Whether it was shown or skipped.
     pub fn shown(&self) -> bool {
         matches!(self.state, State::Shown(_) | State::Skipped(_))
     }
 
-    /// Its result, and the proof or what is missing.
+    /// The result, with the proof or with what is missing.
     pub fn result(&self, observed: &ObservedState) -> (&'static str, String) {
         match &self.state {
             State::Shown(proof) => ("ok", proof.clone()),
@@ -88,7 +88,7 @@ impl DemoStep {
         }
     }
 
-    /// Checks at the end of the demo that what was shown still holds.
+    /// Checks at the end of the demo that the containers are still in the state that was shown.
     pub fn confirm(&mut self, observed: &ObservedState) {
         let attempt = match self.check {
             Check::Gone { .. } => return,
@@ -100,11 +100,14 @@ impl DemoStep {
         if matches!(self.state, State::Shown(_)) && !holds {
             let now =
                 main.map_or_else(|| "gone".to_owned(), |main| format!("{} at attempt {}", main.state, main.attempt));
-            self.state = State::Failed(format!("main did not stay as it was: it is {now}"));
+            self.state = State::Failed(format!("main changed after the step: it is {now}"));
         }
     }
 
     /// Checks the observed state; returns a line for the screen if there is something new.
+    ///
+    /// # Errors
+    /// The manifest of the pod that is to be removed cannot be removed.
     pub fn advance(&mut self, observed: &ObservedState, node: &Node) -> Result<Option<String>> {
         if self.over() {
             return Ok(None);
@@ -177,7 +180,7 @@ fn web(observed: &ObservedState, answers: &mut usize, first: &mut Option<Instant
     }
 }
 
-/// Exited once with its code, and runs again soon after, by its own stamps.
+/// Exited once with its exit code, and was restarted within [`AT_ONCE_MS`] by its own timestamps.
 fn crash(observed: &ObservedState) -> Update {
     let Some(main) = observed.container("crash", "main") else { return Update::Nothing };
     if main.attempt > 1 {
@@ -186,10 +189,10 @@ fn crash(observed: &ObservedState) -> Update {
     let died = observed.events_of("crash").find(|event| event.kind == "ContainerDied" && event.container == "main");
     let Some(died) = died else { return Update::Nothing };
     if died.exit_code.is_some_and(|code| code != CRASH_CODE) {
-        return Update::Failed(format!("the agent saw exit code {:?}, not {CRASH_CODE}", died.exit_code));
+        return Update::Failed(format!("the agent reported exit code {:?}, not {CRASH_CODE}", died.exit_code));
     }
     if died.source == "relist" {
-        return Update::Failed("a relist found the crash, no event reported it".to_owned());
+        return Update::Failed("the crash was found by a relist, not by an event".to_owned());
     }
     let stamps = stamps::read(&observed.stamps, "crash");
     let words: Vec<&str> = stamps.iter().map(|stamp| stamp.word.as_str()).collect();
@@ -198,7 +201,7 @@ fn crash(observed: &ObservedState) -> Update {
     }
     let gap = stamps::milliseconds(stamps[1].at, stamps[2].at);
     if gap > AT_ONCE_MS {
-        return Update::Failed(format!("the next process came {gap:.0} ms after the exit"));
+        return Update::Failed(format!("the next process started {gap:.0} ms after the exit"));
     }
     Update::Shown(format!("exit {CRASH_CODE}, the next process {gap:.0} ms later, attempt 1"))
 }
@@ -250,7 +253,7 @@ fn chain(observed: &ObservedState) -> Update {
     Update::Shown(format!("{} init containers and main in order, within {took:.0} ms", CHAIN.len()))
 }
 
-/// Runs; then its manifest is removed; then its process and its sandbox are gone.
+/// Runs; then its manifest is removed; then its process and its sandbox no longer exist.
 fn gone(observed: &ObservedState, node: &Node, pid: &mut Option<i32>, removed: &mut Option<Instant>) -> Result<Update> {
     let main = observed.container("gone", "main");
     let Some(since) = *removed else {
@@ -270,7 +273,7 @@ fn gone(observed: &ObservedState, node: &Node, pid: &mut Option<i32>, removed: &
     if alive || up || !reported(observed, "gone", "ContainerDied") {
         return Ok(Update::Nothing);
     }
-    Ok(Update::Shown(format!("process and sandbox gone {:.1} s after its file", since.elapsed().as_secs_f32())))
+    Ok(Update::Shown(format!("process and sandbox removed {:.1} s after its file", since.elapsed().as_secs_f32())))
 }
 
 fn reported(observed: &ObservedState, pod: &str, kind: &str) -> bool {

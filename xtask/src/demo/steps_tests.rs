@@ -1,4 +1,4 @@
-//! A step is shown only when the agent's word and the other witnesses agree.
+//! A step is shown only if agent and other sources agree.
 
 use std::fs;
 
@@ -65,14 +65,14 @@ fn a_crash_needs_event_runtime_and_stamps() {
     let died = Event { exit_code: Some(3), ..event("crash", "main", "ContainerDied") };
     observed.pods = vec![pod("crash", vec![container("main", 0, "exited"), container("main", 1, "running")])];
     fs::write(folder.path().join("crash"), "start 0\nexit 1000000000\nstart 1080000000\n").unwrap();
-    assert!(!shown(&crash(&observed)), "without the agent's word");
+    assert!(!shown(&crash(&observed)), "without the agent's event");
     observed.events = vec![died];
     assert!(shown(&crash(&observed)));
 
     fs::write(folder.path().join("crash"), "start 0\nexit 1000000000\n").unwrap();
     assert!(!shown(&crash(&observed)), "without the second start");
     fs::write(folder.path().join("crash"), "start 0\nexit 1000000000\nstart 2001000000\n").unwrap();
-    assert_eq!(failure(crash(&observed)), "the next process came 1001 ms after the exit");
+    assert_eq!(failure(crash(&observed)), "the next process started 1001 ms after the exit");
     observed.pods = vec![pod("crash", vec![container("main", 2, "running")])];
     assert_eq!(failure(crash(&observed)), "it was restarted 2 times for one crash");
 }
@@ -84,20 +84,20 @@ fn a_crash_that_only_polling_found_does_not_count() {
     observed.pods = vec![pod("crash", vec![container("main", 1, "running")])];
     let died = Event { exit_code: Some(3), ..event("crash", "main", "ContainerDied") };
     observed.events = vec![Event { source: "relist".to_owned(), ..died }];
-    assert_eq!(failure(crash(&observed)), "a relist found the crash, no event reported it");
+    assert_eq!(failure(crash(&observed)), "the crash was found by a relist, not by an event");
 }
 
 #[test]
-fn a_wrong_exit_code_is_a_lie() {
+fn a_wrong_exit_code_fails_the_step() {
     let folder = tempfile::tempdir().unwrap();
     let mut observed = observed(folder.path());
     observed.pods = vec![pod("crash", vec![container("main", 1, "running")])];
     observed.events = vec![Event { exit_code: Some(1), ..event("crash", "main", "ContainerDied") }];
-    assert_eq!(failure(crash(&observed)), "the agent saw exit code Some(1), not 3");
+    assert_eq!(failure(crash(&observed)), "the agent reported exit code Some(1), not 3");
 }
 
 #[test]
-fn a_victim_must_be_named_and_dead() {
+fn a_victim_must_be_named_and_killed() {
     let folder = tempfile::tempdir().unwrap();
     let mut observed = observed(folder.path());
     let victim = |name: Option<&str>| Event { victim: name.map(str::to_owned), ..event("oom", "main", "OomKilled") };
@@ -107,7 +107,7 @@ fn a_victim_must_be_named_and_dead() {
     observed.events = vec![victim(Some("sleep[7]"))];
     assert_eq!(failure(oom(&observed)), "the agent named sleep[7], but the child is called probe");
     observed.events = vec![victim(Some("probe[7]"))];
-    assert!(!shown(&oom(&observed)), "without the parent's word");
+    assert!(!shown(&oom(&observed)), "without the parent's output");
     let logs = folder.path().join("logs/default_oom-demo_uid/main");
     fs::create_dir_all(&logs).unwrap();
     fs::write(logs.join("0.log"), "… child 7 was killed by SIGKILL\n").unwrap();
@@ -136,7 +136,7 @@ fn a_chain_is_in_order() {
 }
 
 #[test]
-fn what_was_shown_must_last() {
+fn what_was_shown_must_still_hold_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let mut observed = observed(folder.path());
     let mut steps = all(Some("no probes here".to_owned()));

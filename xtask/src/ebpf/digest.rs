@@ -1,4 +1,4 @@
-//! Which sources an object was made from.
+//! Digests of the probe object and of the sources it was built from.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,7 +13,10 @@ use sha2::Sha256;
 /// Folders below `ebpf/` whose files make the object.
 const SOURCES: [&str; 2] = ["common", "probes"];
 
-/// The digests of sources and object, as kept beside the object.
+/// The digests of sources and object, in the format of the file beside the object.
+///
+/// # Errors
+/// A source file cannot be read.
 pub fn text(root: &Path, object: &[u8]) -> Result<String> {
     let mut files = Vec::new();
     for folder in SOURCES {
@@ -24,7 +27,7 @@ pub fn text(root: &Path, object: &[u8]) -> Result<String> {
     for file in &files {
         let name = file.strip_prefix(root).unwrap_or(file);
         let content = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-        // Name and length first, so that no text can move from one file to the next unnoticed.
+        // Path and length go first, so that moving text from one file to another changes the digest.
         sources.update(name.to_string_lossy().as_bytes());
         sources.update([0]);
         sources.update((content.len() as u64).to_le_bytes());

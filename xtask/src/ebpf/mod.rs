@@ -1,12 +1,12 @@
-//! `cargo xtask ebpf`: builds the kernel side and keeps the object that the agent embeds.
+//! `cargo xtask ebpf`: builds the BPF programs and writes the object that the agent embeds.
 //!
 //! ```text
 //! ebpf/common, ebpf/probes ─▶ nightly + bpf-linker ─▶ ebpf/prebuilt/probes.o
 //!            └──────────────── digest ──────────────▶ ebpf/prebuilt/probes.sha256
 //! ```
-//! The object is part of the tree, so that building the agent needs no nightly; its digest says which sources it was
-//! made from. Refuses to touch the agent, and to install anything outside of the cache except a link to the core
-//! library's source in a toolchain that has none.
+//! The object is part of the tree, so that building the agent needs no nightly; its digest identifies the sources it
+//! was built from. Installs nothing outside of the cache except a link to the source of `core` in a toolchain that has
+//! none.
 
 mod digest;
 mod object;
@@ -27,15 +27,18 @@ use crate::progress::step;
 use crate::system;
 use toolchain::Toolchain;
 
-/// What to do with the kernel side.
+/// Options of the command.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Build nothing: only say whether the object in the tree was made from the sources in the tree.
+    /// Build nothing: only check that the object in the tree was built from the sources in the tree.
     #[arg(long)]
     check: bool,
 }
 
-/// Builds the object, or checks the one that is there.
+/// Builds the object, or checks the existing one.
+///
+/// # Errors
+/// The object cannot be built or written, its records have another layout, or it does not match the sources.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let tree = Tree::of_this_repository();
     if arguments.check {
@@ -45,7 +48,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let built = build(&toolchain, &Cache::locate())?;
     let contents = object::Contents::read(&built)?;
     if contents.layout != object::layout_of_this_build() {
-        bail!("the object's records are laid out otherwise than on this machine, which should not be possible");
+        bail!("the object's records have another layout than the agent's on this machine");
     }
     tree.keep(&built)?;
     println!(
@@ -58,7 +61,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The kernel side in the tree.
+/// The folder of the BPF programs.
 struct Tree {
     root: PathBuf,
 }
@@ -76,14 +79,14 @@ impl Tree {
         self.root.join("prebuilt/probes.sha256")
     }
 
-    /// Keeps an object with the digests of itself and of the sources.
+    /// Writes an object and the digests of itself and of the sources.
     fn keep(&self, object: &[u8]) -> Result<()> {
         let text = digest::text(&self.root, object)?;
         write(&self.object(), object)?;
         write(&self.digest(), text.as_bytes())
     }
 
-    /// Fails unless the object was made from the sources as they are now.
+    /// Fails unless the object matches the current sources.
     fn check(&self) -> Result<()> {
         let object = read(&self.object())?;
         let kept = read(&self.digest())?;
@@ -107,7 +110,7 @@ fn build(toolchain: &Toolchain, cache: &Cache) -> Result<Vec<u8>> {
         cargo.args(["run", &toolchain.name, "cargo", "build", "--release", "--locked"]);
         cargo.args(["--config", &format!("target.bpfel-unknown-none.linker={:?}", toolchain.linker)]);
         cargo.current_dir(Tree::of_this_repository().root.join("probes")).env("CARGO_TARGET_DIR", &target);
-        // These speak of the toolchain that runs this command, and would be taken for the other one.
+        // These describe the toolchain that runs this command and would select it instead of nightly.
         for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
             cargo.env_remove(name);
         }
@@ -131,14 +134,14 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The object that the agent embeds is the one that the sources give.
+    /// The embedded object matches its sources.
     #[test]
     fn the_object_fits_its_sources() {
         Tree::of_this_repository().check().unwrap();
     }
 
     #[test]
-    fn a_changed_source_is_noticed() {
+    fn a_changed_source_fails_the_check() {
         let folder = tempfile::tempdir().unwrap();
         let tree = Tree { root: folder.path().to_owned() };
         let source = folder.path().join("probes/src/main.rs");
@@ -160,7 +163,7 @@ mod tests {
         tree.check().unwrap_err();
     }
 
-    /// The records in the object lie as the agent reads them.
+    /// The records in the object have the layout that the agent reads.
     #[test]
     fn the_object_has_the_layout_of_this_build() {
         let contents = object::Contents::read(&read(&Tree::of_this_repository().object()).unwrap()).unwrap();
@@ -172,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Built anew, the sources give the same programs, maps and record layouts.
+    /// A rebuild gives the same programs, maps and record layouts.
     #[test]
     #[ignore = "builds the probes: needs nightly, `cargo xtask setup`"]
     fn the_object_can_be_built_again() {
@@ -180,7 +183,7 @@ mod tests {
         let toolchain = match toolchain::prepare(&cache) {
             Ok(toolchain) => toolchain,
             Err(toolchain::ToolchainError::Unavailable(why)) => {
-                println!("not rebuilt, the object in the tree stands: {why}");
+                println!("not rebuilt, the object in the tree is kept: {why}");
                 return;
             }
             Err(other) => panic!("{other:#}"),
@@ -189,7 +192,7 @@ mod tests {
         let kept = object::Contents::read(&read(&Tree::of_this_repository().object()).unwrap()).unwrap();
         assert_eq!(built.maps, kept.maps);
         assert_eq!(built.layout, kept.layout);
-        // Another compiler may arrange instructions otherwise, but not make other programs of them.
+        // Another compiler version may order instructions differently, but gives the same set of programs.
         let names = |contents: &object::Contents| contents.programs.keys().cloned().collect::<Vec<_>>();
         assert_eq!(names(&built), names(&kept));
     }

@@ -1,4 +1,4 @@
-//! What is in a probe object: programs, maps and the layout of its records.
+//! Content of a probe object: programs, maps and the layout of its records.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use object::SymbolKind;
 /// Section of the map definitions.
 const MAPS: &str = "maps";
 
-/// Everything about an object that its users can notice.
+/// The interface of an object.
 #[derive(Debug, PartialEq)]
 pub struct Contents {
     /// Bytes of instructions, by section (which names the hook) and name.
@@ -27,20 +27,23 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Takes an object apart.
+    /// Parses an object.
+    ///
+    /// # Errors
+    /// The bytes are not an ELF object, or have no programs, maps or layout.
     pub fn read(bytes: &[u8]) -> Result<Self> {
-        let file = object::File::parse(bytes).context("the probe object is no ELF file")?;
+        let file = object::File::parse(bytes).context("the probe object is not an ELF file")?;
         let mut contents = Self { programs: BTreeMap::new(), maps: BTreeMap::new(), layout: Vec::new() };
         for symbol in file.symbols() {
             let (Ok(name), Some(index)) = (symbol.name(), symbol.section_index()) else { continue };
-            let section = file.section_by_index(index).context("a symbol lies in no section")?;
+            let section = file.section_by_index(index).context("a symbol is in no section")?;
             let section_name = section.name().context("a section has no name")?;
             let data = || -> Result<Vec<u8>> {
                 let data = section.data_range(symbol.address(), symbol.size())?;
                 Ok(data.context("a symbol reaches beyond its section")?.to_vec())
             };
             match symbol.kind() {
-                // Helpers that programs share lie in `.text`.
+                // Functions shared by programs are in `.text`.
                 SymbolKind::Text if section_name != ".text" => {
                     contents.programs.insert((section_name.to_owned(), name.to_owned()), symbol.size());
                 }
@@ -81,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_object_is_refused() {
+    fn other_files_are_rejected() {
         assert!(Contents::read(b"").is_err());
         assert!(Contents::read(b"\x7fELF and nothing else").is_err());
     }

@@ -1,8 +1,8 @@
 //! The toolchain that builds BPF programs: nightly, the core library's source, and bpf-linker.
 //!
-//! Nightly must be installed. Where it lacks the source of `core`, Debian's package of the same release takes its place,
-//! unpacked in the cache and linked into the toolchain. bpf-linker is built against the toolchain's own LLVM, since it
-//! must understand the bitcode that this very compiler writes.
+//! Nightly must be installed. If it lacks the source of `core`, Debian's package of the same release is unpacked in the
+//! cache and linked into the toolchain. bpf-linker is built against the toolchain's own LLVM, since it must read the
+//! bitcode of this compiler.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::setup::apt::Apt;
 use crate::setup::sources;
 use crate::system;
 
-/// The release of bpf-linker that is known to work.
+/// The release of bpf-linker that was tested.
 const LINKER_VERSION: &str = "0.13.0";
 /// Debian's suite with the newest Rust.
 const SUITE: &str = "sid";
@@ -30,18 +30,18 @@ const SOURCE_PACKAGE: &str = "rust-src";
 pub struct Toolchain {
     /// Its name for rustup.
     pub name: String,
-    /// Its folder.
+    /// Its sysroot.
     sysroot: PathBuf,
-    /// The bpf-linker that fits it.
+    /// The matching bpf-linker.
     pub linker: PathBuf,
 }
 
-/// There is no such toolchain.
+/// The toolchain cannot be provided.
 #[derive(Debug)]
 pub enum ToolchainError {
     /// A part of the toolchain is not available; the prebuilt object is kept.
     Unavailable(String),
-    /// Something went wrong that should not.
+    /// An unexpected failure.
     Failed(anyhow::Error),
 }
 
@@ -63,13 +63,13 @@ impl From<anyhow::Error> for ToolchainError {
 }
 
 impl Toolchain {
-    /// Where its shared libraries lie.
+    /// Folder of its shared libraries.
     pub fn libraries(&self) -> PathBuf {
         self.sysroot.join("lib")
     }
 }
 
-/// What the compiler says of itself.
+/// The compiler's version.
 #[derive(Debug, PartialEq)]
 struct Version {
     /// `1.97.0-nightly`.
@@ -85,14 +85,17 @@ impl Version {
         Some(Self { release: field("release:")?.to_owned(), llvm })
     }
 
-    /// Whether the source of release `other` fits: a nightly is made from the source of the release it will become.
+    /// Whether the source of release `other` fits: a nightly is built from the source of the release it will become.
     fn fits(&self, other: &str) -> bool {
         let minor = |text: &str| text.split('.').take(2).map(str::to_owned).collect::<Vec<_>>();
         minor(&self.release) == minor(other)
     }
 }
 
-/// Finds or makes the toolchain. Quick when all is there.
+/// Finds or builds the toolchain; returns quickly if it is complete.
+///
+/// # Errors
+/// [`ToolchainError::Unavailable`] if a part can only be provided by the user, otherwise an unexpected failure.
 pub fn prepare(cache: &Cache) -> Result<Toolchain, ToolchainError> {
     let name = std::env::var("KEBLET_EBPF_TOOLCHAIN").unwrap_or_else(|_| "nightly".to_owned());
     let rustc =
@@ -101,7 +104,7 @@ pub fn prepare(cache: &Cache) -> Result<Toolchain, ToolchainError> {
         let cure = format!("the probes need a nightly compiler: rustup toolchain install {name}");
         ToolchainError::Unavailable(format!("{cure} ({error:#})"))
     })?;
-    let version = Version::parse(&text).ok_or_else(|| anyhow!("rustc -vV says nothing usable: {text}"))?;
+    let version = Version::parse(&text).ok_or_else(|| anyhow!("cannot parse the output of rustc -vV: {text}"))?;
     let sysroot = PathBuf::from(rustc(&["--print", "sysroot"])?.trim());
     let folder = cache.root().join("ebpf");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -110,7 +113,7 @@ pub fn prepare(cache: &Cache) -> Result<Toolchain, ToolchainError> {
     Ok(Toolchain { name, sysroot, linker })
 }
 
-/// Sees to it that the source of `core` lies where cargo looks for it.
+/// Ensures that the source of `core` is where cargo looks for it.
 fn provide_core(sysroot: &Path, version: &Version, folder: &Path) -> Result<(), ToolchainError> {
     let place = sysroot.join("lib/rustlib/src/rust/library");
     if place.join("core/Cargo.toml").exists() {
@@ -120,7 +123,7 @@ fn provide_core(sysroot: &Path, version: &Version, folder: &Path) -> Result<(), 
     if !source.join("core/Cargo.toml").exists() {
         unpack_core(version, folder, &source)?;
     }
-    // A link that leads nowhere is one to a cache that was thrown away.
+    // A dangling link points to a cache that was removed.
     if place.is_symlink() {
         fs::remove_file(&place).with_context(|| format!("cannot remove the stale link {}", place.display()))?;
     }
@@ -132,7 +135,7 @@ fn provide_core(sysroot: &Path, version: &Version, folder: &Path) -> Result<(), 
     Ok(())
 }
 
-/// Takes the source from Debian's package of the same release.
+/// Unpacks the source from Debian's package of the same release.
 fn unpack_core(version: &Version, folder: &Path, into: &Path) -> Result<(), ToolchainError> {
     let cure = "install it with: rustup component add rust-src --toolchain nightly";
     let unavailable = |why: String| ToolchainError::Unavailable(format!("{why}; {cure}"));
@@ -165,7 +168,7 @@ fn library_in(folder: &Path) -> Result<PathBuf> {
         .with_context(|| format!("no core library in {}", folder.display()))
 }
 
-/// Builds bpf-linker unless the one in the cache was built against this very LLVM.
+/// Builds bpf-linker unless the one in the cache was built against the same LLVM.
 fn provide_linker(sysroot: &Path, version: &Version, folder: &Path) -> Result<PathBuf> {
     let root = folder.join("bpf-linker");
     let program = root.join("bin/bpf-linker");
@@ -195,7 +198,7 @@ fn provide_linker(sysroot: &Path, version: &Version, folder: &Path) -> Result<Pa
     Ok(program)
 }
 
-/// The toolchain's shared LLVM: the large one, not the linker script that stands for it.
+/// The toolchain's shared LLVM: the large file, not the linker script with a similar name.
 fn llvm_in(libraries: &Path) -> Result<PathBuf> {
     let entries = fs::read_dir(libraries).with_context(|| format!("cannot read {}", libraries.display()))?;
     let is_llvm = |path: &PathBuf| {
@@ -210,7 +213,7 @@ fn llvm_in(libraries: &Path) -> Result<PathBuf> {
         .with_context(|| format!("no libLLVM in {}", libraries.display()))
 }
 
-/// A folder that looks like an installation of LLVM with nothing but its library.
+/// A folder with the structure of an LLVM installation that contains only its library.
 fn llvm_prefix(llvm: &Path, version: &Version, folder: &Path) -> Result<PathBuf> {
     let prefix = folder.join("llvm");
     let libraries = prefix.join("lib");
@@ -238,7 +241,7 @@ LLVM version: 22.1.4
 ";
 
     #[test]
-    fn the_compiler_tells_release_and_llvm() {
+    fn release_and_llvm_are_parsed() {
         let version = Version::parse(NIGHTLY).unwrap();
         assert_eq!(version, Version { release: "1.97.0-nightly".to_owned(), llvm: 22 });
         assert_eq!(Version::parse("rustc 1.97.0"), None);

@@ -1,8 +1,8 @@
-//! `cargo xtask layers`: data goes one way through the agent, and this holds the imports to it.
+//! `cargo xtask layers`: checks that modules of the agent import each other only as `agent/layers.toml` allows.
 //!
-//! Owns the check of `agent/src` against `agent/layers.toml`: forbidden imports, rows that the code does not need, and
-//! effects in files that call themselves pure. It understands no Rust beyond paths: it reads `use` trees and paths that
-//! start at `crate` or climb there by `super`.
+//! Reports forbidden imports, rows that the code does not need, and effects in files that call themselves pure. Does
+//! not parse Rust beyond paths: it reads `use` trees and paths that start at `crate`, or at `super` and end at the
+//! crate's root.
 
 mod scan;
 mod table;
@@ -21,11 +21,14 @@ use scan::Source;
 use table::Table;
 
 /// Checks all files of the agent.
+///
+/// # Errors
+/// The table or a source file cannot be read.
 pub fn check() -> Result<Report> {
     let root = paths::repository();
     let file = root.join("agent/layers.toml");
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    let table = Table::parse(&text).with_context(|| format!("{} is wrong", file.display()))?;
+    let table = Table::parse(&text).with_context(|| format!("{} is invalid", file.display()))?;
     let sources = sources(&root.join("agent/src"))?;
     let count = sources.len();
     let mut report = Report::new(format!("layers: {count} files"));
@@ -34,7 +37,7 @@ pub fn check() -> Result<Report> {
     Ok(report)
 }
 
-/// Files that are not for tests only.
+/// Files that are compiled outside of tests.
 fn production(sources: &[(PathBuf, Source)]) -> impl Iterator<Item = &(PathBuf, Source)> {
     let test_modules: Vec<&Vec<String>> = sources.iter().flat_map(|(_, source)| &source.test_modules).collect();
     sources.iter().filter(move |(_, source)| !test_modules.iter().any(|test| source.module.starts_with(test)))
@@ -140,7 +143,7 @@ may = ["runtime"]
     }
 
     #[test]
-    fn the_way_of_the_data_is_allowed() {
+    fn permitted_imports_are_accepted() {
         let files = [
             ("lib.rs", "pub mod pleg;"),
             ("wiring.rs", "use crate::pleg::start; use crate::runtime::{Client, call};"),
@@ -152,7 +155,7 @@ may = ["runtime"]
     }
 
     #[test]
-    fn the_way_back_is_not() {
+    fn imports_against_the_order_are_rejected() {
         let cases = [
             ("runtime/call.rs", "use crate::pleg::Cache;", "runtime/call.rs:1: runtime may not use pleg"),
             ("runtime/call.rs", "\nuse crate::{model, pleg::{a, b}};", "runtime/call.rs:2: runtime may not use pleg"),
@@ -160,14 +163,14 @@ may = ["runtime"]
             ("runtime/call.rs", "use super::super::pleg::Cache;", "runtime/call.rs:1: runtime may not use pleg"),
             ("runtime/mod.rs", "use super::pleg;", "runtime/mod.rs:1: runtime may not use pleg"),
             ("pleg/a.rs", "use crate::wiring::go;", "pleg/a.rs:1: pleg may not use wiring"),
-            ("pleg/plan.rs", "use crate::runtime::go;", "pleg/plan.rs:1: a file that decides may not use runtime"),
-            ("pleg/plan.rs", "use crate::pleg::cache;", "pleg/plan.rs:1: a file that decides may not use pleg::cache"),
-            ("pleg/plan/a.rs", "use super::super::b;", "pleg/plan/a.rs:1: a file that decides may not use pleg::b"),
-            ("pleg/plan.rs", "fn f() { tokio::spawn(g()); }", "pleg/plan.rs:1: a file that decides may not use tokio"),
+            ("pleg/plan.rs", "use crate::runtime::go;", "pleg/plan.rs:1: a pure file may not use runtime"),
+            ("pleg/plan.rs", "use crate::pleg::cache;", "pleg/plan.rs:1: a pure file may not use pleg::cache"),
+            ("pleg/plan/a.rs", "use super::super::b;", "pleg/plan/a.rs:1: a pure file may not use pleg::b"),
+            ("pleg/plan.rs", "fn f() { tokio::spawn(g()); }", "pleg/plan.rs:1: a pure file may not use tokio"),
             (
                 "pleg/plan.rs",
                 "use std::time::Instant; fn f() { Instant::now(); }",
-                "pleg/plan.rs:1: a file that decides may not use Instant::now",
+                "pleg/plan.rs:1: a pure file may not use Instant::now",
             ),
             ("other.rs", "", "other.rs: module other has no row in the table"),
             (
@@ -192,7 +195,7 @@ may = ["runtime"]
         let text =
             "//! Orders pods. Pure.\nuse tokio::time::Instant; use std::time::SystemTime; use crate::runtime::Id;";
         assert_eq!(check(&[("pleg/rank.rs", text)]), Vec::<String>::new());
-        assert_eq!(check(&[("pleg/rank.rs", "//! Impure at heart.\nuse tokio::fs;")]), Vec::<String>::new());
+        assert_eq!(check(&[("pleg/rank.rs", "//! Impure code.\nuse tokio::fs;")]), Vec::<String>::new());
     }
 
     #[test]

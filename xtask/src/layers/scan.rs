@@ -1,24 +1,24 @@
-//! The paths that a Rust file uses. Owns just enough of the language: comments, literals, `use` trees, test items.
+//! Extracts the paths that a Rust file uses. Parses only comments, literals, `use` trees and test items.
 
 /// What one file uses.
 #[derive(Debug)]
 pub struct Source {
     /// The file's module path in the crate.
     pub module: Vec<String>,
-    /// All paths that start at the crate's root, and all others as they are written.
+    /// All paths: from the crate's root where they lead there, otherwise as written.
     pub references: Vec<Reference>,
     /// Modules that this file declares for tests only.
     pub test_modules: Vec<Vec<String>>,
-    /// Its documentation calls it pure.
+    /// Whether its documentation calls it pure.
     pub says_pure: bool,
 }
 
 /// A path and where it is used.
 #[derive(Debug, PartialEq)]
 pub struct Reference {
-    /// Its parts, the first being `crate` where it leads there.
+    /// The segments; the first is `crate` for paths in the crate.
     pub path: Vec<String>,
-    /// The line, from one.
+    /// The line number, from one.
     pub line: usize,
 }
 
@@ -30,7 +30,7 @@ enum Token {
 }
 
 impl Source {
-    /// Reads a file's text.
+    /// Scans a file's text.
     pub fn read(text: &str, module: Vec<String>) -> Self {
         let mut test_modules = Vec::new();
         let tokens = without_tests(&tokens(text), &mut test_modules);
@@ -43,14 +43,14 @@ impl Source {
         Self { module, references, test_modules, says_pure: says_pure(text) }
     }
 
-    /// The top module it belongs to.
+    /// The top-level module of the file.
     pub fn top(&self) -> Option<&str> {
         self.module.first().map(String::as_str)
     }
 }
 
 impl Reference {
-    /// The top module of the crate that it leads to.
+    /// The top-level module of the crate that the path leads to.
     pub fn top(&self) -> Option<&str> {
         match self.path.as_slice() {
             [first, top, ..] if first == "crate" => Some(top),
@@ -65,7 +65,7 @@ fn says_pure(text: &str) -> bool {
     documentation.flat_map(str::split_whitespace).any(|word| word.trim_end_matches(['.', ':', ',', ';']) == "Pure")
 }
 
-/// Rewrites a path that climbs to the crate's root or names `self` so that it starts at the root.
+/// Resolves `super` and `self` so that the path starts at the crate's root.
 fn resolve(path: Vec<String>, module: &[String]) -> Vec<String> {
     let climbs = path.iter().take_while(|part| *part == "super").count();
     let base = match path.first().map(String::as_str) {
@@ -77,7 +77,7 @@ fn resolve(path: Vec<String>, module: &[String]) -> Vec<String> {
     std::iter::once("crate".to_owned()).chain(base.iter().cloned()).chain(rest.iter().cloned()).collect()
 }
 
-/// Finds paths, spreading `a::{b, c}` out.
+/// Collects paths, expanding `a::{b, c}`.
 struct Paths<'a> {
     tokens: &'a [(Token, usize)],
     position: usize,
@@ -137,7 +137,7 @@ impl Paths<'_> {
     }
 }
 
-/// Drops every item marked `#[cfg(test)]` and notes the modules among them that have files of their own.
+/// Drops items marked `#[cfg(test)]` and records the modules among them that have files of their own.
 fn without_tests(tokens: &[(Token, usize)], modules: &mut Vec<String>) -> Vec<(Token, usize)> {
     let mark = ['#', '['].map(Token::Other).into_iter();
     let mark: Vec<Token> = mark
@@ -161,7 +161,7 @@ fn without_tests(tokens: &[(Token, usize)], modules: &mut Vec<String>) -> Vec<(T
     kept
 }
 
-/// Where the item that starts here ends: after its `;` or its outermost braces.
+/// The end of the item that starts here: after its `;` or its outermost braces.
 fn item_end(tokens: &[(Token, usize)], start: usize) -> usize {
     let mut depth = 0_usize;
     let mut is_use = false;
@@ -190,7 +190,7 @@ fn declared_module(item: &[(Token, usize)]) -> Option<String> {
     })
 }
 
-/// Words, `::` and single characters, without blanks, comments and literals.
+/// Splits the text into words, `::` and single characters, without whitespace, comments and literals.
 fn tokens(text: &str) -> Vec<(Token, usize)> {
     let mut reader = Reader { rest: text, line: 1 };
     let mut tokens = Vec::new();
@@ -229,7 +229,7 @@ impl Reader<'_> {
     }
 }
 
-/// The length of the comment or literal that starts here, if one does.
+/// The length of the comment or literal at the current position, if there is one.
 fn skipped(text: &str) -> Option<usize> {
     if text.starts_with("//") {
         return Some(text.find('\n').unwrap_or(text.len()));

@@ -1,4 +1,4 @@
-//! The table of who may use whom. Pure.
+//! The table of permitted imports, `agent/layers.toml`. Pure.
 
 use anyhow::Context as _;
 use anyhow::Result;
@@ -20,7 +20,7 @@ const IMPURE: [&[&str]; 11] = [
     &["SystemTime", "now"],
 ];
 
-/// Types without an effect in modules that have some.
+/// Types without effects in modules that have some.
 const VALUES: [&[&str]; 6] = [
     &["tokio", "time", "Instant"],
     &["std", "net", "IpAddr"],
@@ -50,7 +50,10 @@ struct Row {
 }
 
 impl Table {
-    /// Reads the table and checks that it has no way back.
+    /// Parses the table and checks that it has no cycles.
+    ///
+    /// # Errors
+    /// The table is malformed, a module has no duty or two rows, or a row names a module that is not above it.
     pub fn parse(text: &str) -> Result<Self> {
         let table: Self = toml::from_str(text).context("it cannot be read")?;
         for (rank, row) in table.module.iter().enumerate() {
@@ -62,13 +65,16 @@ impl Table {
                 bail!("module {} has two rows", row.name);
             }
             if let Some(wrong) = row.may.iter().find(|name| !above.iter().any(|other| other.name == **name)) {
-                bail!("module {} may use {wrong}, which does not stand above it", row.name);
+                bail!("module {} may use {wrong}, which is not above it", row.name);
             }
         }
         Ok(table)
     }
 
-    /// Whether a file's module stands in the table.
+    /// Checks that a file's module has a row.
+    ///
+    /// # Errors
+    /// The module has no row.
     pub fn known(&self, module: &[String]) -> Result<(), String> {
         let Some(top) = module.first() else { return Ok(()) };
         if self.all.contains(top) || self.row(top).is_some() {
@@ -77,7 +83,11 @@ impl Table {
         Err(format!("module {top} has no row in the table"))
     }
 
-    /// Whether a module may use a path. Paths within the crate start with `crate`, others with a crate's or type's name.
+    /// Checks that a module may use a path. Paths in the crate start with `crate`, others with the name of a crate or
+    /// type.
+    ///
+    /// # Errors
+    /// The table does not permit it; the error is one sentence.
     pub fn allows(&self, module: &[String], path: &[String]) -> Result<(), String> {
         let Some(top) = module.first() else { return Ok(()) };
         let own = match path.split_first() {
@@ -85,19 +95,19 @@ impl Table {
             _ => return self.outside(module, path),
         };
         let Some(target) = own.first() else { return Ok(()) };
-        // The crate's own items that are no module, such as `crate::Result`, come from lib.rs, which is not a room.
+        // Items of the crate that are no module, such as `crate::Result`, are defined in lib.rs, which has no row.
         let is_module = self.row(target).is_some() || self.all.contains(target);
         if !is_module {
             return Ok(());
         }
         if self.pure_root(module).is_some() {
-            // What decides may be spread over several files of a module, all of which decide.
+            // A pure part may be spread over several files of a module, all of which are pure.
             let decides = target == top && own.iter().any(|name| self.pure.contains(name));
             if self.pure_may.contains(target) || decides {
                 return Ok(());
             }
             let shown = if target == top { own[..own.len().min(2)].join("::") } else { target.clone() };
-            return Err(format!("a file that decides may not use {shown}"));
+            return Err(format!("a pure file may not use {shown}"));
         }
         if self.all.contains(top) || target == top || self.everywhere.contains(target) {
             return Ok(());
@@ -112,7 +122,7 @@ impl Table {
         if self.pure_root(module).is_none() {
             return Ok(());
         }
-        effect(path).map_or(Ok(()), |effect| Err(format!("a file that decides may not use {effect}")))
+        effect(path).map_or(Ok(()), |effect| Err(format!("a pure file may not use {effect}")))
     }
 
     /// All modules that the table names.
@@ -121,12 +131,12 @@ impl Table {
         rows.chain(self.all.iter().chain(&self.everywhere).chain(&self.pure_may).map(String::as_str))
     }
 
-    /// Each module with each one that its row lets it use.
+    /// Each module with each module that its row permits.
     pub fn permissions(&self) -> impl Iterator<Item = (&str, &str)> {
         self.module.iter().flat_map(|row| row.may.iter().map(|target| (row.name.as_str(), target.as_str())))
     }
 
-    /// The module whose name makes a file one that decides: itself or a folder above it.
+    /// The module whose name makes a file pure: the file's own or a parent's.
     fn pure_root<'a>(&self, module: &'a [String]) -> Option<&'a [String]> {
         let depth = module.iter().position(|name| self.pure.contains(name))?;
         Some(&module[..=depth])
@@ -137,7 +147,10 @@ impl Table {
     }
 }
 
-/// Whether a file that calls itself pure may use a path: any type, but no effect.
+/// Checks that a file that calls itself pure may use a path: any type, but no effect.
+///
+/// # Errors
+/// The path has an effect; the error is one sentence.
 pub fn is_pure(path: &[String]) -> Result<(), String> {
     if VALUES.iter().any(|value| path.iter().take(value.len()).eq(value.iter())) {
         return Ok(());
@@ -145,7 +158,7 @@ pub fn is_pure(path: &[String]) -> Result<(), String> {
     effect(path).map_or(Ok(()), |effect| Err(format!("a file that calls itself pure may not use {effect}")))
 }
 
-/// The effect that a path leads to. A path may begin at the type: `Instant::now`.
+/// The effect of a path, if it has one. A path may begin at the type: `Instant::now`.
 fn effect(path: &[String]) -> Option<String> {
     let tail = &path[path.len().saturating_sub(2)..];
     let leads = |impure: &&&[&str]| path.iter().take(impure.len()).eq(impure.iter()) || tail.iter().eq(impure.iter());
@@ -157,11 +170,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_back_in_the_table_is_refused() {
+    fn cycles_in_the_table_are_rejected() {
         let row = |name: &str, may: &str| format!("[[module]]\nname = \"{name}\"\nduty = \"d\"\nmay = [{may}]\n");
         let head = "everywhere = []\npure = []\npure_may = []\nall = []\n";
         let cycle = format!("{head}{}{}", row("a", "\"b\""), row("b", "\"a\""));
-        assert_eq!(Table::parse(&cycle).unwrap_err().to_string(), "module a may use b, which does not stand above it");
+        assert_eq!(Table::parse(&cycle).unwrap_err().to_string(), "module a may use b, which is not above it");
         let twice = format!("{head}{}{}", row("a", ""), row("a", ""));
         assert_eq!(Table::parse(&twice).unwrap_err().to_string(), "module a has two rows");
     }

@@ -1,4 +1,4 @@
-//! Fetching packages with apt, without installing them. Owns apt's private configuration; refuses to touch the system's.
+//! Downloads packages with apt, without installing them and with a configuration of its own.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::sources::Mirror;
 use crate::progress::step;
 use crate::system;
 
-/// apt with its own list of sources and its own state, in a folder that is removed in the end.
+/// apt with its own list of sources and its own state, in a temporary folder.
 pub struct Apt {
     folder: tempfile::TempDir,
     suites: Vec<String>,
@@ -21,6 +21,9 @@ pub struct Apt {
 
 impl Apt {
     /// Reads the package lists of the suites from the mirror.
+    ///
+    /// # Errors
+    /// apt cannot read the package lists.
     pub fn update(mirror: &Mirror, suites: &[&str], cache: &Path) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("apt-")
@@ -42,6 +45,9 @@ impl Apt {
     }
 
     /// Downloads packages, each `NAME` or `NAME/SUITE`, and unpacks them into one folder.
+    ///
+    /// # Errors
+    /// A package cannot be downloaded or unpacked.
     pub fn unpack(&self, packages: &[String], into: &Path) -> Result<()> {
         let archives = self.folder.path().join("packages");
         fs::create_dir_all(&archives).with_context(|| format!("cannot create {}", archives.display()))?;
@@ -56,7 +62,10 @@ impl Apt {
         Ok(())
     }
 
-    /// The version that would be downloaded; `None` if there is no such package.
+    /// The version that would be downloaded; `None` if the package does not exist.
+    ///
+    /// # Errors
+    /// apt-cache cannot be run.
     pub fn candidate(&self, package: &str) -> Result<Option<String>> {
         let text = system::output(self.command("apt-cache").args(["policy", package]))?;
         let version = text.lines().find_map(|line| line.trim().strip_prefix("Candidate:")).map(str::trim);
@@ -74,17 +83,17 @@ impl Apt {
             "Dir::Etc::preferencesparts=/dev/null".to_owned(),
             format!("Dir::State::lists={}", folder.join("lists").display()),
             format!("Dir::Cache={}", folder.display()),
-            // Only names and versions of packages are of use here.
+            // Only names and versions of packages are needed.
             "Acquire::Languages=none".to_owned(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
             "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false".to_owned(),
-            // The sandbox user may not be allowed into our folder.
+            // apt's sandbox user may have no access to the cache.
             "APT::Sandbox::User=".to_owned(),
         ];
         for option in options {
             command.arg("-o").arg(option);
         }
-        // Suites of another release are wanted here, whatever the system prefers.
+        // Packages of another release are requested explicitly.
         if let Some(suite) = self.suites.first() {
             command.arg("-o").arg(format!("APT::Default-Release={suite}"));
         }

@@ -1,4 +1,4 @@
-//! The test images, packed into one archive of the OCI layout. Owns their content; refuses to need a registry.
+//! Packs the test images into one archive of the OCI layout, without a registry.
 
 use std::fs;
 use std::fs::File;
@@ -23,7 +23,7 @@ use tar::Header;
 use crate::progress::step;
 use crate::system;
 
-/// Raised when the content of an image changes in a way that its programs do not show.
+/// Raised when the content of an image changes but its programs do not.
 const RECIPE: &str = "1";
 const PASSWD: &str =
     "root:x:0:0:root:/:/bin/sh\nprobe:x:1000:1000:probe:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n";
@@ -37,7 +37,10 @@ struct Image {
     command: &'static [&'static str],
 }
 
-/// Packs the images unless the archive is there and made of the same programs.
+/// Packs the images unless the existing archive was made of the same programs.
+///
+/// # Errors
+/// A program cannot be read, or the archive cannot be written.
 pub fn pack(cache: &Cache, probe: &Path) -> Result<()> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let (probe, busybox) = (read(probe)?, read(&cache.busybox())?);
@@ -85,7 +88,7 @@ fn busybox_layer(busybox: &[u8], applets: &str) -> Result<Vec<u8>> {
     layer.finish()
 }
 
-/// The archive of a layer. Times and owners are zero, so that the same content has the same digest.
+/// A layer under construction. Times and owners are zero, so that the same content has the same digest.
 struct Layer(Builder<Vec<u8>>);
 
 impl Layer {
@@ -93,7 +96,7 @@ impl Layer {
         Self(Builder::new(Vec::new()))
     }
 
-    /// What programs expect of any root file system.
+    /// Files that programs expect in any root file system.
     fn base(&mut self) -> Result<()> {
         self.folder("etc", 0o755)?;
         self.file("etc/passwd", 0o644, PASSWD.as_bytes())?;
@@ -165,11 +168,11 @@ fn write_archive(path: &Path, images: &[Image]) -> Result<()> {
     }
     let index = json!({ "schemaVersion": 2, "manifests": manifests });
     append(&mut archive, "index.json", 0o644, EntryType::Regular, index.to_string().as_bytes())?;
-    archive.finish().context("cannot end the archive")?;
+    archive.finish().context("cannot finish the archive")?;
     fs::rename(&partial, path).with_context(|| format!("cannot rename {} to {}", partial.display(), path.display()))
 }
 
-/// Adds a blob and returns its descriptor. The images share no layer, so no blob comes twice.
+/// Adds a blob and returns its descriptor. The images share no layer, so each blob is added once.
 fn blob(archive: &mut Builder<File>, kind: &str, content: &[u8]) -> Result<Value> {
     let digest = digest(content);
     append(archive, &format!("blobs/sha256/{digest}"), 0o644, EntryType::Regular, content)?;
@@ -180,7 +183,7 @@ fn digest(content: &[u8]) -> String {
     Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The platform's name as images have it.
+/// The platform's name in image manifests.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: everything tests and demo need from outside the tree, in the cache.
+//! `cargo xtask setup`: puts everything that tests and demo need from outside of the repository into the cache.
 //!
 //! ```text
 //! Debian packages ─▶ packages/   containerd 1.7, runc, CNI plugins, busybox: unpacked, not installed
@@ -6,8 +6,8 @@
 //! tests/probe ─────▶ probe/      the test program, linked statically
 //!         both ────▶ images/     one archive of all test images
 //! ```
-//! Each step looks whether its product is there and fits, so the second run takes no time. Refuses to install anything
-//! on the system and to change its configuration.
+//! Each step checks whether its product exists and is current, so a second run is quick. Installs nothing on the system
+//! and does not change its configuration.
 
 pub mod apt;
 mod images;
@@ -21,15 +21,18 @@ use anyhow::Context as _;
 use anyhow::Result;
 use keblet_peers::Cache;
 
-/// What to set up.
+/// Options of the command.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Throw away what is in the cache first.
+    /// Empty the cache first.
     #[arg(long)]
     fresh: bool,
 }
 
-/// Fills the cache and says what is in it.
+/// Fills the cache and prints its content.
+///
+/// # Errors
+/// A package cannot be downloaded, a program cannot be built, or the cache cannot be written.
 pub fn setup(arguments: &Arguments) -> Result<()> {
     if arguments.fresh {
         let root = Cache::locate();
@@ -49,13 +52,16 @@ pub fn setup(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Adds containerd 2 to the cache, which only a part of the runtime tests needs.
+/// Adds containerd 2 to the cache, which only some runtime tests need.
+///
+/// # Errors
+/// The package cannot be downloaded or unpacked.
 pub fn prepare_containerd_2(cache: &Cache) -> Result<()> {
     let _lock = lock(cache)?;
     packages::unpack_containerd_2(cache)
 }
 
-/// Commands that fill the same cache at the same time wait for each other.
+/// Serialises commands that fill the same cache.
 fn lock(cache: &Cache) -> Result<File> {
     let path = cache.root().join("lock");
     let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
@@ -63,7 +69,10 @@ fn lock(cache: &Cache) -> Result<File> {
     Ok(lock)
 }
 
-/// Fills the cache as far as it is not filled, for commands that need it.
+/// Adds what is missing in the cache.
+///
+/// # Errors
+/// As [`setup`].
 pub fn prepare() -> Result<Cache> {
     let cache = Cache::locate();
     std::fs::create_dir_all(cache.root()).with_context(|| format!("cannot create {}", cache.root().display()))?;

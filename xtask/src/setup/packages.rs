@@ -13,14 +13,17 @@ use super::apt::Apt;
 use super::sources;
 use crate::system;
 
-/// The first suite whose containerd has the event stream of CRI.
+/// The first suite whose containerd has CRI's event stream.
 const CONTAINERD_SUITE: &str = "trixie";
 /// The suite of containerd 2, whose programs run with the libraries of older suites.
 const CONTAINERD_2_SUITE: &str = "sid";
-/// These come from the suite of the system, so that they fit its libraries.
+/// Taken from the suite of the system, so that they match its libraries.
 const OWN_SUITE: [&str; 4] = ["runc", "containernetworking-plugins", "busybox-static", "libseccomp2"];
 
-/// Unpacks the packages unless they are there.
+/// Unpacks the packages unless they are unpacked already.
+///
+/// # Errors
+/// A package cannot be downloaded or unpacked, or its programs do not run on this system.
 pub fn unpack(cache: &Cache) -> Result<()> {
     let folder = cache.packages();
     let stamp = folder.join(".packages");
@@ -36,7 +39,7 @@ pub fn unpack(cache: &Cache) -> Result<()> {
     let apt = Apt::update(&mirror, &suites, cache.root())?;
     let mut packages = vec![format!("containerd/{CONTAINERD_SUITE}")];
     packages.extend(OWN_SUITE.iter().map(|name| format!("{name}/{}", mirror.suite)));
-    // Stamped last, so that an interrupted run leaves nothing that looks finished.
+    // The stamp is written last, so that an interrupted run is repeated.
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
@@ -46,7 +49,10 @@ pub fn unpack(cache: &Cache) -> Result<()> {
     fs::write(&stamp, recipe).with_context(|| format!("cannot write {}", stamp.display()))
 }
 
-/// Unpacks containerd 2 beside the other packages unless it is there.
+/// Unpacks containerd 2 beside the other packages unless it is unpacked already.
+///
+/// # Errors
+/// The package cannot be downloaded or unpacked, or is not containerd 2.
 pub fn unpack_containerd_2(cache: &Cache) -> Result<()> {
     let folder = cache.containerd_2();
     let stamp = folder.join(".packages");
@@ -62,11 +68,14 @@ pub fn unpack_containerd_2(cache: &Cache) -> Result<()> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     apt.unpack(&["containerd".to_owned()], &folder)?;
     let version = version(&folder.join("usr/bin/containerd"), &cache.libraries())?;
-    ensure!(version.contains(" 2."), "{CONTAINERD_2_SUITE} has no containerd 2 but {version}");
+    ensure!(version.contains(" 2."), "{CONTAINERD_2_SUITE} has {version} instead of containerd 2");
     fs::write(&stamp, recipe).with_context(|| format!("cannot write {}", stamp.display()))
 }
 
-/// One line for each program: what it says of its version.
+/// The version output of each program, one line each.
+///
+/// # Errors
+/// A program does not run.
 pub fn versions(cache: &Cache) -> Result<Vec<String>> {
     let programs = [cache.packages().join("usr/bin/containerd"), cache.runc()];
     programs.iter().map(|program| version(program, &cache.libraries())).collect()

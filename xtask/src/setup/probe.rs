@@ -1,4 +1,4 @@
-//! The test program of the images, linked statically so that it needs nothing beside it.
+//! Builds the test program of the images, linked statically so that the images need no libraries.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,10 +11,13 @@ use crate::paths;
 use crate::progress::step;
 use crate::system;
 
-/// Builds the program, or finds it fresh, and returns its path.
+/// Builds the program unless it is current; returns its path.
+///
+/// # Errors
+/// The build fails.
 pub fn build(cache: &Cache) -> Result<PathBuf> {
     let target = host_target()?;
-    // In a folder of its own: the other flags would otherwise throw away what the workspace has built.
+    // In a target folder of its own: the other compiler flags would invalidate the build of the workspace.
     let folder = cache.root().join("probe");
     let mut command = Command::new(paths::cargo());
     command
@@ -26,7 +29,7 @@ pub fn build(cache: &Cache) -> Result<PathBuf> {
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
     let product = folder.join(&target).join("probe/probe");
     if product.exists() {
-        // Cargo looks whether it is fresh, which is quick; no need to announce it.
+        // If the program is current, cargo returns quickly and no step is printed.
         system::quiet(&mut command)?;
     } else {
         step("building the test program", || system::quiet(&mut command))?;
@@ -38,5 +41,5 @@ fn host_target() -> Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let version = system::output(Command::new(rustc).arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("rustc does not name its host")?.to_owned())
+    Ok(host.context("rustc prints no host triple")?.to_owned())
 }

@@ -1,4 +1,4 @@
-//! Where the system gets its packages from. Owns reading apt's source lists, of both styles; refuses to change them.
+//! Reads the system's package sources, in both formats of apt's source lists.
 
 use std::fs;
 use std::path::Path;
@@ -15,11 +15,14 @@ pub struct Mirror {
     pub uri: String,
     /// The suite of this system.
     pub suite: String,
-    /// The key file that signs it, if one is named.
+    /// The key file that signs it, if the source names one.
     pub signed_by: Option<String>,
 }
 
-/// The mirror that the system itself uses for the suite it was made from.
+/// The system's own mirror of its suite.
+///
+/// # Errors
+/// The system is not Debian, or has no source of its suite.
 pub fn mirror() -> Result<Mirror> {
     let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
     let field = |name: &str| {
@@ -33,16 +36,16 @@ pub fn mirror() -> Result<Mirror> {
             other.unwrap_or("unknown")
         ),
     };
-    let mut seen = Vec::new();
+    let mut read_files = Vec::new();
     for file in source_files() {
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         let deb822 = file.extension().is_some_and(|extension| extension == "sources");
         if let Some(mirror) = find(&text, deb822, &suite) {
             return Ok(mirror);
         }
-        seen.push(file.display().to_string());
+        read_files.push(file.display().to_string());
     }
-    bail!("no source of {suite}/main in {}", seen.join(", "))
+    bail!("no source of {suite}/main in {}", read_files.join(", "))
 }
 
 fn source_files() -> Vec<PathBuf> {
@@ -98,7 +101,8 @@ fn deb822_stanza(stanza: &str, suite: &str) -> Option<Mirror> {
     Some(Mirror {
         uri: field("URIs")?.split_whitespace().next()?.to_owned(),
         suite: suite.to_owned(),
-        // The field may hold a key itself; apt then finds it among the trusted ones or says that it is missing.
+        // The field may contain a key instead of a path; apt then uses its trusted keys, or reports that the key is
+        // missing.
         signed_by: field("Signed-By").filter(|value| value.starts_with('/')).map(str::to_owned),
     })
 }

@@ -1,5 +1,5 @@
-//! Detects tests that use a kubelet's default ports or folders: the ports are taken while the tests run, and the folders
-//! are compared before and after.
+//! Detects tests that use a kubelet's default ports or folders: the ports are taken while the tests run, and the
+//! folders are compared before and after.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,10 +12,11 @@ use std::time::SystemTime;
 use anyhow::Result;
 use anyhow::bail;
 
-/// Defaults of `port`, `healthzPort` and `readOnlyPort`. <https://kubernetes.io/docs/reference/networking/ports-and-protocols/>
+/// Defaults of `port`, `healthzPort` and `readOnlyPort`.
+/// <https://kubernetes.io/docs/reference/networking/ports-and-protocols/>
 const PORTS: [u16; 3] = [10250, 10248, 10255];
-/// Defaults of `--root-dir`, `--cert-dir`, `podLogsDir`, `volumePluginDir` and kubeadm's folder. Not `/var/log/containers`,
-/// which private runtimes of other tests use at the same time.
+/// Defaults of `--root-dir`, `--cert-dir`, `podLogsDir`, `volumePluginDir` and kubeadm's folder. Not
+/// `/var/log/containers`, which private runtimes of other tests use at the same time.
 const FOLDERS: [&str; 5] =
     ["/var/lib/kubelet", "/var/log/pods", "/usr/libexec/kubernetes", "/etc/kubernetes", "/etc/systemd/logind.conf.d"];
 
@@ -29,19 +30,22 @@ pub struct HostGuard {
 }
 
 impl HostGuard {
-    /// Takes the ports and remembers the folders.
+    /// Binds the ports and records the entries of the folders.
+    ///
+    /// # Errors
+    /// A port cannot be bound for another reason than that it is in use.
     pub fn start() -> Result<Self> {
         Self::of(&PORTS, FOLDERS.map(PathBuf::from).to_vec())
     }
 
-    /// On the loopback address only, which keeps others from listening there or on all addresses, but not on the addresses
-    /// of test nodes.
+    /// Binds the loopback address only: that prevents others from listening there or on all addresses, but not on the
+    /// addresses of test nodes.
     fn of(ports: &[u16], folders: Vec<PathBuf>) -> Result<Self> {
         let mut held = Vec::new();
         for port in ports {
             match TcpListener::bind((Ipv4Addr::LOCALHOST, *port)) {
                 Ok(listener) => held.push(listener),
-                // As good: a test cannot bind it either.
+                // A port in use needs no guard: a test cannot bind it either.
                 Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
                 Err(error) => bail!("cannot bind port {port}: {error}"),
             }

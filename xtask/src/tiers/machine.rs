@@ -1,4 +1,4 @@
-//! What this machine offers to tests. Looks only; changes nothing.
+//! Detects which tiers this machine can run.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ pub fn lacks_for_runtime() -> Option<String> {
     None
 }
 
-/// What is missing for a machine of systemd, logind and a bus.
+/// What is missing for running systemd, logind and a bus.
 pub fn lacks_for_systemd() -> Option<String> {
     let programs = ["/lib/systemd/systemd", "/lib/systemd/systemd-logind", "/usr/bin/dbus-daemon"];
     let missing: Vec<_> = programs.into_iter().filter(|program| !Path::new(program).exists()).collect();
@@ -26,7 +26,7 @@ pub fn lacks_for_systemd() -> Option<String> {
 /// What is missing for BPF programs.
 pub fn lacks_for_kernel() -> Option<String> {
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
-        return Some("the kernel does not show its BTF".to_owned());
+        return Some("the kernel has no BTF".to_owned());
     }
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     match effective_capabilities(&status) {
@@ -36,7 +36,7 @@ pub fn lacks_for_kernel() -> Option<String> {
     }
 }
 
-/// Whether a program lies on the path.
+/// Whether a program is on the path.
 pub fn has_program(name: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()))
 }

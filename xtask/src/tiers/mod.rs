@@ -3,12 +3,12 @@
 //! ```text
 //! tree      layers, paths in documents, licences
 //! workspace unit tests and the simulated tier: anywhere
-//! runtime   tests marked #[ignore]: a private containerd 1.7, then its scenarios on containerd 2 with a release build; root
-//! kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
+//! runtime   tests marked #[ignore]: a private containerd 1.7, then its scenarios on containerd 2 with a release build;
+//! root kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
 //! cluster   the ignored tests with `cluster_` in their name: root, and upstream's programs, built or given
 //! ```
-//! Reports which tier could not run and why; with `CI=true` that is a failure. The output of the test runner is
-//! shown as it is; only its results are added up.
+//! Reports which tier could not run and why; with `CI=true` that is a failure. The output of the test runner is passed
+//! through; only its results are summed up.
 
 mod host_guard;
 pub mod machine;
@@ -39,13 +39,13 @@ use crate::setup;
 use host_guard::HostGuard;
 use tally::Tally;
 
-/// What to test.
+/// Options of the command.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Run only these tiers.
     #[arg(long, value_enum)]
     tier: Vec<Tier>,
-    /// Run random schedules with so many new seeds, which are printed, instead of the fixed ones.
+    /// Run random schedules with COUNT new seeds, which are printed, instead of the fixed ones.
     #[arg(long, value_name = "COUNT")]
     fresh_seeds: Option<u32>,
 }
@@ -88,14 +88,17 @@ impl Tier {
     }
 }
 
-/// How a tier ended.
+/// The result of a tier.
 struct Outcome {
     tier: Tier,
     tally: Tally,
     seconds: f32,
 }
 
-/// Runs the tiers and ends with the sum of passed and failed tests.
+/// Runs the tiers and prints the sum of passed and failed tests.
+///
+/// # Errors
+/// A tier cannot be prepared or run; failed tests are in the exit code.
 pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     let wanted = |tier: &Tier| arguments.tier.is_empty() || arguments.tier.contains(tier);
     let mut missing = Vec::new();
@@ -132,21 +135,22 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
             Tier::Cluster => cluster(cache.as_ref())?,
         };
         if tally == Tally::default() {
-            missing.push(format!("{}: no test belongs to it", tier.name()));
+            missing.push(format!("{}: it has no tests", tier.name()));
         }
         outcomes.push(Outcome { tier, tally, seconds: start.elapsed().as_secs_f32() });
     }
     Ok(summary(&outcomes, &missing))
 }
 
-/// What the tests on a real runtime need: the cache, the runtime's supervisor and the agent itself.
+/// Prepares what tests on a real runtime need: the cache, the supervisors and the agent.
 fn prepare() -> Result<Cache> {
     let cache = setup::prepare()?;
     run::build_programs()?;
     Ok(cache)
 }
 
-/// These tests run anywhere, beside a real kubelet too: they may neither listen on its ports nor write to its folders.
+/// These tests run on any machine, also beside a real kubelet: they may neither listen on its ports nor write to its
+/// folders.
 fn workspace(fresh_seeds: Option<u32>) -> Result<Tally> {
     let guard = HostGuard::start()?;
     let seeds: Vec<_> = fresh_seeds.map(|count| ("SIM_SEEDS", format!("fresh:{count}").into())).into_iter().collect();
@@ -178,14 +182,14 @@ fn runtime(cache: Option<&Cache>, with_systemd: bool) -> Result<Tally> {
     Ok(tally)
 }
 
-/// The agent as it is deployed.
+/// Builds the agent as it is deployed.
 fn build_release() -> Result<PathBuf> {
     let selection = ["--release", "--package", "keblet", "--bin", "keblet"];
     run::build("building keblet for release (minutes, after a change)", &selection)?;
     Ok(paths::target().join("release/keblet"))
 }
 
-/// The tests limit themselves how many use a control plane at a time; the others can run beside them.
+/// The tests limit by themselves how many use a control plane at a time; the others can run in parallel.
 fn cluster(cache: Option<&Cache>) -> Result<Tally> {
     peers::control_plane()?;
     cargo_test(&["--workspace"], &["--ignored", "cluster_", "--test-threads", "24"], cache, &[])
@@ -194,14 +198,14 @@ fn cluster(cache: Option<&Cache>) -> Result<Tally> {
 fn tree() -> Result<Tally> {
     let mut tally = Tally::default();
     for report in [layers::check()?, docs_paths::check()?, licences::check()?] {
-        let passed = report.tell() == ExitCode::SUCCESS;
+        let passed = report.print() == ExitCode::SUCCESS;
         tally.passed += usize::from(passed);
         tally.failed += usize::from(!passed);
     }
     Ok(tally)
 }
 
-/// Runs the tests that `selection` names with `arguments` for their runner, shows its output and adds it up.
+/// Runs the tests that `selection` names with `arguments` for their runner, prints its output and sums up its results.
 fn cargo_test(
     selection: &[&str],
     arguments: &[&str],
@@ -212,7 +216,7 @@ fn cargo_test(
     command.arg("test").args(selection).args(["--no-fail-fast", "--"]).args(arguments).current_dir(paths::repository());
     let colour = if std::io::stdout().is_terminal() { "always" } else { "never" };
     command.env("CARGO_TERM_COLOR", colour);
-    // Where an error was made is in its words; its stack would only hide them in the report of a failure.
+    // Backtraces of errors add nothing to their messages and would hide them in the report of a failure.
     command.env("RUST_LIB_BACKTRACE", "0");
     if let Some(cache) = cache {
         command
@@ -226,15 +230,15 @@ fn cargo_test(
     let mut tally = Tally::default();
     let output = child.stdout.take().context("cargo test has no standard output")?;
     for line in BufReader::new(output).lines() {
-        let line = line.context("cannot read what cargo test says")?;
+        let line = line.context("cannot read the output of cargo test")?;
         println!("{line}");
         tally.read(&line);
     }
     let status = child.wait().context("cannot wait for cargo test")?;
-    // A crate that does not compile or a runner that crashes reports no test.
+    // A crate that does not compile or a runner that crashes reports no failed test.
     if !status.success() && tally.failed == 0 {
         tally.failed = 1;
-        println!("cargo test ended with {status} and counted no failed test; that counts as one");
+        println!("cargo test exited with {status} without a failed test, which counts as a failure");
     }
     Ok(tally)
 }

@@ -1,4 +1,4 @@
-//! Adding up what the test runner says. Pure.
+//! Sums up the results of the test runner. Pure.
 
 /// How many tests passed and failed.
 #[derive(Debug, Default, PartialEq)]
@@ -10,7 +10,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds a line of the runner's output, if it is a result.
+    /// Adds a line of the runner's output if it is a result.
     pub fn read(&mut self, line: &str) {
         let plain = without_colours(line);
         let Some(result) = plain.strip_prefix("test result: ") else { return };
@@ -33,7 +33,7 @@ fn without_colours(line: &str) -> String {
     let mut characters = line.chars();
     while let Some(character) = characters.next() {
         if character == '\u{1b}' {
-            // An escape sequence of colours ends with its first letter.
+            // A colour's escape sequence ends with its first letter.
             characters.by_ref().find(char::is_ascii_alphabetic);
         } else {
             plain.push(character);

@@ -164,7 +164,7 @@ fn drop_ins_without_a_main_file_keep_the_legacy_defaults() {
     let settings = Case::new().drop_in("a.conf", "maxPods: 5\n").load();
     assert_eq!((settings.kubelet.max_pods, settings.kubelet.read_only_port), (5, 10255));
     assert_eq!(settings.kubelet.authorization.mode, "AlwaysAllow");
-    assert_eq!(settings.kubelet.eviction_hard.len(), 5, "any document brings the hard eviction defaults");
+    assert_eq!(settings.kubelet.eviction_hard.len(), 5, "any document sets the hard eviction defaults");
 }
 
 #[test]

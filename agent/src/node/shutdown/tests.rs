@@ -218,7 +218,7 @@ async fn pods_are_terminated_before_the_lock_is_released() {
     let mut normal = BTreeMap::new();
     normal.extend([bench.next_asked().await, bench.next_asked().await]);
     assert_eq!(normal, BTreeMap::from([("first".to_owned(), 20), ("second".to_owned(), 20)]));
-    assert!(bench.asked.try_recv().is_err(), "critical pods wait for their turn");
+    assert!(bench.asked.try_recv().is_err(), "critical pods wait for the others");
     assert!(*bench.down.borrow() && bench.imitation.holds_lock());
     bench.ended.send_replace(true);
     assert_eq!(bench.next_asked().await, ("critical".to_owned(), 10));

@@ -71,7 +71,7 @@ async fn survives_writes_and_deletions_by_others() {
     assert_eq!(keeper.server.get(LEASE)["metadata"]["labels"]["theirs"], "kept");
     keeper.server.delete(LEASE);
     pass(Duration::from_secs(11)).await;
-    assert_ne!(keeper.server.get(LEASE), json!(null), "made anew");
+    assert_ne!(keeper.server.get(LEASE), json!(null), "created again");
 }
 
 #[tokio::test(start_paused = true)]

@@ -181,7 +181,7 @@ async fn a_failed_update_is_retried_five_times_with_a_fresh_node() {
     pass(Duration::from_millis(200)).await;
     assert_eq!(bench.ready().0, "False", "five failures end the round");
     pass(seconds(11)).await;
-    assert_eq!(bench.ready().0, "True", "the next round brings it");
+    assert_eq!(bench.ready().0, "True", "the next round reports it");
 }
 
 #[tokio::test(start_paused = true)]

@@ -30,8 +30,8 @@ async fn a_subscription_to_a_silent_runtime_stands() {
     assert_eq!(runtime.event_support(), EventSupport::Untried);
     let mut events = runtime.container_events().await.unwrap();
     assert_eq!(runtime.event_support(), EventSupport::Yes);
-    let silence = tokio::time::timeout(Duration::from_secs(86_400), events.next()).await;
-    assert!(silence.is_err(), "{silence:?}");
+    let next = tokio::time::timeout(Duration::from_secs(86_400), events.next()).await;
+    assert!(next.is_err(), "{next:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -118,7 +118,7 @@ struct Log {
     reads: Reads,
     /// Bounds the chunks that were not sent yet.
     room: Arc<Semaphore>,
-    /// The container has exited: nothing more will be written.
+    /// The container has exited: no more output will be written.
     is_last_look: bool,
     /// Results of other followers from before this are ignored.
     look_after: Instant,

@@ -35,12 +35,12 @@ pub(super) fn log_instance(status: &PodStatus, pod: &str, container: &str, previ
     Err(match state.waiting {
         Some(waiting) => {
             let reason = waiting.reason.unwrap_or_default();
-            let told = match reason.as_str() {
+            let state = match reason.as_str() {
                 "ErrImagePull" => "image can't be pulled",
                 "ImagePullBackOff" => "trying and failing to pull image",
                 reason => reason,
             };
-            format!("{what} is waiting to start: {told}")
+            format!("{what} is waiting to start: {state}")
         }
         None => format!("{what} is waiting to start - no logs yet"),
     })

@@ -295,17 +295,17 @@ mod tests {
         let logs = OpenLogs::default();
         let open = || Reader::open(&logs, &path, None, Filter::new(ALL)).unwrap();
         let (mut first, mut second, now) = (open(), open(), Instant::now());
-        assert_eq!(second.read_shared(Some(0), now, &mut Vec::new()).unwrap(), None, "nobody has read it");
+        assert_eq!(second.read_shared(Some(0), now, &mut Vec::new()).unwrap(), None, "no reader has read it");
         let (mut here, mut there) = (Vec::new(), Vec::new());
         assert_eq!(first.step_for_all(Some(0), &mut here).unwrap(), ReadOutcome::More);
         assert_eq!(second.read_shared(Some(0), now, &mut there).unwrap(), Some(ReadOutcome::More));
         assert_eq!((here.as_slice(), there.as_slice()), (&b"one\n"[..], &b"one\n"[..]));
-        assert_eq!(second.read_shared(Some(0), now, &mut there).unwrap(), None, "nobody has looked for more");
+        assert_eq!(second.read_shared(Some(0), now, &mut there).unwrap(), None, "no reader has checked for more");
         assert_eq!(first.step_for_all(Some(0), &mut here).unwrap(), ReadOutcome::End);
         assert_eq!(second.read_shared(Some(0), now, &mut there).unwrap(), Some(ReadOutcome::End));
         assert_eq!(second.read_shared(Some(1), now, &mut there).unwrap(), None, "the folder has changed since");
-        assert_eq!(second.read_shared(None, now, &mut there).unwrap(), None, "nobody would tell of changes");
-        // Copied away and emptied: what comes then stands where other lines stood.
+        assert_eq!(second.read_shared(None, now, &mut there).unwrap(), None, "without a watch, reads are not shared");
+        // Copied away and truncated: new lines are at offsets of old ones.
         fs::write(&path, "").unwrap();
         assert_eq!(first.step_for_all(Some(1), &mut here).unwrap(), ReadOutcome::More);
         fs::write(&path, line(2, "stdout", "F", "two, longer")).unwrap();
@@ -328,7 +328,7 @@ mod tests {
         File::options().append(true).open(&path).unwrap().write_all(whole.trim_end().as_bytes()).unwrap();
         let (_, mut out) = (read(&mut reader), Vec::new());
         reader.flush_last_line(&mut out).unwrap();
-        assert_eq!(out, b"text", "nobody ends it any more");
+        assert_eq!(out, b"text", "the read is not cancelled any more");
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl SharedLog {
         self.file.read_at(buffer, position)
     }
 
-    /// The present generation, to be taken before a read for [`Self::keep`].
+    /// The current generation, to be read before a read for [`Self::keep`].
     pub(super) fn generation(&self) -> Generation {
         Generation(lock(&self.recent).generation)
     }

@@ -49,7 +49,7 @@ struct Folder {
     followers: usize,
 }
 
-/// Receives changes of one directory, as long as it lives.
+/// Receives changes of one directory until it is dropped.
 pub(super) struct Following {
     changed: Option<watch::Receiver<u64>>,
     folder: Option<WatchDescriptor>,

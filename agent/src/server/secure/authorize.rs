@@ -253,7 +253,7 @@ mod tests {
     async fn an_error_ends_the_reviews_and_is_not_cached() {
         let script = Script::access(|_| Err(ReviewError { message: "away".to_owned(), again: true, after: None }));
         let webhook = webhook(script.clone());
-        let denied = Denied::Unknown { subresource: "pods", error: "away".to_owned() };
+        let denied = Denied::Unknown { subresource: "pods", error: "unavailable".to_owned() };
         assert_eq!(webhook.authorize(asked(&ann(), "/pods")).await, Err(denied));
         assert_eq!(script.asked(), 5, "five attempts for the first subresource, none for the second");
         let script = Script::access(|_| Ok(status(true, true)));

@@ -163,7 +163,11 @@ mod tests {
         assert!(verify(&ours.expired("ann").chain).is_err());
         let below = ours.intermediate("below");
         let client = below.client("ann", &[]);
-        assert_eq!(ca.verify(&client.chain[0], &[below.der()]), Ok(()), "the client brings what lies between");
+        assert_eq!(
+            ca.verify(&client.chain[0], &[below.der()]),
+            Ok(()),
+            "the client sends the intermediate certificate"
+        );
         assert!(ca.verify(&client.chain[0], &[]).is_err());
         assert_eq!(ca.hints().len(), 1);
     }

@@ -28,7 +28,8 @@ impl Guard {
     /// Admits a request, with its user as an extension.
     ///
     /// # Errors
-    /// The response to send instead: 401, 403, 429 if too much is under way, or 500 if the API server cannot tell.
+    /// The response to send instead: 401, 403, 429 if too many requests are in flight, or 500 if the API server's
+    /// review fails.
     pub(in crate::server) async fn admit(&self, request: &mut Request, decoded: &str) -> Result<(), Box<Response>> {
         let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
         let address = peer.address.map(|address| address.ip());

@@ -263,7 +263,7 @@ mod tests {
         });
         let (client, metrics) = (kube::Client::new(away, "default"), Metrics::new());
         let reviews = ApiReviews { client, metrics: metrics.clone() };
-        reviews.token("t").await.expect_err("away");
+        reviews.token("t").await.expect_err("unavailable");
         let text = metrics.render().expect("metrics");
         assert!(text.contains("apiserver_delegated_authn_request_total{code=\"<error>\"} 1\n"), "{text}");
     }

@@ -209,7 +209,7 @@ mod tests {
         fs::write(files.certificate(), two.chain_pem()).expect("written");
         // Long enough for the change to be loaded.
         let early = tokio::time::timeout(Duration::from_millis(300), serving.changed()).await;
-        assert!(early.is_err(), "half a change was taken");
+        assert!(early.is_err(), "an incomplete change was loaded");
         fs::write(files.key(), two.key_pem()).expect("written");
         tokio::time::timeout(Duration::from_secs(10), serving.changed()).await.expect("in time").expect("alive");
         assert_eq!(shown(&serving), two.chain[0]);

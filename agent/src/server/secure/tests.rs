@@ -135,7 +135,7 @@ async fn every_path_requires_authentication() {
             let (status, body) = session.ask(method, path, "").await;
             assert_eq!((status, body.as_str()), (401, "Unauthorized"), "{method} {path}");
             let (status, body) = session.ask(method, path, "Authorization: Bearer bad\r\n").await;
-            assert_eq!((status, body.as_str()), (401, "Unauthorized"), "{method} {path} with a bad token");
+            assert_eq!((status, body.as_str()), (401, "Unauthorized"), "{method} {path} with an invalid token");
         }
     }
     let answer = port.ask(None, "HEAD", "/pods", "").await;

@@ -111,12 +111,12 @@ mod tests {
         let secure = Backend::parse("https://[::1]/attach/t").unwrap();
         assert_eq!((secure.host.as_str(), secure.port, secure.tls), ("::1", 443, true));
         assert_eq!((backend.authority().as_str(), secure.authority().as_str()), ("127.0.0.1:4711", "[::1]:443"));
-        for (url, told) in [
+        for (url, expected) in [
             ("", "URL is not set"),
             ("ftp://h/x", "error dialing backend: unknown scheme: ftp"),
             ("/exec/t", "the runtime gave the stream URL \"/exec/t\": it has no host"),
         ] {
-            assert_eq!(Backend::parse(url).unwrap_err().to_string(), told);
+            assert_eq!(Backend::parse(url).unwrap_err().to_string(), expected);
         }
     }
 
@@ -125,7 +125,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/x", listener.local_addr().unwrap());
         drop(listener);
-        let error = Backend::parse(&url).unwrap().connect().await.err().expect("nobody listens").to_string();
+        let error = Backend::parse(&url).unwrap().connect().await.err().expect("no listener").to_string();
         assert!(error.starts_with("error dialing backend: 127.0.0.1:"), "{error}");
     }
 }

@@ -34,8 +34,8 @@ pub(super) async fn run(
     let done = containers.runtime.exec_sync(&id, command.clone(), Duration::ZERO).await;
     let done = done.map_err(|error| Refusal::internal(error.rpc_text()))?;
     if done.exit_code != 0 {
-        let told = String::from_utf8_lossy(&done.stderr);
-        let text = format!("command '{}' exited with {}: {told}", command.join(" "), done.exit_code);
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        let text = format!("command '{}' exited with {}: {stderr}", command.join(" "), done.exit_code);
         return Err(Refusal::internal(text));
     }
     let output = [done.stdout, done.stderr].concat();
@@ -73,7 +73,7 @@ pub(super) async fn checkpoint(
     Ok(axum::Json(serde_json::json!({ "items": [location] })).into_response())
 }
 
-/// Longest time that a client can give a checkpoint. Longer ones cannot be told to the runtime: a gRPC timeout has
+/// Longest time that a client can give a checkpoint. Longer ones cannot be sent to the runtime: a gRPC timeout has
 /// eight digits at most.
 const MAX_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 

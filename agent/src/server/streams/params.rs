@@ -111,12 +111,12 @@ mod tests {
     #[test]
     fn ports_of_websockets() {
         assert_eq!(ports(&query("port=80,443&port=1")), Ok(vec![80, 443, 1]));
-        for (text, told) in [
+        for (text, expected) in [
             ("", "query parameter \"port\" is required"),
             ("port=", "query parameter \"port\" cannot be empty"),
             ("port=1,0", "port \"1,0\" must be > 0"),
         ] {
-            assert_eq!(ports(&query(text)), Err(told.to_owned()));
+            assert_eq!(ports(&query(text)), Err(expected.to_owned()));
         }
         for bad in ["port=a", "port=65536", "port=1,", "port=-1"] {
             assert!(ports(&query(bad)).unwrap_err().starts_with("unable to parse \""), "{bad}");

@@ -167,7 +167,7 @@ async fn join(client: Upgraded, backend: Upgraded) {
     if let Err(error) = ended {
         tracing::debug!(%error, "a stream broke");
     }
-    // Flushes both sides; errors mean that the side is gone.
+    // Flushes both sides; errors mean that a side is closed.
     let last = async { tokio::join!(to_client.shutdown(), to_backend.shutdown()) };
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, last).await;
 }

@@ -78,7 +78,7 @@ async fn open(backend: &Backend) -> Result<(TokioIo<Upgraded>, Protocol), String
     if status.is_redirection() {
         return Err("redirect not allowed".to_owned());
     }
-    if status != StatusCode::SWITCHING_PROTOCOLS || !speaks_spdy(&answer) {
+    if status != StatusCode::SWITCHING_PROTOCOLS || !is_spdy_upgrade(&answer) {
         let text = proxy::error_body(answer.into_body()).await;
         let text = String::from_utf8_lossy(&text).into_owned();
         return Err(format!("unable to upgrade connection: status code {}: {text}", status.as_u16()));
@@ -114,7 +114,7 @@ pub(super) async fn tunnelled(
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         return proxy::refused(answer).await.map_err(failed);
     }
-    if !speaks_spdy(&answer) {
+    if !is_spdy_upgrade(&answer) {
         return Err(Refusal::internal("unable to upgrade: missing upgrade headers in response"));
     }
     let (response, client) = waiting.accept_tunnel(protocols, &protocol(&answer));
@@ -141,7 +141,7 @@ async fn tunnel(mut client: Client, runtime: Upgraded) {
     if let Err(error) = ended {
         tracing::debug!(%error, "a tunnel broke");
     }
-    // Errors mean that the side is gone.
+    // Errors mean that the side is closed.
     let end = async move { tokio::time::timeout(SHUTDOWN_TIMEOUT, to_runtime.shutdown()).await };
     let _ = tokio::join!(websocket::close(client), end);
 }
@@ -205,7 +205,7 @@ fn offer(request: &mut Request<Empty<Bytes>>, protocols: &[impl AsRef<str>]) -> 
     Ok(())
 }
 
-fn speaks_spdy(answer: &axum::http::Response<Incoming>) -> bool {
+fn is_spdy_upgrade(answer: &axum::http::Response<Incoming>) -> bool {
     params::asks_for_upgrade(answer.headers()) && params::names_spdy(answer.headers())
 }
 

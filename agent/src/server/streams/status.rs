@@ -24,14 +24,14 @@ pub(super) fn failure(why: &str) -> Value {
 
 /// The status for the contents of the runtime's error stream. From version 4 of the protocol on these are a Status;
 /// before, a text, which is empty for success.
-pub(super) fn translate(told: &[u8], protocol: Protocol) -> Value {
+pub(super) fn translate(result: &[u8], protocol: Protocol) -> Value {
     if !protocol.has_statuses() {
-        let text = String::from_utf8_lossy(told);
-        return if told.is_empty() { success() } else { failure(&format!("error executing remote command: {text}")) };
+        let text = String::from_utf8_lossy(result);
+        return if result.is_empty() { success() } else { failure(&format!("error executing remote command: {text}")) };
     }
-    let status: Value = match serde_json::from_slice(told) {
+    let status: Value = match serde_json::from_slice(result) {
         Ok(status) => status,
-        Err(_) if told.is_empty() => return failure("the runtime ended the stream without a result"),
+        Err(_) if result.is_empty() => return failure("the runtime ended the stream without a result"),
         Err(error) => return failure(&format!("the runtime's result cannot be read: {error}")),
     };
     if status["status"] == "Success" {
@@ -70,10 +70,13 @@ mod tests {
         assert_eq!(translate(br#"{"status":"Success"}"#, V4), success());
         let ended = br#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code",
             "reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"42"}]}}"#;
-        let told = translate(ended, V4);
-        assert_eq!(told["message"], "command terminated with non-zero exit code: command terminated with exit code 42");
-        assert_eq!(told["details"]["causes"][0], json!({"reason": "ExitCode", "message": "42"}));
-        assert_eq!((&told["reason"], &told["code"]), (&json!("NonZeroExitCode"), &Value::Null));
+        let status = translate(ended, V4);
+        assert_eq!(
+            status["message"],
+            "command terminated with non-zero exit code: command terminated with exit code 42"
+        );
+        assert_eq!(status["details"]["causes"][0], json!({"reason": "ExitCode", "message": "42"}));
+        assert_eq!((&status["reason"], &status["code"]), (&json!("NonZeroExitCode"), &Value::Null));
         let failed = br#"{"status":"Failure","message":"no such container","reason":"InternalError","code":500}"#;
         assert_eq!(translate(failed, V4), failure("no such container"));
         assert_eq!(failure("x")["message"], "Internal error occurred: x");
@@ -81,11 +84,11 @@ mod tests {
 
     #[test]
     fn missing_results_are_failures() {
-        for told in
+        for result in
             [&b""[..], b"{", b"[]", br#"{"status":"Failure"}"#, br#"{"status":"Failure","reason":"NonZeroExitCode"}"#]
         {
-            let told = translate(told, V4);
-            assert_eq!((&told["status"], &told["code"]), (&json!("Failure"), &json!(500)), "{told}");
+            let status = translate(result, V4);
+            assert_eq!((&status["status"], &status["code"]), (&json!("Failure"), &json!(500)), "{status}");
         }
     }
 

@@ -151,7 +151,7 @@ pub(super) fn limits() -> WebSocketConfig {
         .max_frame_size(Some(MESSAGE))
 }
 
-/// Pings the client periodically: nothing else detects that a client is gone while its input is not read.
+/// Pings the client periodically: otherwise a disconnected client is not detected while its input is not read.
 pub(super) struct Keepalive(Interval);
 
 impl Default for Keepalive {

@@ -102,7 +102,7 @@ fn a_file_gone_bad_keeps_its_pods_until_a_second_look_that_is_periodic() {
     assert_eq!(marks(&result), None);
     assert_eq!(marks(&files.event(folder([("a", bad())]))), None, "events do not count");
     let result = files.periodic(folder([("a", bad())]));
-    assert_eq!((marks(&result), result.reports), (set([]), vec![]), "said once");
+    assert_eq!((marks(&result), result.reports), (set([]), vec![]), "reported once");
     let result = files.event(folder([("a", good(vec![pod("a")]))]));
     assert_eq!((marks(&result), result.reports), (set(["a"]), vec![Report::Good("a".into())]));
 }
@@ -132,10 +132,10 @@ fn of_two_files_with_one_pod_the_holder_keeps_it_until_a_periodic_look() {
     let result = files.periodic(both());
     assert_eq!(marks(&result), set(["2"]), "the last file name wins");
     assert_eq!(result.reports, [Report::Conflict("d/x".into(), vec!["x.yaml".into(), "x.yaml~".into()])]);
-    assert_eq!(files.periodic(both()).reports, [], "said once");
+    assert_eq!(files.periodic(both()).reports, [], "reported once");
     files.event(folder([("x.yaml", Reading::Unchanged)]));
     let result = files.after(REMOVAL_DELAY).event(folder([("x.yaml", Reading::Unchanged)]));
-    assert_eq!(marks(&result), set(["1"]), "deleting one of the two brings the other's pod");
+    assert_eq!(marks(&result), set(["1"]), "after deleting one of the two files the pod of the other is used");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_path_that_cannot_be_used_changes_nothing() {
     files.periodic(folder([("a", good(vec![pod("a")]))]));
     let result = files.periodic(Listing::Unusable("cannot stat".into()));
     assert_eq!((marks(&result), result.reports), (None, vec![Report::Path("cannot stat".into())]));
-    assert_eq!(files.periodic(Listing::Unusable("cannot stat".into())).reports, [], "said once");
+    assert_eq!(files.periodic(Listing::Unusable("cannot stat".into())).reports, [], "reported once");
     assert_eq!(files.periodic(folder([("a", Reading::Unchanged)])).reports, [Report::PathGood]);
 }
 

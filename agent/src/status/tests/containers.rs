@@ -102,7 +102,7 @@ fn proven_deaths_are_reported_as_far_as_known() {
     }
     let awaited = one("Always", vec![proven("a", 0, None)]).generate();
     let a = container(&awaited, "a");
-    assert_eq!((a.ready, a.started), (false, Some(false)), "it is known to be dead");
+    assert_eq!((a.ready, a.started), (false, Some(false)), "its exit is known");
     let restarted = one("Always", vec![running("a", 1), proven("a", 0, None)]).generate();
     assert_eq!(story(&restarted, "a"), "running after none, 1");
 }

@@ -1,4 +1,4 @@
-//! Starting, stopping and completing pods by the fewest calls that the pod's object has to wait for.
+//! Starts, stops and completes pods with the fewest calls that their API objects have to wait for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::stamps;
 use crate::stamps::monotonic_now;
 use crate::workload::BenchPod;
 
-/// The grace period that pods have by default.
+/// The default grace period of pods.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// A pod with one running container.
@@ -27,14 +27,14 @@ pub(crate) struct RunningPod {
     container: String,
 }
 
-/// What became of a pod that completes at once; nanoseconds of CLOCK_MONOTONIC.
+/// Times of a pod that completes at once; nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OneShot {
     pub(crate) created: u64,
     /// The process wrote that it exits.
     pub(crate) exited: u64,
     pub(crate) noticed: u64,
-    /// The object could have been removed.
+    /// The API object could have been removed.
     pub(crate) gone: u64,
     pub(crate) sandbox_removed: u64,
 }
@@ -43,7 +43,7 @@ impl BareClient {
     /// Starts the pods; returns when all processes run.
     ///
     /// # Errors
-    /// The runtime refuses a call.
+    /// The runtime fails a call.
     pub(crate) async fn start(&self, pods: &[BenchPod]) -> anyhow::Result<Vec<RunningPod>> {
         try_join_all(pods.iter().map(|pod| async {
             let _permit = self.permits.acquire().await?;
@@ -59,15 +59,16 @@ impl BareClient {
         Ok(RunningPod { sandbox, container })
     }
 
-    /// Stops the pods, at most `parallelism` at the same time. A pod counts as gone when an agent may let its object
-    /// go: on the host's network when its process has exited, with a network of its own when its sandbox is stopped; returns the seconds from the common begin until each was gone.
+    /// Stops the pods, at most `parallelism` at the same time; returns the seconds from the begin until each was gone.
+    /// A pod is gone when an agent may remove its API object: on the host's network when its process has exited, with a
+    /// network of its own when its sandbox is stopped.
     ///
     /// # Errors
-    /// The runtime refuses a call.
+    /// The runtime fails a call.
     pub(crate) async fn stop(&self, pods: &[RunningPod], parallelism: usize) -> anyhow::Result<Vec<f64>> {
         let pin = |pod: RunningPod| async {
             let process = process_exit::pin(&self.runtime, &pod.container).await?;
-            anyhow::Ok((pod, process.context("a process exited before it was told to")?))
+            anyhow::Ok((pod, process.context("a process exited before its pod was stopped")?))
         };
         let pinned = try_join_all(pods.iter().cloned().map(pin)).await?;
         let permits = Arc::new(Semaphore::new(parallelism));
@@ -85,21 +86,21 @@ impl BareClient {
     async fn stop_pod(&self, pod: RunningPod, process: &PinnedProcess, begin: Instant) -> anyhow::Result<f64> {
         let runtime = self.runtime.clone();
         let container = pod.container.clone();
-        // The runtime answers some 45 ms after the exit, which nothing has to wait for.
+        // The runtime responds some 45 ms after the exit, and nothing waits for that response.
         let stopping = tokio::spawn(async move { runtime.stop_container(&container, GRACE).await });
         process.gone().await.with_context(|| format!("cannot wait for container {}", pod.container))?;
         if self.settings.network == PodNetwork::Own {
             self.runtime.stop_pod_sandbox(&pod.sandbox).await?;
         }
         let gone = begin.elapsed().as_secs_f64();
-        stopping.await.context("the task that stops a container ended early")??;
+        stopping.await.context("the task that stops a container was cancelled")??;
         Ok(gone)
     }
 
-    /// Runs a pod that completes at once, and nothing after its exit.
+    /// Runs a pod that completes at once, without any call after its exit.
     ///
     /// # Errors
-    /// The runtime refuses a call.
+    /// The runtime fails a call.
     pub(crate) async fn complete(&self, pod: &BenchPod) -> anyhow::Result<()> {
         let running = self.start_pod(pod).await?;
         self.exited(&running.container).await
@@ -108,7 +109,7 @@ impl BareClient {
     /// Runs a pod that completes at once, then removes it.
     ///
     /// # Errors
-    /// The runtime refuses a call; the process wrote no stamp.
+    /// The runtime fails a call; the process wrote no stamp.
     pub(crate) async fn complete_and_remove(&self, pod: &BenchPod) -> anyhow::Result<OneShot> {
         let created = monotonic_now()?;
         let running = self.start_pod(pod).await?;

@@ -1,4 +1,4 @@
-//! Waiting for the exit of a container's first process, as the kernel reports it.
+//! Waits for the exit of a container's init process through a pidfd.
 
 use anyhow::Context as _;
 use keblet::kernel::pidfd;
@@ -6,10 +6,10 @@ use keblet::kernel::pidfd::PinError;
 use keblet::kernel::pidfd::PinnedProcess;
 use keblet::runtime::Runtime;
 
-/// Returns once the container's first process has exited.
+/// Returns once the container's init process has exited.
 ///
 /// # Errors
-/// The runtime does not tell the pid, or the kernel refuses a pidfd.
+/// The runtime reports no PID, or the kernel refuses a pidfd.
 pub(super) async fn wait(runtime: &Runtime, id: &str) -> anyhow::Result<()> {
     match pin(runtime, id).await? {
         Some(process) => process.gone().await.with_context(|| format!("cannot wait for the process of container {id}")),
@@ -17,18 +17,18 @@ pub(super) async fn wait(runtime: &Runtime, id: &str) -> anyhow::Result<()> {
     }
 }
 
-/// A pidfd of the container's first process; `None` if it has exited.
+/// A pidfd of the container's init process; `None` if it has exited.
 ///
 /// # Errors
-/// The runtime does not tell the pid, or the kernel refuses a pidfd.
+/// The runtime reports no PID, or the kernel refuses a pidfd.
 pub(super) async fn pin(runtime: &Runtime, id: &str) -> anyhow::Result<Option<PinnedProcess>> {
     let inspection = runtime.container_status(id, true).await?;
     if inspection.status.finished_at != 0 {
         return Ok(None);
     }
     let Some(pid) = inspection.pid() else {
-        // Exited, and the runtime has not recorded it yet; or a runtime that tells no pids at all.
-        anyhow::ensure!(inspection.info.contains_key("info"), "the runtime does not tell the pid of container {id}");
+        // Exited, but not recorded by the runtime yet; or a runtime that reports no PIDs at all.
+        anyhow::ensure!(inspection.info.contains_key("info"), "the runtime reports no PID of container {id}");
         return Ok(None);
     };
     let process = match pidfd::pin(pid) {
@@ -36,6 +36,6 @@ pub(super) async fn pin(runtime: &Runtime, id: &str) -> anyhow::Result<Option<Pi
         Err(PinError::AlreadyGone { .. }) => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("container {id}")),
     };
-    // A pid may belong to another process by the time it is pinned.
+    // The PID may have been reused before the pidfd was opened.
     Ok(process.facts().cgroups.contains(id).then_some(process))
 }

@@ -11,7 +11,7 @@ use keblet::runtime::ContainerEvents;
 use keblet_proto::cri::v1 as cri;
 use tokio::sync::oneshot;
 
-/// Containers that have stopped, and the waiters for others.
+/// Stopped containers, and waiters for others.
 #[derive(Debug, Default)]
 pub(crate) struct StopEvents {
     containers: Mutex<HashMap<String, StopEvent>>,
@@ -24,7 +24,7 @@ enum StopEvent {
 }
 
 impl StopEvents {
-    /// Reads `events` until they end; all waits fail then.
+    /// Reads `events` until the stream ends; then all waits fail.
     pub(crate) async fn read(&self, mut events: ContainerEvents) {
         while let Some(Ok(event)) = events.next().await {
             if event.container_event_type() == cri::ContainerEventType::ContainerStoppedEvent {
@@ -36,7 +36,7 @@ impl StopEvents {
 
     fn stopped(&self, id: String) {
         if let Some(StopEvent::Awaited(waiter)) = self.lock().insert(id, StopEvent::Stopped) {
-            // A waiter that was dropped needs no answer.
+            // A waiter that was dropped needs no notification.
             let _ = waiter.send(());
         }
     }
@@ -69,10 +69,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_stop_is_seen_before_and_after_the_wait_begins() {
+    async fn stops_before_and_after_the_begin_of_a_wait_are_reported() {
         let events = StopEvents::default();
         events.stopped("early".to_owned());
-        events.wait("early").now_or_never().expect("known already").unwrap();
+        events.wait("early").now_or_never().expect("already reported").unwrap();
 
         let mut late = std::pin::pin!(events.wait("late"));
         assert!(late.as_mut().now_or_never().is_none());

@@ -1,4 +1,4 @@
-//! The benchmark's client of the cluster: creates, deletes and watches pods, and removes what is left of earlier runs.
+//! The benchmark's client of the cluster: creates, deletes and watches pods, and removes objects of earlier runs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -27,11 +27,11 @@ use crate::manifest::LABEL;
 use crate::manifest::NAMESPACE;
 use crate::stamps::monotonic_now;
 
-/// For the controllers to create the default service account.
+/// Time for the controllers to create the default service account.
 const ACCOUNT_LIMIT: Duration = Duration::from_secs(60);
-/// For objects without a node to vanish.
-const VANISH_LIMIT: Duration = Duration::from_secs(60);
-/// Requests at the same time.
+/// Time until objects without a node are removed.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(60);
+/// Concurrent requests.
 const PARALLEL: usize = 64;
 
 /// A client of the API server. Cheap to clone.
@@ -44,7 +44,7 @@ pub(super) struct ClusterClient {
 }
 
 impl ClusterClient {
-    /// Connects as the kubeconfig says.
+    /// Connects with the kubeconfig.
     ///
     /// # Errors
     /// The kubeconfig is unusable.
@@ -83,10 +83,10 @@ impl ClusterClient {
         (observed, AbortOnDropHandle::new(task))
     }
 
-    /// Waits until the node is Ready; returns when that was seen (CLOCK_MONOTONIC nanoseconds).
+    /// Waits until the node is Ready; returns when the watch reported it (CLOCK_MONOTONIC nanoseconds).
     ///
     /// # Errors
-    /// The API server refuses the watch.
+    /// The watch fails.
     pub(super) async fn node_ready(&self) -> anyhow::Result<u64> {
         let is_ready = |node: Option<&Node>| {
             let status = node.and_then(|node| node.status.as_ref());
@@ -97,10 +97,10 @@ impl ClusterClient {
         monotonic_now()
     }
 
-    /// Creates the pods at once.
+    /// Creates the pods concurrently.
     ///
     /// # Errors
-    /// The API server refuses one of them.
+    /// The API server rejects one of them.
     pub(super) async fn create(&self, pods: &[Pod]) -> anyhow::Result<()> {
         let create = async |pod: &Pod| {
             self.pods.create(&PostParams::default(), pod).await.map(drop).context("cannot create a pod")
@@ -108,10 +108,11 @@ impl ClusterClient {
         stream::iter(pods).map(create).buffer_unordered(PARALLEL).try_collect().await
     }
 
-    /// Deletes the pods at once; returns when each was asked for (CLOCK_MONOTONIC nanoseconds), in the same order.
+    /// Deletes the pods concurrently; returns the time of each request (CLOCK_MONOTONIC nanoseconds), in the same
+    /// order.
     ///
     /// # Errors
-    /// The API server refuses one of the deletions.
+    /// The API server rejects one of the deletions.
     pub(super) async fn delete(&self, names: &[String]) -> anyhow::Result<Vec<u64>> {
         let delete = async |name: &String| {
             let at = monotonic_now()?;
@@ -121,10 +122,10 @@ impl ClusterClient {
         stream::iter(names).map(delete).buffered(PARALLEL).try_collect().await
     }
 
-    /// Removes the benchmark's pods and the Node object, with or without an agent.
+    /// Removes the benchmark's pods and the Node object, also if no agent runs.
     ///
     /// # Errors
-    /// The API server refuses, or the node is still there after [`VANISH_LIMIT`].
+    /// A request fails, or the node still exists after [`REMOVAL_LIMIT`].
     pub(super) async fn sweep(&self) -> anyhow::Result<()> {
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         let ours = ListParams::default().labels(&selector());
@@ -134,10 +135,10 @@ impl ClusterClient {
             result => drop(result.with_context(|| format!("cannot delete node {}", self.node))?),
         }
         let gone = |node: Option<&Node>| node.is_none();
-        tokio::time::timeout(VANISH_LIMIT, await_condition(self.nodes.clone(), &self.node, gone))
+        tokio::time::timeout(REMOVAL_LIMIT, await_condition(self.nodes.clone(), &self.node, gone))
             .await
-            .with_context(|| format!("node {} does not go away", self.node))?
-            .context("waiting for the node to go")?;
+            .with_context(|| format!("node {} is not removed", self.node))?
+            .context("waiting for the removal of the node")?;
         Ok(())
     }
 }

@@ -11,10 +11,10 @@ use crate::manifest::PodNetwork;
 /// Compares node agents as nodes of a real cluster.
 ///
 /// Participants: `bare client` (a CRI client that starts and stops the same pods), `keblet`, every variant and every
-/// peer. Each agent in turn is the one node of that name; its Node object is removed before and after.
+/// peer. One agent after the other is the node of that name; its Node object is removed before and after.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ClusterArgs {
-    /// As for every benchmark.
+    /// Arguments of every benchmark.
     #[command(flatten)]
     pub common: CommonArgs,
     /// Kubeconfig of a user who may create pods and delete nodes
@@ -23,14 +23,14 @@ pub struct ClusterArgs {
     /// Kubeconfig of the node
     #[arg(long, value_name = "PATH")]
     pub node_kubeconfig: PathBuf,
-    /// The node's name, as its credentials have it
+    /// The node's name in its credentials
     #[arg(long, value_name = "NAME")]
     pub node_name: String,
-    /// The node's address; not a loopback one
+    /// The node's address; must not be a loopback address
     #[arg(long, value_name = "IP")]
     pub node_ip: Option<std::net::IpAddr>,
-    /// Cgroup of the node, such as `/bench`: agents and the bare client keep the pods' cgroups in it [default: pods have
-    /// no cgroups of their own]
+    /// Cgroup of the node, such as `/bench`: agents and the bare client keep the pods' cgroups in it [default: pods
+    /// have no cgroups of their own]
     #[arg(long, value_name = "CGROUP")]
     pub cgroup_root: Option<String>,
     /// Pods use the host's network instead of one of their own
@@ -49,10 +49,10 @@ pub struct ClusterArgs {
     /// KubeletConfiguration file, a folder for its state, its credentials, its name and its address
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
     pub peers: Vec<Peer>,
-    /// Measure peers in the first of these runs only
+    /// Measure peers only in the first of these runs
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub peer_runs: u32,
-    /// How long idle agents are watched; some of their requests come once in several minutes
+    /// How long idle agents are observed; some of their requests have intervals of several minutes
     #[arg(long, default_value = "60s", value_parser = duration)]
     pub idle_time: Duration,
     /// How long pods are created for `churn`
@@ -64,8 +64,8 @@ pub struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// Is this part to be measured?
-    pub(super) fn wants(&self, part: Part) -> bool {
+    /// Whether this part is to be measured.
+    pub(super) fn includes(&self, part: Part) -> bool {
         self.only.is_empty() || self.only.contains(&part)
     }
 
@@ -112,7 +112,7 @@ impl Part {
     pub(super) const ALL: [Self; 8] =
         [Self::Startup, Self::Delete, Self::Exit, Self::Restart, Self::Chain, Self::Churn, Self::Density, Self::Idle];
 
-    /// Does it use many pods, of an agent that has just been started?
+    /// Whether it uses many pods and a newly started agent.
     pub(super) fn is_dense(self) -> bool {
         matches!(self, Self::Density | Self::Idle)
     }
@@ -141,8 +141,8 @@ mod tests {
     fn parts_are_chosen() {
         let args = parse(&["--only", "startup,exit", "--runs", "5"]).unwrap();
         assert_eq!((args.pods, args.density_pods, args.common.runs), (30, 100, 5));
-        assert!(args.wants(Part::Exit) && !args.wants(Part::Idle));
-        assert!(parse(&[]).unwrap().wants(Part::Idle));
+        assert!(args.includes(Part::Exit) && !args.includes(Part::Idle));
+        assert!(parse(&[]).unwrap().includes(Part::Idle));
         assert_eq!(parse(&[]).unwrap().churn_pods(), 180);
     }
 
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_arguments_are_refused() {
+    fn invalid_arguments_are_rejected() {
         let bad: [&[&str]; 4] =
             [&["--peer", "kubelet {kubeconfig}"], &["--only", "nothing"], &["--pods", "0"], &["--node-ip", "x"]];
         for args in bad {

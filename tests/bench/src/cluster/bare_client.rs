@@ -1,4 +1,4 @@
-//! The parts of the benchmark for the bare client: what the runtime alone takes for the same pods.
+//! The parts of the benchmark for the bare client: the time that the runtime alone takes for the same pods.
 
 use std::time::Duration;
 
@@ -24,13 +24,13 @@ use crate::stamps::seconds;
 use crate::workload;
 use crate::workload::BenchPod;
 
-/// For the last process to handle signals before it is told to exit: until then PID 1 ignores SIGTERM.
+/// Time for the last process to set its signal handlers: until then, PID 1 ignores SIGTERM.
 const UP_SETTLE: Duration = Duration::from_secs(2);
 
-/// Measures all parts that are wanted; `idle` says whether to watch the idle runtime.
+/// Measures the selected parts; `idle` says whether to observe the idle runtime.
 ///
 /// # Errors
-/// The runtime refuses a call.
+/// The runtime fails a call.
 pub(super) async fn measure(
     context: &Context,
     settings: &PodSettings,
@@ -40,22 +40,22 @@ pub(super) async fn measure(
 ) -> anyhow::Result<()> {
     let args = &context.args;
     let part = Parts { context, settings, prefix };
-    if args.wants(Part::Startup) || args.wants(Part::Delete) {
+    if args.includes(Part::Startup) || args.includes(Part::Delete) {
         part.startup_and_delete(row).await?;
     }
-    if args.wants(Part::Exit) {
+    if args.includes(Part::Exit) {
         part.exit(row).await?;
     }
-    if args.wants(Part::Restart) {
+    if args.includes(Part::Restart) {
         part.restart(row).await?;
     }
-    if args.wants(Part::Chain) {
+    if args.includes(Part::Chain) {
         part.chain(row).await?;
     }
-    if args.wants(Part::Churn) {
+    if args.includes(Part::Churn) {
         part.churn(row).await?;
     }
-    if args.wants(Part::Density) || idle {
+    if args.includes(Part::Density) || idle {
         part.density(idle, row).await?;
     }
     Ok(())
@@ -76,7 +76,7 @@ impl Parts<'_> {
         format!("{}-{part}", self.prefix)
     }
 
-    /// The best of several parallelisms, for each figure by itself.
+    /// The best of several parallelisms, separately for each figure.
     async fn startup_and_delete(&self, row: &mut Row<'_>) -> anyhow::Result<()> {
         let (mut starts, mut deletions) = (Vec::new(), Vec::new());
         for parallelism in parallelisms(self.context.args.pods) {
@@ -88,10 +88,10 @@ impl Parts<'_> {
             deletions.push(self.client(parallelism).stop(&running, parallelism).await?);
             runtime_pods::sweep(&self.context.runtime).await?;
         }
-        if self.context.args.wants(Part::Startup) {
+        if self.context.args.includes(Part::Startup) {
             row.add(Metric::CreateToAllReady, starts.into_iter().reduce(f64::min).into_iter().collect());
         }
-        if self.context.args.wants(Part::Delete) {
+        if self.context.args.includes(Part::Delete) {
             row.add(Metric::DeleteToGone, least_median(deletions));
         }
         Ok(())
@@ -159,7 +159,7 @@ impl Parts<'_> {
         }
         let mut pods = Vec::new();
         while let Some(done) = running.join_next().await {
-            pods.push(done.context("the task of a pod ended early")??);
+            pods.push(done.context("the task of a pod was cancelled")??);
         }
         row.add(Metric::ChurnExitToTerminated, pods.iter().map(|pod| seconds(pod.exited, pod.noticed)).collect());
         row.add(Metric::ChurnCreateToGone, pods.iter().map(|pod| seconds(pod.created, pod.gone)).collect());
@@ -176,11 +176,11 @@ impl Parts<'_> {
             let name = self.name(&format!("many{parallelism}"));
             let pods = workload::running(args.density_pods, &name, &self.settings.stamps());
             starts.push(self.start(&pods, parallelism).await?.0);
-            if !args.wants(Part::Density) {
+            if !args.includes(Part::Density) {
                 break;
             }
         }
-        if args.wants(Part::Density) {
+        if args.includes(Part::Density) {
             row.add(Metric::DensityCreateToAllReady, starts.into_iter().reduce(f64::min).into_iter().collect());
         }
         if idle {

@@ -22,13 +22,13 @@ use crate::stamps::monotonic_now;
 use crate::stamps::seconds;
 use crate::workload::BenchPod;
 
-/// For an agent to come to rest before pods arrive.
+/// Time for an agent to become idle before pods are created.
 const START_SETTLE: Duration = Duration::from_secs(2);
-/// For the last process to handle signals before it is told to exit: until then PID 1 ignores SIGTERM.
+/// Time for the last process to set its signal handlers: until then, PID 1 ignores SIGTERM.
 const UP_SETTLE: Duration = Duration::from_secs(2);
 const NODE_LIMIT: Duration = Duration::from_secs(60);
 
-/// The same that a peer would be given.
+/// Flags that a peer would get as well.
 const KEBLET_FLAGS: &str = "run --config={config} --root-dir={root} --cert-dir={root}/pki --kubeconfig={kubeconfig} \
                             --hostname-override={node} --node-ip={ip}";
 
@@ -64,7 +64,7 @@ impl BenchNode {
     /// Starts the agent of a participant and waits for its node.
     ///
     /// # Errors
-    /// The agent ended, or its node is not Ready after [`NODE_LIMIT`].
+    /// The agent exited, or its node is not Ready after [`NODE_LIMIT`].
     pub(super) async fn start(
         context: &Context,
         participant: &Participant,
@@ -73,7 +73,7 @@ impl BenchNode {
     ) -> anyhow::Result<Self> {
         let mut agent = launch(context, participant, &settings)?;
         let client = context.client.clone();
-        let ready = agent.while_alive(async {
+        let ready = agent.while_running(async {
             let ready = tokio::time::timeout(NODE_LIMIT, client.node_ready()).await;
             ready.with_context(|| format!("the node is not Ready after {}", humantime::format_duration(NODE_LIMIT)))?
         });
@@ -86,17 +86,17 @@ impl BenchNode {
     /// The object of a pod.
     ///
     /// # Errors
-    /// Never, unless the manifest is no pod.
+    /// The manifest is not a pod.
     pub(super) fn object(&self, pod: &BenchPod) -> anyhow::Result<Pod> {
         let manifest = manifest::bound_pod(pod, &self.settings, &self.node);
         serde_json::from_value(manifest).with_context(|| format!("the manifest of pod {}", pod.name))
     }
 
-    /// Creates pods at once and waits until `time` is known of each; returns when the first creation began, and `time`
-    /// of each. `what` names it in errors.
+    /// Creates pods concurrently and waits until `time` is known of each; returns the time of the first creation, and
+    /// `time` of each. `what` names it in errors.
     ///
     /// # Errors
-    /// The agent ended, or some pod does not get there in time.
+    /// The agent exited, or a pod does not reach the state in time.
     pub(super) async fn create(
         &mut self,
         context: &Context,
@@ -108,26 +108,26 @@ impl BenchNode {
         let limit = context.limit(pods.len());
         let begin = monotonic_now()?;
         let observed = self.observed.clone();
-        let times = self.agent.while_alive(async {
+        let times = self.agent.while_running(async {
             context.client.create(&objects).await?;
             observed.wait(&names(pods), what, time, limit).await
         });
         Ok((begin, times.await?))
     }
 
-    /// Deletes pods at once and waits until they are gone; returns the seconds that each took.
+    /// Deletes pods concurrently and waits until they are gone; returns the seconds that each took.
     ///
     /// # Errors
-    /// The agent ended, or some pod is not gone in time.
+    /// The agent exited, or a pod is not gone in time.
     pub(super) async fn delete(&mut self, context: &Context, pods: &[BenchPod]) -> anyhow::Result<Vec<f64>> {
         tokio::time::sleep(UP_SETTLE).await;
         let names = names(pods);
         let limit = context.limit(pods.len());
         let observed = self.observed.clone();
-        let deleted = self.agent.while_alive(async {
-            let asked = context.client.delete(&names).await?;
+        let deleted = self.agent.while_running(async {
+            let requested = context.client.delete(&names).await?;
             let gone = observed.wait(&names, "gone", |times| times.gone, limit).await?;
-            Ok(asked.into_iter().zip(gone).map(|(asked, gone)| seconds(asked, gone)).collect())
+            Ok(requested.into_iter().zip(gone).map(|(requested, gone)| seconds(requested, gone)).collect())
         });
         deleted.await
     }

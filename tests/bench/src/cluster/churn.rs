@@ -19,11 +19,11 @@ use crate::stamps::monotonic_now;
 use crate::stamps::seconds;
 use crate::workload;
 
-/// How long sandboxes and cgroups may outlive the last pod: kubelets collect dead sandboxes once a minute.
+/// How long sandboxes and cgroups may exist after the last pod: kubelets remove exited sandboxes once a minute.
 const REMAINS_LIMIT: Duration = Duration::from_secs(90);
 
-/// What became of one pod; nanoseconds of CLOCK_MONOTONIC.
-struct Life {
+/// Times of one pod; nanoseconds of CLOCK_MONOTONIC.
+struct PodLifecycle {
     index: usize,
     uid: String,
     created: u64,
@@ -34,7 +34,7 @@ struct Life {
 /// Measures churn.
 ///
 /// # Errors
-/// The agent ended, or a pod, its sandbox or its cgroup is not gone in time.
+/// The agent exited, or a pod, its sandbox or its cgroup is not removed in time.
 pub(super) async fn measure(
     context: &Context,
     node: &mut BenchNode,
@@ -47,20 +47,20 @@ pub(super) async fn measure(
     let remains = Remains::watch(context.runtime.clone(), context.args.cgroup_root.clone());
     let limit = context.limit(pods.len());
     let observed = node.observed.clone();
-    let lives = create_all(&context.client, observed, objects, interval(context.args.churn_rate), limit);
-    let lives = node.agent.while_alive(lives).await?;
+    let lifecycles = create_all(&context.client, observed, objects, interval(context.args.churn_rate), limit);
+    let lifecycles = node.agent.while_running(lifecycles).await?;
 
-    let exits = lives.iter().map(|life| Ok(seconds(stamps::exit_of(&pods[life.index].main)?, life.terminated)));
+    let exits = lifecycles.iter().map(|pod| Ok(seconds(stamps::exit_of(&pods[pod.index].main)?, pod.terminated)));
     row.add(Metric::ChurnExitToTerminated, exits.collect::<anyhow::Result<_>>()?);
-    row.add(Metric::ChurnCreateToGone, lives.iter().map(|life| seconds(life.created, life.gone)).collect());
+    row.add(Metric::ChurnCreateToGone, lifecycles.iter().map(|pod| seconds(pod.created, pod.gone)).collect());
 
-    let uids: Vec<_> = lives.iter().map(|life| life.uid.clone()).collect();
-    let removed = node.agent.while_alive(async { Ok(remains.until_removed(&uids, REMAINS_LIMIT).await) }).await?;
-    let after = |at: u64, life: &Life| seconds(life.gone, at.max(life.gone));
-    let sandboxes = lives.iter().filter_map(|life| Some(after(removed.sandbox(&life.uid)?, life)));
+    let uids: Vec<_> = lifecycles.iter().map(|pod| pod.uid.clone()).collect();
+    let removed = node.agent.while_running(async { Ok(remains.until_removed(&uids, REMAINS_LIMIT).await) }).await?;
+    let after = |at: u64, pod: &PodLifecycle| seconds(pod.gone, at.max(pod.gone));
+    let sandboxes = lifecycles.iter().filter_map(|pod| Some(after(removed.sandbox(&pod.uid)?, pod)));
     row.add(Metric::ChurnGoneToSandboxRemoved, sandboxes.collect());
     if context.args.cgroup_root.is_some() {
-        let cgroups = lives.iter().filter_map(|life| Some(after(removed.cgroup(&life.uid)?, life)));
+        let cgroups = lifecycles.iter().filter_map(|pod| Some(after(removed.cgroup(&pod.uid)?, pod)));
         row.add(Metric::ChurnGoneToCgroupRemoved, cgroups.collect());
     }
     match removed.remaining(&uids) {
@@ -80,28 +80,28 @@ async fn create_all(
     objects: Vec<Pod>,
     interval: Duration,
     limit: Duration,
-) -> anyhow::Result<Vec<Life>> {
+) -> anyhow::Result<Vec<PodLifecycle>> {
     let mut ticks = tokio::time::interval(interval);
     let mut running = JoinSet::new();
     for (index, object) in objects.into_iter().enumerate() {
         ticks.tick().await;
-        running.spawn(live(client.clone(), observed.clone(), index, object, limit));
+        running.spawn(run_one_shot(client.clone(), observed.clone(), index, object, limit));
     }
-    let mut lives = Vec::new();
+    let mut lifecycles = Vec::new();
     while let Some(done) = running.join_next().await {
-        lives.push(done.context("the task of a pod ended early")??);
+        lifecycles.push(done.context("the task of a pod was cancelled")??);
     }
-    Ok(lives)
+    Ok(lifecycles)
 }
 
 /// Creates a pod, deletes it once it has succeeded, and waits until it is gone.
-async fn live(
+async fn run_one_shot(
     client: ClusterClient,
     observed: ObservedPods,
     index: usize,
     object: Pod,
     limit: Duration,
-) -> anyhow::Result<Life> {
+) -> anyhow::Result<PodLifecycle> {
     let name = [object.metadata.name.clone().unwrap_or_default()];
     let created = monotonic_now()?;
     client.create(std::slice::from_ref(&object)).await?;
@@ -109,12 +109,12 @@ async fn live(
     client.delete(&name).await?;
     observed.wait(&name, "gone", |times| times.gone, limit).await?;
     let times = observed.of(&name[0]);
-    let known = || format!("the watch of pod {} is incomplete", name[0]);
-    Ok(Life {
+    let incomplete = || format!("the watch of pod {} is incomplete", name[0]);
+    Ok(PodLifecycle {
         index,
-        uid: times.uid.with_context(known)?,
+        uid: times.uid.with_context(incomplete)?,
         created,
-        terminated: times.terminated.with_context(known)?,
-        gone: times.gone.with_context(known)?,
+        terminated: times.terminated.with_context(incomplete)?,
+        gone: times.gone.with_context(incomplete)?,
     })
 }

@@ -1,14 +1,14 @@
 //! `keblet-bench cluster`: node agents as nodes of a real cluster, side by side in one run.
 //!
-//! Owns the pods it creates, the Node object of the name it is given, and the agents it starts; touches nothing else of
-//! the cluster. Times are those of one observer: from its own call, or the stamp that a process writes, to the moment
-//! its watch delivers. The bare client makes the same CRI calls for the same pods.
+//! Owns the pods it creates, the Node object with the given name, and the agents it starts; changes nothing else in the
+//! cluster. Times are measured by one observer: from its own request, or the stamp that a process writes, until its
+//! watch delivers the change. The bare client makes the same CRI calls for the same pods.
 //!
 //! ```text
-//!  args ─▶ session ─▶ each run: each participant in turn
+//!  args ─▶ session ─▶ each run: one participant after the other
 //!                        │ bare_client: startup · delete · exit · restart · chain · churn · density ─┐
 //!                        │ agent: node Ready ─▶ the same parts       (watch: observed)               ├─▶ results
-//!                        │ agent anew: density ─▶ idle                                               ┘
+//!                        │ new agent: density ─▶ idle                                               ┘
 //!                        └ sweep: no agent, no pods, no Node, no sandboxes
 //! ```
 
@@ -27,7 +27,7 @@ pub use args::Part;
 
 use session::Session;
 
-/// Measures, prints and writes the report. SIGINT and SIGTERM end it early; what it made is removed either way.
+/// Measures, prints and writes the report. SIGINT and SIGTERM stop it early; its resources are removed either way.
 ///
 /// # Errors
 /// Something needed is missing, a participant failed, or the report cannot be written.

@@ -1,4 +1,4 @@
-//! When the watch delivered each state of a pod, by the clock of the observer.
+//! When the watch delivered each state of a pod, by the observer's clock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(super) struct PodTimes {
 }
 
 impl PodTimes {
-    /// Records what this state of the pod shows for the first time.
+    /// Records states of the pod that were not recorded before.
     fn record(&mut self, pod: &Pod, now: u64) {
         if self.uid.is_none() {
             self.uid.clone_from(&pod.metadata.uid);
@@ -57,7 +57,7 @@ pub(super) struct ObservedPods {
 }
 
 impl ObservedPods {
-    /// Reads the watch until it ends.
+    /// Reads the watch until the stream ends.
     pub(super) async fn follow(self, events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>>) {
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
@@ -85,7 +85,7 @@ impl ObservedPods {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, PodTimes>> {
-        // Entries are changed one field at a time: a panic elsewhere leaves them usable.
+        // Entries are changed one field at a time: they stay consistent after a panic.
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -97,7 +97,7 @@ impl ObservedPods {
     /// Waits until `time` is known of every pod; returns it for each, in the same order. `what` names it in errors.
     ///
     /// # Errors
-    /// It is not known of some pod after `limit`.
+    /// It is not known of a pod after `limit`.
     pub(super) async fn wait(
         &self,
         names: &[String],
@@ -108,16 +108,16 @@ impl ObservedPods {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
             let changed = self.changed.notified();
-            let known: Vec<_> = {
+            let reached: Vec<_> = {
                 let times = self.lock();
                 names.iter().map(|name| times.get(name).and_then(time)).collect()
             };
-            if let Some(all) = known.iter().copied().collect::<Option<Vec<u64>>>() {
+            if let Some(all) = reached.iter().copied().collect::<Option<Vec<u64>>>() {
                 return Ok(all);
             }
             if tokio::time::timeout_at(deadline, changed).await.is_err() {
-                let missing = known.iter().filter(|time| time.is_none()).count();
-                let first = known.iter().position(Option::is_none).map_or("", |index| names[index].as_str());
+                let missing = reached.iter().filter(|time| time.is_none()).count();
+                let first = reached.iter().position(Option::is_none).map_or("", |index| names[index].as_str());
                 let limit = humantime::format_duration(limit);
                 bail!("{missing} of {} pods are not {what} after {limit}, for example {first}", names.len());
             }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_ends_with_the_times_or_the_name_of_a_missing_pod() {
+    async fn waiting_returns_the_times_or_the_name_of_a_missing_pod() {
         let observed = ObservedPods::default();
         let names = ["p".to_owned(), "q".to_owned()];
         let error = observed.wait(&names, "gone", |m| m.gone, Duration::from_secs(5)).await.unwrap_err().to_string();

@@ -18,10 +18,10 @@ use crate::workload;
 
 /// Pods of `chain`.
 pub(super) const CHAIN_PODS: u32 = 10;
-/// For an agent to come to rest after its pods are up.
+/// Time for an agent to become idle after its pods run.
 pub(super) const IDLE_SETTLE: Duration = Duration::from_secs(20);
 
-/// Where the values of one participant go.
+/// Collects the values of one participant.
 pub(super) struct Row<'a> {
     pub(super) results: &'a mut Results,
     pub(super) participant: &'a str,
@@ -33,10 +33,10 @@ impl Row<'_> {
     }
 }
 
-/// Measures all parts but density and idle, as far as they are wanted.
+/// Measures the selected parts except density and idle.
 ///
 /// # Errors
-/// The agent ended, or pods do not get where they should in time.
+/// The agent exited, or pods do not reach a state in time.
 pub(super) async fn measure(
     context: &Context,
     node: &mut BenchNode,
@@ -45,19 +45,19 @@ pub(super) async fn measure(
 ) -> anyhow::Result<()> {
     let args = &context.args;
     row.add(Metric::AgentStartToNodeReady, vec![node.ready]);
-    if args.wants(Part::Startup) || args.wants(Part::Delete) {
+    if args.includes(Part::Startup) || args.includes(Part::Delete) {
         startup_and_delete(context, node, prefix, row).await?;
     }
-    if args.wants(Part::Exit) {
+    if args.includes(Part::Exit) {
         exit(context, node, prefix, row).await?;
     }
-    if args.wants(Part::Restart) {
+    if args.includes(Part::Restart) {
         restart(context, node, prefix, row).await?;
     }
-    if args.wants(Part::Chain) {
+    if args.includes(Part::Chain) {
         chain(context, node, prefix, row).await?;
     }
-    if args.wants(Part::Churn) {
+    if args.includes(Part::Churn) {
         churn::measure(context, node, prefix, row).await?;
     }
     Ok(())
@@ -71,12 +71,12 @@ async fn startup_and_delete(
 ) -> anyhow::Result<()> {
     let pods = workload::running(context.args.pods, &format!("{prefix}-up"), &node.settings.stamps());
     let (begin, ready) = node.create(context, &pods, "Ready", |times| times.ready).await?;
-    if context.args.wants(Part::Startup) {
+    if context.args.includes(Part::Startup) {
         let last = ready.into_iter().max().unwrap_or(begin);
         row.add(Metric::CreateToAllReady, vec![seconds(begin, last)]);
     }
     let deleted = node.delete(context, &pods).await?;
-    if context.args.wants(Part::Delete) {
+    if context.args.includes(Part::Delete) {
         row.add(Metric::DeleteToGone, deleted);
     }
     Ok(())
@@ -96,7 +96,7 @@ async fn restart(context: &Context, node: &mut BenchNode, prefix: &str, row: &mu
     let pods = workload::crashing(context.args.pods, &format!("{prefix}-crash"), &node.settings.stamps());
     node.create(context, &pods, "Ready", |times| times.ready).await?;
     let limit = context.limit(pods.len());
-    node.agent.while_alive(stamps::wait_done(&pods, limit)).await?;
+    node.agent.while_running(stamps::wait_done(&pods, limit)).await?;
     row.add(Metric::ExitToRestarted, pods.iter().map(stamps::restart).collect::<anyhow::Result<_>>()?);
     node.delete(context, &pods).await.map(drop)
 }
@@ -115,7 +115,7 @@ async fn chain(context: &Context, node: &mut BenchNode, prefix: &str, row: &mut 
 /// Creates many pods; returns their names. The caller stops watching them before [`watch_idle`].
 ///
 /// # Errors
-/// The agent ended, or some pod is not Ready in time.
+/// The agent exited, or a pod is not Ready in time.
 pub(super) async fn density(
     context: &Context,
     node: &mut BenchNode,
@@ -124,17 +124,17 @@ pub(super) async fn density(
 ) -> anyhow::Result<Vec<String>> {
     let pods = workload::running(context.args.density_pods, &format!("{prefix}-many"), &node.settings.stamps());
     let (begin, ready) = node.create(context, &pods, "Ready", |times| times.ready).await?;
-    if context.args.wants(Part::Density) {
+    if context.args.includes(Part::Density) {
         let last = ready.into_iter().max().unwrap_or(begin);
         row.add(Metric::DensityCreateToAllReady, vec![seconds(begin, last)]);
     }
     Ok(names(&pods))
 }
 
-/// Watches an agent while nothing happens to its pods.
+/// Observes an agent with idle pods.
 ///
 /// # Errors
-/// The agent ended.
+/// The agent exited.
 pub(super) async fn watch_idle(context: &Context, node: &BenchNode, row: &mut Row<'_>) -> anyhow::Result<()> {
     tokio::time::sleep(IDLE_SETTLE).await;
     let time = context.args.idle_time;

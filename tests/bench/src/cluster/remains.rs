@@ -1,4 +1,4 @@
-//! When the sandboxes and cgroups of pods are removed, found by polling: no participant can be asked.
+//! When the sandboxes and cgroups of pods are removed, found by polling, independently of the participant.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -17,17 +17,17 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::runtime_pods;
 use crate::stamps::monotonic_now;
 
-/// Resolution of the times, and what it costs the runtime: a list call.
+/// Poll interval: the resolution of the times. A poll costs the runtime a list call.
 const POLL: Duration = Duration::from_millis(200);
 const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 /// Folders of pods below the node's cgroup.
 const QOS_FOLDERS: [&str; 3] = ["kubepods", "kubepods/burstable", "kubepods/besteffort"];
 
-/// What has been seen of each pod UID: `None` while it is there, else when it was found removed.
+/// State of each observed pod UID: `None` while the object exists, else the time when it was found removed.
 #[derive(Clone, Debug, Default)]
-struct Seen(BTreeMap<String, Option<u64>>);
+struct Removals(BTreeMap<String, Option<u64>>);
 
-impl Seen {
+impl Removals {
     fn update(&mut self, present: &BTreeSet<String>, now: u64) {
         for (uid, removed) in &mut self.0 {
             if present.contains(uid) {
@@ -41,17 +41,17 @@ impl Seen {
         }
     }
 
-    /// 0 for a pod that was never seen: it was removed before the next poll.
+    /// 0 for a pod that was never observed: it was removed before the next poll.
     fn removed(&self, uid: &str) -> Option<u64> {
         self.0.get(uid).copied().unwrap_or(Some(0))
     }
 }
 
-/// When sandboxes and cgroups were removed; nanoseconds of CLOCK_MONOTONIC, late by one poll at most.
+/// When sandboxes and cgroups were removed; nanoseconds of CLOCK_MONOTONIC, late by at most one poll.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Removed {
-    sandboxes: Seen,
-    cgroups: Seen,
+    sandboxes: Removals,
+    cgroups: Removals,
 }
 
 impl Removed {
@@ -65,20 +65,20 @@ impl Removed {
         self.cgroups.removed(uid)
     }
 
-    /// How many of the pods still have a sandbox or a cgroup.
+    /// Number of the pods that still have a sandbox or a cgroup.
     pub(super) fn remaining(&self, uids: &[String]) -> usize {
         uids.iter().filter(|uid| self.sandbox(uid).is_none() || self.cgroup(uid).is_none()).count()
     }
 }
 
-/// A running watch of sandboxes and cgroups; ends when it is dropped.
+/// Polls sandboxes and cgroups until it is dropped.
 pub(super) struct Remains {
     removed: Arc<Mutex<Removed>>,
     _polling: AbortOnDropHandle<()>,
 }
 
 impl Remains {
-    /// Begins to poll. Cgroups are looked for below `cgroup_root`, if there is one.
+    /// Starts to poll. Cgroups are searched below `cgroup_root`, if given.
     pub(super) fn watch(runtime: Runtime, cgroup_root: Option<String>) -> Self {
         let removed = Arc::new(Mutex::new(Removed::default()));
         let shared = removed.clone();
@@ -100,7 +100,7 @@ impl Remains {
         Self { removed, _polling: AbortOnDropHandle::new(polling) }
     }
 
-    /// Waits until nothing is left of the pods, for `limit` at most, and returns what is known then.
+    /// Waits until sandboxes and cgroups of the pods are removed, at most for `limit`, and returns the times.
     pub(super) async fn until_removed(&self, uids: &[String], limit: Duration) -> Removed {
         let deadline = Instant::now() + limit;
         loop {
@@ -114,7 +114,7 @@ impl Remains {
 }
 
 fn lock(removed: &Mutex<Removed>) -> MutexGuard<'_, Removed> {
-    // Each entry is changed at once: a panic elsewhere leaves it usable.
+    // Entries are replaced as a whole: they stay consistent after a panic.
     removed.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -122,7 +122,7 @@ fn lock(removed: &Mutex<Removed>) -> MutexGuard<'_, Removed> {
 fn cgroup_uids(root: &str) -> BTreeSet<String> {
     let mount = Path::new(CGROUP_MOUNT);
     let root = root.trim_start_matches('/');
-    // Agents keep the same folders in each hierarchy of cgroup v1.
+    // Agents create the same folders in each hierarchy of cgroup v1.
     let hierarchies: [PathBuf; 2] = [mount.join("memory"), mount.to_owned()];
     let found = hierarchies.into_iter().map(|hierarchy| hierarchy.join(root)).find(|folder| folder.is_dir());
     found.map(|folder| pod_folders(&folder)).unwrap_or_default()
@@ -138,8 +138,8 @@ fn pod_folders(node: &Path) -> BTreeSet<String> {
     uids
 }
 
-/// Removes the pods' cgroups below `root` in all hierarchies, as far as they are empty: bare clients leave them, and the
-/// next agent starts on a clean node.
+/// Removes the pods' empty cgroups below `root` in all hierarchies: bare clients leave them, and the next agent starts
+/// on a clean node.
 pub(super) fn remove_cgroups(root: &str) {
     let mount = Path::new(CGROUP_MOUNT);
     let entries = std::fs::read_dir(mount).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -153,7 +153,7 @@ fn remove_empty(folder: &Path) {
     entries
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .for_each(|entry| remove_empty(&entry.path()));
-    // A cgroup with processes stays, and one that does not exist needs nothing.
+    // A cgroup with processes remains, and one that does not exist needs no removal.
     let _ = std::fs::remove_dir(folder);
 }
 
@@ -167,14 +167,14 @@ mod tests {
 
     #[test]
     fn the_first_poll_without_a_pod_counts_unless_it_comes_back() {
-        let mut seen = Seen::default();
-        seen.update(&set(&["a", "b"]), 1);
-        seen.update(&set(&["b"]), 2);
-        seen.update(&set(&[]), 3);
-        seen.update(&set(&["b"]), 4);
-        assert_eq!((seen.removed("a"), seen.removed("b"), seen.removed("never")), (Some(2), None, Some(0)));
-        seen.update(&set(&[]), 5);
-        let removed = Removed { sandboxes: seen, cgroups: Seen::default() };
+        let mut removals = Removals::default();
+        removals.update(&set(&["a", "b"]), 1);
+        removals.update(&set(&["b"]), 2);
+        removals.update(&set(&[]), 3);
+        removals.update(&set(&["b"]), 4);
+        assert_eq!((removals.removed("a"), removals.removed("b"), removals.removed("never")), (Some(2), None, Some(0)));
+        removals.update(&set(&[]), 5);
+        let removed = Removed { sandboxes: removals, cgroups: Removals::default() };
         assert_eq!((removed.sandbox("b"), removed.remaining(&["a".to_owned(), "b".to_owned()])), (Some(5), 0));
     }
 

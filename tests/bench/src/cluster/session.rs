@@ -1,4 +1,4 @@
-//! The order of a run: every participant in turn, each agent as a new node on a clean runtime.
+//! The order of a run: one participant after the other, each agent as a new node on a clean runtime.
 
 use std::path::Path;
 
@@ -36,10 +36,10 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Checks that everything needed is there, and removes what an earlier session left.
+    /// Checks that all prerequisites are met, and removes what an earlier session left.
     ///
     /// # Errors
-    /// Something needed is missing.
+    /// A prerequisite is missing.
     pub(super) async fn prepare(args: ClusterArgs) -> anyhow::Result<Self> {
         keblet::apiserver::tls::install_crypto();
         let participants = Participant::of_cluster(&args)?;
@@ -55,14 +55,14 @@ impl Session {
         Ok(Self { context, participants, work, results: Results::default(), report })
     }
 
-    /// Measures everything. May be dropped at any point; [`Self::clean_up`] removes what is there then.
+    /// Measures everything. May be dropped at any point; [`Self::clean_up`] removes what exists then.
     ///
     /// # Errors
-    /// Runtime or cluster cannot be cleaned, or a run's JSON not be written. Failures of participants are results.
+    /// Runtime or cluster cannot be cleaned, or a run's JSON cannot be written. Failures of participants are results.
     pub(super) async fn measure(&mut self) -> anyhow::Result<()> {
         for run in 0..self.context.args.common.runs {
             let mut participants: Vec<_> = self.participants.clone().into_iter().enumerate().collect();
-            // No participant always has the warm, or the tired, machine.
+            // Rotated, so that no participant always runs first or last.
             participants.rotate_left(run as usize % self.participants.len().max(1));
             for (index, participant) in participants {
                 if matches!(participant, Participant::Peer { .. }) && run >= self.context.args.peer_runs {
@@ -94,9 +94,9 @@ impl Session {
 
     async fn measure_one(&mut self, participant: &Participant, prefix: &str, run: u32) -> anyhow::Result<()> {
         let args = &self.context.args;
-        let idle = args.wants(Part::Idle) && run < args.common.idle_runs;
-        let density = idle || args.wants(Part::Density);
-        let parts = Part::ALL.into_iter().any(|part| args.wants(part) && !part.is_dense());
+        let idle = args.includes(Part::Idle) && run < args.common.idle_runs;
+        let density = idle || args.includes(Part::Density);
+        let parts = Part::ALL.into_iter().any(|part| args.includes(part) && !part.is_dense());
         if participant.is_bare_client() {
             self.in_folder(participant, prefix, async |context, settings, row| {
                 bare_client::measure(context, &settings, prefix, idle, row).await
@@ -119,7 +119,7 @@ impl Session {
                 let (observed, watching) = context.client.watch();
                 let mut node = BenchNode::start(context, participant, settings, observed).await?;
                 parts::density(context, &mut node, prefix, row).await?;
-                // The observer must cost the machine nothing meanwhile.
+                // The observer's own watch must not use CPU meanwhile.
                 drop(watching);
                 if idle {
                     parts::watch_idle(context, &node, row).await?;
@@ -175,9 +175,9 @@ fn settings(args: &ClusterArgs, folder: &Path) -> PodSettings {
 }
 
 fn setup(args: &ClusterArgs, participants: &[Participant], environment: Environment) -> Setup {
-    let names = |wanted: fn(&Participant) -> bool| {
-        let wanted = participants.iter().filter(|participant| wanted(participant));
-        wanted.map(|participant| participant.name().to_owned()).collect()
+    let names = |selects: fn(&Participant) -> bool| {
+        let selected = participants.iter().filter(|participant| selects(participant));
+        selected.map(|participant| participant.name().to_owned()).collect()
     };
     Setup {
         benchmark: args.benchmark(),

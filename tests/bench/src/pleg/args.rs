@@ -8,12 +8,12 @@ use crate::common::duration;
 
 /// Compares event-driven with polling agents on one runtime, and both with bare CRI clients.
 ///
-/// Participants: `bare client` (acts on the exit of a process, seen through a pidfd), `bare client (events)` (acts on
-/// the runtime's events), `keblet`, `keblet without kernel sensors` (without BPF and pidfds), `keblet polling` (relists
+/// Participants: `bare client` (detects the exit of a process through a pidfd), `bare client (events)` (through the
+/// runtime's events), `keblet`, `keblet without kernel sensors` (without BPF and pidfds), `keblet polling` (relists
 /// each second), every variant and every peer. All pods are static and use the host's network.
 #[derive(clap::Args, Clone, Debug)]
 pub struct PlegArgs {
-    /// As for every benchmark.
+    /// Arguments of every benchmark.
     #[command(flatten)]
     pub common: CommonArgs,
     /// Pods that crash, start at once, or idle
@@ -26,7 +26,7 @@ pub struct PlegArgs {
     /// folder for its state and a KubeletConfiguration file
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
     pub peers: Vec<Peer>,
-    /// How long idle agents are watched
+    /// How long idle agents are observed
     #[arg(long, default_value = "60s", value_parser = duration)]
     pub idle_time: Duration,
     /// How many pods a bare client starts at the same time [default: all of them]
@@ -43,9 +43,9 @@ pub enum WorkloadKind {
     Chain,
     /// Ten such pods at the same time
     Chains,
-    /// All pods are there before the agent: from its start to the last process
+    /// All pods are desired before the agent starts: from its start to the last process
     Start,
-    /// Nothing happens: what the agent and the runtime consume
+    /// Idle pods: what the agent and the runtime consume
     Idle,
 }
 
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_arguments_are_refused() {
+    fn invalid_arguments_are_rejected() {
         let bad: [&[&str]; 6] = [
             &["--peer", "kubelet {config}"],
             &["--peer", "=kubelet {config}"],

@@ -8,10 +8,10 @@ pub use args::WorkloadKind;
 
 use session::Session;
 
-/// Measures, prints and writes the report. SIGINT and SIGTERM end it early; pods and files are removed either way.
+/// Measures, prints and writes the report. SIGINT and SIGTERM stop it early; pods and files are removed either way.
 ///
 /// # Errors
-/// Something needed is missing, a participant failed, or the report cannot be written.
+/// A prerequisite is missing, a participant failed, or the report cannot be written.
 pub async fn run_pleg(args: PlegArgs) -> anyhow::Result<()> {
     let mut session = Session::prepare(args).await?;
     let measured = crate::until_interrupted(session.measure()).await;

@@ -1,4 +1,4 @@
-//! The order of a run: every workload of every participant, in rotating order, on a runtime that is clean each time.
+//! The order of a run: every workload of every participant, in rotating order, on a clean runtime each time.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -40,17 +40,17 @@ use crate::stamps::monotonic_now;
 use crate::workload;
 use crate::workload::BenchPod;
 
-/// An agent that runs a container once too often does so within this time.
+/// Within this time an agent would start a surplus container.
 const SURPLUS_WATCH: Duration = Duration::from_secs(1);
-/// For an agent to come to rest after its pods are up.
+/// Time for an agent to become idle after its pods run.
 const IDLE_SETTLE: Duration = Duration::from_secs(10);
-/// For an agent to come to rest after its start, before pods arrive.
+/// Time for an agent to become idle after its start, before pods are written.
 const START_SETTLE: Duration = Duration::from_millis(500);
 
-/// Failures of one measurement that are listed; the others are counted.
+/// Number of listed failures per measurement; further ones are only counted.
 const FAILURES_SHOWN: usize = 5;
 
-/// keblet's histogram of the time from the kernel's moment to the PLEG event.
+/// keblet's histogram of the time from the kernel's timestamp to the PLEG event.
 const EVENT_LATENCY: &str = "keblet_event_latency_seconds";
 
 const KEBLET_FLAGS: &str = "run --config={config} --root-dir={root} --cert-dir={root}/pki";
@@ -83,7 +83,7 @@ impl Measurement<'_> {
         &self.settings.folder
     }
 
-    /// Writes a static pod's manifest: complete at once, under its name.
+    /// Writes a static pod's manifest atomically.
     fn write_manifest(&self, pod: &BenchPod) -> anyhow::Result<()> {
         let manifest = manifest::static_pod(pod, &self.settings);
         let hidden = self.folder().join(format!("{}.json", pod.name));
@@ -94,10 +94,10 @@ impl Measurement<'_> {
 }
 
 impl Session {
-    /// Checks that everything needed is there, and removes what an earlier session left.
+    /// Checks that all prerequisites are met, and removes what an earlier session left.
     ///
     /// # Errors
-    /// Something needed is missing.
+    /// A prerequisite is missing.
     pub(super) async fn prepare(args: PlegArgs) -> anyhow::Result<Self> {
         let participants = Participant::of_pleg(&args)?;
         let Prerequisites { endpoint, runtime, environment, keblet } = args.common.prerequisites().await?;
@@ -109,13 +109,13 @@ impl Session {
         Ok(Self { args, participants, keblet, endpoint, runtime, runtime_pid, work, results, report })
     }
 
-    /// Measures everything. May be dropped at any point; [`Self::clean_up`] removes what is there then.
+    /// Measures everything. May be dropped at any point; [`Self::clean_up`] removes what exists then.
     ///
     /// # Errors
-    /// The runtime cannot be cleaned, or a run's JSON not be written. Failures of participants are results.
+    /// The runtime cannot be cleaned, or a run's JSON cannot be written. Failures of participants are results.
     pub(super) async fn measure(&mut self) -> anyhow::Result<()> {
-        let wanted = |kind: &WorkloadKind| self.args.workloads.is_empty() || self.args.workloads.contains(kind);
-        let kinds: Vec<_> = WorkloadKind::ALL.into_iter().filter(wanted).collect();
+        let selected = |kind: &WorkloadKind| self.args.workloads.is_empty() || self.args.workloads.contains(kind);
+        let kinds: Vec<_> = WorkloadKind::ALL.into_iter().filter(selected).collect();
         for run in 0..self.args.common.runs {
             for kind in &kinds {
                 if *kind != WorkloadKind::Idle || run < self.args.common.idle_runs {
@@ -144,10 +144,10 @@ impl Session {
 
     async fn measure_all(&mut self, kind: WorkloadKind, run: u32) -> anyhow::Result<()> {
         let mut participants: Vec<_> = self.participants.clone().into_iter().enumerate().collect();
-        // No participant always has the warm, or the tired, machine.
+        // Rotated, so that no participant always runs first or last.
         participants.rotate_left(run as usize % self.participants.len().max(1));
         for (index, participant) in &participants {
-            // An idle pidfd costs nothing; the client with the event stream shows what that costs.
+            // An idle pidfd costs nothing; the client with the event stream shows the cost of the stream.
             if kind == WorkloadKind::Idle && *participant == Participant::BareClient {
                 continue;
             }
@@ -216,7 +216,7 @@ impl Session {
         self.collect(measurement, &begins).await
     }
 
-    /// How a bare client learns of exits; the task reads events for as long as the handle is kept.
+    /// The exit detection of a bare client; the task reads events until the handle is dropped.
     async fn exit_detection(
         &self,
         participant: &Participant,
@@ -249,7 +249,7 @@ impl Session {
                 begins.push(monotonic_now()?);
                 batch.iter().try_for_each(|pod| measurement.write_manifest(pod))?;
             }
-            agent.while_alive(stamps::wait_done(batch, measurement.limit)).await?;
+            agent.while_running(stamps::wait_done(batch, measurement.limit)).await?;
         }
         if measurement.kind == WorkloadKind::Idle {
             self.watch_idle(measurement, Some(&agent)).await?;
@@ -266,7 +266,7 @@ impl Session {
         let folder = measurement.folder();
         let ports = Ports::free()?;
         let mut config = agent::kubelet_configuration(folder, &self.endpoint, self.args.pods, &ports);
-        // Other agents would leave certificates on the node.
+        // Without this, other agents would store certificates on the node.
         config["enableServer"] = json!(matches!(participant, Participant::Keblet { .. }));
         let config = agent::write_configuration(participant, &config, folder)?;
         let placeholders = [
@@ -284,7 +284,7 @@ impl Session {
         idle::watch(&mut self.results, name, agent, self.runtime_pid, time).await
     }
 
-    /// Agents other than keblet do not have this histogram.
+    /// Only keblet has this histogram.
     async fn read_event_latency(&mut self, measurement: &Measurement<'_>, agent: &Agent) -> anyhow::Result<()> {
         if matches!(measurement.participant, Participant::Peer { .. }) {
             return Ok(());
@@ -296,7 +296,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads the stamps, and checks that every container started as often as it must.
+    /// Reads the stamps, and checks the number of starts of every container.
     async fn collect(&mut self, measurement: &Measurement<'_>, begins: &[u64]) -> anyhow::Result<()> {
         tokio::time::sleep(SURPLUS_WATCH).await;
         let pods = measurement.batches.concat();
@@ -336,9 +336,9 @@ impl Session {
 }
 
 fn setup(args: &PlegArgs, participants: &[Participant], environment: Environment) -> Setup {
-    let names = |wanted: fn(&Participant) -> bool| {
-        let wanted = participants.iter().filter(|participant| wanted(participant));
-        wanted.map(|participant| participant.name().to_owned()).collect()
+    let names = |selects: fn(&Participant) -> bool| {
+        let selected = participants.iter().filter(|participant| selects(participant));
+        selected.map(|participant| participant.name().to_owned()).collect()
     };
     Setup {
         benchmark: "pleg",

@@ -1,4 +1,4 @@
-//! One HTML page with the pooled values of all runs; it loads nothing.
+//! One HTML page with the pooled values of all runs, without external resources.
 
 use std::fmt::Write as _;
 

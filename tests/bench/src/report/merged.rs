@@ -62,9 +62,9 @@ impl Merged {
     /// Merges runs; they may have measured different parts.
     ///
     /// # Errors
-    /// There is none; they are of different benchmarks, or of different pod counts.
+    /// There are no runs, or they are of different benchmarks or pod counts.
     pub(super) fn of(runs: &[RunDocument]) -> anyhow::Result<Self> {
-        let Some(first) = runs.first() else { bail!("there is no run to report") };
+        let Some(first) = runs.first() else { bail!("there are no runs to report") };
         if let Some(other) = runs.iter().find(|run| run.benchmark != first.benchmark) {
             bail!("runs of {} and {} cannot be merged", first.benchmark, other.benchmark);
         }
@@ -118,8 +118,8 @@ fn merge(same: &[&Measured]) -> anyhow::Result<Option<MergedMetric>> {
 
 /// Identifiers of the metrics in the order of the report.
 fn in_order(all: &[&Measured]) -> Vec<String> {
-    let known = crate::metric::Metric::ALL.map(super::run::identifier);
-    known.into_iter().filter(|metric| all.iter().any(|measured| measured.metric == *metric)).collect()
+    let order = crate::metric::Metric::ALL.map(super::run::identifier);
+    order.into_iter().filter(|metric| all.iter().any(|measured| measured.metric == *metric)).collect()
 }
 
 /// All values in the order of their first appearance.
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn different_benchmarks_and_pod_counts_are_refused() {
+    fn different_benchmarks_and_pod_counts_are_rejected() {
         let mut other = run([0.1, 0.1, 0.1]);
         other.benchmark = "cluster".to_owned();
         assert!(Merged::of(&[run([0.1, 0.1, 0.1]), other]).is_err());

@@ -28,26 +28,26 @@ use super::results::Results;
 use merged::Merged;
 use run::RunDocument;
 
-/// The machine and the runtime that figures belong to.
+/// The machine and the runtime of the figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Environment {
     /// When the run began, RFC 3339.
     pub(crate) date: String,
-    /// Version of the measuring program.
+    /// Version of the benchmark.
     pub(crate) keblet: String,
     /// Kernel release.
     pub(crate) kernel: String,
-    /// Processors that may be used.
+    /// Available processors.
     pub(crate) processors: usize,
     /// Name and version of the runtime.
     pub(crate) runtime: String,
 }
 
 impl Environment {
-    /// Of this machine, with this runtime.
+    /// The environment of this process with this runtime.
     ///
     /// # Errors
-    /// The kernel does not tell its release or the processors.
+    /// The kernel's release or the number of processors cannot be read.
     pub(crate) fn read(runtime: cri::VersionResponse) -> anyhow::Result<Self> {
         let system = nix::sys::utsname::uname().context("cannot read the kernel's release")?;
         Ok(Self {
@@ -59,14 +59,14 @@ impl Environment {
         })
     }
 
-    /// In one line.
+    /// A summary in one line.
     fn line(&self) -> String {
         let Self { date, keblet, kernel, processors, runtime } = self;
         format!("{date}, keblet {keblet}, {runtime}, Linux {kernel}, {processors} processors")
     }
 }
 
-/// What all runs of a session have in common.
+/// Common properties of all runs of a session.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// Name of the benchmark, and of the report's files.
@@ -74,7 +74,7 @@ pub(crate) struct Setup {
     pub(crate) commit: String,
     /// Rows of the tables.
     pub(crate) participants: Vec<String>,
-    /// Participants that all others are compared with.
+    /// Reference participants of the ratios.
     pub(crate) references: Vec<String>,
     pub(crate) counts: PodCounts,
     pub(crate) environment: Environment,
@@ -93,7 +93,7 @@ impl Report {
         Self { setup, runs: Vec::new() }
     }
 
-    /// Adds a run and writes its JSON, so that a later failure does not lose it.
+    /// Adds a run and writes its JSON, so that it is kept if a later run fails.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -108,7 +108,7 @@ impl Report {
     /// Prints the figures of all runs and writes the files.
     ///
     /// # Errors
-    /// A file cannot be written, or something failed while it was measured.
+    /// A file cannot be written, or a measurement failed.
     pub(crate) fn conclude(&self) -> anyhow::Result<()> {
         let documents: Vec<_> = (0..self.runs.len()).map(|index| self.document(index)).collect();
         let merged = Merged::of(&documents)?;
@@ -124,7 +124,7 @@ impl Report {
         RunDocument::new(&self.setup, &self.runs[index])
     }
 
-    /// The values of all runs together.
+    /// The pooled values of all runs.
     fn pooled(&self) -> Results {
         let mut pooled = Results::default();
         self.runs.iter().for_each(|run| pooled.pool(run));
@@ -132,7 +132,7 @@ impl Report {
     }
 }
 
-/// Merges the JSON of several runs, measured together or one after the other, into one report.
+/// Merges the JSON of several runs, of one session or several, into one report.
 ///
 /// # Errors
 /// A file is not the JSON of a run, or the runs are of different benchmarks or pod counts.

@@ -1,4 +1,5 @@
-//! How values are distributed, as an SVG: the share of values (upwards) up to each time (to the right, logarithmic).
+//! Plots the distribution of values as an SVG: the share of values (upwards) up to each time (to the right,
+//! logarithmic).
 
 use anyhow::anyhow;
 use plotters::prelude::*;
@@ -8,9 +9,9 @@ use crate::results::Results;
 use crate::results::Series;
 
 const SIZE: (u32, u32) = (860, 300);
-/// Beside the least and the greatest time, in powers of ten.
+/// Margin beside the least and the greatest time, in powers of ten.
 const MARGIN: f64 = 0.08;
-/// Colours that stay apart for most eyes, also beside each other.
+/// Colours that can be distinguished also with common colour-vision deficiencies.
 const PALETTE: [RGBColor; 8] = [
     RGBColor(120, 120, 120),
     RGBColor(20, 20, 20),
@@ -22,7 +23,7 @@ const PALETTE: [RGBColor; 8] = [
     RGBColor(204, 121, 167),
 ];
 
-/// The colour of a participant, as CSS has it.
+/// The colour of a participant in CSS.
 pub(super) fn css_colour(participant: usize) -> String {
     let RGBColor(red, green, blue) = PALETTE[participant % PALETTE.len()];
     format!("rgb({red},{green},{blue})")
@@ -40,7 +41,8 @@ pub(super) fn distribution(
         .filter_map(|(index, participant)| Some((index, steps(results.get(metric, participant)?)?)))
         .collect();
     let times = || lines.iter().flat_map(|(_, line)| line.iter().map(|(time, _)| *time));
-    // Logarithms on a plain axis: a logarithmic one labels whole powers of ten only, of which there may be none.
+    // Logarithms on a linear axis: a logarithmic axis labels only powers of ten, of which there may be none in the
+    // range.
     let (Some(least), Some(most)) = (times().reduce(f64::min), times().reduce(f64::max)) else { return Ok(None) };
     let mut svg = String::new();
     draw(&mut svg, metric, &lines, least.log10() - MARGIN..most.log10() + MARGIN)
@@ -79,7 +81,7 @@ fn draw(
     Ok(())
 }
 
-/// The empirical distribution as stairs; needs two positive values.
+/// The empirical distribution as a step function; needs two positive values.
 fn steps(series: &Series) -> Option<Line> {
     let Series::Values(values) = series else { return None };
     let mut values: Vec<f64> = values.iter().copied().filter(|value| *value > 0.0).collect();

@@ -17,7 +17,7 @@ pub(super) struct RunDocument {
     pub(super) commit: String,
     pub(super) environment: Environment,
     pub(super) participants: Vec<String>,
-    /// Participants that all others are compared with.
+    /// Reference participants of the ratios.
     pub(super) references: Vec<String>,
     pub(super) measured: Vec<Measured>,
     pub(super) failures: Vec<String>,

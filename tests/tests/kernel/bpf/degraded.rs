@@ -1,4 +1,4 @@
-//! Machines that offer less: one clear reason each, and no panic.
+//! Machines without BTF, capabilities or bpf(2): one clear reason each, and no panic.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -43,10 +43,10 @@ async fn foreign_btf_is_rejected() {
     assert_eq!(reason(options).await, "malformed type information: wrong magic number");
 }
 
-/// Set in child processes that have fewer rights.
+/// Set in child processes with fewer capabilities.
 const RESTRICTED: &str = "KEBLET_TEST_RESTRICTED";
 
-/// Loading works with all rights; in the child processes of the tests below it prints why it does not.
+/// Loading works with all capabilities; in the child processes of the tests below it prints the reason why it does not.
 #[tokio::test]
 #[ignore = "needs root and BPF"]
 async fn loading_works_with_all_capabilities() {
@@ -114,7 +114,7 @@ fn bpf_and_perfmon_capabilities_suffice() {
     assert_eq!(reason_in_child(keep_two), "loaded");
 }
 
-/// As container runtimes' default seccomp profiles do it.
+/// As default seccomp profiles of container runtimes do.
 #[test]
 #[ignore = "needs root and BPF"]
 fn forbidden_system_call_is_reported() {

@@ -1,4 +1,4 @@
-//! Process exits and cgroups, as the probes tell them.
+//! Process exits and cgroups, as the probes report them.
 
 use std::time::Duration;
 use std::time::Instant;
@@ -20,7 +20,7 @@ use crate::support::machine_lacks;
 use crate::support::next;
 
 async fn created(records: &mut Records, name: &str) -> CgroupEvent {
-    next(records, &format!("the birth of {name}"), |record| match record {
+    next(records, &format!("the creation of {name}"), |record| match record {
         KernelRecord::CgroupCreated(event) if event.path.ends_with(name) => Some(event),
         _ => None,
     })
@@ -48,7 +48,7 @@ async fn watched_process_exit_reports_code_and_times() {
     assert!(!exit.pid_ns_init);
     assert!(!exit.oom_victim);
     assert_eq!(exit.comm, "sh");
-    assert_eq!(exit.cgroup, Some(cgroup.id()), "the cgroup of the hierarchy that containers live in");
+    assert_eq!(exit.cgroup, Some(cgroup.id()), "the cgroup in the hierarchy of containers");
     assert!(before <= exit.started && exit.started < exit.at && exit.at <= after, "{before:?} {exit:?} {after:?}");
 }
 
@@ -68,7 +68,7 @@ async fn signal_exit_is_reported_as_signal() {
     assert_eq!(exit.status.code(), 143);
 }
 
-/// A process whose first thread ends before the others: the process ends with the last one, and once.
+/// A process whose first thread exits before the others: the process exits with the last one, and is reported once.
 #[tokio::test]
 #[ignore = "needs root and BPF"]
 async fn process_exit_is_reported_with_its_last_thread() {
@@ -89,12 +89,12 @@ async fn process_exit_is_reported_with_its_last_thread() {
     let exit = exit_of(&mut loaded.records, shell.pid()).await;
     assert_eq!(exit.status, ExitStatus::Code(5), "the code of the group, not of the first thread");
     assert!(exit.started < exit.at);
-    assert!(exit.started.until(exit.at) >= Duration::from_millis(200), "told when the last thread ended");
+    assert!(exit.started.until(exit.at) >= Duration::from_millis(200), "reported when the last thread exited");
     assert_eq!(shell.wait(), 5);
 }
 
-/// The first process of a PID namespace, in a cgroup that nobody but the kernel knew: it lives less than a millisecond
-/// after its start, and the agent is not even reading.
+/// The init process of a PID namespace, in a cgroup that only the kernel knows: it exits less than a millisecond after
+/// its start, while the agent does not read records.
 #[tokio::test]
 #[ignore = "needs root and BPF"]
 async fn short_lived_container_exit_is_reported() {
@@ -108,7 +108,7 @@ async fn short_lived_container_exit_is_reported() {
     let pod = parent.child("pod1");
     let name = "a".repeat(64);
     let container = pod.child(&name);
-    // `unshare` itself ends in the cgroup too, but it is no init and nobody asked for it.
+    // `unshare` itself exits in the cgroup too, but it is neither an init process nor watched.
     let mut shell = container.shell("exec unshare --pid --fork sh -c 'exit 7'");
     let outer = shell.pid();
     shell.go();
@@ -117,11 +117,11 @@ async fn short_lived_container_exit_is_reported() {
     drop(container);
 
     let records = &mut loaded.records;
-    let told_pod = created(records, "pod1").await;
-    assert_eq!((told_pod.id, told_pod.parent), (pod_id, parent.id()));
-    let told = created(records, &name).await;
-    assert_eq!((told.id, told.parent), (container_id, pod_id));
-    assert_eq!(told.path, format!("{}/{name}", pod.path));
+    let pod_record = created(records, "pod1").await;
+    assert_eq!((pod_record.id, pod_record.parent), (pod_id, parent.id()));
+    let record = created(records, &name).await;
+    assert_eq!((record.id, record.parent), (container_id, pod_id));
+    assert_eq!(record.path, format!("{}/{name}", pod.path));
 
     let exit = next(records, "the exit of the init", |record| match record {
         KernelRecord::Exit(exit) => Some(exit),
@@ -132,11 +132,11 @@ async fn short_lived_container_exit_is_reported() {
     assert_ne!(exit.pid, outer);
     assert_eq!(exit.status, ExitStatus::Code(7));
     assert_eq!(exit.cgroup, Some(container_id));
-    assert!(told.at <= exit.started, "the cgroup is told before what happens in it");
+    assert!(record.at <= exit.started, "the cgroup is reported before its processes");
 
     let removed = next(records, "the removal", |record| match record {
         KernelRecord::CgroupRemoved(event) => Some(event),
-        other => panic!("a process nobody asked for was told: {other:?}"),
+        other => panic!("an unwatched process was reported: {other:?}"),
     })
     .await;
     assert_eq!(removed.id, container_id);
@@ -157,11 +157,11 @@ async fn unwatched_cgroups_report_nothing() {
     let mut shell = other.shell("exec unshare --pid --fork sh -c 'exit 1'");
     shell.go();
     shell.wait();
-    // Whatever had been told of the others would come before this.
+    // Records of the others would be received before this one.
     let mut last = watched.shell("exit 0");
     last.go();
-    let told = tokio::time::timeout(DEADLINE, loaded.records.next()).await.expect("told in time").expect("readable");
-    let ProbeOutput::Record(KernelRecord::Exit(exit)) = told else { panic!("not an exit: {told:?}") };
+    let record = tokio::time::timeout(DEADLINE, loaded.records.next()).await.expect("in time").expect("readable");
+    let ProbeOutput::Record(KernelRecord::Exit(exit)) = record else { panic!("not an exit: {record:?}") };
     assert_eq!(exit.pid, last.pid());
 }
 
@@ -185,14 +185,14 @@ async fn cgroup_tree_is_watched_with_its_processes() {
     for id in expected {
         assert!(loaded.probes.watches_cgroup(id));
     }
-    // A second walk finds them watched and leaves them so.
+    // A second walk finds them watched and changes nothing.
     assert_eq!(loaded.probes.watch_tree(&parent.hierarchy, &parent.path).expect("readable").len(), 3);
     loaded.probes.unwatch_cgroup(pod.id());
     assert!(!loaded.probes.watches_cgroup(pod.id()));
     assert!(loaded.probes.watch_tree(&parent.hierarchy, "/keblet-no-such-cgroup").is_err());
 }
 
-/// The order inside the kernel: the record first, the pidfd when the process is gone altogether; both at once for us.
+/// The order in the kernel: first the record, then the readable pidfd, when the process is gone; the agent sees both.
 #[tokio::test]
 #[ignore = "needs root and BPF"]
 async fn exit_record_precedes_pidfd_readiness() {
@@ -204,7 +204,7 @@ async fn exit_record_precedes_pidfd_readiness() {
     let mut delays = Vec::new();
     for _ in 0..20 {
         let mut shell = cgroup.shell("exit 3");
-        let pinned = pidfd::pin(shell.pid()).expect("it waits for us");
+        let pinned = pidfd::pin(shell.pid()).expect("the shell waits");
         assert_eq!(pinned.cgroup_path(&cgroup.hierarchy), Some(cgroup.path.as_str()));
         loaded.probes.watch_pid(shell.pid()).expect("room");
         shell.go();
@@ -212,7 +212,7 @@ async fn exit_record_precedes_pidfd_readiness() {
         let gone = BootTime::now().expect("a clock");
         let started = Instant::now();
         let exit = exit_of(&mut loaded.records, shell.pid()).await;
-        assert!(pinned.is(exit.pid, exit.started), "the record speaks of the pinned process");
+        assert!(pinned.is(exit.pid, exit.started), "the record is of the pinned process");
         assert!(exit.at < gone);
         delays.push((exit.at.until(gone), started.elapsed()));
     }

@@ -1,4 +1,4 @@
-//! A real OOM kill in a cgroup of the test's own.
+//! A real OOM kill in a cgroup of the test.
 
 use keblet::cgroups::Controller;
 use keblet::cgroups::HierarchyKind;
@@ -12,7 +12,7 @@ use crate::support::load;
 use crate::support::machine_lacks;
 use crate::support::next;
 
-/// Takes memory until the kernel objects: `tail` keeps the last line, which never ends.
+/// Allocates memory until the kernel kills it: `tail` keeps the last line, which never ends.
 const HOG: &str = "tail /dev/zero";
 const LIMIT: u64 = 24 << 20;
 
@@ -28,10 +28,10 @@ async fn oom_victim_is_reported_with_cgroup_and_limit() {
     }
     let mut loaded = load(&pod.hierarchy).await;
     loaded.probes.watch_cgroup(pod.id(), false).expect("room");
-    // The pod has the limit, the container inside it has the victim.
+    // The limit is in the pod's cgroup, the victim in the container's.
     pod.limit_memory(LIMIT);
     let container = pod.child("container");
-    // A child of the main process dies, the main process goes on.
+    // A child of the main process is killed, the main process keeps running.
     let mut shell = container.shell(&format!("{HOG}; exit 9"));
     shell.go();
 
@@ -43,7 +43,7 @@ async fn oom_victim_is_reported_with_cgroup_and_limit() {
     assert!(oom.watched);
     assert_ne!(oom.pid, shell.pid(), "the child was chosen, not the shell");
     assert_eq!(oom.limit, Some(pod.id()), "the pod's limit fired, not the container's");
-    let victim = oom.victim.expect("this kernel hands over the task");
+    let victim = oom.victim.expect("this kernel passes the task");
     assert_eq!(victim.comm, "tail");
     assert!(!victim.pid_ns_init);
     assert_eq!(victim.oom_score_adj, own_score());
@@ -68,7 +68,7 @@ async fn oom_victim_is_reported_with_cgroup_and_limit() {
     let stalls = loaded.probes.stalls(container.id()).expect("watched");
     assert!(stalls.count > 0, "memory was reclaimed before the kill: {stalls:?}");
     assert!(!stalls.time.is_zero());
-    assert_eq!(loaded.probes.stalls(pod.id()).expect("watched").count, 0, "nobody stalled in the pod's own cgroup");
+    assert_eq!(loaded.probes.stalls(pod.id()).expect("watched").count, 0, "no process stalled in the pod's own cgroup");
 }
 
 fn own_score() -> i32 {

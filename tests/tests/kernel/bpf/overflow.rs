@@ -1,4 +1,4 @@
-//! Full ring buffers and maps: what is lost is counted, and told.
+//! Full ring buffers and maps: losses are counted and reported.
 
 use keblet::kernel::bpf::Losses;
 use keblet::kernel::bpf::Options;
@@ -27,24 +27,24 @@ async fn lost_records_are_counted_and_reported_once() {
     shell.go();
     assert_eq!(shell.wait(), 0);
 
-    let mut told = 0;
+    let mut received = 0;
     let lost = loop {
         let next = tokio::time::timeout(DEADLINE, loaded.records.next()).await;
-        match next.expect("losses are told").expect("readable") {
-            ProbeOutput::Record(_) => told += 1,
+        match next.expect("losses are reported").expect("readable") {
+            ProbeOutput::Record(_) => received += 1,
             ProbeOutput::Lost(losses) => break losses,
         }
     };
-    assert!(told > 0, "the buffer held some");
+    assert!(received > 0, "the buffer held some");
     assert_eq!(lost, loaded.probes.losses());
     assert_eq!((lost.cgroups, lost.watches), (0, 0));
     // Every process, `seq` and the shells that ran them: `true` 200 times, `seq`, its subshell or not, the shell.
-    assert!(told + lost.deaths >= processes + 2, "{told} told, {} lost", lost.deaths);
+    assert!(received + lost.deaths >= processes + 2, "{received} received, {} lost", lost.deaths);
 
-    // The next process is told again, without a second word of the old losses.
+    // The next process is reported again, and earlier losses are not.
     let mut shell = cgroup.shell("exit 0");
     shell.go();
-    let next = tokio::time::timeout(DEADLINE, loaded.records.next()).await.expect("told").expect("readable");
+    let next = tokio::time::timeout(DEADLINE, loaded.records.next()).await.expect("in time").expect("readable");
     assert!(matches!(next, ProbeOutput::Record(_)), "{next:?}");
 }
 
@@ -56,11 +56,11 @@ async fn full_pid_map_is_an_error() {
     }
     let cgroup = TestCgroup::new();
     let loaded = load_with(Options::new(cgroup.hierarchy.clone())).await;
-    // Numbers beyond any pid, so that no process is meant.
+    // Numbers beyond the largest PID, so that no process is affected.
     let first = 1 << 30;
     let refused = (first..).find_map(|pid| loaded.probes.watch_pid(pid).err().map(|error| (pid, error)));
-    let (pid, error) = refused.expect("no map is endless");
+    let (pid, error) = refused.expect("the map has a limit");
     assert_eq!(error.to_string(), format!("cannot watch process {pid}: the map of {} entries is full", pid - first));
     loaded.probes.unwatch_pid(first);
-    loaded.probes.watch_pid(pid).expect("a place was freed");
+    loaded.probes.watch_pid(pid).expect("an entry was freed");
 }

@@ -1,4 +1,4 @@
-//! A pid that is given to a second process.
+//! A PID that is reused by a second process.
 
 use keblet::kernel::pidfd;
 use keblet::kernel::pidfd::PinError;
@@ -14,7 +14,7 @@ use crate::support::exit_of;
 use crate::support::load;
 use crate::support::machine_lacks;
 
-/// A child process with the pid asked for, which sleeps until it is killed. Killed and reaped on drop.
+/// A child process with the requested PID, which sleeps until it is killed. Killed and reaped on drop.
 struct Sleeper(Pid);
 
 impl Sleeper {
@@ -73,30 +73,30 @@ async fn reused_pid_is_a_different_process() {
     let mut loaded = load(&cgroup.hierarchy).await;
     let mut first = cgroup.shell("exit 11");
     let pid = first.pid();
-    let pinned = pidfd::pin(pid).expect("it lives");
+    let pinned = pidfd::pin(pid).expect("it runs");
     loaded.probes.watch_pid(pid).expect("room");
     first.go();
     assert_eq!(first.wait(), 11);
     assert!(matches!(pidfd::pin(pid), Err(PinError::AlreadyGone { .. })));
 
     let second = Sleeper::with_pid(pid);
-    let pinned_again = pidfd::pin(pid).expect("the second one lives");
-    // The first descriptor still speaks of the first process.
-    tokio::time::timeout(DEADLINE, pinned.gone()).await.expect("the first is gone").expect("readable");
+    let pinned_again = pidfd::pin(pid).expect("the second one runs");
+    // The first descriptor still refers to the first process.
+    tokio::time::timeout(DEADLINE, pinned.gone()).await.expect("the first exited").expect("readable");
     assert!(!pinned_again.facts().cgroups.contains("keblet-test"), "facts are the second one's own");
 
     let exit = exit_of(&mut loaded.records, pid).await;
     assert_eq!(exit.status.code(), 11);
     assert!(pinned.is(exit.pid, exit.started));
 
-    // The pid was watched for one life: the second one ends untold.
+    // The PID was watched for one process: the exit of the second one is not reported.
     second.end();
     tokio::time::timeout(DEADLINE, pinned_again.gone()).await.expect("killed").expect("readable");
     let mut last = cgroup.shell("exit 12");
     loaded.probes.watch_pid(last.pid()).expect("room");
     last.go();
-    let told = tokio::time::timeout(DEADLINE, loaded.records.next()).await.expect("told").expect("readable");
-    match told {
+    let next = tokio::time::timeout(DEADLINE, loaded.records.next()).await.expect("in time").expect("readable");
+    match next {
         keblet::kernel::bpf::ProbeOutput::Record(keblet::kernel::bpf::KernelRecord::Exit(exit)) => {
             assert_eq!((exit.pid, exit.status.code()), (last.pid(), 12));
         }

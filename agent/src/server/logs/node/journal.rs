@@ -1,4 +1,4 @@
-//! Logs of services: from the journal, or from files of their name for services that it does not know.
+//! Logs of services: from the journal, or from files with the service's name if the journal has no such service.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// A journal that knows `known.service` and repeats what it is asked.
+    /// A journal that has `known.service` and prints the query.
     fn places(dir: &Path) -> Places {
         let script = dir.join("journalctl");
         let text = "#!/bin/sh\nif [ \"$1\" = --field ]; then echo known.service; else echo \"$@\"; echo failed >&2; exit 1; fi\n";
@@ -173,14 +173,14 @@ mod tests {
     async fn journal_before_files() {
         let dir = tempfile::tempdir().unwrap();
         let places = places(dir.path());
-        let told = text(&places, &["plain", "known", "deep", "none"], Options::default()).await;
+        let output = text(&places, &["plain", "known", "deep", "none"], Options::default()).await;
         let journal = "--utc --no-pager --output=short-precise --unit=known\nfailed\n";
-        assert_eq!(told, format!("{journal}plain text\ndeep text\n\nlog not found for none\n"));
+        assert_eq!(output, format!("{journal}plain text\ndeep text\n\nlog not found for none\n"));
         let lines = Options { lines: Some(1), ..Options::default() };
-        let told = text(&places, &["plain", "deep"], lines).await;
+        let output = text(&places, &["plain", "deep"], lines).await;
         let expected =
             "\noptions present and query resolved to log files for [plain deep]\ntry without specifying options\n";
-        assert_eq!(told, expected);
+        assert_eq!(output, expected);
         assert_eq!(text(&places, &[".."], Options::default()).await, "\nlog not found for ..\n");
     }
 

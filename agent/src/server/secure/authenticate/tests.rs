@@ -8,7 +8,7 @@ use super::super::testing::Authority;
 use super::super::testing::Script;
 use super::*;
 
-/// Knows the token "good".
+/// Accepts the token "good".
 fn script() -> Arc<Script> {
     Script::tokens(|token| {
         let user = UserInfo {
@@ -118,7 +118,7 @@ async fn refused_credentials_do_not_become_anonymous() {
 }
 
 #[tokio::test]
-async fn without_a_webhook_tokens_count_for_nothing() {
+async fn without_a_webhook_tokens_are_ignored() {
     let mut fixture = fixture(true);
     fixture.authenticator.tokens = None;
     assert_eq!(fixture.name(&[], bearer_header("bad")).await.as_deref(), Some("system:anonymous"));

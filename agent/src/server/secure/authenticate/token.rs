@@ -42,7 +42,7 @@ const MAX_TOKEN_LENGTH: usize = 16 << 10;
 const MAX_IN_FLIGHT: usize = 64;
 /// Reviews in flight at most for tokens from one client address.
 const MAX_IN_FLIGHT_PER_PEER: usize = 16;
-/// The error of a token that the API server does not know.
+/// The error of a token that the API server rejects.
 const INVALID: &str = "invalid bearer token";
 
 type Key = [u8; 32];
@@ -83,7 +83,7 @@ struct Cache {
 }
 
 impl Cache {
-    /// The outcome that is still good at `now`.
+    /// The outcome if it has not expired at `now`.
     fn outcome(&mut self, key: &Key, now: Instant) -> Option<Outcome> {
         let fresh = |found: Option<&(Outcome, Instant)>| {
             found.filter(|(_, until)| *until > now).map(|(outcome, _)| outcome.clone())
@@ -178,7 +178,7 @@ impl Tokens {
     }
 }
 
-/// Adds one to a gauge for as long as it lives.
+/// Adds one to a gauge until it is dropped.
 struct GaugeGuard<'a> {
     access: &'a Access,
     count: fn(&Access, i64),

@@ -24,7 +24,7 @@ async fn request_heads_are_limited() {
         }
         sent += chunk.len();
     }
-    assert!(sent < 1000 * chunk.len(), "8 MB of headers were taken");
+    assert!(sent < 1000 * chunk.len(), "8 MB of headers were accepted");
 }
 
 #[tokio::test]
@@ -38,7 +38,7 @@ async fn silent_connections_do_not_keep_others_out() {
         silent.push(TcpStream::connect(port.address).await.expect("connected"));
     }
     assert_eq!(port.ask(Some(&root), "GET", "/healthz", "").await.status, 200, "a newcomer is served");
-    assert_eq!(known.ask("GET", "/healthz", "").await.0, 200, "and so is who was there");
+    assert_eq!(known.ask("GET", "/healthz", "").await.0, 200, "existing connections are served");
     let closed = tokio::time::timeout(TIMEOUT, silent[0].read(&mut [0; 1])).await.expect("in time");
     assert!(matches!(closed, Ok(0) | Err(_)), "the oldest silent one had to go");
 }

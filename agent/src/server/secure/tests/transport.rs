@@ -88,7 +88,7 @@ async fn a_new_client_authority_counts_from_the_next_request_on() {
     std::fs::rename(path.with_extension("new"), &path).expect("renamed");
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     while port.ask(Some(&new_root), "GET", "/pods", "").await.status != 200 {
-        assert!(tokio::time::Instant::now() < deadline, "the new authority is not taken");
+        assert!(tokio::time::Instant::now() < deadline, "the new authority is not loaded");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(old.ask("GET", "/pods", "").await.0, 401, "also on connections that are open");
@@ -118,7 +118,7 @@ async fn a_requested_certificate_is_used_as_soon_as_it_is_issued() {
     let setup = Setup::new(Some(api()));
     let (sender, serving) = tokio::sync::watch::channel(None);
     let port = setup.start_with(ServingSource::Given(serving)).await;
-    assert!(port.connect(port.client(None)).await.is_err(), "nothing to show yet");
+    assert!(port.connect(port.client(None)).await.is_err(), "no certificate yet");
     let pair = port.authority.server("localhost");
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     let key = rustls::sign::CertifiedKey::from_der(pair.chain.clone(), pair.private(), &provider).expect("a pair");

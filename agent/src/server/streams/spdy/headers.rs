@@ -6,7 +6,7 @@
 
 /// The beginning of a zlib stream: deflate with a window of 32 KiB, a dictionary, and which one it is.
 const BEGIN: [u8; 6] = [0x78, 0x20, 0xe3, 0xc6, 0xa7, 0xc2];
-/// A stored block with nothing in it: all before it is to be taken now.
+/// A stored block without content, which flushes the data before it.
 const FLUSH: [u8; 5] = [0, 0, 0, 0xff, 0xff];
 /// Bytes of a stored block, at most.
 const BLOCK: usize = 0xffff;

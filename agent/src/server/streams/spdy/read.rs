@@ -68,7 +68,7 @@ impl Frames {
     /// buffer then.
     ///
     /// # Errors
-    /// The input is not SPDY; nothing more can be parsed.
+    /// The input is not SPDY; parsing cannot continue.
     pub(crate) fn next(&mut self, buffer: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
         loop {
             match self.payload {
@@ -165,12 +165,12 @@ mod tests {
             while let Some(frame) = frames.next(&mut buffer)? {
                 found.push(frame);
             }
-            assert!(buffer.len() < HEAD + NUMBERS, "nothing is hoarded");
+            assert!(buffer.len() < HEAD + NUMBERS, "consumed frames are dropped");
         }
         Ok(found)
     }
 
-    /// Data of one stream put together again, and ends told apart.
+    /// Data of one stream joined, and ends kept separate.
     fn joined(frames: Vec<Frame>) -> Vec<Frame> {
         let mut out: Vec<Frame> = Vec::new();
         for frame in frames {
@@ -237,7 +237,7 @@ mod tests {
         }
 
         #[test]
-        fn anything_is_read_without_harm(
+        fn arbitrary_input_is_read_without_panic(
             input in proptest::collection::vec(any::<u8>(), 0..2000),
             pieces in proptest::collection::vec(1..100_usize, 0..50),
         ) {
@@ -251,11 +251,11 @@ mod tests {
             let mut out = Vec::new();
             Writer::default().data(&mut out, 7, &vec![1; length], last);
             let frames = joined(all(&out, &[]).unwrap());
-            let told: usize = frames.iter().map(|frame| match frame {
+            let reported: usize = frames.iter().map(|frame| match frame {
                 Frame::Data { stream: 7, bytes, .. } => bytes.len(),
                 other => panic!("{other:?}"),
             }).sum();
-            prop_assert_eq!(told, length);
+            prop_assert_eq!(reported, length);
             let ended = matches!(frames.last(), Some(Frame::Data { last: true, .. }));
             prop_assert_eq!(ended, last);
         }

@@ -20,12 +20,12 @@ impl Writer {
     /// Opens a stream. Those of a client have odd numbers, each higher than the one before.
     pub(crate) fn open(&mut self, out: &mut Vec<u8>, stream: u32, pairs: &[(&str, &str)]) {
         let block = self.headers.block(pairs);
-        // Number, none it belongs to, priority and slot.
+        // Stream id, no associated stream, priority and slot.
         let head = [&stream.to_be_bytes()[..], &[0; 6], &block].concat();
         control(out, SYN_STREAM, 0, &head);
     }
 
-    /// Sends data, which may be nothing at all where only the end is to be told.
+    /// Sends data, which may be empty to mark the end of the stream.
     pub(crate) fn data(&self, out: &mut Vec<u8>, stream: u32, bytes: &[u8], last: bool) {
         let mut parts = bytes.chunks(DATA).peekable();
         loop {

@@ -69,9 +69,9 @@ impl Node {
     /// The same with the feature gate ExtendWebSocketsToKubelet on or off.
     async fn at(url: &str, websockets: bool) -> Self {
         let (url, asked) = (url.to_owned(), Asked::default());
-        let told = asked.clone();
+        let recorded = asked.clone();
         Self::serving(asked, websockets, move |method, message| {
-            told.lock().unwrap().push((method.to_owned(), message));
+            recorded.lock().unwrap().push((method.to_owned(), message));
             let url = url.clone();
             match method {
                 "ListContainers" => say(&cri::ListContainersResponse {
@@ -152,12 +152,12 @@ impl Node {
 /// A streaming server that echoes every byte and records its requests.
 async fn echo() -> (String, Arc<Mutex<Vec<(String, HeaderMap)>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
-    let told = asked.clone();
+    let recorded = asked.clone();
     let handler = move |mut request: Request| {
-        let told = told.clone();
+        let recorded = recorded.clone();
         async move {
             let line = format!("{} {}", request.method(), request.uri());
-            told.lock().unwrap().push((line, request.headers().clone()));
+            recorded.lock().unwrap().push((line, request.headers().clone()));
             let upgrade = hyper::upgrade::on(&mut request);
             tokio::spawn(async move {
                 let (mut read, mut write) = tokio::io::split(TokioIo::new(upgrade.await.unwrap()));
@@ -292,8 +292,8 @@ async fn invalid_requests_are_refused() {
     let (status, text) = dead.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
     assert!(status == 500 && text.starts_with("error dialing backend: "), "{status} {text}");
     let silent = Node::start("").await;
-    let told = silent.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
-    assert_eq!(told, (500, "URL is not set".to_owned()));
+    let response = silent.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    assert_eq!(response, (500, "URL is not set".to_owned()));
 }
 
 #[tokio::test]
@@ -312,10 +312,10 @@ async fn errors_of_the_runtime_are_reported() {
         assert_eq!(node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await, (status, text));
     }
     let empty = Node::with(Asked::default(), |_, _| say(&cri::ListContainersResponse::default())).await;
-    let told = empty.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
-    assert_eq!(told, (500, "container not found (\"main\")".to_owned()));
-    let told = empty.answer("POST", "/portForward/ns/pod", UPGRADE).await;
-    assert_eq!(told, (500, "pod not found (\"pod_ns\")".to_owned()));
+    let response = empty.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    assert_eq!(response, (500, "container not found (\"main\")".to_owned()));
+    let response = empty.answer("POST", "/portForward/ns/pod", UPGRADE).await;
+    assert_eq!(response, (500, "pod not found (\"pod_ns\")".to_owned()));
 }
 
 #[tokio::test]
@@ -326,11 +326,11 @@ async fn the_response_of_a_refusing_backend_is_passed_to_the_client() {
     };
     let url = serve(Router::new().fallback(text)).await;
     let node = Node::start(&url).await;
-    let told = node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
-    assert_eq!(told, (403, "no such protocol".to_owned()));
+    let response = node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    assert_eq!(response, (403, "no such protocol".to_owned()));
     let node = Node::start(&url.replace("/stream/token", "/else")).await;
-    let told = node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
-    assert_eq!(told, (500, "invalid upgrade response: status code 200".to_owned()));
+    let response = node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    assert_eq!(response, (500, "invalid upgrade response: status code 200".to_owned()));
 }
 
 #[tokio::test]
@@ -346,8 +346,8 @@ async fn commands_are_run() {
         _ => say(&cri::ExecSyncResponse { stderr: "why".into(), exit_code: 3, ..Default::default() }),
     })
     .await;
-    let told = failing.answer("POST", "/run/ns/pod/main?cmd=sh+-c", "").await;
-    assert_eq!(told, (500, "command 'sh -c' exited with 3: why".to_owned()));
+    let response = failing.answer("POST", "/run/ns/pod/main?cmd=sh+-c", "").await;
+    assert_eq!(response, (500, "command 'sh -c' exited with 3: why".to_owned()));
 }
 
 #[tokio::test]

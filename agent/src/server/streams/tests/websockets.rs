@@ -19,7 +19,7 @@ async fn client(stream: TcpStream) -> WebSocketStream<TcpStream> {
     WebSocketStream::from_raw_socket(stream, Role::Client, None).await
 }
 
-async fn said(client: &mut WebSocketStream<TcpStream>) -> Option<Vec<u8>> {
+async fn receive(client: &mut WebSocketStream<TcpStream>) -> Option<Vec<u8>> {
     match tokio::time::timeout(TIMEOUT, client.next()).await.expect("in time")? {
         Ok(Message::Binary(bytes)) => Some(bytes.to_vec()),
         Ok(Message::Close(_)) | Err(_) => None,
@@ -49,11 +49,11 @@ async fn a_tunnel_passes_spdy_frames_unchanged() {
     client.send(Message::Binary(all.clone().into())).await.unwrap();
     let mut returned = Vec::new();
     while returned.len() < all.len() {
-        returned.extend(said(&mut client).await.expect("more"));
+        returned.extend(receive(&mut client).await.expect("more"));
     }
     assert!(returned == all);
     client.close(None).await.unwrap();
-    assert_eq!(said(&mut client).await, None);
+    assert_eq!(receive(&mut client).await, None);
     let (line, headers) = seen.lock().unwrap()[0].clone();
     assert_eq!(line, "POST /stream/token?q=1");
     assert_eq!(headers["upgrade"], "SPDY/3.1");
@@ -77,8 +77,8 @@ async fn a_tunnel_is_refused_as_the_runtime_refuses() {
     ] {
         let node = Node::start(&url.replace("/stream/token", path)).await;
         let tunnel = offering("SPDY/3.1+portforward.k8s.io");
-        let (status, told) = node.answer("GET", "/portForward/ns/pod", &tunnel).await;
-        assert_eq!((status, told.as_str()), expected, "{path}");
+        let (status, text) = node.answer("GET", "/portForward/ns/pod", &tunnel).await;
+        assert_eq!((status, text.as_str()), expected, "{path}");
     }
 }
 
@@ -127,19 +127,19 @@ async fn the_fifth_protocol_is_spoken_here() {
     let (head, stream) = node.send("GET", "/exec/ns/pod/main?output=1&command=x", &headers).await;
     assert!(head.starts_with("http/1.1 101") && head.contains("sec-websocket-protocol: v5.channel.k8s.io"), "{head}");
     let mut client = client(stream).await;
-    assert_eq!(said(&mut client).await.unwrap(), [1]);
-    assert_eq!(said(&mut client).await.unwrap(), b"\x01hello");
-    let result = said(&mut client).await.unwrap();
+    assert_eq!(receive(&mut client).await.unwrap(), [1]);
+    assert_eq!(receive(&mut client).await.unwrap(), b"\x01hello");
+    let result = receive(&mut client).await.unwrap();
     assert!(result[0] == 3 && result.ends_with(br#""status":"Success"}"#), "{result:?}");
-    assert_eq!(said(&mut client).await, None);
+    assert_eq!(receive(&mut client).await, None);
     assert_eq!(node.counted("exec"), 1);
     let dead = Node::start("http://127.0.0.1:1/x").await;
     let (head, stream) = dead.send("GET", "/attach/ns/pod/main?output=1", &headers).await;
-    assert!(head.starts_with("http/1.1 101"), "what goes wrong is told in the session: {head}");
+    assert!(head.starts_with("http/1.1 101"), "errors are reported in the session: {head}");
     let mut client = self::client(stream).await;
-    assert_eq!(said(&mut client).await.unwrap(), [1]);
-    let told = String::from_utf8(said(&mut client).await.unwrap()).unwrap();
-    assert!(told.contains("InternalError") && told.contains("error dialing backend"), "{told}");
+    assert_eq!(receive(&mut client).await.unwrap(), [1]);
+    let text = String::from_utf8(receive(&mut client).await.unwrap()).unwrap();
+    assert!(text.contains("InternalError") && text.contains("error dialing backend"), "{text}");
     let (status, _) = node.answer("GET", "/exec/ns/nope/main?output=1", &headers).await;
     assert_eq!((status, node.counted("exec")), (404, 1), "what is refused before is no session");
 }
@@ -152,9 +152,9 @@ async fn attach_opens_the_requested_streams() {
     let target = "/attach/ns/pod/terminal?input=1&output=1&error=1";
     let (_, stream) = node.send("GET", target, &offering("v5.channel.k8s.io")).await;
     let mut client = client(stream).await;
-    assert_eq!(said(&mut client).await.unwrap(), [1]);
-    assert_eq!(said(&mut client).await.unwrap(), b"\x01hello");
-    assert_eq!(said(&mut client).await.unwrap()[0], 3);
+    assert_eq!(receive(&mut client).await.unwrap(), [1]);
+    assert_eq!(receive(&mut client).await.unwrap(), b"\x01hello");
+    assert_eq!(receive(&mut client).await.unwrap()[0], 3);
     let asked: cri::AttachRequest = node.asked("Attach");
     assert_eq!((asked.stdin, asked.stdout, asked.stderr, asked.tty), (true, true, false, true));
     let seen = seen.lock().unwrap().clone();
@@ -178,9 +178,9 @@ async fn a_refusal_of_the_runtime_is_reported_in_the_session() {
         let node = Node::start(&url.replace("/stream/token", path)).await;
         let (_, stream) = node.send("GET", "/exec/ns/pod/main?output=1", &offering("v5.channel.k8s.io")).await;
         let mut client = client(stream).await;
-        assert_eq!(said(&mut client).await.unwrap(), [1]);
-        let told = String::from_utf8(said(&mut client).await.unwrap()).unwrap();
-        assert!(told.contains(reason), "{told}");
+        assert_eq!(receive(&mut client).await.unwrap(), [1]);
+        let text = String::from_utf8(receive(&mut client).await.unwrap()).unwrap();
+        assert!(text.contains(reason), "{text}");
     }
 }
 
@@ -189,11 +189,11 @@ async fn malformed_handshakes() {
     let (url, _) = echo().await;
     let node = Node::start(&url).await;
     let headers = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n";
-    let (status, told) = node.answer("GET", "/exec/ns/pod/main?output=1", headers).await;
-    assert_eq!((status, told.as_str()), (400, "unable to upgrade: no WebSocket handshake of version 13"));
+    let (status, text) = node.answer("GET", "/exec/ns/pod/main?output=1", headers).await;
+    assert_eq!((status, text.as_str()), (400, "unable to upgrade: no WebSocket handshake of version 13"));
     let headers = format!("{headers}Sec-WebSocket-Version: 13\r\n");
-    let (status, told) = node.answer("GET", "/exec/ns/pod/main?output=1", &headers).await;
-    assert_eq!((status, told.as_str()), (400, "unable to upgrade: a WebSocket handshake without a key"));
+    let (status, text) = node.answer("GET", "/exec/ns/pod/main?output=1", &headers).await;
+    assert_eq!((status, text.as_str()), (400, "unable to upgrade: a WebSocket handshake without a key"));
 }
 
 /// Older protocols, and all protocols while the feature gate is off, are passed through.
@@ -204,11 +204,11 @@ async fn other_protocols_pass_through() {
         let seen = passed.clone();
         let handler = move |request: Request| async move {
             *seen.lock().unwrap() = Some(request.headers().clone());
-            (StatusCode::SWITCHING_PROTOCOLS, [("connection", "Upgrade"), ("upgrade", "what the runtime says")])
+            (StatusCode::SWITCHING_PROTOCOLS, [("connection", "Upgrade"), ("upgrade", "selected-by-runtime")])
         };
         let node = Node::at(&serve(Router::new().fallback(handler)).await, websockets).await;
         let (head, _) = node.send("GET", "/exec/ns/pod/main?output=1", &offering(protocols)).await;
-        assert!(head.contains("upgrade: what the runtime says"), "{head}");
+        assert!(head.contains("upgrade: selected-by-runtime"), "{head}");
         let headers = passed.lock().unwrap().clone().unwrap();
         assert_eq!(headers["sec-websocket-protocol"], protocols);
         assert_eq!(node.counted("exec"), 0);

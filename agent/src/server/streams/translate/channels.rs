@@ -127,16 +127,16 @@ mod tests {
     #[test]
     fn input_of_clients() {
         let mut writable = ClientChannels::new(&Channels::new(ALL, Protocol::V4));
-        let mut said = |message: &'static [u8]| writable.input(Bytes::from_static(message));
-        assert_eq!(said(b"\x00in"), Some(ClientInput::Data { stream: 3, bytes: "in".into() }));
-        assert_eq!(said(b"\x04{}"), Some(ClientInput::Data { stream: 9, bytes: "{}".into() }));
+        let mut parse = |message: &'static [u8]| writable.input(Bytes::from_static(message));
+        assert_eq!(parse(b"\x00in"), Some(ClientInput::Data { stream: 3, bytes: "in".into() }));
+        assert_eq!(parse(b"\x04{}"), Some(ClientInput::Data { stream: 9, bytes: "{}".into() }));
         for passed_over in
             [&b""[..], b"\x00", b"\x01out", b"\x02err", b"\x03{}", b"\x05x", b"\xff", b"\xff\x01", b"\xff\xff"]
         {
-            assert_eq!(said(passed_over), None, "{passed_over:?}");
+            assert_eq!(parse(passed_over), None, "{passed_over:?}");
         }
-        assert_eq!(said(b"\xff\x00"), Some(ClientInput::End { stream: 3 }));
-        assert_eq!((said(b"\xff\x00"), said(b"\x00more")), (None, None), "what is closed stays closed");
-        assert_eq!(said(b"\xff\x04"), Some(ClientInput::End { stream: 9 }));
+        assert_eq!(parse(b"\xff\x00"), Some(ClientInput::End { stream: 3 }));
+        assert_eq!((parse(b"\xff\x00"), parse(b"\x00more")), (None, None), "a closed stream stays closed");
+        assert_eq!(parse(b"\xff\x04"), Some(ClientInput::End { stream: 9 }));
     }
 }

@@ -60,7 +60,7 @@ impl ClientToRuntime<'_> {
             return Err(error);
         }
         loop {
-            heard(client.next().await, idle)?;
+            received(client.next().await, idle)?;
         }
     }
 
@@ -84,7 +84,7 @@ impl ClientToRuntime<'_> {
                 },
                 _ = ping.tick() => writer.ping(&mut out, pings.next().unwrap_or(1)),
                 _ = accepted.changed(), if !ready => ready = true,
-                message = client.next(), if ready => match heard(message, idle)?.and_then(|bytes| writable.input(bytes)) {
+                message = client.next(), if ready => match received(message, idle)?.and_then(|bytes| writable.input(bytes)) {
                     Some(ClientInput::Data { stream, bytes }) => {
                         for part in bytes.chunks(PART) {
                             writer.data(&mut out, stream, part, false);
@@ -136,7 +136,7 @@ async fn send(backend: &mut (impl AsyncWrite + Unpin), out: &mut Vec<u8>) -> io:
 ///
 /// # Errors
 /// The client has closed the session, or broke the protocol.
-fn heard(
+fn received(
     message: Option<Result<Message, WebSocketError>>,
     idle: &IdleTimer,
 ) -> Result<Option<bytes::Bytes>, SessionError> {
@@ -148,7 +148,7 @@ fn heard(
         Some(Err(error @ (WebSocketError::Protocol(_) | WebSocketError::Capacity(_) | WebSocketError::Utf8(_)))) => {
             return Err(SessionError::Reported(format!("malformed message of the client: {error}")));
         }
-        Some(Err(error)) => return Err(SessionError::client_gone(error)),
+        Some(Err(error)) => return Err(SessionError::client_closed(error)),
     };
     idle.touch();
     Ok(Some(bytes))

@@ -53,7 +53,7 @@ enum SessionError {
 }
 
 impl SessionError {
-    fn client_gone(error: impl ToString) -> Self {
+    fn client_closed(error: impl ToString) -> Self {
         Self::ClientGone(error.to_string())
     }
 
@@ -78,7 +78,7 @@ pub(super) async fn carry<C, B>(
     let ended = match connect.await {
         Ok((backend, protocol)) => both_ways(&mut client, backend, &Channels::new(streams, protocol))
             .await
-            .map(|told| status::translate(&told, protocol)),
+            .map(|result| status::translate(&result, protocol)),
         Err(why) => Err(SessionError::Reported(why)),
     };
     match ended {
@@ -121,7 +121,7 @@ where
     };
     // Unbiased: a branch that is always polled first could starve the others.
     tokio::select! {
-        told = runtime_to_client.run(from_backend, &mut to_client) => told,
+        result = runtime_to_client.run(from_backend, &mut to_client) => result,
         Err(error) = client_to_runtime.run(&mut from_client, to_backend) => Err(error),
         () = idle.ended() => Err(SessionError::reported("the session was idle for four hours")),
     }

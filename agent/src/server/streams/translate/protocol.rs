@@ -52,7 +52,10 @@ mod tests {
         }
         assert_eq!(Protocol::chosen(""), Some(Protocol::V1));
         assert_eq!(Protocol::chosen("v6.channel.k8s.io"), None);
-        let told = |protocol: Protocol| (protocol.has_sizes(), protocol.has_statuses());
-        assert_eq!([Protocol::V2, Protocol::V3, Protocol::V4].map(told), [(false, false), (true, false), (true, true)]);
+        let features = |protocol: Protocol| (protocol.has_sizes(), protocol.has_statuses());
+        assert_eq!(
+            [Protocol::V2, Protocol::V3, Protocol::V4].map(features),
+            [(false, false), (true, false), (true, true)]
+        );
     }
 }

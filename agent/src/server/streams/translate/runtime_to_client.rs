@@ -68,7 +68,7 @@ impl RuntimeToClient<'_> {
         loop {
             while let Some(frame) = frames.next(&mut buffer).map_err(SessionError::reported)? {
                 if let Some(message) = self.frame(frame)? {
-                    websocket::send(client, message).await.map_err(SessionError::client_gone)?;
+                    websocket::send(client, message).await.map_err(SessionError::client_closed)?;
                     self.idle.touch();
                 }
                 if self.is_over() {
@@ -81,7 +81,7 @@ impl RuntimeToClient<'_> {
                     Ok(false) => return self.result(NO_RESULT),
                     Err(error) => return self.result(&format!("the runtime's stream broke: {error}")),
                 },
-                ping = keepalive.next_ping() => websocket::send(client, ping).await.map_err(SessionError::client_gone)?,
+                ping = keepalive.next_ping() => websocket::send(client, ping).await.map_err(SessionError::client_closed)?,
             }
         }
     }

@@ -30,14 +30,14 @@ fn in_order(mut status: PodStatus) -> PodStatus {
 
 #[test]
 fn no_patch_for_equal_statuses() {
-    let said = json!({
+    let sent = json!({
         "phase": "Running", "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}],
         "conditions": [{"type": "a", "status": "True"}, {"type": "b", "status": "False"}],
     });
-    let mut turned = said.clone();
-    turned["conditions"] = json!([{"type": "b", "status": "False"}, {"type": "a", "status": "True"}]);
-    assert_eq!(patch("u", &status(said.clone()), &status(said.clone())), None);
-    assert_eq!(patch("u", &status(said), &status(turned)), None, "their order means nothing");
+    let mut reordered = sent.clone();
+    reordered["conditions"] = json!([{"type": "b", "status": "False"}, {"type": "a", "status": "True"}]);
+    assert_eq!(patch("u", &status(sent.clone()), &status(sent.clone())), None);
+    assert_eq!(patch("u", &status(sent), &status(reordered)), None, "conditions are compared without their order");
 }
 
 #[test]
@@ -48,8 +48,8 @@ fn empty_and_absent_fields_are_equal() {
         status(json!({"containerStatuses": [container]}))
     };
     let kept = container(json!({"lastState": {}, "resources": {"limits": {"cpu": "500m", "memory": "1Gi"}}}));
-    let said = container(json!({"resources": {"limits": {"cpu": "0.5", "memory": "1024Mi"}}, "volumeMounts": []}));
-    assert_eq!(patch("u", &kept, &said), None);
+    let sent = container(json!({"resources": {"limits": {"cpu": "0.5", "memory": "1024Mi"}}, "volumeMounts": []}));
+    assert_eq!(patch("u", &kept, &sent), None);
     let more = container(json!({"resources": {"limits": {"cpu": "0.6", "memory": "1Gi"}}}));
     assert!(patch("u", &kept, &more).is_some());
     assert_eq!(patch("u", &status(json!({"reason": ""})), &status(json!({}))), None);
@@ -136,9 +136,9 @@ fn any_conditions() -> impl Strategy<Value = Option<Vec<PodCondition>>> {
         ["Ready", "ContainersReady", "PodScheduled", "AllContainersRestarting", "DisruptionTarget", "a/gate", "other"];
     let one = |type_| prop::option::of(any_condition(type_));
     let all: Vec<_> = types.into_iter().map(one).collect();
-    (all, any::<bool>()).prop_map(|(all, turned)| {
+    (all, any::<bool>()).prop_map(|(all, reordered)| {
         let mut list: Vec<PodCondition> = all.into_iter().flatten().collect();
-        if turned {
+        if reordered {
             list.reverse();
         }
         (!list.is_empty()).then_some(list)

@@ -1,4 +1,4 @@
-//! Names, folders and configuration of one private runtime. Pure but for creating the folder; refuses to start things.
+//! Names, folders and configuration of one private runtime. Creates only the folder.
 
 use std::fs;
 use std::path::Path;
@@ -10,23 +10,26 @@ use keblet_peers::Cache;
 use keblet_peers::PAUSE_IMAGE;
 use serde_json::json;
 
-/// What belongs to one private runtime, by name.
+/// Names and paths of one private runtime.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// The folder of all its files.
     pub dir: PathBuf,
     /// The bridge its pods are attached to.
     pub bridge: String,
-    /// The cgroup its user may fill, from the root of each hierarchy.
+    /// The cgroup for pods, as a path from the root of each hierarchy.
     pub cgroup_root: String,
     /// Whether containerd reports the systemd cgroup driver.
     pub systemd_cgroup_driver: bool,
-    /// Third and second number of the pods' network `10.a.b.0/24`.
+    /// Second and third number of the pods' network `10.a.b.0/24`.
     network: (u8, u8),
 }
 
 impl Layout {
-    /// Chooses names that nobody else has, and creates the folder.
+    /// Chooses unused names and creates the folder.
+    ///
+    /// # Errors
+    /// The folder cannot be created.
     pub fn create(dir: Option<PathBuf>, systemd_cgroup_driver: bool) -> Result<Self> {
         let id = format!("{:06x}", fastrand::u32(..1 << 24));
         let dir = match dir {
@@ -58,22 +61,22 @@ impl Layout {
         self.dir.join("config.toml")
     }
 
-    /// What containerd prints.
+    /// containerd's log.
     pub fn log(&self) -> PathBuf {
         self.dir.join("containerd.log")
     }
 
-    /// The folder of CNI network lists.
+    /// The folder of CNI network configurations.
     pub fn cni_conf(&self) -> PathBuf {
         self.dir.join("net.d")
     }
 
-    /// The file that says how pods are attached to the network.
+    /// The CNI configuration of the pods' network.
     pub fn cni_list(&self) -> PathBuf {
         self.cni_conf().join("10-keblet.conflist")
     }
 
-    /// containerd's folder for short-lived mounts.
+    /// containerd's folder for temporary mounts.
     pub fn temporary(&self) -> PathBuf {
         self.dir.join("tmp")
     }
@@ -96,7 +99,7 @@ impl Layout {
     }
 }
 
-/// containerd's configuration. Nothing in it points outside the layout's folder and the cache.
+/// containerd's configuration. All paths are in the layout's folder or the cache.
 pub fn containerd(layout: &Layout, cache: &Cache) -> String {
     let path = |relative: &str| quoted(&layout.dir.join(relative));
     format!(
@@ -128,7 +131,7 @@ sandbox_image = {sandbox_image}
 restrict_oom_score_adj = true
 disable_apparmor = true
 enable_cdi = false
-# Network namespaces among the other files, not in a folder of the system's.
+# Network namespaces in the layout's folder, not in the system's.
 netns_mounts_under_state_dir = true
 stream_server_address = "127.0.0.1"
 stream_server_port = "0"
@@ -173,7 +176,7 @@ pub fn cgroupfs_runc(cache: &Cache) -> String {
     )
 }
 
-/// How pods are attached to the network: to the bridge, without a way out of the machine.
+/// The CNI configuration: pods are attached to the bridge, without a route out of the machine.
 pub fn cni(layout: &Layout) -> String {
     let list = json!({
         "cniVersion": "1.0.0",

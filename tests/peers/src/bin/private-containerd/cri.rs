@@ -1,4 +1,4 @@
-//! The few CRI calls that starting and cleaning up need. Refuses to be a client for anybody else.
+//! The CRI calls for starting and cleaning up.
 
 use std::path::Path;
 use std::time::Duration;
@@ -29,7 +29,7 @@ use tonic::transport::Channel;
 use tonic::transport::Endpoint;
 
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Removing many pods is mostly waiting, but each removal runs the OCI runtime and CNI plugins.
+/// Removing pods is mostly waiting, but each removal executes the OCI runtime and CNI plugins.
 const REMOVALS_AT_ONCE: usize = 8;
 
 /// A connection to the private runtime.
@@ -41,20 +41,26 @@ pub struct Cri {
 
 impl Cri {
     /// Connects to the socket.
+    ///
+    /// # Errors
+    /// The runtime does not accept the connection.
     pub async fn connect(socket: &Path) -> Result<Self> {
         let address = format!("unix:{}", socket.display());
         let channel = Endpoint::from_shared(address)
-            .with_context(|| format!("{} is no address", socket.display()))?
+            .with_context(|| format!("{} is not an address", socket.display()))?
             .timeout(DEADLINE)
             .connect()
             .await
-            .with_context(|| format!("nobody answers at {}", socket.display()))?;
+            .with_context(|| format!("cannot connect to {}", socket.display()))?;
         Ok(Self { runtime: RuntimeServiceClient::new(channel.clone()), images: ImageServiceClient::new(channel) })
     }
 
-    /// Fails with what is missing while runtime or network are not ready.
+    /// Checks that runtime and network are ready.
+    ///
+    /// # Errors
+    /// One is not ready; the error has the runtime's message.
     pub async fn ready(&mut self) -> Result<()> {
-        let status = self.runtime.status(StatusRequest::default()).await.context("cannot ask for the status")?;
+        let status = self.runtime.status(StatusRequest::default()).await.context("cannot get the status")?;
         let conditions = status.into_inner().status.map(|status| status.conditions).unwrap_or_default();
         match conditions.iter().find(|condition| !condition.status) {
             Some(missing) => anyhow::bail!("{}: {} {}", missing.r#type, missing.reason, missing.message),
@@ -63,12 +69,18 @@ impl Cri {
     }
 
     /// The names of all images.
+    ///
+    /// # Errors
+    /// The runtime does not answer.
     pub async fn images(&mut self) -> Result<Vec<String>> {
         let images = self.images.list_images(ListImagesRequest::default()).await.context("cannot list images")?;
         Ok(images.into_inner().images.into_iter().flat_map(|image| image.repo_tags).collect())
     }
 
     /// All pods with their containers.
+    ///
+    /// # Errors
+    /// The runtime does not answer.
     pub async fn pods(&mut self) -> Result<Vec<PodView>> {
         let sandboxes =
             self.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await.context("cannot list pods")?;
@@ -81,7 +93,9 @@ impl Cri {
                 Ok(status) => status.into_inner().status,
                 // It was removed meanwhile.
                 Err(status) if status.code() == Code::NotFound => continue,
-                Err(status) => return Err(status).with_context(|| format!("cannot ask for pod {}", sandbox.id)),
+                Err(status) => {
+                    return Err(status).with_context(|| format!("cannot get the status of pod {}", sandbox.id));
+                }
             };
             pods.push(PodView {
                 namespace: metadata.namespace,
@@ -108,7 +122,7 @@ impl Cri {
                 // It was removed meanwhile.
                 Err(status) if status.code() == Code::NotFound => {}
                 Err(status) => {
-                    return Err(status).with_context(|| format!("cannot ask for container {}", container.id));
+                    return Err(status).with_context(|| format!("cannot get the status of container {}", container.id));
                 }
             }
         }
@@ -116,7 +130,7 @@ impl Cri {
         Ok(views)
     }
 
-    /// Removes every pod and container. Goes on after failures and returns them.
+    /// Removes every pod and container. Continues after failures and returns them.
     pub async fn remove_all(&mut self) -> Vec<String> {
         let mut failures = Vec::new();
         match self.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await {

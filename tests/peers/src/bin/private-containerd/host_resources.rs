@@ -1,7 +1,7 @@
-//! What a runtime leaves on the host: processes, mounts, cgroups, files. Owns finding and removing them.
+//! Finds and removes what a runtime leaves on the host: processes, mounts, cgroups, files.
 //!
-//! Comes after the clean-up through CRI, for what that missed. Refuses to touch anything that does not bear the
-//! runtime's own names, and to delete through a mount.
+//! Runs after the clean-up through CRI, for what remained. Touches only resources with the runtime's names, and never
+//! removes files across a mount.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -32,16 +32,19 @@ pub struct HostResources {
 }
 
 impl HostResources {
-    /// Those of a runtime with this layout.
+    /// The resources of a runtime with this layout.
     pub fn of(layout: &Layout) -> Self {
         Self { dir: layout.dir.clone(), socket: layout.socket(), cgroup_root: layout.cgroup_root.clone() }
     }
 
-    /// Makes the runtime's cgroup in every hierarchy.
+    /// Creates the runtime's cgroup in every hierarchy.
+    ///
+    /// # Errors
+    /// A cgroup cannot be created or initialised.
     pub fn create_cgroups(&self) -> Result<()> {
         for cgroup in self.cgroups() {
             fs::create_dir(&cgroup).with_context(|| format!("cannot create cgroup {}", cgroup.display()))?;
-            // A new cgroup of the v1 cpuset controller has no CPUs, and nobody can enter it until it has.
+            // A new cgroup of the v1 cpuset controller has no CPUs, and no process can be moved into it before.
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 let (own, parent) = (cgroup.join(file), cgroup.join("..").join(file));
                 if cgroup.join("cpuset.sched_load_balance").exists() {
@@ -53,7 +56,7 @@ impl HostResources {
         Ok(())
     }
 
-    /// Removes everything and returns what failed on the way.
+    /// Removes all resources and returns the failures.
     pub async fn remove(&self) -> Vec<String> {
         let mut failures = Vec::new();
         kill_and_wait(|| self.processes()).await;
@@ -82,7 +85,7 @@ impl HostResources {
         failures
     }
 
-    /// What is still there.
+    /// Resources that still exist.
     pub fn remaining(&self) -> Vec<String> {
         let mut remaining: Vec<String> = self.processes().into_iter().map(|pid| format!("process {pid}")).collect();
         remaining.extend(self.mounts().iter().map(|mount| format!("mount {}", mount.display())));
@@ -100,7 +103,7 @@ impl HostResources {
         processes::of_socket(&self.socket)
     }
 
-    /// The agent's links to the logs of containers, in the folder that log collectors know.
+    /// The agent's links to container logs, in the folder that log collectors read.
     fn log_links(&self) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(LOG_LINKS) else { return Vec::new() };
         let links = entries.flatten().map(|entry| entry.path());
@@ -116,7 +119,7 @@ impl HostResources {
     }
 }
 
-/// All processes of a cgroup and those below it.
+/// All processes of a cgroup and its descendants.
 fn members(cgroup: &Path) -> Vec<i32> {
     let own = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     let mut pids: Vec<i32> = own.lines().filter_map(|line| line.parse().ok()).collect();
@@ -124,7 +127,7 @@ fn members(cgroup: &Path) -> Vec<i32> {
     pids
 }
 
-/// Removes a cgroup and those below it; a dead process may hold one for a moment.
+/// Removes a cgroup and its descendants; exiting processes may delay this.
 async fn remove_cgroup(cgroup: &Path) -> std::io::Result<()> {
     let mut order = vec![cgroup.to_owned()];
     let mut next = 0;
@@ -160,7 +163,7 @@ struct Mount {
     kind: String,
 }
 
-/// Where cgroup hierarchies are mounted.
+/// Mount points of the cgroup hierarchies.
 pub fn hierarchies() -> Vec<PathBuf> {
     mounts()
         .into_iter()
@@ -184,7 +187,7 @@ fn parse_mounts(mountinfo: &str) -> Vec<Mount> {
         .collect()
 }
 
-/// Undoes the kernel's octal escapes of blanks and backslashes.
+/// Decodes the kernel's octal escapes of whitespace and backslashes.
 fn unescape(text: &str) -> String {
     ["\\040", "\\011", "\\012", "\\134"]
         .into_iter()

@@ -1,9 +1,9 @@
-//! A container runtime for one user, that leaves nothing behind.
+//! A private container runtime that leaves nothing behind.
 //!
-//! Owns containerd, its files, network and cgroup from start to end. Takes orders on standard input
-//! and answers each with a line of JSON; the end of the input, SIGTERM or SIGINT end it all: pods are removed through
-//! CRI, then what is left by force. As a process of its own it does so also when its user was killed. Refuses to touch
-//! the system's runtime and anything it did not start.
+//! Owns containerd, its files, network and cgroup. Executes commands from standard input and answers each with a line
+//! of JSON. The end of the input, SIGTERM and SIGINT start the clean-up: pods are removed through CRI, then remaining
+//! resources by force. It is a process of its own so that it cleans up also when its user is killed. It touches neither
+//! the system's runtime nor anything that it did not start.
 
 mod config;
 mod cri;
@@ -20,11 +20,11 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
 use clap::Parser;
-use keblet_peers::Answer;
 use keblet_peers::Cache;
 use keblet_peers::CleanupReport;
-use keblet_peers::orders;
-use keblet_peers::say;
+use keblet_peers::Response;
+use keblet_peers::commands;
+use keblet_peers::respond;
 use serde_json::Value;
 use serde_json::json;
 use tokio::signal::unix::SignalKind;
@@ -33,11 +33,11 @@ use tokio::signal::unix::signal;
 use crate::config::Layout;
 use crate::runtime::Runtime;
 
-/// Runs a private containerd until the end of standard input, then removes all that it brought forth.
+/// Runs a private containerd until the end of standard input, then removes all its resources.
 ///
-/// Prints a line of JSON with its socket when it is ready, and one in answer to each order on standard input,
-/// `{"ok": …}` or `{"error": "…"}`: `list` shows all pods, `kill` kills containerd with SIGKILL, `start` starts it again, `adopt PID` names a process
-/// that is to be killed before the clean-up.
+/// Prints a line of JSON with its socket when it is ready, and one in response to each command on standard input,
+/// `{"ok": …}` or `{"error": "…"}`: `list` lists all pods, `kill` kills containerd with SIGKILL, `start` starts it
+/// again, `adopt PID` registers a process that is killed before the clean-up.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -65,7 +65,7 @@ async fn main() -> ExitCode {
 }
 
 async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
-    // Before anything exists, so that no signal can end us between making a thing and knowing of it.
+    // Registered first, so that no signal can terminate this process between creating a resource and recording it.
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
     let cache = arguments.cache.map_or_else(Cache::locate, Cache::at);
@@ -81,30 +81,32 @@ async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
         eprintln!("private-containerd: left behind: {resource}");
     }
     served?;
-    // The user may be gone, and then nobody reads this.
-    let _ = say(&report);
+    // If the user has exited, the report is not read.
+    let _ = respond(&report);
     Ok(report)
 }
 
-/// Starts the runtime and follows orders until they end.
+/// Starts the runtime and executes commands until the end of the input.
 async fn serve(runtime: &mut Runtime) -> Result<()> {
-    say(&runtime.start_new().await?)?;
-    let mut orders = orders()?;
-    while let Some(order) = orders.recv().await {
-        let answer = follow(runtime, order.trim()).await;
-        say(&answer.map_or_else(|error| Answer::Error(format!("{error:#}")), Answer::Ok))?;
+    respond(&runtime.start_new().await?)?;
+    let mut commands = commands()?;
+    while let Some(command) = commands.recv().await {
+        let result = execute(runtime, command.trim()).await;
+        respond(&result.map_or_else(|error| Response::Error(format!("{error:#}")), Response::Ok))?;
     }
     Ok(())
 }
 
-/// Follows one order. A failed one is told and changes nothing for the next.
-async fn follow(runtime: &mut Runtime, order: &str) -> Result<Value> {
-    let answer = match order.split_once(' ') {
-        None if order == "kill" => json!(runtime.kill().await?),
-        None if order == "start" => json!(runtime.start().await?),
-        None if order == "list" => json!(runtime.pods().await?),
-        Some(("adopt", pid)) => json!(runtime.adopt(pid.parse().with_context(|| format!("{pid:?} is no process id"))?)),
-        _ => bail!("unknown order {order:?}; see --help"),
+/// Executes a command. A failure is reported and does not affect later commands.
+async fn execute(runtime: &mut Runtime, command: &str) -> Result<Value> {
+    let result = match command.split_once(' ') {
+        None if command == "kill" => json!(runtime.kill().await?),
+        None if command == "start" => json!(runtime.start().await?),
+        None if command == "list" => json!(runtime.pods().await?),
+        Some(("adopt", pid)) => {
+            json!(runtime.adopt(pid.parse().with_context(|| format!("{pid:?} is not a process id"))?))
+        }
+        _ => bail!("unknown command {command:?}; see --help"),
     };
-    Ok(answer)
+    Ok(result)
 }

@@ -1,4 +1,4 @@
-//! The bridge of the pods. Owns its making and removal; the CNI plugins attach pods to it.
+//! The bridge of the pods, to which CNI plugins attach them.
 
 use std::path::Path;
 
@@ -10,9 +10,12 @@ use tokio::process::Command;
 
 use crate::config::Layout;
 
-/// Makes the bridge and gives the host the first address on it.
+/// Creates the bridge and assigns the host the first address of the network.
 ///
-/// Done here and not by the bridge plugin, which would turn on IP forwarding for the whole host.
+/// Not left to the bridge plugin, which would enable IP forwarding on the whole host.
+///
+/// # Errors
+/// `ip` fails.
 pub async fn create(layout: &Layout, cache: &Cache) -> Result<()> {
     let bridge = layout.bridge.as_str();
     ip(cache, &["link", "add", "name", bridge, "type", "bridge"]).await?;
@@ -20,17 +23,20 @@ pub async fn create(layout: &Layout, cache: &Cache) -> Result<()> {
     ip(cache, &["link", "set", "dev", bridge, "up"]).await
 }
 
-/// Removes the bridge if it is there.
+/// Removes the bridge if it exists.
+///
+/// # Errors
+/// `ip` fails.
 pub async fn remove(layout: &Layout, cache: &Cache) -> Result<()> {
     if exists(layout) { ip(cache, &["link", "del", "dev", &layout.bridge]).await } else { Ok(()) }
 }
 
-/// Whether the bridge is there.
+/// Whether the bridge exists.
 pub fn exists(layout: &Layout) -> bool {
     Path::new("/sys/class/net").join(&layout.bridge).exists()
 }
 
-/// The static busybox brings `ip` along, so the host need not have it.
+/// Runs `ip` of the static busybox, as the host may not have it.
 async fn ip(cache: &Cache, arguments: &[&str]) -> Result<()> {
     let busybox = cache.busybox();
     let output = Command::new(&busybox)

@@ -1,4 +1,4 @@
-//! Processes: finding those that belong to a runtime, and killing them. Refuses to kill by name.
+//! Finds and kills the processes of a runtime. Processes are identified by PID and start time, never by name.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -15,19 +15,19 @@ use tokio::time::sleep;
 const DYING_DEADLINE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
-/// A process that is known by more than its number, which may be given to another one.
+/// A process, identified by PID and start time, since PIDs are reused.
 pub struct Process {
     pid: i32,
     start: u64,
 }
 
 impl Process {
-    /// Finds a living process.
+    /// Finds a running process.
     pub fn find(pid: i32) -> Option<Self> {
         Stat::read(pid).map(|stat| Self { pid, start: stat.start })
     }
 
-    /// Kills it, unless it is gone, and waits until it is.
+    /// Kills it, unless it has exited, and waits until it has.
     pub async fn kill(&self) {
         kill_and_wait(|| match Stat::read(self.pid) {
             Some(stat) if stat.start == self.start => vec![self.pid],
@@ -37,7 +37,7 @@ impl Process {
     }
 }
 
-/// The shims, known by the socket they were given, and all their descendants.
+/// The shims, identified by the socket in their command line, and all their descendants.
 pub fn of_socket(socket: &Path) -> Vec<i32> {
     let socket = socket.as_os_str().as_encoded_bytes();
     let mut parents = HashMap::new();
@@ -62,7 +62,7 @@ pub fn of_socket(socket: &Path) -> Vec<i32> {
     }
 }
 
-/// Kills what the function names until it names nobody any more.
+/// Kills the processes that the function returns until it returns none.
 pub async fn kill_and_wait(victims: impl Fn() -> Vec<i32>) {
     let deadline = Instant::now() + DYING_DEADLINE;
     loop {
@@ -71,7 +71,7 @@ pub async fn kill_and_wait(victims: impl Fn() -> Vec<i32>) {
             return;
         }
         for pid in alive {
-            // Gone meanwhile is as good as killed.
+            // A process that exited meanwhile needs no signal.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         sleep(POLL).await;
@@ -83,17 +83,17 @@ fn ids() -> Vec<i32> {
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// What the kernel says of a process that is not a zombie.
+/// Fields of `/proc/PID/stat`, for a process that is not a zombie.
 struct Stat {
     parent: i32,
-    /// In clock ticks since the machine started.
+    /// Start time in clock ticks since boot.
     start: u64,
 }
 
 impl Stat {
     fn read(pid: i32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name may hold spaces and parentheses; the last one ends it.
+        // The name may contain spaces and parentheses; it ends at the last parenthesis.
         let (_, after) = stat.rsplit_once(')')?;
         let words: Vec<&str> = after.split_whitespace().collect();
         if *words.first()? == "Z" {

@@ -1,4 +1,4 @@
-//! One containerd, from its first file to its last trace.
+//! One containerd: start, restart, clean-up.
 
 use std::fs;
 use std::fs::File;
@@ -38,23 +38,26 @@ const REMOVE_DEADLINE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 const LOG_TAIL: usize = 15;
 
-/// A containerd with all that belongs to it.
+/// A containerd with its resources.
 pub struct Runtime {
     cache: Cache,
     layout: Layout,
     containerd: Option<Child>,
     shared: Option<SharedFolders>,
-    /// Processes that would start again what is being removed.
+    /// Registered processes, which would restart what is being removed.
     users: Vec<Process>,
 }
 
 impl Runtime {
-    /// Names a runtime; nothing but its folder exists yet.
+    /// A runtime that is not started; only its folder exists.
     pub fn new(cache: Cache, layout: Layout) -> Self {
         Self { cache, layout, containerd: None, shared: None, users: Vec::new() }
     }
 
-    /// Makes network, cgroups and configuration, starts containerd and gives it the test images.
+    /// Creates network, cgroups and configuration, starts containerd and imports the test images.
+    ///
+    /// # Errors
+    /// A resource cannot be created, or containerd does not get ready.
     pub async fn start_new(&mut self) -> Result<Ready> {
         self.cache.check()?;
         self.shared = Some(SharedFolders::enter()?);
@@ -70,10 +73,13 @@ impl Runtime {
         Ok(ready)
     }
 
-    /// Starts containerd and waits until it answers.
+    /// Starts containerd and waits until it is ready.
+    ///
+    /// # Errors
+    /// containerd runs already, or does not get ready.
     pub async fn start(&mut self) -> Result<Ready> {
         if self.containerd.is_some() {
-            bail!("containerd runs already");
+            bail!("containerd is already running");
         }
         let log = File::options()
             .append(true)
@@ -92,13 +98,13 @@ impl Runtime {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
-        let pid = containerd.id().context("containerd ended at once")?;
+        let pid = containerd.id().context("containerd exited at once")?;
         self.containerd = Some(containerd);
         self.wait_until_ready().await?;
         Ok(Ready {
             dir: self.layout.dir.clone(),
             socket: self.layout.socket(),
-            pid: i32::try_from(pid).context("containerd has a strange process id")?,
+            pid: i32::try_from(pid).context("the process id is out of range")?,
             cgroup_root: self.layout.cgroup_root.clone(),
             bridge: self.layout.bridge.clone(),
             pod_subnet: self.layout.subnet(),
@@ -106,22 +112,28 @@ impl Runtime {
     }
 
     /// Kills containerd with SIGKILL.
+    ///
+    /// # Errors
+    /// containerd does not run.
     pub async fn kill(&mut self) -> Result<()> {
-        let mut containerd = self.containerd.take().context("containerd does not run")?;
+        let mut containerd = self.containerd.take().context("containerd is not running")?;
         containerd.kill().await.context("cannot kill containerd")
     }
 
-    /// What the runtime says of its pods.
+    /// All pods, as the runtime reports them.
+    ///
+    /// # Errors
+    /// The runtime does not answer.
     pub async fn pods(&self) -> Result<Vec<PodView>> {
         Cri::connect(&self.layout.socket()).await?.pods().await
     }
 
-    /// Remembers a process that is to be killed before the clean-up. One that is gone already needs no killing.
+    /// Registers a process that is killed before the clean-up, unless it has exited.
     pub fn adopt(&mut self, pid: i32) {
         self.users.extend(Process::find(pid));
     }
 
-    /// Removes everything and returns what is left all the same.
+    /// Removes all resources and returns those that remain.
     pub async fn clean_up(&mut self) -> Vec<String> {
         for user in self.users.drain(..) {
             user.kill().await;
@@ -136,7 +148,7 @@ impl Runtime {
         if let Some(shared) = self.shared.take() {
             failures.extend(shared.leave());
         }
-        // A failed call matters only if it left something; what is left is looked for afresh.
+        // A failed call matters only if a resource remains, which is checked below.
         let mut remaining = resources.remaining();
         if network::exists(&self.layout) {
             remaining.push(format!("network interface {}", self.layout.bridge));
@@ -147,7 +159,7 @@ impl Runtime {
         remaining
     }
 
-    /// Through CRI, as long as containerd lives or can be revived.
+    /// Removes pods through CRI while containerd runs or can be restarted.
     async fn remove_pods(&mut self) -> Vec<String> {
         if self.shared.is_none() {
             return Vec::new();
@@ -174,7 +186,7 @@ impl Runtime {
     async fn stop(&mut self) {
         let Some(mut containerd) = self.containerd.take() else { return };
         if let Some(pid) = containerd.id().and_then(|pid| i32::try_from(pid).ok()) {
-            // It is our child and not reaped yet, so the process id is still its own.
+            // It is a child process that was not reaped yet, so its PID cannot have been reused.
             let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
         }
         if timeout(STOP_DEADLINE, containerd.wait()).await.is_err() {
@@ -193,10 +205,10 @@ impl Runtime {
             if let Some(containerd) = &mut self.containerd
                 && let Some(status) = containerd.try_wait().context("cannot wait for containerd")?
             {
-                bail!("containerd ended with {status}; it said:\n{}", self.log_tail());
+                bail!("containerd exited with {status}; end of its log:\n{}", self.log_tail());
             }
             if Instant::now() > deadline {
-                return Err(error.context(format!("containerd is not ready; it said:\n{}", self.log_tail())));
+                return Err(error.context(format!("containerd is not ready; end of its log:\n{}", self.log_tail())));
             }
             sleep(POLL).await;
         }
@@ -216,7 +228,7 @@ impl Runtime {
         if !output.status.success() {
             bail!("cannot import {}: {}", images.display(), String::from_utf8_lossy(&output.stderr).trim());
         }
-        // The CRI plugin hears of new images by an event of its own.
+        // The CRI plugin learns of new images from an event.
         let mut cri = Cri::connect(&self.layout.socket()).await?;
         let deadline = Instant::now() + START_DEADLINE;
         loop {
@@ -232,7 +244,7 @@ impl Runtime {
         }
     }
 
-    /// A program of the cache, which finds its fellows and libraries there.
+    /// A program of the cache with the path and libraries of the cache.
     fn command(&self, program: &str) -> Command {
         let bin = self.cache.containerd_bin();
         let mut path = bin.clone().into_os_string();

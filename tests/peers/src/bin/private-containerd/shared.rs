@@ -1,5 +1,5 @@
-//! Folders that all runtimes and agents of a host share because their names are fixed. Owns removing them when the last
-//! private runtime is gone; refuses to touch those of the system's runtime.
+//! Folders with fixed names, which all runtimes and agents of a host share. Removed with the last private runtime,
+//! unless the system's runtime uses them.
 
 use std::fs;
 use std::fs::File;
@@ -15,13 +15,13 @@ use nix::fcntl::FlockArg;
 
 use crate::host_resources::hierarchies;
 
-/// Where a node agent links the logs of containers for log collectors.
+/// Where a node agent links container logs for log collectors.
 pub const LOG_LINKS: &str = "/var/log/containers";
 
-/// Folders whose names are fixed in containerd and its shim, so that all runtimes of a host share them.
+/// Folders whose names are fixed in containerd and its shim.
 ///
-/// Whoever uses them holds a shared lock; who can get it exclusively is the last one and removes them, if they are empty
-/// and no containerd of the system's lives there.
+/// Each user holds a shared lock. The user that can upgrade it to an exclusive lock is the last one and removes the
+/// folders if they are empty and no containerd of the system uses them.
 pub struct SharedFolders {
     lock: Flock<File>,
 }
@@ -30,13 +30,16 @@ impl SharedFolders {
     const SOCKETS: &str = "/run/containerd/s";
     const SYSTEM: &str = "/run/containerd/containerd.sock";
     const ALL: [&str; 4] = [Self::SOCKETS, "/run/containerd", "/var/lib/cni/results", "/var/lib/cni"];
-    /// Where the CRI plugin puts containers of pods that name no cgroup.
+    /// The cgroup of containers whose pods have no cgroup parent.
     const CGROUP: &str = "k8s.io";
 
-    /// Makes the folders and holds them.
+    /// Creates the folders and locks them.
+    ///
+    /// # Errors
+    /// A folder cannot be created or locked.
     pub fn enter() -> Result<Self> {
         let shared = Self::lock()?;
-        // Marked if it is not the system's, so that the last of us can tell.
+        // Marked unless it is the system's, so that the last private runtime knows whether to remove it.
         if fs::create_dir(LOG_LINKS).is_ok() {
             fs::write(Self::log_mark(), "").with_context(|| format!("cannot write in {LOG_LINKS}"))?;
         }
@@ -54,15 +57,15 @@ impl SharedFolders {
             let lock = Flock::lock(folder, FlockArg::LockShared)
                 .map_err(|(_, errno)| errno)
                 .with_context(|| format!("cannot lock {}", Self::SOCKETS))?;
-            // The last user may have removed the folder while we opened it.
-            let held = lock.metadata().context("cannot look at the locked folder")?.ino();
+            // The last user may have removed the folder between opening and locking it.
+            let held = lock.metadata().context("cannot stat the locked folder")?.ino();
             if fs::metadata(Self::SOCKETS).is_ok_and(|now| now.ino() == held) {
                 return Ok(Self { lock });
             }
         }
     }
 
-    /// Removes them if nobody else is there, and returns what failed.
+    /// Removes the folders if no other user holds the lock; returns failures.
     pub fn leave(self) -> Vec<String> {
         if self.lock.relock(FlockArg::LockExclusiveNonblock).is_err() || Path::new(Self::SYSTEM).exists() {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! What each program of the control plane is started with. Pure: a table of the layout's names.
+//! Command lines of the control plane's programs. Pure.
 
 use std::path::Path;
 
@@ -6,14 +6,14 @@ use keblet_peers::Part;
 
 use crate::layout::Layout;
 
-/// Where services get their addresses. Nothing routes them here; no address of the machine should lie in it.
+/// Range of service addresses. It is not routed and must not contain addresses of the machine.
 const SERVICES: &str = "10.43.0.0/16";
-/// The first address of it: the API server's own service.
+/// Its first address: the `kubernetes` service.
 pub const API_SERVICE: &str = "10.43.0.1";
-/// What nodes are given as `spec.podCIDR`.
+/// The nodes' `spec.podCIDR`.
 const PODS: &str = "10.42.0.0/16";
 
-/// The command line of a part, without the program's name.
+/// The command line of a component, without the program's name.
 pub fn of(part: Part, layout: &Layout) -> Vec<String> {
     match part {
         Part::Etcd => etcd(layout),
@@ -30,7 +30,7 @@ fn etcd(layout: &Layout) -> Vec<String> {
     vec![
         "--name=etcd".to_owned(),
         flag("data-dir", &layout.path("etcd")),
-        // The data lives as long as the test.
+        // The data need not survive a crash of the machine.
         "--unsafe-no-fsync".to_owned(),
         format!("--listen-client-urls={client}"),
         format!("--advertise-client-urls={client}"),
@@ -46,7 +46,7 @@ fn api_server(layout: &Layout) -> Vec<String> {
     let mut arguments = vec![
         format!("--etcd-servers=http://{}:{}", layout.address, layout.ports.etcd),
         format!("--advertise-address={}", layout.address),
-        // The address of a loopback network cannot be an endpoint of the API's own service.
+        // A loopback address cannot be an endpoint of the `kubernetes` service.
         "--endpoint-reconciler-type=none".to_owned(),
         flag("client-ca-file", &layout.certificate("ca")),
         "--authorization-mode=Node,RBAC".to_owned(),
@@ -105,25 +105,25 @@ fn metrics_server(layout: &Layout) -> Vec<String> {
     arguments.extend([
         flag("kubelet-certificate-authority", &layout.certificate("ca")),
         "--kubelet-preferred-address-types=InternalIP".to_owned(),
-        // The shortest that it takes.
+        // The shortest that it accepts.
         "--metric-resolution=10s".to_owned(),
-        // It insists on less than that.
+        // Must be shorter than the resolution.
         "--kubelet-request-timeout=5s".to_owned(),
     ]);
     arguments.extend(serving(layout, layout.ports.metrics_server));
     arguments
 }
 
-/// How a controller finds the API server and whom it lets in.
+/// Flags of a controller for its API server and its own endpoints.
 fn client(layout: &Layout, name: &str) -> Vec<String> {
     let kubeconfig = layout.kubeconfig(name);
     let mut arguments: Vec<String> = ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"]
         .map(|name| flag(name, &kubeconfig))
         .into();
     arguments.extend([
-        // There is only one of each, and a restarted one need not wait for the old one's lease.
+        // Only one instance runs, and a restarted one need not wait for the lease of the previous one.
         "--leader-elect=false".to_owned(),
-        // Tests are in more of a hurry than production.
+        // Shorter than the default, to make tests faster.
         "--kube-api-qps=200".to_owned(),
         "--kube-api-burst=400".to_owned(),
         "--profiling=false".to_owned(),
@@ -177,7 +177,7 @@ mod tests {
             let bound = arguments.iter().any(|argument| {
                 argument == "--bind-address=127.64.0.1" || argument == "--listen-client-urls=http://127.64.0.1:1001"
             });
-            assert!(bound, "{part:?} listens everywhere");
+            assert!(bound, "{part:?} listens on all addresses");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The certificates of a control plane: its authorities and what they sign. Owns writing them where they belong, private
-//! keys for the owner's eyes only; refuses to decide who gets one.
+//! The certificate authorities of a control plane and the certificates they sign. Private keys are readable by the
+//! owner only.
 
 use std::fs;
 use std::io::Write as _;
@@ -24,13 +24,16 @@ use rcgen::KeyUsagePurpose;
 const HOUR: Duration = Duration::from_secs(3600);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Who signs.
+/// A certificate authority.
 pub struct Authority(Issuer<'static, KeyPair>);
 
 impl Authority {
-    /// Makes one and writes its certificate and key.
+    /// Creates an authority and writes its certificate and key.
+    ///
+    /// # Errors
+    /// The key cannot be generated, or a file cannot be written.
     pub fn create(name: &str, certificate: &Path, key: &Path) -> Result<Self> {
-        let pair = KeyPair::generate().context("cannot make a key")?;
+        let pair = KeyPair::generate().context("cannot generate a key")?;
         let mut params = CertificateParams::default();
         params.distinguished_name = subject(name, None);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -45,11 +48,14 @@ impl Authority {
         Ok(Self(Issuer::new(params, pair)))
     }
 
-    /// Signs an identity and writes its certificate and key.
+    /// Issues a certificate and writes it and its key.
+    ///
+    /// # Errors
+    /// A name is invalid, or a file cannot be written.
     pub fn issue(&self, identity: &Identity, certificate: &Path, key: &Path) -> Result<()> {
-        let pair = KeyPair::generate().context("cannot make a key")?;
+        let pair = KeyPair::generate().context("cannot generate a key")?;
         let mut params = CertificateParams::new(identity.names.clone())
-            .with_context(|| format!("bad names for a certificate: {:?}", identity.names))?;
+            .with_context(|| format!("invalid names for a certificate: {:?}", identity.names))?;
         params.distinguished_name = subject(&identity.common_name, identity.group.as_deref());
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -68,9 +74,12 @@ impl Authority {
     }
 }
 
-/// Writes a key pair that signs tokens.
+/// Writes the key pair for service account tokens.
+///
+/// # Errors
+/// The key cannot be generated, or a file cannot be written.
 pub fn write_token_keys(public: &Path, private: &Path) -> Result<()> {
-    let pair = KeyPair::generate().context("cannot make a key")?;
+    let pair = KeyPair::generate().context("cannot generate a key")?;
     write_public(public, &pair.public_key_pem())?;
     write_private(private, &pair.serialize_pem())
 }

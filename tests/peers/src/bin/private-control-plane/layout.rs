@@ -1,4 +1,4 @@
-//! Address, ports, folders and files of one control plane. Owns the names; refuses to start things.
+//! Address, ports, folders and files of one control plane. Creates only the folder.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -11,30 +11,30 @@ use anyhow::Result;
 use anyhow::bail;
 use keblet_peers::Part;
 
-/// How many addresses are tried before giving up; a collision of two is one in four million.
+/// How many addresses are tried; two collide once in four million.
 const ATTEMPTS: usize = 8;
 
-/// What belongs to one control plane, by name.
+/// Names and paths of one control plane.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// Upstream's programs.
     pub programs: PathBuf,
     /// The folder of all files.
     pub dir: PathBuf,
-    /// The loopback address that all parts listen on.
+    /// The loopback address on which all components listen.
     pub address: Ipv4Addr,
-    /// Which port each listens on.
+    /// The port of each listener.
     pub ports: Ports,
 }
 
-/// Free ports of the address. Nobody else uses the address, so that they stay free until they are used.
+/// Free ports of the address. They stay free because no other program uses the address.
 #[derive(Clone, Debug)]
 pub struct Ports {
     /// etcd, for clients.
     pub etcd: u16,
-    /// etcd, for other members, of which there are none.
+    /// etcd, for other members; required although there are none.
     pub etcd_peer: u16,
-    /// The API.
+    /// The API server.
     pub api_server: u16,
     /// Health and metrics of the controller manager.
     pub controller_manager: u16,
@@ -45,7 +45,10 @@ pub struct Ports {
 }
 
 impl Layout {
-    /// Chooses names that nobody else has, and creates the folder.
+    /// Chooses an unused address and creates the folder.
+    ///
+    /// # Errors
+    /// No address has free ports, or the folder cannot be created.
     pub fn create(programs: PathBuf) -> Result<Self> {
         let (address, ports) = own_address()?;
         let id = format!("{:06x}", fastrand::u32(..1 << 24));
@@ -63,34 +66,34 @@ impl Layout {
         self.dir.join(name)
     }
 
-    /// A certificate by the name it was made for.
+    /// Path of a certificate by its name.
     pub fn certificate(&self, name: &str) -> PathBuf {
         self.dir.join("certificates").join(format!("{name}.crt"))
     }
 
-    /// The private key of a certificate.
+    /// Path of the private key of a certificate.
     pub fn key(&self, name: &str) -> PathBuf {
         self.dir.join("certificates").join(format!("{name}.key"))
     }
 
-    /// Access to the API server by the name of who has it.
+    /// Path of a kubeconfig by the name of its user.
     pub fn kubeconfig(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.kubeconfig"))
     }
 
-    /// What a part prints.
+    /// Path of a component's log.
     pub fn log(&self, part: Part) -> PathBuf {
         self.dir.join(format!("{}.log", part.program()))
     }
 
-    /// Where a part answers whether it is ready: its socket and the path.
+    /// Socket address and path of a component's readiness check.
     pub fn health(&self, part: Part) -> (SocketAddrV4, &'static str) {
         let (port, path) = match part {
             Part::Etcd => (self.ports.etcd, "/readyz"),
             Part::ApiServer => (self.ports.api_server, "/readyz"),
             Part::ControllerManager => (self.ports.controller_manager, "/healthz"),
             Part::Scheduler => (self.ports.scheduler, "/readyz"),
-            // Its /readyz waits for a node's metrics, which it may never get.
+            // Its /readyz waits for a node's metrics, which may never exist.
             Part::MetricsServer => (self.ports.metrics_server, "/livez"),
         };
         (SocketAddrV4::new(self.address, port), path)
@@ -102,7 +105,7 @@ impl Layout {
     }
 }
 
-/// An address of the loopback network on which nobody listens where we are about to.
+/// A loopback address on which the ports are free.
 fn own_address() -> Result<(Ipv4Addr, Ports)> {
     for _ in 0..ATTEMPTS {
         let address = Ipv4Addr::new(127, fastrand::u8(64..128), fastrand::u8(..), fastrand::u8(1..255));
@@ -113,7 +116,7 @@ fn own_address() -> Result<(Ipv4Addr, Ports)> {
     bail!("no free ports on {ATTEMPTS} addresses of 127.64.0.0/10")
 }
 
-/// All at once, so that no port is given twice.
+/// Binds all ports at the same time, so that they are distinct.
 fn free_ports(address: Ipv4Addr) -> Option<Ports> {
     let listeners: Vec<TcpListener> = (0..6).map(|_| TcpListener::bind((address, 0))).collect::<Result<_, _>>().ok()?;
     let mut ports = listeners.iter().map(|listener| listener.local_addr().ok().map(|address| address.port()));

@@ -1,9 +1,9 @@
-//! A Kubernetes control plane for one user, that leaves nothing behind.
+//! A private Kubernetes control plane that leaves nothing behind.
 //!
-//! Owns etcd, API server, controller manager and scheduler, their address, certificates, data and logs from start to
-//! end. Takes orders on standard input, a line of JSON each, and answers each with one; the end of the input, SIGTERM or
-//! SIGINT end it all. As a process of its own it does so also when its user was killed. Refuses to look beyond this
-//! machine: every part listens on one loopback address that nobody else uses.
+//! Owns etcd, API server, controller manager and scheduler, their address, certificates, data and logs. Executes
+//! commands from standard input, a line of JSON each, and answers each with one. The end of the input, SIGTERM and
+//! SIGINT start the clean-up. It is a process of its own so that it cleans up also when its user is killed. All
+//! components listen on one unused loopback address.
 
 mod arguments;
 mod authority;
@@ -19,11 +19,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use anyhow::Result;
 use clap::Parser;
-use keblet_peers::Answer;
 use keblet_peers::CleanupReport;
-use keblet_peers::Order;
-use keblet_peers::orders;
-use keblet_peers::say;
+use keblet_peers::PlaneCommand;
+use keblet_peers::Response;
+use keblet_peers::commands;
+use keblet_peers::respond;
 use serde_json::Value;
 use serde_json::json;
 use tokio::signal::unix::SignalKind;
@@ -32,15 +32,15 @@ use tokio::signal::unix::signal;
 use crate::layout::Layout;
 use crate::plane::Plane;
 
-/// Runs a private control plane until the end of standard input, then removes all that it brought forth.
+/// Runs a private control plane until the end of standard input, then removes all its resources.
 ///
-/// Prints a line of JSON with its kubeconfig when it is ready, and one in answer to each order on standard input,
-/// `{"ok": …}` or `{"error": "…"}`. The orders: `{"kill": PART}`, `{"stop": PART}`, `{"start": PART}`,
+/// Prints a line of JSON with its kubeconfig when it is ready, and one in response to each command on standard input,
+/// `{"ok": …}` or `{"error": "…"}`. The commands: `{"kill": PART}`, `{"stop": PART}`, `{"start": PART}`,
 /// `{"freeze": PART}`, `{"thaw": PART}`, `"compact"` and `{"issue": IDENTITY}`.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Folder of upstream's programs, as `cargo xtask peers` makes it.
+    /// Folder of upstream's programs, as `cargo xtask peers` builds it.
     #[arg(long)]
     programs: PathBuf,
     /// Further arguments of kube-apiserver.
@@ -61,7 +61,7 @@ async fn main() -> ExitCode {
 }
 
 async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
-    // Before anything exists, so that no signal can end us between making a thing and knowing of it.
+    // Registered first, so that no signal can terminate this process between creating a resource and recording it.
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
     let layout = Layout::create(arguments.programs)?;
@@ -76,15 +76,15 @@ async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
         eprintln!("private-control-plane: left behind: {resource}");
     }
     served?;
-    // The user may be gone, and then nobody reads this.
-    let _ = say(&report);
+    // If the user has exited, the report is not read.
+    let _ = respond(&report);
     Ok(report)
 }
 
-/// Starts the parts and follows orders until they end.
+/// Starts the components and executes commands until the end of the input.
 async fn serve(plane: &mut Plane) -> Result<()> {
-    // Also while it starts: a user who is gone by then gets no control plane.
-    let mut orders = orders()?;
+    // Commands are read during the start as well, so that the start is cancelled when the user exits.
+    let mut commands = commands()?;
     let mut early = Vec::new();
     let ready = {
         let start = plane.start_new();
@@ -92,39 +92,40 @@ async fn serve(plane: &mut Plane) -> Result<()> {
         loop {
             tokio::select! {
                 ready = &mut start => break ready?,
-                order = orders.recv() => match order {
-                    Some(order) => early.push(order),
+                command = commands.recv() => match command {
+                    Some(command) => early.push(command),
                     None => return Ok(()),
                 },
             }
         }
     };
-    say(&ready)?;
-    for order in early {
-        obey(plane, &order).await?;
+    respond(&ready)?;
+    for command in early {
+        execute_and_respond(plane, &command).await?;
     }
-    while let Some(order) = orders.recv().await {
-        obey(plane, &order).await?;
+    while let Some(command) = commands.recv().await {
+        execute_and_respond(plane, &command).await?;
     }
     Ok(())
 }
 
-async fn obey(plane: &mut Plane, order: &str) -> Result<()> {
-    let answer = follow(plane, order).await;
-    say(&answer.map_or_else(|error| Answer::Error(format!("{error:#}")), Answer::Ok))
+async fn execute_and_respond(plane: &mut Plane, command: &str) -> Result<()> {
+    let result = execute(plane, command).await;
+    respond(&result.map_or_else(|error| Response::Error(format!("{error:#}")), Response::Ok))
 }
 
-/// Follows one order. A failed one is told and changes nothing for the next.
-async fn follow(plane: &mut Plane, order: &str) -> Result<Value> {
-    let order: Order = serde_json::from_str(order).with_context(|| format!("unknown order {order:?}; see --help"))?;
-    let answer = match order {
-        Order::Kill(part) => json!(plane.kill(part).await?),
-        Order::Stop(part) => json!(plane.stop(part).await?),
-        Order::Start(part) => json!(plane.start(part).await?),
-        Order::Freeze(part) => json!(plane.freeze(part)?),
-        Order::Thaw(part) => json!(plane.thaw(part)?),
-        Order::Compact => json!(plane.compact().await?),
-        Order::Issue(identity) => json!(plane.issue(&identity)?),
+/// Executes a command. A failure is reported and does not affect later commands.
+async fn execute(plane: &mut Plane, command: &str) -> Result<Value> {
+    let command: PlaneCommand =
+        serde_json::from_str(command).with_context(|| format!("unknown command {command:?}; see --help"))?;
+    let result = match command {
+        PlaneCommand::Kill(part) => json!(plane.kill(part).await?),
+        PlaneCommand::Stop(part) => json!(plane.stop(part).await?),
+        PlaneCommand::Start(part) => json!(plane.start(part).await?),
+        PlaneCommand::Freeze(part) => json!(plane.freeze(part)?),
+        PlaneCommand::Thaw(part) => json!(plane.thaw(part)?),
+        PlaneCommand::Compact => json!(plane.compact().await?),
+        PlaneCommand::Issue(identity) => json!(plane.issue(&identity)?),
     };
-    Ok(answer)
+    Ok(result)
 }

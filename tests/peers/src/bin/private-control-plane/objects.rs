@@ -7,7 +7,7 @@ use crate::layout::Layout;
 
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
-/// Where an object is created, and the object.
+/// An object and where to create it.
 pub struct Object {
     /// The collection's path.
     pub path: &'static str,
@@ -15,7 +15,7 @@ pub struct Object {
     pub body: Value,
 }
 
-/// A bootstrap token and what it is good for: requesting a node's client certificate, which is approved by itself.
+/// A bootstrap token, with the right to request a node's client certificate, which is approved automatically.
 pub fn bootstrap(id: &str, secret: &str) -> Vec<Object> {
     let token = json!({
         "apiVersion": "v1",
@@ -38,13 +38,13 @@ pub fn bootstrap(id: &str, secret: &str) -> Vec<Object> {
     ]
 }
 
-/// What makes the API server pass requests for metrics on to metrics-server, which runs beside it and not in a pod.
+/// The objects by which the API server forwards metrics requests to metrics-server, which does not run in a pod.
 pub fn metrics(layout: &Layout, ca: &str) -> Vec<Object> {
     let service = json!({
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": { "name": "metrics-server", "namespace": "kube-system" },
-        // An endpoint may not be a loopback address; a name may be that of one.
+        // An endpoint may not be a loopback address, but a host name that resolves to one.
         "spec": { "type": "ExternalName", "externalName": layout.address.to_string() },
     });
     let api = json!({

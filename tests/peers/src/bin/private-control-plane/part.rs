@@ -1,4 +1,4 @@
-//! One program of the control plane as a process. Owns its start and end; refuses to know what it does.
+//! One program of the control plane as a child process.
 
 use std::fs;
 use std::fs::File;
@@ -23,7 +23,10 @@ const LOG_TAIL: usize = 15;
 pub struct Process(Child);
 
 impl Process {
-    /// Starts it. What it prints is added to the log.
+    /// Starts it. Its output is appended to the log.
+    ///
+    /// # Errors
+    /// The log cannot be opened or the program cannot be started.
     pub fn start(program: &Path, arguments: &[String], home: &Path, log: &Path) -> Result<Self> {
         let log = File::options()
             .append(true)
@@ -34,7 +37,7 @@ impl Process {
             .args(arguments)
             .env_remove("NOTIFY_SOCKET")
             .env_remove("KUBECONFIG")
-            // Some keep caches at home, and what the proxy variables say is not for the loopback network.
+            // Some keep caches in the home folder, and proxy variables must not affect loopback connections.
             .env("HOME", home)
             .env("NO_PROXY", "127.0.0.0/8,10.0.0.0/8,localhost")
             .current_dir(home)
@@ -48,35 +51,44 @@ impl Process {
         Ok(Self(child))
     }
 
-    /// Sends a signal; a process that ended meanwhile needs none.
+    /// Sends a signal, unless the process has exited.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = self.0.id().and_then(|pid| i32::try_from(pid).ok()) {
-            // It is our child and not reaped yet, so the process id is still its own.
+            // It is a child process that was not reaped yet, so its PID cannot have been reused.
             let _ = kill(Pid::from_raw(pid), signal);
         }
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills it and waits until it has exited.
+    ///
+    /// # Errors
+    /// It cannot be killed.
     pub async fn kill(&mut self) -> Result<()> {
         self.0.kill().await.context("cannot kill it")
     }
 
-    /// Asks it to end, and kills it if it does not.
+    /// Stops it with SIGTERM; kills it after the timeout.
+    ///
+    /// # Errors
+    /// It cannot be signalled or waited for.
     pub async fn stop(&mut self) -> Result<()> {
         self.signal(Signal::SIGTERM);
         match timeout(STOP_DEADLINE, self.0.wait()).await {
-            Ok(ended) => ended.map(drop).context("cannot wait for its end"),
+            Ok(ended) => ended.map(drop).context("cannot wait for its exit"),
             Err(_) => self.kill().await,
         }
     }
 
-    /// How it ended, if it did by itself.
+    /// Its exit status, if it has exited by itself.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.0.try_wait().context("cannot wait for it")
     }
 }
 
-/// The last lines of a log, for people.
+/// The last lines of a log, for messages.
 pub fn log_tail(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

@@ -1,4 +1,4 @@
-//! One control plane, from its first file to its last trace.
+//! One control plane: start, control of its components, clean-up.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,18 +32,18 @@ use crate::objects::Object;
 use crate::part;
 use crate::part::Process;
 
-/// Generous, for a machine that does much else.
+/// Generous, as the machine may be busy.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
 const CREATED: u16 = 201;
 const CONFLICT: u16 = 409;
 
-/// A control plane with all that belongs to it.
+/// A control plane with its resources.
 pub struct Plane {
     layout: Layout,
     api_server_arguments: Vec<String>,
     processes: BTreeMap<Part, Process>,
-    /// Who signs, and who the administrator is; there once the certificates are.
+    /// Authority and administrator's client, once the certificates exist.
     trust: Option<Trust>,
     issued: usize,
 }
@@ -54,17 +54,20 @@ struct Trust {
 }
 
 impl Plane {
-    /// Names a control plane; nothing but its folder exists yet.
+    /// A control plane that is not started; only its folder exists.
     pub fn new(layout: Layout, api_server_arguments: Vec<String>) -> Self {
         Self { layout, api_server_arguments, processes: BTreeMap::new(), trust: None, issued: 0 }
     }
 
-    /// Makes certificates, starts the parts one after the other and waits until pods could be created.
+    /// Creates certificates, starts the components in order and waits until pods can be created.
+    ///
+    /// # Errors
+    /// A file cannot be written, or a component does not get ready.
     pub async fn start_new(&mut self) -> Result<ControlPlaneReady> {
         self.trust = Some(self.write_certificates()?);
         self.start(Part::Etcd).await?;
         self.start(Part::ApiServer).await?;
-        // The two wait for nobody but the API server.
+        // Both depend only on the API server, so they are started concurrently.
         for part in [Part::ControllerManager, Part::Scheduler] {
             self.spawn(part)?;
         }
@@ -88,7 +91,10 @@ impl Plane {
         })
     }
 
-    /// Starts a part and waits until it is ready.
+    /// Starts a component and waits until it is ready.
+    ///
+    /// # Errors
+    /// It runs already, or does not get ready.
     pub async fn start(&mut self, part: Part) -> Result<()> {
         if part == Part::MetricsServer {
             self.announce_metrics().await?;
@@ -97,36 +103,54 @@ impl Plane {
         self.until_ready(part).await
     }
 
-    /// Kills a part with SIGKILL.
+    /// Kills a component with SIGKILL.
+    ///
+    /// # Errors
+    /// It does not run.
     pub async fn kill(&mut self, part: Part) -> Result<()> {
         self.take(part)?.kill().await
     }
 
-    /// Asks a part to end, and waits until it has.
+    /// Stops a component with SIGTERM and waits until it has exited.
+    ///
+    /// # Errors
+    /// It does not run.
     pub async fn stop(&mut self, part: Part) -> Result<()> {
         self.take(part)?.stop().await
     }
 
-    /// Stops a part where it stands.
+    /// Suspends a component with SIGSTOP.
+    ///
+    /// # Errors
+    /// It does not run.
     pub fn freeze(&mut self, part: Part) -> Result<()> {
         self.signal(part, Signal::SIGSTOP)
     }
 
-    /// Lets it go on.
+    /// Resumes a component with SIGCONT.
+    ///
+    /// # Errors
+    /// It does not run.
     pub fn thaw(&mut self, part: Part) -> Result<()> {
         self.signal(part, Signal::SIGCONT)
     }
 
-    /// Makes etcd forget its history, and returns the revision up to which it did.
+    /// Compacts etcd up to its current revision, and returns the revision.
+    ///
+    /// # Errors
+    /// etcd does not response.
     pub async fn compact(&self) -> Result<i64> {
-        // Any key will do: the answer's header names the revision. Numbers of 64 bits are strings in this API.
+        // The header of any range response has the revision. 64-bit numbers are strings in this API.
         let range = self.etcd("/v3/kv/range", json!({ "key": "AA==" })).await?;
-        let revision = range["header"]["revision"].as_str().context("etcd names no revision")?;
+        let revision = range["header"]["revision"].as_str().context("etcd returned no revision")?;
         self.etcd("/v3/kv/compaction", json!({ "revision": revision, "physical": true })).await?;
-        revision.parse().with_context(|| format!("{revision:?} is no revision"))
+        revision.parse().with_context(|| format!("{revision:?} is not a revision"))
     }
 
-    /// Signs a certificate and writes a kubeconfig that uses it.
+    /// Issues a certificate and writes a kubeconfig that refers to it.
+    ///
+    /// # Errors
+    /// The control plane is not started, a name is invalid, or a file cannot be written.
     pub fn issue(&mut self, identity: &Identity) -> Result<Credentials> {
         self.issued += 1;
         let name = format!("issued-{}", self.issued);
@@ -137,11 +161,11 @@ impl Plane {
         Ok(credentials)
     }
 
-    /// Ends all parts, removes the folder and returns what is left all the same.
+    /// Stops all components, removes the folder and returns what remains.
     pub async fn clean_up(&mut self) -> Vec<String> {
         let mut remaining = Vec::new();
         for (part, mut process) in std::mem::take(&mut self.processes) {
-            // Nothing of theirs is worth a farewell.
+            // No state has to be saved, so SIGKILL is enough.
             if let Err(error) = process.kill().await {
                 remaining.push(format!("{}: {error:#}", part.program()));
             }
@@ -175,7 +199,7 @@ impl Plane {
         }
         let proxy = Identity { common_name: "front-proxy".to_owned(), ..Identity::default() };
         front.issue(&proxy, &layout.certificate("front-proxy"), &layout.key("front-proxy"))?;
-        // One for all parts: they share the address, and nobody else has it.
+        // One for all components, as they share the address.
         let names = [
             &layout.address.to_string(),
             arguments::API_SERVICE,
@@ -225,7 +249,7 @@ impl Plane {
 
     fn spawn(&mut self, part: Part) -> Result<()> {
         if self.processes.contains_key(&part) {
-            bail!("{} runs already", part.program());
+            bail!("{} is already running", part.program());
         }
         let program: PathBuf = self.layout.programs.join(part.program());
         let mut arguments = arguments::of(part, &self.layout);
@@ -242,41 +266,41 @@ impl Plane {
         let deadline = Instant::now() + READY_DEADLINE;
         loop {
             let request = Request { method: "GET", path, body: Value::Null };
-            let answer = match part {
+            let response = match part {
                 Part::Etcd => http::send(address, &request).await,
                 _ => self.admin()?.send(address, &request).await,
             };
-            let lack = match answer {
-                Ok(answer) if answer.status == 200 => return Ok(()),
-                Ok(answer) => format!("{path} says {} {}", answer.status, answer.body.trim()),
+            let problem = match response {
+                Ok(response) if response.status == 200 => return Ok(()),
+                Ok(response) => format!("{path} returned {} {}", response.status, response.body.trim()),
                 Err(error) => format!("{error:#}"),
             };
             let program = part.program();
-            let said = || format!("it said:\n{}", part::log_tail(&self.layout.log(part)));
+            let log_end = || format!("end of its log:\n{}", part::log_tail(&self.layout.log(part)));
             let process = self.processes.get_mut(&part).with_context(|| format!("{program} was not started"))?;
             if let Some(status) = process.ended()? {
-                let said = said();
+                let log_end = log_end();
                 self.processes.remove(&part);
-                bail!("{program} ended with {status}; {said}");
+                bail!("{program} exited with {status}; {log_end}");
             }
             if Instant::now() > deadline {
-                bail!("{program} is not ready: {lack}; {}", said());
+                bail!("{program} is not ready: {problem}; {}", log_end());
             }
             sleep(POLL).await;
         }
     }
 
-    /// Without it no pod can be created; its controller needs a moment.
+    /// Waits for the default service account, without which no pod can be created.
     async fn until_default_account(&self) -> Result<()> {
         let path = "/api/v1/namespaces/default/serviceaccounts/default";
         let deadline = Instant::now() + READY_DEADLINE;
         loop {
-            let answer = self.api("GET", path, Value::Null).await?;
-            if answer.status == 200 {
+            let response = self.api("GET", path, Value::Null).await?;
+            if response.status == 200 {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                bail!("no default service account: {} {}", answer.status, answer.body.trim());
+                bail!("no default service account: {} {}", response.status, response.body.trim());
             }
             sleep(POLL).await;
         }
@@ -293,28 +317,28 @@ impl Plane {
         Ok(())
     }
 
-    /// Creates an object; one that is there already stays as it is.
+    /// Creates an object unless it exists.
     async fn create(&self, object: &Object) -> Result<()> {
-        let answer = self.api("POST", object.path, object.body.clone()).await?;
-        match answer.status {
+        let response = self.api("POST", object.path, object.body.clone()).await?;
+        match response.status {
             CREATED | CONFLICT => Ok(()),
-            status => bail!("cannot create {}: {status} {}", object.body["metadata"]["name"], answer.body.trim()),
+            status => bail!("cannot create {}: {status} {}", object.body["metadata"]["name"], response.body.trim()),
         }
     }
 
-    async fn api(&self, method: &str, path: &str, body: Value) -> Result<http::Answer> {
+    async fn api(&self, method: &str, path: &str, body: Value) -> Result<http::Response> {
         let (address, _) = self.layout.health(Part::ApiServer);
         self.admin()?.send(address, &Request { method, path, body }).await.with_context(|| format!("{method} {path}"))
     }
 
     async fn etcd(&self, path: &str, body: Value) -> Result<Value> {
         let (address, _) = self.layout.health(Part::Etcd);
-        let answer =
+        let response =
             http::send(address, &Request { method: "POST", path, body }).await.with_context(|| path.to_owned())?;
-        if answer.status != 200 {
-            bail!("{path}: etcd says {} {}", answer.status, answer.body.trim());
+        if response.status != 200 {
+            bail!("{path}: etcd returned {} {}", response.status, response.body.trim());
         }
-        serde_json::from_str(&answer.body).with_context(|| format!("{path}: etcd's answer is no JSON"))
+        serde_json::from_str(&response.body).with_context(|| format!("{path}: etcd's response is not JSON"))
     }
 
     fn admin(&self) -> Result<&Client> {
@@ -322,16 +346,16 @@ impl Plane {
     }
 
     fn signal(&self, part: Part, signal: Signal) -> Result<()> {
-        self.processes.get(&part).context("it does not run")?.signal(signal);
+        self.processes.get(&part).context("it is not running")?.signal(signal);
         Ok(())
     }
 
     fn take(&mut self, part: Part) -> Result<Process> {
-        self.processes.remove(&part).context("it does not run")
+        self.processes.remove(&part).context("it is not running")
     }
 }
 
-/// Lower case letters and digits, as bootstrap tokens want them.
+/// Lower-case letters and digits, the characters of a bootstrap token.
 fn random_word(length: usize) -> String {
     std::iter::repeat_with(fastrand::alphanumeric).take(length).map(|letter| letter.to_ascii_lowercase()).collect()
 }

@@ -9,8 +9,8 @@ async fn accepting_the_streams_has_a_timeout() {
     let mut session = Session::start(INPUT_AND_OUTPUT, 1024).await;
     session.input().await.unwrap();
     let begin = Instant::now();
-    let told = session.failure().await;
-    assert!(told.contains("did not accept the streams in time"), "{told}");
+    let message = session.failure().await;
+    assert!(message.contains("did not accept the streams in time"), "{message}");
     assert_eq!(begin.elapsed(), ACCEPT);
 }
 
@@ -27,8 +27,8 @@ async fn malformed_input_of_a_runtime_ends_the_session() {
         let mut session = Session::begun(OUTPUT, 1 << 20).await;
         session.runtime.raw(&bytes).await;
         session.runtime.connection.shutdown().await.unwrap();
-        let told = session.failure().await;
-        assert!(told.contains(reason), "{told}");
+        let message = session.failure().await;
+        assert!(message.contains(reason), "{message}");
     }
 }
 
@@ -43,8 +43,8 @@ async fn other_frames_instead_of_replies_are_errors() {
         session.input().await.unwrap();
         session.runtime.raw(bytes).await;
         session.runtime.connection.shutdown().await.unwrap();
-        let told = session.failure().await;
-        assert!(told.contains(reason), "{told}");
+        let message = session.failure().await;
+        assert!(message.contains(reason), "{message}");
     }
 }
 
@@ -62,9 +62,9 @@ async fn irrelevant_frames_are_ignored() {
         session.runtime.raw(&frame).await;
     }
     assert_eq!(session.runtime.frame().await, Some(Frame::Reset { stream: 4 }), "only clients open streams");
-    session.runtime.say("stdout", b"out", true).await;
+    session.runtime.send("stdout", b"out", true).await;
     assert_eq!(session.input().await.unwrap(), b"\x01out");
-    session.runtime.say("error", OK, true).await;
+    session.runtime.send("error", OK, true).await;
     assert_eq!(session.result().await["status"], "Success");
 }
 
@@ -75,9 +75,9 @@ async fn pings_of_a_runtime_that_does_not_read_are_bounded() {
     for _ in 0..10_000 {
         session.runtime.raw(&[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2]).await;
     }
-    session.runtime.say("stdout", b"out", true).await;
-    session.runtime.say("error", OK, true).await;
-    assert_eq!(session.input().await.unwrap(), b"\x01out", "the output goes on");
+    session.runtime.send("stdout", b"out", true).await;
+    session.runtime.send("error", OK, true).await;
+    assert_eq!(session.input().await.unwrap(), b"\x01out", "output is still translated");
     assert_eq!(session.result().await["status"], "Success");
 }
 
@@ -106,8 +106,8 @@ async fn malformed_input_of_a_client_ends_the_session() {
     ] {
         let mut session = Session::begun(INPUT_AND_OUTPUT, 16 << 20).await;
         session.client.get_mut().write_all(&bytes).await.unwrap();
-        let told = session.failure().await;
-        assert!(told.contains("malformed message of the client") && told.contains(reason), "{told}");
+        let message = session.failure().await;
+        assert!(message.contains("malformed message of the client") && message.contains(reason), "{message}");
         assert_eq!(session.input().await, None);
         session.agent.await.unwrap();
         // It may contain earlier input of the client.
@@ -120,18 +120,18 @@ async fn malformed_input_of_a_client_ends_the_session() {
 async fn a_long_message_is_cut_into_frames() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 16 << 20).await;
     let long: Vec<u8> = std::iter::once(0).chain((1..4 << 20).map(|n: u32| n as u8)).collect();
-    session.say(&long).await;
-    let mut heard = Vec::new();
-    while heard.len() < long.len() - 1 {
+    session.send(&long).await;
+    let mut received = Vec::new();
+    while received.len() < long.len() - 1 {
         match session.runtime.frame().await {
             Some(Frame::Data { bytes, last: false, .. }) => {
                 assert!(bytes.len() <= 32 << 10);
-                heard.extend_from_slice(&bytes);
+                received.extend_from_slice(&bytes);
             }
             other => panic!("{other:?}"),
         }
     }
-    assert!(heard == long[1..]);
+    assert!(received == long[1..]);
 }
 
 /// The client sends pings and does not read the answers.
@@ -143,11 +143,11 @@ async fn pings_of_a_client_that_does_not_read_are_bounded() {
     for _ in 0..asked {
         session.client.get_mut().write_all(&ping).await.unwrap();
     }
-    session.say(b"\x00x").await;
-    assert_eq!(session.runtime.hears("stdin", 1).await.0, b"x", "all questions were heard");
+    session.send(b"\x00x").await;
+    assert_eq!(session.runtime.receive("stdin", 1).await.0, b"x", "all pings were received");
     let mut answers = 0;
-    session.runtime.say("error", OK, true).await;
-    session.runtime.say("stdout", b"", true).await;
+    session.runtime.send("error", OK, true).await;
+    session.runtime.send("stdout", b"", true).await;
     loop {
         match tokio::time::timeout(TIMEOUT, session.client.next()).await.expect("in time") {
             Some(Ok(Message::Pong(_))) => answers += 1,

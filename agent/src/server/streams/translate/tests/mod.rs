@@ -83,14 +83,14 @@ impl Session {
         }
     }
 
-    async fn say(&mut self, bytes: &[u8]) {
+    async fn send(&mut self, bytes: &[u8]) {
         self.client.send(Message::Binary(bytes.to_vec().into())).await.unwrap();
     }
 
     async fn result(&mut self) -> Value {
-        let said = self.input().await.expect("a result");
-        assert_eq!(said[0], ERROR);
-        serde_json::from_slice(&said[1..]).unwrap()
+        let message = self.input().await.expect("a result");
+        assert_eq!(message[0], ERROR);
+        serde_json::from_slice(&message[1..]).unwrap()
     }
 
     /// Why it failed.
@@ -135,14 +135,14 @@ impl Runtime {
         self.connection.write_all(bytes).await.unwrap();
     }
 
-    async fn say(&mut self, stream: &str, bytes: &[u8], last: bool) {
+    async fn send(&mut self, stream: &str, bytes: &[u8], last: bool) {
         let mut out = Vec::new();
         Writer::default().data(&mut out, self.streams[stream], bytes, last);
         self.raw(&out).await;
     }
 
     /// The data of a stream, to its end or up to this length.
-    async fn hears(&mut self, stream: &str, length: usize) -> (Vec<u8>, bool) {
+    async fn receive(&mut self, stream: &str, length: usize) -> (Vec<u8>, bool) {
         let (wanted, mut all) = (self.streams[stream], Vec::new());
         loop {
             match self.frame().await {

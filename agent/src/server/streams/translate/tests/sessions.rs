@@ -7,18 +7,18 @@ use super::*;
 async fn a_command_with_everything() {
     let streams = Streams { stdin: true, stdout: true, stderr: true, tty: false };
     let mut session = Session::begun(streams, 64).await;
-    session.say(b"\x00input").await;
-    assert_eq!(session.runtime.hears("stdin", 5).await, (b"input".to_vec(), false));
+    session.send(b"\x00input").await;
+    assert_eq!(session.runtime.receive("stdin", 5).await, (b"input".to_vec(), false));
     session.client.send(Message::text("\0text")).await.unwrap();
-    assert_eq!(session.runtime.hears("stdin", 4).await, (b"text".to_vec(), false), "as some clients send it");
-    session.say(&[CLOSE, 0]).await;
-    assert_eq!(session.runtime.hears("stdin", 1).await, (Vec::new(), true));
-    session.runtime.say("stdout", b"out", false).await;
+    assert_eq!(session.runtime.receive("stdin", 4).await, (b"text".to_vec(), false), "as some clients send it");
+    session.send(&[CLOSE, 0]).await;
+    assert_eq!(session.runtime.receive("stdin", 1).await, (Vec::new(), true));
+    session.runtime.send("stdout", b"out", false).await;
     assert_eq!(session.input().await.unwrap(), b"\x01out");
-    session.runtime.say("stderr", b"err", true).await;
+    session.runtime.send("stderr", b"err", true).await;
     assert_eq!(session.input().await.unwrap(), b"\x02err");
-    session.runtime.say("error", OK, true).await;
-    session.runtime.say("stdout", b"late", true).await;
+    session.runtime.send("error", OK, true).await;
+    session.runtime.send("stdout", b"late", true).await;
     assert_eq!(session.input().await.unwrap(), b"\x01late", "output comes before the result");
     assert_eq!(session.result().await["status"], "Success");
     assert_eq!(session.input().await, None);
@@ -30,15 +30,15 @@ async fn a_command_with_everything() {
 async fn a_terminal_has_a_size() {
     let streams = Streams { stdin: true, stdout: true, stderr: false, tty: true };
     let mut session = Session::begun(streams, 1024).await;
-    session.say(b"\x04{\"Width\":80,\"Height\":24}").await;
-    assert_eq!(session.runtime.hears("resize", 24).await.0, b"{\"Width\":80,\"Height\":24}");
-    session.say(b"\x00x").await;
-    assert_eq!(session.runtime.hears("stdin", 1).await.0, b"x");
+    session.send(b"\x04{\"Width\":80,\"Height\":24}").await;
+    assert_eq!(session.runtime.receive("resize", 24).await.0, b"{\"Width\":80,\"Height\":24}");
+    session.send(b"\x00x").await;
+    assert_eq!(session.runtime.receive("stdin", 1).await.0, b"x");
     let mut old = Session::speaking(Protocol::V2, streams, 1024).await;
     old.input().await.unwrap();
     old.runtime.accept().await;
-    old.say(b"\x04{\"Width\":80,\"Height\":24}").await;
-    old.say(b"\x00x").await;
+    old.send(b"\x04{\"Width\":80,\"Height\":24}").await;
+    old.send(b"\x00x").await;
     assert_eq!(old.runtime.frame().await, Some(Frame::Data { stream: 3, bytes: "x".into(), last: false }));
 }
 
@@ -59,29 +59,29 @@ async fn much_data_in_both_directions_over_small_buffers() {
     let expected = all.clone();
     let echo = tokio::spawn(async move {
         // A runtime that echoes everything, and sends pings in between.
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         while let Some(Frame::Data { bytes, last, .. }) = runtime.frame().await {
-            heard.extend_from_slice(&bytes);
+            received.extend_from_slice(&bytes);
             let mut out = Vec::new();
             Writer::default().ping(&mut out, 2);
             runtime.raw(&out).await;
-            runtime.say("stdout", &bytes, last).await;
+            runtime.send("stdout", &bytes, last).await;
             if last {
                 break;
             }
         }
-        assert!(heard == expected);
-        runtime.say("error", OK, true).await;
+        assert!(received == expected);
+        runtime.send("error", OK, true).await;
         runtime
     });
-    let mut heard = Vec::new();
-    while heard.len() < all.len() {
+    let mut received = Vec::new();
+    while received.len() < all.len() {
         match tokio::time::timeout(TIMEOUT, stream.next()).await.expect("in time").unwrap().unwrap() {
-            Message::Binary(bytes) => heard.extend_from_slice(&bytes[1..]),
+            Message::Binary(bytes) => received.extend_from_slice(&bytes[1..]),
             other => panic!("{other:?}"),
         }
     }
-    assert!(heard == all);
+    assert!(received == all);
     let runtime = echo.await.unwrap();
     let _sink = says.await.unwrap();
     assert!(matches!(stream.next().await, Some(Ok(Message::Binary(bytes))) if bytes[0] == ERROR));
@@ -110,7 +110,7 @@ async fn a_disconnected_client_ends_the_session() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
     drop(session.client);
     session.agent.await.unwrap();
-    assert_eq!(session.runtime.frame().await, None, "the runtime is told by the end of the connection");
+    assert_eq!(session.runtime.frame().await, None, "the runtime sees the end of the connection");
 }
 
 /// Its last input is not read, so its end is not detected by reading.
@@ -118,7 +118,7 @@ async fn a_disconnected_client_ends_the_session() {
 async fn a_client_that_disconnects_during_back_pressure_ends_the_session() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
     let flood = async { while session.client.send(message(0, &[7; 900])).await.is_ok() {} };
-    assert!(tokio::time::timeout(Duration::from_secs(1), flood).await.is_err(), "nobody takes it");
+    assert!(tokio::time::timeout(Duration::from_secs(1), flood).await.is_err(), "the output was read");
     assert!(!session.agent.is_finished());
     drop(session.client);
     tokio::time::timeout(TIMEOUT * 2, session.agent).await.expect("in time").unwrap();
@@ -131,15 +131,15 @@ async fn the_result_is_sent_to_a_client_that_keeps_writing() {
     let Session { client, mut runtime, agent } = session;
     let (mut sink, mut stream) = client.split();
     let flood = tokio::spawn(async move { while sink.send(message(0, &[7; 4096])).await.is_ok() {} });
-    runtime.say("stdout", b"enough", true).await;
-    runtime.say("error", OK, true).await;
+    runtime.send("stdout", b"enough", true).await;
+    runtime.send("error", OK, true).await;
     drop(runtime);
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     while let Some(Ok(Message::Binary(bytes))) = tokio::time::timeout(TIMEOUT, stream.next()).await.expect("in time") {
-        said.push(bytes);
+        messages.push(bytes);
     }
-    assert_eq!(said[0].as_ref(), b"\x01enough");
-    assert!(said[1].starts_with(b"\x03") && said[1].ends_with(br#""status":"Success"}"#), "{said:?}");
+    assert_eq!(messages[0].as_ref(), b"\x01enough");
+    assert!(messages[1].starts_with(b"\x03") && messages[1].ends_with(br#""status":"Success"}"#), "{messages:?}");
     flood.await.unwrap();
     drop(stream);
     agent.await.unwrap();
@@ -149,11 +149,11 @@ async fn the_result_is_sent_to_a_client_that_keeps_writing() {
 #[tokio::test(start_paused = true)]
 async fn a_slow_client_receives_everything() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 4096).await;
-    session.runtime.say("stdout", b"late", true).await;
-    session.runtime.say("error", OK, true).await;
+    session.runtime.send("stdout", b"late", true).await;
+    session.runtime.send("error", OK, true).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     session.client.send(Message::Ping("here".into())).await.unwrap();
-    session.say(b"\x00more").await;
+    session.send(b"\x00more").await;
     assert_eq!(session.input().await.unwrap(), b"\x01late");
     assert_eq!(session.result().await["status"], "Success");
     assert_eq!(session.input().await, None);
@@ -166,11 +166,11 @@ async fn a_runtime_that_closes_the_connection_is_no_success() {
     for result in [&b""[..], OK] {
         let mut session = Session::begun(OUTPUT, 1024).await;
         if !result.is_empty() {
-            session.runtime.say("error", result, false).await;
+            session.runtime.send("error", result, false).await;
         }
         session.runtime.connection.shutdown().await.unwrap();
-        let told = session.result().await;
-        assert_eq!(told["status"] == "Success", !result.is_empty(), "{told}");
+        let status = session.result().await;
+        assert_eq!(status["status"] == "Success", !result.is_empty(), "{status}");
     }
 }
 
@@ -183,8 +183,8 @@ async fn an_old_protocol_has_no_result_on_success() {
         session.runtime.accept().await;
         session.runtime.raw(last).await;
         session.runtime.connection.shutdown().await.unwrap();
-        let told = session.result().await;
-        assert_eq!(told["status"] == "Success", succeeds, "{told}");
+        let status = session.result().await;
+        assert_eq!(status["status"] == "Success", succeeds, "{status}");
     }
 }
 
@@ -192,13 +192,13 @@ async fn an_old_protocol_has_no_result_on_success() {
 async fn an_unreachable_runtime_is_reported() {
     let (client, agents) = tokio::io::duplex(1024);
     let server = WebSocketStream::from_raw_socket(agents, Role::Server, Some(websocket::limits())).await;
-    let connect = async { Err::<(DuplexStream, Protocol), _>("nobody is at home".to_owned()) };
+    let connect = async { Err::<(DuplexStream, Protocol), _>("no listener".to_owned()) };
     let agent = tokio::spawn(carry(server, connect, OUTPUT));
     let mut client = WebSocketStream::from_raw_socket(client, Role::Client, None).await;
     assert_eq!(client.next().await.unwrap().unwrap(), message(1, &[]));
-    let told = client.next().await.unwrap().unwrap().into_data();
-    let status: Value = serde_json::from_slice(&told[1..]).unwrap();
-    assert_eq!((told[0], &status["message"]), (ERROR, &"Internal error occurred: nobody is at home".into()));
+    let status = client.next().await.unwrap().unwrap().into_data();
+    let body: Value = serde_json::from_slice(&status[1..]).unwrap();
+    assert_eq!((status[0], &body["message"]), (ERROR, &"Internal error occurred: no listener".into()));
     drop(client);
     agent.await.unwrap();
 }
@@ -206,7 +206,7 @@ async fn an_unreachable_runtime_is_reported() {
 #[tokio::test(start_paused = true)]
 async fn sending_the_result_has_a_timeout() {
     let mut session = Session::begun(OUTPUT, 64).await;
-    session.runtime.say("stdout", b"", true).await;
+    session.runtime.send("stdout", b"", true).await;
     let begin = Instant::now();
     let failed = format!(r#"{{"status":"Failure","message":"{}"}}"#, "long".repeat(100));
     let mut out = Vec::new();
@@ -217,19 +217,19 @@ async fn sending_the_result_has_a_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_ends_a_session() {
+async fn idle_sessions_are_ended() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1 << 20).await;
     let begin = Instant::now();
     tokio::time::sleep(idle::IDLE / 2).await;
-    session.say(b"\x00x").await;
+    session.send(b"\x00x").await;
     tokio::time::sleep(idle::IDLE / 2).await;
-    session.runtime.say("stdout", b"x", false).await;
-    assert_eq!(session.input().await.unwrap(), b"\x01x", "who speaks is heard");
+    session.runtime.send("stdout", b"x", false).await;
+    assert_eq!(session.input().await.unwrap(), b"\x01x", "data resets the timeout");
     tokio::time::sleep(idle::IDLE / 2).await;
     // Pings do not keep a session alive.
     session.client.send(Message::Ping("here".into())).await.unwrap();
-    let told = session.failure().await;
-    assert!(told.contains("idle for four hours"), "{told}");
+    let status = session.failure().await;
+    assert!(status.contains("idle for four hours"), "{status}");
     let expected = 2 * idle::IDLE;
     assert!(begin.elapsed() >= expected && begin.elapsed() < expected + TIMEOUT, "{:?}", begin.elapsed());
 }
