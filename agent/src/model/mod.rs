@@ -50,7 +50,6 @@ pub use lifecycle::Source;
 pub use limiter::RateLimiter;
 pub use outcome::StartFailure;
 pub use outcome::StartOutcome;
-pub use outcome::SyncOutcome;
 pub use quantity::Amount;
 pub use quantity::QuantityError;
 pub use recursive_read_only::RecursiveReadOnlyError;

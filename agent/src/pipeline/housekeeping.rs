@@ -63,7 +63,7 @@ async fn remove_orphans(context: &WorkerContext, known: impl Fn(&str) -> bool, f
                 failures.forget(uid);
                 tracing::info!(pod_uid = uid, "removed the leftovers of an orphaned pod");
             }
-            Err(error) => report(context, uid, error, failures),
+            Err(error) => report(context, uid, error.to_string(), failures),
         }
     }
     // As upstream, pods with nothing but a cgroup are not counted.
@@ -119,7 +119,7 @@ async fn remove_logs(context: &WorkerContext, known: impl Fn(&str) -> bool, fail
     if errors.is_empty() {
         return failures.forget(LOGS);
     }
-    let message = errors.join(", ");
+    let message = act::joined(&errors);
     if failures.record(LOGS, message.clone(), Instant::now()).is_new {
         context.recorder.node_event(EventType::Warning, "ContainerGCFailed", &message);
     }

@@ -10,11 +10,12 @@ use crate::config::{Feature, FeatureGates};
 use crate::events::RelistReason;
 use crate::events::sensors::{Sensor, SensorBoard, SensorState};
 use crate::metrics::{BuildInfo, Metrics, PodOrigin, SensorLevel, SyncKind};
-use crate::model::{ContainerClass, LifecycleEvent, Pod, SyncOutcome, spec};
+use crate::model::{ContainerClass, LifecycleEvent, Pod, spec};
 use crate::pleg::PlegObserver;
 use crate::recorder::{Loss, RecorderObserver};
 use crate::runtime::{CallObserver, FinishedCall, Operation};
 use crate::server::SensorReport;
+use crate::workers::act::SyncOutcome;
 use crate::workers::worker::WorkerObserver;
 
 /// Updates metrics.

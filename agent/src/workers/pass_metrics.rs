@@ -54,8 +54,8 @@ mod tests {
 
     use super::*;
     use crate::model::Pod as DesiredPod;
-    use crate::model::SyncOutcome;
     use crate::model::testing;
+    use crate::workers::act::SyncOutcome;
 
     #[derive(Default)]
     struct Observed(Mutex<Vec<String>>);

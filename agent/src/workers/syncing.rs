@@ -8,8 +8,9 @@ use std::time::SystemTime;
 use tokio::time::Instant;
 
 use super::act;
+use super::act::PodError;
+use super::act::SyncOutcome;
 use super::backoff;
-use super::generate::names;
 use super::generate::qos::pod_resources;
 use super::generate::qos::qos_class;
 use super::plan::PlanInput;
@@ -29,7 +30,6 @@ use crate::model::PodSnapshot;
 use crate::model::SandboxStatus;
 use crate::model::StartContainer;
 use crate::model::StartFailure;
-use crate::model::SyncOutcome;
 use crate::model::spec;
 use crate::recorder::EventType;
 use crate::retry::Operation;
@@ -142,20 +142,19 @@ impl Worker {
         if outcome.is_ok() {
             return None;
         }
-        let failures = outcome.starts.iter().filter_map(|start| start.result.as_ref().err());
-        let starts = failures.map(|failure| format!("{}: {}", failure.token, failure.message));
-        let reason = outcome.errors.iter().cloned().chain(starts).collect::<Vec<_>>().join(", ");
+        let starts = outcome.starts.iter().filter_map(|start| start.result.as_ref().err()).map(ToString::to_string);
+        let reason = outcome.errors.iter().map(ToString::to_string).chain(starts).collect::<Vec<_>>().join(", ");
         let after = self.view().await;
         if let Ok(after) = &after {
             self.publish_status(pod, after, false);
         }
         // Container exits and requests wake the worker; this is for what just failed.
         match blocked {
-            None if outcome.volumes_not_ready => {
+            None if outcome.volumes_not_ready() => {
                 tracing::debug!(pod = %self.pod_ref(), reason, "volumes are not ready");
                 Some(Next::Wait(Some(self.volumes_failed())))
             }
-            None if outcome.network_not_ready => Some(self.retry(Operation::AwaitNetwork, &reason)),
+            None if outcome.network_not_ready() => Some(self.retry(Operation::AwaitNetwork, &reason)),
             None => Some(self.retry(Operation::SyncPod, &reason)),
             Some(until) => {
                 let due = self.recheck_at(until);
@@ -191,7 +190,7 @@ impl Worker {
             self.context.retries.succeeded(Operation::CollectGarbage, &target);
             None
         } else {
-            let reason = errors.join(", ");
+            let reason = act::joined(&errors);
             self.context.recorder.node_event(EventType::Warning, "ContainerGCFailed", &reason);
             Some(self.context.retries.failed(Operation::CollectGarbage, &target, &reason))
         };
@@ -217,22 +216,21 @@ impl Worker {
         let blocked: Vec<StartContainer> = actions.start.extract_if(.., |start| start.blocked.is_some()).collect();
         let mut first = None;
         for start in &blocked {
-            let Some(block) = &start.blocked else { continue };
-            first = Some(first.map_or(block.until, |first: SystemTime| first.min(block.until)));
-            let failure = StartFailure {
-                token: "CrashLoopBackOff".to_owned(),
-                message: backoff::crash_loop_message(pod, &start.name, block.backoff),
-                retry_at: Some(block.until),
+            let Some((block, error)) = start.blocked.as_ref().zip(PodError::crash_loop_back_off(pod, start)) else {
+                continue;
             };
+            first = Some(first.map_or(block.until, |first: SystemTime| first.min(block.until)));
+            let failure = StartFailure::from(&error);
             let known = self.syncing.reasons.insert(start.name.clone(), failure.clone());
             // The runtime's own finish time moves the end of the back-off a little; the message is the same.
             let new = known.is_none_or(|known| known.message != failure.message);
             let sent = self.syncing.event_sent.get(&start.name);
             if new || sent.is_none_or(|sent| sent.elapsed() >= BACK_OFF_EVENT_PERIOD) {
                 self.syncing.event_sent.insert(start.name.clone(), Instant::now());
-                let described = names::describe(pod);
-                let message = format!("Back-off restarting failed container {} in pod {described}", start.name);
-                self.context.recorder.pod_event(pod, &field_path(start), EventType::Warning, "BackOff", &message);
+                if let Some(event) = error.event() {
+                    let recorder = &self.context.recorder;
+                    recorder.pod_event(pod, &field_path(start), event.kind, event.reason, &event.message);
+                }
             }
         }
         (actions, first)

@@ -12,6 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
 use super::act;
+use super::act::PodError;
 use super::act::StopTerms;
 use super::worker::Next;
 use super::worker::Worker;
@@ -22,11 +23,10 @@ use crate::model::spec;
 use crate::pacing::TeardownPermit;
 use crate::pleg;
 use crate::pleg::InspectError;
-use crate::recorder::EventType;
 use crate::retry::Operation;
 
 /// A stop in progress. Dropping it abandons the stop.
-pub(super) type Stopping = AbortOnDropHandle<Result<(), String>>;
+pub(super) type Stopping = AbortOnDropHandle<Result<(), PodError>>;
 
 impl Worker {
     /// Stops every container and sandbox of the pod (`SyncTerminatingPod`). Runs again on every request until nothing of
@@ -63,9 +63,9 @@ impl Worker {
             (Ok(_), pod) => self.verify_stopped(pod.as_ref()).await,
             (Err(error), pod) => {
                 if let Some(pod) = pod {
-                    self.context.recorder.pod_event(pod, "", EventType::Warning, "FailedKillPod", &error);
+                    self.context.act.report(pod, &error);
                 }
-                self.retry(Operation::KillPod, &error)
+                self.retry(Operation::KillPod, &error.to_string())
             }
         }
     }
@@ -97,12 +97,12 @@ impl Worker {
         pod: &Pod,
         view: &Arc<PodSnapshot>,
         mut terms: StopTerms,
-    ) -> Result<Option<Arc<PodSnapshot>>, String> {
+    ) -> Result<Option<Arc<PodSnapshot>>, PodError> {
         loop {
             let mut stopping = self.spawn_stop(pod, view, terms);
             tokio::select! {
                 stopped = &mut stopping => {
-                    return stopped.unwrap_or_else(|error| Err(format!("stopping the pod: {error}"))).map(|()| None);
+                    return stopped.unwrap_or_else(|source| Err(PodError::StopTask { source })).map(|()| None);
                 }
                 exited = self.all_containers_exited(), if finishes_before_sandbox(pod) => {
                     // It keeps its permit until the runtime has removed the tasks of exited containers.
@@ -200,7 +200,7 @@ impl Worker {
             false => act::cleanup_pod(&self.context.act, &pod).await,
         };
         if let Err(error) = released {
-            return self.retry(Operation::ReleasePod, &error);
+            return self.retry(Operation::ReleasePod, &error.to_string());
         }
         self.context.statuses.terminate(&pod, self.context.clock.wall());
         if let Some(full_name) = self.static_full_name() {
@@ -233,7 +233,7 @@ impl Worker {
                 stopped = act::cleanup_pod(&self.context.act, pod).await;
             }
             if let Err(error) = stopped {
-                return Some(self.retry(Operation::KillPod, &error));
+                return Some(self.retry(Operation::KillPod, &error.to_string()));
             }
         }
         if let Ok(view) = self.view().await {
@@ -289,16 +289,16 @@ impl Worker {
         let failed = match self.view().await {
             Ok(view) => {
                 self.context.pleg.acting(&self.uid).await;
-                act::remove_content(&self.context.act, &view).await
+                act::joined(&act::remove_content(&self.context.act, &view).await)
             }
-            Err(error) => vec![error.to_string()],
+            Err(error) => error.to_string(),
         };
         let target = self.pod_ref().with_uid();
         if failed.is_empty() {
             self.context.retries.succeeded(Operation::RemovePod, &target);
         } else {
             // Housekeeping starts another worker for what is left, once the retry is due.
-            self.context.retries.failed(Operation::RemovePod, &target, &failed.join(", "));
+            self.context.retries.failed(Operation::RemovePod, &target, &failed);
         }
         self.acted();
         if let Err(error) = self.context.pleg.inspect(&self.uid).await {

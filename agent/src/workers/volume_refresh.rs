@@ -66,7 +66,7 @@ impl Worker {
                 self.syncing.volumes.due = earliest(refreshed.refresh_at.map(|at| self.at(at)), after);
             }
             Err(error) => {
-                tracing::warn!(pod = %self.pod_ref(), error, "cannot refresh volumes");
+                tracing::warn!(pod = %self.pod_ref(), %error, "cannot refresh volumes");
                 self.syncing.volumes.due = Some(self.volumes_failed());
             }
         }

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::act::ActContext;
+use super::act::SyncOutcome;
 use super::backoff::BackoffHistory;
 use super::mailbox::Mailbox;
 use super::pass_metrics::PassMetrics;
@@ -75,7 +76,7 @@ pub trait WorkerObserver: Send + Sync + 'static {
     /// A plan was made.
     fn planned(&self, took: Duration);
     /// A plan was executed; `starts` containers were tried, `failed` of them failed.
-    fn acted(&self, took: Duration, outcome: &crate::model::SyncOutcome);
+    fn acted(&self, took: Duration, outcome: &SyncOutcome);
     /// One pass of a worker ended; `operation` is upstream's `operation_type`.
     fn pass(&self, operation: &'static str, took: Duration);
     /// The first pass over a pod begins, so long after its source brought it, if that is known.
@@ -95,7 +96,7 @@ pub struct NoWorkerObserver;
 
 impl WorkerObserver for NoWorkerObserver {
     fn planned(&self, _took: Duration) {}
-    fn acted(&self, _took: Duration, _outcome: &crate::model::SyncOutcome) {}
+    fn acted(&self, _took: Duration, _outcome: &SyncOutcome) {}
     fn pass(&self, _operation: &'static str, _took: Duration) {}
     fn begun(&self, _pod: &Pod, _since_seen: Option<Duration>) {}
     fn died(&self, _class: ContainerClass, _exit_code: i32, _reason: &str) {}

@@ -17,10 +17,12 @@
 mod config;
 mod context;
 mod env_objects;
+mod error;
 pub mod gc;
 mod grace;
 mod image;
 mod kill;
+mod outcome;
 mod pod_termination;
 mod prerequisites;
 mod remove;
@@ -34,8 +36,13 @@ mod volumes;
 
 pub use context::ActContext;
 pub use context::NodeFiles;
+pub use error::Cause;
+pub use error::PodError;
+pub use error::Rendered;
+pub use error::joined;
 pub use grace::blocking_kill_limit;
 pub use grace::grace_period;
+pub use outcome::SyncOutcome;
 pub use pod_termination::StopTerms;
 pub use pod_termination::cleanup_orphan;
 pub use pod_termination::cleanup_pod;

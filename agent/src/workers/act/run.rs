@@ -3,23 +3,24 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
+use super::PodError;
+use super::SyncOutcome;
 use super::kill;
 use super::kill::Kill;
 use super::prerequisites;
-use super::prerequisites::PrerequisiteError;
 use super::remove;
 use super::sandbox;
 use super::sandbox::Sandbox;
 use super::start::StartContext;
-use super::start::held_back;
+use super::start::crash_loop_back_off;
 use crate::model::ContainerClass;
 use crate::model::PodActions;
 use crate::model::PodSnapshot;
 use crate::model::RemoveContainer;
 use crate::model::SandboxPlan;
 use crate::model::SandboxStatus;
+use crate::model::StartFailure;
 use crate::model::StartOutcome;
-use crate::model::SyncOutcome;
 use crate::recorder::EventType;
 use crate::workers::generate::names;
 
@@ -89,7 +90,7 @@ async fn steps(
     Ok(())
 }
 
-fn stop_at<T>(outcome: &mut SyncOutcome, result: Result<T, String>) -> Result<T, Stop> {
+fn stop_at<T>(outcome: &mut SyncOutcome, result: Result<T, PodError>) -> Result<T, Stop> {
     result.map_err(|error| {
         outcome.errors.push(error);
         Stop
@@ -97,20 +98,10 @@ fn stop_at<T>(outcome: &mut SyncOutcome, result: Result<T, String>) -> Result<T,
 }
 
 async fn prepare(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, outcome: &mut SyncOutcome) -> Result<(), Stop> {
-    match prerequisites::prepare(ctx, pod, snapshot).await {
-        Ok(()) => return Ok(()),
-        Err(PrerequisiteError::Network(error)) => {
-            outcome.network_not_ready = true;
-            outcome.errors.push(error);
-        }
-        Err(PrerequisiteError::Volumes(error)) => {
-            outcome.volumes_not_ready = true;
-            outcome.errors.push(error);
-        }
-        Err(PrerequisiteError::Killed(errors)) => outcome.errors.extend(errors),
-        Err(PrerequisiteError::Failed(error)) => outcome.errors.push(error),
-    }
-    Err(Stop)
+    prerequisites::prepare(ctx, pod, snapshot).await.map_err(|errors| {
+        outcome.errors.extend(errors);
+        Stop
+    })
 }
 
 /// The whole pod at once, or single containers one after the other; the first failure ends the sync.
@@ -144,7 +135,7 @@ async fn prune(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, old: &[Remov
             tracing::warn!(
                 pod = names::describe(pod),
                 container = remove.name,
-                error,
+                %error,
                 "cannot remove an old container instance"
             );
         }
@@ -175,10 +166,11 @@ async fn in_sandbox(
 /// Starts one after the other. Only a failed init container keeps the following ones from starting.
 async fn start_all(context: StartContext<'_>, actions: &PodActions, outcome: &mut SyncOutcome) {
     for start in &actions.start {
-        let result = match held_back(context.ctx, context.pod, start) {
-            Some(failure) => Err(failure),
+        let result = match crash_loop_back_off(context.ctx, context.pod, start) {
+            Some(error) => Err(error),
             None => context.start(start).await,
         };
+        let result = result.map_err(|error| StartFailure::from(&error));
         let ends = result.is_err() && start.class == ContainerClass::Init;
         outcome.starts.push(StartOutcome { name: start.name.clone(), class: start.class, result });
         if ends {

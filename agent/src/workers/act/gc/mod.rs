@@ -14,6 +14,8 @@ use std::time::Duration;
 use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
+use super::Cause;
+use super::PodError;
 use super::pod_termination;
 use super::remove;
 use crate::model::ContainerState;
@@ -32,44 +34,45 @@ pub fn has_garbage(snapshot: &PodSnapshot) -> bool {
 
 /// Removes exited instances with their logs, and old sandboxes, of a pod that stays. Continues after failures and returns
 /// them.
-pub async fn collect_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
+pub async fn collect_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
     let (mut failed, mut gone) = (Vec::new(), HashSet::new());
     for status in plan::surplus(snapshot) {
         match remove_surplus(ctx, status).await {
             Ok(()) => {
                 gone.insert(&status.id);
             }
-            Err(error) => failed.push(error),
+            Err(source) => failed.push(PodError::CollectContainer { id: status.id.to_string(), source }),
         }
     }
     for sandbox in plan::old_sandboxes(snapshot, &gone) {
-        failed.extend(remove::remove_sandbox(ctx, sandbox.as_str()).await.err());
+        failed.extend(remove::remove_sandbox(ctx, sandbox).await.err());
     }
     failed
 }
 
-async fn remove_surplus(ctx: &ActContext, status: &ContainerStatus) -> Result<(), String> {
+async fn remove_surplus(ctx: &ActContext, status: &ContainerStatus) -> Result<(), Cause> {
     let id = status.id.as_str();
     if status.state == ContainerState::Unknown {
         let stopped = ctx.runtime.stop_container(id, MIN_GRACE).await;
-        stopped.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error.rpc_text()) })?;
+        stopped.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })?;
     }
     remove::remove_instance(ctx, id, Some(&status.log_path)).await
 }
 
 /// Removes all exited instances of a pod that is removed itself, with their logs. Continues after failures and returns
 /// them.
-pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
+pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
     let mut failed = Vec::new();
     for status in plan::dead(snapshot) {
-        failed.extend(remove::remove_instance(ctx, status.id.as_str(), Some(&status.log_path)).await.err());
+        let removed = remove::remove_instance(ctx, status.id.as_str(), Some(&status.log_path)).await;
+        failed.extend(removed.err().map(|source| PodError::CollectContainer { id: status.id.to_string(), source }));
     }
     failed
 }
 
 /// Removes log folders of pods whose UID is not `known`, and links to logs that no longer exist. A pod must be known before
 /// its log folder is made. Continues after failures and returns them.
-pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<String> {
+pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<PodError> {
     let mut failed = Vec::new();
     for folder in log_folders(ctx, known) {
         let removing = folder.display().to_string();

@@ -45,7 +45,7 @@ async fn waiting_ends_with_the_grace_period() {
     let error =
         terminate_pod(&node.ctx, &pod, || running(&["a", "s"]).into(), grace(5), None).await.expect_err("a was stuck");
     assert_eq!(
-        error,
+        error.to_string(),
         r#"error killing pod: failed to "KillContainer" for "a" with KillContainerError: "rpc error: code = Unknown desc = stuck""#
     );
     assert_eq!(node.runtime.take_calls(), ["StopContainer a-0 5", "StopContainer s-0 2", "StopPodSandbox sandbox-0"]);
@@ -63,7 +63,7 @@ async fn what_is_gone_is_fine_and_strangers_fall_with_the_sandbox() {
     let error = terminate_pod(&node.ctx, &pod(json!({})), || running(&["stranger"]).into(), StopTerms::default(), None)
         .await
         .expect_err("unknown");
-    assert!(error.contains("stranger"), "{error}");
+    assert!(error.to_string().contains("stranger"), "{error}");
     assert_eq!(node.runtime.take_calls(), ["StopPodSandbox sandbox-0"]);
 }
 
@@ -76,7 +76,7 @@ async fn who_ends_in_the_moment_of_the_stop_is_stopped() {
         terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), grace(5), None).await
     };
     let error = stop().await.expect_err("it runs all the same");
-    assert!(error.contains("ttrpc: closed"), "{error}");
+    assert!(error.to_string().contains("ttrpc: closed"), "{error}");
     node.runtime.state().exited.insert("c-0".into());
     stop().await.expect("nothing is left to stop");
 }
@@ -91,7 +91,7 @@ async fn a_runtime_that_stumbles_over_a_sandbox_is_asked_once_more() {
         terminate_pod(&node.ctx, &pod(json!({})), || running(&[]).into(), grace(5), None).await
     };
     stop(1).await.expect("it stopped then");
-    let error = stop(2).await.expect_err("it did not");
+    let error = stop(2).await.expect_err("it did not").to_string();
     assert!(error.contains(r#"failed to "KillPodSandbox""#) && error.contains("ttrpc: closed"), "{error}");
     assert_eq!(node.runtime.take_calls(), ["StopPodSandbox sandbox-0"; 4]);
 }
@@ -239,10 +239,11 @@ async fn a_pod_that_stays_is_tidied() {
     snapshot.sandboxes = vec![sandbox("sandbox-2", true), sandbox("sandbox-1", false), sandbox("sandbox-0", false)];
     assert!(gc::has_garbage(&snapshot));
     node.runtime.fail("RemoveContainer", Status::unknown("busy"));
-    assert_eq!(gc::collect_garbage(&node.ctx, &snapshot).await, ["rpc error: code = Unknown desc = busy"]);
+    let failed = gc::collect_garbage(&node.ctx, &snapshot).await;
+    assert_eq!(texts(&failed), ["rpc error: code = Unknown desc = busy"]);
     let expected = ["RemoveContainer c-0", "StopContainer c-1 2", "RemoveContainer c-1"];
     assert_eq!(node.runtime.take_calls(), expected, "its sandbox waits for both");
-    assert_eq!(gc::collect_garbage(&node.ctx, &snapshot).await, [""; 0]);
+    assert!(gc::collect_garbage(&node.ctx, &snapshot).await.is_empty());
     let calls = node.runtime.take_calls();
     assert_eq!(calls[..3], expected);
     assert_eq!(calls[3..], ["StopPodSandbox sandbox-0", "RemovePodSandbox sandbox-0"]);
@@ -250,7 +251,7 @@ async fn a_pod_that_stays_is_tidied() {
     assert_eq!(logs, [false, false, true]);
 
     assert!(!gc::has_garbage(&running(&["c", "d"])));
-    assert_eq!(gc::collect_garbage(&node.ctx, &running(&["c", "d"])).await, [""; 0]);
+    assert!(gc::collect_garbage(&node.ctx, &running(&["c", "d"])).await.is_empty());
     assert_eq!(node.runtime.take_calls(), [""; 0]);
 }
 
@@ -264,7 +265,7 @@ async fn logs_of_pods_that_are_gone_go() {
     let link = |name: &str, to: &str| std::os::unix::fs::symlink(to, node.path(name)).expect("a link");
     link("links/a_ns_c-ended.log", "/nowhere");
     link("links/a_ns_c-lives.log", "/");
-    assert_eq!(gc::collect_logs(&node.ctx, |uid| uid == "u1").await, [""; 0]);
+    assert!(gc::collect_logs(&node.ctx, |uid| uid == "u1").await.is_empty());
     let left = ["logs/ns_a_u1", "logs/ns_b_u2", "logs/other", "logs/ns_c_u3"].map(|dir| node.path(dir).exists());
     assert_eq!(left, [true, false, true, true]);
     let left = ["ended", "lives"].map(|id| node.path(&format!("links/a_ns_c-{id}.log")).is_symlink());
@@ -276,6 +277,6 @@ async fn of_a_pod_that_goes_all_dead_instances_go() {
     let node = Node::new();
     let dead = |name: &str, attempt| status(name, attempt, ContainerState::Exited);
     let snapshot = testing::snapshot(vec![dead("c", 2), dead("d", 1), status("c", 1, ContainerState::Running)]);
-    assert_eq!(gc::remove_dead(&node.ctx, &snapshot).await, [""; 0]);
+    assert!(gc::remove_dead(&node.ctx, &snapshot).await.is_empty());
     assert_eq!(node.runtime.take_calls(), ["RemoveContainer c-2", "RemoveContainer d-1"]);
 }

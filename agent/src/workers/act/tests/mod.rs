@@ -187,3 +187,8 @@ fn tokens(outcome: &SyncOutcome) -> Vec<(&str, &str)> {
     };
     outcome.starts.iter().map(|start| (start.name.as_str(), token(start))).collect()
 }
+
+/// The texts of errors.
+fn texts(errors: &[PodError]) -> Vec<String> {
+    errors.iter().map(ToString::to_string).collect()
+}
