@@ -20,9 +20,11 @@ use super::NodeAddresses;
 use super::StatusInput;
 use super::StatusStore;
 use super::Stored;
+use super::TerminationReason;
 use super::conditions;
 use super::generate;
 use super::phase;
+use super::termination_reason::with_termination_reason;
 use crate::model;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
@@ -59,6 +61,8 @@ pub struct PodObservations<'a> {
     pub recursive_read_only: bool,
     /// All containers are stopped and will not be restarted.
     pub is_terminal: bool,
+    /// Why the agent terminates the pod, if it does.
+    pub termination: Option<&'a TerminationReason>,
 }
 
 impl Statuses {
@@ -125,6 +129,10 @@ impl Statuses {
             now,
         });
         let terminal = status.phase.as_deref().is_some_and(phase::is_terminal);
+        let status = match observations.termination {
+            Some(reason) => with_termination_reason(status, reason, pod.metadata.generation),
+            None => status,
+        };
         let set = store.set(&uid, pod, mirror.as_deref(), status, now);
         let stopped = store.set_may_run(uid.as_str(), !observations.is_terminal, now);
         drop(store);

@@ -10,6 +10,7 @@ use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
 use super::Cause;
+use super::PassContext;
 use super::env_objects;
 use super::sandbox::Sandbox;
 use crate::model::ContainerId;
@@ -54,14 +55,14 @@ pub(super) fn log_dir(ctx: &ActContext, pod: &Pod) -> std::path::PathBuf {
 /// The cause of `CreateContainerConfigError`.
 pub(super) async fn configure(
     ctx: &ActContext,
-    pod: &Pod,
+    pass: &PassContext,
     spec: &ContainerSpec<'_>,
     sandbox: &Sandbox,
-    snapshot: &PodSnapshot,
     image: &ResolvedImage,
     restarts: u32,
 ) -> Result<cri::ContainerConfig, Cause> {
-    let target = target(spec, snapshot)?;
+    let pod = &pass.pod;
+    let target = target(spec, &pass.snapshot)?;
     let objects = env_objects::look_up(ctx, pod, &spec.container).await?;
     let environment = container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings)?;
     make_log_dir(&log_dir(ctx, pod).join(&spec.container.name))?;

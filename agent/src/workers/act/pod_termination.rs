@@ -7,6 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
+use super::PassContext;
 use super::PodError;
 use super::gc;
 use super::kill;
@@ -17,8 +18,6 @@ use crate::filesystem;
 use crate::model::PodSnapshot;
 use crate::pacing::TeardownPermit;
 use crate::volumes::VolumeError;
-use crate::workers::generate::names;
-use crate::workers::generate::qos;
 
 /// The terms on which a pod is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -104,12 +103,10 @@ fn pod_of_snapshot(snapshot: &PodSnapshot) -> Pod {
 ///
 /// # Errors
 /// A volume that cannot be torn down or a cgroup that cannot be removed.
-pub async fn cleanup_pod(ctx: &ActContext, pod: &Pod) -> Result<(), PodError> {
-    release_volumes(ctx, pod).await?;
-    let uid = names::pod_uid(pod);
+pub async fn cleanup_pod(ctx: &ActContext, pass: &PassContext) -> Result<(), PodError> {
+    release_volumes(ctx, pass.uid()).await?;
     let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
-    let class = qos::qos_class(pod).map_err(|source| PodError::InvalidSpec { source })?;
-    destroy_cgroup(ctx, cgroups, class, uid).await
+    destroy_cgroup(ctx, cgroups, pass.cgroup_class()?, pass.uid()).await
 }
 
 async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, uid: &str) -> Result<(), PodError> {
@@ -123,8 +120,7 @@ async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, ui
 ///
 /// # Errors
 /// A volume that cannot be torn down.
-pub async fn release_volumes(ctx: &ActContext, pod: &Pod) -> Result<(), PodError> {
-    let uid = names::pod_uid(pod);
+pub async fn release_volumes(ctx: &ActContext, uid: &str) -> Result<(), PodError> {
     ctx.images.remove_cached_pod(uid);
     ctx.pulls().forget_pod(uid, ctx.clock.wall());
     ctx.volumes.tear_down(uid).await.map_err(|source| tear_down_failed(uid, source))

@@ -4,13 +4,10 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
 use super::Cause;
+use super::PassContext;
 use super::PodError;
 use super::kill;
-use crate::model::PodSnapshot;
 use crate::model::spec;
-use crate::workers::generate::GenerateError;
-use crate::workers::generate::names;
-use crate::workers::generate::qos;
 use crate::workers::generate::resources;
 
 /// Creates whatever is missing; takes microseconds if nothing is.
@@ -18,19 +15,20 @@ use crate::workers::generate::resources;
 /// # Errors
 /// A prerequisite is missing; each such error has its event. If there is none the pod was killed, since it ran without its
 /// cgroup: it is to be inspected again.
-pub(super) async fn prepare(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Result<(), Vec<PodError>> {
+pub(super) async fn prepare(ctx: &ActContext, pass: &PassContext) -> Result<(), Vec<PodError>> {
+    let pod = &pass.pod;
     let failed = |error: PodError| {
         ctx.report(pod, &error);
         vec![error]
     };
     check_network(ctx, pod).map_err(failed)?;
-    if !has_cgroup(ctx, pod).map_err(failed)? {
-        if runs(pod, snapshot) {
-            return Err(kill::kill_pod(ctx, pod, snapshot, None).await);
+    if !has_cgroup(ctx, pass).map_err(failed)? {
+        if runs(pass) {
+            return Err(kill::kill_pod(ctx, pod, &pass.snapshot, None).await);
         }
-        create_cgroup(ctx, pod).await.map_err(failed)?;
+        create_cgroup(ctx, pass).await.map_err(failed)?;
     }
-    let created = ctx.volumes.make_pod_dirs(names::pod_uid(pod));
+    let created = ctx.volumes.make_pod_dirs(pass.uid());
     created.map_err(|source| failed(PodError::CreatePodDirectories { source }))?;
     super::volumes::set_up(ctx, pod).await.map_err(|error| vec![error])
 }
@@ -41,36 +39,33 @@ fn check_network(ctx: &ActContext, pod: &Pod) -> Result<(), PodError> {
 }
 
 /// True if the pod's cgroup exists, or pods have none on this node.
-fn has_cgroup(ctx: &ActContext, pod: &Pod) -> Result<bool, PodError> {
+fn has_cgroup(ctx: &ActContext, pass: &PassContext) -> Result<bool, PodError> {
     let Some(cgroups) = &ctx.cgroups else { return Ok(true) };
-    Ok(cgroups.pod_exists(qos::qos_class(pod).map_err(invalid)?, names::pod_uid(pod)))
+    Ok(cgroups.pod_exists(pass.cgroup_class()?, pass.uid()))
 }
 
 /// True if a regular container of the pod runs. Without the pod's cgroup it has no limits.
-fn runs(pod: &Pod, snapshot: &PodSnapshot) -> bool {
+fn runs(PassContext { pod, snapshot, .. }: &PassContext) -> bool {
     let is_regular = |name: &str| spec::regular_containers(pod).iter().any(|container| container.name == name);
     snapshot.running().any(|container| is_regular(&container.name))
 }
 
-async fn create_cgroup(ctx: &ActContext, pod: &Pod) -> Result<(), PodError> {
+async fn create_cgroup(ctx: &ActContext, pass: &PassContext) -> Result<(), PodError> {
     let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
-    let (class, uid) = (qos::qos_class(pod).map_err(invalid)?, names::pod_uid(pod));
-    let values = resources::pod_cgroup_values(pod, &ctx.settings.resources).map_err(invalid)?;
+    let (class, uid) = (pass.cgroup_class()?, pass.uid());
+    let values = resources::pod_cgroup_values(&pass.pod, &ctx.settings.resources)
+        .map_err(|source| PodError::InvalidSpec { source })?;
     let began = ctx.clock.now();
     let created = cgroups.ensure_pod(class, uid, &values).await;
     ctx.count(|metrics| metrics.runtime.cgroup("create", ctx.clock.now().saturating_duration_since(began)));
     created.map_err(|source| PodError::CreateCgroup { uid: uid.to_owned(), source })
 }
 
-fn invalid(source: GenerateError) -> PodError {
-    PodError::InvalidSpec { source }
-}
-
 /// `cgroup_parent` of the pod's sandbox and containers; empty without QoS cgroups.
 ///
 /// # Errors
 /// The QoS class or the cgroup's name cannot be computed from the spec.
-pub(super) fn cgroup_parent(ctx: &ActContext, pod: &Pod) -> Result<String, Cause> {
+pub(super) fn cgroup_parent(ctx: &ActContext, pass: &PassContext) -> Result<String, Cause> {
     let Some(cgroups) = &ctx.cgroups else { return Ok(String::new()) };
-    Ok(cgroups.parent_for_runtime(qos::qos_class(pod)?, names::pod_uid(pod))?)
+    Ok(cgroups.parent_for_runtime(pass.qos_class.clone()?, pass.uid())?)
 }

@@ -10,9 +10,9 @@ use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
 use super::Cause;
+use super::PassContext;
 use super::PodError;
 use super::prerequisites;
-use crate::model::PodSnapshot;
 use crate::model::SandboxId;
 use crate::model::SandboxStatus;
 use crate::model::spec;
@@ -51,28 +51,29 @@ impl Sandbox {
 ///
 /// # Errors
 /// Its configuration cannot be generated.
-pub(super) fn keep(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, id: &SandboxId) -> Result<Sandbox, PodError> {
-    let status = snapshot.sandboxes.iter().find(|sandbox| &sandbox.id == id);
+pub(super) fn keep(ctx: &ActContext, pass: &PassContext, id: &SandboxId) -> Result<Sandbox, PodError> {
+    let status = pass.snapshot.sandboxes.iter().find(|sandbox| &sandbox.id == id);
     let attempt = status.map_or(0, |status| status.attempt);
-    let config = configure(ctx, pod, attempt)
-        .map_err(|source| PodError::ConfigureSandbox { pod: names::describe(pod), source })?;
+    let config =
+        configure(ctx, pass, attempt).map_err(|source| PodError::ConfigureSandbox { pod: pass.describe(), source })?;
     let runtime_handler = status.map(|status| status.runtime_handler.clone()).unwrap_or_default();
-    Ok(Sandbox { id: id.clone(), config: config.config, ips: snapshot.ips.clone(), runtime_handler })
+    Ok(Sandbox { id: id.clone(), config: config.config, ips: pass.snapshot.ips.clone(), runtime_handler })
 }
 
 /// A new sandbox, with its addresses.
 ///
 /// # Errors
 /// It cannot be created, or its status cannot be read; either has an event, the first one unless the pod is being deleted.
-pub(super) async fn create(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<Sandbox, PodError> {
+pub(super) async fn create(ctx: &ActContext, pass: &PassContext, attempt: u32) -> Result<Sandbox, PodError> {
+    let pod = &pass.pod;
     let failed = |step: &'static str, source: Cause| {
-        let error = PodError::CreateSandbox { pod: names::describe(pod), step, source };
+        let error = PodError::CreateSandbox { pod: pass.describe(), step, source };
         if !spec::deletion_requested(pod) {
             ctx.report(pod, &error);
         }
         error
     };
-    let generated = configure(ctx, pod, attempt).map_err(|source| failed("generate sandbox config", source))?;
+    let generated = configure(ctx, pass, attempt).map_err(|source| failed("generate sandbox config", source))?;
     for (reason, message) in &generated.warnings {
         warn(ctx, pod, reason, message);
     }
@@ -121,7 +122,7 @@ async fn addresses(ctx: &ActContext, pod: &Pod, id: &str) -> Result<Vec<String>,
     Ok(std::iter::once(network.ip).chain(additional).filter(|ip| !ip.is_empty()).collect())
 }
 
-fn configure(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<SandboxConfig, Cause> {
+fn configure(ctx: &ActContext, pass: &PassContext, attempt: u32) -> Result<SandboxConfig, Cause> {
     let resolv_conf = match &ctx.files.resolv_conf {
         Some(path) => {
             let text = fs::read_to_string(path);
@@ -129,6 +130,6 @@ fn configure(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<SandboxConfig,
         }
         None => None,
     };
-    let parent = prerequisites::cgroup_parent(ctx, pod)?;
-    Ok(sandbox_config(pod, attempt, &parent, resolv_conf.as_deref(), &ctx.settings)?)
+    let parent = prerequisites::cgroup_parent(ctx, pass)?;
+    Ok(sandbox_config(&pass.pod, attempt, &parent, resolv_conf.as_deref(), &ctx.settings)?)
 }

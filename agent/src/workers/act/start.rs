@@ -5,6 +5,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
+use super::PassContext;
 use super::PodError;
 use super::config;
 use super::image;
@@ -13,7 +14,6 @@ use super::image::Origin;
 use super::remove;
 use super::sandbox::Sandbox;
 use crate::model::ContainerId;
-use crate::model::PodSnapshot;
 use crate::model::StartContainer;
 use crate::recorder::EventType;
 use crate::workers::generate::ContainerSpec;
@@ -23,8 +23,7 @@ use crate::workers::generate::names;
 #[derive(Clone, Copy)]
 pub(super) struct StartContext<'a> {
     pub(super) ctx: &'a ActContext,
-    pub(super) pod: &'a Pod,
-    pub(super) snapshot: &'a PodSnapshot,
+    pub(super) pass: &'a PassContext,
     pub(super) sandbox: &'a Sandbox,
     /// Called before an image is pulled.
     pub(super) before_pull: &'a (dyn Fn() + Sync),
@@ -45,7 +44,8 @@ impl StartContext<'_> {
     /// # Errors
     /// The step that failed; its event is sent.
     pub(super) async fn start(self, start: &StartContainer) -> Result<ContainerId, PodError> {
-        let Self { ctx, pod, sandbox, .. } = self;
+        let Self { ctx, pass, sandbox, .. } = self;
+        let pod = &pass.pod;
         let Some(spec) = ContainerSpec::of_start(pod, start) else {
             return Err(PodError::UnknownContainer { container: start.name.clone() });
         };
@@ -84,11 +84,11 @@ impl StartContext<'_> {
         found: FoundImage,
         restarts: u32,
     ) -> Result<(FoundImage, ContainerId), PodError> {
-        let Self { ctx, pod, sandbox, .. } = self;
+        let Self { ctx, pass, sandbox, .. } = self;
         match self.create_from(spec, &found, restarts).await {
             Err(first @ PodError::CreateContainer { .. }) if matches!(found.origin, Origin::Cached { .. }) => {
-                ctx.images.remove_cached(names::pod_uid(pod), &found.name);
-                let fresh = image::ensure(ctx, pod, spec, &sandbox.config, self.before_pull).await?;
+                ctx.images.remove_cached(pass.uid(), &found.name);
+                let fresh = image::ensure(ctx, &pass.pod, spec, &sandbox.config, self.before_pull).await?;
                 if fresh.origin == Origin::Present && fresh.image == found.image {
                     return Err(self.failed(spec, first));
                 }
@@ -106,9 +106,9 @@ impl StartContext<'_> {
         found: &FoundImage,
         restarts: u32,
     ) -> Result<ContainerId, PodError> {
-        let Self { ctx, pod, snapshot, sandbox, .. } = self;
+        let Self { ctx, pass, sandbox, .. } = self;
         let container = || spec.container.name.clone();
-        let config = config::configure(ctx, pod, spec, sandbox, snapshot, &found.image, restarts)
+        let config = config::configure(ctx, pass, spec, sandbox, &found.image, restarts)
             .await
             .map_err(|source| PodError::ConfigureContainer { container: container(), source })?;
         let created = ctx.runtime.create_container(sandbox.id.as_str(), config, sandbox.config.clone()).await;
@@ -117,23 +117,23 @@ impl StartContext<'_> {
 
     /// Sends the event of a failed step.
     fn failed(self, spec: &ContainerSpec<'_>, error: PodError) -> PodError {
-        self.ctx.report_start(self.pod, spec, &error);
+        self.ctx.report_start(&self.pass.pod, spec, &error);
         error
     }
 
     /// Links the log below the folder of all containers' logs, if it exists.
     fn link_log(self, container: &str, restarts: u32, id: &ContainerId) {
         let Some(links) = &self.ctx.files.log_links else { return };
-        let log = config::log_dir(self.ctx, self.pod).join(names::log_path(container, restarts));
-        if let Err(error) = link(&log, &links.join(names::log_link_name(self.pod, container, id.as_str()))) {
+        let log = config::log_dir(self.ctx, &self.pass.pod).join(names::log_path(container, restarts));
+        if let Err(error) = link(&log, &links.join(names::log_link_name(&self.pass.pod, container, id.as_str()))) {
             tracing::warn!(container, %id, %error, "cannot link the container log");
         }
     }
 
     /// Looks up a cached image again, for the next start.
     async fn refresh_image(self, found: &FoundImage) {
-        let (images, uid) = (&self.ctx.images, names::pod_uid(self.pod));
-        match images.inspect(&found.name, self.pod.metadata.annotations.as_ref()).await {
+        let (images, uid) = (&self.ctx.images, self.pass.uid());
+        match images.inspect(&found.name, self.pass.pod.metadata.annotations.as_ref()).await {
             Ok(Some(facts)) => images.set_cached(uid, &found.name, facts, self.ctx.clock.now()),
             Ok(None) | Err(_) => images.remove_cached(uid, &found.name),
         }

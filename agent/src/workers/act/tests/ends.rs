@@ -209,7 +209,7 @@ async fn a_pod_that_ended_leaves_no_volume() {
     }));
     execute(&node.ctx, &pod, &actions(create(), vec![regular(0, "c")]), &empty()).await;
     std::fs::write(node.path("root/pods/uid/volumes/kubernetes.io~empty-dir/v/data"), "x").expect("a file");
-    cleanup_pod(&node.ctx, &pod).await.expect("freed");
+    cleanup_pod(&node.ctx, &pass(&pod, &empty())).await.expect("freed");
     assert!(node.ctx.volumes.is_torn_down("uid"));
     assert!(node.path("root/pods/uid/etc-hosts").exists(), "the pod's directory is not yet to go");
     cleanup_orphan(&node.ctx, "uid").await.expect("gone");

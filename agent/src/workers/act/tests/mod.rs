@@ -7,6 +7,7 @@ mod images;
 mod starts;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -80,6 +81,15 @@ impl Node {
     fn path(&self, relative: &str) -> std::path::PathBuf {
         self.dir.path().join(relative)
     }
+}
+
+/// A pass over this pod as of this snapshot.
+fn pass(pod: &Pod, snapshot: &PodSnapshot) -> PassContext {
+    PassContext::new(pod_ref(pod), Arc::new(pod.clone()), Arc::new(snapshot.clone()), StopTerms::default())
+}
+
+async fn execute(ctx: &ActContext, pod: &Pod, actions: &PodActions, snapshot: &PodSnapshot) -> SyncOutcome {
+    super::execute(ctx, &pass(pod, snapshot), actions).await
 }
 
 fn settings(dir: &Path) -> NodeSettings {
