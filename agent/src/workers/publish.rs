@@ -17,7 +17,6 @@ use crate::model::SandboxStatus;
 use crate::model::StartFailure;
 use crate::recorder::EventType;
 use crate::status::PodObservations;
-use crate::status::TerminationReason;
 
 /// What a worker keeps for the pod's status, in all phases.
 #[derive(Default)]
@@ -59,7 +58,10 @@ impl Worker {
             Transition::Terminating => self.mailbox.state().termination_reason(),
             _ => None,
         };
+        // Read here: results may change while a plan is executed.
+        let probes = self.context.probes.of_pod(self.uid());
         let observations = PodObservations {
+            probes: Some(&probes),
             is_terminal: matches!(transition, Transition::Stopped),
             termination: reason.as_deref(),
             ..self.observations(pass, &snapshot)
@@ -82,7 +84,8 @@ impl Worker {
             resources: pod_resources(&pass.pod).ok(),
             recursive_read_only: self.context.act.settings.security.handlers.recursive_read_only(handler),
             is_terminal: false,
-            termination: None::<&TerminationReason>,
+            probes: None,
+            termination: None,
         }
     }
 

@@ -12,7 +12,6 @@ use super::act::PodError;
 use super::act::SyncOutcome;
 use super::backoff;
 use super::plan::PlanInput;
-use super::plan::ProbeResults;
 use super::plan::plan;
 use super::publish::Transition;
 use super::volume_refresh::VolumeRefresh;
@@ -105,7 +104,7 @@ impl Worker {
             pod: &pass.pod,
             snapshot: &pass.snapshot,
             history: &self.history,
-            probes: &ProbeResults::default(),
+            probes: &self.context.probes.of_pod(self.uid()),
             restarting_all: self.context.statuses.restarting_all(self.uid()),
             gates: self.context.gates,
             now: self.context.clock.wall(),

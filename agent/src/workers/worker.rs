@@ -35,6 +35,7 @@ use crate::model::restart::RestartGates;
 use crate::objects::Registration;
 use crate::pleg::InspectError;
 use crate::pleg::PlegHandle;
+use crate::probes::ProbeResultStore;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::retry::Operation;
@@ -52,6 +53,8 @@ pub struct WorkerContext {
     pub act: ActContext,
     /// Published statuses.
     pub statuses: Statuses,
+    /// Published results of probes.
+    pub probes: ProbeResultStore,
     /// Full names of static pods.
     pub static_pod_starts: StaticPodStartQueue,
     /// Time.
@@ -204,6 +207,9 @@ impl Worker {
             if self.mailbox.state().phase() == Phase::Finished {
                 break;
             }
+        }
+        if self.mailbox.state().phase() == Phase::Finished {
+            self.context.probes.remove_pod(self.uid());
         }
     }
 

@@ -8,12 +8,13 @@ use keblet::metrics::Metrics;
 use keblet::model::{ConfigSource, Pod, PodUid, PodUpdate};
 use keblet::pacing::{Pacing, PacingPolicy};
 use keblet::pipeline::{Desired, Running, Services};
+use keblet::probes::ProbeResultStore;
 use keblet::recorder::Recorder;
 use keblet::runtime::{RuntimeOptions, RuntimeState, watch_runtime};
 use keblet::sources::{self, SourcesConfig};
 use keblet::status::manager::PodApi;
 use keblet::status::{Statuses, TerminationReason};
-use keblet::sync::KillRequest;
+use keblet::sync::{EvictionSender, KillRequest};
 use keblet::wiring::Observers;
 use keblet::workers::act::NodeFiles;
 use keblet::workers::generate::NodeSettings;
@@ -37,6 +38,10 @@ pub struct Agent {
     pub harness: PlegHarness,
     /// Published statuses.
     pub statuses: Statuses,
+    /// Results of probes, as a prober publishes them.
+    pub probes: ProbeResultStore,
+    /// Eviction requests.
+    pub evictions: EvictionSender,
     updates: mpsc::Sender<PodUpdate>,
     kills: mpsc::Sender<KillRequest>,
     closed: watch::Sender<bool>,
@@ -135,10 +140,13 @@ impl Agent {
         let (running, sync) = services.start(desired, harness.pleg.clone(), &mut tasks, shutdown.clone());
         let mut sync_loop = JoinSet::new();
         sync_loop.spawn(sync);
-        let Running { statuses, kills, .. } = running;
+        let evictions = running.evictions();
+        let Running { statuses, kills, probes, .. } = running;
         Self {
             harness,
             statuses,
+            probes,
+            evictions,
             updates,
             kills,
             closed,

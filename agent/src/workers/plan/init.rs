@@ -7,6 +7,7 @@ use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::KillReason;
+use crate::model::ProbeResult;
 use crate::model::container_hash;
 use crate::model::restart;
 use crate::model::restart::RestartDecision;
@@ -14,7 +15,6 @@ use crate::model::restart::RestartPolicy;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
 
-use super::ProbeResult;
 use super::draft::Draft;
 
 /// How far initialisation is.

@@ -24,14 +24,13 @@ mod restart_all;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::model::ContainerId;
 use crate::model::PodActions;
 use crate::model::PodSnapshot;
+use crate::model::ProbeResults;
 use crate::model::SandboxNeed;
 use crate::model::SandboxPlan;
 use crate::model::restart;
@@ -39,26 +38,6 @@ use crate::model::restart::RestartGates;
 use crate::workers::backoff::BackoffHistory;
 
 use draft::Draft;
-
-/// A published probe result.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ProbeResult {
-    /// The container is well.
-    Success,
-    /// It is not.
-    Failure,
-    /// Probing began, nothing is decided.
-    Unknown,
-}
-
-/// Probe results by container instance. An instance without an entry has no result yet.
-#[derive(Clone, Debug, Default)]
-pub struct ProbeResults {
-    /// Liveness probes.
-    pub liveness: HashMap<ContainerId, ProbeResult>,
-    /// Startup probes.
-    pub startup: HashMap<ContainerId, ProbeResult>,
-}
 
 /// Everything a plan depends on.
 #[derive(Clone, Copy, Debug)]

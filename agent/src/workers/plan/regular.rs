@@ -3,6 +3,7 @@
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::KillReason;
+use crate::model::ProbeResult;
 use crate::model::container_hash;
 use crate::model::restart;
 use crate::model::restart::RestartDecision;
@@ -10,7 +11,6 @@ use crate::model::restart::RestartPolicy;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
 
-use super::ProbeResult;
 use super::draft::Draft;
 
 pub(super) fn plan(draft: &mut Draft<'_>) {

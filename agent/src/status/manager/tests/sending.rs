@@ -369,6 +369,7 @@ fn observations(reasons: &HashMap<String, StartFailure>, is_terminal: bool) -> P
         resources: None,
         recursive_read_only: false,
         is_terminal,
+        probes: None,
         termination: None,
     }
 }

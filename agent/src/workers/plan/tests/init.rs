@@ -7,10 +7,10 @@ use crate::model::ContainerStatus;
 use crate::model::KillReason;
 use crate::model::testing::*;
 
-use super::ProbeResult;
 use super::Situation;
 use super::brief;
 use super::init_container;
+use crate::model::ProbeResult;
 
 /// A pod with init containers `one` and `two`, then `main`.
 fn chain(policy: &str, containers: Vec<ContainerStatus>) -> Situation {

@@ -26,8 +26,8 @@ use crate::workers::backoff;
 use crate::workers::backoff::BackoffHistory;
 
 use super::PlanInput;
-use super::ProbeResult;
-use super::ProbeResults;
+use crate::model::ProbeResult;
+use crate::model::ProbeResults;
 
 /// A situation a plan is asked for.
 #[derive(Clone, Debug)]

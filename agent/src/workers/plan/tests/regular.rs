@@ -9,10 +9,10 @@ use crate::model::KillReason;
 use crate::model::testing::*;
 use crate::workers::backoff;
 
-use super::ProbeResult;
 use super::Situation;
 use super::brief;
 use super::regular_container;
+use crate::model::ProbeResult;
 
 #[test]
 fn dead_containers_follow_their_policy() {

@@ -35,6 +35,7 @@ impl Listener {
             pod: &situation.pod,
             snapshot: &situation.snapshot,
             old: self.store.basis("uid", &situation.pod, None).unwrap_or(&nothing),
+            probes: None,
             reasons: &HashMap::new(),
             qos_class: "BestEffort",
             resources: None,

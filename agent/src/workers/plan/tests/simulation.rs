@@ -33,7 +33,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(mut situation: Situation, ends: &[Option<i32>]) -> Self {
         situation.restarting_all = false;
-        situation.probes = super::ProbeResults::default();
+        situation.probes = crate::model::ProbeResults::default();
         for container in spec_containers(&mut situation) {
             container.startup_probe = None;
         }

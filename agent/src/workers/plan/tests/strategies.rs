@@ -10,8 +10,8 @@ use crate::model::ContainerStatus;
 use crate::model::testing;
 use crate::workers::backoff;
 
-use super::ProbeResult;
 use super::Situation;
+use crate::model::ProbeResult;
 
 /// Any situation, sensible or not.
 pub(super) fn situations() -> impl Strategy<Value = Situation> {
