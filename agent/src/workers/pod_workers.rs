@@ -49,7 +49,7 @@ impl PodWorkers {
         Self { context, registry, tasks: JoinSet::new() }
     }
 
-    /// A pod was not let in.
+    /// A pod was rejected at admission.
     pub fn rejected(&self, reason: &str) {
         self.context.observer.rejected(reason);
     }
@@ -203,7 +203,7 @@ impl PodWorkers {
         if tokio::time::timeout(grace, rest).await.is_err() {
             tracing::warn!(
                 workers = self.tasks.len(),
-                "workers still act at the end; the next start will look at their pods"
+                "workers did not finish in time; the next start continues with their pods"
             );
         }
         self.tasks.shutdown().await;

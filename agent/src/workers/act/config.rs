@@ -18,6 +18,7 @@ use crate::model::PodSnapshot;
 use crate::model::StartContainer;
 use crate::model::spec;
 use crate::workers::generate::ContainerSpec;
+use crate::workers::generate::NodeSettings;
 use crate::workers::generate::ResolvedImage;
 use crate::workers::generate::container;
 use crate::workers::generate::container::Instance;
@@ -29,11 +30,11 @@ use crate::workers::generate::mounts::MountSource;
 use crate::workers::generate::names;
 
 /// restartCount of the new instance: the plan's, or one more than the highest in the names of its log files.
-pub(super) fn restart_count(ctx: &ActContext, pod: &Pod, start: &StartContainer) -> u32 {
+pub(super) fn restart_count(settings: &NodeSettings, pod: &Pod, start: &StartContainer) -> u32 {
     if let Some(count) = start.restart_count {
         return count;
     }
-    let dir = log_dir(ctx, pod).join(&start.name);
+    let dir = log_dir(settings, pod).join(&start.name);
     let files: Vec<String> = fs::read_dir(dir)
         .into_iter()
         .flatten()
@@ -45,8 +46,8 @@ pub(super) fn restart_count(ctx: &ActContext, pod: &Pod, start: &StartContainer)
 }
 
 /// The pod's log directory.
-pub(super) fn log_dir(ctx: &ActContext, pod: &Pod) -> std::path::PathBuf {
-    ctx.settings.pod_logs_dir.join(names::log_dir_name(pod))
+pub(super) fn log_dir(settings: &NodeSettings, pod: &Pod) -> std::path::PathBuf {
+    settings.pod_logs_dir.join(names::log_dir_name(pod))
 }
 
 /// The configuration to create the instance with.
@@ -63,9 +64,9 @@ pub(super) async fn configure(
 ) -> Result<cri::ContainerConfig, Cause> {
     let pod = &pass.pod;
     let target = target(spec, &pass.snapshot)?;
-    let objects = env_objects::look_up(ctx, pod, &spec.container).await?;
+    let objects = env_objects::look_up(&ctx.objects, pod, &spec.container).await?;
     let environment = container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings)?;
-    make_log_dir(&log_dir(ctx, pod).join(&spec.container.name))?;
+    make_log_dir(&log_dir(&ctx.settings, pod).join(&spec.container.name))?;
     let mut mounts = volume_mounts(ctx, pod, spec, &environment, &sandbox.runtime_handler).await?;
     mounts.extend(hosts_mount(ctx, pod, spec, sandbox)?);
     mounts.extend(termination_mount(ctx, pod, spec));

@@ -16,6 +16,7 @@ use crate::model::ContainerId;
 use crate::model::KillReason;
 use crate::model::PodSnapshot;
 use crate::recorder::EventType;
+use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 use crate::workers::generate::ContainerSpec;
 use crate::workers::generate::names;
@@ -59,7 +60,7 @@ async fn kill_in_order(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, exits: &Exit
     wait_for_others(pod, kill.name, exits, grace).await;
     let left = grace::remaining(grace, ctx.clock.now().saturating_duration_since(since));
     match ctx.runtime.stop_container(kill.id.as_str(), left).await {
-        Err(error) if !error.is_not_found() && !exited_meanwhile(ctx, kill.id, &error).await => {
+        Err(error) if !error.is_not_found() && !exited_meanwhile(&ctx.runtime, kill.id, &error).await => {
             Err(failed(error.into()))
         }
         _ => Ok(()),
@@ -68,12 +69,12 @@ async fn kill_in_order(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, exits: &Exit
 
 /// A container that exits on its own while it is being stopped can make the runtime's call fail (containerd: "ttrpc:
 /// closed", since its shim has exited). Nothing is left to stop then, and no event is recorded.
-async fn exited_meanwhile(ctx: &ActContext, id: &ContainerId, error: &RuntimeError) -> bool {
+async fn exited_meanwhile(runtime: &Runtime, id: &ContainerId, error: &RuntimeError) -> bool {
     if !may_be_caused_by_exit(error) {
         return false;
     }
     tokio::time::sleep(EXIT_REPORT_DELAY).await;
-    let inspected = ctx.runtime.container_status(id.as_str(), false).await;
+    let inspected = runtime.container_status(id.as_str(), false).await;
     inspected.is_ok_and(|found| found.status.state == cri::ContainerState::ContainerExited as i32)
 }
 
@@ -144,7 +145,7 @@ pub(super) async fn kill_containers(
     join_all(kills).await.into_iter().filter_map(Result::err).collect()
 }
 
-/// Stops every sandbox of the pod, ready or not; one that is gone is fine.
+/// Stops every sandbox of the pod, ready or not. One that does not exist is no error.
 pub(super) async fn stop_sandboxes(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Vec<PodError> {
     let mut failed = Vec::new();
     for sandbox in &snapshot.sandboxes {

@@ -151,7 +151,7 @@ pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<Pod
     let _permit = ctx.pacing.removals.acquire().await;
     let mut failed = gc::remove_dead(ctx, snapshot).await;
     for sandbox in &snapshot.sandboxes {
-        failed.extend(remove::remove_sandbox(ctx, &sandbox.id).await.err());
+        failed.extend(remove::remove_sandbox(&ctx.runtime, &sandbox.id).await.err());
     }
     let (pod, uid) = (&snapshot.pod, snapshot.pod.uid.as_str());
     let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));

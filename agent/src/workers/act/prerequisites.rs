@@ -1,12 +1,14 @@
 //! Prerequisites of a pod's sandbox and containers: network, cgroup, directories, volumes.
 
 use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
 
 use super::ActContext;
 use super::Cause;
 use super::PassContext;
 use super::PodError;
 use super::kill;
+use crate::cgroups::Cgroups;
 use crate::model::spec;
 use crate::workers::generate::resources;
 
@@ -21,8 +23,8 @@ pub(super) async fn prepare(ctx: &ActContext, pass: &PassContext) -> Result<(), 
         ctx.report(pod, &error);
         vec![error]
     };
-    check_network(ctx, pod).map_err(failed)?;
-    if !has_cgroup(ctx, pass).map_err(failed)? {
+    check_network(&ctx.network, pod).map_err(failed)?;
+    if !has_cgroup(ctx.cgroups.as_ref(), pass).map_err(failed)? {
         if runs(pass) {
             return Err(kill::kill_pod(ctx, pod, &pass.snapshot, None).await);
         }
@@ -33,14 +35,14 @@ pub(super) async fn prepare(ctx: &ActContext, pass: &PassContext) -> Result<(), 
     super::volumes::set_up(ctx, pod).await.map_err(|error| vec![error])
 }
 
-fn check_network(ctx: &ActContext, pod: &Pod) -> Result<(), PodError> {
-    let problem = ctx.network.borrow().clone().filter(|_| !spec::host_network(pod));
+fn check_network(network: &watch::Receiver<Option<String>>, pod: &Pod) -> Result<(), PodError> {
+    let problem = network.borrow().clone().filter(|_| !spec::host_network(pod));
     problem.map_or(Ok(()), |problem| Err(PodError::NetworkNotReady { problem }))
 }
 
 /// True if the pod's cgroup exists, or pods have none on this node.
-fn has_cgroup(ctx: &ActContext, pass: &PassContext) -> Result<bool, PodError> {
-    let Some(cgroups) = &ctx.cgroups else { return Ok(true) };
+fn has_cgroup(cgroups: Option<&Cgroups>, pass: &PassContext) -> Result<bool, PodError> {
+    let Some(cgroups) = cgroups else { return Ok(true) };
     Ok(cgroups.pod_exists(pass.cgroup_class()?, pass.uid()))
 }
 
@@ -65,7 +67,7 @@ async fn create_cgroup(ctx: &ActContext, pass: &PassContext) -> Result<(), PodEr
 ///
 /// # Errors
 /// The QoS class or the cgroup's name cannot be computed from the spec.
-pub(super) fn cgroup_parent(ctx: &ActContext, pass: &PassContext) -> Result<String, Cause> {
-    let Some(cgroups) = &ctx.cgroups else { return Ok(String::new()) };
+pub(super) fn cgroup_parent(cgroups: Option<&Cgroups>, pass: &PassContext) -> Result<String, Cause> {
+    let Some(cgroups) = cgroups else { return Ok(String::new()) };
     Ok(cgroups.parent_for_runtime(pass.qos_class.clone()?, pass.uid())?)
 }

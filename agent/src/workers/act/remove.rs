@@ -16,6 +16,7 @@ use crate::model::KillReason;
 use crate::model::PodSnapshot;
 use crate::model::RemoveContainer;
 use crate::model::SandboxId;
+use crate::runtime::Runtime;
 use crate::workers::generate::names;
 
 /// Removes one instance; one that still runs is killed first, without grace.
@@ -64,9 +65,9 @@ pub(super) async fn remove_instance(ctx: &ActContext, id: &str, log_path: Option
 ///
 /// # Errors
 /// The runtime failed one of the calls.
-pub(super) async fn remove_sandbox(ctx: &ActContext, id: &SandboxId) -> Result<(), PodError> {
-    let removed = match ctx.runtime.stop_pod_sandbox(id.as_str()).await {
-        Ok(()) => ctx.runtime.remove_pod_sandbox(id.as_str()).await,
+pub(super) async fn remove_sandbox(runtime: &Runtime, id: &SandboxId) -> Result<(), PodError> {
+    let removed = match runtime.stop_pod_sandbox(id.as_str()).await {
+        Ok(()) => runtime.remove_pod_sandbox(id.as_str()).await,
         Err(error) => Err(error),
     };
     match removed {

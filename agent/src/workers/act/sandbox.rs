@@ -130,6 +130,6 @@ fn configure(ctx: &ActContext, pass: &PassContext, attempt: u32) -> Result<Sandb
         }
         None => None,
     };
-    let parent = prerequisites::cgroup_parent(ctx, pass)?;
+    let parent = prerequisites::cgroup_parent(ctx.cgroups.as_ref(), pass)?;
     Ok(sandbox_config(&pass.pod, attempt, &parent, resolv_conf.as_deref(), &ctx.settings)?)
 }

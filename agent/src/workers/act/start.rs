@@ -52,7 +52,7 @@ impl StartContext<'_> {
         let found = image::ensure(ctx, pod, &spec, &sandbox.config, self.before_pull).await?;
         let _priority = ctx.pacing.priority.raise();
         self.remove_unstarted(&spec, &start.replaces).await?;
-        let restarts = config::restart_count(ctx, pod, start);
+        let restarts = config::restart_count(&ctx.settings, pod, start);
         let (found, id) = self.create(&spec, found, restarts).await?;
         ctx.container_event(pod, &spec, EventType::Normal, "Created", "Container created");
         if let Err(source) = ctx.runtime.start_container(id.as_str()).await {
@@ -77,7 +77,7 @@ impl StartContext<'_> {
         Ok(())
     }
 
-    /// Creates the instance. A cached image may be removed or replaced by now: then it is looked up once more.
+    /// Creates the instance. A cached image may have been removed or replaced: then it is inspected once more.
     async fn create(
         self,
         spec: &ContainerSpec<'_>,
@@ -124,13 +124,13 @@ impl StartContext<'_> {
     /// Links the log below the folder of all containers' logs, if it exists.
     fn link_log(self, container: &str, restarts: u32, id: &ContainerId) {
         let Some(links) = &self.ctx.files.log_links else { return };
-        let log = config::log_dir(self.ctx, &self.pass.pod).join(names::log_path(container, restarts));
+        let log = config::log_dir(&self.ctx.settings, &self.pass.pod).join(names::log_path(container, restarts));
         if let Err(error) = link(&log, &links.join(names::log_link_name(&self.pass.pod, container, id.as_str()))) {
             tracing::warn!(container, %id, %error, "cannot link the container log");
         }
     }
 
-    /// Looks up a cached image again, for the next start.
+    /// Inspects a cached image again, for the next start.
     async fn refresh_image(self, found: &FoundImage) {
         let (images, uid) = (&self.ctx.images, self.pass.uid());
         match images.inspect(&found.name, self.pass.pod.metadata.annotations.as_ref()).await {

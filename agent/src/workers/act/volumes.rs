@@ -10,6 +10,7 @@ use crate::model::backoff_delay;
 use crate::recorder::EventType;
 use crate::volumes::FailedVolume;
 use crate::volumes::RefreshDue;
+use crate::workers::generate::NodeSettings;
 use crate::workers::generate::names;
 use crate::workers::generate::qos;
 use crate::workers::generate::qos::ResourceKind;
@@ -23,7 +24,7 @@ const LAST_RETRY: Duration = Duration::from_secs(122);
 /// # Errors
 /// Some volumes cannot be set up; each has its event.
 pub(super) async fn set_up(ctx: &ActContext, pod: &Pod) -> Result<(), PodError> {
-    match ctx.volumes.set_up(pod, memory(ctx, pod)).await {
+    match ctx.volumes.set_up(pod, memory(&ctx.settings, pod)).await {
         Ok(_) => Ok(()),
         Err(failed) => Err(report_failed(ctx, pod, failed)),
     }
@@ -34,7 +35,7 @@ pub(super) async fn set_up(ctx: &ActContext, pod: &Pod) -> Result<(), PodError> 
 /// # Errors
 /// Some could not be, and keep their content; each has its event.
 pub async fn refresh(ctx: &ActContext, pod: &Pod) -> Result<RefreshDue, PodError> {
-    ctx.volumes.refresh(pod, memory(ctx, pod)).await.map_err(|failed| report_failed(ctx, pod, failed))
+    ctx.volumes.refresh(pod, memory(&ctx.settings, pod)).await.map_err(|failed| report_failed(ctx, pod, failed))
 }
 
 /// The pause after so many failures in a row to set up volumes.
@@ -43,8 +44,8 @@ pub fn retry_after(failures: u32) -> Duration {
 }
 
 /// Size limit of a volume in memory in bytes: the node's allocatable memory, and no more than the pod's own limit.
-fn memory(ctx: &ActContext, pod: &Pod) -> Option<i64> {
-    let of_node = ctx.settings.resources.allocatable.get("memory").map(|amount| amount.value());
+fn memory(settings: &NodeSettings, pod: &Pod) -> Option<i64> {
+    let of_node = settings.resources.allocatable.get("memory").map(|amount| amount.value());
     // A limit that cannot be parsed is reported when it is applied.
     let limits = qos::pod_total(pod, ResourceKind::Limits, true).unwrap_or_default();
     let of_pod = limits.get("memory").map(|amount| amount.value());

@@ -1,7 +1,7 @@
-//! Init containers one after the other, sidecars for good (KEP-753).
+//! Init containers run one after the other, sidecars keep running (KEP-753).
 //!
 //! Read from the last to the first: finished init containers may have been removed, so the latest one with an
-//! instance tells how far the pod is. Everything before it is done; only sidecars among those are still looked after.
+//! instance shows how far initialisation is. Everything before it is done; of those only sidecars are restarted.
 
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
@@ -23,12 +23,12 @@ pub(super) enum Progress {
     /// Regular containers may run.
     Done,
     /// Not yet.
-    Underway,
+    InProgress,
     /// An init container failed for good.
     Failed,
 }
 
-/// What one entry with an instance means for the pod.
+/// What follows from one entry with an instance.
 enum InitStep {
     /// This entry is done: the next one may start, or, after the last one, the regular containers.
     Next,
@@ -67,7 +67,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) -> Progress {
     if !later_has_run && let Some(first) = entries.first() {
         draft.start(first);
     }
-    if initialised { Progress::Done } else { Progress::Underway }
+    if initialised { Progress::Done } else { Progress::InProgress }
 }
 
 /// A regular container that runs or is about to proves that initialisation was done. One that exited does not: it

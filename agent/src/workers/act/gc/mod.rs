@@ -8,6 +8,7 @@ mod plan;
 
 use std::collections::HashSet;
 use std::fs;
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use super::remove;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
+use crate::runtime::Runtime;
 use crate::workers::generate::names;
 
 /// Grace period of a container in unknown state, whose own is not known: the kubelet's minimum.
@@ -45,7 +47,7 @@ pub async fn collect_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<Po
         }
     }
     for sandbox in plan::old_sandboxes(snapshot, &gone) {
-        failed.extend(remove::remove_sandbox(ctx, sandbox).await.err());
+        failed.extend(remove::remove_sandbox(&ctx.runtime, sandbox).await.err());
     }
     failed
 }
@@ -74,7 +76,7 @@ pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodErr
 /// its log folder is made. Continues after failures and returns them.
 pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<PodError> {
     let mut failed = Vec::new();
-    for folder in log_folders(ctx, known) {
+    for folder in log_folders(&ctx.settings.pod_logs_dir, known) {
         let removing = folder.display().to_string();
         match pod_termination::remove_tree(folder).await {
             Ok(()) => tracing::info!(folder = removing, "removed the logs of a deleted pod"),
@@ -85,13 +87,13 @@ pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec
     failed
 }
 
-fn log_folders(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+fn log_folders(logs: &Path, known: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let is_gone = |entry: &fs::DirEntry| {
         let name = entry.file_name();
         let uid = name.to_str().and_then(names::uid_of_log_dir);
         uid.is_some_and(|uid| !known(uid)) && entry.file_type().is_ok_and(|kind| kind.is_dir())
     };
-    let entries = fs::read_dir(&ctx.settings.pod_logs_dir).into_iter().flatten().flatten();
+    let entries = fs::read_dir(logs).into_iter().flatten().flatten();
     entries.filter(is_gone).map(|entry| entry.path()).collect()
 }
 
@@ -104,7 +106,7 @@ async fn remove_dangling(ctx: &ActContext) {
             continue;
         }
         let id = entry.file_name().to_str().and_then(names::id_of_log_link).map(str::to_owned);
-        if !has_exited(ctx, id.as_deref()).await {
+        if !has_exited(&ctx.runtime, id.as_deref()).await {
             continue;
         }
         if let Err(error) = fs::remove_file(&path) {
@@ -113,9 +115,9 @@ async fn remove_dangling(ctx: &ActContext) {
     }
 }
 
-async fn has_exited(ctx: &ActContext, id: Option<&str>) -> bool {
+async fn has_exited(runtime: &Runtime, id: Option<&str>) -> bool {
     let Some(id) = id else { return true };
-    match ctx.runtime.container_status(id, false).await {
+    match runtime.container_status(id, false).await {
         Ok(inspection) => inspection.status.state() == cri::ContainerState::ContainerExited,
         Err(_) => true,
     }

@@ -1,10 +1,10 @@
-//! Plans carried out against a small fake of the runtime, on paused time.
+//! Plans executed against a fake runtime, on paused time.
 
-mod ends;
 mod events;
 mod fake;
 mod images;
 mod starts;
+mod terminations;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ struct Node {
     dir: tempfile::TempDir,
     runtime: Fake,
     network: watch::Sender<Option<String>>,
-    told: RecordedEvents,
+    events: RecordedEvents,
     ctx: ActContext,
 }
 
@@ -53,7 +53,7 @@ impl Node {
         let runtime = Fake::default();
         let client = runtime.client();
         let (network, ready) = watch::channel(None);
-        let (recorder, told) = listening();
+        let (recorder, events) = listening();
         let limits = PullLimits { per_second: 0, ..PullLimits::default() };
         let ctx = ActContext::new(
             client.clone(),
@@ -71,7 +71,7 @@ impl Node {
             Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)),
             Pacing::new(PacingPolicy::default(), 2),
         );
-        Self { dir, runtime, network, told, ctx }
+        Self { dir, runtime, network, events, ctx }
     }
 
     fn has_image(&self, name: &str, id: &str) {

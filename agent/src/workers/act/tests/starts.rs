@@ -78,7 +78,7 @@ async fn a_restart_is_two_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_an_instance_the_log_files_tell_the_restart_count() {
+async fn without_an_instance_the_log_files_give_the_restart_count() {
     let node = Node::new();
     node.has_image("app:1", "sha256:1");
     let dir = node.path("logs/ns_pod_uid/c");
@@ -152,7 +152,7 @@ async fn a_bad_spec_is_a_configuration_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sandbox_trouble_ends_the_sync() {
+async fn a_failed_sandbox_ends_the_sync() {
     let node = Node::new();
     node.runtime.fail("RunPodSandbox", Status::unknown("no network"));
     let plan = actions(create(), vec![regular(0, "c")]);
@@ -201,7 +201,7 @@ async fn a_volume_that_fails_keeps_the_pod_from_starting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pods_cgroup_is_made_and_missed() {
+async fn a_pod_that_runs_without_its_cgroup_is_killed() {
     let tree = tempfile::tempdir().expect("a folder");
     let controllers = [("cpu".to_owned(), tree.path().to_owned())].into();
     let layout = Layout::V1 { controllers, unified: None };

@@ -15,7 +15,7 @@ use super::regular_container;
 use crate::model::ProbeResult;
 
 #[test]
-fn dead_containers_follow_their_policy() {
+fn exited_containers_follow_their_policy() {
     for (policy, code, expected) in [
         ("Always", 0, "start a"),
         ("Always", 1, "start a"),

@@ -16,7 +16,7 @@ use super::simulation::World;
 use super::simulation::ends;
 use super::strategies::pods;
 
-/// Who hears the statuses and remembers what they must not contradict.
+/// Checks that no status contradicts an earlier one.
 struct Listener {
     store: StatusStore,
     counts: HashMap<String, i32>,

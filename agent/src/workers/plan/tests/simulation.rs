@@ -25,7 +25,7 @@ const STEPS: usize = 400;
 pub(super) struct World {
     pub(super) situation: Situation,
     ends: HashMap<String, Vec<Option<i32>>>,
-    /// Restart counts already used, as the log folder would tell.
+    /// Restart counts already used, as the names of log files would give.
     counts: HashMap<String, u32>,
     created: i64,
 }
@@ -49,7 +49,7 @@ impl World {
         self.settle_watched(|_| Ok(()))
     }
 
-    /// `settle`, with someone looking at each situation before it is planned for.
+    /// `settle`, with a check of each situation before it is planned for.
     pub(super) fn settle_watched(
         &mut self,
         mut watch: impl FnMut(&mut Situation) -> Result<(), TestCaseError>,
