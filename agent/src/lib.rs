@@ -25,6 +25,7 @@ pub mod objects;
 pub mod pacing;
 pub mod pipeline;
 pub mod pleg;
+pub mod probes;
 pub mod recorder;
 pub mod retry;
 pub mod runtime;

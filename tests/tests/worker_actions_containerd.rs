@@ -30,6 +30,7 @@ use keblet::model::SandboxPlan;
 use keblet::model::SandboxStatus;
 use keblet::model::StartContainer;
 use keblet::model::TerminationFile;
+use keblet::model::pod_ref;
 use keblet::pacing::Pacing;
 use keblet::pacing::PacingPolicy;
 use keblet::recorder::Recorder;
@@ -42,6 +43,7 @@ use keblet::runtime::RuntimeOptions;
 use keblet::volumes::Volumes;
 use keblet::workers::act::ActContext;
 use keblet::workers::act::NodeFiles;
+use keblet::workers::act::PassContext;
 use keblet::workers::act::StopTerms;
 use keblet::workers::act::cleanup_orphan;
 use keblet::workers::act::cleanup_pod;
@@ -284,6 +286,10 @@ fn plan(sandbox: SandboxPlan, restart_count: Option<u32>) -> PodActions {
     }
 }
 
+fn pass(pod: &Pod, snapshot: PodSnapshot) -> PassContext {
+    PassContext::new(pod_ref(pod), Arc::new(pod.clone()), Arc::new(snapshot), StopTerms::default())
+}
+
 const CREATE: SandboxPlan = SandboxPlan::Create { attempt: 0, replaces: None };
 
 #[tokio::test]
@@ -296,7 +302,7 @@ async fn pod_starts_and_terminates_on_containerd() {
     let script = "echo $0; id -u; hostname; cat /part/file; touch /part/x || echo readonly; echo kept >/empty/data; \
         grep managed /etc/hosts; echo final message >/dev/termination-log; cat /proc/self/cgroup; sleep 600";
     let pod = pod(&host, script);
-    let outcome = execute(&node.ctx, &pod, &plan(CREATE, None), &node.snapshot().await).await;
+    let outcome = execute(&node.ctx, &pass(&pod, node.snapshot().await), &plan(CREATE, None)).await;
     assert!(outcome.is_ok(), "{outcome:?}");
     let cgroup = format!("{}/kubepods/burstable/pod{UID}", node.cgroup_root);
     let log = node.log_with(0, &cgroup).await;
@@ -331,7 +337,7 @@ async fn pod_starts_and_terminates_on_containerd() {
     .await
     .unwrap();
     assert_eq!(node.snapshot().await.running().count(), 0);
-    cleanup_pod(&node.ctx, &pod).await.unwrap();
+    cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
     assert!(!node.dir.join(format!("act/root/pods/{UID}")).exists());
     assert!(!memory.exists());
@@ -346,13 +352,13 @@ async fn container_restart_takes_two_runtime_calls() {
     let host = node.dir.join("act/host");
     fs::create_dir_all(host.join("inner")).unwrap();
     let pod = pod(&host, "true");
-    let outcome = execute(&node.ctx, &pod, &plan(CREATE, None), &node.snapshot().await).await;
+    let outcome = execute(&node.ctx, &pass(&pod, node.snapshot().await), &plan(CREATE, None)).await;
     assert!(outcome.is_ok(), "{outcome:?}");
     for round in 1..=3 {
         let snapshot = settled(&node).await;
         let keep = SandboxPlan::Keep(snapshot.sandboxes[0].id.clone());
         node.calls.take();
-        let outcome = execute(&node.ctx, &pod, &plan(keep, Some(round)), &snapshot).await;
+        let outcome = execute(&node.ctx, &pass(&pod, snapshot), &plan(keep, Some(round))).await;
         assert!(outcome.is_ok(), "{outcome:?}");
         let calls = node.calls.take();
         assert_eq!(calls, [Operation::CreateContainer, Operation::StartContainer]);
@@ -367,7 +373,7 @@ async fn container_restart_takes_two_runtime_calls() {
     )
     .await
     .unwrap();
-    cleanup_pod(&node.ctx, &pod).await.unwrap();
+    cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
     node.stop().await;
 }

@@ -1,5 +1,6 @@
-//! What came of executing a plan.
+//! Results of starts.
 
+use std::fmt;
 use std::time::SystemTime;
 
 use super::ContainerClass;
@@ -17,6 +18,12 @@ pub struct StartFailure {
     pub retry_at: Option<SystemTime>,
 }
 
+impl fmt::Display for StartFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.token, self.message)
+    }
+}
+
 /// Result of one planned start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StartOutcome {
@@ -26,28 +33,4 @@ pub struct StartOutcome {
     pub class: ContainerClass,
     /// The new instance, or why there is none.
     pub result: Result<ContainerId, StartFailure>,
-}
-
-/// Result of executing one plan.
-#[derive(Clone, Debug, PartialEq, Default)]
-pub struct SyncOutcome {
-    /// The creation of a sandbox was tried, and whether it succeeded.
-    pub sandbox: Option<bool>,
-    /// One entry per planned start that was tried.
-    pub starts: Vec<StartOutcome>,
-    /// Everything else that failed (kills, sandbox, removals), as upstream's sync results word it.
-    pub errors: Vec<String>,
-    /// The pod's network is not ready yet: retry soon.
-    pub network_not_ready: bool,
-    /// Nothing was started because volumes are not there.
-    pub volumes_not_ready: bool,
-    /// RestartAllContainers removals were done: sync again at once.
-    pub restart_all_done: bool,
-}
-
-impl SyncOutcome {
-    /// True if nothing failed.
-    pub fn is_ok(&self) -> bool {
-        self.errors.is_empty() && self.starts.iter().all(|s| s.result.is_ok())
-    }
 }

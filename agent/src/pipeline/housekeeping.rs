@@ -63,7 +63,7 @@ async fn remove_orphans(context: &WorkerContext, known: impl Fn(&str) -> bool) {
                 retries.succeeded(Operation::RemoveOrphan, uid);
                 tracing::info!(pod_uid = uid, "removed the leftovers of an orphaned pod");
             }
-            Err(error) => _ = retries.failed(Operation::RemoveOrphan, uid, &error),
+            Err(error) => _ = retries.failed(Operation::RemoveOrphan, uid, &error.to_string()),
         }
     }
     // As upstream, pods with nothing but a cgroup are not counted.
@@ -103,6 +103,6 @@ async fn remove_logs(context: &WorkerContext, known: impl Fn(&str) -> bool) {
     }
     match act::gc::collect_logs(&context.act, &known).await {
         errors if errors.is_empty() => context.retries.succeeded(Operation::CollectLogs, LOGS),
-        errors => _ = context.retries.failed(Operation::CollectLogs, LOGS, &errors.join(", ")),
+        errors => _ = context.retries.failed(Operation::CollectLogs, LOGS, &act::joined(&errors)),
     }
 }

@@ -37,6 +37,7 @@ use crate::objects::Objects;
 use crate::pacing::Pacing;
 use crate::pacing::PacingPolicy;
 use crate::pleg::PlegHandle;
+use crate::probes::ProbeResultStore;
 use crate::recorder::Recorder;
 use crate::retry::RetryTracker;
 use crate::runtime::Runtime;
@@ -47,6 +48,7 @@ use crate::status::NodeAddresses;
 use crate::status::Statuses;
 use crate::status::manager::PodApi;
 use crate::status::manager::StatusManager;
+use crate::sync::EvictionSender;
 use crate::sync::KILL_CAPACITY;
 use crate::sync::KillRequest;
 use crate::sync::Mirrors;
@@ -141,6 +143,15 @@ pub struct Running {
     pub volumes: Volumes,
     /// Requests to terminate a pod.
     pub kills: mpsc::Sender<KillRequest>,
+    /// Where a prober publishes its results.
+    pub probes: ProbeResultStore,
+}
+
+impl Running {
+    /// Sends eviction requests to the pods' workers.
+    pub fn evictions(&self) -> EvictionSender {
+        EvictionSender::new(self.kills.clone())
+    }
 }
 
 impl Services {
@@ -192,6 +203,7 @@ impl Services {
             registry: WorkerRegistry::default(),
             volumes: self.volumes.clone(),
             kills,
+            probes: ProbeResultStore::default(),
         };
         let mirrors = match (&self.api, &self.mirrors_of) {
             (Some(api), Some(node)) => Mirrors::new(api.clone(), node.clone()),
@@ -210,6 +222,7 @@ impl Services {
             pleg: running.pleg.clone(),
             sources: desired.sources,
             statuses: running.statuses.clone(),
+            probes: running.probes.clone(),
             clock,
             recorder,
             mirrors,
@@ -262,6 +275,7 @@ impl Services {
             pleg: running.pleg.clone(),
             act,
             statuses: running.statuses.clone(),
+            probes: running.probes.clone(),
             static_pod_starts: StaticPodStartQueue::default(),
             retries: RetryTracker::new(self.recorder.clone(), Some(metrics)),
             clock: self.clock,

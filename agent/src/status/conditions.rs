@@ -1,6 +1,7 @@
 //! Pod conditions. The status cache fills in transition times.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 
@@ -53,9 +54,7 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
     let replaced = |type_: &str| OWNED.contains(&type_) || (disrupted.is_some() && type_ == DISRUPTION_TARGET);
     let foreign = |c: &&PodCondition| !replaced(&c.type_);
     let mut conditions: Vec<PodCondition> = api.iter().filter(foreign).chain(disrupted).cloned().collect();
-    let containers_ready = containers_ready(input, status);
-    let gates = readiness_gates(input, &conditions);
-    let ready = if containers_ready.is_true { gates } else { containers_ready.clone() };
+    let (containers_ready, ready) = readiness(input.pod, status, &conditions);
     let values = [
         (READY_TO_START, ready_to_start_containers(input)),
         (INITIALIZED, initialized(input, status)),
@@ -67,6 +66,26 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
     conditions.extend(values.into_iter().map(|(type_, value)| value.condition(type_, generation)));
     conditions.extend(restarting_all(input, status).map(|value| value.condition(ALL_CONTAINERS_RESTARTING, None)));
     conditions
+}
+
+/// Sets the conditions that depend on the readiness of containers. The status cache fills in transition times.
+pub(super) fn update_readiness(pod: &Pod, status: &mut PodStatus) {
+    let mut conditions = status.conditions.take().unwrap_or_default();
+    let foreign: Vec<PodCondition> = conditions.iter().filter(|c| !is_owned(&c.type_)).cloned().collect();
+    let (containers_ready, ready) = readiness(pod, status, &foreign);
+    for (type_, value) in [(READY, ready), (CONTAINERS_READY, containers_ready)] {
+        if let Some(condition) = conditions.iter_mut().find(|c| c.type_ == type_) {
+            *condition = value.condition(type_, pod.metadata.generation);
+        }
+    }
+    status.conditions = Some(conditions);
+}
+
+/// ContainersReady and Ready.
+fn readiness(pod: &Pod, status: &PodStatus, foreign: &[PodCondition]) -> (ConditionValue, ConditionValue) {
+    let containers_ready = containers_ready(pod, status);
+    let ready = if containers_ready.is_true { readiness_gates(pod, foreign) } else { containers_ready.clone() };
+    (containers_ready, ready)
 }
 
 /// Status, reason and message of a condition.
@@ -136,13 +155,13 @@ fn initialized(input: &StatusInput<'_>, status: &PodStatus) -> ConditionValue {
     ConditionValue::true_unless(&problems(&unknown, &incomplete, "incomplete"), "ContainersNotInitialized")
 }
 
-fn containers_ready(input: &StatusInput<'_>, status: &PodStatus) -> ConditionValue {
+fn containers_ready(pod: &Pod, status: &PodStatus) -> ConditionValue {
     let Some(regular) = status.container_statuses.as_deref() else {
         return ConditionValue::no("UnknownContainerStatuses", String::new());
     };
     let statuses = [status.init_container_statuses.as_deref().unwrap_or_default(), regular].concat();
-    let sidecars = spec::classified_init(input.pod).filter(|entry| spec::is_sidecar(entry.spec));
-    let entries: Vec<_> = sidecars.chain(spec::classified_regular(input.pod)).collect();
+    let sidecars = spec::classified_init(pod).filter(|entry| spec::is_sidecar(entry.spec));
+    let entries: Vec<_> = sidecars.chain(spec::classified_regular(pod)).collect();
     let (unknown, unready) = unknown_and_unsatisfied(&entries, &statuses, |_, status| status.ready);
     match status.phase.as_deref() {
         Some("Succeeded") if unknown.is_empty() => ConditionValue::no("PodCompleted", String::new()),
@@ -176,8 +195,8 @@ fn problems(unknown: &[&str], unsatisfied: &[&str], what: &str) -> Vec<String> {
 }
 
 /// `spec.readinessGates` (KEP-580): conditions written by others.
-fn readiness_gates(input: &StatusInput<'_>, foreign: &[PodCondition]) -> ConditionValue {
-    let gates = input.pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+fn readiness_gates(pod: &Pod, foreign: &[PodCondition]) -> ConditionValue {
+    let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
     let problems: Vec<String> = gates
         .filter_map(|gate| {
             let name = &gate.condition_type;

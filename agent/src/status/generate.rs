@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::api::core::v1::ResourceRequirements;
@@ -12,9 +11,11 @@ use super::addresses;
 use super::conditions;
 use super::containers;
 use super::phase;
+use super::readiness;
 use super::time;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
+use crate::model::ProbeResults;
 use crate::model::StartFailure;
 use crate::model::restart::RestartGates;
 use crate::model::spec;
@@ -37,6 +38,8 @@ pub struct StatusInput<'a> {
     pub old: &'a PodStatus,
     /// Last start failure of each container that was not started since, by container name (upstream: reason cache).
     pub reasons: &'a HashMap<String, StartFailure>,
+    /// Results of the pod's probes.
+    pub probes: Option<&'a ProbeResults>,
     /// `status.qosClass` computed from the spec; a value set by the API server is kept.
     pub qos_class: &'a str,
     /// Requests and limits of the whole pod, if its quantities can be read (KEP-5419).
@@ -81,7 +84,7 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
         ..PodStatus::default()
     };
     set_phase(input, &mut status);
-    set_started_and_ready(input, &mut status);
+    readiness::set_started_and_ready(input.pod, input.snapshot, input.probes, &mut status);
     status.conditions = Some(conditions::all(input, &status));
     addresses::set(input, &mut status);
     status
@@ -123,32 +126,4 @@ fn deadline_exceeded(input: &StatusInput<'_>) -> bool {
     let now = time::of_wall(input.now).0.as_second();
     let start = input.old.start_time.as_ref().map(|start| start.0.as_second());
     limit.zip(start).is_some_and(|(limit, start)| start.saturating_add(limit) <= now)
-}
-
-/// Without probes a container is started and ready while it runs. A container that is proven dead is neither, even while
-/// its exit code is not known yet.
-fn set_started_and_ready(input: &StatusInput<'_>, status: &mut PodStatus) {
-    let is_alive = |container: &ContainerStatus| {
-        let newest = input.snapshot.newest(&container.name);
-        is_running(container) && newest.is_none_or(|newest| newest.state == ContainerState::Running)
-    };
-    for container in status.container_statuses.iter_mut().flatten() {
-        container.ready = is_alive(container);
-        container.started = Some(container.ready);
-    }
-    for container in status.init_container_statuses.iter_mut().flatten() {
-        let started = is_alive(container);
-        container.started = Some(started);
-        let entry = spec::init_containers(input.pod).iter().find(|entry| entry.name == container.name);
-        container.ready = if entry.is_some_and(spec::is_sidecar) { started } else { has_succeeded(container) };
-    }
-}
-
-fn is_running(status: &ContainerStatus) -> bool {
-    status.state.as_ref().is_some_and(|state| state.running.is_some())
-}
-
-fn has_succeeded(status: &ContainerStatus) -> bool {
-    let terminated = status.state.as_ref().and_then(|state| state.terminated.as_ref());
-    terminated.is_some_and(|terminated| terminated.exit_code == 0)
 }

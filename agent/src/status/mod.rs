@@ -15,6 +15,7 @@ mod final_status;
 mod generate;
 pub mod manager;
 mod phase;
+mod readiness;
 mod resources;
 mod state;
 mod statuses;

@@ -20,12 +20,16 @@ use super::NodeAddresses;
 use super::StatusInput;
 use super::StatusStore;
 use super::Stored;
+use super::TerminationReason;
 use super::conditions;
 use super::generate;
 use super::phase;
+use super::readiness;
+use super::termination_reason::with_termination_reason;
 use crate::model;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
+use crate::model::ProbeResults;
 use crate::model::StartFailure;
 use crate::model::pod_ref;
 use crate::model::restart::RestartGates;
@@ -59,6 +63,10 @@ pub struct PodObservations<'a> {
     pub recursive_read_only: bool,
     /// All containers are stopped and will not be restarted.
     pub is_terminal: bool,
+    /// Results of the pod's probes.
+    pub probes: Option<&'a ProbeResults>,
+    /// Why the agent terminates the pod, if it does.
+    pub termination: Option<&'a TerminationReason>,
 }
 
 impl Statuses {
@@ -115,6 +123,7 @@ impl Statuses {
             snapshot: view,
             old: &old,
             reasons: observations.reasons,
+            probes: observations.probes,
             qos_class: observations.qos_class,
             resources: observations.resources.as_ref(),
             recursive_read_only: observations.recursive_read_only,
@@ -125,6 +134,10 @@ impl Statuses {
             now,
         });
         let terminal = status.phase.as_deref().is_some_and(phase::is_terminal);
+        let status = match observations.termination {
+            Some(reason) => with_termination_reason(status, reason, pod.metadata.generation),
+            None => status,
+        };
         let set = store.set(&uid, pod, mirror.as_deref(), status, now);
         let stopped = store.set_may_run(uid.as_str(), !observations.is_terminal, now);
         drop(store);
@@ -171,6 +184,20 @@ impl Statuses {
         let set = store.set(&uid, pod, mirror.as_deref(), change(status), now);
         drop(store);
         self.request_sync_if_changed(pod, set, false);
+    }
+
+    /// Updates started, ready and the conditions that depend on them after a change of the pod's probe results. Does not wait
+    /// for the pod's worker, which may be busy.
+    pub fn set_probe_results(&self, pod: &Pod, snapshot: &PodSnapshot, probes: &ProbeResults, now: SystemTime) {
+        if self.store().get(pod_ref(pod).uid.as_str()).is_none() {
+            return;
+        }
+        let change = |mut status| {
+            readiness::set_started_and_ready(pod, snapshot, Some(probes), &mut status);
+            conditions::update_readiness(pod, &mut status);
+            status
+        };
+        self.modify(pod, change, now);
     }
 
     /// No container of the pod can run any more.

@@ -1,8 +1,5 @@
 //! Status of a pod that the agent terminates (graceful node shutdown, eviction): reason, message and `DisruptionTarget`.
 
-use std::time::SystemTime;
-
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 
@@ -46,13 +43,6 @@ pub(super) fn with_termination_reason(
         });
     }
     status
-}
-
-impl super::Statuses {
-    /// Records why the agent terminates this pod. Call it after a first status was published.
-    pub fn set_termination_reason(&self, pod: &Pod, termination: &TerminationReason, now: SystemTime) {
-        self.modify(pod, |status| with_termination_reason(status, termination, pod.metadata.generation), now);
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod as ApiPod;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::kill_requests::KillRequest;
@@ -30,7 +29,7 @@ impl SyncLoop {
         }
         let id = pod_ref(&pod);
         if is_terminal(&pod) && !self.workers.knows(&id.uid) && !self.may_run(&id.uid) {
-            self.workers.start(PodState::already_terminated(id, pod.clone(), Instant::now()));
+            self.workers.start(PodState::already_terminated(id, pod.clone()));
         } else if self.admit(&pod) {
             self.workers.request(&id, Request::Create(pod.clone()));
         }

@@ -1,12 +1,16 @@
 //! Requests of other modules to the sync loop: terminate a pod; reject new pods.
 
+use std::sync::Arc;
+
 use tokio::sync::mpsc;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::model::Pod;
 use crate::model::PodUid;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
+use crate::status::TerminationReason;
 use crate::workers::act::blocking_kill_limit;
 use crate::workers::state::KillOptions;
 
@@ -20,6 +24,40 @@ pub struct KillRequest {
     pub uid: PodUid,
     /// Grace period and reason.
     pub options: KillOptions,
+}
+
+/// Sends eviction requests to the workers of pods.
+#[derive(Clone, Debug)]
+pub struct EvictionSender(mpsc::Sender<KillRequest>);
+
+/// The sync loop has ended; nothing is evicted any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the sync loop has stopped")]
+pub struct SyncLoopStopped;
+
+impl EvictionSender {
+    /// A sender to the sync loop that receives these requests.
+    pub fn new(kills: mpsc::Sender<KillRequest>) -> Self {
+        Self(kills)
+    }
+
+    /// Requests the eviction of a pod: its containers get `grace` seconds instead of the pod's own period, its status says
+    /// Failed for this reason, and what is left of its containers is removed. `finished` is cancelled when nothing is left to
+    /// do for the pod; at once for an unknown one. A pod that is terminating already keeps its reason.
+    ///
+    /// # Errors
+    /// The sync loop has ended.
+    pub async fn evict(
+        &self,
+        uid: PodUid,
+        reason: TerminationReason,
+        grace: Option<i64>,
+        finished: CancellationToken,
+    ) -> Result<(), SyncLoopStopped> {
+        let (termination_reason, finished) = (Some(Arc::new(reason)), Some(finished));
+        let options = KillOptions { grace, evicted: true, termination_reason, finished };
+        self.0.send(KillRequest { uid, options }).await.map_err(|_| SyncLoopStopped)
+    }
 }
 
 /// Receivers of the requests.
@@ -56,10 +94,7 @@ const EXCEEDED: (&str, &str) =
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
-
-    use tokio_util::sync::CancellationToken;
 
     use super::*;
     use crate::model::testing::pod;

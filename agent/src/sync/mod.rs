@@ -13,8 +13,10 @@ mod task;
 pub mod pods;
 
 pub use admit::PodAdmission;
+pub use kill_requests::EvictionSender;
 pub use kill_requests::KILL_CAPACITY;
 pub use kill_requests::KillRequest;
+pub use kill_requests::SyncLoopStopped;
 pub use kill_requests::SyncRequests;
 pub use mirrors::Mirrors;
 pub use shared::SharedPods;

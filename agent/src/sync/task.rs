@@ -20,6 +20,7 @@ use crate::model::PodUid;
 use crate::model::PodUpdate;
 use crate::model::pod_ref;
 use crate::pleg::PlegHandle;
+use crate::probes::ProbeResultStore;
 use crate::recorder::Recorder;
 use crate::sources::SourcesHandle;
 use crate::startup::Startups;
@@ -56,6 +57,8 @@ pub struct SyncLoop {
     pub sources: SourcesHandle,
     /// Published statuses.
     pub statuses: Statuses,
+    /// Published results of probes.
+    pub probes: ProbeResultStore,
     /// Time.
     pub clock: Clock,
     /// Events.
@@ -75,7 +78,7 @@ pub struct SyncLoop {
 impl SyncLoop {
     /// Runs until `shutdown`. Containers are left as they are.
     pub async fn run(mut self, mut updates: mpsc::Receiver<PodUpdate>, shutdown: CancellationToken) {
-        let pleg = self.pleg.clone();
+        let (pleg, probes) = (self.pleg.clone(), self.probes.clone());
         let mut addresses = self.statuses.node_addresses();
         // Without sources there is no first delivery that would ask for it.
         self.housekeep_soon(HOUSEKEEPING_DELAY);
@@ -93,6 +96,7 @@ impl SyncLoop {
                 () = tokio::time::sleep(MAX_IDLE) => {}
                 Some(update) = updates.recv() => self.on_update(update),
                 uids = pleg.changed_pods() => self.on_pleg_change(uids),
+                uids = probes.changed_pods() => self.on_probe_results(uids),
                 _ = self.workers.finished() => self.housekeep_soon(HOUSEKEEPING_DELAY),
                 name = self.mirrors.changed() => self.reconcile_mirrors(name),
                 () = self.admission.first_list() => self.settle_all_rejected(),
@@ -167,6 +171,17 @@ impl SyncLoop {
             }
             if self.pods.by_uid(&uid).is_none() {
                 self.housekeep_soon(HOUSEKEEPING_DELAY);
+            }
+        }
+    }
+
+    /// Restarts are up to the pods' workers. Readiness does not wait for them.
+    fn on_probe_results(&mut self, uids: Vec<PodUid>) {
+        for uid in uids {
+            self.workers.poke(&uid);
+            if let Some((pod, snapshot)) = self.pods.by_uid(&uid).zip(self.pleg.cached(&uid)) {
+                let results = self.probes.of_pod(&uid);
+                self.statuses.set_probe_results(&pod, &snapshot, &results, self.clock.wall());
             }
         }
     }

@@ -20,7 +20,6 @@ use crate::metrics::SyncKind;
 use crate::model::ContainerClass;
 use crate::model::LifecycleEvent;
 use crate::model::Pod;
-use crate::model::SyncOutcome;
 use crate::model::spec;
 use crate::pleg::PlegObserver;
 use crate::recorder::Loss;
@@ -29,6 +28,7 @@ use crate::runtime::CallObserver;
 use crate::runtime::FinishedCall;
 use crate::runtime::Operation;
 use crate::server::SensorReport;
+use crate::workers::act::SyncOutcome;
 use crate::workers::worker::WorkerObserver;
 
 /// Updates metrics.

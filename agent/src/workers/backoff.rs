@@ -67,18 +67,18 @@ impl BackoffHistory {
         self.entries.insert(key.to_owned(), BackoffEntry { backoff, last_update: now });
     }
 
-    /// Forgets what has expired by now.
+    /// Removes expired entries.
     pub fn gc(&mut self, now: SystemTime) {
         let reset_after = self.reset_after;
         self.entries.retain(|_, entry| !entry.expired(now, reset_after));
     }
 
-    /// Number of keys remembered.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// True if nothing is remembered.
+    /// True if there is no entry.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_good_minutes_are_forgiven() {
+    fn ten_minutes_without_a_crash_reset_the_delay() {
         let mut history = crash_loops();
         history.record("k", at(0), at(0));
         history.record("k", at(1), at(1));

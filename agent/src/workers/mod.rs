@@ -13,6 +13,7 @@ pub mod mailbox;
 mod pass_metrics;
 pub mod plan;
 pub mod pod_workers;
+mod publish;
 pub mod registry;
 pub mod state;
 pub mod static_pod_start_queue;

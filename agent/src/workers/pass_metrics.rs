@@ -26,8 +26,8 @@ impl PassMetrics {
     pub(super) fn observe_exits(&mut self, pod: Option<&Pod>, view: &PodSnapshot, observer: &dyn WorkerObserver) {
         self.exited.retain(|id| view.by_id(id).is_some());
         for container in &view.containers {
-            let dead = container.state == ContainerState::Exited && container.proven.is_none();
-            let Some(code) = container.exit_code.filter(|_| dead) else { continue };
+            let exited = container.state == ContainerState::Exited && container.proven.is_none();
+            let Some(code) = container.exit_code.filter(|_| exited) else { continue };
             if self.exited.insert(container.id.clone()) {
                 observer.died(class_of(pod, &container.name), code, &container.reason);
             }
@@ -54,8 +54,8 @@ mod tests {
 
     use super::*;
     use crate::model::Pod as DesiredPod;
-    use crate::model::SyncOutcome;
     use crate::model::testing;
+    use crate::workers::act::SyncOutcome;
 
     #[derive(Default)]
     struct Observed(Mutex<Vec<String>>);
@@ -73,7 +73,7 @@ mod tests {
         fn rejected(&self, _: &str) {}
     }
 
-    fn dead(name: &str, code: i32, reason: &str) -> crate::model::ContainerStatus {
+    fn exited(name: &str, code: i32, reason: &str) -> crate::model::ContainerStatus {
         let status = testing::exited(name, 0, code);
         crate::model::ContainerStatus { reason: reason.into(), ..status }
     }
@@ -82,14 +82,14 @@ mod tests {
     fn an_exit_is_observed_once_with_the_class_of_its_container() {
         let pod = testing::pod("Always", &["init", "side"], &["a", "b"]);
         let (mut pass_metrics, observed) = (PassMetrics::default(), Observed::default());
-        let mut look = |containers| {
+        let mut observe = |containers| {
             pass_metrics.observe_exits(Some(&pod), &testing::snapshot(containers), &observed);
             std::mem::take(&mut *observed.0.lock().expect("not poisoned"))
         };
-        let all = || vec![dead("init", 0, "Completed"), dead("side", 137, "OOMKilled"), dead("a", 3, "Error")];
-        assert_eq!(look(all()), ["Init 0 Completed", "Sidecar 137 OOMKilled", "Regular 3 Error"]);
-        assert_eq!(look(all()), Vec::<String>::new());
-        assert_eq!(look(vec![testing::running("b", 0)]), Vec::<String>::new());
+        let all = || vec![exited("init", 0, "Completed"), exited("side", 137, "OOMKilled"), exited("a", 3, "Error")];
+        assert_eq!(observe(all()), ["Init 0 Completed", "Sidecar 137 OOMKilled", "Regular 3 Error"]);
+        assert_eq!(observe(all()), Vec::<String>::new());
+        assert_eq!(observe(vec![testing::running("b", 0)]), Vec::<String>::new());
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
         let (mut pass_metrics, observed) = (PassMetrics::default(), Observed::default());
         pass_metrics.observe_exits(Some(&pod), &testing::snapshot(vec![testing::proven("a", 0, Some(3))]), &observed);
         assert_eq!(observed.0.lock().expect("not poisoned").len(), 0);
-        pass_metrics.observe_exits(Some(&pod), &testing::snapshot(vec![dead("a", 3, "Error")]), &observed);
+        pass_metrics.observe_exits(Some(&pod), &testing::snapshot(vec![exited("a", 3, "Error")]), &observed);
         assert_eq!(*observed.0.lock().expect("not poisoned"), ["Regular 3 Error"]);
     }
 }

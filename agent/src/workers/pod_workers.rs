@@ -49,7 +49,7 @@ impl PodWorkers {
         Self { context, registry, tasks: JoinSet::new() }
     }
 
-    /// A pod was not let in.
+    /// A pod was rejected at admission.
     pub fn rejected(&self, reason: &str) {
         self.context.observer.rejected(reason);
     }
@@ -66,7 +66,7 @@ impl PodWorkers {
             self.start(PodState::new(pod.clone()));
         }
         if let Some(mailbox) = self.registry.lock().get(&pod.uid) {
-            let reaction = mailbox.state().request(request, self.context.clock.now());
+            let reaction = mailbox.state().request(request);
             mailbox.react(reaction);
         }
     }
@@ -77,7 +77,7 @@ impl PodWorkers {
         state.pod = Some(pod);
         // Its containers run: it does not wait for another pod of its name.
         state.start();
-        state.request(Request::Kill(options), self.context.clock.now());
+        state.request(Request::Kill(options));
         self.start(state);
     }
 
@@ -89,7 +89,7 @@ impl PodWorkers {
     /// The pod has changed in the runtime.
     pub fn poke(&mut self, uid: &PodUid) {
         if let Some(mailbox) = self.registry.lock().get(uid) {
-            let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());
+            let reaction = mailbox.state().request(Request::Sync);
             mailbox.react(reaction);
         }
     }
@@ -97,7 +97,7 @@ impl PodWorkers {
     /// Something that concerns every pod has changed.
     pub fn poke_all(&mut self) {
         for mailbox in self.registry.lock().values() {
-            let reaction = mailbox.state().request(Request::Sync, self.context.clock.now());
+            let reaction = mailbox.state().request(Request::Sync);
             mailbox.react(reaction);
         }
     }
@@ -128,7 +128,7 @@ impl PodWorkers {
         let uid = state.pod_ref.uid.clone();
         let mailbox = Mailbox::new(state);
         self.registry.lock().insert(uid.clone(), mailbox.clone());
-        let worker = Worker::new(uid.clone(), mailbox, self.context.clone());
+        let worker = Worker::new(mailbox, self.context.clone());
         self.tasks.spawn(async move {
             worker.run().await;
             uid
@@ -155,7 +155,6 @@ impl PodWorkers {
     /// Reconciles all known UIDs with the desired ones: removes finished workers whose pod is not desired or was created
     /// again, and terminates orphans.
     pub fn sync_known(&mut self, desired: &HashSet<PodUid>) -> Known {
-        let now = self.context.clock.now();
         let mut known = Known::default();
         self.registry.lock().retain(|uid, mailbox| {
             let mut state = mailbox.state();
@@ -172,7 +171,7 @@ impl PodWorkers {
                 return false;
             }
             if !wanted && !state.termination_requested() {
-                let reaction = state.orphaned(now);
+                let reaction = state.orphaned();
                 drop(state);
                 mailbox.react(reaction);
             }
@@ -204,7 +203,7 @@ impl PodWorkers {
         if tokio::time::timeout(grace, rest).await.is_err() {
             tracing::warn!(
                 workers = self.tasks.len(),
-                "workers still act at the end; the next start will look at their pods"
+                "workers did not finish in time; the next start continues with their pods"
             );
         }
         self.tasks.shutdown().await;

@@ -1,11 +1,10 @@
-//! The state machine of one pod UID: syncing → terminating → terminated → finished. Pure; time is an argument.
+//! The state machine of one pod UID: syncing → terminating → terminated → finished. Pure.
 //!
 //! Requests come from the sync loop, completions from the worker. Both go through here, so that what a worker does
 //! next follows from this value alone. Rules: upstream's `UpdatePod` and its completions.
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::model::Pod;
@@ -13,7 +12,7 @@ use crate::model::PodRef;
 use crate::status::TerminationReason;
 use crate::workers::act::StopTerms;
 
-/// Where a pod is in its life.
+/// The name of a pod's phase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub enum Phase {
     /// Containers may be started.
@@ -33,7 +32,7 @@ pub enum Request {
     Create(Pod),
     /// Its spec, metadata or API status changed.
     Update(Pod),
-    /// Look at it again.
+    /// Something that the pod depends on has changed.
     Sync,
     /// Terminate it.
     Kill(KillOptions),
@@ -63,6 +62,85 @@ pub struct Reaction {
     pub cancel: bool,
 }
 
+/// A termination from its first request to its end.
+#[derive(Clone, Debug, Default)]
+struct Termination {
+    /// No source desires the pod any more, or its API object is being deleted.
+    deleted: bool,
+    /// The pod is evicted.
+    evicted: bool,
+    /// Why the agent terminates the pod, if it does.
+    reason: Option<Arc<TerminationReason>>,
+    /// The effective grace period in seconds. It may only shrink.
+    grace: Option<i64>,
+    /// A kill came with a grace period of its own: the termination has a deadline.
+    has_deadline: bool,
+    /// The same UID was requested again: it is started again once finished.
+    restart_requested: bool,
+    /// Cancelled when nothing is left to do for the pod.
+    waiting: Vec<CancellationToken>,
+}
+
+/// Where a pod is in its life, with the data of its phase.
+#[derive(Clone, Debug)]
+enum Lifecycle {
+    /// Containers may be started.
+    Syncing,
+    /// As above, but the worker's next pass is the first one to stop containers.
+    TerminationRequested(Termination),
+    /// Containers are being stopped.
+    Terminating(Termination),
+    /// No container runs.
+    Terminated(Termination),
+    /// Nothing is left to do for this UID.
+    Finished { restart_requested: bool },
+}
+
+impl Lifecycle {
+    fn phase(&self) -> Phase {
+        match self {
+            Self::Syncing | Self::TerminationRequested(_) => Phase::Syncing,
+            Self::Terminating(_) => Phase::Terminating,
+            Self::Terminated(_) => Phase::Terminated,
+            Self::Finished { .. } => Phase::Finished,
+        }
+    }
+
+    fn termination(&self) -> Option<&Termination> {
+        match self {
+            Self::TerminationRequested(termination)
+            | Self::Terminating(termination)
+            | Self::Terminated(termination) => Some(termination),
+            Self::Syncing | Self::Finished { .. } => None,
+        }
+    }
+
+    fn termination_mut(&mut self) -> Option<&mut Termination> {
+        match self {
+            Self::TerminationRequested(termination)
+            | Self::Terminating(termination)
+            | Self::Terminated(termination) => Some(termination),
+            Self::Syncing | Self::Finished { .. } => None,
+        }
+    }
+
+    /// Takes the termination, to move on to another phase with it.
+    fn take_termination(&mut self) -> Termination {
+        self.termination_mut().map(std::mem::take).unwrap_or_default()
+    }
+}
+
+/// What the worker has to do.
+#[derive(Clone, Debug, Default)]
+struct Work {
+    /// A pass is requested.
+    requested: bool,
+    /// A pass is requested by [`Request::Sync`] alone.
+    poked: bool,
+    /// The pod was updated since the last pass began.
+    updated: bool,
+}
+
 /// One pod UID's state.
 #[derive(Clone, Debug)]
 pub struct PodState {
@@ -70,197 +148,150 @@ pub struct PodState {
     pub pod_ref: PodRef,
     /// The newest desired pod; `None` for one that only the runtime knows.
     pub pod: Option<Pod>,
-    phase: Phase,
-    /// Set from the first request to terminate the pod, even before the worker has seen it.
-    terminating_at: Option<Instant>,
-    /// The worker has begun to stop containers: none may be started from here on.
-    started_terminating: bool,
-    /// The worker may act; static pods wait here for another UID of the same name.
+    lifecycle: Lifecycle,
+    work: Work,
+    /// The worker may act, or the runtime knows the pod; static pods wait here for another UID of the same name.
     started: bool,
-    deleted: bool,
-    evicted: bool,
-    restart_requested: bool,
-    observed_runtime: bool,
-    grace: Option<i64>,
-    pending: bool,
-    /// Work is pending because of [`Request::Sync`] alone.
-    poked: bool,
-    updated: bool,
-    termination_reason: Option<Arc<TerminationReason>>,
-    /// A kill came with a grace period of its own: the termination has a deadline.
-    has_deadline: bool,
-    waiting: Vec<CancellationToken>,
 }
 
 impl PodState {
     /// The state of a UID before its first request.
     pub fn new(pod_ref: PodRef) -> Self {
-        Self {
-            pod_ref,
-            pod: None,
-            phase: Phase::Syncing,
-            terminating_at: None,
-            started_terminating: false,
-            started: false,
-            deleted: false,
-            evicted: false,
-            restart_requested: false,
-            observed_runtime: false,
-            grace: None,
-            pending: false,
-            poked: false,
-            updated: false,
-            termination_reason: None,
-            has_deadline: false,
-            waiting: Vec::new(),
-        }
+        Self { pod_ref, pod: None, lifecycle: Lifecycle::Syncing, work: Work::default(), started: false }
     }
 
     /// A pod whose API phase is terminal and of which nothing runs: only the clean-up is left.
-    pub fn already_terminated(pod_ref: PodRef, pod: Pod, now: Instant) -> Self {
-        let mut state = Self::new(pod_ref);
-        state.pod = Some(pod);
-        state.phase = Phase::Terminated;
-        state.terminating_at = Some(now);
-        state.started_terminating = true;
-        state.started = true;
-        state.pending = true;
-        state
+    pub fn already_terminated(pod_ref: PodRef, pod: Pod) -> Self {
+        Self {
+            pod_ref,
+            pod: Some(pod),
+            lifecycle: Lifecycle::Terminated(Termination::default()),
+            work: Work { requested: true, ..Work::default() },
+            started: true,
+        }
     }
 
     /// Takes a request.
-    pub fn request(&mut self, request: Request, now: Instant) -> Reaction {
-        if self.phase == Phase::Finished {
-            self.restart_requested |= matches!(request, Request::Create(_));
+    pub fn request(&mut self, request: Request) -> Reaction {
+        if let Lifecycle::Finished { restart_requested } = &mut self.lifecycle {
+            *restart_requested |= matches!(request, Request::Create(_));
             if let Request::Kill(KillOptions { finished: Some(finished), .. }) = request {
                 finished.cancel();
             }
             return Reaction::default();
         }
-        if self.terminating_at.is_some() && matches!(request, Request::Create(_)) {
-            self.restart_requested = true;
+        if matches!(request, Request::Create(_))
+            && let Some(termination) = self.lifecycle.termination_mut()
+        {
+            termination.restart_requested = true;
             // A delayed teardown is no longer delayed.
             return Reaction { wake: true, cancel: false };
         }
         let is_poke = matches!(request, Request::Sync);
-        let kill = self.accept(request);
-        let Some(kill) = kill else { return Reaction::default() };
-        let mut reaction = Reaction { wake: true, cancel: false };
-        if self.terminating_at.is_none() && self.must_terminate(&kill) {
-            self.terminating_at = Some(now);
-            self.evicted |= kill.evicted;
-            reaction.cancel = true;
-        }
-        if self.terminating_at.is_some() && self.phase < Phase::Terminated {
-            reaction.cancel |= self.shorten_grace(kill.grace);
-            reaction.cancel |= kill.grace.is_some() && !std::mem::replace(&mut self.has_deadline, true);
-        }
-        if is_poke && !reaction.cancel {
-            self.poked = true;
+        let Some(kill) = self.accept(request) else { return Reaction::default() };
+        let cancel = self.terminate(kill);
+        if is_poke && !cancel {
+            self.work.poked = true;
         } else {
-            self.pending = true;
+            self.work.requested = true;
         }
-        reaction
+        Reaction { wake: true, cancel }
     }
 
-    /// Stores what the request brings; returns its kill options, or `None` if it is to be ignored.
+    /// Stores the pod of the request; returns its kill options, or `None` if it is to be ignored.
     fn accept(&mut self, request: Request) -> Option<Kill> {
-        let mut kill = Kill::default();
-        self.updated |= matches!(request, Request::Update(_));
+        self.work.updated |= matches!(request, Request::Update(_));
         match request {
             Request::Create(pod) | Request::Update(pod) => self.pod = Some(pod),
             Request::Sync => {}
-            Request::Kill(options) => {
-                self.waiting.extend(options.finished);
-                if self.terminating_at.is_none() {
-                    self.termination_reason = options.termination_reason;
-                }
-                kill = Kill { asked: true, evicted: options.evicted, grace: options.grace, runtime_only: false };
-            }
+            Request::Kill(options) => return Some(Kill { requested: true, options, runtime_only: false }),
             Request::KillRuntimeOnly => {
-                if self.phase >= Phase::Terminated {
+                if self.phase() >= Phase::Terminated {
                     return None;
                 }
-                self.observed_runtime = true;
-                kill = Kill { asked: true, runtime_only: self.pod.is_none(), ..Kill::default() };
+                self.started = true;
+                return Some(Kill { requested: true, runtime_only: self.pod.is_none(), ..Kill::default() });
             }
         }
-        Some(kill)
+        Some(Kill::default())
+    }
+
+    /// Begins the termination if it is due, and applies the options of the kill to it. Returns true if what the worker is
+    /// doing is out of date.
+    fn terminate(&mut self, kill: Kill) -> bool {
+        let mut cancel = false;
+        let KillOptions { grace, evicted, termination_reason: reason, finished } = kill.options;
+        if self.lifecycle.termination().is_none() {
+            let deleted = kill.runtime_only || self.deletion_requested();
+            if !deleted && !kill.requested && !self.pod.as_ref().is_some_and(|pod| is_terminal(pod)) {
+                return false;
+            }
+            let termination = Termination { deleted, evicted, reason, ..Termination::default() };
+            self.lifecycle = Lifecycle::TerminationRequested(termination);
+            cancel = true;
+        }
+        let (terminated, pod) = (self.phase() >= Phase::Terminated, self.pod.as_ref());
+        let Some(termination) = self.lifecycle.termination_mut() else { return cancel };
+        termination.waiting.extend(finished);
+        if !terminated {
+            cancel |= termination.shorten_grace(pod, grace);
+            cancel |= grace.is_some() && !std::mem::replace(&mut termination.has_deadline, true);
+        }
+        cancel
+    }
+
+    fn deletion_requested(&self) -> bool {
+        self.pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_some())
     }
 
     /// Stores a pod that differs in its API status alone. The status takes effect with the next request.
     pub fn refresh(&mut self, pod: Pod) {
-        if self.phase != Phase::Finished {
+        if self.phase() != Phase::Finished {
             self.pod = self.pod.take().map(|_| pod);
         }
     }
 
-    fn must_terminate(&mut self, kill: &Kill) -> bool {
-        let meta = self.pod.as_ref().map(|pod| &pod.metadata);
-        if kill.runtime_only || meta.is_some_and(|m| m.deletion_timestamp.is_some()) {
-            self.deleted = true;
-            return true;
-        }
-        kill.asked || self.pod.as_ref().is_some_and(|pod| is_terminal(pod))
-    }
-
-    /// The effective grace period may only shrink. Returns true if it was set before and changed.
-    fn shorten_grace(&mut self, asked: Option<i64>) -> bool {
-        let before = self.grace;
-        let spec = self.pod.as_ref().and_then(|p| p.spec.as_ref()).and_then(|s| s.termination_grace_period_seconds);
-        let deletion = self.pod.as_ref().and_then(|p| p.metadata.deletion_grace_period_seconds);
-        let shorter = |current: Option<i64>, new: Option<i64>| match (current, new) {
-            (Some(current), Some(new)) if new < current => Some(new),
-            (None, new) => new,
-            (current, _) => current,
-        };
-        let grace = shorter(shorter(before, deletion), asked).or(spec);
-        self.grace = grace.map(|seconds| seconds.max(1));
-        before.is_some() && before != self.grace
-    }
-
-    /// Takes the pending work, if there is any: what the worker should do now.
+    /// Takes the pending work, if there is any: the phase whose pass is due.
     pub fn take_work(&mut self) -> Option<Phase> {
-        self.pending |= std::mem::take(&mut self.poked);
+        self.work.requested |= std::mem::take(&mut self.work.poked);
         self.take_request()
     }
 
     /// As [`Self::take_work`], but leaves [`Request::Sync`] pending.
     pub fn take_request(&mut self) -> Option<Phase> {
-        if !std::mem::take(&mut self.pending) {
+        if !std::mem::take(&mut self.work.requested) {
             return None;
         }
-        if self.phase == Phase::Syncing && self.terminating_at.is_some() {
-            self.phase = Phase::Terminating;
+        if let Lifecycle::TerminationRequested(termination) = &mut self.lifecycle {
+            self.lifecycle = Lifecycle::Terminating(std::mem::take(termination));
         }
-        Some(self.phase)
+        Some(self.phase())
     }
 
     /// The pod was updated since this was last asked.
     pub fn take_update(&mut self) -> bool {
-        std::mem::take(&mut self.updated)
+        std::mem::take(&mut self.work.updated)
     }
 
-    /// Work was taken but cannot be done now; it stays due.
-    pub fn put_back(&mut self) {
-        self.pending = true;
-    }
-
-    /// The worker begins to stop containers. Returns the terms of the stop.
-    pub fn begin_terminating(&mut self) -> StopTerms {
-        self.started_terminating = true;
-        StopTerms { grace: self.grace, immediately: self.has_deadline }
+    /// The terms on which containers are stopped.
+    pub fn stop_terms(&self) -> StopTerms {
+        let termination = self.lifecycle.termination();
+        StopTerms {
+            grace: termination.and_then(|termination| termination.grace),
+            immediately: termination.is_some_and(|termination| termination.has_deadline),
+        }
     }
 
     /// A static pod whose termination is requested before it was allowed to start is finished.
     pub fn finish_unstarted(&mut self) {
-        self.mark_finished();
+        self.finish();
     }
 
-    fn mark_finished(&mut self) {
-        self.phase = Phase::Finished;
-        self.pending = false;
-        self.waiting.drain(..).for_each(|finished| finished.cancel());
+    fn finish(&mut self) {
+        let Termination { restart_requested, waiting, .. } = self.lifecycle.take_termination();
+        self.lifecycle = Lifecycle::Finished { restart_requested };
+        self.work.requested = false;
+        waiting.iter().for_each(CancellationToken::cancel);
     }
 
     /// The worker may act from now on.
@@ -269,88 +300,111 @@ impl PodState {
     }
 
     /// A sync found that the pod has terminated on its own.
-    pub fn sync_was_terminal(&mut self, now: Instant) {
-        self.terminating_at.get_or_insert(now);
-        self.phase = self.phase.max(Phase::Terminating);
-        self.started_terminating = true;
-        self.pending = true;
+    pub fn sync_was_terminal(&mut self) {
+        if self.phase() == Phase::Syncing {
+            self.lifecycle = Lifecycle::Terminating(self.lifecycle.take_termination());
+        }
+        self.work.requested = true;
     }
 
     /// All containers are stopped.
     pub fn terminating_done(&mut self) {
         if self.pod.is_none() {
-            self.mark_finished();
+            self.finish();
         } else {
-            self.phase = Phase::Terminated;
-            self.pending = true;
+            self.lifecycle = Lifecycle::Terminated(self.lifecycle.take_termination());
+            self.work.requested = true;
         }
     }
 
     /// Everything is released.
     pub fn terminated_done(&mut self) {
-        self.mark_finished();
+        self.finish();
     }
 
     /// Why the agent terminates the pod, if it does.
     pub fn termination_reason(&self) -> Option<Arc<TerminationReason>> {
-        self.termination_reason.clone()
+        self.lifecycle.termination().and_then(|termination| termination.reason.clone())
     }
 
     /// No source desires this UID any more (housekeeping). Returns a reaction like a request.
-    pub fn orphaned(&mut self, now: Instant) -> Reaction {
-        self.deleted = true;
-        if self.phase == Phase::Finished {
+    pub fn orphaned(&mut self) -> Reaction {
+        if self.phase() == Phase::Finished {
             return Reaction::default();
         }
-        let cancel = self.terminating_at.is_none();
-        self.terminating_at.get_or_insert(now);
-        self.shorten_grace(None);
-        self.pending = true;
+        let cancel = self.lifecycle.termination().is_none();
+        if cancel {
+            self.lifecycle = Lifecycle::TerminationRequested(Termination::default());
+        }
+        if let Some(termination) = self.lifecycle.termination_mut() {
+            termination.deleted = true;
+            termination.shorten_grace(self.pod.as_ref(), None);
+        }
+        self.work.requested = true;
         Reaction { wake: true, cancel }
     }
 
-    /// Where the pod is.
+    /// The name of the pod's phase. A pod whose termination was requested is syncing until the worker takes the request.
     pub fn phase(&self) -> Phase {
-        self.phase
+        self.lifecycle.phase()
     }
 
     /// True from the first request to terminate it.
     pub fn termination_requested(&self) -> bool {
-        self.terminating_at.is_some()
-    }
-
-    /// The worker has begun to stop containers.
-    pub fn started_terminating(&self) -> bool {
-        self.started_terminating
+        !matches!(self.lifecycle, Lifecycle::Syncing)
     }
 
     /// True if it has been allowed to start, or the runtime knows it.
     pub fn was_started(&self) -> bool {
-        self.started || self.observed_runtime
+        self.started
     }
 
     /// The same UID was requested again after its termination: it is started again once finished.
     pub fn restart_requested(&self) -> bool {
-        self.restart_requested
+        match &self.lifecycle {
+            Lifecycle::Finished { restart_requested } => *restart_requested,
+            lifecycle => lifecycle.termination().is_some_and(|termination| termination.restart_requested),
+        }
     }
 
     /// Something waits until nothing is left to do for the pod.
     pub fn is_awaited(&self) -> bool {
-        self.restart_requested || !self.waiting.is_empty()
+        let waiting = self.lifecycle.termination().is_some_and(|termination| !termination.waiting.is_empty());
+        waiting || self.restart_requested()
     }
 
     /// Logs, exited containers and sandboxes may be removed.
     pub fn content_may_be_removed(&self) -> bool {
-        self.evicted || (self.deleted && self.phase >= Phase::Terminated)
+        let terminated = self.phase() >= Phase::Terminated;
+        self.lifecycle
+            .termination()
+            .is_some_and(|termination| termination.evicted || (termination.deleted && terminated))
     }
 }
 
+impl Termination {
+    /// Applies a requested grace period, the deletion's and the spec's. Returns true if it was set before and changed.
+    fn shorten_grace(&mut self, pod: Option<&Pod>, requested: Option<i64>) -> bool {
+        let before = self.grace;
+        let of_spec = pod.and_then(|pod| pod.spec.as_ref()).and_then(|spec| spec.termination_grace_period_seconds);
+        let of_deletion = pod.and_then(|pod| pod.metadata.deletion_grace_period_seconds);
+        let shorter = |current: Option<i64>, new: Option<i64>| match (current, new) {
+            (Some(current), Some(new)) if new < current => Some(new),
+            (None, new) => new,
+            (current, _) => current,
+        };
+        let grace = shorter(shorter(before, of_deletion), requested).or(of_spec);
+        self.grace = grace.map(|seconds| seconds.max(1));
+        before.is_some() && before != self.grace
+    }
+}
+
+/// The kill that a request asks for; without `requested` the pod itself decides.
 #[derive(Default)]
 struct Kill {
-    asked: bool,
-    evicted: bool,
+    requested: bool,
+    options: KillOptions,
     runtime_only: bool,
-    grace: Option<i64>,
 }
 
 /// API phase Failed or Succeeded.

@@ -29,29 +29,27 @@ fn killed(grace: Option<i64>) -> Request {
 
 #[test]
 fn the_grace_period_only_shrinks_and_is_at_least_one_second() {
-    let now = Instant::now();
     let mut s = state();
-    s.request(Request::Create(pod(Some(30), None)), now);
-    assert!(s.request(killed(None), now).cancel, "the first kill cancels");
-    assert_eq!(s.begin_terminating().grace, Some(30));
-    assert!(s.request(killed(Some(60)), now).cancel, "the termination has a deadline from now on");
-    assert!(!s.request(killed(Some(60)), now).cancel);
-    assert_eq!(s.begin_terminating().grace, Some(30), "longer is ignored");
-    assert!(s.request(killed(Some(5)), now).cancel, "shorter cancels");
-    assert_eq!(s.begin_terminating().grace, Some(5));
-    s.request(killed(Some(0)), now);
-    assert_eq!(s.begin_terminating().grace, Some(1));
+    s.request(Request::Create(pod(Some(30), None)));
+    assert!(s.request(killed(None)).cancel, "the first kill cancels");
+    assert_eq!(s.stop_terms().grace, Some(30));
+    assert!(s.request(killed(Some(60))).cancel, "the termination has a deadline from now on");
+    assert!(!s.request(killed(Some(60))).cancel);
+    assert_eq!(s.stop_terms().grace, Some(30), "longer is ignored");
+    assert!(s.request(killed(Some(5))).cancel, "shorter cancels");
+    assert_eq!(s.stop_terms().grace, Some(5));
+    s.request(killed(Some(0)));
+    assert_eq!(s.stop_terms().grace, Some(1));
 }
 
 #[test]
 fn a_deletion_timestamp_terminates_the_pod_with_its_own_grace() {
-    let now = Instant::now();
     let mut s = state();
-    s.request(Request::Create(pod(Some(30), None)), now);
+    s.request(Request::Create(pod(Some(30), None)));
     s.take_work();
-    assert!(s.request(Request::Update(pod(Some(30), Some(7))), now).cancel);
+    assert!(s.request(Request::Update(pod(Some(30), Some(7)))).cancel);
     assert_eq!(s.take_work(), Some(Phase::Terminating));
-    assert_eq!(s.begin_terminating().grace, Some(7));
+    assert_eq!(s.stop_terms().grace, Some(7));
     s.terminating_done();
     assert_eq!(s.take_work(), Some(Phase::Terminated));
     assert!(s.content_may_be_removed());
@@ -59,21 +57,19 @@ fn a_deletion_timestamp_terminates_the_pod_with_its_own_grace() {
 
 #[test]
 fn a_create_after_termination_was_requested_is_kept_for_later() {
-    let now = Instant::now();
     let mut s = state();
-    s.request(Request::Create(pod(None, None)), now);
-    s.request(killed(None), now);
+    s.request(Request::Create(pod(None, None)));
+    s.request(killed(None));
     assert!(!s.is_awaited());
     let woken = Reaction { wake: true, cancel: false };
-    assert_eq!(s.request(Request::Create(pod(None, None)), now), woken, "its teardown is not delayed any more");
+    assert_eq!(s.request(Request::Create(pod(None, None))), woken, "its teardown is not delayed any more");
     assert!(s.restart_requested() && s.is_awaited());
 }
 
 #[test]
 fn a_pod_known_to_the_runtime_alone_is_finished_once_it_is_stopped() {
-    let now = Instant::now();
     let mut s = state();
-    assert!(s.request(Request::KillRuntimeOnly, now).wake);
+    assert!(s.request(Request::KillRuntimeOnly).wake);
     assert_eq!(s.take_work(), Some(Phase::Terminating));
     s.terminating_done();
     assert_eq!((s.phase(), s.take_work()), (Phase::Finished, None));
@@ -81,41 +77,38 @@ fn a_pod_known_to_the_runtime_alone_is_finished_once_it_is_stopped() {
 
 #[test]
 fn every_request_while_terminating_runs_the_step_again() {
-    let now = Instant::now();
     let mut s = state();
-    s.request(Request::Create(pod(None, None)), now);
-    s.request(killed(None), now);
+    s.request(Request::Create(pod(None, None)));
+    s.request(killed(None));
     assert_eq!(s.take_work(), Some(Phase::Terminating));
     assert_eq!(s.take_work(), None);
-    s.request(Request::Sync, now);
+    s.request(Request::Sync);
     assert_eq!(s.take_work(), Some(Phase::Terminating));
 }
 
 #[test]
-fn a_worker_that_waits_after_a_failure_takes_requests_but_no_pokes() {
-    let now = Instant::now();
+fn a_worker_that_waits_after_a_failure_takes_requests_but_no_syncs() {
     let mut s = state();
-    s.request(Request::Create(pod(None, None)), now);
+    s.request(Request::Create(pod(None, None)));
     assert_eq!(s.take_request(), Some(Phase::Syncing));
-    s.request(Request::Sync, now);
+    s.request(Request::Sync);
     assert_eq!(s.take_request(), None);
-    s.request(killed(None), now);
+    s.request(killed(None));
     assert_eq!(s.take_request(), Some(Phase::Terminating));
-    assert_eq!((s.take_work(), s.take_work()), (Some(Phase::Terminating), None), "the poke is still pending");
+    assert_eq!((s.take_work(), s.take_work()), (Some(Phase::Terminating), None), "the sync is still pending");
 }
 
 #[test]
 fn finished_is_final() {
-    let now = Instant::now();
     let mut s = state();
-    s.request(Request::Create(pod(None, None)), now);
-    s.request(killed(None), now);
+    s.request(Request::Create(pod(None, None)));
+    s.request(killed(None));
     s.take_work();
     s.terminating_done();
     s.take_work();
     s.terminated_done();
     for request in [Request::Sync, killed(Some(1)), Request::Update(pod(None, None)), Request::KillRuntimeOnly] {
-        assert_eq!(s.request(request, now), Reaction::default());
+        assert_eq!(s.request(request), Reaction::default());
     }
     assert_eq!(s.take_work(), None);
 }
@@ -134,34 +127,32 @@ fn any_request() -> impl Strategy<Value = Request> {
 proptest! {
     #[test]
     fn phases_go_one_way_and_grace_never_grows(steps in proptest::collection::vec((any_request(), any::<bool>()), 0..40)) {
-        let now = Instant::now();
-        let mut s = state();
+            let mut s = state();
         let mut phase = s.phase();
         let mut grace: Option<i64> = None;
         for (request, work) in steps {
-            s.request(request, now);
+            s.request(request);
             if work && let Some(work) = s.take_work() {
                 match work {
-                    Phase::Terminating => { s.begin_terminating(); s.terminating_done(); }
+                    Phase::Terminating => s.terminating_done(),
                     Phase::Terminated => s.terminated_done(),
                     Phase::Syncing | Phase::Finished => {}
                 }
             }
             prop_assert!(s.phase() >= phase);
-            if let (Some(before), Some(after)) = (grace, s.grace) {
+            if let (Some(before), Some(after)) = (grace, s.stop_terms().grace) {
                 prop_assert!(after <= before && after >= 1);
             }
             phase = s.phase();
-            grace = s.grace;
+            grace = s.stop_terms().grace;
         }
     }
 }
 
 #[test]
 fn the_finished_token_is_cancelled_when_the_pod_is_finished() {
-    let now = Instant::now();
     let mut s = state();
-    s.request(Request::Create(pod(None, None)), now);
+    s.request(Request::Create(pod(None, None)));
     let termination_reason =
         Some(Arc::new(TerminationReason { reason: "Terminated", message: String::new(), disruption: None }));
     let kill = |finished: &CancellationToken| {
@@ -173,12 +164,12 @@ fn the_finished_token_is_cancelled_when_the_pod_is_finished() {
         })
     };
     let (first, late) = (CancellationToken::new(), CancellationToken::new());
-    s.request(kill(&first), now);
+    s.request(kill(&first));
     assert_eq!(s.termination_reason(), termination_reason);
     s.terminating_done();
     assert!(!first.is_cancelled(), "its volumes are still there");
     s.terminated_done();
     assert!(first.is_cancelled());
-    s.request(kill(&late), now);
+    s.request(kill(&late));
     assert!(late.is_cancelled(), "there is nothing to wait for");
 }

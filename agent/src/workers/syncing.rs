@@ -1,25 +1,23 @@
 //! A worker's syncing phase (`SyncPod`): inspect, plan, execute, and again, until the plan is empty.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
 use tokio::time::Instant;
 
 use super::act;
+use super::act::PassContext;
+use super::act::PodError;
+use super::act::SyncOutcome;
 use super::backoff;
-use super::generate::names;
-use super::generate::qos::pod_resources;
-use super::generate::qos::qos_class;
 use super::plan::PlanInput;
-use super::plan::ProbeResults;
 use super::plan::plan;
+use super::publish::Transition;
 use super::volume_refresh::VolumeRefresh;
 use super::volume_refresh::earliest;
 use super::worker::Next;
 use super::worker::Worker;
-use crate::cgroups::QosClass;
 use crate::model::ContainerClass;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
@@ -29,32 +27,23 @@ use crate::model::PodSnapshot;
 use crate::model::SandboxStatus;
 use crate::model::StartContainer;
 use crate::model::StartFailure;
-use crate::model::SyncOutcome;
 use crate::model::spec;
 use crate::recorder::EventType;
 use crate::retry::Operation;
-use crate::status::PodObservations;
 
 /// State of the syncing phase between passes.
 #[derive(Default)]
 pub(super) struct SyncState {
-    /// Why containers are not running, by name (the kubelet's reason cache).
-    pub reasons: HashMap<String, StartFailure>,
     /// When the event of a container's crash-loop back-off was last sent, by name.
     event_sent: HashMap<String, Instant>,
-    pub probes: ProbeResults,
-    /// The event of an exceeded deadline was sent.
-    pub deadline_event_sent: bool,
-    /// Containers started since the last snapshot.
-    pub started: Vec<ContainerId>,
     /// Refresh state of the pod's volumes.
     pub volumes: VolumeRefresh,
 }
 
 impl Worker {
     /// Executes plans until there is nothing to do for now.
-    pub(super) async fn sync(&mut self) -> Next {
-        let next = self.sync_until_settled().await;
+    pub(super) async fn sync(&mut self, state: &mut SyncState) -> Next {
+        let next = self.sync_until_settled(state).await;
         // Whatever else the worker waits for: `activeDeadlineSeconds` is noticed when it passes.
         let deadline = self.pod().and_then(|pod| self.context.statuses.active_deadline(&pod)).map(|at| self.at(at));
         let deadline = deadline.filter(|at| *at > Instant::now());
@@ -65,7 +54,7 @@ impl Worker {
         }
     }
 
-    async fn sync_until_settled(&mut self) -> Next {
+    async fn sync_until_settled(&mut self, state: &mut SyncState) -> Next {
         let mut before: Option<PodActions> = None;
         loop {
             self.runtime_ready().await;
@@ -77,45 +66,46 @@ impl Worker {
                 // Another request is already waiting.
                 return Next::Phase;
             }
-            self.register_objects(&pod);
-            let view = match self.view().await {
-                Ok(view) => view,
+            self.register_objects(&mut state.volumes, &pod);
+            let pass = match self.view().await {
+                Ok(view) => self.pass_context(pod, view),
                 Err(error) => return self.failed_sync(&pod, &error),
             };
-            if self.publish_status(&pod, &view, false) {
-                self.mailbox.state().sync_was_terminal(Instant::now());
+            if self.publish(&pass, Transition::Inspected) {
+                self.mailbox.state().sync_was_terminal();
                 return Next::Phase;
             }
-            let actions = self.decide(&pod, &view);
+            let actions = self.decide(&pass);
             if actions.is_idle() {
-                return self.settled(&pod, &view).await;
+                return self.settled(&pass, state).await;
             }
-            let (actions, blocked) = self.take_blocked_starts(&pod, actions);
+            let (actions, blocked) = self.take_blocked_starts(&pass, state, actions);
             if actions.is_idle() {
-                self.publish_status(&pod, &view, false);
-                let again = self.collect_garbage(&view).await;
+                self.publish(&pass, Transition::Inspected);
+                let again = self.collect_garbage(&pass.snapshot).await;
                 let due = blocked.map(|until| self.recheck_at(until));
-                return Next::Wait(earliest(earliest(due, again), self.refresh_volumes(&pod).await));
+                let refresh = self.refresh_volumes(&mut state.volumes, &pass.pod).await;
+                return Next::Wait(earliest(earliest(due, again), refresh));
             }
             if before.as_ref() == Some(&actions) {
                 // It was executed without an error and changed nothing: a loop without a pause.
                 return self.retry(Operation::SyncPod, "executing the plan changed nothing");
             }
-            if let Some(next) = self.execute(&pod, &view, &actions, blocked).await {
+            if let Some(next) = self.execute(&pass, state, &actions, blocked).await {
                 return next;
             }
             before = Some(actions);
         }
     }
 
-    fn decide(&self, pod: &Pod, view: &PodSnapshot) -> PodActions {
+    fn decide(&self, pass: &PassContext) -> PodActions {
         let began = Instant::now();
         let actions = plan(&PlanInput {
-            pod,
-            snapshot: view,
+            pod: &pass.pod,
+            snapshot: &pass.snapshot,
             history: &self.history,
-            probes: &self.syncing.probes,
-            restarting_all: self.context.statuses.restarting_all(&self.uid),
+            probes: &self.context.probes.of_pod(self.uid()),
+            restarting_all: self.context.statuses.restarting_all(self.uid()),
             gates: self.context.gates,
             now: self.context.clock.wall(),
         });
@@ -126,36 +116,35 @@ impl Worker {
     /// Executes a plan. `None` means: inspect and plan again at once.
     async fn execute(
         &mut self,
-        pod: &Pod,
-        view: &Arc<PodSnapshot>,
+        pass: &PassContext,
+        state: &mut SyncState,
         actions: &PodActions,
         blocked: Option<SystemTime>,
     ) -> Option<Next> {
         let began = Instant::now();
-        self.record_starts(pod, actions);
-        self.context.pleg.acting(&self.uid).await;
-        let before_pull = |sandbox: &SandboxStatus| self.publish_sandbox(pod, view, sandbox);
-        let outcome = act::execute_observed(&self.context.act, pod, actions, view, &before_pull).await;
-        self.acted();
+        self.record_starts(&pass.pod, actions);
+        self.context.pleg.acting(self.uid()).await;
+        let before_pull = |sandbox: &SandboxStatus| {
+            self.publish(pass, Transition::SandboxCreated(sandbox));
+        };
+        let outcome = act::execute_observed(&self.context.act, pass, actions, &before_pull).await;
+        let started = self.remember(&outcome);
+        self.acted_starting(started);
         self.context.observer.acted(began.elapsed(), &outcome);
-        self.remember(&outcome);
         if outcome.is_ok() {
             return None;
         }
-        let failures = outcome.starts.iter().filter_map(|start| start.result.as_ref().err());
-        let starts = failures.map(|failure| format!("{}: {}", failure.token, failure.message));
-        let reason = outcome.errors.iter().cloned().chain(starts).collect::<Vec<_>>().join(", ");
-        let after = self.view().await;
-        if let Ok(after) = &after {
-            self.publish_status(pod, after, false);
+        if let Ok(after) = self.view().await {
+            self.publish(&pass.with_snapshot(after), Transition::Inspected);
         }
+        let reason = failures(&outcome);
         // Container exits and requests wake the worker; this is for what just failed.
         match blocked {
-            None if outcome.volumes_not_ready => {
-                tracing::debug!(pod = %self.pod_ref(), reason, "volumes are not ready");
-                Some(Next::Wait(Some(self.volumes_failed())))
+            None if outcome.volumes_not_ready() => {
+                tracing::debug!(pod = %self.pod_ref, reason, "volumes are not ready");
+                Some(Next::Wait(Some(state.volumes.failed())))
             }
-            None if outcome.network_not_ready => Some(self.retry(Operation::AwaitNetwork, &reason)),
+            None if outcome.network_not_ready() => Some(self.retry(Operation::AwaitNetwork, &reason)),
             None => Some(self.retry(Operation::SyncPod, &reason)),
             Some(until) => {
                 let due = self.recheck_at(until);
@@ -168,10 +157,11 @@ impl Worker {
     }
 
     /// The plan is empty: collects garbage, and wakes for what time alone changes.
-    async fn settled(&mut self, pod: &Pod, view: &Arc<PodSnapshot>) -> Next {
-        self.syncing.reasons.retain(|name, _| view.newest(name).is_none_or(|c| c.state != ContainerState::Running));
-        let again = self.collect_garbage(view).await;
-        Next::Wait(earliest(again, self.refresh_volumes(pod).await))
+    async fn settled(&mut self, pass: &PassContext, state: &mut SyncState) -> Next {
+        let is_running = |name: &str| pass.snapshot.newest(name).is_some_and(|c| c.state == ContainerState::Running);
+        self.status.reasons.retain(|name, _| !is_running(name));
+        let again = self.collect_garbage(&pass.snapshot).await;
+        Next::Wait(earliest(again, self.refresh_volumes(&mut state.volumes, &pass.pod).await))
     }
 
     /// Removes exited instances beyond the newest of each container, and replaced sandboxes. Returns when to retry if
@@ -180,23 +170,23 @@ impl Worker {
         if !act::gc::has_garbage(view) {
             return None;
         }
-        let target = self.pod_ref().with_uid();
+        let target = self.pod_ref.with_uid();
         if let Some(due) = self.context.retries.due(Operation::CollectGarbage, &target) {
             return Some(due);
         }
-        self.context.pleg.acting(&self.uid).await;
+        self.context.pleg.acting(self.uid()).await;
         let errors = act::gc::collect_garbage(&self.context.act, view).await;
         self.acted();
         let due = if errors.is_empty() {
             self.context.retries.succeeded(Operation::CollectGarbage, &target);
             None
         } else {
-            let reason = errors.join(", ");
+            let reason = act::joined(&errors);
             self.context.recorder.node_event(EventType::Warning, "ContainerGCFailed", &reason);
             Some(self.context.retries.failed(Operation::CollectGarbage, &target, &reason))
         };
-        if let Err(error) = self.context.pleg.inspect(&self.uid).await {
-            tracing::debug!(pod = %self.pod_ref(), %error, "cannot inspect the pod after garbage collection");
+        if let Err(error) = self.context.pleg.inspect(self.uid()).await {
+            tracing::debug!(pod = %self.pod_ref, %error, "cannot inspect the pod after garbage collection");
         }
         due
     }
@@ -213,26 +203,31 @@ impl Worker {
     }
 
     /// Removes starts blocked by back-off from the plan, and shows them as waiting; returns when the first is due.
-    fn take_blocked_starts(&mut self, pod: &Pod, mut actions: PodActions) -> (PodActions, Option<SystemTime>) {
+    fn take_blocked_starts(
+        &mut self,
+        pass: &PassContext,
+        state: &mut SyncState,
+        mut actions: PodActions,
+    ) -> (PodActions, Option<SystemTime>) {
+        let pod = &pass.pod;
         let blocked: Vec<StartContainer> = actions.start.extract_if(.., |start| start.blocked.is_some()).collect();
         let mut first = None;
         for start in &blocked {
-            let Some(block) = &start.blocked else { continue };
-            first = Some(first.map_or(block.until, |first: SystemTime| first.min(block.until)));
-            let failure = StartFailure {
-                token: "CrashLoopBackOff".to_owned(),
-                message: backoff::crash_loop_message(pod, &start.name, block.backoff),
-                retry_at: Some(block.until),
+            let Some((block, error)) = start.blocked.as_ref().zip(PodError::crash_loop_back_off(pod, start)) else {
+                continue;
             };
-            let known = self.syncing.reasons.insert(start.name.clone(), failure.clone());
+            first = Some(first.map_or(block.until, |first: SystemTime| first.min(block.until)));
+            let failure = StartFailure::from(&error);
+            let known = self.status.reasons.insert(start.name.clone(), failure.clone());
             // The runtime's own finish time moves the end of the back-off a little; the message is the same.
             let new = known.is_none_or(|known| known.message != failure.message);
-            let sent = self.syncing.event_sent.get(&start.name);
+            let sent = state.event_sent.get(&start.name);
             if new || sent.is_none_or(|sent| sent.elapsed() >= BACK_OFF_EVENT_PERIOD) {
-                self.syncing.event_sent.insert(start.name.clone(), Instant::now());
-                let described = names::describe(pod);
-                let message = format!("Back-off restarting failed container {} in pod {described}", start.name);
-                self.context.recorder.pod_event(pod, &field_path(start), EventType::Warning, "BackOff", &message);
+                state.event_sent.insert(start.name.clone(), Instant::now());
+                if let Some(event) = error.event() {
+                    let recorder = &self.context.recorder;
+                    recorder.pod_event(pod, &field_path(start), event.kind, event.reason, &event.message);
+                }
             }
         }
         (actions, first)
@@ -244,68 +239,30 @@ impl Worker {
         self.at(until).min(Instant::now() + period)
     }
 
-    fn remember(&mut self, outcome: &SyncOutcome) {
+    /// Keeps why containers were not started. Returns those that were.
+    fn remember(&mut self, outcome: &SyncOutcome) -> Vec<ContainerId> {
+        let mut started = Vec::new();
         for start in &outcome.starts {
             match &start.result {
                 Ok(id) => {
-                    self.syncing.started.push(id.clone());
-                    self.syncing.reasons.remove(&start.name)
+                    started.push(id.clone());
+                    self.status.reasons.remove(&start.name)
                 }
-                Err(failure) => self.syncing.reasons.insert(start.name.clone(), failure.clone()),
+                Err(failure) => self.status.reasons.insert(start.name.clone(), failure.clone()),
             };
         }
+        started
     }
+}
 
-    /// Publishes the pod's status with a sandbox that is newer than `view`: condition PodReadyToStartContainers and the
-    /// addresses do not wait for image pulls.
-    fn publish_sandbox(&self, pod: &Pod, view: &PodSnapshot, sandbox: &SandboxStatus) {
-        let mut view = view.clone();
-        view.ips.clone_from(&sandbox.ips);
-        view.sandboxes.iter_mut().for_each(|old| old.ready = false);
-        view.sandboxes.insert(0, sandbox.clone());
-        self.context.statuses.publish(pod, &view, self.observations(pod, &view, false), self.context.clock.wall());
-    }
-
-    /// Publishes the pod's status as of `view`. Returns true if its phase is terminal.
-    pub(super) fn publish_status(&mut self, pod: &Pod, view: &PodSnapshot, terminal: bool) -> bool {
-        let observations = self.observations(pod, view, terminal);
-        let now = self.context.clock.wall();
-        let terminal = self.context.statuses.publish(pod, view, observations, now);
-        self.context.act.startups.published(pod, view, now);
-        if terminal {
-            self.send_deadline_event(pod);
-        }
-        terminal
-    }
-
-    fn observations(&self, pod: &Pod, view: &PodSnapshot, is_terminal: bool) -> PodObservations<'_> {
-        let handler = view.sandboxes.first().map_or("", |sandbox| sandbox.runtime_handler.as_str());
-        PodObservations {
-            reasons: &self.syncing.reasons,
-            qos_class: qos_class(pod).map_or("BestEffort", QosClass::as_str),
-            resources: pod_resources(pod).ok(),
-            recursive_read_only: self.context.act.settings.security.handlers.recursive_read_only(handler),
-            is_terminal,
-        }
-    }
-
-    /// Sends the event of an exceeded deadline once; the API server may have it from an earlier agent.
-    fn send_deadline_event(&mut self, pod: &Pod) {
-        let (reason, message) = DEADLINE;
-        let says = |status: &k8s_openapi::api::core::v1::PodStatus| status.reason.as_deref() == Some(reason);
-        let known = pod.status.as_ref().is_some_and(says) || self.syncing.deadline_event_sent;
-        if !known && self.context.statuses.get(&self.uid).as_ref().is_some_and(says) {
-            self.syncing.deadline_event_sent = true;
-            self.context.recorder.pod_event(pod, "", EventType::Normal, reason, message);
-        }
-    }
+/// Everything that failed, as one text.
+fn failures(outcome: &SyncOutcome) -> String {
+    let starts = outcome.starts.iter().filter_map(|start| start.result.as_ref().err()).map(ToString::to_string);
+    outcome.errors.iter().map(ToString::to_string).chain(starts).collect::<Vec<_>>().join(", ")
 }
 
 /// The event of a blocked start is repeated after this at the earliest.
 const BACK_OFF_EVENT_PERIOD: Duration = Duration::from_secs(1);
-
-/// `status.reason` and message of a pod that ran into `activeDeadlineSeconds`.
-const DEADLINE: (&str, &str) = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");
 
 fn field_path(start: &StartContainer) -> String {
     let list = match start.class {

@@ -12,8 +12,12 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
 use super::act;
+use super::act::PassContext;
+use super::act::PodError;
 use super::act::StopTerms;
+use super::publish::Transition;
 use super::worker::Next;
+use super::worker::PhaseData;
 use super::worker::Worker;
 use crate::model::ContainerState;
 use crate::model::Pod;
@@ -21,61 +25,90 @@ use crate::model::PodSnapshot;
 use crate::model::spec;
 use crate::pleg;
 use crate::pleg::InspectError;
-use crate::recorder::EventType;
 use crate::retry::Operation;
 
 /// A stop in progress. Dropping it abandons the stop.
-pub(super) type Stopping = AbortOnDropHandle<Result<(), String>>;
+type StopTask = AbortOnDropHandle<Result<(), PodError>>;
+
+/// How a pod's stop ended.
+enum Killed {
+    /// The runtime has answered every call.
+    Answered,
+    /// All containers have exited; the stop is still in progress.
+    Exited(Arc<PodSnapshot>, StopTask),
+}
+
+/// What the terminating phase leaves to the terminated one.
+pub(super) enum Stopped {
+    /// The pod was stopped with its sandboxes, or before this worker existed.
+    WithSandboxes,
+    /// The pod's object does not wait for its sandboxes.
+    BeforeSandboxes {
+        /// The last snapshot, in which all containers have exited.
+        last: Arc<PodSnapshot>,
+        /// The stop that is still in progress.
+        stop: Option<StopTask>,
+    },
+}
 
 impl Worker {
     /// Stops every container and sandbox of the pod (`SyncTerminatingPod`). Runs again on every request until nothing of
     /// it runs.
     pub(super) async fn terminate(&mut self) -> Next {
         self.runtime_ready().await;
-        let terms = self.mailbox.state().begin_terminating();
         let pod = self.pod();
-        let view = match self.view().await {
-            Ok(view) => view,
-            Err(error) => return self.inspection_failed(pod.as_ref(), &error),
+        let view = match (self.view().await, &pod) {
+            (Ok(view), _) => view,
+            (Err(error), pod) => return self.inspection_failed(pod.as_ref(), &error),
         };
-        if let Some(pod) = &pod {
-            self.publish_status(pod, &view, false);
-            let reason = self.mailbox.state().termination_reason();
-            if let Some(reason) = reason {
-                self.context.statuses.set_termination_reason(pod, &reason, self.context.clock.wall());
-            }
+        let pass = pod.map(|pod| self.pass_context(pod, view.clone()));
+        if let Some(pass) = &pass {
+            self.publish(pass, Transition::Terminating);
         }
-        if let Some(pod) = pod.as_ref().filter(|pod| finishes_before_sandbox(pod) && all_exited(&view)) {
-            return self.processes_exited(pod, &view).await;
+        if let Some(pass) = pass.as_ref().filter(|pass| finishes_before_sandbox(&pass.pod) && all_exited(&view)) {
+            return self.processes_exited(pass, None).await;
         }
-        self.context.pleg.acting(&self.uid).await;
-        let killed = match &pod {
-            Some(pod) => self.stop(pod, &view, terms).await,
-            None => act::kill_orphan(&self.context.act, self.latest(&view)).await.map(|()| None),
+        self.context.pleg.acting(self.uid()).await;
+        let killed = match &pass {
+            Some(pass) => self.stop(pass).await,
+            None => act::kill_orphan(&self.context.act, self.latest(&view)).await.map(|()| Killed::Answered),
         };
         self.acted();
-        match (killed, &pod) {
-            (Ok(Some(exited)), Some(pod)) => self.processes_exited(pod, &exited).await,
-            (Ok(_), pod) => self.verify_stopped(pod.as_ref()).await,
-            (Err(error), pod) => {
-                if let Some(pod) = pod {
-                    self.context.recorder.pod_event(pod, "", EventType::Warning, "FailedKillPod", &error);
+        match (killed, &pass) {
+            (Ok(Killed::Exited(last, stop)), Some(pass)) => {
+                self.processes_exited(&pass.with_snapshot(last), Some(stop)).await
+            }
+            (Ok(_), pass) => self.verify_stopped(pass.as_ref()).await,
+            (Err(error), pass) => {
+                if let Some(pass) = pass {
+                    self.context.act.report(&pass.pod, &error);
                 }
-                self.retry(Operation::KillPod, &error)
+                self.retry(Operation::KillPod, &error.to_string())
             }
         }
     }
 
     /// The runtime has answered every stop: inspects the pod again.
-    async fn verify_stopped(&mut self, pod: Option<&Pod>) -> Next {
-        match (self.view().await, pod) {
-            (Ok(after), _) if after.running().next().is_some() => {
-                let running = after.running().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
-                self.retry(Operation::KillPod, &format!("containers run after the pod was killed: {running}"))
+    async fn verify_stopped(&mut self, pass: Option<&PassContext>) -> Next {
+        let after = match self.view().await {
+            Ok(after) => after,
+            Err(error) => return self.inspection_failed(pass.map(|pass| &pass.pod), &error),
+        };
+        if after.running().next().is_some() {
+            let running = after.running().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
+            return self.retry(Operation::KillPod, &format!("containers run after the pod was killed: {running}"));
+        }
+        match pass.map(|pass| pass.with_snapshot(after)) {
+            Some(pass) if finishes_before_sandbox(&pass.pod) => self.processes_exited(&pass, None).await,
+            Some(pass) => {
+                self.publish(&pass, Transition::Stopped);
+                self.stopped(Stopped::WithSandboxes)
             }
-            (Ok(after), Some(pod)) if finishes_before_sandbox(pod) => self.processes_exited(pod, &after).await,
-            (Ok(after), pod) => self.sandbox_stopped(pod, &after).await,
-            (Err(error), pod) => self.inspection_failed(pod, &error),
+            None => {
+                self.context.statuses.stopped(self.uid(), self.context.clock.wall());
+                self.remove_content().await;
+                self.stopped(Stopped::WithSandboxes)
+            }
         }
     }
 
@@ -86,24 +119,19 @@ impl Worker {
         }
     }
 
-    /// Stops the pod. Returns a snapshot before the runtime has answered if all containers have exited and the pod's
-    /// object does not wait for its sandbox.
-    async fn stop(
-        &mut self,
-        pod: &Pod,
-        view: &Arc<PodSnapshot>,
-        mut terms: StopTerms,
-    ) -> Result<Option<Arc<PodSnapshot>>, String> {
+    /// Stops the pod. Returns before the runtime has answered if all containers have exited and the pod's object does not
+    /// wait for its sandboxes.
+    async fn stop(&self, pass: &PassContext) -> Result<Killed, PodError> {
+        let mut terms = pass.terms;
         loop {
-            let mut stopping = self.spawn_stop(pod, view, terms);
+            let mut stop = self.spawn_stop(pass, terms);
             tokio::select! {
-                stopped = &mut stopping => {
-                    return stopped.unwrap_or_else(|error| Err(format!("stopping the pod: {error}"))).map(|()| None);
+                stopped = &mut stop => {
+                    return stopped.unwrap_or_else(|source| Err(PodError::StopTask { source })).map(|()| Killed::Answered);
                 }
-                exited = self.all_containers_exited(), if finishes_before_sandbox(pod) => {
+                exited = self.all_containers_exited(), if finishes_before_sandbox(&pass.pod) => {
                     // It keeps its permit until the runtime has removed the tasks of exited containers.
-                    self.stopping = Some(stopping);
-                    return Ok(Some(exited));
+                    return Ok(Killed::Exited(exited, stop));
                 }
                 // A shorter grace period does not wait for the longer one.
                 changed = self.changed_terms(terms) => terms = changed,
@@ -112,8 +140,8 @@ impl Worker {
     }
 
     /// Stops the pod, or its containers alone if nothing waits for its sandbox.
-    fn spawn_stop(&self, pod: &Pod, view: &Arc<PodSnapshot>, terms: StopTerms) -> Stopping {
-        let (context, pod, latest) = (self.context.clone(), pod.clone(), self.latest(view));
+    fn spawn_stop(&self, pass: &PassContext, terms: StopTerms) -> StopTask {
+        let (context, pod, latest) = (self.context.clone(), pass.pod.clone(), self.latest(&pass.snapshot));
         let stop = async move {
             match finishes_before_sandbox(&pod) {
                 true => act::stop_containers(&context.act, &pod, latest, terms).await,
@@ -125,7 +153,7 @@ impl Worker {
 
     /// The newest snapshot whenever it is called, at least `view`.
     fn latest(&self, view: &Arc<PodSnapshot>) -> impl Fn() -> Arc<PodSnapshot> + Send + use<> {
-        let (pleg, uid, view) = (self.context.pleg.clone(), self.uid.clone(), view.clone());
+        let (pleg, uid, view) = (self.context.pleg.clone(), self.uid().clone(), view.clone());
         move || pleg.cached(&uid).unwrap_or_else(|| view.clone())
     }
 
@@ -133,7 +161,7 @@ impl Worker {
     async fn changed_terms(&self, terms: StopTerms) -> StopTerms {
         loop {
             self.mailbox.cancelled().await;
-            let now = self.mailbox.state().begin_terminating();
+            let now = self.mailbox.state().stop_terms();
             if now != terms {
                 return now;
             }
@@ -143,29 +171,22 @@ impl Worker {
     /// Waits until the kernel or the runtime has reported the exit of every container.
     async fn all_containers_exited(&self) -> Arc<PodSnapshot> {
         loop {
-            if let Some(view) = self.context.pleg.cached(&self.uid).filter(|view| all_exited(view)) {
+            if let Some(view) = self.context.pleg.cached(self.uid()).filter(|view| all_exited(view)) {
                 return view;
             }
             self.mailbox.woken().await;
         }
     }
 
-    /// No process of the pod is left, and its API object does not wait for its sandbox.
-    async fn processes_exited(&mut self, pod: &Pod, last: &PodSnapshot) -> Next {
-        let last = Arc::new(pleg::with_termination_messages(last).await);
-        self.publish_status(pod, &last, true);
-        self.exited = Some(last);
-        self.mailbox.state().terminating_done();
-        Next::Phase
+    /// No process of the pod is left, and its API object does not wait for its sandboxes.
+    async fn processes_exited(&mut self, pass: &PassContext, stop: Option<StopTask>) -> Next {
+        let last = Arc::new(pleg::with_termination_messages(&pass.snapshot).await);
+        self.publish(&pass.with_snapshot(last.clone()), Transition::Stopped);
+        self.stopped(Stopped::BeforeSandboxes { last, stop })
     }
 
-    async fn sandbox_stopped(&mut self, pod: Option<&Pod>, after: &Arc<PodSnapshot>) -> Next {
-        if let Some(pod) = pod {
-            self.publish_status(pod, after, true);
-        } else {
-            self.context.statuses.stopped(&self.uid, self.context.clock.wall());
-            self.remove_content().await;
-        }
+    fn stopped(&mut self, stopped: Stopped) -> Next {
+        self.phase = PhaseData::Terminated(stopped);
         self.mailbox.state().terminating_done();
         Next::Phase
     }
@@ -176,30 +197,30 @@ impl Worker {
             self.mailbox.state().terminated_done();
             return Next::Phase;
         };
-        let last = match self.exited.clone() {
-            Some(exited) => Ok(exited),
-            None => self.view().await,
+        let last = match &self.phase {
+            PhaseData::Terminated(Stopped::BeforeSandboxes { last, .. }) => Ok(last.clone()),
+            _ => self.view().await,
         };
-        let last = match last {
-            Ok(last) => last,
+        let pass = match last {
+            Ok(last) => self.pass_context(pod, last),
             Err(error) => return self.failed_sync(&pod, &error),
         };
-        self.publish_status(&pod, &last, true);
-        let released = match last.sandboxes.iter().any(|sandbox| sandbox.ready) {
+        self.publish(&pass, Transition::Stopped);
+        let released = match has_ready_sandbox(&pass) {
             // The sandbox is still in the cgroup, which is removed with it.
-            true => act::release_volumes(&self.context.act, &pod).await,
-            false => act::cleanup_pod(&self.context.act, &pod).await,
+            true => act::release_volumes(&self.context.act, pass.uid()).await,
+            false => act::cleanup_pod(&self.context.act, &pass).await,
         };
         if let Err(error) = released {
-            return self.retry(Operation::ReleasePod, &error);
+            return self.retry(Operation::ReleasePod, &error.to_string());
         }
-        self.context.statuses.terminate(&pod, self.context.clock.wall());
+        self.publish(&pass, Transition::Released);
         if let Some(full_name) = self.static_full_name() {
-            self.context.static_pod_starts.release(&full_name, &self.uid);
+            self.context.static_pod_starts.release(&full_name, self.uid());
         }
         if self.mailbox.state().content_may_be_removed() {
             self.remove_content().await;
-        } else if let Some(next) = self.tear_down_sandbox(&pod, &last).await {
+        } else if let Some(next) = self.tear_down_sandbox(&pass).await {
             return next;
         }
         self.mailbox.state().terminated_done();
@@ -208,23 +229,23 @@ impl Worker {
 
     /// Stops the sandbox of a finished pod that is not deleted, and its cgroup. Returns what to do next if the pod is not
     /// finished with that.
-    async fn tear_down_sandbox(&mut self, pod: &Pod, last: &Arc<PodSnapshot>) -> Option<Next> {
-        if last.sandboxes.iter().any(|sandbox| sandbox.ready) {
+    async fn tear_down_sandbox(&mut self, pass: &PassContext) -> Option<Next> {
+        if has_ready_sandbox(pass) {
             self.join_stop().await;
-            self.context.pleg.acting(&self.uid).await;
-            let terms = StopTerms::default();
-            let mut stopped = act::terminate_pod(&self.context.act, pod, self.latest(last), terms).await;
+            self.context.pleg.acting(self.uid()).await;
+            let (terms, latest) = (StopTerms::default(), self.latest(&pass.snapshot));
+            let mut stopped = act::terminate_pod(&self.context.act, &pass.pod, latest, terms).await;
             self.acted();
             if stopped.is_ok() {
-                stopped = act::cleanup_pod(&self.context.act, pod).await;
+                stopped = act::cleanup_pod(&self.context.act, pass).await;
             }
             if let Err(error) = stopped {
-                return Some(self.retry(Operation::KillPod, &error));
+                return Some(self.retry(Operation::KillPod, &error.to_string()));
             }
         }
         if let Ok(view) = self.view().await {
             // By now the runtime may report more of the exited containers.
-            self.publish_status(pod, &view, true);
+            self.publish(&pass.with_snapshot(view.clone()), Transition::Stopped);
             // What cannot be removed now is removed with the pod.
             self.collect_garbage(&view).await;
         }
@@ -234,8 +255,10 @@ impl Worker {
     /// Waits for a stop in progress: its result changes nothing once every container has exited, but calls to the runtime
     /// for one pod are not to overlap.
     async fn join_stop(&mut self) {
-        if let Some(stopping) = self.stopping.take() {
-            let _ = stopping.await;
+        if let PhaseData::Terminated(Stopped::BeforeSandboxes { stop, .. }) = &mut self.phase
+            && let Some(stop) = stop.take()
+        {
+            let _ = stop.await;
             self.acted();
         }
     }
@@ -245,21 +268,21 @@ impl Worker {
         self.join_stop().await;
         let failed = match self.view().await {
             Ok(view) => {
-                self.context.pleg.acting(&self.uid).await;
-                act::remove_content(&self.context.act, &view).await
+                self.context.pleg.acting(self.uid()).await;
+                act::joined(&act::remove_content(&self.context.act, &view).await)
             }
-            Err(error) => vec![error.to_string()],
+            Err(error) => error.to_string(),
         };
-        let target = self.pod_ref().with_uid();
+        let target = self.pod_ref.with_uid();
         if failed.is_empty() {
             self.context.retries.succeeded(Operation::RemovePod, &target);
         } else {
             // Housekeeping starts another worker for what is left, once the retry is due.
-            self.context.retries.failed(Operation::RemovePod, &target, &failed.join(", "));
+            self.context.retries.failed(Operation::RemovePod, &target, &failed);
         }
         self.acted();
-        if let Err(error) = self.context.pleg.inspect(&self.uid).await {
-            tracing::debug!(pod = %self.pod_ref(), %error, "cannot inspect the removed pod");
+        if let Err(error) = self.context.pleg.inspect(self.uid()).await {
+            tracing::debug!(pod = %self.pod_ref, %error, "cannot inspect the removed pod");
         }
     }
 }
@@ -268,6 +291,10 @@ impl Worker {
 /// process outlives the init process of its container.
 fn finishes_before_sandbox(pod: &Pod) -> bool {
     spec::host_network(pod) && !spec::shares_pid_namespace(pod)
+}
+
+fn has_ready_sandbox(pass: &PassContext) -> bool {
+    pass.snapshot.sandboxes.iter().any(|sandbox| sandbox.ready)
 }
 
 /// True if every container has exited with a known exit code.

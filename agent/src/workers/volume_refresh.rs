@@ -35,48 +35,47 @@ impl VolumeRefresh {
     fn is_made_from(&self, pod: &Pod, generation: u64) -> bool {
         self.made_from.as_ref().is_some_and(|(of, seen)| is(of, pod) && *seen == generation)
     }
+
+    /// Counts a failure; returns when to retry.
+    pub(super) fn failed(&mut self) -> Instant {
+        self.failures += 1;
+        Instant::now() + act::retry_volumes_after(self.failures)
+    }
 }
 
 impl Worker {
     /// Registers the API objects the pod refers to; again when the pod has changed.
-    pub(super) fn register_objects(&mut self, pod: &Pod) {
-        if self.syncing.volumes.is_registered(pod) {
+    pub(super) fn register_objects(&mut self, state: &mut VolumeRefresh, pod: &Pod) {
+        if state.is_registered(pod) {
             return;
         }
         self.context.act.objects.register(pod, &mut self.interest);
-        self.syncing.volumes.registered = Arc::downgrade(pod);
+        state.registered = Arc::downgrade(pod);
     }
 
     /// Refreshes volumes that are out of date; returns when the next refresh is due.
-    pub(super) async fn refresh_volumes(&mut self, pod: &Pod) -> Option<Instant> {
+    pub(super) async fn refresh_volumes(&self, state: &mut VolumeRefresh, pod: &Pod) -> Option<Instant> {
         if !self.context.act.volumes.can_change(pod) {
             return None;
         }
         let generation = self.interest.generation();
-        let state = &self.syncing.volumes;
         if state.is_made_from(pod, generation) && state.due.is_none_or(|due| Instant::now() < due) {
             return state.due;
         }
         let refreshed = act::refresh_volumes(&self.context.act, pod).await;
-        self.syncing.volumes.made_from = Some((Arc::downgrade(pod), generation));
+        state.made_from = Some((Arc::downgrade(pod), generation));
         match refreshed {
             Ok(refreshed) => {
                 let after = refreshed.refresh_after.map(|after| Instant::now() + after);
-                self.syncing.volumes.failures = 0;
-                self.syncing.volumes.due = earliest(refreshed.refresh_at.map(|at| self.at(at)), after);
+                state.failures = 0;
+                state.due = earliest(refreshed.refresh_at.map(|at| self.at(at)), after);
             }
             Err(error) => {
-                tracing::warn!(pod = %self.pod_ref(), error, "cannot refresh volumes");
-                self.syncing.volumes.due = Some(self.volumes_failed());
+                tracing::warn!(pod = %self.pod_ref, %error, "cannot refresh volumes");
+                state.due = Some(state.failed());
             }
         }
-        self.syncing.volumes.due
-    }
-
-    /// Counts a failure; returns when to retry.
-    pub(super) fn volumes_failed(&mut self) -> Instant {
-        self.syncing.volumes.failures += 1;
-        Instant::now() + act::retry_volumes_after(self.syncing.volumes.failures)
+        state.due
     }
 }
 

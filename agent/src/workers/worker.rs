@@ -1,7 +1,7 @@
 //! One pod's worker: takes work from its mailbox, brings the pod one phase or one plan further, waits.
 //!
-//! The only writer for its pod. It decides on nothing but a snapshot sampled after its own last action, so what it
-//! has just started is never started twice; and it does not wait for events to learn what its actions led to.
+//! The only writer for its pod. It decides on nothing but a snapshot sampled after its own last action, so a container that
+//! it has just started is never started twice; and it does not wait for events to see the results of its actions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,19 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::act::ActContext;
+use super::act::PassContext;
+use super::act::SyncOutcome;
 use super::backoff::BackoffHistory;
 use super::mailbox::Mailbox;
 use super::pass_metrics::PassMetrics;
+use super::publish::StatusSources;
 use super::state::Phase;
 use super::static_pod_start_queue::StaticPodStartQueue;
-use super::syncing;
-use super::terminating::Stopping;
+use super::syncing::SyncState;
+use super::terminating::Stopped;
 use crate::model::Clock;
 use crate::model::ContainerClass;
+use crate::model::ContainerId;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodSnapshot;
@@ -31,6 +35,7 @@ use crate::model::restart::RestartGates;
 use crate::objects::Registration;
 use crate::pleg::InspectError;
 use crate::pleg::PlegHandle;
+use crate::probes::ProbeResultStore;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::retry::Operation;
@@ -48,6 +53,8 @@ pub struct WorkerContext {
     pub act: ActContext,
     /// Published statuses.
     pub statuses: Statuses,
+    /// Published results of probes.
+    pub probes: ProbeResultStore,
     /// Full names of static pods.
     pub static_pod_starts: StaticPodStartQueue,
     /// Time.
@@ -62,7 +69,7 @@ pub struct WorkerContext {
     pub gates: RestartGates,
     /// Longest crash-loop back-off.
     pub max_backoff: Duration,
-    /// `syncFrequency`: how often pods whose containers are held back are looked at.
+    /// `syncFrequency`: how often pods whose containers are held back are synced.
     pub sync_frequency: Duration,
     /// Counts.
     pub observer: Arc<dyn WorkerObserver>,
@@ -75,7 +82,7 @@ pub trait WorkerObserver: Send + Sync + 'static {
     /// A plan was made.
     fn planned(&self, took: Duration);
     /// A plan was executed; `starts` containers were tried, `failed` of them failed.
-    fn acted(&self, took: Duration, outcome: &crate::model::SyncOutcome);
+    fn acted(&self, took: Duration, outcome: &SyncOutcome);
     /// One pass of a worker ended; `operation` is upstream's `operation_type`.
     fn pass(&self, operation: &'static str, took: Duration);
     /// The first pass over a pod begins, so long after its source brought it, if that is known.
@@ -86,7 +93,7 @@ pub trait WorkerObserver: Send + Sync + 'static {
     fn restarted(&self, fixed: bool);
     /// The runtime has a pod without worker.
     fn orphaned(&self);
-    /// A pod was not let in, with this reason in its status.
+    /// A pod was rejected at admission, with this reason in its status.
     fn rejected(&self, reason: &str);
 }
 
@@ -95,7 +102,7 @@ pub struct NoWorkerObserver;
 
 impl WorkerObserver for NoWorkerObserver {
     fn planned(&self, _took: Duration) {}
-    fn acted(&self, _took: Duration, _outcome: &crate::model::SyncOutcome) {}
+    fn acted(&self, _took: Duration, _outcome: &SyncOutcome) {}
     fn pass(&self, _operation: &'static str, _took: Duration) {}
     fn begun(&self, _pod: &Pod, _since_seen: Option<Duration>) {}
     fn died(&self, _class: ContainerClass, _exit_code: i32, _reason: &str) {}
@@ -115,48 +122,58 @@ pub(super) enum Next {
     Retry(Instant),
 }
 
+/// What a worker keeps between passes in each phase.
+pub(super) enum PhaseData {
+    Syncing(Box<SyncState>),
+    Terminating,
+    Terminated(Stopped),
+}
+
+/// The worker's last action. Older snapshots are out of date.
+struct LastAction {
+    ended_at: Instant,
+    /// Containers started since the last snapshot.
+    started: Vec<ContainerId>,
+}
+
+/// Failed passes in a row.
+struct Failing {
+    count: u32,
+    /// No pass begins before this without a request of the sync loop.
+    quiet_until: Option<Instant>,
+}
+
 /// One pod's worker.
 pub struct Worker {
-    pub(super) uid: PodUid,
+    pub(super) pod_ref: PodRef,
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) context: Arc<WorkerContext>,
+    pub(super) phase: PhaseData,
     pub(super) history: BackoffHistory,
-    pub(super) syncing: syncing::SyncState,
+    pub(super) status: StatusSources,
     /// The pod's registration for API objects; ends with the worker.
     pub(super) interest: Registration,
-    /// When the worker's last action ended: older snapshots are out of date.
-    pub(super) acted_at: Option<Instant>,
-    /// The last snapshot of a pod whose containers have all exited and whose API object does not wait for its sandbox.
-    pub(super) exited: Option<Arc<PodSnapshot>>,
-    /// The stop of such a pod, still in progress.
-    pub(super) stopping: Option<Stopping>,
-    /// Failed passes in a row.
-    failures: u32,
-    /// After failures, no pass begins before this without a request of the sync loop.
-    quiet_until: Option<Instant>,
+    last_action: Option<LastAction>,
+    failing: Option<Failing>,
     /// Metrics of this worker's passes.
     pub(super) pass_metrics: PassMetrics,
 }
 
 impl Worker {
     /// A worker before its first pass.
-    pub fn new(uid: PodUid, mailbox: Arc<Mailbox>, context: Arc<WorkerContext>) -> Self {
-        let history = BackoffHistory::for_crash_loops(context.max_backoff);
-        let interest = Registration::new(uid.clone());
-        let (syncing, pass_metrics) = (syncing::SyncState::default(), PassMetrics::default());
+    pub fn new(mailbox: Arc<Mailbox>, context: Arc<WorkerContext>) -> Self {
+        let pod_ref = mailbox.state().pod_ref.clone();
         Self {
-            uid,
+            interest: Registration::new(pod_ref.uid.clone()),
+            pod_ref,
             mailbox,
+            phase: PhaseData::Syncing(Box::default()),
+            history: BackoffHistory::for_crash_loops(context.max_backoff),
             context,
-            history,
-            syncing,
-            interest,
-            acted_at: None,
-            exited: None,
-            stopping: None,
-            failures: 0,
-            quiet_until: None,
-            pass_metrics,
+            status: StatusSources::default(),
+            last_action: None,
+            failing: None,
+            pass_metrics: PassMetrics::default(),
         }
     }
 
@@ -175,16 +192,9 @@ impl Worker {
                 Phase::Terminating => ("terminating", "syncTerminatingPod"),
                 Phase::Terminated | Phase::Finished => ("terminated", "syncTerminatedPod"),
             };
-            let span = telemetry::pod_pass(name, operation, &self.pod_ref());
-            let pass = async {
-                match phase {
-                    Phase::Syncing => self.sync().await,
-                    Phase::Terminating => self.terminate().await,
-                    Phase::Terminated | Phase::Finished => self.clean_up().await,
-                }
-            };
+            let span = telemetry::pod_pass(name, operation, &self.pod_ref);
             // Boxed: a pass needs many times the memory that a waiting worker does.
-            let next = Box::pin(pass.instrument(span)).await;
+            let next = Box::pin(self.pass(phase).instrument(span)).await;
             self.context.observer.pass(operation, began.elapsed());
             due = match next {
                 Next::Wait(due) => due,
@@ -197,6 +207,28 @@ impl Worker {
             if self.mailbox.state().phase() == Phase::Finished {
                 break;
             }
+        }
+        if self.mailbox.state().phase() == Phase::Finished {
+            self.context.probes.remove_pod(self.uid());
+        }
+    }
+
+    async fn pass(&mut self, phase: Phase) -> Next {
+        match phase {
+            Phase::Syncing => {
+                let mut state = match std::mem::replace(&mut self.phase, PhaseData::Terminating) {
+                    PhaseData::Syncing(state) => state,
+                    PhaseData::Terminating | PhaseData::Terminated(_) => Box::default(),
+                };
+                let next = self.sync(&mut state).await;
+                self.phase = PhaseData::Syncing(state);
+                next
+            }
+            Phase::Terminating => {
+                self.phase = PhaseData::Terminating;
+                self.terminate().await
+            }
+            Phase::Terminated | Phase::Finished => self.clean_up().await,
         }
     }
 
@@ -215,7 +247,8 @@ impl Worker {
 
     async fn next_work(&mut self, due: Option<Instant>) -> Phase {
         loop {
-            let quiet_until = self.quiet_until.filter(|until| *until > Instant::now());
+            let quiet_until = self.failing.as_ref().and_then(|failing| failing.quiet_until);
+            let quiet_until = quiet_until.filter(|until| *until > Instant::now());
             let work = match quiet_until {
                 Some(_) => self.mailbox.state().take_request(),
                 None => self.mailbox.state().take_work(),
@@ -237,7 +270,7 @@ impl Worker {
         }
     }
 
-    /// Waits in the start queue if this is a static pod. Returns false if the pod is done with before it began.
+    /// Waits in the start queue if this is a static pod. Returns false if the pod is finished before it was started.
     async fn enter(&self, phase: Phase) -> bool {
         let Some(full_name) = self.static_full_name() else {
             self.mailbox.state().start();
@@ -247,15 +280,15 @@ impl Worker {
         if started {
             return true;
         }
-        self.context.static_pod_starts.enqueue(&full_name, &self.uid);
+        self.context.static_pod_starts.enqueue(&full_name, &self.pod_ref.uid);
         loop {
             let released = self.context.static_pod_starts.released();
             if phase > Phase::Syncing || self.mailbox.state().termination_requested() {
-                self.context.static_pod_starts.release(&full_name, &self.uid);
+                self.context.static_pod_starts.release(&full_name, &self.pod_ref.uid);
                 self.mailbox.state().finish_unstarted();
                 return false;
             }
-            if self.context.static_pod_starts.try_acquire(&full_name, &self.uid) {
+            if self.context.static_pod_starts.try_acquire(&full_name, &self.pod_ref.uid) {
                 self.mailbox.state().start();
                 return true;
             }
@@ -267,33 +300,41 @@ impl Worker {
     }
 
     pub(super) fn static_full_name(&self) -> Option<String> {
-        let state = self.mailbox.state();
-        let pod = state.pod.as_ref()?;
-        crate::model::spec::is_static(pod).then(|| state.pod_ref.full_name())
+        let pod = self.pod()?;
+        crate::model::spec::is_static(&pod).then(|| self.pod_ref.full_name())
     }
 
     pub(super) fn pod(&self) -> Option<Pod> {
         self.mailbox.state().pod.clone()
     }
 
-    pub(super) fn pod_ref(&self) -> PodRef {
-        self.mailbox.state().pod_ref.clone()
+    pub(super) fn uid(&self) -> &PodUid {
+        &self.pod_ref.uid
     }
 
     /// A snapshot sampled after this worker's last action.
     pub(super) async fn view(&mut self) -> Result<Arc<PodSnapshot>, InspectError> {
-        let fresh = std::mem::take(&mut self.syncing.started);
-        let pleg = &self.context.pleg;
-        let viewed = match (self.acted_at, pleg.cached(&self.uid)) {
-            (None, _) => pleg.view(&self.uid).await,
-            (Some(acted_at), Some(snapshot)) if snapshot.sampled_at > acted_at => Ok(snapshot),
-            (Some(_), _) => pleg.inspect_with(&self.uid, fresh).await,
+        let (pleg, uid) = (&self.context.pleg, &self.pod_ref.uid);
+        let viewed = match &mut self.last_action {
+            None => pleg.view(uid).await,
+            Some(last) => {
+                let started = std::mem::take(&mut last.started);
+                match pleg.cached(uid).filter(|snapshot| snapshot.sampled_at > last.ended_at) {
+                    Some(snapshot) => Ok(snapshot),
+                    None => pleg.inspect_with(uid, started).await,
+                }
+            }
         };
         if let Ok(view) = &viewed {
             let pod = self.pod();
             self.pass_metrics.observe_exits(pod.as_deref(), view, &*self.context.observer);
         }
         viewed
+    }
+
+    /// The context of a pass over this pod as of this snapshot.
+    pub(super) fn pass_context(&self, pod: Pod, snapshot: Arc<PodSnapshot>) -> PassContext {
+        PassContext::new(self.pod_ref.clone(), pod, snapshot, self.mailbox.state().stop_terms())
     }
 
     /// Waits until the runtime is ready, or the agent stops.
@@ -308,24 +349,31 @@ impl Worker {
 
     /// An action ended: older snapshots are out of date.
     pub(super) fn acted(&mut self) {
-        self.acted_at = Some(Instant::now());
+        self.acted_starting(Vec::new());
+    }
+
+    /// As [`Self::acted`], for an action that started these containers.
+    pub(super) fn acted_starting(&mut self, mut started: Vec<ContainerId>) {
+        if let Some(last) = &mut self.last_action {
+            started.append(&mut last.started);
+        }
+        self.last_action = Some(LastAction { ended_at: Instant::now(), started });
     }
 
     /// A pass failed: when the next one is due. Pauses grow, with the kubelet's requeue times as the first ones.
     pub(super) fn retry(&mut self, operation: Operation, reason: &str) -> Next {
-        let due = self.context.retries.failed(operation, &self.pod_ref().with_uid(), reason);
-        self.failures = self.failures.saturating_add(1);
-        // A failing pass may itself cause runtime events: they are not to start the next pass at once for ever.
-        let quiet = backoff_delay(QUIET_FIRST, QUIET_MAX, self.failures - 1);
-        self.quiet_until = (self.failures > 1).then(|| Instant::now() + quiet);
+        let due = self.context.retries.failed(operation, &self.pod_ref.with_uid(), reason);
+        let count = self.failing.as_ref().map_or(0, |failing| failing.count).saturating_add(1);
+        // A failing pass may itself cause runtime events, which must not start the next pass at once each time.
+        let quiet = backoff_delay(QUIET_FIRST, QUIET_MAX, count - 1);
+        self.failing = Some(Failing { count, quiet_until: (count > 1).then(|| Instant::now() + quiet) });
         Next::Retry(due)
     }
 
     /// A pass succeeded: the next failure is the first again.
     fn pass_succeeded(&mut self) {
-        if std::mem::take(&mut self.failures) > 0 {
-            self.quiet_until = None;
-            let target = self.pod_ref().with_uid();
+        if self.failing.take().is_some() {
+            let target = self.pod_ref.with_uid();
             for operation in PASSES {
                 self.context.retries.succeeded(operation, &target);
             }
@@ -343,7 +391,7 @@ impl Worker {
     }
 }
 
-/// What a pass of a worker can fail at.
+/// Operations of which a pass of a worker consists.
 const PASSES: [Operation; 4] = [Operation::SyncPod, Operation::AwaitNetwork, Operation::KillPod, Operation::ReleasePod];
 /// From the second failure in a row on, runtime events start a pass after this at the earliest; doubling.
 const QUIET_FIRST: Duration = Duration::from_secs(1);

@@ -14,6 +14,7 @@ use keblet::pacing::PacingPolicy;
 use keblet::pipeline::Desired;
 use keblet::pipeline::Running;
 use keblet::pipeline::Services;
+use keblet::probes::ProbeResultStore;
 use keblet::recorder::Recorder;
 use keblet::runtime::RuntimeOptions;
 use keblet::runtime::RuntimeState;
@@ -23,6 +24,7 @@ use keblet::sources::SourcesConfig;
 use keblet::status::Statuses;
 use keblet::status::TerminationReason;
 use keblet::status::manager::PodApi;
+use keblet::sync::EvictionSender;
 use keblet::sync::KillRequest;
 use keblet::wiring::Observers;
 use keblet::workers::act::NodeFiles;
@@ -52,6 +54,10 @@ pub struct Agent {
     pub harness: PlegHarness,
     /// Published statuses.
     pub statuses: Statuses,
+    /// Results of probes, as a prober publishes them.
+    pub probes: ProbeResultStore,
+    /// Eviction requests.
+    pub evictions: EvictionSender,
     updates: mpsc::Sender<PodUpdate>,
     kills: mpsc::Sender<KillRequest>,
     closed: watch::Sender<bool>,
@@ -155,10 +161,13 @@ impl Agent {
         let (running, sync) = services.start(desired, harness.pleg.clone(), &mut tasks, shutdown.clone());
         let mut sync_loop = JoinSet::new();
         sync_loop.spawn(sync);
-        let Running { statuses, kills, .. } = running;
+        let evictions = running.evictions();
+        let Running { statuses, kills, probes, .. } = running;
         Self {
             harness,
             statuses,
+            probes,
+            evictions,
             updates,
             kills,
             closed,

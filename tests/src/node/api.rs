@@ -25,6 +25,8 @@ struct Server {
     version: u64,
     pods: BTreeMap<String, Pod>,
     deleted: Vec<Pod>,
+    /// Name of the pod and new phase, for each status update that changed it.
+    phases: Vec<(String, String)>,
 }
 
 impl Api {
@@ -50,6 +52,11 @@ impl Api {
     /// Last versions of pods that were deleted.
     pub fn deleted(&self) -> Vec<Pod> {
         self.server().deleted.clone()
+    }
+
+    /// The phases that status updates have set for this pod, oldest first.
+    pub fn phases_sent(&self, pod: &str) -> Vec<String> {
+        self.server().phases.iter().filter(|(name, _)| name == pod).map(|(_, phase)| phase.clone()).collect()
     }
 
     fn server(&self) -> MutexGuard<'_, Server> {
@@ -88,6 +95,9 @@ impl PodApi for Api {
 
     fn patch_status<'a>(&'a self, pod: &'a PodRef, patch: &'a Value) -> Answer<'a, ApiPod> {
         self.answer(pod, |server, pod| {
+            if let Some(phase) = patch["status"]["phase"].as_str() {
+                server.phases.push((name(&pod).to_owned(), phase.to_owned()));
+            }
             let mut value = serde_json::to_value(&pod).unwrap_or_default();
             merge(&mut value, patch);
             // A patch that gives an invalid pod changes nothing, and the test times out.

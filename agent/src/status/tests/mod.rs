@@ -3,6 +3,7 @@
 mod conditions;
 mod containers;
 mod phase;
+mod readiness;
 mod store;
 mod whole;
 
@@ -24,6 +25,7 @@ use super::generate;
 use super::state;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
+use crate::model::ProbeResults;
 use crate::model::StartFailure;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
@@ -34,6 +36,7 @@ struct Situation {
     snapshot: PodSnapshot,
     old: PodStatus,
     reasons: HashMap<String, StartFailure>,
+    probes: ProbeResults,
     resources: Option<ResourceRequirements>,
     recursive_read_only: bool,
     is_terminal: bool,
@@ -48,6 +51,7 @@ impl Situation {
             snapshot: testing::snapshot(containers),
             old: PodStatus::default(),
             reasons: HashMap::new(),
+            probes: ProbeResults::default(),
             resources: None,
             recursive_read_only: false,
             is_terminal: false,
@@ -62,6 +66,7 @@ impl Situation {
             snapshot: &self.snapshot,
             old: &self.old,
             reasons: &self.reasons,
+            probes: Some(&self.probes),
             qos_class: "BestEffort",
             resources: self.resources.as_ref(),
             recursive_read_only: self.recursive_read_only,

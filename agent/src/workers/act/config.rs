@@ -1,5 +1,5 @@
-//! Everything about one new instance that is decided before the runtime hears of it: its number, environment, mounts
-//! and configuration. Touches only files of the pod.
+//! The configuration of a container that is about to be created: restart count, environment, mounts. Creates files of the
+//! pod; makes no call to the runtime.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
+use super::Cause;
+use super::PassContext;
 use super::env_objects;
 use super::sandbox::Sandbox;
 use crate::model::ContainerId;
@@ -16,6 +18,7 @@ use crate::model::PodSnapshot;
 use crate::model::StartContainer;
 use crate::model::spec;
 use crate::workers::generate::ContainerSpec;
+use crate::workers::generate::NodeSettings;
 use crate::workers::generate::ResolvedImage;
 use crate::workers::generate::container;
 use crate::workers::generate::container::Instance;
@@ -26,12 +29,12 @@ use crate::workers::generate::mounts;
 use crate::workers::generate::mounts::MountSource;
 use crate::workers::generate::names;
 
-/// restartCount of the new instance: the plan's, or one more than the log files tell.
-pub(super) fn restart_count(ctx: &ActContext, pod: &Pod, start: &StartContainer) -> u32 {
+/// restartCount of the new instance: the plan's, or one more than the highest in the names of its log files.
+pub(super) fn restart_count(settings: &NodeSettings, pod: &Pod, start: &StartContainer) -> u32 {
     if let Some(count) = start.restart_count {
         return count;
     }
-    let dir = log_dir(ctx, pod).join(&start.name);
+    let dir = log_dir(settings, pod).join(&start.name);
     let files: Vec<String> = fs::read_dir(dir)
         .into_iter()
         .flatten()
@@ -43,25 +46,27 @@ pub(super) fn restart_count(ctx: &ActContext, pod: &Pod, start: &StartContainer)
 }
 
 /// The pod's log directory.
-pub(super) fn log_dir(ctx: &ActContext, pod: &Pod) -> std::path::PathBuf {
-    ctx.settings.pod_logs_dir.join(names::log_dir_name(pod))
+pub(super) fn log_dir(settings: &NodeSettings, pod: &Pod) -> std::path::PathBuf {
+    settings.pod_logs_dir.join(names::log_dir_name(pod))
 }
 
-/// The configuration to create the instance with. The error is the message of `CreateContainerConfigError`.
+/// The configuration to create the instance with.
+///
+/// # Errors
+/// The cause of `CreateContainerConfigError`.
 pub(super) async fn configure(
     ctx: &ActContext,
-    pod: &Pod,
+    pass: &PassContext,
     spec: &ContainerSpec<'_>,
     sandbox: &Sandbox,
-    snapshot: &PodSnapshot,
     image: &ResolvedImage,
     restarts: u32,
-) -> Result<cri::ContainerConfig, String> {
-    let target = target(spec, snapshot)?;
-    let objects = env_objects::look_up(ctx, pod, &spec.container).await.map_err(|error| error.to_string())?;
-    let environment =
-        container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings).map_err(|error| error.to_string())?;
-    make_log_dir(&log_dir(ctx, pod).join(&spec.container.name))?;
+) -> Result<cri::ContainerConfig, Cause> {
+    let pod = &pass.pod;
+    let target = target(spec, &pass.snapshot)?;
+    let objects = env_objects::look_up(&ctx.objects, pod, &spec.container).await?;
+    let environment = container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings)?;
+    make_log_dir(&log_dir(&ctx.settings, pod).join(&spec.container.name))?;
     let mut mounts = volume_mounts(ctx, pod, spec, &environment, &sandbox.runtime_handler).await?;
     mounts.extend(hosts_mount(ctx, pod, spec, sandbox)?);
     mounts.extend(termination_mount(ctx, pod, spec));
@@ -73,19 +78,19 @@ pub(super) async fn configure(
         target,
         runtime_handler: &sandbox.runtime_handler,
     };
-    container::container_config(pod, spec, instance, &ctx.settings).map_err(|error| error.to_string())
+    Ok(container::container_config(pod, spec, instance, &ctx.settings)?)
 }
 
-/// The instance an ephemeral container looks at.
-fn target<'a>(spec: &ContainerSpec<'_>, snapshot: &'a PodSnapshot) -> Result<Option<&'a ContainerId>, String> {
+/// The instance whose processes an ephemeral container shares.
+fn target<'a>(spec: &ContainerSpec<'_>, snapshot: &'a PodSnapshot) -> Result<Option<&'a ContainerId>, Cause> {
     let Some(name) = spec.target else { return Ok(None) };
     let found = snapshot.newest(name).map(|status| &status.id);
-    found.map(Some).ok_or_else(|| format!("unable to find target container {name}"))
+    found.map(Some).ok_or_else(|| Cause::NoTargetContainer(name.to_owned()))
 }
 
-fn make_log_dir(dir: &Path) -> Result<(), String> {
+fn make_log_dir(dir: &Path) -> Result<(), Cause> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
-    made.map_err(|error| format!("create container log directory {}: {error}", dir.display()))
+    made.map_err(|error| Cause::file(format!("create container log directory {}", dir.display()), error))
 }
 
 async fn volume_mounts(
@@ -94,36 +99,36 @@ async fn volume_mounts(
     spec: &ContainerSpec<'_>,
     environment: &env::Environment,
     runtime_handler: &str,
-) -> Result<Vec<cri::Mount>, String> {
+) -> Result<Vec<cri::Mount>, Cause> {
     let name = &spec.container.name;
     let security = &ctx.settings.security;
     let recursive_read_only = security.handlers.recursive_read_only(runtime_handler);
     let mut out = Vec::new();
     for (index, mount) in spec.container.volume_mounts.iter().flatten().enumerate() {
         let expanded = match mount.sub_path_expr.as_deref().filter(|text| !text.is_empty()) {
-            Some(text) => Some(env::expand_sub_path(text, environment).map_err(|error| error.to_string())?),
+            Some(text) => Some(env::expand_sub_path(text, environment)?),
             None => mount.sub_path.clone(),
         };
-        let source = ctx.volumes.mount_source(pod, name, index, mount, expanded.as_deref()).await;
-        let source = source.map_err(|error| error.to_string())?.to_string_lossy().into_owned();
+        let source = ctx.volumes.mount_source(pod, name, index, mount, expanded.as_deref()).await?;
+        let source = source.to_string_lossy().into_owned();
         let source = MountSource {
             host_path: source,
             read_only: ctx.volumes.is_read_only(pod, &mount.name),
             selinux_relabel: security.selinux && mounts::is_relabelled(pod, &mount.name),
         };
-        let mount = mounts::volume_mount(mount, source, recursive_read_only).map_err(|error| error.to_string())?;
+        let mount = mounts::volume_mount(mount, source, recursive_read_only)?;
         out.push(mount);
     }
     Ok(out)
 }
 
-/// The hosts file, unless the container brings its own or the pod has no address.
+/// The hosts file, unless the container mounts its own or the pod has no address.
 fn hosts_mount(
     ctx: &ActContext,
     pod: &Pod,
     spec: &ContainerSpec<'_>,
     sandbox: &Sandbox,
-) -> Result<Option<cri::Mount>, String> {
+) -> Result<Option<cri::Mount>, Cause> {
     let own = spec.container.volume_mounts.iter().flatten().any(|mount| mount.mount_path == mounts::HOSTS_FILE);
     let host_network = spec::host_network(pod);
     if own || (sandbox.ips.is_empty() && !host_network) {
@@ -132,17 +137,18 @@ fn hosts_mount(
     let aliases = pod.spec.as_ref().and_then(|spec| spec.host_aliases.as_deref()).unwrap_or_default();
     let text = if host_network {
         let file = &ctx.files.hosts;
-        let node = fs::read_to_string(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+        let node = fs::read_to_string(file);
+        let node = node.map_err(|error| Cause::file(format!("cannot read {}", file.display()), error))?;
         hosts::host_network_hosts(&node, aliases)
     } else {
-        let name = hostname::hostname(pod, &ctx.settings.dns.cluster_domain).map_err(|error| error.to_string())?;
+        let name = hostname::hostname(pod, &ctx.settings.dns.cluster_domain)?;
         hosts::pod_hosts(&sandbox.ips, &name, aliases)
     };
-    let file = ctx.volumes.write_hosts_file(names::pod_uid(pod), &text).map_err(|error| error.to_string())?;
+    let file = ctx.volumes.write_hosts_file(names::pod_uid(pod), &text)?;
     Ok(Some(mounts::agent_file(mounts::HOSTS_FILE, file.to_string_lossy().into_owned(), ctx.settings.security.selinux)))
 }
 
-/// The file for the termination message. A container is better without it than not at all.
+/// The file for the termination message. Without it the container is started all the same.
 fn termination_mount(ctx: &ActContext, pod: &Pod, spec: &ContainerSpec<'_>) -> Option<cri::Mount> {
     let container = &spec.container;
     let path = container.termination_message_path.as_deref().filter(|path| !path.is_empty())?;

@@ -1,4 +1,4 @@
-//! Looks up what a container's environment refers to.
+//! Reads the API objects that a container's environment refers to.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -8,28 +8,29 @@ use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::ActContext;
 use crate::model::spec;
 use crate::objects::ObjectError;
+use crate::objects::Objects;
 use crate::workers::generate::EnvObjects;
 use crate::workers::generate::ObjectLookup;
 use crate::workers::generate::names;
 
-/// Everything the environment of `container` refers to. Objects that cannot be had are found out by who needs them.
+/// Everything the environment of `container` refers to. An object that cannot be read is an error of the variable that needs
+/// it.
 ///
 /// # Errors
 /// The services are not known yet.
-pub(super) async fn look_up(ctx: &ActContext, pod: &Pod, container: &Container) -> Result<EnvObjects, ObjectError> {
+pub(super) async fn look_up(objects: &Objects, pod: &Pod, container: &Container) -> Result<EnvObjects, ObjectError> {
     let namespace = names::pod_namespace(pod);
     let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or_default();
-    let services = ctx.objects.service_variables(namespace, links, !spec::is_static(pod)).await?;
+    let services = objects.service_variables(namespace, links, !spec::is_static(pod)).await?;
     let (config_maps, secrets) = references(container);
     let config_maps = config_maps.into_iter().map(async |name| {
-        let result = ctx.objects.config_map(namespace, name).await;
+        let result = objects.config_map(namespace, name).await;
         (name.to_owned(), lookup(result, "configMap", namespace, name))
     });
     let secrets = secrets.into_iter().map(async |name| {
-        let result = ctx.objects.secret(namespace, name).await;
+        let result = objects.secret(namespace, name).await;
         (name.to_owned(), lookup(result, "secret", namespace, name))
     });
     let (config_maps, secrets) = tokio::join!(join_all(config_maps), join_all(secrets));

@@ -12,8 +12,8 @@ use crate::model::spec;
 /// Least time the runtime gives a container, seconds: also for grace periods of 0 and 1.
 const FLOOR: i64 = 2;
 
-/// Seconds a container has to end: the deletion's grace period, else the spec's, else the floor's; a failed probe's own
-/// one (KEP-2238); an override replaces them all.
+/// Grace period of a container in seconds: the deletion's, else the spec's, else the floor; for a failed probe the probe's
+/// own one (KEP-2238). An override replaces them all.
 pub fn grace_period(pod: &Pod, container: &Container, reason: KillReason, grace_override: Option<i64>) -> i64 {
     let of_probe = |probe: &Option<Probe>| probe.as_ref().and_then(|probe| probe.termination_grace_period_seconds);
     let of_spec = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
@@ -26,13 +26,13 @@ pub fn grace_period(pod: &Pod, container: &Container, reason: KillReason, grace_
     grace_override.unwrap_or(base)
 }
 
-/// What the runtime is told after `waited` was spent on the way.
+/// Timeout of StopContainer after `waited` of the grace period has passed.
 pub(super) fn remaining(grace: i64, waited: Duration) -> Duration {
     let waited = i64::try_from(waited.as_secs()).unwrap_or(i64::MAX);
     Duration::from_secs(grace.saturating_sub(waited).max(FLOOR).unsigned_abs())
 }
 
-/// How long who waits for a kill waits: 1.5 times the grace period, at least 10 s.
+/// How long a caller waits for a kill: 1.5 times the grace period, at least 10 s.
 pub fn blocking_kill_limit(grace: i64) -> Duration {
     Duration::from_secs(grace.max(0).unsigned_abs()).mul_f64(1.5).max(Duration::from_secs(10))
 }

@@ -9,18 +9,20 @@ use keblet_proto::cri::v1 as cri;
 use tokio::sync::watch;
 
 use super::ActContext;
+use super::Cause;
+use super::PodError;
 use super::grace;
-use super::report;
 use crate::model::ContainerId;
 use crate::model::KillReason;
 use crate::model::PodSnapshot;
 use crate::recorder::EventType;
+use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 use crate::workers::generate::ContainerSpec;
 use crate::workers::generate::names;
 
-/// What a runtime takes to know of an end that it has just stumbled over.
-const AFTERMATH: Duration = Duration::from_millis(100);
+/// How long a runtime takes to report the exit of a container that made its call fail.
+const EXIT_REPORT_DELAY: Duration = Duration::from_millis(100);
 
 /// One container to stop.
 #[derive(Clone, Copy)]
@@ -33,30 +35,33 @@ pub(super) struct Kill<'a> {
     pub(super) grace_override: Option<i64>,
 }
 
-/// Termination order of a pod: for each running container, whether it has exited.
-type Endings = HashMap<String, watch::Receiver<bool>>;
+/// Exits of a terminating pod's containers by name: true once the container has been stopped.
+type Exits = HashMap<String, watch::Receiver<bool>>;
 
 /// Stops one container with its grace period. A container that no longer exists is no error. One that the spec does not
 /// name is not stopped, since its grace period is unknown; it is stopped with its sandbox.
-pub(super) async fn kill_container(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) -> Result<(), String> {
-    kill_in_order(ctx, pod, kill, &Endings::new()).await
+///
+/// # Errors
+/// The runtime did not stop it, or the spec does not name it.
+pub(super) async fn kill_container(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) -> Result<(), PodError> {
+    kill_in_order(ctx, pod, kill, &Exits::new()).await
 }
 
-async fn kill_in_order(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, endings: &Endings) -> Result<(), String> {
-    let error = |message: &str| report::failed("KillContainer", kill.name, "KillContainerError", message);
+async fn kill_in_order(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, exits: &Exits) -> Result<(), PodError> {
+    let failed = |source| PodError::KillContainer { container: kill.name.to_owned(), source };
     let Some(spec) = ContainerSpec::named(pod, kill.name) else {
-        return Err(error(&format!("failed to get container spec of container {:?} of the pod", kill.name)));
+        return Err(failed(Cause::NoContainerSpec(kill.name.to_owned())));
     };
     let usual = format!("Stopping container {}", kill.name);
     let message = if kill.message.is_empty() { &usual } else { kill.message };
     ctx.container_event(pod, &spec, EventType::Normal, "Killing", message);
     let grace = grace::grace_period(pod, &spec.container, kill.reason, kill.grace_override);
     let since = ctx.clock.now();
-    wait_for_others(pod, kill.name, endings, grace).await;
+    wait_for_others(pod, kill.name, exits, grace).await;
     let left = grace::remaining(grace, ctx.clock.now().saturating_duration_since(since));
     match ctx.runtime.stop_container(kill.id.as_str(), left).await {
-        Err(failed) if !failed.is_not_found() && !ended_meanwhile(ctx, kill.id, &failed).await => {
-            Err(error(&failed.rpc_text()))
+        Err(error) if !error.is_not_found() && !exited_meanwhile(&ctx.runtime, kill.id, &error).await => {
+            Err(failed(error.into()))
         }
         _ => Ok(()),
     }
@@ -64,38 +69,38 @@ async fn kill_in_order(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, endings: &En
 
 /// A container that exits on its own while it is being stopped can make the runtime's call fail (containerd: "ttrpc:
 /// closed", since its shim has exited). Nothing is left to stop then, and no event is recorded.
-async fn ended_meanwhile(ctx: &ActContext, id: &ContainerId, failed: &RuntimeError) -> bool {
-    if !may_have_stumbled(failed) {
+async fn exited_meanwhile(runtime: &Runtime, id: &ContainerId, error: &RuntimeError) -> bool {
+    if !may_be_caused_by_exit(error) {
         return false;
     }
-    tokio::time::sleep(AFTERMATH).await;
-    let look = ctx.runtime.container_status(id.as_str(), false).await;
-    look.is_ok_and(|found| found.status.state == cri::ContainerState::ContainerExited as i32)
+    tokio::time::sleep(EXIT_REPORT_DELAY).await;
+    let inspected = runtime.container_status(id.as_str(), false).await;
+    inspected.is_ok_and(|found| found.status.state == cri::ContainerState::ContainerExited as i32)
 }
 
-fn may_have_stumbled(failed: &RuntimeError) -> bool {
-    !failed.is_not_found() && !failed.is_unreachable() && !failed.is_deadline()
+/// True if the runtime returned an error that a concurrent exit can cause.
+fn may_be_caused_by_exit(error: &RuntimeError) -> bool {
+    !error.is_not_found() && !error.is_unreachable() && !error.is_deadline()
 }
 
-/// Stops a sandbox, with whatever the runtime still believes to run in it. That may have just died: then the runtime
-/// stumbles as over a container.
+/// Stops a sandbox with the containers that run in it. Retries once if a concurrent exit may have made the call fail.
 async fn stop_sandbox(ctx: &ActContext, id: &str) -> Result<(), RuntimeError> {
     match ctx.runtime.stop_pod_sandbox(id).await {
-        Err(failed) if may_have_stumbled(&failed) => {
-            tracing::debug!(sandbox = id, error = %failed, "the sandbox is to be stopped again");
-            tokio::time::sleep(AFTERMATH).await;
+        Err(error) if may_be_caused_by_exit(&error) => {
+            tracing::debug!(sandbox = id, %error, "retrying to stop the sandbox");
+            tokio::time::sleep(EXIT_REPORT_DELAY).await;
             ctx.runtime.stop_pod_sandbox(id).await
         }
         stopped => stopped,
     }
 }
 
-/// Waits as long as there is grace.
-async fn wait_for_others(pod: &Pod, name: &str, endings: &Endings, grace: i64) {
-    let others = grace::waits_for(pod, name).into_iter().filter_map(|other| endings.get(other).cloned());
-    let waiting = others.map(|mut ended| async move {
-        // The sender is dropped when the container's kill has ended.
-        let _ = ended.wait_for(|ended| *ended).await;
+/// Waits for the exit of the containers that precede this one in the termination order, no longer than the grace period.
+async fn wait_for_others(pod: &Pod, name: &str, exits: &Exits, grace: i64) {
+    let others = grace::waits_for(pod, name).into_iter().filter_map(|other| exits.get(other).cloned());
+    let waiting = others.map(|mut exited| async move {
+        // The sender is dropped when the container's kill has returned.
+        let _ = exited.wait_for(|exited| *exited).await;
     });
     let limit = Duration::from_secs(grace.max(0).unsigned_abs());
     let _ = tokio::time::timeout(limit, join_all(waiting)).await;
@@ -107,7 +112,7 @@ pub(super) async fn kill_pod(
     pod: &Pod,
     snapshot: &PodSnapshot,
     grace_override: Option<i64>,
-) -> Vec<String> {
+) -> Vec<PodError> {
     let mut failed = kill_containers(ctx, pod, snapshot, grace_override).await;
     failed.extend(stop_sandboxes(ctx, pod, snapshot).await);
     failed
@@ -119,35 +124,34 @@ pub(super) async fn kill_containers(
     pod: &Pod,
     snapshot: &PodSnapshot,
     grace_override: Option<i64>,
-) -> Vec<String> {
+) -> Vec<PodError> {
     let running: Vec<_> = snapshot.running().collect();
-    let (senders, endings): (Vec<_>, Endings) = running
+    let (senders, exits): (Vec<_>, Exits) = running
         .iter()
         .map(|container| {
             let (sender, receiver) = watch::channel(false);
             (sender, (container.name.clone(), receiver))
         })
         .unzip();
-    let kills = running.iter().zip(&senders).map(|(container, ended)| async {
+    let kills = running.iter().zip(&senders).map(|(container, exited)| async {
         let reason = KillReason::PodKilled;
         let kill = Kill { id: &container.id, name: &container.name, reason, message: "", grace_override };
-        let result = kill_in_order(ctx, pod, kill, &endings).await;
+        let result = kill_in_order(ctx, pod, kill, &exits).await;
         if result.is_ok() {
-            ended.send_replace(true);
+            exited.send_replace(true);
         }
         result
     });
     join_all(kills).await.into_iter().filter_map(Result::err).collect()
 }
 
-/// Stops every sandbox of the pod, ready or not; one that is gone is fine.
-pub(super) async fn stop_sandboxes(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Vec<String> {
+/// Stops every sandbox of the pod, ready or not. One that does not exist is no error.
+pub(super) async fn stop_sandboxes(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Vec<PodError> {
     let mut failed = Vec::new();
     for sandbox in &snapshot.sandboxes {
         match stop_sandbox(ctx, sandbox.id.as_str()).await {
             Err(error) if !error.is_not_found() => {
-                let target = names::pod_uid(pod);
-                failed.push(report::failed("KillPodSandbox", target, "KillPodSandboxError", &error.rpc_text()));
+                failed.push(PodError::KillSandbox { uid: names::pod_uid(pod).to_owned(), source: error });
             }
             _ => {}
         }

@@ -17,10 +17,13 @@
 mod config;
 mod context;
 mod env_objects;
+mod error;
 pub mod gc;
 mod grace;
 mod image;
 mod kill;
+mod outcome;
+mod pass;
 mod pod_termination;
 mod prerequisites;
 mod remove;
@@ -34,8 +37,14 @@ mod volumes;
 
 pub use context::ActContext;
 pub use context::NodeFiles;
+pub use error::Cause;
+pub use error::PodError;
+pub use error::Rendered;
+pub use error::joined;
 pub use grace::blocking_kill_limit;
 pub use grace::grace_period;
+pub use outcome::SyncOutcome;
+pub use pass::PassContext;
 pub use pod_termination::StopTerms;
 pub use pod_termination::cleanup_orphan;
 pub use pod_termination::cleanup_pod;

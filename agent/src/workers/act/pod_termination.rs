@@ -7,17 +7,17 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
+use super::PassContext;
+use super::PodError;
 use super::gc;
 use super::kill;
 use super::remove;
-use super::report;
 use crate::cgroups::Cgroups;
 use crate::cgroups::QosClass;
 use crate::filesystem;
 use crate::model::PodSnapshot;
 use crate::pacing::StopPermit;
-use crate::workers::generate::names;
-use crate::workers::generate::qos;
+use crate::volumes::VolumeError;
 
 /// The terms on which a pod is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -39,9 +39,9 @@ pub async fn terminate_pod(
     pod: &Pod,
     latest: impl Fn() -> Arc<PodSnapshot>,
     terms: StopTerms,
-) -> Result<(), String> {
+) -> Result<(), PodError> {
     let permit = ctx.pacing.stops.permit(terms.immediately).await;
-    killed(&kill_with_permit(ctx, pod, &latest(), terms.grace, permit).await)
+    killed(kill_with_permit(ctx, pod, &latest(), terms.grace, permit).await)
 }
 
 /// Stops all containers of a terminating pod and leaves its sandboxes to [`remove_content`]. Otherwise as
@@ -54,26 +54,23 @@ pub async fn stop_containers(
     pod: &Pod,
     latest: impl Fn() -> Arc<PodSnapshot>,
     terms: StopTerms,
-) -> Result<(), String> {
+) -> Result<(), PodError> {
     let mut permit = ctx.pacing.stops.permit(terms.immediately).await;
-    killed(&permit.while_exiting(kill::kill_containers(ctx, pod, &latest(), terms.grace)).await)
+    killed(permit.while_exiting(kill::kill_containers(ctx, pod, &latest(), terms.grace)).await)
 }
 
-fn killed(failed: &[String]) -> Result<(), String> {
-    match report::aggregate(failed) {
-        Some(failed) => Err(format!("error killing pod: {failed}")),
-        None => Ok(()),
-    }
+fn killed(failed: Vec<PodError>) -> Result<(), PodError> {
+    if failed.is_empty() { Ok(()) } else { Err(PodError::KillPod { failed }) }
 }
 
 /// Stops a pod that only the runtime knows, so without its spec: two seconds for every container, in no order.
 ///
 /// # Errors
 /// The containers and sandboxes that could not be stopped.
-pub async fn kill_orphan(ctx: &ActContext, latest: impl Fn() -> Arc<PodSnapshot>) -> Result<(), String> {
+pub async fn kill_orphan(ctx: &ActContext, latest: impl Fn() -> Arc<PodSnapshot>) -> Result<(), PodError> {
     let permit = ctx.pacing.stops.permit(false).await;
     let snapshot = latest();
-    killed(&kill_with_permit(ctx, &pod_of_snapshot(&snapshot), &snapshot, Some(1), permit).await)
+    killed(kill_with_permit(ctx, &pod_of_snapshot(&snapshot), &snapshot, Some(1), permit).await)
 }
 
 /// Stops containers, then sandboxes. Gives the permit back while processes use their grace period.
@@ -83,7 +80,7 @@ async fn kill_with_permit(
     snapshot: &PodSnapshot,
     grace: Option<i64>,
     mut permit: StopPermit,
-) -> Vec<String> {
+) -> Vec<PodError> {
     let mut failed = permit.while_exiting(kill::kill_containers(ctx, pod, snapshot, grace)).await;
     permit.before_teardown().await;
     failed.extend(kill::stop_sandboxes(ctx, pod, snapshot).await);
@@ -112,54 +109,55 @@ fn pod_of_snapshot(snapshot: &PodSnapshot) -> Pod {
 ///
 /// # Errors
 /// A volume that cannot be torn down or a cgroup that cannot be removed.
-pub async fn cleanup_pod(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
-    release_volumes(ctx, pod).await?;
-    let uid = names::pod_uid(pod);
+pub async fn cleanup_pod(ctx: &ActContext, pass: &PassContext) -> Result<(), PodError> {
+    release_volumes(ctx, pass.uid()).await?;
     let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
-    let class = qos::qos_class(pod).map_err(|error| error.to_string())?;
-    destroy_cgroup(ctx, cgroups, class, uid).await
+    destroy_cgroup(ctx, cgroups, pass.cgroup_class()?, pass.uid()).await
 }
 
-async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, uid: &str) -> Result<(), String> {
+async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, uid: &str) -> Result<(), PodError> {
     let began = ctx.clock.now();
     let destroyed = cgroups.destroy_pod(class, uid).await;
     ctx.count(|metrics| metrics.runtime.cgroup("destroy", ctx.clock.now().saturating_duration_since(began)));
-    destroyed.map_err(|error| error.to_string())
+    destroyed.map_err(|source| PodError::RemoveCgroup { uid: uid.to_owned(), source })
 }
 
 /// Releases the volumes of a stopped pod. To be retried until it succeeds.
 ///
 /// # Errors
 /// A volume that cannot be torn down.
-pub async fn release_volumes(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
-    let uid = names::pod_uid(pod);
+pub async fn release_volumes(ctx: &ActContext, uid: &str) -> Result<(), PodError> {
     ctx.images.remove_cached_pod(uid);
     ctx.pulls().forget_pod(uid, ctx.clock.wall());
-    ctx.volumes.tear_down(uid).await.map_err(|error| error.to_string())
+    ctx.volumes.tear_down(uid).await.map_err(|source| tear_down_failed(uid, source))
+}
+
+fn tear_down_failed(uid: &str, source: VolumeError) -> PodError {
+    PodError::TearDownVolumes { uid: uid.to_owned(), source }
 }
 
 /// Removes cgroup, volumes and directory of a pod that is neither desired nor in the runtime.
 ///
 /// # Errors
 /// The first of them that cannot be removed.
-pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), String> {
+pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), PodError> {
     ctx.images.remove_cached_pod(uid);
     ctx.pulls().forget_pod(uid, ctx.clock.wall());
     let class = ctx.cgroups.as_ref().and_then(|cgroups| cgroups.pods().get(uid).copied());
     if let (Some(cgroups), Some(class)) = (&ctx.cgroups, class) {
         destroy_cgroup(ctx, cgroups, class, uid).await?;
     }
-    ctx.volumes.tear_down(uid).await.map_err(|error| error.to_string())?;
-    ctx.volumes.remove_orphan(uid).await.map_err(|error| error.to_string())
+    ctx.volumes.tear_down(uid).await.map_err(|source| tear_down_failed(uid, source))?;
+    ctx.volumes.remove_orphan(uid).await.map_err(|source| tear_down_failed(uid, source))
 }
 
 /// Removes exited containers and sandboxes of a deleted pod, with their logs, directories and cgroup. Waits for a removal
 /// permit. Continues after failures and returns them.
-pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
+pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
     let _permit = ctx.pacing.removals.acquire().await;
     let mut failed = gc::remove_dead(ctx, snapshot).await;
     for sandbox in &snapshot.sandboxes {
-        failed.extend(remove::remove_sandbox(ctx, sandbox.id.as_str()).await.err());
+        failed.extend(remove::remove_sandbox(&ctx.runtime, &sandbox.id).await.err());
     }
     let (pod, uid) = (&snapshot.pod, snapshot.pod.uid.as_str());
     let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));
@@ -168,13 +166,13 @@ pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<Str
     failed
 }
 
-/// Removes a directory with its content; a mount point in it stays, and what lies behind it.
+/// Removes a directory with its content; mount points in it stay, with what is mounted there.
 ///
 /// # Errors
 /// Something stays.
-pub(super) async fn remove_tree(dir: PathBuf) -> Result<(), String> {
+pub(super) async fn remove_tree(dir: PathBuf) -> Result<(), PodError> {
     let path = dir.clone();
     let removed = tokio::task::spawn_blocking(move || filesystem::remove_tree(&path)).await;
     let removed = removed.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-    removed.map_err(|error| format!("cannot remove {}: {error}", dir.display()))
+    removed.map_err(|source| PodError::RemoveDirectory { directory: dir, source })
 }

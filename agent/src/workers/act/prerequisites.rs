@@ -1,81 +1,73 @@
 //! Prerequisites of a pod's sandbox and containers: network, cgroup, directories, volumes.
 
 use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
 
 use super::ActContext;
+use super::Cause;
+use super::PassContext;
+use super::PodError;
 use super::kill;
-use crate::model::PodSnapshot;
+use crate::cgroups::Cgroups;
 use crate::model::spec;
-use crate::recorder::EventType;
-use crate::workers::generate::GenerateError;
-use crate::workers::generate::names;
-use crate::workers::generate::qos;
 use crate::workers::generate::resources;
 
-/// Why the prerequisites of a pod are not there.
-pub(super) enum PrerequisiteError {
-    /// The runtime's network is not ready: retry soon.
-    Network(String),
-    /// The cgroup of a running pod did not exist; the pod has been killed: inspect again.
-    Killed(Vec<String>),
-    /// Volumes cannot be mounted: retry with back-off, or when an object they are made from changes.
-    Volumes(String),
-    /// A directory or cgroup cannot be made.
-    Failed(String),
-}
-
-/// Makes whatever is missing; takes microseconds if nothing is.
-pub(super) async fn prepare(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Result<(), PrerequisiteError> {
-    check_network(ctx, pod)?;
-    ensure_cgroup(ctx, pod, snapshot).await?;
-    let uid = names::pod_uid(pod);
-    ctx.volumes.make_pod_dirs(uid).map_err(|error| {
-        let message = format!("error making pod data directories: {error}");
-        ctx.pod_event(pod, EventType::Warning, "Failed", &message);
-        PrerequisiteError::Failed(message)
-    })?;
-    super::volumes::set_up(ctx, pod).await.map_err(PrerequisiteError::Volumes)
-}
-
-fn check_network(ctx: &ActContext, pod: &Pod) -> Result<(), PrerequisiteError> {
-    let problem = ctx.network.borrow().clone().filter(|_| !spec::host_network(pod));
-    problem.map_or(Ok(()), |problem| {
-        let message = format!("network is not ready: {problem}");
-        ctx.pod_event(pod, EventType::Warning, "NetworkNotReady", &message);
-        Err(PrerequisiteError::Network(message))
-    })
-}
-
-/// Makes the pod's cgroup unless it exists. Containers that run without it have no limits: the pod is killed first and
-/// inspected again.
-async fn ensure_cgroup(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Result<(), PrerequisiteError> {
-    let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
-    let uid = names::pod_uid(pod);
-    let bad_spec = |error: GenerateError| PrerequisiteError::Failed(error.to_string());
-    let class = qos::qos_class(pod).map_err(bad_spec)?;
-    if cgroups.pod_exists(class, uid) {
-        return Ok(());
+/// Creates whatever is missing; takes microseconds if nothing is.
+///
+/// # Errors
+/// A prerequisite is missing; each such error has its event. If there is none the pod was killed, since it ran without its
+/// cgroup: it is to be inspected again.
+pub(super) async fn prepare(ctx: &ActContext, pass: &PassContext) -> Result<(), Vec<PodError>> {
+    let pod = &pass.pod;
+    let failed = |error: PodError| {
+        ctx.report(pod, &error);
+        vec![error]
+    };
+    check_network(&ctx.network, pod).map_err(failed)?;
+    if !has_cgroup(ctx.cgroups.as_ref(), pass).map_err(failed)? {
+        if runs(pass) {
+            return Err(kill::kill_pod(ctx, pod, &pass.snapshot, None).await);
+        }
+        create_cgroup(ctx, pass).await.map_err(failed)?;
     }
+    let created = ctx.volumes.make_pod_dirs(pass.uid());
+    created.map_err(|source| failed(PodError::CreatePodDirectories { source }))?;
+    super::volumes::set_up(ctx, pod).await.map_err(|error| vec![error])
+}
+
+fn check_network(network: &watch::Receiver<Option<String>>, pod: &Pod) -> Result<(), PodError> {
+    let problem = network.borrow().clone().filter(|_| !spec::host_network(pod));
+    problem.map_or(Ok(()), |problem| Err(PodError::NetworkNotReady { problem }))
+}
+
+/// True if the pod's cgroup exists, or pods have none on this node.
+fn has_cgroup(cgroups: Option<&Cgroups>, pass: &PassContext) -> Result<bool, PodError> {
+    let Some(cgroups) = cgroups else { return Ok(true) };
+    Ok(cgroups.pod_exists(pass.cgroup_class()?, pass.uid()))
+}
+
+/// True if a regular container of the pod runs. Without the pod's cgroup it has no limits.
+fn runs(PassContext { pod, snapshot, .. }: &PassContext) -> bool {
     let is_regular = |name: &str| spec::regular_containers(pod).iter().any(|container| container.name == name);
-    if snapshot.running().any(|container| is_regular(&container.name)) {
-        return Err(PrerequisiteError::Killed(kill::kill_pod(ctx, pod, snapshot, None).await));
-    }
-    let values = resources::pod_cgroup_values(pod, &ctx.settings.resources).map_err(bad_spec)?;
+    snapshot.running().any(|container| is_regular(&container.name))
+}
+
+async fn create_cgroup(ctx: &ActContext, pass: &PassContext) -> Result<(), PodError> {
+    let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
+    let (class, uid) = (pass.cgroup_class()?, pass.uid());
+    let values = resources::pod_cgroup_values(&pass.pod, &ctx.settings.resources)
+        .map_err(|source| PodError::InvalidSpec { source })?;
     let began = ctx.clock.now();
-    let made = cgroups.ensure_pod(class, uid, &values).await;
+    let created = cgroups.ensure_pod(class, uid, &values).await;
     ctx.count(|metrics| metrics.runtime.cgroup("create", ctx.clock.now().saturating_duration_since(began)));
-    made.map_err(|error| {
-        let message = format!("unable to ensure pod container exists: {error}");
-        ctx.pod_event(pod, EventType::Warning, "FailedCreatePodContainer", &message);
-        PrerequisiteError::Failed(format!(
-            "failed to ensure that the pod: {uid} cgroups exist and are correctly applied: {error}"
-        ))
-    })
+    created.map_err(|source| PodError::CreateCgroup { uid: uid.to_owned(), source })
 }
 
 /// `cgroup_parent` of the pod's sandbox and containers; empty without QoS cgroups.
-pub(super) fn cgroup_parent(ctx: &ActContext, pod: &Pod) -> Result<String, String> {
-    let Some(cgroups) = &ctx.cgroups else { return Ok(String::new()) };
-    let class = qos::qos_class(pod).map_err(|error| error.to_string())?;
-    cgroups.parent_for_runtime(class, names::pod_uid(pod)).map_err(|error| error.to_string())
+///
+/// # Errors
+/// The QoS class or the cgroup's name cannot be computed from the spec.
+pub(super) fn cgroup_parent(cgroups: Option<&Cgroups>, pass: &PassContext) -> Result<String, Cause> {
+    let Some(cgroups) = cgroups else { return Ok(String::new()) };
+    Ok(cgroups.parent_for_runtime(pass.qos_class.clone()?, pass.uid())?)
 }

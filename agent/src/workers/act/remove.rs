@@ -1,4 +1,4 @@
-//! Removing dead containers and their logs.
+//! Removes exited containers with their logs, and sandboxes.
 
 use std::fs;
 use std::io;
@@ -7,22 +7,28 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
+use super::Cause;
+use super::PodError;
 use super::kill;
 use super::kill::Kill;
-use super::report;
 use crate::model::ContainerState;
 use crate::model::KillReason;
 use crate::model::PodSnapshot;
 use crate::model::RemoveContainer;
+use crate::model::SandboxId;
+use crate::runtime::Runtime;
 use crate::workers::generate::names;
 
 /// Removes one instance; one that still runs is killed first, without grace.
+///
+/// # Errors
+/// It cannot be killed or removed.
 pub(super) async fn remove_planned(
     ctx: &ActContext,
     pod: &Pod,
     snapshot: &PodSnapshot,
     remove: &RemoveContainer,
-) -> Result<(), String> {
+) -> Result<(), PodError> {
     let status = snapshot.by_id(&remove.id);
     if status.is_some_and(|status| status.state != ContainerState::Exited) {
         let reason = KillReason::RestartAll;
@@ -32,33 +38,40 @@ pub(super) async fn remove_planned(
     let log_path = status.map(|status| status.log_path.as_str()).filter(|_| !remove.keep_logs);
     remove_instance(ctx, remove.id.as_str(), log_path)
         .await
-        .map_err(|error| report::failed("RemoveContainer", &remove.name, "RemoveContainerError", &error))
+        .map_err(|source| PodError::RemoveContainer { container: remove.name.clone(), source })
 }
 
 /// Removes an instance from the runtime. `log_path` is the log file to delete first, with its rotated ones and its link;
 /// if a log cannot be deleted the instance stays, since only the instance still names the log.
-pub(super) async fn remove_instance(ctx: &ActContext, id: &str, log_path: Option<&str>) -> Result<(), String> {
+///
+/// # Errors
+/// The log or the instance cannot be removed.
+pub(super) async fn remove_instance(ctx: &ActContext, id: &str, log_path: Option<&str>) -> Result<(), Cause> {
     if let Some(path) = log_path.filter(|path| !path.is_empty()) {
         remove_logs(Path::new(path))
-            .map_err(|error| format!("failed to remove container {id:?} log {path:?}: {error}"))?;
+            .map_err(|error| Cause::file(format!("failed to remove container {id:?} log {path:?}"), error))?;
         if let Some(links) = &ctx.files.log_links {
-            remove_link(links, id).map_err(|error| format!("failed to remove container {id:?} log link: {error}"))?;
+            remove_link(links, id)
+                .map_err(|error| Cause::file(format!("failed to remove container {id:?} log link"), error))?;
         }
     }
     match ctx.runtime.remove_container(id).await {
-        Err(error) if !error.is_not_found() => Err(error.rpc_text()),
+        Err(error) if !error.is_not_found() => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-/// Stops and removes a sandbox; one that is gone is fine.
-pub(super) async fn remove_sandbox(ctx: &ActContext, id: &str) -> Result<(), String> {
-    let removed = match ctx.runtime.stop_pod_sandbox(id).await {
-        Ok(()) => ctx.runtime.remove_pod_sandbox(id).await,
+/// Stops and removes a sandbox. One that does not exist is no error.
+///
+/// # Errors
+/// The runtime failed one of the calls.
+pub(super) async fn remove_sandbox(runtime: &Runtime, id: &SandboxId) -> Result<(), PodError> {
+    let removed = match runtime.stop_pod_sandbox(id.as_str()).await {
+        Ok(()) => runtime.remove_pod_sandbox(id.as_str()).await,
         Err(error) => Err(error),
     };
     match removed {
-        Err(error) if !error.is_not_found() => Err(error.rpc_text()),
+        Err(source) if !source.is_not_found() => Err(PodError::RemoveSandbox { id: id.to_string(), source }),
         _ => Ok(()),
     }
 }

@@ -1,35 +1,13 @@
-//! Wording of results and events, as users of kubelets know them.
+//! Sends the events of actions; their wording is that of upstream.
 
 use std::time::Duration;
 
-use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
-use crate::model::StartFailure;
+use super::PodError;
 use crate::recorder::EventType;
 use crate::workers::generate::ContainerSpec;
-
-/// One failed action in the words of a pod's sync result.
-pub(super) fn failed(action: &str, target: &str, token: &str, message: &str) -> String {
-    format!("failed to {action:?} for {target:?} with {token}: {message:?}")
-}
-
-/// A start that failed, with nothing known of when to retry.
-pub(super) fn failure(token: &str, message: impl Into<String>) -> StartFailure {
-    StartFailure { token: token.to_owned(), message: message.into(), retry_at: None }
-}
-
-/// Several errors as one text, each once; one alone stands without brackets.
-pub(super) fn aggregate(errors: &[String]) -> Option<String> {
-    let distinct: IndexSet<&str> = errors.iter().map(String::as_str).collect();
-    let joined = distinct.iter().copied().collect::<Vec<_>>().join(", ");
-    match distinct.len() {
-        0 => None,
-        1 => Some(joined),
-        _ => Some(format!("[{joined}]")),
-    }
-}
 
 impl ActContext {
     /// An event on the pod.
@@ -49,17 +27,18 @@ impl ActContext {
         self.recorder.pod_event(pod, &spec.field_path(), kind, reason, message);
     }
 
-    /// A step of a start failed: event Failed, and the failure.
-    pub(super) fn start_failed(
-        &self,
-        pod: &Pod,
-        spec: &ContainerSpec<'_>,
-        token: &str,
-        message: impl Into<String>,
-    ) -> StartFailure {
-        let message = message.into();
-        self.container_event(pod, spec, EventType::Warning, "Failed", &format!("Error: {message}"));
-        failure(token, message)
+    /// Sends the event of an error on the pod, if it has one.
+    pub(in crate::workers) fn report(&self, pod: &Pod, error: &PodError) {
+        if let Some(event) = error.event() {
+            self.pod_event(pod, event.kind, event.reason, &event.message);
+        }
+    }
+
+    /// Sends the event of a failed start on its container, if it has one.
+    pub(super) fn report_start(&self, pod: &Pod, spec: &ContainerSpec<'_>, error: &PodError) {
+        if let Some(event) = error.event() {
+            self.container_event(pod, spec, event.kind, event.reason, &event.message);
+        }
     }
 }
 
@@ -96,21 +75,5 @@ mod tests {
         for (millis, expected) in table {
             assert_eq!(duration(Duration::from_millis(millis)), expected);
         }
-    }
-
-    #[test]
-    fn aggregates() {
-        let table: [(&[&str], Option<&str>); 4] =
-            [(&[], None), (&["a"], Some("a")), (&["a", "a"], Some("a")), (&["b", "a", "b"], Some("[b, a]"))];
-        for (errors, expected) in table {
-            let errors: Vec<String> = errors.iter().map(|error| (*error).to_owned()).collect();
-            assert_eq!(aggregate(&errors).as_deref(), expected);
-        }
-    }
-
-    #[test]
-    fn failures() {
-        let text = failed("StartContainer", "c", "ErrImagePull", "no \"x\"");
-        assert_eq!(text, r#"failed to "StartContainer" for "c" with ErrImagePull: "no \"x\"""#);
     }
 }

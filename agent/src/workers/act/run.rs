@@ -1,46 +1,43 @@
 //! Executes one plan in the kubelet's order (`SyncPod`).
 
-use k8s_openapi::api::core::v1::Pod;
-
 use super::ActContext;
+use super::PassContext;
+use super::PodError;
+use super::SyncOutcome;
 use super::kill;
 use super::kill::Kill;
 use super::prerequisites;
-use super::prerequisites::PrerequisiteError;
 use super::remove;
 use super::sandbox;
 use super::sandbox::Sandbox;
 use super::start::StartContext;
-use super::start::held_back;
+use super::start::crash_loop_back_off;
 use crate::model::ContainerClass;
 use crate::model::PodActions;
-use crate::model::PodSnapshot;
 use crate::model::RemoveContainer;
 use crate::model::SandboxPlan;
 use crate::model::SandboxStatus;
+use crate::model::StartFailure;
 use crate::model::StartOutcome;
-use crate::model::SyncOutcome;
 use crate::recorder::EventType;
-use crate::workers::generate::names;
 
-/// Executes `actions`, decided on `snapshot`, for `pod`. Kills take up to their grace periods, pulls as long as they take.
-/// Nothing is retried here. Not to be dropped halfway.
-pub async fn execute(ctx: &ActContext, pod: &Pod, actions: &PodActions, snapshot: &PodSnapshot) -> SyncOutcome {
-    execute_observed(ctx, pod, actions, snapshot, &|_| {}).await
+/// Executes `actions`, which were planned for the pod and the snapshot of `pass`. Kills take up to their grace periods, pulls
+/// as long as they take. Nothing is retried here. Not to be dropped halfway.
+pub async fn execute(ctx: &ActContext, pass: &PassContext, actions: &PodActions) -> SyncOutcome {
+    execute_observed(ctx, pass, actions, &|_| {}).await
 }
 
 /// [`execute`], with `before_pull` called before an image is pulled into a sandbox that the plan has created: pulls may take
 /// minutes, and the pod's status shows the sandbox meanwhile (KEP-3085).
 pub async fn execute_observed(
     ctx: &ActContext,
-    pod: &Pod,
+    pass: &PassContext,
     actions: &PodActions,
-    snapshot: &PodSnapshot,
     before_pull: BeforePull<'_>,
 ) -> SyncOutcome {
     let mut outcome = SyncOutcome::default();
-    if let Err(Stop) = steps(ctx, pod, actions, snapshot, before_pull, &mut outcome).await {
-        tracing::debug!(pod = names::describe(pod), errors = ?outcome.errors, "plan not executed completely");
+    if let Err(Stop) = steps(ctx, pass, actions, before_pull, &mut outcome).await {
+        tracing::debug!(pod = pass.describe(), errors = ?outcome.errors, "plan not executed completely");
     }
     outcome
 }
@@ -53,76 +50,64 @@ struct Stop;
 
 async fn steps(
     ctx: &ActContext,
-    pod: &Pod,
+    pass: &PassContext,
     actions: &PodActions,
-    snapshot: &PodSnapshot,
     before_pull: BeforePull<'_>,
     outcome: &mut SyncOutcome,
 ) -> Result<(), Stop> {
     let creates = matches!(actions.sandbox, SandboxPlan::Create { .. });
     let starts = actions.start.iter().any(|start| start.blocked.is_none());
     if creates || starts {
-        prepare(ctx, pod, snapshot, outcome).await?;
+        prepare(ctx, pass, outcome).await?;
     }
     if let SandboxPlan::Create { replaces: Some(_), .. } = &actions.sandbox {
         let message = "Pod sandbox changed, it will be killed and re-created.";
-        ctx.pod_event(pod, EventType::Normal, "SandboxChanged", message);
+        ctx.pod_event(&pass.pod, EventType::Normal, "SandboxChanged", message);
     }
-    kills(ctx, pod, actions, snapshot, outcome).await?;
+    kills(ctx, pass, actions, outcome).await?;
     for remove in &actions.remove {
-        stop_at(outcome, remove::remove_planned(ctx, pod, snapshot, remove).await)?;
+        stop_at(outcome, remove::remove_planned(ctx, &pass.pod, &pass.snapshot, remove).await)?;
     }
     outcome.restart_all_done = !actions.remove.is_empty();
     if creates {
-        prune(ctx, pod, snapshot, &actions.prune).await;
+        prune(ctx, pass, &actions.prune).await;
     }
-    if let Some(sandbox) = in_sandbox(ctx, pod, actions, snapshot, outcome).await? {
-        let status = creates.then(|| sandbox.status(ctx, pod));
+    if let Some(sandbox) = in_sandbox(ctx, pass, actions, outcome).await? {
+        let status = creates.then(|| sandbox.status(ctx, &pass.pod));
         let before_pull = || status.iter().for_each(before_pull);
-        let context = StartContext { ctx, pod, snapshot, sandbox: &sandbox, before_pull: &before_pull };
+        let context = StartContext { ctx, pass, sandbox: &sandbox, before_pull: &before_pull };
         start_all(context, actions, outcome).await;
     }
     if !creates {
         // Last: nothing waits for it, and the restart of an init container is not to wait for it.
-        prune(ctx, pod, snapshot, &actions.prune).await;
+        prune(ctx, pass, &actions.prune).await;
     }
     Ok(())
 }
 
-fn stop_at<T>(outcome: &mut SyncOutcome, result: Result<T, String>) -> Result<T, Stop> {
+fn stop_at<T>(outcome: &mut SyncOutcome, result: Result<T, PodError>) -> Result<T, Stop> {
     result.map_err(|error| {
         outcome.errors.push(error);
         Stop
     })
 }
 
-async fn prepare(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, outcome: &mut SyncOutcome) -> Result<(), Stop> {
-    match prerequisites::prepare(ctx, pod, snapshot).await {
-        Ok(()) => return Ok(()),
-        Err(PrerequisiteError::Network(error)) => {
-            outcome.network_not_ready = true;
-            outcome.errors.push(error);
-        }
-        Err(PrerequisiteError::Volumes(error)) => {
-            outcome.volumes_not_ready = true;
-            outcome.errors.push(error);
-        }
-        Err(PrerequisiteError::Killed(errors)) => outcome.errors.extend(errors),
-        Err(PrerequisiteError::Failed(error)) => outcome.errors.push(error),
-    }
-    Err(Stop)
+async fn prepare(ctx: &ActContext, pass: &PassContext, outcome: &mut SyncOutcome) -> Result<(), Stop> {
+    prerequisites::prepare(ctx, pass).await.map_err(|errors| {
+        outcome.errors.extend(errors);
+        Stop
+    })
 }
 
 /// The whole pod at once, or single containers one after the other; the first failure ends the sync.
 async fn kills(
     ctx: &ActContext,
-    pod: &Pod,
+    pass: &PassContext,
     actions: &PodActions,
-    snapshot: &PodSnapshot,
     outcome: &mut SyncOutcome,
 ) -> Result<(), Stop> {
     if actions.kill_pod {
-        outcome.errors.extend(kill::kill_pod(ctx, pod, snapshot, None).await);
+        outcome.errors.extend(kill::kill_pod(ctx, &pass.pod, &pass.snapshot, None).await);
         return if outcome.errors.is_empty() { Ok(()) } else { Err(Stop) };
     }
     for planned in &actions.kill {
@@ -133,18 +118,18 @@ async fn kills(
             message: &planned.message,
             grace_override: planned.grace_override,
         };
-        stop_at(outcome, kill::kill_container(ctx, pod, kill).await)?;
+        stop_at(outcome, kill::kill_container(ctx, &pass.pod, kill).await)?;
     }
     Ok(())
 }
 
-async fn prune(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, old: &[RemoveContainer]) {
+async fn prune(ctx: &ActContext, pass: &PassContext, old: &[RemoveContainer]) {
     for remove in old {
-        if let Err(error) = remove::remove_planned(ctx, pod, snapshot, remove).await {
+        if let Err(error) = remove::remove_planned(ctx, &pass.pod, &pass.snapshot, remove).await {
             tracing::warn!(
-                pod = names::describe(pod),
+                pod = pass.describe(),
                 container = remove.name,
-                error,
+                %error,
                 "cannot remove an old container instance"
             );
         }
@@ -154,17 +139,16 @@ async fn prune(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, old: &[Remov
 /// The sandbox to start containers in, if any are to be started.
 async fn in_sandbox(
     ctx: &ActContext,
-    pod: &Pod,
+    pass: &PassContext,
     actions: &PodActions,
-    snapshot: &PodSnapshot,
     outcome: &mut SyncOutcome,
 ) -> Result<Option<Sandbox>, Stop> {
     let sandbox = match &actions.sandbox {
         SandboxPlan::None => return Ok(None),
         SandboxPlan::Keep(_) if actions.start.is_empty() => return Ok(None),
-        SandboxPlan::Keep(id) => sandbox::keep(ctx, pod, snapshot, id),
+        SandboxPlan::Keep(id) => sandbox::keep(ctx, pass, id),
         SandboxPlan::Create { attempt, .. } => {
-            let created = sandbox::create(ctx, pod, *attempt).await;
+            let created = sandbox::create(ctx, pass, *attempt).await;
             outcome.sandbox = Some(created.is_ok());
             created
         }
@@ -175,10 +159,11 @@ async fn in_sandbox(
 /// Starts one after the other. Only a failed init container keeps the following ones from starting.
 async fn start_all(context: StartContext<'_>, actions: &PodActions, outcome: &mut SyncOutcome) {
     for start in &actions.start {
-        let result = match held_back(context.ctx, context.pod, start) {
-            Some(failure) => Err(failure),
+        let result = match crash_loop_back_off(context.ctx, &context.pass.pod, start) {
+            Some(error) => Err(error),
             None => context.start(start).await,
         };
+        let result = result.map_err(|error| StartFailure::from(&error));
         let ends = result.is_err() && start.class == ContainerClass::Init;
         outcome.starts.push(StartOutcome { name: start.name.clone(), class: start.class, result });
         if ends {

@@ -1,4 +1,4 @@
-//! Making sandboxes, and the configuration every container of one is created with.
+//! Creates sandboxes, and generates the configuration that every container in one is created with.
 
 use std::fs;
 use std::io;
@@ -9,9 +9,10 @@ use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
+use super::Cause;
+use super::PassContext;
+use super::PodError;
 use super::prerequisites;
-use super::report;
-use crate::model::PodSnapshot;
 use crate::model::SandboxId;
 use crate::model::SandboxStatus;
 use crate::model::spec;
@@ -31,7 +32,7 @@ pub(super) struct Sandbox {
 }
 
 impl Sandbox {
-    /// A sandbox that was just created, as the runtime answered.
+    /// The status of a sandbox that was just created.
     pub(super) fn status(&self, ctx: &ActContext, pod: &Pod) -> SandboxStatus {
         SandboxStatus {
             id: self.id.clone(),
@@ -46,59 +47,58 @@ impl Sandbox {
     }
 }
 
-/// The sandbox that exists already.
-pub(super) fn keep(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot, id: &SandboxId) -> Result<Sandbox, String> {
-    let status = snapshot.sandboxes.iter().find(|sandbox| &sandbox.id == id);
+/// The existing sandbox.
+///
+/// # Errors
+/// Its configuration cannot be generated.
+pub(super) fn keep(ctx: &ActContext, pass: &PassContext, id: &SandboxId) -> Result<Sandbox, PodError> {
+    let status = pass.snapshot.sandboxes.iter().find(|sandbox| &sandbox.id == id);
     let attempt = status.map_or(0, |status| status.attempt);
-    let config = configure(ctx, pod, attempt).map_err(|error| {
-        let message = format!("GeneratePodSandboxConfig for pod {:?} failed: {error}", names::describe(pod));
-        report::failed("ConfigPodSandbox", &names::describe(pod), "ConfigPodSandboxError", &message)
-    })?;
+    let config =
+        configure(ctx, pass, attempt).map_err(|source| PodError::ConfigureSandbox { pod: pass.describe(), source })?;
     let runtime_handler = status.map(|status| status.runtime_handler.clone()).unwrap_or_default();
-    Ok(Sandbox { id: id.clone(), config: config.config, ips: snapshot.ips.clone(), runtime_handler })
+    Ok(Sandbox { id: id.clone(), config: config.config, ips: pass.snapshot.ips.clone(), runtime_handler })
 }
 
-/// A new one, with its address.
-pub(super) async fn create(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<Sandbox, String> {
-    let described = names::describe(pod);
-    // The event tells what went wrong, the sync's result also what was tried.
-    let error = |tried: &str, problem: String| {
+/// A new sandbox, with its addresses.
+///
+/// # Errors
+/// It cannot be created, or its status cannot be read; either has an event, the first one unless the pod is being deleted.
+pub(super) async fn create(ctx: &ActContext, pass: &PassContext, attempt: u32) -> Result<Sandbox, PodError> {
+    let pod = &pass.pod;
+    let failed = |step: &'static str, source: Cause| {
+        let error = PodError::CreateSandbox { pod: pass.describe(), step, source };
         if !spec::deletion_requested(pod) {
-            let text = format!("Failed to create pod sandbox: {problem}");
-            ctx.pod_event(pod, EventType::Warning, "FailedCreatePodSandBox", &text);
+            ctx.report(pod, &error);
         }
-        let message = format!("Failed to {tried} for pod {described:?}: {problem}");
-        report::failed("CreatePodSandbox", &described, "CreatePodSandboxError", &message)
+        error
     };
-    let generated = configure(ctx, pod, attempt).map_err(|problem| error("generate sandbox config", problem))?;
+    let generated = configure(ctx, pass, attempt).map_err(|source| failed("generate sandbox config", source))?;
     for (reason, message) in &generated.warnings {
         warn(ctx, pod, reason, message);
     }
     let config = generated.config;
-    make_log_dir(Path::new(&config.log_directory)).map_err(|problem| error("create log directory", problem))?;
+    make_log_dir(Path::new(&config.log_directory)).map_err(|source| failed("create log directory", source))?;
     let _priority = ctx.pacing.priority.raise();
     let id = ctx.runtime.run_pod_sandbox(config.clone(), "").await;
-    let id = id.map_err(|problem| error("create sandbox", problem.rpc_text()))?;
+    let id = id.map_err(|error| failed("create sandbox", error.into()))?;
     let ips = addresses(ctx, pod, &id).await?;
     Ok(Sandbox { id: id.into(), config, ips, runtime_handler: String::new() })
 }
 
-/// Others find a pod's logs by the name of this folder, which is made of namespace, name and UID and may be too long for a
-/// file system: such a pod does not run under any kubelet.
-fn make_log_dir(dir: &Path) -> Result<(), String> {
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|error| {
-        let name = dir.file_name().map_or(0, std::ffi::OsStr::len);
-        match error.kind() {
-            io::ErrorKind::InvalidFilename => format!(
-                "mkdir {}: file name too long: namespace, name and UID of the pod make {name} bytes",
-                dir.display()
-            ),
-            _ => format!("mkdir {}: {error}", dir.display()),
+/// Log collectors find a pod's logs by the name of this directory, which consists of namespace, name and UID and can exceed
+/// the limit of a file system: such a pod does not run under any kubelet.
+fn make_log_dir(dir: &Path) -> Result<(), Cause> {
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidFilename => {
+            let length = dir.file_name().map_or(0, std::ffi::OsStr::len);
+            Cause::LogDirectoryName { directory: dir.to_owned(), length }
         }
+        _ => Cause::file(format!("mkdir {}", dir.display()), error),
     })
 }
 
-/// A node without cluster DNS is a matter of the node as well.
+/// Sends a warning about the pod's configuration. Missing cluster DNS is reported on the node as well.
 fn warn(ctx: &ActContext, pod: &Pod, reason: &str, message: &str) {
     if reason == "MissingClusterDNS" {
         let prefix = format!("pod: {:?}. ", names::describe(pod));
@@ -107,30 +107,29 @@ fn warn(ctx: &ActContext, pod: &Pod, reason: &str, message: &str) {
     ctx.pod_event(pod, EventType::Warning, reason, message);
 }
 
-/// Addresses of a sandbox just made: hosts file and environment of its containers need them. On the host's network they
-/// are the node's.
-async fn addresses(ctx: &ActContext, pod: &Pod, id: &str) -> Result<Vec<String>, String> {
+/// Addresses of a new sandbox, for the hosts file and the environment of its containers; none on the host's network.
+async fn addresses(ctx: &ActContext, pod: &Pod, id: &str) -> Result<Vec<String>, PodError> {
     if spec::host_network(pod) {
         return Ok(Vec::new());
     }
-    let inspection = ctx.runtime.pod_sandbox_status(id, false).await.map_err(|error| {
-        let text = format!("Unable to get pod sandbox status: {}", error.rpc_text());
-        ctx.pod_event(pod, EventType::Warning, "FailedPodSandBoxStatus", &text);
-        text
+    let inspection = ctx.runtime.pod_sandbox_status(id, false).await.map_err(|source| {
+        let error = PodError::InspectSandbox { id: id.to_owned(), source };
+        ctx.report(pod, &error);
+        error
     })?;
     let network = inspection.status.network.unwrap_or_default();
     let additional = network.additional_ips.into_iter().map(|additional| additional.ip);
     Ok(std::iter::once(network.ip).chain(additional).filter(|ip| !ip.is_empty()).collect())
 }
 
-fn configure(ctx: &ActContext, pod: &Pod, attempt: u32) -> Result<SandboxConfig, String> {
+fn configure(ctx: &ActContext, pass: &PassContext, attempt: u32) -> Result<SandboxConfig, Cause> {
     let resolv_conf = match &ctx.files.resolv_conf {
         Some(path) => {
-            let text = fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-            Some(text)
+            let text = fs::read_to_string(path);
+            Some(text.map_err(|error| Cause::file(format!("cannot read {}", path.display()), error))?)
         }
         None => None,
     };
-    let parent = prerequisites::cgroup_parent(ctx, pod)?;
-    sandbox_config(pod, attempt, &parent, resolv_conf.as_deref(), &ctx.settings).map_err(|error| error.to_string())
+    let parent = prerequisites::cgroup_parent(ctx.cgroups.as_ref(), pass)?;
+    Ok(sandbox_config(&pass.pod, attempt, &parent, resolv_conf.as_deref(), &ctx.settings)?)
 }

@@ -1,106 +1,101 @@
-//! Starting one container: image, configuration, CreateContainer, StartContainer.
+//! Starts one container: image, configuration, CreateContainer, StartContainer.
 
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
+use super::PassContext;
+use super::PodError;
 use super::config;
 use super::image;
 use super::image::FoundImage;
 use super::image::Origin;
 use super::remove;
-use super::report;
 use super::sandbox::Sandbox;
 use crate::model::ContainerId;
-use crate::model::PodSnapshot;
 use crate::model::StartContainer;
-use crate::model::StartFailure;
 use crate::recorder::EventType;
-use crate::workers::backoff::crash_loop_message;
 use crate::workers::generate::ContainerSpec;
 use crate::workers::generate::names;
 
-/// What every step of a start uses.
+/// Services and state that every step of a start uses.
 #[derive(Clone, Copy)]
 pub(super) struct StartContext<'a> {
     pub(super) ctx: &'a ActContext,
-    pub(super) pod: &'a Pod,
-    pub(super) snapshot: &'a PodSnapshot,
+    pub(super) pass: &'a PassContext,
     pub(super) sandbox: &'a Sandbox,
     /// Called before an image is pulled.
     pub(super) before_pull: &'a (dyn Fn() + Sync),
 }
 
-/// The failure of a start that crash-loop back-off blocks, with its event.
-pub(super) fn held_back(ctx: &ActContext, pod: &Pod, start: &StartContainer) -> Option<StartFailure> {
-    let blocked = start.blocked.as_ref()?;
+/// The error of a start that crash-loop back-off blocks, with its event.
+pub(super) fn crash_loop_back_off(ctx: &ActContext, pod: &Pod, start: &StartContainer) -> Option<PodError> {
+    let error = PodError::crash_loop_back_off(pod, start)?;
     if let Some(spec) = ContainerSpec::of_start(pod, start) {
-        let described = names::describe(pod);
-        let message = format!("Back-off restarting failed container {} in pod {described}", start.name);
-        ctx.container_event(pod, &spec, EventType::Warning, "BackOff", &message);
+        ctx.report_start(pod, &spec, &error);
     }
-    let message = crash_loop_message(pod, &start.name, blocked.backoff);
-    Some(StartFailure { retry_at: Some(blocked.until), ..report::failure("CrashLoopBackOff", message) })
+    Some(error)
 }
 
 impl StartContext<'_> {
-    /// Starts one container; the result names the new instance or the step that failed.
-    pub(super) async fn start(self, start: &StartContainer) -> Result<ContainerId, StartFailure> {
-        let Self { ctx, pod, sandbox, .. } = self;
+    /// Starts one container. Returns the new instance.
+    ///
+    /// # Errors
+    /// The step that failed; its event is sent.
+    pub(super) async fn start(self, start: &StartContainer) -> Result<ContainerId, PodError> {
+        let Self { ctx, pass, sandbox, .. } = self;
+        let pod = &pass.pod;
         let Some(spec) = ContainerSpec::of_start(pod, start) else {
-            let message = format!("container {:?} is not in the pod's spec", start.name);
-            return Err(report::failure("CreateContainerConfigError", message));
+            return Err(PodError::UnknownContainer { container: start.name.clone() });
         };
         let found = image::ensure(ctx, pod, &spec, &sandbox.config, self.before_pull).await?;
         let _priority = ctx.pacing.priority.raise();
         self.remove_unstarted(&spec, &start.replaces).await?;
-        let restarts = config::restart_count(ctx, pod, start);
+        let restarts = config::restart_count(&ctx.settings, pod, start);
         let (found, id) = self.create(&spec, found, restarts).await?;
         ctx.container_event(pod, &spec, EventType::Normal, "Created", "Container created");
-        if let Err(error) = ctx.runtime.start_container(id.as_str()).await {
-            let message = error.message().replace(id.as_str(), &start.name);
-            return Err(ctx.start_failed(pod, &spec, "RunContainerError", message));
+        if let Err(source) = ctx.runtime.start_container(id.as_str()).await {
+            let (container, id) = (start.name.clone(), id.to_string());
+            return Err(self.failed(&spec, PodError::StartContainer { container, id, source }));
         }
         ctx.container_event(pod, &spec, EventType::Normal, "Started", "Container started");
         self.link_log(&start.name, restarts, &id);
-        if found.origin == (Origin::Remembered { stale: true }) {
+        if found.origin == (Origin::Cached { stale: true }) {
             self.refresh_image(&found).await;
         }
         Ok(id)
     }
 
     /// Removes created instances that were never started. The runtime refuses while a start is in progress.
-    async fn remove_unstarted(self, spec: &ContainerSpec<'_>, unstarted: &[ContainerId]) -> Result<(), StartFailure> {
+    async fn remove_unstarted(self, spec: &ContainerSpec<'_>, unstarted: &[ContainerId]) -> Result<(), PodError> {
         for id in unstarted {
-            if let Err(error) = remove::remove_instance(self.ctx, id.as_str(), None).await {
-                let message = format!("an earlier start may still succeed: {}", error.replace(id.as_str(), "it"));
-                return Err(self.ctx.start_failed(self.pod, spec, CREATE_ERROR, message));
+            if let Err(source) = remove::remove_instance(self.ctx, id.as_str(), None).await {
+                return Err(self.failed(spec, PodError::ReplaceContainer { id: id.to_string(), source }));
             }
         }
         Ok(())
     }
 
-    /// Creates the instance. A cached image may be removed or replaced by now: then it is looked up once more.
+    /// Creates the instance. A cached image may have been removed or replaced: then it is inspected once more.
     async fn create(
         self,
         spec: &ContainerSpec<'_>,
         found: FoundImage,
         restarts: u32,
-    ) -> Result<(FoundImage, ContainerId), StartFailure> {
-        let Self { ctx, pod, sandbox, .. } = self;
+    ) -> Result<(FoundImage, ContainerId), PodError> {
+        let Self { ctx, pass, sandbox, .. } = self;
         match self.create_from(spec, &found, restarts).await {
-            Err(first) if matches!(found.origin, Origin::Remembered { .. }) && first.token == CREATE_ERROR => {
-                ctx.images.remove_cached(names::pod_uid(pod), &found.name);
-                let fresh = image::ensure(ctx, pod, spec, &sandbox.config, self.before_pull).await?;
+            Err(first @ PodError::CreateContainer { .. }) if matches!(found.origin, Origin::Cached { .. }) => {
+                ctx.images.remove_cached(pass.uid(), &found.name);
+                let fresh = image::ensure(ctx, &pass.pod, spec, &sandbox.config, self.before_pull).await?;
                 if fresh.origin == Origin::Present && fresh.image == found.image {
-                    return Err(self.create_failed(spec, first));
+                    return Err(self.failed(spec, first));
                 }
-                let id =
-                    self.create_from(spec, &fresh, restarts).await.map_err(|error| self.create_failed(spec, error))?;
+                let id = self.create_from(spec, &fresh, restarts).await.map_err(|error| self.failed(spec, error))?;
                 Ok((fresh, id))
             }
-            Err(error) => Err(self.create_failed(spec, error)),
+            Err(error) => Err(self.failed(spec, error)),
             Ok(id) => Ok((found, id)),
         }
     }
@@ -110,41 +105,40 @@ impl StartContext<'_> {
         spec: &ContainerSpec<'_>,
         found: &FoundImage,
         restarts: u32,
-    ) -> Result<ContainerId, StartFailure> {
-        let Self { ctx, pod, snapshot, sandbox, .. } = self;
-        let config = config::configure(ctx, pod, spec, sandbox, snapshot, &found.image, restarts)
+    ) -> Result<ContainerId, PodError> {
+        let Self { ctx, pass, sandbox, .. } = self;
+        let container = || spec.container.name.clone();
+        let config = config::configure(ctx, pass, spec, sandbox, &found.image, restarts)
             .await
-            .map_err(|message| report::failure("CreateContainerConfigError", message))?;
+            .map_err(|source| PodError::ConfigureContainer { container: container(), source })?;
         let created = ctx.runtime.create_container(sandbox.id.as_str(), config, sandbox.config.clone()).await;
-        created.map(ContainerId::from).map_err(|error| report::failure(CREATE_ERROR, error.message()))
+        created.map(ContainerId::from).map_err(|source| PodError::CreateContainer { container: container(), source })
     }
 
-    fn create_failed(self, spec: &ContainerSpec<'_>, failure: StartFailure) -> StartFailure {
-        let message = format!("Error: {}", failure.message);
-        self.ctx.container_event(self.pod, spec, EventType::Warning, "Failed", &message);
-        failure
+    /// Sends the event of a failed step.
+    fn failed(self, spec: &ContainerSpec<'_>, error: PodError) -> PodError {
+        self.ctx.report_start(&self.pass.pod, spec, &error);
+        error
     }
 
     /// Links the log below the folder of all containers' logs, if it exists.
     fn link_log(self, container: &str, restarts: u32, id: &ContainerId) {
         let Some(links) = &self.ctx.files.log_links else { return };
-        let log = config::log_dir(self.ctx, self.pod).join(names::log_path(container, restarts));
-        if let Err(error) = link(&log, &links.join(names::log_link_name(self.pod, container, id.as_str()))) {
+        let log = config::log_dir(&self.ctx.settings, &self.pass.pod).join(names::log_path(container, restarts));
+        if let Err(error) = link(&log, &links.join(names::log_link_name(&self.pass.pod, container, id.as_str()))) {
             tracing::warn!(container, %id, %error, "cannot link the container log");
         }
     }
 
-    /// Looks up a cached image again, for the next start.
+    /// Inspects a cached image again, for the next start.
     async fn refresh_image(self, found: &FoundImage) {
-        let (images, uid) = (&self.ctx.images, names::pod_uid(self.pod));
-        match images.inspect(&found.name, self.pod.metadata.annotations.as_ref()).await {
+        let (images, uid) = (&self.ctx.images, self.pass.uid());
+        match images.inspect(&found.name, self.pass.pod.metadata.annotations.as_ref()).await {
             Ok(Some(facts)) => images.set_cached(uid, &found.name, facts, self.ctx.clock.now()),
             Ok(None) | Err(_) => images.remove_cached(uid, &found.name),
         }
     }
 }
-
-const CREATE_ERROR: &str = "CreateContainerError";
 
 fn link(log: &Path, link: &Path) -> std::io::Result<()> {
     if !log.exists() {

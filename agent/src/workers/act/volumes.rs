@@ -5,10 +5,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
+use super::PodError;
 use crate::model::backoff_delay;
 use crate::recorder::EventType;
 use crate::volumes::FailedVolume;
 use crate::volumes::RefreshDue;
+use crate::workers::generate::NodeSettings;
 use crate::workers::generate::names;
 use crate::workers::generate::qos;
 use crate::workers::generate::qos::ResourceKind;
@@ -21,10 +23,10 @@ const LAST_RETRY: Duration = Duration::from_secs(122);
 ///
 /// # Errors
 /// Some volumes cannot be set up; each has its event.
-pub(super) async fn set_up(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
-    match ctx.volumes.set_up(pod, memory(ctx, pod)).await {
+pub(super) async fn set_up(ctx: &ActContext, pod: &Pod) -> Result<(), PodError> {
+    match ctx.volumes.set_up(pod, memory(&ctx.settings, pod)).await {
         Ok(_) => Ok(()),
-        Err(failed) => Err(send_events(ctx, pod, &failed)),
+        Err(failed) => Err(report_failed(ctx, pod, failed)),
     }
 }
 
@@ -32,8 +34,8 @@ pub(super) async fn set_up(ctx: &ActContext, pod: &Pod) -> Result<(), String> {
 ///
 /// # Errors
 /// Some could not be, and keep their content; each has its event.
-pub async fn refresh(ctx: &ActContext, pod: &Pod) -> Result<RefreshDue, String> {
-    ctx.volumes.refresh(pod, memory(ctx, pod)).await.map_err(|failed| send_events(ctx, pod, &failed))
+pub async fn refresh(ctx: &ActContext, pod: &Pod) -> Result<RefreshDue, PodError> {
+    ctx.volumes.refresh(pod, memory(&ctx.settings, pod)).await.map_err(|failed| report_failed(ctx, pod, failed))
 }
 
 /// The pause after so many failures in a row to set up volumes.
@@ -41,24 +43,23 @@ pub fn retry_after(failures: u32) -> Duration {
     backoff_delay(FIRST_RETRY, LAST_RETRY, failures)
 }
 
-/// Bytes a volume in memory may take: what the node has to give, and no more than the pod's own limit.
-fn memory(ctx: &ActContext, pod: &Pod) -> Option<i64> {
-    let of_node = ctx.settings.resources.allocatable.get("memory").map(|amount| amount.value());
+/// Size limit of a volume in memory in bytes: the node's allocatable memory, and no more than the pod's own limit.
+fn memory(settings: &NodeSettings, pod: &Pod) -> Option<i64> {
+    let of_node = settings.resources.allocatable.get("memory").map(|amount| amount.value());
     // A limit that cannot be parsed is reported when it is applied.
     let limits = qos::pod_total(pod, ResourceKind::Limits, true).unwrap_or_default();
     let of_pod = limits.get("memory").map(|amount| amount.value());
     [of_node, of_pod].into_iter().flatten().filter(|bytes| *bytes > 0).min()
 }
 
-fn send_events(ctx: &ActContext, pod: &Pod, failed: &[FailedVolume]) -> String {
-    for failure in failed {
+/// Sends the event of each volume that could not be set up.
+fn report_failed(ctx: &ActContext, pod: &Pod, failed: Vec<FailedVolume>) -> PodError {
+    for failure in &failed {
         ctx.pod_event(pod, EventType::Warning, "FailedMount", &failure.to_string());
     }
-    let names: Vec<&str> = failed.iter().map(|failure| failure.volume.as_str()).collect();
-    let first = failed.first().map(|failure| failure.error.to_string()).unwrap_or_default();
-    let all = names.join(" ");
-    tracing::debug!(pod = names::describe(pod), volumes = all, error = first, "volumes not set up");
-    format!("unmounted volumes=[{all}], unattached volumes=[], failed to process volumes=[]: {first}")
+    let error = PodError::SetUpVolumes { failed };
+    tracing::debug!(pod = names::describe(pod), %error, "volumes not set up");
+    error
 }
 
 #[cfg(test)]

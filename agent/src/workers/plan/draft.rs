@@ -1,4 +1,4 @@
-//! A plan in the making: the words in which the other parts express decisions.
+//! A plan that is being built.
 
 use k8s_openapi::api::core::v1::Container;
 
@@ -55,7 +55,7 @@ impl<'a> Draft<'a> {
         self.input.snapshot.newest(container.name())
     }
 
-    /// The container is dead and what follows hangs on its exit code.
+    /// The container has exited and the next action depends on its exit code.
     pub(super) fn await_exit_code(&mut self) {
         self.actions.await_confirmation = true;
     }
@@ -85,8 +85,7 @@ impl<'a> Draft<'a> {
         !self.regular.is_empty()
     }
 
-    /// The pod is done: nothing is started, what still runs is ended with its sandbox. No ephemeral container is
-    /// started either; there is no sandbox left to start it in.
+    /// The pod has terminated: nothing is started, also no ephemeral container; what still runs is stopped with its sandbox.
     pub(super) fn kill_pod(&mut self) {
         self.actions.kill_pod = true;
         self.actions.sandbox = SandboxPlan::None;
@@ -96,7 +95,7 @@ impl<'a> Draft<'a> {
         self.regular.clear();
     }
 
-    /// Another sandbox: the pod is killed and its init containers are forgotten, so that they run again.
+    /// Another sandbox: the pod is killed and instances of its init containers are removed, so that they run again.
     pub(super) fn replace_sandbox(&mut self, attempt: u32, replaces: Option<SandboxId>) {
         self.actions.kill_pod = true;
         self.actions.sandbox = SandboxPlan::Create { attempt, replaces };
@@ -111,15 +110,15 @@ impl<'a> Draft<'a> {
         self.actions.kill.push(KillContainer { id, name, reason, message, grace_override: None });
     }
 
-    /// Of each init container and sidecar only the newest dead instance stays; the logs of the others go with them.
+    /// Removes all but the newest exited instance of each init container and sidecar, with their logs.
     fn prune_old_init(&mut self) {
         let snapshot = self.input.snapshot;
         for container in spec::init_containers(self.input.pod) {
-            let dead = snapshot.containers.iter().filter(|instance| {
+            let exited = snapshot.containers.iter().filter(|instance| {
                 instance.name == container.name
                     && matches!(instance.state, ContainerState::Exited | ContainerState::Unknown)
             });
-            self.actions.prune.extend(dead.skip(1).map(|instance| remove(instance, false)));
+            self.actions.prune.extend(exited.skip(1).map(|instance| remove(instance, false)));
         }
     }
 

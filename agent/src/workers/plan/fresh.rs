@@ -1,4 +1,4 @@
-//! The pod needs another sandbox: what to start in it, or why not to make it.
+//! The pod needs another sandbox: which containers to start in it, or none.
 
 use super::draft::Draft;
 use crate::model::ContainerState;
@@ -9,8 +9,8 @@ use crate::model::restart::RestartPolicy;
 use crate::model::spec;
 use crate::model::spec::SpecContainer;
 
-/// Fate of a regular container whose pod starts over.
-enum Again {
+/// Whether a regular container runs in a new sandbox.
+enum Restart {
     Yes,
     Done,
     AwaitExitCode,
@@ -31,10 +31,10 @@ pub(super) fn plan(draft: &mut Draft<'_>, attempt: u32, replaces: Option<Sandbox
     for container in spec::classified_regular(pod) {
         let newest = draft.newest(&container);
         seen |= newest.is_some_and(|status| status.state != ContainerState::Unknown);
-        match again(RestartPolicy::of_container(pod, container.spec, draft.input.gates), newest) {
-            Again::Yes => starts.push(container),
-            Again::Done => {}
-            Again::AwaitExitCode => draft.await_exit_code(),
+        match restart_in_new_sandbox(RestartPolicy::of_container(pod, container.spec, draft.input.gates), newest) {
+            Restart::Yes => starts.push(container),
+            Restart::Done => {}
+            Restart::AwaitExitCode => draft.await_exit_code(),
         }
     }
     if draft.actions.await_confirmation {
@@ -55,15 +55,15 @@ fn may_yet_restart_all(draft: &Draft<'_>, container: &SpecContainer<'_>) -> bool
     draft.newest(container).is_some_and(undecided) && restart::may_restart_all(container.spec, draft.input.gates)
 }
 
-fn again(policy: RestartPolicy, newest: Option<&ContainerStatus>) -> Again {
+fn restart_in_new_sandbox(policy: RestartPolicy, newest: Option<&ContainerStatus>) -> Restart {
     match newest {
         Some(last) if policy == RestartPolicy::OnFailure && last.state == ContainerState::Exited => {
             match last.exit_code {
-                Some(0) => Again::Done,
-                Some(_) => Again::Yes,
-                None => Again::AwaitExitCode,
+                Some(0) => Restart::Done,
+                Some(_) => Restart::Yes,
+                None => Restart::AwaitExitCode,
             }
         }
-        _ => Again::Yes,
+        _ => Restart::Yes,
     }
 }

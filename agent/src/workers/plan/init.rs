@@ -1,14 +1,14 @@
-//! Init containers one after the other, sidecars for good (KEP-753).
+//! Init containers run one after the other, sidecars keep running (KEP-753).
 //!
 //! Read from the last to the first: finished init containers may have been removed, so the latest one with an
-//! instance tells how far the pod is. Everything before it is done; only sidecars among those are still looked after.
+//! instance shows how far initialisation is. Everything before it is done; of those only sidecars are restarted.
 
-use super::ProbeResult;
 use super::draft::Draft;
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::KillReason;
+use crate::model::ProbeResult;
 use crate::model::container_hash;
 use crate::model::restart;
 use crate::model::restart::RestartDecision;
@@ -22,12 +22,12 @@ pub(super) enum Progress {
     /// Regular containers may run.
     Done,
     /// Not yet.
-    Underway,
+    InProgress,
     /// An init container failed for good.
     Failed,
 }
 
-/// What one entry with an instance means for the pod.
+/// What follows from one entry with an instance.
 enum InitStep {
     /// This entry is done: the next one may start, or, after the last one, the regular containers.
     Next,
@@ -66,7 +66,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) -> Progress {
     if !later_has_run && let Some(first) = entries.first() {
         draft.start(first);
     }
-    if initialised { Progress::Done } else { Progress::Underway }
+    if initialised { Progress::Done } else { Progress::InProgress }
 }
 
 /// A regular container that runs or is about to proves that initialisation was done. One that exited does not: it

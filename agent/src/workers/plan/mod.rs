@@ -1,5 +1,4 @@
-//! What shall happen to one pod now: a pure function of spec, snapshot, history and clock. Decides completely, one
-//! step at a time; refuses to do anything, to read a clock and to guess an exit code.
+//! The next actions for one pod: a pure function of spec, snapshot, history and time. Guesses no exit code.
 //!
 //! ```text
 //!  restart-all pending? ─yes─▶ remove every instance      (restart_all)
@@ -11,8 +10,8 @@
 //!
 //! Two assumptions make the plan safe. The snapshot was sampled after the worker's own last action, so an instance in
 //! state Created is the leftover of a start that failed, or of one whose result was lost: the call timed out,
-//! or the agent that made it was killed. The latter may still succeed, so the leftover goes before another instance
-//! comes (`StartContainer::replaces`). And a death proven by the kernel is final, so it is acted on before the runtime
+//! or the agent that made it was killed. The latter may still succeed, so the leftover is removed before another instance
+//! is created (`StartContainer::replaces`). And an exit proven by the kernel is final, so it is acted on before the runtime
 //! confirms it; only where the exit code matters and is not known yet does the plan leave the container alone and say
 //! so (`PodActions::await_confirmation`).
 
@@ -24,14 +23,13 @@ mod restart_all;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::model::ContainerId;
 use crate::model::PodActions;
 use crate::model::PodSnapshot;
+use crate::model::ProbeResults;
 use crate::model::SandboxNeed;
 use crate::model::SandboxPlan;
 use crate::model::restart;
@@ -39,34 +37,14 @@ use crate::model::restart::RestartGates;
 use crate::workers::backoff::BackoffHistory;
 use draft::Draft;
 
-/// A published probe result.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ProbeResult {
-    /// The container is well.
-    Success,
-    /// It is not.
-    Failure,
-    /// Probing began, nothing is decided.
-    Unknown,
-}
-
-/// Probe results by container instance. An instance without an entry has no result yet.
-#[derive(Clone, Debug, Default)]
-pub struct ProbeResults {
-    /// Liveness probes.
-    pub liveness: HashMap<ContainerId, ProbeResult>,
-    /// Startup probes.
-    pub startup: HashMap<ContainerId, ProbeResult>,
-}
-
 /// Everything a plan depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanInput<'a> {
     /// The desired pod, with its allocated resources.
     pub pod: &'a Pod,
-    /// What the runtime said of it, sampled after the worker's last action.
+    /// What the runtime reported, sampled after the worker's last action.
     pub snapshot: &'a PodSnapshot,
-    /// Crash-loop history. The plan only reads it; who executes a start records it.
+    /// Crash-loop history. The plan only reads it; executing a start records it.
     pub history: &'a BackoffHistory,
     /// Probe results.
     pub probes: &'a ProbeResults,
@@ -98,12 +76,12 @@ pub fn plan(input: &PlanInput<'_>) -> PodActions {
     draft.finish()
 }
 
-/// The sandbox stays: bring every container to where it should be.
+/// The sandbox stays: plans ephemeral, init and regular containers.
 fn keep_sandbox(draft: &mut Draft<'_>) {
     draft.start_new_ephemeral();
     match init::plan(draft) {
         init::Progress::Done => regular::plan(draft),
-        init::Progress::Underway => {}
+        init::Progress::InProgress => {}
         init::Progress::Failed => draft.kill_pod(),
     }
 }

@@ -1,10 +1,10 @@
 //! Regular containers of an initialised pod: keep, start, or kill and perhaps start.
 
-use super::ProbeResult;
 use super::draft::Draft;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::KillReason;
+use crate::model::ProbeResult;
 use crate::model::container_hash;
 use crate::model::restart;
 use crate::model::restart::RestartDecision;
@@ -18,7 +18,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         let newest = draft.newest(&container);
         kept += usize::from(match newest.filter(|status| status.state == ContainerState::Running) {
             Some(running) => keep_running(draft, &container, running),
-            None => revive(draft, &container, newest),
+            None => start_if_due(draft, &container, newest),
         });
     }
     // Sidecars alone do not keep a pod alive.
@@ -27,8 +27,8 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
 }
 
-/// Starts what is not running, if it may run. True if the container's fate is still open.
-fn revive(draft: &mut Draft<'_>, container: &SpecContainer<'_>, newest: Option<&ContainerStatus>) -> bool {
+/// Starts a container that does not run, if it may run. True if that depends on an exit code that is not known yet.
+fn start_if_due(draft: &mut Draft<'_>, container: &SpecContainer<'_>, newest: Option<&ContainerStatus>) -> bool {
     match restart::should_start(draft.input.pod, container.spec, newest, draft.input.gates) {
         RestartDecision::Leave => false,
         RestartDecision::AwaitExitCode => {
@@ -46,7 +46,8 @@ fn revive(draft: &mut Draft<'_>, container: &SpecContainer<'_>, newest: Option<&
     }
 }
 
-/// Kills what must not run on, and starts it again where policy (not rules) allows. True if it is kept.
+/// Kills a container that must not keep running, and starts it again where the policy (not rules) allows. True if it is
+/// kept.
 fn keep_running(draft: &mut Draft<'_>, container: &SpecContainer<'_>, running: &ContainerStatus) -> bool {
     let Some((reason, what)) = reason_to_kill(draft, container, running) else {
         return true;

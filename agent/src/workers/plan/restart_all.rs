@@ -1,7 +1,7 @@
-//! RestartAllContainers (KEP-5532): every instance of the pod's init and regular containers goes, sandbox, volumes
-//! and logs stay, and the next pass starts over from the first init container.
+//! RestartAllContainers (KEP-5532): removes every instance of the pod's init and regular containers; sandbox,
+//! volumes and logs stay, and the next pass starts with the first init container.
 //!
-//! The instances whose exit demanded it go last, so that the demand stands until everything else is gone.
+//! The instances whose exit triggered it are removed last, so that it stays pending until all others are removed.
 
 use super::draft::Draft;
 use super::draft::remove;

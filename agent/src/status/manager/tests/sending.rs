@@ -363,7 +363,15 @@ fn publish(site: &Harness, pod: &Pod, containers: Vec<ContainerStatus>) {
 }
 
 fn observations(reasons: &HashMap<String, StartFailure>, is_terminal: bool) -> PodObservations<'_> {
-    PodObservations { reasons, qos_class: "BestEffort", resources: None, recursive_read_only: false, is_terminal }
+    PodObservations {
+        reasons,
+        qos_class: "BestEffort",
+        resources: None,
+        recursive_read_only: false,
+        is_terminal,
+        probes: None,
+        termination: None,
+    }
 }
 
 /// A pod with one container, as the scheduler has left it.

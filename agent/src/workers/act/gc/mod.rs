@@ -8,17 +8,21 @@ mod plan;
 
 use std::collections::HashSet;
 use std::fs;
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
+use super::Cause;
+use super::PodError;
 use super::pod_termination;
 use super::remove;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
+use crate::runtime::Runtime;
 use crate::workers::generate::names;
 
 /// Grace period of a container in unknown state, whose own is not known: the kubelet's minimum.
@@ -32,46 +36,47 @@ pub fn has_garbage(snapshot: &PodSnapshot) -> bool {
 
 /// Removes exited instances with their logs, and old sandboxes, of a pod that stays. Continues after failures and returns
 /// them.
-pub async fn collect_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
+pub async fn collect_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
     let (mut failed, mut gone) = (Vec::new(), HashSet::new());
     for status in plan::surplus(snapshot) {
         match remove_surplus(ctx, status).await {
             Ok(()) => {
                 gone.insert(&status.id);
             }
-            Err(error) => failed.push(error),
+            Err(source) => failed.push(PodError::CollectContainer { id: status.id.to_string(), source }),
         }
     }
     for sandbox in plan::old_sandboxes(snapshot, &gone) {
-        failed.extend(remove::remove_sandbox(ctx, sandbox.as_str()).await.err());
+        failed.extend(remove::remove_sandbox(&ctx.runtime, sandbox).await.err());
     }
     failed
 }
 
-async fn remove_surplus(ctx: &ActContext, status: &ContainerStatus) -> Result<(), String> {
+async fn remove_surplus(ctx: &ActContext, status: &ContainerStatus) -> Result<(), Cause> {
     let id = status.id.as_str();
     if status.state == ContainerState::Unknown {
         let stopped = ctx.runtime.stop_container(id, MIN_GRACE).await;
-        stopped.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error.rpc_text()) })?;
+        stopped.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })?;
     }
     remove::remove_instance(ctx, id, Some(&status.log_path)).await
 }
 
 /// Removes all exited instances of a pod that is removed itself, with their logs. Continues after failures and returns
 /// them.
-pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<String> {
+pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
     let mut failed = Vec::new();
     for status in plan::dead(snapshot) {
-        failed.extend(remove::remove_instance(ctx, status.id.as_str(), Some(&status.log_path)).await.err());
+        let removed = remove::remove_instance(ctx, status.id.as_str(), Some(&status.log_path)).await;
+        failed.extend(removed.err().map(|source| PodError::CollectContainer { id: status.id.to_string(), source }));
     }
     failed
 }
 
 /// Removes log folders of pods whose UID is not `known`, and links to logs that no longer exist. A pod must be known before
 /// its log folder is made. Continues after failures and returns them.
-pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<String> {
+pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<PodError> {
     let mut failed = Vec::new();
-    for folder in log_folders(ctx, known) {
+    for folder in log_folders(&ctx.settings.pod_logs_dir, known) {
         let removing = folder.display().to_string();
         match pod_termination::remove_tree(folder).await {
             Ok(()) => tracing::info!(folder = removing, "removed the logs of a deleted pod"),
@@ -82,13 +87,13 @@ pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec
     failed
 }
 
-fn log_folders(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+fn log_folders(logs: &Path, known: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let is_gone = |entry: &fs::DirEntry| {
         let name = entry.file_name();
         let uid = name.to_str().and_then(names::uid_of_log_dir);
         uid.is_some_and(|uid| !known(uid)) && entry.file_type().is_ok_and(|kind| kind.is_dir())
     };
-    let entries = fs::read_dir(&ctx.settings.pod_logs_dir).into_iter().flatten().flatten();
+    let entries = fs::read_dir(logs).into_iter().flatten().flatten();
     entries.filter(is_gone).map(|entry| entry.path()).collect()
 }
 
@@ -101,7 +106,7 @@ async fn remove_dangling(ctx: &ActContext) {
             continue;
         }
         let id = entry.file_name().to_str().and_then(names::id_of_log_link).map(str::to_owned);
-        if !has_exited(ctx, id.as_deref()).await {
+        if !has_exited(&ctx.runtime, id.as_deref()).await {
             continue;
         }
         if let Err(error) = fs::remove_file(&path) {
@@ -110,9 +115,9 @@ async fn remove_dangling(ctx: &ActContext) {
     }
 }
 
-async fn has_exited(ctx: &ActContext, id: Option<&str>) -> bool {
+async fn has_exited(runtime: &Runtime, id: Option<&str>) -> bool {
     let Some(id) = id else { return true };
-    match ctx.runtime.container_status(id, false).await {
+    match runtime.container_status(id, false).await {
         Ok(inspection) => inspection.status.state() == cri::ContainerState::ContainerExited,
         Err(_) => true,
     }

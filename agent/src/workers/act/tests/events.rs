@@ -1,4 +1,4 @@
-//! The events of carrying out plans: reasons, messages and field paths as users of kubelets know them.
+//! Events of executing plans: reasons, messages and field paths as users of kubelets know them.
 
 use tonic::Status;
 
@@ -6,7 +6,7 @@ use super::*;
 
 async fn events(node: &mut Node, pod: &Pod, actions: PodActions, snapshot: &PodSnapshot) -> Vec<String> {
     execute(&node.ctx, pod, &actions, snapshot).await;
-    node.told.take()
+    node.events.take()
 }
 
 #[tokio::test(start_paused = true)]
@@ -28,8 +28,8 @@ async fn starts_of_each_kind() {
             "N Created: Container created",
             "N Started: Container started",
         ];
-        let told = events(&mut node, &pod(spec.clone()), actions(keep(), vec![start]), &running(&[])).await;
-        assert_eq!(told, expected.map(|event| format!("pod {path} {event}")));
+        let sent = events(&mut node, &pod(spec.clone()), actions(keep(), vec![start]), &running(&[])).await;
+        assert_eq!(sent, expected.map(|event| format!("pod {path} {event}")));
     }
 }
 
@@ -99,9 +99,9 @@ async fn image_steps() {
             node.runtime.fail(if policy == "Never" { "ImageStatus" } else { "PullImage" }, status);
         }
         let pod = pod(json!({"containers": [{"name": "c", "image": image_name, "imagePullPolicy": policy}]}));
-        let told = events(&mut node, &pod, actions(keep(), vec![regular(0, "c")]), &running(&[])).await;
-        assert_eq!(told.len(), expected.len(), "{told:?}");
-        for (event, expected) in told.iter().zip(expected) {
+        let sent = events(&mut node, &pod, actions(keep(), vec![regular(0, "c")]), &running(&[])).await;
+        assert_eq!(sent.len(), expected.len(), "{sent:?}");
+        for (event, expected) in sent.iter().zip(expected) {
             assert!(event.starts_with(&format!("pod spec.containers{{c}} {expected}")), "{event}");
         }
     }
@@ -113,13 +113,13 @@ async fn a_pull_held_back() {
     let pod = pod(json!({}));
     let plan = || actions(keep(), vec![regular(0, "c")]);
     events(&mut node, &pod, plan(), &running(&[])).await;
-    let told = events(&mut node, &pod, plan(), &running(&[])).await;
+    let sent = events(&mut node, &pod, plan(), &running(&[])).await;
     let path = "pod spec.containers{c}";
     let expected = [
         format!(r#"{path} N BackOff: Back-off pulling image "app:1""#),
         format!("{path} W Failed: Error: ImagePullBackOff"),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(sent, expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -127,9 +127,9 @@ async fn a_start_held_back() {
     let mut node = Node::new();
     let blocked = Blocked { backoff: Duration::from_secs(10), until: SystemTime::UNIX_EPOCH };
     let start = StartContainer { blocked: Some(blocked), ..regular(0, "c") };
-    let told = events(&mut node, &pod(json!({})), actions(keep(), vec![start]), &running(&[])).await;
+    let sent = events(&mut node, &pod(json!({})), actions(keep(), vec![start]), &running(&[])).await;
     let expected = "pod spec.containers{c} W BackOff: Back-off restarting failed container c in pod pod_ns(uid)";
-    assert_eq!(told, [expected]);
+    assert_eq!(sent, [expected]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -146,9 +146,9 @@ async fn containers_that_cannot_be_created_or_started() {
         let mut node = Node::new();
         node.has_image("app:1", "sha256:1");
         node.runtime.fail(method, Status::unknown(text));
-        let told = events(&mut node, &pod(json!({})), actions(keep(), vec![regular(0, "c")]), &running(&[])).await;
+        let sent = events(&mut node, &pod(json!({})), actions(keep(), vec![regular(0, "c")]), &running(&[])).await;
         let expected: Vec<String> = expected.iter().map(|event| format!("pod spec.containers{{c}} {event}")).collect();
-        assert_eq!(told[1..], expected, "after Pulled");
+        assert_eq!(sent[1..], expected, "after Pulled");
     }
 }
 
@@ -158,18 +158,18 @@ async fn sandboxes() {
     node.has_image("app:1", "sha256:1");
     let changed = SandboxPlan::Create { attempt: 1, replaces: Some("sandbox-0".into()) };
     let plan = PodActions { kill_pod: true, ..actions(changed, vec![]) };
-    let told = events(&mut node, &pod(json!({})), plan, &running(&["c"])).await;
+    let sent = events(&mut node, &pod(json!({})), plan, &running(&["c"])).await;
     let expected = [
         "pod N SandboxChanged: Pod sandbox changed, it will be killed and re-created.",
         "pod spec.containers{c} N Killing: Stopping container c",
     ];
-    assert_eq!(told, expected);
+    assert_eq!(sent, expected);
 
     node.runtime.fail("RunPodSandbox", Status::unknown("no network"));
-    let told = events(&mut node, &pod(json!({})), actions(create(), vec![]), &empty()).await;
+    let sent = events(&mut node, &pod(json!({})), actions(create(), vec![]), &empty()).await;
     let expected =
         "pod W FailedCreatePodSandBox: Failed to create pod sandbox: rpc error: code = Unknown desc = no network";
-    assert_eq!(told, [expected]);
+    assert_eq!(sent, [expected]);
 
     let mut deleted = pod(json!({}));
     deleted.metadata.deletion_timestamp = Some(testing::time(Duration::ZERO));
@@ -177,14 +177,14 @@ async fn sandboxes() {
     assert_eq!(events(&mut node, &deleted, actions(create(), vec![]), &empty()).await, [""; 0]);
 
     let cluster_dns = pod(json!({"dnsPolicy": "ClusterFirst"}));
-    let told = events(&mut node, &cluster_dns, actions(create(), vec![]), &empty()).await;
+    let sent = events(&mut node, &cluster_dns, actions(create(), vec![]), &empty()).await;
     let message = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. \
                    Falling back to \"Default\" policy.";
     let expected = [
         format!("node W MissingClusterDNS: {message}"),
         format!("pod W MissingClusterDNS: pod: \"pod_ns(uid)\". {message}"),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(sent, expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,14 +193,14 @@ async fn a_name_too_long_for_a_log_folder() {
     let mut pod = pod(json!({}));
     let name = "n".repeat(253);
     pod.metadata.name = Some(name.clone());
-    let told = events(&mut node, &pod, actions(create(), vec![]), &empty()).await;
+    let sent = events(&mut node, &pod, actions(create(), vec![]), &empty()).await;
     let folder = node.path("logs").join(format!("ns_{name}_uid"));
     let expected = format!(
         "{name} W FailedCreatePodSandBox: Failed to create pod sandbox: mkdir {}: file name too long: namespace, name and \
          UID of the pod make 260 bytes",
         folder.display()
     );
-    assert_eq!(told, [expected]);
+    assert_eq!(sent, [expected]);
     assert_eq!(node.runtime.take_calls(), Vec::<String>::new());
 }
 
@@ -208,12 +208,12 @@ async fn a_name_too_long_for_a_log_folder() {
 async fn a_network_that_is_not_ready() {
     let mut node = Node::new();
     node.network.send_replace(Some("cni plugin not initialized".to_owned()));
-    let told = events(&mut node, &pod(json!({})), actions(create(), vec![]), &empty()).await;
-    assert_eq!(told, ["pod W NetworkNotReady: network is not ready: cni plugin not initialized"]);
+    let sent = events(&mut node, &pod(json!({})), actions(create(), vec![]), &empty()).await;
+    assert_eq!(sent, ["pod W NetworkNotReady: network is not ready: cni plugin not initialized"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn planned_kills_tell_their_reason() {
+async fn planned_kills_have_their_own_message() {
     let mut node = Node::new();
     let message = "Container c definition changed, will be restarted";
     let kill = KillContainer {
@@ -224,6 +224,6 @@ async fn planned_kills_tell_their_reason() {
         grace_override: None,
     };
     let plan = PodActions { kill: vec![kill], ..actions(SandboxPlan::None, vec![]) };
-    let told = events(&mut node, &pod(json!({})), plan, &running(&["c"])).await;
-    assert_eq!(told, [format!("pod spec.containers{{c}} N Killing: {message}")]);
+    let sent = events(&mut node, &pod(json!({})), plan, &running(&["c"])).await;
+    assert_eq!(sent, [format!("pod spec.containers{{c}} N Killing: {message}")]);
 }

@@ -1,4 +1,4 @@
-//! A runtime of few words for these tests: answers what a plan asks, keeps every call, fails where told to.
+//! A fake runtime: answers the calls of a plan, records every call, fails where a test says so.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -21,16 +21,16 @@ use crate::runtime::tests::server::Script;
 use crate::runtime::tests::server::Socket;
 use crate::runtime::tests::server::say;
 
-/// What the runtime holds and what it was asked.
+/// Objects of the runtime and the calls it received.
 #[derive(Default)]
 pub(super) struct State {
     /// Every call as `Method what`.
     pub(super) calls: Vec<String>,
     /// Images by name.
     pub(super) images: BTreeMap<String, cri::Image>,
-    /// Images that a pull brings.
+    /// Images that can be pulled.
     pub(super) registry: BTreeMap<String, cri::Image>,
-    /// Answers to come instead of the usual one, by method, one per call.
+    /// Errors of the next calls, by method, one per call.
     pub(super) failures: HashMap<&'static str, Vec<Status>>,
     /// How long a container takes to stop, by id.
     pub(super) stops: HashMap<String, Duration>,

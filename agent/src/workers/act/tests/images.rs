@@ -55,7 +55,7 @@ async fn pulls_are_measured_by_size() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_of_images_is_counted() {
+async fn image_requests_are_counted() {
     let mut node = Node::new();
     let metrics = crate::metrics::Metrics::new();
     node.ctx.metrics = Some(metrics.clone());
@@ -128,7 +128,7 @@ async fn runtimes_name_the_kind_of_a_failed_pull() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_cannot_be_looked_at() {
+async fn an_image_that_cannot_be_inspected() {
     let node = Node::new();
     node.runtime.fail("ImageStatus", Status::internal("broken"));
     let failure = started(&node, &with_policy("x:1", "IfNotPresent")).await.expect_err("failed");
@@ -137,7 +137,7 @@ async fn an_image_that_cannot_be_looked_at() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_image_is_found_out_and_pulled_again() {
+async fn a_deleted_image_is_pulled_again() {
     let node = Node::new();
     node.has_image("app:1", "sha256:old");
     let pod = pod(json!({}));
@@ -174,7 +174,7 @@ async fn a_container_that_cannot_be_created_is_not_tried_twice_with_the_same_ima
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_memory_is_refreshed_after_the_start() {
+async fn an_old_cache_entry_is_refreshed_after_the_start() {
     let node = Node::new();
     node.has_image("app:1", "sha256:1");
     let pod = pod(json!({}));

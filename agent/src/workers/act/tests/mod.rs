@@ -1,12 +1,13 @@
-//! Plans carried out against a small fake of the runtime, on paused time.
+//! Plans executed against a fake runtime, on paused time.
 
-mod ends;
 mod events;
 mod fake;
 mod images;
 mod starts;
+mod terminations;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -36,7 +37,7 @@ struct Node {
     dir: tempfile::TempDir,
     runtime: Fake,
     network: watch::Sender<Option<String>>,
-    told: RecordedEvents,
+    events: RecordedEvents,
     ctx: ActContext,
 }
 
@@ -52,7 +53,7 @@ impl Node {
         let runtime = Fake::default();
         let client = runtime.client();
         let (network, ready) = watch::channel(None);
-        let (recorder, told) = listening();
+        let (recorder, events) = listening();
         let limits = PullLimits { per_second: 0, ..PullLimits::default() };
         let ctx = ActContext::new(
             client.clone(),
@@ -70,7 +71,7 @@ impl Node {
             Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)),
             Pacing::new(PacingPolicy::default(), 2),
         );
-        Self { dir, runtime, network, told, ctx }
+        Self { dir, runtime, network, events, ctx }
     }
 
     fn has_image(&self, name: &str, id: &str) {
@@ -80,6 +81,15 @@ impl Node {
     fn path(&self, relative: &str) -> std::path::PathBuf {
         self.dir.path().join(relative)
     }
+}
+
+/// A pass over this pod as of this snapshot.
+fn pass(pod: &Pod, snapshot: &PodSnapshot) -> PassContext {
+    PassContext::new(pod_ref(pod), Arc::new(pod.clone()), Arc::new(snapshot.clone()), StopTerms::default())
+}
+
+async fn execute(ctx: &ActContext, pod: &Pod, actions: &PodActions, snapshot: &PodSnapshot) -> SyncOutcome {
+    super::execute(ctx, &pass(pod, snapshot), actions).await
 }
 
 fn settings(dir: &Path) -> NodeSettings {
@@ -186,4 +196,9 @@ fn tokens(outcome: &SyncOutcome) -> Vec<(&str, &str)> {
         }
     };
     outcome.starts.iter().map(|start| (start.name.as_str(), token(start))).collect()
+}
+
+/// The texts of errors.
+fn texts(errors: &[PodError]) -> Vec<String> {
+    errors.iter().map(ToString::to_string).collect()
 }

@@ -78,7 +78,7 @@ async fn a_restart_is_two_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_an_instance_the_log_files_tell_the_restart_count() {
+async fn without_an_instance_the_log_files_give_the_restart_count() {
     let node = Node::new();
     node.has_image("app:1", "sha256:1");
     let dir = node.path("logs/ns_pod_uid/c");
@@ -152,21 +152,21 @@ async fn a_bad_spec_is_a_configuration_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sandbox_trouble_ends_the_sync() {
+async fn a_failed_sandbox_ends_the_sync() {
     let node = Node::new();
     node.runtime.fail("RunPodSandbox", Status::unknown("no network"));
     let plan = actions(create(), vec![regular(0, "c")]);
     let outcome = execute(&node.ctx, &pod(json!({})), &plan, &empty()).await;
     assert_eq!(outcome.starts, []);
     assert_eq!(
-        outcome.errors,
+        texts(&outcome.errors),
         [
             r#"failed to "CreatePodSandbox" for "pod_ns(uid)" with CreatePodSandboxError: "Failed to create sandbox for pod \"pod_ns(uid)\": rpc error: code = Unknown desc = no network""#
         ]
     );
     std::fs::remove_file(node.path("resolv.conf")).expect("gone");
     let outcome = execute(&node.ctx, &pod(json!({})), &actions(keep(), vec![regular(0, "c")]), &running(&[])).await;
-    assert!(outcome.errors[0].contains("ConfigPodSandboxError"), "{outcome:?}");
+    assert!(outcome.errors[0].to_string().contains("ConfigPodSandboxError"), "{outcome:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,8 +176,8 @@ async fn a_pod_waits_for_the_network_unless_it_is_the_hosts() {
     node.network.send_replace(Some("cni not initialized".into()));
     let plan = actions(create(), vec![regular(0, "c")]);
     let outcome = execute(&node.ctx, &pod(json!({})), &plan, &empty()).await;
-    assert!(outcome.network_not_ready);
-    assert_eq!(outcome.errors, ["network is not ready: cni not initialized"]);
+    assert!(outcome.network_not_ready());
+    assert_eq!(texts(&outcome.errors), ["network is not ready: cni not initialized"]);
     assert_eq!(node.runtime.take_calls(), Vec::<String>::new());
     let outcome = execute(&node.ctx, &pod(json!({"hostNetwork": true})), &plan, &empty()).await;
     assert!(outcome.is_ok(), "{outcome:?}");
@@ -195,12 +195,13 @@ async fn a_volume_that_fails_keeps_the_pod_from_starting() {
     }));
     let outcome = execute(&node.ctx, &pod, &actions(create(), vec![regular(0, "c")]), &empty()).await;
     let expected = "unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: hostPath type check failed: /etc/passwd is not a directory";
-    assert_eq!(outcome.errors, [expected]);
+    assert!(outcome.volumes_not_ready());
+    assert_eq!(texts(&outcome.errors), [expected]);
     assert_eq!(node.runtime.take_calls(), Vec::<String>::new());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pods_cgroup_is_made_and_missed() {
+async fn a_pod_that_runs_without_its_cgroup_is_killed() {
     let tree = tempfile::tempdir().expect("a folder");
     let controllers = [("cpu".to_owned(), tree.path().to_owned())].into();
     let layout = Layout::V1 { controllers, unified: None };
@@ -227,7 +228,7 @@ async fn a_pods_cgroup_is_made_and_missed() {
     std::fs::write(tree.path().join("kubepods"), "in the way").expect("a file");
     let outcome = execute(&node.ctx, &pod, &plan, &empty()).await;
     let expected = "failed to ensure that the pod: uid cgroups exist and are correctly applied: cannot create ";
-    assert!(outcome.errors[0].starts_with(expected), "{outcome:?}");
+    assert!(outcome.errors[0].to_string().starts_with(expected), "{outcome:?}");
 }
 
 #[tokio::test(start_paused = true)]

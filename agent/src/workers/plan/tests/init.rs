@@ -2,13 +2,13 @@
 
 use k8s_openapi::api::core::v1::Probe;
 
-use super::ProbeResult;
 use super::Situation;
 use super::brief;
 use super::init_container;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::KillReason;
+use crate::model::ProbeResult;
 use crate::model::testing::*;
 
 /// A pod with init containers `one` and `two`, then `main`.
@@ -96,7 +96,7 @@ fn a_failed_init_container_of_a_deleted_pod_ends_it() {
 }
 
 #[test]
-fn initialisation_begins_again_once_nothing_tells_of_it() {
+fn initialisation_begins_again_without_any_instance() {
     let ended = chain("Always", vec![exited("main", 0, 1)]);
     assert_eq!(brief(&ended.plan()), "start one");
     let remembered = chain("Always", vec![exited("main", 0, 1), exited("two", 0, 0)]);
@@ -174,7 +174,7 @@ fn a_changed_sidecar_still_lets_the_next_one_start() {
 }
 
 #[test]
-fn only_the_newest_dead_instance_of_an_init_container_stays() {
+fn only_the_newest_exited_instance_of_an_init_container_stays() {
     let history = vec![
         running("main", 0),
         running("side", 2),

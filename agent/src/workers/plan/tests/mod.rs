@@ -17,11 +17,11 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::PlanInput;
-use super::ProbeResult;
-use super::ProbeResults;
 use crate::model::ContainerStatus;
 use crate::model::PodActions;
 use crate::model::PodSnapshot;
+use crate::model::ProbeResult;
+use crate::model::ProbeResults;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
 use crate::model::testing::set_rule;

@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn dead_regular_containers_stay_dead_once_deletion_is_requested(situation in situations()) {
+    fn exited_regular_containers_are_not_started_once_deletion_is_requested(situation in situations()) {
         let situation = situation.deleting();
         let actions = situation.plan();
         if matches!(actions.sandbox, SandboxPlan::Keep(_)) {
@@ -118,13 +118,13 @@ proptest! {
     fn starts_without_a_code_hold_with_every_code(situation in situations(), code in prop::sample::select(vec![0, 1, 42])) {
         let early = situation.plan();
         for start in &early.start {
-            let mut told = situation.clone();
+            let mut confirmed = situation.clone();
             let unknown = |c: &&mut crate::model::ContainerStatus| {
                 c.name == start.name && c.state == ContainerState::Exited && c.exit_code.is_none()
             };
-            let Some(instance) = told.snapshot.containers.iter_mut().find(unknown) else { continue };
+            let Some(instance) = confirmed.snapshot.containers.iter_mut().find(unknown) else { continue };
             instance.exit_code = Some(code);
-            let late = told.plan();
+            let late = confirmed.plan();
             prop_assert!(late.start.contains(start), "{} with code {code}: {early:?} then {late:?}", start.name);
         }
     }

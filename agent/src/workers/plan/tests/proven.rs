@@ -1,4 +1,4 @@
-//! Deaths the kernel proved and the runtime has not confirmed.
+//! Exits that the kernel proved and the runtime has not confirmed.
 
 use super::Situation;
 use super::brief;

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::ProbeResult;
 use super::Situation;
 use super::brief;
 use super::regular_container;
@@ -10,11 +9,12 @@ use crate::model::Blocked;
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::KillReason;
+use crate::model::ProbeResult;
 use crate::model::testing::*;
 use crate::workers::backoff;
 
 #[test]
-fn dead_containers_follow_their_policy() {
+fn exited_containers_follow_their_policy() {
     for (policy, code, expected) in [
         ("Always", 0, "start a"),
         ("Always", 1, "start a"),

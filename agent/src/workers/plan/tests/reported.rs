@@ -15,7 +15,7 @@ use crate::status;
 use crate::status::StatusInput;
 use crate::status::StatusStore;
 
-/// Who hears the statuses and remembers what they must not contradict.
+/// Checks that no status contradicts an earlier one.
 struct Listener {
     store: StatusStore,
     counts: HashMap<String, i32>,
@@ -34,6 +34,7 @@ impl Listener {
             pod: &situation.pod,
             snapshot: &situation.snapshot,
             old: self.store.basis("uid", &situation.pod, None).unwrap_or(&nothing),
+            probes: None,
             reasons: &HashMap::new(),
             qos_class: "BestEffort",
             resources: None,

@@ -24,7 +24,7 @@ const STEPS: usize = 400;
 pub(super) struct World {
     pub(super) situation: Situation,
     ends: HashMap<String, Vec<Option<i32>>>,
-    /// Restart counts already used, as the log folder would tell.
+    /// Restart counts already used, as the names of log files would give.
     counts: HashMap<String, u32>,
     created: i64,
 }
@@ -32,7 +32,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(mut situation: Situation, ends: &[Option<i32>]) -> Self {
         situation.restarting_all = false;
-        situation.probes = super::ProbeResults::default();
+        situation.probes = crate::model::ProbeResults::default();
         for container in spec_containers(&mut situation) {
             container.startup_probe = None;
         }
@@ -48,7 +48,7 @@ impl World {
         self.settle_watched(|_| Ok(()))
     }
 
-    /// `settle`, with someone looking at each situation before it is planned for.
+    /// `settle`, with a check of each situation before it is planned for.
     pub(super) fn settle_watched(
         &mut self,
         mut watch: impl FnMut(&mut Situation) -> Result<(), TestCaseError>,

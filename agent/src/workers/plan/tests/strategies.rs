@@ -1,14 +1,14 @@
-//! Random pods and what a runtime might say of them. At most the newest instance of a container lives.
+//! Random pods and snapshots of them. At most the newest instance of a container runs.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Probe;
 use proptest::prelude::*;
 
-use super::ProbeResult;
 use super::Situation;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
+use crate::model::ProbeResult;
 use crate::model::testing;
 use crate::workers::backoff;
 
@@ -101,7 +101,7 @@ fn container_names(pod: &Pod) -> Vec<String> {
     lasting.chain(spec.ephemeral_containers.unwrap_or_default().into_iter().map(|c| c.name)).collect()
 }
 
-/// Instances of one container, newest first: any state for the newest, dead before that.
+/// Instances of one container, newest first: any state for the newest, exited before that.
 fn history(name: String) -> impl Strategy<Value = Vec<ContainerStatus>> {
     (0_u32..4, states(), prop::sample::select(vec![None, Some(0), Some(1), Some(42)]), prop::bool::weighted(0.9))
         .prop_map(move |(instances, newest, code, same_definition)| {

@@ -1,0 +1,48 @@
+//! Fields `started` and `ready` of containers: whether they run, and what their probes say.
+
+use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::model::ContainerState;
+use crate::model::PodSnapshot;
+use crate::model::ProbeKind;
+use crate::model::ProbeResults;
+use crate::model::spec;
+
+/// Sets both fields of all containers. Without results a container is started and ready while it runs. A container that is
+/// proven dead is neither, even while its exit code is not known yet.
+pub(super) fn set_started_and_ready(
+    pod: &Pod,
+    snapshot: &PodSnapshot,
+    probes: Option<&ProbeResults>,
+    status: &mut PodStatus,
+) {
+    let permits = |container: &ContainerStatus, kind| {
+        probes.zip(snapshot.newest(&container.name)).is_none_or(|(probes, newest)| probes.permits(kind, &newest.id))
+    };
+    let started = |container: &ContainerStatus| {
+        let newest = snapshot.newest(&container.name);
+        let is_alive = is_running(container) && newest.is_none_or(|newest| newest.state == ContainerState::Running);
+        is_alive && permits(container, ProbeKind::Startup)
+    };
+    let ready = |container: &ContainerStatus| started(container) && permits(container, ProbeKind::Readiness);
+    for container in status.container_statuses.iter_mut().flatten() {
+        container.ready = ready(container);
+        container.started = Some(started(container));
+    }
+    for container in status.init_container_statuses.iter_mut().flatten() {
+        container.started = Some(started(container));
+        let entry = spec::init_containers(pod).iter().find(|entry| entry.name == container.name);
+        container.ready = if entry.is_some_and(spec::is_sidecar) { ready(container) } else { has_succeeded(container) };
+    }
+}
+
+fn is_running(status: &ContainerStatus) -> bool {
+    status.state.as_ref().is_some_and(|state| state.running.is_some())
+}
+
+fn has_succeeded(status: &ContainerStatus) -> bool {
+    let terminated = status.state.as_ref().and_then(|state| state.terminated.as_ref());
+    terminated.is_some_and(|terminated| terminated.exit_code == 0)
+}

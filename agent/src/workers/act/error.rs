@@ -1,0 +1,407 @@
+//! Errors of actions on a pod: the action, its target and the cause. One function renders the reason and the message that
+//! users of kubelets know, another the event.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use indexmap::IndexSet;
+use k8s_openapi::api::core::v1::Pod;
+use tonic::Code;
+
+use crate::cgroups::CgroupError;
+use crate::images::PullError;
+use crate::images::ReferenceError;
+use crate::model::StartContainer;
+use crate::model::StartFailure;
+use crate::objects::ObjectError;
+use crate::recorder::EventType;
+use crate::runtime::RuntimeError;
+use crate::volumes::FailedVolume;
+use crate::volumes::VolumeError;
+use crate::workers::backoff::crash_loop_message;
+use crate::workers::generate::GenerateError;
+use crate::workers::generate::names;
+
+/// An action on a pod that failed. Its text is what the pod's sync result says.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the target and the cause of the action")]
+pub enum PodError {
+    /// The runtime's network is not ready; nothing was started.
+    NetworkNotReady { problem: String },
+    /// The pod's directories cannot be created.
+    CreatePodDirectories { source: VolumeError },
+    /// A field of the pod that the agent cannot use.
+    InvalidSpec { source: GenerateError },
+    /// The pod's cgroup cannot be created.
+    CreateCgroup { uid: String, source: CgroupError },
+    /// Volumes cannot be set up; nothing was started.
+    SetUpVolumes { failed: Vec<FailedVolume> },
+
+    /// A container cannot be stopped.
+    KillContainer { container: String, source: Cause },
+    /// A sandbox of the pod cannot be stopped.
+    KillSandbox { uid: String, source: RuntimeError },
+    /// An instance that the plan removes cannot be removed.
+    RemoveContainer { container: String, source: Cause },
+    /// An exited instance cannot be removed by garbage collection.
+    CollectContainer { id: String, source: Cause },
+    /// A sandbox cannot be removed.
+    RemoveSandbox { id: String, source: RuntimeError },
+
+    /// The configuration of an existing sandbox cannot be generated.
+    ConfigureSandbox { pod: String, source: Cause },
+    /// A sandbox cannot be created. `step` is what was tried.
+    CreateSandbox { pod: String, step: &'static str, source: Cause },
+    /// The status of a new sandbox cannot be read.
+    InspectSandbox { id: String, source: RuntimeError },
+
+    /// The container's image reference is invalid.
+    ParseImage { image: String, source: ReferenceError },
+    /// The image cannot be inspected.
+    InspectImage { image: String, source: RuntimeError },
+    /// The image is not present and must not be pulled.
+    NeverPull { image: String },
+    /// The image cannot be pulled. `name` has the tag that was pulled.
+    PullImage { image: String, name: String, source: PullError },
+    /// The pull is held back after an earlier failure.
+    PullBackOff { image: String, last: Option<String> },
+    /// The image that was just pulled cannot be inspected.
+    InspectPulledImage { image: String, source: RuntimeError },
+    /// The spec does not name the container to start.
+    UnknownContainer { container: String },
+    /// An instance of an earlier start cannot be removed, so that no other is created.
+    ReplaceContainer { id: String, source: Cause },
+    /// The container's configuration cannot be generated.
+    ConfigureContainer { container: String, source: Cause },
+    /// The runtime did not create the container.
+    CreateContainer { container: String, source: RuntimeError },
+    /// The runtime did not start the container.
+    StartContainer { container: String, id: String, source: RuntimeError },
+    /// The start is held back after the container's last exit.
+    CrashLoopBackOff { container: String, pod: String, back_off: String, until: SystemTime },
+
+    /// The pod cannot be stopped.
+    KillPod { failed: Vec<PodError> },
+    /// The task that stops the pod ended abnormally.
+    StopTask { source: tokio::task::JoinError },
+    /// The pod's volumes cannot be torn down.
+    TearDownVolumes { uid: String, source: VolumeError },
+    /// The pod's cgroup cannot be removed.
+    RemoveCgroup { uid: String, source: CgroupError },
+    /// A directory of a pod that no longer exists cannot be removed.
+    RemoveDirectory { directory: PathBuf, source: io::Error },
+}
+
+/// Why an action on a container or sandbox failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// The runtime failed the call.
+    #[error("{}", .0.rpc_text())]
+    Runtime(#[from] RuntimeError),
+    /// No configuration can be made from the spec.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    /// An API object cannot be read.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// A volume or a file of the pod cannot be made.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// A name of the cgroup tree is invalid.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// A file operation failed.
+    #[error("{attempt}: {source}")]
+    File {
+        /// What was tried.
+        attempt: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The file system does not accept the name of the pod's log directory.
+    #[error("mkdir {}: file name too long: namespace, name and UID of the pod make {length} bytes", directory.display())]
+    LogDirectoryName {
+        /// The directory.
+        directory: PathBuf,
+        /// Bytes of its name.
+        length: usize,
+    },
+    /// The spec does not name the container, so that its grace period is unknown.
+    #[error("failed to get container spec of container {0:?} of the pod")]
+    NoContainerSpec(String),
+    /// The container that an ephemeral container targets has no instance.
+    #[error("unable to find target container {0}")]
+    NoTargetContainer(String),
+}
+
+impl Cause {
+    /// A file operation that failed.
+    pub(super) fn file(attempt: String, source: io::Error) -> Self {
+        Self::File { attempt, source }
+    }
+}
+
+/// An error in upstream's words.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rendered {
+    /// Error token: the reason of a waiting container, or of an action in the pod's sync result.
+    pub reason: &'static str,
+    /// Message.
+    pub message: String,
+}
+
+/// The event of an error.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::workers) struct ErrorEvent {
+    pub(in crate::workers) kind: EventType,
+    pub(in crate::workers) reason: &'static str,
+    pub(in crate::workers) message: String,
+}
+
+impl PodError {
+    /// The error of a planned start that crash-loop back-off blocks; `None` if it is not blocked.
+    pub fn crash_loop_back_off(pod: &Pod, start: &StartContainer) -> Option<Self> {
+        let blocked = start.blocked.as_ref()?;
+        Some(Self::CrashLoopBackOff {
+            container: start.name.clone(),
+            pod: names::describe(pod),
+            back_off: crash_loop_message(pod, &start.name, blocked.backoff),
+            until: blocked.until,
+        })
+    }
+
+    /// Reason and message. An error that upstream has no token for has an empty reason.
+    pub fn render(&self) -> Rendered {
+        Rendered { reason: self.reason(), message: self.message() }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::NetworkNotReady { .. } => "NetworkNotReady",
+            Self::CreatePodDirectories { .. } => "Failed",
+            Self::CreateCgroup { .. } => "FailedCreatePodContainer",
+            Self::SetUpVolumes { .. } => "FailedMount",
+            Self::KillContainer { .. } => "KillContainerError",
+            Self::KillSandbox { .. } => "KillPodSandboxError",
+            Self::RemoveContainer { .. } => "RemoveContainerError",
+            Self::CollectContainer { .. } | Self::RemoveSandbox { .. } => "ContainerGCFailed",
+            Self::ConfigureSandbox { .. } => "ConfigPodSandboxError",
+            Self::CreateSandbox { .. } => "CreatePodSandboxError",
+            Self::InspectSandbox { .. } => "FailedPodSandBoxStatus",
+            Self::ParseImage { .. } => "InvalidImageName",
+            Self::InspectImage { .. } => "ImageInspectError",
+            Self::NeverPull { .. } => "ErrImageNeverPull",
+            Self::PullImage { name, source, .. } => pull_failure(name, source).0,
+            Self::PullBackOff { .. } => "ImagePullBackOff",
+            Self::InspectPulledImage { .. } | Self::UnknownContainer { .. } | Self::ConfigureContainer { .. } => {
+                "CreateContainerConfigError"
+            }
+            Self::ReplaceContainer { .. } | Self::CreateContainer { .. } => "CreateContainerError",
+            Self::StartContainer { .. } => "RunContainerError",
+            Self::CrashLoopBackOff { .. } => "CrashLoopBackOff",
+            Self::KillPod { .. } | Self::StopTask { .. } => "FailedKillPod",
+            Self::InvalidSpec { .. }
+            | Self::TearDownVolumes { .. }
+            | Self::RemoveCgroup { .. }
+            | Self::RemoveDirectory { .. } => "",
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Self::NetworkNotReady { problem } => format!("network is not ready: {problem}"),
+            Self::CreatePodDirectories { source } => format!("error making pod data directories: {source}"),
+            Self::InvalidSpec { source } => source.to_string(),
+            Self::CreateCgroup { uid, source } => {
+                format!("failed to ensure that the pod: {uid} cgroups exist and are correctly applied: {source}")
+            }
+            Self::SetUpVolumes { failed } => unmounted(failed),
+            Self::KillContainer { source, .. }
+            | Self::RemoveContainer { source, .. }
+            | Self::CollectContainer { source, .. }
+            | Self::ConfigureContainer { source, .. } => source.to_string(),
+            Self::KillSandbox { source, .. } | Self::RemoveSandbox { source, .. } => source.rpc_text(),
+            Self::ConfigureSandbox { pod, source } => {
+                format!("GeneratePodSandboxConfig for pod {pod:?} failed: {source}")
+            }
+            Self::CreateSandbox { pod, step, source } => format!("Failed to {step} for pod {pod:?}: {source}"),
+            Self::InspectSandbox { source, .. } => format!("Unable to get pod sandbox status: {}", source.rpc_text()),
+            Self::ParseImage { image, source } => format!("Failed to apply default image tag {image:?}: {source}"),
+            Self::InspectImage { source, .. } => format!("Failed to inspect image \"\": {}", source.rpc_text()),
+            Self::NeverPull { image } => {
+                format!("Container image {image:?} is not present with pull policy of Never")
+            }
+            Self::PullImage { name, source, .. } => pull_failure(name, source).1,
+            Self::PullBackOff { image, last } => {
+                let last = last.as_ref().map(|last| format!(": {last}")).unwrap_or_default();
+                format!("Back-off pulling image {image:?}{last}")
+            }
+            Self::InspectPulledImage { source, .. } | Self::CreateContainer { source, .. } => source.message(),
+            Self::UnknownContainer { container } => format!("container {container:?} is not in the pod's spec"),
+            Self::ReplaceContainer { id, source } => {
+                format!("an earlier start may still succeed: {}", source.to_string().replace(id.as_str(), "it"))
+            }
+            Self::StartContainer { container, id, source } => source.message().replace(id.as_str(), container),
+            Self::CrashLoopBackOff { back_off, .. } => back_off.clone(),
+            Self::KillPod { failed } => format!("error killing pod: {}", aggregate(failed)),
+            Self::StopTask { source } => format!("stopping the pod: {source}"),
+            Self::TearDownVolumes { source, .. } => source.to_string(),
+            Self::RemoveCgroup { source, .. } => source.to_string(),
+            Self::RemoveDirectory { directory, source } => format!("cannot remove {}: {source}", directory.display()),
+        }
+    }
+
+    /// The event to send for this error, if it has one.
+    pub(in crate::workers) fn event(&self) -> Option<ErrorEvent> {
+        let warning = |reason, message| Some(ErrorEvent { kind: EventType::Warning, reason, message });
+        let Rendered { reason, message } = self.render();
+        match self {
+            Self::NetworkNotReady { .. }
+            | Self::CreatePodDirectories { .. }
+            | Self::InspectSandbox { .. }
+            | Self::NeverPull { .. }
+            | Self::KillPod { .. }
+            | Self::StopTask { .. } => warning(reason, message),
+            Self::CreateCgroup { source, .. } => {
+                warning(reason, format!("unable to ensure pod container exists: {source}"))
+            }
+            Self::CreateSandbox { source, .. } => {
+                warning("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {source}"))
+            }
+            Self::ParseImage { .. } | Self::InspectImage { .. } => warning("InspectFailed", message),
+            Self::PullImage { image, source, .. } => {
+                let problem = match source {
+                    PullError::Runtime(error) => error.rpc_text(),
+                    PullError::RateExceeded => source.to_string(),
+                };
+                warning("Failed", format!("Failed to pull image {image:?}: {problem}"))
+            }
+            Self::PullBackOff { image, .. } => {
+                let message = format!("Back-off pulling image {image:?}");
+                Some(ErrorEvent { kind: EventType::Normal, reason: "BackOff", message })
+            }
+            Self::ReplaceContainer { .. }
+            | Self::ConfigureContainer { .. }
+            | Self::CreateContainer { .. }
+            | Self::StartContainer { .. } => warning("Failed", format!("Error: {message}")),
+            Self::CrashLoopBackOff { container, pod, .. } => {
+                warning("BackOff", format!("Back-off restarting failed container {container} in pod {pod}"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Name and target of an action that the sync result of a pod names.
+    fn action(&self) -> Option<(&'static str, &str)> {
+        match self {
+            Self::KillContainer { container, .. } => Some(("KillContainer", container)),
+            Self::KillSandbox { uid, .. } => Some(("KillPodSandbox", uid)),
+            Self::RemoveContainer { container, .. } => Some(("RemoveContainer", container)),
+            Self::ConfigureSandbox { pod, .. } => Some(("ConfigPodSandbox", pod)),
+            Self::CreateSandbox { pod, .. } => Some(("CreatePodSandbox", pod)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for PodError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rendered { reason, message } = self.render();
+        match self.action() {
+            Some((action, target)) => write!(f, "failed to {action:?} for {target:?} with {reason}: {message:?}"),
+            None => f.write_str(&message),
+        }
+    }
+}
+
+impl From<&PodError> for StartFailure {
+    fn from(error: &PodError) -> Self {
+        let Rendered { reason, message } = error.render();
+        let retry_at = match error {
+            PodError::CrashLoopBackOff { until, .. } => Some(*until),
+            _ => None,
+        };
+        Self { token: reason.to_owned(), message, retry_at }
+    }
+}
+
+/// Runtimes put a token in front of errors whose kind they know.
+fn pull_failure(name: &str, error: &PullError) -> (&'static str, String) {
+    let text = match error {
+        PullError::Runtime(error) if error.code() == Code::Unknown => error.message(),
+        PullError::Runtime(error) => error.rpc_text(),
+        PullError::RateExceeded => error.to_string(),
+    };
+    let known = [
+        ("RegistryUnavailable", "the registry is unavailable"),
+        ("SignatureValidationFailed", "the signature validation failed"),
+    ];
+    for (token, meaning) in known {
+        if let Some(rest) = text.strip_prefix(token) {
+            return (token, format!("image pull failed for {name} because {meaning}{rest}"));
+        }
+    }
+    ("ErrImagePull", text)
+}
+
+fn unmounted(failed: &[FailedVolume]) -> String {
+    let names: Vec<&str> = failed.iter().map(|failure| failure.volume.as_str()).collect();
+    let first = failed.first().map(|failure| failure.error.to_string()).unwrap_or_default();
+    let names = names.join(" ");
+    format!("unmounted volumes=[{names}], unattached volumes=[], failed to process volumes=[]: {first}")
+}
+
+/// Several errors as one text, each once; a single one is without brackets.
+fn aggregate(errors: &[PodError]) -> String {
+    let distinct: IndexSet<String> = errors.iter().map(ToString::to_string).collect();
+    let joined = distinct.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    if distinct.len() > 1 { format!("[{joined}]") } else { joined }
+}
+
+/// The texts of several errors, for one log line or event.
+pub fn joined(errors: &[PodError]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unknown(container: &str) -> PodError {
+        PodError::KillContainer {
+            container: container.to_owned(),
+            source: Cause::NoTargetContainer("\"x\"".to_owned()),
+        }
+    }
+
+    #[test]
+    fn an_action_of_the_sync_result() {
+        let text = unknown("c").to_string();
+        let expected =
+            r#"failed to "KillContainer" for "c" with KillContainerError: "unable to find target container \"x\"""#;
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn several_errors_of_one_pod() {
+        let [a, b] = ["a", "b"].map(|container| unknown(container).to_string());
+        let table = [(vec!["a"], a.clone()), (vec!["a", "a"], a.clone()), (vec!["b", "a", "b"], format!("[{b}, {a}]"))];
+        for (containers, expected) in table {
+            let failed = containers.into_iter().map(unknown).collect();
+            assert_eq!(PodError::KillPod { failed }.to_string(), format!("error killing pod: {expected}"));
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_back_off_is_kept_for_the_status() {
+        let until = SystemTime::UNIX_EPOCH;
+        let [container, pod, back_off] = ["c", "pod_ns(uid)", "back-off 10s"].map(str::to_owned);
+        let error = PodError::CrashLoopBackOff { container, pod, back_off, until };
+        let failure = StartFailure::from(&error);
+        assert_eq!((failure.token.as_str(), failure.retry_at), ("CrashLoopBackOff", Some(until)));
+        let event = error.event().expect("an event");
+        assert_eq!(event.message, "Back-off restarting failed container c in pod pod_ns(uid)");
+    }
+}

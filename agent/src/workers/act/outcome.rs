@@ -1,0 +1,34 @@
+//! What executing a plan led to.
+
+use super::PodError;
+use crate::model::StartOutcome;
+
+/// Result of executing one plan.
+#[derive(Debug, Default)]
+pub struct SyncOutcome {
+    /// The creation of a sandbox was tried, and whether it succeeded.
+    pub sandbox: Option<bool>,
+    /// One entry per planned start that was tried.
+    pub starts: Vec<StartOutcome>,
+    /// Everything else that failed (prerequisites, kills, sandbox, removals).
+    pub errors: Vec<PodError>,
+    /// RestartAllContainers removals were done: sync again at once.
+    pub restart_all_done: bool,
+}
+
+impl SyncOutcome {
+    /// True if nothing failed.
+    pub fn is_ok(&self) -> bool {
+        self.errors.is_empty() && self.starts.iter().all(|s| s.result.is_ok())
+    }
+
+    /// Nothing was started because the runtime's network is not ready: retry soon.
+    pub fn network_not_ready(&self) -> bool {
+        self.errors.iter().any(|error| matches!(error, PodError::NetworkNotReady { .. }))
+    }
+
+    /// Nothing was started because volumes are not set up.
+    pub fn volumes_not_ready(&self) -> bool {
+        self.errors.iter().any(|error| matches!(error, PodError::SetUpVolumes { .. }))
+    }
+}

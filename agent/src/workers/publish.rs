@@ -1,0 +1,115 @@
+//! A worker's part in the pod's status. [`Worker::publish`] is the only function of a worker that publishes one; it is called
+//! on each transition.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+
+use k8s_openapi::api::core::v1::PodStatus;
+
+use super::act::PassContext;
+use super::generate::qos::pod_resources;
+use super::worker::Worker;
+use crate::cgroups::QosClass;
+use crate::model::PodSnapshot;
+use crate::model::SandboxStatus;
+use crate::model::StartFailure;
+use crate::recorder::EventType;
+use crate::status::PodObservations;
+
+/// What a worker keeps for the pod's status, in all phases.
+#[derive(Default)]
+pub(super) struct StatusSources {
+    /// Why containers are not running, by name (the kubelet's reason cache).
+    pub(super) reasons: HashMap<String, StartFailure>,
+    /// The event of an exceeded deadline was sent.
+    deadline_event_sent: AtomicBool,
+}
+
+/// A step of the pod's life that its status shows.
+#[derive(Clone, Copy)]
+pub(super) enum Transition<'a> {
+    /// The pod was inspected while its containers may be started.
+    Inspected,
+    /// A sandbox was created. Condition PodReadyToStartContainers and the addresses do not wait for image pulls.
+    SandboxCreated(&'a SandboxStatus),
+    /// Containers are being stopped.
+    Terminating,
+    /// No process of the pod runs.
+    Stopped,
+    /// Volumes and, unless its sandbox exists, the cgroup are released.
+    Released,
+}
+
+impl Worker {
+    /// Publishes the pod's status as of the snapshot of the pass. Returns true if its phase is terminal.
+    pub(super) fn publish(&self, pass: &PassContext, transition: Transition<'_>) -> bool {
+        let (statuses, now) = (&self.context.statuses, self.context.clock.wall());
+        let snapshot = match transition {
+            Transition::Released => {
+                statuses.terminate(&pass.pod, now);
+                return true;
+            }
+            Transition::SandboxCreated(sandbox) => Cow::Owned(with_sandbox(&pass.snapshot, sandbox)),
+            _ => Cow::Borrowed(&*pass.snapshot),
+        };
+        let reason = match transition {
+            Transition::Terminating => self.mailbox.state().termination_reason(),
+            _ => None,
+        };
+        // Read here: results may change while a plan is executed.
+        let probes = self.context.probes.of_pod(self.uid());
+        let observations = PodObservations {
+            probes: Some(&probes),
+            is_terminal: matches!(transition, Transition::Stopped),
+            termination: reason.as_deref(),
+            ..self.observations(pass, &snapshot)
+        };
+        let terminal = statuses.publish(&pass.pod, &snapshot, observations, now);
+        if !matches!(transition, Transition::SandboxCreated(_)) {
+            self.context.act.startups.published(&pass.pod, &snapshot, now);
+            if terminal {
+                self.send_deadline_event(pass);
+            }
+        }
+        terminal
+    }
+
+    fn observations(&self, pass: &PassContext, snapshot: &PodSnapshot) -> PodObservations<'_> {
+        let handler = snapshot.sandboxes.first().map_or("", |sandbox| sandbox.runtime_handler.as_str());
+        PodObservations {
+            reasons: &self.status.reasons,
+            qos_class: pass.qos_class.as_ref().map_or("BestEffort", |class| QosClass::as_str(*class)),
+            resources: pod_resources(&pass.pod).ok(),
+            recursive_read_only: self.context.act.settings.security.handlers.recursive_read_only(handler),
+            is_terminal: false,
+            probes: None,
+            termination: None,
+        }
+    }
+
+    /// Sends the event of an exceeded deadline once; the API server may have it from an earlier agent.
+    fn send_deadline_event(&self, pass: &PassContext) {
+        let (reason, message) = DEADLINE;
+        let says = |status: &PodStatus| status.reason.as_deref() == Some(reason);
+        let sent = &self.status.deadline_event_sent;
+        let known = pass.pod.status.as_ref().is_some_and(says) || sent.load(Ordering::Relaxed);
+        if !known && self.context.statuses.get(self.uid()).as_ref().is_some_and(says) {
+            sent.store(true, Ordering::Relaxed);
+            self.context.recorder.pod_event(&pass.pod, "", EventType::Normal, reason, message);
+        }
+    }
+}
+
+/// `status.reason` and message of a pod that ran into `activeDeadlineSeconds`.
+const DEADLINE: (&str, &str) = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");
+
+/// The snapshot with a newer sandbox, which replaces the others.
+fn with_sandbox(snapshot: &PodSnapshot, sandbox: &SandboxStatus) -> PodSnapshot {
+    let mut snapshot = snapshot.clone();
+    snapshot.ips.clone_from(&sandbox.ips);
+    snapshot.sandboxes.iter_mut().for_each(|old| old.ready = false);
+    snapshot.sandboxes.insert(0, sandbox.clone());
+    snapshot
+}

@@ -1,0 +1,58 @@
+//! Evictions requested from the agent.
+
+use std::time::Duration;
+
+use keblet::model::PodUid;
+use keblet::status::TerminationReason;
+use keblet_tests::cri::*;
+use keblet_tests::node::{Agent, Api, SensorSet, node, pod};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+const SOON: Duration = Duration::from_secs(60);
+const MESSAGE: &str = "The node was low on resource: memory.";
+
+fn low_on_memory() -> TerminationReason {
+    TerminationReason { reason: "Evicted", message: MESSAGE.to_owned(), disruption: Some(MESSAGE.to_owned()) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_evicted_pod_fails_with_the_reason_of_its_eviction() {
+    let ((sim, folder), api) = (node(), Api::default());
+    let mut web = pod("web").own_network().running("main", "term ignore").from_api().build().as_ref().clone();
+    web.spec.as_mut().expect("a spec").termination_grace_period_seconds = Some(40);
+    let web = api.put(&web.into());
+    let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
+    let runs = |l: &Trace| l.live("web", "main").is_some();
+    sim.until("it runs", SOON, runs).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
+    sleep(Duration::from_secs(10)).await;
+
+    let (uid, finished, since) = (PodUid::from("web-uid"), CancellationToken::new(), Instant::now());
+    agent.evictions.evict(uid.clone(), low_on_memory(), Some(3), finished.clone()).await.expect("the agent runs");
+    finished.cancelled().await;
+
+    let exited = sim.trace(|l| l.history("web", "main").find_map(|i| i.exited.as_ref().map(|(at, _)| *at)));
+    let took = exited.expect("it has exited").duration_since(since);
+    assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(4), "the grace of the eviction: {took:?}");
+    sleep(Duration::from_secs(5)).await;
+    let status = api.pod("web").and_then(|pod| pod.status.clone()).expect("a status");
+    assert_eq!(status.phase.as_deref(), Some("Failed"));
+    assert_eq!((status.reason.as_deref(), status.message.as_deref()), (Some("Evicted"), Some(MESSAGE)));
+    let disrupted = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget");
+    assert_eq!(disrupted.map(|condition| condition.status.as_str()), Some("True"));
+    assert_eq!(api.phases_sent("web").iter().filter(|phase| *phase == "Failed").count(), 1, "it is sent once");
+    assert!(api.deleted().is_empty(), "the object stays");
+    assert_eq!(sim.sandboxes("web").len(), 0, "the containers of an evicted pod are removed");
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(sim.trace(|l| l.history("web", "main").count()), 1, "it is not started again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_eviction_of_an_unknown_pod_is_finished_at_once() {
+    let (sim, folder) = node();
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), Vec::new());
+    let finished = CancellationToken::new();
+    let sent = agent.evictions.evict(PodUid::from("unknown"), low_on_memory(), None, finished.clone()).await;
+    sent.expect("the agent runs");
+    tokio::time::timeout(SOON, finished.cancelled()).await.expect("there is nothing to wait for");
+}
