@@ -327,15 +327,9 @@ async fn pod_starts_and_terminates_on_containerd() {
 
     let snapshot = node.snapshot().await;
     assert_eq!(snapshot.running().count(), 1);
-    terminate_pod(
-        &node.ctx,
-        &pod,
-        || Arc::new(snapshot.clone()),
-        StopTerms { grace: Some(1), immediately: false },
-        None,
-    )
-    .await
-    .unwrap();
+    terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), StopTerms { grace: Some(1), immediately: false })
+        .await
+        .unwrap();
     assert_eq!(node.snapshot().await.running().count(), 0);
     cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
@@ -364,15 +358,9 @@ async fn container_restart_takes_two_runtime_calls() {
         assert_eq!(calls, [Operation::CreateContainer, Operation::StartContainer]);
     }
     let snapshot = settled(&node).await;
-    terminate_pod(
-        &node.ctx,
-        &pod,
-        || Arc::new(snapshot.clone()),
-        StopTerms { grace: Some(1), immediately: false },
-        None,
-    )
-    .await
-    .unwrap();
+    terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), StopTerms { grace: Some(1), immediately: false })
+        .await
+        .unwrap();
     cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
     node.stop().await;

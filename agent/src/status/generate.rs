@@ -13,12 +13,10 @@ use super::containers;
 use super::phase;
 use super::readiness;
 use super::time;
-use crate::model::ContainerState;
 use crate::model::PodSnapshot;
 use crate::model::ProbeResults;
 use crate::model::StartFailure;
 use crate::model::restart::RestartGates;
-use crate::model::spec;
 
 /// The node's own addresses, primary one first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -22,7 +22,7 @@ pub(super) enum Progress {
     /// Regular containers may run.
     Done,
     /// Not yet.
-    InProgress,
+    Pending,
     /// An init container failed for good.
     Failed,
 }
@@ -66,7 +66,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) -> Progress {
     if !later_has_run && let Some(first) = entries.first() {
         draft.start(first);
     }
-    if initialised { Progress::Done } else { Progress::InProgress }
+    if initialised { Progress::Done } else { Progress::Pending }
 }
 
 /// A regular container that runs or is about to proves that initialisation was done. One that exited does not: it

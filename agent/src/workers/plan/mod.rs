@@ -81,7 +81,7 @@ fn keep_sandbox(draft: &mut Draft<'_>) {
     draft.start_new_ephemeral();
     match init::plan(draft) {
         init::Progress::Done => regular::plan(draft),
-        init::Progress::InProgress => {}
+        init::Progress::Pending => {}
         init::Progress::Failed => draft.kill_pod(),
     }
 }

@@ -19,7 +19,7 @@ async fn sidecars_stop_after_the_others() {
         node.runtime.state().stops.insert(id.into(), Duration::from_secs(seconds));
     }
     let since = Instant::now();
-    terminate_pod(&node.ctx, &pod, || running(&["a", "b", "s1", "s2"]).into(), grace(20), None).await.expect("stopped");
+    terminate_pod(&node.ctx, &pod, || running(&["a", "b", "s1", "s2"]).into(), grace(20)).await.expect("stopped");
     let mut calls = node.runtime.take_calls();
     calls[..2].sort();
     assert_eq!(
@@ -43,7 +43,7 @@ async fn waiting_ends_with_the_grace_period() {
     node.runtime.state().stops.insert("a-0".into(), Duration::from_secs(60));
     node.runtime.fail("StopContainer", Status::unknown("stuck"));
     let error =
-        terminate_pod(&node.ctx, &pod, || running(&["a", "s"]).into(), grace(5), None).await.expect_err("a was stuck");
+        terminate_pod(&node.ctx, &pod, || running(&["a", "s"]).into(), grace(5)).await.expect_err("a was stuck");
     assert_eq!(
         error.to_string(),
         r#"error killing pod: failed to "KillContainer" for "a" with KillContainerError: "rpc error: code = Unknown desc = stuck""#
@@ -56,11 +56,11 @@ async fn absent_containers_count_as_stopped_and_unknown_ones_stop_with_the_sandb
     let node = Node::new();
     node.runtime.fail("StopContainer", Status::not_found("c-0"));
     node.runtime.fail("StopPodSandbox", Status::not_found("sandbox-0"));
-    terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), StopTerms::default(), None)
+    terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), StopTerms::default())
         .await
         .expect("gone is stopped");
     node.runtime.take_calls();
-    let error = terminate_pod(&node.ctx, &pod(json!({})), || running(&["unknown"]).into(), StopTerms::default(), None)
+    let error = terminate_pod(&node.ctx, &pod(json!({})), || running(&["unknown"]).into(), StopTerms::default())
         .await
         .expect_err("unknown");
     assert!(error.to_string().contains("unknown"), "{error}");
@@ -73,7 +73,7 @@ async fn a_container_that_exits_during_its_stop_counts_as_stopped() {
     node.runtime.state().log_paths.insert("c-0".into(), String::new());
     let stop = async || {
         node.runtime.fail("StopContainer", Status::unknown("ttrpc: closed: unknown"));
-        terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), grace(5), None).await
+        terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), grace(5)).await
     };
     let error = stop().await.expect_err("it runs all the same");
     assert!(error.to_string().contains("ttrpc: closed"), "{error}");
@@ -88,7 +88,7 @@ async fn a_failed_stop_of_a_sandbox_is_retried_once() {
         for _ in 0..failures {
             node.runtime.fail("StopPodSandbox", Status::unknown("ttrpc: closed: unknown"));
         }
-        terminate_pod(&node.ctx, &pod(json!({})), || running(&[]).into(), grace(5), None).await
+        terminate_pod(&node.ctx, &pod(json!({})), || running(&[]).into(), grace(5)).await
     };
     stop(1).await.expect("it stopped then");
     let error = stop(2).await.expect_err("it did not").to_string();
