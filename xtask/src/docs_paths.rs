@@ -32,7 +32,7 @@ const TEST_ATTRIBUTES: [&str; 3] = ["#[test]", "#[tokio::test]", "#[tokio::test(
 ///
 /// # Errors
 /// Git cannot list the files, or a file cannot be read.
-pub fn check() -> Result<Report> {
+pub(crate) fn check() -> Result<Report> {
     let root = paths::repository();
     let listed = system::output(
         Command::new("git").args(["ls-files", "--cached", "--others", "--exclude-standard", "*.md"]).current_dir(&root),

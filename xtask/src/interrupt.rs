@@ -12,7 +12,7 @@ use signal_hook::consts::SIGTERM;
 use signal_hook::flag;
 
 /// Whether SIGINT or SIGTERM arrived.
-pub struct Interrupt(Arc<AtomicBool>);
+pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// Handles SIGINT, SIGTERM and SIGHUP. Child processes do not inherit handlers, whereas they would inherit a mask
@@ -20,7 +20,7 @@ impl Interrupt {
     ///
     /// # Errors
     /// A handler cannot be installed.
-    pub fn install() -> Result<Self> {
+    pub(crate) fn install() -> Result<Self> {
         let raised = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             flag::register(signal, Arc::clone(&raised)).with_context(|| format!("cannot handle signal {signal}"))?;
@@ -29,7 +29,7 @@ impl Interrupt {
     }
 
     /// Whether one of the signals was received.
-    pub fn raised(&self) -> bool {
+    pub(crate) fn raised(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }

@@ -49,7 +49,7 @@ struct Package {
 ///
 /// # Errors
 /// `deny.toml` or the output of `cargo metadata` cannot be read.
-pub fn check() -> Result<Report> {
+pub(crate) fn check() -> Result<Report> {
     let root = paths::repository();
     let file = root.join("deny.toml");
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;

@@ -61,7 +61,7 @@ const KUBELET_1_37: Upstream = Upstream { source: "tests/upstream137", folder: "
 ///
 /// # Errors
 /// The programs cannot be built, or do not run.
-pub fn build() -> Result<()> {
+pub(crate) fn build() -> Result<()> {
     let folder = CLUSTER.provide()?;
     let kubelet = KUBELET_1_37.provide()?;
     for (folder, upstream) in [(&folder, &CLUSTER), (&kubelet, &KUBELET_1_37)] {
@@ -78,7 +78,7 @@ pub fn build() -> Result<()> {
 ///
 /// # Errors
 /// It cannot be built.
-pub fn kubelet() -> Result<PathBuf> {
+pub(crate) fn kubelet() -> Result<PathBuf> {
     Ok(CLUSTER.provide()?.join("kubelet"))
 }
 
@@ -86,7 +86,7 @@ pub fn kubelet() -> Result<PathBuf> {
 ///
 /// # Errors
 /// It cannot be built.
-pub fn kubelet_1_37() -> Result<PathBuf> {
+pub(crate) fn kubelet_1_37() -> Result<PathBuf> {
     Ok(KUBELET_1_37.provide()?.join("kubelet"))
 }
 
@@ -94,7 +94,7 @@ pub fn kubelet_1_37() -> Result<PathBuf> {
 ///
 /// # Errors
 /// The programs cannot be built, or one is missing in `KEBLET_CONTROL_PLANE`.
-pub fn control_plane() -> Result<PathBuf> {
+pub(crate) fn control_plane() -> Result<PathBuf> {
     let folder = match std::env::var_os("KEBLET_CONTROL_PLANE") {
         Some(_) => keblet_peers::find_programs()?,
         None => CLUSTER.provide()?,
@@ -104,7 +104,7 @@ pub fn control_plane() -> Result<PathBuf> {
 }
 
 /// What is missing for building or finding the programs.
-pub fn lacks() -> Option<String> {
+pub(crate) fn lacks() -> Option<String> {
     let given = std::env::var_os("KEBLET_CONTROL_PLANE").is_some();
     let built = || CLUSTER.source_digest().is_ok_and(|digest| is_built(&CLUSTER.cached(), &digest));
     (!given && !machine::has_program("go") && !built()).then(|| NO_GO.to_owned())

@@ -17,7 +17,7 @@ const TICK: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// The step failed.
-pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let (stop, stopped) = mpsc::channel::<()>();
     let label = name.to_owned();

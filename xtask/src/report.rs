@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 /// The result of a check.
 #[derive(Debug)]
-pub struct Report {
+pub(crate) struct Report {
     /// What was checked.
     pub what: String,
     /// One sentence per problem.
@@ -13,12 +13,12 @@ pub struct Report {
 
 impl Report {
     /// A report without problems.
-    pub fn new(what: String) -> Self {
+    pub(crate) fn new(what: String) -> Self {
         Self { what, problems: Vec::new() }
     }
 
     /// Prints the report; returns failure if there is a problem.
-    pub fn print(&self) -> ExitCode {
+    pub(crate) fn print(&self) -> ExitCode {
         if self.problems.is_empty() {
             println!("{}: ok", self.what);
             return ExitCode::SUCCESS;

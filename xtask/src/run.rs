@@ -25,7 +25,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Options of `cargo xtask containerd`.
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Folder for the runtime's files [default: a new one in the temporary folder].
     #[arg(long)]
     dir: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub struct Arguments {
 ///
 /// # Errors
 /// The runtime cannot be built, started or removed, or the command cannot be run.
-pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn containerd(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let cache = setup::prepare()?;
     build_supervisor()?;
@@ -66,23 +66,23 @@ pub fn containerd(arguments: &Arguments) -> Result<ExitCode> {
 ///
 /// # Errors
 /// The runtime does not start.
-pub fn start(cache: &Cache, dir: Option<PathBuf>) -> Result<PrivateContainerd> {
+pub(crate) fn start(cache: &Cache, dir: Option<PathBuf>) -> Result<PrivateContainerd> {
     let options = Options { dir, supervisor: Some(supervisor()), ..Options::default() };
     step("starting a private containerd", || PrivateContainerd::start(cache, &options))
 }
 
 /// Path of the runtime's supervisor.
-pub fn supervisor() -> PathBuf {
+pub(crate) fn supervisor() -> PathBuf {
     paths::target().join("debug/private-containerd")
 }
 
 /// Path of the control plane's supervisor.
-pub fn control_plane_supervisor() -> PathBuf {
+pub(crate) fn control_plane_supervisor() -> PathBuf {
     paths::target().join("debug/private-control-plane")
 }
 
 /// Path of the agent.
-pub fn agent() -> PathBuf {
+pub(crate) fn agent() -> PathBuf {
     paths::target().join("debug/keblet")
 }
 
@@ -90,7 +90,7 @@ pub fn agent() -> PathBuf {
 ///
 /// # Errors
 /// The build fails.
-pub fn build_programs() -> Result<()> {
+pub(crate) fn build_programs() -> Result<()> {
     build("building keblet (minutes, the first time)", &["--workspace", "--exclude", "xtask", "--bins"])
 }
 
@@ -98,7 +98,7 @@ pub fn build_programs() -> Result<()> {
 ///
 /// # Errors
 /// The build fails.
-pub fn build_supervisor() -> Result<()> {
+pub(crate) fn build_supervisor() -> Result<()> {
     build("building the runtime's supervisor", &["--package", "keblet-peers", "--bin", "private-containerd"])
 }
 
@@ -106,7 +106,7 @@ pub fn build_supervisor() -> Result<()> {
 ///
 /// # Errors
 /// The build fails.
-pub fn build_cluster(agent: bool) -> Result<()> {
+pub(crate) fn build_cluster(agent: bool) -> Result<()> {
     if agent {
         return build_programs();
     }
@@ -117,14 +117,14 @@ pub fn build_cluster(agent: bool) -> Result<()> {
 ///
 /// # Errors
 /// The build fails.
-pub fn build(name: &str, selection: &[&str]) -> Result<()> {
+pub(crate) fn build(name: &str, selection: &[&str]) -> Result<()> {
     let mut command = Command::new(paths::cargo());
     command.args(["build", "--quiet"]).args(selection).current_dir(paths::repository());
     step(name, || system::quiet(&mut command))
 }
 
 /// Environment variables through which a command finds the runtime.
-pub fn environment(containerd: &PrivateContainerd) -> Vec<(&'static str, OsString)> {
+pub(crate) fn environment(containerd: &PrivateContainerd) -> Vec<(&'static str, OsString)> {
     vec![
         ("KEBLET_RUNTIME_ENDPOINT", containerd.endpoint().into()),
         ("KEBLET_CGROUP_ROOT", containerd.ready().cgroup_root.clone().into()),
@@ -136,7 +136,7 @@ pub fn environment(containerd: &PrivateContainerd) -> Vec<(&'static str, OsStrin
 ///
 /// # Errors
 /// The command cannot be started or waited for.
-pub fn command(
+pub(crate) fn command(
     program: &OsStr,
     arguments: &[OsString],
     environment: &[(&'static str, OsString)],

@@ -13,7 +13,7 @@ const TAIL: usize = 25;
 ///
 /// # Errors
 /// The program cannot be started or fails.
-pub fn quiet(command: &mut Command) -> Result<()> {
+pub(crate) fn quiet(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
 
@@ -21,7 +21,7 @@ pub fn quiet(command: &mut Command) -> Result<()> {
 ///
 /// # Errors
 /// The program cannot be started or fails; the error has the end of its output.
-pub fn output(command: &mut Command) -> Result<String> {
+pub(crate) fn output(command: &mut Command) -> Result<String> {
     let line = describe(command);
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{line}`"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -35,7 +35,7 @@ pub fn output(command: &mut Command) -> Result<String> {
 }
 
 /// The command line, for messages.
-pub fn describe(command: &Command) -> String {
+pub(crate) fn describe(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }

@@ -19,7 +19,7 @@ use crate::metrics::AuthorityReload;
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// The files.
-pub struct Files {
+pub(super) struct Files {
     /// Client certificate and key.
     pub certificate: Option<CertificatePair>,
     /// The certificate authority, and the verifier that uses it.
@@ -28,13 +28,13 @@ pub struct Files {
 
 impl Files {
     /// Whether any of them is a file; inline data cannot change.
-    pub fn worth_watching(&self) -> bool {
+    pub(super) fn worth_watching(&self) -> bool {
         let pair = self.certificate.as_ref().is_some_and(|pair| pair.certificate.path().is_some());
         pair || self.authority.as_ref().is_some_and(|(pem, _)| pem.path().is_some())
     }
 
     /// Reloads until cancelled. Logs an error once, until it is another one.
-    pub async fn watch(self, api: ApiServer, cancel: CancellationToken) {
+    pub(super) async fn watch(self, api: ApiServer, cancel: CancellationToken) {
         let (files, mut last_error) = (Arc::new(self), String::new());
         while cancel.run_until_cancelled(tokio::time::sleep(PERIOD)).await.is_some() {
             let (files, api) = (files.clone(), api.clone());
@@ -80,7 +80,7 @@ impl Files {
 ///
 /// # Errors
 /// It cannot be read, or certificate and key do not match.
-pub fn read_pair(pair: &CertificatePair) -> Result<rustls::sign::CertifiedKey, ConnectError> {
+pub(super) fn read_pair(pair: &CertificatePair) -> Result<rustls::sign::CertifiedKey, ConnectError> {
     let read = || -> Result<_, super::CertificateError> {
         let (certificate, key) = (pair.certificate.read()?, pair.key.read()?);
         Ok(tls::certified_key(certificate.expose_secret(), key.expose_secret())?)

@@ -32,7 +32,7 @@ enum State {
 }
 
 /// The outcome of the last request.
-pub struct Reachability {
+pub(super) struct Reachability {
     server: String,
     state: Mutex<(State, Instant)>,
     /// Requests are not authenticated.
@@ -41,12 +41,12 @@ pub struct Reachability {
 
 impl Reachability {
     /// No request was sent to `server` yet.
-    pub fn new(server: String) -> Self {
+    pub(super) fn new(server: String) -> Self {
         Self { server, state: Mutex::new((State::Unknown, Instant::now())), unauthenticated: watch::Sender::new(false) }
     }
 
     /// Waits while requests are not authenticated, for 30 s at most.
-    pub async fn wait_until_authenticated(&self) {
+    pub(super) async fn wait_until_authenticated(&self) {
         let mut unauthenticated = self.unauthenticated.subscribe();
         // The sender lives as long as `self`; after the timeout the caller tries itself.
         let _ = tokio::time::timeout(MAX_HOLD, unauthenticated.wait_for(|unauthenticated| !unauthenticated)).await;
@@ -65,7 +65,7 @@ impl Reachability {
     }
 
     /// A request that began then was answered. `credentials` describes what it carried.
-    pub fn answered(&self, status: StatusCode, began: Instant, credentials: impl FnOnce() -> String) {
+    pub(super) fn answered(&self, status: StatusCode, began: Instant, credentials: impl FnOnce() -> String) {
         let server = &self.server;
         if status == StatusCode::UNAUTHORIZED {
             if self.transition(State::Unauthorized, began).is_some() {
@@ -88,14 +88,14 @@ impl Reachability {
     }
 
     /// A request could not be sent for want of credentials.
-    pub fn no_credentials(&self, error: &CredentialError) {
+    pub(super) fn no_credentials(&self, error: &CredentialError) {
         if self.transition(State::NoCredentials, Instant::now()).is_some() {
             tracing::error!(server = self.server, "no credentials for the API server: {error}; trying again");
         }
     }
 
     /// A request that began then got no answer.
-    pub fn failed(&self, error: &TransportError, began: Instant) {
+    pub(super) fn failed(&self, error: &TransportError, began: Instant) {
         // A server that answers 401 closes the connection too; that is no change.
         if matches!(error, TransportError::ConnectionReplaced) || *self.unauthenticated.borrow() {
             tracing::debug!(server = self.server, "no answer: {error}");

@@ -49,7 +49,7 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(5 * 60);
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The parts that all clients of one API server share.
-pub struct Shared {
+pub(super) struct Shared {
     /// Connections.
     pub transport: Transport,
     /// The client certificate.
@@ -72,7 +72,7 @@ pub struct Shared {
 
 impl Shared {
     /// Uses another client certificate; reconnects if it differs from the previous one.
-    pub fn identify(&self, key: Arc<CertifiedKey>) -> bool {
+    pub(super) fn identify(&self, key: Arc<CertifiedKey>) -> bool {
         let changed = self.identity.set(Some(key));
         if changed {
             // Connections without a certificate are closed, too: clients are authenticated when they are opened.
@@ -94,7 +94,7 @@ impl Shared {
 
 /// The service below one client.
 #[derive(Clone)]
-pub struct Requests {
+pub(super) struct Requests {
     /// Shared with the other clients.
     pub shared: Arc<Shared>,
     /// The client's rate limit.
@@ -106,7 +106,7 @@ pub struct Requests {
 /// A request took longer than its client allows.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer within {0:?}")]
-pub struct RequestTimeout(Duration);
+pub(super) struct RequestTimeout(Duration);
 
 impl tower::Service<Request<Body>> for Requests {
     type Response = Response<ResponseBody>;

@@ -19,7 +19,7 @@ use crate::apiserver::kubeconfig::Pem;
 ///
 /// # Errors
 /// The file exists but cannot be accessed.
-pub fn usable(file: &Path, now: SystemTime) -> Result<bool, StoreError> {
+pub(super) fn usable(file: &Path, now: SystemTime) -> Result<bool, StoreError> {
     let there = file.try_exists();
     let there = there.map_err(|source| StoreError::File { verb: "access", path: file.to_owned(), source })?;
     if !there {

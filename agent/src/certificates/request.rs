@@ -65,7 +65,7 @@ pub enum RequestError {
 }
 
 /// The object to create; without a name the server generates one.
-pub fn object(purpose: Purpose, request: &str, name: Option<&str>) -> CertificateSigningRequest {
+pub(super) fn object(purpose: Purpose, request: &str, name: Option<&str>) -> CertificateSigningRequest {
     CertificateSigningRequest {
         metadata: ObjectMeta {
             name: name.map(str::to_owned),
@@ -87,7 +87,7 @@ pub fn object(purpose: Purpose, request: &str, name: Option<&str>) -> Certificat
 ///
 /// # Errors
 /// The step that failed.
-pub async fn obtain(
+pub(super) async fn obtain(
     client: &kube::Client,
     recovered: Recovered,
     template: &Template,
@@ -110,7 +110,7 @@ pub async fn obtain(
 ///
 /// # Errors
 /// It was denied, failed or deleted, or was not issued in time.
-pub async fn signed(
+pub(super) async fn signed(
     requests: &Api<CertificateSigningRequest>,
     request: &CertificateSigningRequest,
     recovered: Recovered,
@@ -152,7 +152,7 @@ pub async fn signed(
 }
 
 /// The chain, or why there will be none; `None` while the request is pending.
-pub fn outcome(request: &CertificateSigningRequest, uid: &str) -> Option<Result<String, String>> {
+pub(super) fn outcome(request: &CertificateSigningRequest, uid: &str) -> Option<Result<String, String>> {
     if request.metadata.uid.as_deref() != Some(uid) {
         return Some(Err("it was replaced by another one of the same name".to_owned()));
     }

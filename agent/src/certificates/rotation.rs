@@ -13,7 +13,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(32);
 
 /// When a certificate is rotated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Due {
+pub(super) enum Due {
     /// At once, for this reason.
     Now(String),
     /// Not before this moment.
@@ -22,7 +22,7 @@ pub enum Due {
 
 /// The rotation deadline: at once without a certificate or with one that does not match its template, else after 70 %
 /// to 90 % of its lifetime, depending on `random` in [0, 1).
-pub fn due(leaf: Option<&Leaf>, template: &Template, random: f64) -> Due {
+pub(super) fn due(leaf: Option<&Leaf>, template: &Template, random: f64) -> Due {
     let Some(leaf) = leaf else { return Due::Now("there is none".to_owned()) };
     if let Some(why) = template.mismatch(leaf) {
         return Due::Now(why);
@@ -32,7 +32,7 @@ pub fn due(leaf: Option<&Leaf>, template: &Template, random: f64) -> Due {
 }
 
 /// The pause after this many failed attempts in a row (at least one); `random` in [0, 1).
-pub fn pause(failures: u32, random: f64) -> Duration {
+pub(super) fn pause(failures: u32, random: f64) -> Duration {
     crate::model::backoff_delay(FIRST_PAUSE, LAST_PAUSE, failures).mul_f64(1.0 + 0.1 * random)
 }
 

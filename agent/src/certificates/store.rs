@@ -128,7 +128,7 @@ impl Store {
 ///
 /// # Errors
 /// It cannot be written.
-pub fn write_private(path: &Path, text: &str) -> Stored<()> {
+pub(super) fn write_private(path: &Path, text: &str) -> Stored<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let fresh = path.with_file_name(name);

@@ -11,7 +11,7 @@ use rcgen::KeyPair;
 use super::pair::Pair;
 
 /// A self-signed pair of group system:nodes, valid between two Unix times in seconds.
-pub fn pair(common_name: &str, from: u64, until: u64) -> Pair {
+pub(super) fn pair(common_name: &str, from: u64, until: u64) -> Pair {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::OrganizationName, "system:nodes");

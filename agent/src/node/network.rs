@@ -13,7 +13,7 @@ use super::addresses::Network;
 const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Reads the network. DNS is used only if needed. Cancel-safe.
-pub async fn read(config: &AddressConfig) -> Network {
+pub(super) async fn read(config: &AddressConfig) -> Network {
     let interfaces = interfaces();
     let local = interfaces.iter().map(|(_, ip)| *ip).collect();
     if !config.needs_lookup() {

@@ -18,7 +18,7 @@ use crate::workers::worker::WorkerContext;
 const LOGS: &str = "log folders";
 
 /// Removes leftovers in the background, one pass at a time.
-pub struct OrphanCleanup {
+pub(super) struct OrphanCleanup {
     context: Arc<WorkerContext>,
     pods: SharedPods,
     /// Locked by the pass that runs.
@@ -27,7 +27,7 @@ pub struct OrphanCleanup {
 
 impl OrphanCleanup {
     /// Uses the runtime and the directories of the workers, and spares the desired pods.
-    pub fn new(context: Arc<WorkerContext>, pods: SharedPods) -> Self {
+    pub(super) fn new(context: Arc<WorkerContext>, pods: SharedPods) -> Self {
         Self { context, pods, pass: Arc::default() }
     }
 }

@@ -7,7 +7,7 @@ use crate::model::PodSnapshot;
 
 /// A change of one container or sandbox between two snapshots.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Change {
+pub(super) struct Change {
     /// The instance (a sandbox counts as a container).
     pub id: ContainerId,
     /// Name in the spec; empty for sandboxes.
@@ -60,7 +60,7 @@ fn items(snapshot: &PodSnapshot) -> Vec<Item> {
 }
 
 /// Lifecycle events between two snapshots of the same pod, old items first. `None` means the pod was not known.
-pub fn diff(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> Vec<Change> {
+pub(super) fn diff(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> Vec<Change> {
     let old = old.map(items).unwrap_or_default();
     let new = new.map(items).unwrap_or_default();
     let mut changes = Vec::new();
@@ -77,7 +77,7 @@ pub fn diff(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> Vec<Change>
 }
 
 /// True if `new` contains the exit code of a container that had exited in `old` with an unknown code.
-pub fn adds_exit_code(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> bool {
+pub(super) fn adds_exit_code(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> bool {
     let (Some(old), Some(new)) = (old, new) else { return false };
     let undecided = |id| old.by_id(id).is_some_and(|c| c.state == ContainerState::Exited && c.exit_code.is_none());
     new.containers.iter().any(|c| c.exit_code.is_some() && undecided(&c.id))

@@ -71,7 +71,7 @@ pub(super) struct PodRecord {
 
 impl PodRecord {
     /// Adds a hint. Too many are replaced by one inspection.
-    pub fn hint(&mut self, hint: PendingHint) {
+    pub(super) fn hint(&mut self, hint: PendingHint) {
         if self.hints.len() >= HINTS_PER_POD {
             self.hints.clear();
             self.again = Some(hint.at);
@@ -81,20 +81,20 @@ impl PodRecord {
     }
 
     /// Drops hints that a snapshot sampled at `sampled_at` has answered.
-    pub fn settle(&mut self, sampled_at: Instant) {
+    pub(super) fn settle(&mut self, sampled_at: Instant) {
         let snapshot = self.snapshot.clone();
         self.hints.retain(|hint| hint.at > sampled_at && !satisfied(hint, snapshot.as_deref()));
         self.again = self.again.filter(|at| *at > sampled_at);
     }
 
     /// Drops hints that the present snapshot already answers.
-    pub fn settle_now(&mut self) {
+    pub(super) fn settle_now(&mut self) {
         let snapshot = self.snapshot.clone();
         self.hints.retain(|hint| !satisfied(hint, snapshot.as_deref()));
     }
 
     /// True if an inspection should start now. After a failed one, hints wait for the retry; callers do not.
-    pub fn wants_inspection(&self) -> bool {
+    pub(super) fn wants_inspection(&self) -> bool {
         let retrying = self.failures > 0 && self.recheck.is_some();
         let reason_to_look = self.again.is_some() || !self.hints.is_empty();
         self.inflight.is_none()
@@ -102,13 +102,13 @@ impl PodRecord {
     }
 
     /// How long hints may wait for an acting worker; `None` if there are none.
-    pub fn hint_timeout(&self) -> Option<Duration> {
+    pub(super) fn hint_timeout(&self) -> Option<Duration> {
         let starts_only = self.hints.iter().all(|hint| hint.expect == Expect::Started);
         (!self.hints.is_empty()).then_some(if starts_only { STARTING_LIMIT } else { ACTING_LIMIT })
     }
 
     /// True if the record holds nothing and can be removed.
-    pub fn is_vacant(&self) -> bool {
+    pub(super) fn is_vacant(&self) -> bool {
         self.snapshot.is_none() && self.inflight.is_none() && self.waiters.is_empty() && self.acting_since.is_none()
     }
 }

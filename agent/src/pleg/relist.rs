@@ -34,18 +34,18 @@ pub(super) struct Relists {
 
 impl Relists {
     /// Requests a relist sampled from now on.
-    pub fn request(&mut self, reason: RelistReason, now: Instant) {
+    pub(super) fn request(&mut self, reason: RelistReason, now: Instant) {
         self.wanted.insert(reason);
         self.not_before = Some(self.not_before.map_or(now, |at| at.min(now)));
     }
 
     /// Sample time of the newest or running relist, else now.
-    pub fn began_or_now(&self) -> Instant {
+    pub(super) fn began_or_now(&self) -> Instant {
         self.covered_at.or(self.inflight.map(|(at, _)| at)).unwrap_or_else(Instant::now)
     }
 
     /// Drops a relist whose task ended abnormally.
-    pub fn abandon(&mut self) {
+    pub(super) fn abandon(&mut self) {
         self.inflight = None;
     }
 }

@@ -26,7 +26,7 @@ use crate::model::Pod;
 const BATCH: usize = 256;
 
 /// Settings of the API source.
-pub struct ApiSource {
+pub(super) struct ApiSource {
     /// Client with access to pods of all namespaces.
     pub client: kube::Client,
     /// Signals that the API server is reachable again; ends back-off waits.
@@ -37,7 +37,7 @@ pub struct ApiSource {
 
 impl ApiSource {
     /// Sends updates until cancelled or until the receiver is dropped.
-    pub async fn run(self, updates: mpsc::Sender<(ConfigSource, SourceUpdate)>, cancel: CancellationToken) {
+    pub(super) async fn run(self, updates: mpsc::Sender<(ConfigSource, SourceUpdate)>, cancel: CancellationToken) {
         tokio::select! {
             () = cancel.cancelled() => {}
             () = self.follow(updates) => {}

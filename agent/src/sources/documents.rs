@@ -15,7 +15,7 @@ use serde_saphyr::Spanned;
 
 /// The text is neither YAML nor JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SyntaxProblem {
+pub(super) struct SyntaxProblem {
     /// Line, from 1, if the parser knows it.
     pub line: Option<u64>,
     /// What the parser says.
@@ -26,7 +26,7 @@ pub struct SyntaxProblem {
 ///
 /// # Errors
 /// The text is neither YAML nor JSON.
-pub fn parse(text: &str) -> Result<Vec<Value>, SyntaxProblem> {
+pub(super) fn parse(text: &str) -> Result<Vec<Value>, SyntaxProblem> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if is_json(text) { parse_json(text) } else { parse_yaml(text) }
 }
@@ -67,7 +67,7 @@ fn parse_json(text: &str) -> Result<Vec<Value>, SyntaxProblem> {
 
 /// The line of the field at `path` in the `document`th (from 0) document, or of its nearest ancestor that exists.
 /// Reads the text again: meant for errors only.
-pub fn line_of(text: &str, document: usize, path: &str) -> Option<u64> {
+pub(super) fn line_of(text: &str, document: usize, path: &str) -> Option<u64> {
     let documents: Vec<Spanned<Node>> = parse_yaml(text).ok()?;
     let mut at = documents.get(document)?;
     let mut line = at.referenced.line();

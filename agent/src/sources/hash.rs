@@ -8,7 +8,7 @@ const PRIME: u128 = (1 << 88) + 0x13b;
 
 /// A running hash; shows as 32 hex digits.
 #[derive(Clone, Copy, Debug)]
-pub struct Fnv128(u128);
+pub(super) struct Fnv128(u128);
 
 impl Default for Fnv128 {
     fn default() -> Self {
@@ -18,7 +18,7 @@ impl Default for Fnv128 {
 
 impl Fnv128 {
     /// Takes in more bytes.
-    pub fn update(&mut self, bytes: &[u8]) {
+    pub(super) fn update(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             self.0 = (self.0 ^ u128::from(byte)).wrapping_mul(PRIME);
         }

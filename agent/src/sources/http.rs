@@ -23,7 +23,7 @@ const LOGGED_FAILURES: u32 = 4;
 
 /// Settings of the URL source.
 #[derive(Clone)]
-pub struct HttpSource {
+pub(super) struct HttpSource {
     /// Where to ask.
     pub url: String,
     /// Headers of every request: name and values. May hold secrets, never logged.
@@ -38,7 +38,7 @@ pub struct HttpSource {
 
 /// Why an answer gives no pods.
 #[derive(Debug, thiserror::Error)]
-pub enum FetchError {
+pub(super) enum FetchError {
     /// The client could not be built.
     #[error("cannot set up requests to {url}: {source}")]
     Client {
@@ -87,7 +87,7 @@ pub enum FetchError {
 
 impl HttpSource {
     /// Sends complete sets until cancelled or until the receiver is dropped.
-    pub async fn run(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>, cancel: CancellationToken) {
+    pub(super) async fn run(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>, cancel: CancellationToken) {
         tokio::select! {
             () = cancel.cancelled() => {}
             () = self.poll(sets) => {}

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::VolumeProjection;
 ///
 /// # Errors
 /// The first reference that is not allowed.
-pub fn check(pod: &Pod, prevent: bool) -> Result<(), String> {
+pub(super) fn check(pod: &Pod, prevent: bool) -> Result<(), String> {
     let Some(spec) = &pod.spec else { return Ok(()) };
     let reference = if prevent { first_reference(spec) } else { never_allowed(spec) };
     match reference {

@@ -19,7 +19,7 @@ use crate::recorder::Recorder;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The receiving end, with what follows from the updates so far.
-pub struct Watcher {
+pub(super) struct Watcher {
     updates: mpsc::Receiver<PodUpdate>,
     pub handle: SourcesHandle,
     /// Pods by name.
@@ -30,7 +30,7 @@ pub struct Watcher {
 }
 
 /// A configuration without sources.
-pub fn config() -> SourcesConfig {
+pub(super) fn config() -> SourcesConfig {
     SourcesConfig {
         static_pod_path: None,
         // Events alone must do.
@@ -45,21 +45,21 @@ pub fn config() -> SourcesConfig {
 }
 
 /// A manifest of one pod.
-pub fn manifest(name: &str, image: &str) -> String {
+pub(super) fn manifest(name: &str, image: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n  - {{name: c, image: \"{image}\"}}\n"
     )
 }
 
 impl Watcher {
-    pub fn start(config: SourcesConfig) -> Self {
+    pub(super) fn start(config: SourcesConfig) -> Self {
         let cancel = CancellationToken::new();
         let (updates, handle) = start(config, Clock::System, Recorder::default(), cancel.clone());
         Self { updates, handle, pods: BTreeMap::new(), log: Vec::new(), cancel }
     }
 
     /// Takes in one update.
-    pub async fn update(&mut self) {
+    pub(super) async fn update(&mut self) {
         let update = tokio::time::timeout(DEADLINE, self.updates.recv()).await;
         let update = update.unwrap_or_else(|_| panic!("no update in {DEADLINE:?}; so far {:?}", self.log));
         let (kind, source, pods) = match update.expect("the stream is open") {
@@ -85,13 +85,13 @@ impl Watcher {
     }
 
     /// name=image of every pod.
-    pub fn images(&self) -> Vec<String> {
+    pub(super) fn images(&self) -> Vec<String> {
         let image = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.containers[0].image.clone()).unwrap_or_default();
         self.pods.iter().map(|(name, pod)| format!("{name}={}", image(pod))).collect()
     }
 
     /// Takes in updates until the pods are these.
-    pub async fn until<const N: usize>(&mut self, images: [&str; N]) {
+    pub(super) async fn until<const N: usize>(&mut self, images: [&str; N]) {
         let end = Instant::now() + DEADLINE;
         while self.images() != images {
             assert!(Instant::now() < end, "not {images:?} but {:?} after {:?}", self.images(), self.log);
@@ -100,12 +100,12 @@ impl Watcher {
     }
 
     /// Waits for the end of the stream.
-    pub async fn closed(&mut self) {
+    pub(super) async fn closed(&mut self) {
         while self.updates.recv().await.is_some() {}
     }
 
     /// Takes the log since the last call.
-    pub fn take_log(&mut self) -> Vec<String> {
+    pub(super) fn take_log(&mut self) -> Vec<String> {
         std::mem::take(&mut self.log)
     }
 }

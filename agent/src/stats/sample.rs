@@ -16,7 +16,7 @@ pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 /// Everything measured at one moment.
 #[derive(Clone, Debug)]
-pub struct Sample {
+pub(super) struct Sample {
     /// When, on the monotonic clock.
     pub(super) taken: Instant,
     /// When, in nanoseconds since the Unix epoch.

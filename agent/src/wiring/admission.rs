@@ -20,7 +20,7 @@ use crate::runtime::RuntimeState;
 ///
 /// # Errors
 /// `allowedUnsafeSysctls` names sysctls that are not namespaced.
-pub async fn follow(
+pub(super) async fn follow(
     settings: &Settings,
     mut runtime: watch::Receiver<RuntimeState>,
     shutdown: CancellationToken,

@@ -33,7 +33,7 @@ use crate::metrics::Metrics;
 use crate::model::Clock;
 
 /// Clients of the API server.
-pub struct Connection {
+pub(super) struct Connection {
     /// `None` on a standalone node.
     pub api: Option<ApiServer>,
     lost: Option<oneshot::Receiver<()>>,
@@ -41,7 +41,7 @@ pub struct Connection {
 
 impl Connection {
     /// Returns when only a restart can get a new client certificate; never without rotation.
-    pub async fn lost(&mut self) {
+    pub(super) async fn lost(&mut self) {
         if let Some(lost) = &mut self.lost
             && lost.await.is_ok()
         {
@@ -65,7 +65,7 @@ struct Joining<'a> {
 ///
 /// # Errors
 /// The kubeconfig or a file it names is missing or invalid; the first certificate was not signed.
-pub async fn connect(
+pub(super) async fn connect(
     settings: &Settings,
     node_name: &str,
     metrics: &Arc<Metrics>,

@@ -22,14 +22,14 @@ use crate::metrics::Metrics;
 use crate::model::Clock;
 
 /// The serving certificate; `None` until the first one is signed, and while the last one has expired.
-pub type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
+pub(super) type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
 
 /// Keeps the serving certificate of `serverTLSBootstrap` good; `None` if that is off. Its names follow the addresses of
 /// the Node as the API server has them. Without an API server an existing pair is served as it is.
 ///
 /// # Errors
 /// A pair is there but cannot be used.
-pub fn serving(
+pub(super) fn serving(
     settings: &Settings,
     node_name: &str,
     api: Option<&ApiServer>,

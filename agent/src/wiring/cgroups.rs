@@ -29,7 +29,7 @@ const QOS_START_PERIOD: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// `cgroupRoot` is invalid or lacks controllers; the systemd driver without systemd; the kernel or systemd refuses.
-pub async fn prepare(
+pub(super) async fn prepare(
     settings: &Settings,
     runtime: &Runtime,
     metrics: &Metrics,
@@ -66,7 +66,7 @@ pub async fn prepare(
 }
 
 /// Keeps the CPU weight of the Burstable class at what its pods request, until `shutdown`.
-pub fn start_qos_loop(cgroups: &Cgroups, shutdown: &CancellationToken) {
+pub(super) fn start_qos_loop(cgroups: &Cgroups, shutdown: &CancellationToken) {
     let cgroups = cgroups.clone();
     let update = async move {
         loop {

@@ -28,13 +28,13 @@ use crate::workers::generate::SecuritySettings;
 use crate::workers::generate::Swap;
 
 /// This node.
-pub struct Node {
+pub(super) struct Node {
     /// Its name.
     pub name: String,
 }
 
 /// Reads the node's name and makes the agent's directories.
-pub fn describe(settings: &Settings) -> anyhow::Result<Node> {
+pub(super) fn describe(settings: &Settings) -> anyhow::Result<Node> {
     let name = host::node_name(&settings.flags.hostname_override)?;
     make_directories(settings)?;
     Ok(Node { name })
@@ -66,7 +66,7 @@ fn make_directories(settings: &Settings) -> anyhow::Result<()> {
 }
 
 /// Limits on image pulls.
-pub fn pull_limits(settings: &Settings) -> PullLimits {
+pub(super) fn pull_limits(settings: &Settings) -> PullLimits {
     let kubelet = &settings.kubelet;
     let parallel = kubelet.max_parallel_image_pulls.and_then(|max| usize::try_from(max).ok());
     let serialize = kubelet.serialize_image_pulls;
@@ -78,14 +78,14 @@ pub fn pull_limits(settings: &Settings) -> PullLimits {
 }
 
 /// Files of the node.
-pub fn files(settings: &Settings) -> NodeFiles {
+pub(super) fn files(settings: &Settings) -> NodeFiles {
     let resolv_conf = settings.kubelet.resolv_conf.clone();
     NodeFiles { resolv_conf: Some(resolv_conf).filter(|path| !path.is_empty()).map(Into::into), ..NodeFiles::default() }
 }
 
 impl Node {
     /// Settings of sandboxes and containers.
-    pub fn settings(
+    pub(super) fn settings(
         &self,
         settings: &Settings,
         hierarchies: &Hierarchies,

@@ -35,7 +35,7 @@ use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 
 /// Services of the Node object's tasks.
-pub struct Parts<'a> {
+pub(super) struct Parts<'a> {
     /// The configuration.
     pub settings: &'a Settings,
     /// Name of the node.
@@ -57,7 +57,7 @@ pub struct Parts<'a> {
 }
 
 /// Results of the Node object's tasks.
-pub struct NodeHandles {
+pub(super) struct NodeHandles {
     /// The own Node as last seen; never one when standalone.
     pub node: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
     /// Addresses of this node; none until they are known.
@@ -68,14 +68,14 @@ pub struct NodeHandles {
 ///
 /// # Errors
 /// What is reserved and not there.
-pub fn check(settings: &Settings) -> anyhow::Result<()> {
+pub(super) fn check(settings: &Settings) -> anyhow::Result<()> {
     let Some(sizes) = Machine::read(Path::new("/"), &settings.flags.root_dir).sizes else { return Ok(()) };
     let config = ResourceConfig::new(&settings.kubelet, settings.flags.experimental_allocatable_ignore_eviction);
     node::resources::check(&sizes, &config).context("reserving resources")
 }
 
 /// Starts the tasks of the Node object. Without an API server only the node's addresses are determined.
-pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationToken) -> NodeHandles {
+pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationToken) -> NodeHandles {
     let config = Arc::new(NodeConfig::new(parts.settings, parts.name, KUBERNETES));
     let root_dir = parts.settings.flags.root_dir.clone();
     let host = ThisHost::new(parts.runtime, root_dir, config.addresses.clone());

@@ -28,7 +28,7 @@ const REASON: &str = "Terminated";
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
 
 /// Services of the graceful shutdown.
-pub struct Parts<'a> {
+pub(super) struct Parts<'a> {
     /// The configuration.
     pub settings: &'a Settings,
     /// Desired pods.
@@ -46,7 +46,7 @@ pub struct Parts<'a> {
 }
 
 /// Starts waiting for shutdowns, if the configuration gives pods a grace period for it.
-pub fn start(parts: Parts<'_>, shutdown: CancellationToken) {
+pub(super) fn start(parts: Parts<'_>, shutdown: CancellationToken) {
     let groups = configured(parts.settings);
     if groups.is_empty() {
         return;

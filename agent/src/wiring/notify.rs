@@ -10,7 +10,7 @@ use crate::systemd;
 use crate::systemd::Watchdog;
 
 /// The watchdog that systemd has set for this process, if any.
-pub fn watchdog() -> anyhow::Result<Option<Watchdog>> {
+pub(super) fn watchdog() -> anyhow::Result<Option<Watchdog>> {
     let variable = |name: &'static str| std::env::var(name).ok();
     Watchdog::configured(variable, std::process::id()).context("create health checker")
 }
@@ -18,7 +18,7 @@ pub fn watchdog() -> anyhow::Result<Option<Watchdog>> {
 /// Says that the agent is up, and keeps saying that it is well: the sync loop, once it has begun, must come round within
 /// the time that `/healthz` allows it. Lines of the log are written at once, and who could not write one would not come here: `ping` and `log` need
 /// no look.
-pub fn start(watchdog: Option<Watchdog>, settings: &Settings, pods: SharedPods, shutdown: &CancellationToken) {
+pub(super) fn start(watchdog: Option<Watchdog>, settings: &Settings, pods: SharedPods, shutdown: &CancellationToken) {
     systemd::ready();
     let Some(watchdog) = watchdog else { return };
     let limit = server::Options::new(&settings.kubelet, &settings.gates).sync_loop_limit;

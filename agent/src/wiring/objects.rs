@@ -14,7 +14,7 @@ use crate::objects::Strategy;
 
 /// The objects module with its configuration; without an API server it has no objects. `node` is the last received Node
 /// object.
-pub fn start(
+pub(super) fn start(
     settings: &Settings,
     api: Option<&ApiServer>,
     node: Option<watch::Receiver<Option<Arc<Node>>>>,

@@ -139,7 +139,7 @@ impl RecorderObserver for Observers {
 }
 
 /// The sensors' states for the health pages.
-pub fn sensor_reports(board: &SensorBoard) -> Vec<SensorReport> {
+pub(super) fn sensor_reports(board: &SensorBoard) -> Vec<SensorReport> {
     let report = |(sensor, state): (Sensor, SensorState)| SensorReport {
         sensor: sensor.as_str(),
         state: state.as_str(),
@@ -149,7 +149,7 @@ pub fn sensor_reports(board: &SensorBoard) -> Vec<SensorReport> {
 }
 
 /// Keeps `keblet_sensor_state` up to date until `shutdown`.
-pub async fn follow_sensors(board: SensorBoard, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+pub(super) async fn follow_sensors(board: SensorBoard, metrics: Arc<Metrics>, shutdown: CancellationToken) {
     let mut changes = board.subscribe();
     loop {
         changes.mark_unchanged();
@@ -170,7 +170,7 @@ pub async fn follow_sensors(board: SensorBoard, metrics: Arc<Metrics>, shutdown:
 }
 
 /// Sets what does not change while the process runs: its build, the node's name, the feature gates.
-pub fn announce(metrics: &Metrics, node: &str, cgroup_version: i64, gates: &FeatureGates) {
+pub(super) fn announce(metrics: &Metrics, node: &str, cgroup_version: i64, gates: &FeatureGates) {
     metrics.node.name(node);
     metrics.node.cgroup_version(cgroup_version);
     metrics.node.metrics_provider("cadvisor");

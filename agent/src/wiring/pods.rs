@@ -37,7 +37,7 @@ use crate::workers::registry;
 use crate::workers::state::Phase;
 
 /// Sources of the handles.
-pub struct Server<'a> {
+pub(super) struct Server<'a> {
     /// Metrics.
     pub metrics: &'a Arc<Metrics>,
     /// Sensors.
@@ -51,11 +51,11 @@ pub struct Server<'a> {
 }
 
 /// The pipeline once the runtime has been reached, and `None` before.
-pub type Later = watch::Receiver<Option<Running>>;
+pub(super) type Later = watch::Receiver<Option<Running>>;
 
 impl Server<'_> {
     /// Handles for the servers.
-    pub fn handles(&self, runtime: watch::Receiver<RuntimeState>, later: Later) -> Handles {
+    pub(super) fn handles(&self, runtime: watch::Receiver<RuntimeState>, later: Later) -> Handles {
         let pod_logs = PathBuf::from(&self.settings.kubelet.pod_logs_dir);
         let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later, pod_logs };
         let (board, verbosity) = (self.board.clone(), self.verbosity.clone());

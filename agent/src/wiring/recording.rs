@@ -27,7 +27,7 @@ const LAST_EVENT: Duration = Duration::from_secs(2);
 
 /// The node's recorder and the delivery of its events.
 #[derive(Clone)]
-pub struct Recording {
+pub(super) struct Recording {
     /// Records events.
     pub recorder: Recorder,
     /// Cancelled when the delivery has ended.
@@ -41,7 +41,7 @@ impl Deferral for EventDeferral {
 }
 
 /// A recorder for this node. Events are sent to the API server through `client`, or logged without one.
-pub fn start(
+pub(super) fn start(
     node: &str,
     client: Option<kube::Client>,
     deferral: &EventDeferral,
@@ -64,7 +64,7 @@ pub fn start(
 
 impl Recording {
     /// Records why the agent cannot start, cancels `shutdown`, and waits up to 2 s for the event to be sent.
-    pub async fn setup_failed(&self, error: &anyhow::Error, shutdown: &CancellationToken) {
+    pub(super) async fn setup_failed(&self, error: &anyhow::Error, shutdown: &CancellationToken) {
         self.recorder.node_event(EventType::Warning, "KubeletSetupFailed", &format!("{error:#}"));
         shutdown.cancel();
         // The agent ends in any case.
@@ -73,7 +73,7 @@ impl Recording {
 }
 
 /// Records the start of the agent, and warnings about the node.
-pub fn announce(recorder: &Recorder, settings: &Settings, cgroup_version: i64) {
+pub(super) fn announce(recorder: &Recorder, settings: &Settings, cgroup_version: i64) {
     recorder.node_event(EventType::Normal, "Starting", "Starting kubelet.");
     if let Some(problem) = resolver_problem(settings) {
         recorder.node_event(EventType::Warning, "CheckLimitsForResolvConf", &problem);
@@ -84,7 +84,7 @@ pub fn announce(recorder: &Recorder, settings: &Settings, cgroup_version: i64) {
 }
 
 /// Records a warning if volumes in memory may be swapped to disk. Blocking.
-pub fn announce_volumes(recorder: &Recorder, volumes: &Volumes) {
+pub(super) fn announce_volumes(recorder: &Recorder, volumes: &Volumes) {
     match volumes.memory_may_be_swapped() {
         Ok(false) => {}
         Ok(true) => recorder.node_event(EventType::Warning, "PossibleMemoryBackedVolumesOnDisk", ON_DISK),

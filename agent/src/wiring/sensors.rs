@@ -27,7 +27,7 @@ use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 
 /// Running sensors.
-pub struct Sensing {
+pub(super) struct Sensing {
     /// Proves that processes are gone.
     pub watch: Arc<dyn ProcessWatch>,
     /// The loaded probes; they stay attached as long as this, or the stream of their records, lives.
@@ -35,7 +35,7 @@ pub struct Sensing {
 }
 
 /// Where sensors report what is no hint.
-pub struct Reports<'a> {
+pub(super) struct Reports<'a> {
     /// State of every sensor.
     pub board: SensorBoard,
     /// Metrics.
@@ -45,7 +45,7 @@ pub struct Reports<'a> {
 }
 
 /// Starts the sensors that are enabled. One that cannot start is reported on the board.
-pub async fn start(
+pub(super) async fn start(
     settings: &Settings,
     runtime: &Runtime,
     hierarchies: &Hierarchies,

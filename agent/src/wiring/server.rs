@@ -18,7 +18,7 @@ use crate::server::secure::Serving;
 use crate::server::secure::ServingSource;
 
 /// Parts of the servers, beside the settings.
-pub struct Parts {
+pub(super) struct Parts {
     /// Name of the node, and of the host a certificate is made for.
     pub node: String,
     /// State that handlers read.
@@ -34,7 +34,7 @@ pub struct Parts {
 /// Opens the ports and answers until `shutdown`, all in tasks of its own: keys may have to be made first, and the rest
 /// of the agent need not wait for them. If the main or the read-only port cannot be opened, `shutdown` is cancelled,
 /// and the task's result says why.
-pub fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> JoinHandle<anyhow::Result<()>> {
+pub(super) fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> JoinHandle<anyhow::Result<()>> {
     let options = server::Options::new(&settings.kubelet, &settings.gates);
     let plain = server::run(options.clone(), parts.handles.clone(), parts.mounted.clone(), shutdown.clone());
     let settings = settings.clone();

@@ -38,7 +38,7 @@ const NODE_LOGS: &str = "/var/log";
 ///
 /// # Errors
 /// The machine has no cgroups.
-pub fn mounted(
+pub(super) fn mounted(
     settings: &Settings,
     node_name: &str,
     shared: &SharedPods,

@@ -14,12 +14,12 @@ use serde_json::json;
 use tempfile::TempDir;
 
 /// Deadline of every wait.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 /// The node's name.
-pub const NODE: &str = "alone";
+pub(crate) const NODE: &str = "alone";
 
 /// A running agent. Dropping it kills it.
-pub struct Agent {
+pub(crate) struct Agent {
     process: Child,
     /// Port of the read-only server.
     pub port: u16,
@@ -28,12 +28,12 @@ pub struct Agent {
 
 impl Agent {
     /// Starts an agent with this environment, and with these settings added to the required ones.
-    pub fn start(environment: &[(&str, &str)], settings: &Value) -> Self {
+    pub(crate) fn start(environment: &[(&str, &str)], settings: &Value) -> Self {
         Self::start_with(environment, settings, &[])
     }
 
     /// As [`Agent::start`], with these flags.
-    pub fn start_with(environment: &[(&str, &str)], settings: &Value, flags: &[String]) -> Self {
+    pub(crate) fn start_with(environment: &[(&str, &str)], settings: &Value, flags: &[String]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let port = free_port();
         let mut config = json!({
@@ -63,14 +63,14 @@ impl Agent {
     }
 
     /// Stops the agent with SIGTERM. Returns whether it exited successfully, and its output.
-    pub fn end(mut self) -> (bool, String) {
+    pub(crate) fn end(mut self) -> (bool, String) {
         let pid = nix::unistd::Pid::from_raw(self.process.id().try_into().expect("a pid"));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("a signal");
         self.ended()
     }
 
     /// Waits until it has exited by itself. Returns whether it exited successfully, and its output.
-    pub fn ended(&mut self) -> (bool, String) {
+    pub(crate) fn ended(&mut self) -> (bool, String) {
         let mut output = String::new();
         let mut stderr = self.process.stderr.take().expect("a pipe");
         stderr.read_to_string(&mut output).expect("text");
@@ -87,7 +87,7 @@ impl Drop for Agent {
 }
 
 /// Waits until `condition` returns a value.
-pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + DEADLINE;
     loop {
         if let Some(found) = condition() {
@@ -99,7 +99,7 @@ pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
 }
 
 /// A socket's path in a folder of its own.
-pub fn socket(folder: &Path) -> String {
+pub(crate) fn socket(folder: &Path) -> String {
     folder.join("socket").to_str().expect("a plain path").to_owned()
 }
 

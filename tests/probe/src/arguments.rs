@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Printed for `--help` and after an error.
-pub const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 Test program of keblet's images.
 
 Usage:
@@ -22,7 +22,7 @@ CLOCK_MONOTONIC.
 
 /// What to do.
 #[derive(Debug, PartialEq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Run until SIGTERM.
     Run {
         /// The stamp file.
@@ -48,7 +48,7 @@ pub enum Action {
 
 /// How to exit.
 #[derive(Debug, Default, PartialEq)]
-pub struct Exit {
+pub(crate) struct Exit {
     /// Exit code.
     pub code: u8,
     /// How long to run before.
@@ -64,7 +64,7 @@ impl Action {
     ///
     /// # Errors
     /// An action or option is unknown, or a value is missing or malformed.
-    pub fn parse(arguments: &[String]) -> Result<Self, String> {
+    pub(crate) fn parse(arguments: &[String]) -> Result<Self, String> {
         let (name, rest) = arguments.split_first().ok_or("no action given")?;
         let mut options = Options(rest.iter());
         match name.as_str() {

@@ -9,7 +9,7 @@ use crate::process;
 ///
 /// # Errors
 /// The process cannot fork, or cannot reserve the memory.
-pub fn exhaust(megabytes: usize, child: bool) -> Result<u8, String> {
+pub(crate) fn exhaust(megabytes: usize, child: bool) -> Result<u8, String> {
     if !child {
         return hold(megabytes);
     }

@@ -30,7 +30,7 @@ use crate::stamp;
 ///
 /// # Errors
 /// The signals cannot be blocked.
-pub fn block_signals() -> Result<(), String> {
+pub(crate) fn block_signals() -> Result<(), String> {
     awaited().thread_block().map_err(|errno| format!("cannot block signals: {errno}"))
 }
 
@@ -38,7 +38,7 @@ pub fn block_signals() -> Result<(), String> {
 ///
 /// # Errors
 /// As [`run_until_signal`].
-pub fn run(stamp: &Option<PathBuf>) -> Result<u8, String> {
+pub(crate) fn run(stamp: &Option<PathBuf>) -> Result<u8, String> {
     stamp::write(stamp, "start")?;
     run_until_signal(None)?;
     stamp::write(stamp, "exit")?;
@@ -49,7 +49,7 @@ pub fn run(stamp: &Option<PathBuf>) -> Result<u8, String> {
 ///
 /// # Errors
 /// The marker file cannot be created; otherwise as [`run_until_signal`].
-pub fn exit(exit: &Exit) -> Result<u8, String> {
+pub(crate) fn exit(exit: &Exit) -> Result<u8, String> {
     stamp::write(&exit.stamp, "start")?;
     let again = match &exit.once_file {
         Some(path) => !create(path)?,
@@ -64,7 +64,7 @@ pub fn exit(exit: &Exit) -> Result<u8, String> {
 ///
 /// # Errors
 /// The process cannot fork.
-pub fn fork_and_exit() -> Result<u8, String> {
+pub(crate) fn fork_and_exit() -> Result<u8, String> {
     // SAFETY: the process has one thread, so the child may execute ordinary code.
     match unsafe { fork() }.map_err(|errno| format!("cannot fork: {errno}"))? {
         ForkResult::Parent { child } => {
@@ -79,7 +79,7 @@ pub fn fork_and_exit() -> Result<u8, String> {
 ///
 /// # Errors
 /// Signals cannot be read.
-pub fn run_until_signal(time: Option<Duration>) -> Result<bool, String> {
+pub(crate) fn run_until_signal(time: Option<Duration>) -> Result<bool, String> {
     let deadline = time.map(|time| Instant::now() + time);
     let signals = SignalFd::new(&awaited()).map_err(|errno| format!("cannot wait for signals: {errno}"))?;
     loop {

@@ -13,7 +13,7 @@ use nix::time::clock_gettime;
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn write(path: &Option<PathBuf>, word: &str) -> Result<(), String> {
+pub(crate) fn write(path: &Option<PathBuf>, word: &str) -> Result<(), String> {
     let Some(path) = path else { return Ok(()) };
     let fail = |error: std::io::Error| format!("cannot append to stamp file {}: {error}", path.display());
     let mut file = OpenOptions::new().append(true).create(true).open(path).map_err(fail)?;

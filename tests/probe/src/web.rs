@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// The port cannot be bound.
-pub fn serve(port: u16) -> Result<u8, String> {
+pub(crate) fn serve(port: u16) -> Result<u8, String> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
         .map_err(|error| format!("cannot listen on port {port}: {error}"))?;
     std::thread::Builder::new()

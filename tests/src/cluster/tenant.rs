@@ -190,7 +190,7 @@ impl Tenant {
 }
 
 /// Whether the pod's condition Ready is True.
-pub fn is_ready(pod: &Pod) -> bool {
+pub(super) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
 }

@@ -36,7 +36,7 @@ type SharedReceiver = Arc<tokio::sync::Mutex<mpsc::Receiver<Event>>>;
 
 /// The queue, or queues.
 #[derive(Debug)]
-pub struct EventQueue {
+pub(super) struct EventQueue {
     delivery: Delivery,
     state: Mutex<State>,
     dropped: AtomicU64,
@@ -52,23 +52,23 @@ struct State {
 
 impl EventQueue {
     /// An empty queue.
-    pub fn new(delivery: Delivery) -> Self {
+    pub(super) fn new(delivery: Delivery) -> Self {
         let state = State { shared: shared(), readers: Vec::new(), recent: VecDeque::new() };
         Self { delivery, state: Mutex::new(state), dropped: AtomicU64::new(0), delivered: Arc::default() }
     }
 
     /// Events lost because a queue was full.
-    pub fn dropped(&self) -> u64 {
+    pub(super) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
     /// Events sent on a reader's connection.
-    pub fn delivered(&self) -> u64 {
+    pub(super) fn delivered(&self) -> u64 {
         self.delivered.load(Ordering::Relaxed)
     }
 
     /// Adds an event without waiting.
-    pub fn push(&self, event: Event) {
+    pub(super) fn push(&self, event: Event) {
         let mut state = self.lock();
         if state.recent.len() == QUEUE_SLOTS {
             state.recent.pop_front();
@@ -97,7 +97,7 @@ impl EventQueue {
     ///
     /// # Errors
     /// Unimplemented without an event stream.
-    pub fn read(&self, lifetime: CancellationToken) -> Result<ReceiverStream<Result<Event, Status>>, Status> {
+    pub(super) fn read(&self, lifetime: CancellationToken) -> Result<ReceiverStream<Result<Event, Status>>, Status> {
         let receiver = match self.delivery {
             Delivery::Unsupported => return Err(Status::unimplemented("unknown method GetContainerEvents")),
             Delivery::Shared => Arc::clone(&self.lock().shared.1),
@@ -123,7 +123,7 @@ impl EventQueue {
     }
 
     /// The queue after a restart of the runtime: empty, or with the last `replay` events.
-    pub fn reset(&self, replay: usize) {
+    pub(super) fn reset(&self, replay: usize) {
         let mut state = self.lock();
         state.shared = shared();
         state.readers.clear();

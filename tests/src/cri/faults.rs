@@ -97,7 +97,7 @@ pub struct EventFaults {
 
 /// Faults applied to one event.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct EventOutcome {
+pub(super) struct EventOutcome {
     /// Never delivered.
     pub lost: bool,
     /// Delivered this much later than it was stamped.

@@ -166,7 +166,7 @@ fn duration(text: &str) -> Option<Duration> {
 
 /// Programs set by the test, newest rule first.
 #[derive(Clone, Debug, Default)]
-pub struct Scripts {
+pub(super) struct Scripts {
     rules: Vec<Rule>,
 }
 
@@ -180,12 +180,12 @@ struct Rule {
 
 impl Scripts {
     /// From now on `container` of `pod` runs `program`: in this attempt, or in all.
-    pub fn set(&mut self, pod: &str, container: &str, attempt: Option<u32>, program: Program) {
+    pub(super) fn set(&mut self, pod: &str, container: &str, attempt: Option<u32>, program: Program) {
         self.rules.push(Rule { pod: pod.to_owned(), container: container.to_owned(), attempt, program });
     }
 
     /// The program set for this instance, if any.
-    pub fn find(&self, pod: &str, container: &str, attempt: u32) -> Option<&Program> {
+    pub(super) fn find(&self, pod: &str, container: &str, attempt: u32) -> Option<&Program> {
         let applies = |rule: &&Rule| {
             rule.pod == pod && rule.container == container && rule.attempt.is_none_or(|only| only == attempt)
         };

@@ -16,7 +16,7 @@ use super::program::Program;
 
 /// A pod sandbox.
 #[derive(Debug)]
-pub struct Sandbox {
+pub(super) struct Sandbox {
     /// Sandbox id.
     pub id: String,
     /// The reserved name: `POD_NAMESPACE_UID_ATTEMPT`.
@@ -39,7 +39,7 @@ pub struct Sandbox {
 
 /// A container.
 #[derive(Debug)]
-pub struct Container {
+pub(super) struct Container {
     /// Container id.
     pub id: String,
     /// Its sandbox.
@@ -74,7 +74,7 @@ pub struct Container {
 
 /// Status that the runtime reports of a container.
 #[derive(Clone, Debug)]
-pub struct ReportedStatus {
+pub(super) struct ReportedStatus {
     /// Container state.
     pub state: v1::ContainerState,
     /// Host pid while running.
@@ -95,7 +95,7 @@ pub struct ReportedStatus {
 
 /// Real state of a container's init process.
 #[derive(Clone, Debug)]
-pub struct Process {
+pub(super) struct Process {
     /// Host pid.
     pub pid: u32,
     /// Its exit, and the time in Unix nanoseconds.
@@ -104,29 +104,29 @@ pub struct Process {
 
 impl Container {
     /// Whether its init process is running.
-    pub fn is_alive(&self) -> bool {
+    pub(super) fn is_alive(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.exit.is_none())
     }
 
     /// Whether its init process is the init of its own PID namespace.
-    pub fn ns_init(&self) -> bool {
+    pub(super) fn ns_init(&self) -> bool {
         self.pid_mode == v1::NamespaceMode::Container
     }
 
     /// `metadata` of its config.
-    pub fn metadata(&self) -> v1::ContainerMetadata {
+    pub(super) fn metadata(&self) -> v1::ContainerMetadata {
         self.config.metadata.clone().unwrap_or_default()
     }
 }
 
 impl Sandbox {
     /// `metadata` of its config.
-    pub fn metadata(&self) -> v1::PodSandboxMetadata {
+    pub(super) fn metadata(&self) -> v1::PodSandboxMetadata {
         self.config.metadata.clone().unwrap_or_default()
     }
 
     /// Namespace options of the client's request.
-    pub fn namespaces(&self) -> v1::NamespaceOption {
+    pub(super) fn namespaces(&self) -> v1::NamespaceOption {
         let security = self.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         security.and_then(|context| context.namespace_options.clone()).unwrap_or_default()
     }
@@ -134,7 +134,7 @@ impl Sandbox {
 
 /// All sandboxes and containers.
 #[derive(Debug, Default)]
-pub struct Store {
+pub(super) struct Store {
     /// By id.
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// By id.
@@ -149,7 +149,7 @@ impl Store {
     ///
     /// # Errors
     /// The name is reserved.
-    pub fn reserve_sandbox(&mut self, name: &str, id: &str) -> Result<(), Status> {
+    pub(super) fn reserve_sandbox(&mut self, name: &str, id: &str) -> Result<(), Status> {
         reserve(&mut self.sandbox_names, "sandbox", name, id)
     }
 
@@ -157,12 +157,12 @@ impl Store {
     ///
     /// # Errors
     /// The name is reserved.
-    pub fn reserve_container(&mut self, name: &str, id: &str) -> Result<(), Status> {
+    pub(super) fn reserve_container(&mut self, name: &str, id: &str) -> Result<(), Status> {
         reserve(&mut self.container_names, "container", name, id)
     }
 
     /// Releases a name whose object was not created.
-    pub fn release(&mut self, id: &str) {
+    pub(super) fn release(&mut self, id: &str) {
         self.sandbox_names.retain(|_, holder| holder != id);
         self.container_names.retain(|_, holder| holder != id);
     }
@@ -171,7 +171,7 @@ impl Store {
     ///
     /// # Errors
     /// containerd's error for a missing sandbox.
-    pub fn sandbox(&self, id: &str) -> Result<&Sandbox, Status> {
+    pub(super) fn sandbox(&self, id: &str) -> Result<&Sandbox, Status> {
         self.sandboxes.get(id).ok_or_else(|| {
             Status::not_found(format!("an error occurred when try to find sandbox: sandbox {id:?}: not found"))
         })
@@ -181,7 +181,7 @@ impl Store {
     ///
     /// # Errors
     /// containerd's error for a missing container.
-    pub fn container(&self, id: &str) -> Result<&Container, Status> {
+    pub(super) fn container(&self, id: &str) -> Result<&Container, Status> {
         self.containers.get(id).ok_or_else(|| missing_container(id))
     }
 
@@ -189,18 +189,18 @@ impl Store {
     ///
     /// # Errors
     /// containerd's error for a missing container.
-    pub fn container_mut(&mut self, id: &str) -> Result<&mut Container, Status> {
+    pub(super) fn container_mut(&mut self, id: &str) -> Result<&mut Container, Status> {
         self.containers.get_mut(id).ok_or_else(|| missing_container(id))
     }
 
     /// Adds a container to its sandbox.
-    pub fn insert_container(&mut self, container: Container) {
+    pub(super) fn insert_container(&mut self, container: Container) {
         self.by_sandbox.entry(container.sandbox_id.clone()).or_default().insert(container.id.clone());
         self.containers.insert(container.id.clone(), container);
     }
 
     /// Removes a container and frees its name.
-    pub fn remove_container(&mut self, id: &str) -> Option<Container> {
+    pub(super) fn remove_container(&mut self, id: &str) -> Option<Container> {
         let container = self.containers.remove(id)?;
         self.container_names.remove(&container.name);
         if let Some(ids) = self.by_sandbox.get_mut(&container.sandbox_id) {
@@ -210,7 +210,7 @@ impl Store {
     }
 
     /// Removes a sandbox and frees its name.
-    pub fn remove_sandbox(&mut self, id: &str) {
+    pub(super) fn remove_sandbox(&mut self, id: &str) {
         if let Some(sandbox) = self.sandboxes.remove(id) {
             self.sandbox_names.remove(&sandbox.name);
             self.by_sandbox.remove(id);
@@ -218,12 +218,12 @@ impl Store {
     }
 
     /// Ids of the containers of a sandbox.
-    pub fn containers_of(&self, sandbox_id: &str) -> Vec<String> {
+    pub(super) fn containers_of(&self, sandbox_id: &str) -> Vec<String> {
         self.by_sandbox.get(sandbox_id).map(|ids| ids.iter().cloned().collect()).unwrap_or_default()
     }
 
     /// Drops names without an object, as a runtime that rebuilds its tables does.
-    pub fn rebuild_names(&mut self) {
+    pub(super) fn rebuild_names(&mut self) {
         self.sandbox_names = self.sandboxes.values().map(|s| (s.name.clone(), s.id.clone())).collect();
         self.container_names = self.containers.values().map(|c| (c.name.clone(), c.id.clone())).collect();
     }

@@ -46,7 +46,7 @@ impl SensorSet {
 }
 
 /// The agent's clock on a simulated node.
-pub fn clock(sim: &SimRuntime) -> Clock {
+pub(super) fn clock(sim: &SimRuntime) -> Clock {
     Clock::Derived { origin: sim.clock().wall(sim.clock().start()), start: sim.clock().start() }
 }
 

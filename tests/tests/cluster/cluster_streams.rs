@@ -88,7 +88,7 @@ async fn exec_passes_streams_and_exit_codes() {
 }
 
 /// Types into a shell of the pod, interrupts the running command but not the shell, and exits it.
-pub async fn on_a_terminal(kubectl: &Kubectl, pod: &str) {
+pub(crate) async fn on_a_terminal(kubectl: &Kubectl, pod: &str) {
     let mut session = kubectl.start_on_terminal(&["exec", "-it", pod, "--", "sh"]).unwrap();
     session.until_output("#").await.unwrap();
     session.send("test -t 0 && echo is$((1+1))terminal\n").await.unwrap();
@@ -134,7 +134,7 @@ async fn attach_joins_a_running_container() {
 }
 
 /// Copies a file of this length to the pod and back.
-pub async fn copy_there_and_back(kubectl: &Kubectl, pod: &str, length: usize) {
+pub(crate) async fn copy_there_and_back(kubectl: &Kubectl, pod: &str, length: usize) {
     let folder = tempfile::tempdir().unwrap();
     let (there, back) = (folder.path().join("there"), folder.path().join("back"));
     let content: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(length).collect();

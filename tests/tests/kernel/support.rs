@@ -28,10 +28,10 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 
 /// Generous: everything here takes milliseconds, unless the machine is busy.
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The reason why this machine cannot run the tests, which then are skipped.
-pub fn machine_lacks() -> Option<String> {
+pub(crate) fn machine_lacks() -> Option<String> {
     let lack = lacking()?;
     keblet_skip::skip(&format!("this machine cannot run kernel tests: {lack}"));
     Some(lack)
@@ -55,12 +55,12 @@ fn lacking() -> Option<String> {
 }
 
 /// Probes with default sizes; see [`load_with`].
-pub async fn load(hierarchy: &Hierarchy) -> Loaded {
+pub(crate) async fn load(hierarchy: &Hierarchy) -> Loaded {
     load_with(Options::new(hierarchy.clone())).await
 }
 
 /// Probes with `options`; every one must be up.
-pub async fn load_with(options: Options) -> Loaded {
+pub(crate) async fn load_with(options: Options) -> Loaded {
     let loaded = bpf::load(options).await.expect("the probes load");
     for probe in &loaded.status {
         assert_eq!(probe.down, None, "{}", probe.program);
@@ -69,7 +69,7 @@ pub async fn load_with(options: Options) -> Loaded {
 }
 
 /// The next record for which `matches` returns a value. Fails after [`DEADLINE`], and on losses.
-pub async fn next<T>(records: &mut Records, what: &str, matches: impl Fn(KernelRecord) -> Option<T>) -> T {
+pub(crate) async fn next<T>(records: &mut Records, what: &str, matches: impl Fn(KernelRecord) -> Option<T>) -> T {
     let search = async {
         loop {
             match records.next().await.expect("ring buffers are readable") {
@@ -86,7 +86,7 @@ pub async fn next<T>(records: &mut Records, what: &str, matches: impl Fn(KernelR
 }
 
 /// The exit record of `pid`.
-pub async fn exit_of(records: &mut Records, pid: u32) -> Exit {
+pub(crate) async fn exit_of(records: &mut Records, pid: u32) -> Exit {
     next(records, &format!("the exit of {pid}"), |record| match record {
         KernelRecord::Exit(exit) if exit.pid == pid => Some(exit),
         _ => None,
@@ -95,13 +95,13 @@ pub async fn exit_of(records: &mut Records, pid: u32) -> Exit {
 }
 
 /// A cgroup of the test, in the hierarchy that the probes use. Removed on drop, with its children.
-pub struct TestCgroup {
+pub(crate) struct TestCgroup {
     pub hierarchy: Hierarchy,
     pub path: String,
 }
 
 impl TestCgroup {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let hierarchy = Hierarchy::find().expect("checked before");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -113,21 +113,21 @@ impl TestCgroup {
     }
 
     /// A cgroup below this one, removed with it.
-    pub fn child(&self, name: &str) -> Self {
+    pub(crate) fn child(&self, name: &str) -> Self {
         let child = Self { hierarchy: self.hierarchy.clone(), path: format!("{}/{name}", self.path) };
         fs::create_dir(child.directory()).expect("a child cgroup can be created");
         child
     }
 
-    pub fn directory(&self) -> PathBuf {
+    pub(crate) fn directory(&self) -> PathBuf {
         self.hierarchy.directory(&self.path).expect("the hierarchy is mounted")
     }
 
-    pub fn id(&self) -> CgroupId {
+    pub(crate) fn id(&self) -> CgroupId {
         self.hierarchy.id_of(&self.path).expect("it exists")
     }
 
-    pub fn limit_memory(&self, bytes: u64) {
+    pub(crate) fn limit_memory(&self, bytes: u64) {
         let file = match self.hierarchy.kind {
             HierarchyKind::V1(_) => "memory.limit_in_bytes",
             HierarchyKind::Unified => "memory.max",
@@ -136,7 +136,7 @@ impl TestCgroup {
     }
 
     /// A shell that has entered the cgroup and waits for [`Running::go`] to run `script`.
-    pub fn shell(&self, script: &str) -> Running {
+    pub(crate) fn shell(&self, script: &str) -> Running {
         let directory = self.directory();
         let enter = format!(
             "echo $$ > {}/cgroup.procs && echo in && exec > /dev/null && read go && {script}",
@@ -180,28 +180,28 @@ impl Drop for TestCgroup {
 }
 
 /// A shell that waits for a line before it goes on. Killed and reaped on drop.
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
 }
 
 impl Running {
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Starts the script.
-    pub fn go(&mut self) {
+    pub(crate) fn go(&mut self) {
         let mut input = self.child.stdin.take().expect("still waiting");
         input.write_all(b"go\n").expect("the shell reads");
     }
 
     /// Waits for the exit: code, or 128 + signal.
-    pub fn wait(&mut self) -> i32 {
+    pub(crate) fn wait(&mut self) -> i32 {
         let status = self.child.wait().expect("a child process");
         status.code().or(status.signal().map(|signal| 128 + signal)).expect("ended")
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("a child process");
     }
 }

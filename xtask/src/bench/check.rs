@@ -38,7 +38,7 @@ struct Measured {
 ///
 /// # Errors
 /// The promises or a file of results cannot be read.
-pub fn check(repository: &Path, folder: &Path) -> Result<Report> {
+pub(super) fn check(repository: &Path, folder: &Path) -> Result<Report> {
     let path = repository.join("SPECIFICATION.md");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let promises = promises::parse(&text).with_context(|| format!("cannot read {}", path.display()))?;

@@ -23,7 +23,7 @@ use crate::system;
 
 /// What to measure.
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Which benchmark to run [default: pleg, or none with --check].
     #[arg(value_enum)]
     benchmark: Option<Benchmark>,
@@ -54,7 +54,7 @@ enum Benchmark {
 ///
 /// # Errors
 /// The benchmark cannot be built, started or cleaned up, or results or promises cannot be read.
-pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn bench(arguments: &Arguments) -> Result<ExitCode> {
     let benchmark = match arguments.benchmark {
         None if arguments.check => None,
         None => Some(Benchmark::Pleg),

@@ -20,7 +20,7 @@ const FIGURES: [&str; 4] = ["p50", "p90", "p99", "max"];
 
 /// One row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Promise {
+pub(super) struct Promise {
     pub text: String,
     pub benchmark: String,
     pub metric: String,
@@ -30,7 +30,7 @@ pub struct Promise {
 
 /// The upper bound of a figure.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Bound {
+pub(super) enum Bound {
     /// In the metric's own unit.
     Value(f64),
     /// A multiple of the same figure of another participant.
@@ -43,7 +43,7 @@ pub enum Bound {
 ///
 /// # Errors
 /// The section or its table is missing, or a row is malformed; the error quotes it.
-pub fn parse(specification: &str) -> Result<Vec<Promise>> {
+pub(super) fn parse(specification: &str) -> Result<Vec<Promise>> {
     let (_, section) = specification.split_once(HEADING).with_context(|| format!("section {HEADING:?} is missing"))?;
     let section = section.split("\n## ").next().unwrap_or(section);
     let mut rows = section.lines().filter(|line| line.starts_with('|'));

@@ -75,7 +75,7 @@ impl Home {
 ///
 /// # Errors
 /// The cluster's process cannot be started, exits early, or starts and stops at this moment without a report.
-pub fn up(node: &NodeArguments) -> Result<ExitCode> {
+pub(super) fn up(node: &NodeArguments) -> Result<ExitCode> {
     let home = Home::locate()?;
     if home.process().is_none() {
         local_cluster::prepare(node)?;
@@ -96,7 +96,7 @@ pub fn up(node: &NodeArguments) -> Result<ExitCode> {
 ///
 /// # Errors
 /// The process cannot be signalled, does not exit in time, or left something behind.
-pub fn down() -> Result<ExitCode> {
+pub(super) fn down() -> Result<ExitCode> {
     let home = Home::locate()?;
     let Some(pid) = home.process() else {
         home.forget()?;
@@ -125,7 +125,7 @@ pub fn down() -> Result<ExitCode> {
 ///
 /// # Errors
 /// The file cannot be written or renamed.
-pub fn write_report(path: &Path, text: &str) -> Result<()> {
+pub(super) fn write_report(path: &Path, text: &str) -> Result<()> {
     let partial = path.with_extension("partial");
     fs::write(&partial, text).with_context(|| format!("cannot write {}", partial.display()))?;
     fs::rename(&partial, path).with_context(|| format!("cannot rename {} to {}", partial.display(), path.display()))

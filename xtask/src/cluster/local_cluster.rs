@@ -37,7 +37,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(20);
 const LOG_LINES: usize = 15;
 
 /// Programs that a cluster needs.
-pub struct Programs {
+pub(crate) struct Programs {
     cache: Cache,
     control_plane: PathBuf,
 }
@@ -46,7 +46,7 @@ pub struct Programs {
 ///
 /// # Errors
 /// A program cannot be fetched or built.
-pub fn prepare(node: &NodeArguments) -> Result<Programs> {
+pub(super) fn prepare(node: &NodeArguments) -> Result<Programs> {
     let cache = setup::prepare()?;
     let control_plane = peers::control_plane()?;
     run::build_cluster(!node.no_node && node.agent.is_none())?;
@@ -54,7 +54,7 @@ pub fn prepare(node: &NodeArguments) -> Result<Programs> {
 }
 
 /// A running cluster. Its components are stopped in the order of the fields.
-pub struct LocalCluster {
+pub(crate) struct LocalCluster {
     agent: Option<Agent>,
     containerd: PrivateContainerd,
     plane: ControlPlane,
@@ -69,7 +69,7 @@ impl LocalCluster {
     ///
     /// # Errors
     /// A component does not start, or the agent exits.
-    pub fn start(programs: &Programs, arguments: &NodeArguments, interrupt: &Interrupt) -> Result<Self> {
+    pub(crate) fn start(programs: &Programs, arguments: &NodeArguments, interrupt: &Interrupt) -> Result<Self> {
         let (plane, containerd) = step("starting a control plane and a containerd", || start_both(programs))?;
         let (mut plane, mut containerd) = (plane, containerd);
         // The node is named after the runtime's bridge, which shows which node uses which runtime.
@@ -93,12 +93,12 @@ impl LocalCluster {
     }
 
     /// The container runtime, which kills adopted processes before its clean-up.
-    pub fn containerd(&mut self) -> &mut PrivateContainerd {
+    pub(crate) fn containerd(&mut self) -> &mut PrivateContainerd {
         &mut self.containerd
     }
 
     /// Environment of commands that run in the cluster.
-    pub fn environment(&self) -> Vec<(&'static str, OsString)> {
+    pub(crate) fn environment(&self) -> Vec<(&'static str, OsString)> {
         let plane = self.plane.ready();
         let mut path = plane.programs.clone().into_os_string();
         if let Some(inherited) = std::env::var_os("PATH") {
@@ -111,7 +111,7 @@ impl LocalCluster {
     }
 
     /// Arguments of `keblet bench cluster` for this cluster.
-    pub fn benchmark_arguments(&self) -> Vec<OsString> {
+    pub(crate) fn benchmark_arguments(&self) -> Vec<OsString> {
         let mut words = Vec::new();
         for (flag, value) in [
             ("--kubeconfig", self.plane.ready().kubeconfig.clone().into()),
@@ -127,7 +127,7 @@ impl LocalCluster {
     }
 
     /// How to use the cluster, as shell commands and comments.
-    pub fn report(&self) -> String {
+    pub(crate) fn report(&self) -> String {
         let mut text = String::new();
         let name = &self.access.name;
         let _ = match (&self.agent, &self.not_ready) {
@@ -147,7 +147,7 @@ impl LocalCluster {
     ///
     /// # Errors
     /// The agent has exited by itself; the error ends with its log.
-    pub fn check_agent(&mut self) -> Result<()> {
+    pub(crate) fn check_agent(&mut self) -> Result<()> {
         if let Some(agent) = &mut self.agent
             && let Some(status) = agent.ended()?
         {
@@ -162,7 +162,7 @@ impl LocalCluster {
     ///
     /// # Errors
     /// A component does not stop, or something could not be removed.
-    pub fn stop(self) -> Result<()> {
+    pub(crate) fn stop(self) -> Result<()> {
         step("removing the cluster", || {
             let agent = self.agent.map_or(Ok(()), |agent| agent.end(END_TIMEOUT).map(drop));
             let containerd = self.containerd.stop();

@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// What to do with a cluster.
 #[derive(clap::Subcommand)]
-pub enum Task {
+pub(crate) enum Task {
     /// Start a cluster in the background and print how to use it.
     Up(NodeArguments),
     /// Stop and remove the cluster that `up` started.
@@ -38,7 +38,7 @@ pub enum Task {
 
 /// The agent of the node.
 #[derive(clap::Args, Clone)]
-pub struct NodeArguments {
+pub(crate) struct NodeArguments {
     /// Start no agent: only the control plane and a runtime, with the files of a prepared node.
     #[arg(long)]
     no_node: bool,
@@ -55,7 +55,7 @@ pub struct NodeArguments {
 
 /// What to run in the cluster.
 #[derive(clap::Args)]
-pub struct RunArguments {
+pub(crate) struct RunArguments {
     #[command(flatten)]
     node: NodeArguments,
     /// File for the report, read by the `cluster up` that started this process in the background.
@@ -71,7 +71,7 @@ pub struct RunArguments {
 ///
 /// # Errors
 /// The cluster cannot be started, stopped or removed, or the command cannot be run.
-pub fn perform(task: &Task) -> Result<ExitCode> {
+pub(crate) fn perform(task: &Task) -> Result<ExitCode> {
     match task {
         Task::Up(node) => background::up(node),
         Task::Down => background::down(),
@@ -83,7 +83,7 @@ pub fn perform(task: &Task) -> Result<ExitCode> {
 ///
 /// # Errors
 /// The cluster cannot be started or removed, or `work` fails.
-pub fn without_node(work: impl FnOnce(&mut LocalCluster, &Interrupt) -> Result<ExitCode>) -> Result<ExitCode> {
+pub(crate) fn without_node(work: impl FnOnce(&mut LocalCluster, &Interrupt) -> Result<ExitCode>) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let no_node = NodeArguments { no_node: true, agent: None, metrics: false, timeout: 0 };
     let programs = local_cluster::prepare(&no_node)?;

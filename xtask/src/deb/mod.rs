@@ -30,7 +30,7 @@ const DEFAULT_MAINTAINER: &str = "The keblet developers <developers@keblet.inval
 
 /// Where to take the agent from and where to put the package.
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Package this binary instead of building one for release.
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
@@ -54,7 +54,7 @@ fn maintainer(text: &str) -> Result<String, String> {
 }
 
 /// Builds the package and prints its path.
-pub fn deb(arguments: &Arguments) -> Result<()> {
+pub(crate) fn deb(arguments: &Arguments) -> Result<()> {
     let binary = match &arguments.binary {
         Some(binary) => binary.clone(),
         None => build()?,

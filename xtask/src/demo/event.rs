@@ -7,7 +7,7 @@ const TARGET: &str = "keblet::events";
 
 /// One pod lifecycle event, as the agent logged it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Event {
+pub(super) struct Event {
     /// `namespace/name`.
     pub pod: String,
     /// The container's name; empty for the pod's sandbox.
@@ -26,7 +26,7 @@ pub struct Event {
 
 impl Event {
     /// Parses a line of the JSON log; `None` if it is not an event.
-    pub fn parse(line: &str) -> Option<Self> {
+    pub(super) fn parse(line: &str) -> Option<Self> {
         let record: Value = serde_json::from_str(line).ok()?;
         if record["target"] != TARGET {
             return None;
@@ -46,7 +46,7 @@ impl Event {
     }
 
     /// The pod's name without its namespace and without the node's name, which is a suffix of every static pod.
-    pub fn pod_name(&self) -> &str {
+    pub(super) fn pod_name(&self) -> &str {
         let name = self.pod.split_once('/').map_or(self.pod.as_str(), |(_, name)| name);
         name.strip_suffix(&format!("-{}", super::pods::NODE)).unwrap_or(name)
     }

@@ -48,7 +48,7 @@ const LOG_LINES: usize = 20;
 
 /// Options of the demo.
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Seconds until a step that has not been shown counts as failed.
     #[arg(long, default_value_t = 60)]
     timeout: u64,
@@ -61,7 +61,7 @@ pub struct Arguments {
 ///
 /// # Errors
 /// The runtime or the agent cannot be started, the agent exits with an error, or something could not be removed.
-pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn demo(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     if let Some(lack) = machine::lacks_for_runtime() {
         bail!("{lack}: run the demo as root");

@@ -7,18 +7,18 @@ use serde_json::Value;
 use serde_json::json;
 
 /// The node's name, which the agent appends to the names of static pods.
-pub const NODE: &str = "demo";
+pub(super) const NODE: &str = "demo";
 /// Port of the web pod.
-pub const WEB_PORT: u16 = 8080;
+pub(super) const WEB_PORT: u16 = 8080;
 /// Exit code of the crashing pod.
-pub const CRASH_CODE: i64 = 3;
+pub(super) const CRASH_CODE: i64 = 3;
 /// The chain's init containers, in order.
-pub const CHAIN: [&str; 3] = ["first", "second", "third"];
+pub(super) const CHAIN: [&str; 3] = ["first", "second", "third"];
 
 const STAMPS: &str = "/stamps";
 
 /// A static pod and the name of its file.
-pub struct StaticPod {
+pub(super) struct StaticPod {
     /// The pod's name.
     pub name: &'static str,
     /// The pod.
@@ -26,7 +26,7 @@ pub struct StaticPod {
 }
 
 /// All pods; their containers write stamp files into the folder.
-pub fn all(stamps: &Path) -> Vec<StaticPod> {
+pub(super) fn all(stamps: &Path) -> Vec<StaticPod> {
     let port = WEB_PORT.to_string();
     let stamp = |name: &str| format!("{STAMPS}/{name}");
     let code = CRASH_CODE.to_string();

@@ -10,7 +10,7 @@ use super::observed::ObservedState;
 use super::steps::DemoStep;
 
 /// Writes lines to standard output.
-pub struct Screen {
+pub(super) struct Screen {
     start: Instant,
     colours: bool,
     verbose: bool,
@@ -24,12 +24,12 @@ const DIM: &str = "2";
 
 impl Screen {
     /// Times are printed relative to this moment.
-    pub fn new(verbose: bool) -> Self {
+    pub(super) fn new(verbose: bool) -> Self {
         Self { start: Instant::now(), colours: std::io::stdout().is_terminal(), verbose }
     }
 
     /// Prints the head of the table of events.
-    pub fn started(&self, pid: u32, endpoint: &str) {
+    pub(super) fn started(&self, pid: u32, endpoint: &str) {
         println!("\nkeblet runs as process {pid} on {endpoint}");
         println!("latency is the time since the kernel's timestamp\n");
         let head = format!(
@@ -40,7 +40,7 @@ impl Screen {
     }
 
     /// Prints an event.
-    pub fn event(&self, event: &Event) {
+    pub(super) fn event(&self, event: &Event) {
         let latency = event.latency_ms.map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms"));
         let mut detail = Vec::new();
         detail.extend(event.exit_code.map(|code| format!("exit code {code}")));
@@ -63,7 +63,7 @@ impl Screen {
     }
 
     /// Prints a line of the agent's log that is not an event.
-    pub fn other(&self, line: &str) {
+    pub(super) fn other(&self, line: &str) {
         if !self.verbose {
             return;
         }
@@ -75,13 +75,13 @@ impl Screen {
     }
 
     /// Prints an action or a finding of the demo.
-    pub fn note(&self, step: &str, text: &str) {
+    pub(super) fn note(&self, step: &str, text: &str) {
         let seconds = self.start.elapsed().as_secs_f64();
         println!("{seconds:>8.3}  {step:<8} {}", self.paint(CYAN, text));
     }
 
     /// Prints the results.
-    pub fn summary(&self, steps: &[DemoStep], observed: &ObservedState) {
+    pub(super) fn summary(&self, steps: &[DemoStep], observed: &ObservedState) {
         println!("\n{:<7} {:<42} {:<10} proof", "step", "what is shown", "result");
         for step in steps {
             let (result, proof) = step.result(observed);

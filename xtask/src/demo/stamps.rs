@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// One line of a stamp file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stamp {
+pub(super) struct Stamp {
     /// `start` or `exit`.
     pub word: String,
     /// Nanoseconds of the monotonic clock.
@@ -13,12 +13,12 @@ pub struct Stamp {
 }
 
 /// All complete lines of a stamp file; none if the file does not exist yet.
-pub fn read(folder: &Path, name: &str) -> Vec<Stamp> {
+pub(super) fn read(folder: &Path, name: &str) -> Vec<Stamp> {
     parse(&fs::read_to_string(folder.join(name)).unwrap_or_default())
 }
 
 /// The time between two moments, in milliseconds.
-pub fn milliseconds(from: u64, to: u64) -> f64 {
+pub(super) fn milliseconds(from: u64, to: u64) -> f64 {
     // Exact in a double for the duration of a demo.
     to.saturating_sub(from) as f64 / 1e6
 }

@@ -33,7 +33,7 @@ enum State {
 }
 
 /// One behaviour that the demo shows.
-pub struct DemoStep {
+pub(super) struct DemoStep {
     /// The pod's name.
     pub name: &'static str,
     /// What is shown.
@@ -52,7 +52,7 @@ enum Check {
 }
 
 /// All steps; the OOM step is skipped if kernel probes cannot be loaded.
-pub fn all(lacks_kernel: Option<String>) -> Vec<DemoStep> {
+pub(super) fn all(lacks_kernel: Option<String>) -> Vec<DemoStep> {
     let step = |name, title, check| DemoStep { name, title, state: State::Waiting, check };
     let mut oom = step("oom", "a child killed for memory is named", Check::Oom);
     if let Some(lack) = lacks_kernel {
@@ -69,17 +69,17 @@ pub fn all(lacks_kernel: Option<String>) -> Vec<DemoStep> {
 
 impl DemoStep {
     /// Whether the step has a result.
-    pub fn over(&self) -> bool {
+    pub(super) fn over(&self) -> bool {
         self.state != State::Waiting
     }
 
     /// Whether it was shown or skipped.
-    pub fn shown(&self) -> bool {
+    pub(super) fn shown(&self) -> bool {
         matches!(self.state, State::Shown(_) | State::Skipped(_))
     }
 
     /// The result, with the proof or with what is missing.
-    pub fn result(&self, observed: &ObservedState) -> (&'static str, String) {
+    pub(super) fn result(&self, observed: &ObservedState) -> (&'static str, String) {
         match &self.state {
             State::Shown(proof) => ("ok", proof.clone()),
             State::Failed(why) => ("FAILED", why.clone()),
@@ -89,7 +89,7 @@ impl DemoStep {
     }
 
     /// Checks at the end of the demo that the containers are still in the state that was shown.
-    pub fn confirm(&mut self, observed: &ObservedState) {
+    pub(super) fn confirm(&mut self, observed: &ObservedState) {
         let attempt = match self.check {
             Check::Gone { .. } => return,
             Check::Crash => 1,
@@ -108,7 +108,7 @@ impl DemoStep {
     ///
     /// # Errors
     /// The manifest of the pod that is to be removed cannot be removed.
-    pub fn advance(&mut self, observed: &ObservedState, node: &Node) -> Result<Option<String>> {
+    pub(super) fn advance(&mut self, observed: &ObservedState, node: &Node) -> Result<Option<String>> {
         if self.over() {
             return Ok(None);
         }

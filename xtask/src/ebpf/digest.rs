@@ -17,7 +17,7 @@ const SOURCES: [&str; 2] = ["common", "probes"];
 ///
 /// # Errors
 /// A source file cannot be read.
-pub fn text(root: &Path, object: &[u8]) -> Result<String> {
+pub(super) fn text(root: &Path, object: &[u8]) -> Result<String> {
     let mut files = Vec::new();
     for folder in SOURCES {
         collect(&root.join(folder), &mut files)?;

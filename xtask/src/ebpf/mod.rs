@@ -29,7 +29,7 @@ use toolchain::Toolchain;
 
 /// Options of the command.
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Build nothing: only check that the object in the tree was built from the sources in the tree.
     #[arg(long)]
     check: bool,
@@ -39,7 +39,7 @@ pub struct Arguments {
 ///
 /// # Errors
 /// The object cannot be built or written, its records have another layout, or it does not match the sources.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let tree = Tree::of_this_repository();
     if arguments.check {
         return tree.check();

@@ -17,7 +17,7 @@ const MAPS: &str = "maps";
 
 /// The interface of an object.
 #[derive(Debug, PartialEq)]
-pub struct Contents {
+pub(super) struct Contents {
     /// Bytes of instructions, by section (which names the hook) and name.
     pub programs: BTreeMap<(String, String), u64>,
     /// Definition (type, sizes, flags) by name.
@@ -31,7 +31,7 @@ impl Contents {
     ///
     /// # Errors
     /// The bytes are not an ELF object, or have no programs, maps or layout.
-    pub fn read(bytes: &[u8]) -> Result<Self> {
+    pub(super) fn read(bytes: &[u8]) -> Result<Self> {
         let file = object::File::parse(bytes).context("the probe object is not an ELF file")?;
         let mut contents = Self { programs: BTreeMap::new(), maps: BTreeMap::new(), layout: Vec::new() };
         for symbol in file.symbols() {
@@ -62,7 +62,7 @@ impl Contents {
 }
 
 /// The layout that the agent of this tree reads.
-pub fn layout_of_this_build() -> Vec<u8> {
+pub(super) fn layout_of_this_build() -> Vec<u8> {
     let words = [
         LAYOUT.exit,
         LAYOUT.oom,

@@ -27,7 +27,7 @@ const SUITE: &str = "sid";
 const SOURCE_PACKAGE: &str = "rust-src";
 
 /// A toolchain that can build the probes.
-pub struct Toolchain {
+pub(super) struct Toolchain {
     /// Its name for rustup.
     pub name: String,
     /// Its sysroot.
@@ -38,7 +38,7 @@ pub struct Toolchain {
 
 /// The toolchain cannot be provided.
 #[derive(Debug)]
-pub enum ToolchainError {
+pub(super) enum ToolchainError {
     /// A part of the toolchain is not available; the prebuilt object is kept.
     Unavailable(String),
     /// An unexpected failure.
@@ -64,7 +64,7 @@ impl From<anyhow::Error> for ToolchainError {
 
 impl Toolchain {
     /// Folder of its shared libraries.
-    pub fn libraries(&self) -> PathBuf {
+    pub(super) fn libraries(&self) -> PathBuf {
         self.sysroot.join("lib")
     }
 }
@@ -96,7 +96,7 @@ impl Version {
 ///
 /// # Errors
 /// [`ToolchainError::Unavailable`] if a part can only be provided by the user, otherwise an unexpected failure.
-pub fn prepare(cache: &Cache) -> Result<Toolchain, ToolchainError> {
+pub(super) fn prepare(cache: &Cache) -> Result<Toolchain, ToolchainError> {
     let name = std::env::var("KEBLET_EBPF_TOOLCHAIN").unwrap_or_else(|_| "nightly".to_owned());
     let rustc =
         |arguments: &[&str]| system::output(Command::new("rustup").args(["run", &name, "rustc"]).args(arguments));

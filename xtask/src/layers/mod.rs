@@ -24,7 +24,7 @@ use table::Table;
 ///
 /// # Errors
 /// The table or a source file cannot be read.
-pub fn check() -> Result<Report> {
+pub(crate) fn check() -> Result<Report> {
     let root = paths::repository();
     let file = root.join("agent/layers.toml");
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;

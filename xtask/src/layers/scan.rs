@@ -2,7 +2,7 @@
 
 /// What one file uses.
 #[derive(Debug)]
-pub struct Source {
+pub(super) struct Source {
     /// The file's module path in the crate.
     pub module: Vec<String>,
     /// All paths: from the crate's root where they lead there, otherwise as written.
@@ -15,7 +15,7 @@ pub struct Source {
 
 /// A path and where it is used.
 #[derive(Debug, PartialEq)]
-pub struct Reference {
+pub(super) struct Reference {
     /// The segments; the first is `crate` for paths in the crate.
     pub path: Vec<String>,
     /// The line number, from one.
@@ -31,7 +31,7 @@ enum Token {
 
 impl Source {
     /// Scans a file's text.
-    pub fn read(text: &str, module: Vec<String>) -> Self {
+    pub(super) fn read(text: &str, module: Vec<String>) -> Self {
         let mut test_modules = Vec::new();
         let tokens = without_tests(&tokens(text), &mut test_modules);
         let references = Paths { tokens: &tokens, position: 0, found: Vec::new() }
@@ -44,14 +44,14 @@ impl Source {
     }
 
     /// The top-level module of the file.
-    pub fn top(&self) -> Option<&str> {
+    pub(super) fn top(&self) -> Option<&str> {
         self.module.first().map(String::as_str)
     }
 }
 
 impl Reference {
     /// The top-level module of the crate that the path leads to.
-    pub fn top(&self) -> Option<&str> {
+    pub(super) fn top(&self) -> Option<&str> {
         match self.path.as_slice() {
             [first, top, ..] if first == "crate" => Some(top),
             _ => None,

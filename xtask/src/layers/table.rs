@@ -33,7 +33,7 @@ const VALUES: [&[&str]; 6] = [
 /// `agent/layers.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Table {
+pub(super) struct Table {
     everywhere: Vec<String>,
     pure: Vec<String>,
     pure_may: Vec<String>,
@@ -54,7 +54,7 @@ impl Table {
     ///
     /// # Errors
     /// The table is malformed, a module has no duty or two rows, or a row names a module that is not above it.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub(super) fn parse(text: &str) -> Result<Self> {
         let table: Self = toml::from_str(text).context("it cannot be read")?;
         for (rank, row) in table.module.iter().enumerate() {
             if row.duty.is_empty() {
@@ -75,7 +75,7 @@ impl Table {
     ///
     /// # Errors
     /// The module has no row.
-    pub fn known(&self, module: &[String]) -> Result<(), String> {
+    pub(super) fn known(&self, module: &[String]) -> Result<(), String> {
         let Some(top) = module.first() else { return Ok(()) };
         if self.all.contains(top) || self.row(top).is_some() {
             return Ok(());
@@ -88,7 +88,7 @@ impl Table {
     ///
     /// # Errors
     /// The table does not permit it; the error is one sentence.
-    pub fn allows(&self, module: &[String], path: &[String]) -> Result<(), String> {
+    pub(super) fn allows(&self, module: &[String], path: &[String]) -> Result<(), String> {
         let Some(top) = module.first() else { return Ok(()) };
         let own = match path.split_first() {
             Some((first, rest)) if first == "crate" => rest,
@@ -126,13 +126,13 @@ impl Table {
     }
 
     /// All modules that the table names.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         let rows = self.module.iter().map(|row| row.name.as_str());
         rows.chain(self.all.iter().chain(&self.everywhere).chain(&self.pure_may).map(String::as_str))
     }
 
     /// Each module with each module that its row permits.
-    pub fn permissions(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(super) fn permissions(&self) -> impl Iterator<Item = (&str, &str)> {
         self.module.iter().flat_map(|row| row.may.iter().map(|target| (row.name.as_str(), target.as_str())))
     }
 
@@ -151,7 +151,7 @@ impl Table {
 ///
 /// # Errors
 /// The path has an effect; the error is one sentence.
-pub fn is_pure(path: &[String]) -> Result<(), String> {
+pub(super) fn is_pure(path: &[String]) -> Result<(), String> {
     if VALUES.iter().any(|value| path.iter().take(value.len()).eq(value.iter())) {
         return Ok(());
     }

@@ -14,7 +14,7 @@ use crate::progress::step;
 use crate::system;
 
 /// apt with its own list of sources and its own state, in a temporary folder.
-pub struct Apt {
+pub(crate) struct Apt {
     folder: tempfile::TempDir,
     suites: Vec<String>,
 }
@@ -24,7 +24,7 @@ impl Apt {
     ///
     /// # Errors
     /// apt cannot read the package lists.
-    pub fn update(mirror: &Mirror, suites: &[&str], cache: &Path) -> Result<Self> {
+    pub(crate) fn update(mirror: &Mirror, suites: &[&str], cache: &Path) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("apt-")
             .tempdir_in(cache)
@@ -48,7 +48,7 @@ impl Apt {
     ///
     /// # Errors
     /// A package cannot be downloaded or unpacked.
-    pub fn unpack(&self, packages: &[String], into: &Path) -> Result<()> {
+    pub(crate) fn unpack(&self, packages: &[String], into: &Path) -> Result<()> {
         let archives = self.folder.path().join("packages");
         fs::create_dir_all(&archives).with_context(|| format!("cannot create {}", archives.display()))?;
         step(&format!("downloading {}", packages.join(", ")), || {
@@ -66,7 +66,7 @@ impl Apt {
     ///
     /// # Errors
     /// apt-cache cannot be run.
-    pub fn candidate(&self, package: &str) -> Result<Option<String>> {
+    pub(crate) fn candidate(&self, package: &str) -> Result<Option<String>> {
         let text = system::output(self.command("apt-cache").args(["policy", package]))?;
         let version = text.lines().find_map(|line| line.trim().strip_prefix("Candidate:")).map(str::trim);
         Ok(version.filter(|version| *version != "(none)").map(str::to_owned))

@@ -41,7 +41,7 @@ struct Image {
 ///
 /// # Errors
 /// A program cannot be read, or the archive cannot be written.
-pub fn pack(cache: &Cache, probe: &Path) -> Result<()> {
+pub(super) fn pack(cache: &Cache, probe: &Path) -> Result<()> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let (probe, busybox) = (read(probe)?, read(&cache.busybox())?);
     let archive = cache.images();

@@ -9,11 +9,11 @@
 //! Each step checks whether its product exists and is current, so a second run is quick. Installs nothing on the system
 //! and does not change its configuration.
 
-pub mod apt;
+pub(crate) mod apt;
 mod images;
 mod packages;
 mod probe;
-pub mod sources;
+pub(crate) mod sources;
 
 use std::fs::File;
 
@@ -23,7 +23,7 @@ use keblet_peers::Cache;
 
 /// Options of the command.
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Empty the cache first.
     #[arg(long)]
     fresh: bool,
@@ -33,7 +33,7 @@ pub struct Arguments {
 ///
 /// # Errors
 /// A package cannot be downloaded, a program cannot be built, or the cache cannot be written.
-pub fn setup(arguments: &Arguments) -> Result<()> {
+pub(crate) fn setup(arguments: &Arguments) -> Result<()> {
     if arguments.fresh {
         let root = Cache::locate();
         for folder in ["packages", "containerd-2", "images", "probe"] {
@@ -56,7 +56,7 @@ pub fn setup(arguments: &Arguments) -> Result<()> {
 ///
 /// # Errors
 /// The package cannot be downloaded or unpacked.
-pub fn prepare_containerd_2(cache: &Cache) -> Result<()> {
+pub(crate) fn prepare_containerd_2(cache: &Cache) -> Result<()> {
     let _lock = lock(cache)?;
     packages::unpack_containerd_2(cache)
 }
@@ -73,7 +73,7 @@ fn lock(cache: &Cache) -> Result<File> {
 ///
 /// # Errors
 /// As [`setup`].
-pub fn prepare() -> Result<Cache> {
+pub(crate) fn prepare() -> Result<Cache> {
     let cache = Cache::locate();
     std::fs::create_dir_all(cache.root()).with_context(|| format!("cannot create {}", cache.root().display()))?;
     let _lock = lock(&cache)?;

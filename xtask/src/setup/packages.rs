@@ -24,7 +24,7 @@ const OWN_SUITE: [&str; 4] = ["runc", "containernetworking-plugins", "busybox-st
 ///
 /// # Errors
 /// A package cannot be downloaded or unpacked, or its programs do not run on this system.
-pub fn unpack(cache: &Cache) -> Result<()> {
+pub(super) fn unpack(cache: &Cache) -> Result<()> {
     let folder = cache.packages();
     let stamp = folder.join(".packages");
     let recipe = format!("containerd/{CONTAINERD_SUITE} {} {}\n", OWN_SUITE.join(" "), std::env::consts::ARCH);
@@ -53,7 +53,7 @@ pub fn unpack(cache: &Cache) -> Result<()> {
 ///
 /// # Errors
 /// The package cannot be downloaded or unpacked, or is not containerd 2.
-pub fn unpack_containerd_2(cache: &Cache) -> Result<()> {
+pub(super) fn unpack_containerd_2(cache: &Cache) -> Result<()> {
     let folder = cache.containerd_2();
     let stamp = folder.join(".packages");
     let recipe = format!("containerd/{CONTAINERD_2_SUITE} {}\n", std::env::consts::ARCH);
@@ -76,7 +76,7 @@ pub fn unpack_containerd_2(cache: &Cache) -> Result<()> {
 ///
 /// # Errors
 /// A program does not run.
-pub fn versions(cache: &Cache) -> Result<Vec<String>> {
+pub(super) fn versions(cache: &Cache) -> Result<Vec<String>> {
     let programs = [cache.packages().join("usr/bin/containerd"), cache.runc()];
     programs.iter().map(|program| version(program, &cache.libraries())).collect()
 }

@@ -15,7 +15,7 @@ use crate::system;
 ///
 /// # Errors
 /// The build fails.
-pub fn build(cache: &Cache) -> Result<PathBuf> {
+pub(super) fn build(cache: &Cache) -> Result<PathBuf> {
     let target = host_target()?;
     // In a target folder of its own: the other compiler flags would invalidate the build of the workspace.
     let folder = cache.root().join("probe");

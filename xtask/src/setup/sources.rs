@@ -10,7 +10,7 @@ use anyhow::bail;
 
 /// A mirror of the distribution.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Mirror {
+pub(crate) struct Mirror {
     /// Base address.
     pub uri: String,
     /// The suite of this system.
@@ -23,7 +23,7 @@ pub struct Mirror {
 ///
 /// # Errors
 /// The system is not Debian, or has no source of its suite.
-pub fn mirror() -> Result<Mirror> {
+pub(crate) fn mirror() -> Result<Mirror> {
     let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
     let field = |name: &str| {
         let prefix = format!("{name}=");

@@ -23,7 +23,7 @@ const FOLDERS: [&str; 5] =
 type Entries = BTreeMap<PathBuf, Option<SystemTime>>;
 
 /// Holds the ports until it is dropped.
-pub struct HostGuard {
+pub(super) struct HostGuard {
     _ports: Vec<TcpListener>,
     folders: Vec<PathBuf>,
     before: Entries,
@@ -34,7 +34,7 @@ impl HostGuard {
     ///
     /// # Errors
     /// A port cannot be bound for another reason than that it is in use.
-    pub fn start() -> Result<Self> {
+    pub(super) fn start() -> Result<Self> {
         Self::of(&PORTS, FOLDERS.map(PathBuf::from).to_vec())
     }
 
@@ -55,7 +55,7 @@ impl HostGuard {
     }
 
     /// Paths below the folders that were created, changed or removed.
-    pub fn changes(&self) -> Vec<String> {
+    pub(super) fn changes(&self) -> Vec<String> {
         let after = entries(&self.folders);
         let all = self.before.keys().chain(after.keys().filter(|path| !self.before.contains_key(*path)));
         let changed = all.filter(|path| self.before.get(*path) != after.get(*path));

@@ -9,7 +9,7 @@ const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
 /// What is missing for a private container runtime.
-pub fn lacks_for_runtime() -> Option<String> {
+pub(crate) fn lacks_for_runtime() -> Option<String> {
     if !Uid::effective().is_root() {
         return Some("a container runtime needs root".to_owned());
     }
@@ -17,14 +17,14 @@ pub fn lacks_for_runtime() -> Option<String> {
 }
 
 /// What is missing for running systemd, logind and a bus.
-pub fn lacks_for_systemd() -> Option<String> {
+pub(crate) fn lacks_for_systemd() -> Option<String> {
     let programs = ["/lib/systemd/systemd", "/lib/systemd/systemd-logind", "/usr/bin/dbus-daemon"];
     let missing: Vec<_> = programs.into_iter().filter(|program| !Path::new(program).exists()).collect();
     (!missing.is_empty()).then(|| format!("{} not installed", missing.join(", ")))
 }
 
 /// What is missing for BPF programs.
-pub fn lacks_for_kernel() -> Option<String> {
+pub(crate) fn lacks_for_kernel() -> Option<String> {
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         return Some("the kernel has no BTF".to_owned());
     }
@@ -37,7 +37,7 @@ pub fn lacks_for_kernel() -> Option<String> {
 }
 
 /// Whether a program is on the path.
-pub fn has_program(name: &str) -> bool {
+pub(crate) fn has_program(name: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()))
 }
 

@@ -11,7 +11,7 @@
 //! through; only its results are summed up.
 
 mod host_guard;
-pub mod machine;
+pub(crate) mod machine;
 mod tally;
 
 use std::ffi::OsString;
@@ -41,7 +41,7 @@ use tally::Tally;
 
 /// Options of the command.
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Run only these tiers.
     #[arg(long, value_enum)]
     tier: Vec<Tier>,
@@ -99,7 +99,7 @@ struct Outcome {
 ///
 /// # Errors
 /// A tier cannot be prepared or run; failed tests are in the exit code.
-pub fn test(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn test(arguments: &Arguments) -> Result<ExitCode> {
     let wanted = |tier: &Tier| arguments.tier.is_empty() || arguments.tier.contains(tier);
     let mut missing = Vec::new();
     let mut tiers = Vec::new();

@@ -235,7 +235,7 @@ pub(super) mod tests {
     use super::*;
 
     /// Creates the folder of a cgroup with these files.
-    pub fn write(folder: &Path, files: &[(&str, &str)]) {
+    pub(crate) fn write(folder: &Path, files: &[(&str, &str)]) {
         fs::create_dir_all(folder).unwrap();
         files.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
     }

@@ -9,7 +9,7 @@ use crate::kernel::btf::BtfError;
 
 /// Offsets found, and why others are missing.
 #[derive(Debug, Default)]
-pub struct Resolved {
+pub(super) struct Resolved {
     /// The offsets; those not found are zero.
     pub offsets: Offsets,
     /// The tracepoint `mark_victim` passes the task (Linux 6.9 and later).
@@ -23,7 +23,7 @@ pub struct Resolved {
 }
 
 /// Looks up all offsets.
-pub fn resolve(btf: &Btf) -> Resolved {
+pub(super) fn resolve(btf: &Btf) -> Resolved {
     let mut resolved = Resolved::default();
     let offsets = &mut resolved.offsets;
     resolved.cgroup = cgroup(btf, offsets).err().map(|error| error.to_string());

@@ -151,7 +151,7 @@ pub struct CgroupEvent {
 }
 
 /// Decodes one entry of a ring buffer. `None` for an unknown record.
-pub fn decode(bytes: &[u8]) -> Option<KernelRecord> {
+pub(super) fn decode(bytes: &[u8]) -> Option<KernelRecord> {
     let head: Head = plain(bytes)?;
     match head.kind {
         kind::EXIT => plain(bytes).map(|record| KernelRecord::Exit(exit(&record))),

@@ -18,7 +18,7 @@ use clean::Cleaned;
 
 /// A port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Port {
+pub(super) enum Port {
     /// HTTPS, authenticated.
     Main,
     /// HTTP, without authorization.

@@ -10,7 +10,7 @@ use super::number;
 use super::pull_policy;
 use super::text;
 
-pub fn apply(container: &mut Container) {
+pub(super) fn apply(container: &mut Container) {
     let policy = pull_policy(container.image.as_deref().unwrap_or_default());
     text(&mut container.image_pull_policy, policy);
     text(&mut container.termination_message_path, "/dev/termination-log");

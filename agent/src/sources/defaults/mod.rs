@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodSecurityContext;
 
 /// Applies the defaults of a new pod.
-pub fn apply(pod: &mut Pod) {
+pub(super) fn apply(pod: &mut Pod) {
     let spec = pod.spec.get_or_insert_default();
     spec.volumes.iter_mut().flatten().for_each(volume::apply);
     spec.init_containers.iter_mut().flatten().for_each(container::apply);

@@ -11,7 +11,7 @@ use crate::model::Amount;
 type ResourceList = BTreeMap<String, Quantity>;
 
 /// A container that has a limit but no request for a resource requests the limit.
-pub fn requests_from_limits(spec: &mut PodSpec) {
+pub(super) fn requests_from_limits(spec: &mut PodSpec) {
     for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
         let Some(resources) = &mut container.resources else { continue };
         let Some(limits) = resources.limits.clone() else { continue };
@@ -24,7 +24,7 @@ pub fn requests_from_limits(spec: &mut PodSpec) {
 
 /// Pod-level resources, where the manifest sets some: huge page limits from the containers' limits, requests from
 /// the containers' requests, else from the pod's limits.
-pub fn pod_level(spec: &mut PodSpec) {
+pub(super) fn pod_level(spec: &mut PodSpec) {
     if spec.resources.is_none() {
         return;
     }

@@ -13,7 +13,7 @@ const FILE_MODE: i32 = 0o644;
 /// Life of a projected service account token, in seconds.
 const TOKEN_SECONDS: i64 = 3600;
 
-pub fn apply(volume: &mut Volume) {
+pub(super) fn apply(volume: &mut Volume) {
     let bare = Volume { name: volume.name.clone(), ..Volume::default() };
     if *volume == bare {
         volume.empty_dir = Some(EmptyDirVolumeSource::default());

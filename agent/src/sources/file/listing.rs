@@ -24,7 +24,7 @@ use crate::model::ConfigSource;
 
 /// Identifies the version of a file that was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stamp {
+pub(super) struct Stamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -55,7 +55,7 @@ impl Stamp {
 
 /// What a look found in one file.
 #[derive(Debug)]
-pub enum Reading {
+pub(super) enum Reading {
     /// The stamp is the one known.
     Unchanged,
     /// It is open for writing.
@@ -68,7 +68,7 @@ pub enum Reading {
 
 /// What a look found.
 #[derive(Debug)]
-pub enum Listing {
+pub(super) enum Listing {
     /// A folder with these files.
     Folder(BTreeMap<OsString, Reading>),
     /// The path is a single file.
@@ -81,7 +81,7 @@ pub enum Listing {
 
 /// What to scan, and how to decode it.
 #[derive(Clone, Debug)]
-pub struct View {
+pub(super) struct View {
     /// Folder or file.
     pub path: PathBuf,
     /// This node's name.
@@ -92,7 +92,7 @@ pub struct View {
 
 impl View {
     /// Looks. Files whose stamp is in `known`, and regular files in `held`, are not read.
-    pub fn list(&self, known: &HashMap<OsString, Stamp>, held: &HashSet<OsString>) -> Listing {
+    pub(super) fn list(&self, known: &HashMap<OsString, Stamp>, held: &HashSet<OsString>) -> Listing {
         let meta = match fs::metadata(&self.path) {
             Ok(meta) => meta,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Listing::Missing,

@@ -24,4 +24,4 @@ mod task;
 mod tests;
 mod watch;
 
-pub use task::FileSource;
+pub(super) use task::FileSource;

@@ -22,11 +22,11 @@ enum OpenState {
 
 /// The files to skip for now.
 #[derive(Debug, Default)]
-pub struct OpenFiles(HashMap<OsString, OpenState>);
+pub(super) struct OpenFiles(HashMap<OsString, OpenState>);
 
 impl OpenFiles {
     /// Records an event on the file `name`.
-    pub fn note(&mut self, name: &OsStr, mask: EventMask, now: Instant) {
+    pub(super) fn note(&mut self, name: &OsStr, mask: EventMask, now: Instant) {
         if mask.contains(EventMask::MODIFY) {
             self.0.insert(name.to_owned(), OpenState::Writing(now));
         } else if mask.contains(EventMask::CREATE) {
@@ -37,12 +37,12 @@ impl OpenFiles {
     }
 
     /// Forgets everything: events were lost, or the folder is another one.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 
     /// Names to skip in a scan at `now`; `periodic` scans no longer wait for stalled writers.
-    pub fn held(&mut self, now: Instant, periodic: bool) -> HashSet<OsString> {
+    pub(super) fn held(&mut self, now: Instant, periodic: bool) -> HashSet<OsString> {
         self.0.retain(|_, state| match *state {
             OpenState::Created(since) => now < since + CREATED,
             OpenState::Writing(since) => !periodic || now < since + STALLED,
@@ -51,7 +51,7 @@ impl OpenFiles {
     }
 
     /// When the next created file counts as complete.
-    pub fn next_end(&self) -> Option<Instant> {
+    pub(super) fn next_end(&self) -> Option<Instant> {
         let ends = self.0.values().filter_map(|state| match *state {
             OpenState::Created(since) => Some(since + CREATED),
             OpenState::Writing(_) => None,

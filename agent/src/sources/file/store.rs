@@ -14,11 +14,11 @@ use super::listing::Stamp;
 use crate::model::Pod;
 
 /// How long the pods of a removed file are kept: an editor may replace the file in two steps.
-pub const REMOVAL_DELAY: Duration = Duration::from_millis(50);
+pub(super) const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 
 /// A log record; at most one for each state of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Report {
+pub(super) enum Report {
     /// The path cannot be read.
     Path(String),
     /// The path can be read again.
@@ -35,7 +35,7 @@ pub enum Report {
 
 /// The outcome of a scan.
 #[derive(Debug, Default)]
-pub struct ListingResult {
+pub(super) struct ListingResult {
     /// The complete set of pods, if it differs from the last one delivered.
     pub set: Option<Vec<Pod>>,
     /// What to log.
@@ -57,7 +57,7 @@ type Key = String;
 
 /// State of all manifest files.
 #[derive(Debug, Default)]
-pub struct Store {
+pub(super) struct Store {
     entries: BTreeMap<OsString, ManifestFile>,
     /// The file that each pod comes from.
     owners: BTreeMap<Key, OsString>,
@@ -69,12 +69,12 @@ pub struct Store {
 
 impl Store {
     /// Stamps of the files that need not be read again.
-    pub fn known(&self) -> HashMap<OsString, Stamp> {
+    pub(super) fn known(&self) -> HashMap<OsString, Stamp> {
         self.entries.iter().filter_map(|(name, entry)| Some((name.clone(), entry.stamp?))).collect()
     }
 
     /// Applies a scan made at `now`. Only `periodic` scans drop the pods of files that stay invalid and resolve conflicts.
-    pub fn apply(&mut self, listing: Listing, periodic: bool, now: Instant) -> ListingResult {
+    pub(super) fn apply(&mut self, listing: Listing, periodic: bool, now: Instant) -> ListingResult {
         let mut result = ListingResult::default();
         let (files, usable) = match listing {
             Listing::Folder(files) => {

@@ -22,7 +22,7 @@ use crate::sources::SourceUpdate;
 
 /// Settings of the file source.
 #[derive(Clone, Debug)]
-pub struct FileSource {
+pub(crate) struct FileSource {
     /// A folder of manifests or a single one.
     pub path: PathBuf,
     /// Time between two periodic scans (`fileCheckFrequency`).
@@ -35,7 +35,7 @@ pub struct FileSource {
 
 impl FileSource {
     /// Sends complete sets until cancelled or until the receiver is dropped.
-    pub async fn run(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>, cancel: CancellationToken) {
+    pub(crate) async fn run(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>, cancel: CancellationToken) {
         tokio::select! {
             () = cancel.cancelled() => {}
             () = self.scan_loop(sets) => {}

@@ -28,7 +28,7 @@ const BURST: Duration = Duration::from_millis(20);
 
 /// What a burst of inotify events means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum WatchResult {
+pub(super) enum WatchResult {
     /// Files may have changed: scan.
     Changed,
     /// The path is another file or folder now: set up a new watch, then scan.
@@ -76,7 +76,7 @@ fn parent(path: &Path) -> PathBuf {
 }
 
 /// A live inotify instance. Dropping it ends the watch.
-pub struct Watch {
+pub(super) struct Watch {
     events: EventStream<Vec<u8>>,
     target: Target,
     main: WatchDescriptor,
@@ -91,7 +91,7 @@ impl Watch {
     ///
     /// # Errors
     /// inotify refuses an instance or a watch.
-    pub fn arm(path: &Path) -> io::Result<Self> {
+    pub(super) fn arm(path: &Path) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         let mut watches = inotify.watches();
         let places = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVE | WatchMask::ONLYDIR;
@@ -117,14 +117,14 @@ impl Watch {
     }
 
     /// False if the path no longer is what this watch was set up on.
-    pub async fn is_current(&self, path: &Path) -> bool {
+    pub(super) async fn is_current(&self, path: &Path) -> bool {
         let path = path.to_owned();
         let target = tokio::task::spawn_blocking(move || Target::of(&path)).await;
         target.is_ok_and(|target| target == self.target)
     }
 
     /// Waits for a burst of relevant events and consumes all of it. Cancel-safe: an event that was read is recorded.
-    pub async fn next(&mut self, open_files: &mut OpenFiles) -> WatchResult {
+    pub(super) async fn next(&mut self, open_files: &mut OpenFiles) -> WatchResult {
         let mut wake = loop {
             let Some(wake) = self.one(open_files).await else { continue };
             break wake;

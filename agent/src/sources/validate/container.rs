@@ -21,9 +21,9 @@ use super::text;
 use super::volume::VolumeKind;
 
 /// The volumes a container may mount, by name.
-pub type Volumes<'a> = HashMap<&'a str, VolumeKind>;
+pub(super) type Volumes<'a> = HashMap<&'a str, VolumeKind>;
 
-pub fn check_all(spec: &PodSpec, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
+pub(super) fn check_all(spec: &PodSpec, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
     let mut seen = HashSet::new();
     let containers = path.child("containers");
     if spec.containers.is_empty() {

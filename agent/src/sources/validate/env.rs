@@ -36,7 +36,7 @@ const BYTE_DIVISORS: [&str; 14] =
     ["0", "1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 const ONE_AT_A_TIME: &str = "may not have more than one field specified at a time";
 
-pub fn check_all(container: &Container, path: &Path, findings: &mut Findings) {
+pub(super) fn check_all(container: &Container, path: &Path, findings: &mut Findings) {
     for (i, env) in container.env.iter().flatten().enumerate() {
         let path = path.child("env").index(i);
         if env.name.is_empty() {
@@ -111,7 +111,7 @@ fn source(from: &EnvVarSource, path: &Path, findings: &mut Findings) {
 }
 
 /// A field of the pod, one of `fields`, or one label or annotation.
-pub fn field_ref(field: &ObjectFieldSelector, fields: &[&str], path: &Path, findings: &mut Findings) {
+pub(super) fn field_ref(field: &ObjectFieldSelector, fields: &[&str], path: &Path, findings: &mut Findings) {
     if text(&field.api_version) != "v1" {
         findings.unsupported(&path.child("apiVersion"), text(&field.api_version), &["v1"]);
     }
@@ -129,7 +129,7 @@ pub fn field_ref(field: &ObjectFieldSelector, fields: &[&str], path: &Path, find
 }
 
 /// A request or limit of a container.
-pub fn resource_ref(reference: &ResourceFieldSelector, path: &Path, findings: &mut Findings) {
+pub(super) fn resource_ref(reference: &ResourceFieldSelector, path: &Path, findings: &mut Findings) {
     let resource = reference.resource.as_str();
     let huge_pages = resource.starts_with("limits.hugepages-") || resource.starts_with("requests.hugepages-");
     if resource.is_empty() {

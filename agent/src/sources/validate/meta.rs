@@ -10,7 +10,7 @@ use super::text;
 /// All annotations of an object together, keys and values.
 const MAX_ANNOTATION_BYTES: usize = 256 << 10;
 
-pub fn check(meta: &ObjectMeta, path: &Path, findings: &mut Findings) {
+pub(super) fn check(meta: &ObjectMeta, path: &Path, findings: &mut Findings) {
     let name = text(&meta.name);
     if name.is_empty() {
         findings.required(&path.child("name"), "name or generateName is required");

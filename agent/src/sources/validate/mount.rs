@@ -11,7 +11,7 @@ use super::container::Volumes;
 use super::text;
 use super::volume::VolumeKind;
 
-pub fn check_all(container: &Container, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
+pub(super) fn check_all(container: &Container, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
     let privileged = container.security_context.as_ref().and_then(|c| c.privileged) == Some(true);
     let mut places = HashSet::new();
     for (i, mount) in container.volume_mounts.iter().flatten().enumerate() {

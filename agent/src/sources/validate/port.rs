@@ -11,7 +11,7 @@ use super::formats;
 use super::spec::first_of_its_name;
 use super::text;
 
-pub fn check_all(ports: &[ContainerPort], host_network: bool, path: &Path, findings: &mut Findings) {
+pub(super) fn check_all(ports: &[ContainerPort], host_network: bool, path: &Path, findings: &mut Findings) {
     let mut names = HashSet::new();
     for (i, port) in ports.iter().enumerate() {
         let path = path.index(i);
@@ -56,7 +56,7 @@ fn check(port: &ContainerPort, host_network: bool, path: &Path, findings: &mut F
 }
 
 /// A host port can be had only once per protocol and address.
-pub fn host_port_conflicts(containers: &[Container], path: &Path, findings: &mut Findings) {
+pub(super) fn host_port_conflicts(containers: &[Container], path: &Path, findings: &mut Findings) {
     let mut taken = HashSet::new();
     for (i, container) in containers.iter().enumerate() {
         for (j, port) in container.ports.iter().flatten().enumerate() {

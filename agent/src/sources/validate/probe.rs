@@ -13,7 +13,7 @@ use super::formats;
 use super::text;
 
 /// Probes and hooks of a container that stays (regular or sidecar).
-pub fn check_container(container: &Container, grace: Option<i64>, path: &Path, findings: &mut Findings) {
+pub(super) fn check_container(container: &Container, grace: Option<i64>, path: &Path, findings: &mut Findings) {
     let liveness = path.child("livenessProbe");
     let readiness = path.child("readinessProbe");
     let startup = path.child("startupProbe");

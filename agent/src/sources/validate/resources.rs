@@ -21,7 +21,7 @@ fn huge_pages(name: &str) -> bool {
 }
 
 /// Resources of one container.
-pub fn check_container(requirements: &ResourceRequirements, path: &Path, findings: &mut Findings) {
+pub(super) fn check_container(requirements: &ResourceRequirements, path: &Path, findings: &mut Findings) {
     for (field, list) in [("limits", &requirements.limits), ("requests", &requirements.requests)] {
         for (name, quantity) in list.iter().flatten() {
             let path = path.child(field).key(name);
@@ -47,7 +47,7 @@ pub fn check_container(requirements: &ResourceRequirements, path: &Path, finding
 }
 
 /// Resources of the pod (KEP-2837).
-pub fn check_pod(requirements: &ResourceRequirements, path: &Path, findings: &mut Findings) {
+pub(super) fn check_pod(requirements: &ResourceRequirements, path: &Path, findings: &mut Findings) {
     for (field, list) in [("limits", &requirements.limits), ("requests", &requirements.requests)] {
         for (name, quantity) in list.iter().flatten() {
             let path = path.child(field).key(name);
@@ -64,7 +64,7 @@ pub fn check_pod(requirements: &ResourceRequirements, path: &Path, findings: &mu
 }
 
 /// A bare list, such as the pod's overhead.
-pub fn check_list(list: &ResourceList, path: &Path, findings: &mut Findings) {
+pub(super) fn check_list(list: &ResourceList, path: &Path, findings: &mut Findings) {
     for (name, quantity) in list {
         let path = path.key(name);
         resource_name(name, &path, findings);

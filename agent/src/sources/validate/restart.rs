@@ -10,7 +10,7 @@ use super::text;
 const MAX_RULES: usize = 20;
 const MAX_EXIT_CODES: usize = 255;
 
-pub fn check(container: &Container, path: &Path, findings: &mut Findings) {
+pub(super) fn check(container: &Container, path: &Path, findings: &mut Findings) {
     let policy = text(&container.restart_policy);
     if !policy.is_empty() {
         findings.one_of(&path.child("restartPolicy"), policy, &["Always", "Never", "OnFailure"]);

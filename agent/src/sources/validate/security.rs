@@ -16,7 +16,7 @@ use super::formats;
 const PROFILE_TYPES: [&str; 3] = ["Localhost", "RuntimeDefault", "Unconfined"];
 
 /// What the pod shares with the host, and its security context.
-pub fn check_pod(spec: &PodSpec, path: &Path, findings: &mut Findings) {
+pub(super) fn check_pod(spec: &PodSpec, path: &Path, findings: &mut Findings) {
     let host_pid = spec.host_pid == Some(true);
     if spec.share_process_namespace == Some(true) && host_pid {
         let message = "ShareProcessNamespace and HostPID cannot both be enabled";
@@ -62,7 +62,12 @@ fn pod_context(context: &PodSecurityContext, path: &Path, findings: &mut Finding
 }
 
 /// The security context of one container. `host_users` is the pod's.
-pub fn check_container(context: &SecurityContext, host_users: Option<bool>, path: &Path, findings: &mut Findings) {
+pub(super) fn check_container(
+    context: &SecurityContext,
+    host_users: Option<bool>,
+    path: &Path,
+    findings: &mut Findings,
+) {
     user_or_group(context.run_as_user, &path.child("runAsUser"), findings);
     user_or_group(context.run_as_group, &path.child("runAsGroup"), findings);
     if let Some(kind) = &context.proc_mount {

@@ -19,7 +19,7 @@ const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_CHARS: usize = 2048;
 
-pub fn check(spec: &PodSpec, path: &Path, findings: &mut Findings) {
+pub(super) fn check(spec: &PodSpec, path: &Path, findings: &mut Findings) {
     let volumes = volume::check_all(spec.volumes.as_deref().unwrap_or_default(), &path.child("volumes"), findings);
     container::check_all(spec, &volumes, path, findings);
     policies(spec, path, findings);
@@ -199,7 +199,12 @@ fn check_toleration(toleration: &Toleration, path: &Path, findings: &mut Finding
 }
 
 /// Reports names that occur a second time; `false` for those.
-pub fn first_of_its_name<'a>(name: &'a str, seen: &mut HashSet<&'a str>, path: &Path, findings: &mut Findings) -> bool {
+pub(super) fn first_of_its_name<'a>(
+    name: &'a str,
+    seen: &mut HashSet<&'a str>,
+    path: &Path,
+    findings: &mut Findings,
+) -> bool {
     let first = seen.insert(name);
     if !first {
         findings.duplicate(path, name);

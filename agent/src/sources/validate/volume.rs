@@ -20,7 +20,7 @@ use crate::model::Amount;
 
 /// As far as mounts care.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum VolumeKind {
+pub(super) enum VolumeKind {
     /// Could be a block device.
     Claim,
     /// The content of an image.
@@ -35,7 +35,11 @@ const DOWNWARD_FIELDS: [&str; 5] =
     ["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
 
 /// Checks all volumes; what is left are those with a usable name.
-pub fn check_all<'a>(volumes: &'a [Volume], path: &Path, findings: &mut Findings) -> HashMap<&'a str, VolumeKind> {
+pub(super) fn check_all<'a>(
+    volumes: &'a [Volume],
+    path: &Path,
+    findings: &mut Findings,
+) -> HashMap<&'a str, VolumeKind> {
     let mut seen = HashSet::new();
     let mut usable = HashMap::new();
     for (i, volume) in volumes.iter().enumerate() {

@@ -43,7 +43,7 @@ pub async fn execute_observed(
 }
 
 /// Called with the new sandbox.
-pub type BeforePull<'a> = &'a (dyn Fn(&SandboxStatus) + Sync);
+pub(super) type BeforePull<'a> = &'a (dyn Fn(&SandboxStatus) + Sync);
 
 /// The rest of the plan is not executed; the outcome says why.
 struct Stop;

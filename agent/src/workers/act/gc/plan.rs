@@ -12,7 +12,7 @@ use crate::model::SandboxId;
 /// Instances to remove although the pod stays, oldest first: of every container all exited ones but the newest, and those
 /// in state Created or Unknown unless they are the newest of all. A proven death that the runtime has not confirmed cannot
 /// be removed yet, and does not count as the newest exited one.
-pub fn surplus(snapshot: &PodSnapshot) -> Vec<&ContainerStatus> {
+pub(super) fn surplus(snapshot: &PodSnapshot) -> Vec<&ContainerStatus> {
     /// What was seen of one container so far.
     #[derive(Default)]
     struct Seen {
@@ -39,14 +39,14 @@ pub fn surplus(snapshot: &PodSnapshot) -> Vec<&ContainerStatus> {
 
 /// Sandboxes to remove although the pod stays, oldest first: all but the newest that are not ready and have no container;
 /// those in `gone` are removed already.
-pub fn old_sandboxes<'a>(snapshot: &'a PodSnapshot, gone: &HashSet<&ContainerId>) -> Vec<&'a SandboxId> {
+pub(super) fn old_sandboxes<'a>(snapshot: &'a PodSnapshot, gone: &HashSet<&ContainerId>) -> Vec<&'a SandboxId> {
     let holds = |id: &SandboxId| snapshot.containers.iter().any(|c| &c.sandbox_id == id && !gone.contains(&c.id));
     let old = snapshot.sandboxes.iter().skip(1).rev();
     old.filter(|sandbox| !sandbox.ready && !holds(&sandbox.id)).map(|sandbox| &sandbox.id).collect()
 }
 
 /// Instances to remove with their pod.
-pub fn dead(snapshot: &PodSnapshot) -> impl Iterator<Item = &ContainerStatus> {
+pub(super) fn dead(snapshot: &PodSnapshot) -> impl Iterator<Item = &ContainerStatus> {
     snapshot.containers.iter().filter(|status| status.state == ContainerState::Exited && status.proven.is_none())
 }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 
 /// Names and paths of one private runtime.
 #[derive(Clone, Debug)]
-pub struct Layout {
+pub(crate) struct Layout {
     /// The folder of all its files.
     pub dir: PathBuf,
     /// The bridge its pods are attached to.
@@ -30,7 +30,7 @@ impl Layout {
     ///
     /// # Errors
     /// The folder cannot be created.
-    pub fn create(dir: Option<PathBuf>, systemd_cgroup_driver: bool) -> Result<Self> {
+    pub(crate) fn create(dir: Option<PathBuf>, systemd_cgroup_driver: bool) -> Result<Self> {
         let id = format!("{:06x}", fastrand::u32(..1 << 24));
         let dir = match dir {
             Some(dir) => {
@@ -52,55 +52,55 @@ impl Layout {
     }
 
     /// The CRI socket.
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join("containerd.sock")
     }
 
     /// containerd's configuration file.
-    pub fn config(&self) -> PathBuf {
+    pub(crate) fn config(&self) -> PathBuf {
         self.dir.join("config.toml")
     }
 
     /// containerd's log.
-    pub fn log(&self) -> PathBuf {
+    pub(crate) fn log(&self) -> PathBuf {
         self.dir.join("containerd.log")
     }
 
     /// The folder of CNI network configurations.
-    pub fn cni_conf(&self) -> PathBuf {
+    pub(crate) fn cni_conf(&self) -> PathBuf {
         self.dir.join("net.d")
     }
 
     /// The CNI configuration of the pods' network.
-    pub fn cni_list(&self) -> PathBuf {
+    pub(crate) fn cni_list(&self) -> PathBuf {
         self.cni_conf().join("10-keblet.conflist")
     }
 
     /// containerd's folder for temporary mounts.
-    pub fn temporary(&self) -> PathBuf {
+    pub(crate) fn temporary(&self) -> PathBuf {
         self.dir.join("tmp")
     }
 
     /// The OCI runtime that containerd executes with the systemd cgroup driver; see [`cgroupfs_runc`].
-    pub fn runc_wrapper(&self) -> PathBuf {
+    pub(crate) fn runc_wrapper(&self) -> PathBuf {
         self.dir.join("runc-cgroupfs")
     }
 
     /// The pods' network.
-    pub fn subnet(&self) -> String {
+    pub(crate) fn subnet(&self) -> String {
         let (a, b) = self.network;
         format!("10.{a}.{b}.0/24")
     }
 
     /// The host's address on the bridge, with the length of the prefix.
-    pub fn host_address(&self) -> String {
+    pub(crate) fn host_address(&self) -> String {
         let (a, b) = self.network;
         format!("10.{a}.{b}.1/24")
     }
 }
 
 /// containerd's configuration. All paths are in the layout's folder or the cache.
-pub fn containerd(layout: &Layout, cache: &Cache) -> String {
+pub(crate) fn containerd(layout: &Layout, cache: &Cache) -> String {
     let path = |relative: &str| quoted(&layout.dir.join(relative));
     format!(
         r#"version = 2
@@ -168,7 +168,7 @@ SystemdCgroup = {systemd_cgroup}
 
 /// A script that executes runc without `--systemd-cgroup`: the runtime runs outside the systemd of the test, so runc
 /// has no manager to ask for scopes and writes cgroup files.
-pub fn cgroupfs_runc(cache: &Cache) -> String {
+pub(crate) fn cgroupfs_runc(cache: &Cache) -> String {
     let runc = cache.runc().to_string_lossy().replace('\'', r"'\''");
     format!(
         "#!/bin/sh\nfor argument do\n  shift\n  [ \"$argument\" = --systemd-cgroup ] || set -- \"$@\" \"$argument\"\ndone\n\
@@ -177,7 +177,7 @@ pub fn cgroupfs_runc(cache: &Cache) -> String {
 }
 
 /// The CNI configuration: pods are attached to the bridge, without a route out of the machine.
-pub fn cni(layout: &Layout) -> String {
+pub(crate) fn cni(layout: &Layout) -> String {
     let list = json!({
         "cniVersion": "1.0.0",
         "name": "keblet",

@@ -34,7 +34,7 @@ const REMOVALS_AT_ONCE: usize = 8;
 
 /// A connection to the private runtime.
 #[derive(Clone)]
-pub struct Cri {
+pub(crate) struct Cri {
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
 }
@@ -44,7 +44,7 @@ impl Cri {
     ///
     /// # Errors
     /// The runtime does not accept the connection.
-    pub async fn connect(socket: &Path) -> Result<Self> {
+    pub(crate) async fn connect(socket: &Path) -> Result<Self> {
         let address = format!("unix:{}", socket.display());
         let channel = Endpoint::from_shared(address)
             .with_context(|| format!("{} is not an address", socket.display()))?
@@ -59,7 +59,7 @@ impl Cri {
     ///
     /// # Errors
     /// One is not ready; the error has the runtime's message.
-    pub async fn ready(&mut self) -> Result<()> {
+    pub(crate) async fn ready(&mut self) -> Result<()> {
         let status = self.runtime.status(StatusRequest::default()).await.context("cannot get the status")?;
         let conditions = status.into_inner().status.map(|status| status.conditions).unwrap_or_default();
         match conditions.iter().find(|condition| !condition.status) {
@@ -72,7 +72,7 @@ impl Cri {
     ///
     /// # Errors
     /// The runtime does not answer.
-    pub async fn images(&mut self) -> Result<Vec<String>> {
+    pub(crate) async fn images(&mut self) -> Result<Vec<String>> {
         let images = self.images.list_images(ListImagesRequest::default()).await.context("cannot list images")?;
         Ok(images.into_inner().images.into_iter().flat_map(|image| image.repo_tags).collect())
     }
@@ -81,7 +81,7 @@ impl Cri {
     ///
     /// # Errors
     /// The runtime does not answer.
-    pub async fn pods(&mut self) -> Result<Vec<PodView>> {
+    pub(crate) async fn pods(&mut self) -> Result<Vec<PodView>> {
         let sandboxes =
             self.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await.context("cannot list pods")?;
         let mut pods = Vec::new();
@@ -131,7 +131,7 @@ impl Cri {
     }
 
     /// Removes every pod and container. Continues after failures and returns them.
-    pub async fn remove_all(&mut self) -> Vec<String> {
+    pub(crate) async fn remove_all(&mut self) -> Vec<String> {
         let mut failures = Vec::new();
         match self.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await {
             Ok(pods) => {

@@ -25,7 +25,7 @@ const DYING_DEADLINE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
 /// The resources of one runtime.
-pub struct HostResources {
+pub(crate) struct HostResources {
     dir: PathBuf,
     socket: PathBuf,
     cgroup_root: String,
@@ -33,7 +33,7 @@ pub struct HostResources {
 
 impl HostResources {
     /// The resources of a runtime with this layout.
-    pub fn of(layout: &Layout) -> Self {
+    pub(crate) fn of(layout: &Layout) -> Self {
         Self { dir: layout.dir.clone(), socket: layout.socket(), cgroup_root: layout.cgroup_root.clone() }
     }
 
@@ -41,7 +41,7 @@ impl HostResources {
     ///
     /// # Errors
     /// A cgroup cannot be created or initialised.
-    pub fn create_cgroups(&self) -> Result<()> {
+    pub(crate) fn create_cgroups(&self) -> Result<()> {
         for cgroup in self.cgroups() {
             fs::create_dir(&cgroup).with_context(|| format!("cannot create cgroup {}", cgroup.display()))?;
             // A new cgroup of the v1 cpuset controller has no CPUs, and no process can be moved into it before.
@@ -57,7 +57,7 @@ impl HostResources {
     }
 
     /// Removes all resources and returns the failures.
-    pub async fn remove(&self) -> Vec<String> {
+    pub(crate) async fn remove(&self) -> Vec<String> {
         let mut failures = Vec::new();
         kill_and_wait(|| self.processes()).await;
         for mount in self.mounts().iter().rev() {
@@ -86,7 +86,7 @@ impl HostResources {
     }
 
     /// Resources that still exist.
-    pub fn remaining(&self) -> Vec<String> {
+    pub(crate) fn remaining(&self) -> Vec<String> {
         let mut remaining: Vec<String> = self.processes().into_iter().map(|pid| format!("process {pid}")).collect();
         remaining.extend(self.mounts().iter().map(|mount| format!("mount {}", mount.display())));
         remaining.extend(
@@ -164,7 +164,7 @@ struct Mount {
 }
 
 /// Mount points of the cgroup hierarchies.
-pub fn hierarchies() -> Vec<PathBuf> {
+pub(crate) fn hierarchies() -> Vec<PathBuf> {
     mounts()
         .into_iter()
         .filter(|mount| mount.kind == "cgroup" || mount.kind == "cgroup2")

@@ -16,7 +16,7 @@ use crate::config::Layout;
 ///
 /// # Errors
 /// `ip` fails.
-pub async fn create(layout: &Layout, cache: &Cache) -> Result<()> {
+pub(crate) async fn create(layout: &Layout, cache: &Cache) -> Result<()> {
     let bridge = layout.bridge.as_str();
     ip(cache, &["link", "add", "name", bridge, "type", "bridge"]).await?;
     ip(cache, &["addr", "add", &layout.host_address(), "dev", bridge]).await?;
@@ -27,12 +27,12 @@ pub async fn create(layout: &Layout, cache: &Cache) -> Result<()> {
 ///
 /// # Errors
 /// `ip` fails.
-pub async fn remove(layout: &Layout, cache: &Cache) -> Result<()> {
+pub(crate) async fn remove(layout: &Layout, cache: &Cache) -> Result<()> {
     if exists(layout) { ip(cache, &["link", "del", "dev", &layout.bridge]).await } else { Ok(()) }
 }
 
 /// Whether the bridge exists.
-pub fn exists(layout: &Layout) -> bool {
+pub(crate) fn exists(layout: &Layout) -> bool {
     Path::new("/sys/class/net").join(&layout.bridge).exists()
 }
 

@@ -16,19 +16,19 @@ const DYING_DEADLINE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
 /// A process, identified by PID and start time, since PIDs are reused.
-pub struct Process {
+pub(crate) struct Process {
     pid: i32,
     start: u64,
 }
 
 impl Process {
     /// Finds a running process.
-    pub fn find(pid: i32) -> Option<Self> {
+    pub(crate) fn find(pid: i32) -> Option<Self> {
         Stat::read(pid).map(|stat| Self { pid, start: stat.start })
     }
 
     /// Kills it, unless it has exited, and waits until it has.
-    pub async fn kill(&self) {
+    pub(crate) async fn kill(&self) {
         kill_and_wait(|| match Stat::read(self.pid) {
             Some(stat) if stat.start == self.start => vec![self.pid],
             _ => Vec::new(),
@@ -38,7 +38,7 @@ impl Process {
 }
 
 /// The shims, identified by the socket in their command line, and all their descendants.
-pub fn of_socket(socket: &Path) -> Vec<i32> {
+pub(crate) fn of_socket(socket: &Path) -> Vec<i32> {
     let socket = socket.as_os_str().as_encoded_bytes();
     let mut parents = HashMap::new();
     let mut ours = HashSet::new();
@@ -63,7 +63,7 @@ pub fn of_socket(socket: &Path) -> Vec<i32> {
 }
 
 /// Kills the processes that the function returns until it returns none.
-pub async fn kill_and_wait(victims: impl Fn() -> Vec<i32>) {
+pub(crate) async fn kill_and_wait(victims: impl Fn() -> Vec<i32>) {
     let deadline = Instant::now() + DYING_DEADLINE;
     loop {
         let alive = victims();

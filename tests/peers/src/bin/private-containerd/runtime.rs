@@ -39,7 +39,7 @@ const POLL: Duration = Duration::from_millis(20);
 const LOG_TAIL: usize = 15;
 
 /// A containerd with its resources.
-pub struct Runtime {
+pub(crate) struct Runtime {
     cache: Cache,
     layout: Layout,
     containerd: Option<Child>,
@@ -50,7 +50,7 @@ pub struct Runtime {
 
 impl Runtime {
     /// A runtime that is not started; only its folder exists.
-    pub fn new(cache: Cache, layout: Layout) -> Self {
+    pub(crate) fn new(cache: Cache, layout: Layout) -> Self {
         Self { cache, layout, containerd: None, shared: None, users: Vec::new() }
     }
 
@@ -58,7 +58,7 @@ impl Runtime {
     ///
     /// # Errors
     /// A resource cannot be created, or containerd does not get ready.
-    pub async fn start_new(&mut self) -> Result<Ready> {
+    pub(crate) async fn start_new(&mut self) -> Result<Ready> {
         self.cache.check()?;
         self.shared = Some(SharedFolders::enter()?);
         write(&self.layout.config(), &config::containerd(&self.layout, &self.cache))?;
@@ -77,7 +77,7 @@ impl Runtime {
     ///
     /// # Errors
     /// containerd runs already, or does not get ready.
-    pub async fn start(&mut self) -> Result<Ready> {
+    pub(crate) async fn start(&mut self) -> Result<Ready> {
         if self.containerd.is_some() {
             bail!("containerd is already running");
         }
@@ -115,7 +115,7 @@ impl Runtime {
     ///
     /// # Errors
     /// containerd does not run.
-    pub async fn kill(&mut self) -> Result<()> {
+    pub(crate) async fn kill(&mut self) -> Result<()> {
         let mut containerd = self.containerd.take().context("containerd is not running")?;
         containerd.kill().await.context("cannot kill containerd")
     }
@@ -124,17 +124,17 @@ impl Runtime {
     ///
     /// # Errors
     /// The runtime does not answer.
-    pub async fn pods(&self) -> Result<Vec<PodView>> {
+    pub(crate) async fn pods(&self) -> Result<Vec<PodView>> {
         Cri::connect(&self.layout.socket()).await?.pods().await
     }
 
     /// Registers a process that is killed before the clean-up, unless it has exited.
-    pub fn adopt(&mut self, pid: i32) {
+    pub(crate) fn adopt(&mut self, pid: i32) {
         self.users.extend(Process::find(pid));
     }
 
     /// Removes all resources and returns those that remain.
-    pub async fn clean_up(&mut self) -> Vec<String> {
+    pub(crate) async fn clean_up(&mut self) -> Vec<String> {
         for user in self.users.drain(..) {
             user.kill().await;
         }

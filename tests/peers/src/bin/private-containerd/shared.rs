@@ -16,13 +16,13 @@ use nix::fcntl::FlockArg;
 use crate::host_resources::hierarchies;
 
 /// Where a node agent links container logs for log collectors.
-pub const LOG_LINKS: &str = "/var/log/containers";
+pub(crate) const LOG_LINKS: &str = "/var/log/containers";
 
 /// Folders whose names are fixed in containerd and its shim.
 ///
 /// Each user holds a shared lock. The user that can upgrade it to an exclusive lock is the last one and removes the
 /// folders if they are empty and no containerd of the system uses them.
-pub struct SharedFolders {
+pub(crate) struct SharedFolders {
     lock: Flock<File>,
 }
 
@@ -37,7 +37,7 @@ impl SharedFolders {
     ///
     /// # Errors
     /// A folder cannot be created or locked.
-    pub fn enter() -> Result<Self> {
+    pub(crate) fn enter() -> Result<Self> {
         let shared = Self::lock()?;
         // Marked unless it is the system's, so that the last private runtime knows whether to remove it.
         if fs::create_dir(LOG_LINKS).is_ok() {
@@ -66,7 +66,7 @@ impl SharedFolders {
     }
 
     /// Removes the folders if no other user holds the lock; returns failures.
-    pub fn leave(self) -> Vec<String> {
+    pub(crate) fn leave(self) -> Vec<String> {
         if self.lock.relock(FlockArg::LockExclusiveNonblock).is_err() || Path::new(Self::SYSTEM).exists() {
             return Vec::new();
         }

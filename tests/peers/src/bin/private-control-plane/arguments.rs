@@ -9,12 +9,12 @@ use crate::layout::Layout;
 /// Range of service addresses. It is not routed and must not contain addresses of the machine.
 const SERVICES: &str = "10.43.0.0/16";
 /// Its first address: the `kubernetes` service.
-pub const API_SERVICE: &str = "10.43.0.1";
+pub(crate) const API_SERVICE: &str = "10.43.0.1";
 /// The nodes' `spec.podCIDR`.
 const PODS: &str = "10.42.0.0/16";
 
 /// The command line of a component, without the program's name.
-pub fn of(part: Part, layout: &Layout) -> Vec<String> {
+pub(crate) fn of(part: Part, layout: &Layout) -> Vec<String> {
     match part {
         Part::Etcd => etcd(layout),
         Part::ApiServer => api_server(layout),

@@ -25,14 +25,14 @@ const HOUR: Duration = Duration::from_secs(3600);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A certificate authority.
-pub struct Authority(Issuer<'static, KeyPair>);
+pub(crate) struct Authority(Issuer<'static, KeyPair>);
 
 impl Authority {
     /// Creates an authority and writes its certificate and key.
     ///
     /// # Errors
     /// The key cannot be generated, or a file cannot be written.
-    pub fn create(name: &str, certificate: &Path, key: &Path) -> Result<Self> {
+    pub(crate) fn create(name: &str, certificate: &Path, key: &Path) -> Result<Self> {
         let pair = KeyPair::generate().context("cannot generate a key")?;
         let mut params = CertificateParams::default();
         params.distinguished_name = subject(name, None);
@@ -52,7 +52,7 @@ impl Authority {
     ///
     /// # Errors
     /// A name is invalid, or a file cannot be written.
-    pub fn issue(&self, identity: &Identity, certificate: &Path, key: &Path) -> Result<()> {
+    pub(crate) fn issue(&self, identity: &Identity, certificate: &Path, key: &Path) -> Result<()> {
         let pair = KeyPair::generate().context("cannot generate a key")?;
         let mut params = CertificateParams::new(identity.names.clone())
             .with_context(|| format!("invalid names for a certificate: {:?}", identity.names))?;
@@ -78,7 +78,7 @@ impl Authority {
 ///
 /// # Errors
 /// The key cannot be generated, or a file cannot be written.
-pub fn write_token_keys(public: &Path, private: &Path) -> Result<()> {
+pub(crate) fn write_token_keys(public: &Path, private: &Path) -> Result<()> {
     let pair = KeyPair::generate().context("cannot generate a key")?;
     write_public(public, &pair.public_key_pem())?;
     write_private(private, &pair.serialize_pem())

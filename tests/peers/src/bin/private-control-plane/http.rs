@@ -28,7 +28,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A request.
-pub struct Request<'a> {
+pub(crate) struct Request<'a> {
     /// `GET`, `POST`, …
     pub method: &'a str,
     /// Path and query.
@@ -38,7 +38,7 @@ pub struct Request<'a> {
 }
 
 /// An HTTP response.
-pub struct Response {
+pub(crate) struct Response {
     /// The status code.
     pub status: u16,
     /// The body.
@@ -47,14 +47,14 @@ pub struct Response {
 
 /// A TLS client with one client certificate and one trusted authority.
 #[derive(Clone)]
-pub struct Client(TlsConnector);
+pub(crate) struct Client(TlsConnector);
 
 impl Client {
     /// Reads certificate, key and authority.
     ///
     /// # Errors
     /// A file cannot be read or parsed, or key and certificate do not match.
-    pub fn new(ca: &Path, certificate: &Path, key: &Path) -> Result<Self> {
+    pub(crate) fn new(ca: &Path, certificate: &Path, key: &Path) -> Result<Self> {
         let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         let parse = |path: &Path| {
             CertificateDer::from_pem_slice(&read(path)?).with_context(|| format!("{} is not PEM", path.display()))
@@ -74,7 +74,7 @@ impl Client {
     ///
     /// # Errors
     /// There is no valid response in time.
-    pub async fn send(&self, address: SocketAddrV4, request: &Request<'_>) -> Result<Response> {
+    pub(crate) async fn send(&self, address: SocketAddrV4, request: &Request<'_>) -> Result<Response> {
         let talk = async {
             let name = ServerName::IpAddress(IpAddr::V4(*address.ip()).into());
             let stream = self.0.connect(name, connect(address).await?).await.context("no TLS connection")?;
@@ -88,7 +88,7 @@ impl Client {
 ///
 /// # Errors
 /// There is no valid response in time.
-pub async fn send(address: SocketAddrV4, request: &Request<'_>) -> Result<Response> {
+pub(crate) async fn send(address: SocketAddrV4, request: &Request<'_>) -> Result<Response> {
     let talk = async { exchange(connect(address).await?, address, request).await };
     timeout(DEADLINE, talk).await.context("no response in time")?
 }

@@ -16,7 +16,7 @@ const ATTEMPTS: usize = 8;
 
 /// Names and paths of one control plane.
 #[derive(Clone, Debug)]
-pub struct Layout {
+pub(crate) struct Layout {
     /// Upstream's programs.
     pub programs: PathBuf,
     /// The folder of all files.
@@ -29,7 +29,7 @@ pub struct Layout {
 
 /// Free ports of the address. They stay free because no other program uses the address.
 #[derive(Clone, Debug)]
-pub struct Ports {
+pub(crate) struct Ports {
     /// etcd, for clients.
     pub etcd: u16,
     /// etcd, for other members; required although there are none.
@@ -49,7 +49,7 @@ impl Layout {
     ///
     /// # Errors
     /// No address has free ports, or the folder cannot be created.
-    pub fn create(programs: PathBuf) -> Result<Self> {
+    pub(crate) fn create(programs: PathBuf) -> Result<Self> {
         let (address, ports) = own_address()?;
         let id = format!("{:06x}", fastrand::u32(..1 << 24));
         let dir = std::env::temp_dir().join(format!("keblet-control-plane-{id}"));
@@ -62,32 +62,32 @@ impl Layout {
     }
 
     /// A path in the folder.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
     /// Path of a certificate by its name.
-    pub fn certificate(&self, name: &str) -> PathBuf {
+    pub(crate) fn certificate(&self, name: &str) -> PathBuf {
         self.dir.join("certificates").join(format!("{name}.crt"))
     }
 
     /// Path of the private key of a certificate.
-    pub fn key(&self, name: &str) -> PathBuf {
+    pub(crate) fn key(&self, name: &str) -> PathBuf {
         self.dir.join("certificates").join(format!("{name}.key"))
     }
 
     /// Path of a kubeconfig by the name of its user.
-    pub fn kubeconfig(&self, name: &str) -> PathBuf {
+    pub(crate) fn kubeconfig(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.kubeconfig"))
     }
 
     /// Path of a component's log.
-    pub fn log(&self, part: Part) -> PathBuf {
+    pub(crate) fn log(&self, part: Part) -> PathBuf {
         self.dir.join(format!("{}.log", part.program()))
     }
 
     /// Socket address and path of a component's readiness check.
-    pub fn health(&self, part: Part) -> (SocketAddrV4, &'static str) {
+    pub(crate) fn health(&self, part: Part) -> (SocketAddrV4, &'static str) {
         let (port, path) = match part {
             Part::Etcd => (self.ports.etcd, "/readyz"),
             Part::ApiServer => (self.ports.api_server, "/readyz"),
@@ -100,7 +100,7 @@ impl Layout {
     }
 
     /// The API server's address for clients.
-    pub fn server(&self) -> String {
+    pub(crate) fn server(&self) -> String {
         format!("https://{}:{}", self.address, self.ports.api_server)
     }
 }

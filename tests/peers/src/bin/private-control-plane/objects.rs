@@ -8,7 +8,7 @@ use crate::layout::Layout;
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
 /// An object and where to create it.
-pub struct Object {
+pub(crate) struct Object {
     /// The collection's path.
     pub path: &'static str,
     /// What to create.
@@ -16,7 +16,7 @@ pub struct Object {
 }
 
 /// A bootstrap token, with the right to request a node's client certificate, which is approved automatically.
-pub fn bootstrap(id: &str, secret: &str) -> Vec<Object> {
+pub(crate) fn bootstrap(id: &str, secret: &str) -> Vec<Object> {
     let token = json!({
         "apiVersion": "v1",
         "kind": "Secret",
@@ -39,7 +39,7 @@ pub fn bootstrap(id: &str, secret: &str) -> Vec<Object> {
 }
 
 /// The objects by which the API server forwards metrics requests to metrics-server, which does not run in a pod.
-pub fn metrics(layout: &Layout, ca: &str) -> Vec<Object> {
+pub(crate) fn metrics(layout: &Layout, ca: &str) -> Vec<Object> {
     let service = json!({
         "apiVersion": "v1",
         "kind": "Service",

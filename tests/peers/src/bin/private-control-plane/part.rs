@@ -20,14 +20,14 @@ const STOP_DEADLINE: Duration = Duration::from_secs(15);
 const LOG_TAIL: usize = 15;
 
 /// A running program; killed when dropped.
-pub struct Process(Child);
+pub(crate) struct Process(Child);
 
 impl Process {
     /// Starts it. Its output is appended to the log.
     ///
     /// # Errors
     /// The log cannot be opened or the program cannot be started.
-    pub fn start(program: &Path, arguments: &[String], home: &Path, log: &Path) -> Result<Self> {
+    pub(crate) fn start(program: &Path, arguments: &[String], home: &Path, log: &Path) -> Result<Self> {
         let log = File::options()
             .append(true)
             .create(true)
@@ -52,7 +52,7 @@ impl Process {
     }
 
     /// Sends a signal, unless the process has exited.
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         if let Some(pid) = self.0.id().and_then(|pid| i32::try_from(pid).ok()) {
             // It is a child process that was not reaped yet, so its PID cannot have been reused.
             let _ = kill(Pid::from_raw(pid), signal);
@@ -63,7 +63,7 @@ impl Process {
     ///
     /// # Errors
     /// It cannot be killed.
-    pub async fn kill(&mut self) -> Result<()> {
+    pub(crate) async fn kill(&mut self) -> Result<()> {
         self.0.kill().await.context("cannot kill it")
     }
 
@@ -71,7 +71,7 @@ impl Process {
     ///
     /// # Errors
     /// It cannot be signalled or waited for.
-    pub async fn stop(&mut self) -> Result<()> {
+    pub(crate) async fn stop(&mut self) -> Result<()> {
         self.signal(Signal::SIGTERM);
         match timeout(STOP_DEADLINE, self.0.wait()).await {
             Ok(ended) => ended.map(drop).context("cannot wait for its exit"),
@@ -83,13 +83,13 @@ impl Process {
     ///
     /// # Errors
     /// It cannot be waited for.
-    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.0.try_wait().context("cannot wait for it")
     }
 }
 
 /// The last lines of a log, for messages.
-pub fn log_tail(log: &Path) -> String {
+pub(crate) fn log_tail(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();

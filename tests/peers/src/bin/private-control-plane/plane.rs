@@ -39,7 +39,7 @@ const CREATED: u16 = 201;
 const CONFLICT: u16 = 409;
 
 /// A control plane with its resources.
-pub struct Plane {
+pub(crate) struct Plane {
     layout: Layout,
     api_server_arguments: Vec<String>,
     processes: BTreeMap<Part, Process>,
@@ -55,7 +55,7 @@ struct Trust {
 
 impl Plane {
     /// A control plane that is not started; only its folder exists.
-    pub fn new(layout: Layout, api_server_arguments: Vec<String>) -> Self {
+    pub(crate) fn new(layout: Layout, api_server_arguments: Vec<String>) -> Self {
         Self { layout, api_server_arguments, processes: BTreeMap::new(), trust: None, issued: 0 }
     }
 
@@ -63,7 +63,7 @@ impl Plane {
     ///
     /// # Errors
     /// A file cannot be written, or a component does not get ready.
-    pub async fn start_new(&mut self) -> Result<ControlPlaneReady> {
+    pub(crate) async fn start_new(&mut self) -> Result<ControlPlaneReady> {
         self.trust = Some(self.write_certificates()?);
         self.start(Part::Etcd).await?;
         self.start(Part::ApiServer).await?;
@@ -95,7 +95,7 @@ impl Plane {
     ///
     /// # Errors
     /// It runs already, or does not get ready.
-    pub async fn start(&mut self, part: Part) -> Result<()> {
+    pub(crate) async fn start(&mut self, part: Part) -> Result<()> {
         if part == Part::MetricsServer {
             self.announce_metrics().await?;
         }
@@ -107,7 +107,7 @@ impl Plane {
     ///
     /// # Errors
     /// It does not run.
-    pub async fn kill(&mut self, part: Part) -> Result<()> {
+    pub(crate) async fn kill(&mut self, part: Part) -> Result<()> {
         self.take(part)?.kill().await
     }
 
@@ -115,7 +115,7 @@ impl Plane {
     ///
     /// # Errors
     /// It does not run.
-    pub async fn stop(&mut self, part: Part) -> Result<()> {
+    pub(crate) async fn stop(&mut self, part: Part) -> Result<()> {
         self.take(part)?.stop().await
     }
 
@@ -123,7 +123,7 @@ impl Plane {
     ///
     /// # Errors
     /// It does not run.
-    pub fn freeze(&mut self, part: Part) -> Result<()> {
+    pub(crate) fn freeze(&mut self, part: Part) -> Result<()> {
         self.signal(part, Signal::SIGSTOP)
     }
 
@@ -131,7 +131,7 @@ impl Plane {
     ///
     /// # Errors
     /// It does not run.
-    pub fn thaw(&mut self, part: Part) -> Result<()> {
+    pub(crate) fn thaw(&mut self, part: Part) -> Result<()> {
         self.signal(part, Signal::SIGCONT)
     }
 
@@ -139,7 +139,7 @@ impl Plane {
     ///
     /// # Errors
     /// etcd does not response.
-    pub async fn compact(&self) -> Result<i64> {
+    pub(crate) async fn compact(&self) -> Result<i64> {
         // The header of any range response has the revision. 64-bit numbers are strings in this API.
         let range = self.etcd("/v3/kv/range", json!({ "key": "AA==" })).await?;
         let revision = range["header"]["revision"].as_str().context("etcd returned no revision")?;
@@ -151,7 +151,7 @@ impl Plane {
     ///
     /// # Errors
     /// The control plane is not started, a name is invalid, or a file cannot be written.
-    pub fn issue(&mut self, identity: &Identity) -> Result<Credentials> {
+    pub(crate) fn issue(&mut self, identity: &Identity) -> Result<Credentials> {
         self.issued += 1;
         let name = format!("issued-{}", self.issued);
         let trust = self.trust.as_ref().context("there are no certificates yet")?;
@@ -162,7 +162,7 @@ impl Plane {
     }
 
     /// Stops all components, removes the folder and returns what remains.
-    pub async fn clean_up(&mut self) -> Vec<String> {
+    pub(crate) async fn clean_up(&mut self) -> Vec<String> {
         let mut remaining = Vec::new();
         for (part, mut process) in std::mem::take(&mut self.processes) {
             // No state has to be saved, so SIGKILL is enough.
