@@ -107,7 +107,7 @@ mod tests {
         let (_, body) = overall(&checks(), &wanted(&query), &["excluded".to_owned()]);
         assert_eq!(
             body,
-            "[+]ping ok\n[+]syncloop excluded: ok\ntold\n\
+            "[+]ping ok\n[+]syncloop excluded: ok\nexcluded\n\
              warn: some health checks cannot be excluded: no matches for \"a\",\"z\"\nhealthz check passed\n"
         );
     }

@@ -258,10 +258,10 @@ mod tests {
         reviews.access(&SubjectAccessReviewSpec::default()).await.expect_err("forbidden");
         let text = metrics.render().expect("metrics");
         assert!(text.contains("apiserver_delegated_authz_request_total{code=\"403\"} 1\n"), "{text}");
-        let away = tower::service_fn(|_: http::Request<kube::client::Body>| async {
-            Err::<http::Response<kube::client::Body>, _>(io::Error::other("away"))
+        let unavailable = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(io::Error::other("unavailable"))
         });
-        let (client, metrics) = (kube::Client::new(away, "default"), Metrics::new());
+        let (client, metrics) = (kube::Client::new(unavailable, "default"), Metrics::new());
         let reviews = ApiReviews { client, metrics: metrics.clone() };
         reviews.token("t").await.expect_err("unavailable");
         let text = metrics.render().expect("metrics");

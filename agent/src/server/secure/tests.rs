@@ -40,7 +40,7 @@ fn api() -> Arc<Script> {
                 Some("root") => true,
                 Some("looker") => subresource != Some("proxy"),
                 Some("broken") => {
-                    return Err(ReviewError { message: "away".to_owned(), again: false, after: None });
+                    return Err(ReviewError { message: "unavailable".to_owned(), again: false, after: None });
                 }
                 _ => false,
             };
