@@ -102,7 +102,7 @@ pub enum Cause {
     Runtime(#[from] RuntimeError),
     /// No configuration can be made from the spec.
     #[error(transparent)]
-    Generate(#[from] GenerateError),
+    Generate(Box<GenerateError>),
     /// An API object cannot be read.
     #[error(transparent)]
     Object(#[from] ObjectError),
@@ -134,6 +134,12 @@ pub enum Cause {
     /// The container that an ephemeral container targets has no instance.
     #[error("unable to find target container {0}")]
     NoTargetContainer(String),
+}
+
+impl From<GenerateError> for Cause {
+    fn from(error: GenerateError) -> Self {
+        Self::Generate(Box::new(error))
+    }
 }
 
 impl Cause {
