@@ -69,8 +69,8 @@ async fn an_active_deadline_is_noticed_when_it_passes() {
     for refused in [false, true] {
         let (sim, folder) = node();
         if refused {
-            let trouble = FaultKind::Fail(Code::Unknown, "refused".to_owned());
-            sim.faults(|faults| faults.add(CallFault::on(Method::CreateContainer, trouble)));
+            let fault = FaultKind::Fail(Code::Unknown, "refused".to_owned());
+            sim.faults(|faults| faults.add(CallFault::on(Method::CreateContainer, fault)));
         }
         let web = with_deadline(&pod("web").running("main", "run").build(), 100);
         let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web]);

@@ -21,7 +21,7 @@ use super::lines::Lines;
 use crate::config::kubelet_sections::Logging;
 use crate::telemetry::SpanLayer;
 
-/// What is written at a verbosity. Libraries only tell of trouble, until everything is asked for.
+/// The filter of a verbosity. Libraries log warnings and errors only, below the highest verbosity.
 fn written(verbosity: u32) -> Targets {
     let (own, others) = match verbosity {
         0..=3 => (LevelFilter::INFO, LevelFilter::WARN),

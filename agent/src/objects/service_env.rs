@@ -107,10 +107,10 @@ mod tests {
             json!([{"metadata": {"namespace": "ns", "name": "my-web"}, "spec": {"clusterIP": "fd00::1", "ports": [
             {"name": "http-a", "port": 80}, {"port": 53, "protocol": "UDP"}]}}]),
         );
-        let told: Vec<String> =
+        let pairs: Vec<String> =
             variables(&links, "ns", true).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(
-            told,
+            pairs,
             [
                 "MY_WEB_PORT=tcp://[fd00::1]:80",
                 "MY_WEB_PORT_53_UDP=udp://[fd00::1]:53",
@@ -138,8 +138,8 @@ mod tests {
             {"metadata": {"namespace": "a", "name": "portless"}, "spec": {"clusterIP": "10.0.0.9"}},
         ]));
         let hosts = |namespace: &str, links: bool| -> Vec<String> {
-            let told = variables(&all, namespace, links).into_iter();
-            told.filter(|(name, _)| name.ends_with("_HOST")).map(|(name, value)| format!("{name}={value}")).collect()
+            let pairs = variables(&all, namespace, links).into_iter();
+            pairs.filter(|(name, _)| name.ends_with("_HOST")).map(|(name, value)| format!("{name}={value}")).collect()
         };
         assert_eq!(hosts("a", true), ["KUBERNETES_SERVICE_HOST=10.0.0.4", "WEB_SERVICE_HOST=10.0.0.2"]);
         assert_eq!(hosts("a", false), ["KUBERNETES_SERVICE_HOST=10.0.0.1"]);

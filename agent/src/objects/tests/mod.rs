@@ -124,7 +124,9 @@ async fn a_first_read_waits_at_most_a_second() {
     assert_eq!(began.elapsed(), Duration::from_secs(1));
     room.api.away(false);
     room.put("a", "1");
-    tokio::time::timeout(Duration::from_secs(60), registration.changed()).await.expect("told when it can be had");
+    tokio::time::timeout(Duration::from_secs(60), registration.changed())
+        .await
+        .expect("a change once the object can be read");
     assert_eq!(room.value("a").await, "1");
 }
 
@@ -331,8 +333,8 @@ async fn a_token_request_denied_at_first_is_retried_soon() {
 #[tokio::test(start_paused = true)]
 async fn must_know_waits_for_services() {
     let room = Room::new(Strategy::Watch);
-    let told = room.objects.service_variables("ns", true, true).await.expect("an empty list is an answer");
-    assert!(told.is_empty());
+    let variables = room.objects.service_variables("ns", true, true).await.expect("an empty list is an answer");
+    assert!(variables.is_empty());
     let away = Room::new(Strategy::Watch);
     away.api.away(true);
     let error = away.objects.service_variables("ns", true, true).await.expect_err("never read").to_string();

@@ -139,7 +139,7 @@ impl World {
         Ok(())
     }
 
-    /// One running container comes to its next end, and one missing code is told.
+    /// One running container comes to its next end, and one missing exit code is reported.
     fn live_on(&mut self) {
         let now = self.situation.now + Duration::from_secs(1);
         self.situation.now = now;
