@@ -5,18 +5,8 @@ use k8s_openapi::api::core::v1::NodeStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::runtime_view::RuntimeView;
+use crate::model::Pressures;
 use tokio::time::Instant;
-
-/// Resources under pressure.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Pressures {
-    /// Memory.
-    pub memory: bool,
-    /// Disk space or inodes.
-    pub disk: bool,
-    /// Process ids.
-    pub pid: bool,
-}
 
 /// Reason and message of a pressure condition while it is True and while it is False.
 struct Texts {

@@ -22,7 +22,6 @@ use super::call;
 use super::call::CallError;
 use super::call::OnHeartbeatFailure;
 use super::conditions;
-use super::conditions::Pressures;
 use super::conditions::Readiness;
 use super::config::NodeConfig;
 use super::content;
@@ -42,6 +41,7 @@ use super::startup::Startup;
 use super::time;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::model::Pressures;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 

@@ -19,6 +19,7 @@ use tokio_util::sync::DropGuard;
 use super::*;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::model::Pressures;
 use crate::recorder::EventType;
 use crate::runtime::RuntimeOffer;
 use crate::runtime::RuntimeState;
