@@ -1,10 +1,12 @@
-//! Requests of other modules to the sync loop: terminate a pod; reject new pods.
+//! Requests of other modules to the sync loop: terminate a pod; reject new pods while the machine shuts down or is short of
+//! something.
 
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 
 use crate::model::Pod;
 use crate::model::PodUid;
+use crate::model::Pressures;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::workers::act::blocking_kill_limit;
@@ -29,12 +31,15 @@ pub struct SyncRequests {
     pub kills: mpsc::Receiver<KillRequest>,
     /// True while the machine shuts down: new pods are rejected.
     pub closed: watch::Receiver<bool>,
+    /// Resources of the node under pressure: some new pods are rejected.
+    pub pressures: watch::Receiver<Pressures>,
 }
 
 impl SyncRequests {
     /// No requests ever.
     pub fn none() -> Self {
-        Self { kills: mpsc::channel(1).1, closed: watch::channel(false).1 }
+        let pressures = watch::channel(Pressures::default()).1;
+        Self { kills: mpsc::channel(1).1, closed: watch::channel(false).1, pressures }
     }
 }
 

@@ -48,6 +48,8 @@ pub struct Parts<'a> {
     pub board: SensorBoard,
     /// Grows with every image pulled or removed.
     pub images: watch::Receiver<u64>,
+    /// Resources under pressure.
+    pub pressures: watch::Receiver<Pressures>,
     /// True while the machine shuts down.
     pub shutting_down: watch::Receiver<bool>,
     /// Events of the node.
@@ -107,8 +109,7 @@ pub fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationTo
         cache,
         runtime: parts.state,
         health: health(parts.board, shutdown.clone()),
-        // Nothing on this node measures them yet.
-        pressures: watch::channel(Pressures::default()).1,
+        pressures: parts.pressures,
         shutting_down: parts.shutting_down,
         images: parts.images,
         addresses: addresses_sender,

@@ -34,26 +34,40 @@ use crate::sync::SharedPods;
 const NODE_LOGS: &str = "/var/log";
 
 /// The routers, for the servers that mount them.
-///
-/// # Errors
-/// The machine has no cgroups.
 pub fn mounted(
     settings: &Settings,
-    node_name: &str,
+    stats: Stats,
     shared: &SharedPods,
     later: &Later,
     runtime: &Runtime,
     metrics: &Arc<Metrics>,
-    layout: Layout,
-) -> anyhow::Result<Mounted> {
+) -> Mounted {
     let pods = Arc::new(Pods { shared: shared.clone(), later: later.clone() });
     let containers = Containers { pods, runtime: runtime.clone() };
     let split = settings.gates.enabled(Feature::PodLogsQuerySplitStreams);
     let checkpoints =
         settings.gates.enabled(Feature::ContainerCheckpoint).then(|| settings.flags.root_dir.join("checkpoints"));
     let websockets = settings.gates.enabled(Feature::ExtendWebSocketsToKubelet).then(|| metrics.clone());
+    let queries = settings.kubelet.enable_system_log_query.unwrap_or(false);
+    let debug = logs::router(containers.clone(), split)
+        .merge(logs::node::router(PathBuf::from(NODE_LOGS), queries))
+        .merge(streams::router(containers, checkpoints, websockets));
+    Mounted { debug, stats: usage::router(stats, metrics.clone()) }
+}
+
+/// Usage of the node and of its pods.
+///
+/// # Errors
+/// `cgroupRoot` is no name of a cgroup.
+pub fn stats(
+    settings: &Settings,
+    node_name: &str,
+    later: &Later,
+    runtime: &Runtime,
+    layout: Layout,
+) -> anyhow::Result<Stats> {
     let later = later.clone();
-    let stats = Stats::new(StatsSource {
+    Ok(Stats::new(StatsSource {
         node_name: node_name.to_owned(),
         layout,
         system: system_cgroups(settings)?,
@@ -63,12 +77,7 @@ pub fn mounted(
         },
         runtime: runtime.clone(),
         snapshots: Arc::new(move || later.borrow().as_ref().map(|running| running.pleg.all()).unwrap_or_default()),
-    });
-    let queries = settings.kubelet.enable_system_log_query.unwrap_or(false);
-    let debug = logs::router(containers.clone(), split)
-        .merge(logs::node::router(PathBuf::from(NODE_LOGS), queries))
-        .merge(streams::router(containers, checkpoints, websockets));
-    Ok(Mounted { debug, stats: usage::router(stats, metrics.clone()) })
+    }))
 }
 
 /// Pods as the handlers of the servers see them.

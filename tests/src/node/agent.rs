@@ -1,13 +1,14 @@
 //! The whole agent on a simulated node: the pipeline of the real one. Desired pods come from the test instead of a folder.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use keblet::eviction::{Journal, Manager, NodePods, Observe, Parts, Policy};
 use keblet::metrics::Metrics;
-use keblet::model::{ConfigSource, Pod, PodUid, PodUpdate};
+use keblet::model::{ConfigSource, Pod, PodUid, PodUpdate, Pressures};
 use keblet::pacing::{Pacing, PacingPolicy};
-use keblet::pipeline::{Desired, Running, Services};
+use keblet::pipeline::{Desired, NodeGarbage, Running, Services, Started};
 use keblet::recorder::Recorder;
 use keblet::runtime::{RuntimeOptions, RuntimeState, watch_runtime};
 use keblet::sources::{self, SourcesConfig};
@@ -37,12 +38,17 @@ pub struct Agent {
     pub harness: PlegHarness,
     /// Published statuses.
     pub statuses: Statuses,
+    /// What can be removed from the node without ending a pod.
+    pub garbage: NodeGarbage,
+    /// Resources under pressure.
+    pub pressures: watch::Sender<Pressures>,
+    root: PathBuf,
+    running: Running,
     updates: mpsc::Sender<PodUpdate>,
-    kills: mpsc::Sender<KillRequest>,
     closed: watch::Sender<bool>,
     sync_loop: JoinSet<()>,
     shutdown: CancellationToken,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
     _aside: DropGuard,
 }
 
@@ -119,7 +125,7 @@ impl Agent {
         // The channel is empty: the first set is there before the loop begins.
         let _ = updates.try_send(PodUpdate::Add(ConfigSource::File, pods));
         let (_, sources) = sources::start(no_sources(), clock(sim), Recorder::default(), aside.clone());
-        let closed = watch::Sender::new(false);
+        let (closed, pressures) = (watch::Sender::new(false), watch::Sender::new(Pressures::default()));
         let services = Services {
             node: NodeSettings { pod_logs_dir: root.join("logs"), ..NodeSettings::default() },
             files: NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: None },
@@ -127,24 +133,28 @@ impl Agent {
             recorder,
             observer,
             closed: closed.subscribe(),
+            pressures: pressures.subscribe(),
             pacing: Pacing::new(PacingPolicy::default(), 2),
             clock: clock(sim),
             ..Services::new(runtime, state, root, Metrics::new())
         };
         let desired = Desired { updates: receiver, sources };
-        let (running, sync) = services.start(desired, harness.pleg.clone(), &mut tasks, shutdown.clone());
+        let Started { running, garbage, sync } =
+            services.start(desired, harness.pleg.clone(), &mut tasks, shutdown.clone());
         let mut sync_loop = JoinSet::new();
         sync_loop.spawn(sync);
-        let Running { statuses, kills, .. } = running;
         Self {
             harness,
-            statuses,
+            statuses: running.statuses.clone(),
+            garbage,
+            pressures,
+            root: root.to_owned(),
+            running,
             updates,
-            kills,
             closed,
             sync_loop,
             shutdown,
-            _tasks: tasks,
+            tasks,
             _aside: aside.drop_guard(),
         }
     }
@@ -173,9 +183,28 @@ impl Agent {
             finished: Some(finished.clone()),
             ..KillOptions::default()
         };
-        if self.kills.send(KillRequest { uid, options }).await.is_ok() {
+        if self.running.kills.send(KillRequest { uid, options }).await.is_ok() {
             finished.cancelled().await;
         }
+    }
+
+    /// Starts an eviction manager with this view of the node, which ends with the agent. Returns what wakes it, and its
+    /// metrics.
+    pub fn evict_by(&mut self, policy: Policy, observe: impl Observe) -> (mpsc::Sender<()>, Arc<Metrics>) {
+        let (wake, woken) = mpsc::channel(1);
+        let metrics = Metrics::new();
+        let manager = Manager::new(Parts {
+            policy,
+            observe,
+            pods: NodePods { registry: self.running.registry.clone(), kills: self.running.kills.clone() },
+            journal: Journal::open(&self.root),
+            wake: woken,
+            pressures: self.pressures.clone(),
+            recorder: Recorder::logging("sim"),
+            metrics: metrics.clone(),
+        });
+        self.tasks.spawn(manager.run(self.shutdown.clone()));
+        (wake, metrics)
     }
 
     /// New pods are rejected from now on, as while the machine shuts down.
