@@ -63,3 +63,27 @@ impl PodUsage {
         Self { containers: self.containers.into_iter().map(disks).collect(), other: files.other, ..self }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::super::sample::tests::sample;
+    use super::*;
+
+    #[tokio::test]
+    async fn usage_of_a_sample_with_and_without_disks() {
+        let mut sample = sample(Instant::now(), 0);
+        let pod = &sample.pods[0];
+        let usage = PodUsage::of(pod);
+        assert_eq!((usage.memory, usage.processes, usage.containers["main"].memory), (Some(600), Some(3), Some(600)));
+        assert_eq!((usage.containers["main"].rootfs, usage.containers["main"].logs), (None, None), "not measured");
+        let some = |bytes| Used { bytes, inodes: 1 };
+        let files = PodFiles { logs: HashMap::new(), other: some(3) };
+        let usage = usage.with_disks(pod, &files, &[("main-0".to_owned(), some(5))].into());
+        let main = usage.containers["main"];
+        assert_eq!((main.rootfs, main.logs, usage.other), (Some(some(5)), Some(Used::default()), some(3)));
+        sample.pods[0].own = None;
+        assert_eq!(PodUsage::of(&sample.pods[0]).memory, Some(600), "the sum of its containers");
+    }
+}
