@@ -125,7 +125,7 @@ fn apply_swap(
 fn swap_share(pod: &Pod, requests: &Amounts, limits: &Amounts, memory: i64, swap: i64) -> Result<i64, GenerateError> {
     let request = requests.get("memory").copied().unwrap_or_default();
     let limit = limits.get("memory").copied().unwrap_or_default();
-    let eligible = qos::qos_class(pod)? == QosClass::Burstable && !qos::is_critical(pod) && request != limit;
+    let eligible = qos::qos_class(pod)? == QosClass::Burstable && !spec::is_critical(pod) && request != limit;
     if !eligible {
         return Ok(0);
     }
