@@ -17,6 +17,7 @@ use crate::cgroups::PodValues;
 use crate::cgroups::QosClass;
 use crate::cgroups::arithmetic;
 use crate::model::Amount;
+use crate::model::spec;
 
 /// cpu and memory of a container or a pod, as far as set.
 #[derive(Clone, Copy, Default)]
