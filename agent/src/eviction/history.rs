@@ -42,7 +42,13 @@ pub(super) struct Step {
 impl History {
     /// Takes new readings. A condition is true from the first observation of a met threshold, whatever its grace period, and
     /// until `transition` has passed since the last one.
-    pub(super) fn step(&mut self, thresholds: &[Threshold], readings: &Readings, transition: Duration, now: Instant) -> Step {
+    pub(super) fn step(
+        &mut self,
+        thresholds: &[Threshold],
+        readings: &Readings,
+        transition: Duration,
+        now: Instant,
+    ) -> Step {
         let mut met: Vec<Threshold> = thresholds.iter().filter(|t| is_met(t, readings, false)).copied().collect();
         let unresolved: Vec<Threshold> = self.acted_on.iter().filter(|t| is_met(t, readings, true)).copied().collect();
         let unresolved: Vec<Threshold> = unresolved.into_iter().filter(|threshold| !met.contains(threshold)).collect();

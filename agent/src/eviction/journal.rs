@@ -35,7 +35,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Reads the file below the agent's root directory; a missing or broken one has no entries.
+    /// Reads the file below the agent's root directory; a missing or invalid one has no entries. Blocks.
     pub fn open(root: &Path) -> Self {
         let path = root.join(NAME);
         let entries = match fs::read(&path).map(|text| serde_json::from_slice(&text)) {
@@ -55,37 +55,37 @@ impl Journal {
     }
 
     /// Adds an entry, before anything is done to the pod.
-    pub(super) fn add(&mut self, entry: Entry) {
+    pub(super) async fn add(&mut self, entry: Entry) {
         self.entries.retain(|known| known.uid != entry.uid);
         self.entries.push(entry);
-        self.write();
+        self.write().await;
     }
 
     /// Removes the entry of a pod that has ended.
-    pub(super) fn remove(&mut self, uid: &PodUid) {
+    pub(super) async fn remove(&mut self, uid: &PodUid) {
         let before = self.entries.len();
         self.entries.retain(|known| known.uid != uid.as_str());
         if self.entries.len() != before {
-            self.write();
+            self.write().await;
         }
     }
 
     /// Removes all entries.
-    pub(super) fn clear(&mut self) {
+    pub(super) async fn clear(&mut self) {
         if !self.entries.is_empty() {
             self.entries.clear();
-            self.write();
+            self.write().await;
         }
     }
 
     /// Replaces the file atomically. A disk without space costs the record, not the eviction.
-    fn write(&self) {
-        let write = || -> io::Result<()> {
+    async fn write(&self) {
+        let write = async || -> io::Result<()> {
             let partial = self.path.with_extension("partial");
-            fs::write(&partial, serde_json::to_vec(&self.entries)?)?;
-            fs::rename(&partial, &self.path)
+            tokio::fs::write(&partial, serde_json::to_vec(&self.entries)?).await?;
+            tokio::fs::rename(&partial, &self.path).await
         };
-        if let Err(error) = write() {
+        if let Err(error) = write().await {
             tracing::warn!(file = %self.path.display(), %error, "cannot record the evictions that are not finished");
         }
     }
@@ -99,22 +99,22 @@ mod tests {
         Entry { uid: uid.to_owned(), grace: 1, message: "low".to_owned(), disruption: true }
     }
 
-    #[test]
-    fn entries_outlive_the_process() {
+    #[tokio::test]
+    async fn entries_outlive_the_process() {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::open(dir.path());
         assert!(journal.entries().is_empty());
-        journal.add(entry("a"));
-        journal.add(entry("b"));
-        journal.add(entry("a"));
-        journal.remove(&"b".into());
+        journal.add(entry("a")).await;
+        journal.add(entry("b")).await;
+        journal.add(entry("a")).await;
+        journal.remove(&"b".into()).await;
         assert_eq!(Journal::open(dir.path()).entries(), [entry("a")]);
-        journal.clear();
+        journal.clear().await;
         assert!(Journal::open(dir.path()).entries().is_empty());
         fs::write(dir.path().join(NAME), "{").unwrap();
         assert!(Journal::open(dir.path()).entries().is_empty(), "a broken file");
         let mut nowhere = Journal::open(Path::new("/no/such/folder"));
-        nowhere.add(entry("a"));
+        nowhere.add(entry("a")).await;
         assert_eq!(nowhere.entries().len(), 1, "what cannot be written counts until the process ends");
     }
 }

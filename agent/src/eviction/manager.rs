@@ -188,7 +188,7 @@ impl<O: Observe> Manager<O> {
             }
         }
         if self.started.elapsed() > RESUME_PERIOD {
-            self.parts.journal.clear();
+            self.parts.journal.clear().await;
         }
     }
 
@@ -294,7 +294,7 @@ impl<O: Observe> Manager<O> {
         parts.metrics.eviction.evicted(signal);
         parts.recorder.pod_event_annotated(&pod, "", EventType::Warning, REASON, &message, annotations);
         let entry = Entry { uid: pod_ref(&pod).uid.to_string(), grace, message, disruption };
-        self.parts.journal.add(entry.clone());
+        self.parts.journal.add(entry.clone()).await;
         self.end(&pod, entry).await;
     }
 
@@ -305,6 +305,6 @@ impl<O: Observe> Manager<O> {
         let Entry { grace, message, disruption, .. } = entry;
         let disruption = disruption.then(|| message.clone());
         self.parts.pods.evict(pod, grace, TerminationReason { reason: REASON, message, disruption }).await;
-        self.parts.journal.remove(&uid);
+        self.parts.journal.remove(&uid).await;
     }
 }
