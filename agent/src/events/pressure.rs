@@ -1,4 +1,4 @@
-//! The memory pressure of the node as an event: who waits for it need not poll.
+//! The memory pressure of the node as an event, so that the eviction manager need not poll for it.
 
 use std::io;
 use std::path::Path;
@@ -18,8 +18,8 @@ pub const MEMORY: &str = "/proc/pressure/memory";
 const FAST: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 const UNPRIVILEGED: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
-/// Sends on `wake` whenever memory is short. Ends when nobody listens, or at once if the kernel has no notifications, which
-/// the board then says.
+/// Sends on `wake` whenever memory is short. Ends when `wake` has no receiver, or at once if the kernel has no notifications,
+/// with the reason on the board.
 pub async fn follow(pressure_file: &Path, board: SensorBoard, wake: mpsc::Sender<()>) {
     let trigger = match open(pressure_file) {
         Ok(trigger) => trigger,

@@ -55,7 +55,7 @@ pub(super) struct Victim {
     pub pod: Pod,
     /// Its grace period in seconds.
     pub grace: i64,
-    /// What is said of it.
+    /// Texts of its status and event.
     pub notice: Notice,
 }
 

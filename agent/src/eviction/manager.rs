@@ -274,7 +274,7 @@ impl<O: Observe> Manager<O> {
         true
     }
 
-    /// Records that a resource is short. Returns false if that was said a moment ago.
+    /// Records that a resource is short. Returns false if it was recorded a moment ago.
     fn announce(&mut self, resource: Resource) -> bool {
         let now = Instant::now();
         if self.announced.is_some_and(|(known, at)| known == resource && now < at + ANNOUNCE_PERIOD) {

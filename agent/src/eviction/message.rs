@@ -1,4 +1,4 @@
-//! What is said of an evicted pod, in its status and its event. Pure.
+//! Texts of an evicted pod's status and event. Pure.
 
 use std::collections::BTreeMap;
 

@@ -94,7 +94,7 @@ pub struct Sources<G> {
 pub struct ThisNode<G> {
     sources: Sources<G>,
     node_fs: Disk,
-    /// File systems of images and of writable layers, once the runtime has told them.
+    /// File systems of images and of writable layers, once the runtime has reported them.
     of_runtime: Option<(Disk, Disk)>,
     layout: Option<DiskLayout>,
     walks: Walks,

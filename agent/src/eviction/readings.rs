@@ -36,7 +36,7 @@ pub enum DiskLayout {
 pub struct Readings {
     /// By signal.
     pub signals: BTreeMap<Signal, Reading>,
-    /// The file systems; `None` before the runtime has told where its images are.
+    /// The file systems; `None` before the runtime has reported where its images are.
     pub disks: Option<DiskLayout>,
 }
 
