@@ -251,7 +251,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_error_ends_the_reviews_and_is_not_cached() {
-        let script = Script::access(|_| Err(ReviewError { message: "unavailable".to_owned(), again: true, after: None }));
+        let script =
+            Script::access(|_| Err(ReviewError { message: "unavailable".to_owned(), again: true, after: None }));
         let webhook = webhook(script.clone());
         let denied = Denied::Unknown { subresource: "pods", error: "unavailable".to_owned() };
         assert_eq!(webhook.authorize(asked(&ann(), "/pods")).await, Err(denied));
