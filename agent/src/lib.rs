@@ -14,6 +14,7 @@ pub mod cgroups;
 pub mod cli;
 pub mod config;
 pub mod events;
+pub mod eviction;
 pub mod exit;
 pub mod filesystem;
 pub mod images;

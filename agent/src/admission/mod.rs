@@ -2,9 +2,10 @@
 //!
 //! The order is that of the kubelet's admission handlers; the first check that rejects decides. A rejected pod gets
 //! phase Failed, the reason and "Pod was rejected: " with the message. Checks read plain values only: the pod and what
-//! the node offers. Eviction, device, resource and topology checks attach where [`CHECKS`] names their place.
+//! the node offers. Device, resource and topology checks attach where [`CHECKS`] names their place.
 
 mod app_armor;
+mod eviction;
 mod node_features;
 mod operating_system;
 pub mod path_safety;
@@ -21,6 +22,7 @@ pub use sysctls::SysctlAllowlist;
 pub use sysctls::UnknownSysctlNamespace;
 
 use crate::model::PodUid;
+use crate::model::Pressures;
 
 /// What a check decides about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +61,8 @@ pub struct NodeOffer {
     pub pod_level_resources: bool,
     /// The machine shuts down: no new pods.
     pub shutting_down: bool,
+    /// Resources under pressure.
+    pub pressures: Pressures,
 }
 
 /// What a check reads.
@@ -66,6 +70,8 @@ pub struct NodeOffer {
 pub struct Input<'a> {
     /// The pod to decide on.
     pub pod: &'a Pod,
+    /// The pod is of the class BestEffort.
+    pub best_effort: bool,
     /// The node.
     pub node: &'a NodeOffer,
 }
@@ -75,9 +81,9 @@ type Check = fn(Input<'_>) -> Decision;
 /// All checks in order. Upstream validates paths in the API server, before any handler; then come its handlers:
 /// eviction, sysctls, topology and resource managers, predicates (OS, groups policy, devices, resource fit, node
 /// affinity), AppArmor, pod features, node-declared features, shutdown.
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     path_safety::check,
-    // Eviction: node conditions.
+    eviction::check,
     sysctls::check,
     // Topology, CPU, memory and device managers.
     operating_system::check,

@@ -220,7 +220,10 @@ mod tests {
         };
         let message = |name: &str| format!("forbidden sysctl: {name:?} not allowlisted");
         let rejected = |name: &str| Decision::reject("SysctlForbidden", message(name));
-        assert_eq!(check(Input { pod: &pod, node: &node(&[]) }), rejected("kernel.msgmax"));
-        assert_eq!(check(Input { pod: &pod, node: &node(&["kernel.msg*"]) }), rejected("vm.swappiness"));
+        assert_eq!(check(Input { pod: &pod, best_effort: false, node: &node(&[]) }), rejected("kernel.msgmax"));
+        assert_eq!(
+            check(Input { pod: &pod, best_effort: false, node: &node(&["kernel.msg*"]) }),
+            rejected("vm.swappiness")
+        );
     }
 }

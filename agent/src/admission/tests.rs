@@ -21,11 +21,12 @@ fn full() -> NodeOffer {
         supplemental_groups_policy: true,
         pod_level_resources: true,
         shutting_down: false,
+        pressures: Pressures::default(),
     }
 }
 
 fn rejection(pod: &Pod, node: &NodeOffer) -> Option<(&'static str, String)> {
-    match decide(Input { pod, node }) {
+    match decide(Input { pod, best_effort: false, node }) {
         Decision::Admit => None,
         Decision::Reject(Rejection { reason, message }) => Some((reason, message)),
     }

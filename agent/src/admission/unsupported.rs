@@ -227,7 +227,7 @@ mod tests {
         }));
         let message = "Pod needs what this node does not support yet: spec.hostUsers, spec.imagePullSecrets, \
              spec.runtimeClassName, spec.resourceClaims, spec.containers[0].livenessProbe, spec.containers[0].startupProbe";
-        let decision = check(Input { pod: &pod, node: &super::super::NodeOffer::default() });
+        let decision = check(Input { pod: &pod, best_effort: false, node: &super::super::NodeOffer::default() });
         assert_eq!(decision, Decision::reject("PodFeatureUnsupported", message));
     }
 

@@ -131,10 +131,13 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         let row = json["fields"].as_array().unwrap().iter().find(|row| row["field"] == field).unwrap();
         (row["honoured"].as_bool().unwrap(), row["part"].is_string())
     };
-    for partly in ["evictionHard", "enableControllerAttachDetach", "syncFrequency", "kubeletCgroups", "systemCgroups"] {
+    for partly in
+        ["imageMinimumGCAge", "enableControllerAttachDetach", "syncFrequency", "kubeletCgroups", "systemCgroups"]
+    {
         assert_eq!(honoured(partly), (true, true), "{partly}");
     }
-    assert_eq!((honoured("singleProcessOOMKill"), honoured("evictionSoft")), ((true, false), (false, false)));
+    assert_eq!((honoured("evictionHard"), honoured("evictionSoft")), ((true, false), (true, false)));
+    assert_eq!((honoured("singleProcessOOMKill"), honoured("oomScoreAdj")), ((true, false), (false, false)));
 }
 
 #[test]

@@ -10,6 +10,7 @@
 pub mod document;
 mod draft;
 pub mod duration;
+pub mod eviction;
 pub mod explain;
 pub mod feature_gates;
 mod feature_table;

@@ -57,7 +57,6 @@ pub fn missing_protections(config: &KubeletConfiguration) -> Vec<(&'static str, 
             "pull credentials of images that are already present are not verified",
         ),
         (enforces_pods, "enforceNodeAllocatable", "the kubepods cgroup has no memory limit"),
-        (!config.eviction_hard.is_empty(), "evictionHard", "no pods are evicted"),
         (collects, "imageGCHighThresholdPercent", "unused images are not removed"),
         (!config.container_log_max_size.starts_with('-'), "containerLogMaxSize", "container logs are not rotated"),
         (config.oom_score_adj != 0, "oomScoreAdj", "the agent's own oom_score_adj is not changed"),
@@ -131,12 +130,11 @@ mod tests {
         let named = |config: &KubeletConfiguration| -> Vec<&'static str> {
             missing_protections(config).into_iter().map(|(field, _)| field).collect()
         };
-        for field in ["imagePullCredentialsVerificationPolicy", "enforceNodeAllocatable", "evictionHard"] {
+        for field in ["imagePullCredentialsVerificationPolicy", "enforceNodeAllocatable"] {
             assert!(named(&config).contains(&field), "{field} in {:?}", named(&config));
         }
-        config.eviction_hard.clear();
         config.enforce_node_allocatable = vec!["none".to_owned()];
         let named = named(&config);
-        assert!(!named.contains(&"evictionHard") && !named.contains(&"enforceNodeAllocatable"), "{named:?}");
+        assert!(!named.contains(&"enforceNodeAllocatable"), "{named:?}");
     }
 }

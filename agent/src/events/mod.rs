@@ -10,6 +10,7 @@
 pub mod cri;
 pub mod kernel;
 pub mod pidfd;
+pub mod pressure;
 pub mod process;
 pub mod sensors;
 

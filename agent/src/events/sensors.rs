@@ -23,6 +23,8 @@ pub enum Sensor {
     Cgroups,
     /// The BPF reclaim counters.
     Reclaim,
+    /// Notifications of the node's memory pressure (PSI).
+    Pressure,
     /// Lists of all pods.
     Relist,
 }
@@ -37,6 +39,7 @@ impl Sensor {
             Self::Oom => "oom",
             Self::Cgroups => "cgroups",
             Self::Reclaim => "reclaim",
+            Self::Pressure => "pressure",
             Self::Relist => "relist",
         }
     }

@@ -10,6 +10,7 @@ mod cache;
 mod disk;
 mod pull;
 mod reference;
+mod removal;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -32,6 +33,7 @@ pub use pull::PullLimits;
 pub use reference::ReferenceError;
 pub use reference::is_latest;
 pub use reference::with_default_tag;
+pub use removal::RemovedImages;
 pub use usage::ImageUsage;
 
 use crate::model::PodSnapshot;
@@ -39,6 +41,7 @@ use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 use cache::ImageCache;
 use pull::PullLimiter;
+use removal::Seen;
 
 /// The image service of the runtime, with a lookup cache and pull limits.
 #[derive(Debug)]
@@ -46,6 +49,7 @@ pub struct Images {
     runtime: Runtime,
     limiter: PullLimiter,
     cache: Mutex<ImageCache>,
+    seen: Mutex<Seen>,
     changes: watch::Sender<u64>,
 }
 
@@ -74,10 +78,11 @@ pub struct Pulled {
 impl Images {
     /// Images of `runtime`, pulled within `limits`.
     pub fn new(runtime: Runtime, limits: PullLimits) -> Self {
-        Self { runtime, limiter: PullLimiter::new(limits), cache: Mutex::default(), changes: watch::Sender::new(0) }
+        let (cache, seen, changes) = (Mutex::default(), Mutex::default(), watch::Sender::new(0));
+        Self { runtime, limiter: PullLimiter::new(limits), cache, seen, changes }
     }
 
-    /// A counter of images pulled by this agent.
+    /// A counter of images pulled and removed by this agent.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -125,6 +130,7 @@ impl Images {
     /// The runtime does not answer, or answers with an error.
     pub async fn usage(&self, pods: &[Arc<PodSnapshot>]) -> Result<ImageUsage, RuntimeError> {
         let images = self.runtime.list_images(None).await?;
+        self.seen().observe(&images, Instant::now());
         Ok(usage::usage(images, pods.iter().flat_map(|pod| &pod.containers)))
     }
 

@@ -64,3 +64,33 @@ async fn image_calls_carry_the_pods_annotations() {
     let expected = cri::ImageSpec { image: "app:1".into(), annotations, ..Default::default() };
     assert_eq!(*specs.lock().expect("unpoisoned"), [expected.clone(), expected]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn unused_images_are_removed_once_they_are_old_enough() {
+    let (socket, removed) = (Socket::default(), Arc::new(Mutex::new(Vec::new())));
+    let calls = removed.clone();
+    socket.serve(script(move |method, body| match method {
+        "ListImages" => {
+            let image = |id: &str, size| cri::Image { id: id.to_owned(), size, ..Default::default() };
+            say(&cri::ListImagesResponse { images: vec![image("unused", 7), image("stuck", 9)] })
+        }
+        "RemoveImage" => {
+            let request = cri::RemoveImageRequest::decode(body).expect("a request");
+            let id = request.image.expect("an image").image;
+            calls.lock().expect("not poisoned").push(id.clone());
+            if id == "stuck" { Err(Status::unknown("in use")) } else { say(&cri::RemoveImageResponse {}) }
+        }
+        _ => Err(Status::unimplemented(method.to_owned())),
+    }));
+    let runtime =
+        Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
+    let images = Images::new(runtime, PullLimits { parallel: None, per_second: 0, burst: 0 });
+    let age = Duration::from_secs(120);
+    let first = images.remove_unused(&[], age).await.expect("a list");
+    assert_eq!((first, removed.lock().expect("not poisoned").len()), (RemovedImages::default(), 0), "new to the agent");
+    tokio::time::advance(age).await;
+    let second = images.remove_unused(&[], age).await.expect("a list");
+    assert_eq!(second, RemovedImages { count: 1, bytes: 7 }, "the failure of one does not keep the other");
+    assert_eq!(*removed.lock().expect("not poisoned"), ["unused", "stuck"]);
+    assert!(images.changes().has_changed().is_ok() && *images.changes().borrow() == 1);
+}

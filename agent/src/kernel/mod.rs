@@ -16,6 +16,7 @@ pub mod index;
 pub mod memory;
 pub mod pidfd;
 pub mod proc;
+pub mod psi;
 pub mod read;
 pub mod selinux;
 pub mod sysctl;

@@ -7,6 +7,7 @@
 mod access;
 mod buckets;
 mod certificates;
+mod eviction;
 mod http;
 mod machine;
 mod node;
@@ -34,6 +35,7 @@ use prometheus::proto::MetricFamily;
 
 pub use access::Access;
 pub use certificates::Certificates;
+pub use eviction::Eviction;
 pub use http::Http;
 pub use http::Request;
 pub use http::Subresource;
@@ -84,6 +86,8 @@ pub struct Metrics {
     pub sensors: Sensors,
     /// Retries of failed operations on pods.
     pub retries: Retries,
+    /// Evictions of pods.
+    pub eviction: Eviction,
     /// Events that were not delivered.
     pub recorder: Recorder,
     /// Requests to our own servers.
@@ -114,6 +118,7 @@ impl Metrics {
         let sensors = Sensors::new(&register);
         let recorder = Recorder::new(&register);
         let retries = Retries::new(&register);
+        let eviction = Eviction::new(&register);
         let http = Http::new(&register);
         let access = Access::new(&register);
         let certificates = Certificates::new(&register);
@@ -131,6 +136,7 @@ impl Metrics {
             sensors,
             recorder,
             retries,
+            eviction,
             http,
             access,
             certificates,

@@ -73,6 +73,9 @@ fn used() -> Arc<Metrics> {
     metrics.rest_client.transport_dropped();
     metrics.retries.retried("sync_pod");
     metrics.retries.stuck("sync_pod", 1);
+    metrics.eviction.evicted("memory.available");
+    metrics.eviction.stats_age("memory.available", short);
+    metrics.eviction.decided("pressure", short);
     metrics.certificates.serving_rotated(short);
     metrics.certificates.serving_renewal_failed();
     metrics.access.token_reviewed(Some(201), short);

@@ -7,6 +7,9 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::ContainerClass;
 
+/// From this priority on a pod is critical (`SystemCriticalPriority`).
+pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
+
 /// One entry of `spec.initContainers` or `spec.containers`.
 #[derive(Clone, Copy, Debug)]
 pub struct SpecContainer<'a> {
@@ -90,6 +93,15 @@ pub fn deletion_requested(pod: &Pod) -> bool {
 pub fn is_static(pod: &Pod) -> bool {
     let source = pod.metadata.annotations.as_ref().and_then(|all| all.get("kubernetes.io/config.source"));
     source.is_some_and(|source| source != "api")
+}
+
+/// A pod that the node needs, which is neither evicted nor rejected under pressure: static, a mirror pod, or of a priority
+/// reserved for the system (upstream's `IsCriticalPod`).
+pub fn is_critical(pod: &Pod) -> bool {
+    let is_mirror =
+        pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key("kubernetes.io/config.mirror"));
+    let priority = pod.spec.as_ref().and_then(|spec| spec.priority);
+    is_static(pod) || is_mirror || priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }
 
 /// The dot-separated form of a sysctl's name. `net/ipv4/conf/eth0.1/x` means `net.ipv4.conf.eth0/1.x`: where the first

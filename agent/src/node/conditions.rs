@@ -6,17 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::time::Instant;
 
 use super::runtime_view::RuntimeView;
-
-/// Resources under pressure.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Pressures {
-    /// Memory.
-    pub memory: bool,
-    /// Disk space or inodes.
-    pub disk: bool,
-    /// Process ids.
-    pub pid: bool,
-}
+use crate::model::Pressures;
 
 /// Reason and message of a pressure condition while it is True and while it is False.
 struct Texts {

@@ -17,13 +17,13 @@ use super::addresses;
 use super::addresses::AddressUpdate;
 use super::addresses::Network;
 use super::conditions;
-use super::conditions::Pressures;
 use super::conditions::Readiness;
 use super::config::NodeConfig;
 use super::machine;
 use super::machine::Machine;
 use super::resources;
 use super::runtime_view::RuntimeView;
+use crate::model::Pressures;
 
 /// Annotation with `--node-ip` for the cloud controller manager.
 const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";

@@ -8,6 +8,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::machine::Machine;
 use super::machine::Sizes;
+use crate::config::eviction::ThresholdValue;
+use crate::config::eviction::threshold_value;
 use crate::config::kubelet::KubeletConfiguration;
 use crate::config::kubelet::StringMap;
 use crate::config::parse_cpus;
@@ -32,16 +34,7 @@ pub struct ResourceConfig {
     /// `systemReserved` and `kubeReserved` together.
     pub reserved: Amounts,
     /// Hard eviction thresholds, by resource.
-    pub thresholds: BTreeMap<String, Threshold>,
-}
-
-/// A hard eviction threshold.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Threshold {
-    /// An absolute amount.
-    Amount(Amount),
-    /// A share of the capacity, 0.1 for 10 %.
-    Share(f32),
+    pub thresholds: BTreeMap<String, ThresholdValue>,
 }
 
 /// A reservation exceeds the capacity.
@@ -74,8 +67,8 @@ impl ResourceConfig {
             *reserved.entry(resource).or_default() += amount;
         }
         let threshold = |(signal, resource): (&str, &str)| {
-            let threshold = Threshold::parse(kubelet.eviction_hard.get(signal)?)?;
-            Some((resource.to_owned(), threshold))
+            let value = threshold_value(signal, kubelet.eviction_hard.get(signal)?).ok()??;
+            Some((resource.to_owned(), value))
         };
         let thresholds = if ignore_eviction { None } else { Some(THRESHOLDS.into_iter().filter_map(threshold)) };
         Self {
@@ -104,27 +97,6 @@ impl ResourceConfig {
 /// Quantities were validated with the configuration.
 fn amounts(map: &StringMap) -> Amounts {
     map.iter().filter_map(|(resource, text)| Some((resource.clone(), text.parse().ok()?))).collect()
-}
-
-impl Threshold {
-    /// `10%` or a quantity; `None` for entries that disable the signal.
-    fn parse(text: &str) -> Option<Self> {
-        let Some(percent) = text.strip_suffix('%') else { return text.parse().ok().map(Self::Amount) };
-        let share = percent.parse::<f32>().ok()? / 100.0;
-        (share > 0.0 && share < 1.0).then_some(Self::Share(share))
-    }
-
-    fn of(self, capacity: Amount) -> Amount {
-        match self {
-            Self::Amount(amount) => amount,
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_precision_loss,
-                reason = "cut to whole bytes, as upstream cuts it"
-            )]
-            Self::Share(share) => Amount::bytes((capacity.value() as f64 * f64::from(share)) as i64),
-        }
-    }
 }
 
 /// Capacity of the machine.

@@ -9,6 +9,7 @@
 //!
 //! Joins and decides nothing: whatever differs between nodes is a field of [`Services`].
 
+mod garbage;
 mod housekeeping;
 mod observation;
 
@@ -22,6 +23,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use garbage::NodeGarbage;
 pub use observation::Observation;
 pub use observation::observe;
 
@@ -32,6 +34,7 @@ use crate::images::PullLimits;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::PodUpdate;
+use crate::model::Pressures;
 use crate::model::restart::RestartGates;
 use crate::objects::Objects;
 use crate::pacing::Pacing;
@@ -100,6 +103,8 @@ pub struct Services {
     pub pods: SharedPods,
     /// True while the machine shuts down: new pods are rejected.
     pub closed: watch::Receiver<bool>,
+    /// Resources of the node under pressure: some new pods are rejected.
+    pub pressures: watch::Receiver<Pressures>,
     /// Events.
     pub recorder: Recorder,
     /// Metrics of volumes, images, cgroups and the status manager.
@@ -154,6 +159,16 @@ impl Running {
     }
 }
 
+/// What a pipeline runs with beside the sync loop.
+pub struct Started<F> {
+    /// Handles for readers.
+    pub running: Running,
+    /// What can be removed from the node without terminating a pod.
+    pub garbage: NodeGarbage,
+    /// The sync loop, to be awaited until it ends.
+    pub sync: F,
+}
+
 impl Services {
     /// A standalone node with its files below `root`, without cgroups and limits on pulls.
     pub fn new(runtime: Runtime, state: watch::Receiver<RuntimeState>, root: &Path, metrics: Arc<Metrics>) -> Self {
@@ -173,6 +188,7 @@ impl Services {
             mirrors_of: None,
             pods: SharedPods::default(),
             closed: watch::channel(false).1,
+            pressures: watch::channel(Pressures::default()).1,
             recorder: Recorder::default(),
             metrics,
             observer: Arc::new(NoWorkerObserver),
@@ -186,7 +202,7 @@ impl Services {
         }
     }
 
-    /// Joins everything. Tasks beside the returned sync loop are spawned into `tasks` and end when `shutdown` is
+    /// Joins everything. Tasks beside the sync loop are spawned into `tasks` and end when `shutdown` is
     /// cancelled; the loop is to be awaited until it ends, and stops where it is when dropped. Containers stay as they
     /// are either way.
     pub fn start(
@@ -195,7 +211,7 @@ impl Services {
         pleg: PlegHandle,
         tasks: &mut JoinSet<()>,
         shutdown: CancellationToken,
-    ) -> (Running, impl Future<Output = ()> + use<>) {
+    ) -> Started<impl Future<Output = ()> + use<>> {
         let (kills, kills_receiver) = mpsc::channel(KILL_CAPACITY);
         let running = Running {
             statuses: self.statuses(tasks, &shutdown),
@@ -211,9 +227,11 @@ impl Services {
         };
         let (pods, clock, recorder, startups) =
             (self.pods.clone(), self.clock, self.recorder.clone(), self.startups.clone());
-        let requests = SyncRequests { kills: kills_receiver, closed: self.closed.clone() };
+        let (closed, pressures) = (self.closed.clone(), self.pressures.clone());
+        let requests = SyncRequests { kills: kills_receiver, closed, pressures };
         let offer = self.offer.clone();
         let context = Arc::new(self.worker_context(&running, tasks));
+        let garbage = NodeGarbage::new(context.clone(), running.registry.clone());
         let sync = SyncLoop {
             leftovers: Arc::new(OrphanCleanup::new(context.clone(), pods.clone())),
             workers: PodWorkers::counted_by(context, running.registry.clone()),
@@ -230,7 +248,7 @@ impl Services {
             startups,
             housekeeping: None,
         };
-        (running, sync.run(desired.updates, shutdown))
+        Started { running, garbage, sync: sync.run(desired.updates, shutdown) }
     }
 
     /// The statuses; the manager that sends them if there is an API server.

@@ -85,7 +85,7 @@ fn of_container(sample: &ContainerSample, at: i64, of_pod: Option<&(&Extras, Pod
     if let Some((extras, of_pod)) = of_pod {
         let writable = extras.writable.get(sample.id.as_str()).copied();
         stats.rootfs = Some(fs(extras.at, &extras.image_fs, Some(writable.unwrap_or_default())));
-        let logs = of_pod.logs.get(&sample.name).copied().unwrap_or_default();
+        let logs = of_pod.files.logs.get(&sample.name).copied().unwrap_or_default();
         stats.logs = Some(fs(extras.at, &extras.root_fs, Some(logs)));
     }
     stats
@@ -93,7 +93,7 @@ fn of_container(sample: &ContainerSample, at: i64, of_pod: Option<&(&Extras, Pod
 
 fn ephemeral_storage(pod: &PodSample, extras: &Extras, of_pod: &PodExtras) -> Fs {
     let writable = pod.containers.iter().filter_map(|container| extras.writable.get(container.id.as_str()));
-    let used = writable.chain(of_pod.logs.values()).fold(of_pod.other, |sum, used| sum + *used);
+    let used = writable.chain(of_pod.files.logs.values()).fold(of_pod.files.other, |sum, used| sum + *used);
     fs(extras.at, &extras.root_fs, Some(used))
 }
 
@@ -180,6 +180,7 @@ fn network(at: i64, interfaces: &[InterfaceUsage]) -> Network {
 
 #[cfg(test)]
 mod tests {
+    use super::super::extras::PodFiles;
     use serde_json::Value;
     use serde_json::json;
     use tokio::time::Instant;
@@ -218,8 +219,10 @@ mod tests {
     async fn everything() {
         let used = |bytes| Used { bytes, inodes: 1 };
         let eth0 = InterfaceUsage { name: "eth0".to_owned(), rx_bytes: 1, ..Default::default() };
-        let of_pod =
-            PodExtras { interfaces: vec![eth0.clone()], logs: [("main".to_owned(), used(20))].into(), other: used(3) };
+        let of_pod = PodExtras {
+            interfaces: vec![eth0.clone()],
+            files: PodFiles { logs: [("main".to_owned(), used(20))].into(), other: used(3) },
+        };
         let extras = Extras {
             at: 1_767_225_700_000_000_000,
             root_fs: DiskUsage { capacity: 100, available: 50, used: 40, inodes: 10, inodes_free: 4, inodes_used: 6 },

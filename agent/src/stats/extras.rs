@@ -30,9 +30,11 @@ pub struct Folders {
 
 /// Bytes and inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Used {
-    pub(super) bytes: u64,
-    pub(super) inodes: u64,
+pub struct Used {
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Files and folders.
+    pub inodes: u64,
 }
 
 impl std::ops::Add for Used {
@@ -62,6 +64,12 @@ pub(super) struct Extras {
 #[derive(Clone, Debug, Default)]
 pub(super) struct PodExtras {
     pub(super) interfaces: Vec<InterfaceUsage>,
+    pub(super) files: PodFiles,
+}
+
+/// Files of one pod outside its volumes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PodFiles {
     /// Logs by container.
     pub(super) logs: HashMap<String, Used>,
     /// Other files of the pod: in its log folder, and its hosts file.
@@ -71,18 +79,20 @@ pub(super) struct PodExtras {
 /// Measures, with two calls to the runtime.
 pub(super) async fn measure(runtime: &Runtime, folders: &Folders, sample: &Sample) -> Result<Extras, StatsError> {
     let images = runtime.image_fs_info().await.map_err(|error| StatsError::ImageFs(error.rpc_text()))?;
-    let stats = runtime.list_container_stats(cri::ContainerStatsFilter::default()).await;
-    let stats = stats.map_err(|error| StatsError::Pods(error.rpc_text()))?;
-    let writable = stats.into_iter().filter_map(|stats| {
-        let layer = stats.writable_layer?;
-        Some((stats.attributes?.id, used(&layer)))
-    });
-    let writable = writable.collect();
+    let writable = writable_layers(runtime).await?;
     let (folders, pods) = (folders.clone(), sample.pods.iter().map(|pod| (pod.pod.clone(), pod.network_of)));
     let pods: Vec<(PodRef, Option<u32>)> = pods.collect();
     let files = tokio::task::spawn_blocking(move || of_files(&folders, images.image_filesystems.first(), &pods)).await;
     let files = files.map_err(|error| StatsError::Stopped(error.to_string()))??;
     Ok(Extras { writable, ..files })
+}
+
+/// Writable layers, by container id. One call to the runtime.
+pub(super) async fn writable_layers(runtime: &Runtime) -> Result<HashMap<String, Used>, StatsError> {
+    let stats = runtime.list_container_stats(cri::ContainerStatsFilter::default()).await;
+    let stats = stats.map_err(|error| StatsError::Pods(error.rpc_text()))?;
+    let layer = |stats: cri::ContainerStats| Some((stats.attributes?.id, used(&stats.writable_layer?)));
+    Ok(stats.into_iter().filter_map(layer).collect())
 }
 
 fn used(usage: &cri::FilesystemUsage) -> Used {
@@ -115,22 +125,27 @@ fn of_files(
 }
 
 fn of_pod(folders: &Folders, pod: &PodRef, process: Option<u32>) -> PodExtras {
-    let folder = folders.pod_logs.join(pod.log_dir_name());
-    let mut extras = PodExtras {
+    PodExtras {
         // Fails for a process that has just ended.
         interfaces: process.and_then(|pid| interfaces_of(pid).ok()).unwrap_or_default(),
-        other: file(&folders.root.join("pods").join(pod.uid.as_str()).join("etc-hosts")),
-        ..PodExtras::default()
-    };
+        files: files_of(folders, pod),
+    }
+}
+
+/// Logs and other files of a pod. Blocks.
+pub(super) fn files_of(folders: &Folders, pod: &PodRef) -> PodFiles {
+    let folder = folders.pod_logs.join(pod.log_dir_name());
+    let hosts = folders.root.join("pods").join(pod.uid.as_str()).join("etc-hosts");
+    let mut files = PodFiles { other: file(&hosts), logs: HashMap::new() };
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             let (bytes, inodes) = tree_usage(&entry.path());
-            extras.logs.insert(entry.file_name().to_string_lossy().into_owned(), Used { bytes, inodes });
+            files.logs.insert(entry.file_name().to_string_lossy().into_owned(), Used { bytes, inodes });
         } else {
-            extras.other = extras.other + file(&entry.path());
+            files.other = files.other + file(&entry.path());
         }
     }
-    extras
+    files
 }
 
 fn file(path: &Path) -> Used {

@@ -14,10 +14,12 @@ mod cadvisor;
 mod collect;
 mod extras;
 mod family;
+mod pod_usage;
 mod resource;
 mod sample;
 mod summary;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,11 +33,15 @@ pub use self::cadvisor::Scrape;
 pub use self::collect::SystemCgroups;
 use self::extras::Extras;
 pub use self::extras::Folders;
+pub use self::extras::Used;
+pub use self::pod_usage::ContainerUsage;
+pub use self::pod_usage::PodUsage;
 use self::sample::Sample;
 use crate::cgroups::Layout;
 use crate::kernel::usage::Machine;
 use crate::model::Clock;
 use crate::model::PodSnapshot;
+use crate::model::PodUid;
 use crate::runtime::Runtime;
 
 /// How long a sample is reused.
@@ -176,6 +182,28 @@ impl Stats {
             sample.rate_since(&before);
         }
         Ok(last.insert(Arc::new(sample)).clone())
+    }
+
+    /// What every pod with running containers uses, measured now; its writable layers and logs too `with_disks`.
+    ///
+    /// # Errors
+    /// The runtime returned an error.
+    pub async fn pods(&self, with_disks: bool) -> Result<HashMap<PodUid, PodUsage>, StatsError> {
+        let sample = self.take().await?;
+        if !with_disks {
+            return Ok(sample.pods.iter().map(|pod| (pod.pod.uid.clone(), PodUsage::of(pod))).collect());
+        }
+        let writable = extras::writable_layers(&self.source.runtime).await?;
+        let source = self.source.clone();
+        let measured = tokio::task::spawn_blocking(move || {
+            let of_pod = |pod: &sample::PodSample| {
+                let files = extras::files_of(&source.folders, &pod.pod);
+                (pod.pod.uid.clone(), PodUsage::of(pod).with_disks(pod, &files, &writable))
+            };
+            sample.pods.iter().map(of_pod).collect()
+        })
+        .await;
+        measured.map_err(|error| StatsError::Stopped(error.to_string()))
     }
 
     async fn take(&self) -> Result<Sample, StatsError> {

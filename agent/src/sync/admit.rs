@@ -16,6 +16,7 @@ use crate::admission::Decisions;
 use crate::admission::Input;
 use crate::admission::NodeOffer;
 use crate::admission::Rejection;
+use crate::cgroups::QosClass;
 use crate::model::Backoff;
 use crate::model::Pod;
 use crate::model::PodUid;
@@ -23,6 +24,7 @@ use crate::model::pod_ref;
 use crate::model::spec;
 use crate::pleg::PlegHandle;
 use crate::recorder::EventType;
+use crate::workers::generate::qos::qos_class;
 use crate::workers::state::is_terminal;
 
 /// Pauses between attempts to get a first list from a runtime that fails.
@@ -96,9 +98,11 @@ impl SyncLoop {
             if is_terminal(pod) {
                 return true;
             }
-            let shutting_down = *self.requests.closed.borrow();
-            let node = NodeOffer { shutting_down, ..self.admission.offer.borrow().clone() };
-            self.admission.decisions.store(uid.clone(), admission::decide(Input { pod, node: &node }));
+            let (shutting_down, pressures) = (*self.requests.closed.borrow(), *self.requests.pressures.borrow());
+            let node = NodeOffer { shutting_down, pressures, ..self.admission.offer.borrow().clone() };
+            // A pod whose class cannot be computed is rejected when it is started.
+            let best_effort = qos_class(pod).is_ok_and(|class| class == QosClass::BestEffort);
+            self.admission.decisions.store(uid.clone(), admission::decide(Input { pod, best_effort, node: &node }));
             if let Some(Rejection { reason, .. }) = self.admission.decisions.rejection(&uid) {
                 self.workers.rejected(reason);
                 self.settle_rejected(&uid);

@@ -1,4 +1,5 @@
-//! Requests of other modules to the sync loop: terminate a pod; reject new pods.
+//! Requests of other modules to the sync loop: terminate a pod; reject new pods while the machine shuts down or is
+//! under pressure.
 
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::Pod;
 use crate::model::PodUid;
+use crate::model::Pressures;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::status::TerminationReason;
@@ -67,12 +69,15 @@ pub struct SyncRequests {
     pub kills: mpsc::Receiver<KillRequest>,
     /// True while the machine shuts down: new pods are rejected.
     pub closed: watch::Receiver<bool>,
+    /// Resources of the node under pressure: some new pods are rejected.
+    pub pressures: watch::Receiver<Pressures>,
 }
 
 impl SyncRequests {
     /// No requests ever.
     pub fn none() -> Self {
-        Self { kills: mpsc::channel(1).1, closed: watch::channel(false).1 }
+        let pressures = watch::channel(Pressures::default()).1;
+        Self { kills: mpsc::channel(1).1, closed: watch::channel(false).1, pressures }
     }
 }
 

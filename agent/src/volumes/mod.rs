@@ -123,6 +123,18 @@ impl Volumes {
         mounted_volumes(pod).filter_map(|volume| self.plugins.of(volume)).map(VolumePlugin::name)
     }
 
+    /// Names and folders of the pod's volumes that take space on the node's disk, if they are set up: upstream's local
+    /// ephemeral volumes.
+    pub fn on_disk(&self, pod: &Pod) -> Vec<(String, PathBuf)> {
+        let is_local = |volume: &&Volume| match &volume.empty_dir {
+            Some(empty_dir) => empty_dir.medium.as_deref().unwrap_or_default().is_empty(),
+            None => volume.config_map.is_some(),
+        };
+        let folder = |volume: &Volume| self.plugins.of(volume)?.mount_path(&self.dirs, uid_of(pod), volume).ok();
+        let found = mounted_volumes(pod).filter(is_local);
+        found.filter_map(|volume| Some((volume.name.clone(), folder(volume)?))).collect()
+    }
+
     /// Paths of pods' files.
     pub fn dirs(&self) -> &PodDirs {
         &self.dirs

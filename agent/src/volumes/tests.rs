@@ -326,3 +326,22 @@ async fn volumes_on_disk_are_reconstructed() {
     );
     assert!(root.path().is_dir() && !strange.exists() && strange.with_file_name("link").is_symlink());
 }
+
+#[test]
+fn volumes_on_disk_are_those_that_count_as_ephemeral_storage() {
+    let (root, volumes) = make();
+    let all = json!([
+        {"name": "disk", "emptyDir": {}},
+        {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        {"name": "config", "configMap": {"name": "c"}},
+        {"name": "secret", "secret": {"secretName": "s"}},
+        {"name": "host", "hostPath": {"path": "/"}},
+        {"name": "unused", "emptyDir": {}},
+    ]);
+    let mounted = ["disk", "memory", "config", "secret", "host"];
+    let mounts: Vec<_> = mounted.map(|name| json!({"name": name, "mountPath": format!("/{name}")})).into();
+    let found = volumes.on_disk(&pod(all, json!(mounts)));
+    let folder = |plugin: &str, name: &str| root.path().join(format!("pods/u-1/volumes/kubernetes.io~{plugin}/{name}"));
+    let expected = [("disk", folder("empty-dir", "disk")), ("config", folder("configmap", "config"))];
+    assert_eq!(found, expected.map(|(name, path)| (name.to_owned(), path)));
+}

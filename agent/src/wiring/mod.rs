@@ -5,6 +5,7 @@ mod admission;
 mod apiserver;
 mod certificates;
 mod cgroups;
+mod eviction;
 mod node;
 mod node_object;
 mod node_shutdown;
@@ -44,15 +45,18 @@ use crate::images::Images;
 use crate::images::check_disk;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::model::Pressures;
 use crate::model::restart::RestartGates;
 use crate::objects::Objects;
 use crate::pacing::Pacing;
 use crate::pacing::PacingPolicy;
 use crate::pipeline;
 use crate::pipeline::Desired;
+use crate::pipeline::NodeGarbage;
 use crate::pipeline::Observation;
 use crate::pipeline::Running;
 use crate::pipeline::Services;
+use crate::pipeline::Started;
 use crate::pleg::PlegHandle;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
@@ -63,6 +67,7 @@ use crate::runtime::watch_runtime;
 use crate::sources;
 use crate::sources::SourcesConfig;
 use crate::startup::Startups;
+use crate::stats::Stats;
 use crate::status::manager::KubePods;
 use crate::status::manager::PodApi;
 use crate::sync::SharedPods;
@@ -91,6 +96,8 @@ struct Bootstrap {
     shared: SharedPods,
     /// True while the machine shuts down.
     down: watch::Sender<bool>,
+    /// Resources under pressure.
+    pressures: watch::Sender<Pressures>,
 }
 
 /// What the pipeline needs beside [`Bootstrap`], once the runtime answers.
@@ -114,7 +121,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let own_node = bootstrap.join_cluster(&images);
     let objects = objects::start(&bootstrap.settings, bootstrap.api.as_ref(), Some(own_node.node.clone()));
     let (started, later) = watch::channel(None);
-    let serving = bootstrap.serve(verbosity, &own_node, &later)?;
+    let stats = bootstrap.stats(&later)?;
+    let serving = bootstrap.serve(verbosity, &own_node, &later, stats.clone())?;
     notify::start(watchdog, &bootstrap.settings, bootstrap.shared.clone(), &shutdown);
 
     let (runtime, node) = (bootstrap.runtime.endpoint(), &bootstrap.node.name);
@@ -148,11 +156,13 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(async move { check_disk(&disk_of, &events).await }));
     let (pleg, pleg_task) = bootstrap.observe(cgroups.as_ref()).await;
     let volumes = bootstrap.volumes().await?;
+    let kubepods = eviction::kubepods(cgroups.as_ref());
     let prepared = Prepared { images, objects, volumes, cgroups, offer, runtime_name: version.runtime_name };
     // Aborted when the agent ends.
     let mut tasks = JoinSet::new();
-    let (running, sync) = bootstrap.start_pipeline(own_node, prepared, pleg, &mut tasks);
+    let Started { running, garbage, sync } = bootstrap.start_pipeline(own_node, prepared, pleg, &mut tasks);
     bootstrap.await_node_shutdown(&running);
+    bootstrap.watch_resources(&running, garbage, kubepods, stats);
     started.send_replace(Some(running));
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
     tokio::select! {
@@ -187,6 +197,7 @@ impl Bootstrap {
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
         tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
         let (shared, down) = (SharedPods::default(), watch::Sender::new(false));
+        let pressures = watch::Sender::new(Pressures::default());
         let bootstrap = Self {
             settings,
             shutdown,
@@ -203,6 +214,7 @@ impl Bootstrap {
             state,
             shared,
             down,
+            pressures,
         };
         Ok((bootstrap, connection))
     }
@@ -216,11 +228,18 @@ impl Bootstrap {
             state: self.state.clone(),
             board: self.board.clone(),
             images: images.changes(),
+            pressures: self.pressures.subscribe(),
             shutting_down: self.down.subscribe(),
             recorder: self.recorder.clone(),
             metrics: self.metrics.clone(),
         };
         node_object::start(parts, self.api.as_ref(), self.shutdown.clone())
+    }
+
+    /// Usage of the node and of its pods.
+    fn stats(&self, later: &pods::Later) -> anyhow::Result<Stats> {
+        let layout = self.hierarchies.layout.clone();
+        streams::stats(&self.settings, &self.node.name, &self.shared, later, &self.runtime, layout)
     }
 
     /// The HTTP servers.
@@ -229,21 +248,14 @@ impl Bootstrap {
         verbosity: Verbosity,
         own_node: &NodeHandles,
         later: &pods::Later,
+        stats: Stats,
     ) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
         let Self { settings, shutdown, metrics, shared, board, .. } = self;
         let (node, api) = (&self.node.name, self.api.as_ref());
         let read = pods::Server { metrics, board, shared, settings, verbosity };
         let parts = server::Parts {
             node: node.clone(),
-            mounted: streams::mounted(
-                settings,
-                node,
-                shared,
-                later,
-                &self.runtime,
-                metrics,
-                self.hierarchies.layout.clone(),
-            )?,
+            mounted: streams::mounted(settings, stats, shared, later, &self.runtime, metrics),
             handles: read.handles(self.state.clone(), later.clone()),
             reviews: api.map(|api| api.reviews.clone()),
             serving: certificates::serving(settings, node, api, own_node.node.clone(), metrics, shutdown)?,
@@ -284,14 +296,14 @@ impl Bootstrap {
         Ok(volumes)
     }
 
-    /// The pod pipeline; the returned sync loop is to be awaited until the agent ends.
+    /// The pod pipeline; its sync loop is to be awaited until the agent ends.
     fn start_pipeline(
         &self,
         own_node: NodeHandles,
         prepared: Prepared,
         pleg: PlegHandle,
         tasks: &mut JoinSet<()>,
-    ) -> (Running, impl Future<Output = ()> + use<>) {
+    ) -> Started<impl Future<Output = ()> + use<>> {
         let Self { settings, shutdown, metrics, recorder, shared, state, .. } = self;
         let api = self.api.as_ref();
         let config = sources_config(settings, &self.node.name, api);
@@ -309,6 +321,7 @@ impl Bootstrap {
             mirrors_of: api.map(|_| own_node.node),
             pods: shared.clone(),
             closed: self.down.subscribe(),
+            pressures: self.pressures.subscribe(),
             offer: prepared.offer,
             recorder: recorder.clone(),
             observer: self.observers.clone(),
@@ -334,6 +347,24 @@ impl Bootstrap {
             down: self.down.clone(),
         };
         node_shutdown::start(parts, self.shutdown.clone());
+    }
+
+    /// The eviction manager, which terminates pods through the pipeline.
+    fn watch_resources(&self, running: &Running, garbage: NodeGarbage, kubepods: Option<String>, stats: Stats) {
+        let services = eviction::Services {
+            settings: &self.settings,
+            layout: self.hierarchies.layout.clone(),
+            kubepods,
+            runtime: self.runtime.clone(),
+            stats,
+            running,
+            garbage,
+            board: self.board.clone(),
+            pressures: self.pressures.clone(),
+            recorder: self.recorder.clone(),
+            metrics: self.metrics.clone(),
+        };
+        eviction::start(services, self.shutdown.clone());
     }
 }
 

@@ -17,6 +17,7 @@ use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::model::Pressures;
 use crate::node;
 use crate::node::Connections;
 use crate::node::Inputs;
@@ -25,7 +26,6 @@ use crate::node::Machine;
 use crate::node::NodeCache;
 use crate::node::NodeConfig;
 use crate::node::PlegHealth;
-use crate::node::Pressures;
 use crate::node::StatusLoop;
 use crate::node::ThisHost;
 use crate::node::resources::ResourceConfig;
@@ -48,6 +48,8 @@ pub(super) struct Parts<'a> {
     pub board: SensorBoard,
     /// Grows with every image pulled or removed.
     pub images: watch::Receiver<u64>,
+    /// Resources under pressure.
+    pub pressures: watch::Receiver<Pressures>,
     /// True while the machine shuts down.
     pub shutting_down: watch::Receiver<bool>,
     /// Events of the node.
@@ -102,8 +104,7 @@ pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: Cancell
         cache,
         runtime: parts.state,
         health: health(parts.board, shutdown.clone()),
-        // Nothing on this node measures them yet.
-        pressures: watch::channel(Pressures::default()).1,
+        pressures: parts.pressures,
         shutting_down: parts.shutting_down,
         images: parts.images,
         addresses: addresses_sender,

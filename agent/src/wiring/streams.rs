@@ -35,25 +35,40 @@ use crate::sync::SharedPods;
 const NODE_LOGS: &str = "/var/log";
 
 /// The routers, for the servers that mount them.
+pub(super) fn mounted(
+    settings: &Settings,
+    stats: Stats,
+    shared: &SharedPods,
+    later: &Later,
+    runtime: &Runtime,
+    metrics: &Arc<Metrics>,
+) -> Mounted {
+    let pods = Arc::new(Pods { shared: shared.clone(), later: later.clone() });
+    let containers = Containers { pods, runtime: runtime.clone() };
+    let split = settings.gates.enabled(Feature::PodLogsQuerySplitStreams);
+    let checkpoints =
+        settings.gates.enabled(Feature::ContainerCheckpoint).then(|| settings.flags.root_dir.join("checkpoints"));
+    let websockets = settings.gates.enabled(Feature::ExtendWebSocketsToKubelet).then(|| metrics.clone());
+    let queries = settings.kubelet.enable_system_log_query.unwrap_or(false);
+    let debug = logs::router(containers.clone(), split)
+        .merge(logs::node::router(PathBuf::from(NODE_LOGS), queries))
+        .merge(streams::router(containers, checkpoints, websockets));
+    Mounted { debug, stats: usage::router(stats, metrics.clone()) }
+}
+
+/// Usage of the node and of its pods.
 ///
 /// # Errors
-/// The machine has no cgroups.
-pub(super) fn mounted(
+/// `cgroupRoot` is not a name of a cgroup.
+pub(super) fn stats(
     settings: &Settings,
     node_name: &str,
     shared: &SharedPods,
     later: &Later,
     runtime: &Runtime,
-    metrics: &Arc<Metrics>,
     layout: Layout,
-) -> anyhow::Result<Mounted> {
-    let pods = Arc::new(Pods { shared: shared.clone(), later: later.clone() });
-    let containers = Containers { pods: pods.clone(), runtime: runtime.clone() };
-    let split = settings.gates.enabled(Feature::PodLogsQuerySplitStreams);
-    let checkpoints =
-        settings.gates.enabled(Feature::ContainerCheckpoint).then(|| settings.flags.root_dir.join("checkpoints"));
-    let websockets = settings.gates.enabled(Feature::ExtendWebSocketsToKubelet).then(|| metrics.clone());
-    let stats = Stats::new(StatsSource {
+) -> anyhow::Result<Stats> {
+    Ok(Stats::new(StatsSource {
         node_name: node_name.to_owned(),
         layout,
         system: system_cgroups(settings)?,
@@ -62,13 +77,8 @@ pub(super) fn mounted(
             pod_logs: PathBuf::from(&settings.kubelet.pod_logs_dir),
         },
         runtime: runtime.clone(),
-        snapshots: pods,
-    });
-    let queries = settings.kubelet.enable_system_log_query.unwrap_or(false);
-    let debug = logs::router(containers.clone(), split)
-        .merge(logs::node::router(PathBuf::from(NODE_LOGS), queries))
-        .merge(streams::router(containers, checkpoints, websockets));
-    Ok(Mounted { debug, stats: usage::router(stats, metrics.clone()) })
+        snapshots: Arc::new(Pods { shared: shared.clone(), later: later.clone() }),
+    }))
 }
 
 /// Pods as the handlers of the servers see them, and as their usage is measured.

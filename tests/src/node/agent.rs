@@ -1,19 +1,29 @@
 //! The whole agent on a simulated node, with the real pipeline. Desired pods come from the test instead of a folder.
 
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use keblet::eviction::Journal;
+use keblet::eviction::Manager;
+use keblet::eviction::NodePods;
+use keblet::eviction::Observe;
+use keblet::eviction::Parts;
+use keblet::eviction::Policy;
 use keblet::metrics::Metrics;
 use keblet::model::ConfigSource;
 use keblet::model::Pod;
 use keblet::model::PodUid;
 use keblet::model::PodUpdate;
+use keblet::model::Pressures;
 use keblet::pacing::Pacing;
 use keblet::pacing::PacingPolicy;
 use keblet::pipeline::Desired;
+use keblet::pipeline::NodeGarbage;
 use keblet::pipeline::Running;
 use keblet::pipeline::Services;
+use keblet::pipeline::Started;
 use keblet::probes::ProbeResultStore;
 use keblet::recorder::Recorder;
 use keblet::runtime::RuntimeOptions;
@@ -58,12 +68,17 @@ pub struct Agent {
     pub probes: ProbeResultStore,
     /// Eviction requests.
     pub evictions: EvictionSender,
+    /// What can be removed from the node without terminating a pod.
+    pub garbage: NodeGarbage,
+    /// Resources under pressure.
+    pub pressures: watch::Sender<Pressures>,
+    root: PathBuf,
+    running: Running,
     updates: mpsc::Sender<PodUpdate>,
-    kills: mpsc::Sender<KillRequest>,
     closed: watch::Sender<bool>,
     sync_loop: JoinSet<()>,
     shutdown: CancellationToken,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
     _aside: DropGuard,
 }
 
@@ -145,7 +160,7 @@ impl Agent {
         // The first set of pods is in the channel before the loop begins.
         let _ = updates.try_send(PodUpdate::Add(ConfigSource::File, pods));
         let (_, sources) = sources::start(no_sources(), clock(sim), Recorder::default(), aside.clone());
-        let closed = watch::Sender::new(false);
+        let (closed, pressures) = (watch::Sender::new(false), watch::Sender::new(Pressures::default()));
         let services = Services {
             node: NodeSettings { pod_logs_dir: root.join("logs"), ..NodeSettings::default() },
             files: NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: None },
@@ -153,27 +168,30 @@ impl Agent {
             recorder,
             observer,
             closed: closed.subscribe(),
+            pressures: pressures.subscribe(),
             pacing: Pacing::new(PacingPolicy::default(), 2),
             clock: clock(sim),
             ..Services::new(runtime, state, root, Metrics::new())
         };
         let desired = Desired { updates: receiver, sources };
-        let (running, sync) = services.start(desired, harness.pleg.clone(), &mut tasks, shutdown.clone());
+        let Started { running, garbage, sync } =
+            services.start(desired, harness.pleg.clone(), &mut tasks, shutdown.clone());
         let mut sync_loop = JoinSet::new();
         sync_loop.spawn(sync);
-        let evictions = running.evictions();
-        let Running { statuses, kills, probes, .. } = running;
         Self {
             harness,
-            statuses,
-            probes,
-            evictions,
+            statuses: running.statuses.clone(),
+            probes: running.probes.clone(),
+            evictions: running.evictions(),
+            garbage,
+            pressures,
+            root: root.to_owned(),
+            running,
             updates,
-            kills,
             closed,
             sync_loop,
             shutdown,
-            _tasks: tasks,
+            tasks,
             _aside: aside.drop_guard(),
         }
     }
@@ -202,9 +220,28 @@ impl Agent {
             finished: Some(finished.clone()),
             ..KillOptions::default()
         };
-        if self.kills.send(KillRequest { uid, options }).await.is_ok() {
+        if self.running.kills.send(KillRequest { uid, options }).await.is_ok() {
             finished.cancelled().await;
         }
+    }
+
+    /// Starts an eviction manager with this view of the node, which ends with the agent. Returns what wakes it, and its
+    /// metrics.
+    pub fn evict_by(&mut self, policy: Policy, observe: impl Observe) -> (mpsc::Sender<()>, Arc<Metrics>) {
+        let (wake, woken) = mpsc::channel(1);
+        let metrics = Metrics::new();
+        let manager = Manager::new(Parts {
+            policy,
+            observe,
+            pods: NodePods { registry: self.running.registry.clone(), evictions: self.evictions.clone() },
+            journal: Journal::open(&self.root),
+            wake: woken,
+            pressures: self.pressures.clone(),
+            recorder: Recorder::logging("sim"),
+            metrics: metrics.clone(),
+        });
+        self.tasks.spawn(manager.run(self.shutdown.clone()));
+        (wake, metrics)
     }
 
     /// Rejects new pods from now on, as during a shutdown of the machine.

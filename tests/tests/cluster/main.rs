@@ -8,6 +8,7 @@ mod cluster_access;
 mod cluster_admission;
 mod cluster_credentials;
 mod cluster_events;
+mod cluster_eviction;
 mod cluster_faults;
 mod cluster_join;
 mod cluster_kubectl;

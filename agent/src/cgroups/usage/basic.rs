@@ -136,6 +136,11 @@ impl CgroupPlace {
         (all.cpu.is_some() || all.memory.is_some()).then_some(all)
     }
 
+    /// Reads the memory alone.
+    pub fn read_memory(&self) -> Option<MemoryUsage> {
+        self.memory.as_deref().and_then(|folder| if self.v2 { memory_v2(folder) } else { memory_v1(folder) })
+    }
+
     /// Reads the usage; nothing of a cgroup that was removed.
     pub fn read(&self) -> CgroupUsage {
         let pressure = |file: &str| {
@@ -145,10 +150,7 @@ impl CgroupPlace {
         CgroupUsage {
             cpu: self.cpu.as_deref().and_then(|folder| if self.v2 { cpu_v2(folder) } else { cpu_v1(folder) }),
             cpu_pressure: pressure("cpu.pressure"),
-            memory: self
-                .memory
-                .as_deref()
-                .and_then(|folder| if self.v2 { memory_v2(folder) } else { memory_v1(folder) }),
+            memory: self.read_memory(),
             memory_pressure: pressure("memory.pressure"),
             io_pressure: pressure("io.pressure"),
             tasks: self.pids.as_deref().and_then(|folder| number(&folder.join("pids.current"))),
@@ -178,7 +180,9 @@ fn cpu_v1(folder: &Path) -> Option<u64> {
 fn memory_v2(folder: &Path) -> Option<MemoryUsage> {
     let stat = table(&folder.join("memory.stat"));
     let of = |name: &str| stat.get(name).copied().unwrap_or(0);
-    let usage = number(&folder.join("memory.current"))?;
+    // The root has no memory.current.
+    let of_root = || stat.get("anon")?.checked_add(*stat.get("file")?);
+    let usage = number(&folder.join("memory.current")).or_else(of_root)?;
     Some(MemoryUsage {
         usage,
         working_set: usage.saturating_sub(of("inactive_file")),
@@ -275,6 +279,9 @@ pub(super) mod tests {
         assert_eq!(usage.memory, Some(memory));
         assert_eq!(memory.available(), Some(3496));
         assert!(place.parent_named("a-b").is_some() && place.parent_named("other").is_none());
+        write(dir.path(), &[("memory.stat", "anon 300\nfile 500\ninactive_file 200\n")]);
+        let root = CgroupPlace::at(&layout, "/").read().memory.expect("the usage of the root");
+        assert_eq!((root.usage, root.working_set), (800, 600), "without what the kernel itself uses");
         let slice = CgroupPlace::at(&layout, "/kubepods.slice/kubepods-poda_b.slice/cri-1.scope");
         assert!(slice.parent_named("a-b").is_some() && !slice.exists());
         assert_eq!(slice.read(), CgroupUsage::default(), "a cgroup that does not exist uses nothing");

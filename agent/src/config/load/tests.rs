@@ -245,6 +245,12 @@ fn bad_input_names_file_line_and_field() {
             "invalid configuration: main.yaml:4: evictionHard.memory.availble: unsupported eviction signal memory.availble",
         ),
         (
+            "evictionHard:\n  memory.available: 1Gi\nevictionSoft:\n  memory.available: 500Mi\nevictionSoftGracePeriod: \
+             {memory.available: 1m}\n",
+            "invalid configuration: main.yaml:6: evictionSoft.memory.available: 500Mi is below evictionHard.memory.available \
+             (1Gi), which evicts before any grace period begins",
+        ),
+        (
             "---\nkind: Pod\napiVersion: v1\n",
             "main.yaml:4: kind: \"Pod\" is not supported; expected KubeletConfiguration or KebletConfiguration",
         ),

@@ -2,22 +2,12 @@
 
 use super::Problems;
 use crate::config::duration::GoDuration;
+use crate::config::eviction;
+use crate::config::eviction::Signal;
 use crate::config::feature_gates::Feature;
 use crate::config::feature_gates::FeatureGates;
 use crate::config::kubelet::KubeletConfiguration;
 use crate::model::Amount;
-
-const SIGNALS: [&str; 9] = [
-    "memory.available",
-    "nodefs.available",
-    "nodefs.inodesFree",
-    "imagefs.available",
-    "imagefs.inodesFree",
-    "containerfs.available",
-    "containerfs.inodesFree",
-    "allocatableMemory.available",
-    "pid.available",
-];
 
 const CREDENTIAL_POLICIES: [&str; 4] =
     ["NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify"];
@@ -26,7 +16,7 @@ pub(super) fn check(config: &KubeletConfiguration, gates: &FeatureGates, problem
     images(config, problems);
     credentials(config, gates, problems);
     logs(config, problems);
-    eviction(config, problems);
+    eviction_thresholds(config, problems);
     back_off(config, gates, problems);
     shutdown(config, gates, problems);
 }
@@ -101,7 +91,7 @@ pub(super) fn percentage(text: &str) -> Option<f64> {
     text.strip_suffix('%')?.parse().ok().filter(|percent: &f64| percent.is_finite())
 }
 
-fn eviction(config: &KubeletConfiguration, problems: &mut Problems) {
+fn eviction_thresholds(config: &KubeletConfiguration, problems: &mut Problems) {
     for (field, thresholds) in [("evictionHard", &config.eviction_hard), ("evictionSoft", &config.eviction_soft)] {
         for (signal, value) in thresholds {
             threshold(field, signal, value, problems);
@@ -126,49 +116,31 @@ fn eviction(config: &KubeletConfiguration, problems: &mut Problems) {
     for (signal, value) in &config.eviction_minimum_reclaim {
         minimum_reclaim(signal, value, problems);
     }
+    for signal in eviction::contradictions(config) {
+        let (soft, hard) = (&config.eviction_soft[signal], &config.eviction_hard[signal]);
+        let message =
+            format!("{soft} is below evictionHard.{signal} ({hard}), which evicts before any grace period begins");
+        problems.add(format!("evictionSoft.{signal}"), message);
+    }
 }
 
 fn known_signal(path: &str, signal: &str, problems: &mut Problems) {
-    problems.require(SIGNALS.contains(&signal), path, || format!("unsupported eviction signal {signal}"));
+    problems.require(Signal::named(signal).is_some(), path, || format!("unsupported eviction signal {signal}"));
 }
 
 fn threshold(field: &str, signal: &str, value: &str, problems: &mut Problems) {
     let path = format!("{field}.{signal}");
     known_signal(&path, signal, problems);
-    if value.ends_with('%') {
-        match percentage(value) {
-            None => problems.add(path, format!("{value:?} is not a percentage")),
-            Some(percent) if percent < 0.0 => {
-                problems.add(path, format!("eviction percentage threshold {signal} must be >= 0%: {value}"));
-            }
-            Some(percent) if percent > 100.0 => {
-                problems.add(path, format!("eviction percentage threshold {signal} must be <= 100%: {value}"));
-            }
-            Some(_) => {}
-        }
-        return;
-    }
-    match value.parse::<Amount>() {
-        Err(error) => problems.add(path, error.to_string()),
-        Ok(amount) => problems
-            .require(amount.is_positive(), &path, || format!("eviction threshold {signal} must be positive: {value}")),
+    if let Err(error) = eviction::threshold_value(signal, value) {
+        problems.add(path, error.to_string());
     }
 }
 
 fn minimum_reclaim(signal: &str, value: &str, problems: &mut Problems) {
     let path = format!("evictionMinimumReclaim.{signal}");
     known_signal(&path, signal, problems);
-    if value.ends_with('%') {
-        problems.require(percentage(value).is_some_and(|percent| percent > 0.0), &path, || {
-            format!("eviction percentage minimum reclaim {signal} must be positive: {value}")
-        });
-        return;
-    }
-    match value.parse::<Amount>() {
-        Err(error) => problems.add(path, error.to_string()),
-        Ok(amount) => problems.require(amount >= Amount::ZERO, &path, || {
-            format!("negative eviction minimum reclaim specified for {signal}")
-        }),
+    if let Err(error) = eviction::minimum_reclaim(signal, value) {
+        problems.add(path, error.to_string());
     }
 }
 

@@ -167,6 +167,15 @@ fn each_rule() {
         ("evictionHard.memory.available", json!({"evictionHard": {"memory.available": "101%"}})),
         ("evictionHard.memory.available", json!({"evictionHard": {"memory.available": "-1%"}})),
         ("evictionSoft.memory.available", json!({"evictionSoft": {"memory.available": "5%"}})),
+        (
+            "evictionSoft.memory.available",
+            json!({
+                "evictionHard": {"memory.available": "100Mi"}, "evictionSoft": {"memory.available": "50Mi"},
+                "evictionSoftGracePeriod": {"memory.available": "1m"},
+            }),
+        ),
+        ("evictionSoftGracePeriod.cpu", json!({"evictionSoftGracePeriod": {"cpu": "1m"}})),
+        ("evictionMinimumReclaim.cpu", json!({"evictionMinimumReclaim": {"cpu": "1"}})),
         ("evictionSoftGracePeriod.memory.available", json!({"evictionSoftGracePeriod": {"memory.available": "-1s"}})),
         ("evictionMinimumReclaim.memory.available", json!({"evictionMinimumReclaim": {"memory.available": "0%"}})),
         ("evictionMinimumReclaim.memory.available", json!({"evictionMinimumReclaim": {"memory.available": "-1"}})),

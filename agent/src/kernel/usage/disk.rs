@@ -44,26 +44,47 @@ impl DiskUsage {
     }
 }
 
+/// The size of a folder with its content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TreeUsage {
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Files and folders.
+    pub inodes: u64,
+    /// Everything was counted.
+    pub complete: bool,
+}
+
 /// Bytes on disk and inodes of a folder and its content on the same file system; symbolic links are not followed. What is
 /// removed meanwhile is not counted. Blocks for the time of the walk.
 pub fn tree_usage(folder: &Path) -> (u64, u64) {
-    let Ok(top) = fs::symlink_metadata(folder) else { return (0, 0) };
-    let (mut bytes, mut inodes) = (top.blocks() * 512, 1);
+    let usage = tree_usage_while(folder, || true);
+    (usage.bytes, usage.inodes)
+}
+
+/// As [`tree_usage`], for as long as `go_on` returns true, which is asked once for each folder.
+pub fn tree_usage_while(folder: &Path, mut go_on: impl FnMut() -> bool) -> TreeUsage {
+    let Ok(top) = fs::symlink_metadata(folder) else { return TreeUsage { complete: true, ..TreeUsage::default() } };
+    let mut usage = TreeUsage { bytes: top.blocks() * 512, inodes: 1, complete: true };
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
+        if !go_on() {
+            usage.complete = false;
+            break;
+        }
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let Ok(meta) = entry.metadata() else { continue };
             if meta.dev() != top.dev() {
                 continue;
             }
-            bytes += meta.blocks() * 512;
-            inodes += 1;
+            usage.bytes += meta.blocks() * 512;
+            usage.inodes += 1;
             if meta.is_dir() {
                 folders.push(entry.path());
             }
         }
     }
-    (bytes, inodes)
+    usage
 }
 
 #[cfg(test)]
@@ -87,5 +108,11 @@ mod tests {
         assert_eq!(inodes, 3);
         assert!(bytes - before >= 98_304, "{before} {bytes}");
         assert_eq!(tree_usage(&dir.path().join("none")), (0, 0));
+        let mut folders = 0;
+        let part = tree_usage_while(dir.path(), || {
+            folders += 1;
+            folders < 2
+        });
+        assert!(!part.complete && part.inodes == 2, "the folder and the one in it: {part:?}");
     }
 }

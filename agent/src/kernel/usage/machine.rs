@@ -26,13 +26,7 @@ impl Machine {
     /// Usage of the root cgroup. The limit of memory is the size of the machine's memory.
     pub fn usage(layout: &Layout) -> CgroupUsage {
         let mut usage = CgroupPlace::at(layout, "/").read();
-        let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let of_table = meminfo(&table);
-        // The root of v2 has no memory.current.
-        let mut memory = usage.memory.unwrap_or(of_table);
-        memory.limit = of_table.limit;
-        (memory.swap, memory.swap_limit) = (of_table.swap, of_table.swap_limit);
-        usage.memory = Some(memory);
+        usage.memory = Some(of_machine(usage.memory));
         if layout.is_v2() {
             let pressure = |name: &str| Pressure::read(&Path::new("/proc/pressure").join(name));
             usage.cpu_pressure = pressure("cpu");
@@ -40,6 +34,11 @@ impl Machine {
             usage.io_pressure = pressure("io");
         }
         usage
+    }
+
+    /// The memory of [`Self::usage`] alone.
+    pub fn memory(layout: &Layout) -> MemoryUsage {
+        of_machine(CgroupPlace::at(layout, "/").read_memory())
     }
 
     /// Seconds since the Unix epoch at which the machine started.
@@ -56,6 +55,13 @@ impl Machine {
         let current = load.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());
         ProcessCounts { max: limits.into_iter().flatten().min(), current }
     }
+}
+
+/// Memory of the root cgroup, with the machine's own as the limit. Without a memory controller there is none of the cgroup.
+fn of_machine(of_root: Option<MemoryUsage>) -> MemoryUsage {
+    let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let MemoryUsage { limit, swap, swap_limit, .. } = meminfo(&table);
+    MemoryUsage { limit, swap, swap_limit, ..of_root.unwrap_or_else(|| meminfo(&table)) }
 }
 
 fn meminfo(table: &str) -> MemoryUsage {

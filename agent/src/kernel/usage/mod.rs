@@ -6,7 +6,9 @@ mod machine;
 mod network;
 
 pub use disk::DiskUsage;
+pub use disk::TreeUsage;
 pub use disk::tree_usage;
+pub use disk::tree_usage_while;
 pub use machine::Machine;
 pub use machine::ProcessCounts;
 pub use network::InterfaceUsage;

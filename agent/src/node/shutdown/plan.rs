@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use crate::model::Pod;
-
-/// Pods of this priority and above are critical (`SystemCriticalPriority`).
-const CRITICAL: i32 = 2_000_000_000;
+use crate::model::spec::CRITICAL_PRIORITY as CRITICAL;
 
 /// Pods from this priority up to that of the next group, and their shutdown period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

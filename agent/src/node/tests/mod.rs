@@ -19,6 +19,7 @@ use tokio_util::sync::DropGuard;
 use super::*;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::model::Pressures;
 use crate::recorder::testing::RecordedEvents;
 use crate::recorder::testing::listening;
 use crate::runtime::RuntimeOffer;

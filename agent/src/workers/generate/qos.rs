@@ -23,8 +23,6 @@ const BEST_EFFORT_SCORE: i64 = 1000;
 const COMPUTE: [&str; 2] = ["cpu", "memory"];
 /// `priorityClassName` of node-critical pods.
 const NODE_CRITICAL: &str = "system-node-critical";
-/// From this priority on a pod is critical.
-const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
 /// The class the API server stored, else the computed one (by regular and init containers, or `spec.resources`).
 ///
@@ -205,17 +203,9 @@ pub fn oom_score(pod: &Pod, container: &Container, memory_capacity: i64) -> Resu
     Ok(i64::try_from(own.clamp(3, 999)).unwrap_or(999))
 }
 
-/// Static, mirror, or of a priority from 2,000,000,000 on.
-pub fn is_critical(pod: &Pod) -> bool {
-    let mirror = |annotations: &BTreeMap<String, String>| annotations.contains_key("kubernetes.io/config.mirror");
-    spec::is_static(pod)
-        || pod.metadata.annotations.as_ref().is_some_and(mirror)
-        || pod.spec.as_ref().and_then(|spec| spec.priority).is_some_and(|priority| priority >= CRITICAL_PRIORITY)
-}
-
 fn is_node_critical(pod: &Pod) -> bool {
     let class = pod.spec.as_ref().and_then(|spec| spec.priority_class_name.as_deref());
-    is_critical(pod) && class == Some(NODE_CRITICAL)
+    spec::is_critical(pod) && class == Some(NODE_CRITICAL)
 }
 
 fn memory_request(container: &Container) -> Result<i64, GenerateError> {

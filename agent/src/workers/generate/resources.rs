@@ -17,6 +17,7 @@ use crate::cgroups::PodValues;
 use crate::cgroups::QosClass;
 use crate::cgroups::arithmetic;
 use crate::model::Amount;
+use crate::model::spec;
 
 /// cpu and memory of a container or a pod, as far as set.
 #[derive(Clone, Copy, Default)]
@@ -125,7 +126,7 @@ fn apply_swap(
 fn swap_share(pod: &Pod, requests: &Amounts, limits: &Amounts, memory: i64, swap: i64) -> Result<i64, GenerateError> {
     let request = requests.get("memory").copied().unwrap_or_default();
     let limit = limits.get("memory").copied().unwrap_or_default();
-    let eligible = qos::qos_class(pod)? == QosClass::Burstable && !qos::is_critical(pod) && request != limit;
+    let eligible = qos::qos_class(pod)? == QosClass::Burstable && !spec::is_critical(pod) && request != limit;
     if !eligible {
         return Ok(0);
     }

@@ -1,0 +1,310 @@
+//! The task: reads the signals, decides, acts. One pod at a time; after an eviction the signals are read again at once.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::decision::IMMEDIATE;
+use super::decision::Reclaim;
+use super::decision::Victim;
+use super::decision::victim;
+use super::history::History;
+use super::history::Step;
+use super::journal::Entry;
+use super::journal::Journal;
+use super::local_limits;
+use super::local_limits::Excess;
+use super::local_limits::Needs;
+use super::message::Notice;
+use super::message::REASON;
+use super::observe::Observe;
+use super::pace;
+use super::pods::NodePods;
+use super::readings::Readings;
+use super::readings::Resource;
+use super::readings::for_layout;
+use super::readings::is_met;
+use super::readings::is_of_containers;
+use crate::config::eviction::Threshold;
+use crate::metrics::Metrics;
+use crate::model::Pod;
+use crate::model::PodUid;
+use crate::model::Pressures;
+use crate::model::pod_ref;
+use crate::model::spec;
+use crate::recorder::EventType;
+use crate::recorder::Recorder;
+use crate::status::TerminationReason;
+
+/// How often limits on files are checked.
+const LIMITS_PERIOD: Duration = Duration::from_secs(10);
+/// For how long pods are awaited whose eviction an earlier agent did not finish.
+const RESUME_PERIOD: Duration = Duration::from_secs(600);
+/// Within this time the sources usually have delivered their pods.
+const SOURCES_DELIVER: Duration = Duration::from_secs(30);
+/// How often the same resource is announced as short.
+const ANNOUNCE_PERIOD: Duration = Duration::from_secs(10);
+
+/// From the configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    /// All thresholds.
+    pub thresholds: Vec<Threshold>,
+    /// `evictionPressureTransitionPeriod`
+    pub transition: Duration,
+    /// `evictionMaxPodGracePeriod`
+    pub max_pod_grace: i64,
+    /// `localStorageCapacityIsolation`: limits on files are enforced.
+    pub local_storage: bool,
+}
+
+/// Services of the manager.
+pub struct Parts<O> {
+    /// From the configuration.
+    pub policy: Policy,
+    /// The node.
+    pub observe: O,
+    /// Its pods.
+    pub pods: NodePods,
+    /// Evictions that an earlier agent did not finish.
+    pub journal: Journal,
+    /// Announcements that memory is short.
+    pub wake: mpsc::Receiver<()>,
+    /// The conditions of the node.
+    pub pressures: watch::Sender<Pressures>,
+    /// Events.
+    pub recorder: Recorder,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The eviction manager.
+pub struct Manager<O> {
+    parts: Parts<O>,
+    history: History,
+    /// Pods that were evicted and have not ended.
+    evicted: HashSet<PodUid>,
+    limits_due: Instant,
+    announced: Option<(Resource, Instant)>,
+    started: Instant,
+}
+
+/// What started a pass, and when.
+#[derive(Clone, Copy, Debug)]
+struct Cause {
+    name: &'static str,
+    at: Instant,
+}
+
+impl<O: Observe> Manager<O> {
+    /// Has observed nothing yet.
+    pub fn new(parts: Parts<O>) -> Self {
+        for threshold in parts.policy.thresholds.iter().filter(|threshold| is_of_containers(threshold.signal)) {
+            let signal = threshold.signal.as_str();
+            tracing::warn!(signal, "the threshold is ignored: it follows from that of nodefs or imagefs");
+        }
+        let (history, evicted, started) = (History::default(), HashSet::new(), Instant::now());
+        Self { parts, history, evicted, limits_due: started, announced: None, started }
+    }
+
+    /// Runs until `shutdown`.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let is_idle = self.parts.policy.thresholds.is_empty() && !self.parts.policy.local_storage;
+        if is_idle && self.parts.journal.entries().is_empty() {
+            return;
+        }
+        shutdown.run_until_cancelled(self.run_loop()).await;
+    }
+
+    async fn run_loop(&mut self) {
+        let mut cause = Cause { name: "poll", at: Instant::now() };
+        loop {
+            let pause = self.pass(cause).await;
+            let next = Instant::now() + pause;
+            cause = tokio::select! {
+                () = tokio::time::sleep_until(next) => Cause { name: "poll", at: next },
+                Some(()) = self.parts.wake.recv() => Cause { name: "pressure", at: Instant::now() },
+            };
+        }
+    }
+
+    /// One pass. Returns the time until the next one.
+    async fn pass(&mut self, cause: Cause) -> Duration {
+        let readings = self.parts.observe.readings().await;
+        let thresholds = for_layout(&self.parts.policy.thresholds, readings.disks.unwrap_or_default());
+        let transition = self.parts.policy.transition;
+        let step = self.history.step(&thresholds, &readings, transition, Instant::now());
+        self.publish(step.pressures);
+        let active = self.parts.pods.active();
+        self.resume(&active).await;
+        self.evicted.retain(|uid| active.iter().any(|pod| pod_ref(pod).uid == *uid));
+        let candidates: Vec<Pod> = active.into_iter().filter(|pod| !self.evicted.contains(&pod_ref(pod).uid)).collect();
+        if self.enforce_limits(&candidates, &readings, cause).await {
+            return Duration::ZERO;
+        }
+        if !step.due.is_empty() && self.relieve(&step, &thresholds, readings.clone(), candidates, cause).await {
+            return Duration::ZERO;
+        }
+        self.pause(&step, &thresholds, &readings)
+    }
+
+    fn pause(&self, step: &Step, thresholds: &[Threshold], readings: &Readings) -> Duration {
+        let now = Instant::now();
+        let ends = [step.next_due, self.history.next_transition(self.parts.policy.transition, now)];
+        let until = ends.into_iter().flatten().map(|end| end.saturating_duration_since(now)).min();
+        let pause = match self.is_resuming() {
+            true => pace::SHORTEST,
+            false => pace::pause(thresholds, readings, !step.due.is_empty()),
+        };
+        until.map_or(pause, |until| until.clamp(pace::SHORTEST, pause.max(pace::SHORTEST)))
+    }
+
+    /// The agent has just been started, and a pod whose eviction it has to finish may become known at any moment.
+    fn is_resuming(&self) -> bool {
+        !self.parts.journal.entries().is_empty() && self.started.elapsed() < SOURCES_DELIVER
+    }
+
+    fn publish(&self, pressures: Pressures) {
+        let changed = self.parts.pressures.send_if_modified(|known| std::mem::replace(known, pressures) != pressures);
+        if changed {
+            tracing::info!(conditions = ?pressures.conditions(), "the pressures of the node have changed");
+        }
+    }
+
+    /// Ends pods whose eviction an earlier agent has recorded and not finished. It was announced and counted then.
+    async fn resume(&mut self, active: &[Pod]) {
+        for entry in self.parts.journal.entries().to_vec() {
+            if self.evicted.contains(entry.uid.as_str()) {
+                continue;
+            }
+            if let Some(pod) = active.iter().find(|pod| pod_ref(pod).uid.as_str() == entry.uid) {
+                tracing::info!(pod = %pod_ref(pod).full_name(), "finishing the eviction that another agent has begun");
+                self.end(pod, entry).await;
+            }
+        }
+        if self.started.elapsed() > RESUME_PERIOD {
+            self.parts.journal.clear().await;
+        }
+    }
+
+    /// Evicts pods that exceed their limits on files. Returns true if it evicted any.
+    async fn enforce_limits(&mut self, pods: &[Pod], readings: &Readings, cause: Cause) -> bool {
+        let now = Instant::now();
+        if !self.parts.policy.local_storage || now < self.limits_due {
+            return false;
+        }
+        self.limits_due = now + LIMITS_PERIOD;
+        let evictable = pods.iter().filter(|pod| !spec::is_critical(pod));
+        let limited: Vec<(Pod, Needs)> =
+            evictable.map(|pod| (pod.clone(), Needs::of(pod))).filter(|(_, needs)| needs.is_any()).collect();
+        if limited.is_empty() {
+            return false;
+        }
+        let usage = match self.parts.observe.limited(&limited).await {
+            Ok(usage) => usage,
+            Err(error) => {
+                tracing::warn!(error, "cannot check limits on the files of pods");
+                return false;
+            }
+        };
+        let layout = readings.disks.unwrap_or_default();
+        let exceeding = limited.into_iter().filter_map(|(pod, _)| {
+            let excess = local_limits::excess(&pod, usage.get(&pod_ref(&pod).uid)?, layout)?;
+            Some((pod, excess))
+        });
+        let exceeding: Vec<(Pod, Excess)> = exceeding.collect();
+        for (pod, Excess { limit, message }) in &exceeding {
+            let notice = Notice { message: message.clone(), ..Notice::default() };
+            self.evict(Victim { pod: pod.clone(), grace: IMMEDIATE, notice }, limit, false, cause).await;
+        }
+        !exceeding.is_empty()
+    }
+
+    /// Acts on the first threshold: reclaims from the node, then evicts a pod. Returns true if it evicted one.
+    async fn relieve(
+        &mut self,
+        step: &Step,
+        thresholds: &[Threshold],
+        readings: Readings,
+        pods: Vec<Pod>,
+        cause: Cause,
+    ) -> bool {
+        let signal = step.due[0].signal;
+        let resource = Resource::of(signal);
+        let is_news = self.announce(resource);
+        let reclaim = Reclaim::of(signal, readings.disks.unwrap_or_default());
+        if reclaim.is_any() {
+            self.parts.observe.reclaim(reclaim).await;
+            let now = self.parts.observe.readings().await;
+            if !thresholds.iter().any(|threshold| is_met(threshold, &now, true)) {
+                tracing::info!(signal = signal.as_str(), "enough was reclaimed without evicting a pod");
+                return false;
+            }
+        }
+        let with_disks = matches!(resource, Resource::EphemeralStorage | Resource::Inodes);
+        let usage = match self.parts.observe.usage(&pods, with_disks).await {
+            Ok(usage) => usage,
+            Err(error) => {
+                tracing::warn!(error, "no pod is evicted: usage cannot be measured");
+                return false;
+            }
+        };
+        for threshold in &step.due {
+            if let Some(reading) = readings.signals.get(&threshold.signal) {
+                self.parts.metrics.eviction.stats_age(threshold.signal.as_str(), reading.at.elapsed());
+            }
+        }
+        let (victim, spared) = victim(&step.due, &readings, pods, &usage, self.parts.policy.max_pod_grace);
+        if is_news && !spared.is_empty() {
+            let names: Vec<String> = spared.iter().map(|pod| pod_ref(pod).full_name()).collect();
+            tracing::warn!(signal = signal.as_str(), pods = names.join(" "), "critical pods are not evicted");
+        }
+        let Some(victim) = victim else {
+            if is_news {
+                tracing::warn!(signal = signal.as_str(), "there is no pod that could be evicted");
+            }
+            return false;
+        };
+        self.evict(victim, signal.as_str(), true, cause).await;
+        true
+    }
+
+    /// Records that a resource is short. Returns false if it was recorded a moment ago.
+    fn announce(&mut self, resource: Resource) -> bool {
+        let now = Instant::now();
+        if self.announced.is_some_and(|(known, at)| known == resource && now < at + ANNOUNCE_PERIOD) {
+            return false;
+        }
+        self.announced = Some((resource, now));
+        let message = format!("Attempting to reclaim {}", resource.as_str());
+        self.parts.recorder.node_event(EventType::Warning, "EvictionThresholdMet", &message);
+        true
+    }
+
+    /// Evicts a pod, and waits until nothing is left of it.
+    async fn evict(&mut self, victim: Victim, signal: &'static str, disruption: bool, cause: Cause) {
+        let Victim { pod, grace, notice: Notice { message, annotations } } = victim;
+        let parts = &self.parts;
+        parts.metrics.eviction.decided(cause.name, cause.at.elapsed());
+        parts.metrics.eviction.evicted(signal);
+        parts.recorder.pod_event_annotated(&pod, "", EventType::Warning, REASON, &message, annotations);
+        let entry = Entry { uid: pod_ref(&pod).uid.to_string(), grace, message, disruption };
+        self.parts.journal.add(entry.clone()).await;
+        self.end(&pod, entry).await;
+    }
+
+    /// Terminates a pod that is recorded, and waits until nothing is left of it.
+    async fn end(&mut self, pod: &Pod, entry: Entry) {
+        let uid = pod_ref(pod).uid;
+        self.evicted.insert(uid.clone());
+        let Entry { grace, message, disruption, .. } = entry;
+        let disruption = disruption.then(|| message.clone());
+        self.parts.pods.evict(pod, grace, TerminationReason { reason: REASON, message, disruption }).await;
+        self.parts.journal.remove(&uid).await;
+    }
+}

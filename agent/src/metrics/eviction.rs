@@ -1,0 +1,56 @@
+//! Evictions of pods.
+
+use std::time::Duration;
+
+use prometheus::HistogramVec;
+use prometheus::IntCounterVec;
+
+use super::buckets;
+use super::register::Register;
+
+/// Evictions.
+#[derive(Debug)]
+pub struct Eviction {
+    evictions: IntCounterVec,
+    stats_age: HistogramVec,
+    decision: HistogramVec,
+}
+
+impl Eviction {
+    pub(super) fn new(register: &Register<'_>) -> Self {
+        Self {
+            evictions: register.counters(
+                "kubelet_evictions",
+                "[ALPHA] Pods evicted, by the signal or the limit that caused it.",
+                &["eviction_signal"],
+            ),
+            stats_age: register.histograms(
+                "kubelet_eviction_stats_age_seconds",
+                "[ALPHA] Age of the statistics that pods were evicted by.",
+                buckets::USUAL,
+                &["eviction_signal"],
+            ),
+            decision: register.histograms(
+                "keblet_eviction_decision_seconds",
+                "Time from what woke the eviction manager to its decision to terminate a pod.",
+                buckets::LATENCY,
+                &["cause"],
+            ),
+        }
+    }
+
+    /// A pod was evicted for a signal, such as `memory.available`, or a limit, such as `emptydirfs.limit`.
+    pub fn evicted(&self, signal: &'static str) {
+        self.evictions.with_label_values(&[signal]).inc();
+    }
+
+    /// A decision was based on statistics of this age.
+    pub fn stats_age(&self, signal: &'static str, age: Duration) {
+        self.stats_age.with_label_values(&[signal]).observe(age.as_secs_f64());
+    }
+
+    /// It was decided to terminate a pod. `cause`: what woke the manager, `poll` or `pressure`.
+    pub fn decided(&self, cause: &'static str, took: Duration) {
+        self.decision.with_label_values(&[cause]).observe(took.as_secs_f64());
+    }
+}

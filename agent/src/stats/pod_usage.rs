@@ -1,0 +1,89 @@
+//! What pods use of the resources that they are evicted for. Plain data, made from a sample and from the disks. Pure.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+
+use super::extras::PodFiles;
+use super::extras::Used;
+use super::sample::PodSample;
+
+/// What a pod with running containers uses. Values that were not measured are absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodUsage {
+    /// The working set of all its containers, in bytes.
+    pub memory: Option<u64>,
+    /// Processes and threads.
+    pub processes: Option<u64>,
+    /// By container.
+    pub containers: BTreeMap<String, ContainerUsage>,
+    /// Files of the pod outside its volumes that belong to no container: in its log folder, and its hosts file.
+    pub other: Used,
+    /// Volumes on the disk of the node.
+    pub volumes: BTreeMap<String, Used>,
+}
+
+/// What a running container uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContainerUsage {
+    /// Working set in bytes.
+    pub memory: Option<u64>,
+    /// The writable layer.
+    pub rootfs: Option<Used>,
+    /// The logs.
+    pub logs: Option<Used>,
+}
+
+impl PodUsage {
+    /// From a sample; without disks.
+    pub(super) fn of(sample: &PodSample) -> Self {
+        let containers = sample.containers.iter().map(|container| {
+            let memory = container.measured.usage.memory.map(|memory| memory.working_set);
+            (container.name.clone(), ContainerUsage { memory, ..ContainerUsage::default() })
+        });
+        let containers: BTreeMap<String, ContainerUsage> = containers.collect();
+        let own = sample.own.as_ref().map(|own| own.usage).unwrap_or_default();
+        let sum = containers.values().map(|container| container.memory).sum::<Option<u64>>();
+        let tasks = sample.containers.iter().map(|container| container.measured.usage.tasks).sum::<Option<u64>>();
+        Self {
+            memory: own.memory.map(|memory| memory.working_set).or(sum),
+            processes: own.tasks.or(tasks),
+            containers,
+            ..Self::default()
+        }
+    }
+
+    /// With its files, and the writable layers of its containers by id.
+    pub(super) fn with_disks(self, sample: &PodSample, files: &PodFiles, writable: &HashMap<String, Used>) -> Self {
+        let disks = |(name, usage): (String, ContainerUsage)| {
+            let id = sample.containers.iter().find(|container| container.name == name).map(|found| found.id.as_str());
+            let rootfs = id.and_then(|id| writable.get(id)).copied();
+            let logs = Some(files.logs.get(&name).copied().unwrap_or_default());
+            (name, ContainerUsage { rootfs, logs, ..usage })
+        };
+        Self { containers: self.containers.into_iter().map(disks).collect(), other: files.other, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::super::sample::tests::sample;
+    use super::*;
+
+    #[tokio::test]
+    async fn usage_of_a_sample_with_and_without_disks() {
+        let mut sample = sample(Instant::now(), 0);
+        let pod = &sample.pods[0];
+        let usage = PodUsage::of(pod);
+        assert_eq!((usage.memory, usage.processes, usage.containers["main"].memory), (Some(600), Some(3), Some(600)));
+        assert_eq!((usage.containers["main"].rootfs, usage.containers["main"].logs), (None, None), "not measured");
+        let some = |bytes| Used { bytes, inodes: 1 };
+        let files = PodFiles { logs: HashMap::new(), other: some(3) };
+        let usage = usage.with_disks(pod, &files, &[("main-0".to_owned(), some(5))].into());
+        let main = usage.containers["main"];
+        assert_eq!((main.rootfs, main.logs, usage.other), (Some(some(5)), Some(Used::default()), some(3)));
+        sample.pods[0].own = None;
+        assert_eq!(PodUsage::of(&sample.pods[0]).memory, Some(600), "the sum of its containers");
+    }
+}

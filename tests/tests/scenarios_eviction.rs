@@ -1,0 +1,63 @@
+//! A node whose disk and process ids are below their thresholds from the start. Static pods are critical: they run on, and
+//! what no pod needs is removed. The witnesses are the runtime, the agent's log and its metrics.
+
+use anyhow::Result;
+use anyhow::ensure;
+use keblet_tests::standalone::StandaloneNode;
+use serde_json::json;
+
+/// Containers of a pod that have exited, over all its sandboxes.
+fn exited(node: &mut StandaloneNode, name: &str) -> Result<usize> {
+    let pods = node.sandboxes(name)?;
+    Ok(pods.iter().flat_map(|pod| &pod.containers).filter(|container| container.state == "exited").count())
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn a_disk_below_its_threshold_costs_dead_containers_and_no_static_pod() -> Result<()> {
+    let mut node = StandaloneNode::with(json!({
+        "evictionHard": { "nodefs.available": "99.99%", "imagefs.available": "99.99%" },
+        "evictionPressureTransitionPeriod": "5s",
+        // The images belong to all tests.
+        "imageMinimumGCAge": "1h",
+    }))?;
+    node.write_running_pod("web")?;
+    let mut once = node.pod("once", &["exit", "--stamp", &node.stamp("once")]);
+    once["spec"]["restartPolicy"] = json!("Never");
+    node.layout.write_manifest("once", &once)?;
+    node.start()?;
+    let web = node.until_running("web")?;
+    node.until_true("it has been announced", |node| {
+        Ok(node.log_contains(&["EvictionThresholdMet", "Attempting to reclaim ephemeral-storage"]))
+    })?;
+    node.until_true("once has ended", |node| Ok(node.status("once")["phase"] == "Succeeded"))?;
+    node.until_true("its dead container is removed", |node| Ok(exited(node, "once")? == 0))?;
+    node.until_true("critical pods were considered", |node| Ok(node.log_contains(&["critical pods are not evicted"])))?;
+    let now = node.until_running("web")?;
+    ensure!(now.id == web.id, "the static pod was restarted");
+    ensure!(node.status("web")["reason"].is_null(), "{}", node.status("web"));
+    let metrics = node.metrics().unwrap_or_default();
+    ensure!(!metrics.contains("kubelet_evictions{"), "{metrics}");
+    ensure!(
+        metrics.contains("kubelet_eviction_stats_age_seconds_count{eviction_signal=\"nodefs.available\"}"),
+        "{metrics}"
+    );
+    node.stop()
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn thresholds_on_memory_and_process_ids_spare_static_pods() -> Result<()> {
+    let mut node = StandaloneNode::with(json!({
+        "evictionHard": { "memory.available": "99.99%", "pid.available": "99.99%" },
+    }))?;
+    node.write_running_pod("web")?;
+    node.start()?;
+    node.until_running("web")?;
+    node.until_true("it has been announced", |node| {
+        Ok(node.log_contains(&["EvictionThresholdMet", "Attempting to reclaim memory"]))
+    })?;
+    node.until_true("the conditions are logged", |node| Ok(node.log_contains(&["MemoryPressure", "PIDPressure"])))?;
+    ensure!(node.running("web")?.is_some());
+    node.stop()
+}
