@@ -35,10 +35,11 @@ async fn a_pod_is_evicted_from_a_node_under_memory_pressure() {
     };
     until(&nodes, &name, "the taint of the control plane", tainted).await.unwrap();
 
-    // With a request it tolerates the taint; without one it is bound here past the scheduler, and rejected.
+    // Both are bound past the scheduler, which respects the taint. The kubelet admits the one with a request.
     let mut burstable = tenant.shell("sleep 3600");
     burstable["containers"][0]["resources"] = json!({ "requests": { "memory": "1Mi" } });
     burstable["restartPolicy"] = json!("Never");
+    burstable["nodeName"] = json!(name);
     tenant.pod("burstable", burstable).await.unwrap();
     let mut best_effort = tenant.shell("sleep 3600");
     best_effort["nodeName"] = json!(name);

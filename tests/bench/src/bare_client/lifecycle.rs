@@ -20,6 +20,10 @@ use crate::workload::BenchPod;
 /// The default grace period of pods.
 const GRACE: Duration = Duration::from_secs(30);
 
+/// After this a failed stop of a sandbox is tried once more: containerd fails one that meets the exit of a container
+/// ("ttrpc: closed"), and agents repeat it, too.
+const STOP_RETRY: Duration = Duration::from_millis(100);
+
 /// A pod with one running container.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningPod {
@@ -115,7 +119,10 @@ impl BareClient {
         let running = self.start_pod(pod).await?;
         self.exited(&running.container).await?;
         let noticed = monotonic_now()?;
-        self.runtime.stop_pod_sandbox(&running.sandbox).await?;
+        if self.runtime.stop_pod_sandbox(&running.sandbox).await.is_err() {
+            tokio::time::sleep(STOP_RETRY).await;
+            self.runtime.stop_pod_sandbox(&running.sandbox).await?;
+        }
         let stopped = monotonic_now()?;
         self.runtime.remove_pod_sandbox(&running.sandbox).await?;
         let sandbox_removed = monotonic_now()?;
