@@ -78,6 +78,12 @@ fn runs_without_a_runtime_and_ends_on_sigterm() {
     let free_port = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let port = free_port();
     let mut command = keblet(&["run", "--fail-cgroupv1=false", "--fail-swap-on=false", "--read-only-port=0"]);
+    let configuration = folder.path().join("kubelet.yaml");
+    let logs = folder.path().join("logs");
+    let kind = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration";
+    let access = "authentication: { webhook: { enabled: false } }\nauthorization: { mode: AlwaysAllow }";
+    std::fs::write(&configuration, format!("{kind}\n{access}\npodLogsDir: {}\n", logs.display())).unwrap();
+    command.arg(format!("--config={}", configuration.display()));
     command.arg(format!("--root-dir={}", folder.path().join("root").display()));
     command.arg(format!("--container-runtime-endpoint=unix://{}", folder.path().join("no.sock").display()));
     command.arg(format!("--port={}", free_port())).arg(format!("--healthz-port={port}"));
