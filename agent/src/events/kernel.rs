@@ -5,34 +5,40 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::ExitFacts;
+use super::Expect;
 use super::Hint;
-use super::OomFacts;
 use super::RelistReason;
+use super::oom::OomSource;
+use super::oom_fallback;
 use super::sensors::Sensor;
 use super::sensors::SensorBoard;
 use super::sensors::SensorState;
+use crate::cgroups::CgroupId;
 use crate::cgroups::Hierarchy;
 use crate::kernel::bpf;
+use crate::kernel::bpf::Exit;
+use crate::kernel::bpf::ExitStatus;
 use crate::kernel::bpf::KernelRecord;
 use crate::kernel::bpf::Loaded;
 use crate::kernel::bpf::Losses;
-use crate::kernel::bpf::Oom;
 use crate::kernel::bpf::ProbeOutput;
 use crate::kernel::bpf::ProbeStatus;
 use crate::kernel::bpf::Probes;
 use crate::kernel::bpf::Records;
 use crate::kernel::clock::BootTime;
 use crate::kernel::index::ContainerIndex;
+use crate::kernel::kmsg::KernelLog;
+use crate::kernel::oom_log::OomLogParser;
 use crate::metrics::Metrics;
+use crate::model::CgroupRole;
 use crate::model::KernelMoment;
-use crate::recorder::EventType;
-use crate::recorder::Recorder;
 
 /// Options of the kernel sensors.
 #[derive(Clone, Debug)]
@@ -41,11 +47,21 @@ pub struct KernelOptions {
     pub cgroup_root: String,
     /// The kernel's type information.
     pub btf: PathBuf,
-    /// Records the event `SystemOOM`.
-    pub recorder: Recorder,
+    /// The kernel log, for OOM kills whose records were lost.
+    pub log: PathBuf,
+    /// Bytes of the ring buffer of exits and OOM kills; `None` for the default size.
+    pub deaths_ring: Option<u32>,
+    /// Cgroups of containers that are created or removed are hints as well: for an observer, which starts none itself.
+    pub announce_containers: bool,
     /// Counts lost records.
     pub metrics: Arc<Metrics>,
 }
+
+/// After a loss the counters are compared when all records written before have been read: the kernel counts a kill before
+/// the probe records it.
+const SETTLE: Duration = Duration::from_millis(20);
+/// Lines of the kernel log that are read after a loss.
+const MAX_LOG_LINES: usize = 20_000;
 
 /// Loads the probes and starts forwarding their records. `None` if they cannot be loaded.
 pub async fn start(
@@ -55,7 +71,8 @@ pub async fn start(
     board: SensorBoard,
     shutdown: CancellationToken,
 ) -> Option<Probes> {
-    let loading = bpf::Options { btf: options.btf.clone(), ..bpf::Options::new(hierarchy.clone()) };
+    let loading =
+        bpf::Options { btf: options.btf.clone(), hierarchy: hierarchy.clone(), deaths_ring: options.deaths_ring };
     let Loaded { probes, records, status } = match bpf::load(loading).await {
         Ok(loaded) => loaded,
         Err(error) => {
@@ -66,13 +83,20 @@ pub async fn start(
         }
     };
     report(&board, &status);
-    let mut index = ContainerIndex::new();
-    match probes.watch_tree(&hierarchy, &options.cgroup_root) {
-        Ok(found) => found.iter().for_each(|(id, path)| index.cgroup_created(*id, None, path)),
-        Err(error) => board.set(Sensor::Exits, SensorState::Degraded(error.to_string())),
-    }
-    let KernelOptions { recorder, metrics, .. } = options;
-    let follower = Follower { records, index, hints, board, recorder, metrics };
+    let mut follower = Follower {
+        records,
+        probes: probes.clone(),
+        index: ContainerIndex::new(),
+        ooms: OomSource::new(hierarchy.clone()),
+        log: KernelLog::open(&options.log).ok(),
+        lost: None,
+        hierarchy,
+        hints,
+        board,
+        options,
+    };
+    follower.watch_pods();
+    follower.ooms.begin(&follower.index);
     tokio::spawn(async move {
         tokio::select! {
             () = shutdown.cancelled() => {}
@@ -104,28 +128,36 @@ fn state(programs: &[&ProbeStatus]) -> SensorState {
 
 struct Follower {
     records: Records,
+    probes: Probes,
     index: ContainerIndex,
+    ooms: OomSource,
+    log: Option<KernelLog>,
+    /// Records were lost: counters of OOM kills, and when to compare them.
+    lost: Option<(Instant, Vec<(CgroupId, u64)>)>,
+    hierarchy: Hierarchy,
     hints: mpsc::Sender<Hint>,
     board: SensorBoard,
-    recorder: Recorder,
-    metrics: Arc<Metrics>,
+    options: KernelOptions,
 }
 
 impl Follower {
     async fn follow(mut self) {
         loop {
-            let hint = match self.records.next().await {
-                Ok(ProbeOutput::Record(record)) => self.hint(record),
-                Ok(ProbeOutput::Lost(lost)) => {
-                    self.count(&lost);
-                    tracing::warn!(
-                        deaths = lost.deaths,
-                        cgroups = lost.cgroups,
-                        watches = lost.watches,
-                        "kernel records lost"
-                    );
-                    Some(Hint::Gap(RelistReason::Dropped))
+            let due = self.lost.as_ref().map(|(due, _)| *due);
+            let next = tokio::select! {
+                biased;
+                next = self.records.next() => next,
+                () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    let hints = self.unrecorded_kills();
+                    if send(&self.hints, hints).await.is_err() {
+                        return;
+                    }
+                    continue;
                 }
+            };
+            let hints = match next {
+                Ok(ProbeOutput::Record(record)) => self.hints(record),
+                Ok(ProbeOutput::Lost(lost)) => vec![self.on_loss(&lost)],
                 Err(error) => {
                     let reason = format!("reading the ring buffers: {error}");
                     self.board.set(Sensor::Exits, SensorState::Down(reason.clone()));
@@ -133,84 +165,104 @@ impl Follower {
                     return;
                 }
             };
-            // Waits while the channel is full; records that the kernel drops meanwhile are counted.
-            if let Some(hint) = hint
-                && self.hints.send(hint).await.is_err()
-            {
+            if send(&self.hints, hints).await.is_err() {
                 return;
             }
         }
     }
 
-    fn count(&self, lost: &Losses) {
-        for (queue, count) in [("deaths", lost.deaths), ("cgroups", lost.cgroups), ("watches", lost.watches)] {
-            if count > 0 {
-                self.metrics.sensors.dropped(queue, count);
-            }
+    /// Watches the cgroups of all pods, and adds them to the index.
+    fn watch_pods(&mut self) {
+        match self.probes.watch_tree(&self.hierarchy, &self.options.cgroup_root) {
+            Ok(found) => found.iter().for_each(|(id, path)| self.index.cgroup_created(*id, None, path)),
+            Err(error) => self.board.set(Sensor::Exits, SensorState::Degraded(error.to_string())),
         }
     }
 
-    fn hint(&mut self, record: KernelRecord) -> Option<Hint> {
+    fn on_loss(&mut self, lost: &Losses) -> Hint {
+        let Losses { deaths, cgroups, watches } = *lost;
+        for (queue, count) in [("deaths", deaths), ("cgroups", cgroups), ("watches", watches)] {
+            if count > 0 {
+                self.options.metrics.sensors.dropped(queue, count);
+            }
+        }
+        tracing::warn!(deaths, cgroups, watches, "kernel records lost");
+        if cgroups > 0 || watches > 0 {
+            self.watch_pods();
+        }
+        self.lost = Some((Instant::now() + SETTLE, self.ooms.counters(&self.index)));
+        Hint::Gap(RelistReason::Dropped)
+    }
+
+    /// OOM kills whose records were lost: from the kernel log, then from counters what that does not contain.
+    fn unrecorded_kills(&mut self) -> Vec<Hint> {
+        let Some((_, counters)) = self.lost.take() else { return Vec::new() };
+        let mut parser = OomLogParser::default();
+        let mut records = Vec::new();
+        for _ in 0..MAX_LOG_LINES {
+            let Some(line) = self.log.as_mut().and_then(|log| log.try_next().ok().flatten()) else { break };
+            let Some(entry) = parser.record(&line) else { continue };
+            let moment = oom_fallback::moment(entry.at_micros);
+            records.extend(self.ooms.on_log(entry, moment));
+        }
+        records.extend(self.ooms.reconcile(&self.index, counters));
+        records.into_iter().map(|record| Hint::Oom(Box::new(record))).collect()
+    }
+
+    fn hints(&mut self, record: KernelRecord) -> Vec<Hint> {
         let at = moment(record.at());
         match record {
             KernelRecord::CgroupCreated(event) => {
                 self.index.cgroup_created(event.id, Some(event.parent), &event.path);
-                None
+                self.ooms.created(event.id);
+                self.announcement(event.id, Expect::Started).into_iter().collect()
             }
             KernelRecord::CgroupRemoved(event) => {
                 self.index.cgroup_removed(event.id);
-                None
+                self.announcement(event.id, Expect::Stopped).into_iter().collect()
             }
-            KernelRecord::Exit(exit) if exit.pid_ns_init => {
-                let member = self.index.by_cgroup(exit.cgroup?)?;
-                let exit_code = exit.status.code();
-                Some(Hint::Exit(ExitFacts { container: member.container, pid: exit.pid, exit_code, at }))
-            }
-            KernelRecord::Exit(_) => None,
+            KernelRecord::Exit(exit) => self.exit(&exit, at).into_iter().collect(),
             KernelRecord::Oom(oom) => {
-                if let Some(message) = system_oom(&oom) {
-                    self.recorder.node_event(EventType::Warning, "SystemOOM", &message);
-                }
-                let container = oom.cgroup.and_then(|id| self.index.by_cgroup(id)).map(|member| member.container);
-                container.as_ref().filter(|_| oom.watched)?;
-                Some(Hint::Oom(OomFacts {
-                    container,
-                    pid: oom.pid,
-                    comm: oom.victim.map(|victim| victim.comm).unwrap_or_default(),
-                    anon_kib: oom.memory.map_or(0, |memory| memory.anon_kib),
-                    at,
-                }))
+                let records = self.ooms.on_record(&self.index, &oom, at);
+                records.into_iter().map(|record| Hint::Oom(Box::new(record))).collect()
             }
         }
     }
+
+    /// The hint that the cgroup of a container was created or removed, if such hints are wanted.
+    fn announcement(&self, id: CgroupId, expect: Expect) -> Option<Hint> {
+        let place = self.index.by_cgroup(id).filter(|place| place.role == CgroupRole::Container)?;
+        let (uid, id) = (place.pod.clone()?, place.container.clone()?);
+        self.options.announce_containers.then_some(Hint::Runtime { uid, id, expect, exited: None })
+    }
+
+    /// Exits of inits of PID namespaces, and of OOM victims, which may be main processes without a namespace of their own.
+    fn exit(&mut self, exit: &Exit, at: KernelMoment) -> Option<Hint> {
+        let oom_victim = self.ooms.is_victim(exit);
+        if !exit.pid_ns_init && !oom_victim {
+            return None;
+        }
+        let container = self.index.by_cgroup(exit.cgroup?)?.container.clone()?;
+        Some(Hint::Exit(ExitFacts {
+            container,
+            pid: exit.pid,
+            exit_code: exit.status.code(),
+            signalled: matches!(exit.status, ExitStatus::Signal(_)),
+            oom_victim,
+            at,
+        }))
+    }
 }
 
-/// Message of a system OOM: no cgroup limit was exceeded. If the victim is unknown, so is the limit.
-fn system_oom(oom: &Oom) -> Option<String> {
-    let victim = oom.victim.as_ref().filter(|_| oom.limit.is_none())?;
-    Some(format!("System OOM encountered, victim process: {}, pid: {}", victim.comm, oom.pid))
+/// Waits while the channel is full; records that the kernel drops meanwhile are counted.
+async fn send(to: &mpsc::Sender<Hint>, hints: Vec<Hint>) -> Result<(), mpsc::error::SendError<Hint>> {
+    for hint in hints {
+        to.send(hint).await?;
+    }
+    Ok(())
 }
 
 fn moment(at: BootTime) -> KernelMoment {
     let now = Instant::now();
     BootTime::now().map_or(KernelMoment(now), |boot_now| at.to_moment(boot_now, now))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kernel::bpf::CgroupId;
-    use crate::kernel::bpf::OomVictim;
-
-    #[test]
-    fn only_a_kill_without_an_exceeded_limit_is_a_system_oom() {
-        let victim =
-            OomVictim { started: BootTime(0), comm: "hungry".to_owned(), oom_score_adj: 0, pid_ns_init: false };
-        let oom =
-            |limit, victim| Oom { pid: 7, at: BootTime(1), cgroup: None, watched: false, limit, victim, memory: None };
-        let message = system_oom(&oom(None, Some(victim.clone())));
-        assert_eq!(message.as_deref(), Some("System OOM encountered, victim process: hungry, pid: 7"));
-        assert_eq!(system_oom(&oom(Some(CgroupId(1)), Some(victim))), None, "a limit was exceeded");
-        assert_eq!(system_oom(&oom(None, None)), None, "the limit is unknown");
-    }
 }

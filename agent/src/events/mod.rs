@@ -9,7 +9,10 @@
 
 pub mod cri;
 pub mod kernel;
+mod oom;
+pub mod oom_fallback;
 pub mod pidfd;
+pub mod pods_memory;
 pub mod pressure;
 pub mod process;
 pub mod sensors;
@@ -18,6 +21,7 @@ use keblet_proto::cri::v1::ContainerStatus;
 
 use crate::model::ContainerId;
 use crate::model::KernelMoment;
+use crate::model::OomRecord;
 use crate::model::PodUid;
 
 /// Hints queued for the PLEG. When full, the senders wait: the runtime has a queue of its own, and records that the kernel
@@ -53,7 +57,7 @@ pub enum Hint {
     /// The kernel recorded the exit of a container's init process.
     Exit(ExitFacts),
     /// The OOM killer chose a process.
-    Oom(OomFacts),
+    Oom(Box<OomRecord>),
     /// Events were missed: a relist is needed.
     Gap(RelistReason),
 }
@@ -67,21 +71,10 @@ pub struct ExitFacts {
     pub pid: u32,
     /// Exit code, 128 + signal for signals.
     pub exit_code: i32,
-    /// When.
-    pub at: KernelMoment,
-}
-
-/// An OOM victim.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OomFacts {
-    /// The victim's container, by its cgroup, if it has one.
-    pub container: Option<ContainerId>,
-    /// Victim's process id.
-    pub pid: u32,
-    /// Victim's command name.
-    pub comm: String,
-    /// Anonymous memory in KiB.
-    pub anon_kib: u64,
+    /// A signal ended it.
+    pub signalled: bool,
+    /// The OOM killer had chosen it.
+    pub oom_victim: bool,
     /// When.
     pub at: KernelMoment,
 }

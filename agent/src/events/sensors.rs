@@ -19,12 +19,16 @@ pub enum Sensor {
     Pidfd,
     /// The BPF OOM probe.
     Oom,
+    /// The kernel log, for OOM kills without the probe.
+    KernelLog,
     /// The BPF cgroup probes.
     Cgroups,
     /// The BPF reclaim counters.
     Reclaim,
-    /// Notifications of the node's memory pressure (PSI).
+    /// Notifications of pressure (PSI).
     Pressure,
+    /// `memory.events` of the cgroup of all pods.
+    MemoryEvents,
     /// Lists of all pods.
     Relist,
 }
@@ -37,9 +41,11 @@ impl Sensor {
             Self::Exits => "exits",
             Self::Pidfd => "pidfd",
             Self::Oom => "oom",
+            Self::KernelLog => "kernel-log",
             Self::Cgroups => "cgroups",
             Self::Reclaim => "reclaim",
             Self::Pressure => "pressure",
+            Self::MemoryEvents => "memory-events",
             Self::Relist => "relist",
         }
     }

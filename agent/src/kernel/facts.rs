@@ -166,14 +166,27 @@ impl NodeFacts {
             ),
             self.hierarchy_fact(),
             self.controllers_fact(),
-            fact(
-                "pressure (PSI)",
-                self.yes_no(self.psi),
-                (!self.psi).then_some("no pressure events: eviction relies on periodic readings of its signals"),
-            ),
+            fact("pressure (PSI)", self.yes_no(self.psi), self.psi_cost()),
             fact("tracefs", if self.tracefs { "mounted" } else { "not mounted" }.to_owned(), None),
             self.memlock_fact(),
         ]
+    }
+
+    fn psi_cost(&self) -> Option<&'static str> {
+        if !self.psi {
+            return Some(
+                "no pressure events: eviction relies on periodic readings of its signals, and policies find nothing",
+            );
+        }
+        if self.capabilities.has("CAP_SYS_RESOURCE") {
+            return None;
+        }
+        Some(match version(&self.kernel) {
+            Some(old) if old < (6, 4) => {
+                "no pressure events without CAP_SYS_RESOURCE before 6.4: pressure is read periodically"
+            }
+            _ => "without CAP_SYS_RESOURCE windows of pressure events are 2 s and longer: eviction is woken later",
+        })
     }
 
     fn yes_no(&self, has: bool) -> String {
@@ -338,7 +351,7 @@ mod tests {
         let lacking: [(&str, Remove); 9] = [
             ("kernel", |facts| facts.kernel = "5.4.0".to_owned()),
             ("type information (BTF)", |facts| facts.btf = false),
-            ("capabilities", |facts| facts.capabilities = Capabilities(1 << 39)),
+            ("capabilities", |facts| facts.capabilities = Capabilities(1 << 39 | 1 << 24)),
             ("bpf()", |facts| facts.bpf_refused = Some("Operation not permitted".to_owned())),
             ("pidfd", |facts| facts.pidfd = false),
             ("PID namespace", |facts| facts.host_pid_namespace = false),
@@ -358,9 +371,9 @@ mod tests {
         let mut facts = good();
         facts.memlock = Some(64 << 10);
         facts.capabilities = Capabilities(1 << 39 | 1 << 38);
-        assert_eq!(costs(&facts), Vec::<&str>::new());
+        assert_eq!(costs(&facts), vec!["pressure (PSI)"], "windows need CAP_SYS_RESOURCE");
         facts.kernel = "5.10.0".to_owned();
-        assert_eq!(costs(&facts), vec!["kernel", "locked memory"]);
+        assert_eq!(costs(&facts), vec!["kernel", "pressure (PSI)", "locked memory"]);
         facts.capabilities = Capabilities(1 << 39 | 1 << 38 | 1 << 24);
         assert_eq!(costs(&facts), vec!["kernel"]);
     }

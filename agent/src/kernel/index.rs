@@ -1,35 +1,29 @@
-//! Maps cgroup ids and pids of the kernel to container and sandbox ids of the runtime.
+//! Maps cgroup ids of the kernel to pods and containers. Pure.
 //!
-//! Cgroup events and directory walks add ids with paths, the runtime's status adds pids. A cgroup belongs to a container
-//! only if its name, or that of an ancestor, contains the container's id. Pure.
+//! Cgroup events and directory walks add ids with paths. A cgroup belongs to a container only if its name, or that of an
+//! ancestor, contains the container's id. Removed cgroups stay known for a while, so that records of processes in them
+//! are attributed: the kernel does not reuse an id before the next boot.
 
 use std::collections::HashMap;
+use std::collections::VecDeque;
 
 use crate::cgroups::CgroupId;
+use crate::cgroups::Driver;
+use crate::cgroups::pod_uid_of;
+use crate::model::CgroupPlace;
+use crate::model::CgroupRole;
 use crate::model::ContainerId;
+use crate::model::PodUid;
+
+/// Removed cgroups that stay known: those of some 500 pods.
+const MAX_REMOVED: usize = 2048;
 
 /// The mapping.
 #[derive(Debug, Default)]
 pub struct ContainerIndex {
-    cgroups: HashMap<CgroupId, IndexEntry>,
-    pids: HashMap<u32, ContainerId>,
-}
-
-#[derive(Debug)]
-struct IndexEntry {
-    /// The container or sandbox whose cgroup this is, or is a descendant of.
-    container: Option<ContainerId>,
-    /// It is the container's own cgroup, not a descendant.
-    own: bool,
-}
-
-/// Relation of a cgroup to a container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Membership {
-    /// The container or sandbox.
-    pub container: ContainerId,
-    /// The cgroup is the container's own, not one below it.
-    pub own: bool,
+    cgroups: HashMap<CgroupId, CgroupPlace>,
+    /// Removed ones, oldest first.
+    removed: VecDeque<CgroupId>,
 }
 
 impl ContainerIndex {
@@ -40,71 +34,87 @@ impl ContainerIndex {
 
     /// A cgroup exists. `parent` is its parent's id if known; `path` its path, or its last component alone.
     pub fn cgroup_created(&mut self, id: CgroupId, parent: Option<CgroupId>, path: &str) {
-        let entry = self.classify(parent, path);
-        self.cgroups.insert(id, entry);
+        let above = parent.and_then(|parent| self.cgroups.get(&parent));
+        let place = match above {
+            Some(above) if !path.starts_with('/') => place_of(&format!("{}/{path}", above.path)),
+            _ => place_of(path),
+        };
+        self.cgroups.insert(id, place);
     }
 
-    fn classify(&self, parent: Option<CgroupId>, path: &str) -> IndexEntry {
-        // The outermost id wins: nested containers belong to the container that runs them.
-        let above = parent.and_then(|parent| self.cgroups.get(&parent)).and_then(|entry| entry.container.clone());
-        if let Some(container) = above {
-            return IndexEntry { container: Some(container), own: false };
+    /// A cgroup was removed.
+    pub fn cgroup_removed(&mut self, id: CgroupId) {
+        if self.cgroups.contains_key(&id) && !self.removed.contains(&id) {
+            self.removed.push_back(id);
         }
-        let mut parts = path.split('/').filter(|part| !part.is_empty()).peekable();
-        while let Some(part) = parts.next() {
-            if let Some(id) = container_of_component(part) {
-                return IndexEntry { container: Some(ContainerId::from(id)), own: parts.peek().is_none() };
+        while self.removed.len() > MAX_REMOVED {
+            if let Some(oldest) = self.removed.pop_front() {
+                self.cgroups.remove(&oldest);
             }
         }
-        IndexEntry { container: None, own: false }
     }
 
-    /// A cgroup was removed. The kernel does not reuse its id before the next boot.
-    pub fn cgroup_removed(&mut self, id: CgroupId) {
-        self.cgroups.remove(&id);
+    /// A cgroup by its id, also for a while after its removal.
+    pub fn by_cgroup(&self, id: CgroupId) -> Option<&CgroupPlace> {
+        self.cgroups.get(&id)
     }
 
-    /// The runtime reported `pid` as the init process of `container`, whose cgroup is `cgroup` if known.
-    pub fn container_runs(&mut self, container: &ContainerId, pid: u32, cgroup: Option<CgroupId>) {
-        if pid > 0 {
-            self.pids.insert(pid, container.clone());
-        }
-        if let Some(id) = cgroup {
-            self.cgroups.insert(id, IndexEntry { container: Some(container.clone()), own: true });
-        }
+    /// Cgroups of containers and sandboxes, and those below them, that were not removed.
+    pub fn containers(&self) -> impl Iterator<Item = (CgroupId, &CgroupPlace)> {
+        let exists = |id: &CgroupId| !self.removed.contains(id);
+        self.cgroups.iter().filter(move |(id, place)| place.container.is_some() && exists(id)).map(|(id, at)| (*id, at))
     }
 
-    /// The process ended: its pid may be reused.
-    pub fn process_gone(&mut self, pid: u32) {
-        self.pids.remove(&pid);
+    /// Number of cgroups that are known and were not removed.
+    pub fn len(&self) -> usize {
+        self.cgroups.len() - self.removed.len()
     }
 
-    /// The runtime no longer knows the container.
-    pub fn container_removed(&mut self, container: &ContainerId) {
-        self.pids.retain(|_, owner| owner != container);
-        self.cgroups.retain(|_, entry| entry.container.as_ref() != Some(container));
-    }
-
-    /// The container of a cgroup.
-    pub fn by_cgroup(&self, id: CgroupId) -> Option<Membership> {
-        let entry = self.cgroups.get(&id)?;
-        Some(Membership { container: entry.container.clone()?, own: entry.own })
-    }
-
-    /// The container of an init process.
-    pub fn by_pid(&self, pid: u32) -> Option<&ContainerId> {
-        self.pids.get(&pid)
-    }
-
-    /// Number of cgroups and pids known.
-    pub fn len(&self) -> (usize, usize) {
-        (self.cgroups.len(), self.pids.len())
-    }
-
-    /// Holds no cgroup and no pid.
+    /// No cgroup exists.
     pub fn is_empty(&self) -> bool {
-        self.len() == (0, 0)
+        self.len() == 0
     }
+}
+
+/// The place of a cgroup by its path (or by its last component alone), under either driver.
+pub fn place_of(path: &str) -> CgroupPlace {
+    let mut place = CgroupPlace { path: path.to_owned(), role: CgroupRole::Other, pod: None, container: None };
+    for component in path.split('/').filter(|component| !component.is_empty()) {
+        // The outermost container counts: nested ones belong to the container that runs them.
+        if place.container.is_some() {
+            place.role = CgroupRole::InContainer;
+            return place;
+        }
+        if let Some(id) = container_of_component(component) {
+            place.container = Some(ContainerId::from(id));
+            place.role = CgroupRole::Container;
+        } else if place.pod.is_none() {
+            place.role = role_of_component(component, place.role);
+            if place.role == CgroupRole::Pod {
+                place.pod = pod_of_component(component);
+            }
+        } else {
+            place.role = CgroupRole::Other;
+        }
+    }
+    place
+}
+
+/// The role of a component, from that of the component above.
+fn role_of_component(component: &str, above: CgroupRole) -> CgroupRole {
+    let unit = component.strip_suffix(".slice");
+    let last = unit.unwrap_or(component).rsplit('-').next().unwrap_or_default();
+    match (above, last) {
+        (CgroupRole::Other, "kubepods") => CgroupRole::AllPods,
+        (CgroupRole::AllPods, "burstable" | "besteffort") => CgroupRole::QosClass,
+        (CgroupRole::AllPods | CgroupRole::QosClass, _) if pod_of_component(component).is_some() => CgroupRole::Pod,
+        _ => CgroupRole::Other,
+    }
+}
+
+fn pod_of_component(component: &str) -> Option<PodUid> {
+    let driver = if component.ends_with(".slice") { Driver::Systemd } else { Driver::Cgroupfs };
+    pod_uid_of(component, driver).map(PodUid::from)
 }
 
 /// The container or sandbox id in the last component of a cgroup path.

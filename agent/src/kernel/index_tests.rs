@@ -29,55 +29,66 @@ fn ids_are_read_from_leaf_names() {
 }
 
 #[test]
-fn a_container_is_indexed_before_the_runtime_reports_it() {
-    let mut index = ContainerIndex::new();
-    index.cgroup_created(CgroupId(10), None, "/kubepods/pod1");
-    index.cgroup_created(CgroupId(11), Some(CgroupId(10)), &format!("/kubepods/pod1/{A}"));
-    assert_eq!(index.by_cgroup(CgroupId(10)), None);
-    let found = index.by_cgroup(CgroupId(11)).expect("its name holds the id");
-    assert_eq!(found, Membership { container: A.into(), own: true });
-}
-
-#[test]
-fn descendants_belong_to_the_container() {
-    let mut index = ContainerIndex::new();
-    index.cgroup_created(CgroupId(11), None, &format!("/kubepods/pod1/{A}"));
-    index.cgroup_created(CgroupId(12), Some(CgroupId(11)), &format!("/kubepods/pod1/{A}/docker/{B}"));
-    index.cgroup_created(CgroupId(13), None, &format!("/kubepods/pod1/{A}/docker/{B}"));
-    // The path was too long; the record contains the name only.
-    index.cgroup_created(CgroupId(14), Some(CgroupId(12)), B);
-    for id in [12, 13, 14] {
-        let found = index.by_cgroup(CgroupId(id)).expect("inside a container");
-        assert_eq!(found, Membership { container: A.into(), own: false }, "{id}");
+fn places_in_the_tree_of_pods() {
+    use CgroupRole::*;
+    for (path, role, pod, container) in [
+        ("/".to_owned(), Other, None, None),
+        ("/system.slice/ssh.service".to_owned(), Other, None, None),
+        ("/kubepods".to_owned(), AllPods, None, None),
+        ("/kubepods.slice".to_owned(), AllPods, None, None),
+        ("/x.slice/x-kubepods.slice".to_owned(), AllPods, None, None),
+        ("/kubepods/burstable".to_owned(), QosClass, None, None),
+        ("/kubepods.slice/kubepods-besteffort.slice".to_owned(), QosClass, None, None),
+        ("/kubepods/pod1234-ab".to_owned(), Pod, Some("1234-ab"), None),
+        ("/kubepods/burstable/pod1234-ab".to_owned(), Pod, Some("1234-ab"), None),
+        (
+            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_ab.slice".to_owned(),
+            Pod,
+            Some("1234-ab"),
+            None,
+        ),
+        (format!("/kubepods/besteffort/pod1/{A}"), Container, Some("1"), Some(A)),
+        (format!("/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{B}.scope"), Container, Some("1-2"), Some(B)),
+        (format!("/kubepods/pod1/{A}/docker/{B}"), InContainer, Some("1"), Some(A)),
+        (format!("/kubepods/pod1/{A}/kubepods/pod2"), InContainer, Some("1"), Some(A)),
+        (format!("/k8s.io/{A}"), Container, None, Some(A)),
+        ("/kubepods/pod1/other".to_owned(), Other, Some("1"), None),
+        (format!("/kubepods/pod1/crio-conmon-{B}.scope"), Other, Some("1"), None),
+        ("/podman/pod1".to_owned(), Other, None, None),
+    ] {
+        let place = place_of(&path);
+        let (found_pod, found) = (place.pod.as_ref().map(PodUid::as_str), place.container.as_ref());
+        assert_eq!((place.role, found_pod, found.map(ContainerId::as_str)), (role, pod, container), "{path}");
+        assert_eq!(place.path, path);
     }
 }
 
 #[test]
-fn pids_of_the_runtime_are_indexed() {
+fn a_path_that_was_too_long_is_completed_from_the_parent() {
     let mut index = ContainerIndex::new();
-    let container = ContainerId::from(A);
-    index.container_runs(&container, 77, Some(CgroupId(5)));
-    assert_eq!(index.by_pid(77), Some(&container));
-    assert_eq!(index.by_cgroup(CgroupId(5)).map(|found| found.own), Some(true));
-    // The pid is reused by another container.
-    index.process_gone(77);
-    assert_eq!(index.by_pid(77), None);
-    let other = ContainerId::from(B);
-    index.container_runs(&other, 77, None);
-    index.container_removed(&container);
-    assert_eq!(index.by_pid(77), Some(&other));
-    assert_eq!(index.by_cgroup(CgroupId(5)), None);
-    index.container_removed(&other);
-    assert!(index.is_empty());
+    index.cgroup_created(CgroupId(10), None, "/kubepods/pod1");
+    index.cgroup_created(CgroupId(11), Some(CgroupId(10)), A);
+    index.cgroup_created(CgroupId(12), Some(CgroupId(11)), B);
+    assert_eq!(index.by_cgroup(CgroupId(11)), Some(&place_of(&format!("/kubepods/pod1/{A}"))));
+    assert_eq!(index.by_cgroup(CgroupId(12)).map(|place| place.role), Some(CgroupRole::InContainer));
 }
 
 #[test]
-fn a_removed_cgroup_is_not_indexed() {
+fn a_removed_cgroup_stays_known_for_a_while() {
     let mut index = ContainerIndex::new();
-    index.cgroup_created(CgroupId(11), None, A);
+    index.cgroup_created(CgroupId(11), None, &format!("/kubepods/pod1/{A}"));
     index.cgroup_removed(CgroupId(11));
     index.cgroup_removed(CgroupId(11));
-    assert!(index.is_empty());
+    assert!(index.is_empty() && index.containers().next().is_none());
+    assert!(index.by_cgroup(CgroupId(11)).is_some());
+    for id in 100..100 + MAX_REMOVED as u64 {
+        index.cgroup_created(CgroupId(id), None, "/kubepods/pod2");
+        index.cgroup_removed(CgroupId(id));
+    }
+    assert_eq!(index.by_cgroup(CgroupId(11)), None, "bounded");
+    assert!(index.by_cgroup(CgroupId(100)).is_some());
+    index.cgroup_removed(CgroupId(5));
+    assert_eq!(index.len(), 0);
 }
 
 proptest! {

@@ -19,16 +19,17 @@ pub struct PsiTrigger {
 }
 
 impl PsiTrigger {
-    /// Asks for a notification when some task has waited for `stall` within `window`. Without `CAP_SYS_RESOURCE` the window
-    /// must be a multiple of two seconds. Must be called inside a tokio runtime.
+    /// Asks for a notification when tasks have waited for `stall` within `window`; `kind`: `some` or `full`. Without
+    /// `CAP_SYS_RESOURCE` the window must be a multiple of two seconds, and before Linux 6.4 there are no triggers. Must be
+    /// called inside a tokio runtime.
     ///
     /// # Errors
     /// The kernel has no pressure stall information, or refuses the trigger.
-    pub fn open(pressure_file: &Path, stall: Duration, window: Duration) -> io::Result<Self> {
+    pub fn open(pressure_file: &Path, kind: &str, stall: Duration, window: Duration) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let mut file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(pressure_file)?;
         // The terminating zero is part of what the kernel reads.
-        let trigger = format!("some {} {}\0", stall.as_micros(), window.as_micros());
+        let trigger = format!("{kind} {} {}\0", stall.as_micros(), window.as_micros());
         file.write_all(trigger.as_bytes())?;
         // SAFETY: a `File` owns its descriptor, keeps it open until it is dropped, and always names the same one.
         let file = unsafe { AsyncFd::register_with_interest(file, Interest::PRIORITY) };
@@ -38,11 +39,12 @@ impl PsiTrigger {
     /// Resolves when the threshold was exceeded: at most once a window. Cancel-safe.
     ///
     /// # Errors
-    /// The runtime is shutting down.
+    /// The cgroup was removed, or the runtime is shutting down.
     pub async fn exceeded(&self) -> io::Result<()> {
-        let mut ready = self.file.ready(Interest::PRIORITY).await?;
-        ready.clear_ready();
-        Ok(())
+        let mut guard = self.file.ready(Interest::PRIORITY | Interest::ERROR).await?;
+        let is_gone = guard.ready().is_error();
+        guard.clear_ready();
+        if is_gone { Err(io::Error::new(io::ErrorKind::NotFound, "the cgroup was removed")) } else { Ok(()) }
     }
 }
 
@@ -54,7 +56,7 @@ mod tests {
     async fn a_file_that_is_no_pressure_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("memory");
-        let open = || PsiTrigger::open(&file, Duration::from_millis(100), Duration::from_secs(2));
+        let open = || PsiTrigger::open(&file, "some", Duration::from_millis(100), Duration::from_secs(2));
         assert_eq!(open().unwrap_err().kind(), io::ErrorKind::NotFound);
         std::fs::write(&file, "").unwrap();
         assert!(open().is_err(), "a regular file cannot be waited for");

@@ -67,6 +67,7 @@ pub(super) fn container(status: v1::ContainerStatus, pid: Option<u32>, sandbox_i
         },
         pid,
         proven: None,
+        exit_observed: false,
     }
 }
 

@@ -56,6 +56,7 @@ impl PlegTask {
         if let Some(place) = snapshot.containers.iter_mut().find(|c| c.id == container.id) {
             *place = container;
         }
+        self.correct_reasons(&known, &mut snapshot);
         if let Some(record) = self.records.get_mut(uid) {
             record.settle_now();
         }

@@ -15,9 +15,6 @@ pub trait PlegObserver: Send + Sync + 'static {
     fn inspection(&self, took: Duration, ok: bool);
     /// The runtime did not confirm an exit that the kernel proved.
     fn contradiction(&self);
-    /// The OOM killer chose a process: a container's init (true), another process of a container (false), or one of an
-    /// unknown container (`None`).
-    fn oom_kill(&self, is_init: Option<bool>);
 }
 
 /// Ignores everything.
@@ -28,5 +25,4 @@ impl PlegObserver for NoObserver {
     fn relist(&self, _reason: RelistReason, _took: Duration, _interval: Option<Duration>, _ok: bool) {}
     fn inspection(&self, _took: Duration, _ok: bool) {}
     fn contradiction(&self) {}
-    fn oom_kill(&self, _is_init: Option<bool>) {}
 }

@@ -46,13 +46,12 @@ pub(super) struct PinGone {
     pub is_proof: bool,
 }
 
-/// The newest exit records and OOM victims, bounded.
+/// The newest exit records, bounded.
 #[derive(Default)]
 pub(super) struct Exits {
     /// By container and pid: a container may contain further PID namespaces, whose inits end too.
     facts: HashMap<(ContainerId, u32), ExitFacts>,
     order: VecDeque<(ContainerId, u32)>,
-    oom_victims: VecDeque<u32>,
 }
 
 impl Exits {
@@ -68,15 +67,14 @@ impl Exits {
         }
     }
 
-    fn get(&self, container: &ContainerStatus) -> Option<&ExitFacts> {
+    pub(super) fn get(&self, container: &ContainerStatus) -> Option<&ExitFacts> {
         self.facts.get(&(container.id.clone(), container.pid?))
     }
 
-    pub(super) fn record_oom_victim(&mut self, pid: u32) {
-        self.oom_victims.push_back(pid);
-        if self.oom_victims.len() > 256 {
-            self.oom_victims.pop_front();
-        }
+    /// The record of a container that has only one.
+    pub(super) fn only_of(&self, id: &ContainerId) -> Option<&ExitFacts> {
+        let mut found = self.facts.values().filter(|facts| &facts.container == id);
+        found.next().filter(|_| found.next().is_none())
     }
 }
 
@@ -150,11 +148,12 @@ impl PlegTask {
     fn death(&self, container: &ContainerStatus, exit_code: Option<i32>) -> ProvenDeath {
         let now = Instant::now();
         let facts = self.exits.get(container);
+        let exit_code = facts.map(|f| f.exit_code).or(exit_code);
         ProvenDeath {
             seen_at: now,
             kernel_age: facts.map(|f| f.at.age(now)),
-            exit_code: facts.map(|f| f.exit_code).or(exit_code),
-            oom_killed: facts.is_some_and(|f| self.exits.oom_victims.contains(&f.pid)),
+            exit_code,
+            oom_killed: self.is_oom_killed(container, exit_code),
         }
     }
 
@@ -182,14 +181,14 @@ impl PlegTask {
         });
         let owner = owner.map(|(uid, _)| uid.clone());
         self.exits.insert(facts);
-        let Some(uid) = owner else { return };
-        let Some(record) = self.records.get_mut(&uid) else { return };
-        if let Some(death) = record.deaths.get_mut(&id) {
+        let Some(uid) = owner else { return self.recheck_reason(&id) };
+        let Some(known) = self.records.get(&uid).and_then(|record| record.snapshot.clone()) else { return };
+        let is_oom = known.by_id(&id).is_some_and(|container| self.is_oom_killed(container, Some(code)));
+        if let Some(death) = self.records.get_mut(&uid).and_then(|record| record.deaths.get_mut(&id)) {
             death.exit_code = Some(code);
+            death.oom_killed = is_oom;
         }
-        if let Some(known) = record.snapshot.clone() {
-            self.republish(&uid, &known);
-        }
+        self.republish(&uid, &known);
     }
 
     /// Publishes the cached snapshot with the exits known by now.

@@ -29,7 +29,7 @@ use super::handle::Published;
 use super::handle::Reply;
 use super::inspect;
 use super::inspect::Listing;
-use super::oom::UnattributedOomKills;
+use super::oom::Ooms;
 use super::proof::Exits;
 use super::proof::PinFuture;
 use super::record::ACTING_LIMIT;
@@ -55,6 +55,7 @@ use crate::model::LifecycleKind;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::Source;
+use crate::oom::OomReporter;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 
@@ -74,6 +75,8 @@ pub struct PlegConfig {
     pub clock: Clock,
     /// States of the sensors.
     pub board: SensorBoard,
+    /// Reports OOM verdicts.
+    pub ooms: OomReporter,
 }
 
 /// Starts the PLEG. It ends when `shutdown` is cancelled.
@@ -94,7 +97,7 @@ pub fn start(
         work: JoinSet::new(),
         pins: FuturesUnordered::new(),
         exits: Exits::default(),
-        unattributed: UnattributedOomKills::default(),
+        ooms: Ooms::default(),
         rechecks: DelayQueue::new(),
         relists: Relists::default(),
         config,
@@ -118,7 +121,7 @@ pub(super) struct PlegTask {
     pub(super) work: JoinSet<CallResult>,
     pub(super) pins: FuturesUnordered<PinFuture>,
     pub(super) exits: Exits,
-    pub(super) unattributed: UnattributedOomKills,
+    pub(super) ooms: Ooms,
     rechecks: DelayQueue<PodUid>,
     pub(super) relists: Relists,
     slots: Arc<Semaphore>,
@@ -136,6 +139,7 @@ impl PlegTask {
         loop {
             self.relist_if_due();
             let relist_at = self.relist_due();
+            let oom_due = self.ooms.due();
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
@@ -146,6 +150,7 @@ impl PlegTask {
                 Some(command) = commands.recv() => self.on_command(command),
                 Some(due) = self.rechecks.next(), if !self.rechecks.is_empty() => self.on_recheck(due.into_inner()),
                 Ok(()) = sensors.changed() => {}
+                () = sleep_until(oom_due), if oom_due.is_some() => self.conclude_overdue(),
                 () = tokio::time::sleep_until(relist_at) => {}
             }
         }
@@ -165,7 +170,7 @@ impl PlegTask {
                 self.inspect_or_defer(&uid);
             }
             Hint::Exit(facts) => self.on_exit_facts(facts),
-            Hint::Oom(facts) => self.on_oom_facts(facts),
+            Hint::Oom(record) => self.on_oom_record(*record),
             Hint::Gap(reason) => self.relists.request(reason, Instant::now()),
         }
     }
@@ -338,9 +343,14 @@ impl PlegTask {
             self.answer(uid, sampled_at);
             return;
         }
-        if let Some(known) = record.snapshot.clone() {
-            keep_exits(&known, &mut snapshot);
+        let known = record.snapshot.clone();
+        if let Some(known) = &known {
+            keep_exits(known, &mut snapshot);
         }
+        self.correct_reasons(
+            known.as_deref().unwrap_or(&PodSnapshot::empty(snapshot.pod.clone(), sampled_at)),
+            &mut snapshot,
+        );
         self.pin_running(uid, &snapshot);
         let pending = self.overlay_pending_exits(uid, &mut snapshot);
         self.publish(uid, snapshot, source);
@@ -402,6 +412,7 @@ impl PlegTask {
                 self.rechecks.try_remove(key);
             }
             self.published.write().unwrap_or_else(PoisonError::into_inner).remove(uid);
+            self.config.ooms.pod_removed(uid);
             self.emit(record.snapshot.as_deref(), None, Source::Relist);
         }
     }
@@ -475,6 +486,13 @@ impl PlegTask {
 
     pub(super) fn events_up(&self) -> bool {
         self.config.board.get(Sensor::RuntimeEvents) == Some(SensorState::Up)
+    }
+}
+
+/// At once without a time: such a branch of a `select!` is disabled.
+async fn sleep_until(due: Option<Instant>) {
+    if let Some(due) = due {
+        tokio::time::sleep_until(due).await;
     }
 }
 

@@ -43,5 +43,6 @@ pub(crate) fn container(id: &str, name: &str, state: ContainerState) -> Containe
         termination: TerminationFile::default(),
         pid: Some(4711),
         proven: None,
+        exit_observed: false,
     }
 }

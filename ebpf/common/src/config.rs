@@ -1,4 +1,4 @@
-//! What the agent tells the probes when it loads them.
+//! Globals of the probes, written by the agent before it loads them.
 
 use core::mem::size_of;
 
@@ -23,7 +23,7 @@ pub struct Config {
     pub reserved: u32,
     /// Size of a page in KiB.
     pub page_kib: u32,
-    /// 1 if the `mark_victim` tracepoint hands over the task (kernel 6.9 and later), 0 if the pid.
+    /// 1 if the `mark_victim` tracepoint passes the task (kernel 6.9 and later), 0 if the pid.
     pub victim_is_task: u32,
 }
 
@@ -42,6 +42,7 @@ pub struct Offsets {
     pub task_thread_pid: u32,
     pub task_cgroups: u32,
     pub task_mm: u32,
+    pub task_real_parent: u32,
     pub signal_live: u32,
     pub signal_flags: u32,
     pub signal_group_exit_code: u32,
@@ -78,11 +79,15 @@ pub struct Offsets {
     /// [`ABSENT`] on kernels built without support for cgroup v1.
     pub mem_cgroup_oom_lock: u32,
     pub mem_cgroup_memory: u32,
+    /// [`ABSENT`] on kernels that never kill a whole cgroup.
+    pub mem_cgroup_oom_group: u32,
+    /// The counter of OOM kills in `mem_cgroup.memory_events_local`, or [`ABSENT`].
+    pub mem_cgroup_oom_kills: u32,
     pub page_counter_usage: u32,
     pub page_counter_max: u32,
 }
 
 const _: () = {
     assert!(size_of::<Config>() == 24);
-    assert!(size_of::<Offsets>() == 40 * 4);
+    assert!(size_of::<Offsets>() == 43 * 4);
 };

@@ -14,7 +14,7 @@ pub mod kind {
     pub const EXIT: u32 = 1;
     /// [`super::OomRecord`].
     pub const OOM: u32 = 2;
-    /// [`super::CgroupRecord`]: the cgroup came into being.
+    /// [`super::CgroupRecord`]: the cgroup was created.
     pub const CGROUP_CREATED: u32 = 3;
     /// [`super::CgroupRecord`]: the cgroup was removed.
     pub const CGROUP_REMOVED: u32 = 4;
@@ -40,6 +40,20 @@ pub mod flags {
     pub const TASK_KNOWN: u32 = 1 << 7;
     /// The path did not fit; `path` holds the last component alone.
     pub const NAME_ONLY: u32 = 1 << 8;
+    /// The cgroups above an OOM victim were searched for the limit: without [`LIMIT_KNOWN`] no limit was exceeded.
+    pub const LIMIT_SEARCHED: u32 = 1 << 9;
+    /// The counter of OOM kills could be read.
+    pub const KILLS_KNOWN: u32 = 1 << 10;
+    /// The kernel kills the whole cgroup `group_cgroup_id` (`memory.oom.group`).
+    pub const GROUP_KILL: u32 = 1 << 11;
+    /// The uppermost process above an OOM victim in its container could be read.
+    pub const ROOT_KNOWN: u32 = 1 << 12;
+    /// That process is init of a PID namespace other than the host's.
+    pub const ROOT_IS_INIT: u32 = 1 << 13;
+    /// The OOM victim is in the host's PID namespace.
+    pub const HOST_PID_NS: u32 = 1 << 14;
+    /// The uppermost process is in the victim's cgroup.
+    pub const ROOT_IN_CGROUP: u32 = 1 << 15;
 }
 
 /// How a cgroup is watched, bits of [`WatchedCgroup::flags`].
@@ -109,10 +123,21 @@ pub struct OomRecord {
     pub shmem_kib: u64,
     /// Page tables in KiB.
     pub page_tables_kib: u64,
+    /// The limit that fired, in KiB.
+    pub limit_kib: u64,
+    /// OOM kills in the victim's own memory cgroup since it was created, this one included.
+    pub kills: u64,
+    /// Id of the cgroup that is killed as a whole, in the memory hierarchy.
+    pub group_cgroup_id: u64,
     /// Process id (thread-group id) in the host's PID namespace.
     pub pid: u32,
     /// `oom_score_adj` of the victim, -1000 to 1000.
     pub oom_score_adj: i32,
+    /// Process id of the uppermost process above the victim (or the victim itself) whose parent is in the host's PID
+    /// namespace; for a victim in the host's PID namespace, whose parent is in another cgroup.
+    pub root_pid: u32,
+    /// Always 0.
+    pub reserved: u32,
     /// Command name, zero-padded.
     pub comm: [u8; COMM_LEN],
 }
@@ -153,12 +178,12 @@ pub struct WatchedCgroup {
 const _: () = {
     assert!(size_of::<Head>() == 16);
     assert!(size_of::<ExitRecord>() == 64);
-    assert!(size_of::<OomRecord>() == 104);
+    assert!(size_of::<OomRecord>() == 136);
     assert!(size_of::<CgroupRecord>() == 40 + PATH_LEN);
     assert!(size_of::<CgroupRecord>().is_multiple_of(8));
     assert!(size_of::<WatchedCgroup>() == 24);
     assert!(offset_of!(ExitRecord, comm) == 48);
-    assert!(offset_of!(OomRecord, comm) == 88);
+    assert!(offset_of!(OomRecord, comm) == 120);
     assert!(offset_of!(CgroupRecord, path) == 40);
 };
 
@@ -182,7 +207,10 @@ mod tests {
         assert_eq!(offset_of!(OomRecord, limit_cgroup_id), 24);
         assert_eq!(offset_of!(OomRecord, total_vm_kib), 40);
         assert_eq!(offset_of!(OomRecord, page_tables_kib), 72);
-        assert_eq!(offset_of!(OomRecord, oom_score_adj), 84);
+        assert_eq!(offset_of!(OomRecord, limit_kib), 80);
+        assert_eq!(offset_of!(OomRecord, group_cgroup_id), 96);
+        assert_eq!(offset_of!(OomRecord, oom_score_adj), 108);
+        assert_eq!(offset_of!(OomRecord, root_pid), 112);
 
         assert_eq!(offset_of!(CgroupRecord, parent_id), 24);
         assert_eq!(offset_of!(CgroupRecord, path_len), 36);
@@ -203,6 +231,13 @@ mod tests {
             flags::LIMIT_KNOWN,
             flags::TASK_KNOWN,
             flags::NAME_ONLY,
+            flags::LIMIT_SEARCHED,
+            flags::KILLS_KNOWN,
+            flags::GROUP_KILL,
+            flags::ROOT_KNOWN,
+            flags::ROOT_IS_INIT,
+            flags::HOST_PID_NS,
+            flags::ROOT_IN_CGROUP,
         ];
         let union = all.iter().fold(0, |seen, flag| {
             assert_eq!(flag.count_ones(), 1);

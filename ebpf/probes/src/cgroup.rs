@@ -1,4 +1,4 @@
-//! Cgroups that come and go below watched ones.
+//! Creation and removal of cgroups below watched ones.
 //!
 //! A child of a watched cgroup is watched from the moment it exists, before any process can be in
 //! it: a container that lives for a millisecond is seen although the agent never heard of it.
@@ -46,7 +46,7 @@ fn created(cgroup: Cgroup, path: u64) -> Option<()> {
     if WATCHED_CGROUPS.insert(id, inherited, 0).is_err() {
         lose(Loss::Watches);
     }
-    tell(kind::CGROUP_CREATED, cgroup, id, parent_id, path);
+    report(kind::CGROUP_CREATED, cgroup, id, parent_id, path);
     Some(())
 }
 
@@ -55,7 +55,7 @@ fn removed(cgroup: Cgroup, path: u64) -> Option<()> {
     let parent_id = parent_in_hierarchy(cgroup)?;
     let id = cgroup.id()?;
     WATCHED_CGROUPS.remove(id).ok()?;
-    tell(kind::CGROUP_REMOVED, cgroup, id, parent_id, path);
+    report(kind::CGROUP_REMOVED, cgroup, id, parent_id, path);
     Some(())
 }
 
@@ -69,15 +69,15 @@ fn parent_in_hierarchy(cgroup: Cgroup) -> Option<u64> {
 }
 
 #[inline(always)]
-fn tell(kind: u32, cgroup: Cgroup, id: u64, parent_id: u64, path: u64) {
+fn report(kind: u32, cgroup: Cgroup, id: u64, parent_id: u64, path: u64) {
     let Some(mut entry) = CGROUPS.reserve::<CgroupRecord>(0) else {
         lose(Loss::Cgroups);
         return;
     };
     let hierarchy = config!(hierarchy);
     let record = entry.as_mut_ptr();
-    // SAFETY: the entry is as large as a record. `path` may stay as it is, since `path_len` says
-    // how much of it counts.
+    // SAFETY: the entry is as large as a record. `path` may stay as it is, since `path_len` is
+    // the number of bytes that count.
     let text = unsafe {
         addr_of_mut!((*record).head).write(Head {
             kind,

@@ -1,4 +1,4 @@
-//! Process exits: told for watched processes, and in watched cgroups for inits and OOM victims.
+//! Process exits: reported for watched processes, and in watched cgroups for inits and OOM victims.
 
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::raw_tracepoint;
@@ -58,7 +58,7 @@ fn report(task: Task) -> Option<()> {
     Some(())
 }
 
-/// The reasons to tell this exit, or none if nobody asked for it.
+/// The reasons to report this exit; none if neither process nor cgroup is watched.
 #[inline(always)]
 fn why(task: Task, pid: u32, cgroup_id: Option<u64>) -> Option<u32> {
     let mut why = 0;

@@ -1,14 +1,14 @@
 //! The kernel side: four sensors, each a handful of programs.
 //!
-//! | program | hook | since | says |
+//! | program | hook | since | reports |
 //! |---|---|---|---|
 //! | `process_exit` | raw tracepoint `sched_process_exit` | 5.8 | a watched process ended |
-//! | `oom_victim` | raw tracepoint `mark_victim` | 5.8, sizes 6.9 | whom the OOM killer chose, and whose limit fired |
-//! | `cgroup_created` | raw tracepoint `cgroup_mkdir` | 5.8 | a cgroup below a watched one |
-//! | `cgroup_removed` | raw tracepoint `cgroup_rmdir` | 5.8 | its end |
+//! | `oom_victim` | raw tracepoint `mark_victim` | 5.8, sizes 6.9 | OOM victims, and whose limit fired |
+//! | `cgroup_created` | raw tracepoint `cgroup_mkdir` | 5.8 | a cgroup created below a watched one |
+//! | `cgroup_removed` | raw tracepoint `cgroup_rmdir` | 5.8 | its removal |
 //! | `reclaim_begin`, `reclaim_end` | raw tracepoints `mm_vmscan_*_reclaim_*` | 5.8 | stalls, counted in a map |
 //!
-//! Everything is filtered here: what nobody watches costs a map lookup and wakes nobody. The
+//! Everything is filtered here: what is not watched costs a map lookup and wakes no process. The
 //! programs decide nothing beyond that. Kernel structures are read at offsets that the agent takes
 //! from the running kernel's BTF, so one object fits all kernels. 5.8 is where the ring buffer and
 //! the boot clock helper came in.

@@ -24,7 +24,7 @@ pub static OFFSETS: Global<Offsets> = Global::new(
     unsafe { MaybeUninit::zeroed().assume_init() },
 );
 
-/// Exits and OOM kills; apart from cgroup events, so that a storm of those loses no death.
+/// Exits and OOM kills; separate from cgroup events, so that many of those lose no death.
 #[map]
 pub static DEATHS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 
@@ -36,17 +36,17 @@ pub static CGROUPS: RingBuf = RingBuf::with_byte_size(128 * 1024, 0);
 #[map]
 pub static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Loss::COUNT, 0);
 
-/// Processes whose exit is always told.
+/// Processes whose exit is always reported.
 #[map]
 pub static WATCHED_PIDS: HashMap<u32, u32> = HashMap::with_max_entries(4096, 0);
 
-/// Cgroups whose processes, children and stalls are told.
+/// Cgroups whose processes, children and stalls are reported.
 #[map]
 pub static WATCHED_CGROUPS: HashMap<u64, WatchedCgroup> = HashMap::with_max_entries(8192, 0);
 
 /// OOM victims that have not exited yet: process id to time of the choice.
 #[map]
-pub static OOM_VICTIMS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(256, 0);
+pub static OOM_VICTIMS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(2048, 0);
 
 /// Threads that are reclaiming memory: thread id to time of the beginning.
 #[map]

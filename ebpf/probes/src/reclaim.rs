@@ -1,7 +1,7 @@
-//! Memory reclaim that processes of watched cgroups must do themselves: counted, never told.
+//! Memory reclaim that processes of watched cgroups must do themselves: counted, without a record.
 //!
-//! The kernel's reclaim tracepoints do not say for which cgroup they work on all kernels, but the
-//! thread they run in is the one that stalls, and that is what is counted.
+//! The kernel's reclaim tracepoints do not name the cgroup on all kernels, but the thread they run
+//! in is the one that stalls, and that is what is counted.
 
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::bpf_get_current_task;

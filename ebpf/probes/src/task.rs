@@ -59,8 +59,9 @@ impl Task {
         read(self.0, offset!(task_tgid))
     }
 
+    /// The first thread of the thread group.
     #[inline(always)]
-    fn leader(self) -> Option<Task> {
+    pub fn leader(self) -> Option<Task> {
         follow(self.0, offset!(task_group_leader)).map(Task)
     }
 
@@ -88,13 +89,19 @@ impl Task {
         read(self.leader()?.0, offset!(task_exit_code))
     }
 
+    /// The thread group of the process that waits for this one's exit.
+    #[inline(always)]
+    pub fn parent(self) -> Option<Task> {
+        Task(follow(self.0, offset!(task_real_parent))?).leader()
+    }
+
     /// `oom_score_adj`.
     #[inline(always)]
     pub fn oom_score_adj(self) -> i32 {
         self.signal().and_then(|signal| read::<i16>(signal, offset!(signal_oom_score_adj))).unwrap_or(0) as i32
     }
 
-    /// Who the thread group is.
+    /// Identity of the thread group.
     #[inline(always)]
     pub fn identity(self) -> Option<Identity> {
         let leader = self.leader()?;

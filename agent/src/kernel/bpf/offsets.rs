@@ -75,6 +75,7 @@ fn cgroup(btf: &Btf, to: &mut Offsets) -> Result<(), BtfError> {
 
 fn memory(btf: &Btf, to: &mut Offsets) -> Result<(), BtfError> {
     to.task_mm = btf.offset("task_struct.mm")?;
+    to.task_real_parent = btf.offset("task_struct.real_parent")?;
     to.mm_total_vm = btf.offset("mm_struct.total_vm")?;
     to.mm_pgtables_bytes = btf.offset("mm_struct.pgtables_bytes")?;
     to.mm_rss_anon = btf.constant("MM_ANONPAGES")?;
@@ -86,10 +87,19 @@ fn memory(btf: &Btf, to: &mut Offsets) -> Result<(), BtfError> {
     to.page_counter_max = btf.offset("page_counter.max")?;
     // Missing in kernels without cgroup v1: the probe then compares the counters.
     to.mem_cgroup_oom_lock = btf.offset("mem_cgroup.oom_lock").unwrap_or(ABSENT);
+    to.mem_cgroup_oom_group = btf.offset("mem_cgroup.oom_group").unwrap_or(ABSENT);
+    to.mem_cgroup_oom_kills = kill_counter(btf).unwrap_or(ABSENT);
     let (first, stride) = resident_counters(btf)?;
     to.mm_rss_first = first;
     to.mm_rss_stride = stride;
     Ok(())
+}
+
+/// The cgroup's own counter of OOM kills (Linux 5.3 and later): processes of cgroups below do not count.
+fn kill_counter(btf: &Btf) -> Result<u32, BtfError> {
+    let counters = btf.place("mem_cgroup.memory_events_local")?;
+    let (first, stride) = btf.elements(counters).ok_or_else(|| missing("array mem_cgroup.memory_events_local"))?;
+    Ok(first.offset + btf.constant("MEMCG_OOM_KILL")? * stride)
 }
 
 /// Since 6.2 `rss_stat` is an array of per-CPU counters, before it was a structure with an array of plain ones.

@@ -12,6 +12,7 @@ use keblet_ebpf_common::kind;
 
 use crate::cgroups::CgroupId;
 use crate::kernel::clock::BootTime;
+use crate::model::OomRoot;
 
 /// A record of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,18 +100,42 @@ pub struct Oom {
     pub cgroup: Option<CgroupId>,
     /// That cgroup is watched.
     pub watched: bool,
-    /// The cgroup (of the memory hierarchy) whose limit was exceeded. `None` if the node itself was out of memory, and on
-    /// kernels where it is not readable.
-    pub limit: Option<CgroupId>,
+    /// The exceeded limit; unknown with the process.
+    pub limit: OomLimit,
+    /// OOM kills in the process's own memory cgroup since its creation, this one included. If the process was exiting
+    /// already and the kernel only let it go on, it does not count.
+    pub kills: Option<u64>,
+    /// The cgroup (of the memory hierarchy) that the kernel kills as a whole.
+    pub group: Option<CgroupId>,
+    /// The uppermost process above this one in its container.
+    pub root: Option<OomRoot>,
+    /// It is in the host's PID namespace.
+    pub host_pid_namespace: bool,
     /// The process; often unknown before Linux 6.9.
-    pub victim: Option<OomVictim>,
+    pub victim: Option<OomProcess>,
     /// Its memory when it was chosen.
     pub memory: Option<OomMemory>,
 }
 
+/// The limit that a kill enforced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OomLimit {
+    /// The limit of a cgroup of the memory hierarchy was exceeded.
+    Exceeded {
+        /// The cgroup.
+        cgroup: CgroupId,
+        /// The limit in KiB.
+        kib: u64,
+    },
+    /// No limit was exceeded: the node was out of memory.
+    None,
+    /// The process, and thereby its cgroup, could not be read.
+    Unknown,
+}
+
 /// The victim as a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OomVictim {
+pub struct OomProcess {
     /// When it started.
     pub started: BootTime,
     /// Command name.
@@ -199,13 +224,26 @@ fn exit(record: &ExitRecord) -> Exit {
 
 fn oom(record: &OomRecord) -> Oom {
     let has = |flag| record.head.flags & flag != 0;
+    let limit = match (has(flags::LIMIT_KNOWN), has(flags::LIMIT_SEARCHED)) {
+        (true, _) => OomLimit::Exceeded { cgroup: CgroupId(record.limit_cgroup_id), kib: record.limit_kib },
+        (false, true) => OomLimit::None,
+        (false, false) => OomLimit::Unknown,
+    };
     Oom {
         pid: record.pid,
         at: BootTime(record.head.time_ns),
         cgroup: has(flags::CGROUP_KNOWN).then_some(CgroupId(record.cgroup_id)),
         watched: has(flags::WATCHED_CGROUP),
-        limit: has(flags::LIMIT_KNOWN).then_some(CgroupId(record.limit_cgroup_id)),
-        victim: has(flags::TASK_KNOWN).then(|| OomVictim {
+        limit,
+        kills: has(flags::KILLS_KNOWN).then_some(record.kills),
+        group: has(flags::GROUP_KILL).then_some(CgroupId(record.group_cgroup_id)),
+        root: has(flags::ROOT_KNOWN).then(|| OomRoot {
+            pid: record.root_pid,
+            is_init: has(flags::ROOT_IS_INIT),
+            in_cgroup: has(flags::ROOT_IN_CGROUP),
+        }),
+        host_pid_namespace: has(flags::HOST_PID_NS),
+        victim: has(flags::TASK_KNOWN).then(|| OomProcess {
             started: BootTime(record.start_ns),
             comm: text(&record.comm),
             oom_score_adj: record.oom_score_adj,

@@ -65,12 +65,21 @@ fn unknown_fields_of_an_oom_kill_are_none() {
     };
     let unknown = oom(&record);
     assert_eq!((unknown.cgroup, unknown.victim, unknown.memory), (None, None, None));
-    assert_eq!(unknown.limit, None);
+    assert_eq!((unknown.limit, unknown.kills, unknown.group, unknown.root), (OomLimit::Unknown, None, None, None));
 
-    record.limit_cgroup_id = 8;
-    record.head.flags = flags::LIMIT_KNOWN | flags::MEMORY_KNOWN;
+    record.head.flags = flags::LIMIT_SEARCHED;
+    assert_eq!(oom(&record).limit, OomLimit::None, "the node was out of memory");
+    (record.limit_cgroup_id, record.limit_kib, record.kills, record.root_pid) = (8, 1024, 3, 5);
+    record.head.flags = flags::LIMIT_KNOWN
+        | flags::LIMIT_SEARCHED
+        | flags::MEMORY_KNOWN
+        | flags::KILLS_KNOWN
+        | flags::ROOT_KNOWN
+        | flags::ROOT_IS_INIT;
     let known = oom(&record);
-    assert_eq!(known.limit, Some(CgroupId(8)));
+    assert_eq!(known.limit, OomLimit::Exceeded { cgroup: CgroupId(8), kib: 1024 });
+    assert_eq!(known.kills, Some(3));
+    assert_eq!(known.root, Some(OomRoot { pid: 5, is_init: true, in_cgroup: false }));
     assert_eq!(known.memory.map(|memory| memory.anon_kib), Some(64));
 }
 

@@ -56,13 +56,7 @@ pub struct TreeUsage {
 }
 
 /// Bytes on disk and inodes of a folder and its content on the same file system; symbolic links are not followed. What is
-/// removed meanwhile is not counted. Blocks for the time of the walk.
-pub fn tree_usage(folder: &Path) -> (u64, u64) {
-    let usage = tree_usage_while(folder, || true);
-    (usage.bytes, usage.inodes)
-}
-
-/// As [`tree_usage`], for as long as `go_on` returns true, which is asked once for each folder.
+/// removed meanwhile is not counted. Blocks for as long as `go_on` returns true, which is asked once for each folder.
 pub fn tree_usage_while(folder: &Path, mut go_on: impl FnMut() -> bool) -> TreeUsage {
     let Ok(top) = fs::symlink_metadata(folder) else { return TreeUsage { complete: true, ..TreeUsage::default() } };
     let mut usage = TreeUsage { bytes: top.blocks() * 512, inodes: 1, complete: true };
@@ -102,12 +96,13 @@ mod tests {
     fn a_tree() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("inner")).unwrap();
-        let (before, _) = tree_usage(dir.path());
+        let all = |folder: &Path| tree_usage_while(folder, || true);
+        let before = all(dir.path()).bytes;
         fs::write(dir.path().join("inner/file"), vec![7; 100_000]).unwrap();
-        let (bytes, inodes) = tree_usage(dir.path());
+        let TreeUsage { bytes, inodes, .. } = all(dir.path());
         assert_eq!(inodes, 3);
         assert!(bytes - before >= 98_304, "{before} {bytes}");
-        assert_eq!(tree_usage(&dir.path().join("none")), (0, 0));
+        assert_eq!(all(&dir.path().join("none")).inodes, 0);
         let mut folders = 0;
         let part = tree_usage_while(dir.path(), || {
             folders += 1;

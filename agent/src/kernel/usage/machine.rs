@@ -9,6 +9,8 @@ use crate::cgroups::usage::CgroupUsage;
 use crate::cgroups::usage::MemoryUsage;
 use crate::cgroups::usage::Pressure;
 
+const PROC: &str = "/proc";
+
 /// Reads the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine;
@@ -23,53 +25,60 @@ pub struct ProcessCounts {
 }
 
 impl Machine {
-    /// Usage of the root cgroup. The limit of memory is the size of the machine's memory.
-    pub fn usage(layout: &Layout) -> CgroupUsage {
+    /// Usage of the root cgroup, and of the machine by the files of `proc`: the limit of memory is the size of the
+    /// machine's memory, and pressure is the machine's, also with cgroup v1.
+    pub fn usage(layout: &Layout, proc: &Path) -> CgroupUsage {
         let mut usage = CgroupPlace::at(layout, "/").read();
-        usage.memory = Some(of_machine(usage.memory));
-        if layout.is_v2() {
-            let pressure = |name: &str| Pressure::read(&Path::new("/proc/pressure").join(name));
-            usage.cpu_pressure = pressure("cpu");
-            usage.memory_pressure = pressure("memory");
-            usage.io_pressure = pressure("io");
-        }
+        usage.memory = Some(of_machine(usage.memory, proc));
+        // The node has it with cgroup v1 too.
+        let pressure = |name: &str| Pressure::read(&proc.join("pressure").join(name));
+        usage.cpu_pressure = pressure("cpu");
+        usage.memory_pressure = pressure("memory");
+        usage.io_pressure = pressure("io");
         usage
     }
 
     /// The memory of [`Self::usage`] alone.
     pub fn memory(layout: &Layout) -> MemoryUsage {
-        of_machine(CgroupPlace::at(layout, "/").read_memory())
+        of_machine(CgroupPlace::at(layout, "/").read_memory(), Path::new(PROC))
+    }
+
+    /// The kernel provides pressure stall information of the machine.
+    pub fn has_pressure(proc: &Path) -> bool {
+        // The files exist but cannot be read while PSI is compiled in and disabled.
+        fs::read(proc.join("pressure/cpu")).is_ok()
     }
 
     /// Seconds since the Unix epoch at which the machine started.
-    pub fn boot_time() -> Option<i64> {
-        let table = fs::read_to_string("/proc/stat").ok()?;
+    pub fn boot_time(proc: &Path) -> Option<i64> {
+        let table = fs::read_to_string(proc.join("stat")).ok()?;
         table.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
     }
 
     /// Processes and threads.
     pub fn processes() -> ProcessCounts {
-        let number = |file: &str| fs::read_to_string(file).ok()?.trim().parse::<i64>().ok();
-        let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"].map(number);
-        let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        Self::processes_in(Path::new(PROC))
+    }
+
+    /// Processes and threads, by the files of `proc`.
+    pub fn processes_in(proc: &Path) -> ProcessCounts {
+        let number = |file: &str| fs::read_to_string(proc.join(file)).ok()?.trim().parse::<i64>().ok();
+        let limits = ["sys/kernel/pid_max", "sys/kernel/threads-max"].map(number);
+        let load = fs::read_to_string(proc.join("loadavg")).unwrap_or_default();
         let current = load.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());
         ProcessCounts { max: limits.into_iter().flatten().min(), current }
     }
 }
 
 /// Memory of the root cgroup, with the machine's own as the limit. Without a memory controller there is none of the cgroup.
-fn of_machine(of_root: Option<MemoryUsage>) -> MemoryUsage {
-    let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+fn of_machine(of_root: Option<MemoryUsage>, proc: &Path) -> MemoryUsage {
+    let table = fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
     let MemoryUsage { limit, swap, swap_limit, .. } = meminfo(&table);
     MemoryUsage { limit, swap, swap_limit, ..of_root.unwrap_or_else(|| meminfo(&table)) }
 }
 
 fn meminfo(table: &str) -> MemoryUsage {
-    let of = |name: &str| {
-        let line = table.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-        kib.unwrap_or(0).saturating_mul(1024)
-    };
+    let of = |name: &str| kibibytes(table, name).unwrap_or(0);
     let (total, swap_total) = (of("MemTotal"), of("SwapTotal"));
     let usage = total.saturating_sub(of("MemFree"));
     MemoryUsage {
@@ -81,6 +90,12 @@ fn meminfo(table: &str) -> MemoryUsage {
         swap_limit: Some(swap_total),
         ..MemoryUsage::default()
     }
+}
+
+/// The value of a line of `/proc/meminfo`, in bytes.
+pub(super) fn kibibytes(table: &str, name: &str) -> Option<u64> {
+    let line = table.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.saturating_mul(1024))
 }
 
 #[cfg(test)]
@@ -98,9 +113,9 @@ mod tests {
 
     #[test]
     fn this_machine() {
-        let usage = Machine::usage(&crate::cgroups::Hierarchies::detect().unwrap().layout);
+        let usage = Machine::usage(&crate::cgroups::Hierarchies::detect().unwrap().layout, Path::new(PROC));
         assert!(usage.cpu > Some(0) && usage.memory.unwrap().working_set > 0);
-        assert!(Machine::boot_time() > Some(1_500_000_000));
+        assert!(Machine::boot_time(Path::new(PROC)) > Some(1_500_000_000));
         let processes = Machine::processes();
         assert!(processes.current > Some(0) && processes.max >= processes.current);
     }

@@ -1,14 +1,18 @@
 //! Reads what the machine uses beside its cgroups: memory and processes as a whole, disks, network. Keeps no samples:
-//! rates are computed by the reader. Blocks; [`tree_usage`] for as long as the tree is large.
+//! rates are computed by the reader. Blocks; [`tree_usage_while`] for as long as the caller permits.
 
+mod available;
 mod disk;
+mod file_system;
 mod machine;
 mod network;
 
+pub use available::AvailableMemory;
 pub use disk::DiskUsage;
 pub use disk::TreeUsage;
-pub use disk::tree_usage;
 pub use disk::tree_usage_while;
+pub use file_system::Disk;
+pub use file_system::FileSystem;
 pub use machine::Machine;
 pub use machine::ProcessCounts;
 pub use network::InterfaceUsage;

@@ -31,12 +31,13 @@ pub struct InterfaceUsage {
     pub tx_dropped: u64,
 }
 
-/// The interfaces in the network namespace of a process, without loopback and the node's ends of pods' interfaces.
+/// The interfaces in the network namespace of a process (its folder in `/proc`), without loopback and the node's ends of
+/// pods' interfaces.
 ///
 /// # Errors
 /// The process does not exist, or has more interfaces than fit in [`read::PROC_FILE_LIMIT`].
-pub fn interfaces_of(pid: u32) -> io::Result<Vec<InterfaceUsage>> {
-    Ok(parse(&read::text(Path::new(&format!("/proc/{pid}/net/dev")), read::PROC_FILE_LIMIT)?))
+pub fn interfaces_of(process: &Path) -> io::Result<Vec<InterfaceUsage>> {
+    Ok(parse(&read::text(&process.join("net/dev"), read::PROC_FILE_LIMIT)?))
 }
 
 fn parse(table: &str) -> Vec<InterfaceUsage> {
@@ -82,6 +83,6 @@ mod tests {
             tx_dropped: 7,
         };
         assert_eq!(parse(table), [eth0]);
-        assert!(interfaces_of(std::process::id()).is_ok());
+        assert!(interfaces_of(Path::new("/proc/self")).is_ok());
     }
 }

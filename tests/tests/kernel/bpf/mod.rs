@@ -4,5 +4,6 @@
 mod degraded;
 mod exits;
 mod oom;
+mod oom_evidence;
 mod overflow;
 mod pids;

@@ -6,6 +6,7 @@ use keblet::kernel::bpf::Exit;
 use keblet::kernel::bpf::ExitStatus;
 use keblet::kernel::bpf::KernelRecord;
 use keblet::kernel::bpf::Oom;
+use keblet::kernel::bpf::OomLimit;
 
 use crate::support::TestCgroup;
 use crate::support::load;
@@ -42,7 +43,16 @@ async fn oom_victim_is_reported_with_cgroup_and_limit() {
     .await;
     assert!(oom.watched);
     assert_ne!(oom.pid, shell.pid(), "the child was chosen, not the shell");
-    assert_eq!(oom.limit, Some(pod.id()), "the pod's limit fired, not the container's");
+    let limit = OomLimit::Exceeded { cgroup: pod.id(), kib: LIMIT >> 10 };
+    assert_eq!(oom.limit, limit, "the pod's limit fired, not the container's");
+    assert_eq!((oom.kills, oom.group), (Some(1), None));
+    let root = oom.root.expect("readable");
+    assert_eq!(
+        (root.pid, root.is_init, root.in_cgroup),
+        (shell.pid(), false, true),
+        "its parent is outside of the cgroup"
+    );
+    assert!(oom.host_pid_namespace);
     let victim = oom.victim.expect("this kernel passes the task");
     assert_eq!(victim.comm, "tail");
     assert!(!victim.pid_ns_init);

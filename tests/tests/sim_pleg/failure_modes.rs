@@ -1,17 +1,10 @@
-//! The failure modes of event-driven PLEGs, at the level of the PLEG: each test fails with the naive design in its
-//! comment. The test acts on the runtime itself, as a pod worker would.
-
-use std::time::Duration;
+//! The failure modes of event-driven PLEGs: each test fails with the naive design in its comment.
 
 use keblet::events::sensors::Sensor;
 use keblet::events::sensors::SensorState;
 use keblet::metrics::Metrics;
 use keblet::model::ContainerState;
 use keblet::model::LifecycleKind;
-use keblet::model::PodSnapshot;
-use keblet::model::PodUid;
-use keblet::model::Source;
-use keblet_tests::cri::client::Client;
 use keblet_tests::cri::client::container;
 use keblet_tests::cri::client::sandbox;
 use keblet_tests::cri::*;
@@ -20,58 +13,16 @@ use keblet_tests::node::SensorSet;
 use tokio::time::Instant;
 use tokio::time::sleep;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-const fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
-
-fn node() -> (SimRuntime, Client) {
-    node_with(Options::default())
-}
-
-fn node_with(options: Options) -> (SimRuntime, Client) {
-    let sim = SimRuntime::new(options);
-    sim.images(|images| images.store("busybox", 1 << 20));
-    let client = Client::new(sim.memory().channel());
-    (sim, client)
-}
-
-fn uid(pod: &str) -> PodUid {
-    PodUid::from(format!("{pod}-uid"))
-}
-
-/// Starts sensors and PLEG and waits until the event stream is up and the first relist done.
-async fn awake(sim: &SimRuntime, sensors: SensorSet) -> PlegHarness {
-    let harness = PlegHarness::open(sim, sensors);
-    let up = harness.seen.until(secs(5), |seen| seen.relists().iter().filter(|(_, _, ok)| *ok).count() >= 2).await;
-    assert!(up || !sensors.events, "{:?}", harness.board.report());
-    harness
-}
-
-/// State of a container in the pod cache.
-fn cached(harness: &PlegHarness, pod: &str, id: &str) -> Option<ContainerState> {
-    state(harness.pleg.cached(&uid(pod)).as_deref()?, id)
-}
-
-fn state(snapshot: &PodSnapshot, id: &str) -> Option<ContainerState> {
-    snapshot.containers.iter().find(|c| c.id.as_str() == id).map(|c| c.state)
-}
-
-async fn run(client: &mut Client, pod: &str, program: &str) -> (String, String) {
-    let sandbox_id = client.run_sandbox(sandbox(pod, 0)).await.expect("sandbox");
-    let id = client.launch(&sandbox_id, container("main", 0, program)).await.expect("launch");
-    (sandbox_id, id)
-}
-
-/// Time from a container's exit to its first report.
-fn latency(sim: &SimRuntime, harness: &PlegHarness, id: &str) -> Duration {
-    let (exited_at, _) = sim.trace(|l| l.instance(id).and_then(|i| i.exited)).expect("exited");
-    let (reported_at, _) = harness.seen.of(LifecycleKind::ContainerDied, id).first().expect("reported").clone();
-    reported_at.saturating_duration_since(exited_at)
-}
+use super::awake;
+use super::cached;
+use super::latency;
+use super::ms;
+use super::node;
+use super::node_with;
+use super::run;
+use super::secs;
+use super::state;
+use super::uid;
 
 /// F1. Naive: the CREATED event puts the state Created into the cache, where a worker takes it for a new state and
 /// starts another container. Here a worker's view after its own action is sampled after that action, whatever events
@@ -419,195 +370,4 @@ async fn f15_repeated_and_reordered_events_report_one_exit() {
         assert_eq!(harness.seen.exit_count(&id), 1, "seed {seed}");
         assert!(harness.seen.of(LifecycleKind::ContainerStarted, &id).len() <= 1, "seed {seed}");
     }
-}
-
-/// Naive: the inspection that repeats a worker's failed one counts as the worker's, which is not woken by its result.
-#[tokio::test(start_paused = true)]
-async fn retry_of_a_failed_inspection_marks_the_pod_as_changed() {
-    let (sim, mut client) = node();
-    let harness = awake(&sim, SensorSet::LISTS).await;
-    let failure = FaultKind::Fail(tonic::Code::Unknown, "simulated".to_owned());
-    sim.faults(|f| f.add(CallFault::on(Method::ContainerStatus, failure)));
-    let (_, id) = run(&mut client, "web", "run").await;
-    harness.pleg.inspect(&uid("web")).await.expect_err("the runtime fails");
-    sim.faults(|f| f.clear());
-    let changed = tokio::time::timeout(secs(60), harness.pleg.changed_pods()).await.expect("a change");
-    assert_eq!(changed, [uid("web")]);
-    assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running));
-}
-
-#[tokio::test(start_paused = true)]
-async fn kernel_exit_is_reported_before_the_runtime_event() {
-    let (sim, mut client) = node();
-    let harness = awake(&sim, SensorSet::ALL).await;
-    let (_, id) = run(&mut client, "web", "exit 7 2s").await;
-    harness.pleg.inspect(&uid("web")).await.expect("view");
-    assert!(harness.seen.until(secs(3), |seen| seen.exit_count(&id) == 1).await);
-    assert!(latency(&sim, &harness, &id) <= ms(2), "{:?}", latency(&sim, &harness, &id));
-    let (_, event) = harness.seen.of(LifecycleKind::ContainerDied, &id).remove(0);
-    assert_eq!((event.source, event.exit_code), (Source::Kernel, Some(7)));
-    let proven = harness.pleg.cached(&uid("web")).expect("cached");
-    assert!(proven.containers[0].proven.is_some() && proven.containers[0].reason.is_empty());
-    sleep(secs(1)).await;
-    let confirmed = harness.pleg.cached(&uid("web")).expect("cached");
-    assert!(confirmed.containers[0].proven.is_none());
-    assert_eq!((confirmed.containers[0].reason.as_str(), confirmed.containers[0].exit_code), ("Error", Some(7)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn exit_in_a_shared_pid_namespace_waits_for_the_runtime() {
-    let (sim, mut client) = node();
-    let harness = awake(&sim, SensorSet::ALL).await;
-    let mut config = sandbox("host", 0);
-    let host = keblet_proto::cri::v1::NamespaceMode::Node.into();
-    let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
-    security.namespace_options.as_mut().expect("set").pid = host;
-    let pod = client.run_sandbox(config).await.expect("sandbox");
-    let mut main = container("main", 0, "exit 1 1s fork");
-    let security = main.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
-    security.namespace_options.as_mut().expect("set").pid = host;
-    let id = client.launch(&pod, main).await.expect("launch");
-    harness.pleg.inspect(&uid("host")).await.expect("view");
-    assert!(harness.seen.until(secs(2), |seen| seen.exit_count(&id) == 1).await);
-    let lag = latency(&sim, &harness, &id);
-    assert!((ms(45)..ms(60)).contains(&lag), "not before the runtime's report: {lag:?}");
-    assert!(sim.trace(|l| l.live("host", "main").is_none()), "all its processes had exited when it was reported");
-}
-
-/// The exit of an init process in a shared PID namespace proves nothing about its container. But it is a reason to
-/// inspect the pod: a lost event is noticed after a second, not with the next relist.
-#[tokio::test(start_paused = true)]
-async fn a_lost_exit_event_in_a_shared_pid_namespace_is_noticed_by_the_pidfd() {
-    use keblet_proto::cri::v1::NamespaceMode;
-    for mode in [NamespaceMode::Node, NamespaceMode::Pod] {
-        let (sim, mut client) = node();
-        let harness = awake(&sim, SensorSet { probes: false, ..SensorSet::ALL }).await;
-        let mut config = sandbox("shared", 0);
-        let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
-        security.namespace_options.as_mut().expect("set").pid = mode.into();
-        let pod = client.run_sandbox(config).await.expect("sandbox");
-        let mut main = container("main", 0, "exit 3 5s");
-        let security = main.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
-        security.namespace_options.as_mut().expect("set").pid = mode.into();
-        let id = client.launch(&pod, main).await.expect("launch");
-        harness.pleg.inspect(&uid("shared")).await.expect("view");
-        assert_eq!(cached(&harness, "shared", &id), Some(ContainerState::Running));
-        sim.faults(|f| f.events = EventFaults { lost: 1.0, ..EventFaults::default() });
-        assert!(harness.seen.until(secs(8), |seen| seen.exit_count(&id) == 1).await, "{mode:?}");
-        let lag = latency(&sim, &harness, &id);
-        assert!((ms(45)..ms(1100)).contains(&lag), "a hint, confirmed by an inspection: {lag:?}");
-        let settled = harness.seen.inspections();
-        sleep(secs(120)).await;
-        assert_eq!(harness.seen.inspections(), settled, "no inspection is pending");
-    }
-}
-
-/// A runtime that still reports "running" after such an exit is inspected a bounded number of times.
-#[tokio::test(start_paused = true)]
-async fn an_exit_hint_that_the_runtime_does_not_confirm_expires() {
-    let (sim, mut client) = node();
-    let harness = awake(&sim, SensorSet { probes: false, ..SensorSet::ALL }).await;
-    let mut config = sandbox("shared", 0);
-    let host = keblet_proto::cri::v1::NamespaceMode::Node.into();
-    let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
-    security.namespace_options.as_mut().expect("set").pid = host;
-    let pod = client.run_sandbox(config).await.expect("sandbox");
-    let mut main = container("main", 0, "exit 3 5s");
-    let security = main.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
-    security.namespace_options.as_mut().expect("set").pid = host;
-    sim.set_exit_report(secs(250));
-    client.launch(&pod, main).await.expect("launch");
-    harness.pleg.inspect(&uid("shared")).await.expect("view");
-    let before = harness.seen.inspections();
-    sleep(secs(200)).await;
-    let inspections = harness.seen.inspections() - before;
-    assert!((3..=8).contains(&inspections), "{inspections} inspections");
-}
-
-#[tokio::test(start_paused = true)]
-async fn reused_pid_does_not_prove_an_exit() {
-    let (sim, mut client) = node();
-    let harness = awake(&sim, SensorSet { probes: false, ..SensorSet::ALL }).await;
-    sim.set_exit_report(secs(2));
-    let pod = client.run_sandbox(sandbox("web", 0)).await.expect("sandbox");
-    // Exits before the first inspection, and its PID is reused by another container while the runtime still reports it.
-    let first = client.launch(&pod, container("first", 0, "exit 0 1ms")).await.expect("launch");
-    let pid = sim.trace(|l| l.instance(&first).and_then(|i| i.pid)).expect("started");
-    sim.kernel().wait_gone(pid).await;
-    sim.kernel().reuse(pid);
-    let second = client.launch(&pod, container("second", 0, "run")).await.expect("launch");
-    assert_eq!(sim.trace(|l| l.instance(&second).and_then(|i| i.pid)), Some(pid));
-    harness.pleg.inspect(&uid("web")).await.expect("view");
-    sleep(secs(5)).await;
-    assert_eq!(cached(&harness, "web", &second), Some(ContainerState::Running));
-    assert_eq!((harness.seen.exit_count(&first), harness.seen.exit_count(&second)), (1, 0));
-    sim.kill("web", "second", Exit::Code(1)).expect("alive");
-    assert!(harness.seen.until(ms(10), |seen| seen.exit_count(&second) == 1).await, "its own exit is still proven");
-}
-
-#[tokio::test(start_paused = true)]
-async fn runtime_wins_a_lasting_contradiction() {
-    let (sim, mut client) = node();
-    let harness = awake(&sim, SensorSet::ALL).await;
-    sim.set_exit_report(secs(60));
-    let (_, id) = run(&mut client, "web", "exit 1 1s").await;
-    harness.pleg.inspect(&uid("web")).await.expect("view");
-    assert!(harness.seen.until(secs(2), |seen| seen.exit_count(&id) == 1).await);
-    sleep(secs(40)).await;
-    assert_eq!(harness.seen.contradictions(), 1, "counted");
-    assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running));
-    sleep(secs(40)).await;
-    assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Exited));
-}
-
-#[tokio::test(start_paused = true)]
-async fn hung_inspection_delays_only_its_own_pod() {
-    let (sim, mut client) = node();
-    let harness = awake(&sim, SensorSet::ALL).await;
-    sim.faults(|f| f.add(CallFault::on(Method::ContainerStatus, FaultKind::Hang).about("_stuck_")));
-    let (_, stuck) = run(&mut client, "stuck", "run").await;
-    let (_, other) = run(&mut client, "other", "exit 1 2s").await;
-    let begin = Instant::now();
-    let name = uid("stuck");
-    let hung = harness.pleg.inspect(&name);
-    let fine = async {
-        harness.pleg.inspect(&uid("other")).await.expect("view");
-        begin.elapsed()
-    };
-    let (hung, fine) = tokio::join!(hung, fine);
-    assert!(fine < ms(20), "{fine:?}");
-    assert!(begin.elapsed() >= secs(30) && hung.is_err(), "{hung:?}");
-    assert_eq!(harness.seen.exit_count(&other), 1);
-    sim.faults(Faults::clear);
-    assert!(harness.seen.until(secs(30), |_| cached(&harness, "stuck", &stuck) == Some(ContainerState::Running)).await);
-}
-
-#[tokio::test(start_paused = true)]
-async fn idle_pods_cost_no_calls() {
-    let (sim, client) = node();
-    for pod in 0..200 {
-        run(&mut client.clone(), &format!("p{pod}"), "run").await;
-    }
-    let harness = awake(&sim, SensorSet::ALL).await;
-    assert!(harness.seen.until(secs(30), |_| harness.pleg.all().len() == 200).await);
-    sleep(secs(10)).await;
-    let before = sim.trace(Trace::total);
-    sleep(secs(600)).await;
-    let calls = sim.trace(Trace::total) - before;
-    assert_eq!(calls, 4, "two relists in ten minutes, no calls per pod");
-}
-
-/// A process may be OOM-killed before any snapshot has its container. The kill is reported once its container is known.
-#[tokio::test(start_paused = true)]
-async fn oom_kill_before_the_first_inspection_is_attributed() {
-    let (sim, mut client) = node();
-    let harness = awake(&sim, SensorSet::ALL).await;
-    let (_, id) = run(&mut client, "web", "run").await;
-    assert_eq!(cached(&harness, "web", &id), None, "not inspected yet");
-    sim.oom_child("web", "main").expect("alive");
-    assert!(
-        harness.seen.until(secs(5), |seen| seen.oom_kills() == [Some(false)]).await,
-        "{:?}",
-        harness.seen.oom_kills()
-    );
 }
