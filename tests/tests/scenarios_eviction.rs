@@ -61,3 +61,28 @@ fn thresholds_on_memory_and_process_ids_spare_static_pods() -> Result<()> {
     ensure!(node.running("web")?.is_some());
     node.stop()
 }
+
+/// Triggers are registered with the kernel, if need be with longer windows; `memory.events` is watched where there is any.
+#[test]
+#[ignore = "real runtime"]
+fn pressure_of_the_node_is_followed() -> Result<()> {
+    if std::fs::read("/proc/pressure/memory").is_err() {
+        keblet_skip::skip("the kernel has no pressure stall information");
+        return Ok(());
+    }
+    let mut node = StandaloneNode::with(json!({}))?;
+    node.write_running_pod("web")?;
+    node.start()?;
+    node.until_running("web")?;
+    let state = |metrics: &str, sensor: &str, state: &str| {
+        metrics.contains(&format!("keblet_sensor_state{{sensor=\"{sensor}\",state=\"{state}\"}} 1"))
+    };
+    node.until_true("triggers are followed", |node| {
+        let metrics = node.metrics().unwrap_or_default();
+        Ok(state(&metrics, "pressure", "up") || state(&metrics, "pressure", "degraded"))
+    })?;
+    let is_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let expected = if is_v2 { "up" } else { "down" };
+    node.until_true("memory.events", |node| Ok(state(&node.metrics().unwrap_or_default(), "memory-events", expected)))?;
+    node.stop()
+}

@@ -5,8 +5,13 @@ use std::time::Duration;
 use keblet::model::PodUid;
 use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, Api, SensorSet, node, pod};
-use tokio::time::{Instant, sleep};
+use keblet_tests::node::Agent;
+use keblet_tests::node::Api;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
+use tokio::time::Instant;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 const SOON: Duration = Duration::from_secs(60);

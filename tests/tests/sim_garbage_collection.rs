@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use keblet::images::GcPolicy;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
 use keblet_tests::node::Api;
@@ -127,4 +128,36 @@ async fn pod_terminated_while_the_api_server_was_down_is_deleted_by_the_next_age
         assert_eq!(sim.trace(Trace::live_count), 0, "{later:?}");
         assert!(sim.sandboxes("web").is_empty(), "{later:?}");
     }
+}
+
+/// Images of containers stay, whatever their age; an unused one expires. Images are listed every five minutes.
+#[tokio::test(start_paused = true)]
+async fn images_that_nobody_uses_expire() {
+    let (sim, folder) = node();
+    sim.images(|images| images.store("unused:1", 300 << 20));
+    let policy = GcPolicy { max_age: secs(3600), ..GcPolicy::default() };
+    let pods = vec![pod("web").running("main", "run").build()];
+    let agent = Agent::start_collecting_images(&sim, SensorSet::ALL, folder.path(), pods.clone(), policy);
+    until_attempt(&sim, 0).await;
+    let removed = || sim.trace(|l| l.count(Method::RemoveImage));
+    sleep(secs(3590)).await;
+    assert_eq!(removed(), 0, "the agent has not run for longer than the age");
+    let lists = sim.trace(|l| l.count(Method::ListImages) + l.count(Method::StreamImages));
+    assert!((12..=16).contains(&lists), "{lists} lists in an hour");
+    sleep(secs(320)).await;
+    assert_eq!(removed(), 1, "{}", sim.trace(Trace::to_string));
+    sleep(secs(3600)).await;
+    assert_eq!((removed(), remaining(&sim)), (1, vec![0]), "the image of the pod is in use");
+    for pod in pods {
+        agent.remove(pod).await;
+    }
+    let begin = tokio::time::Instant::now();
+    while !sim.sandboxes("web").is_empty() {
+        assert!(begin.elapsed() < SOON, "{}", sim.trace(Trace::to_string));
+        sleep(Duration::from_millis(10)).await;
+    }
+    sleep(secs(3300)).await;
+    assert_eq!(removed(), 1, "it was used less than an hour ago");
+    sleep(secs(900)).await;
+    assert_eq!(removed(), 2, "{}", sim.trace(Trace::to_string));
 }

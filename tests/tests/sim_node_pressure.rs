@@ -1,35 +1,15 @@
 //! Evictions on the whole agent: a node that is short of something ends one pod, says so in its status, and recovers.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::Once;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
-use k8s_openapi::api::core::v1::PodStatus;
-use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use keblet::config::KubeletConfiguration;
 use keblet::config::eviction::Signal;
-use keblet::config::eviction::thresholds;
-use keblet::eviction::DiskLayout;
 use keblet::eviction::Garbage as _;
-use keblet::eviction::Needs;
-use keblet::eviction::Observe;
-use keblet::eviction::Policy;
-use keblet::eviction::Reading;
-use keblet::eviction::Readings;
 use keblet::eviction::Reclaim;
-use keblet::model::Pod;
-use keblet::model::PodUid;
-use keblet::pipeline::NodeGarbage;
-use keblet::stats::ContainerUsage;
 use keblet::stats::PodUsage;
 use keblet::stats::Used;
 use keblet_tests::cri::*;
@@ -38,180 +18,10 @@ use keblet_tests::node::Api;
 use keblet_tests::node::SensorSet;
 use keblet_tests::node::node;
 use keblet_tests::node::pod;
-use serde_json::Value;
+use keblet_tests::node::shortage::*;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio::time::sleep;
-use tracing::field::Field;
-use tracing::field::Visit;
-use tracing_subscriber::Layer;
-use tracing_subscriber::layer::Context;
-use tracing_subscriber::layer::SubscriberExt as _;
-
-const SOON: Duration = Duration::from_secs(60);
-const MIB: u64 = 1 << 20;
-
-const fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
-
-/// What the node shows, as the test sets it. Clones share it.
-#[derive(Clone, Default)]
-struct Shown(Arc<Mutex<State>>);
-
-#[derive(Default)]
-struct State {
-    signals: HashMap<Signal, (u64, u64)>,
-    usage: HashMap<PodUid, PodUsage>,
-    /// Where unused images and dead containers are removed, and what the node then has left on its disk.
-    garbage: Option<(NodeGarbage, u64)>,
-    reclaimed: Vec<Reclaim>,
-}
-
-impl Shown {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("not poisoned")
-    }
-
-    /// So many MiB, or so many process ids, are left of a thousand.
-    fn left(&self, signal: Signal, number: u64) {
-        let unit = if signal == Signal::PidAvailable { 1 } else { MIB };
-        self.state().signals.insert(signal, (number * unit, 1000 * unit));
-    }
-
-    /// The pod uses so many MiB of memory.
-    fn uses(&self, pod: &str, mib: u64) {
-        let memory = Some(mib * MIB);
-        let containers = [("main".to_owned(), ContainerUsage { memory, ..ContainerUsage::default() })].into();
-        self.state().usage.insert(uid(pod), PodUsage { memory, containers, ..PodUsage::default() });
-    }
-}
-
-impl Observe for Shown {
-    async fn readings(&mut self) -> Readings {
-        let at = Instant::now();
-        let signed = |number: u64| i64::try_from(number).expect("small");
-        let reading = |(signal, (available, capacity)): (&Signal, &(u64, u64))| {
-            (*signal, Reading { available: signed(*available), capacity: signed(*capacity), at })
-        };
-        Readings { signals: self.state().signals.iter().map(reading).collect(), disks: Some(DiskLayout::Shared) }
-    }
-
-    async fn usage(&mut self, _: &[Pod], _: bool) -> Result<HashMap<PodUid, PodUsage>, String> {
-        Ok(self.state().usage.clone())
-    }
-
-    async fn limited(&mut self, _: &[(Pod, Needs)]) -> Result<HashMap<PodUid, PodUsage>, String> {
-        Ok(self.state().usage.clone())
-    }
-
-    async fn reclaim(&mut self, what: Reclaim) {
-        let garbage = self.state().garbage.clone();
-        if let Some((garbage, left)) = garbage {
-            garbage.remove_dead_containers().await;
-            garbage.remove_unused_images(secs(120)).await;
-            self.left(Signal::NodeFsAvailable, left);
-        }
-        self.state().reclaimed.push(what);
-    }
-}
-
-/// Evictions by these fields of the configuration.
-fn policy(fields: Value) -> Policy {
-    let mut document = json!({"evictionHard": {}, "enforceNodeAllocatable": ["none"]});
-    let (Some(document_fields), Value::Object(fields)) = (document.as_object_mut(), fields) else { panic!("objects") };
-    document_fields.extend(fields);
-    let kubelet: KubeletConfiguration = serde_json::from_value(document).expect("a configuration");
-    Policy {
-        thresholds: thresholds(&kubelet, false),
-        transition: kubelet.eviction_pressure_transition_period.std(),
-        max_pod_grace: kubelet.eviction_max_pod_grace_period.into(),
-        local_storage: true,
-    }
-}
-
-fn hard_memory() -> Policy {
-    policy(json!({"evictionHard": {"memory.available": "100Mi"}}))
-}
-
-fn uid(name: &str) -> PodUid {
-    PodUid::from(format!("{name}-uid").as_str())
-}
-
-/// A pod of the API server that runs this program and requests so much memory.
-fn requesting(name: &str, program: &str, memory: Option<&str>) -> Pod {
-    let mut pod = ApiPod::clone(&pod(name).running("main", program).from_api().build());
-    let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
-    let requests = memory.map(|memory| [("memory".to_owned(), Quantity(memory.to_owned()))].into());
-    container.resources = Some(ResourceRequirements { requests, ..ResourceRequirements::default() });
-    Arc::new(pod)
-}
-
-async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Trace) -> bool) {
-    if let Err(unmet) = sim.until(what, SOON, condition).await {
-        panic!("{unmet}");
-    }
-}
-
-async fn until_true(what: &str, condition: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < SOON, "not in time: {what}");
-        sleep(Duration::from_millis(10)).await;
-    }
-}
-
-fn reason(status: Option<&PodStatus>) -> Option<&str> {
-    status.and_then(|status| status.reason.as_deref())
-}
-
-fn is_evicted(agent: &Agent, name: &str) -> bool {
-    reason(agent.statuses.get(&uid(name)).as_ref()) == Some("Evicted")
-}
-
-thread_local! {
-    /// Events of the test that this thread runs.
-    static EVENTS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Keeps events, which the recorder logs. For the whole process: a subscriber of one thread may lose what another thread
-/// logs first.
-struct KeptEvents;
-
-impl<S: tracing::Subscriber> Layer<S> for KeptEvents {
-    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        if event.metadata().target() == "keblet::recorder" {
-            let mut line = Line::default();
-            event.record(&mut line);
-            EVENTS.with_borrow_mut(|events| events.push(line.0));
-        }
-    }
-}
-
-/// Keeps the events of this test from now on.
-fn keep_events() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let subscriber = tracing_subscriber::registry().with(KeptEvents);
-        tracing::subscriber::set_global_default(subscriber).expect("there is no other");
-    });
-    EVENTS.with_borrow_mut(Vec::clear);
-}
-
-/// How many events have this reason.
-fn events(reason: &str) -> usize {
-    let reason = format!("reason={reason:?}");
-    EVENTS.with_borrow(|events| events.iter().filter(|event| event.contains(&reason)).count())
-}
-
-#[derive(Default)]
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        let _ = write!(self.0, "{field}={value:?} ");
-    }
-}
 
 #[tokio::test(start_paused = true)]
 async fn memory_pressure_evicts_the_pod_above_its_request() {
@@ -439,4 +249,34 @@ async fn an_agent_killed_during_an_eviction_finishes_it_when_it_is_started_again
     sleep(secs(700)).await;
     assert_eq!(sim.trace(Trace::live_count), 0);
     assert_eq!(events("Evicted"), 1);
+}
+
+/// The agent is killed when its decision is recorded and nothing is done to the pod yet: the next one evicts it, once.
+#[tokio::test(start_paused = true)]
+async fn a_decision_of_a_killed_agent_is_carried_out_once() {
+    keep_events();
+    let (sim, folder) = node();
+    let (api, shown) = (Api::default(), Shown::default());
+    let web = api.put(&requesting("web", "run", None));
+    let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    sleep(secs(5)).await;
+    drop(agent);
+    let entry = json!([{"uid": "web-uid", "grace": 1, "message": "The node was low on resource: memory. ", "disruption": true}]);
+    std::fs::write(folder.path().join("evictions.json"), entry.to_string()).expect("written");
+
+    let known = api.pod("web").expect("it is there");
+    let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known], &api);
+    shown.left(Signal::MemoryAvailable, 500);
+    let (_wake, metrics) = agent.evict_by(hard_memory(), shown.clone());
+    let stored = || api.pod("web").and_then(|pod| pod.status.clone());
+    until_true("the API server knows", || reason(stored().as_ref()) == Some("Evicted")).await;
+    let message = stored().and_then(|status| status.message);
+    assert_eq!(message.as_deref(), Some("The node was low on resource: memory. "));
+    until(&sim, "nothing runs", |l| l.live_count() == 0).await;
+    sleep(secs(700)).await;
+    assert_eq!((sim.trace(Trace::live_count), sim.trace(|l| l.history("web", "main").count())), (0, 1));
+    assert_eq!(std::fs::read_to_string(folder.path().join("evictions.json")).expect("a file"), "[]");
+    let text = metrics.render().expect("metrics");
+    assert!(!text.contains("kubelet_evictions{"), "the agent that decided has counted it: {text}");
 }

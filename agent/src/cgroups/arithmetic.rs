@@ -50,6 +50,12 @@ pub fn milli_cpu_of_quota(quota: i64, period: u64) -> u64 {
     }
 }
 
+/// Size of a page of this machine, bytes: the kernel rounds memory limits down to it.
+pub fn page_size() -> u64 {
+    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| u64::try_from(size).ok()).unwrap_or(4096)
+}
+
 /// Name of a huge page size in file names and on the runtime interface: `2MB`, `1GB`.
 pub fn page_size_name(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
@@ -70,6 +76,24 @@ pub fn systemd_quota_per_second(quota: i64, period: u64) -> u64 {
         return u64::MAX;
     }
     (quota.saturating_mul(1_000_000) / period).div_ceil(PERCENT) * PERCENT
+}
+
+/// A list of CPUs such as `0-3,8` as systemd takes it: one bit per CPU, lowest first. `None` for a text that is no list.
+pub fn cpu_mask(list: &str) -> Option<Vec<u8>> {
+    const MOST: usize = 8192;
+    let mut mask = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        if first > last || last >= MOST {
+            return None;
+        }
+        mask.resize(mask.len().max(last / 8 + 1), 0);
+        for cpu in first..=last {
+            mask[cpu / 8] |= 1 << (cpu % 8);
+        }
+    }
+    Some(mask)
 }
 
 #[cfg(test)]
@@ -94,6 +118,9 @@ mod tests {
         assert_eq!(systemd_quota_per_second(50_000, 100_000), 500_000);
         assert_eq!(systemd_quota_per_second(1_234, 100_000), 20_000);
         assert_eq!(systemd_quota_per_second(-1, 100_000), u64::MAX);
+        assert_eq!(cpu_mask("0-1"), Some(vec![0b11]));
+        assert_eq!(cpu_mask("0,9-10"), Some(vec![1, 0b110]));
+        assert_eq!(["", "x", "3-1", "0-99999"].map(cpu_mask), [const { None }; 4]);
     }
 
     proptest! {

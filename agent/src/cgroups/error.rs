@@ -56,17 +56,20 @@ pub enum CgroupError {
     /// No usable hierarchy is mounted.
     #[error("no cgroup hierarchy is mounted")]
     NotMounted,
+    /// cgroup v1 without controllers that a node needs.
+    #[error("system validation failed - Following Cgroup subsystem not mounted: [{}]", .0.join(" "))]
+    MissingControllers(Vec<&'static str>),
     /// Processes that did not end after SIGKILL.
     #[error("failed to kill all the processes attached to the {path} cgroups")]
     Survivors {
         /// The cgroup.
         path: String,
     },
-    /// `cgroupRoot` lacks controllers or paths.
-    #[error("cgroup {name:?} has some missing {what}: {missing}")]
+    /// A cgroup that must exist lacks controllers or paths.
+    #[error("cgroup {name} has some missing {what}: {missing}")]
     Missing {
-        /// Components of its name.
-        name: Vec<String>,
+        /// Components of its name, quoted.
+        name: String,
         /// `paths` (v1) or `controllers` (v2).
         what: &'static str,
         /// Which.

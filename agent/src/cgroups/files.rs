@@ -184,3 +184,17 @@ pub(super) fn subdirs(dir: &Path) -> Vec<String> {
     let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     dirs.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
+
+impl Layout {
+    /// True if cgroups can have this controller: its hierarchy is mounted, or the root of v2 offers it. Reads a file of the
+    /// kernel.
+    pub fn offers(&self, controller: &str) -> bool {
+        match self {
+            Self::V2 { mount } => {
+                let offered = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
+                offered.split_whitespace().any(|offered| offered == controller)
+            }
+            Self::V1 { controllers, .. } => controllers.contains_key(controller),
+        }
+    }
+}

@@ -11,6 +11,9 @@ const USED_V2: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
 /// Hierarchies a pod's cgroup is checked for under v1, as far as mounted.
 const USED_V1: [&str; 7] = ["cpu", "cpuacct", "cpuset", "hugetlb", "memory", "name=systemd", "pids"];
 
+/// Controllers without which no pod is limited under v1.
+const NEEDED_V1: [&str; 4] = ["cpu", "cpuacct", "cpuset", "memory"];
+
 /// The cgroup hierarchies of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
@@ -78,6 +81,17 @@ impl Layout {
         }
     }
 
+    /// Controllers that a node needs and that are not mounted. None on v2, where a cgroup is checked for those that the root
+    /// offers.
+    pub fn missing_controllers(&self) -> Vec<&'static str> {
+        match self {
+            Self::V2 { .. } => Vec::new(),
+            Self::V1 { controllers, .. } => {
+                NEEDED_V1.into_iter().filter(|needed| !controllers.contains_key(*needed)).collect()
+            }
+        }
+    }
+
     /// Directories that must exist for the cgroup at `path` to be complete.
     pub(super) fn required_dirs(&self, path: &str) -> Vec<PathBuf> {
         match self {
@@ -126,6 +140,7 @@ mod tests {
         assert_eq!(mount("memory"), Some("/sys/fs/cgroup/memory"));
         assert_eq!(mount("name=systemd"), Some("/sys/fs/cgroup/systemd"));
         assert_eq!(mount("xattr"), None);
+        assert_eq!(layout.missing_controllers(), ["cpuset"]);
         assert_eq!(layout.mounts().len(), 4);
         assert_eq!(
             layout.required_dirs("/kubepods"),

@@ -1,6 +1,6 @@
 //! Writes the limits of one cgroup through the controllers of `cgroups-rs`, and reads back the CPU weight.
 //!
-//! The crate writes cpu, memory, pids and hugetlb limits of both versions. It has no `rsvd` limits of hugetlb: those are
+//! The crate writes cpu, cpuset, memory, pids and hugetlb limits of both versions. It has no `rsvd` limits of hugetlb: those are
 //! written here. The conversion from shares to weight is the caller's, as the crate documents. Blocks for the time of a
 //! few writes to files of the kernel.
 
@@ -10,14 +10,16 @@ use std::path::PathBuf;
 
 use cgroups_rs::fs::MaxValue;
 use cgroups_rs::fs::cpu::CpuController;
+use cgroups_rs::fs::cpuset::CpuSetController;
 use cgroups_rs::fs::error::Result as FsResult;
 use cgroups_rs::fs::hugetlb::HugeTlbController;
 use cgroups_rs::fs::memory::MemController;
+use cgroups_rs::fs::memory::SetMemory;
 use cgroups_rs::fs::pid::PidController;
 
 use super::CgroupError;
+use super::CgroupValues;
 use super::Layout;
-use super::PodValues;
 use super::arithmetic;
 use super::error::OnPath as _;
 use super::layout::below;
@@ -26,9 +28,16 @@ use super::layout::below;
 ///
 /// # Errors
 /// The first value that was not accepted.
-pub(super) fn write(layout: &Layout, path: &str, values: &PodValues) -> Result<(), CgroupError> {
+pub(super) fn write(layout: &Layout, path: &str, values: &CgroupValues) -> Result<(), CgroupError> {
     let cgroup = Cgroup { layout, path };
-    let results = [cgroup.cpu(values), cgroup.memory(values), cgroup.pids(values), cgroup.hugetlb(values)];
+    let results = [
+        cgroup.cpu(values),
+        cgroup.cpuset(values),
+        cgroup.memory(values),
+        cgroup.pids(values),
+        cgroup.hugetlb(values),
+        cgroup.protection(values),
+    ];
     results.into_iter().collect()
 }
 
@@ -55,7 +64,7 @@ impl Cgroup<'_> {
         (!self.layout.is_v2() || has_controller(&folder, controller)).then_some(folder)
     }
 
-    fn cpu(&self, values: &PodValues) -> Result<(), CgroupError> {
+    fn cpu(&self, values: &CgroupValues) -> Result<(), CgroupError> {
         let Some(folder) = self.folder("cpu") else { return Ok(()) };
         let is_v2 = self.layout.is_v2();
         let cpu = CpuController::new(folder.clone(), PathBuf::new(), is_v2);
@@ -74,14 +83,34 @@ impl Cgroup<'_> {
         named(&folder, "cpu limits", shares.and(quota))
     }
 
-    fn memory(&self, values: &PodValues) -> Result<(), CgroupError> {
+    fn cpuset(&self, values: &CgroupValues) -> Result<(), CgroupError> {
+        let (Some(cpus), Some(folder)) = (&values.cpus, self.folder("cpuset")) else { return Ok(()) };
+        let cpuset = CpuSetController::new(folder.clone(), PathBuf::new(), self.layout.is_v2());
+        named(&folder, "the CPUs", cpuset.set_cpus(cpus))
+    }
+
+    fn memory(&self, values: &CgroupValues) -> Result<(), CgroupError> {
         let Some(bytes) = values.memory_max.filter(|bytes| *bytes > 0) else { return Ok(()) };
         let Some(folder) = self.folder("memory") else { return Ok(()) };
         let memory = MemController::new(folder.clone(), PathBuf::new(), self.layout.is_v2());
         named(&folder, "the memory limit", memory.set_limit(i64::try_from(bytes).unwrap_or(i64::MAX)))
     }
 
-    fn pids(&self, values: &PodValues) -> Result<(), CgroupError> {
+    /// `memory.min`, `memory.low` and `memory.high`, which only v2 has; written last, as by the kubelet.
+    fn protection(&self, values: &CgroupValues) -> Result<(), CgroupError> {
+        let Some(folder) = self.folder("memory").filter(|_| self.layout.is_v2()) else { return Ok(()) };
+        let bytes = |bytes: Option<u64>| bytes.map(|bytes| MaxValue::Value(i64::try_from(bytes).unwrap_or(i64::MAX)));
+        let wanted = SetMemory {
+            min: bytes(values.memory_min),
+            low: bytes(values.memory_low),
+            high: bytes(values.memory_high),
+            max: None,
+        };
+        let memory = MemController::new(folder.clone(), PathBuf::new(), true);
+        named(&folder, "the memory protection", memory.set_mem(wanted))
+    }
+
+    fn pids(&self, values: &CgroupValues) -> Result<(), CgroupError> {
         let (Some(limit), Some(folder)) = (values.pids, self.folder("pids")) else { return Ok(()) };
         let limit = if limit < 0 { MaxValue::Max } else { MaxValue::Value(limit.max(1)) };
         named(
@@ -91,7 +120,7 @@ impl Cgroup<'_> {
         )
     }
 
-    fn hugetlb(&self, values: &PodValues) -> Result<(), CgroupError> {
+    fn hugetlb(&self, values: &CgroupValues) -> Result<(), CgroupError> {
         let Some(folder) = self.folder("hugetlb").filter(|_| !values.hugepages.is_empty()) else { return Ok(()) };
         let controller = HugeTlbController::new(folder.clone(), PathBuf::new(), self.layout.is_v2());
         let suffix = if self.layout.is_v2() { "max" } else { "limit_in_bytes" };
@@ -129,15 +158,15 @@ mod tests {
     use super::*;
 
     /// Writes to an empty cgroup of a made-up hierarchy; returns the files, sorted by name.
-    fn written(is_v2: bool, values: &PodValues) -> Vec<String> {
+    fn written(is_v2: bool, values: &CgroupValues) -> Vec<String> {
         let dir = tempfile::tempdir().expect("a folder");
         let layout = if is_v2 {
-            fs::write(dir.path().join("cgroup.controllers"), "cpu memory pids hugetlb\n").expect("a file");
+            fs::write(dir.path().join("cgroup.controllers"), "cpu cpuset memory pids hugetlb\n").expect("a file");
             fs::write(dir.path().join("cpu.max"), "max 100000\n").expect("a file");
             Layout::V2 { mount: dir.path().to_owned() }
         } else {
             let mount = |name: &str| (name.to_owned(), dir.path().to_owned());
-            Layout::V1 { controllers: ["cpu", "memory", "pids", "hugetlb"].map(mount).into(), unified: None }
+            Layout::V1 { controllers: ["cpu", "cpuset", "memory", "pids", "hugetlb"].map(mount).into(), unified: None }
         };
         for suffix in ["max", "limit_in_bytes"] {
             fs::write(dir.path().join(format!("hugetlb.2MB.rsvd.{suffix}")), "").expect("a file");
@@ -154,13 +183,17 @@ mod tests {
         found
     }
 
-    fn values() -> PodValues {
-        PodValues {
+    fn values() -> CgroupValues {
+        CgroupValues {
             cpu_shares: 1024,
             cpu_max: Some((50_000, 100_000)),
             memory_max: Some(64 << 20),
             pids: Some(100),
             hugepages: BTreeMap::from([(2 << 20, 0)]),
+            memory_min: Some(1 << 20),
+            memory_low: Some(0),
+            memory_high: Some(48 << 20),
+            cpus: Some("0-1".to_owned()),
         }
     }
 
@@ -169,18 +202,22 @@ mod tests {
         let expected = [
             "cpu.max=50000 100000",
             "cpu.weight=39",
+            "cpuset.cpus=0-1",
             "hugetlb.2MB.max=0",
             "hugetlb.2MB.rsvd.max=0",
+            "memory.high=50331648",
+            "memory.low=0",
             "memory.max=67108864",
+            "memory.min=1048576",
             "pids.max=100",
         ];
         assert_eq!(written(true, &values()), expected);
         let unlimited =
-            PodValues { cpu_shares: 2, cpu_max: Some((-1, 100_000)), pids: Some(-1), ..PodValues::default() };
+            CgroupValues { cpu_shares: 2, cpu_max: Some((-1, 100_000)), pids: Some(-1), ..CgroupValues::default() };
         assert_eq!(written(true, &unlimited), ["cpu.max=max 100000", "cpu.weight=1", "pids.max=max"]);
         let default = ["cpu.max=max 100000"];
-        assert_eq!(written(true, &PodValues::default()), default, "nothing is written");
-        assert_eq!(written(true, &PodValues { cpu_max: Some((0, 5000)), ..PodValues::default() }), default);
+        assert_eq!(written(true, &CgroupValues::default()), default, "nothing is written");
+        assert_eq!(written(true, &CgroupValues { cpu_max: Some((0, 5000)), ..CgroupValues::default() }), default);
     }
 
     #[test]
@@ -189,16 +226,17 @@ mod tests {
             "cpu.cfs_period_us=100000",
             "cpu.cfs_quota_us=50000",
             "cpu.shares=1024",
+            "cpuset.cpus=0-1",
             "hugetlb.2MB.limit_in_bytes=0",
             "hugetlb.2MB.rsvd.limit_in_bytes=0",
             "memory.limit_in_bytes=67108864",
             "pids.max=100",
         ];
         assert_eq!(written(false, &values()), expected);
-        let unlimited = PodValues { cpu_max: Some((-1, 100_000)), pids: Some(0), ..PodValues::default() };
+        let unlimited = CgroupValues { cpu_max: Some((-1, 100_000)), pids: Some(0), ..CgroupValues::default() };
         let expected = ["cpu.cfs_period_us=100000", "cpu.cfs_quota_us=-1", "pids.max=1"];
         assert_eq!(written(false, &unlimited), expected);
-        assert_eq!(written(false, &PodValues::default()), Vec::<String>::new());
+        assert_eq!(written(false, &CgroupValues::default()), Vec::<String>::new());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Creates, limits and removes the cgroups of `kubepods`, the QoS classes and pods, with either driver and version.
+//! Creates, limits and removes the cgroups of `kubepods`, the QoS classes and pods, with either driver and version; limits
+//! cgroups that others created.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,14 +10,16 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use tokio::sync::Mutex;
 
-use super::BurstableRequests;
 use super::CgroupError;
 use super::CgroupName;
+use super::CgroupValues;
 use super::Driver;
 use super::Layout;
-use super::PodValues;
+use super::PodRequests;
 use super::QosClass;
+use super::QosPolicy;
 use super::arithmetic;
+use super::current::Current;
 use super::files;
 use super::layout::below;
 use super::limits;
@@ -42,13 +45,14 @@ const PARENTS: [QosClass; 3] = [QosClass::Guaranteed, QosClass::Burstable, QosCl
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     layout: Arc<Layout>,
-    driver: Driver,
-    root: CgroupName,
+    pub(super) driver: Driver,
+    pub(super) root: CgroupName,
     systemd: Option<Arc<Systemd>>,
-    requests: Option<Arc<dyn BurstableRequests>>,
-    /// Held while the weight of the Burstable class is computed and written, so that the last sum computed is the last
-    /// one written.
-    burstable: Arc<Mutex<()>>,
+    pub(super) requests: Option<Arc<dyn PodRequests>>,
+    pub(super) policy: QosPolicy,
+    /// Held while the values of the QoS classes are computed and written, so that the last sum computed is the last one
+    /// written.
+    pub(super) qos: Arc<Mutex<()>>,
 }
 
 impl Cgroups {
@@ -66,12 +70,12 @@ impl Cgroups {
 
     pub(super) fn with(layout: Layout, driver: Driver, root: CgroupName, systemd: Option<Systemd>) -> Self {
         let (layout, systemd) = (Arc::new(layout), systemd.map(Arc::new));
-        Self { layout, driver, root, systemd, requests: None, burstable: Arc::default() }
+        Self { layout, driver, root, systemd, requests: None, policy: QosPolicy::default(), qos: Arc::default() }
     }
 
-    /// Weighs the Burstable class by these requests. Without them its weight is left alone.
-    pub fn with_requests(self, requests: Arc<dyn BurstableRequests>) -> Self {
-        Self { requests: Some(requests), ..self }
+    /// Keeps the QoS classes at what these requests and this policy give. Without them the classes are left alone.
+    pub fn with_requests(self, requests: Arc<dyn PodRequests>, policy: QosPolicy) -> Self {
+        Self { requests: Some(requests), policy, ..self }
     }
 
     /// The hierarchies in use.
@@ -90,27 +94,72 @@ impl Cgroups {
     /// Creates `kubepods` and the QoS classes where missing. The root must exist.
     ///
     /// # Errors
-    /// The root lacks paths or controllers; the kernel or systemd returns an error.
+    /// The machine or the root lacks paths or controllers; the kernel or systemd returns an error.
     pub async fn ensure_tree(&self) -> Result<(), CgroupError> {
-        let missing = files::missing(&self.layout, &self.root.path(self.driver));
+        let missing = self.layout.missing_controllers();
         if !missing.is_empty() {
-            return Err(CgroupError::Missing {
-                name: self.root.components().to_vec(),
-                what: if self.layout.is_v2() { "controllers" } else { "paths" },
-                missing: missing.join(", "),
-            });
+            return Err(CgroupError::MissingControllers(missing));
         }
-        self.ensure(&self.root.kubepods(), &PodValues::default()).await?;
+        self.check_exists(&self.root).await?;
+        self.ensure(&self.root.kubepods(), &CgroupValues::default()).await?;
         for class in CLASSES {
-            let values = PodValues { cpu_shares: arithmetic::MIN_SHARES, ..PodValues::default() };
+            let values = CgroupValues { cpu_shares: arithmetic::MIN_SHARES, ..CgroupValues::default() };
             self.ensure(&self.root.class(class), &values).await?;
         }
         Ok(())
     }
 
+    /// Checks that a cgroup is complete.
+    ///
+    /// # Errors
+    /// It lacks paths or controllers.
+    async fn check_exists(&self, name: &CgroupName) -> Result<(), CgroupError> {
+        let missing = self.blocking(&name.path(self.driver), |layout, path| Ok(files::missing(layout, path))).await?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let what = if self.layout.is_v2() { "controllers" } else { "paths" };
+        Err(CgroupError::Missing { name: name.quoted(), what, missing: missing.join(", ") })
+    }
+
+    /// Writes what differs from these values to a cgroup that exists, be it of this tree or not. True if anything did.
+    ///
+    /// # Errors
+    /// The cgroup lacks paths or controllers, or the first value that is not accepted.
+    pub async fn update_existing(&self, name: &CgroupName, values: &CgroupValues) -> Result<bool, CgroupError> {
+        self.check_exists(name).await?;
+        let wanted = self.rounded(values);
+        let compare = move |layout: &Layout, path: &str| {
+            let current = Current::read(layout, path, &wanted);
+            Ok(current.differing(&wanted, layout.is_v2(), arithmetic::page_size()))
+        };
+        let differing = self.blocking(&name.path(self.driver), compare).await?;
+        if differing.is_empty() {
+            return Ok(false);
+        }
+        self.write(name, &differing).await?;
+        tracing::info!(cgroup = name.path(self.driver), values = ?differing, "updated the limits of a cgroup");
+        Ok(true)
+    }
+
+    /// The driver in use.
+    pub fn driver(&self) -> Driver {
+        self.driver
+    }
+
+    /// `cgroupRoot`
+    pub fn root(&self) -> &CgroupName {
+        &self.root
+    }
+
     /// Path of `kubepods` in every hierarchy.
     pub fn kubepods_path(&self) -> String {
         self.root.kubepods().path(self.driver)
+    }
+
+    /// Path of the parent of the pods of this class in every hierarchy.
+    pub fn class_path(&self, class: QosClass) -> String {
+        self.root.class(class).path(self.driver)
     }
 
     /// True if the pod's cgroup is complete. False for a UID that cannot name a cgroup.
@@ -119,15 +168,14 @@ impl Cgroups {
         name.is_ok_and(|name| files::exists(&self.layout, &name.path(self.driver)))
     }
 
-    /// Creates the pod's cgroup with these values, after updating the weight of the Burstable class. An existing cgroup
-    /// is not changed.
+    /// Creates the pod's cgroup with these values, after updating the QoS classes. An existing cgroup is not changed.
     ///
     /// # Errors
     /// The kernel or systemd returns an error. A value that is not accepted is only logged.
-    pub async fn ensure_pod(&self, class: QosClass, uid: &str, values: &PodValues) -> Result<(), CgroupError> {
+    pub async fn ensure_pod(&self, class: QosClass, uid: &str, values: &CgroupValues) -> Result<(), CgroupError> {
         let name = self.root.pod(class, uid)?;
-        if class == QosClass::Burstable {
-            self.update_burstable_weight().await;
+        if self.depends_on(class) {
+            self.update_qos_classes().await;
         }
         self.ensure(&name, values).await
     }
@@ -136,13 +184,13 @@ impl Cgroups {
     ///
     /// # Errors
     /// The first value that is not accepted.
-    pub async fn update_pod(&self, class: QosClass, uid: &str, values: &PodValues) -> Result<(), CgroupError> {
+    pub async fn update_pod(&self, class: QosClass, uid: &str, values: &CgroupValues) -> Result<(), CgroupError> {
         let name = self.root.pod(class, uid)?;
         self.write(&name, values).await
     }
 
-    /// Kills the processes of the pod's cgroup, removes it, and updates the weight of the Burstable class. A cgroup that
-    /// does not exist is not an error.
+    /// Kills the processes of the pod's cgroup, removes it, and updates the QoS classes. A cgroup that does not exist is not
+    /// an error.
     ///
     /// # Errors
     /// Processes did not end, or a directory was not removed.
@@ -154,8 +202,8 @@ impl Cgroups {
             systemd.stop(&name.unit()).await?;
         }
         self.remove(&path).await?;
-        if class == QosClass::Burstable {
-            self.update_burstable_weight().await;
+        if self.depends_on(class) {
+            self.update_qos_classes().await;
         }
         Ok(())
     }
@@ -190,38 +238,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Sets the CPU weight of the Burstable class to the sum of the requests of its active pods, as the kubelet does
-    /// before it creates a pod cgroup, after a pod was killed, and every minute. The present weight is read from the
-    /// kernel: nothing is remembered, so a restart of the agent, or a node taken over from another kubelet, changes
-    /// nothing. Until every source of pods has been read the weight is only raised. True once it has been.
-    pub async fn update_burstable_weight(&self) -> bool {
-        let Some(requests) = &self.requests else { return true };
-        let _order = self.burstable.lock().await;
-        let requested = requests.requested();
-        let shares = arithmetic::shares(requested.milli_cpu);
-        let name = self.root.class(QosClass::Burstable);
-        let path = name.path(self.driver);
-        let wanted = limits::to_cpu_weight(&self.layout, shares);
-        let is_right = match limits::cpu_weight(&self.layout, &path) {
-            Some(present) => present == wanted || (!requested.is_complete && present > wanted),
-            // Not created yet, or without a cpu controller.
-            None => true,
-        };
-        if !is_right {
-            let values = PodValues { cpu_shares: shares, ..PodValues::default() };
-            match self.write(&name, &values).await {
-                Ok(()) => {
-                    tracing::debug!(cgroup = path, milli_cpu = requested.milli_cpu, "updated the Burstable CPU weight")
-                }
-                Err(error) => {
-                    tracing::warn!(cgroup = path, %error, "cannot update the CPU weight of the Burstable class")
-                }
-            }
-        }
-        requested.is_complete
-    }
-
-    async fn ensure(&self, name: &CgroupName, values: &PodValues) -> Result<(), CgroupError> {
+    async fn ensure(&self, name: &CgroupName, values: &CgroupValues) -> Result<(), CgroupError> {
         let path = name.path(self.driver);
         if files::exists(&self.layout, &path) {
             return Ok(());
@@ -237,7 +254,7 @@ impl Cgroups {
         Ok(())
     }
 
-    async fn write(&self, name: &CgroupName, values: &PodValues) -> Result<(), CgroupError> {
+    pub(super) async fn write(&self, name: &CgroupName, values: &CgroupValues) -> Result<(), CgroupError> {
         if let Some(systemd) = &self.systemd {
             systemd.set(&name.unit(), values, self.layout.is_v2()).await?;
         }
@@ -246,7 +263,7 @@ impl Cgroups {
     }
 
     /// systemd keeps quotas in whole percents of a CPU; the file gets the same value.
-    fn rounded(&self, values: &PodValues) -> PodValues {
+    fn rounded(&self, values: &CgroupValues) -> CgroupValues {
         let mut values = values.clone();
         if let (Some(_), Some((quota @ 1.., period))) = (&self.systemd, values.cpu_max) {
             let per_second = arithmetic::systemd_quota_per_second(quota, period);
@@ -287,7 +304,7 @@ impl Cgroups {
     }
 
     /// Runs `work` on the cgroup at `path` on a thread that may block.
-    async fn blocking<T: Send + 'static>(
+    pub(super) async fn blocking<T: Send + 'static>(
         &self,
         path: &str,
         work: impl FnOnce(&Layout, &str) -> Result<T, CgroupError> + Send + 'static,

@@ -3,16 +3,19 @@
 //!
 //! ```text
 //!  mountinfo ─▶ hierarchies ─▶ layout (mount points) ─▶ usage   reads what a cgroup uses
-//!                        │                          └─▶ manager kubepods, QoS classes, pods
-//!                        └▶ hierarchy (path ↔ id)               ├─▶ files    directories, processes
-//!                             of containers                     ├─▶ limits   values, through `cgroups-rs`
-//!                                                               └─▶ systemd  slices, over D-Bus
+//!                        │                          └─▶ manager kubepods, pods; cgroups of others
+//!                        └▶ hierarchy (path ↔ id)       qos     QoS classes
+//!                             of containers               ├─▶ files    directories, processes
+//!                                                         ├─▶ current  values that are there
+//!                                                         ├─▶ limits   values, through `cgroups-rs`
+//!                                                         └─▶ systemd  slices, over D-Bus
 //! ```
 //!
 //! Names, arithmetic and layouts are pure. Values arrive ready to be written: this module reads no pod spec. Cgroups of
 //! containers belong to the runtime.
 
 pub mod arithmetic;
+mod current;
 mod error;
 mod files;
 mod hierarchies;
@@ -22,7 +25,8 @@ mod limits;
 mod manager;
 mod mountinfo;
 mod name;
-mod requests;
+mod qos;
+mod requested;
 mod systemd;
 #[cfg(test)]
 mod tests;
@@ -42,9 +46,12 @@ pub use name::CgroupName;
 pub use name::CgroupNameError;
 pub use name::QosClass;
 pub use name::pod_uid_of;
-pub use requests::BurstableRequests;
-pub use requests::RequestedCpu;
-pub use values::PodValues;
+pub use qos::QosPolicy;
+pub use qos::ReservedMemory;
+pub use requested::PodRequests;
+pub use requested::Requested;
+pub use values::CgroupValues;
+pub use values::UNLIMITED;
 
 /// `cgroupDriver`: how cgroups are named and created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

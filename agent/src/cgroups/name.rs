@@ -46,7 +46,7 @@ pub struct CgroupName(Vec<String>);
 
 /// An invalid component of a cgroup name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cgroup component {component:?} must not be empty and must not contain \"/\" or \"_\"")]
+#[error("cgroup component {component:?} must not be empty, \".\" or \"..\" and must not contain \"/\" or \"_\"")]
 pub struct CgroupNameError {
     /// What was given.
     pub component: String,
@@ -68,12 +68,30 @@ impl CgroupName {
     /// # Errors
     /// See [`CgroupNameError`].
     pub fn child(&self, component: &str) -> Result<Self, CgroupNameError> {
-        if component.is_empty() || component.contains(['/', '_']) {
+        if ["", ".", ".."].contains(&component) || component.contains(['/', '_']) {
             return Err(CgroupNameError { component: component.to_owned() });
         }
-        let mut components = self.0.clone();
-        components.push(component.to_owned());
-        Ok(Self(components))
+        Ok(self.known(component))
+    }
+
+    /// Reads the name of a cgroup that others create (`systemReservedCgroup`, `kubeReservedCgroup`): a path with the
+    /// cgroupfs driver; with the systemd driver a slice, of which only the last component of the path counts.
+    ///
+    /// # Errors
+    /// A component that leads elsewhere.
+    pub fn of_setting(path: &str, driver: Driver) -> Result<Self, CgroupNameError> {
+        let components: Vec<String> = match driver {
+            Driver::Cgroupfs => path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect(),
+            Driver::Systemd => {
+                let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+                let unit = last.strip_suffix(SLICE).unwrap_or(last);
+                unit.split('-').filter(|part| !part.is_empty()).map(|part| part.replace('_', "-")).collect()
+            }
+        };
+        match components.iter().find(|component| [".", ".."].contains(&component.as_str())) {
+            Some(component) => Err(CgroupNameError { component: component.clone() }),
+            None => Ok(Self(components)),
+        }
     }
 
     /// `kubepods` below this root.
@@ -95,11 +113,17 @@ impl CgroupName {
         self.class(class).child(&format!("{POD}{uid}"))
     }
 
-    /// Appends a constant component, which is valid.
+    /// Appends a component that is valid.
     fn known(&self, component: &str) -> Self {
         let mut components = self.0.clone();
         components.push(component.to_owned());
         Self(components)
+    }
+
+    /// The components as the kubelet writes them in messages: `["kubepods" "burstable"]`.
+    pub fn quoted(&self) -> String {
+        let quoted: Vec<String> = self.0.iter().map(|component| format!("{component:?}")).collect();
+        format!("[{}]", quoted.join(" "))
     }
 
     /// The components, outermost first.
@@ -190,10 +214,29 @@ mod tests {
     }
 
     #[test]
+    fn cgroups_of_settings() {
+        let table = [
+            ("/system.slice", "/system.slice", "/system.slice"),
+            ("kube-reserved", "/kube-reserved", "/kube.slice/kube-reserved.slice"),
+            ("/a.slice/a-b_c.slice", "/a.slice/a-b_c.slice", "/a.slice/a-b_c.slice"),
+            ("/", "/", "/"),
+        ];
+        for (setting, cgroupfs, systemd) in table {
+            for (driver, expected) in [(Driver::Cgroupfs, cgroupfs), (Driver::Systemd, systemd)] {
+                let name = CgroupName::of_setting(setting, driver).expect("valid");
+                assert_eq!(name.path(driver), expected, "{setting}");
+            }
+        }
+        assert_eq!(CgroupName::of_setting("/a/b-c", Driver::Cgroupfs).expect("valid").quoted(), "[\"a\" \"b-c\"]");
+        assert!(CgroupName::of_setting("/a/../b", Driver::Cgroupfs).is_err());
+    }
+
+    #[test]
     fn bad_components_are_refused() {
         assert!(CgroupName::default().child("a_b").is_err());
         assert!(CgroupName::default().child("").is_err());
         assert!(CgroupName::parse("/a_b").is_err());
+        assert!(CgroupName::parse("/../b").is_err());
         assert!(CgroupName::default().pod(QosClass::Burstable, "a/../b").is_err());
         assert_eq!(CgroupName::parse("").expect("valid"), CgroupName::default());
     }

@@ -16,7 +16,7 @@ use zbus::Variant;
 use zbus::message::Type;
 
 use super::CgroupError;
-use super::PodValues;
+use super::CgroupValues;
 use super::arithmetic;
 
 const SERVICE: &str = "org.freedesktop.systemd1";
@@ -65,7 +65,7 @@ impl Systemd {
     }
 
     /// Sets the properties that systemd would otherwise reset when it reloads the unit.
-    pub(super) async fn set(&self, unit: &str, values: &PodValues, is_v2: bool) -> Result<(), CgroupError> {
+    pub(super) async fn set(&self, unit: &str, values: &CgroupValues, is_v2: bool) -> Result<(), CgroupError> {
         let properties = properties_of(values, is_v2);
         if properties.is_empty() {
             return Ok(());
@@ -183,7 +183,7 @@ impl Failure {
     }
 }
 
-fn properties_of(values: &PodValues, is_v2: bool) -> Vec<Property<'static>> {
+fn properties_of(values: &CgroupValues, is_v2: bool) -> Vec<Property<'static>> {
     let mut properties: Vec<Property<'static>> = Vec::new();
     if let Some(bytes) = values.memory_max.filter(|bytes| *bytes > 0) {
         properties.push((if is_v2 { "MemoryMax" } else { "MemoryLimit" }, bytes.into()));
@@ -203,5 +203,33 @@ fn properties_of(values: &PodValues, is_v2: bool) -> Vec<Property<'static>> {
         let tasks = u64::try_from(limit).map_or(u64::MAX, |limit| limit.max(1));
         properties.push(("TasksMax", tasks.into()));
     }
+    if is_v2 {
+        let memory =
+            [("MemoryMin", values.memory_min), ("MemoryLow", values.memory_low), ("MemoryHigh", values.memory_high)];
+        properties.extend(memory.into_iter().filter_map(|(name, bytes)| Some((name, bytes?.into()))));
+        // Without it systemd disables the cpuset controller, which it then has no use for.
+        let mask = values.cpus.as_deref().and_then(arithmetic::cpu_mask);
+        properties.extend(mask.map(|mask| ("AllowedCPUs", mask.into())));
+    }
     properties
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn properties_that_only_v2_has() {
+        let values = CgroupValues {
+            memory_max: Some(2),
+            memory_min: Some(1),
+            memory_low: Some(0),
+            memory_high: Some(2),
+            cpus: Some("0-1".to_owned()),
+            ..CgroupValues::default()
+        };
+        let names = |is_v2| properties_of(&values, is_v2).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names(true), ["MemoryMax", "MemoryMin", "MemoryLow", "MemoryHigh", "AllowedCPUs"]);
+        assert_eq!(names(false), ["MemoryLimit"]);
+    }
 }

@@ -24,31 +24,32 @@ fn detected() -> Layout {
 
 /// Requests of Burstable pods that the test sets.
 #[derive(Debug)]
-struct Requests(Mutex<RequestedCpu>);
+struct Requests(Mutex<Requested>);
 
 impl Requests {
     fn new(milli_cpu: i64, is_complete: bool) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(RequestedCpu { milli_cpu, is_complete })))
+        Arc::new(Self(Mutex::new(Requested { burstable_milli_cpu: milli_cpu, is_complete, ..Requested::default() })))
     }
 
     fn set(&self, milli_cpu: i64) {
-        *self.0.lock().expect("unpoisoned") = RequestedCpu { milli_cpu, is_complete: true };
+        let requested = Requested { burstable_milli_cpu: milli_cpu, is_complete: true, ..Requested::default() };
+        *self.0.lock().expect("unpoisoned") = requested;
     }
 }
 
-impl BurstableRequests for Requests {
-    fn requested(&self) -> RequestedCpu {
+impl PodRequests for Requests {
+    fn requested(&self) -> Requested {
         *self.0.lock().expect("unpoisoned")
     }
 }
 
-fn values() -> PodValues {
-    PodValues {
+fn values() -> CgroupValues {
+    CgroupValues {
         cpu_shares: 1024,
         cpu_max: Some((50_500, 100_000)),
         memory_max: Some(64 << 20),
         pids: Some(100),
-        hugepages: BTreeMap::new(),
+        ..CgroupValues::default()
     }
 }
 
@@ -90,7 +91,7 @@ async fn creates_limits_and_destroys_a_pod_cgroup_on_v1() {
     let Some(own) = OwnSubtree::make("life") else { return };
     let requests = Requests::new(1500, true);
     let cgroups = Cgroups::new(own.layout.clone(), Driver::Cgroupfs, own.root.clone()).expect("cgroupfs");
-    let cgroups = cgroups.with_requests(requests.clone());
+    let cgroups = cgroups.with_requests(requests.clone(), QosPolicy::default());
     cgroups.ensure_tree().await.expect("the tree");
     assert!(!cgroups.pod_exists(QosClass::Burstable, "u-1"));
     cgroups.ensure_pod(QosClass::Burstable, "u-1", &values()).await.expect("a pod");
@@ -106,7 +107,7 @@ async fn creates_limits_and_destroys_a_pod_cgroup_on_v1() {
     assert_eq!(own.read("cpu", &class, "cpu.shares"), "1536");
 
     // An existing cgroup is not changed.
-    let other = PodValues { cpu_shares: 7, ..values() };
+    let other = CgroupValues { cpu_shares: 7, ..values() };
     cgroups.ensure_pod(QosClass::Burstable, "u-1", &other).await.expect("it exists");
     assert_eq!(own.read("cpu", &path, "cpu.shares"), "1024");
     assert_eq!(cgroups.pods(), BTreeMap::from([("u-1".to_owned(), QosClass::Burstable)]));
@@ -134,6 +135,41 @@ async fn creates_limits_and_destroys_a_pod_cgroup_on_v1() {
     for mount in own.layout.mounts() {
         assert_eq!(files::subdirs(&below(mount, &own.root.path(Driver::Cgroupfs))), Vec::<String>::new());
     }
+}
+
+/// The kernel rounds what it is given; a value that it has rounded is not another one.
+#[tokio::test]
+async fn values_that_v1_has_accepted_are_not_written_again() {
+    let Some(own) = OwnSubtree::make("same") else { return };
+    let cgroups = Cgroups::new(own.layout.clone(), Driver::Cgroupfs, own.root.clone()).expect("cgroupfs");
+    let pages = |bytes| std::path::Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").exists().then_some(bytes);
+    let limits = CgroupValues {
+        memory_max: Some((64 << 20) + 5000),
+        memory_min: Some(1 << 20),
+        hugepages: pages(UNLIMITED).map(|bytes| (2 << 20, bytes)).into_iter().collect(),
+        ..values()
+    };
+    for (values, expected) in [(&limits, true), (&limits, false), (&values(), true), (&values(), false)] {
+        let changed = cgroups.update_existing(&own.root, values).await.expect("accepted");
+        assert_eq!(changed, expected, "{values:?}");
+    }
+    assert_eq!(
+        own.read("memory", &own.root.path(Driver::Cgroupfs), "memory.limit_in_bytes"),
+        (64u64 << 20).to_string()
+    );
+    let unlimited = CgroupValues { cpu_max: Some((-1, 100_000)), pids: Some(-1), ..CgroupValues::default() };
+    assert!(cgroups.update_existing(&own.root, &unlimited).await.expect("accepted"));
+    assert!(!cgroups.update_existing(&own.root, &unlimited).await.expect("read"));
+}
+
+#[tokio::test]
+async fn a_v1_machine_without_the_memory_controller_has_no_tree() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let controllers = ["cpu", "cpuacct", "cpuset"].map(|name| (name.to_owned(), dir.path().to_owned()));
+    let layout = Layout::V1 { controllers: controllers.into(), unified: None };
+    let cgroups = Cgroups::new(layout, Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    let error = cgroups.ensure_tree().await.expect_err("no memory controller").to_string();
+    assert_eq!(error, "system validation failed - Following Cgroup subsystem not mounted: [memory]");
 }
 
 #[tokio::test]
@@ -177,7 +213,15 @@ impl V2Fixture {
         for component in path.split('/').filter(|component| !component.is_empty()) {
             dir.push(component);
             std::fs::write(dir.join("cgroup.controllers"), Self::CONTROLLERS).expect("a file");
-            for (file, default) in [("cpu.max", "max 100000\n"), ("cpu.weight", "100\n")] {
+            for (file, default) in [
+                ("cpu.max", "max 100000\n"),
+                ("cpu.weight", "100\n"),
+                ("cpuset.cpus", "\n"),
+                ("memory.low", "0\n"),
+                ("memory.max", "max\n"),
+                ("memory.min", "0\n"),
+                ("pids.max", "max\n"),
+            ] {
                 if !dir.join(file).exists() {
                     std::fs::write(dir.join(file), default).expect("a file");
                 }
@@ -204,7 +248,7 @@ async fn writes_the_limits_of_a_pod_on_v2() {
     fixture.settle(path);
     let cgroups = Cgroups::new(fixture.layout(), Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
     assert!(cgroups.pod_exists(QosClass::Guaranteed, "u-1"));
-    let with_hugepages = PodValues { hugepages: [(2 << 20, 0)].into(), ..values() };
+    let with_hugepages = CgroupValues { hugepages: [(2 << 20, 0)].into(), ..values() };
     cgroups.update_pod(QosClass::Guaranteed, "u-1", &with_hugepages).await.expect("values");
     let read = |file: &str| fixture.read(&format!("kubepods/podu-1/{file}"));
     assert_eq!(read("cpu.weight").as_deref(), Some("39"));
@@ -212,6 +256,53 @@ async fn writes_the_limits_of_a_pod_on_v2() {
     assert_eq!(read("memory.max").as_deref(), Some("67108864"));
     assert_eq!(read("pids.max").as_deref(), Some("100"));
     assert_eq!(read("hugetlb.2MB.max"), None, "the controller is not there");
+}
+
+#[tokio::test]
+async fn only_differing_values_are_written_on_v2() {
+    let fixture = V2Fixture::make();
+    files::create(&fixture.layout(), "/kubepods").expect("folders");
+    let cgroups = Cgroups::new(fixture.layout(), Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    let kubepods = CgroupName::default().kubepods();
+    let error = cgroups.update_existing(&kubepods, &values()).await.expect_err("no controllers").to_string();
+    assert_eq!(error, "cgroup [\"kubepods\"] has some missing controllers: cpu, cpuset, memory, pids");
+    fixture.settle("/kubepods");
+    let limits = CgroupValues { memory_min: Some(4096), cpus: Some("0-1".to_owned()), ..values() };
+    assert!(cgroups.update_existing(&kubepods, &limits).await.expect("accepted"));
+    let read = |file: &str| fixture.read(&format!("kubepods/{file}")).map(|text| text.trim().to_owned());
+    let now = ["cpu.weight", "cpu.max", "memory.max", "memory.min", "pids.max", "cpuset.cpus"].map(read);
+    assert_eq!(now.map(Option::unwrap_or_default), ["39", "50500 100000", "67108864", "4096", "100", "0-1"]);
+    assert!(!cgroups.update_existing(&kubepods, &limits).await.expect("read"));
+}
+
+#[tokio::test]
+async fn the_memory_of_qos_classes_is_protected_and_only_raised_until_all_pods_are_known() {
+    let fixture = V2Fixture::make();
+    files::create(&fixture.layout(), "/kubepods/burstable").expect("folders");
+    fixture.settle("/kubepods/burstable");
+    let requests = Requests::new(100, false);
+    let requested = |guaranteed_memory, burstable_memory, is_complete| {
+        let all = Requested { burstable_milli_cpu: 100, guaranteed_memory, burstable_memory, is_complete };
+        *requests.0.lock().expect("unpoisoned") = all;
+    };
+    let policy = QosPolicy { protects_memory: true, ..QosPolicy::default() };
+    let cgroups = Cgroups::new(fixture.layout(), Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    let cgroups = cgroups.with_requests(requests.clone(), policy);
+    let protected = || {
+        let files = ["kubepods/memory.min", "kubepods/memory.low", "kubepods/burstable/memory.low"];
+        files.map(|file| fixture.read(file).expect("a file").trim().to_owned())
+    };
+    requested(8192, 4096, false);
+    assert!(!cgroups.update_qos_classes().await);
+    assert_eq!(protected(), ["12288", "4096", "4096"]);
+    requested(0, 8192, false);
+    cgroups.update_qos_classes().await;
+    assert_eq!(protected(), ["12288", "8192", "8192"], "only raised");
+    requested(0, 4096, true);
+    assert!(cgroups.update_qos_classes().await);
+    assert_eq!(protected(), ["4096", "4096", "4096"]);
+    cgroups.clear_memory_protection().await;
+    assert_eq!(protected(), ["0", "0", "0"]);
 }
 
 /// Seen with a map of requests in memory: three pods of 1500m together, then a restart and one pod more of 100m, and the
@@ -225,7 +316,7 @@ async fn the_burstable_weight_survives_a_restart_and_a_takeover() {
     let weight = || fixture.read(&format!("{class}/cpu.weight")).map(|text| text.trim().to_owned());
     let started = |requests: &Arc<Requests>| {
         let cgroups = Cgroups::new(fixture.layout(), Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
-        cgroups.with_requests(requests.clone())
+        cgroups.with_requests(requests.clone(), QosPolicy::default())
     };
     let expected = |milli_cpu| Some(arithmetic::weight(arithmetic::shares(milli_cpu)).to_string());
 
@@ -238,9 +329,9 @@ async fn the_burstable_weight_survives_a_restart_and_a_takeover() {
     let second = started(&requests);
     second.ensure_pod(QosClass::Burstable, "u-2", &values()).await.expect("a pod");
     assert_eq!(weight(), expected(1500));
-    assert!(!second.update_burstable_weight().await, "asked again until all sources are read");
+    assert!(!second.update_qos_classes().await, "asked again until all sources are read");
     requests.set(1600);
-    assert!(second.update_burstable_weight().await);
+    assert!(second.update_qos_classes().await);
     assert_eq!(weight(), expected(1600));
 
     // Pods that ended count no longer.

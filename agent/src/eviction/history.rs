@@ -30,7 +30,7 @@ pub(super) struct History {
 
 /// What follows from new readings.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(super) struct Step {
+pub(super) struct ThresholdStates {
     /// The conditions of the node.
     pub pressures: Pressures,
     /// Thresholds to act on, the most urgent first.
@@ -48,7 +48,7 @@ impl History {
         readings: &Readings,
         transition: Duration,
         now: Instant,
-    ) -> Step {
+    ) -> ThresholdStates {
         let mut met: Vec<Threshold> = thresholds.iter().filter(|t| is_met(t, readings, false)).copied().collect();
         let unresolved: Vec<Threshold> = self.acted_on.iter().filter(|t| is_met(t, readings, true)).copied().collect();
         let unresolved: Vec<Threshold> = unresolved.into_iter().filter(|threshold| !met.contains(threshold)).collect();
@@ -70,7 +70,7 @@ impl History {
         let mut due: Vec<Threshold> = self.acted_on.iter().filter(|threshold| is_new(threshold)).copied().collect();
         due.sort_by_key(|threshold| (Resource::of(threshold.signal) != Resource::Memory, threshold.signal));
         self.measured = readings.signals.iter().map(|(signal, reading)| (*signal, reading.at)).collect();
-        Step { pressures, due, next_due: pending.into_iter().map(|(_, end)| end).min() }
+        ThresholdStates { pressures, due, next_due: pending.into_iter().map(|(_, end)| end).min() }
     }
 
     fn conditions(&mut self, met: &[Threshold], transition: Duration, now: Instant) -> Pressures {
@@ -86,6 +86,12 @@ impl History {
             observed.is_some_and(|at| at == now || now.saturating_duration_since(at) < transition)
         };
         Pressures { memory: holds(self.memory), disk: holds(self.disk), pid: holds(self.pid) }
+    }
+
+    /// A pressure policy acts because memory runs short: the condition is true until `transition` has passed.
+    pub(super) fn observe_memory(&mut self, transition: Duration, now: Instant) -> Pressures {
+        self.memory = Some(now);
+        self.conditions(&[], transition, now)
     }
 
     /// When the next condition ends, if it is not observed again.

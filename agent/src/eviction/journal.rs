@@ -16,7 +16,7 @@ const NAME: &str = "evictions.json";
 /// An eviction that was decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Entry {
+pub(super) struct EvictionRecord {
     /// The pod.
     pub(super) uid: String,
     /// Seconds that it gets to end.
@@ -31,7 +31,7 @@ pub(super) struct Entry {
 #[derive(Clone, Debug)]
 pub struct Journal {
     path: PathBuf,
-    entries: Vec<Entry>,
+    entries: Vec<EvictionRecord>,
 }
 
 impl Journal {
@@ -50,12 +50,12 @@ impl Journal {
     }
 
     /// All entries.
-    pub(super) fn entries(&self) -> &[Entry] {
+    pub(super) fn entries(&self) -> &[EvictionRecord] {
         &self.entries
     }
 
     /// Adds an entry, before anything is done to the pod.
-    pub(super) async fn add(&mut self, entry: Entry) {
+    pub(super) async fn add(&mut self, entry: EvictionRecord) {
         self.entries.retain(|known| known.uid != entry.uid);
         self.entries.push(entry);
         self.write().await;
@@ -95,8 +95,8 @@ impl Journal {
 mod tests {
     use super::*;
 
-    fn entry(uid: &str) -> Entry {
-        Entry { uid: uid.to_owned(), grace: 1, message: "low".to_owned(), disruption: true }
+    fn entry(uid: &str) -> EvictionRecord {
+        EvictionRecord { uid: uid.to_owned(), grace: 1, message: "low".to_owned(), disruption: true }
     }
 
     #[tokio::test]

@@ -50,11 +50,13 @@ pub(super) fn excess(pod: &Pod, usage: &PodUsage, layout: DiskLayout) -> Option<
     of_volumes(pod, usage).or_else(|| of_pod(pod, usage)).or_else(|| of_containers(pod, usage, layout))
 }
 
-/// Names and limits of volumes.
+/// Names and limits of volumes on disk. One in memory or huge pages is a file system of that size: the kernel refuses what
+/// does not fit.
 fn limited_volumes(pod: &Pod) -> impl Iterator<Item = (&str, Amount)> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     volumes.filter_map(|volume| {
-        let limit = volume.empty_dir.as_ref()?.size_limit.as_ref()?;
+        let source = volume.empty_dir.as_ref()?;
+        let limit = source.size_limit.as_ref().filter(|_| source.medium.as_deref().is_none_or(str::is_empty))?;
         Some((volume.name.as_str(), Amount::try_from(limit).ok().filter(|limit| limit.is_positive())?))
     })
 }

@@ -14,8 +14,8 @@ use super::decision::Reclaim;
 use super::decision::Victim;
 use super::decision::victim;
 use super::history::History;
-use super::history::Step;
-use super::journal::Entry;
+use super::history::ThresholdStates;
+use super::journal::EvictionRecord;
 use super::journal::Journal;
 use super::local_limits;
 use super::local_limits::Excess;
@@ -25,12 +25,14 @@ use super::message::REASON;
 use super::observe::Observe;
 use super::pace;
 use super::pods::NodePods;
+use super::policies::Policies;
 use super::readings::Readings;
 use super::readings::Resource;
 use super::readings::for_layout;
 use super::readings::is_met;
 use super::readings::is_of_containers;
 use crate::config::eviction::Threshold;
+use crate::config::pressure::PressurePolicy;
 use crate::metrics::Metrics;
 use crate::model::Pod;
 use crate::model::PodUid;
@@ -47,6 +49,8 @@ const LIMITS_PERIOD: Duration = Duration::from_secs(10);
 const RESUME_PERIOD: Duration = Duration::from_secs(600);
 /// Within this time the sources usually have delivered their pods.
 const SOURCES_DELIVER: Duration = Duration::from_secs(30);
+/// How long the memory of an evicted pod is waited for, after nothing is left of its processes.
+const MEMORY_RETURNS: Duration = Duration::from_secs(30);
 /// How often the same resource is announced as short.
 const ANNOUNCE_PERIOD: Duration = Duration::from_secs(10);
 
@@ -61,6 +65,8 @@ pub struct Policy {
     pub max_pod_grace: i64,
     /// `localStorageCapacityIsolation`: limits on files are enforced.
     pub local_storage: bool,
+    /// `pressure.policies`
+    pub pressure: Vec<PressurePolicy>,
 }
 
 /// Services of the manager.
@@ -73,8 +79,10 @@ pub struct Parts<O> {
     pub pods: NodePods,
     /// Evictions that an earlier agent did not finish.
     pub journal: Journal,
-    /// Announcements that memory is short.
+    /// The kernel's triggers: tasks wait for memory. Closed without any.
     pub wake: mpsc::Receiver<()>,
+    /// Memory of all pods has run short.
+    pub memory_events: mpsc::Receiver<()>,
     /// The conditions of the node.
     pub pressures: watch::Sender<Pressures>,
     /// Events.
@@ -85,8 +93,9 @@ pub struct Parts<O> {
 
 /// The eviction manager.
 pub struct Manager<O> {
-    parts: Parts<O>,
-    history: History,
+    pub(super) parts: Parts<O>,
+    pub(super) history: History,
+    pub(super) policies: Policies,
     /// Pods that were evicted and have not ended.
     evicted: HashSet<PodUid>,
     limits_due: Instant,
@@ -96,7 +105,7 @@ pub struct Manager<O> {
 
 /// What started a pass, and when.
 #[derive(Clone, Copy, Debug)]
-struct Cause {
+pub(super) struct Cause {
     name: &'static str,
     at: Instant,
 }
@@ -109,12 +118,14 @@ impl<O: Observe> Manager<O> {
             tracing::warn!(signal, "the threshold is ignored: it follows from that of nodefs or imagefs");
         }
         let (history, evicted, started) = (History::default(), HashSet::new(), Instant::now());
-        Self { parts, history, evicted, limits_due: started, announced: None, started }
+        let policies = Policies::new(parts.policy.pressure.clone());
+        Self { parts, history, policies, evicted, limits_due: started, announced: None, started }
     }
 
     /// Runs until `shutdown`.
     pub async fn run(mut self, shutdown: CancellationToken) {
-        let is_idle = self.parts.policy.thresholds.is_empty() && !self.parts.policy.local_storage;
+        let Policy { thresholds, local_storage, pressure, .. } = &self.parts.policy;
+        let is_idle = thresholds.is_empty() && !local_storage && pressure.is_empty();
         if is_idle && self.parts.journal.entries().is_empty() {
             return;
         }
@@ -129,6 +140,7 @@ impl<O: Observe> Manager<O> {
             cause = tokio::select! {
                 () = tokio::time::sleep_until(next) => Cause { name: "poll", at: next },
                 Some(()) = self.parts.wake.recv() => Cause { name: "pressure", at: Instant::now() },
+                Some(()) = self.parts.memory_events.recv() => Cause { name: "memory-events", at: Instant::now() },
             };
         }
     }
@@ -147,13 +159,16 @@ impl<O: Observe> Manager<O> {
         if self.enforce_limits(&candidates, &readings, cause).await {
             return Duration::ZERO;
         }
-        if !step.due.is_empty() && self.relieve(&step, &thresholds, readings.clone(), candidates, cause).await {
+        if !step.due.is_empty() && self.relieve(&step, &thresholds, readings.clone(), candidates.clone(), cause).await {
+            return Duration::ZERO;
+        }
+        if self.follow_policies(&candidates, &readings, cause).await {
             return Duration::ZERO;
         }
         self.pause(&step, &thresholds, &readings)
     }
 
-    fn pause(&self, step: &Step, thresholds: &[Threshold], readings: &Readings) -> Duration {
+    fn pause(&self, step: &ThresholdStates, thresholds: &[Threshold], readings: &Readings) -> Duration {
         let now = Instant::now();
         let ends = [step.next_due, self.history.next_transition(self.parts.policy.transition, now)];
         let until = ends.into_iter().flatten().map(|end| end.saturating_duration_since(now)).min();
@@ -161,6 +176,7 @@ impl<O: Observe> Manager<O> {
             true => pace::SHORTEST,
             false => pace::pause(thresholds, readings, !step.due.is_empty()),
         };
+        let pause = self.policies.pause(self.parts.wake.is_closed()).map_or(pause, |shorter| shorter.min(pause));
         until.map_or(pause, |until| until.clamp(pace::SHORTEST, pause.max(pace::SHORTEST)))
     }
 
@@ -169,7 +185,7 @@ impl<O: Observe> Manager<O> {
         !self.parts.journal.entries().is_empty() && self.started.elapsed() < SOURCES_DELIVER
     }
 
-    fn publish(&self, pressures: Pressures) {
+    pub(super) fn publish(&self, pressures: Pressures) {
         let changed = self.parts.pressures.send_if_modified(|known| std::mem::replace(known, pressures) != pressures);
         if changed {
             tracing::info!(conditions = ?pressures.conditions(), "the pressures of the node have changed");
@@ -228,7 +244,7 @@ impl<O: Observe> Manager<O> {
     /// Acts on the first threshold: reclaims from the node, then evicts a pod. Returns true if it evicted one.
     async fn relieve(
         &mut self,
-        step: &Step,
+        step: &ThresholdStates,
         thresholds: &[Threshold],
         readings: Readings,
         pods: Vec<Pod>,
@@ -275,7 +291,7 @@ impl<O: Observe> Manager<O> {
     }
 
     /// Records that a resource is short. Returns false if it was recorded a moment ago.
-    fn announce(&mut self, resource: Resource) -> bool {
+    pub(super) fn announce(&mut self, resource: Resource) -> bool {
         let now = Instant::now();
         if self.announced.is_some_and(|(known, at)| known == resource && now < at + ANNOUNCE_PERIOD) {
             return false;
@@ -287,24 +303,42 @@ impl<O: Observe> Manager<O> {
     }
 
     /// Evicts a pod, and waits until nothing is left of it.
-    async fn evict(&mut self, victim: Victim, signal: &'static str, disruption: bool, cause: Cause) {
+    pub(super) async fn evict(&mut self, victim: Victim, signal: &'static str, disruption: bool, cause: Cause) {
         let Victim { pod, grace, notice: Notice { message, annotations } } = victim;
         let parts = &self.parts;
         parts.metrics.eviction.decided(cause.name, cause.at.elapsed());
         parts.metrics.eviction.evicted(signal);
         parts.recorder.pod_event_annotated(&pod, "", EventType::Warning, REASON, &message, annotations);
-        let entry = Entry { uid: pod_ref(&pod).uid.to_string(), grace, message, disruption };
+        let entry = EvictionRecord { uid: pod_ref(&pod).uid.to_string(), grace, message, disruption };
         self.parts.journal.add(entry.clone()).await;
         self.end(&pod, entry).await;
     }
 
     /// Terminates a pod that is recorded, and waits until nothing is left of it.
-    async fn end(&mut self, pod: &Pod, entry: Entry) {
+    async fn end(&mut self, pod: &Pod, entry: EvictionRecord) {
         let uid = pod_ref(pod).uid;
         self.evicted.insert(uid.clone());
-        let Entry { grace, message, disruption, .. } = entry;
+        let EvictionRecord { grace, message, disruption, .. } = entry;
         let disruption = disruption.then(|| message.clone());
+        let (begin, held) = (Instant::now(), self.parts.observe.held(pod).await);
         self.parts.pods.evict(pod, grace, TerminationReason { reason: REASON, message, disruption }).await;
+        if let Some(held) = held {
+            self.await_memory(pod, held, begin).await;
+        }
+        self.policies.restart();
         self.parts.journal.remove(&uid).await;
+    }
+
+    /// Waits until the memory that the pod held is free: its cgroup is gone, or nearly nothing is charged to it.
+    async fn await_memory(&mut self, pod: &Pod, held: u64, begin: Instant) {
+        let deadline = Instant::now() + MEMORY_RETURNS;
+        while let Some(left) = self.parts.observe.held(pod).await.filter(|left| *left > held / 20) {
+            if Instant::now() >= deadline {
+                let pod = pod_ref(pod).full_name();
+                return tracing::warn!(pod, held, left, "the memory of an evicted pod is not free yet");
+            }
+            tokio::time::sleep(pace::SHORTEST).await;
+        }
+        self.parts.metrics.pressure.memory_returned(begin.elapsed());
     }
 }

@@ -36,8 +36,12 @@ pub(super) fn notice(
     met: &[Threshold],
     readings: &Readings,
 ) -> Notice {
-    let mut message = format!("The node was low on resource: {}. ", resource.as_str());
-    message.push_str(&quantities(resource, met, readings));
+    because(resource, pod, usage, &quantities(resource, met, readings))
+}
+
+/// The notice for a pod that is evicted because the node is low on `resource`, with the reason of this agent.
+pub(super) fn because(resource: Resource, pod: &Pod, usage: Option<&PodUsage>, why: &str) -> Notice {
+    let mut message = format!("The node was low on resource: {}. {why}", resource.as_str());
     let Some(usage) = usage else { return Notice { message, annotations: BTreeMap::new() } };
     let mut annotations = BTreeMap::new();
     if let Some((used, requested)) = of_whole_pod(resource, pod, usage) {

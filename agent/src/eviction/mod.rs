@@ -7,13 +7,13 @@
 //!                                                             ├─▶ reclaim: dead containers, unused images
 //!  stats (only then) ─▶ usage of pods ─▶ ranking ─▶ decision ─┴─▶ one pod: event, status, termination; wait for its end
 //!  sizes of volumes, at bounded cost ─▶ local_limits ────────────▶
+//!  counters of pressure ─▶ pressure::Tracker ─▶ policies ────────▶
 //! ```
 //!
 //! Decisions are pure: the same thresholds, readings and pods give the same victim, which recorded traces show. Only
 //! `observe`, `pods` and `journal` access the node. Taints are set by the control plane.
 
 mod decision;
-mod disks;
 mod history;
 mod journal;
 mod local_limits;
@@ -22,11 +22,11 @@ mod message;
 mod observe;
 mod pace;
 mod pods;
+mod policies;
 mod ranking;
 mod readings;
 #[cfg(test)]
 mod tests;
-mod walks;
 
 pub use decision::Reclaim;
 pub use journal::Journal;

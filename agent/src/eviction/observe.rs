@@ -9,29 +9,40 @@ use keblet_proto::cri::v1 as cri;
 use tokio::time::Instant;
 
 use super::decision::Reclaim;
-use super::disks::Disk;
-use super::disks::FileSystem;
 use super::local_limits::Needs;
+use super::ranking::request;
 use super::ranking::signed;
 use super::readings::DiskLayout;
 use super::readings::Reading;
 use super::readings::Readings;
-use super::walks::Folder;
-use super::walks::Walks;
+use crate::cgroups::Cgroups;
 use crate::cgroups::Layout;
 use crate::cgroups::usage::CgroupPlace;
 use crate::cgroups::usage::MemoryUsage;
 use crate::config::eviction::Signal;
+use crate::config::keblet::MemoryAvailable;
+use crate::kernel::usage::AvailableMemory;
+use crate::kernel::usage::Disk;
+use crate::kernel::usage::FileSystem;
 use crate::kernel::usage::Machine;
 use crate::kernel::usage::ProcessCounts;
 use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::pod_ref;
+use crate::model::spec;
 use crate::node;
+use crate::pressure::NodeSample;
+use crate::pressure::PodPlace;
+use crate::pressure::PodSample;
+use crate::pressure::PressureReader;
+use crate::pressure::high;
+use crate::pressure::high::Raise;
 use crate::runtime::Runtime;
+use crate::stats::Folder;
 use crate::stats::PodUsage;
 use crate::stats::Stats;
 use crate::volumes::Volumes;
+use crate::workers::generate::qos::qos_class;
 
 /// What the eviction manager sees of the node, and does to it.
 pub trait Observe: Send + 'static {
@@ -59,6 +70,26 @@ pub trait Observe: Send + 'static {
 
     /// Removes from the node what no pod needs.
     fn reclaim(&mut self, what: Reclaim) -> impl Future<Output = ()> + Send;
+
+    /// Bytes of memory that are charged to the pod's cgroup; `None` once it was removed.
+    fn held(&mut self, _pod: &Pod) -> impl Future<Output = Option<u64>> + Send {
+        async { None }
+    }
+
+    /// Why tasks of the node wait; `available`: bytes of memory that are left. `None` if it cannot be read.
+    fn pressure(&mut self, _available: Option<u64>) -> impl Future<Output = Option<NodeSample>> + Send {
+        async { None }
+    }
+
+    /// Why tasks of these pods wait; without those that have no cgroup. Reads a few files for each.
+    fn pressure_of(&mut self, _pods: &[Pod]) -> impl Future<Output = Vec<PodSample>> + Send {
+        async { Vec::new() }
+    }
+
+    /// Raises `memory.high`. Returns how many values were written.
+    fn raise(&mut self, _raises: &[Raise]) -> impl Future<Output = usize> + Send {
+        async { 0 }
+    }
 }
 
 /// Removes what no pod needs.
@@ -76,6 +107,10 @@ pub struct Sources<G> {
     pub layout: Layout,
     /// The cgroup of all pods.
     pub kubepods: Option<String>,
+    /// The cgroups of pods.
+    pub cgroups: Option<Cgroups>,
+    /// Why tasks wait.
+    pub pressure: PressureReader,
     /// `--root-dir`.
     pub root: PathBuf,
     /// Tells where its images are.
@@ -88,6 +123,8 @@ pub struct Sources<G> {
     pub garbage: G,
     /// `imageMinimumGCAge`
     pub min_image_age: Duration,
+    /// What `memory.available` is.
+    pub memory_available: MemoryAvailable,
 }
 
 /// This node.
@@ -97,14 +134,13 @@ pub struct ThisNode<G> {
     /// File systems of images and of writable layers, once the runtime has reported them.
     of_runtime: Option<(Disk, Disk)>,
     layout: Option<DiskLayout>,
-    walks: Walks,
 }
 
 impl<G: Garbage> ThisNode<G> {
     /// Nothing is read yet.
     pub fn new(sources: Sources<G>) -> Self {
         let node_fs = Disk::new(sources.root.clone());
-        Self { sources, node_fs, of_runtime: None, layout: None, walks: Walks::default() }
+        Self { sources, node_fs, of_runtime: None, layout: None }
     }
 
     /// Asks the runtime where images and writable layers are, until it has answered.
@@ -165,8 +201,22 @@ impl<G: Garbage> ThisNode<G> {
         pods.into_iter().flat_map(of_pod).collect()
     }
 
+    /// The pod's cgroup; `None` with `cgroupsPerQOS: false`.
+    fn place(&self, pod: &Pod) -> Option<PodPlace> {
+        let (name, class) = (pod_ref(pod), qos_class(pod).ok()?);
+        let path = self.sources.cgroups.as_ref()?.parent_for_runtime(class, name.uid.as_str()).ok()?;
+        Some(PodPlace {
+            name: format!("{}/{}", name.namespace, name.name),
+            uid: name.uid,
+            critical: spec::is_critical(pod),
+            priority: pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0),
+            requested: u64::try_from(request(pod, "memory").value()).unwrap_or(0),
+            path,
+        })
+    }
+
     async fn add_volumes(&mut self, usage: &mut HashMap<PodUid, PodUsage>, folders: Vec<Folder>, now: bool) {
-        for (uid, sizes) in self.walks.sizes(folders, now).await {
+        for (uid, sizes) in self.sources.stats.volume_sizes(folders, now).await {
             if let Some(usage) = usage.get_mut(&uid) {
                 usage.volumes = sizes.into_iter().collect();
             }
@@ -179,11 +229,11 @@ impl<G: Garbage> Observe for ThisNode<G> {
         let (layout, kubepods) = (self.sources.layout.clone(), self.sources.kubepods.clone());
         let reading = tokio::task::spawn_blocking(move || {
             let of_pods = kubepods.and_then(|path| CgroupPlace::at(&layout, &path).read_memory());
-            (Machine::memory(&layout), node::hugepages_in_all(), of_pods, Machine::processes())
+            (AvailableMemory::read(&layout, node::hugepages_in_all()), of_pods, Machine::processes())
         });
         let mut readings = Readings::default();
-        if let Ok((machine, hugepages, of_pods, processes)) = reading.await {
-            memory(&mut readings, machine, hugepages, of_pods);
+        if let Ok((machine, of_pods, processes)) = reading.await {
+            memory(&mut readings, machine, self.sources.memory_available, of_pods);
             process_ids(&mut readings, processes);
         }
         self.disks(&mut readings).await;
@@ -213,6 +263,35 @@ impl<G: Garbage> Observe for ThisNode<G> {
         Ok(usage)
     }
 
+    async fn held(&mut self, pod: &Pod) -> Option<u64> {
+        let (path, reader) = (self.place(pod)?.path, self.sources.pressure.clone());
+        tokio::task::spawn_blocking(move || reader.held(&path)).await.ok()?
+    }
+
+    async fn pressure(&mut self, available: Option<u64>) -> Option<NodeSample> {
+        let reader = self.sources.pressure.clone();
+        tokio::task::spawn_blocking(move || reader.node(available)).await.ok()
+    }
+
+    async fn pressure_of(&mut self, pods: &[Pod]) -> Vec<PodSample> {
+        let places: Vec<PodPlace> = pods.iter().filter_map(|pod| self.place(pod)).collect();
+        let reader = self.sources.pressure.clone();
+        tokio::task::spawn_blocking(move || reader.pods(&places)).await.unwrap_or_default()
+    }
+
+    async fn raise(&mut self, raises: &[Raise]) -> usize {
+        let raises = raises.to_vec();
+        let written = |raise: &Raise| match high::raise(raise) {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::warn!(cgroup = %raise.cgroup.display(), %error, "cannot raise memory.high");
+                false
+            }
+        };
+        let raising = tokio::task::spawn_blocking(move || raises.iter().filter(|raise| written(raise)).count());
+        raising.await.unwrap_or(0)
+    }
+
     async fn reclaim(&mut self, what: Reclaim) {
         if what.containers {
             self.sources.garbage.remove_dead_containers().await;
@@ -231,10 +310,18 @@ impl Readings {
 }
 
 /// Memory of the machine, without its huge pages, and of the pods below the limit of their cgroup.
-fn memory(readings: &mut Readings, machine: MemoryUsage, hugepages: u64, of_pods: Option<MemoryUsage>) {
-    if let Some(total) = machine.limit {
-        let available = total.saturating_sub(machine.working_set).saturating_sub(hugepages);
-        readings.insert(Signal::MemoryAvailable, available, available.saturating_add(machine.working_set));
+fn memory(
+    readings: &mut Readings,
+    machine: Option<AvailableMemory>,
+    by: MemoryAvailable,
+    of_pods: Option<MemoryUsage>,
+) {
+    if let Some(machine) = machine {
+        let available = match by {
+            MemoryAvailable::WorkingSet => machine.working_set,
+            MemoryAvailable::MemAvailable => machine.mem_available.unwrap_or(machine.working_set),
+        };
+        readings.insert(Signal::MemoryAvailable, available, machine.capacity);
     }
     if let Some((pods, limit)) = of_pods.and_then(|pods| Some((pods, pods.limit?))) {
         readings.insert(Signal::AllocatableMemoryAvailable, limit.saturating_sub(pods.working_set), limit);
@@ -268,12 +355,17 @@ mod tests {
         let mut readings = Readings::default();
         let machine = MemoryUsage { working_set: 300, limit: Some(1000), ..MemoryUsage::default() };
         let pods = MemoryUsage { working_set: 250, limit: Some(200), ..MemoryUsage::default() };
-        memory(&mut readings, machine, 100, Some(pods));
+        let available = AvailableMemory::of(machine, 100, Some(700));
+        memory(&mut readings, available, MemoryAvailable::WorkingSet, Some(pods));
         let shown = |signal| (readings.signals[&signal].available, readings.signals[&signal].capacity);
         assert_eq!(shown(Signal::MemoryAvailable), (600, 900));
         assert_eq!(shown(Signal::AllocatableMemoryAvailable), (0, 200));
         let mut unlimited = Readings::default();
-        memory(&mut unlimited, machine, 0, Some(MemoryUsage::default()));
+        memory(&mut unlimited, available, MemoryAvailable::MemAvailable, Some(MemoryUsage::default()));
+        assert_eq!(unlimited.signals[&Signal::MemoryAvailable].available, 700);
+        let unknown = AvailableMemory::of(machine, 100, None);
+        memory(&mut unlimited, unknown, MemoryAvailable::MemAvailable, None);
+        assert_eq!(unlimited.signals[&Signal::MemoryAvailable].available, 600, "the kernel does not report it");
         assert!(!unlimited.signals.contains_key(&Signal::AllocatableMemoryAvailable));
         process_ids(&mut unlimited, ProcessCounts { max: Some(100), current: Some(130) });
         assert_eq!(unlimited.signals[&Signal::PidAvailable].available, 0);

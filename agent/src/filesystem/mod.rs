@@ -11,8 +11,11 @@ mod removal;
 #[cfg(test)]
 mod tests;
 
+use std::io;
+
 pub use bounded::holds_exactly;
 pub use bounded::read_bounded;
+pub use mounts::force_unmount_at;
 pub use mounts::is_mount_point;
 pub use mounts::is_mount_point_at;
 pub use mounts::lies_in_memory;
@@ -25,3 +28,13 @@ pub use removal::DirEntry as DirectoryEntry;
 pub use removal::entries;
 pub use removal::remove_entry;
 pub use removal::remove_tree;
+
+/// Runs file calls on a thread that may block. Once begun, they are carried out even if the future is dropped.
+///
+/// # Errors
+/// Those of `work`; the agent is shutting down.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+}

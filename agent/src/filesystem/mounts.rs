@@ -74,7 +74,18 @@ pub fn unmount(target: &Path) -> io::Result<()> {
 /// # Errors
 /// Nothing is mounted there, it is in use, or the process may not unmount.
 pub fn unmount_at(dir: impl AsFd, name: &CStr, lazily: bool) -> io::Result<()> {
+    unmount_with(dir, name, if lazily { MntFlags::MNT_DETACH } else { MntFlags::empty() })
+}
+
+/// As [`unmount_at`], and fails what waits for the server of a network file system (`MNT_FORCE`).
+///
+/// # Errors
+/// As [`unmount_at`].
+pub fn force_unmount_at(dir: impl AsFd, name: &CStr) -> io::Result<()> {
+    unmount_with(dir, name, MntFlags::MNT_FORCE)
+}
+
+fn unmount_with(dir: impl AsFd, name: &CStr, flags: MntFlags) -> io::Result<()> {
     let path = PathBuf::from(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd()));
-    let flags = if lazily { MntFlags::MNT_DETACH } else { MntFlags::empty() };
     Ok(umount2(&path.join(OsStr::from_bytes(name.to_bytes())), flags | MntFlags::UMOUNT_NOFOLLOW)?)
 }

@@ -9,10 +9,15 @@ mod buckets;
 mod certificates;
 mod eviction;
 mod http;
+mod images;
 mod machine;
 mod node;
+mod observe;
+mod oom;
 mod pleg;
 mod pods;
+mod pressure;
+mod probes;
 mod process;
 mod protobuf;
 mod recorder;
@@ -39,13 +44,24 @@ pub use eviction::Eviction;
 pub use http::Http;
 pub use http::Request;
 pub use http::Subresource;
+pub use images::Images;
+pub use images::MustPull;
 pub use node::BuildInfo;
 pub use node::Node;
+pub use observe::Observe;
+pub use observe::ObservedInfo;
+pub use observe::PodLabels;
+pub use oom::Oom;
 pub use pleg::Pleg;
 pub use pods::LogsOf;
 pub use pods::PodOrigin;
 pub use pods::Pods;
 pub use pods::Working;
+pub use pressure::PodStalls;
+pub use pressure::Pressure;
+pub use pressure::ReadStalls;
+pub use probes::ProbeOf;
+pub use probes::Probes;
 pub use protobuf::PROTOBUF_FORMAT;
 pub use protobuf::encode as encode_protobuf;
 pub use recorder::Recorder;
@@ -56,6 +72,7 @@ pub use runtime::Runtime;
 pub use sensors::SensorLevel;
 pub use sensors::Sensors;
 pub use slis::Slis;
+pub use volumes::ClaimStats;
 pub use volumes::VolumeState;
 pub use volumes::Volumes;
 pub use workers::SyncKind;
@@ -80,14 +97,20 @@ pub struct Metrics {
     pub pleg: Pleg,
     /// Calls to the container runtime.
     pub runtime: Runtime,
+    /// Access to images, credential plugins and image volumes.
+    pub images: Images,
     /// Pods' volumes.
     pub volumes: Volumes,
     /// State and losses of the sensors.
     pub sensors: Sensors,
+    /// OOM kills.
+    pub oom: Oom,
     /// Retries of failed operations on pods.
     pub retries: Retries,
     /// Evictions of pods.
     pub eviction: Eviction,
+    /// Pressure and policies.
+    pub pressure: Pressure,
     /// Events that were not delivered.
     pub recorder: Recorder,
     /// Requests to our own servers.
@@ -100,6 +123,8 @@ pub struct Metrics {
     pub rest_client: RestClient,
     /// Outcomes of health checks; exposed separately.
     pub slis: Slis,
+    /// Probes of containers; exposed separately.
+    pub probes: Probes,
     /// Unix time at which the process started, in seconds.
     pub process_start: f64,
 }
@@ -114,11 +139,14 @@ impl Metrics {
         let workers = Workers::new(&register);
         let pleg = Pleg::new(&register);
         let runtime = Runtime::new(&register);
+        let images = Images::new(&register);
         let volumes = Volumes::new(&register);
         let sensors = Sensors::new(&register);
+        let oom = Oom::new(&register);
         let recorder = Recorder::new(&register);
         let retries = Retries::new(&register);
         let eviction = Eviction::new(&register);
+        let pressure = Pressure::new(&register);
         let http = Http::new(&register);
         let access = Access::new(&register);
         let certificates = Certificates::new(&register);
@@ -132,16 +160,20 @@ impl Metrics {
             workers,
             pleg,
             runtime,
+            images,
             volumes,
             sensors,
+            oom,
             recorder,
             retries,
             eviction,
+            pressure,
             http,
             access,
             certificates,
             rest_client,
             slis: Slis::new(),
+            probes: Probes::new(process_start),
             process_start,
         })
     }
@@ -158,10 +190,7 @@ impl Metrics {
 
     /// Of probes.
     pub fn gather_probes(&self) -> Vec<MetricFamily> {
-        let registry = Registry::new();
-        let help = "Unix time at which the process started.";
-        Register::new(&registry).float_gauge("process_start_time_seconds", help).set(self.process_start);
-        registry.gather()
+        self.probes.gather()
     }
 
     /// The text exposition, version 0.0.4.

@@ -38,6 +38,7 @@ pub struct Pods {
     start_errors: IntCounter,
     started_containers: IntCounterVec,
     container_start_errors: IntCounterVec,
+    hook_fallbacks: IntCounter,
     terminated_containers: IntCounterVec,
     rejections: IntCounterVec,
     logs: IntGaugeVec,
@@ -159,6 +160,10 @@ impl Pods {
                 "[ALPHA] Failed attempts to start a container, by reason.",
                 &["container_type", "code"],
             ),
+            hook_fallbacks: register.counter(
+                "kubelet_lifecycle_handler_http_fallbacks_total",
+                "[ALPHA] HTTPS requests of lifecycle hooks that were answered over HTTP.",
+            ),
             terminated_containers: register.counters(
                 "kubelet_terminated_containers_total",
                 "[ALPHA] Containers that ended.",
@@ -180,6 +185,11 @@ impl Pods {
     /// Pods the sources want.
     pub fn desired(&self, origin: PodOrigin, count: usize) {
         self.desired.with_label_values(&[origin.label()]).set(gauge(count));
+    }
+
+    /// The server of an HTTPS hook responded without TLS.
+    pub fn hook_fell_back(&self) {
+        self.hook_fallbacks.inc();
     }
 
     /// Pods that count for admission.
@@ -292,10 +302,11 @@ impl Pods {
     }
 
     /// The start of a container was tried. `kind` is `container`, `init_container` or `ephemeral_container`, `error`
-    /// the reason of the failure, such as `ErrImagePull`.
+    /// the reason of the failure, such as `ErrImagePull`. Reasons that are texts, and so without number, count as `Other`.
     pub fn container_started(&self, kind: &'static str, error: Option<&str>) {
         self.started_containers.with_label_values(&[kind]).inc();
         if let Some(reason) = error {
+            let reason = if reason.contains(' ') { "Other" } else { reason };
             self.container_start_errors.with_label_values(&[kind, reason]).inc();
         }
     }

@@ -86,6 +86,13 @@ impl Process {
             // The directory being read is one of them.
             gauges.push(("process_open_fds", "Open files.", files.count().saturating_sub(1) as f64));
         }
+        // Dashboards of Kubernetes query this name; the counterpart of goroutines are the tasks of the async runtime.
+        let tasks = tokio::runtime::Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks());
+        gauges.push((
+            "go_goroutines",
+            "Tasks of the async runtime, under the name that dashboards query.",
+            tasks as f64,
+        ));
         let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
         if let Some(limit) = max_files(&limits) {
             gauges.push(("process_max_fds", "Open files at most.", limit));

@@ -21,6 +21,7 @@ pub struct Runtime {
     pull: HistogramVec,
     cgroups: HistogramVec,
     images_asked: IntCounterVec,
+    images_collected: IntCounterVec,
     images: IntGaugeVec,
     image_bytes: IntGaugeVec,
 }
@@ -95,6 +96,11 @@ impl Runtime {
                 "[ALPHA] Images that containers were to start from, by policy, presence and need of a pull.",
                 &["present_locally", "pull_policy", "pull_required"],
             ),
+            images_collected: register.counters(
+                "kubelet_image_garbage_collected_total",
+                "[ALPHA] Unused images that were removed, by reason: their age, or the space that they took.",
+                &["reason"],
+            ),
             images: register.gauges(
                 "keblet_images",
                 "Images of the node, by whether a container uses them or the runtime has pinned them.",
@@ -141,6 +147,11 @@ impl Runtime {
         let label = [if in_use { "true" } else { "false" }];
         self.images.with_label_values(&label).set(gauge(count));
         self.image_bytes.with_label_values(&label).set(gauge(bytes));
+    }
+
+    /// Garbage collection has removed an image, for its age or else for its size.
+    pub fn image_collected(&self, for_age: bool) {
+        self.images_collected.with_label_values(&[if for_age { "age" } else { "space" }]).inc();
     }
 
     /// An image was pulled; 0 bytes if its size is not known.

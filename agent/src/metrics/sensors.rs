@@ -10,7 +10,6 @@ use super::register::Register;
 pub struct Sensors {
     state: IntGaugeVec,
     dropped: IntCounterVec,
-    oom_kills: IntCounterVec,
 }
 
 /// How a sensor is.
@@ -58,11 +57,6 @@ impl Sensors {
                 "Hints and kernel records that found no room; each loss is made up for by a relist.",
                 &["queue"],
             ),
-            oom_kills: register.counters(
-                "keblet_oom_kills_total",
-                "Processes killed for want of memory, by whether they were the init process of a container.",
-                &["victim"],
-            ),
         }
     }
 
@@ -76,10 +70,5 @@ impl Sensors {
     /// Hints or records were lost in `queue`.
     pub fn dropped(&self, queue: &'static str, count: u64) {
         self.dropped.with_label_values(&[queue]).inc_by(count);
-    }
-
-    /// A process was killed for want of memory; `victim` is `init`, `child` or `other`.
-    pub fn oom_kill(&self, victim: &'static str) {
-        self.oom_kills.with_label_values(&[victim]).inc();
     }
 }

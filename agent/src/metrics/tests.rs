@@ -2,6 +2,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::model::LifecycleKind;
+use crate::model::OomConfidence;
+use crate::model::OomScope;
+use crate::model::OomVictim;
 use crate::model::Source;
 
 /// Uses every method once, so that every family shows.
@@ -29,7 +32,11 @@ fn used() -> Arc<Metrics> {
     metrics.pods.status_synced(short);
     metrics.pods.sandbox_started(false);
     metrics.pods.container_started("container", Some("ErrImagePull"));
+    metrics.pods.container_started("init_container", Some("pull secret ns/s: invalid docker configuration"));
     metrics.pods.container_terminated("container", 137, "OOMKilled");
+    metrics.images.checked(MustPull::Allowed);
+    metrics.images.plugin_ran("plugin", short, false);
+    metrics.images.set_plugin_config("sha256:0");
     metrics.workers.synced(SyncKind::Create, short);
     metrics.workers.started(short);
     metrics.workers.planned(short);
@@ -45,16 +52,28 @@ fn used() -> Arc<Metrics> {
     metrics.runtime.sandbox("", short, false);
     metrics.runtime.pulled(1 << 20, short);
     metrics.runtime.cgroup("create", short);
+    metrics.runtime.image_collected(true);
     metrics.runtime.image_asked("always", None, Some(true));
     metrics.volumes.operation("volume_mount", "kubernetes.io/secret", short, true);
     metrics.volumes.totals([(VolumeState::Actual, "kubernetes.io/secret", 1)]);
+    metrics.volumes.claims([ClaimStats {
+        namespace: "ns",
+        name: "claim",
+        capacity: 10,
+        available: 4,
+        used: 6,
+        inodes: 5,
+        inodes_free: 3,
+        inodes_used: 2,
+    }]);
     metrics.node.metrics_provider("cadvisor");
     let logs = LogsOf { uid: "u", namespace: "ns", pod: "p", container: "c" };
     metrics.pods.logs([(logs, 4096)]);
     metrics.recorder.lost("rejected");
     metrics.sensors.state("exits", SensorLevel::Degraded);
     metrics.sensors.dropped("exits", 5);
-    metrics.sensors.oom_kill("init");
+    metrics.oom.kill(OomScope::QosClass, OomVictim::Main, OomConfidence::Kernel);
+    metrics.oom.corrected("Error", "OOMKilled");
     let request = Request { method: "GET", path: "pods", server: "readonly", long_running: false };
     metrics.http.began(&request);
     metrics.http.ended(&request, short);
@@ -74,8 +93,16 @@ fn used() -> Arc<Metrics> {
     metrics.retries.retried("sync_pod");
     metrics.retries.stuck("sync_pod", 1);
     metrics.eviction.evicted("memory.available");
+    metrics.eviction.preempted("cpu");
     metrics.eviction.stats_age("memory.available", short);
+    metrics.eviction.memory_available(1, Some(2));
     metrics.eviction.decided("pressure", short);
+    metrics.pressure.crossed("memory", "some", "node", true);
+    metrics.pressure.explained_by_limits("cpu", "node");
+    metrics.pressure.decided("thrash", "evict", "DryRun");
+    metrics.pressure.active("thrash", true);
+    metrics.pressure.memory_returned(short);
+    metrics.pressure.reclaim_stalls(vec![pod_stalls("u", 2)]);
     metrics.certificates.serving_rotated(short);
     metrics.certificates.serving_renewal_failed();
     metrics.access.token_reviewed(Some(201), short);
@@ -86,6 +113,29 @@ fn used() -> Arc<Metrics> {
     metrics.access.token_review_ended(true);
     metrics.access.certificate_presented(3600.0);
     metrics
+}
+
+fn pod_stalls(uid: &str, count: u64) -> PodStalls {
+    let (namespace, pod, time) = ("ns".to_owned(), format!("pod-{uid}"), Duration::from_secs(count));
+    PodStalls { uid: uid.to_owned(), namespace, pod, count, time }
+}
+
+#[test]
+fn reclaim_stalls_only_grow_and_end_with_the_pod() {
+    let metrics = Metrics::new();
+    let value = || {
+        let text = metrics.render().unwrap();
+        let line =
+            text.lines().find(|line| line.starts_with("keblet_pressure_reclaim_stalls_total{")).map(str::to_owned);
+        line.and_then(|line| line.rsplit(' ').next().map(str::to_owned))
+    };
+    metrics.pressure.reclaim_stalls(vec![pod_stalls("a", 5)]);
+    metrics.pressure.reclaim_stalls(vec![pod_stalls("a", 2)]);
+    assert_eq!(value().as_deref(), Some("5"), "a container of the pod was removed");
+    metrics.pressure.reclaim_stalls(vec![pod_stalls("a", 3)]);
+    assert_eq!(value().as_deref(), Some("6"));
+    metrics.pressure.reclaim_stalls(Vec::new());
+    assert_eq!(value(), None);
 }
 
 /// Every family's name and type, as clients see them. The file is the promise.
@@ -109,14 +159,21 @@ fn labels_and_values() {
         "kubelet_started_pods_total 1",
         "kubelet_started_pods_errors_total 1",
         "kubelet_started_containers_errors_total{code=\"ErrImagePull\",container_type=\"container\"} 1",
+        "kubelet_started_containers_errors_total{code=\"Other\",container_type=\"init_container\"} 1",
         "kubelet_terminated_containers_total{container_type=\"container\",exit_code=\"137\",reason=\"OOMKilled\"} 1",
         "kubelet_pod_worker_duration_seconds_bucket{operation_type=\"create\",le=\"0.005\"} 1",
+        "kubelet_volume_stats_used_bytes{namespace=\"ns\",persistentvolumeclaim=\"claim\"} 6",
+        "kubelet_volume_stats_inodes_free{namespace=\"ns\",persistentvolumeclaim=\"claim\"} 3",
         "kubelet_pleg_discard_events 0",
         "kubelet_pleg_relist_interval_seconds_bucket{le=\"10\"} 0",
         "kubelet_runtime_operations_errors_total{operation_type=\"version\"} 1",
         "kubelet_runtime_operations_duration_seconds_bucket{operation_type=\"version\",le=\"745.0580596923828\"} 1",
         "kubelet_image_pull_duration_seconds_count{image_size_in_bytes=\"0-10MB\"} 1",
         "kubernetes_feature_enabled{name=\"EventedPLEG\",stage=\"ALPHA\"} 0",
+        "keblet_pressure_crossings_total{direction=\"entered\",kind=\"some\",resource=\"memory\",scope=\"node\"} 1",
+        "keblet_pressure_level{kind=\"some\",resource=\"memory\",scope=\"node\"} 1",
+        "keblet_pressure_policy_decisions_total{action=\"evict\",mode=\"DryRun\",policy=\"thrash\"} 1",
+        "keblet_pressure_reclaim_stall_seconds_total{namespace=\"ns\",pod=\"pod-u\"} 2",
         "keblet_event_latency_seconds_bucket{source=\"kernel\",type=\"ContainerDied\",le=\"0.005\"} 1",
         "keblet_event_latency_seconds_bucket{source=\"kernel\",type=\"ContainerDied\",le=\"0.002\"} 0",
         "keblet_relists_total{reason=\"period\",result=\"ok\"} 1",
@@ -176,4 +233,59 @@ fn the_process_is_seen() {
     assert!(value("process_max_fds ") >= value("process_open_fds "));
     assert!(value("process_start_time_seconds ") > 1.6e9);
     assert!(value("process_cpu_seconds_total ") >= 0.0);
+}
+
+/// Series of `/metrics` that the dashboards, alerts and rules of kubernetes-mixin query, with the labels they select or
+/// group by. Series that upstream has removed are not among them.
+#[test]
+fn dashboards_find_their_series() {
+    let queried: &[(&str, &[&str])] = &[
+        ("kubelet_node_name", &["node"]),
+        ("kubelet_running_pods", &[]),
+        ("kubelet_running_containers", &["container_state"]),
+        ("volume_manager_total_volumes", &["state"]),
+        ("kubelet_pleg_relist_duration_seconds_bucket", &["le"]),
+        ("kubelet_pleg_relist_duration_seconds_count", &[]),
+        ("kubelet_pleg_relist_interval_seconds_bucket", &["le"]),
+        ("kubelet_pod_worker_duration_seconds_bucket", &["operation_type", "le"]),
+        ("kubelet_pod_worker_duration_seconds_count", &["operation_type"]),
+        ("kubelet_pod_start_duration_seconds_bucket", &["le"]),
+        ("kubelet_pod_start_duration_seconds_count", &[]),
+        ("kubelet_runtime_operations_total", &["operation_type"]),
+        ("kubelet_runtime_operations_errors_total", &["operation_type"]),
+        ("kubelet_runtime_operations_duration_seconds_bucket", &["operation_type", "le"]),
+        ("kubelet_cgroup_manager_duration_seconds_bucket", &["operation_type", "le"]),
+        ("kubelet_cgroup_manager_duration_seconds_count", &["operation_type"]),
+        ("storage_operation_duration_seconds_bucket", &["operation_name", "volume_plugin", "le"]),
+        ("storage_operation_duration_seconds_count", &["operation_name", "volume_plugin"]),
+        ("rest_client_requests_total", &["code"]),
+        ("rest_client_request_duration_seconds_bucket", &["verb", "le"]),
+        ("kubelet_evictions", &["eviction_signal"]),
+        ("kubelet_certificate_manager_client_ttl_seconds", &[]),
+        ("kubelet_certificate_manager_server_ttl_seconds", &[]),
+        ("kubelet_certificate_manager_client_expiration_renew_errors", &[]),
+        ("kubelet_server_expiration_renew_errors", &[]),
+        ("kubelet_volume_stats_capacity_bytes", &["namespace", "persistentvolumeclaim"]),
+        ("kubelet_volume_stats_available_bytes", &["namespace", "persistentvolumeclaim"]),
+        ("kubelet_volume_stats_used_bytes", &["namespace", "persistentvolumeclaim"]),
+        ("kubelet_volume_stats_inodes", &["namespace", "persistentvolumeclaim"]),
+        ("kubelet_volume_stats_inodes_free", &["namespace", "persistentvolumeclaim"]),
+        ("kubelet_volume_stats_inodes_used", &["namespace", "persistentvolumeclaim"]),
+        ("kubernetes_build_info", &["git_version"]),
+        ("process_resident_memory_bytes", &[]),
+        ("process_cpu_seconds_total", &[]),
+        ("go_goroutines", &[]),
+    ];
+    let text = used().render().unwrap();
+    let fits = |line: &str, name: &str, labels: &[&str]| {
+        let (found, rest) = line.split_at(line.find(['{', ' ']).unwrap_or(line.len()));
+        let has = |label: &&str| rest.contains(&format!("{{{label}=\"")) || rest.contains(&format!(",{label}=\""));
+        found == name && labels.iter().all(has)
+    };
+    for (name, labels) in queried {
+        assert!(text.lines().any(|line| fits(line, name, labels)), "{name} {labels:?} is missing in\n{text}");
+    }
+    for removed in ["kubelet_node_config_error", "storage_operation_errors_total"] {
+        assert!(!text.contains(removed), "{removed}");
+    }
 }

@@ -22,6 +22,28 @@ pub struct Volumes {
     force_failed: IntCounter,
     orphans: IntGauge,
     orphans_left: IntGauge,
+    claims: [IntGaugeVec; 6],
+}
+
+/// A claim whose volume is measured: bytes and inodes.
+#[derive(Clone, Copy, Debug)]
+pub struct ClaimStats<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// Size of the file system.
+    pub capacity: u64,
+    /// Bytes left.
+    pub available: u64,
+    /// Bytes that the volume takes.
+    pub used: u64,
+    /// Inodes of the file system.
+    pub inodes: u64,
+    /// Inodes left.
+    pub inodes_free: u64,
+    /// Inodes that the volume takes.
+    pub inodes_used: u64,
 }
 
 /// Which volumes are counted.
@@ -44,7 +66,16 @@ impl VolumeState {
 
 impl Volumes {
     pub(super) fn new(register: &Register<'_>) -> Self {
+        let of_claim = |name, help| register.gauges(name, help, &["namespace", "persistentvolumeclaim"]);
         Self {
+            claims: [
+                of_claim("kubelet_volume_stats_capacity_bytes", "[ALPHA] Size of the volume in bytes."),
+                of_claim("kubelet_volume_stats_available_bytes", "[ALPHA] Bytes left in the volume."),
+                of_claim("kubelet_volume_stats_used_bytes", "[ALPHA] Bytes used in the volume."),
+                of_claim("kubelet_volume_stats_inodes", "[ALPHA] Inodes of the volume."),
+                of_claim("kubelet_volume_stats_inodes_free", "[ALPHA] Inodes left in the volume."),
+                of_claim("kubelet_volume_stats_inodes_used", "[ALPHA] Inodes used in the volume."),
+            ],
             operations: register.histograms(
                 "storage_operation_duration_seconds",
                 "[ALPHA] Duration of operations on volumes, by how they ended.",
@@ -90,6 +121,18 @@ impl Volumes {
         self.totals.reset();
         for (state, plugin, count) in counts {
             self.totals.with_label_values(&[plugin, state.label()]).set(gauge(count));
+        }
+    }
+
+    /// Volumes of claims; replaces all earlier numbers.
+    pub fn claims<'a>(&self, claims: impl IntoIterator<Item = ClaimStats<'a>>) {
+        self.claims.iter().for_each(|family| family.reset());
+        for claim in claims {
+            let ClaimStats { namespace, name, capacity, available, used, inodes, inodes_free, inodes_used } = claim;
+            let values = [capacity, available, used, inodes, inodes_free, inodes_used];
+            for (family, value) in self.claims.iter().zip(values) {
+                family.with_label_values(&[namespace, name]).set(gauge(value));
+            }
         }
     }
 

@@ -14,7 +14,7 @@ pub(super) const ARCH: [&str; 2] = ["kubernetes.io/arch", "beta.kubernetes.io/ar
 pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Metadata and spec of a new Node.
-pub(super) fn node(config: &NodeConfig) -> Node {
+pub fn node(config: &NodeConfig) -> Node {
     let mut labels = BTreeMap::from([(HOSTNAME.to_owned(), config.name.clone())]);
     labels.extend(os_labels());
     labels.extend(config.labels.clone());

@@ -46,6 +46,7 @@ pub use call::Connections;
 pub use config::NodeConfig;
 pub use host::Host;
 pub use host::ThisHost;
+pub use initial::node as initial_node;
 pub use lease::LeaseController;
 pub use machine::Machine;
 pub use machine::Sizes;

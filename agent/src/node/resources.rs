@@ -22,6 +22,36 @@ const HUGEPAGES: &str = "hugepages-";
 /// Thresholds that count as reserved, with the resource they are taken from.
 const THRESHOLDS: [(&str, &str); 2] = [("memory.available", "memory"), ("nodefs.available", "ephemeral-storage")];
 
+/// What is reserved for daemons.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Reservations {
+    /// `systemReserved`, with the CPUs of `reservedSystemCPUs`.
+    pub system: Amounts,
+    /// `kubeReserved`, without CPU where `reservedSystemCPUs` is set.
+    pub kube: Amounts,
+}
+
+impl Reservations {
+    /// From the configuration, whose quantities were validated.
+    pub fn new(kubelet: &KubeletConfiguration) -> Self {
+        let (mut system, mut kube) = (amounts(&kubelet.system_reserved), amounts(&kubelet.kube_reserved));
+        if let Some(cpus) = Some(&kubelet.reserved_system_cpus).filter(|cpus| !cpus.is_empty()) {
+            let count = parse_cpus(cpus).as_ref().map_or(0, BTreeSet::len);
+            system.insert("cpu".to_owned(), Amount::units(i64::try_from(count).unwrap_or(i64::MAX)));
+            kube.remove("cpu");
+        }
+        Self { system, kube }
+    }
+
+    fn total(self) -> Amounts {
+        let mut total = self.system;
+        for (resource, amount) in self.kube {
+            *total.entry(resource).or_default() += amount;
+        }
+        total
+    }
+}
+
 /// Settings of the node's resources.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ResourceConfig {
@@ -55,17 +85,6 @@ pub struct ReservationError {
 impl ResourceConfig {
     /// From the configuration. `ignore_eviction` is `--experimental-allocatable-ignore-eviction`.
     pub fn new(kubelet: &KubeletConfiguration, ignore_eviction: bool) -> Self {
-        let mut system = amounts(&kubelet.system_reserved);
-        let mut daemons = amounts(&kubelet.kube_reserved);
-        if let Some(cpus) = Some(&kubelet.reserved_system_cpus).filter(|cpus| !cpus.is_empty()) {
-            let count = parse_cpus(cpus).as_ref().map_or(0, BTreeSet::len);
-            system.insert("cpu".to_owned(), Amount::units(i64::try_from(count).unwrap_or(i64::MAX)));
-            daemons.remove("cpu");
-        }
-        let mut reserved = system;
-        for (resource, amount) in daemons {
-            *reserved.entry(resource).or_default() += amount;
-        }
         let threshold = |(signal, resource): (&str, &str)| {
             let value = threshold_value(signal, kubelet.eviction_hard.get(signal)?).ok()??;
             Some((resource.to_owned(), value))
@@ -75,7 +94,7 @@ impl ResourceConfig {
             max_pods: kubelet.max_pods.into(),
             pods_per_core: kubelet.pods_per_core.into(),
             local_storage: kubelet.local_storage_capacity_isolation,
-            reserved,
+            reserved: Reservations::new(kubelet).total(),
             thresholds: thresholds.into_iter().flatten().collect(),
         }
     }
@@ -142,6 +161,22 @@ pub fn check(sizes: &Sizes, config: &ResourceConfig) -> Result<(), ReservationEr
 pub fn allocatable(sizes: &Sizes, config: &ResourceConfig) -> Amounts {
     let capacity = capacity(sizes, config);
     of_capacity(&capacity, config)
+}
+
+/// What all pods together may use of cpu, memory and pids: the capacity, with `reserved` without what is reserved for
+/// daemons. Eviction thresholds are not subtracted: the kernel's limit lies above them, so that pods are evicted first.
+pub fn pod_limits(sizes: &Sizes, reserved: Option<&ResourceConfig>) -> Amounts {
+    let capacity = [
+        ("cpu", Amount::units(sizes.cpus)),
+        ("memory", Amount::bytes(sizes.memory)),
+        ("pid", Amount::units(sizes.pids)),
+    ];
+    let left = |(resource, capacity): (&str, Amount)| {
+        let reserved = reserved.and_then(|config| config.reserved.get(resource)).copied().unwrap_or_default();
+        (resource.to_owned(), (capacity - reserved).max(Amount::ZERO))
+    };
+    let is_known = |(resource, _): &(&str, Amount)| *resource != "pid" || sizes.pids < i64::MAX;
+    capacity.into_iter().filter(is_known).map(left).collect()
 }
 
 fn of_capacity(capacity: &Amounts, config: &ResourceConfig) -> Amounts {

@@ -47,6 +47,19 @@ fn reserved_cpus_replace_both_reservations() {
 }
 
 #[test]
+fn limits_of_all_pods_leave_out_reservations_and_not_thresholds() {
+    let config = config(serde_json::json!({
+        "systemReserved": { "cpu": "500m", "memory": "1Gi", "pid": "1000" }, "kubeReserved": { "memory": "9Gi" },
+        "evictionHard": { "memory.available": "512Mi" },
+    }));
+    let limits = pod_limits(&sizes(), Some(&config));
+    assert_eq!(text(&limits), ["cpu=3500m", "memory=0", "pid=31768"], "never below zero");
+    assert_eq!(text(&pod_limits(&sizes(), None)), ["cpu=4", "memory=8Gi", "pid=32768"]);
+    let unknown = Sizes { pids: i64::MAX, ..sizes() };
+    assert_eq!(text(&pod_limits(&unknown, None)), ["cpu=4", "memory=8Gi"]);
+}
+
+#[test]
 fn pods_are_limited_per_core() {
     for (per_core, expected) in [(0, 110), (10, 40), (100, 110)] {
         let config = config(serde_json::json!({ "podsPerCore": per_core }));

@@ -3,6 +3,7 @@
 use super::extras::Extras;
 use super::extras::PodExtras;
 use super::extras::Used;
+use super::extras::VolumeUsage;
 use super::sample::ContainerSample;
 use super::sample::Measured;
 use super::sample::PodSample;
@@ -38,9 +39,9 @@ pub(super) fn summary(identity: &NodeIdentity, sample: &Sample, extras: Option<&
             memory: memory(node, sample.at),
             io: extras.map(|_| io(node, sample.at)),
             network: extras.map(|extras| network(extras.at, &extras.interfaces)),
-            fs: extras.map(|extras| fs(extras.at, &extras.root_fs, None)),
+            fs: extras.map(|extras| fs(extras.at, Some(&extras.root_fs), None)),
             runtime: extras.map(|extras| {
-                let images = fs(extras.at, &extras.image_fs, None);
+                let images = fs(extras.at, extras.image_fs.disk.as_ref(), Some(extras.image_fs.images));
                 RuntimeStats { image_fs: Some(images.clone()), container_fs: Some(images) }
             }),
             rlimit: extras.map(|extras| Rlimit {
@@ -74,8 +75,16 @@ fn of_pod(pod: &PodSample, at: i64, extras: Option<&Extras>) -> PodStats {
             .as_ref()
             .filter(|(_, of_pod)| !of_pod.interfaces.is_empty())
             .map(|(extras, of_pod)| network(extras.at, &of_pod.interfaces)),
+        volume: of_pod.as_ref().and_then(|(extras, of_pod)| {
+            let volumes =
+                of_pod.volumes.as_ref()?.iter().map(|volume| of_volume(extras.at, &pod.pod.namespace, volume));
+            Some(volumes.collect()).filter(|all: &Vec<VolumeStats>| !all.is_empty())
+        }),
         ephemeral_storage: of_pod.as_ref().map(|(extras, of_pod)| ephemeral_storage(pod, extras, of_pod)),
-        process_stats: extras.and_then(|_| own?.usage.tasks).map(|count| ProcessStats { process_count: Some(count) }),
+        process_stats: of_pod
+            .as_ref()
+            .and_then(|(_, of_pod)| of_pod.processes)
+            .map(|count| ProcessStats { process_count: Some(count) }),
         swap: own.and_then(|own| swap(own, at)),
     }
 }
@@ -84,17 +93,34 @@ fn of_container(sample: &ContainerSample, at: i64, of_pod: Option<&(&Extras, Pod
     let mut stats = container(&sample.name, sample.created_at, &sample.measured, at, of_pod.is_some());
     if let Some((extras, of_pod)) = of_pod {
         let writable = extras.writable.get(sample.id.as_str()).copied();
-        stats.rootfs = Some(fs(extras.at, &extras.image_fs, Some(writable.unwrap_or_default())));
+        stats.rootfs = Some(fs(extras.at, extras.image_fs.disk.as_ref(), Some(writable.unwrap_or_default())));
         let logs = of_pod.files.logs.get(&sample.name).copied().unwrap_or_default();
-        stats.logs = Some(fs(extras.at, &extras.root_fs, Some(logs)));
+        stats.logs = Some(fs(extras.at, Some(&extras.root_fs), Some(logs)));
     }
     stats
 }
 
 fn ephemeral_storage(pod: &PodSample, extras: &Extras, of_pod: &PodExtras) -> Fs {
     let writable = pod.containers.iter().filter_map(|container| extras.writable.get(container.id.as_str()));
-    let used = writable.chain(of_pod.files.logs.values()).fold(of_pod.files.other, |sum, used| sum + *used);
-    fs(extras.at, &extras.root_fs, Some(used))
+    let local = of_pod.volumes.iter().flatten().filter(|volume| volume.is_local).map(|volume| &volume.used);
+    let used = writable.chain(of_pod.files.logs.values()).chain(local);
+    let used = used.fold(of_pod.files.other, |sum, used| sum + *used);
+    fs(extras.at, Some(&extras.root_fs), Some(used))
+}
+
+fn of_volume(at: i64, namespace: &str, volume: &VolumeUsage) -> VolumeStats {
+    let VolumeUsage { disk, used, .. } = volume;
+    VolumeStats {
+        time: Time(at),
+        name: volume.name.clone(),
+        available_bytes: Some(disk.available),
+        capacity_bytes: Some(disk.capacity),
+        used_bytes: Some(used.bytes),
+        inodes_free: Some(disk.inodes_free),
+        inodes: Some(disk.inodes),
+        inodes_used: Some(used.inodes),
+        claim: volume.claim.as_ref().map(|name| ClaimReference { name: name.clone(), namespace: namespace.to_owned() }),
+    }
 }
 
 fn container(name: &str, start: i64, measured: &Measured, at: i64, with_io: bool) -> ContainerStats {
@@ -144,16 +170,17 @@ fn swap(measured: &Measured, at: i64) -> Option<Swap> {
     Some(Swap { time: Time(at), available_bytes, usage_bytes: Some(used) })
 }
 
-/// A file system, or the usage of `part` of it.
-fn fs(at: i64, disk: &DiskUsage, part: Option<Used>) -> Fs {
-    let part = part.unwrap_or(Used { bytes: disk.used, inodes: disk.inodes_used });
+/// A file system, or the usage of `part` of it; without a size if the file system is not visible.
+fn fs(at: i64, disk: Option<&DiskUsage>, part: Option<Used>) -> Fs {
+    let whole = disk.map(|disk| Used { bytes: disk.used, inodes: disk.inodes_used });
+    let part = part.or(whole).unwrap_or_default();
     Fs {
         time: Time(at),
-        available_bytes: Some(disk.available),
-        capacity_bytes: Some(disk.capacity),
+        available_bytes: disk.map(|disk| disk.available),
+        capacity_bytes: disk.map(|disk| disk.capacity),
         used_bytes: Some(part.bytes),
-        inodes_free: Some(disk.inodes_free),
-        inodes: Some(disk.inodes),
+        inodes_free: disk.map(|disk| disk.inodes_free),
+        inodes: disk.map(|disk| disk.inodes),
         inodes_used: Some(part.inodes),
     }
 }
@@ -180,11 +207,12 @@ fn network(at: i64, interfaces: &[InterfaceUsage]) -> Network {
 
 #[cfg(test)]
 mod tests {
-    use super::super::extras::PodFiles;
     use serde_json::Value;
     use serde_json::json;
     use tokio::time::Instant;
 
+    use super::super::extras::ImageFs;
+    use super::super::files::PodFiles;
     use super::super::sample::tests::sample;
     use super::*;
     use crate::kernel::usage::ProcessCounts;
@@ -219,18 +247,28 @@ mod tests {
     async fn everything() {
         let used = |bytes| Used { bytes, inodes: 1 };
         let eth0 = InterfaceUsage { name: "eth0".to_owned(), rx_bytes: 1, ..Default::default() };
+        let disk = DiskUsage { capacity: 100, available: 50, used: 40, inodes: 10, inodes_free: 4, inodes_used: 6 };
+        let volume = |name: &str, claim: Option<&str>, is_local| VolumeUsage {
+            name: name.to_owned(),
+            claim: claim.map(str::to_owned),
+            is_local,
+            disk,
+            used: used(1000),
+        };
         let of_pod = PodExtras {
             interfaces: vec![eth0.clone()],
             files: PodFiles { logs: [("main".to_owned(), used(20))].into(), other: used(3) },
+            processes: Some(2),
+            volumes: Some(vec![volume("scratch", None, true), volume("data", Some("claim"), false)]),
         };
         let extras = Extras {
             at: 1_767_225_700_000_000_000,
-            root_fs: DiskUsage { capacity: 100, available: 50, used: 40, inodes: 10, inodes_free: 4, inodes_used: 6 },
+            root_fs: disk,
+            image_fs: ImageFs { disk: Some(disk), images: used(77) },
             processes: ProcessCounts { max: Some(99), current: Some(7) },
             interfaces: vec![InterfaceUsage { name: "wlan0".to_owned(), ..Default::default() }],
             pods: [("uid".into(), of_pod)].into(),
             writable: [("main-0".to_owned(), used(100))].into(),
-            ..Extras::default()
         };
         let shown: Value =
             serde_json::to_value(summary(&identity(), &sample(Instant::now(), 5), Some(&extras))).unwrap();
@@ -244,11 +282,20 @@ mod tests {
         let storage = &pod["ephemeral-storage"];
         assert_eq!(
             (&storage["usedBytes"], &storage["inodesUsed"], &storage["capacityBytes"]),
-            (&json!(123), &json!(3), &json!(100))
+            (&json!(1123), &json!(4), &json!(100))
         );
-        assert_eq!(pod["process_stats"], json!({"process_count": 3}));
+        assert_eq!(pod["process_stats"], json!({"process_count": 2}), "processes, without threads");
+        let volume = json!({"time": "2026-01-01T00:01:40Z", "name": "data", "availableBytes": 50, "capacityBytes": 100,
+            "usedBytes": 1000, "inodesFree": 4, "inodes": 10, "inodesUsed": 1,
+            "pvcRef": {"name": "claim", "namespace": "ns"}});
+        assert_eq!((&pod["volume"][1], pod["volume"][0].get("pvcRef")), (&volume, None));
         let container = &pod["containers"][0];
         assert_eq!((&container["rootfs"]["usedBytes"], &container["logs"]["usedBytes"]), (&json!(100), &json!(20)));
         assert_eq!(node["runtime"]["imageFs"], node["runtime"]["containerFs"]);
+        assert_eq!(node["runtime"]["imageFs"]["usedBytes"], 77);
+        let invisible = Extras { image_fs: ImageFs { disk: None, images: used(77) }, ..extras };
+        let shown = serde_json::to_value(summary(&identity(), &sample(Instant::now(), 5), Some(&invisible))).unwrap();
+        let images = json!({"time": "2026-01-01T00:01:40Z", "usedBytes": 77, "inodesUsed": 1});
+        assert_eq!(shown["node"]["runtime"]["imageFs"], images);
     }
 }

@@ -1,18 +1,34 @@
 //! `/metrics/cadvisor`: cAdvisor's families of the cgroups in a sample.
 //!
 //! A row is one cgroup: the root, system cgroups, pods, containers, and the sandbox of each pod, which carries the pod's
-//! network. Rows have cAdvisor's six labels, empty where they do not apply. Families are built one at a time, so that a
-//! scrape of a full node holds only one of them in memory.
+//! network. Rows have cAdvisor's six labels, empty where they do not apply.
+//!
+//! A scrape of a full node has thousands of samples: the text format is written directly, with the labels of a row escaped
+//! once. For other formats families are built, one at a time, so that only one of them is in memory.
+//!
+//! Not reported, unlike by cAdvisor: `container_cpu_load_*` and `container_tasks_state`, which it always reports as 0, and
+//! the file systems of containers, which it does not measure on containerd either.
 
 mod table;
+mod text;
 
 use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::path::Path;
 
 use prometheus::proto::MetricFamily;
 
 use self::table::FAMILIES;
+use self::text::Text;
+use self::text::escaped;
+use super::descriptors;
+use super::descriptors::Descriptors;
+use super::descriptors::OpenFiles;
+use super::descriptors::Wanted;
 use super::family::Family;
+use super::filesystems::FileSystem;
+use super::filesystems::file_systems;
+use super::sample::ContainerSample;
 use super::sample::Measured;
 use super::sample::PodSample;
 use super::sample::Sample;
@@ -21,7 +37,11 @@ use crate::cgroups::usage::CgroupDetail;
 use crate::cgroups::usage::CgroupPlace;
 use crate::cgroups::usage::CgroupUsage;
 use crate::kernel::usage::InterfaceUsage;
+use crate::kernel::usage::Machine;
 use crate::kernel::usage::interfaces_of;
+use crate::model::ContainerId;
+use crate::oom::OomCounts;
+use crate::oom::OomEvents;
 
 /// One scrape. The default one reports that usage was not measured.
 #[derive(Clone, Debug, Default)]
@@ -46,29 +66,52 @@ struct Row {
     container: String,
     /// Nanoseconds since the Unix epoch; absent if unknown.
     started_at: Option<i64>,
+    /// All of the above but the time, as the text format has them.
+    labels: String,
     usage: CgroupUsage,
     detail: CgroupDetail,
     interfaces: Vec<InterfaceUsage>,
+    /// The machine's, on the row of the root.
+    file_systems: Vec<FileSystem>,
+    /// Of a container, once counted.
+    open: Option<OpenFiles>,
+    /// OOM events beyond the life of the cgroup; absent if there were none.
+    oom_events: Option<u64>,
     /// The kernel has pressure files for it.
     has_pressure: bool,
 }
 
 /// Reads what the sample does not contain. Blocks.
-pub(super) fn take(layout: &Layout, sample: &Sample) -> Scrape {
-    let has_pressure = layout.is_v2() && Path::new("/proc/pressure/cpu").exists();
+pub(super) fn take(
+    layout: &Layout,
+    proc: &Path,
+    sample: &Sample,
+    descriptors: &mut Descriptors,
+    ooms: &OomCounts,
+) -> Scrape {
+    let pressure_of_machine = Machine::has_pressure(proc);
+    let has_pressure = layout.is_v2() && pressure_of_machine;
     let row = |measured: &Measured| measured.path.as_ref().map(|path| read(layout, path, measured, has_pressure));
     let mut rows = Vec::new();
-    rows.extend(
-        row(&sample.node).map(|row| Row { interfaces: interfaces_of(std::process::id()).unwrap_or_default(), ..row }),
-    );
+    let mut events = ooms.all();
+    rows.extend(row(&sample.node).map(|row| Row {
+        interfaces: interfaces_of(&proc.join("self")).unwrap_or_default(),
+        file_systems: file_systems(proc),
+        has_pressure: pressure_of_machine,
+        oom_events: Some(ooms.of_node()),
+        ..row
+    }));
     rows.extend(sample.system.iter().filter_map(|(_, measured)| row(measured)));
+    let mut inits: HashMap<ContainerId, u32> = HashMap::new();
     for pod in &sample.pods {
         let of_pod = |row: Row| Row { namespace: pod.pod.namespace.to_string(), pod: pod.pod.name.to_string(), ..row };
         let own = pod.own.as_ref().and_then(row).map(|row| Row { started_at: Some(pod.created_at), ..row });
         rows.extend(own.map(of_pod));
-        rows.extend(sandbox(layout, pod).map(of_pod));
+        rows.extend(sandbox(layout, proc, pod).map(of_pod));
         for container in &pod.containers {
+            inits.extend(container.init.map(|init| (container.id.clone(), init)));
             let found = row(&container.measured).or_else(|| reported_by_runtime(&container.measured)).map(|row| Row {
+                oom_events: take_events(&mut events, pod, container, &row),
                 name: container.id.to_string(),
                 image: container.image.clone(),
                 container: container.name.clone(),
@@ -78,13 +121,31 @@ pub(super) fn take(layout: &Layout, sample: &Sample) -> Scrape {
             rows.extend(found.map(of_pod));
         }
     }
+    rows.extend(events.into_iter().map(of_gone));
+    count_open_files(proc, &mut rows, &inits, descriptors);
+    for row in &mut rows {
+        row.labels = row.base().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).join(",");
+    }
     let disks = rows.iter().flat_map(|row| &row.detail.disks);
     let devices = disks.map(|disk| ((disk.major, disk.minor), disk.device().unwrap_or_default())).collect();
     Scrape { rows, at: Some(sample.at), devices, kernel: kernel(), system: system() }
 }
 
+/// Open files of the containers whose init process is known.
+fn count_open_files(proc: &Path, rows: &mut [Row], inits: &HashMap<ContainerId, u32>, descriptors: &mut Descriptors) {
+    let wanted = rows.iter().filter(|row| !row.container.is_empty()).filter_map(|row| {
+        let (id, init) = inits.get_key_value(row.name.as_str())?;
+        let processes = row.detail.processes.clone()?;
+        Some(Wanted { id: id.clone(), init: *init, processes })
+    });
+    let open = descriptors.count(proc, wanted.collect(), descriptors::LIMIT);
+    for row in rows.iter_mut().filter(|row| !row.container.is_empty()) {
+        row.open = open.get(row.name.as_str()).copied();
+    }
+}
+
 fn read(layout: &Layout, path: &str, measured: &Measured, has_pressure: bool) -> Row {
-    let detail = CgroupPlace::at(layout, path).detail();
+    let detail = CgroupPlace::at(layout, path).detail(&measured.usage);
     Row { id: path.to_owned(), usage: measured.usage, detail, has_pressure, ..Row::default() }
 }
 
@@ -94,8 +155,27 @@ fn reported_by_runtime(measured: &Measured) -> Option<Row> {
     (usage.cpu.is_some() || usage.memory.is_some()).then(|| Row { usage, ..Row::default() })
 }
 
+/// OOM events of a running container, the former instances' included.
+fn take_events(events: &mut Vec<OomEvents>, pod: &PodSample, container: &ContainerSample, row: &Row) -> Option<u64> {
+    let is_own = |of: &OomEvents| of.pod.uid == pod.pod.uid && of.container == container.name;
+    let own = events.swap_remove(events.iter().position(is_own)?);
+    Some(own.with_counter(&container.id, row.detail.memory.as_ref().and_then(|memory| memory.oom_kills)))
+}
+
+/// A container of which no instance is measured: its cgroup is gone, its OOM events are not.
+fn of_gone(events: OomEvents) -> Row {
+    Row {
+        name: events.last.as_ref().map(ToString::to_string).unwrap_or_default(),
+        namespace: events.pod.namespace.to_string(),
+        pod: events.pod.name.to_string(),
+        container: events.container,
+        oom_events: Some(events.events),
+        ..Row::default()
+    }
+}
+
 /// The sandbox's cgroup is a sibling of those of the containers. Only its network is reported.
-fn sandbox(layout: &Layout, pod: &PodSample) -> Option<Row> {
+fn sandbox(layout: &Layout, proc: &Path, pod: &PodSample) -> Option<Row> {
     let (sandbox, process) = (pod.sandbox.as_ref()?, pod.network_of?);
     let beside = pod.containers.iter().find_map(|container| {
         let path = container.measured.path.as_ref()?;
@@ -103,7 +183,7 @@ fn sandbox(layout: &Layout, pod: &PodSample) -> Option<Row> {
     });
     let id = beside.filter(|path| CgroupPlace::at(layout, path).exists())?;
     // Fails for a process that has just ended.
-    let interfaces = interfaces_of(process).ok()?;
+    let interfaces = interfaces_of(&proc.join(process.to_string())).ok()?;
     Some(Row { id, name: sandbox.to_string(), started_at: Some(pod.created_at), interfaces, ..Row::default() })
 }
 
@@ -118,7 +198,35 @@ fn system() -> String {
     name.unwrap_or_default().trim_matches('"').to_owned()
 }
 
+impl Row {
+    /// cAdvisor's labels.
+    fn base(&self) -> [(&'static str, &str); 6] {
+        [
+            ("container", self.container.as_str()),
+            ("id", self.id.as_str()),
+            ("image", self.image.as_str()),
+            ("name", self.name.as_str()),
+            ("namespace", self.namespace.as_str()),
+            ("pod", self.pod.as_str()),
+        ]
+    }
+}
+
 impl Scrape {
+    /// The text format, version 0.0.4: the same as that of [`Self::families`].
+    pub fn text(&self) -> Vec<u8> {
+        let mut text = Text::default();
+        text.family(&self.version());
+        for family in FAMILIES {
+            text.begin(family.name, family.help, family.kind);
+            for row in &self.rows {
+                (family.values)(row, &mut Values { scrape: self, row, out: Out::Text(&mut text) });
+            }
+        }
+        text.family(&self.error());
+        text.into_bytes()
+    }
+
     /// The families, each built on demand; those without a value are omitted.
     pub fn families(&self) -> impl Iterator<Item = MetricFamily> + '_ {
         std::iter::once(self.version())
@@ -150,17 +258,23 @@ impl Scrape {
     fn family(&self, of: &table::Of) -> Family {
         let mut family = Family::new(of.name, of.help, of.kind);
         for row in &self.rows {
-            (of.values)(row, &mut Values { scrape: self, row, family: &mut family });
+            (of.values)(row, &mut Values { scrape: self, row, out: Out::Family(&mut family) });
         }
         family
     }
+}
+
+/// Where values go.
+enum Out<'a> {
+    Family(&'a mut Family),
+    Text(&'a mut Text),
 }
 
 /// Adds the values of one row to one family.
 struct Values<'a> {
     scrape: &'a Scrape,
     row: &'a Row,
-    family: &'a mut Family,
+    out: Out<'a>,
 }
 
 impl Values<'_> {
@@ -171,18 +285,15 @@ impl Values<'_> {
 
     /// A value with more labels than the row has.
     fn with(&mut self, more: &[(&str, &str)], value: Option<f64>) {
-        let row = self.row;
-        let base = [
-            ("container", row.container.as_str()),
-            ("id", row.id.as_str()),
-            ("image", row.image.as_str()),
-            ("name", row.name.as_str()),
-            ("namespace", row.namespace.as_str()),
-            ("pod", row.pod.as_str()),
-        ];
-        let mut labels: Vec<(&str, &str)> = base.into_iter().chain(more.iter().copied()).collect();
-        labels.sort_unstable();
-        self.family.add(&labels, value, self.scrape.at);
+        let Some(value) = value else { return };
+        match &mut self.out {
+            Out::Text(text) => text.sample(&self.row.labels, more, value, self.scrape.at),
+            Out::Family(family) => {
+                let mut labels: Vec<(&str, &str)> = self.row.base().into_iter().chain(more.iter().copied()).collect();
+                labels.sort_unstable();
+                family.add(&labels, Some(value), self.scrape.at);
+            }
+        }
     }
 
     /// A device's file.

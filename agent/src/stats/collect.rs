@@ -6,6 +6,7 @@ use std::sync::Arc;
 use keblet_proto::cri::v1 as cri;
 use tokio::time::Instant;
 
+use super::StatsSource;
 use super::sample::ContainerSample;
 use super::sample::Measured;
 use super::sample::PodSample;
@@ -32,11 +33,11 @@ pub(super) fn needs_runtime(snapshots: &[Arc<PodSnapshot>]) -> bool {
 
 /// Measures everything now.
 pub(super) fn take(
-    layout: &Layout,
-    system: &SystemCgroups,
+    source: &StatsSource,
     snapshots: &[Arc<PodSnapshot>],
     runtime_stats: &[cri::ContainerStats],
 ) -> Sample {
+    let StatsSource { layout, system, proc, .. } = source;
     let (taken, at) = (Instant::now(), Clock::System.wall_nanos());
     let system = system.iter().filter_map(|(name, path)| {
         let usage = CgroupPlace::at(layout, path).read();
@@ -46,18 +47,19 @@ pub(super) fn take(
     Sample {
         taken,
         at,
-        node: Measured::new("/", Machine::usage(layout)).at(Some("/".to_owned())),
+        node: Measured::new("/", Machine::usage(layout, proc)).at(Some("/".to_owned())),
         system: system.collect(),
-        pods: snapshots.iter().filter_map(|snapshot| pod(layout, snapshot, runtime_stats)).collect(),
+        pods: snapshots.iter().filter_map(|snapshot| pod(source, snapshot, runtime_stats)).collect(),
     }
 }
 
 /// A pod with running containers.
-fn pod(layout: &Layout, snapshot: &PodSnapshot, runtime_stats: &[cri::ContainerStats]) -> Option<PodSample> {
+fn pod(source: &StatsSource, snapshot: &PodSnapshot, runtime_stats: &[cri::ContainerStats]) -> Option<PodSample> {
+    let StatsSource { layout, proc, .. } = source;
     let mut own = None;
     let mut containers = Vec::new();
     for container in snapshot.running() {
-        let place = container.pid.and_then(|pid| place_of(layout, pid, container));
+        let place = container.pid.and_then(|pid| place_of(layout, proc, pid, container));
         if own.is_none() {
             own = place.as_ref().and_then(|place| place.parent_named(snapshot.pod.uid.as_str()));
         }
@@ -78,9 +80,8 @@ fn pod(layout: &Layout, snapshot: &PodSnapshot, runtime_stats: &[cri::ContainerS
 
 /// The container's cgroup, by its init process. If the pid was reused, the cgroup's path does not contain the container's
 /// id.
-fn place_of(layout: &Layout, pid: u32, container: &ContainerStatus) -> Option<CgroupPlace> {
-    let file = format!("/proc/{pid}/cgroup");
-    let memberships = read::text(Path::new(&file), read::PROC_FILE_LIMIT).ok()?;
+fn place_of(layout: &Layout, proc: &Path, pid: u32, container: &ContainerStatus) -> Option<CgroupPlace> {
+    let memberships = read::text(&proc.join(pid.to_string()).join("cgroup"), read::PROC_FILE_LIMIT).ok()?;
     memberships.contains(container.id.as_str()).then(|| CgroupPlace::of_process(layout, &memberships))
 }
 
@@ -103,6 +104,7 @@ fn measure(
         name: container.name.clone(),
         id: container.id.clone(),
         image: container.image.clone(),
+        init: container.pid.filter(|_| place.is_some()),
         created_at: container.created_at,
         measured,
     }
@@ -133,7 +135,7 @@ fn by_runtime(key: &str, stats: &cri::ContainerStats) -> Measured {
         memory: memory_usage,
         memory_pressure: pressure(memory.and_then(|memory| memory.psi.as_ref())),
         io_pressure: pressure(stats.io.as_ref().and_then(|io| io.psi.as_ref())),
-        tasks: None,
+        ..CgroupUsage::default()
     };
     Measured { nano_cores: cpu.and_then(|cpu| value(&cpu.usage_nano_cores)), ..Measured::new(key, usage) }
 }
@@ -151,6 +153,10 @@ mod tests {
     use super::*;
     use crate::cgroups::Hierarchies;
     use crate::model::testing;
+    use crate::oom::OomCounts;
+    use crate::runtime::Runtime;
+    use crate::runtime::RuntimeOptions;
+    use crate::runtime::tests::server::Socket;
 
     fn runtime_stats(id: &str) -> cri::ContainerStats {
         let some = |value| Some(cri::UInt64Value { value });
@@ -170,13 +176,36 @@ mod tests {
         }
     }
 
-    #[test]
-    fn containers_without_a_pid_are_measured_by_the_runtime() {
+    struct NoPods;
+
+    impl super::super::Snapshots for NoPods {
+        fn all(&self) -> Vec<Arc<PodSnapshot>> {
+            Vec::new()
+        }
+    }
+
+    fn source(system: SystemCgroups) -> StatsSource {
+        let (socket, none) = (Socket::default(), Path::new("/no/such/folder"));
+        StatsSource {
+            node_name: "node".to_owned(),
+            layout: Hierarchies::detect().unwrap().layout,
+            proc: "/proc".into(),
+            system,
+            folders: super::super::Folders { root: none.to_owned(), pod_logs: none.to_owned() },
+            volume_period: None,
+            runtime: Runtime::with_connector("unix:///t", move || socket.clone().connect(), RuntimeOptions::default()),
+            snapshots: Arc::new(NoPods),
+            ooms: OomCounts::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn containers_without_a_pid_are_measured_by_the_runtime() {
         let snapshot = testing::snapshot(vec![testing::running("a", 0), testing::exited("b", 0, 0)]);
         let all = [Arc::new(snapshot)];
         assert!(needs_runtime(&all));
-        let layout = Hierarchies::detect().unwrap().layout;
-        let sample = take(&layout, &vec![("pods", "/no/such/cgroup".to_owned())], &all, &[runtime_stats("a-0")]);
+        let source = source(vec![("pods", "/no/such/cgroup".to_owned())]);
+        let sample = take(&source, &all, &[runtime_stats("a-0")]);
         assert!(sample.system.is_empty() && sample.node.usage.cpu > Some(0));
         let [pod] = &sample.pods[..] else { panic!("one pod") };
         let [container] = &pod.containers[..] else { panic!("one running container") };
@@ -185,10 +214,10 @@ mod tests {
         assert_eq!((memory.working_set, memory.available()), (10, Some(20)));
     }
 
-    #[test]
-    fn a_pod_without_running_containers_is_absent() {
+    #[tokio::test]
+    async fn a_pod_without_running_containers_is_absent() {
         let all = [Arc::new(testing::snapshot(vec![testing::exited("b", 0, 0)]))];
-        assert!(take(&Hierarchies::detect().unwrap().layout, &Vec::new(), &all, &[]).pods.is_empty());
+        assert!(take(&source(Vec::new()), &all, &[]).pods.is_empty());
     }
 
     #[test]
@@ -196,6 +225,6 @@ mod tests {
         let mut container = testing::running("a", 0);
         container.pid = Some(std::process::id());
         let layout = Hierarchies::detect().unwrap().layout;
-        assert_eq!(place_of(&layout, std::process::id(), &container), None);
+        assert_eq!(place_of(&layout, Path::new("/proc"), std::process::id(), &container), None);
     }
 }

@@ -1,21 +1,24 @@
 //! Disk, network and process usage for the full summary.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::path::PathBuf;
 
 use keblet_proto::cri::v1 as cri;
 
 use super::StatsError;
+use super::StatsSource;
+use super::files::PodFiles;
+use super::sample::PodSample;
 use super::sample::Sample;
+use super::walks::Sizes;
+use crate::cgroups::Layout;
+use crate::cgroups::usage::CgroupPlace;
 use crate::kernel::usage::DiskUsage;
 use crate::kernel::usage::InterfaceUsage;
 use crate::kernel::usage::Machine;
 use crate::kernel::usage::ProcessCounts;
 use crate::kernel::usage::interfaces_of;
-use crate::kernel::usage::tree_usage;
 use crate::model::Clock;
-use crate::model::PodRef;
 use crate::model::PodUid;
 use crate::runtime::Runtime;
 
@@ -45,14 +48,26 @@ impl std::ops::Add for Used {
     }
 }
 
+/// A volume of a pod that is set up on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeAt {
+    /// Its name in the pod.
+    pub name: String,
+    /// Where it is on the host.
+    pub path: PathBuf,
+    /// The claim that it belongs to, in the pod's namespace.
+    pub claim: Option<String>,
+    /// It takes space on the node's own disk, and counts as ephemeral storage of its pod.
+    pub is_local: bool,
+}
+
 /// Measured for the full summary.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Extras {
     /// Nanoseconds since the Unix epoch.
     pub(super) at: i64,
     pub(super) root_fs: DiskUsage,
-    /// The file system of images and, with the same numbers, of containers.
-    pub(super) image_fs: DiskUsage,
+    pub(super) image_fs: ImageFs,
     pub(super) processes: ProcessCounts,
     pub(super) interfaces: Vec<InterfaceUsage>,
     pub(super) pods: HashMap<PodUid, PodExtras>,
@@ -60,31 +75,54 @@ pub(super) struct Extras {
     pub(super) writable: HashMap<String, Used>,
 }
 
+/// The file system of images and, with the same numbers, of containers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ImageFs {
+    /// Its size; `None` if it is not visible to the agent.
+    pub(super) disk: Option<DiskUsage>,
+    /// What images take of it.
+    pub(super) images: Used,
+}
+
 /// Measured for one pod.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PodExtras {
     pub(super) interfaces: Vec<InterfaceUsage>,
     pub(super) files: PodFiles,
+    /// Processes in the containers' cgroups; absent if they are unknown.
+    pub(super) processes: Option<u64>,
+    /// `None` if volumes are not measured.
+    pub(super) volumes: Option<Vec<VolumeUsage>>,
 }
 
-/// Files of one pod outside its volumes.
-#[derive(Clone, Debug, Default)]
-pub(super) struct PodFiles {
-    /// Logs by container.
-    pub(super) logs: HashMap<String, Used>,
-    /// Other files of the pod: in its log folder, and its hosts file.
-    pub(super) other: Used,
+/// A measured volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct VolumeUsage {
+    pub(super) name: String,
+    pub(super) claim: Option<String>,
+    pub(super) is_local: bool,
+    /// The file system that it is on.
+    pub(super) disk: DiskUsage,
+    pub(super) used: Used,
 }
 
-/// Measures, with two calls to the runtime.
-pub(super) async fn measure(runtime: &Runtime, folders: &Folders, sample: &Sample) -> Result<Extras, StatsError> {
-    let images = runtime.image_fs_info().await.map_err(|error| StatsError::ImageFs(error.rpc_text()))?;
-    let writable = writable_layers(runtime).await?;
-    let (folders, pods) = (folders.clone(), sample.pods.iter().map(|pod| (pod.pod.clone(), pod.network_of)));
-    let pods: Vec<(PodRef, Option<u32>)> = pods.collect();
-    let files = tokio::task::spawn_blocking(move || of_files(&folders, images.image_filesystems.first(), &pods)).await;
-    let files = files.map_err(|error| StatsError::Stopped(error.to_string()))??;
-    Ok(Extras { writable, ..files })
+/// What was measured before, for the part that reads files.
+pub(super) struct Known {
+    /// Files of pods outside their volumes.
+    pub(super) files: HashMap<PodUid, PodFiles>,
+    /// Volumes of pods, and their sizes; `None` if volumes are not measured.
+    pub(super) volumes: Option<(HashMap<PodUid, Vec<VolumeAt>>, Sizes)>,
+    /// The runtime's file system of images.
+    pub(super) images: cri::FilesystemUsage,
+    /// Writable layers, by container id.
+    pub(super) writable: HashMap<String, Used>,
+}
+
+/// The runtime's file system of images. One call.
+pub(super) async fn image_filesystem(runtime: &Runtime) -> Result<cri::FilesystemUsage, StatsError> {
+    let info = runtime.image_fs_info().await.map_err(|error| StatsError::ImageFs(error.rpc_text()))?;
+    let first = info.image_filesystems.into_iter().next();
+    first.ok_or_else(|| StatsError::ImageFs("the runtime reports no image file system".to_owned()))
 }
 
 /// Writable layers, by container id. One call to the runtime.
@@ -100,55 +138,100 @@ fn used(usage: &cri::FilesystemUsage) -> Used {
     Used { bytes: value(&usage.used_bytes), inodes: value(&usage.inodes_used) }
 }
 
-fn of_files(
-    folders: &Folders,
-    images: Option<&cri::FilesystemUsage>,
-    pods: &[(PodRef, Option<u32>)],
-) -> Result<Extras, StatsError> {
-    let root_fs = DiskUsage::of(&folders.root)
-        .map_err(|error| StatsError::RootFs(format!("cannot read the usage of {}: {error}", folders.root.display())))?;
-    let images = images.ok_or_else(|| StatsError::ImageFs("the runtime reports no image file system".to_owned()))?;
-    let mount = images.fs_id.as_ref().map(|id| PathBuf::from(&id.mountpoint)).unwrap_or_default();
-    let mut image_fs = DiskUsage::of(&mount)
-        .map_err(|error| StatsError::ImageFs(format!("cannot read the usage of {}: {error}", mount.display())))?;
-    let Used { bytes, inodes } = used(images);
-    (image_fs.used, image_fs.inodes_used) = (bytes, inodes);
+/// Reads the rest. Blocks.
+pub(super) fn measure(source: &StatsSource, sample: &Sample, mut known: Known) -> Result<Extras, StatsError> {
+    let root = &source.folders.root;
+    let root_fs = DiskUsage::of(root)
+        .map_err(|error| StatsError::RootFs(format!("cannot read the usage of {}: {error}", root.display())))?;
+    let image_fs = image_fs(&known.images)?;
+    let pods = sample.pods.iter().map(|pod| (pod.pod.uid.clone(), of_pod(source, pod, &mut known)));
+    let pods = pods.collect();
     Ok(Extras {
         at: Clock::System.wall_nanos(),
         root_fs,
         image_fs,
-        processes: Machine::processes(),
-        interfaces: interfaces_of(std::process::id()).unwrap_or_default(),
-        pods: pods.iter().map(|(pod, process)| (pod.uid.clone(), of_pod(folders, pod, *process))).collect(),
-        writable: HashMap::new(),
+        processes: Machine::processes_in(&source.proc),
+        interfaces: interfaces_of(&source.proc.join("self")).unwrap_or_default(),
+        pods,
+        writable: known.writable,
     })
 }
 
-fn of_pod(folders: &Folders, pod: &PodRef, process: Option<u32>) -> PodExtras {
-    PodExtras {
-        // Fails for a process that has just ended.
-        interfaces: process.and_then(|pid| interfaces_of(pid).ok()).unwrap_or_default(),
-        files: files_of(folders, pod),
-    }
-}
-
-/// Logs and other files of a pod. Blocks.
-pub(super) fn files_of(folders: &Folders, pod: &PodRef) -> PodFiles {
-    let folder = folders.pod_logs.join(pod.log_dir_name());
-    let hosts = folders.root.join("pods").join(pod.uid.as_str()).join("etc-hosts");
-    let mut files = PodFiles { other: file(&hosts), logs: HashMap::new() };
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            let (bytes, inodes) = tree_usage(&entry.path());
-            files.logs.insert(entry.file_name().to_string_lossy().into_owned(), Used { bytes, inodes });
-        } else {
-            files.other = files.other + file(&entry.path());
+fn image_fs(images: &cri::FilesystemUsage) -> Result<ImageFs, StatsError> {
+    let mount = images.fs_id.as_ref().map(|id| PathBuf::from(&id.mountpoint)).unwrap_or_default();
+    let disk = match DiskUsage::of(&mount) {
+        Ok(disk) => Some(disk),
+        // Of a runtime in another mount namespace: upstream leaves the capacity out.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => {
+            return Err(StatsError::ImageFs(format!("cannot read the usage of {}: {error}", mount.display())));
         }
-    }
-    files
+    };
+    Ok(ImageFs { disk, images: used(images) })
 }
 
-fn file(path: &Path) -> Used {
-    use std::os::unix::fs::MetadataExt as _;
-    std::fs::symlink_metadata(path).map(|meta| Used { bytes: meta.blocks() * 512, inodes: 1 }).unwrap_or_default()
+fn of_pod(source: &StatsSource, pod: &PodSample, known: &mut Known) -> PodExtras {
+    let uid = &pod.pod.uid;
+    // Fails for a process that has just ended.
+    let interfaces = pod.network_of.and_then(|pid| interfaces_of(&source.proc.join(pid.to_string())).ok());
+    PodExtras {
+        interfaces: interfaces.unwrap_or_default(),
+        files: known.files.remove(uid).unwrap_or_default(),
+        processes: processes(&source.layout, pod),
+        volumes: known.volumes.as_mut().map(|(volumes, sizes)| {
+            let (volumes, sizes) = (volumes.remove(uid).unwrap_or_default(), sizes.remove(uid).unwrap_or_default());
+            volumes_of(volumes, &sizes)
+        }),
+    }
+}
+
+fn processes(layout: &Layout, pod: &PodSample) -> Option<u64> {
+    let paths = pod.containers.iter().map(|container| container.measured.path.as_deref());
+    paths.map(|path| Some(CgroupPlace::at(layout, path?).processes().len() as u64)).sum()
+}
+
+/// Volumes that were counted, and whose file system responds.
+pub(super) fn volumes_of(volumes: Vec<VolumeAt>, sizes: &[(String, Used)]) -> Vec<VolumeUsage> {
+    let one = |VolumeAt { name, path, claim, is_local }: VolumeAt| {
+        let used = sizes.iter().find(|(counted, _)| *counted == name)?.1;
+        Some(VolumeUsage { disk: DiskUsage::of(&path).ok()?, name, claim, is_local, used })
+    };
+    volumes.into_iter().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn volumes_that_were_not_counted_or_are_gone_are_absent() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str, path: &Path| VolumeAt {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            claim: Some("claim".to_owned()),
+            is_local: false,
+        };
+        let used = Used { bytes: 7, inodes: 1 };
+        let sizes = [("data".to_owned(), used), ("gone".to_owned(), used)];
+        let all = vec![at("data", dir.path()), at("gone", &dir.path().join("none")), at("new", dir.path())];
+        let found = volumes_of(all, &sizes);
+        let [data] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((data.name.as_str(), data.used, data.claim.as_deref()), ("data", used, Some("claim")));
+        assert!(data.disk.capacity > 0);
+    }
+
+    #[test]
+    fn an_invisible_image_file_system_has_no_size() {
+        let on = |mountpoint: &str| cri::FilesystemUsage {
+            fs_id: Some(cri::FilesystemIdentifier { mountpoint: mountpoint.to_owned() }),
+            used_bytes: Some(cri::UInt64Value { value: 5 }),
+            ..Default::default()
+        };
+        let found = image_fs(&on("/no/such/folder")).unwrap();
+        assert_eq!((found.disk, found.images.bytes), (None, 5));
+        assert!(image_fs(&on("/")).unwrap().disk.is_some());
+    }
 }

@@ -29,6 +29,23 @@ impl Family {
         self.name
     }
 
+    pub(super) fn help(&self) -> &'static str {
+        self.help
+    }
+
+    pub(super) fn kind(&self) -> MetricType {
+        self.kind
+    }
+
+    /// Labels and values, without times.
+    pub(super) fn samples(&self) -> impl Iterator<Item = (&[proto::LabelPair], f64)> {
+        self.metrics.iter().map(|metric| {
+            let is_counter = self.kind == MetricType::COUNTER;
+            let value = if is_counter { metric.get_counter().get_value() } else { metric.get_gauge().get_value() };
+            (metric.get_label(), value)
+        })
+    }
+
     /// No value was added: encoders reject such a family.
     pub(super) fn is_empty(&self) -> bool {
         self.metrics.is_empty()

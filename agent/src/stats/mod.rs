@@ -6,21 +6,29 @@
 //!  pod cache ─▶ pids ─▶ cgroup files ─┐
 //!  runtime (where no pid is known) ───┴▶ sample ─▶ rates ─▶ build ─▶ summary
 //!  disks · network · runtime ───────────▶ extras ───────────┘
+//!  volumes ─▶ walks (rests fifty times as long as it works)─┘
 //!  sample ─▶ more of the same cgroups' files ─▶ cadvisor
 //! ```
 
 mod build;
 mod cadvisor;
+mod claims;
 mod collect;
+mod descriptors;
 mod extras;
 mod family;
+mod files;
+mod filesystems;
 mod pod_usage;
 mod resource;
 mod sample;
 mod summary;
+mod walks;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use keblet_proto::cri::v1 as cri;
@@ -30,18 +38,30 @@ use tokio::time::Instant;
 
 use self::build::NodeIdentity;
 pub use self::cadvisor::Scrape;
+pub use self::claims::ClaimUsage;
 pub use self::collect::SystemCgroups;
+use self::descriptors::Descriptors;
 use self::extras::Extras;
 pub use self::extras::Folders;
 pub use self::extras::Used;
+pub use self::extras::VolumeAt;
+use self::files::Effort;
+use self::files::Files;
+use self::files::PodFiles;
 pub use self::pod_usage::ContainerUsage;
 pub use self::pod_usage::PodUsage;
 use self::sample::Sample;
+pub use self::walks::Folder;
+use self::walks::Recount;
+pub use self::walks::Sizes;
+use self::walks::Walks;
 use crate::cgroups::Layout;
 use crate::kernel::usage::Machine;
 use crate::model::Clock;
+use crate::model::PodRef;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
+use crate::oom::OomCounts;
 use crate::runtime::Runtime;
 
 /// How long a sample is reused.
@@ -75,6 +95,11 @@ pub enum StatsError {
 pub trait Snapshots: Send + Sync {
     /// Snapshots of all pods.
     fn all(&self) -> Vec<Arc<PodSnapshot>>;
+
+    /// Volumes that are set up for pods and can be measured.
+    fn volumes(&self) -> HashMap<PodUid, Vec<VolumeAt>> {
+        HashMap::new()
+    }
 }
 
 /// Sources of measurements.
@@ -83,14 +108,20 @@ pub struct StatsSource {
     pub node_name: String,
     /// The machine's cgroup hierarchies.
     pub layout: Layout,
+    /// Where the kernel's process files are: `/proc`, except in tests.
+    pub proc: PathBuf,
     /// Cgroups that are reported by name.
     pub system: SystemCgroups,
     /// Where the agent keeps its files.
     pub folders: Folders,
+    /// `volumeStatsAggPeriod`: the shortest time between two counts of a volume; `None` if volumes are not measured.
+    pub volume_period: Option<Duration>,
     /// The container runtime.
     pub runtime: Runtime,
     /// Snapshots of all pods.
     pub snapshots: Arc<dyn Snapshots>,
+    /// OOM events of containers.
+    pub ooms: OomCounts,
 }
 
 /// Extras, and when they were measured.
@@ -103,6 +134,9 @@ pub struct Stats {
     identity: Arc<NodeIdentity>,
     sample: Arc<Mutex<Option<Arc<Sample>>>>,
     extras: Arc<Mutex<Option<Aged>>>,
+    files: Arc<std::sync::Mutex<Files>>,
+    descriptors: Arc<std::sync::Mutex<Descriptors>>,
+    walks: Arc<Walks>,
 }
 
 impl Stats {
@@ -110,10 +144,18 @@ impl Stats {
     pub fn new(source: StatsSource) -> Self {
         let identity = NodeIdentity {
             node_name: source.node_name.clone(),
-            booted: Machine::boot_time().unwrap_or(0).saturating_mul(1_000_000_000),
+            booted: Machine::boot_time(&source.proc).unwrap_or(0).saturating_mul(1_000_000_000),
             agent_started: Clock::System.wall_nanos(),
         };
-        Self { source: Arc::new(source), identity: Arc::new(identity), sample: Arc::default(), extras: Arc::default() }
+        Self {
+            source: Arc::new(source),
+            identity: Arc::new(identity),
+            sample: Arc::default(),
+            extras: Arc::default(),
+            files: Arc::default(),
+            descriptors: Arc::default(),
+            walks: Arc::default(),
+        }
     }
 
     /// The summary as JSON, indented by one blank as the kubelet does.
@@ -152,8 +194,14 @@ impl Stats {
                 return Scrape::default();
             }
         };
-        let source = self.source.clone();
-        let scrape = tokio::task::spawn_blocking(move || cadvisor::take(&source.layout, &sample)).await;
+        let stats = self.clone();
+        let scrape = tokio::task::spawn_blocking(move || {
+            // Changed one entry at a time: a panic elsewhere leaves it usable.
+            let mut descriptors = stats.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+            let source = &stats.source;
+            cadvisor::take(&source.layout, &source.proc, &sample, &mut descriptors, &source.ooms)
+        })
+        .await;
         // The agent is shutting down.
         scrape.unwrap_or_default()
     }
@@ -194,16 +242,77 @@ impl Stats {
             return Ok(sample.pods.iter().map(|pod| (pod.pod.uid.clone(), PodUsage::of(pod))).collect());
         }
         let writable = extras::writable_layers(&self.source.runtime).await?;
-        let source = self.source.clone();
+        let stats = self.clone();
         let measured = tokio::task::spawn_blocking(move || {
+            let mut files = stats.files(Effort::NOW);
             let of_pod = |pod: &sample::PodSample| {
-                let files = extras::files_of(&source.folders, &pod.pod);
+                let files = files.remove(&pod.pod.uid).unwrap_or_default();
                 (pod.pod.uid.clone(), PodUsage::of(pod).with_disks(pod, &files, &writable))
             };
             sample.pods.iter().map(of_pod).collect()
         })
         .await;
         measured.map_err(|error| StatsError::Stopped(error.to_string()))
+    }
+
+    /// Sizes of folders of volumes. `now`: counted in this moment; else counted when that is due, which may be later. A
+    /// folder that was never counted is absent.
+    pub async fn volume_sizes(&self, folders: Vec<Folder>, now: bool) -> Sizes {
+        let recount = if now { Recount::Now } else { Recount::After(Duration::ZERO) };
+        self.walks.sizes(folders, recount).await
+    }
+
+    /// Bytes of the logs of running containers: the pod, the container's name, and the size. Blocks for a few milliseconds.
+    pub fn logs(&self) -> Vec<(PodRef, String, u64)> {
+        let (snapshots, files) = (self.source.snapshots.all(), self.files(Effort::SCRAPE));
+        let of_pod = |snapshot: &Arc<PodSnapshot>| {
+            let logs = files.get(&snapshot.pod.uid).map(|files| &files.logs);
+            let size = |name: &String| logs.and_then(|logs| logs.get(name)).map_or(0, |used| used.bytes);
+            let running = snapshot.running().map(|container| &container.name);
+            running.map(|name| (snapshot.pod.clone(), name.clone(), size(name))).collect::<Vec<_>>()
+        };
+        snapshots.iter().flat_map(of_pod).collect()
+    }
+
+    /// Files of all pods, whether they run or not. Blocks.
+    fn files(&self, effort: Effort) -> HashMap<PodUid, PodFiles> {
+        let pods: Vec<PodRef> = self.source.snapshots.all().iter().map(|snapshot| snapshot.pod.clone()).collect();
+        // A panic elsewhere loses known sizes only.
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.measure(&self.source.folders, &pods, effort)
+    }
+
+    /// Usage of volumes that belong to a claim, one for each claim; only those that were counted.
+    pub async fn claims(&self) -> Vec<ClaimUsage> {
+        let Some((mut volumes, sizes)) = self.volumes_with_sizes(|at| at.claim.is_some()).await else {
+            return Vec::new();
+        };
+        volumes.retain(|_, volumes| !volumes.is_empty());
+        if volumes.is_empty() {
+            return Vec::new();
+        }
+        let snapshots = self.source.snapshots.all();
+        let measured = tokio::task::spawn_blocking(move || claims::measure(&snapshots, volumes, &sizes)).await;
+        // The agent is shutting down.
+        measured.unwrap_or_default()
+    }
+
+    /// Volumes of pods and their sizes, as far as they were counted; `None` if volumes are not measured.
+    async fn volumes_with_sizes(
+        &self,
+        wanted: impl Fn(&VolumeAt) -> bool,
+    ) -> Option<(HashMap<PodUid, Vec<VolumeAt>>, Sizes)> {
+        let period = self.source.volume_period?;
+        let mut volumes = self.source.snapshots.volumes();
+        volumes.values_mut().for_each(|volumes| volumes.retain(|at| wanted(at)));
+        let folder = |(uid, at): (&PodUid, &VolumeAt)| Folder {
+            uid: uid.clone(),
+            volume: at.name.clone(),
+            path: at.path.clone(),
+        };
+        let all = volumes.iter().flat_map(|(uid, volumes)| volumes.iter().map(move |at| (uid, at)));
+        let sizes = self.walks.sizes(all.map(folder).collect(), Recount::After(period)).await;
+        Some((volumes, sizes))
     }
 
     async fn take(&self) -> Result<Sample, StatsError> {
@@ -215,20 +324,24 @@ impl Stats {
             Vec::new()
         };
         let source = self.source.clone();
-        let taken = tokio::task::spawn_blocking(move || {
-            collect::take(&source.layout, &source.system, &snapshots, &runtime_stats)
-        })
-        .await;
+        let taken = tokio::task::spawn_blocking(move || collect::take(&source, &snapshots, &runtime_stats)).await;
         taken.map_err(|error| StatsError::Stopped(error.to_string()))
     }
 
-    async fn extras(&self, sample: &Sample) -> Result<Arc<Extras>, StatsError> {
+    async fn extras(&self, sample: &Arc<Sample>) -> Result<Arc<Extras>, StatsError> {
         let mut last = self.extras.lock().await;
         if let Some((at, extras)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH_EXTRAS) {
             tracing::trace!(age = ?at.elapsed(), "disk usage is reused");
             return Ok(extras.clone());
         }
-        let extras = Arc::new(extras::measure(&self.source.runtime, &self.source.folders, sample).await?);
+        let images = extras::image_filesystem(&self.source.runtime).await?;
+        let writable = extras::writable_layers(&self.source.runtime).await?;
+        let (volumes, stats, sample) = (self.volumes_with_sizes(|_| true).await, self.clone(), sample.clone());
+        let measured = tokio::task::spawn_blocking(move || {
+            let files = stats.files(Effort::SCRAPE);
+            extras::measure(&stats.source, &sample, extras::Known { files, volumes, images, writable })
+        });
+        let extras = Arc::new(measured.await.map_err(|error| StatsError::Stopped(error.to_string()))??);
         *last = Some((Instant::now(), extras.clone()));
         Ok(extras)
     }
@@ -240,5 +353,7 @@ impl Sample {
     }
 }
 
+#[cfg(test)]
+mod dashboard_tests;
 #[cfg(test)]
 mod tests;

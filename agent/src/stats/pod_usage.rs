@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 
-use super::extras::PodFiles;
 use super::extras::Used;
+use super::files::PodFiles;
 use super::sample::PodSample;
 
 /// What a pod with running containers uses. Values that were not measured are absent.

@@ -50,6 +50,8 @@ pub(super) struct ContainerSample {
     pub(super) id: ContainerId,
     /// As reported by the runtime.
     pub(super) image: String,
+    /// Its init process, if that is known to be in its cgroup.
+    pub(super) init: Option<u32>,
     /// In nanoseconds since the Unix epoch.
     pub(super) created_at: i64,
     pub(super) measured: Measured,
@@ -135,6 +137,7 @@ pub(super) mod tests {
             name: "main".to_owned(),
             id: "main-0".into(),
             image: "registry/main:1".to_owned(),
+            init: None,
             created_at: 1_767_225_600_000_000_000,
             measured: Measured::new("main-0", usage),
         };

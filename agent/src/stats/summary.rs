@@ -39,7 +39,7 @@ api! {
         swap "swap": Swap, }
     PodStats { pod "podRef": PodReference, start_time "startTime": Time, containers "containers": Vec<ContainerStats>, ?
         cpu "cpu": Cpu, memory "memory": Memory, io "io": Io, network "network": Network,
-        ephemeral_storage "ephemeral-storage": Fs, process_stats "process_stats": ProcessStats, swap "swap": Swap, }
+        volume "volume": Vec<VolumeStats>, ephemeral_storage "ephemeral-storage": Fs, process_stats "process_stats": ProcessStats, swap "swap": Swap, }
     PodReference { name "name": String, namespace "namespace": String, uid "uid": String, ? }
     ContainerStats { name "name": String, start_time "startTime": Time, ?
         cpu "cpu": Cpu, memory "memory": Memory, io "io": Io, rootfs "rootfs": Fs, logs "logs": Fs, swap "swap": Swap, }
@@ -60,6 +60,10 @@ api! {
     Fs { time "time": Time, ? available_bytes "availableBytes": u64, capacity_bytes "capacityBytes": u64,
         used_bytes "usedBytes": u64, inodes_free "inodesFree": u64, inodes "inodes": u64,
         inodes_used "inodesUsed": u64, }
+    VolumeStats { time "time": Time, name "name": String, ? available_bytes "availableBytes": u64,
+        capacity_bytes "capacityBytes": u64, used_bytes "usedBytes": u64, inodes_free "inodesFree": u64,
+        inodes "inodes": u64, inodes_used "inodesUsed": u64, claim "pvcRef": ClaimReference, }
+    ClaimReference { name "name": String, namespace "namespace": String, ? }
     RuntimeStats { ? image_fs "imageFs": Fs, container_fs "containerFs": Fs, }
     Rlimit { time "time": Time, ? max_pid "maxpid": i64, current "curproc": i64, }
     ProcessStats { ? process_count "process_count": u64, }

@@ -8,6 +8,7 @@ use tonic::Status;
 
 use super::*;
 use crate::model::testing;
+use crate::oom::OomCounts;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::tests::server::Socket;
 use crate::runtime::tests::server::say;
@@ -62,10 +63,13 @@ fn node(fails: bool) -> Node {
     let stats = Stats::new(StatsSource {
         node_name: "node".to_owned(),
         layout: crate::cgroups::Hierarchies::detect().unwrap().layout,
+        proc: "/proc".into(),
         system: Vec::new(),
         folders: Folders { root: dir.path().to_owned(), pod_logs: dir.path().join("logs") },
+        volume_period: Some(Duration::from_secs(60)),
         runtime,
         snapshots: Arc::new(OnePod),
+        ooms: OomCounts::default(),
     });
     Node { stats, asked, _dir: dir }
 }

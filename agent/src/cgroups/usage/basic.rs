@@ -5,16 +5,15 @@
 //!  v1  cpuacct.usage memory.{usage,limit}_in_bytes memory.stat memory.memsw.{usage,limit}_in_bytes pids.current
 //! ```
 
-use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 
+use super::file::limit;
+use super::file::number;
+use super::file::table;
+use super::file::text;
 use super::pressure::Pressure;
 use crate::cgroups::Layout;
-
-/// cgroup v1 reports "no limit" as a number close to the largest page-aligned one.
-const NO_LIMIT: u64 = 1 << 62;
 
 /// The folders of a cgroup, by controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +43,48 @@ pub struct CgroupUsage {
     pub io_pressure: Pressure,
     /// Processes and threads.
     pub tasks: Option<u64>,
+    /// Counters that are in the same files.
+    pub counters: FileCounters,
+}
+
+/// Further counters in `memory.stat` and, with v2, `cpu.stat`, which are read anyway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileCounters {
+    /// CPU time in user mode, in nanoseconds.
+    pub cpu_user: Option<u64>,
+    /// CPU time in kernel mode, in nanoseconds.
+    pub cpu_system: Option<u64>,
+    /// Throttling by a quota.
+    pub throttling: Throttling,
+    /// Pages of files, in bytes.
+    pub cache: u64,
+    /// Mapped pages of files, in bytes.
+    pub mapped_file: u64,
+    /// Active file pages, in bytes.
+    pub active_file: u64,
+    /// Inactive file pages, in bytes.
+    pub inactive_file: u64,
+    /// Kernel memory, in bytes, where `memory.stat` has it.
+    pub kernel: Option<u64>,
+    /// Page faults of the cgroup without its descendants, where the kernel distinguishes them.
+    pub own_page_faults: u64,
+    /// Page faults that read from a disk, likewise.
+    pub own_major_page_faults: u64,
+}
+
+/// Throttling by a CPU quota since the cgroup was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttling {
+    /// Periods in which a task ran.
+    pub periods: u64,
+    /// Periods in which the quota was exhausted.
+    pub throttled_periods: u64,
+    /// Time for which tasks were throttled, in nanoseconds.
+    pub throttled: u64,
+    /// Periods in which more than the quota was used (`cpu.max.burst`).
+    pub burst_periods: u64,
+    /// Time that was used beyond the quota, in nanoseconds.
+    pub burst: u64,
 }
 
 /// Memory of a cgroup, in bytes.
@@ -138,7 +179,12 @@ impl CgroupPlace {
 
     /// Reads the memory alone.
     pub fn read_memory(&self) -> Option<MemoryUsage> {
-        self.memory.as_deref().and_then(|folder| if self.v2 { memory_v2(folder) } else { memory_v1(folder) })
+        self.read_memory_into(&mut FileCounters::default())
+    }
+
+    fn read_memory_into(&self, counters: &mut FileCounters) -> Option<MemoryUsage> {
+        let folder = self.memory.as_deref()?;
+        if self.v2 { memory_v2(folder, counters) } else { memory_v1(folder, counters) }
     }
 
     /// Reads the usage; nothing of a cgroup that was removed.
@@ -147,14 +193,25 @@ impl CgroupPlace {
             let folder = self.memory.as_ref().filter(|_| self.v2);
             folder.map(|folder| Pressure::read(&folder.join(file))).unwrap_or_default()
         };
+        let mut counters = FileCounters::default();
+        let cpu = |folder: &Path| if self.v2 { cpu_v2(folder, &mut counters) } else { cpu_v1(folder) };
+        let cpu = self.cpu.as_deref().and_then(cpu);
         CgroupUsage {
-            cpu: self.cpu.as_deref().and_then(|folder| if self.v2 { cpu_v2(folder) } else { cpu_v1(folder) }),
+            cpu,
             cpu_pressure: pressure("cpu.pressure"),
-            memory: self.read_memory(),
+            memory: self.read_memory_into(&mut counters),
             memory_pressure: pressure("memory.pressure"),
             io_pressure: pressure("io.pressure"),
             tasks: self.pids.as_deref().and_then(|folder| number(&folder.join("pids.current"))),
+            counters,
         }
+    }
+
+    /// Ids of the processes in the cgroup itself; none if it was removed.
+    pub fn processes(&self) -> Vec<u32> {
+        let folder = self.pids.as_ref().or(self.memory.as_ref()).or(self.cpu.as_ref());
+        let list = folder.and_then(|folder| text(&folder.join("cgroup.procs"))).unwrap_or_default();
+        process_ids(&list)
     }
 }
 
@@ -165,47 +222,82 @@ impl MemoryUsage {
     }
 }
 
+/// The lines of `cgroup.procs`.
+pub(super) fn process_ids(list: &str) -> Vec<u32> {
+    list.lines().filter_map(|line| line.trim().parse().ok()).collect()
+}
+
 fn cpu_controller(layout: &Layout) -> &'static str {
     if layout.is_v2() { "cpu" } else { "cpuacct" }
 }
 
-fn cpu_v2(folder: &Path) -> Option<u64> {
-    table(&folder.join("cpu.stat")).get("usage_usec").map(|micros| micros.saturating_mul(1000))
+fn cpu_v2(folder: &Path, counters: &mut FileCounters) -> Option<u64> {
+    let stat = table(&folder.join("cpu.stat"));
+    let nanos = |name: &str| stat.get(name).map(|micros| micros.saturating_mul(1000));
+    (counters.cpu_user, counters.cpu_system) = (nanos("user_usec"), nanos("system_usec"));
+    counters.throttling = Throttling {
+        periods: stat.get("nr_periods").unwrap_or(0),
+        throttled_periods: stat.get("nr_throttled").unwrap_or(0),
+        throttled: nanos("throttled_usec").unwrap_or(0),
+        burst_periods: stat.get("nr_bursts").unwrap_or(0),
+        burst: nanos("burst_usec").unwrap_or(0),
+    };
+    nanos("usage_usec")
 }
 
 fn cpu_v1(folder: &Path) -> Option<u64> {
     number(&folder.join("cpuacct.usage"))
 }
 
-fn memory_v2(folder: &Path) -> Option<MemoryUsage> {
+fn memory_v2(folder: &Path, counters: &mut FileCounters) -> Option<MemoryUsage> {
     let stat = table(&folder.join("memory.stat"));
-    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    let of = |name: &str| stat.get(name).unwrap_or(0);
     // The root has no memory.current.
-    let of_root = || stat.get("anon")?.checked_add(*stat.get("file")?);
+    let of_root = || stat.get("anon")?.checked_add(stat.get("file")?);
     let usage = number(&folder.join("memory.current")).or_else(of_root)?;
+    let (page_faults, major_page_faults) = (of("pgfault"), of("pgmajfault"));
+    *counters = FileCounters {
+        cache: of("file"),
+        mapped_file: of("file_mapped"),
+        active_file: of("active_file"),
+        inactive_file: of("inactive_file"),
+        kernel: stat.get("kernel"),
+        own_page_faults: page_faults,
+        own_major_page_faults: major_page_faults,
+        ..*counters
+    };
     Some(MemoryUsage {
         usage,
-        working_set: usage.saturating_sub(of("inactive_file")),
+        working_set: usage.saturating_sub(counters.inactive_file),
         rss: of("anon"),
-        page_faults: of("pgfault"),
-        major_page_faults: of("pgmajfault"),
+        page_faults,
+        major_page_faults,
         limit: limit(&folder.join("memory.max")),
         swap: number(&folder.join("memory.swap.current")),
         swap_limit: limit(&folder.join("memory.swap.max")),
     })
 }
 
-fn memory_v1(folder: &Path) -> Option<MemoryUsage> {
+fn memory_v1(folder: &Path, counters: &mut FileCounters) -> Option<MemoryUsage> {
     let stat = table(&folder.join("memory.stat"));
-    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    let of = |name: &str| stat.get(name).unwrap_or(0);
     let usage = number(&folder.join("memory.usage_in_bytes"))?;
     // These files count memory and swap together.
     let both = number(&folder.join("memory.memsw.usage_in_bytes"));
     let both_limit = limit(&folder.join("memory.memsw.limit_in_bytes"));
     let memory_limit = limit(&folder.join("memory.limit_in_bytes"));
+    *counters = FileCounters {
+        cache: of("total_cache"),
+        mapped_file: of("total_mapped_file"),
+        active_file: of("total_active_file"),
+        inactive_file: of("total_inactive_file"),
+        own_page_faults: of("pgfault"),
+        own_major_page_faults: of("pgmajfault"),
+        ..*counters
+    };
     Some(MemoryUsage {
         usage,
-        working_set: usage.saturating_sub(of("total_inactive_file")),
+        working_set: usage.saturating_sub(counters.inactive_file),
         rss: of("total_rss"),
         page_faults: of("total_pgfault"),
         major_page_faults: of("total_pgmajfault"),
@@ -215,27 +307,10 @@ fn memory_v1(folder: &Path) -> Option<MemoryUsage> {
     })
 }
 
-/// The only number of a file.
-pub(super) fn number(file: &Path) -> Option<u64> {
-    fs::read_to_string(file).ok()?.trim().parse().ok()
-}
-
-pub(super) fn limit(file: &Path) -> Option<u64> {
-    number(file).filter(|limit| *limit < NO_LIMIT)
-}
-
-/// Lines of `name number`.
-pub(super) fn table(file: &Path) -> HashMap<String, u64> {
-    let text = fs::read_to_string(file).unwrap_or_default();
-    let entry = |line: &str| {
-        let (name, value) = line.split_once(' ')?;
-        Some((name.to_owned(), value.trim().parse().ok()?))
-    };
-    text.lines().filter_map(entry).collect()
-}
-
 #[cfg(test)]
 pub(super) mod tests {
+    use std::fs;
+
     use super::*;
 
     /// Creates the folder of a cgroup with these files.
@@ -258,6 +333,7 @@ pub(super) mod tests {
                 ("memory.swap.current", "5\n"),
                 ("memory.swap.max", "max\n"),
                 ("pids.current", "3\n"),
+                ("cgroup.procs", "7\n8\n"),
                 ("cpu.pressure", "some avg10=1.00 avg60=0.00 avg300=0.00 total=42\n"),
             ],
         );
@@ -266,6 +342,8 @@ pub(super) mod tests {
         assert_eq!((place.path(&layout).as_deref(), place.exists()), (Some("/kubepods/poda-b/c1"), true));
         let usage = place.read();
         assert_eq!((usage.cpu, usage.tasks, usage.cpu_pressure.some.total), (Some(1_500_000), Some(3), 42));
+        assert_eq!((usage.counters.cpu_user, usage.counters.inactive_file), (Some(1_000_000), 400));
+        assert_eq!(place.processes(), [7, 8]);
         let memory = MemoryUsage {
             usage: 1000,
             working_set: 600,

@@ -1,8 +1,8 @@
 //! Further counters and limits of one cgroup, for cAdvisor's metrics.
 //!
 //! ```text
-//!  v2  cpu.{stat,max,weight} memory.{stat,peak,high,events} pids.max cgroup.procs io.stat
-//!  v1  cpuacct.stat cpu.{stat,cfs_*,shares} memory.{stat,max_usage,soft_limit,oom_control,...} pids.max cgroup.procs
+//!  v2  cpu.{max,weight} memory.{peak,min,events} pids.max cgroup.procs io.stat
+//!  v1  cpuacct.stat cpu.{stat,cfs_*,shares} memory.{max_usage,soft_limit,oom_control,...} pids.max cgroup.procs
 //!      blkio.throttle.io_{service_bytes,serviced}_recursive
 //! ```
 
@@ -14,9 +14,14 @@ use nix::unistd::SysconfVar;
 use nix::unistd::sysconf;
 
 use super::basic::CgroupPlace;
-use super::basic::limit;
-use super::basic::number;
-use super::basic::table;
+use super::basic::CgroupUsage;
+use super::basic::FileCounters;
+use super::basic::Throttling;
+use super::basic::process_ids;
+use super::file::limit;
+use super::file::number;
+use super::file::table;
+use super::file::text;
 use crate::cgroups::arithmetic;
 
 /// Values beside [`super::CgroupUsage`]. Those without a file are absent.
@@ -36,36 +41,17 @@ pub struct CgroupDetail {
     pub cpu_quota: Option<u64>,
     /// Memory.
     pub memory: Option<MemoryDetail>,
-    /// Processes.
-    pub processes: Option<u64>,
+    /// Ids of the processes in the cgroup itself.
+    pub processes: Option<Vec<u32>>,
     /// Processes and threads at most; absent without a limit.
     pub tasks_max: Option<u64>,
     /// Input and output by disk.
     pub disks: Vec<DiskTraffic>,
 }
 
-/// Throttling by a CPU quota since the cgroup was created.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Throttling {
-    /// Periods in which a task ran.
-    pub periods: u64,
-    /// Periods in which the quota was exhausted.
-    pub throttled_periods: u64,
-    /// Time for which tasks were throttled, in nanoseconds.
-    pub throttled: u64,
-}
-
 /// Memory of a cgroup and its descendants, in bytes unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryDetail {
-    /// Pages of files.
-    pub cache: u64,
-    /// Mapped pages of files.
-    pub mapped_file: u64,
-    /// Active file pages.
-    pub active_file: u64,
-    /// Inactive file pages.
-    pub inactive_file: u64,
     /// Kernel memory.
     pub kernel: Option<u64>,
     /// The highest usage.
@@ -76,10 +62,6 @@ pub struct MemoryDetail {
     pub limit_hits: Option<u64>,
     /// Processes killed by the OOM killer.
     pub oom_kills: Option<u64>,
-    /// Page faults of the cgroup without its descendants, where the kernel distinguishes them.
-    pub own_page_faults: u64,
-    /// Page faults that read from a disk, likewise.
-    pub own_major_page_faults: u64,
 }
 
 /// Traffic with one disk since the cgroup was created.
@@ -108,44 +90,41 @@ impl DiskTraffic {
 }
 
 impl CgroupPlace {
-    /// Reads the values; nothing of a cgroup that was removed.
-    pub fn detail(&self) -> CgroupDetail {
+    /// Reads the values beside `usage`, which was read of the same cgroup; nothing of a cgroup that was removed.
+    pub fn detail(&self, usage: &CgroupUsage) -> CgroupDetail {
         let mut detail = CgroupDetail::default();
         if let Some(folder) = &self.cpu {
-            if self.v2 { cpu_v2(folder, &mut detail) } else { cpu_times_v1(folder, &mut detail) }
+            if self.v2 { cpu_v2(folder, &usage.counters, &mut detail) } else { cpu_times_v1(folder, &mut detail) }
         }
         if let Some(folder) = self.cpu_shares.as_ref().filter(|_| !self.v2) {
             cpu_shares_v1(folder, &mut detail);
         }
-        if let Some(folder) = &self.memory {
-            detail.memory = if self.v2 { memory_v2(folder) } else { memory_v1(folder) };
+        if let Some(folder) = self.memory.as_ref().filter(|_| usage.memory.is_some()) {
+            let kernel = usage.counters.kernel;
+            detail.memory = Some(if self.v2 { memory_v2(folder, kernel) } else { memory_v1(folder) });
         }
         if let Some(folder) = &self.pids {
-            detail.processes =
-                fs::read_to_string(folder.join("cgroup.procs")).ok().map(|list| list.lines().count() as u64);
+            detail.processes = text(&folder.join("cgroup.procs")).map(|list| process_ids(&list));
             detail.tasks_max = number(&folder.join("pids.max"));
         }
-        if let Some(folder) = &self.io {
-            detail.disks = if self.v2 { disks_v2(folder) } else { disks_v1(folder) };
-        }
+        detail.disks = self.disks();
         detail
+    }
+
+    /// Reads the traffic with disks.
+    pub(super) fn disks(&self) -> Vec<DiskTraffic> {
+        let Some(folder) = &self.io else { return Vec::new() };
+        if self.v2 { disks_v2(folder) } else { disks_v1(folder) }
     }
 }
 
-fn cpu_v2(folder: &Path, detail: &mut CgroupDetail) {
-    let stat = table(&folder.join("cpu.stat"));
-    let nanos = |name: &str| stat.get(name).map(|micros| micros.saturating_mul(1000));
-    (detail.cpu_user, detail.cpu_system) = (nanos("user_usec"), nanos("system_usec"));
-    let max = fs::read_to_string(folder.join("cpu.max")).unwrap_or_default();
+fn cpu_v2(folder: &Path, counters: &FileCounters, detail: &mut CgroupDetail) {
+    (detail.cpu_user, detail.cpu_system) = (counters.cpu_user, counters.cpu_system);
+    let max = text(&folder.join("cpu.max")).unwrap_or_default();
     let mut max = max.split_ascii_whitespace().map(|word| word.parse().ok());
     (detail.cpu_quota, detail.cpu_period) = (max.next().flatten(), max.next().flatten());
     detail.cpu_shares = number(&folder.join("cpu.weight")).map(arithmetic::shares_of_weight);
-    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
-    detail.throttling = detail.cpu_quota.map(|_| Throttling {
-        periods: of("nr_periods"),
-        throttled_periods: of("nr_throttled"),
-        throttled: of("throttled_usec").saturating_mul(1000),
-    });
+    detail.throttling = detail.cpu_quota.map(|_| counters.throttling);
 }
 
 fn cpu_times_v1(folder: &Path, detail: &mut CgroupDetail) {
@@ -160,49 +139,35 @@ fn cpu_shares_v1(folder: &Path, detail: &mut CgroupDetail) {
     detail.cpu_period = number(&folder.join("cpu.cfs_period_us"));
     detail.cpu_quota = number(&folder.join("cpu.cfs_quota_us"));
     let stat = table(&folder.join("cpu.stat"));
-    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    let of = |name: &str| stat.get(name).unwrap_or(0);
     detail.throttling = detail.cpu_quota.map(|_| Throttling {
         periods: of("nr_periods"),
         throttled_periods: of("nr_throttled"),
         throttled: of("throttled_time"),
+        burst_periods: of("nr_bursts"),
+        burst: of("burst_time"),
     });
 }
 
-fn memory_v2(folder: &Path) -> Option<MemoryDetail> {
-    let stat = table(&folder.join("memory.stat"));
-    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+fn memory_v2(folder: &Path, kernel: Option<u64>) -> MemoryDetail {
     let events = table(&folder.join("memory.events"));
-    (!stat.is_empty()).then(|| MemoryDetail {
-        cache: of("file"),
-        mapped_file: of("file_mapped"),
-        active_file: of("active_file"),
-        inactive_file: of("inactive_file"),
-        kernel: stat.get("kernel").copied(),
+    MemoryDetail {
+        kernel,
         peak: number(&folder.join("memory.peak")),
-        reservation: limit(&folder.join("memory.high")),
-        limit_hits: events.get("max").copied(),
-        oom_kills: events.get("oom_kill").copied(),
-        own_page_faults: of("pgfault"),
-        own_major_page_faults: of("pgmajfault"),
-    })
+        reservation: limit(&folder.join("memory.min")),
+        limit_hits: events.get("max"),
+        oom_kills: events.get("oom_kill"),
+    }
 }
 
-fn memory_v1(folder: &Path) -> Option<MemoryDetail> {
-    let stat = table(&folder.join("memory.stat"));
-    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
-    (!stat.is_empty()).then(|| MemoryDetail {
-        cache: of("total_cache"),
-        mapped_file: of("total_mapped_file"),
-        active_file: of("total_active_file"),
-        inactive_file: of("total_inactive_file"),
+fn memory_v1(folder: &Path) -> MemoryDetail {
+    MemoryDetail {
         kernel: number(&folder.join("memory.kmem.usage_in_bytes")),
         peak: number(&folder.join("memory.max_usage_in_bytes")),
         reservation: limit(&folder.join("memory.soft_limit_in_bytes")),
         limit_hits: number(&folder.join("memory.failcnt")),
-        oom_kills: table(&folder.join("memory.oom_control")).get("oom_kill").copied(),
-        own_page_faults: of("pgfault"),
-        own_major_page_faults: of("pgmajfault"),
-    })
+        oom_kills: table(&folder.join("memory.oom_control")).get("oom_kill"),
+    }
 }
 
 /// `major:minor` at the beginning of a line.
@@ -212,7 +177,7 @@ fn device(text: &str) -> Option<(u32, u32)> {
 }
 
 fn disks_v2(folder: &Path) -> Vec<DiskTraffic> {
-    let text = fs::read_to_string(folder.join("io.stat")).unwrap_or_default();
+    let text = text(&folder.join("io.stat")).unwrap_or_default();
     let disk = |line: &str| {
         let (number, rest) = line.split_once(' ')?;
         let (major, minor) = device(number)?;
@@ -228,8 +193,8 @@ fn disks_v2(folder: &Path) -> Vec<DiskTraffic> {
 
 fn disks_v1(folder: &Path) -> Vec<DiskTraffic> {
     let read = |name: &str| {
-        let text = fs::read_to_string(folder.join(format!("{name}_recursive")));
-        text.or_else(|_| fs::read_to_string(folder.join(name))).unwrap_or_default()
+        let recursive = text(&folder.join(format!("{name}_recursive")));
+        recursive.or_else(|| text(&folder.join(name))).unwrap_or_default()
     };
     let mut disks: BTreeMap<(u32, u32), DiskTraffic> = BTreeMap::new();
     let mut each = |text: &str, add: fn(&mut DiskTraffic, &str, u64)| {
@@ -269,46 +234,53 @@ mod tests {
             &[
                 (
                     "cpu.stat",
-                    "usage_usec 3\nuser_usec 2\nsystem_usec 1\nnr_periods 9\nnr_throttled 4\nthrottled_usec 5\n",
+                    "usage_usec 3\nuser_usec 2\nsystem_usec 1\nnr_periods 9\nnr_throttled 4\nthrottled_usec 5\n\
+                     nr_bursts 2\nburst_usec 3\n",
                 ),
                 ("cpu.max", "50000 100000\n"),
                 ("cpu.weight", "100\n"),
                 ("memory.stat", "file 10\nfile_mapped 4\nactive_file 3\ninactive_file 7\nkernel 2\npgfault 8\n"),
                 ("memory.peak", "99\n"),
-                ("memory.high", "max\n"),
+                ("memory.current", "50\n"),
+                ("memory.min", "64\n"),
                 ("memory.events", "low 0\nmax 6\noom 1\noom_kill 1\n"),
                 ("cgroup.procs", "7\n8\n"),
                 ("pids.max", "max\n"),
                 ("io.stat", "8:16 rbytes=512 wbytes=1024 rios=1 wios=2 dbytes=0 dios=0\n"),
             ],
         );
-        let detail = CgroupPlace::at(&layout, "/a").detail();
+        let place = CgroupPlace::at(&layout, "/a");
+        let usage = place.read();
+        let detail = place.detail(&usage);
         let expected = CgroupDetail {
             cpu_user: Some(2000),
             cpu_system: Some(1000),
-            throttling: Some(Throttling { periods: 9, throttled_periods: 4, throttled: 5000 }),
+            throttling: Some(Throttling {
+                periods: 9,
+                throttled_periods: 4,
+                throttled: 5000,
+                burst_periods: 2,
+                burst: 3000,
+            }),
             cpu_shares: Some(2597),
             cpu_period: Some(100_000),
             cpu_quota: Some(50_000),
             memory: Some(MemoryDetail {
-                cache: 10,
-                mapped_file: 4,
-                active_file: 3,
-                inactive_file: 7,
                 kernel: Some(2),
                 peak: Some(99),
-                reservation: None,
+                reservation: Some(64),
                 limit_hits: Some(6),
                 oom_kills: Some(1),
-                own_page_faults: 8,
-                own_major_page_faults: 0,
             }),
-            processes: Some(2),
+            processes: Some(vec![7, 8]),
             tasks_max: None,
             disks: vec![DiskTraffic { major: 8, minor: 16, reads: 1, writes: 2, read_bytes: 512, write_bytes: 1024 }],
         };
         assert_eq!(detail, expected);
-        assert_eq!(CgroupPlace::at(&layout, "/none").detail(), CgroupDetail::default());
+        let FileCounters { cache, mapped_file, active_file, inactive_file, own_page_faults, .. } = usage.counters;
+        assert_eq!((cache, mapped_file, active_file, inactive_file, own_page_faults), (10, 4, 3, 7, 8));
+        let none = CgroupPlace::at(&layout, "/none");
+        assert_eq!(none.detail(&none.read()), CgroupDetail::default());
     }
 
     #[test]
@@ -331,6 +303,7 @@ mod tests {
             &dir.path().join("memory/a"),
             &[
                 ("memory.stat", "cache 1\ntotal_cache 5\npgfault 3\ntotal_pgfault 4\n"),
+                ("memory.usage_in_bytes", "70\n"),
                 ("memory.max_usage_in_bytes", "77\n"),
                 ("memory.failcnt", "2\n"),
                 ("memory.soft_limit_in_bytes", "9223372036854771712\n"),
@@ -347,11 +320,13 @@ mod tests {
                 ("blkio.throttle.io_serviced", "8:0 Read 1\n8:0 Write 0\n"),
             ],
         );
-        let detail = CgroupPlace::at(&layout, "/a").detail();
+        let place = CgroupPlace::at(&layout, "/a");
+        let usage = place.read();
+        let detail = place.detail(&usage);
         assert_eq!((detail.cpu_shares, detail.cpu_period, detail.cpu_quota), (Some(2), Some(100_000), None));
         assert_eq!((detail.throttling, detail.cpu_user), (None, detail.cpu_system.map(|system| system * 3)));
         let memory = detail.memory.expect("memory");
-        assert_eq!((memory.cache, memory.own_page_faults, memory.peak), (5, 3, Some(77)));
+        assert_eq!((usage.counters.cache, usage.counters.own_page_faults, memory.peak), (5, 3, Some(77)));
         assert_eq!((memory.oom_kills, memory.limit_hits, memory.reservation), (Some(3), Some(2), None));
         let disk = DiskTraffic { major: 8, minor: 0, reads: 1, writes: 0, read_bytes: 4096, write_bytes: 0 };
         assert_eq!((detail.disks, detail.processes), (vec![disk], None));

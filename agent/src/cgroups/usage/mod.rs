@@ -2,15 +2,20 @@
 //! samples: rates are computed by the reader. Blocks, but reads no disk.
 
 mod basic;
+mod counters;
 mod detail;
+mod file;
 mod pressure;
 
 pub use basic::CgroupPlace;
 pub use basic::CgroupUsage;
+pub use basic::FileCounters;
 pub use basic::MemoryUsage;
+pub use basic::Throttling;
+pub use counters::CgroupCounters;
 pub use detail::CgroupDetail;
 pub use detail::DiskTraffic;
 pub use detail::MemoryDetail;
-pub use detail::Throttling;
+pub use pressure::CgroupStalls;
 pub use pressure::Pressure;
 pub use pressure::PressureLine;

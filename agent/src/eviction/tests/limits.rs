@@ -27,6 +27,11 @@ fn only_pods_with_limits_are_measured() {
         (with_volume(Some("0")), false, false),
         (with_volume(Some("1Gi")), true, false),
         (limited("1Gi"), true, true),
+        (
+            pod("web", json!({"volumes": [{"name": "data", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}]})),
+            false,
+            false,
+        ),
         (pod("web", json!({"volumes": [{"name": "data", "hostPath": {"path": "/"}}]})), false, false),
     ] {
         let needs = Needs::of(&pod);

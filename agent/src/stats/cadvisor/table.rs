@@ -5,12 +5,16 @@ use prometheus::proto::MetricType;
 use super::Row;
 use super::Values;
 use crate::cgroups::usage::DiskTraffic;
+use crate::cgroups::usage::FileCounters;
 use crate::cgroups::usage::MemoryDetail;
 use crate::cgroups::usage::MemoryUsage;
 use crate::cgroups::usage::Throttling;
+use crate::kernel::usage::DiskUsage;
 use crate::kernel::usage::InterfaceUsage;
+use crate::stats::descriptors::OpenFiles;
 use crate::stats::family::float;
 use crate::stats::family::unix_seconds;
+use crate::stats::filesystems::Traffic;
 
 /// One family.
 pub(super) struct Of {
@@ -42,6 +46,33 @@ fn detail(row: &Row, of: fn(&MemoryDetail) -> Option<u64>) -> Option<f64> {
     row.detail.memory.as_ref().and_then(of).map(float)
 }
 
+/// A counter of `memory.stat`.
+fn counters(row: &Row, of: fn(&FileCounters) -> u64) -> Option<f64> {
+    row.detail.memory.map(|_| float(of(&row.usage.counters)))
+}
+
+/// Sizes of the machine's file systems.
+fn sizes(row: &Row, out: &mut Values<'_>, of: fn(&DiskUsage) -> u64) {
+    for disk in &row.file_systems {
+        out.with(&[("device", disk.device.as_str())], Some(float(of(&disk.usage))));
+    }
+}
+
+/// What the devices of the machine's file systems did.
+fn traffic(row: &Row, out: &mut Values<'_>, of: fn(&Traffic) -> f64) {
+    for disk in &row.file_systems {
+        out.with(&[("device", disk.device.as_str())], disk.traffic.as_ref().map(of));
+    }
+}
+
+fn millis(millis: u64) -> f64 {
+    float(millis) / 1e3
+}
+
+fn open(row: &Row, of: fn(&OpenFiles) -> Option<u64>) -> Option<f64> {
+    row.open.as_ref().and_then(of).map(float)
+}
+
 fn throttling(row: &Row, of: fn(&Throttling) -> f64) -> Option<f64> {
     row.detail.throttling.as_ref().map(of)
 }
@@ -69,7 +100,11 @@ fn pressure(row: &Row, micros: u64) -> Option<f64> {
 }
 
 fn faults(row: &Row, out: &mut Values<'_>) {
-    let (Some(all), Some(own)) = (row.usage.memory, row.detail.memory) else { return };
+    let (Some(all), own) = (row.usage.memory, row.usage.counters) else { return };
+    // Usage that the runtime has reported has no cgroup.
+    if row.detail.memory.is_none() {
+        return;
+    }
     for (kind, scope, count) in [
         ("pgfault", "container", own.own_page_faults),
         ("pgfault", "hierarchy", all.page_faults),
@@ -94,6 +129,12 @@ fn blkio(row: &Row, out: &mut Values<'_>) {
 /// All but `cadvisor_version_info` and `container_scrape_error`.
 pub(super) const FAMILIES: &[Of] = &[
     counter("container_blkio_device_usage_total", "Bytes read from and written to disks.", blkio),
+    counter("container_cpu_cfs_burst_periods_total", "Periods in which the quota was exceeded.", |row, out| {
+        out.one(throttling(row, |of| float(of.burst_periods)));
+    }),
+    counter("container_cpu_cfs_burst_seconds_total", "Time that was used beyond the quota.", |row, out| {
+        out.one(throttling(row, |of| seconds(of.burst)));
+    }),
     counter("container_cpu_cfs_periods_total", "Enforcement periods of the processor quota.", |row, out| {
         out.one(throttling(row, |of| float(of.periods)));
     }),
@@ -107,24 +148,62 @@ pub(super) const FAMILIES: &[Of] = &[
         out.one(row.detail.cpu_system.map(seconds));
     }),
     counter("container_cpu_usage_seconds_total", "Processor time.", |row, out| {
-        out.with(&[("cpu", "total")], row.usage.cpu.map(seconds));
+        // As cAdvisor: nothing until there is some.
+        out.with(&[("cpu", "total")], row.usage.cpu.filter(|nanos| *nanos > 0).map(seconds));
     }),
     counter("container_cpu_user_seconds_total", "Processor time of programs.", |row, out| {
         out.one(row.detail.cpu_user.map(seconds));
     }),
+    gauge("container_file_descriptors", "Open files.", |row, out| out.one(open(row, |of| Some(of.files)))),
+    gauge("container_fs_inodes_free", "Inodes left on the file system.", |row, out| {
+        sizes(row, out, |of| of.inodes_free);
+    }),
+    gauge("container_fs_inodes_total", "Inodes of the file system.", |row, out| sizes(row, out, |of| of.inodes)),
+    gauge("container_fs_io_current", "Requests in progress.", |row, out| {
+        traffic(row, out, |of| float(of.in_progress));
+    }),
+    counter("container_fs_io_time_seconds_total", "Time in which requests were in progress.", |row, out| {
+        traffic(row, out, |of| millis(of.io_time));
+    }),
+    counter("container_fs_io_time_weighted_seconds_total", "The same, once for each request.", |row, out| {
+        traffic(row, out, |of| millis(of.weighted_time));
+    }),
+    gauge("container_fs_limit_bytes", "Size of the file system.", |row, out| sizes(row, out, |of| of.capacity)),
+    counter("container_fs_read_seconds_total", "Time that reading took.", |row, out| {
+        traffic(row, out, |of| millis(of.read_time));
+    }),
     counter("container_fs_reads_bytes_total", "Bytes read from disks.", |row, out| {
         disks(row, out, |disk| disk.read_bytes);
     }),
+    counter("container_fs_reads_merged_total", "Read requests that were merged.", |row, out| {
+        traffic(row, out, |of| float(of.reads_merged));
+    }),
     counter("container_fs_reads_total", "Read requests to disks.", |row, out| disks(row, out, |disk| disk.reads)),
+    counter("container_fs_sector_reads_total", "Sectors read.", |row, out| {
+        traffic(row, out, |of| float(of.sectors_read));
+    }),
+    counter("container_fs_sector_writes_total", "Sectors written.", |row, out| {
+        traffic(row, out, |of| float(of.sectors_written));
+    }),
+    gauge("container_fs_usage_bytes", "Bytes used on the file system.", |row, out| sizes(row, out, |of| of.used)),
+    counter("container_fs_write_seconds_total", "Time that writing took.", |row, out| {
+        traffic(row, out, |of| millis(of.write_time));
+    }),
     counter("container_fs_writes_bytes_total", "Bytes written to disks.", |row, out| {
         disks(row, out, |disk| disk.write_bytes);
     }),
+    counter("container_fs_writes_merged_total", "Write requests that were merged.", |row, out| {
+        traffic(row, out, |of| float(of.writes_merged));
+    }),
     counter("container_fs_writes_total", "Write requests to disks.", |row, out| disks(row, out, |disk| disk.writes)),
+    gauge("container_health_state", "Always -1: there are no health checks of runtimes.", |row, out| {
+        out.one((!row.container.is_empty()).then_some(-1.0));
+    }),
     gauge("container_last_seen", "Unix time of the measurement.", |_, out| {
         let at = out.scrape.at.and_then(unix_seconds).map(f64::trunc);
         out.one(at);
     }),
-    gauge("container_memory_cache", "Bytes of file pages.", |row, out| out.one(detail(row, |of| Some(of.cache)))),
+    gauge("container_memory_cache", "Bytes of file pages.", |row, out| out.one(counters(row, |of| of.cache))),
     counter("container_memory_failcnt", "Times the memory limit was met.", |row, out| {
         out.one(detail(row, |of| of.limit_hits));
     }),
@@ -133,7 +212,7 @@ pub(super) const FAMILIES: &[Of] = &[
         out.one(detail(row, |of| of.kernel));
     }),
     gauge("container_memory_mapped_file", "Bytes of mapped file pages.", |row, out| {
-        out.one(detail(row, |of| Some(of.mapped_file)));
+        out.one(counters(row, |of| of.mapped_file));
     }),
     gauge("container_memory_max_usage_bytes", "The most memory there ever was.", |row, out| {
         out.one(detail(row, |of| of.peak));
@@ -143,10 +222,10 @@ pub(super) const FAMILIES: &[Of] = &[
     }),
     gauge("container_memory_swap", "Bytes in swap.", |row, out| out.one(memory(row, |of| of.swap))),
     gauge("container_memory_total_active_file_bytes", "Bytes of file pages used lately.", |row, out| {
-        out.one(detail(row, |of| Some(of.active_file)));
+        out.one(counters(row, |of| of.active_file));
     }),
     gauge("container_memory_total_inactive_file_bytes", "Bytes of file pages not used lately.", |row, out| {
-        out.one(detail(row, |of| Some(of.inactive_file)));
+        out.one(counters(row, |of| of.inactive_file));
     }),
     gauge("container_memory_usage_bytes", "Bytes of all memory that is charged.", |row, out| {
         out.one(memory(row, |of| Some(of.usage)));
@@ -176,8 +255,8 @@ pub(super) const FAMILIES: &[Of] = &[
     counter("container_network_transmit_packets_total", "Packets sent.", |row, out| {
         wires(row, out, |wire| wire.tx_packets);
     }),
-    counter("container_oom_events_total", "Processes killed for want of memory.", |row, out| {
-        out.one(detail(row, |of| of.oom_kills));
+    counter("container_oom_events_total", "OOM kills, over all instances of a container.", |row, out| {
+        out.one(row.oom_events.map(float).or_else(|| detail(row, |of| of.oom_kills)));
     }),
     counter("container_pressure_cpu_stalled_seconds_total", "Time in which no task had a processor.", |row, out| {
         out.one(pressure(row, row.usage.cpu_pressure.full.total));
@@ -197,7 +276,10 @@ pub(super) const FAMILIES: &[Of] = &[
     counter("container_pressure_memory_waiting_seconds_total", "Time in which some waited for memory.", |row, out| {
         out.one(pressure(row, row.usage.memory_pressure.some.total));
     }),
-    gauge("container_processes", "Processes.", |row, out| out.one(row.detail.processes.map(float))),
+    gauge("container_processes", "Processes.", |row, out| {
+        out.one(row.detail.processes.as_ref().map(|all| float(all.len() as u64)))
+    }),
+    gauge("container_sockets", "Open sockets.", |row, out| out.one(open(row, |of| Some(of.sockets)))),
     gauge("container_spec_cpu_period", "Period of the processor quota in microseconds.", |row, out| {
         out.one(row.detail.cpu_period.map(float));
     }),
@@ -222,5 +304,8 @@ pub(super) const FAMILIES: &[Of] = &[
     gauge("container_threads", "Processes and threads.", |row, out| out.one(row.usage.tasks.map(float))),
     gauge("container_threads_max", "Processes and threads at most; 0 without a limit.", |row, out| {
         out.one(is_measured(row).then(|| float(row.detail.tasks_max.unwrap_or(0))));
+    }),
+    gauge("container_ulimits_soft", "Soft limit of open files of the first process.", |row, out| {
+        out.with(&[("ulimit", "max_open_files")], open(row, |of| of.soft_limit));
     }),
 ];

@@ -4,12 +4,39 @@ use super::super::sample::tests::sample;
 use super::*;
 use crate::cgroups::usage::DiskTraffic;
 use crate::cgroups::usage::MemoryDetail;
+use crate::cgroups::usage::MemoryUsage;
 use crate::cgroups::usage::Throttling;
 use crate::metrics::encode_text;
+use crate::model::KernelMoment;
+use crate::model::OomConfidence;
+use crate::model::OomContainer;
+use crate::model::OomRecord;
+use crate::model::OomScope;
+use crate::model::OomTime;
+use crate::model::OomVerdict;
+use crate::model::PodRef;
+use crate::oom::OomReporter;
+use crate::oom::verdict::decide;
 
+/// As families; the text that is written directly has the same samples.
 fn text(scrape: &Scrape) -> String {
     let families: Vec<MetricFamily> = scrape.families().collect();
-    String::from_utf8(encode_text(&families).unwrap()).unwrap()
+    let encoded = String::from_utf8(encode_text(&families).unwrap()).unwrap();
+    let direct = String::from_utf8(scrape.text()).unwrap();
+    let samples = |text: &str| text.lines().map(with_sorted_labels).collect::<Vec<_>>();
+    assert_eq!(samples(&direct), samples(&encoded));
+    encoded
+}
+
+/// No label of these tests has a comma or a brace in it.
+fn with_sorted_labels(line: &str) -> String {
+    let Some((name, (labels, value))) = line.split_once('{').and_then(|(n, rest)| Some((n, rest.split_once('}')?)))
+    else {
+        return line.to_owned();
+    };
+    let mut labels: Vec<&str> = labels.split(',').collect();
+    labels.sort_unstable();
+    format!("{name}{{{}}}{value}", labels.join(","))
 }
 
 /// A cgroup v2 hierarchy with one pod of one container.
@@ -19,6 +46,7 @@ fn scrape(with_sandbox: bool) -> (tempfile::TempDir, Scrape) {
     let container = dir.path().join("kubepods/poduid/main-0");
     std::fs::create_dir_all(&container).unwrap();
     std::fs::write(container.join("cpu.stat"), "usage_usec 5\nuser_usec 3000000\n").unwrap();
+    std::fs::write(container.join("cgroup.procs"), format!("{}\n", std::process::id())).unwrap();
     std::fs::write(container.join("io.stat"), "7:200 rbytes=512 wbytes=0 rios=1 wios=0\n").unwrap();
     if with_sandbox {
         std::fs::create_dir_all(dir.path().join("kubepods/poduid/sandbox-0")).unwrap();
@@ -29,7 +57,9 @@ fn scrape(with_sandbox: bool) -> (tempfile::TempDir, Scrape) {
     pod.network_of = Some(std::process::id());
     pod.own.as_mut().unwrap().path = Some("/kubepods/poduid".to_owned());
     pod.containers[0].measured.path = Some("/kubepods/poduid/main-0".to_owned());
-    let scrape = take(&layout, &sample);
+    pod.containers[0].init = Some(std::process::id());
+    pod.containers[0].measured.usage.counters = CgroupPlace::at(&layout, "/kubepods/poduid/main-0").read().counters;
+    let scrape = take(&layout, Path::new("/proc"), &sample, &mut Descriptors::default(), &OomCounts::default());
     (dir, scrape)
 }
 
@@ -61,6 +91,20 @@ async fn labels_values_and_times_of_a_container() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
     }
+    for (name, labels) in [
+        ("container_file_descriptors", labels("")),
+        ("container_sockets", labels("")),
+        ("container_processes", labels("")),
+        ("container_ulimits_soft", labels("").replace("pod=\"pod\"}", "pod=\"pod\",ulimit=\"max_open_files\"}")),
+    ] {
+        assert!(
+            text.lines().any(|found| found.starts_with(&format!("{name}{labels}"))),
+            "{name} is missing in\n{text}"
+        );
+    }
+    let of_root = r#",id="/",image="",name="",namespace="",pod=""}"#;
+    let sizes = text.lines().filter(|line| line.starts_with("container_fs_limit_bytes{"));
+    assert!(sizes.clone().all(|line| line.contains(of_root) && line.contains(r#"device="/dev/"#)), "{text}");
     assert!(!text.contains("cfs_throttled"), "no quota, no throttling");
     assert!(!text.contains(r#"name="sandbox-0""#), "a sandbox without a cgroup has no row");
 }
@@ -71,7 +115,7 @@ async fn the_network_belongs_to_the_sandbox() {
     let of_pod: Vec<&Row> = scrape.rows.iter().filter(|row| row.name == "sandbox-0").collect();
     let [row] = of_pod[..] else { panic!("one sandbox") };
     assert_eq!((row.id.as_str(), row.container.as_str()), ("/kubepods/poduid/sandbox-0", ""));
-    assert_eq!(row.interfaces, interfaces_of(std::process::id()).unwrap());
+    assert_eq!(row.interfaces, interfaces_of(Path::new("/proc/self")).unwrap());
     let containers = scrape.rows.iter().filter(|row| !row.container.is_empty());
     assert!(containers.map(|row| row.interfaces.len()).all(|count| count == 0));
 }
@@ -81,19 +125,65 @@ async fn usage_by_the_runtime_has_no_cgroup() {
     let mut sample = sample(Instant::now(), 1_000_000_000);
     sample.pods[0].own = None;
     let layout = Layout::V2 { mount: "/no/such/mount".into() };
-    let text = text(&take(&layout, &sample));
+    let text = text(&take_new(&layout, &sample, &OomCounts::default()));
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("container_cpu_usage")).collect();
     let labels = r#"container="main",cpu="total",id="",image="registry/main:1",name="main-0",namespace="ns",pod="pod""#;
     assert_eq!(lines, [format!("container_cpu_usage_seconds_total{{{labels}}} 1 1767225700500")]);
     sample.pods[0].containers[0].measured.usage = CgroupUsage::default();
-    assert!(take(&layout, &sample).rows.is_empty(), "not measured");
+    assert!(take_new(&layout, &sample, &OomCounts::default()).rows.is_empty(), "not measured");
+}
+
+fn take_new(layout: &Layout, sample: &Sample, ooms: &OomCounts) -> Scrape {
+    take(layout, Path::new("/proc"), sample, &mut Descriptors::default(), ooms)
+}
+
+/// Verdicts on kills in an earlier instance, a gone container and on the node.
+#[tokio::test]
+async fn oom_events_outlive_the_cgroup() {
+    let reporter = OomReporter::default();
+    let report = |container: &str, id: &str, scope| {
+        let record = OomRecord::new(OomConfidence::Kernel, KernelMoment(Instant::now()));
+        reporter.report(OomVerdict {
+            pod: Some(PodRef { uid: "uid".into(), namespace: "ns".into(), name: "pod".into() }),
+            container: Some(OomContainer { id: id.into(), name: container.to_owned() }),
+            scope,
+            ..decide(&record, None, false, OomTime(0))
+        });
+    };
+    report("main", "earlier", OomScope::Container);
+    report("main", "earlier", OomScope::Container);
+    report("gone", "gone-0", OomScope::Pod);
+    report("gone", "gone-0", OomScope::Node);
+
+    let (dir, _) = scrape(false);
+    let layout = Layout::V2 { mount: dir.path().to_owned() };
+    let events = dir.path().join("kubepods/poduid/main-0/memory.events");
+    std::fs::write(&events, "oom 3\noom_kill 3\n").unwrap();
+    std::fs::write(events.with_file_name("memory.stat"), "anon 1\nfile 1\n").unwrap();
+    let mut sample = sample(Instant::now(), 1_000_000_000);
+    sample.node.path = Some("/".to_owned());
+    sample.pods[0].containers[0].measured.path = Some("/kubepods/poduid/main-0".to_owned());
+    let text = text(&take_new(&layout, &sample, reporter.counts()));
+    let value = |container: &str, id: &str, name: &str| {
+        let begin = format!(r#"container_oom_events_total{{container="{container}",id="{id}","#);
+        let line = text.lines().find(|line| line.starts_with(&begin) && line.contains(&format!(r#",name="{name}","#)));
+        line.unwrap_or_else(|| panic!("{begin} not in\n{text}")).split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(value("main", "/kubepods/poduid/main-0", "main-0"), "5", "two before, three by the cgroup's counter");
+    assert_eq!(value("gone", "", "gone-0"), "1");
+    assert_eq!(value("", "/", ""), "1");
 }
 
 #[test]
 fn every_family_has_a_value_and_a_unique_name() {
     let row = Row {
         interfaces: vec![InterfaceUsage { name: "eth0".to_owned(), rx_packets: 4, ..InterfaceUsage::default() }],
-        usage: CgroupUsage { cpu: Some(1), memory: Some(Default::default()), tasks: Some(1), ..CgroupUsage::default() },
+        usage: CgroupUsage {
+            cpu: Some(1),
+            memory: Some(MemoryUsage::default()),
+            tasks: Some(1),
+            ..CgroupUsage::default()
+        },
         detail: CgroupDetail {
             cpu_user: Some(1),
             cpu_system: Some(1),
@@ -108,19 +198,28 @@ fn every_family_has_a_value_and_a_unique_name() {
                 oom_kills: Some(2),
                 ..MemoryDetail::default()
             }),
-            processes: Some(1),
+            processes: Some(vec![1]),
             tasks_max: None,
             disks: vec![DiskTraffic { major: 8, minor: 1, ..DiskTraffic::default() }],
         },
+        container: "main".to_owned(),
+        file_systems: vec![FileSystem {
+            device: "/dev/sda1".to_owned(),
+            traffic: Some(Default::default()),
+            ..Default::default()
+        }],
+        open: Some(OpenFiles { files: 3, sockets: 1, soft_limit: Some(1024) }),
         has_pressure: true,
         started_at: Some(0),
         ..Row::default()
     };
     let devices = [((8, 1), "/dev/sda1".to_owned())].into();
+    let mut row = row;
+    row.labels = row.base().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).join(",");
     let scrape = Scrape { rows: vec![row], at: Some(1_000_000), devices, ..Scrape::default() };
     let names: Vec<String> = scrape.families().map(|family| family.name().to_owned()).collect();
     let mut expected: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
-    // `swap` is not available on this machine.
+    // The default usage has no swap.
     expected.retain(|name| *name != "container_memory_swap");
     assert!(expected.is_sorted());
     assert_eq!(names[1..names.len() - 1], expected);
@@ -128,12 +227,12 @@ fn every_family_has_a_value_and_a_unique_name() {
     let base = r#"id="",image="""#;
     for line in [
         format!(
-            r#"container_network_receive_packets_total{{container="",{base},interface="eth0",name="",namespace="",pod=""}} 4 1"#
+            r#"container_network_receive_packets_total{{container="main",{base},interface="eth0",name="",namespace="",pod=""}} 4 1"#
         ),
         format!(
-            r#"container_cpu_cfs_throttled_seconds_total{{container="",{base},name="",namespace="",pod=""}} 1.5 1"#
+            r#"container_cpu_cfs_throttled_seconds_total{{container="main",{base},name="",namespace="",pod=""}} 1.5 1"#
         ),
-        format!(r#"container_oom_events_total{{container="",{base},name="",namespace="",pod=""}} 2 1"#),
+        format!(r#"container_oom_events_total{{container="main",{base},name="",namespace="",pod=""}} 2 1"#),
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
     }

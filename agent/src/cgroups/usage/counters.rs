@@ -1,0 +1,145 @@
+//! Counters of a cgroup that an observer compares over time: stalls, kills, limits reached. Few and small files, so that
+//! hundreds of cgroups can be read every few seconds.
+
+use std::path::Path;
+
+use super::basic::CgroupPlace;
+use super::file::limit;
+use super::file::number;
+use super::file::table;
+use super::pressure::Pressure;
+
+/// Counters at one moment. Values without a file are absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CgroupCounters {
+    /// CPU time over all cores, in nanoseconds.
+    pub cpu: Option<u64>,
+    /// Time in which the CPU quota was used up, in nanoseconds.
+    pub throttled: u64,
+    /// Charged memory, in bytes.
+    pub memory: Option<u64>,
+    /// Limit on memory, in bytes.
+    pub memory_limit: Option<u64>,
+    /// How often the limit on memory was reached, or `memory.high` exceeded.
+    pub limit_hits: u64,
+    /// Processes killed by the OOM killer; of v2 including those in descendants.
+    pub oom_kills: u64,
+    /// Bytes read and written.
+    pub io_bytes: u64,
+    /// CPU pressure.
+    pub cpu_pressure: Option<Pressure>,
+    /// Memory pressure.
+    pub memory_pressure: Option<Pressure>,
+    /// IO pressure.
+    pub io_pressure: Option<Pressure>,
+}
+
+impl CgroupPlace {
+    /// Reads the counters; nothing of a cgroup that was removed.
+    pub fn counters(&self) -> CgroupCounters {
+        if self.v2 { self.counters_v2() } else { self.counters_v1() }
+    }
+
+    /// Processes killed by the OOM killer; absent if the cgroup was removed.
+    pub fn oom_kills(&self) -> Option<u64> {
+        let folder = self.memory.as_deref()?;
+        table(&folder.join(if self.v2 { "memory.events" } else { "memory.oom_control" })).get("oom_kill")
+    }
+
+    fn counters_v2(&self) -> CgroupCounters {
+        let Some(folder) = self.memory.as_deref() else { return CgroupCounters::default() };
+        let (cpu, events) = (table(&folder.join("cpu.stat")), table(&folder.join("memory.events")));
+        let event = |name: &str| events.get(name).unwrap_or(0);
+        let nanos = |name: &str| cpu.get(name).map(|micros| micros.saturating_mul(1000));
+        CgroupCounters {
+            cpu: nanos("usage_usec"),
+            throttled: nanos("throttled_usec").unwrap_or(0),
+            memory: number(&folder.join("memory.current")),
+            memory_limit: limit(&folder.join("memory.max")),
+            limit_hits: event("max").saturating_add(event("high")),
+            oom_kills: event("oom_kill"),
+            io_bytes: self.traffic(),
+            cpu_pressure: pressure(&folder.join("cpu.pressure")),
+            memory_pressure: pressure(&folder.join("memory.pressure")),
+            io_pressure: pressure(&folder.join("io.pressure")),
+        }
+    }
+
+    fn counters_v1(&self) -> CgroupCounters {
+        let of_memory = |file: &str| number(&self.memory.as_deref()?.join(file));
+        let stat = self.cpu_shares.as_deref().map(|folder| table(&folder.join("cpu.stat")));
+        CgroupCounters {
+            cpu: self.cpu.as_deref().and_then(|folder| number(&folder.join("cpuacct.usage"))),
+            throttled: stat.and_then(|stat| stat.get("throttled_time")).unwrap_or(0),
+            memory: of_memory("memory.usage_in_bytes"),
+            memory_limit: self.memory.as_deref().and_then(|folder| limit(&folder.join("memory.limit_in_bytes"))),
+            limit_hits: of_memory("memory.failcnt").unwrap_or(0),
+            oom_kills: self.oom_kills().unwrap_or(0),
+            io_bytes: self.traffic(),
+            ..CgroupCounters::default()
+        }
+    }
+
+    fn traffic(&self) -> u64 {
+        let disks = self.disks();
+        disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.read_bytes).saturating_add(disk.write_bytes))
+    }
+}
+
+fn pressure(file: &Path) -> Option<Pressure> {
+    std::fs::read_to_string(file).ok().map(|text| Pressure::parse(&text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::basic::tests::write;
+    use super::*;
+    use crate::cgroups::Layout;
+
+    #[test]
+    fn version_2() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::V2 { mount: dir.path().to_owned() };
+        write(
+            &dir.path().join("kubepods/poda"),
+            &[
+                ("cpu.stat", "usage_usec 1500\nnr_throttled 2\nthrottled_usec 30\n"),
+                ("memory.current", "1000\n"),
+                ("memory.max", "max\n"),
+                ("memory.events", "low 0\nhigh 2\nmax 5\noom 1\noom_kill 3\noom_group_kill 0\n"),
+                ("memory.pressure", "some avg10=1.00 avg60=0.00 avg300=0.00 total=42\nfull avg10=0.50 total=7\n"),
+                ("io.stat", "8:0 rbytes=100 wbytes=20 rios=1 wios=1\n254:0 rbytes=1 wbytes=0\n"),
+            ],
+        );
+        let place = CgroupPlace::at(&layout, "/kubepods/poda");
+        let counters = place.counters();
+        assert_eq!((counters.cpu, counters.throttled), (Some(1_500_000), 30_000));
+        assert_eq!((counters.memory, counters.memory_limit), (Some(1000), None));
+        assert_eq!((counters.limit_hits, counters.oom_kills, counters.io_bytes), (7, 3, 121));
+        assert_eq!(counters.memory_pressure.map(|pressure| pressure.full.total), Some(7));
+        assert_eq!(counters.cpu_pressure, None, "not measured");
+        let gone = CgroupPlace::at(&layout, "/kubepods/podb");
+        assert_eq!((gone.counters(), gone.oom_kills()), (CgroupCounters::default(), None));
+    }
+
+    #[test]
+    fn version_1() {
+        let dir = tempfile::tempdir().unwrap();
+        let mount = |name: &str| (name.to_owned(), dir.path().join(name));
+        let layout = Layout::V1 { controllers: [mount("cpu"), mount("memory")].into(), unified: None };
+        write(&dir.path().join("cpu/p"), &[("cpu.stat", "nr_periods 9\nthrottled_time 55\n")]);
+        let control = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n";
+        write(
+            &dir.path().join("memory/p"),
+            &[
+                ("memory.usage_in_bytes", "77\n"),
+                ("memory.limit_in_bytes", "100\n"),
+                ("memory.failcnt", "4\n"),
+                ("memory.oom_control", control),
+            ],
+        );
+        let counters = CgroupPlace::at(&layout, "/p").counters();
+        assert_eq!((counters.throttled, counters.memory, counters.memory_limit), (55, Some(77), Some(100)));
+        assert_eq!((counters.limit_hits, counters.oom_kills, counters.memory_pressure), (4, 2, None));
+    }
+}

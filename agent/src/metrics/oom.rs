@@ -1,0 +1,43 @@
+//! OOM kills and what follows from them.
+
+use prometheus::IntCounterVec;
+
+use super::register::Register;
+use crate::model::OomConfidence;
+use crate::model::OomScope;
+use crate::model::OomVictim;
+
+/// OOM kills.
+#[derive(Debug)]
+pub struct Oom {
+    kills: IntCounterVec,
+    corrected: IntCounterVec,
+}
+
+impl Oom {
+    pub(super) fn new(register: &Register<'_>) -> Self {
+        Self {
+            kills: register.counters(
+                "keblet_oom_kills_total",
+                "Processes killed by the OOM killer, by whose memory was exhausted, what the process was to its container, \
+                 and the evidence.",
+                &["scope", "victim", "confidence"],
+            ),
+            corrected: register.counters(
+                "keblet_oom_reasons_corrected_total",
+                "Reasons of container exits that the runtime reported wrongly and that were corrected by OOM verdicts.",
+                &["from", "to"],
+            ),
+        }
+    }
+
+    /// A process was killed.
+    pub fn kill(&self, scope: OomScope, victim: OomVictim, confidence: OomConfidence) {
+        self.kills.with_label_values(&[scope.as_str(), victim.as_str(), confidence.as_str()]).inc();
+    }
+
+    /// The runtime's reason of an exit was replaced. Only the reasons of ordinary exits and of OOM kills occur.
+    pub fn corrected(&self, from: &str, to: &str) {
+        self.corrected.with_label_values(&[from, to]).inc();
+    }
+}
