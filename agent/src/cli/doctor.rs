@@ -13,13 +13,18 @@ use super::host;
 use super::output;
 use super::output::Format;
 use super::run_args::RunArgs;
+use crate::cgroups::Hierarchies;
 use crate::config;
 use crate::config::ConfigError;
 use crate::config::Settings;
+use crate::config::keblet::MemoryAvailable;
 use crate::config::load;
 use crate::exit::Exit;
+use crate::kernel::facts::Capabilities;
 use crate::kernel::facts::Fact;
 use crate::kernel::facts::NodeFacts;
+use crate::kernel::usage::AvailableMemory;
+use crate::node;
 use crate::runtime::EventSupport;
 use crate::runtime::Features;
 use crate::runtime::Runtime;
@@ -83,6 +88,9 @@ pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
         Ok(settings) => {
             findings.push(configuration(&settings));
             findings.extend(missing_protections(&settings));
+            findings.push(node_allocatable(&settings));
+            findings.push(oom_score(settings.kubelet.oom_score_adj, Capabilities::of_this_process()));
+            findings.extend(available_memory(&settings));
             findings.extend(runtime(&settings).await);
         }
         Err(error) => findings.push(Finding::fatal("configuration", error.to_string(), "the agent does not start")),
@@ -102,6 +110,62 @@ fn configuration(settings: &Settings) -> Finding {
 fn missing_protections(settings: &Settings) -> Vec<Finding> {
     let missing = config::missing_protections(&settings.kubelet).into_iter();
     missing.map(|(field, lack)| Finding::lack(field, "not honoured yet", lack)).collect()
+}
+
+/// Which cgroups are limited to what is not, or what is, reserved.
+fn node_allocatable(settings: &Settings) -> Finding {
+    const TOPIC: &str = "node allocatable";
+    let kubelet = &settings.kubelet;
+    let enforced: Vec<&str> = kubelet.enforce_node_allocatable.iter().map(String::as_str).collect();
+    if enforced.contains(&"pods") {
+        return Finding::good(TOPIC, format!("enforced on {}", enforced.join(", ")));
+    }
+    let found = if enforced.is_empty() { "none".to_owned() } else { enforced.join(", ") };
+    Finding::lack(TOPIC, format!("enforced on {found}"), "pods together are not kept from what is reserved for daemons")
+}
+
+/// Whether this process, and so the agent, may have its `oomScoreAdj`.
+fn oom_score(wanted: i32, capabilities: Capabilities) -> Finding {
+    const TOPIC: &str = "oomScoreAdj";
+    if wanted >= 0 || capabilities.has("CAP_SYS_RESOURCE") {
+        return Finding::good(TOPIC, wanted.to_string());
+    }
+    let found = format!("{wanted}, without CAP_SYS_RESOURCE");
+    Finding::lack(TOPIC, found, "unless its parent set it, the kernel may kill the agent before pods")
+}
+
+/// The memory that this node has left, by both definitions, and how far they lie apart.
+fn available_memory(settings: &Settings) -> Option<Finding> {
+    let layout = Hierarchies::detect().ok()?.layout;
+    let memory = AvailableMemory::read(&layout, node::hugepages_in_all())?;
+    Some(memory_finding(memory, settings.keblet.eviction.memory_available))
+}
+
+fn memory_finding(memory: AvailableMemory, by: MemoryAvailable) -> Finding {
+    const TOPIC: &str = "memory.available";
+    let mebibytes = |bytes: u64| format!("{} MiB", bytes >> 20);
+    let AvailableMemory { working_set, mem_available, .. } = memory;
+    let Some((kernel, difference)) = mem_available.zip(memory.difference()) else {
+        return Finding::good(TOPIC, format!("{} by the working set; no MemAvailable", mebibytes(working_set)));
+    };
+    let apart = mebibytes(difference.unsigned_abs());
+    let relation = if difference < 0 { "less" } else { "more" };
+    let used = match by {
+        MemoryAvailable::WorkingSet => "the working set",
+        MemoryAvailable::MemAvailable => "MemAvailable",
+    };
+    let found = format!(
+        "{} by the working set, {} by MemAvailable ({apart} {relation}); evictions use {used}",
+        mebibytes(working_set),
+        mebibytes(kernel),
+    );
+    // The kernel kills processes by its own numbers: what the kubelet counts as available beyond them is not there.
+    let misleads = by == MemoryAvailable::WorkingSet && difference < 0;
+    let cost = "the kernel may kill processes before memory.available falls below its threshold";
+    if misleads && difference.unsigned_abs() > memory.capacity / 20 {
+        return Finding::lack(TOPIC, found, cost);
+    }
+    Finding::good(TOPIC, found)
 }
 
 /// Asks the runtime what it is and what it can do.
@@ -232,6 +296,34 @@ mod tests {
         assert_eq!(answer["canRun"], true);
         assert_eq!(answer["findings"][1]["cost"], "later");
         assert_eq!(answer["findings"][0].get("cost"), None);
+    }
+
+    #[test]
+    fn cgroup_settings_are_reported_with_what_they_lack() {
+        let lowered = oom_score(-999, Capabilities::default());
+        assert!(lowered.cost.is_some() && !lowered.fatal, "{lowered:?}");
+        let all = Capabilities::parse("CapEff:\t000001ffffffffff\n").unwrap();
+        assert_eq!((oom_score(-999, all).cost, oom_score(500, Capabilities::default()).cost), (None, None));
+        let settings = |pods: &str| load(&[("enforce-node-allocatable", pods)].into_iter().collect()).unwrap();
+        assert_eq!(node_allocatable(&settings("pods")).cost, None);
+        assert!(node_allocatable(&settings("none")).cost.is_some());
+    }
+
+    #[test]
+    fn both_definitions_of_available_memory_are_compared() {
+        let memory = |working_set: u64, mem_available: Option<u64>| AvailableMemory {
+            capacity: 1000 << 20,
+            working_set: working_set << 20,
+            mem_available: mem_available.map(|mebibytes| mebibytes << 20),
+        };
+        let both = memory_finding(memory(600, Some(650)), MemoryAvailable::WorkingSet);
+        let text = "600 MiB by the working set, 650 MiB by MemAvailable (50 MiB more); evictions use the working set";
+        assert_eq!(both, Finding::good("memory.available", text));
+        let less = memory_finding(memory(600, Some(500)), MemoryAvailable::WorkingSet);
+        assert!(less.cost.is_some() && less.found.contains("(100 MiB less)"), "{less:?}");
+        assert_eq!(memory_finding(memory(600, Some(500)), MemoryAvailable::MemAvailable).cost, None);
+        assert_eq!(memory_finding(memory(600, Some(570)), MemoryAvailable::WorkingSet).cost, None, "about the same");
+        assert!(memory_finding(memory(600, None), MemoryAvailable::WorkingSet).found.contains("no MemAvailable"));
     }
 
     #[test]

@@ -92,6 +92,18 @@ pub fn init(logging: &Logging, spans: Option<SpanLayer>) -> anyhow::Result<Verbo
     Ok(verbosity)
 }
 
+/// Logs warnings and errors only, for commands whose output is something else. To be called once.
+///
+/// # Errors
+/// A second call.
+pub fn warnings() -> anyhow::Result<()> {
+    let colour = std::io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt::layer().with_writer(Lines { writer: std::io::stderr, colour });
+    let lines = lines.with_ansi(colour).log_internal_errors(false).with_filter(LevelFilter::WARN);
+    let started = tracing_subscriber::registry().with(lines).try_init();
+    started.map_err(|error| anyhow!("cannot start logging: {error}"))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io;

@@ -10,8 +10,10 @@ pub mod doctor;
 pub mod host;
 mod lines;
 pub mod logging;
+pub mod observe;
 pub mod output;
 pub mod process;
+pub mod reports;
 pub mod run_args;
 pub mod version;
 
@@ -43,6 +45,12 @@ pub enum Command {
     Config(config::Command),
     /// Say what this node offers, and what each lack costs
     Doctor(doctor::Args),
+    /// Show what happens on this node: pods, exits, OOM kills, pressure. Reads only, beside any kubelet
+    Observe(observe::Args),
+    /// Report the OOM kills that this node knows of
+    Oom(reports::Args),
+    /// Report the pressure of this node and its pods, and who stalls whom
+    Pressure(reports::Args),
     /// Measure this and other node agents side by side, with the program keblet-bench
     Bench(bench::Args),
     /// Say which version this is

@@ -7,8 +7,7 @@ use serde_json::json;
 use super::output;
 use super::output::Format;
 
-/// The Kubernetes version whose kubelet this agent stands in for; reported to the cluster.
-pub const KUBERNETES: &str = "v1.36.3";
+pub use crate::model::KUBERNETES;
 
 /// keblet's own version.
 pub const KEBLET: &str = env!("CARGO_PKG_VERSION");

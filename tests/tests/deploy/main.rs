@@ -1,0 +1,219 @@
+//! What operators install for `keblet observe`: manifest, chart, dashboard, alert rules. Each is of the right type, asks
+//! for no more privileges than documented, and queries only series that exist.
+#![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
+
+mod helm;
+mod series;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+
+use helm::Chart;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::serde::Serialize;
+use k8s_openapi::serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_json::json;
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+}
+
+fn read(name: &str) -> String {
+    fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// The documents of a YAML text.
+fn yaml(text: &str) -> Vec<Value> {
+    serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// A document as an API object that has all its fields: what the type does not know would be lost.
+fn typed<T: Serialize + DeserializeOwned>(document: &Value) -> T {
+    let object: T = serde_json::from_value(document.clone()).unwrap_or_else(|error| panic!("{error}: {document:#}"));
+    assert_eq!(serde_json::to_value(&object).unwrap(), *document, "fields that the API does not have");
+    object
+}
+
+fn of_kind<'a>(documents: &'a [Value], kind: &str) -> &'a Value {
+    documents.iter().find(|one| one["kind"] == kind).unwrap_or_else(|| panic!("there is no {kind}"))
+}
+
+/// Least privileges, and arguments that keblet accepts.
+fn check_daemon_set(document: &Value) {
+    let set: DaemonSet = typed(document);
+    let spec = set.spec.unwrap();
+    let labels = spec.template.metadata.unwrap().labels.unwrap();
+    assert!(spec.selector.match_labels.unwrap().iter().all(|(name, value)| labels.get(name) == Some(value)));
+    let pod = spec.template.spec.unwrap();
+    assert_eq!((pod.host_pid, pod.host_network, pod.host_ipc), (Some(true), Some(false), None));
+    assert_eq!(pod.automount_service_account_token, Some(false));
+    let [container] = &pod.containers[..] else { panic!("more than one container") };
+    let security = container.security_context.clone().unwrap();
+    assert_eq!((security.privileged, security.allow_privilege_escalation), (Some(false), Some(false)));
+    assert_eq!(security.read_only_root_filesystem, Some(true));
+    assert_eq!(security.seccomp_profile.unwrap().type_, "RuntimeDefault");
+    let capabilities = security.capabilities.unwrap();
+    assert_eq!(capabilities.drop, Some(vec!["ALL".to_owned()]));
+    assert_eq!(capabilities.add, Some(vec!["BPF".to_owned(), "PERFMON".to_owned()]));
+    let mounts = container.volume_mounts.as_ref().unwrap();
+    assert!(mounts.iter().all(|mount| mount.read_only == Some(true)), "{mounts:?}");
+    let paths: Vec<String> =
+        pod.volumes.unwrap().into_iter().map(|volume| volume.host_path.expect("a host path").path).collect();
+    assert_eq!(paths.len(), 2);
+    assert!(paths.contains(&"/sys/fs/cgroup".to_owned()) && !paths.contains(&"/".to_owned()), "{paths:?}");
+    let arguments = container.args.iter().flatten().map(OsString::from);
+    keblet::cli::parse(std::iter::once("keblet".into()).chain(arguments)).unwrap();
+    let port = container.ports.as_ref().unwrap()[0].container_port;
+    let address = format!("--metrics-address=0.0.0.0:{port}");
+    assert!(container.args.iter().flatten().any(|argument| *argument == address), "{:?}", container.args);
+}
+
+#[test]
+fn the_daemon_set_has_the_least_privileges() {
+    let documents = yaml(&read("deploy/observe/daemonset.yaml"));
+    assert_eq!(documents.len(), 3);
+    let namespace: Namespace = typed(of_kind(&documents, "Namespace"));
+    let labels = namespace.metadata.labels.unwrap();
+    assert_eq!(labels["pod-security.kubernetes.io/enforce"], "privileged", "hostPID and hostPath need it");
+    let account: ServiceAccount = typed(of_kind(&documents, "ServiceAccount"));
+    assert_eq!(account.automount_service_account_token, Some(false));
+    check_daemon_set(of_kind(&documents, "DaemonSet"));
+}
+
+#[test]
+fn the_chart_renders_to_the_same() {
+    let chart = Chart::read(&path("deploy/helm/keblet-observe"));
+    let documents = chart.render(&json!({}));
+    assert_eq!(documents.len(), 2, "nothing optional by default");
+    let _: ServiceAccount = typed(of_kind(&documents, "ServiceAccount"));
+    let set = of_kind(&documents, "DaemonSet");
+    check_daemon_set(set);
+    let manifest = yaml(&read("deploy/observe/daemonset.yaml"));
+    let pod = |set: &Value| set["spec"]["template"]["spec"].clone();
+    let (rendered, written) = (pod(set), pod(of_kind(&manifest, "DaemonSet")));
+    for field in ["volumes", "tolerations", "nodeSelector", "priorityClassName", "terminationGracePeriodSeconds"] {
+        assert_eq!(rendered[field], written[field], "{field}");
+    }
+    for field in ["image", "securityContext", "volumeMounts", "resources", "livenessProbe", "ports"] {
+        assert_eq!(rendered["containers"][0][field], written["containers"][0][field], "{field}");
+    }
+    let notes = chart.text("NOTES.txt", &json!({}));
+    assert!(notes.contains("exec -it ds/observe -- /usr/bin/keblet observe"), "{notes}");
+}
+
+#[test]
+fn options_of_the_chart() {
+    let chart = Chart::read(&path("deploy/helm/keblet-observe"));
+    let on = json!({ "enabled": true, "labels": { "release": "stack" } });
+    let documents = chart.render(&json!({
+        "image": { "tag": "9" },
+        "imagePullSecrets": [{ "name": "secret" }],
+        "runtime": { "directory": "/run/crio", "socket": "crio.sock" },
+        "jsonLines": false,
+        "extraArgs": ["--interval=5s"],
+        "metrics": { "port": 9000 },
+        "podLabels": { "team": "node" },
+        "podAnnotations": { "a": "b" },
+        "podMonitor": on,
+        "prometheusRule": on,
+        "dashboard": { "enabled": true },
+        "serviceAccount": { "create": false },
+    }));
+    let mut kinds: Vec<&str> = documents.iter().map(|one| one["kind"].as_str().unwrap()).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["ConfigMap", "DaemonSet", "PodMonitor", "PrometheusRule"]);
+    let set = of_kind(&documents, "DaemonSet");
+    check_daemon_set(set);
+    let container = &set["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["image"], "keblet.dev/keblet:9");
+    let arguments = container["args"].to_string();
+    assert!(arguments.contains("unix:///run/crio/crio.sock") && !arguments.contains("--json"), "{arguments}");
+    let monitor = of_kind(&documents, "PodMonitor");
+    assert_eq!(monitor["metadata"]["labels"]["release"], "stack");
+    assert_eq!(monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"], true);
+    let rule = of_kind(&documents, "PrometheusRule");
+    assert_eq!(rule["spec"], yaml(&read("deploy/prometheus/keblet-rules.yaml"))[0]);
+    let map: ConfigMap = typed(of_kind(&documents, "ConfigMap"));
+    let dashboard: Value = serde_json::from_str(&map.data.unwrap()["keblet-observe.json"]).unwrap();
+    assert_eq!(dashboard["uid"], "keblet-observe");
+}
+
+/// Every value has a schema and the other way round, since the schema rejects what it does not know.
+#[test]
+fn the_schema_of_the_chart_knows_its_values() {
+    fn compare(values: &Value, schema: &Value, path: &str) {
+        let (Some(values), Some(properties)) = (values.as_object(), schema["properties"].as_object()) else { return };
+        assert_eq!(schema["additionalProperties"], false, "{path}");
+        for (name, value) in values {
+            let schema = properties.get(name).unwrap_or_else(|| panic!("{path}.{name} has no schema"));
+            compare(value, schema, &format!("{path}.{name}"));
+        }
+        let unknown = properties.keys().find(|name| !values.contains_key(*name) && *name != "global");
+        assert_eq!(unknown, None, "{path}: a schema without a value");
+    }
+    let chart = Chart::read(&path("deploy/helm/keblet-observe"));
+    let schema: Value = serde_json::from_str(&read("deploy/helm/keblet-observe/values.schema.json")).unwrap();
+    compare(chart.values(), &schema, "values");
+}
+
+#[test]
+fn files_of_the_chart_are_those_of_the_folders_beside_it() {
+    for (copy, original) in [
+        ("files/rules.yaml", "deploy/prometheus/keblet-rules.yaml"),
+        ("files/dashboard.json", "deploy/grafana/keblet-observe.json"),
+    ] {
+        assert_eq!(
+            read(&format!("deploy/helm/keblet-observe/{copy}")),
+            read(original),
+            "{copy} differs from {original}"
+        );
+    }
+}
+
+#[test]
+fn alert_rules_query_series_that_exist() {
+    let rules = yaml(&read("deploy/prometheus/keblet-rules.yaml")).remove(0);
+    let series = series::of_observe();
+    let groups = rules["groups"].as_array().unwrap().iter();
+    let rules: Vec<&Value> = groups.flat_map(|group| group["rules"].as_array().unwrap()).collect();
+    assert!(rules.len() >= 8);
+    for rule in rules {
+        let known = ["alert", "expr", "for", "labels", "annotations"];
+        assert!(rule.as_object().unwrap().keys().all(|key| known.contains(&key.as_str())), "{rule}");
+        assert!(rule["labels"]["severity"].is_string() && rule["annotations"]["summary"].is_string(), "{rule}");
+        series::check(rule["expr"].as_str().unwrap(), &series);
+    }
+}
+
+#[test]
+fn the_dashboard_queries_series_that_exist() {
+    let dashboard: Value = serde_json::from_str(&read("deploy/grafana/keblet-observe.json")).unwrap();
+    let series = series::of_observe();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let mut places = Vec::new();
+    for panel in panels {
+        assert!(panel["title"].is_string() && panel["description"].is_string(), "{panel}");
+        let place = |name: &str| panel["gridPos"][name].as_u64().unwrap();
+        assert!(place("x") + place("w") <= 24, "{panel}");
+        places.push((place("x"), place("y")));
+        for target in panel["targets"].as_array().unwrap() {
+            series::check(target["expr"].as_str().unwrap(), &series);
+        }
+    }
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), panels.len(), "panels on the same place");
+    let used = read("deploy/grafana/keblet-observe.json") + &read("deploy/prometheus/keblet-rules.yaml");
+    let own = series.keys().filter(|name| name.starts_with("keblet_") && !OPEN.contains(&name.as_str()));
+    let unused: Vec<&String> = own.filter(|name| !used.contains(name.as_str())).collect();
+    assert_eq!(unused, Vec::<&String>::new(), "neither on a panel nor in a rule");
+}
+
+/// Series that are there for queries of one's own.
+const OPEN: [&str; 2] = ["keblet_observe_containers", "keblet_observe_info"];
