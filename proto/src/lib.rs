@@ -18,3 +18,12 @@ pub mod cri {
     /// The compiled `.proto` files: an encoded `google.protobuf.FileDescriptorSet`.
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 }
+
+/// The gRPC health service.
+pub mod health {
+    /// Package `grpc.health.v1`.
+    #[expect(clippy::allow_attributes_without_reason, missing_docs, reason = "generated")]
+    pub mod v1 {
+        tonic::include_proto!("grpc.health.v1");
+    }
+}

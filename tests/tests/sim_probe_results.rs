@@ -3,11 +3,18 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PodStatus;
-use keblet::model::{ContainerId, PodUid, ProbeKind, ProbeResult};
+use keblet::model::ContainerId;
+use keblet::model::PodUid;
+use keblet::model::ProbeKind;
+use keblet::model::ProbeResult;
 use keblet_tests::cri::*;
-use keblet_tests::node::{Agent, SensorSet, node, pod};
+use keblet_tests::node::Agent;
+use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
+use keblet_tests::node::pod;
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
+use tokio::time::sleep;
 
 const SOON: Duration = Duration::from_secs(60);
 

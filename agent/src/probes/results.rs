@@ -40,11 +40,11 @@ impl ProbeResultStore {
         }
     }
 
-    /// Removes the results of a container that no longer runs.
-    pub fn remove_container(&self, pod: &PodUid, container: &ContainerId) {
+    /// Removes the results of containers that no longer exist.
+    pub fn retain_containers(&self, pod: &PodUid, exists: impl Fn(&ContainerId) -> bool) {
         if let Some(results) = self.lock().pods.get_mut(pod) {
             for kind in [ProbeKind::Liveness, ProbeKind::Readiness, ProbeKind::Startup] {
-                results.of_kind_mut(kind).remove(container);
+                results.of_kind_mut(kind).retain(|container, _| exists(container));
             }
         }
     }
@@ -107,7 +107,7 @@ mod tests {
         let [first, second] = ["1", "2"].map(ContainerId::from);
         store.set(&pod, &first, ProbeKind::Startup, ProbeResult::Success);
         store.set(&pod, &second, ProbeKind::Startup, ProbeResult::Unknown);
-        store.remove_container(&pod, &first);
+        store.retain_containers(&pod, |id| *id != first);
         assert_eq!(store.of_pod(&pod).startup.len(), 1);
         store.remove_pod(&pod);
         assert_eq!(store.of_pod(&pod), ProbeResults::default());

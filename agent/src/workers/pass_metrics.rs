@@ -71,6 +71,7 @@ mod tests {
         fn restarted(&self, _: bool) {}
         fn orphaned(&self) {}
         fn rejected(&self, _: &str) {}
+        fn preempted(&self, _: &str) {}
     }
 
     fn exited(name: &str, code: i32, reason: &str) -> crate::model::ContainerStatus {

@@ -54,6 +54,16 @@ impl PodWorkers {
         self.context.observer.rejected(reason);
     }
 
+    /// A pod was evicted in favour of a critical one that lacked this resource.
+    pub fn preempted(&self, resource: &str) {
+        self.context.observer.preempted(resource);
+    }
+
+    /// No container of the pod runs any more. False for a pod without worker.
+    pub fn has_ended(&self, uid: &PodUid) -> bool {
+        self.registry.lock().get(uid).is_some_and(|mailbox| mailbox.state().phase() >= Phase::Terminated)
+    }
+
     /// Hands a request to the pod's worker, starting one if there is none. Updates and syncs of unknown pods are
     /// dropped: a worker begins with a creation or a kill.
     pub fn request(&mut self, pod: &PodRef, request: Request) {

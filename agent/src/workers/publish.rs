@@ -46,6 +46,7 @@ impl Worker {
     /// Publishes the pod's status as of the snapshot of the pass. Returns true if its phase is terminal.
     pub(super) fn publish(&self, pass: &PassContext, transition: Transition<'_>) -> bool {
         let (statuses, now) = (&self.context.statuses, self.context.clock.wall());
+        self.inform_prober(pass, transition);
         let snapshot = match transition {
             Transition::Released => {
                 statuses.terminate(&pass.pod, now);
@@ -74,6 +75,17 @@ impl Worker {
             }
         }
         terminal
+    }
+
+    /// A new container has a result for each of its probes before a status shows it.
+    fn inform_prober(&self, pass: &PassContext, transition: Transition<'_>) {
+        let prober = &self.context.prober;
+        match transition {
+            Transition::Inspected => prober.observe(&pass.pod, &pass.snapshot),
+            Transition::SandboxCreated(_) => {}
+            Transition::Terminating => prober.terminating(&pass.pod, &pass.snapshot),
+            Transition::Stopped | Transition::Released => prober.remove(self.uid()),
+        }
     }
 
     fn observations(&self, pass: &PassContext, snapshot: &PodSnapshot) -> PodObservations<'_> {

@@ -226,7 +226,7 @@ impl Worker {
                 state.event_sent.insert(start.name.clone(), Instant::now());
                 if let Some(event) = error.event() {
                     let recorder = &self.context.recorder;
-                    recorder.pod_event(pod, &field_path(start), event.kind, event.reason, &event.message);
+                    recorder.pod_event(pod, &field_path(start), event.kind, &event.reason, &event.message);
                 }
             }
         }

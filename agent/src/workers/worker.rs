@@ -36,6 +36,7 @@ use crate::objects::Registration;
 use crate::pleg::InspectError;
 use crate::pleg::PlegHandle;
 use crate::probes::ProbeResultStore;
+use crate::probes::Prober;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::retry::Operation;
@@ -55,6 +56,8 @@ pub struct WorkerContext {
     pub statuses: Statuses,
     /// Published results of probes.
     pub probes: ProbeResultStore,
+    /// Probes containers.
+    pub prober: Prober,
     /// Full names of static pods.
     pub static_pod_starts: StaticPodStartQueue,
     /// Time.
@@ -95,6 +98,8 @@ pub trait WorkerObserver: Send + Sync + 'static {
     fn orphaned(&self);
     /// A pod was rejected at admission, with this reason in its status.
     fn rejected(&self, reason: &str);
+    /// A pod was evicted in favour of a critical one that lacked this resource.
+    fn preempted(&self, resource: &str);
 }
 
 /// No metrics.
@@ -109,6 +114,7 @@ impl WorkerObserver for NoWorkerObserver {
     fn restarted(&self, _fixed: bool) {}
     fn orphaned(&self) {}
     fn rejected(&self, _reason: &str) {}
+    fn preempted(&self, _resource: &str) {}
 }
 
 /// What a pass leads to.
@@ -209,6 +215,7 @@ impl Worker {
             }
         }
         if self.mailbox.state().phase() == Phase::Finished {
+            self.context.prober.remove(self.uid());
             self.context.probes.remove_pod(self.uid());
         }
     }

@@ -2,8 +2,7 @@
 //! pod; makes no call to the runtime.
 
 use std::fs;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
+use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
@@ -12,7 +11,9 @@ use super::ActContext;
 use super::Cause;
 use super::PassContext;
 use super::env_objects;
+use super::image_volumes::ImageVolumes;
 use super::sandbox::Sandbox;
+use crate::filesystem;
 use crate::model::ContainerId;
 use crate::model::PodSnapshot;
 use crate::model::StartContainer;
@@ -30,23 +31,23 @@ use crate::workers::generate::mounts::MountSource;
 use crate::workers::generate::names;
 
 /// restartCount of the new instance: the plan's, or one more than the highest in the names of its log files.
-pub(super) fn restart_count(settings: &NodeSettings, pod: &Pod, start: &StartContainer) -> u32 {
+pub(super) async fn restart_count(settings: &NodeSettings, pod: &Pod, start: &StartContainer) -> u32 {
     if let Some(count) = start.restart_count {
         return count;
     }
     let dir = log_dir(settings, pod).join(&start.name);
-    let files: Vec<String> = fs::read_dir(dir)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()))
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
+    let listed = filesystem::blocking(move || {
+        let entries = fs::read_dir(dir)?.flatten();
+        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+        Ok(files.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>())
+    });
+    // The directory does not exist before the first start.
+    let files = listed.await.unwrap_or_default();
     names::restarts_by_logs(files.iter().map(String::as_str)).unwrap_or(0)
 }
 
 /// The pod's log directory.
-pub(super) fn log_dir(settings: &NodeSettings, pod: &Pod) -> std::path::PathBuf {
+pub(super) fn log_dir(settings: &NodeSettings, pod: &Pod) -> PathBuf {
     settings.pod_logs_dir.join(names::log_dir_name(pod))
 }
 
@@ -60,16 +61,17 @@ pub(super) async fn configure(
     spec: &ContainerSpec<'_>,
     sandbox: &Sandbox,
     image: &ResolvedImage,
+    image_volumes: &ImageVolumes,
     restarts: u32,
 ) -> Result<cri::ContainerConfig, Cause> {
     let pod = &pass.pod;
     let target = target(spec, &pass.snapshot)?;
-    let objects = env_objects::look_up(&ctx.objects, pod, &spec.container).await?;
+    let objects = env_objects::look_up(&ctx.objects, &ctx.volumes, pod, &spec.container).await?;
     let environment = container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings)?;
-    make_log_dir(&log_dir(&ctx.settings, pod).join(&spec.container.name))?;
-    let mut mounts = volume_mounts(ctx, pod, spec, &environment, &sandbox.runtime_handler).await?;
-    mounts.extend(hosts_mount(ctx, pod, spec, sandbox)?);
-    mounts.extend(termination_mount(ctx, pod, spec));
+    make_log_dir(log_dir(&ctx.settings, pod).join(&spec.container.name)).await?;
+    let mut mounts = volume_mounts(ctx, pod, spec, &environment, sandbox, image_volumes).await?;
+    mounts.extend(hosts_mount(ctx, pod, spec, sandbox).await?);
+    mounts.extend(termination_mount(ctx, pod, spec).await);
     let instance = Instance {
         image,
         restarts,
@@ -78,7 +80,11 @@ pub(super) async fn configure(
         target,
         runtime_handler: &sandbox.runtime_handler,
     };
-    Ok(container::container_config(pod, spec, instance, &ctx.settings)?)
+    let mut config = container::container_config(pod, spec, instance, &ctx.settings)?;
+    if let Some(security) = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()) {
+        security.supplemental_groups.extend(ctx.volumes.groups(pod));
+    }
+    Ok(config)
 }
 
 /// The instance whose processes an ephemeral container shares.
@@ -88,8 +94,8 @@ fn target<'a>(spec: &ContainerSpec<'_>, snapshot: &'a PodSnapshot) -> Result<Opt
     found.map(Some).ok_or_else(|| Cause::NoTargetContainer(name.to_owned()))
 }
 
-fn make_log_dir(dir: &Path) -> Result<(), Cause> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
+async fn make_log_dir(dir: PathBuf) -> Result<(), Cause> {
+    let made = tokio::fs::DirBuilder::new().recursive(true).mode(0o755).create(&dir).await;
     made.map_err(|error| Cause::file(format!("create container log directory {}", dir.display()), error))
 }
 
@@ -98,23 +104,31 @@ async fn volume_mounts(
     pod: &Pod,
     spec: &ContainerSpec<'_>,
     environment: &env::Environment,
-    runtime_handler: &str,
+    sandbox: &Sandbox,
+    image_volumes: &ImageVolumes,
 ) -> Result<Vec<cri::Mount>, Cause> {
     let name = &spec.container.name;
     let security = &ctx.settings.security;
-    let recursive_read_only = security.handlers.recursive_read_only(runtime_handler);
+    let recursive_read_only = security.handlers.recursive_read_only(&sandbox.runtime_handler);
     let mut out = Vec::new();
     for (index, mount) in spec.container.volume_mounts.iter().flatten().enumerate() {
         let expanded = match mount.sub_path_expr.as_deref().filter(|text| !text.is_empty()) {
             Some(text) => Some(env::expand_sub_path(text, environment)?),
             None => mount.sub_path.clone(),
         };
+        if let Some((image, sub_path)) = image_volumes.mount(mount, expanded.as_deref(), &sandbox.config)? {
+            let source = MountSource { read_only: true, selinux_relabel: security.selinux, ..MountSource::default() };
+            let made = mounts::volume_mount(mount, source, recursive_read_only)?;
+            out.push(cri::Mount { image: Some(image), image_sub_path: sub_path, ..made });
+            continue;
+        }
         let source = ctx.volumes.mount_source(pod, name, index, mount, expanded.as_deref()).await?;
         let source = source.to_string_lossy().into_owned();
         let source = MountSource {
             host_path: source,
             read_only: ctx.volumes.is_read_only(pod, &mount.name),
-            selinux_relabel: security.selinux && mounts::is_relabelled(pod, &mount.name),
+            selinux_relabel: security.selinux
+                && (mounts::is_relabelled(pod, &mount.name) || ctx.volumes.is_relabelled(pod, &mount.name)),
         };
         let mount = mounts::volume_mount(mount, source, recursive_read_only)?;
         out.push(mount);
@@ -123,7 +137,7 @@ async fn volume_mounts(
 }
 
 /// The hosts file, unless the container mounts its own or the pod has no address.
-fn hosts_mount(
+async fn hosts_mount(
     ctx: &ActContext,
     pod: &Pod,
     spec: &ContainerSpec<'_>,
@@ -137,22 +151,22 @@ fn hosts_mount(
     let aliases = pod.spec.as_ref().and_then(|spec| spec.host_aliases.as_deref()).unwrap_or_default();
     let text = if host_network {
         let file = &ctx.files.hosts;
-        let node = fs::read_to_string(file);
+        let node = tokio::fs::read_to_string(file).await;
         let node = node.map_err(|error| Cause::file(format!("cannot read {}", file.display()), error))?;
         hosts::host_network_hosts(&node, aliases)
     } else {
         let name = hostname::hostname(pod, &ctx.settings.dns.cluster_domain)?;
         hosts::pod_hosts(&sandbox.ips, &name, aliases)
     };
-    let file = ctx.volumes.write_hosts_file(names::pod_uid(pod), &text)?;
+    let file = ctx.volumes.write_hosts_file(names::pod_uid(pod), text).await?;
     Ok(Some(mounts::agent_file(mounts::HOSTS_FILE, file.to_string_lossy().into_owned(), ctx.settings.security.selinux)))
 }
 
 /// The file for the termination message. Without it the container is started all the same.
-fn termination_mount(ctx: &ActContext, pod: &Pod, spec: &ContainerSpec<'_>) -> Option<cri::Mount> {
+async fn termination_mount(ctx: &ActContext, pod: &Pod, spec: &ContainerSpec<'_>) -> Option<cri::Mount> {
     let container = &spec.container;
     let path = container.termination_message_path.as_deref().filter(|path| !path.is_empty())?;
-    match ctx.volumes.make_termination_file(names::pod_uid(pod), &container.name) {
+    match ctx.volumes.make_termination_file(names::pod_uid(pod), &container.name).await {
         Ok(file) => Some(mounts::agent_file(path, file.to_string_lossy().into_owned(), ctx.settings.security.selinux)),
         Err(error) => {
             tracing::warn!(pod = names::describe(pod), container = container.name, %error, "no termination message file");

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use tokio::sync::watch;
 
+use super::hooks::PreStops;
 use super::image::PullHistory;
 use crate::cgroups::Cgroups;
 use crate::images::Images;
@@ -19,13 +20,14 @@ use crate::startup::Startups;
 use crate::volumes::Volumes;
 use crate::workers::generate::NodeSettings;
 
-/// Services of all pod workers, shared by reference. Holds no state of a pod but its image pull back-off.
+/// Services of all pod workers, shared by reference. Holds no state of a pod but its image pull back-off
+/// and its preStop hooks in progress.
 #[derive(Debug)]
 pub struct ActContext {
     /// The container runtime.
     pub runtime: Runtime,
     /// Images and the limits on pulling them.
-    pub images: Images,
+    pub images: Arc<Images>,
     /// API objects that pods refer to.
     pub objects: Objects,
     /// Pods' directories and volumes.
@@ -48,6 +50,7 @@ pub struct ActContext {
     pub metrics: Option<Arc<Metrics>>,
     /// Permits and priorities.
     pub pacing: Pacing,
+    pub(super) pre_stops: PreStops,
     pulls: Mutex<PullHistory>,
 }
 
@@ -91,9 +94,9 @@ impl ActContext {
         let objects = Objects::standalone();
         Self {
             runtime,
-            images,
+            images: Arc::new(images),
             objects,
-            volumes,
+            volumes: volumes.with_recorder(recorder.clone()),
             cgroups,
             settings,
             files,
@@ -103,6 +106,7 @@ impl ActContext {
             startups: Startups::default(),
             metrics: None,
             pacing,
+            pre_stops: PreStops::default(),
             pulls,
         }
     }

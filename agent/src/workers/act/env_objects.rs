@@ -1,4 +1,4 @@
-//! Reads the API objects that a container's environment refers to.
+//! Reads the API objects and files that a container's environment refers to.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -11,16 +11,25 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::model::spec;
 use crate::objects::ObjectError;
 use crate::objects::Objects;
+use crate::volumes::Volumes;
 use crate::workers::generate::EnvObjects;
 use crate::workers::generate::ObjectLookup;
 use crate::workers::generate::names;
+
+/// Longest file of variables in bytes. The kernel accepts no longer environment.
+const MAX_ENV_FILE: u64 = 2 << 20;
 
 /// Everything the environment of `container` refers to. An object that cannot be read is an error of the variable that needs
 /// it.
 ///
 /// # Errors
 /// The services are not known yet.
-pub(super) async fn look_up(objects: &Objects, pod: &Pod, container: &Container) -> Result<EnvObjects, ObjectError> {
+pub(super) async fn look_up(
+    objects: &Objects,
+    volumes: &Volumes,
+    pod: &Pod,
+    container: &Container,
+) -> Result<EnvObjects, ObjectError> {
     let namespace = names::pod_namespace(pod);
     let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or_default();
     let services = objects.service_variables(namespace, links, !spec::is_static(pod)).await?;
@@ -34,7 +43,27 @@ pub(super) async fn look_up(objects: &Objects, pod: &Pod, container: &Container)
         (name.to_owned(), lookup(result, "secret", namespace, name))
     });
     let (config_maps, secrets) = tokio::join!(join_all(config_maps), join_all(secrets));
-    Ok(EnvObjects { config_maps: BTreeMap::from_iter(config_maps), secrets: BTreeMap::from_iter(secrets), services })
+    let (config_maps, secrets) = (BTreeMap::from_iter(config_maps), BTreeMap::from_iter(secrets));
+    Ok(EnvObjects { config_maps, secrets, services, files: files(volumes, pod, container).await })
+}
+
+/// The files that variables are read from. A reason why one cannot be read is only logged: it names files of the host.
+async fn files(volumes: &Volumes, pod: &Pod, container: &Container) -> BTreeMap<(String, String), Option<String>> {
+    let sources =
+        container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()?.file_key_ref.as_ref());
+    let wanted: BTreeSet<_> = sources.map(|source| (source.volume_name.clone(), source.path.clone())).collect();
+    let mut found = BTreeMap::new();
+    for (volume, path) in wanted {
+        let content = match volumes.read_file(pod, &volume, &path, MAX_ENV_FILE).await {
+            Ok(content) => String::from_utf8(content).ok(),
+            Err(error) => {
+                tracing::warn!(pod = names::describe(pod), container = container.name, volume, path, %error, "no env file");
+                None
+            }
+        };
+        found.insert((volume, path), content);
+    }
+    found
 }
 
 /// Names of ConfigMaps and Secrets.

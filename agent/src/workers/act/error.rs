@@ -1,6 +1,7 @@
 //! Errors of actions on a pod: the action, its target and the cause. One function renders the reason and the message that
 //! users of kubelets know, another the event.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -8,9 +9,10 @@ use std::time::SystemTime;
 
 use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod;
-use tonic::Code;
 
+use super::hooks::HookError;
 use crate::cgroups::CgroupError;
+use crate::images::CredentialError;
 use crate::images::PullError;
 use crate::images::ReferenceError;
 use crate::model::StartContainer;
@@ -63,12 +65,18 @@ pub enum PodError {
     InspectImage { image: String, source: RuntimeError },
     /// The image is not present and must not be pulled.
     NeverPull { image: String },
-    /// The image cannot be pulled. `name` has the tag that was pulled.
-    PullImage { image: String, name: String, source: PullError },
+    /// The pod's credentials for the image are not known.
+    ImageCredentials { source: CredentialError },
+    /// The pull cannot be recorded, so that it is not begun.
+    RecordPull { image: String, source: io::Error },
+    /// The image cannot be pulled.
+    PullImage { image: String, source: PullError },
     /// The pull is held back after an earlier failure.
     PullBackOff { image: String, last: Option<String> },
     /// The image that was just pulled cannot be inspected.
     InspectPulledImage { image: String, source: RuntimeError },
+    /// The image of a volume that the container mounts is not there: the failure of that image.
+    ImageVolume { volume: String, failure: Rendered },
     /// The spec does not name the container to start.
     UnknownContainer { container: String },
     /// An instance of an earlier start cannot be removed, so that no other is created.
@@ -79,6 +87,8 @@ pub enum PodError {
     CreateContainer { container: String, source: RuntimeError },
     /// The runtime did not start the container.
     StartContainer { container: String, id: String, source: RuntimeError },
+    /// The postStart hook failed, and the container was stopped.
+    PostStartHook { container: String, source: Box<HookError> },
     /// The start is held back after the container's last exit.
     CrashLoopBackOff { container: String, pod: String, back_off: String, until: SystemTime },
 
@@ -152,8 +162,9 @@ impl Cause {
 /// An error in upstream's words.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rendered {
-    /// Error token: the reason of a waiting container, or of an action in the pod's sync result.
-    pub reason: &'static str,
+    /// Error token: the reason of a waiting container, or of an action in the pod's sync result. Upstream has a text of its
+    /// own for errors without a token.
+    pub reason: Cow<'static, str>,
     /// Message.
     pub message: String,
 }
@@ -162,7 +173,7 @@ pub struct Rendered {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::workers) struct ErrorEvent {
     pub(in crate::workers) kind: EventType,
-    pub(in crate::workers) reason: &'static str,
+    pub(in crate::workers) reason: Cow<'static, str>,
     pub(in crate::workers) message: String,
 }
 
@@ -183,8 +194,13 @@ impl PodError {
         Rendered { reason: self.reason(), message: self.message() }
     }
 
-    fn reason(&self) -> &'static str {
-        match self {
+    fn reason(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::ImageCredentials { source } => return Cow::Owned(source.to_string()),
+            Self::RecordPull { source, .. } => {
+                return Cow::Owned(format!("failed to record image pull intent: {source}"));
+            }
+            Self::ImageVolume { failure, .. } => return failure.reason.clone(),
             Self::NetworkNotReady { .. } => "NetworkNotReady",
             Self::CreatePodDirectories { .. } => "Failed",
             Self::CreateCgroup { .. } => "FailedCreatePodContainer",
@@ -199,20 +215,21 @@ impl PodError {
             Self::ParseImage { .. } => "InvalidImageName",
             Self::InspectImage { .. } => "ImageInspectError",
             Self::NeverPull { .. } => "ErrImageNeverPull",
-            Self::PullImage { name, source, .. } => pull_failure(name, source).0,
+            Self::PullImage { image, source } => pull_failure(image, source).0,
             Self::PullBackOff { .. } => "ImagePullBackOff",
             Self::InspectPulledImage { .. } | Self::UnknownContainer { .. } | Self::ConfigureContainer { .. } => {
                 "CreateContainerConfigError"
             }
             Self::ReplaceContainer { .. } | Self::CreateContainer { .. } => "CreateContainerError",
             Self::StartContainer { .. } => "RunContainerError",
+            Self::PostStartHook { .. } => "PostStartHookError",
             Self::CrashLoopBackOff { .. } => "CrashLoopBackOff",
             Self::KillPod { .. } | Self::StopTask { .. } => "FailedKillPod",
             Self::InvalidSpec { .. }
             | Self::TearDownVolumes { .. }
             | Self::RemoveCgroup { .. }
             | Self::RemoveDirectory { .. } => "",
-        }
+        })
     }
 
     fn message(&self) -> String {
@@ -239,7 +256,12 @@ impl PodError {
             Self::NeverPull { image } => {
                 format!("Container image {image:?} is not present with pull policy of Never")
             }
-            Self::PullImage { name, source, .. } => pull_failure(name, source).1,
+            Self::ImageCredentials { source } => source.to_string(),
+            Self::RecordPull { image, .. } => {
+                format!("Failed to record image pull intent for container image {image:?}: {}", self.reason())
+            }
+            Self::PullImage { image, source } => pull_failure(image, source).1,
+            Self::ImageVolume { failure, .. } => failure.message.clone(),
             Self::PullBackOff { image, last } => {
                 let last = last.as_ref().map(|last| format!(": {last}")).unwrap_or_default();
                 format!("Back-off pulling image {image:?}{last}")
@@ -250,6 +272,7 @@ impl PodError {
                 format!("an earlier start may still succeed: {}", source.to_string().replace(id.as_str(), "it"))
             }
             Self::StartContainer { container, id, source } => source.message().replace(id.as_str(), container),
+            Self::PostStartHook { source, .. } => source.to_string(),
             Self::CrashLoopBackOff { back_off, .. } => back_off.clone(),
             Self::KillPod { failed } => format!("error killing pod: {}", aggregate(failed)),
             Self::StopTask { source } => format!("stopping the pod: {source}"),
@@ -274,26 +297,24 @@ impl PodError {
                 warning(reason, format!("unable to ensure pod container exists: {source}"))
             }
             Self::CreateSandbox { source, .. } => {
-                warning("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {source}"))
+                warning("FailedCreatePodSandBox".into(), format!("Failed to create pod sandbox: {source}"))
             }
-            Self::ParseImage { .. } | Self::InspectImage { .. } => warning("InspectFailed", message),
-            Self::PullImage { image, source, .. } => {
-                let problem = match source {
-                    PullError::Runtime(error) => error.rpc_text(),
-                    PullError::RateExceeded => source.to_string(),
-                };
-                warning("Failed", format!("Failed to pull image {image:?}: {problem}"))
+            Self::ParseImage { .. } | Self::InspectImage { .. } => warning("InspectFailed".into(), message),
+            Self::PullImage { image, source } => {
+                warning("Failed".into(), format!("Failed to pull image {image:?}: {source}"))
             }
+            Self::ImageVolume { .. } => warning("Failed".into(), format!("Error: {reason}")),
             Self::PullBackOff { image, .. } => {
                 let message = format!("Back-off pulling image {image:?}");
-                Some(ErrorEvent { kind: EventType::Normal, reason: "BackOff", message })
+                Some(ErrorEvent { kind: EventType::Normal, reason: "BackOff".into(), message })
             }
             Self::ReplaceContainer { .. }
             | Self::ConfigureContainer { .. }
             | Self::CreateContainer { .. }
-            | Self::StartContainer { .. } => warning("Failed", format!("Error: {message}")),
+            | Self::StartContainer { .. } => warning("Failed".into(), format!("Error: {message}")),
+            Self::PostStartHook { .. } => warning("FailedPostStartHook".into(), "PostStartHook failed".to_owned()),
             Self::CrashLoopBackOff { container, pod, .. } => {
-                warning("BackOff", format!("Back-off restarting failed container {container} in pod {pod}"))
+                warning("BackOff".into(), format!("Back-off restarting failed container {container} in pod {pod}"))
             }
             _ => None,
         }
@@ -329,34 +350,37 @@ impl From<&PodError> for StartFailure {
             PodError::CrashLoopBackOff { until, .. } => Some(*until),
             _ => None,
         };
-        Self { token: reason.to_owned(), message, retry_at }
+        Self { token: reason.into_owned(), message, retry_at }
     }
 }
 
 /// Runtimes put a token in front of errors whose kind they know.
-fn pull_failure(name: &str, error: &PullError) -> (&'static str, String) {
-    let text = match error {
-        PullError::Runtime(error) if error.code() == Code::Unknown => error.message(),
-        PullError::Runtime(error) => error.rpc_text(),
-        PullError::RateExceeded => error.to_string(),
-    };
+fn pull_failure(image: &str, error: &PullError) -> (&'static str, String) {
+    let text = error.to_string();
     let known = [
         ("RegistryUnavailable", "the registry is unavailable"),
         ("SignatureValidationFailed", "the signature validation failed"),
     ];
     for (token, meaning) in known {
         if let Some(rest) = text.strip_prefix(token) {
-            return (token, format!("image pull failed for {name} because {meaning}{rest}"));
+            return (token, format!("image pull failed for {image} because {meaning}{rest}"));
         }
     }
     ("ErrImagePull", text)
 }
 
 fn unmounted(failed: &[FailedVolume]) -> String {
-    let names: Vec<&str> = failed.iter().map(|failure| failure.volume.as_str()).collect();
-    let first = failed.first().map(|failure| failure.error.to_string()).unwrap_or_default();
-    let names = names.join(" ");
-    format!("unmounted volumes=[{names}], unattached volumes=[], failed to process volumes=[]: {first}")
+    let names = |failed: Vec<&FailedVolume>| {
+        failed.into_iter().map(|failure| failure.volume.as_str()).collect::<Vec<_>>().join(" ")
+    };
+    let unprocessed: Vec<_> = failed.iter().filter(|failure| failure.is_unprocessed()).collect();
+    // What is wrong with claims ends the wait for the others.
+    let cause = match unprocessed.is_empty() {
+        true => failed.first().map(|failure| failure.error.to_string()).unwrap_or_default(),
+        false => unprocessed.iter().map(|failure| failure.error.to_string()).collect::<Vec<_>>().join("; "),
+    };
+    let (all, unprocessed) = (names(failed.iter().collect()), names(unprocessed));
+    format!("unmounted volumes=[{all}], unattached volumes=[], failed to process volumes=[{unprocessed}]: {cause}")
 }
 
 /// Several errors as one text, each once; a single one is without brackets.
@@ -374,6 +398,8 @@ pub fn joined(errors: &[PodError]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volumes::ClaimError;
+    use crate::volumes::ClaimProblem;
 
     fn unknown(container: &str) -> PodError {
         PodError::KillContainer {
@@ -398,6 +424,23 @@ mod tests {
             let failed = containers.into_iter().map(unknown).collect();
             assert_eq!(PodError::KillPod { failed }.to_string(), format!("error killing pod: {expected}"));
         }
+    }
+
+    #[test]
+    fn claims_that_cannot_be_used_are_volumes_that_cannot_be_processed() {
+        let claim = |volume: &str, problem| FailedVolume {
+            volume: volume.to_owned(),
+            error: ClaimError { namespace: "ns".to_owned(), claim: format!("c-{volume}"), problem }.into(),
+        };
+        let other = FailedVolume { volume: "o".to_owned(), error: VolumeError::NodeUnknown };
+        let failed = vec![other, claim("a", ClaimProblem::NotBound), claim("b", ClaimProblem::Deleted)];
+        let expected = "unmounted volumes=[o a b], unattached volumes=[], failed to process volumes=[a b]: error processing PVC \
+                        ns/c-a: PVC is not bound; error processing PVC ns/c-b: PVC is being deleted";
+        assert_eq!(unmounted(&failed), expected);
+        let failed = vec![FailedVolume { volume: "o".to_owned(), error: VolumeError::NodeUnknown }];
+        let expected = "unmounted volumes=[o], unattached volumes=[], failed to process volumes=[]: the Node object was not \
+                        received yet";
+        assert_eq!(unmounted(&failed), expected);
     }
 
     #[test]

@@ -26,10 +26,19 @@ pub fn grace_period(pod: &Pod, container: &Container, reason: KillReason, grace_
     grace_override.unwrap_or(base)
 }
 
-/// Timeout of StopContainer after `waited` of the grace period has passed.
-pub(super) fn remaining(grace: i64, waited: Duration) -> Duration {
-    let waited = i64::try_from(waited.as_secs()).unwrap_or(i64::MAX);
-    Duration::from_secs(grace.saturating_sub(waited).max(FLOOR).unsigned_abs())
+/// What is left of a grace period after one of its waits, in whole seconds: of each wait only the whole seconds count.
+pub(super) fn left(grace: i64, waited: Duration) -> i64 {
+    grace.saturating_sub(i64::try_from(waited.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// How long a wait within a grace period may take; no time if nothing is left of it.
+pub(super) fn limit(grace: i64) -> Duration {
+    Duration::from_secs(grace.max(0).unsigned_abs())
+}
+
+/// Timeout of StopContainer with so much of the grace period left.
+pub(super) fn stop_timeout(left: i64) -> Duration {
+    limit(left.max(FLOOR))
 }
 
 /// How long a caller waits for a kill: 1.5 times the grace period, at least 10 s.
@@ -96,7 +105,8 @@ mod tests {
     fn the_runtime_gets_two_seconds_at_least() {
         let table = [(0, 0, 2), (1, 0, 2), (30, 0, 30), (30, 10_999, 20), (30, 40_000, 2), (-3, 0, 2)];
         for (grace, waited, expected) in table {
-            assert_eq!(remaining(grace, Duration::from_millis(waited)), Duration::from_secs(expected));
+            let timeout = stop_timeout(left(grace, Duration::from_millis(waited)));
+            assert_eq!(timeout, Duration::from_secs(expected));
         }
     }
 

@@ -1,14 +1,19 @@
-//! The image of a container about to start: finds or pulls it by its policy; holds pulls back after failures.
+//! The image of a container about to start, or of a volume: finds or pulls it by its policy, unless the pod may not use what
+//! is there; holds pulls back after failures.
 
 use std::collections::HashMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
+use tokio::sync::OnceCell;
 
 use super::ActContext;
 use super::PodError;
+use super::pull_secrets;
 use super::report;
+use crate::images::Credential;
 use crate::images::ImageInfo;
+use crate::images::Pulled;
 use crate::images::is_latest;
 use crate::images::with_default_tag;
 use crate::model::StartFailure;
@@ -96,132 +101,207 @@ struct RequestLabels {
     required: Option<bool>,
 }
 
-/// The policy, defaulted as the API does.
-fn policy(spec: &ContainerSpec<'_>) -> Policy {
-    let image = spec.container.image.as_deref().unwrap_or_default();
-    match spec.container.image_pull_policy.as_deref().unwrap_or_default() {
-        "Always" => Policy::Always,
-        "Never" => Policy::Never,
-        "" if is_latest(image) => Policy::Always,
-        _ => Policy::IfNotPresent,
-    }
+/// An image that a container or a volume is made of.
+pub(super) struct Wanted<'a> {
+    /// As the spec names it.
+    pub(super) image: &'a str,
+    /// `imagePullPolicy` or `pullPolicy`.
+    pub(super) policy: Option<&'a str>,
+    /// What events are about; empty for the pod.
+    pub(super) field_path: String,
 }
 
-/// Finds or pulls the image of a container. A failure has its own event, and event `Failed` with its reason; an image that
-/// cannot be inspected after its pull has no reason of its own, so that the event has the message.
-///
-/// # Errors
-/// There is no image to create from.
-pub(super) async fn ensure(
-    ctx: &ActContext,
-    pod: &Pod,
-    spec: &ContainerSpec<'_>,
-    sandbox: &cri::PodSandboxConfig,
-    before_pull: &(dyn Fn() + Sync),
-) -> Result<FoundImage, PodError> {
-    let mut labels = RequestLabels::default();
-    let found = find_or_pull(ctx, pod, spec, sandbox, before_pull, &mut labels).await;
-    ctx.count(|metrics| metrics.runtime.image_asked(policy(spec).label(), labels.present, labels.required));
-    if let Err(error) = &found {
-        ctx.report_start(pod, spec, error);
-        let rendered = error.render();
-        let text = match error {
-            PodError::InspectPulledImage { .. } => rendered.message.as_str(),
-            _ => rendered.reason,
-        };
-        ctx.container_event(pod, spec, EventType::Warning, "Failed", &format!("Error: {text}"));
-    }
-    found
-}
-
-async fn find_or_pull(
-    ctx: &ActContext,
-    pod: &Pod,
-    spec: &ContainerSpec<'_>,
-    sandbox: &cri::PodSandboxConfig,
-    before_pull: &(dyn Fn() + Sync),
-    labels: &mut RequestLabels,
-) -> Result<FoundImage, PodError> {
-    let stated = spec.container.image.as_deref().unwrap_or_default();
-    let image = || stated.to_owned();
-    let name = with_default_tag(stated).map_err(|source| PodError::ParseImage { image: image(), source })?;
-    let policy = policy(spec);
-    if policy != Policy::Always {
-        let found = find(ctx, pod, spec, stated, &name).await?;
-        labels.present = Some(found.is_some());
-        if let Some(found) = found {
-            labels.required = Some(false);
-            return Ok(found);
+impl<'a> Wanted<'a> {
+    fn by_container(spec: &'a ContainerSpec<'_>) -> Self {
+        let container = &spec.container;
+        Self {
+            image: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref(),
+            field_path: spec.field_path(),
         }
     }
-    if policy == Policy::Never {
-        return Err(PodError::NeverPull { image: image() });
+
+    /// The policy, defaulted as the API does.
+    fn policy(&self) -> Policy {
+        match self.policy.unwrap_or_default() {
+            "Always" => Policy::Always,
+            "Never" => Policy::Never,
+            "" if is_latest(self.image) => Policy::Always,
+            _ => Policy::IfNotPresent,
+        }
     }
-    labels.required = Some(true);
-    pull(ctx, pod, spec, name, sandbox, before_pull).await
 }
 
-/// The image from the cache or from the runtime.
-async fn find(
-    ctx: &ActContext,
-    pod: &Pod,
-    spec: &ContainerSpec<'_>,
-    stated: &str,
-    name: &str,
-) -> Result<Option<FoundImage>, PodError> {
-    let uid = names::pod_uid(pod);
-    let present = || {
-        let message = format!("Container image {stated:?} already present on machine and can be accessed by the pod");
-        ctx.container_event(pod, spec, EventType::Normal, "Pulled", &message);
-    };
-    if let Some(known) = ctx.images.cached(uid, name, ctx.clock.now()) {
-        present();
-        let image = resolved(known.info);
-        let origin = Origin::Cached { stale: known.stale };
-        return Ok(Some(FoundImage { image, origin, name: name.to_owned() }));
-    }
-    let info = ctx.images.inspect(name, pod.metadata.annotations.as_ref()).await;
-    let info = info.map_err(|source| PodError::InspectImage { image: stated.to_owned(), source })?;
-    let Some(info) = info else { return Ok(None) };
-    present();
-    ctx.images.set_cached(uid, name, info.clone(), ctx.clock.now());
-    Ok(Some(FoundImage { image: resolved(info), origin: Origin::Present, name: name.to_owned() }))
+/// What images are found or pulled for.
+#[derive(Clone, Copy)]
+pub(super) struct ImageLookup<'a> {
+    pub(super) ctx: &'a ActContext,
+    pub(super) pod: &'a Pod,
+    pub(super) sandbox: &'a cri::PodSandboxConfig,
+    /// Called before an image is pulled.
+    pub(super) before_pull: &'a (dyn Fn() + Sync),
 }
 
-async fn pull(
-    ctx: &ActContext,
-    pod: &Pod,
-    spec: &ContainerSpec<'_>,
-    name: String,
-    sandbox: &cri::PodSandboxConfig,
-    before_pull: &(dyn Fn() + Sync),
-) -> Result<FoundImage, PodError> {
-    let stated = spec.container.image.as_deref().unwrap_or_default();
-    let key = image_pull_key(names::pod_uid(pod), stated);
-    check_backoff(ctx, stated, &key)?;
-    ctx.container_event(pod, spec, EventType::Normal, "Pulling", &format!("Pulling image {stated:?}"));
-    before_pull();
-    let (since, began) = (ctx.clock.now(), ctx.clock.wall());
-    let pulled = ctx.images.pull(&name, sandbox.clone()).await;
-    ctx.startups.pulled(names::pod_uid(pod), began, ctx.clock.wall());
-    let total = ctx.clock.now().saturating_duration_since(since);
-    let all = report::duration(total);
-    let pulled = pulled.map_err(|source| {
-        let error = PodError::PullImage { image: stated.to_owned(), name: name.clone(), source };
-        ctx.pulls().record(&key, &error, ctx.clock.wall());
-        error
-    })?;
-    let info = inspect_pulled(ctx, pod, &name, pulled.image_ref).await?;
-    // As in upstream's metric, waiting for a permit is included.
-    ctx.count(|metrics| metrics.runtime.pulled(info.size, total));
-    let took = report::duration(pulled.took);
-    let message = format!(
-        "Successfully pulled image {stated:?} in {took} ({all} including waiting). Image size: {} bytes.",
-        info.size
-    );
-    ctx.container_event(pod, spec, EventType::Normal, "Pulled", &message);
-    ctx.images.set_cached(names::pod_uid(pod), &name, info.clone(), ctx.clock.now());
-    Ok(FoundImage { image: resolved(info), origin: Origin::Pulled, name })
+impl ImageLookup<'_> {
+    /// Finds or pulls the image of a container. A failure has its own event, and event `Failed` with its reason; an image
+    /// that cannot be inspected after its pull has no reason of its own, so that the event has the message.
+    ///
+    /// # Errors
+    /// There is no image to create from.
+    pub(super) async fn container(self, spec: &ContainerSpec<'_>) -> Result<FoundImage, PodError> {
+        let found = self.ensure(Wanted::by_container(spec)).await;
+        if let Err(error) = &found {
+            let rendered = error.render();
+            let text = match error {
+                PodError::InspectPulledImage { .. } => rendered.message.as_str(),
+                _ => &rendered.reason,
+            };
+            self.ctx.container_event(self.pod, spec, EventType::Warning, "Failed", &format!("Error: {text}"));
+        }
+        found
+    }
+
+    /// Finds or pulls an image. A failure has its own event.
+    ///
+    /// # Errors
+    /// There is no image to use.
+    pub(super) async fn ensure(self, wanted: Wanted<'_>) -> Result<FoundImage, PodError> {
+        let mut labels = RequestLabels::default();
+        let request = Request { of: self, wanted: &wanted, credentials: OnceCell::new() };
+        let found = request.find_or_pull(&mut labels).await;
+        let policy = wanted.policy().label();
+        self.ctx.count(|metrics| metrics.runtime.image_asked(policy, labels.present, labels.required));
+        if let Err(error) = &found {
+            self.ctx.report_at(self.pod, &wanted.field_path, error);
+        }
+        found
+    }
+}
+
+/// One image that is found or pulled.
+struct Request<'a> {
+    of: ImageLookup<'a>,
+    wanted: &'a Wanted<'a>,
+    /// Looked up at most once.
+    credentials: OnceCell<Vec<Credential>>,
+}
+
+impl Request<'_> {
+    async fn find_or_pull(&self, labels: &mut RequestLabels) -> Result<FoundImage, PodError> {
+        let stated = self.wanted.image;
+        let image = || stated.to_owned();
+        let name = with_default_tag(stated).map_err(|source| PodError::ParseImage { image: image(), source })?;
+        let policy = self.wanted.policy();
+        if policy != Policy::Always {
+            let found = self.find(&name).await?;
+            labels.present = Some(found.is_some());
+            if let Some((info, origin)) = found {
+                let may_use = self.may_use(&info).await?;
+                labels.required = Some(!may_use);
+                if may_use {
+                    return Ok(self.use_present(name, info, origin));
+                }
+            }
+        }
+        if policy == Policy::Never {
+            return Err(PodError::NeverPull { image: image() });
+        }
+        labels.required = Some(true);
+        self.pull(name).await
+    }
+
+    /// The image from the cache or from the runtime.
+    async fn find(&self, name: &str) -> Result<Option<(ImageInfo, Origin)>, PodError> {
+        let ImageLookup { ctx, pod, .. } = self.of;
+        if let Some(known) = ctx.images.cached(names::pod_uid(pod), name, ctx.clock.now()) {
+            return Ok(Some((known.info, Origin::Cached { stale: known.stale })));
+        }
+        let info = ctx.images.inspect(name, pod.metadata.annotations.as_ref()).await;
+        let info = info.map_err(|source| PodError::InspectImage { image: self.wanted.image.to_owned(), source })?;
+        Ok(info.map(|info| (info, Origin::Present)))
+    }
+
+    /// Whether the pod may use an image that is on the node.
+    async fn may_use(&self, info: &ImageInfo) -> Result<bool, PodError> {
+        let Some(access) = self.of.ctx.images.access() else { return Ok(true) };
+        let presented = async || {
+            let credentials = self.credentials().await?;
+            Ok(credentials.iter().map(|credential| credential.source().clone()).collect())
+        };
+        access.may_use(self.wanted.image, &info.image_ref, presented).await
+    }
+
+    async fn credentials(&self) -> Result<&[Credential], PodError> {
+        let ImageLookup { ctx, pod, .. } = self.of;
+        let look_up = async || {
+            let secrets = pull_secrets::look_up(ctx, pod).await.found;
+            let matching = ctx.images.credentials().matching(self.wanted.image, pod, &secrets).await;
+            matching.map_err(|source| PodError::ImageCredentials { source })
+        };
+        Ok(self.credentials.get_or_try_init(look_up).await?)
+    }
+
+    fn use_present(&self, name: String, info: ImageInfo, origin: Origin) -> FoundImage {
+        let ImageLookup { ctx, pod, .. } = self.of;
+        let stated = self.wanted.image;
+        let proven = if ctx.images.access().is_some() { " and can be accessed by the pod" } else { "" };
+        self.event("Pulled", &format!("Container image {stated:?} already present on machine{proven}"));
+        if origin == Origin::Present {
+            ctx.images.set_cached(names::pod_uid(pod), &name, info.clone(), ctx.clock.now());
+        }
+        FoundImage { image: resolved(info), origin, name }
+    }
+
+    async fn pull(&self, name: String) -> Result<FoundImage, PodError> {
+        let ImageLookup { ctx, pod, .. } = self.of;
+        let (stated, uid) = (self.wanted.image, names::pod_uid(pod));
+        let key = image_pull_key(uid, stated);
+        // First: a pull that is held back runs no plugin and writes no file.
+        check_backoff(ctx, stated, &key)?;
+        let credentials = self.credentials().await?;
+        if let Some(access) = ctx.images.access() {
+            let begun = access.begin(stated).await;
+            begun.map_err(|source| PodError::RecordPull { image: stated.to_owned(), source })?;
+        }
+        self.event("Pulling", &format!("Pulling image {stated:?}"));
+        (self.of.before_pull)();
+        let (since, began) = (ctx.clock.now(), ctx.clock.wall());
+        let pulled = ctx.images.pull(&name, self.of.sandbox, credentials).await;
+        ctx.startups.pulled(uid, began, ctx.clock.wall());
+        self.record(pulled.as_ref().ok()).await;
+        let pulled = pulled.map_err(|source| {
+            let error = PodError::PullImage { image: stated.to_owned(), source };
+            ctx.pulls().record(&key, &error, ctx.clock.wall());
+            error
+        })?;
+        let info = inspect_pulled(ctx, pod, &name, pulled.image_ref).await?;
+        // As in upstream's metric, waiting for a permit is included.
+        let total = ctx.clock.now().saturating_duration_since(since);
+        ctx.count(|metrics| metrics.runtime.pulled(info.size, total));
+        let took = report::duration(ctx.clock.now().saturating_duration_since(pulled.began));
+        let all = report::duration(total);
+        let message = format!(
+            "Successfully pulled image {stated:?} in {took} ({all} including waiting). Image size: {} bytes.",
+            info.size
+        );
+        self.event("Pulled", &message);
+        ctx.images.set_cached(uid, &name, info.clone(), ctx.clock.now());
+        Ok(FoundImage { image: resolved(info), origin: Origin::Pulled, name })
+    }
+
+    /// The outcome of a pull, in the access records.
+    async fn record(&self, pulled: Option<&Pulled>) {
+        let Some(access) = self.of.ctx.images.access() else { return };
+        match pulled {
+            Some(pulled) => access.pulled(self.wanted.image, &pulled.image_ref, &pulled.source).await,
+            None => access.not_pulled(self.wanted.image).await,
+        }
+    }
+
+    fn event(&self, reason: &str, message: &str) {
+        let ImageLookup { ctx, pod, .. } = self.of;
+        ctx.recorder.pod_event(pod, &self.wanted.field_path, EventType::Normal, reason, message);
+    }
 }
 
 /// A failed pull of this image by this pod holds the next one back.

@@ -12,6 +12,7 @@ use super::ActContext;
 use super::Cause;
 use super::PodError;
 use super::grace;
+use super::hooks::Hook;
 use crate::model::ContainerId;
 use crate::model::KillReason;
 use crate::model::PodSnapshot;
@@ -33,13 +34,16 @@ pub(super) struct Kill<'a> {
     /// Text of the Killing event; empty for the usual one.
     pub(super) message: &'a str,
     pub(super) grace_override: Option<i64>,
+    /// Addresses of the pod, for hooks.
+    pub(super) ips: &'a [String],
 }
 
 /// Exits of a terminating pod's containers by name: true once the container has been stopped.
 type Exits = HashMap<String, watch::Receiver<bool>>;
 
-/// Stops one container with its grace period. A container that no longer exists is no error. One that the spec does not
-/// name is not stopped, since its grace period is unknown; it is stopped with its sandbox.
+/// Runs the preStop hook of one container and stops it, both within its grace period. A container that no longer exists
+/// is no error. One that the spec does not name is not stopped, since its grace period is unknown; it is stopped with its
+/// sandbox.
 ///
 /// # Errors
 /// The runtime did not stop it, or the spec does not name it.
@@ -47,24 +51,68 @@ pub(super) async fn kill_container(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) 
     kill_in_order(ctx, pod, kill, &Exits::new()).await
 }
 
+/// [`kill_container`] without the event that it is stopped, for a container whose pod is not known: `pod` is made from the
+/// container's annotations.
+///
+/// # Errors
+/// The runtime did not stop it.
+pub(super) async fn stop_silently(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) -> Result<(), Cause> {
+    stop_in_order(ctx, pod, &spec_of(pod, kill)?, kill, &Exits::new()).await
+}
+
 async fn kill_in_order(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, exits: &Exits) -> Result<(), PodError> {
     let failed = |source| PodError::KillContainer { container: kill.name.to_owned(), source };
-    let Some(spec) = ContainerSpec::named(pod, kill.name) else {
-        return Err(failed(Cause::NoContainerSpec(kill.name.to_owned())));
-    };
+    let spec = spec_of(pod, kill).map_err(failed)?;
     let usual = format!("Stopping container {}", kill.name);
     let message = if kill.message.is_empty() { &usual } else { kill.message };
     ctx.container_event(pod, &spec, EventType::Normal, "Killing", message);
+    stop_in_order(ctx, pod, &spec, kill, exits).await.map_err(failed)
+}
+
+fn spec_of<'a>(pod: &'a Pod, kill: Kill<'_>) -> Result<ContainerSpec<'a>, Cause> {
+    ContainerSpec::named(pod, kill.name).ok_or_else(|| Cause::NoContainerSpec(kill.name.to_owned()))
+}
+
+/// preStop hook, then the containers that end first, then the container itself, each within what is left of the grace
+/// period.
+async fn stop_in_order(
+    ctx: &ActContext,
+    pod: &Pod,
+    spec: &ContainerSpec<'_>,
+    kill: Kill<'_>,
+    exits: &Exits,
+) -> Result<(), Cause> {
     let grace = grace::grace_period(pod, &spec.container, kill.reason, kill.grace_override);
-    let since = ctx.clock.now();
-    wait_for_others(pod, kill.name, exits, grace).await;
-    let left = grace::remaining(grace, ctx.clock.now().saturating_duration_since(since));
-    match ctx.runtime.stop_container(kill.id.as_str(), left).await {
+    let left = run_pre_stop(ctx, pod, spec, kill, grace).await;
+    let left = wait_for_others(ctx, pod, kill.name, exits, left).await;
+    let stopped = match ctx.runtime.stop_container(kill.id.as_str(), grace::stop_timeout(left)).await {
         Err(error) if !error.is_not_found() && !exited_meanwhile(&ctx.runtime, kill.id, &error).await => {
-            Err(failed(error.into()))
+            Err(error.into())
         }
         _ => Ok(()),
+    };
+    ctx.pre_stops.release(kill.id);
+    stopped
+}
+
+/// Runs the preStop hook, if there is one, and waits for it no longer than the grace period. Without one it is not run.
+/// Returns what is left of the period. A failure has an event, and the stop continues.
+async fn run_pre_stop(ctx: &ActContext, pod: &Pod, spec: &ContainerSpec<'_>, kill: Kill<'_>, grace: i64) -> i64 {
+    let hook = Hook::pre_stop(ctx, pod, spec, kill.id, kill.ips).filter(|_| grace > 0);
+    let Some(hook) = hook else { return grace };
+    let (recorder, of_pod, field_path) = (ctx.recorder.clone(), pod.clone(), spec.field_path());
+    let reported = || async move {
+        if let Err(error) = hook.run().await {
+            tracing::warn!(pod = names::describe(&of_pod), container = field_path, %error, "preStop hook failed");
+            recorder.pod_event(&of_pod, &field_path, EventType::Warning, "FailedPreStopHook", "PreStopHook failed");
+        }
+    };
+    let since = ctx.clock.now();
+    if !ctx.pre_stops.run(names::pod_uid(pod), kill.id, grace::limit(grace), reported).await {
+        let pod = names::describe(pod);
+        tracing::warn!(pod, container = kill.name, grace, "preStop hook not completed in the grace period");
     }
+    grace::left(grace, ctx.clock.now().saturating_duration_since(since))
 }
 
 /// A container that exits on its own while it is being stopped can make the runtime's call fail (containerd: "ttrpc:
@@ -96,14 +144,16 @@ async fn stop_sandbox(ctx: &ActContext, id: &str) -> Result<(), RuntimeError> {
 }
 
 /// Waits for the exit of the containers that precede this one in the termination order, no longer than the grace period.
-async fn wait_for_others(pod: &Pod, name: &str, exits: &Exits, grace: i64) {
+/// Returns what is left of it.
+async fn wait_for_others(ctx: &ActContext, pod: &Pod, name: &str, exits: &Exits, grace: i64) -> i64 {
     let others = grace::waits_for(pod, name).into_iter().filter_map(|other| exits.get(other).cloned());
     let waiting = others.map(|mut exited| async move {
         // The sender is dropped when the container's kill has returned.
         let _ = exited.wait_for(|exited| *exited).await;
     });
-    let limit = Duration::from_secs(grace.max(0).unsigned_abs());
-    let _ = tokio::time::timeout(limit, join_all(waiting)).await;
+    let since = ctx.clock.now();
+    let _ = tokio::time::timeout(grace::limit(grace), join_all(waiting)).await;
+    grace::left(grace, ctx.clock.now().saturating_duration_since(since))
 }
 
 /// Stops every running container of the pod, all at once but for sidecars, then every sandbox. Returns what failed.
@@ -135,7 +185,8 @@ pub(super) async fn kill_containers(
         .unzip();
     let kills = running.iter().zip(&senders).map(|(container, exited)| async {
         let reason = KillReason::PodKilled;
-        let kill = Kill { id: &container.id, name: &container.name, reason, message: "", grace_override };
+        let (id, name, ips) = (&container.id, &container.name, &snapshot.ips);
+        let kill = Kill { id, name, reason, message: "", grace_override, ips };
         let result = kill_in_order(ctx, pod, kill, &exits).await;
         if result.is_ok() {
             exited.send_replace(true);

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  execute ─▶ prerequisites: network, cgroup, directories, volumes
-//!          ─▶ kill (pod | containers) ─▶ remove ─▶ sandbox ─▶ start: image ─▶ config ─▶ create ─▶ start ─▶ prune
+//!          ─▶ kill (pod | containers) ─▶ remove ─▶ sandbox ─▶ start: image ─▶ config ─▶ create ─▶ start ─▶ postStart ─▶ prune
 //!  pod_termination: terminate_pod · stop_containers · kill_orphan ─▶ cleanup_pod ─▶ remove_content
 //!  gc: garbage collection
 //! ```
@@ -20,12 +20,15 @@ mod env_objects;
 mod error;
 pub mod gc;
 mod grace;
+mod hooks;
 mod image;
+mod image_volumes;
 mod kill;
 mod outcome;
 mod pass;
 mod pod_termination;
 mod prerequisites;
+mod pull_secrets;
 mod remove;
 mod report;
 mod run;
@@ -43,6 +46,8 @@ pub use error::Rendered;
 pub use error::joined;
 pub use grace::blocking_kill_limit;
 pub use grace::grace_period;
+pub use hooks::HookError;
+pub use hooks::HookFailure;
 pub use outcome::SyncOutcome;
 pub use pass::PassContext;
 pub use pod_termination::StopTerms;

@@ -129,6 +129,7 @@ async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, ui
 pub async fn release_volumes(ctx: &ActContext, uid: &str) -> Result<(), PodError> {
     ctx.images.remove_cached_pod(uid);
     ctx.pulls().forget_pod(uid, ctx.clock.wall());
+    ctx.pre_stops.forget_pod(uid);
     ctx.volumes.tear_down(uid).await.map_err(|source| tear_down_failed(uid, source))
 }
 
@@ -143,9 +144,13 @@ fn tear_down_failed(uid: &str, source: VolumeError) -> PodError {
 pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), PodError> {
     ctx.images.remove_cached_pod(uid);
     ctx.pulls().forget_pod(uid, ctx.clock.wall());
-    let class = ctx.cgroups.as_ref().and_then(|cgroups| cgroups.pods().get(uid).copied());
-    if let (Some(cgroups), Some(class)) = (&ctx.cgroups, class) {
-        destroy_cgroup(ctx, cgroups, class, uid).await?;
+    if let Some(cgroups) = &ctx.cgroups {
+        let listing = cgroups.clone();
+        let listed = filesystem::blocking(move || Ok(listing.pods())).await;
+        // Listing fails only while the agent shuts down.
+        if let Some(class) = listed.unwrap_or_default().get(uid) {
+            destroy_cgroup(ctx, cgroups, *class, uid).await?;
+        }
     }
     ctx.volumes.tear_down(uid).await.map_err(|source| tear_down_failed(uid, source))?;
     ctx.volumes.remove_orphan(uid).await.map_err(|source| tear_down_failed(uid, source))

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -11,6 +12,7 @@ use super::Cause;
 use super::PodError;
 use super::kill;
 use super::kill::Kill;
+use crate::filesystem;
 use crate::model::ContainerState;
 use crate::model::KillReason;
 use crate::model::PodSnapshot;
@@ -32,7 +34,14 @@ pub(super) async fn remove_planned(
     let status = snapshot.by_id(&remove.id);
     if status.is_some_and(|status| status.state != ContainerState::Exited) {
         let reason = KillReason::RestartAll;
-        let kill = Kill { id: &remove.id, name: &remove.name, reason, message: "killing", grace_override: Some(0) };
+        let kill = Kill {
+            id: &remove.id,
+            name: &remove.name,
+            reason,
+            message: "killing",
+            grace_override: Some(0),
+            ips: &snapshot.ips,
+        };
         kill::kill_container(ctx, pod, kill).await?;
     }
     let log_path = status.map(|status| status.log_path.as_str()).filter(|_| !remove.keep_logs);
@@ -48,10 +57,14 @@ pub(super) async fn remove_planned(
 /// The log or the instance cannot be removed.
 pub(super) async fn remove_instance(ctx: &ActContext, id: &str, log_path: Option<&str>) -> Result<(), Cause> {
     if let Some(path) = log_path.filter(|path| !path.is_empty()) {
-        remove_logs(Path::new(path))
+        let log = PathBuf::from(path);
+        filesystem::blocking(move || remove_logs(&log))
+            .await
             .map_err(|error| Cause::file(format!("failed to remove container {id:?} log {path:?}"), error))?;
-        if let Some(links) = &ctx.files.log_links {
-            remove_link(links, id)
+        if let Some(links) = ctx.files.log_links.clone() {
+            let of_container = id.to_owned();
+            filesystem::blocking(move || remove_link(&links, &of_container))
+                .await
                 .map_err(|error| Cause::file(format!("failed to remove container {id:?} log link"), error))?;
         }
     }

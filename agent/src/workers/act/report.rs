@@ -30,15 +30,20 @@ impl ActContext {
     /// Sends the event of an error on the pod, if it has one.
     pub(in crate::workers) fn report(&self, pod: &Pod, error: &PodError) {
         if let Some(event) = error.event() {
-            self.pod_event(pod, event.kind, event.reason, &event.message);
+            self.pod_event(pod, event.kind, &event.reason, &event.message);
+        }
+    }
+
+    /// Sends the event of an error on a part of the pod, if it has one.
+    pub(super) fn report_at(&self, pod: &Pod, field_path: &str, error: &PodError) {
+        if let Some(event) = error.event() {
+            self.recorder.pod_event(pod, field_path, event.kind, &event.reason, &event.message);
         }
     }
 
     /// Sends the event of a failed start on its container, if it has one.
     pub(super) fn report_start(&self, pod: &Pod, spec: &ContainerSpec<'_>, error: &PodError) {
-        if let Some(event) = error.event() {
-            self.container_event(pod, spec, event.kind, event.reason, &event.message);
-        }
+        self.report_at(pod, &spec.field_path(), error);
     }
 }
 

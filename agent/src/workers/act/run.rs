@@ -4,9 +4,13 @@ use super::ActContext;
 use super::PassContext;
 use super::PodError;
 use super::SyncOutcome;
+use super::image::ImageLookup;
+use super::image_volumes;
+use super::image_volumes::ImageVolumes;
 use super::kill;
 use super::kill::Kill;
 use super::prerequisites;
+use super::pull_secrets;
 use super::remove;
 use super::sandbox;
 use super::sandbox::Sandbox;
@@ -75,7 +79,10 @@ async fn steps(
     if let Some(sandbox) = in_sandbox(ctx, pass, actions, outcome).await? {
         let status = creates.then(|| sandbox.status(ctx, &pass.pod));
         let before_pull = || status.iter().for_each(before_pull);
-        let context = StartContext { ctx, pass, sandbox: &sandbox, before_pull: &before_pull };
+        let images = ImageLookup { ctx, pod: &pass.pod, sandbox: &sandbox.config, before_pull: &before_pull };
+        let image_volumes = if starts { image_volumes::ensure(images).await } else { ImageVolumes::default() };
+        let context =
+            StartContext { ctx, pass, sandbox: &sandbox, image_volumes: &image_volumes, before_pull: &before_pull };
         start_all(context, actions, outcome).await;
     }
     if !creates {
@@ -117,6 +124,7 @@ async fn kills(
             reason: planned.reason,
             message: &planned.message,
             grace_override: planned.grace_override,
+            ips: &pass.snapshot.ips,
         };
         stop_at(outcome, kill::kill_container(ctx, &pass.pod, kill).await)?;
     }
@@ -146,7 +154,7 @@ async fn in_sandbox(
     let sandbox = match &actions.sandbox {
         SandboxPlan::None => return Ok(None),
         SandboxPlan::Keep(_) if actions.start.is_empty() => return Ok(None),
-        SandboxPlan::Keep(id) => sandbox::keep(ctx, pass, id),
+        SandboxPlan::Keep(id) => sandbox::keep(ctx, pass, id).await,
         SandboxPlan::Create { attempt, .. } => {
             let created = sandbox::create(ctx, pass, *attempt).await;
             outcome.sandbox = Some(created.is_ok());
@@ -169,5 +177,9 @@ async fn start_all(context: StartContext<'_>, actions: &PodActions, outcome: &mu
         if ends {
             break;
         }
+    }
+    let failed = |start: &StartOutcome| start.result.as_ref().is_err_and(|failure| failure.token == "ErrImagePull");
+    if outcome.starts.iter().any(failed) {
+        pull_secrets::report_missing(context.ctx, &context.pass.pod).await;
     }
 }

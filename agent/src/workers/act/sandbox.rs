@@ -1,8 +1,6 @@
 //! Creates sandboxes, and generates the configuration that every container in one is created with.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -51,11 +49,12 @@ impl Sandbox {
 ///
 /// # Errors
 /// Its configuration cannot be generated.
-pub(super) fn keep(ctx: &ActContext, pass: &PassContext, id: &SandboxId) -> Result<Sandbox, PodError> {
+pub(super) async fn keep(ctx: &ActContext, pass: &PassContext, id: &SandboxId) -> Result<Sandbox, PodError> {
     let status = pass.snapshot.sandboxes.iter().find(|sandbox| &sandbox.id == id);
     let attempt = status.map_or(0, |status| status.attempt);
-    let config =
-        configure(ctx, pass, attempt).map_err(|source| PodError::ConfigureSandbox { pod: pass.describe(), source })?;
+    let config = configure(ctx, pass, attempt)
+        .await
+        .map_err(|source| PodError::ConfigureSandbox { pod: pass.describe(), source })?;
     let runtime_handler = status.map(|status| status.runtime_handler.clone()).unwrap_or_default();
     Ok(Sandbox { id: id.clone(), config: config.config, ips: pass.snapshot.ips.clone(), runtime_handler })
 }
@@ -73,23 +72,29 @@ pub(super) async fn create(ctx: &ActContext, pass: &PassContext, attempt: u32) -
         }
         error
     };
-    let generated = configure(ctx, pass, attempt).map_err(|source| failed("generate sandbox config", source))?;
+    let runtime_handler = ctx.objects.runtime_handler(pod).await;
+    let runtime_handler = runtime_handler.map_err(|error| failed("generate sandbox config", error.into()))?;
+    let generated = configure(ctx, pass, attempt).await.map_err(|source| failed("generate sandbox config", source))?;
     for (reason, message) in &generated.warnings {
         warn(ctx, pod, reason, message);
     }
     let config = generated.config;
-    make_log_dir(Path::new(&config.log_directory)).map_err(|source| failed("create log directory", source))?;
+    make_log_dir(Path::new(&config.log_directory)).await.map_err(|source| failed("create log directory", source))?;
     let _priority = ctx.pacing.priority.raise();
-    let id = ctx.runtime.run_pod_sandbox(config.clone(), "").await;
+    let began = ctx.clock.now();
+    let id = ctx.runtime.run_pod_sandbox(config.clone(), &runtime_handler).await;
+    let took = ctx.clock.now().saturating_duration_since(began);
+    ctx.count(|metrics| metrics.runtime.sandbox(&runtime_handler, took, id.is_ok()));
     let id = id.map_err(|error| failed("create sandbox", error.into()))?;
     let ips = addresses(ctx, pod, &id).await?;
-    Ok(Sandbox { id: id.into(), config, ips, runtime_handler: String::new() })
+    Ok(Sandbox { id: id.into(), config, ips, runtime_handler })
 }
 
 /// Log collectors find a pod's logs by the name of this directory, which consists of namespace, name and UID and can exceed
 /// the limit of a file system: such a pod does not run under any kubelet.
-fn make_log_dir(dir: &Path) -> Result<(), Cause> {
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|error| match error.kind() {
+async fn make_log_dir(dir: &Path) -> Result<(), Cause> {
+    let made = tokio::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).await;
+    made.map_err(|error| match error.kind() {
         io::ErrorKind::InvalidFilename => {
             let length = dir.file_name().map_or(0, std::ffi::OsStr::len);
             Cause::LogDirectoryName { directory: dir.to_owned(), length }
@@ -122,14 +127,19 @@ async fn addresses(ctx: &ActContext, pod: &Pod, id: &str) -> Result<Vec<String>,
     Ok(std::iter::once(network.ip).chain(additional).filter(|ip| !ip.is_empty()).collect())
 }
 
-fn configure(ctx: &ActContext, pass: &PassContext, attempt: u32) -> Result<SandboxConfig, Cause> {
+async fn configure(ctx: &ActContext, pass: &PassContext, attempt: u32) -> Result<SandboxConfig, Cause> {
     let resolv_conf = match &ctx.files.resolv_conf {
         Some(path) => {
-            let text = fs::read_to_string(path);
+            let text = tokio::fs::read_to_string(path).await;
             Some(text.map_err(|error| Cause::file(format!("cannot read {}", path.display()), error))?)
         }
         None => None,
     };
     let parent = prerequisites::cgroup_parent(ctx.cgroups.as_ref(), pass)?;
-    Ok(sandbox_config(&pass.pod, attempt, &parent, resolv_conf.as_deref(), &ctx.settings)?)
+    let mut generated = sandbox_config(&pass.pod, attempt, &parent, resolv_conf.as_deref(), &ctx.settings)?;
+    let linux = generated.config.linux.as_mut();
+    if let Some(security) = linux.and_then(|linux| linux.security_context.as_mut()) {
+        security.supplemental_groups.extend(ctx.volumes.groups(&pass.pod));
+    }
+    Ok(generated)
 }

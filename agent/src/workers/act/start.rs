@@ -1,4 +1,4 @@
-//! Starts one container: image, configuration, CreateContainer, StartContainer.
+//! Starts one container: image, configuration, CreateContainer, StartContainer, postStart hook.
 
 use std::path::Path;
 
@@ -8,12 +8,17 @@ use super::ActContext;
 use super::PassContext;
 use super::PodError;
 use super::config;
-use super::image;
+use super::hooks::Hook;
 use super::image::FoundImage;
+use super::image::ImageLookup;
 use super::image::Origin;
+use super::image_volumes::ImageVolumes;
+use super::kill;
+use super::kill::Kill;
 use super::remove;
 use super::sandbox::Sandbox;
 use crate::model::ContainerId;
+use crate::model::KillReason;
 use crate::model::StartContainer;
 use crate::recorder::EventType;
 use crate::workers::generate::ContainerSpec;
@@ -25,6 +30,8 @@ pub(super) struct StartContext<'a> {
     pub(super) ctx: &'a ActContext,
     pub(super) pass: &'a PassContext,
     pub(super) sandbox: &'a Sandbox,
+    /// Images that containers mount.
+    pub(super) image_volumes: &'a ImageVolumes,
     /// Called before an image is pulled.
     pub(super) before_pull: &'a (dyn Fn() + Sync),
 }
@@ -44,27 +51,64 @@ impl StartContext<'_> {
     /// # Errors
     /// The step that failed; its event is sent.
     pub(super) async fn start(self, start: &StartContainer) -> Result<ContainerId, PodError> {
-        let Self { ctx, pass, sandbox, .. } = self;
-        let pod = &pass.pod;
-        let Some(spec) = ContainerSpec::of_start(pod, start) else {
+        let Some(spec) = ContainerSpec::of_start(&self.pass.pod, start) else {
             return Err(PodError::UnknownContainer { container: start.name.clone() });
         };
-        let found = image::ensure(ctx, pod, &spec, &sandbox.config, self.before_pull).await?;
+        let id = self.launch(start, &spec).await?;
+        self.post_start(&spec, &id).await?;
+        Ok(id)
+    }
+
+    /// Creates and starts a new instance.
+    async fn launch(self, start: &StartContainer, spec: &ContainerSpec<'_>) -> Result<ContainerId, PodError> {
+        let Self { ctx, pass, .. } = self;
+        let pod = &pass.pod;
+        self.image_volumes.check(ctx, pod, spec)?;
+        let found = self.images().container(spec).await?;
         let _priority = ctx.pacing.priority.raise();
-        self.remove_unstarted(&spec, &start.replaces).await?;
-        let restarts = config::restart_count(&ctx.settings, pod, start);
-        let (found, id) = self.create(&spec, found, restarts).await?;
-        ctx.container_event(pod, &spec, EventType::Normal, "Created", "Container created");
+        self.remove_unstarted(spec, &start.replaces).await?;
+        let restarts = config::restart_count(&ctx.settings, pod, start).await;
+        let created = self.create(spec, found, restarts).await;
+        self.image_volumes.count(ctx, spec, &created);
+        let (found, id) = created?;
+        ctx.container_event(pod, spec, EventType::Normal, "Created", "Container created");
         if let Err(source) = ctx.runtime.start_container(id.as_str()).await {
             let (container, id) = (start.name.clone(), id.to_string());
-            return Err(self.failed(&spec, PodError::StartContainer { container, id, source }));
+            return Err(self.failed(spec, PodError::StartContainer { container, id, source }));
         }
-        ctx.container_event(pod, &spec, EventType::Normal, "Started", "Container started");
-        self.link_log(&start.name, restarts, &id);
+        ctx.container_event(pod, spec, EventType::Normal, "Started", "Container started");
+        self.link_log(&start.name, restarts, &id).await;
         if found.origin == (Origin::Cached { stale: true }) {
             self.refresh_image(&found).await;
         }
         Ok(id)
+    }
+
+    /// Runs the postStart hook, and stops the container if it fails. Nothing is held meanwhile that another pod waits for.
+    async fn post_start(self, spec: &ContainerSpec<'_>, id: &ContainerId) -> Result<(), PodError> {
+        let Self { ctx, pass, sandbox, .. } = self;
+        let pod = &pass.pod;
+        let Some(hook) = Hook::post_start(ctx, pod, spec, id, &sandbox.ips) else { return Ok(()) };
+        let Err(source) = hook.run().await else { return Ok(()) };
+        let container = spec.container.name.clone();
+        tracing::warn!(pod = pass.describe(), container, error = %source, "postStart hook failed");
+        let error = self.failed(spec, PodError::PostStartHook { container, source: Box::new(source) });
+        let kill = Kill {
+            id,
+            name: &spec.container.name,
+            reason: KillReason::PostStartFailed,
+            message: "FailedPostStartHook",
+            grace_override: None,
+            ips: &sandbox.ips,
+        };
+        if let Err(error) = kill::kill_container(ctx, pod, kill).await {
+            tracing::warn!(pod = pass.describe(), %error, "cannot stop a container whose postStart hook failed");
+        }
+        Err(error)
+    }
+
+    fn images(&self) -> ImageLookup<'_> {
+        ImageLookup { ctx: self.ctx, pod: &self.pass.pod, sandbox: &self.sandbox.config, before_pull: self.before_pull }
     }
 
     /// Removes created instances that were never started. The runtime refuses while a start is in progress.
@@ -84,11 +128,11 @@ impl StartContext<'_> {
         found: FoundImage,
         restarts: u32,
     ) -> Result<(FoundImage, ContainerId), PodError> {
-        let Self { ctx, pass, sandbox, .. } = self;
+        let Self { ctx, pass, .. } = self;
         match self.create_from(spec, &found, restarts).await {
             Err(first @ PodError::CreateContainer { .. }) if matches!(found.origin, Origin::Cached { .. }) => {
                 ctx.images.remove_cached(pass.uid(), &found.name);
-                let fresh = image::ensure(ctx, &pass.pod, spec, &sandbox.config, self.before_pull).await?;
+                let fresh = self.images().container(spec).await?;
                 if fresh.origin == Origin::Present && fresh.image == found.image {
                     return Err(self.failed(spec, first));
                 }
@@ -108,7 +152,7 @@ impl StartContext<'_> {
     ) -> Result<ContainerId, PodError> {
         let Self { ctx, pass, sandbox, .. } = self;
         let container = || spec.container.name.clone();
-        let config = config::configure(ctx, pass, spec, sandbox, &found.image, restarts)
+        let config = config::configure(ctx, pass, spec, sandbox, &found.image, self.image_volumes, restarts)
             .await
             .map_err(|source| PodError::ConfigureContainer { container: container(), source })?;
         let created = ctx.runtime.create_container(sandbox.id.as_str(), config, sandbox.config.clone()).await;
@@ -122,10 +166,11 @@ impl StartContext<'_> {
     }
 
     /// Links the log below the folder of all containers' logs, if it exists.
-    fn link_log(self, container: &str, restarts: u32, id: &ContainerId) {
+    async fn link_log(self, container: &str, restarts: u32, id: &ContainerId) {
         let Some(links) = &self.ctx.files.log_links else { return };
         let log = config::log_dir(&self.ctx.settings, &self.pass.pod).join(names::log_path(container, restarts));
-        if let Err(error) = link(&log, &links.join(names::log_link_name(&self.pass.pod, container, id.as_str()))) {
+        let at = links.join(names::log_link_name(&self.pass.pod, container, id.as_str()));
+        if let Err(error) = link(&log, &at).await {
             tracing::warn!(container, %id, %error, "cannot link the container log");
         }
     }
@@ -140,11 +185,11 @@ impl StartContext<'_> {
     }
 }
 
-fn link(log: &Path, link: &Path) -> std::io::Result<()> {
-    if !log.exists() {
+async fn link(log: &Path, link: &Path) -> std::io::Result<()> {
+    if !tokio::fs::try_exists(log).await? {
         return Ok(());
     }
-    match std::os::unix::fs::symlink(log, link) {
+    match tokio::fs::symlink(log, link).await {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         result => result,
     }

@@ -12,8 +12,7 @@ use crate::volumes::FailedVolume;
 use crate::volumes::RefreshDue;
 use crate::workers::generate::NodeSettings;
 use crate::workers::generate::names;
-use crate::workers::generate::qos;
-use crate::workers::generate::qos::ResourceKind;
+use crate::workers::generate::resources;
 
 /// First pause after volumes could not be set up, and the longest.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
@@ -43,28 +42,64 @@ pub fn retry_after(failures: u32) -> Duration {
     backoff_delay(FIRST_RETRY, LAST_RETRY, failures)
 }
 
-/// Size limit of a volume in memory in bytes: the node's allocatable memory, and no more than the pod's own limit.
+/// Size limit of a volume in memory in bytes: the node's allocatable memory, and no more than the limit of the pod's cgroup,
+/// which there is only if every container has one.
 fn memory(settings: &NodeSettings, pod: &Pod) -> Option<i64> {
     let of_node = settings.resources.allocatable.get("memory").map(|amount| amount.value());
     // A limit that cannot be parsed is reported when it is applied.
-    let limits = qos::pod_total(pod, ResourceKind::Limits, true).unwrap_or_default();
-    let of_pod = limits.get("memory").map(|amount| amount.value());
+    let of_pod = resources::pod_cgroup_values(pod, &settings.resources).ok().and_then(|values| values.memory_max);
+    let of_pod = of_pod.and_then(|bytes| i64::try_from(bytes).ok());
     [of_node, of_pod].into_iter().flatten().filter(|bytes| *bytes > 0).min()
 }
 
 /// Sends the event of each volume that could not be set up.
 fn report_failed(ctx: &ActContext, pod: &Pod, failed: Vec<FailedVolume>) -> PodError {
-    for failure in &failed {
+    for failure in failed.iter().filter(|failure| !failure.is_unprocessed()) {
         ctx.pod_event(pod, EventType::Warning, "FailedMount", &failure.to_string());
     }
+    let has_unprocessed = failed.iter().any(FailedVolume::is_unprocessed);
     let error = PodError::SetUpVolumes { failed };
+    if has_unprocessed {
+        let message = format!("Unable to attach or mount volumes: {}", error.render().message);
+        ctx.pod_event(pod, EventType::Warning, "FailedMount", &message);
+    }
     tracing::debug!(pod = names::describe(pod), %error, "volumes not set up");
     error
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::workers::generate::ResourceSettings;
+
+    #[test]
+    fn memory_is_limited_by_node_and_pod() {
+        let settings = |memory: &str| NodeSettings {
+            resources: ResourceSettings {
+                allocatable: [("memory".to_owned(), memory.parse().expect("an amount"))].into(),
+                ..ResourceSettings::default()
+            },
+            ..NodeSettings::default()
+        };
+        let pod = |limits: &[Option<&str>]| -> Pod {
+            let container = |limit: &Option<&str>| match limit {
+                Some(limit) => json!({"name": "c", "resources": {"limits": {"memory": limit}}}),
+                None => json!({"name": "c"}),
+            };
+            let containers: Vec<_> = limits.iter().map(container).collect();
+            serde_json::from_value(json!({"spec": {"containers": containers}})).expect("a pod")
+        };
+        for (node, limits, expected) in [
+            ("4Ki", vec![Some("1Ki"), Some("1Ki")], 2048),
+            ("4Ki", vec![Some("1Ki"), None], 4096),
+            ("4Ki", vec![Some("8Ki")], 4096),
+            ("4Ki", vec![None], 4096),
+        ] {
+            assert_eq!(memory(&settings(node), &pod(&limits)), Some(expected), "{node} {limits:?}");
+        }
+    }
 
     #[test]
     fn pauses_double_up_to_two_minutes() {

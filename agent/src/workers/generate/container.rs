@@ -1,5 +1,6 @@
 //! CRI `ContainerConfig` of one container instance. Pure: host paths, image and addresses are arguments.
 
+use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
 
@@ -99,8 +100,17 @@ pub fn container_config(
         stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),
         linux: Some(linux),
+        stop_signal: stop_signal(container, settings).into(),
         ..Default::default()
     })
+}
+
+/// `lifecycle.stopSignal`, by the names of the API. The image's signal is used without one, with one that is not known,
+/// and while the feature gate is off.
+fn stop_signal(container: &Container, settings: &NodeSettings) -> cri::Signal {
+    let stated = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.stop_signal.as_deref());
+    let name = stated.unwrap_or_default().replace('+', "PLUS").replace('-', "MINUS");
+    cri::Signal::from_str_name(&name).filter(|_| settings.stop_signals).unwrap_or(cri::Signal::RuntimeDefault)
 }
 
 /// The variables of a container, with the node's addresses as the pod's own under host network.
@@ -124,4 +134,30 @@ pub fn environment(
         objects,
     };
     env::environment(pod, &spec.container, context)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn stop_signals_by_name() {
+        let table = [
+            (true, json!("SIGTERM"), cri::Signal::Sigterm),
+            (true, json!("SIGRTMIN+3"), cri::Signal::Sigrtminplus3),
+            (true, json!("SIGRTMAX-14"), cri::Signal::Sigrtmaxminus14),
+            (true, json!("SIGRTMAX"), cri::Signal::Sigrtmax),
+            (true, json!("15"), cri::Signal::RuntimeDefault),
+            (true, json!(null), cri::Signal::RuntimeDefault),
+            (false, json!("SIGTERM"), cri::Signal::RuntimeDefault),
+        ];
+        for (stop_signals, name, expected) in table {
+            let settings = NodeSettings { stop_signals, ..NodeSettings::default() };
+            let container = json!({"name": "c", "lifecycle": {"stopSignal": name}});
+            let container = serde_json::from_value(container).expect("a container");
+            assert_eq!(stop_signal(&container, &settings), expected, "{name} {stop_signals}");
+        }
+    }
 }

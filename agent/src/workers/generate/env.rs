@@ -2,7 +2,7 @@
 //! `resourceFieldRef`, keys of ConfigMaps and Secrets. Pure: the API objects are arguments.
 //!
 //! Values are bytes, because a Secret's need not be UTF-8; CRI carries them unchanged
-//! (<https://github.com/kubernetes/kubernetes/pull/139168>). `fileKeyRef` (KEP-5307) is rejected.
+//! (<https://github.com/kubernetes/kubernetes/pull/139168>).
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,12 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::EnvFromSource;
 use k8s_openapi::api::core::v1::EnvVar;
 use k8s_openapi::api::core::v1::EnvVarSource;
+use k8s_openapi::api::core::v1::FileKeySelector;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::EnvObjects;
 use super::GenerateError;
+use super::env_file;
 use super::expand::expand;
 use super::names;
 use super::qos::Amounts;
@@ -213,8 +215,10 @@ fn from_source(
         let object = context.objects.secret(&key.name, key.optional)?;
         let value = object.map(|object| Some(object.data.as_ref()?.get(&key.key)?.0.clone()));
         ("Secret", (&key.key, &key.name, key.optional), value)
+    } else if let Some(key) = &source.file_key_ref {
+        return file_value(key, context.objects);
     } else {
-        return Err(GenerateError::Unsupported { container: container.name.clone(), what: "env valueFrom fileKeyRef" });
+        return Ok(Some(Vec::new()));
     };
     let (key, name, optional) = reference;
     match found {
@@ -227,6 +231,18 @@ fn from_source(
             namespace: names::pod_namespace(pod).to_owned(),
             name: name.clone(),
         }),
+    }
+}
+
+/// The value of a key in a file. An empty one counts as missing; a file that cannot be used is an error in any case.
+fn file_value(reference: &FileKeySelector, objects: &EnvObjects) -> Result<Option<Vec<u8>>, GenerateError> {
+    let FileKeySelector { key, path, volume_name, optional } = reference;
+    let content = objects.files.get(&(volume_name.clone(), path.clone())).and_then(Option::as_ref);
+    let found = env_file::value(content.ok_or(GenerateError::EnvFile)?, key).map_err(|_| GenerateError::EnvFile)?;
+    match found.filter(|value| !value.is_empty()) {
+        Some(value) => Ok(Some(value.as_bytes().to_vec())),
+        None if *optional == Some(true) => Ok(None),
+        None => Err(GenerateError::NoSuchFileKey { key: key.clone(), path: path.clone() }),
     }
 }
 

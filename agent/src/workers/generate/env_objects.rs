@@ -1,4 +1,4 @@
-//! API objects that an environment refers to, as far as they could be read. Plain data.
+//! API objects and files that an environment refers to, as far as they could be read. Plain data.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub enum ObjectLookup<T> {
     Failed(String),
 }
 
-/// The objects of one container's environment, by name, and the variables of services.
+/// The objects and files of one container's environment, by name, and the variables of services.
 #[derive(Clone, Debug, Default)]
 pub struct EnvObjects {
     /// ConfigMaps that `env` and `envFrom` refer to.
@@ -28,6 +28,8 @@ pub struct EnvObjects {
     pub secrets: BTreeMap<String, ObjectLookup<Secret>>,
     /// Service variables.
     pub services: BTreeMap<String, String>,
+    /// Files that `fileKeyRef` refers to, by volume and path; `None`: they cannot be read.
+    pub files: BTreeMap<(String, String), Option<String>>,
 }
 
 impl EnvObjects {

@@ -21,14 +21,16 @@ pub enum GenerateError {
     ResolvConf { line: usize },
     #[error("nil pod.spec.enableServiceLinks encountered, cannot construct envvars")]
     NoServiceLinks,
-    #[error("container {container:?}: {what} is not supported yet")]
-    Unsupported { container: String, what: &'static str },
     #[error("missing value for {names}")]
     MissingValue { names: String },
     #[error(transparent)]
     Downward(#[from] DownwardError),
     #[error("{message}")]
     Object { message: String },
+    #[error("couldn't parse env file")]
+    EnvFile,
+    #[error("environment variable key {key:?} not found in file {path:?}")]
+    NoSuchFileKey { key: String, path: String },
     #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
     NoSuchKey { key: String, kind: &'static str, namespace: String, name: String },
     #[error(

@@ -10,10 +10,12 @@ use keblet_proto::cri::v1::LinuxContainerResources;
 use super::GenerateError;
 use super::ResourceSettings;
 use super::Swap;
+use super::memory_qos;
+use super::memory_qos::MemoryAmounts;
 use super::qos;
 use super::qos::Amounts;
 use super::qos::ResourceKind;
-use crate::cgroups::PodValues;
+use crate::cgroups::CgroupValues;
 use crate::cgroups::QosClass;
 use crate::cgroups::arithmetic;
 use crate::model::Amount;
@@ -49,6 +51,9 @@ impl Compute {
             resources.cpu_period = saturating(period);
             resources.cpu_quota = arithmetic::quota(limit, period);
         }
+        if settings.cgroup_v2 && !settings.single_process_oom_kill {
+            resources.unified.insert("memory.oom.group".to_owned(), "1".to_owned());
+        }
         resources
     }
 }
@@ -69,16 +74,23 @@ pub fn container_resources(
     let requests = qos::amounts(container.resources.as_ref().and_then(|r| r.requests.as_ref()))?;
     let own_limits = qos::amounts(container.resources.as_ref().and_then(|r| r.limits.as_ref()))?;
     let pod_resources = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
-    let mut limits = qos::amounts(pod_resources.and_then(|r| r.limits.as_ref()))?;
+    let pod_limits = qos::amounts(pod_resources.and_then(|r| r.limits.as_ref()))?;
+    let has_pod_limit = pod_limits.contains_key("memory");
+    let memory = MemoryAmounts { request: bytes(&requests, "memory"), limit: bytes(&own_limits, "memory") };
+    let mut limits = pod_limits;
     limits.extend(own_limits);
     let mut resources = Compute::of(&requests, &limits).to_cri(settings);
     resources.oom_score_adj = qos::oom_score(pod, container, settings.memory_capacity)?;
     resources.hugepage_limits = hugepages(&limits, settings);
-    if settings.cgroup_v2 && !settings.single_process_oom_kill {
-        resources.unified.insert("memory.oom.group".to_owned(), "1".to_owned());
-    }
-    apply_swap(pod, &requests, &limits, settings, &mut resources)?;
+    let class = qos::qos_class(pod)?;
+    let protection = memory_qos::container(class, memory, !has_pod_limit, settings);
+    resources.unified.extend(protection.into_iter().map(|(key, value)| (key.to_owned(), value)));
+    apply_swap(pod, class, memory, settings, &mut resources);
     Ok(resources)
+}
+
+fn bytes(amounts: &Amounts, name: &str) -> i64 {
+    amounts.get(name).map_or(0, |amount| amount.value())
 }
 
 /// Limits for every page size of the node: 0 where the container has none.
@@ -104,34 +116,31 @@ fn page_size_of(resource: &str) -> Option<u64> {
 
 fn apply_swap(
     pod: &Pod,
-    requests: &Amounts,
-    limits: &Amounts,
+    class: QosClass,
+    memory: MemoryAmounts,
     settings: &ResourceSettings,
     resources: &mut LinuxContainerResources,
-) -> Result<(), GenerateError> {
+) {
     let allowed = match settings.swap {
-        Swap::NoController => return Ok(()),
+        Swap::NoController => return,
         Swap::Forbidden => 0,
-        Swap::Limited { node_swap } => swap_share(pod, requests, limits, settings.memory_capacity, node_swap)?,
+        Swap::Limited { node_swap } => swap_share(pod, class, memory, settings.memory_capacity, node_swap),
     };
     if settings.cgroup_v2 {
         resources.unified.insert("memory.swap.max".to_owned(), allowed.to_string());
     } else {
         resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
     }
-    Ok(())
 }
 
-/// LimitedSwap (KEP-2400): Burstable containers get swap in proportion to their memory request.
-fn swap_share(pod: &Pod, requests: &Amounts, limits: &Amounts, memory: i64, swap: i64) -> Result<i64, GenerateError> {
-    let request = requests.get("memory").copied().unwrap_or_default();
-    let limit = limits.get("memory").copied().unwrap_or_default();
-    let eligible = qos::qos_class(pod)? == QosClass::Burstable && !spec::is_critical(pod) && request != limit;
-    if !eligible {
-        return Ok(0);
+/// LimitedSwap (KEP-2400): containers of Burstable pods that are not critical get swap in proportion to their memory
+/// request, unless it equals their limit.
+fn swap_share(pod: &Pod, class: QosClass, memory: MemoryAmounts, node_memory: i64, node_swap: i64) -> i64 {
+    if class != QosClass::Burstable || spec::is_critical(pod) || memory.request == memory.limit {
+        return 0;
     }
-    let share = i128::from(request.value()) * i128::from(swap) / i128::from(memory.max(1));
-    Ok(i64::try_from(share).unwrap_or(i64::MAX))
+    let share = i128::from(memory.request) * i128::from(node_swap) / i128::from(node_memory.max(1));
+    i64::try_from(share).unwrap_or(i64::MAX)
 }
 
 /// `LinuxPodSandboxConfig.resources`: the pod's total without overhead.
@@ -160,14 +169,14 @@ pub fn sandbox_overhead(pod: &Pod, settings: &ResourceSettings) -> Result<LinuxC
 ///
 /// # Errors
 /// A quantity that cannot be read.
-pub fn pod_cgroup_values(pod: &Pod, settings: &ResourceSettings) -> Result<PodValues, GenerateError> {
+pub fn pod_cgroup_values(pod: &Pod, settings: &ResourceSettings) -> Result<CgroupValues, GenerateError> {
     let class = qos::qos_class(pod)?;
     let requests = qos::pod_total(pod, ResourceKind::Requests, true)?;
     let limits = qos::pod_total(pod, ResourceKind::Limits, true)?;
     let milli = |amounts: &Amounts, name: &str| amounts.get(name).map_or(0, |amount| amount.milli_value());
     let limited =
         |name: &str| class == QosClass::Guaranteed || (class == QosClass::Burstable && all_limited(pod, name));
-    let mut values = PodValues { pids: settings.pod_pids_limit, ..PodValues::default() };
+    let mut values = CgroupValues { pids: settings.pod_pids_limit, ..CgroupValues::default() };
     values.cpu_shares = arithmetic::shares(if class == QosClass::BestEffort { 0 } else { milli(&requests, "cpu") });
     if limited("cpu") {
         values.cpu_max = Some(match settings.cfs_period {
@@ -179,6 +188,11 @@ pub fn pod_cgroup_values(pod: &Pod, settings: &ResourceSettings) -> Result<PodVa
         values.memory_max = limits.get("memory").and_then(|amount| u64::try_from(amount.value()).ok());
     }
     values.hugepages = hugepage_totals(&requests, settings);
+    let pod_limits = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()).and_then(|r| r.limits.as_ref());
+    let has_own_limit = limited("memory") && pod_limits.is_some_and(|limits| limits.contains_key("memory"));
+    let limit = if has_own_limit { bytes(&limits, "memory") } else { 0 };
+    let memory = MemoryAmounts { request: bytes(&requests, "memory"), limit };
+    memory_qos::pod(&mut values, class, memory, settings);
     Ok(values)
 }
 
@@ -205,10 +219,21 @@ fn all_limited(pod: &Pod, name: &str) -> bool {
     has(spec.resources.as_ref()) || qos::containers(pod).all(|container| has(container.resources.as_ref()))
 }
 
-/// CPU request of the whole pod in thousandths of a CPU, of which the weight of its QoS class is the sum.
+/// What a pod requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PodRequest {
+    /// Thousandths of a CPU.
+    pub milli_cpu: i64,
+    /// Bytes of memory.
+    pub memory: i64,
+}
+
+/// Request of the whole pod with its overhead, of which its QoS class gets the sum.
 ///
 /// # Errors
 /// A quantity that cannot be read.
-pub fn requested_milli_cpu(pod: &Pod) -> Result<i64, GenerateError> {
-    Ok(qos::pod_total(pod, ResourceKind::Requests, true)?.get("cpu").map_or(0, |amount| amount.milli_value()))
+pub fn requested(pod: &Pod) -> Result<PodRequest, GenerateError> {
+    let total = qos::pod_total(pod, ResourceKind::Requests, true)?;
+    let of = |name: &str, value: fn(Amount) -> i64| total.get(name).copied().map_or(0, value);
+    Ok(PodRequest { milli_cpu: of("cpu", Amount::milli_value), memory: of("memory", Amount::value) })
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use tokio::sync::watch;
 
+use super::memory_qos::MemoryQos;
 use super::qos::Amounts;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
@@ -19,6 +20,10 @@ pub struct NodeSettings {
     pub resources: ResourceSettings,
     /// Security defaults.
     pub security: SecuritySettings,
+    /// Feature gate ContainerStopSignals (KEP-4960): `lifecycle.stopSignal` is passed to the runtime.
+    pub stop_signals: bool,
+    /// The Kubernetes version that requests of hooks name (`v1.36.3`).
+    pub kubernetes_version: String,
 }
 
 /// Settings for name lookup.
@@ -77,10 +82,14 @@ pub struct ResourceSettings {
     pub page_size: usize,
     /// The node runs cgroup v2.
     pub cgroup_v2: bool,
+    /// The node runs cgroup v2 and has the memory controller there.
+    pub protects_memory: bool,
     /// `singleProcessOOMKill`; always true on cgroup v1.
     pub single_process_oom_kill: bool,
     /// `memorySwap.swapBehavior` and whether the kernel can limit swap.
     pub swap: Swap,
+    /// Protection and throttling of memory; `None` while the gate `MemoryQoS` is off.
+    pub memory_qos: Option<MemoryQos>,
     /// `podPidsLimit` if above zero.
     pub pod_pids_limit: Option<i64>,
 }

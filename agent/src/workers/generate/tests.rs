@@ -54,6 +54,7 @@ fn settings() -> NodeSettings {
             ..Default::default()
         },
         security: SecuritySettings { seccomp_root: "/root/seccomp".into(), ..Default::default() },
+        ..Default::default()
     }
 }
 
@@ -156,7 +157,7 @@ fn invalid_environments_are_rejected() {
             from(json!({"resourceFieldRef": {"resource": "limits.cpu", "containerName": "zz"}})),
             "container zz not found",
         ),
-        (from(json!({"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}})), "fileKeyRef is not supported"),
+        (from(json!({"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}})), "couldn't parse env file"),
     ];
     for (pod, expected) in table {
         let error = generate(&pod, ImageUser::Id(0)).expect_err("invalid").to_string();
@@ -293,7 +294,7 @@ fn swap_and_group_kill_depend_on_the_cgroup_version() {
     let base = settings().resources;
     let v1 = with(ResourceSettings { swap: Swap::Forbidden, ..base.clone() });
     assert_eq!((v1.memory_swap_limit_in_bytes, v1.unified.len()), (8 << 30, 0));
-    let v2 = ResourceSettings { cgroup_v2: true, single_process_oom_kill: false, ..base };
+    let v2 = ResourceSettings { cgroup_v2: true, protects_memory: true, single_process_oom_kill: false, ..base };
     let forbidden = with(ResourceSettings { swap: Swap::Forbidden, ..v2.clone() });
     assert_eq!(forbidden.unified["memory.swap.max"], "0");
     assert_eq!(forbidden.unified["memory.oom.group"], "1");
@@ -435,6 +436,11 @@ mod from_objects {
                 ("WEB_PORT".to_owned(), "80".to_owned()),
                 ("A".to_owned(), "service".to_owned()),
             ]),
+            files: BTreeMap::from([
+                (("v".to_owned(), "env".to_owned()), Some("KEY='from a file'\nEMPTY=''\n".to_owned())),
+                (("v".to_owned(), "malformed".to_owned()), Some("KEY=unquoted".to_owned())),
+                (("v".to_owned(), "unreadable".to_owned()), None),
+            ]),
         }
     }
 
@@ -443,6 +449,25 @@ mod from_objects {
         let spec = ContainerSpec::named(&pod, "c").expect("the container");
         let found = environment(&pod, &spec, &[], &objects(), &settings()).map_err(|error| error.to_string())?;
         Ok(found.into_iter().map(|(name, value)| format!("{name}={}", value.escape_ascii())).collect())
+    }
+
+    #[test]
+    fn variables_from_files() {
+        let of = |path: &str, key: &str, optional: bool| {
+            let source = json!({"volumeName": "v", "path": path, "key": key, "optional": optional});
+            environment_of(json!({"env": [{"name": "X", "valueFrom": {"fileKeyRef": source}}]}))
+        };
+        let with = |value: &str| Ok(vec!["A=service".to_owned(), "WEB_PORT=80".to_owned(), format!("X={value}")]);
+        let without = Ok(vec!["A=service".to_owned(), "WEB_PORT=80".to_owned()]);
+        let unusable = Err("couldn't parse env file".to_owned());
+        assert_eq!(of("env", "KEY", false), with("from a file"));
+        assert_eq!(of("env", "EMPTY", true), without);
+        assert_eq!(of("env", "NONE", true), without);
+        let missing = Err("environment variable key \"NONE\" not found in file \"env\"".to_owned());
+        assert_eq!(of("env", "NONE", false), missing);
+        for path in ["malformed", "unreadable", "not looked up"] {
+            assert_eq!(of(path, "KEY", true), unusable, "{path}");
+        }
     }
 
     #[test]

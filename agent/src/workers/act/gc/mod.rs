@@ -4,29 +4,29 @@
 //! The kubelet lists containers and sandboxes every minute for this. Here the pod's worker removes what its own snapshot
 //! shows, as soon as there is something to remove. Logs of removed pods are collected by the sync loop's housekeeping.
 
+mod lost;
 mod plan;
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
 use super::Cause;
 use super::PodError;
+use super::kill;
+use super::kill::Kill;
 use super::pod_termination;
 use super::remove;
+use crate::filesystem;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
+use crate::model::KillReason;
 use crate::model::PodSnapshot;
 use crate::runtime::Runtime;
 use crate::workers::generate::names;
-
-/// Grace period of a container in unknown state, whose own is not known: the kubelet's minimum.
-const MIN_GRACE: Duration = Duration::from_secs(2);
 
 /// True if there is something for [`collect_garbage`] to remove.
 pub fn has_garbage(snapshot: &PodSnapshot) -> bool {
@@ -39,7 +39,7 @@ pub fn has_garbage(snapshot: &PodSnapshot) -> bool {
 pub async fn collect_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
     let (mut failed, mut gone) = (Vec::new(), HashSet::new());
     for status in plan::surplus(snapshot) {
-        match remove_surplus(ctx, status).await {
+        match remove_surplus(ctx, snapshot, status).await {
             Ok(()) => {
                 gone.insert(&status.id);
             }
@@ -52,13 +52,27 @@ pub async fn collect_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<Po
     failed
 }
 
-async fn remove_surplus(ctx: &ActContext, status: &ContainerStatus) -> Result<(), Cause> {
-    let id = status.id.as_str();
+async fn remove_surplus(ctx: &ActContext, snapshot: &PodSnapshot, status: &ContainerStatus) -> Result<(), Cause> {
     if status.state == ContainerState::Unknown {
-        let stopped = ctx.runtime.stop_container(id, MIN_GRACE).await;
-        stopped.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })?;
+        stop_lost(ctx, snapshot, status).await?;
     }
-    remove::remove_instance(ctx, id, Some(&status.log_path)).await
+    remove::remove_instance(ctx, status.id.as_str(), Some(&status.log_path)).await
+}
+
+/// Stops a container in unknown state as its annotations say; if they cannot be read, with the shortest grace period.
+async fn stop_lost(ctx: &ActContext, snapshot: &PodSnapshot, status: &ContainerStatus) -> Result<(), Cause> {
+    let known = ctx.runtime.container_status(status.id.as_str(), false).await;
+    let known = known.map(|found| found.status).unwrap_or_default();
+    let pod = lost::pod_of(&status.name, &known);
+    let kill = Kill {
+        id: &status.id,
+        name: &status.name,
+        reason: KillReason::UnknownState,
+        message: "",
+        grace_override: None,
+        ips: &snapshot.ips,
+    };
+    kill::stop_silently(ctx, &pod, kill).await
 }
 
 /// Removes all exited instances of a pod that is removed itself, with their logs. Continues after failures and returns
@@ -76,7 +90,11 @@ pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodErr
 /// its log folder is made. Continues after failures and returns them.
 pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<PodError> {
     let mut failed = Vec::new();
-    for folder in log_folders(&ctx.settings.pod_logs_dir, known) {
+    for folder in log_folders(ctx.settings.pod_logs_dir.clone()).await {
+        let uid = folder.file_name().and_then(|name| name.to_str()).and_then(names::uid_of_log_dir);
+        if uid.is_none_or(&known) {
+            continue;
+        }
         let removing = folder.display().to_string();
         match pod_termination::remove_tree(folder).await {
             Ok(()) => tracing::info!(folder = removing, "removed the logs of a deleted pod"),
@@ -87,29 +105,35 @@ pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec
     failed
 }
 
-fn log_folders(logs: &Path, known: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-    let is_gone = |entry: &fs::DirEntry| {
-        let name = entry.file_name();
-        let uid = name.to_str().and_then(names::uid_of_log_dir);
-        uid.is_some_and(|uid| !known(uid)) && entry.file_type().is_ok_and(|kind| kind.is_dir())
-    };
-    let entries = fs::read_dir(logs).into_iter().flatten().flatten();
-    entries.filter(is_gone).map(|entry| entry.path()).collect()
+/// Log folders of all pods; none if they cannot be listed.
+async fn log_folders(logs: PathBuf) -> Vec<PathBuf> {
+    let listed = filesystem::blocking(move || {
+        let entries = fs::read_dir(logs)?.flatten();
+        let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        Ok(folders.map(|entry| entry.path()).collect())
+    });
+    listed.await.unwrap_or_default()
+}
+
+/// Links to logs that do not exist; none if they cannot be listed.
+async fn dangling_links(links: PathBuf) -> Vec<PathBuf> {
+    let listed = filesystem::blocking(move || {
+        let entries = fs::read_dir(links)?.flatten();
+        let links = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
+        Ok(links.map(|entry| entry.path()).filter(|path| !path.exists()).collect())
+    });
+    listed.await.unwrap_or_default()
 }
 
 /// Removes links to logs that no longer exist, unless their container may still write one.
 async fn remove_dangling(ctx: &ActContext) {
-    let Some(links) = &ctx.files.log_links else { return };
-    for entry in fs::read_dir(links).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if !entry.file_type().is_ok_and(|kind| kind.is_symlink()) || path.exists() {
+    let Some(links) = ctx.files.log_links.clone() else { return };
+    for path in dangling_links(links).await {
+        let id = path.file_name().and_then(|name| name.to_str()).and_then(names::id_of_log_link);
+        if !has_exited(&ctx.runtime, id).await {
             continue;
         }
-        let id = entry.file_name().to_str().and_then(names::id_of_log_link).map(str::to_owned);
-        if !has_exited(&ctx.runtime, id.as_deref()).await {
-            continue;
-        }
-        if let Err(error) = fs::remove_file(&path) {
+        if let Err(error) = tokio::fs::remove_file(&path).await {
             tracing::debug!(link = %path.display(), %error, "cannot remove a dangling log link");
         }
     }

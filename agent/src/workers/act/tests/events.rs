@@ -63,7 +63,7 @@ async fn image_steps() {
             Some(Status::unknown("RegistryUnavailable: refused")),
             &[
                 r#"N Pulling: Pulling image "absent:1""#,
-                r#"W Failed: Failed to pull image "absent:1": rpc error: code = Unknown desc = RegistryUnavailable: refused"#,
+                r#"W Failed: Failed to pull image "absent:1": RegistryUnavailable: refused"#,
                 "W Failed: Error: RegistryUnavailable",
             ],
         ),

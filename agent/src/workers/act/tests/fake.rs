@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use keblet_proto::cri::v1 as cri;
 use prost::Message;
+use tokio::time::Instant;
 use tonic::Status;
 
 use crate::runtime::Runtime;
@@ -36,6 +37,8 @@ pub(super) struct State {
     pub(super) stops: HashMap<String, Duration>,
     /// What containers were created with.
     pub(super) created: Vec<cri::ContainerConfig>,
+    /// Handlers that sandboxes were to run with.
+    pub(super) handlers: Vec<String>,
     /// What sandboxes were made from.
     pub(super) sandboxes: Vec<cri::PodSandboxConfig>,
     /// For the lists.
@@ -45,6 +48,11 @@ pub(super) struct State {
     pub(super) log_paths: BTreeMap<String, String>,
     /// Containers that have exited, by id.
     pub(super) exited: BTreeSet<String>,
+    /// Commands that ExecSync runs, by their first word: how long one takes, and its exit code. Others take no time and
+    /// succeed. One fails when its container is stopped.
+    pub(super) commands: HashMap<String, (Duration, i32)>,
+    /// Containers that were stopped, by id.
+    pub(super) stopped: BTreeSet<String>,
 }
 
 /// The runtime's side, shared with the test.
@@ -92,7 +100,9 @@ impl Fake {
     async fn usual(&self, method: &str, message: Bytes) -> Answer {
         match method {
             "RunPodSandbox" => {
-                let config = read::<cri::RunPodSandboxRequest>(message).config.expect("a configuration");
+                let request: cri::RunPodSandboxRequest = read(message);
+                let config = request.config.expect("a configuration");
+                self.state().handlers.push(request.runtime_handler);
                 self.note(format!("{method} {}", config.metadata.as_ref().expect("metadata").attempt));
                 self.state().sandboxes.push(config);
                 say(&cri::RunPodSandboxResponse { pod_sandbox_id: "sandbox-new".into() })
@@ -114,6 +124,7 @@ impl Fake {
                 self.note(format!("{method} {} {}", request.container_id, request.timeout));
                 let takes = self.state().stops.get(&request.container_id).copied().unwrap_or_default();
                 tokio::time::sleep(takes).await;
+                self.state().stopped.insert(request.container_id);
                 say(&cri::StopContainerResponse {})
             }
             "RemoveContainer" => {
@@ -128,6 +139,7 @@ impl Fake {
                 self.note(format!("{method} {}", read::<cri::RemovePodSandboxRequest>(message).pod_sandbox_id));
                 say(&cri::RemovePodSandboxResponse {})
             }
+            "ExecSync" => self.exec(read(message)).await,
             "ImageStatus" | "PullImage" => self.image(method, message),
             "ListContainers" => say(&cri::ListContainersResponse { containers: self.state().listed.clone() }),
             "ListPodSandbox" => say(&cri::ListPodSandboxResponse { items: self.state().listed_sandboxes.clone() }),
@@ -158,14 +170,29 @@ impl Fake {
             let image = state.images.get(&name).cloned();
             return say(&cri::ImageStatusResponse { image, info: BTreeMap::new() });
         }
-        let name = read::<cri::PullImageRequest>(message).image.expect("an image").image;
-        state.calls.push(format!("{method} {name}"));
+        let request = read::<cri::PullImageRequest>(message);
+        let name = request.image.expect("an image").image;
+        let user = request.auth.map(|auth| format!(" as {}", auth.username)).unwrap_or_default();
+        state.calls.push(format!("{method} {name}{user}"));
         let Some(image) = state.registry.get(&name).cloned() else {
             return Err(Status::unknown(format!("{name}: not in the registry")));
         };
         let image_ref = image.id.clone();
         state.images.insert(name, image);
         say(&cri::PullImageResponse { image_ref })
+    }
+
+    async fn exec(&self, request: cri::ExecSyncRequest) -> Answer {
+        self.note(format!("ExecSync {} {}", request.container_id, request.cmd.join(" ")));
+        let (takes, exit_code) = self.state().commands.get(&request.cmd[0]).copied().unwrap_or_default();
+        let ends = Instant::now() + takes;
+        while Instant::now() < ends {
+            if self.state().stopped.contains(&request.container_id) {
+                return Err(Status::unknown("the container has exited"));
+            }
+            tokio::time::sleep(Duration::from_millis(100).min(ends - Instant::now())).await;
+        }
+        say(&cri::ExecSyncResponse { stdout: "out".into(), stderr: "err".into(), exit_code })
     }
 
     fn container_status(&self, message: Bytes) -> Answer {

@@ -2,6 +2,9 @@
 
 mod events;
 mod fake;
+mod hooks;
+mod image_access;
+mod image_volumes;
 mod images;
 mod starts;
 mod terminations;
@@ -19,8 +22,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::*;
+use crate::images::AccessRecords;
 use crate::images::Images;
 use crate::images::PullLimits;
+use crate::images::VerificationPolicy;
+use crate::metrics::Metrics;
 use crate::model::testing;
 use crate::model::*;
 use crate::pacing::Pacing;
@@ -55,9 +61,10 @@ impl Node {
         let (network, ready) = watch::channel(None);
         let (recorder, events) = listening();
         let limits = PullLimits { per_second: 0, ..PullLimits::default() };
+        let access = AccessRecords::open(dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
         let ctx = ActContext::new(
             client.clone(),
-            Images::new(client, limits),
+            Images::new(client, limits).with_access(access),
             Volumes::new(&dir.path().join("root")),
             cgroups,
             settings(dir.path()),
@@ -181,6 +188,7 @@ fn status(name: &str, attempt: u32, state: ContainerState) -> ContainerStatus {
         termination: TerminationFile::default(),
         pid: None,
         proven: None,
+        exit_observed: false,
     }
 }
 

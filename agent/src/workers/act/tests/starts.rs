@@ -3,10 +3,14 @@
 use tonic::Status;
 
 use super::*;
+use crate::apiserver::recovery::Recovered;
 use crate::cgroups::CgroupName;
 use crate::cgroups::Cgroups;
 use crate::cgroups::Driver;
 use crate::cgroups::Layout;
+use crate::objects::Objects;
+use crate::objects::ObjectsConfig;
+use crate::objects::Strategy;
 use crate::runtime::HandlerOffer;
 use crate::runtime::RuntimeOffer;
 use crate::runtime::RuntimeState;
@@ -55,6 +59,52 @@ async fn a_pod_from_nothing() {
     let hosts = std::fs::read_to_string(host_path("/etc/hosts")).expect("the hosts file");
     assert!(hosts.contains("10.0.0.9\tpod\n") && hosts.contains("192.0.2.9\talias\n"), "{hosts}");
     assert!(host_path("/dev/termination-log").is_file());
+}
+
+/// Objects of an API server that answers for single RuntimeClasses only.
+fn with_class(name: &'static str, handler: &'static str) -> Objects {
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| async move {
+        let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": handler,
+            "metadata": {"name": name}});
+        let failure = |code: u16| {
+            let reason = if code == 404 { "NotFound" } else { "ServiceUnavailable" };
+            json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "no"})
+        };
+        let (code, body) = match request.uri().path().strip_prefix("/apis/node.k8s.io/v1/runtimeclasses/") {
+            Some(wanted) if wanted == name => (200, class),
+            Some(_) => (404, failure(404)),
+            None => (503, failure(503)),
+        };
+        let response = http::Response::builder().status(code);
+        Ok::<_, std::io::Error>(response.body(kube::client::Body::from(body.to_string().into_bytes())).expect("valid"))
+    });
+    let config = ObjectsConfig {
+        strategy: Strategy::default(),
+        recovered: Recovered::default(),
+        sync_frequency: Duration::from_secs(60),
+        clock: Clock::System,
+        node: None,
+    };
+    Objects::new(&kube::Client::new(service, "default"), config)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_runs_with_the_handler_of_the_pods_class() {
+    let mut node = Node::new();
+    let pod = pod(json!({"runtimeClassName": "sandboxed", "hostNetwork": true}));
+    let plan = || actions(create(), vec![]);
+    node.ctx.objects = with_class("sandboxed", "runsc");
+    let outcome = execute(&node.ctx, &pod, &plan(), &empty()).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_eq!(node.runtime.state().handlers, ["runsc"]);
+
+    node.runtime.take_calls();
+    node.ctx.objects = with_class("another", "runsc");
+    let failed = execute(&node.ctx, &pod, &plan(), &empty()).await;
+    let event = failed.errors[0].event().expect("an event");
+    let message = "Failed to create pod sandbox: runtimeclass.node.k8s.io \"sandboxed\" not found";
+    assert_eq!((&*event.reason, event.message.as_str()), ("FailedCreatePodSandBox", message));
+    assert!(node.runtime.take_calls().is_empty(), "nothing is made with another handler");
 }
 
 #[tokio::test(start_paused = true)]

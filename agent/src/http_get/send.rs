@@ -1,0 +1,102 @@
+//! Sends a request, follows redirects, reads the response.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio::time::Instant;
+use tokio::time::timeout_at;
+
+use super::HttpGet;
+use super::HttpGetError;
+use super::MAX_BODY;
+use super::connection::Exchange;
+use super::connection::exchange;
+use super::connection::reason;
+use super::redirect::next_request;
+
+/// How long [`notify`] reads the body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The final response.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Response {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its body up to [`MAX_BODY`] bytes, as sent (compressed if the server did so).
+    pub body: Bytes,
+}
+
+/// Sends a request and follows redirects to the same host, all within `timeout`. Without one it waits as long as the
+/// server does, and the caller has to limit it. Dropping the future closes the connection.
+///
+/// # Errors
+/// There is no complete response; any status is one.
+pub async fn send(request: &HttpGet, timeout: Option<Duration>) -> Result<Response, HttpGetError> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let mut exchange = before(deadline, request, redirected(request)).await?;
+    let reading = read_body(&mut exchange);
+    let body = match deadline {
+        None => reading.await?,
+        Some(deadline) => timeout_at(deadline, reading).await.unwrap_or_else(|_| {
+            let reason = "context deadline exceeded (Client.Timeout or context cancellation while reading body)";
+            Err(HttpGetError::Body { reason: reason.to_owned() })
+        })?,
+    };
+    Ok(Response { status: exchange.response.status(), body })
+}
+
+/// Sends a request and follows redirects to the same host, for a sender to whom the body does not matter. Waits for the
+/// head of a response as long as the server does, so the caller has to limit it, and then for the body a second at most,
+/// so that the server can send it. Dropping the future closes the connection.
+///
+/// # Errors
+/// There is no response; any status is one.
+pub async fn notify(request: &HttpGet) -> Result<StatusCode, HttpGetError> {
+    let mut exchange = redirected(request).await?;
+    // Neither what is in it nor whether it ends matters.
+    let _ = tokio::time::timeout(BODY_TIMEOUT, read_body(&mut exchange)).await;
+    Ok(exchange.response.status())
+}
+
+async fn before<T>(
+    deadline: Option<Instant>,
+    request: &HttpGet,
+    work: impl Future<Output = Result<T, HttpGetError>>,
+) -> Result<T, HttpGetError> {
+    match deadline {
+        None => work.await,
+        Some(deadline) => {
+            timeout_at(deadline, work).await.unwrap_or_else(|_| Err(HttpGetError::Timeout { url: request.url() }))
+        }
+    }
+}
+
+/// The head of the final response.
+async fn redirected(first: &HttpGet) -> Result<Exchange, HttpGetError> {
+    let mut request = first.clone();
+    let mut count = 1;
+    loop {
+        let exchange = exchange(&request).await?;
+        let (status, headers) = (exchange.response.status(), exchange.response.headers());
+        match next_request(first, &request, count, status, headers)? {
+            Some(next) => request = next,
+            None => return Ok(exchange),
+        }
+        count += 1;
+    }
+}
+
+async fn read_body(exchange: &mut Exchange) -> Result<Bytes, HttpGetError> {
+    let mut body = Vec::new();
+    while body.len() < MAX_BODY
+        && let Some(frame) = exchange.next_frame().await
+    {
+        let frame = frame.map_err(|error| HttpGetError::Body { reason: reason(&error) })?;
+        if let Ok(data) = frame.into_data() {
+            let missing = MAX_BODY - body.len();
+            body.extend_from_slice(&data[..data.len().min(missing)]);
+        }
+    }
+    Ok(body.into())
+}

@@ -1,0 +1,127 @@
+//! What is sent.
+
+use k8s_openapi::api::core::v1::ContainerPort;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::server::Server;
+use super::*;
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+#[test]
+fn urls_are_made_of_the_action() {
+    for (path, expected) in [
+        ("/", "http://10.0.0.1:80/"),
+        ("", "http://10.0.0.1:80"),
+        ("healthz", "http://10.0.0.1:80/healthz"),
+        ("?foo", "http://10.0.0.1:80?foo"),
+        ("/a/../b?x=1&y=2#z", "http://10.0.0.1:80/a/../b?x=1&y=2"),
+        ("a b", "http://10.0.0.1:80/a%20b"),
+        ("/a%20b", "http://10.0.0.1:80/a%20b"),
+        ("%zz", "http://10.0.0.1:80/%25zz"),
+        ("/x?q=%zz \"", "http://10.0.0.1:80/x?q=%zz%20%22"),
+        ("//other/x", "http://10.0.0.1:80/x"),
+        ("https://user:p@other:99/x", "http://10.0.0.1:80/x"),
+        ("1:2", "http://10.0.0.1:80/1:2"),
+        ("/a\r\nHost: evil", "http://10.0.0.1:80/a%0D%0AHost:%20evil"),
+        ("/ü", "http://10.0.0.1:80/%C3%BC"),
+    ] {
+        let request = HttpGet::new(&action(path, 80), &[], "10.0.0.1", &Caller::probe("v1.36.3")).expect(path);
+        assert_eq!(request.url(), expected, "{path:?}");
+        assert!(request.target.path_and_query().starts_with('/'), "{path:?}");
+    }
+}
+
+#[test]
+fn hosts_schemes_and_ports_of_the_action_are_used() {
+    let named = ContainerPort { name: Some("web".into()), container_port: 93, ..ContainerPort::default() };
+    let caller = Caller::probe("v1.36.3");
+    let base = action("/", 80);
+    let by_name = HTTPGetAction { port: IntOrString::String("web".into()), ..base.clone() };
+    let https = HTTPGetAction { scheme: Some("HTTPS".into()), host: Some("example.org".into()), ..base.clone() };
+    for (action, ip, expected) in [
+        (&base, "fd00::1", "http://[fd00::1]:80/"),
+        (&base, "", "http://:80/"),
+        (&by_name, "10.0.0.1", "http://10.0.0.1:93/"),
+        (&https, "10.0.0.1", "https://example.org:80/"),
+    ] {
+        let request = HttpGet::new(action, std::slice::from_ref(&named), ip, &caller).expect("a request");
+        assert_eq!(request.url(), expected);
+    }
+    let refused = |action: HTTPGetAction| HttpGet::new(&action, &[], "10.0.0.1", &caller).expect_err("it is invalid");
+    let error = refused(HTTPGetAction { scheme: Some("GOPHER".into()), ..base.clone() });
+    assert_eq!(error.to_string(), "Get \"http://10.0.0.1:80/\": unsupported protocol scheme \"gopher\"");
+    assert!(matches!(refused(action("/", 0)), HttpGetError::Port(PortError::Range(0))));
+    assert!(matches!(refused(with_headers(base.clone(), &[("a b", "")])), HttpGetError::Invalid { .. }));
+    assert!(matches!(refused(with_headers(base, &[("a", "b\nc: d")])), HttpGetError::Invalid { .. }));
+}
+
+/// The head that a server gets, without the order of its headers.
+async fn sent(headers: &[(&str, &str)], caller: &Caller) -> (String, Vec<String>) {
+    let server = Server::answering(&[OK]).await;
+    let action = with_headers(action("/x", server.address.port()), headers);
+    let request = HttpGet::new(&action, &[], "127.0.0.1", caller).expect("a request");
+    let response = send(&request, Some(LONG)).await.expect("a response");
+    assert_eq!((response.status.as_u16(), &response.body[..]), (200, &b"ok"[..]));
+    let head = server.requests().remove(0).replace(&server.address.to_string(), "ADDRESS");
+    let mut lines = head.trim_end().lines().map(str::to_owned);
+    let request = lines.next().expect("a request line");
+    let mut headers: Vec<String> = lines.collect();
+    headers.sort();
+    (request, headers)
+}
+
+const LONG: std::time::Duration = std::time::Duration::from_secs(60);
+
+#[tokio::test]
+async fn headers_are_those_of_upstream() {
+    let probe = Caller::probe("v1.36.3");
+    let (line, headers) = sent(&[], &probe).await;
+    assert_eq!(line, "GET /x HTTP/1.1");
+    assert_eq!(headers, ["Accept: */*", "Connection: close", "Host: ADDRESS", "User-Agent: kube-probe/1.36"]);
+    for (listed, expected) in [
+        (vec![("User-Agent", "")], vec!["Accept: */*", "Connection: close", "Host: ADDRESS"]),
+        (vec![("accept", "")], vec!["Connection: close", "Host: ADDRESS", "User-Agent: kube-probe/1.36"]),
+        (
+            vec![("Host", "x"), ("host", "y"), ("X-muffins-or-CUPCAKES", "1"), ("X-Muffins-Or-Cupcakes", "2")],
+            vec![
+                "Accept: */*",
+                "Connection: close",
+                "Host: x",
+                "User-Agent: kube-probe/1.36",
+                "X-Muffins-Or-Cupcakes: 1",
+                "X-Muffins-Or-Cupcakes: 2",
+            ],
+        ),
+        (
+            vec![
+                ("Content-Length", "9"),
+                ("Transfer-Encoding", "chunked"),
+                ("Accept-Encoding", "gzip"),
+                ("Accept", "a"),
+            ],
+            vec![
+                "Accept-Encoding: gzip",
+                "Accept: a",
+                "Connection: close",
+                "Host: ADDRESS",
+                "User-Agent: kube-probe/1.36",
+            ],
+        ),
+    ] {
+        assert_eq!(sent(&listed, &probe).await.1, expected, "{listed:?}");
+    }
+    let (_, headers) = sent(&[], &Caller::hook("v1.36.3")).await;
+    let expected = ["Accept-Encoding: gzip", "Accept: */*", "Host: ADDRESS", "User-Agent: kube-lifecycle/1.36"];
+    assert_eq!(headers, expected);
+}
+
+#[tokio::test]
+async fn user_information_of_the_path_becomes_credentials() {
+    let server = Server::answering(&[OK]).await;
+    let request = request_to(server.address, "//user:pass%21@elsewhere/x");
+    send(&request, Some(LONG)).await.expect("a response");
+    let head = server.requests().remove(0);
+    assert!(head.contains("Authorization: Basic dXNlcjpwYXNzIQ==\r\n"), "{head}");
+    assert!(!request.without_tls().headers.contains_key("authorization"));
+}

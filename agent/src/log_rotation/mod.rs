@@ -1,0 +1,286 @@
+//! Rotation of container logs (`containerLogMaxSize`, `containerLogMaxFiles`): renames a log that has grown too large, lets
+//! the runtime open a new one, compresses and deletes older ones.
+//!
+//! ```text
+//!  pod cache ─▶ stat of each running container's log ─▶ too large ─▶ plan ─▶ delete, compress ─▶ rename
+//!                  every containerLogMonitorInterval   ─▶ missing ────────────────────────────────┴▶ ReopenContainerLog
+//! ```
+//!
+//! The kubelet asks the runtime for all containers and for the status of each one at every interval. Here a log that does
+//! not grow costs a stat and no runtime call. The runtime writes to the renamed file until it has opened the new one, so no
+//! line is lost; if that fails, the file gets its name back. An agent that is killed in between leaves a log without its
+//! name: the next one lets the runtime open a new file, or gives it back to a container that has exited.
+
+mod files;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::civil::DateTime;
+use tokio::sync::Semaphore;
+use tokio::task;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use self::files::Found;
+use self::files::Log;
+pub use self::plan::plain as plain_files;
+use crate::model::Clock;
+use crate::model::ContainerId;
+use crate::model::ContainerState;
+use crate::model::PodSnapshot;
+use crate::runtime::Runtime;
+use crate::runtime::RuntimeError;
+
+/// When logs are rotated and how much of them is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// Size from which on a log is rotated, bytes (`containerLogMaxSize`).
+    pub max_size: u64,
+    /// Files of one container, the log itself included; at least 2 (`containerLogMaxFiles`).
+    pub max_files: usize,
+    /// Logs that are rotated at the same time; at least 1 (`containerLogMaxWorkers`).
+    pub workers: usize,
+    /// Time between two checks (`containerLogMonitorInterval`).
+    pub interval: Duration,
+}
+
+/// What the rotation works with.
+pub struct Parts {
+    /// When and how much.
+    pub policy: Policy,
+    /// All cached snapshots of pods.
+    pub pods: Arc<dyn Fn() -> Vec<Arc<PodSnapshot>> + Send + Sync>,
+    /// The container runtime.
+    pub runtime: Runtime,
+    /// The wall clock.
+    pub clock: Clock,
+    /// The node's local time, for file names.
+    pub local_time: fn() -> DateTime,
+}
+
+/// Why a log was not rotated. Nothing is lost; the next check tries again.
+#[derive(Debug, thiserror::Error)]
+enum RotationError {
+    /// A file operation failed.
+    #[error("cannot {attempt} {}: {source}", path.display())]
+    File { attempt: &'static str, path: PathBuf, source: io::Error },
+    /// The runtime did not open a new file.
+    #[error("the runtime did not open a new log: {0}")]
+    Reopen(#[from] RuntimeError),
+    /// The log has lost its name and has not got it back.
+    #[error("the runtime did not open a new log: {reopen}; {rename}")]
+    RenameBack { reopen: RuntimeError, rename: Box<Self> },
+}
+
+/// One container's log, as of a snapshot.
+#[derive(Clone, Debug)]
+struct Container {
+    id: ContainerId,
+    log: Log,
+    is_running: bool,
+    /// It may have been in the middle of a rotation when the previous agent ended.
+    to_recover: bool,
+}
+
+/// What is to be done about a log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Due {
+    /// It is too large.
+    Rotate,
+    /// There is none, so the runtime writes to a file without its name.
+    Reopen,
+}
+
+/// What a task has done.
+enum Done {
+    /// The logs that have to be rotated.
+    Checked(Vec<(Container, Due)>),
+    Rotated(Result<(), RotationError>),
+}
+
+/// Rotates logs until `shutdown`. A rotation in progress is abandoned then, in a state from which the next agent continues.
+pub async fn run(parts: Parts, shutdown: CancellationToken) {
+    let mut rotation = Rotation {
+        workers: Arc::new(Semaphore::new(parts.policy.workers.max(1))),
+        started_at: parts.clock.wall_nanos(),
+        parts,
+        ends: shutdown.clone(),
+        tasks: JoinSet::new(),
+        check: None,
+        in_progress: HashMap::new(),
+        seen: HashSet::new(),
+        reported: HashMap::new(),
+    };
+    let mut checks = tokio::time::interval(rotation.parts.policy.interval);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            _ = checks.tick() => rotation.check(),
+            Some(ended) = rotation.tasks.join_next_with_id() => rotation.ended(ended),
+        }
+    }
+}
+
+struct Rotation {
+    parts: Parts,
+    ends: CancellationToken,
+    workers: Arc<Semaphore>,
+    tasks: JoinSet<Done>,
+    /// The check in progress. A file system that hangs delays the next one, and nothing else.
+    check: Option<task::Id>,
+    /// Rotations in progress or waiting for a worker, no more than one of each container.
+    in_progress: HashMap<task::Id, Container>,
+    /// Containers that were checked for what an earlier agent left behind.
+    seen: HashSet<ContainerId>,
+    /// When this agent was started; nanoseconds since the Unix epoch.
+    started_at: i64,
+    /// The last failure of each container, logged once.
+    reported: HashMap<ContainerId, String>,
+}
+
+impl Rotation {
+    /// Starts to check all logs, unless a check is in progress.
+    fn check(&mut self) {
+        if self.check.is_some() {
+            return;
+        }
+        let containers = self.containers();
+        let max_size = self.parts.policy.max_size;
+        let check = self.tasks.spawn_blocking(move || {
+            Done::Checked(containers.into_iter().filter_map(|container| examine(container, max_size)).collect())
+        });
+        self.check = Some(check.id());
+    }
+
+    /// Running containers, and those whose log has to be recovered.
+    fn containers(&mut self) -> Vec<Container> {
+        let pods = (self.parts.pods)();
+        let all = || pods.iter().flat_map(|pod| &pod.containers);
+        let listed: HashSet<&ContainerId> = all().map(|status| &status.id).collect();
+        self.seen.retain(|id| listed.contains(id));
+        self.reported.retain(|id, _| listed.contains(id));
+        let mut containers = Vec::new();
+        for status in all() {
+            let is_running = status.state == ContainerState::Running;
+            let to_recover = status.created_at < self.started_at && self.seen.insert(status.id.clone());
+            if let Some(log) = Log::at(&status.log_path).filter(|_| is_running || to_recover) {
+                containers.push(Container { id: status.id.clone(), log, is_running, to_recover });
+            }
+        }
+        containers
+    }
+
+    fn ended(&mut self, ended: Result<(task::Id, Done), task::JoinError>) {
+        let (id, done) = match ended {
+            Ok((id, done)) => (id, Some(done)),
+            // A panic, which was reported.
+            Err(error) => (error.id(), None),
+        };
+        self.check.take_if(|check| *check == id);
+        let rotated = self.in_progress.remove(&id);
+        match done {
+            Some(Done::Checked(due)) => due.into_iter().for_each(|(container, due)| self.begin(container, due)),
+            Some(Done::Rotated(result)) => {
+                if let Some(container) = rotated {
+                    self.report(&container, result);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn begin(&mut self, container: Container, due: Due) {
+        if self.in_progress.values().any(|other| other.id == container.id) {
+            return;
+        }
+        let Parts { policy, runtime, local_time, .. } = &self.parts;
+        let (runtime, max_files, local_time) = (runtime.clone(), policy.max_files, *local_time);
+        let (workers, ends, rotated) = (self.workers.clone(), self.ends.clone(), container.clone());
+        let task = self.tasks.spawn(async move {
+            // The semaphore is never closed.
+            let _worker = workers.acquire_owned().await;
+            Done::Rotated(match due {
+                Due::Rotate => rotate(&runtime, &rotated, max_files, local_time(), ends).await,
+                Due::Reopen => runtime.reopen_container_log(rotated.id.as_str()).await.map_err(RotationError::from),
+            })
+        });
+        self.in_progress.insert(task.id(), container);
+    }
+
+    fn report(&mut self, container: &Container, result: Result<(), RotationError>) {
+        let (id, log) = (&container.id, container.log.path());
+        match result {
+            Ok(()) => {
+                self.reported.remove(id);
+                tracing::debug!(container = %id, log = %log.display(), "log rotated");
+            }
+            Err(error) => {
+                let text = error.to_string();
+                if self.reported.get(id) != Some(&text) {
+                    tracing::warn!(container = %id, log = %log.display(), %error, "log not rotated");
+                    self.reported.insert(id.clone(), text);
+                }
+            }
+        }
+    }
+}
+
+/// What is due for a log, after what an earlier agent left behind was removed. Blocks.
+fn examine(container: Container, max_size: u64) -> Option<(Container, Due)> {
+    if container.to_recover
+        && let Err(error) = container.log.recover(!container.is_running)
+    {
+        let log = container.log.path();
+        tracing::warn!(container = %container.id, log = %log.display(), %error, "cannot recover an interrupted rotation");
+    }
+    if !container.is_running {
+        return None;
+    }
+    let due = match container.log.find() {
+        Found::File(size) if size >= max_size => Due::Rotate,
+        Found::Missing => Due::Reopen,
+        Found::File(_) | Found::Other => return None,
+    };
+    Some((container, due))
+}
+
+/// Rotates one log.
+async fn rotate(
+    runtime: &Runtime,
+    container: &Container,
+    max_files: usize,
+    now: DateTime,
+    ends: CancellationToken,
+) -> Result<(), RotationError> {
+    let renamed = blocking(&container.log, move |log| {
+        let name = log.make_room(max_files, now, &ends)?;
+        log.rename_to(&name)?;
+        Ok(name)
+    });
+    let name = renamed.await?;
+    let Err(reopen) = runtime.reopen_container_log(container.id.as_str()).await else { return Ok(()) };
+    match blocking(&container.log, move |log| log.rename_back(&name)).await {
+        Ok(()) => Err(reopen.into()),
+        Err(rename) => Err(RotationError::RenameBack { reopen, rename: Box::new(rename) }),
+    }
+}
+
+/// Runs file operations on a thread that may block. Once begun, they are carried out even if the future is dropped.
+async fn blocking<T: Send + 'static>(
+    log: &Log,
+    work: impl FnOnce(&Log) -> Result<T, RotationError> + Send + 'static,
+) -> Result<T, RotationError> {
+    let (log, path) = (log.clone(), log.path());
+    let done = task::spawn_blocking(move || work(&log)).await;
+    done.unwrap_or_else(|error| Err(RotationError::File { attempt: "work on", path, source: io::Error::other(error) }))
+}

@@ -1,0 +1,267 @@
+//! Rotations while a runtime writes, on paused time: every line stays, in order, whatever fails in between.
+
+use std::fs;
+use std::fs::File;
+use std::io::Read as _;
+use std::io::Write as _;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+
+use flate2::read::GzDecoder;
+use futures_util::FutureExt as _;
+use keblet_proto::cri::v1 as cri;
+use prost::Message as _;
+use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::Status;
+
+use super::*;
+use crate::model::testing;
+use crate::runtime::RuntimeOptions;
+use crate::runtime::tests::server::Script;
+use crate::runtime::tests::server::Socket;
+use crate::runtime::tests::server::say;
+
+const INTERVAL: Duration = Duration::from_secs(10);
+
+const POLICY: Policy = Policy { max_size: 64 * 1024, max_files: 100, workers: 1, interval: INTERVAL };
+
+/// A runtime that writes numbered lines to the log of a container.
+#[derive(Clone)]
+struct Writing(Arc<Mutex<Writer>>);
+
+struct Writer {
+    path: PathBuf,
+    file: File,
+    next: u64,
+    /// How many calls to reopen the log fail.
+    failures: usize,
+    /// How long a call takes.
+    takes: Duration,
+    calls: usize,
+    /// Calls at the same time, and the most of them so far.
+    concurrent: [usize; 2],
+}
+
+impl Writing {
+    fn to(path: PathBuf) -> Self {
+        let file = File::options().create(true).append(true).open(&path).expect("a log");
+        let (next, failures, takes, calls) = (0, 0, Duration::ZERO, 0);
+        Self(Arc::new(Mutex::new(Writer { path, file, next, failures, takes, calls, concurrent: [0, 0] })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, Writer> {
+        self.0.lock().expect("not poisoned")
+    }
+
+    /// 10,000 lines a second.
+    async fn write(self) {
+        loop {
+            {
+                let mut state = self.state();
+                let first = state.next;
+                let lines: String = (first..first + 1000).map(|n| format!("{n:08}\n")).collect();
+                state.file.write_all(lines.as_bytes()).expect("written");
+                state.next += 1000;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn reopen(self) -> Result<(), Status> {
+        let takes = {
+            let mut state = self.state();
+            state.calls += 1;
+            state.concurrent[0] += 1;
+            state.concurrent[1] = state.concurrent[1].max(state.concurrent[0]);
+            state.takes
+        };
+        sleep(takes).await;
+        let mut state = self.state();
+        state.concurrent[0] -= 1;
+        if state.failures > 0 {
+            state.failures -= 1;
+            return Err(Status::unknown("no space left on device"));
+        }
+        state.file = File::options().create(true).append(true).open(&state.path).expect("a log");
+        Ok(())
+    }
+
+    fn runtime(&self) -> Runtime {
+        let (socket, writing) = (Socket::default(), self.clone());
+        let script: Script = Arc::new(move |method, message| {
+            assert_eq!(method, "ReopenContainerLog");
+            cri::ReopenContainerLogRequest::decode(message).expect("a request");
+            let writing = writing.clone();
+            async move { writing.reopen().await.and_then(|()| say(&cri::ReopenContainerLogResponse {})) }.boxed()
+        });
+        socket.serve(script);
+        Runtime::with_connector("unix:///run/fake.sock", move || socket.clone().connect(), RuntimeOptions::default())
+    }
+}
+
+struct Node {
+    dir: tempfile::TempDir,
+    writing: Writing,
+    containers: Arc<Mutex<Vec<crate::model::ContainerStatus>>>,
+}
+
+impl Node {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let writing = Writing::to(dir.path().join("0.log"));
+        let node = Self { dir, writing, containers: Arc::default() };
+        node.add("c", "0.log");
+        node
+    }
+
+    fn add(&self, name: &str, log: &str) {
+        let log_path = self.dir.path().join(log).to_string_lossy().into_owned();
+        let status =
+            crate::model::ContainerStatus { state: ContainerState::Running, log_path, ..testing::exited(name, 0, 0) };
+        self.containers.lock().expect("not poisoned").push(status);
+    }
+
+    /// An agent. Dropping it is killing it.
+    fn agent(&self, policy: Policy) -> AbortOnDropHandle<()> {
+        let containers = self.containers.clone();
+        let pods = move || vec![Arc::new(testing::snapshot(containers.lock().expect("not poisoned").clone()))];
+        let parts = Parts {
+            policy,
+            pods: Arc::new(pods),
+            runtime: self.writing.runtime(),
+            clock: Clock::System,
+            local_time: || DateTime::constant(2026, 1, 1, 0, 0, 0, 0),
+        };
+        AbortOnDropHandle::new(tokio::spawn(run(parts, CancellationToken::new())))
+    }
+
+    /// Names of the log's files, oldest first.
+    fn files(&self) -> Vec<String> {
+        let all = fs::read_dir(self.dir.path()).expect("a folder").flatten();
+        let mut names: Vec<_> = all.map(|entry| entry.file_name().into_string().expect("a name")).collect();
+        // The log itself sorts first, but is the newest.
+        names.sort_by_key(|name| (name == "0.log", name.clone()));
+        names
+    }
+
+    /// Checks that all lines are there, in order, from this one on.
+    fn holds_all_lines(&self, from: u64) {
+        let mut text = String::new();
+        for name in self.files() {
+            let mut file = File::open(self.dir.path().join(&name)).expect("readable");
+            let read = match name.ends_with(".gz") {
+                true => GzDecoder::new(file).read_to_string(&mut text),
+                false => file.read_to_string(&mut text),
+            };
+            read.expect("complete");
+        }
+        let lines: Vec<u64> = text.lines().map(|line| line.parse().expect("a number")).collect();
+        let expected: Vec<u64> = (from..self.writing.state().next).collect();
+        assert!(lines == expected, "{} lines instead of {} in {:?}", lines.len(), expected.len(), self.files());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_line_is_lost_or_doubled() {
+    let node = Node::new();
+    let _agent = node.agent(POLICY);
+    let writing = AbortOnDropHandle::new(tokio::spawn(node.writing.clone().write()));
+    sleep(INTERVAL * 6).await;
+    drop(writing);
+    sleep(INTERVAL * 2).await;
+    assert!(node.writing.state().calls >= 6, "{:?}", node.files());
+    let plain = node.files().iter().filter(|name| !name.ends_with(".gz")).count();
+    assert_eq!(plain, 2, "the newest rotated file is not compressed: {:?}", node.files());
+    node.holds_all_lines(0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_files_are_kept_than_configured() {
+    let node = Node::new();
+    let _agent = node.agent(Policy { max_files: 3, ..POLICY });
+    let writing = AbortOnDropHandle::new(tokio::spawn(node.writing.clone().write()));
+    sleep(INTERVAL * 6).await;
+    drop(writing);
+    sleep(INTERVAL * 2).await;
+    assert_eq!(node.files().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_does_not_open_a_new_log_costs_no_line() {
+    let node = Node::new();
+    node.writing.state().failures = 2;
+    let _agent = node.agent(POLICY);
+    let writing = AbortOnDropHandle::new(tokio::spawn(node.writing.clone().write()));
+    sleep(INTERVAL + INTERVAL / 2).await;
+    assert_eq!((node.files(), node.writing.state().calls), (vec!["0.log".to_owned()], 1), "the log has its name back");
+    sleep(INTERVAL * 3).await;
+    drop(writing);
+    sleep(INTERVAL).await;
+    assert!(node.files().len() > 2, "{:?}", node.files());
+    node.holds_all_lines(0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_killed_during_a_rotation_costs_no_line() {
+    let node = Node::new();
+    node.writing.state().takes = Duration::from_secs(3600);
+    let agent = node.agent(POLICY);
+    let writing = AbortOnDropHandle::new(tokio::spawn(node.writing.clone().write()));
+    while node.writing.state().calls == 0 {
+        sleep(Duration::from_millis(100)).await;
+    }
+    drop(agent);
+    sleep(INTERVAL).await;
+    assert!(!node.files().contains(&"0.log".to_owned()), "{:?}", node.files());
+    node.writing.state().takes = Duration::ZERO;
+    let _agent = node.agent(POLICY);
+    sleep(INTERVAL * 3).await;
+    drop(writing);
+    sleep(INTERVAL * 2).await;
+    assert!(node.files().len() >= 3, "{:?}", node.files());
+    node.holds_all_lines(0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn logs_that_do_not_grow_cost_no_call() {
+    let node = Node::new();
+    node.writing.state().file.write_all(b"short\n").expect("written");
+    let _agent = node.agent(POLICY);
+    sleep(INTERVAL * 100).await;
+    assert_eq!((node.writing.state().calls, node.files()), (0, vec!["0.log".to_owned()]));
+    fs::remove_file(node.dir.path().join("0.log")).expect("removed");
+    sleep(INTERVAL * 2).await;
+    assert_eq!((node.writing.state().calls, node.files()), (1, vec!["0.log".to_owned()]), "a lost log is opened again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rotations_at_the_same_time_are_bounded() {
+    for workers in [1, 3] {
+        let node = Node::new();
+        node.writing.state().takes = Duration::from_secs(1);
+        for n in 1..=5 {
+            let log = format!("other-{n}.log");
+            fs::write(node.dir.path().join(&log), vec![b'x'; 70_000]).expect("a log");
+            node.add(&format!("c{n}"), &log);
+        }
+        let _agent = node.agent(Policy { workers, ..POLICY });
+        sleep(Duration::from_secs(9)).await;
+        let state = node.writing.state();
+        assert_eq!((state.calls, state.concurrent[1]), (5, workers));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hanging_rotation_delays_no_other() {
+    let node = Node::new();
+    fs::write(node.dir.path().join("0.log"), vec![b'x'; 70_000]).expect("a log");
+    node.writing.state().takes = Duration::from_secs(100);
+    let _agent = node.agent(Policy { workers: 2, ..POLICY });
+    sleep(INTERVAL * 2).await;
+    assert_eq!(node.writing.state().calls, 1, "one rotation of a log at a time");
+    fs::write(node.dir.path().join("other.log"), vec![b'x'; 70_000]).expect("a log");
+    node.add("other", "other.log");
+    sleep(INTERVAL * 2).await;
+    assert_eq!(node.writing.state().calls, 2);
+}

@@ -1,0 +1,120 @@
+//! The result of a probe before its first run. Pure.
+
+use std::time::Duration;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::model::ContainerId;
+use crate::model::ProbeKind;
+use crate::model::ProbeResult;
+
+/// A container that was started this long before the agent is not new to its users.
+const OLDER: Duration = Duration::from_secs(10);
+
+/// What was known of a container before this agent saw it running.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Known {
+    /// It was started well before the agent.
+    pub(super) older: bool,
+    /// `started` in the last status of this very instance.
+    pub(super) started: Option<bool>,
+    /// The pod was Ready.
+    pub(super) pod_ready: bool,
+}
+
+impl Known {
+    /// Of an instance that was started `started_at` nanoseconds after the Unix epoch; the agent started at `agent`.
+    pub(super) fn of(status: Option<&PodStatus>, id: &ContainerId, started_at: i64, agent: SystemTime) -> Self {
+        let started = u64::try_from(started_at).ok().filter(|nanos| *nanos > 0);
+        let started = started.and_then(|nanos| SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos)));
+        let Some(status) = status else {
+            return Self { older: is_older(started, agent), started: None, pod_ready: false };
+        };
+        let lists = [&status.container_statuses, &status.init_container_statuses];
+        let mut containers = lists.into_iter().flatten().flatten();
+        let of_instance = containers.find(|container| {
+            let known = container.container_id.as_deref().and_then(|id| id.split_once("://"));
+            known.is_some_and(|(_, known)| known == id.as_str())
+        });
+        let mut conditions = status.conditions.iter().flatten();
+        Self {
+            older: is_older(started, agent),
+            started: of_instance.and_then(|container| container.started),
+            pod_ready: conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+        }
+    }
+
+    /// The result that stands until the probe has one of its own. A restart of the agent changes none: containers that
+    /// served keep serving, started ones stay started. Without a record a container of this age counts as started.
+    pub(super) fn initial(self, kind: ProbeKind) -> ProbeResult {
+        match kind {
+            ProbeKind::Liveness => ProbeResult::Success,
+            ProbeKind::Readiness if self.older && self.pod_ready => ProbeResult::Success,
+            ProbeKind::Readiness => ProbeResult::Failure,
+            ProbeKind::Startup => match self.started {
+                Some(true) => ProbeResult::Success,
+                None if self.older => ProbeResult::Success,
+                Some(false) | None => ProbeResult::Unknown,
+            },
+        }
+    }
+}
+
+fn is_older(started: Option<SystemTime>, agent: SystemTime) -> bool {
+    started.is_some_and(|started| agent.duration_since(started).is_ok_and(|age| age > OLDER))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_restart_of_the_agent_keeps_what_was_known() {
+        use ProbeKind::{Liveness, Readiness, Startup};
+        use ProbeResult::{Failure, Success, Unknown};
+        let known = |older, started, pod_ready| Known { older, started, pod_ready };
+        for (known, kind, expected) in [
+            (known(false, None, false), Liveness, Success),
+            (known(false, None, false), Readiness, Failure),
+            (known(false, None, false), Startup, Unknown),
+            (known(true, None, true), Readiness, Success),
+            (known(true, None, false), Readiness, Failure),
+            (known(false, None, true), Readiness, Failure),
+            (known(true, Some(false), true), Startup, Unknown),
+            (known(true, None, false), Startup, Success),
+            (known(false, Some(true), false), Startup, Success),
+        ] {
+            assert_eq!(known.initial(kind), expected, "{known:?} {kind:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_record_of_the_same_instance_counts() {
+        let status: PodStatus = serde_json::from_value(json!({
+            "conditions": [{ "type": "Ready", "status": "True" }],
+            "containerStatuses": [{ "name": "c", "containerID": "containerd://a", "started": true, "image": "", "imageID": "",
+                "ready": true, "restartCount": 0 }],
+        }))
+        .expect("a status");
+        let agent = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+        let at = |seconds: i64| seconds * 1_000_000_000;
+        for (id, started_at, expected) in [
+            ("a", at(700), Known { older: true, started: Some(true), pod_ready: true }),
+            ("b", at(700), Known { older: true, started: None, pod_ready: true }),
+            ("a", at(990), Known { older: false, started: Some(true), pod_ready: true }),
+            ("a", at(2000), Known { older: false, started: Some(true), pod_ready: true }),
+            ("a", 0, Known { older: false, started: Some(true), pod_ready: true }),
+        ] {
+            assert_eq!(
+                Known::of(Some(&status), &ContainerId::from(id), started_at, agent),
+                expected,
+                "{id} {started_at}"
+            );
+        }
+        let unknown = Known { older: true, started: None, pod_ready: false };
+        assert_eq!(Known::of(None, &ContainerId::from("a"), at(1), agent), unknown);
+    }
+}

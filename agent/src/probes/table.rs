@@ -1,0 +1,322 @@
+//! All probes of the node and the order in which they are due. No I/O, no tasks; publishes results.
+
+use std::collections::BTreeSet;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::PodStatus;
+use tokio::task;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::ProbeResultStore;
+use super::initial::Known;
+use super::state::Beginning;
+use super::state::ProbeState;
+use super::state::RunResult;
+use super::state::Terms;
+use super::target::KINDS;
+use super::target::Target;
+use crate::model::ContainerClass;
+use crate::model::ContainerId;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::Pod;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
+use crate::model::ProbeKind;
+use crate::model::ProbeResult;
+use crate::model::pod_ref;
+use crate::model::spec;
+use crate::model::spec::SpecContainer;
+
+/// A probe of the table, never used again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct ProbeId(u64);
+
+/// A probe that is due.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) probe: ProbeId,
+    pub(super) pod: Pod,
+    pub(super) container: ContainerId,
+    pub(super) target: Arc<Target>,
+    pub(super) timeout: Duration,
+}
+
+/// The moment at which pods are looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    pub(super) now: Instant,
+    pub(super) wall: SystemTime,
+    /// When the agent started.
+    pub(super) agent: SystemTime,
+}
+
+/// Labels of a probe that has ended, for its metrics.
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    pub(super) pod: Pod,
+    pub(super) target: Arc<Target>,
+    /// Another pod has a probe of the same name, which shares the series that do not name the pod's UID.
+    pub(super) has_namesake: bool,
+}
+
+struct Entry {
+    uid: PodUid,
+    target: Arc<Target>,
+    state: ProbeState,
+    /// The run in progress.
+    running: Option<AbortHandle>,
+    /// Its place in the queue.
+    queued: Option<Instant>,
+}
+
+struct PodEntry {
+    pod: Pod,
+    probes: Vec<ProbeId>,
+}
+
+/// All probes.
+pub(super) struct Table {
+    results: ProbeResultStore,
+    pods: HashMap<PodUid, PodEntry>,
+    probes: HashMap<ProbeId, Entry>,
+    queue: BTreeSet<(Instant, ProbeId)>,
+    next: u64,
+}
+
+impl Table {
+    pub(super) fn new(results: ProbeResultStore) -> Self {
+        let (pods, probes, queue) = Default::default();
+        Self { results, pods, probes, queue, next: 0 }
+    }
+
+    /// The pod has been observed, and not been removed.
+    pub(super) fn knows(&self, uid: &PodUid) -> bool {
+        self.pods.contains_key(uid)
+    }
+
+    /// Takes the probes of a pod as of this snapshot: begins with new instances, and ends with those that no longer run.
+    /// Every running instance has a result for each of its probes from then on. Returns the probes that its spec no
+    /// longer has.
+    pub(super) fn observe(
+        &mut self,
+        pod: &Pod,
+        snapshot: &PodSnapshot,
+        last_status: &dyn Fn() -> Option<PodStatus>,
+        moment: Moment,
+    ) -> Vec<Ended> {
+        let uid = pod_ref(pod).uid;
+        let targets: Vec<Target> = probed(pod).collect();
+        if targets.is_empty() && !self.pods.contains_key(&uid) {
+            return Vec::new();
+        }
+        let known = self.pods.remove(&uid).map(|entry| entry.probes).unwrap_or_default();
+        let probes: Vec<ProbeId> = targets.into_iter().map(|target| self.find_or_add(&uid, &known, target)).collect();
+        let replaced = known.into_iter().filter(|id| !probes.contains(id));
+        let entry = PodEntry { pod: pod.clone(), probes: probes.iter().copied().chain(replaced).collect() };
+        self.pods.insert(uid.clone(), entry);
+        let ended = self.retain(&uid, |id, _| probes.contains(&id));
+        self.results.retain_containers(&uid, |id| snapshot.by_id(id).is_some());
+        let mut status = None;
+        for id in probes {
+            self.observe_probe(id, snapshot, moment, &mut |instance| {
+                let status = status.get_or_insert_with(last_status);
+                Known::of(status.as_ref(), &instance.id, instance.started_at, moment.agent)
+            });
+            self.requeue(id);
+        }
+        ended
+    }
+
+    /// The pod's entry for this probe. A changed probe (of a static pod) begins anew.
+    fn find_or_add(&mut self, uid: &PodUid, known: &[ProbeId], target: Target) -> ProbeId {
+        let of_target = |id: &&ProbeId| self.probes.get(*id).is_some_and(|entry| *entry.target == target);
+        if let Some(id) = known.iter().find(of_target) {
+            return *id;
+        }
+        let id = ProbeId(self.next);
+        self.next += 1;
+        let state = ProbeState::new(target.kind, Terms::of(&target.probe));
+        let target = Arc::new(target);
+        self.probes.insert(id, Entry { uid: uid.clone(), target, state, running: None, queued: None });
+        id
+    }
+
+    fn observe_probe(
+        &mut self,
+        id: ProbeId,
+        snapshot: &PodSnapshot,
+        moment: Moment,
+        known: &mut dyn FnMut(&ContainerStatus) -> Known,
+    ) {
+        let Some(entry) = self.probes.get_mut(&id) else { return };
+        let (kind, name) = (entry.target.kind, entry.target.container.name.as_str());
+        let running = snapshot.newest(name).filter(|newest| newest.state == ContainerState::Running);
+        let Some(running) = running.filter(|running| entry.state.instance() != Some(&running.id)) else {
+            if running.is_none() {
+                entry.end();
+            }
+            return;
+        };
+        let known = known(running);
+        entry.end();
+        let initial = known.initial(kind);
+        let gated = kind != ProbeKind::Startup
+            && entry.target.has_startup_probe
+            && known.initial(ProbeKind::Startup) != ProbeResult::Success;
+        let first_run = first_run(running, entry.state.terms(), moment);
+        entry.state.begin(Beginning { id: running.id.clone(), first_run, gated, initial });
+        self.results.set(&entry.uid, &running.id, kind, initial);
+    }
+
+    /// The pod is being terminated: liveness and startup of its regular containers end, their results stay.
+    pub(super) fn terminating(&mut self, uid: &PodUid) -> Vec<Ended> {
+        self.retain(uid, |_, target| target.is_sidecar || target.kind == ProbeKind::Readiness)
+    }
+
+    /// None of the pod's containers runs any more.
+    pub(super) fn remove(&mut self, uid: &PodUid) -> Vec<Ended> {
+        let ended = self.retain(uid, |_, _| false);
+        self.pods.remove(uid);
+        ended
+    }
+
+    /// Removes probes of a pod.
+    fn retain(&mut self, uid: &PodUid, keep: impl Fn(ProbeId, &Target) -> bool) -> Vec<Ended> {
+        let Some(pod) = self.pods.get_mut(uid) else { return Vec::new() };
+        let entries = &self.probes;
+        let is_kept = |id: &ProbeId| entries.get(id).is_some_and(|entry| keep(*id, &entry.target));
+        let (kept, removed) = pod.probes.iter().partition(|id| is_kept(id));
+        pod.probes = kept;
+        let (pod, removed): (Pod, Vec<ProbeId>) = (pod.pod.clone(), removed);
+        let removed = removed.into_iter().filter_map(|id| {
+            let mut entry = self.probes.remove(&id)?;
+            entry.end();
+            if let Some(at) = entry.queued {
+                self.queue.remove(&(at, id));
+            }
+            Some(entry.target)
+        });
+        let removed: Vec<Arc<Target>> = removed.collect();
+        let ended = |target: Arc<Target>| Ended {
+            pod: pod.clone(),
+            has_namesake: self.has_namesake(uid, &pod, &target),
+            target,
+        };
+        removed.into_iter().map(ended).collect()
+    }
+
+    fn has_namesake(&self, uid: &PodUid, pod: &Pod, target: &Target) -> bool {
+        let same =
+            |entry: &Entry| entry.target.kind == target.kind && entry.target.container.name == target.container.name;
+        let (name, namespace) = (&pod.metadata.name, &pod.metadata.namespace);
+        self.pods.iter().any(|(other, entry)| {
+            let is_named = &entry.pod.metadata.name == name && &entry.pod.metadata.namespace == namespace;
+            other != uid && is_named && entry.probes.iter().filter_map(|id| self.probes.get(id)).any(same)
+        })
+    }
+
+    /// When the next probe is due.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.queue.first().map(|(at, _)| *at)
+    }
+
+    /// Takes a probe that is due by `now`. It is due again once it is completed.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<Job> {
+        while let Some((at, id)) = self.queue.first().copied().filter(|(at, _)| *at <= now) {
+            self.queue.remove(&(at, id));
+            let Some(entry) = self.probes.get_mut(&id) else { continue };
+            entry.queued = None;
+            let pod = self.pods.get(&entry.uid);
+            if let Some((pod, container)) = pod.zip(entry.state.instance()) {
+                let (pod, container, target) = (pod.pod.clone(), container.clone(), entry.target.clone());
+                return Some(Job { probe: id, pod, container, target, timeout: entry.state.terms().timeout });
+            }
+        }
+        None
+    }
+
+    /// A run of the probe is in progress. It is aborted with its instance or its probe.
+    pub(super) fn running(&mut self, id: ProbeId, run: AbortHandle) {
+        match self.probes.get_mut(&id) {
+            Some(entry) => entry.running = Some(run),
+            None => run.abort(),
+        }
+    }
+
+    /// A run has ended. Returns false if it was about an instance or a probe that is gone.
+    pub(super) fn complete(&mut self, id: ProbeId, run: task::Id, ended: RunResult, now: Instant) -> bool {
+        let Some(entry) = self.probes.get_mut(&id) else { return false };
+        if entry.running.as_ref().is_none_or(|running| running.id() != run) {
+            return false;
+        }
+        entry.running = None;
+        let result = entry.state.complete(ended, now);
+        if let Some((result, instance)) = result.zip(entry.state.instance()) {
+            self.results.set(&entry.uid, instance, entry.target.kind, result);
+            if entry.target.kind == ProbeKind::Startup && result == ProbeResult::Success {
+                self.open_gates(id, now);
+            }
+        }
+        self.requeue(id);
+        true
+    }
+
+    /// The startup probe of a container has succeeded.
+    fn open_gates(&mut self, startup: ProbeId, now: Instant) {
+        let Some(entry) = self.probes.get(&startup) else { return };
+        let (uid, name) = (&entry.uid, entry.target.container.name.clone());
+        for id in self.pods.get(uid).map(|pod| pod.probes.clone()).unwrap_or_default() {
+            if let Some(entry) = self.probes.get_mut(&id).filter(|entry| entry.target.container.name == name) {
+                entry.state.open_gate(now);
+                self.requeue(id);
+            }
+        }
+    }
+
+    /// Gives the probe its place in the queue.
+    fn requeue(&mut self, id: ProbeId) {
+        let Some(entry) = self.probes.get_mut(&id) else { return };
+        let due = entry.state.due().filter(|_| entry.running.is_none());
+        let before = std::mem::replace(&mut entry.queued, due);
+        if let Some(at) = before.filter(|_| before != due) {
+            self.queue.remove(&(at, id));
+        }
+        if let Some(at) = due {
+            self.queue.insert((at, id));
+        }
+    }
+}
+
+impl Entry {
+    /// The instance no longer runs: so does its probe.
+    fn end(&mut self) {
+        self.state.end();
+        if let Some(running) = self.running.take() {
+            running.abort();
+        }
+    }
+}
+
+/// The probes of regular containers and sidecars.
+fn probed(pod: &Pod) -> impl Iterator<Item = Target> {
+    let lasting = |container: &SpecContainer<'_>| container.class != ContainerClass::Init;
+    spec::lasting_containers(pod)
+        .filter(lasting)
+        .flat_map(|container| KINDS.into_iter().filter_map(move |kind| Target::of(&container, kind)))
+}
+
+/// When an instance is probed first: after the initial delay. Those that ran before the agent are spread over a period,
+/// since they would all be due at once.
+fn first_run(running: &ContainerStatus, terms: Terms, moment: Moment) -> Instant {
+    let started = u64::try_from(running.started_at).unwrap_or_default();
+    let started = SystemTime::UNIX_EPOCH + Duration::from_nanos(started);
+    let age = moment.wall.duration_since(started).unwrap_or_default();
+    let delay = terms.initial_delay.saturating_sub(age);
+    let spread = if started < moment.agent { terms.period.mul_f64(fastrand::f64()) } else { Duration::ZERO };
+    moment.now + delay.max(spread)
+}

@@ -1,0 +1,164 @@
+//! Credentials of pods, and who may use images that are on the node.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use tonic::Status;
+
+use super::*;
+use crate::apiserver::recovery::Recovered;
+use crate::objects::Objects;
+use crate::objects::ObjectsConfig;
+use crate::objects::Registration;
+use crate::objects::Strategy;
+use crate::objects::tests::api::Api;
+
+const IMAGE: &str = "r.io/app:1";
+
+/// Secrets by name, each with a user for `r.io`. A user that is empty makes a secret without valid content.
+fn give_secrets(node: &mut Node, pod: &Pod, secrets: &[(&str, &str)]) -> Registration {
+    let clock = node.ctx.clock;
+    let api = Api::new(clock);
+    for (name, user) in secrets {
+        let config = json!({"auths": {"r.io": {"username": user, "password": "p"}}}).to_string();
+        let config = if user.is_empty() { "hunter2" } else { config.as_str() };
+        api.put(
+            &format!("secrets/ns/{name}"),
+            json!({"metadata": {"uid": format!("uid-{name}")}, "type": "kubernetes.io/dockerconfigjson",
+                "data": {".dockerconfigjson": STANDARD.encode(config)}}),
+        );
+    }
+    let (strategy, recovered) = (Strategy::Get, Recovered::default());
+    let config = ObjectsConfig { strategy, recovered, sync_frequency: Duration::from_secs(60), clock, node: None };
+    node.ctx.objects = Objects::new(&api.client(), config);
+    let mut registration = Registration::new("uid".into());
+    node.ctx.objects.register(pod, &mut registration);
+    registration
+}
+
+/// A pod with these pull secrets.
+fn with_secrets(uid: &str, policy: &str, secrets: &[&str]) -> Pod {
+    let secrets: Vec<Value> = secrets.iter().map(|name| json!({"name": name})).collect();
+    let containers = json!([{"name": "c", "image": IMAGE, "imagePullPolicy": policy}]);
+    let mut pod = pod(json!({"containers": containers, "imagePullSecrets": secrets}));
+    pod.metadata.uid = Some(uid.to_owned());
+    pod
+}
+
+async fn started(node: &Node, pod: &Pod) -> Result<ContainerId, StartFailure> {
+    let outcome = execute(&node.ctx, pod, &actions(keep(), vec![regular(0, "c")]), &running(&[])).await;
+    outcome.starts.into_iter().next().expect("a start").result
+}
+
+fn published(node: &Node) {
+    node.runtime.state().registry.insert(IMAGE.into(), image("sha256:app"));
+}
+
+/// The pulls among the runtime's calls.
+fn pulls(node: &Node) -> Vec<String> {
+    node.runtime.take_calls().into_iter().filter(|call| call.starts_with("PullImage")).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn credentials_are_tried_in_turn_and_the_one_that_works_is_recorded() {
+    let mut node = Node::new();
+    published(&node);
+    let owner = with_secrets("uid", "IfNotPresent", &["s1", "", "s2"]);
+    let _registration = give_secrets(&mut node, &owner, &[("s1", "one"), ("s2", "two")]);
+    node.runtime.fail("PullImage", Status::unknown("denied"));
+    started(&node, &owner).await.expect("started");
+    assert_eq!(pulls(&node), ["PullImage r.io/app:1 as one", "PullImage r.io/app:1 as two"]);
+
+    let folder = node.path("image_manager/pulled");
+    let files: Vec<_> = std::fs::read_dir(folder).expect("listed").flatten().collect();
+    let record: Value = serde_json::from_slice(&std::fs::read(files[0].path()).expect("read")).expect("JSON");
+    assert_eq!(record["imageRef"], "sha256:app");
+    let secrets = record["credentialMapping"]["r.io/app"]["kubernetesSecrets"].as_array().expect("secrets");
+    assert_eq!((files.len(), secrets.len(), &secrets[0]["name"]), (1, 1, &json!("s2")));
+    assert_eq!(std::fs::read_dir(node.path("image_manager/pulling")).expect("listed").count(), 0);
+
+    started(&node, &owner).await.expect("its secret is recorded");
+    assert!(pulls(&node).is_empty());
+    let stranger = with_secrets("stranger", "Never", &[]);
+    let failure = started(&node, &stranger).await.expect_err("not shown to others");
+    let message = "Container image \"r.io/app:1\" is not present with pull policy of Never";
+    assert_eq!((failure.token.as_str(), failure.message.as_str()), ("ErrImageNeverPull", message));
+    node.runtime.fail("PullImage", Status::unknown("denied"));
+    let stranger = with_secrets("stranger", "IfNotPresent", &[]);
+    let failure = started(&node, &stranger).await.expect_err("the registry refuses");
+    assert_eq!((failure.token.as_str(), failure.message.as_str()), ("ErrImagePull", "denied"));
+    assert_eq!(pulls(&node), ["PullImage r.io/app:1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_of_several_credentials_are_joined() {
+    let (a, b) = ("a", "RegistryUnavailable: b");
+    for (errors, token, message) in [
+        ([a, a], "ErrImagePull", "a"),
+        ([a, b], "ErrImagePull", "[a, RegistryUnavailable: b]"),
+        ([b, a], "ErrImagePull", "[RegistryUnavailable: b, a]"),
+        ([b, b], "RegistryUnavailable", "image pull failed for r.io/app:1 because the registry is unavailable: b"),
+    ] {
+        let mut node = Node::new();
+        let pod = with_secrets("uid", "Always", &["s1", "s2"]);
+        let _registration = give_secrets(&mut node, &pod, &[("s1", "one"), ("s2", "two")]);
+        for error in errors {
+            node.runtime.fail("PullImage", Status::unknown(error));
+        }
+        let failure = started(&node, &pod).await.expect_err("failed");
+        assert_eq!((failure.token.as_str(), failure.message.as_str()), (token, message));
+        assert_eq!(pulls(&node).len(), 2, "none without credentials");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_secrets_are_reported_after_a_failed_pull() {
+    let mut node = Node::new();
+    let pod = with_secrets("uid", "IfNotPresent", &["s1", "none", "gone"]);
+    let _registration = give_secrets(&mut node, &pod, &[("s1", "one")]);
+    started(&node, &pod).await.expect_err("not in the registry");
+    let expected = "pod W FailedToRetrieveImagePullSecret: Unable to retrieve some image pull secrets (none, gone); \
+                    attempting to pull the image may not succeed.";
+    let reported = |events: Vec<String>| events.iter().filter(|event| event.contains("Unable to retrieve")).count();
+    let events = node.events.take();
+    assert!(events.iter().any(|event| event == expected), "{events:?}");
+    started(&node, &pod).await.expect_err("held back");
+    assert_eq!(reported(node.events.take()), 0, "no pull, no event");
+    tokio::time::advance(Duration::from_secs(11)).await;
+    published(&node);
+    started(&node, &pod).await.expect("pulled");
+    assert_eq!(reported(node.events.take()), 0, "nor after a success");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_secret_fails_the_start_without_a_call() {
+    let mut node = Node::new();
+    let pod = with_secrets("uid", "Always", &["s1", "s2"]);
+    let _registration = give_secrets(&mut node, &pod, &[("s1", "one"), ("s2", "")]);
+    let failure = started(&node, &pod).await.expect_err("failed");
+    let text = "pull secret ns/s2: invalid docker configuration at line 1, column 1";
+    assert_eq!((failure.token.as_str(), failure.message.as_str()), (text, text));
+    assert_eq!(node.runtime.take_calls(), [""; 0]);
+    assert_eq!(node.events.take(), [format!("pod spec.containers{{c}} W Failed: Error: {text}")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_cannot_be_recorded_is_not_begun() {
+    let node = Node::new();
+    published(&node);
+    std::fs::remove_dir_all(node.path("image_manager")).expect("removed");
+    let failure = started(&node, &with_secrets("uid", "Always", &[])).await.expect_err("failed");
+    assert!(failure.token.starts_with("failed to record image pull intent: "), "{}", failure.token);
+    let message = format!("Failed to record image pull intent for container image \"r.io/app:1\": {}", failure.token);
+    assert_eq!(failure.message, message);
+    assert_eq!(pulls(&node), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_records_every_pod_may_use_an_image() {
+    let mut node = Node::new();
+    node.ctx.images = Arc::new(Images::new(node.runtime.client(), PullLimits::default()));
+    node.has_image(IMAGE, "sha256:app");
+    started(&node, &with_secrets("uid", "Never", &[])).await.expect("started");
+    let expected = r#"pod spec.containers{c} N Pulled: Container image "r.io/app:1" already present on machine"#;
+    assert_eq!(node.events.take()[0], expected);
+}
