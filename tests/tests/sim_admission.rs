@@ -4,10 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ExecAction;
 use k8s_openapi::api::core::v1::PodOS;
+use k8s_openapi::api::core::v1::PodResourceClaim;
 use k8s_openapi::api::core::v1::PodStatus;
-use k8s_openapi::api::core::v1::Probe;
 use keblet::model::Pod;
 use keblet::model::PodUid;
 use keblet_tests::cri::*;
@@ -30,9 +29,8 @@ fn status(agent: &Agent) -> PodStatus {
 /// The pod with a field that this agent does not support.
 fn unsupported(pod: PodOf) -> Pod {
     let mut pod = Arc::unwrap_or_clone(pod.build());
-    let exec = ExecAction { command: Some(vec!["true".to_owned()]) };
-    let probe = Probe { exec: Some(exec), ..Probe::default() };
-    pod.spec.as_mut().expect("a spec").containers[0].liveness_probe = Some(probe);
+    let claim = PodResourceClaim { name: "gpu".to_owned(), ..PodResourceClaim::default() };
+    pod.spec.as_mut().expect("a spec").resource_claims = Some(vec![claim]);
     Arc::new(pod)
 }
 
@@ -67,7 +65,7 @@ async fn a_rejected_pod_that_runs_is_not_killed() {
     let status = status(&agent);
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Running"), Some("PodFeatureUnsupported")));
     let message = status.message.expect("a message");
-    assert!(message.contains("livenessProbe") && message.contains("run on unmanaged"), "{message}");
+    assert!(message.contains("resourceClaims") && message.contains("run on unmanaged"), "{message}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,10 +1,11 @@
 //! No new pods that a node under pressure would have to evict again. Pure.
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::core::v1::Toleration;
+use k8s_openapi::api::core::v1::Taint;
 
 use super::Decision;
 use super::Input;
+use super::taints;
 use crate::model::Pressures;
 use crate::model::spec;
 
@@ -12,7 +13,7 @@ const MEMORY_TAINT: &str = "node.kubernetes.io/memory-pressure";
 
 pub(super) fn check(input: Input<'_>) -> Decision {
     let pressures = input.node.pressures;
-    if pressures == Pressures::default() || spec::is_critical(input.pod) {
+    if input.is_resumed || pressures == Pressures::default() || spec::is_critical(input.pod) {
         return Decision::Admit;
     }
     let only_memory = pressures == Pressures { memory: true, ..Pressures::default() };
@@ -23,20 +24,8 @@ pub(super) fn check(input: Input<'_>) -> Decision {
 }
 
 fn tolerates_memory_pressure(pod: &Pod) -> bool {
-    let mut tolerations = pod.spec.iter().flat_map(|spec| spec.tolerations.iter().flatten());
-    tolerations.any(tolerates)
-}
-
-/// Of the taint `node.kubernetes.io/memory-pressure:NoSchedule`, which has no value.
-fn tolerates(toleration: &Toleration) -> bool {
-    let text = |field: &Option<String>| field.clone().unwrap_or_default();
-    let (key, effect, value) = (text(&toleration.key), text(&toleration.effect), text(&toleration.value));
-    let is_of_effect = effect.is_empty() || effect == "NoSchedule";
-    match text(&toleration.operator).as_str() {
-        "Exists" => is_of_effect && (key.is_empty() || key == MEMORY_TAINT),
-        "" | "Equal" => is_of_effect && key == MEMORY_TAINT && value.is_empty(),
-        _ => false,
-    }
+    let taint = Taint { key: MEMORY_TAINT.to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };
+    taints::tolerates(pod, &taint)
 }
 
 #[cfg(test)]
@@ -46,6 +35,7 @@ mod tests {
 
     use super::super::NodeOffer;
     use super::super::Rejection;
+    use super::super::testing;
     use super::*;
 
     const MEMORY: Pressures = Pressures { memory: true, disk: false, pid: false };
@@ -56,7 +46,7 @@ mod tests {
         let pod = json!({"metadata": {"annotations": annotations}, "spec": spec});
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let node = NodeOffer { pressures, ..NodeOffer::default() };
-        match check(Input { pod: &pod, best_effort, node: &node }) {
+        match check(Input { best_effort, ..testing::input(&pod, &node) }) {
             Decision::Admit => None,
             Decision::Reject(Rejection { reason, message }) => {
                 assert_eq!(reason, "Evicted");

@@ -1,30 +1,53 @@
 //! Admission: an ordered list of pure checks that decides once per pod UID whether this node runs a pod.
 //!
 //! The order is that of the kubelet's admission handlers; the first check that rejects decides. A rejected pod gets
-//! phase Failed, the reason and "Pod was rejected: " with the message. Checks read plain values only: the pod and what
-//! the node offers. Device, resource and topology checks attach where [`CHECKS`] names their place.
+//! phase Failed, the reason and "Pod was rejected: " with the message. Checks read plain values only: the pod, what the
+//! node offers and what other pods hold of it. Checks of devices and topology attach where [`CHECKS`] names their place.
+//!
+//! A pod that an earlier agent admitted (it has started) is not asked again for what may have changed since: room, labels,
+//! taints, pressure, a shutdown that began.
 
 mod app_armor;
 mod eviction;
+mod general;
+mod host_ports;
+mod needs;
+mod node_affinity;
 mod node_features;
+mod node_info;
 mod operating_system;
 pub mod path_safety;
+mod preemption;
 mod supplemental_groups;
 mod sysctls;
+mod taints;
 mod unsupported;
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
+pub use general::Insufficient;
+pub use general::NODE_AFFINITY;
+pub use host_ports::HostPort;
+pub use needs::Held;
+pub use needs::Needs;
+pub use needs::Quantities;
+pub use node_info::NodeInfo;
+pub use preemption::Candidate;
+pub use preemption::Candidates;
+pub use preemption::is_preemptable;
+pub use preemption::victims;
 pub use sysctls::SysctlAllowlist;
 pub use sysctls::UnknownSysctlNamespace;
 
 use crate::model::PodUid;
 use crate::model::Pressures;
 
-/// What a check decides about a pod.
+/// What is decided about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// The node runs the pod.
@@ -37,20 +60,41 @@ pub enum Decision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     /// `status.reason` and the reason of the event, as upstream spells it.
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     /// Text of the event; `status.message` without its prefix.
     pub message: String,
 }
 
 impl Decision {
     fn reject(reason: &'static str, message: impl Into<String>) -> Self {
-        Self::Reject(Rejection { reason, message: message.into() })
+        Self::Reject(Rejection { reason: Cow::Borrowed(reason), message: message.into() })
+    }
+}
+
+/// What the checks yield for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdmissionResult {
+    /// The node runs the pod.
+    Admit,
+    /// The node runs the pod, which is critical, if other pods are evicted that hold these resources.
+    Preempt(Vec<Insufficient>),
+    /// The node does not run the pod.
+    Reject(Rejection),
+}
+
+impl AdmissionResult {
+    fn reject(reason: &'static str, message: &str) -> Self {
+        Self::Reject(Rejection { reason: Cow::Borrowed(reason), message: message.to_owned() })
     }
 }
 
 /// What the node offers to pods, as far as checks ask for it.
 #[derive(Clone, Debug, Default)]
 pub struct NodeOffer {
+    /// The node as schedulers see it; `None` rejects every pod.
+    pub node: Option<Arc<NodeInfo>>,
+    /// Features that the node declares (KEP-5328); `None` with the feature gate off.
+    pub declared_features: Option<Arc<BTreeSet<String>>>,
     /// Sysctls that pods may set.
     pub sysctls: Arc<SysctlAllowlist>,
     /// AppArmor is enabled on the host.
@@ -65,6 +109,13 @@ pub struct NodeOffer {
     pub pressures: Pressures,
 }
 
+impl NodeOffer {
+    /// Of a node on which any pods fit.
+    pub fn unlimited() -> Self {
+        Self { node: Some(Arc::new(NodeInfo::unlimited())), ..Self::default() }
+    }
+}
+
 /// What a check reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
@@ -72,33 +123,57 @@ pub struct Input<'a> {
     pub pod: &'a Pod,
     /// The pod is of the class BestEffort.
     pub best_effort: bool,
+    /// An earlier agent admitted the pod, and it has not ended.
+    pub is_resumed: bool,
+    /// What the pod needs.
+    pub needs: &'a Needs,
+    /// What other active pods hold.
+    pub held: &'a Held,
     /// The node.
     pub node: &'a NodeOffer,
 }
 
 type Check = fn(Input<'_>) -> Decision;
 
-/// All checks in order. Upstream validates paths in the API server, before any handler; then come its handlers:
-/// eviction, sysctls, topology and resource managers, predicates (OS, groups policy, devices, resource fit, node
-/// affinity), AppArmor, pod features, node-declared features, shutdown.
-const CHECKS: [Check; 9] = [
-    path_safety::check,
-    eviction::check,
-    sysctls::check,
-    // Topology, CPU, memory and device managers.
-    operating_system::check,
-    supplemental_groups::check,
-    // Devices, resource fit, node affinity, host ports, taints; preemption for critical pods.
-    app_armor::check,
-    node_features::pod_level_resources,
-    unsupported::check,
-    node_features::shutdown,
-];
+/// Checks in order, before and after those of schedulers ([`general`]). Upstream validates paths in the API server, before
+/// any handler; then come its handlers: eviction, sysctls, topology and resource managers, predicates (OS, groups policy,
+/// devices, general), AppArmor, pod features, node-declared features, shutdown.
+const CHECKS: (&[Check], &[Check]) = (
+    &[
+        path_safety::check,
+        eviction::check,
+        sysctls::check,
+        // Topology, CPU, memory and device managers.
+        operating_system::check,
+        supplemental_groups::check,
+        // Devices.
+    ],
+    &[
+        app_armor::check,
+        node_features::pod_level_resources,
+        node_features::declared,
+        unsupported::check,
+        node_features::shutdown,
+    ],
+);
 
-/// Runs all checks on a pod; the first rejection decides. Pure.
-pub fn decide(input: Input<'_>) -> Decision {
-    let decisions = CHECKS.iter().map(|check| check(input));
-    decisions.into_iter().find(|decision| *decision != Decision::Admit).unwrap_or(Decision::Admit)
+/// Runs all checks on a pod; the first rejection decides. Nothing is preempted for a pod that another check rejects. Pure.
+pub fn decide(input: Input<'_>) -> AdmissionResult {
+    let (before, after) = CHECKS;
+    if let Some(rejection) = first_rejection(before, input) {
+        return AdmissionResult::Reject(rejection);
+    }
+    match general::check(input) {
+        AdmissionResult::Reject(rejection) => AdmissionResult::Reject(rejection),
+        result => first_rejection(after, input).map_or(result, AdmissionResult::Reject),
+    }
+}
+
+fn first_rejection(checks: &[Check], input: Input<'_>) -> Option<Rejection> {
+    checks.iter().find_map(|check| match check(input) {
+        Decision::Admit => None,
+        Decision::Reject(rejection) => Some(rejection),
+    })
 }
 
 /// The decisions made so far, by pod UID.
@@ -137,5 +212,7 @@ impl Decisions {
     }
 }
 
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;

@@ -133,6 +133,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::NodeOffer;
+    use super::super::testing;
     use super::*;
 
     fn list(kernel: Option<(u32, u32)>, patterns: &[&str]) -> Result<SysctlAllowlist, UnknownSysctlNamespace> {
@@ -220,10 +221,7 @@ mod tests {
         };
         let message = |name: &str| format!("forbidden sysctl: {name:?} not allowlisted");
         let rejected = |name: &str| Decision::reject("SysctlForbidden", message(name));
-        assert_eq!(check(Input { pod: &pod, best_effort: false, node: &node(&[]) }), rejected("kernel.msgmax"));
-        assert_eq!(
-            check(Input { pod: &pod, best_effort: false, node: &node(&["kernel.msg*"]) }),
-            rejected("vm.swappiness")
-        );
+        assert_eq!(check(testing::input(&pod, &node(&[]))), rejected("kernel.msgmax"));
+        assert_eq!(check(testing::input(&pod, &node(&["kernel.msg*"]))), rejected("vm.swappiness"));
     }
 }

@@ -15,32 +15,26 @@ fn pod(metadata: Value, spec: Value) -> Pod {
 
 /// A node that offers everything.
 fn full() -> NodeOffer {
-    NodeOffer {
-        sysctls: Arc::default(),
-        app_armor: true,
-        supplemental_groups_policy: true,
-        pod_level_resources: true,
-        shutting_down: false,
-        pressures: Pressures::default(),
+    NodeOffer { app_armor: true, supplemental_groups_policy: true, pod_level_resources: true, ..NodeOffer::unlimited() }
+}
+
+fn rejection(pod: &Pod, node: &NodeOffer) -> Option<(String, String)> {
+    match decide(testing::input(pod, node)) {
+        AdmissionResult::Admit => None,
+        AdmissionResult::Reject(Rejection { reason, message }) => Some((reason.into_owned(), message)),
+        AdmissionResult::Preempt(missing) => panic!("{missing:?}"),
     }
 }
 
-fn rejection(pod: &Pod, node: &NodeOffer) -> Option<(&'static str, String)> {
-    match decide(Input { pod, best_effort: false, node }) {
-        Decision::Admit => None,
-        Decision::Reject(Rejection { reason, message }) => Some((reason, message)),
-    }
-}
-
-fn rejected(reason: &'static str, message: &str) -> Option<(&'static str, String)> {
-    Some((reason, message.to_owned()))
+fn rejected(reason: &str, message: &str) -> Option<(String, String)> {
+    Some((reason.to_owned(), message.to_owned()))
 }
 
 #[test]
 fn what_the_node_lacks_rejects_the_pod() {
     let strict = json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}});
     type Case = (Value, Value, fn(&mut NodeOffer), &'static str, &'static str);
-    let table: [Case; 6] = [
+    let table: [Case; 9] = [
         (
             json!({"labels": {"kubernetes.io/os": "windows"}}),
             json!({}),
@@ -83,6 +77,21 @@ fn what_the_node_lacks_rejects_the_pod() {
             "SysctlForbidden",
             "forbidden sysctl: \"kernel.panic\" not allowlisted",
         ),
+        (json!({}), json!({}), |node| node.node = None, "InvalidNodeInfo", "Kubelet cannot get node info."),
+        (
+            json!({}),
+            json!({"containers": [{"name": "c", "restartPolicyRules": [{"action": "RestartAllContainers"}]}]}),
+            |node| node.declared_features = Some(Arc::default()),
+            "PodFeatureUnsupported",
+            "Pod requires node features that are not available: RestartAllContainersOnContainerExits",
+        ),
+        (
+            json!({}),
+            json!({"hostNetwork": true, "hostUsers": false}),
+            |node| node.declared_features = Some(Arc::default()),
+            "PodFeatureUnsupported",
+            "Pod requires node features that are not available: UserNamespacesHostNetworkSupport",
+        ),
     ];
     for (metadata, spec, change, reason, message) in table {
         let (pod, mut node) = (pod(metadata, spec), full());
@@ -101,8 +110,14 @@ fn pods_for_this_node_are_admitted() {
     });
     assert_eq!(rejection(&pod(labels, spec), &full()), None);
     let merge = json!({"securityContext": {"supplementalGroupsPolicy": "Merge"}});
-    let bare = NodeOffer::default();
+    let bare = NodeOffer::unlimited();
     assert_eq!(rejection(&pod(json!({}), merge), &bare), None);
+    let rules = json!({"containers": [{"name": "c", "restartPolicyRules": [{"action": "RestartAllContainers"}]}]});
+    let declared = Some(Arc::new(BTreeSet::from(["RestartAllContainersOnContainerExits".to_owned()])));
+    for declared_features in [declared, None] {
+        let node = NodeOffer { declared_features, ..NodeOffer::unlimited() };
+        assert_eq!(rejection(&pod(json!({}), rules.clone()), &node), None);
+    }
     assert_eq!(rejection(&Pod::default(), &bare), None);
 }
 
@@ -114,7 +129,8 @@ fn the_first_check_in_order_decides() {
         "securityContext": {"sysctls": [{"name": "kernel.panic", "value": "1"}], "appArmorProfile": {"type": "RuntimeDefault"}},
     });
     let mut pod = pod(json!({}), spec);
-    let node = NodeOffer { shutting_down: true, ..NodeOffer::default() };
+    let node = NodeOffer { shutting_down: true, ..NodeOffer::unlimited() };
+    let full = NodeOffer { node: Some(Arc::default()), ..node.clone() };
     let mut reasons = Vec::new();
     let context = |pod: &mut Pod| pod.spec.as_mut().expect("a spec").security_context.take();
     let (reason, _) = rejection(&pod, &node).expect("rejected");
@@ -122,12 +138,37 @@ fn the_first_check_in_order_decides() {
     pod.spec.as_mut().expect("a spec").security_context.as_mut().expect("a context").sysctls = None;
     reasons.push(rejection(&pod, &node).expect("rejected").0);
     pod.spec.as_mut().expect("a spec").os = None;
+    reasons.push(rejection(&pod, &full).expect("rejected").0);
     reasons.push(rejection(&pod, &node).expect("rejected").0);
     context(&mut pod);
     reasons.push(rejection(&pod, &node).expect("rejected").0);
     pod.spec.as_mut().expect("a spec").host_users = None;
     reasons.push(rejection(&pod, &node).expect("rejected").0);
-    assert_eq!(reasons, ["SysctlForbidden", "PodOSNotSupported", "AppArmor", "PodFeatureUnsupported", "NodeShutdown"]);
+    assert_eq!(
+        reasons,
+        ["SysctlForbidden", "PodOSNotSupported", "OutOfpods", "AppArmor", "PodFeatureUnsupported", "NodeShutdown"]
+    );
+}
+
+#[test]
+fn nothing_is_preempted_for_a_pod_that_another_check_rejects() {
+    let metadata = json!({"annotations": {"kubernetes.io/config.source": "file"}});
+    let full = NodeOffer { node: Some(Arc::default()), ..NodeOffer::default() };
+    let critical = pod(metadata, json!({}));
+    assert!(matches!(decide(testing::input(&critical, &full)), AdmissionResult::Preempt(_)));
+    let down = NodeOffer { shutting_down: true, ..full };
+    assert_eq!(rejection(&critical, &down).map(|(reason, _)| reason).as_deref(), Some("NodeShutdown"));
+}
+
+#[test]
+fn a_pod_that_runs_is_not_asked_for_what_may_have_changed() {
+    let pressures = Pressures { disk: true, ..Pressures::default() };
+    let node = NodeOffer { node: Some(Arc::default()), pressures, shutting_down: true, ..NodeOffer::default() };
+    let (plain, foreign) = (pod(json!({}), json!({})), pod(json!({}), json!({"os": {"name": "windows"}})));
+    let resumed = |pod| decide(Input { is_resumed: true, ..testing::input(pod, &node) });
+    assert_eq!(resumed(&plain), AdmissionResult::Admit);
+    assert!(matches!(decide(testing::input(&plain, &node)), AdmissionResult::Reject(_)));
+    assert!(matches!(resumed(&foreign), AdmissionResult::Reject(_)), "what cannot change is checked again");
 }
 
 #[test]
@@ -163,7 +204,7 @@ fn a_decision_is_stored_once_per_uid() {
     assert!(!decisions.contains(&uid) && decisions.rejection(&uid).is_none());
     decisions.store(uid.clone(), Decision::reject("NodeShutdown", "m"));
     decisions.store(uid.clone(), Decision::Admit);
-    assert_eq!(decisions.rejection(&uid).map(|rejection| rejection.reason), Some("NodeShutdown"));
+    assert_eq!(decisions.rejection(&uid).map(|rejection| &*rejection.reason), Some("NodeShutdown"));
     assert_eq!(decisions.rejected().collect::<Vec<_>>(), [&uid]);
     decisions.remove(&uid);
     decisions.store(uid.clone(), Decision::Admit);

@@ -2,12 +2,9 @@
 //! being run without it. Pure.
 
 use k8s_openapi::api::core::v1::Container;
-use k8s_openapi::api::core::v1::EnvVar;
 use k8s_openapi::api::core::v1::EphemeralContainer;
-use k8s_openapi::api::core::v1::Lifecycle;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodSpec;
-use k8s_openapi::api::core::v1::Probe;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::api::core::v1::VolumeDevice;
@@ -48,9 +45,6 @@ fn unsupported(pod: &Pod) -> Vec<String> {
 
 /// The fields of a container that may be unsupported, whichever list it is in.
 struct View<'a> {
-    probes: [(&'static str, Option<&'a Probe>); 3],
-    lifecycle: Option<&'a Lifecycle>,
-    env: &'a [EnvVar],
     resources: Option<&'a ResourceRequirements>,
     devices: &'a [VolumeDevice],
 }
@@ -58,13 +52,6 @@ struct View<'a> {
 macro_rules! view {
     ($container:expr) => {
         Self {
-            probes: [
-                ("livenessProbe", $container.liveness_probe.as_ref()),
-                ("readinessProbe", $container.readiness_probe.as_ref()),
-                ("startupProbe", $container.startup_probe.as_ref()),
-            ],
-            lifecycle: $container.lifecycle.as_ref(),
-            env: $container.env.as_deref().unwrap_or_default(),
             resources: $container.resources.as_ref(),
             devices: $container.volume_devices.as_deref().unwrap_or_default(),
         }
@@ -94,53 +81,34 @@ impl Fields {
 
     fn pod(&mut self, spec: &PodSpec) {
         self.note(spec.host_users == Some(false), "spec.hostUsers");
-        self.note(spec.image_pull_secrets.as_ref().is_some_and(|l| !l.is_empty()), "spec.imagePullSecrets");
-        self.note(spec.runtime_class_name.as_ref().is_some_and(|name| !name.is_empty()), "spec.runtimeClassName");
         self.note(spec.resource_claims.as_ref().is_some_and(|l| !l.is_empty()), "spec.resourceClaims");
     }
 
     fn volume(&mut self, path: &str, volume: &Volume) {
-        if let Some(empty_dir) = &volume.empty_dir {
-            let medium = empty_dir.medium.as_deref().unwrap_or_default();
-            return self.note(!medium.is_empty(), format!("{path}.emptyDir.medium"));
-        }
         for (index, source) in volume.projected.iter().flat_map(|p| p.sources.iter().flatten()).enumerate() {
             let path = format!("{path}.projected.sources[{index}]");
             self.note(source.cluster_trust_bundle.is_some(), format!("{path}.clusterTrustBundle"));
             self.note(source.pod_certificate.is_some(), format!("{path}.podCertificate"));
         }
-        let known = volume.host_path.is_some()
+        let known = volume.empty_dir.is_some()
+            || volume.host_path.is_some()
+            || volume.persistent_volume_claim.is_some()
+            || volume.ephemeral.is_some()
+            || volume.nfs.is_some()
             || volume.config_map.is_some()
             || volume.secret.is_some()
             || volume.downward_api.is_some()
-            || volume.projected.is_some();
+            || volume.projected.is_some()
+            || volume.image.is_some();
         if !known {
             self.note(true, format!("{path}.{}", volume_type(volume)));
         }
     }
 
     fn container(&mut self, path: &str, container: &View<'_>) {
-        for (field, probe) in container.probes {
-            self.note(probe.is_some(), format!("{path}.{field}"));
-        }
-        if let Some(lifecycle) = container.lifecycle {
-            self.note(lifecycle.post_start.is_some(), format!("{path}.lifecycle.postStart"));
-            self.note(lifecycle.pre_stop.is_some(), format!("{path}.lifecycle.preStop"));
-            self.note(lifecycle.stop_signal.is_some(), format!("{path}.lifecycle.stopSignal"));
-        }
-        for (index, variable) in container.env.iter().enumerate() {
-            self.env(&format!("{path}.env[{index}].valueFrom"), variable);
-        }
         let claims = container.resources.and_then(|resources| resources.claims.as_ref());
         self.note(claims.is_some_and(|claims| !claims.is_empty()), format!("{path}.resources.claims"));
         self.note(!container.devices.is_empty(), format!("{path}.volumeDevices"));
-    }
-
-    fn env(&mut self, path: &str, variable: &EnvVar) {
-        let Some(source) = &variable.value_from else {
-            return;
-        };
-        self.note(source.file_key_ref.is_some(), format!("{path}.fileKeyRef"));
     }
 }
 
@@ -171,16 +139,7 @@ mod tests {
 
     #[test]
     fn unsupported_container_fields_are_named() {
-        let probe = json!({ "exec": { "command": ["true"] } });
-        let file = json!({ "volumeName": "v", "path": "p", "key": "k" });
         for (extra, path) in [
-            (json!({ "livenessProbe": probe }), "livenessProbe"),
-            (json!({ "readinessProbe": probe }), "readinessProbe"),
-            (json!({ "startupProbe": probe }), "startupProbe"),
-            (json!({ "lifecycle": { "postStart": probe } }), "lifecycle.postStart"),
-            (json!({ "lifecycle": { "preStop": probe } }), "lifecycle.preStop"),
-            (json!({ "lifecycle": { "stopSignal": "SIGUSR1" } }), "lifecycle.stopSignal"),
-            (json!({ "env": [{ "name": "B", "valueFrom": { "fileKeyRef": file } }] }), "env[0].valueFrom.fileKeyRef"),
             (json!({ "resources": { "claims": [{ "name": "n" }] } }), "resources.claims"),
             (json!({ "volumeDevices": [{ "name": "n", "devicePath": "/dev/x" }] }), "volumeDevices"),
         ] {
@@ -204,10 +163,7 @@ mod tests {
                 json!({ "name": "v", "projected": { "sources": [{ "podCertificate": { "signerName": "s", "keyType": "ED25519" } }] } }),
                 "projected.sources[0].podCertificate",
             ),
-            (json!({ "name": "v", "persistentVolumeClaim": { "claimName": "n" } }), "persistentVolumeClaim"),
             (json!({ "name": "v", "csi": { "driver": "d" } }), "csi"),
-            (json!({ "name": "v", "image": { "reference": "r" } }), "image"),
-            (json!({ "name": "v", "emptyDir": { "medium": "Memory" } }), "emptyDir.medium"),
             (json!({ "name": "v" }), "(no source)"),
         ] {
             let spec =
@@ -220,14 +176,14 @@ mod tests {
     fn all_unsupported_fields_are_in_one_message() {
         let pod = pod(json!({
             "hostUsers": false,
-            "imagePullSecrets": [{ "name": "n" }],
-            "runtimeClassName": "kata",
             "resourceClaims": [{ "name": "n", "resourceClaimName": "m" }],
-            "containers": [container(json!({ "livenessProbe": {}, "startupProbe": {} }))],
+            "containers": [
+                container(json!({ "resources": { "claims": [{ "name": "n" }] }, "volumeDevices": [{ "name": "n", "devicePath": "/dev/x" }] })),
+            ],
         }));
-        let message = "Pod needs what this node does not support yet: spec.hostUsers, spec.imagePullSecrets, \
-             spec.runtimeClassName, spec.resourceClaims, spec.containers[0].livenessProbe, spec.containers[0].startupProbe";
-        let decision = check(Input { pod: &pod, best_effort: false, node: &super::super::NodeOffer::default() });
+        let message = "Pod needs what this node does not support yet: spec.hostUsers, spec.resourceClaims, \
+             spec.containers[0].resources.claims, spec.containers[0].volumeDevices";
+        let decision = check(super::super::testing::input(&pod, &super::super::NodeOffer::default()));
         assert_eq!(decision, Decision::reject("PodFeatureUnsupported", message));
     }
 
@@ -239,25 +195,32 @@ mod tests {
             { "name": "C", "valueFrom": { "resourceFieldRef": { "resource": "limits.cpu" } } },
             { "name": "D", "valueFrom": { "configMapKeyRef": { "name": "n", "key": "k" } } },
             { "name": "E", "valueFrom": { "secretKeyRef": { "name": "n", "key": "k" } } },
+            { "name": "F", "valueFrom": { "fileKeyRef": { "volumeName": "e", "path": "p", "key": "k" } } },
         ]);
         let env_from = json!([{ "configMapRef": { "name": "n" } }, { "secretRef": { "name": "n" } }]);
         let mounts = json!([{ "name": "e", "mountPath": "/e", "subPathExpr": "$(A)" }]);
+        let hook = json!({ "exec": { "command": ["true"] } });
+        let hooks = json!({ "postStart": hook, "preStop": hook, "stopSignal": "SIGUSR1" });
         let full = container(
-            json!({ "env": env, "envFrom": env_from, "volumeMounts": mounts, "lifecycle": {}, "resources": { "claims": [] } }),
+            json!({ "env": env, "envFrom": env_from, "volumeMounts": mounts, "lifecycle": hooks, "resources": { "claims": [] } }),
         );
         let pod = pod(json!({
             "hostNetwork": true,
             "hostUsers": true,
-            "imagePullSecrets": [],
             "containers": [full],
             "initContainers": [full],
             "ephemeralContainers": [full],
             "volumes": [
                 { "name": "e", "emptyDir": { "sizeLimit": "1Gi" } },
+                { "name": "m", "emptyDir": { "medium": "Memory" } },
                 { "name": "h", "hostPath": { "path": "/" } },
+                { "name": "k", "persistentVolumeClaim": { "claimName": "n" } },
+                { "name": "g", "ephemeral": { "volumeClaimTemplate": { "spec": {} } } },
+                { "name": "n", "nfs": { "server": "s", "path": "/" } },
                 { "name": "c", "configMap": { "name": "n" } },
                 { "name": "s", "secret": { "secretName": "n" } },
                 { "name": "d", "downwardAPI": { "items": [] } },
+                { "name": "i", "image": { "reference": "r" } },
                 { "name": "p", "projected": { "sources": [{ "serviceAccountToken": { "path": "t" } }] } },
             ],
         }));

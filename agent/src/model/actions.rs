@@ -84,6 +84,8 @@ pub enum KillReason {
     Liveness,
     /// Startup probe failed.
     Startup,
+    /// Its postStart hook failed.
+    PostStartFailed,
 }
 
 /// Kill one container instance.

@@ -4,10 +4,14 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::Serialize;
+use serde::Serializer;
+use serde::ser::SerializeStruct as _;
+
 macro_rules! identity {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
         pub struct $name(Arc<str>);
 
         impl $name {
@@ -49,6 +53,12 @@ macro_rules! identity {
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(&self.0)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
             }
         }
     };
@@ -94,6 +104,16 @@ impl PodRef {
     /// Namespace, name and UID: unlike the full name, unique over time.
     pub fn with_uid(&self) -> String {
         format!("{self}({})", self.uid)
+    }
+}
+
+impl Serialize for PodRef {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("PodRef", 3)?;
+        fields.serialize_field("uid", &self.uid)?;
+        fields.serialize_field("namespace", &*self.namespace)?;
+        fields.serialize_field("name", &*self.name)?;
+        fields.end()
     }
 }
 

@@ -107,7 +107,8 @@ pub struct ContainerStatus {
     /// Exit code (128 + signal for signals). `None` unless exited, or when a death is proven but its code is not
     /// known yet.
     pub exit_code: Option<i32>,
-    /// Runtime's brief reason (`Completed`, `Error`, `OOMKilled`, ...). Empty while a proven death is unconfirmed.
+    /// Runtime's brief reason (`Completed`, `Error`, `OOMKilled`, ...), corrected where an OOM verdict contradicts it.
+    /// Empty while a proven death is unconfirmed.
     pub reason: String,
     /// Runtime's message, with the termination message appended.
     pub message: String,
@@ -131,6 +132,8 @@ pub struct ContainerStatus {
     pub pid: Option<u32>,
     /// Set while `state` is `Exited` by kernel proof and the runtime has not confirmed it yet.
     pub proven: Option<ProvenDeath>,
+    /// The exit happened while this process observed the container: `reason` agrees with the kernel's evidence.
+    pub exit_observed: bool,
 }
 
 /// CRI `LinuxContainerUser`: what the container's init process was started as.

@@ -73,6 +73,11 @@ pub fn is_sidecar(init: &Container) -> bool {
     init.restart_policy.as_deref() == Some("Always")
 }
 
+/// `spec.runtimeClassName`; `None` for the runtime's default.
+pub fn runtime_class(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).filter(|name| !name.is_empty())
+}
+
 /// `spec.hostNetwork`.
 pub fn host_network(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false)

@@ -112,6 +112,7 @@ pub fn status(name: &str, attempt: u32, state: ContainerState) -> ContainerStatu
         termination: TerminationFile::default(),
         pid: None,
         proven: None,
+        exit_observed: false,
     }
 }
 

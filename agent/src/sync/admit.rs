@@ -1,56 +1,131 @@
 //! Admission in the sync loop: decides once per pod UID, stores the decision, and publishes the status of rejected pods.
 //!
+//! Checks are decided at once, and a pod that does not pass waits only if that may be wrong: until the runtime has told
+//! whether it runs already, until the Node was read once more, or until other pods were evicted for it. What an admitted pod
+//! holds counts until its containers have ended, what a rejected one asked for never does.
+//!
 //! A pod can be rejected although its containers run, where this agent replaced another kubelet. Such a pod is not
 //! killed: it runs on unmanaged until it is deleted or removed, and then terminates with its own grace period. Once no
 //! container of it runs it fails like any rejected pod.
 
+use std::collections::HashMap;
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::EvictionSender;
+use super::preemption;
 use super::task::SyncLoop;
 use crate::admission;
+use crate::admission::AdmissionResult;
+use crate::admission::Candidate;
+use crate::admission::Candidates;
+use crate::admission::Decision;
 use crate::admission::Decisions;
 use crate::admission::Input;
+use crate::admission::Insufficient;
+use crate::admission::NODE_AFFINITY;
+use crate::admission::Needs;
 use crate::admission::NodeOffer;
 use crate::admission::Rejection;
 use crate::cgroups::QosClass;
 use crate::model::Backoff;
 use crate::model::Pod;
+use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::spec;
 use crate::pleg::PlegHandle;
 use crate::recorder::EventType;
+use crate::workers::generate::qos;
+use crate::workers::generate::qos::ResourceKind;
 use crate::workers::generate::qos::qos_class;
+use crate::workers::state::Request;
 use crate::workers::state::is_terminal;
 
-/// Pauses between attempts to get a first list from a runtime that fails.
+/// Pauses between attempts to learn from a runtime that fails whether a pod runs, and how long that may take in all.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const VIEW_LIMIT: Duration = Duration::from_secs(10);
+/// How long the Node may take to be read for a pod that its known labels reject.
+const NODE_READ_LIMIT: Duration = Duration::from_secs(10);
+
+/// Reads the Node from the API server; `None` if that fails.
+pub type ReadNode = Arc<dyn Fn() -> BoxFuture<'static, Option<Arc<Node>>> + Send + Sync>;
 
 /// The decisions of the sync loop, and what they are based on.
 pub struct PodAdmission {
     offer: watch::Receiver<NodeOffer>,
+    evictions: EvictionSender,
+    /// `None` without an API server.
+    read_node: Option<ReadNode>,
     decisions: Decisions,
+    /// Pods that are admitted, or run although they are rejected, with what they hold since then.
+    holding: HashMap<PodUid, Candidate>,
+    /// Pods that are being preempted: what they hold belongs to critical pods.
+    preempted: HashSet<PodUid>,
+    /// Pods that are not decided on, or not started, for now.
+    waiting: HashMap<PodUid, Wait>,
+    /// Nodes that were read for pods; `None` if that failed.
+    fresh_nodes: HashMap<PodUid, Option<Arc<Node>>>,
     /// Rejected pods whose event is recorded.
     announced: HashSet<PodUid>,
-    /// The PLEG has listed all pods: one that is not in its cache does not run.
-    listed: bool,
-    first_list: JoinSet<()>,
+    /// Pods that the PLEG was asked for, with whether they run.
+    viewed: HashMap<PodUid, bool>,
+    tasks: JoinSet<Awaited>,
+}
+
+/// What a pod waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// The PLEG, which tells whether it runs.
+    View,
+    /// The newest version of the Node.
+    Node,
+    /// The end of pods that are evicted for it.
+    Victims,
+}
+
+/// What pods have waited for has come.
+#[derive(Debug)]
+pub(super) enum Awaited {
+    /// The runtime runs this pod, or does not.
+    View(PodUid, bool),
+    /// The Node was read for this pod, or could not be read.
+    Node(PodUid, Option<Arc<Node>>),
+    /// Pods were evicted for this one.
+    Preempted {
+        /// The critical pod.
+        uid: PodUid,
+        /// All that were to be evicted.
+        victims: Vec<PodUid>,
+        /// What was missing first.
+        resource: String,
+        /// How many of them have ended.
+        ended: usize,
+    },
 }
 
 impl PodAdmission {
     /// No decisions yet. Each is based on what `offer` holds at that time.
-    pub fn new(offer: watch::Receiver<NodeOffer>) -> Self {
+    pub fn new(offer: watch::Receiver<NodeOffer>, evictions: EvictionSender, read_node: Option<ReadNode>) -> Self {
         Self {
             offer,
+            evictions,
+            read_node,
             decisions: Decisions::default(),
+            holding: HashMap::new(),
+            preempted: HashSet::new(),
+            waiting: HashMap::new(),
+            fresh_nodes: HashMap::new(),
             announced: HashSet::new(),
-            listed: false,
-            first_list: JoinSet::new(),
+            viewed: HashMap::new(),
+            tasks: JoinSet::new(),
         }
     }
 
@@ -62,28 +137,69 @@ impl PodAdmission {
     /// The source removed the pod: its UID is decided on again if it comes back.
     pub(super) fn remove(&mut self, uid: &PodUid) {
         self.decisions.remove(uid);
+        self.holding.remove(uid);
+        self.waiting.remove(uid);
+        self.fresh_nodes.remove(uid);
+        self.viewed.remove(uid);
         self.announced.remove(uid);
     }
 
-    /// Waits until the PLEG has listed all pods, if that was asked for. Cancel-safe.
-    pub(super) async fn first_list(&mut self) {
-        match self.first_list.join_next().await {
-            Some(_) => self.listed = true,
-            None => std::future::pending().await,
+    /// Waits for what pods wait for. Cancel-safe.
+    pub(super) async fn awaited(&mut self) -> Awaited {
+        loop {
+            match self.tasks.join_next().await {
+                Some(Ok(awaited)) => return awaited,
+                // No task panics or is aborted before the loop ends.
+                Some(Err(error)) => tracing::error!(%error, "a task of admission ended abnormally"),
+                None => std::future::pending().await,
+            }
         }
     }
 
-    fn await_first_list(&mut self, uid: &PodUid, pleg: &PlegHandle) {
-        if self.first_list.is_empty() {
-            let (uid, pleg) = (uid.clone(), pleg.clone());
-            self.first_list.spawn(async move {
+    /// A pod of which the runtime tells nothing in time counts as running: a rejection could not be taken back.
+    fn await_view(&mut self, uid: &PodUid, pleg: &PlegHandle) {
+        self.waiting.insert(uid.clone(), Wait::View);
+        let (uid, pleg) = (uid.clone(), pleg.clone());
+        self.tasks.spawn(async move {
+            let view = async {
                 let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-                while pleg.view(&uid).await.is_err() {
-                    tokio::time::sleep(backoff.failed(0.0)).await;
+                loop {
+                    match pleg.view(&uid).await {
+                        Ok(snapshot) => return runs(&snapshot),
+                        Err(_) => tokio::time::sleep(backoff.failed(0.0)).await,
+                    }
                 }
-            });
+            };
+            let runs = tokio::time::timeout(VIEW_LIMIT, view).await.unwrap_or(true);
+            Awaited::View(uid, runs)
+        });
+    }
+
+    fn await_node(&mut self, uid: &PodUid, read: &ReadNode) {
+        let (uid, reading) = (uid.clone(), read());
+        self.waiting.insert(uid.clone(), Wait::Node);
+        self.tasks.spawn(async move {
+            let node = tokio::time::timeout(NODE_READ_LIMIT, reading).await.ok().flatten();
+            Awaited::Node(uid, node)
+        });
+    }
+
+    /// The pod holds what it requests from now on. Later changes of its spec do not count.
+    fn hold(&mut self, uid: &PodUid, pod: &Pod) {
+        if !self.holding.contains_key(uid) {
+            self.holding.insert(uid.clone(), Candidate { pod: pod.clone(), needs: needs(pod) });
         }
     }
+}
+
+/// A container of the pod runs, or could be started at once.
+fn runs(snapshot: &PodSnapshot) -> bool {
+    snapshot.running().next().is_some() || snapshot.sandboxes.iter().any(|sandbox| sandbox.ready)
+}
+
+/// A pod whose quantities cannot be read is rejected when it is started.
+fn needs(pod: &Pod) -> Needs {
+    Needs::new(pod, &qos::pod_total(pod, ResourceKind::Requests, true).unwrap_or_default())
 }
 
 impl SyncLoop {
@@ -92,23 +208,171 @@ impl SyncLoop {
     pub(super) fn admit(&mut self, pod: &Pod) -> bool {
         let uid = pod_ref(pod).uid;
         if spec::deletion_requested(pod) || self.workers.knows(&uid) {
+            self.admission.hold(&uid, pod);
             return true;
+        }
+        if self.admission.waiting.contains_key(&uid) {
+            return false;
         }
         if !self.admission.decisions.contains(&uid) {
             if is_terminal(pod) {
                 return true;
             }
-            let (shutting_down, pressures) = (*self.requests.closed.borrow(), *self.requests.pressures.borrow());
-            let node = NodeOffer { shutting_down, pressures, ..self.admission.offer.borrow().clone() };
-            // A pod whose class cannot be computed is rejected when it is started.
-            let best_effort = qos_class(pod).is_ok_and(|class| class == QosClass::BestEffort);
-            self.admission.decisions.store(uid.clone(), admission::decide(Input { pod, best_effort, node: &node }));
-            if let Some(Rejection { reason, .. }) = self.admission.decisions.rejection(&uid) {
-                self.workers.rejected(reason);
-                self.settle_rejected(&uid);
+            let Some(decision) = self.decide(&uid, pod) else { return false };
+            self.admission.decisions.store(uid.clone(), decision);
+            match self.admission.decisions.rejection(&uid) {
+                None => self.admission.hold(&uid, pod),
+                Some(Rejection { reason, .. }) => {
+                    self.workers.rejected(reason);
+                    self.settle_rejected(&uid);
+                }
             }
         }
-        !self.admission.is_rejected(&uid)
+        !self.admission.is_rejected(&uid) && !self.admission.waiting.contains_key(&uid)
+    }
+
+    /// The decision on a pod; `None` if it has to wait for one.
+    fn decide(&mut self, uid: &PodUid, pod: &Pod) -> Option<Decision> {
+        let resumed = self.is_resumed(uid, pod);
+        let fresh_node = self.admission.fresh_nodes.remove(uid);
+        let (shutting_down, pressures) = (*self.requests.closed.borrow(), *self.requests.pressures.borrow());
+        let mut node = NodeOffer { shutting_down, pressures, ..self.admission.offer.borrow().clone() };
+        if let Some(Some(object)) = &fresh_node {
+            node.node = node.node.map(|info| Arc::new(info.with_object(object)));
+        }
+        let held = self.holding_besides(uid).map(|(_, other)| &other.needs).collect();
+        let input = Input {
+            pod,
+            // A pod whose class cannot be computed is rejected when it is started.
+            best_effort: qos_class(pod).is_ok_and(|class| class == QosClass::BestEffort),
+            is_resumed: resumed == Some(true),
+            needs: &needs(pod),
+            held: &held,
+            node: &node,
+        };
+        match admission::decide(input) {
+            AdmissionResult::Admit => Some(Decision::Admit),
+            _ if self.pleg.cached(uid).is_none() && !self.admission.viewed.contains_key(uid) => {
+                self.admission.await_view(uid, &self.pleg);
+                None
+            }
+            AdmissionResult::Preempt(missing) => Some(self.preempt(uid, pod, &missing)),
+            AdmissionResult::Reject(rejection) => match self.admission.read_node.clone() {
+                // The pod may have been bound to labels that are newer than the known ones.
+                Some(read) if rejection.reason == NODE_AFFINITY && fresh_node.is_none() => {
+                    self.admission.await_node(uid, &read);
+                    None
+                }
+                _ => Some(Decision::Reject(rejection)),
+            },
+        }
+    }
+
+    /// An earlier agent has admitted the pod: its status tells when it was started, or the runtime runs it. `None` before the
+    /// runtime has told.
+    pub(super) fn is_resumed(&self, uid: &PodUid, pod: &Pod) -> Option<bool> {
+        // The status of a static pod is that of its mirror pod, which may be one of an earlier manifest.
+        let has_started = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
+        if has_started && !spec::is_static(pod) {
+            return Some(true);
+        }
+        self.pleg.cached(uid).map(|snapshot| runs(&snapshot)).or_else(|| self.admission.viewed.get(uid).copied())
+    }
+
+    /// Other pods that hold something of the node: those that are admitted and may still run.
+    fn holding_besides(&self, uid: &PodUid) -> impl Iterator<Item = (&PodUid, &Candidate)> {
+        let PodAdmission { holding, preempted, .. } = &self.admission;
+        let holds = move |other: &PodUid| other != uid && !preempted.contains(other) && !self.workers.has_ended(other);
+        holding.iter().filter(move |(other, _)| holds(other))
+    }
+
+    /// Evicts other pods for a critical one that lacks resources. It is admitted at once and started when they have ended.
+    fn preempt(&mut self, uid: &PodUid, pod: &Pod, missing: &[Insufficient]) -> Decision {
+        let mut candidates = Candidates::default();
+        let mut others: Vec<_> = self.holding_besides(uid).collect();
+        // The choice between equal pods does not depend on the map's order.
+        others.sort_by_key(|(uid, _)| *uid);
+        // A pod that has not been started cannot be ended either.
+        others.retain(|(uid, other)| {
+            !self.admission.waiting.contains_key(*uid) && admission::is_preemptable(pod, &other.pod)
+        });
+        for (_, other) in others {
+            let class = match qos_class(&other.pod) {
+                Ok(QosClass::Guaranteed) => &mut candidates.guaranteed,
+                Ok(QosClass::Burstable) => &mut candidates.burstable,
+                Ok(QosClass::BestEffort) | Err(_) => &mut candidates.best_effort,
+            };
+            class.push(other.clone());
+        }
+        let victims = match admission::victims(missing, candidates) {
+            Ok(victims) => victims,
+            Err(rejection) => return Decision::Reject(rejection),
+        };
+        let uids: Vec<PodUid> = victims.iter().map(|victim| pod_ref(&victim.pod).uid).collect();
+        self.admission.preempted.extend(uids.iter().cloned());
+        self.admission.waiting.insert(uid.clone(), Wait::Victims);
+        let (uid, evictions, recorder) = (uid.clone(), self.admission.evictions.clone(), self.recorder.clone());
+        let resource = missing.first().map(|missing| missing.resource.clone()).unwrap_or_default();
+        self.admission.tasks.spawn(async move {
+            let ended = preemption::evict(victims, evictions, recorder).await;
+            Awaited::Preempted { uid, victims: uids, resource, ended }
+        });
+        Decision::Admit
+    }
+
+    /// What pods have waited for has come.
+    pub(super) fn on_awaited(&mut self, awaited: Awaited) {
+        match awaited {
+            Awaited::View(uid, runs) => {
+                if self.admission.waiting.get(&uid) == Some(&Wait::View) {
+                    self.admission.viewed.insert(uid, runs);
+                }
+                // Others may have waited for a pod that was removed meanwhile.
+                self.decide_on_viewed();
+            }
+            Awaited::Node(uid, node) => {
+                if self.admission.waiting.remove(&uid) == Some(Wait::Node) {
+                    self.admission.fresh_nodes.insert(uid.clone(), node);
+                    self.pods.by_uid(&uid).into_iter().for_each(|pod| self.start_if_admitted(pod));
+                }
+            }
+            Awaited::Preempted { uid, victims, resource, ended } => {
+                (0..ended).for_each(|_| self.workers.preempted(&resource));
+                victims.iter().for_each(|victim| _ = self.admission.preempted.remove(victim));
+                let is_shutting_down = *self.requests.closed.borrow();
+                if self.admission.waiting.remove(&uid) == Some(Wait::Victims) && !is_shutting_down {
+                    self.pods.by_uid(&uid).into_iter().for_each(|pod| self.start_if_admitted(pod));
+                }
+            }
+        }
+    }
+
+    /// Decides on the pods that wait to be viewed when that is done for all of them: those that run come first.
+    fn decide_on_viewed(&mut self) {
+        let PodAdmission { waiting, viewed, .. } = &self.admission;
+        let views = waiting.iter().filter(|(_, wait)| **wait == Wait::View).map(|(uid, _)| uid);
+        if !views.clone().all(|uid| viewed.contains_key(uid)) {
+            return;
+        }
+        let mut pods: Vec<Pod> = views.filter_map(|uid| self.pods.by_uid(uid)).collect();
+        self.admission.waiting.retain(|_, wait| *wait != Wait::View);
+        self.sort_for_admission(&mut pods);
+        pods.into_iter().for_each(|pod| self.start_if_admitted(pod));
+    }
+
+    fn start_if_admitted(&mut self, pod: Pod) {
+        let id = pod_ref(&pod);
+        if !self.workers.knows(&id.uid) && self.admit(&pod) {
+            self.workers.request(&id, Request::Create(pod));
+        }
+    }
+
+    /// The order in which pods are decided on: those that run already, then the oldest.
+    pub(super) fn sort_for_admission(&self, pods: &mut [Pod]) {
+        pods.sort_by_cached_key(|pod| {
+            let is_new = self.is_resumed(&pod_ref(pod).uid, pod) != Some(true);
+            (is_new, pod.metadata.creation_timestamp.clone())
+        });
     }
 
     /// Publishes the status of a rejected pod without worker: Failed, or Running and unmanaged while a container of it
@@ -117,9 +381,6 @@ impl SyncLoop {
         let Some(Rejection { reason, message }) = self.admission.decisions.rejection(uid).cloned() else { return };
         let Some(pod) = self.pods.by_uid(uid).filter(|_| !self.workers.knows(uid)) else { return };
         let snapshot = self.pleg.cached(uid);
-        if snapshot.is_none() && !self.admission.listed {
-            return self.admission.await_first_list(uid, &self.pleg);
-        }
         let now = self.clock.wall();
         let runs = snapshot.as_ref().is_some_and(|snapshot| snapshot.running().next().is_some());
         let sandbox = snapshot.as_ref().is_some_and(|snapshot| snapshot.sandboxes.iter().any(|sandbox| sandbox.ready));
@@ -128,12 +389,14 @@ impl SyncLoop {
             false => message,
         };
         if self.admission.announced.insert(uid.clone()) {
-            self.recorder.pod_event(&pod, "", EventType::Warning, reason, &text);
+            self.recorder.pod_event(&pod, "", EventType::Warning, &reason, &text);
         }
         if runs {
-            self.statuses.mark_unmanaged(&pod, reason, &text, now);
+            self.admission.hold(uid, &pod);
+            self.statuses.mark_unmanaged(&pod, &reason, &text, now);
         } else {
-            self.statuses.reject(&pod, reason, &text, sandbox, now);
+            self.admission.holding.remove(uid);
+            self.statuses.reject(&pod, &reason, &text, sandbox, now);
         }
     }
 

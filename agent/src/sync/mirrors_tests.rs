@@ -67,7 +67,7 @@ fn mirror(hash: &str, uid: &str) -> ApiPod {
     pod
 }
 
-fn ending(mut pod: ApiPod) -> ApiPod {
+fn terminating(mut pod: ApiPod) -> ApiPod {
     pod.metadata.deletion_timestamp = Some(crate::model::testing::time(Duration::ZERO));
     pod
 }
@@ -101,10 +101,10 @@ fn what_is_due() {
         (&show, None, &leaving, Call::Nothing),
         (&show, Some(mirror("h", "m")), &node(), Call::Nothing),
         (&show, Some(mirror("other", "m")), &node(), Call::Delete(reference("m"))),
-        (&show, Some(ending(mirror("h", "m"))), &node(), Call::Delete(reference("m"))),
+        (&show, Some(terminating(mirror("h", "m"))), &node(), Call::Delete(reference("m"))),
         (&MirrorAction::Keep, None, &node(), Call::Nothing),
         (&MirrorAction::Keep, Some(mirror("other", "m")), &node(), Call::Nothing),
-        (&MirrorAction::Keep, Some(ending(mirror("h", "m"))), &node(), Call::Delete(reference("m"))),
+        (&MirrorAction::Keep, Some(terminating(mirror("h", "m"))), &node(), Call::Delete(reference("m"))),
         (&MirrorAction::Delete, None, &node(), Call::Nothing),
         (&MirrorAction::Delete, Some(mirror("h", "m")), &node(), Call::Delete(reference("m"))),
     ];

@@ -2,17 +2,19 @@
 //! pods, which never reach a worker.
 
 mod admit;
-mod cpu_requests;
 mod handlers;
 mod housekeeping;
 mod kill_requests;
 mod mirrors;
+mod pod_requests;
+mod preemption;
 mod shared;
 mod task;
 
 pub mod pods;
 
 pub use admit::PodAdmission;
+pub use admit::ReadNode;
 pub use kill_requests::EvictionSender;
 pub use kill_requests::KILL_CAPACITY;
 pub use kill_requests::KillRequest;

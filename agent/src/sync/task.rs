@@ -99,7 +99,7 @@ impl SyncLoop {
                 uids = probes.changed_pods() => self.on_probe_results(uids),
                 _ = self.workers.finished() => self.housekeep_soon(HOUSEKEEPING_DELAY),
                 name = self.mirrors.changed() => self.reconcile_mirrors(name),
-                () = self.admission.first_list() => self.settle_all_rejected(),
+                awaited = self.admission.awaited() => self.on_awaited(awaited),
                 Some(request) = self.requests.kills.recv() => self.kill(request),
                 Ok(()) = addresses.changed() => self.workers.poke_all(),
                 () = due => self.housekeeping_pass(),
@@ -112,7 +112,7 @@ impl SyncLoop {
         self.observe_starts(&update);
         let source = match update {
             PodUpdate::Add(source, mut pods) => {
-                pods.sort_by(|a, b| a.metadata.creation_timestamp.cmp(&b.metadata.creation_timestamp));
+                self.sort_for_admission(&mut pods);
                 pods.into_iter().for_each(|pod| self.add(pod));
                 source
             }
