@@ -48,6 +48,13 @@ impl ImageCache {
         }
     }
 
+    /// Removes all entries of the image with this id.
+    pub(super) fn remove_id(&mut self, id: &str) {
+        for images in self.pods.values_mut() {
+            images.retain(|_, (info, _)| info.image_ref != id);
+        }
+    }
+
     pub(super) fn remove_pod(&mut self, uid: &str) {
         self.pods.remove(uid);
     }

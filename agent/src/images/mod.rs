@@ -1,16 +1,18 @@
-//! Container images: lookups in the runtime, and pulls within the configured limits. The pull policy is decided by the
-//! pod worker. Keeps nothing on disk.
+//! Container images: lookups in the runtime, and pulls within the configured limits, with `credentials` of pods, node and
+//! plugins. The pull policy is decided by the pod worker. Which pods may use an image that is on the node is recorded by
+//! `access`. `gc` removes unused images.
 //!
 //! Lookups are cached per pod, so that a container restart costs no ImageStatus call. An entry is removed when this agent
 //! pulls the image again, when CreateContainer fails, and with its pod; a stale entry is used once more and refreshed
 //! afterwards. An image that is retagged by others thus reaches a restarting container one restart later than a new pod;
 //! an image that is deleted by others costs one failed CreateContainer.
 
+mod access;
 mod cache;
-mod disk;
+mod credentials;
+mod gc;
 mod pull;
 mod reference;
-mod removal;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -20,28 +22,40 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
-use std::time::Duration;
 
 use keblet_proto::cri::v1 as cri;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use access::AccessRecords;
+pub use access::AccountUse;
+pub use access::CredentialSource;
+pub use access::SecretUse;
+pub use access::VerificationPolicy;
 pub use cache::CachedImage;
-pub use disk::check_disk;
+pub use credentials::ConfigProblem;
+pub use credentials::Credential;
+pub use credentials::CredentialError;
+pub use credentials::Credentials;
+pub use credentials::ProviderConfigError;
+pub use credentials::Providers;
+pub use gc::GcError;
+pub use gc::GcPolicy;
+pub use gc::ImageGc;
+pub use gc::RemovedImages;
 pub use pull::PullError;
 pub use pull::PullLimits;
 pub use reference::ReferenceError;
 pub use reference::is_latest;
 pub use reference::with_default_tag;
-pub use removal::RemovedImages;
 pub use usage::ImageUsage;
 
 use crate::model::PodSnapshot;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 use cache::ImageCache;
+use gc::records::Records;
 use pull::PullLimiter;
-use removal::Seen;
 
 /// The image service of the runtime, with a lookup cache and pull limits.
 #[derive(Debug)]
@@ -49,8 +63,10 @@ pub struct Images {
     runtime: Runtime,
     limiter: PullLimiter,
     cache: Mutex<ImageCache>,
-    seen: Mutex<Seen>,
+    records: Mutex<Records>,
     changes: watch::Sender<u64>,
+    credentials: Credentials,
+    access: Option<AccessRecords>,
 }
 
 /// An image as the runtime reports it.
@@ -71,15 +87,56 @@ pub struct ImageInfo {
 pub struct Pulled {
     /// What its name resolved to.
     pub image_ref: String,
-    /// Duration of the pull without waiting for the limit on parallel pulls.
-    pub took: Duration,
+    /// When the limit on parallel pulls let it begin.
+    pub began: Instant,
+    /// Whose credential it was pulled with.
+    pub source: CredentialSource,
 }
 
 impl Images {
-    /// Images of `runtime`, pulled within `limits`.
+    /// Images of `runtime`, pulled within `limits`, with credentials of pull secrets only. Every pod may use the images that
+    /// are on the node.
     pub fn new(runtime: Runtime, limits: PullLimits) -> Self {
-        let (cache, seen, changes) = (Mutex::default(), Mutex::default(), watch::Sender::new(0));
-        Self { runtime, limiter: PullLimiter::new(limits), cache, seen, changes }
+        let (cache, records, changes) = (Mutex::default(), Mutex::default(), watch::Sender::new(0));
+        let (limiter, credentials) = (PullLimiter::new(limits), Credentials::none());
+        Self { runtime, limiter, cache, records, changes, credentials, access: None }
+    }
+
+    /// Looks credentials up here too.
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = credentials;
+        self
+    }
+
+    /// Records pulls here, and verifies who may use images.
+    #[must_use]
+    pub fn with_access(mut self, access: AccessRecords) -> Self {
+        self.access = Some(access);
+        self
+    }
+
+    /// Where credentials are looked up.
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// Records of pulls; `None` if there are none and every pod may use every image.
+    pub fn access(&self) -> Option<&AccessRecords> {
+        self.access.as_ref()
+    }
+
+    /// Finds out what became of pulls that an earlier run of the agent has begun. To be called before the first pull.
+    pub async fn recover(&self) {
+        let Some(access) = &self.access else { return };
+        match self.runtime.list_images(None).await {
+            Ok(images) => {
+                if let Err(error) = access.recover(images).await {
+                    tracing::warn!(%error, "cannot record what became of earlier image pulls");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot find out what became of earlier image pulls"),
+        }
     }
 
     /// A counter of images pulled and removed by this agent.
@@ -106,22 +163,46 @@ impl Images {
         }))
     }
 
-    /// PullImage for the pod of `sandbox`, once the limit on parallel pulls permits it. Removes the image from the cache.
-    /// If cancelled, the runtime may still complete the pull.
+    /// PullImage for the pod of `sandbox`, once the limit on parallel pulls permits it: with one credential after the other
+    /// until one works, and without only if there is none. Removes the image from the cache. If cancelled, the runtime may
+    /// still complete the pull.
     ///
     /// # Errors
-    /// `registryPullQPS` is exceeded; the runtime does not answer, or answers with an error.
-    pub async fn pull(&self, image: &str, sandbox: cri::PodSandboxConfig) -> Result<Pulled, PullError> {
+    /// `registryPullQPS` is exceeded; the runtime does not answer, or answers with an error to every credential.
+    pub async fn pull(
+        &self,
+        image: &str,
+        sandbox: &cri::PodSandboxConfig,
+        credentials: &[Credential],
+    ) -> Result<Pulled, PullError> {
         let _permit = self.limiter.acquire_permit().await;
-        self.limiter.take_token(Instant::now())?;
         let began = Instant::now();
-        let spec = spec(image, Some(&sandbox.annotations));
-        let result = self.runtime.pull_image(spec, None, Some(sandbox)).await;
+        self.limiter.take_token(began)?;
+        let result = self.try_all(image, sandbox, credentials).await;
         self.cache().remove_image(image);
-        if result.is_ok() {
-            self.changes.send_modify(|count| *count += 1);
+        let (image_ref, source) = result?;
+        self.changes.send_modify(|count| *count += 1);
+        self.records().used(&image_ref, Instant::now());
+        Ok(Pulled { image_ref, began, source })
+    }
+
+    async fn try_all(
+        &self,
+        image: &str,
+        sandbox: &cri::PodSandboxConfig,
+        credentials: &[Credential],
+    ) -> Result<(String, CredentialSource), PullError> {
+        let spec = spec(image, Some(&sandbox.annotations));
+        let anonymous = credentials.is_empty().then_some((None, CredentialSource::Node));
+        let known = credentials.iter().map(|credential| (Some(credential.auth()), credential.source().clone()));
+        let mut errors = Vec::new();
+        for (auth, source) in known.chain(anonymous) {
+            match self.runtime.pull_image(spec.clone(), auth, Some(sandbox.clone())).await {
+                Ok(image_ref) => return Ok((image_ref, source)),
+                Err(error) => errors.push(error),
+            }
         }
-        Ok(Pulled { image_ref: result?, took: began.elapsed() })
+        Err(PullError::Runtime(errors))
     }
 
     /// Which images of the node are in use by containers of these pods. One ListImages call; may be cancelled.
@@ -130,17 +211,21 @@ impl Images {
     /// The runtime does not answer, or answers with an error.
     pub async fn usage(&self, pods: &[Arc<PodSnapshot>]) -> Result<ImageUsage, RuntimeError> {
         let images = self.runtime.list_images(None).await?;
-        self.seen().observe(&images, Instant::now());
-        Ok(usage::usage(images, pods.iter().flat_map(|pod| &pod.containers)))
+        let containers = pods.iter().flat_map(|pod| &pod.containers);
+        Ok(ImageUsage::new(images, containers.map(|container| container.image_ref.as_str())))
     }
 
     /// The cached lookup of this image for this pod.
     pub fn cached(&self, uid: &str, image: &str, now: Instant) -> Option<CachedImage> {
-        self.cache().get(uid, image, now)
+        let found = self.cache().get(uid, image, now);
+        // A container is about to be created from it.
+        found.iter().for_each(|found| self.records().used(&found.info.image_ref, now));
+        found
     }
 
     /// Caches a lookup for this pod.
     pub fn set_cached(&self, uid: &str, image: &str, info: ImageInfo, now: Instant) {
+        self.records().used(&info.image_ref, now);
         self.cache().insert(uid, image, info, now);
     }
 
@@ -152,6 +237,17 @@ impl Images {
     /// Removes a pod from the cache.
     pub fn remove_cached_pod(&self, uid: &str) {
         self.cache().remove_pod(uid);
+    }
+
+    /// An image was removed from the node.
+    fn forget(&self, id: &str) {
+        self.cache().remove_id(id);
+        self.records().removed(id);
+    }
+
+    fn records(&self) -> MutexGuard<'_, Records> {
+        // Replaced whole: a panic elsewhere leaves a usable map behind.
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn cache(&self) -> MutexGuard<'_, ImageCache> {

@@ -4,9 +4,11 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use indexmap::IndexSet;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+use tonic::Code;
 
 use crate::model::RateLimiter;
 use crate::runtime::RuntimeError;
@@ -35,9 +37,21 @@ pub enum PullError {
     /// The rate limit is exceeded.
     #[error("pull QPS exceeded")]
     RateExceeded,
-    /// The runtime failed the call.
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
+    /// The runtime failed the calls, one with each credential.
+    #[error("{}", joined(.0))]
+    Runtime(Vec<RuntimeError>),
+}
+
+/// The errors as upstream joins them: each text once, in brackets if there are several. A runtime's own message without
+/// a known code is shown alone.
+fn joined(errors: &[RuntimeError]) -> String {
+    let text = |error: &RuntimeError| match error.code() {
+        Code::Unknown => error.message(),
+        _ => error.rpc_text(),
+    };
+    let texts: IndexSet<String> = errors.iter().map(text).collect();
+    let all = texts.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    if texts.len() > 1 { format!("[{all}]") } else { all }
 }
 
 /// The limits of one image service.

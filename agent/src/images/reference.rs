@@ -1,5 +1,7 @@
 //! Image references: `[host[:port]/]path[:tag][@digest]`. Pure.
 
+use std::borrow::Cow;
+
 /// A text that names no image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("couldn't parse image name {image:?}: {problem}")]
@@ -7,7 +9,7 @@ pub struct ReferenceError {
     /// What was given.
     pub image: String,
     /// What is wrong with it.
-    pub problem: &'static str,
+    pub problem: String,
 }
 
 /// The reference with `:latest` added if it has neither tag nor digest.
@@ -15,8 +17,24 @@ pub struct ReferenceError {
 /// # Errors
 /// The text is no image reference.
 pub fn with_default_tag(image: &str) -> Result<String, ReferenceError> {
-    let parts = parse(image).map_err(|problem| ReferenceError { image: image.to_owned(), problem })?;
+    let parts = checked(image)?;
     Ok(if parts.tag.is_some() || parts.digest.is_some() { image.to_owned() } else { format!("{image}:latest") })
+}
+
+/// The repository by which credentials are looked up: with its registry, without tag and digest (`busybox` is
+/// `docker.io/library/busybox`).
+///
+/// # Errors
+/// The text is no image reference.
+pub(super) fn repository(image: &str) -> Result<String, ReferenceError> {
+    let parts = checked(image)?;
+    Ok(format!("{}/{}", parts.domain, parts.path))
+}
+
+/// The reference without tag and digest, otherwise as it is written: what access records and allow-lists name.
+pub(super) fn without_tag(image: &str) -> &str {
+    let name = image.split_once('@').map_or(image, |(name, _)| name);
+    split_tag(name).0
 }
 
 /// True if the reference has the tag `latest`, written or not: what `imagePullPolicy` defaults by.
@@ -27,51 +45,71 @@ pub fn is_latest(image: &str) -> bool {
     })
 }
 
+/// What a reference consists of; registry and path as they are normalised.
 struct Parts<'a> {
+    domain: &'a str,
+    path: Cow<'a, str>,
     tag: Option<&'a str>,
     digest: Option<&'a str>,
 }
 
-fn parse(image: &str) -> Result<Parts<'_>, &'static str> {
-    const FORMAT: &str = "invalid reference format";
+/// Registry of names without one.
+const DEFAULT_DOMAIN: &str = "docker.io";
+
+fn checked(image: &str) -> Result<Parts<'_>, ReferenceError> {
+    parse(image).map_err(|problem| ReferenceError { image: image.to_owned(), problem })
+}
+
+fn parse(image: &str) -> Result<Parts<'_>, String> {
+    let malformed = || "invalid reference format".to_owned();
     if image.len() == 64 && image.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
-        return Err("invalid repository name, cannot specify 64-byte hexadecimal strings");
+        return Err(format!("invalid repository name ({image}), cannot specify 64-byte hexadecimal strings"));
     }
     let (rest, digest) = match image.split_once('@') {
         Some((rest, digest)) => (rest, Some(digest)),
         None => (image, None),
     };
-    if digest.is_some_and(|digest| !is_digest(digest)) {
-        return Err(FORMAT);
-    }
-    // A colon after the last slash starts a tag; before it, a port.
-    let last_slash = rest.rfind('/').map_or(0, |slash| slash + 1);
-    let (name, tag) = match rest[last_slash..].find(':') {
-        Some(colon) => (&rest[..last_slash + colon], Some(&rest[last_slash + colon + 1..])),
-        None => (rest, None),
-    };
-    if tag.is_some_and(|tag| !is_tag(tag)) {
-        return Err(FORMAT);
-    }
-    let path = match name.split_once('/') {
-        Some((host, path)) if is_host(host) => path,
-        _ => name,
-    };
+    let (name, tag) = split_tag(rest);
+    let (domain, path) = normalised(name);
     if path.bytes().any(|b| b.is_ascii_uppercase()) {
-        return Err("invalid reference format: repository name must be lowercase");
+        return Err(format!("invalid reference format: repository name ({path}) must be lowercase"));
     }
-    if name.len() > 255 {
-        return Err("repository name must not be more than 255 characters");
+    if digest.is_some_and(|digest| !is_digest(digest)) || tag.is_some_and(|tag| !is_tag(tag)) || !is_domain(domain) {
+        return Err(malformed());
     }
-    if path.split('/').all(is_component) { Ok(Parts { tag, digest }) } else { Err(FORMAT) }
+    if path.len() > 255 {
+        return Err("repository name must not be more than 255 characters".to_owned());
+    }
+    if path.split('/').all(is_component) { Ok(Parts { domain, path, tag, digest }) } else { Err(malformed()) }
 }
 
-/// The first part of a name is a host if it could not be part of a path: with a dot, a port, upper case, or `localhost`.
-fn is_host(text: &str) -> bool {
-    let marked = text == "localhost" || text.contains(['.', ':']) || text.bytes().any(|b| b.is_ascii_uppercase());
-    if !marked {
-        return false;
+/// A colon after the last slash starts a tag; before it, a port.
+fn split_tag(rest: &str) -> (&str, Option<&str>) {
+    let last_slash = rest.rfind('/').map_or(0, |slash| slash + 1);
+    match rest[last_slash..].find(':') {
+        Some(colon) => (&rest[..last_slash + colon], Some(&rest[last_slash + colon + 1..])),
+        None => (rest, None),
     }
+}
+
+/// Registry and path of a name. The first segment is a registry if it could not be part of a path: with a dot, a port or
+/// upper case, or `localhost`.
+fn normalised(name: &str) -> (&str, Cow<'_, str>) {
+    let is_domain = |text: &str| {
+        text == "localhost" || text.contains(['.', ':']) || text.bytes().any(|byte| byte.is_ascii_uppercase())
+    };
+    let (domain, path) = match name.split_once('/') {
+        Some(("index.docker.io", path)) => (DEFAULT_DOMAIN, path),
+        Some((domain, path)) if is_domain(domain) => (domain, path),
+        _ => (DEFAULT_DOMAIN, name),
+    };
+    match domain == DEFAULT_DOMAIN && !path.contains('/') {
+        true => (domain, Cow::Owned(format!("library/{path}"))),
+        false => (domain, Cow::Borrowed(path)),
+    }
+}
+
+fn is_domain(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
         _ => (text, None),
@@ -83,8 +121,9 @@ fn is_host(text: &str) -> bool {
             && !label.ends_with('-')
             && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
     };
-    let bracketed = host.starts_with('[') && host.ends_with(']') && host.len() > 2;
-    port_is_fine && (bracketed || host.split('.').all(label))
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_address = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit() || b == b':');
+    port_is_fine && address.map_or_else(|| host.split('.').all(label), is_address)
 }
 
 /// Lower-case alphanumerics, with single separators `.`, `_`, `__` or dashes between them.
@@ -154,6 +193,8 @@ mod tests {
             "app@sha256:zz",
             "app@md5:00",
             "http://host/app",
+            "a_b.io/app",
+            "[x]/app",
             hex.as_str(),
         ];
         for given in table {
@@ -168,5 +209,30 @@ mod tests {
         for (image, expected) in [("a", true), ("a:latest", true), ("a:1", false), (digest.as_str(), false)] {
             assert_eq!(is_latest(image), expected, "{image}");
         }
+    }
+
+    #[test]
+    fn the_message_names_the_repository() {
+        let problem = with_default_tag("r.io/App:1").expect_err("upper case").to_string();
+        assert!(problem.ends_with("invalid reference format: repository name (App) must be lowercase"), "{problem}");
+    }
+
+    #[test]
+    fn repositories_have_a_registry_and_no_tag() {
+        let digest = format!("r.io/a:1@sha256:{}", "a".repeat(64));
+        for (image, expected, written) in [
+            ("busybox", "docker.io/library/busybox", "busybox"),
+            ("busybox:1", "docker.io/library/busybox", "busybox"),
+            ("me/app", "docker.io/me/app", "me/app"),
+            ("index.docker.io/app", "docker.io/library/app", "index.docker.io/app"),
+            ("docker.io/app:1", "docker.io/library/app", "docker.io/app"),
+            ("localhost/app", "localhost/app", "localhost/app"),
+            ("r.io:5000/a/b:1", "r.io:5000/a/b", "r.io:5000/a/b"),
+            (digest.as_str(), "r.io/a", "r.io/a"),
+        ] {
+            assert_eq!(repository(image).as_deref(), Ok(expected), "{image}");
+            assert_eq!(without_tag(image), written, "{image}");
+        }
+        repository("docker.io/").expect_err("no path");
     }
 }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use prost::Message as _;
 use tonic::Status;
 
 use super::cache::ImageCache;
+use super::credentials::testing::secret;
 use super::*;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::tests::server::Socket;
@@ -60,37 +62,31 @@ async fn image_calls_carry_the_pods_annotations() {
     let annotations = BTreeMap::from([("example.com/mirror".to_owned(), "near".to_owned())]);
     images.inspect("app:1", Some(&annotations)).await.expect("answered");
     let sandbox = cri::PodSandboxConfig { annotations: annotations.clone(), ..Default::default() };
-    images.pull("app:1", sandbox).await.expect("pulled");
+    images.pull("app:1", &sandbox, &[]).await.expect("pulled");
     let expected = cri::ImageSpec { image: "app:1".into(), annotations, ..Default::default() };
     assert_eq!(*specs.lock().expect("unpoisoned"), [expected.clone(), expected]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn unused_images_are_removed_once_they_are_old_enough() {
-    let (socket, removed) = (Socket::default(), Arc::new(Mutex::new(Vec::new())));
-    let calls = removed.clone();
-    socket.serve(script(move |method, body| match method {
-        "ListImages" => {
-            let image = |id: &str, size| cri::Image { id: id.to_owned(), size, ..Default::default() };
-            say(&cri::ListImagesResponse { images: vec![image("unused", 7), image("stuck", 9)] })
-        }
-        "RemoveImage" => {
-            let request = cri::RemoveImageRequest::decode(body).expect("a request");
-            let id = request.image.expect("an image").image;
-            calls.lock().expect("not poisoned").push(id.clone());
-            if id == "stuck" { Err(Status::unknown("in use")) } else { say(&cri::RemoveImageResponse {}) }
-        }
-        _ => Err(Status::unimplemented(method.to_owned())),
+async fn a_pull_with_several_credentials_counts_once() {
+    let (socket, users) = (Socket::default(), Arc::new(Mutex::new(Vec::new())));
+    let seen = users.clone();
+    socket.serve(script(move |_, message| {
+        let auth = cri::PullImageRequest::decode(message).expect("a request").auth;
+        seen.lock().expect("unpoisoned").push(auth.expect("a credential").username);
+        Err(Status::unknown("denied"))
     }));
     let runtime =
         Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
-    let images = Images::new(runtime, PullLimits { parallel: None, per_second: 0, burst: 0 });
-    let age = Duration::from_secs(120);
-    let first = images.remove_unused(&[], age).await.expect("a list");
-    assert_eq!((first, removed.lock().expect("not poisoned").len()), (RemovedImages::default(), 0), "new to the agent");
-    tokio::time::advance(age).await;
-    let second = images.remove_unused(&[], age).await.expect("a list");
-    assert_eq!(second, RemovedImages { count: 1, bytes: 7 }, "the failure of one does not keep the other");
-    assert_eq!(*removed.lock().expect("not poisoned"), ["unused", "stuck"]);
-    assert!(images.changes().has_changed().is_ok() && *images.changes().borrow() == 1);
+    let images = Images::new(runtime, PullLimits { parallel: Some(1), per_second: 1, burst: 1 });
+    let secrets = ["a", "b", "c"].map(|user| secret(user, &serde_json::json!({"auths": {"r.io": {"username": user}}})));
+    let credentials = images.credentials().matching("r.io/app:1", &Pod::default(), &secrets).await.expect("valid");
+    let sandbox = cri::PodSandboxConfig::default();
+    let error = images.pull("r.io/app:1", &sandbox, &credentials).await.expect_err("denied").to_string();
+    assert_eq!(
+        (error.as_str(), users.lock().expect("unpoisoned").as_slice()),
+        ("denied", ["a", "b", "c"].map(String::from).as_slice())
+    );
+    let error = images.pull("r.io/app:1", &sandbox, &credentials).await.expect_err("too many").to_string();
+    assert_eq!(error, "pull QPS exceeded");
 }

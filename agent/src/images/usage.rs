@@ -4,8 +4,6 @@ use std::collections::HashSet;
 
 use keblet_proto::cri::v1 as cri;
 
-use crate::model::ContainerStatus;
-
 /// The images of the node by use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImageUsage {
@@ -15,26 +13,24 @@ pub struct ImageUsage {
     pub unused: Vec<cri::Image>,
 }
 
-/// Divides `images` by whether one of `containers` was created from them. Runtimes report a container's image by id or by
-/// digest; tags do not count, because they may have moved since.
-pub(super) fn usage<'a>(
-    images: Vec<cri::Image>,
-    containers: impl IntoIterator<Item = &'a ContainerStatus>,
-) -> ImageUsage {
-    let used: HashSet<&str> = containers.into_iter().map(|container| container.image_ref.as_str()).collect();
-    let is_used = |image: &cri::Image| {
-        image.pinned
-            || used.contains(image.id.as_str())
-            || image.repo_digests.iter().any(|digest| used.contains(digest.as_str()))
-    };
-    let (in_use, unused) = images.into_iter().partition(is_used);
-    ImageUsage { in_use, unused }
+impl ImageUsage {
+    /// Divides `images` by whether a container was created from them. Runtimes report a container's image by id or by
+    /// digest; tags do not count, because they may have moved since.
+    pub(super) fn new<'a>(images: Vec<cri::Image>, of_containers: impl IntoIterator<Item = &'a str>) -> Self {
+        let used: HashSet<&str> = of_containers.into_iter().collect();
+        let is_used = |image: &cri::Image| {
+            image.pinned
+                || used.contains(image.id.as_str())
+                || image.repo_digests.iter().any(|digest| used.contains(digest.as_str()))
+        };
+        let (in_use, unused) = images.into_iter().partition(is_used);
+        Self { in_use, unused }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::testing;
 
     #[test]
     fn images_of_containers_and_pinned_images_are_in_use() {
@@ -44,16 +40,6 @@ mod tests {
             repo_tags: vec![tag.into()],
             ..Default::default()
         };
-        let from = |image_ref: &str, mut container: ContainerStatus| {
-            container.image_ref = image_ref.into();
-            container
-        };
-        let containers = [
-            from("sha256:id", testing::running("a", 0)),
-            from("r.example/b@sha256:b", testing::exited("b", 0, 1)),
-            from("c:1", testing::running("c", 0)),
-            from("", testing::running("d", 0)),
-        ];
         let pinned = cri::Image { pinned: true, ..image("sha256:pause", "p@sha256:p", "pause:1") };
         let images = vec![
             image("sha256:id", "r.example/a@sha256:a", "a:1"),
@@ -62,7 +48,7 @@ mod tests {
             pinned,
         ];
         let ids = |images: Vec<cri::Image>| images.into_iter().map(|image| image.id).collect::<Vec<_>>();
-        let usage = usage(images, &containers);
+        let usage = ImageUsage::new(images, ["sha256:id", "r.example/b@sha256:b", "c:1", ""]);
         assert_eq!(ids(usage.in_use), ["sha256:id", "sha256:2", "sha256:pause"]);
         assert_eq!(ids(usage.unused), ["sha256:3"], "a tag alone proves nothing");
     }

@@ -1,0 +1,255 @@
+//! Records of the images that this agent has pulled, and whether a pod may use an image that is on the node without
+//! proving to its registry that it may (KEP-2535).
+//!
+//! An intent is written before a pull and replaced by a record after it, so that an agent that is killed in between still
+//! knows that the image was not preloaded. Nothing is kept in memory but the pulls that are in progress: a check reads one
+//! or two small files.
+//!
+//! ```text
+//!  <root>/image_manager/pulling/sha256-<hash of the image's name>   Intent
+//!                      /pulled/sha256-<hash of the image's id>      PulledRecord: credentials by name
+//! ```
+
+mod files;
+mod policy;
+mod record;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use keblet_proto::cri::v1 as cri;
+use tokio::sync::Mutex;
+
+pub use policy::VerificationPolicy;
+pub use record::AccountUse;
+pub use record::CredentialSource;
+pub use record::SecretUse;
+
+use super::reference::without_tag;
+use crate::filesystem;
+use crate::metrics::Metrics;
+use crate::metrics::MustPull;
+use files::Files;
+use record::Intent;
+use record::PulledRecord;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The access records of a node.
+#[derive(Debug)]
+pub struct AccessRecords {
+    files: Files,
+    policy: VerificationPolicy,
+    metrics: Arc<Metrics>,
+    /// Pulls in progress by the image's name, which a file exists for. Held while files are changed.
+    pulling: Mutex<HashMap<String, u32>>,
+}
+
+/// A hash in upstream's notation.
+pub(super) fn lower_hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |text, byte| text + &format!("{byte:02x}"))
+}
+
+impl AccessRecords {
+    /// Opens the records below the agent's root directory; makes their folders. Blocks.
+    ///
+    /// # Errors
+    /// The folders cannot be made or read.
+    pub fn open(root: &Path, policy: VerificationPolicy, metrics: Arc<Metrics>) -> io::Result<Self> {
+        let records = Self { files: Files::open(root)?, policy, metrics, pulling: Mutex::default() };
+        count(&records.files, &records.metrics);
+        Ok(records)
+    }
+
+    /// True if a pod may use the image `image_ref`, which is on the node under the name `image`; false if it must be
+    /// pulled. `presented`: the pod's credentials, asked for only if they matter.
+    ///
+    /// # Errors
+    /// Those of `presented`.
+    pub async fn may_use<E>(
+        &self,
+        image: &str,
+        image_ref: &str,
+        presented: impl AsyncFnOnce() -> Result<Vec<CredentialSource>, E>,
+    ) -> Result<bool, E> {
+        let checked = self.check(image, image_ref, presented).await;
+        let result = checked.as_ref().map_or(MustPull::Error, |result| *result);
+        self.metrics.images.checked(result);
+        Ok(matches!(checked?, MustPull::Allowed | MustPull::Recorded))
+    }
+
+    async fn check<E>(
+        &self,
+        image: &str,
+        image_ref: &str,
+        presented: impl AsyncFnOnce() -> Result<Vec<CredentialSource>, E>,
+    ) -> Result<MustPull, E> {
+        let (record, pulled) = match self.read(image, image_ref).await {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::warn!(image, %error, "cannot read who may use an image; it is pulled");
+                return Ok(MustPull::Error);
+            }
+        };
+        let name = without_tag(image);
+        if !self.policy.verifies(name, pulled) {
+            return Ok(MustPull::Allowed);
+        }
+        let access = record.as_ref().and_then(|record| record.credentials.get(name));
+        let Some(access) = access.filter(|access| !policy::is_empty(access)) else {
+            return Ok(MustPull::Authenticate);
+        };
+        if policy::is_open(access) {
+            return Ok(MustPull::Recorded);
+        }
+        let presented = presented().await?;
+        let Some(proof) = policy::proof(access, &presented) else { return Ok(MustPull::Authenticate) };
+        if policy::is_recorded(access) {
+            self.record(image, image_ref, proof).await;
+        }
+        Ok(MustPull::Recorded)
+    }
+
+    /// The record of an image, and whether this agent has pulled it or tried to.
+    async fn read(&self, image: &str, image_ref: &str) -> io::Result<(Option<PulledRecord>, bool)> {
+        let is_pulling = self.pulling.lock().await.contains_key(image);
+        let (files, image, image_ref) = (self.files.clone(), image.to_owned(), image_ref.to_owned());
+        filesystem::blocking(move || {
+            let record = files.get::<PulledRecord>(&image_ref)?;
+            let intended = is_pulling || files.get::<Intent>(&image)?.is_some();
+            let pulled = intended || record.is_some();
+            Ok((record, pulled))
+        })
+        .await
+    }
+
+    /// A pull begins. To be followed by [`Self::pulled`] or [`Self::not_pulled`].
+    ///
+    /// # Errors
+    /// The intent cannot be written: the image must not be pulled.
+    pub async fn begin(&self, image: &str) -> io::Result<()> {
+        let mut pulling = self.pulling.lock().await;
+        let (files, metrics, intent) = (self.files.clone(), self.metrics.clone(), Intent::new(image));
+        filesystem::blocking(move || {
+            files.write(&intent)?;
+            count(&files, &metrics);
+            Ok(())
+        })
+        .await?;
+        *pulling.entry(image.to_owned()).or_default() += 1;
+        Ok(())
+    }
+
+    /// The pull has failed.
+    pub async fn not_pulled(&self, image: &str) {
+        self.end(image).await;
+    }
+
+    /// The pull has succeeded with this credential. The intent stays if the record cannot be written.
+    pub async fn pulled(&self, image: &str, image_ref: &str, source: &CredentialSource) {
+        if self.record(image, image_ref, source).await {
+            self.end(image).await;
+        }
+    }
+
+    /// Adds a credential to the record of an image. False if it cannot be written.
+    async fn record(&self, image: &str, image_ref: &str, source: &CredentialSource) -> bool {
+        let _changing = self.pulling.lock().await;
+        let (files, metrics, source) = (self.files.clone(), self.metrics.clone(), source.clone());
+        let (name, id) = (without_tag(image).to_owned(), image_ref.to_owned());
+        let written = filesystem::blocking(move || {
+            // A file that cannot be read is replaced: no pod could use the image without a pull otherwise.
+            let mut record = files.get(&id).unwrap_or_default().unwrap_or_else(|| PulledRecord::new(&id));
+            if record.add(&name, &source) {
+                record.updated(SystemTime::now());
+                files.write(&record)?;
+                count(&files, &metrics);
+            }
+            Ok(())
+        });
+        let written = written.await;
+        if let Err(error) = &written {
+            tracing::warn!(image, image_ref, %error, "cannot record who may use an image");
+        }
+        written.is_ok()
+    }
+
+    /// One pull of this image less. Its intent is removed with the last one.
+    async fn end(&self, image: &str) {
+        let mut pulling = self.pulling.lock().await;
+        if let Some(count) = pulling.get_mut(image).filter(|count| **count > 1) {
+            *count -= 1;
+            return;
+        }
+        pulling.remove(image);
+        let (files, metrics, key) = (self.files.clone(), self.metrics.clone(), image.to_owned());
+        let removed = filesystem::blocking(move || {
+            files.remove::<Intent>(&key)?;
+            count(&files, &metrics);
+            Ok(())
+        });
+        if let Err(error) = removed.await {
+            tracing::warn!(image, %error, "cannot remove the record of an intended pull");
+        }
+    }
+
+    /// Finds out what became of pulls that an earlier run has begun: an image that the runtime lists under an intended
+    /// name was pulled by this agent, with unknown credentials. To be called before the first pull.
+    ///
+    /// # Errors
+    /// Files cannot be read or written. What remains intended counts as pulled by the agent.
+    pub async fn recover(&self, images: Vec<cri::Image>) -> io::Result<()> {
+        let _changing = self.pulling.lock().await;
+        let (files, metrics) = (self.files.clone(), self.metrics.clone());
+        filesystem::blocking(move || {
+            let intents: HashSet<String> = files.all::<Intent>()?.into_iter().map(|intent| intent.image).collect();
+            for image in images {
+                for name in image.repo_tags.iter().chain(&image.repo_digests).filter(|name| intents.contains(*name)) {
+                    if files.get::<PulledRecord>(&image.id)?.is_none() {
+                        let mut record = PulledRecord::new(&image.id);
+                        record.updated(SystemTime::now());
+                        files.write(&record)?;
+                    }
+                    files.remove::<Intent>(name)?;
+                }
+            }
+            count(&files, &metrics);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Removes the records of images that are not on the node. `images`: ids of all that are, listed after `since`; later
+    /// records stay.
+    pub async fn prune(&self, images: HashSet<String>, since: SystemTime) {
+        let _changing = self.pulling.lock().await;
+        let (files, metrics) = (self.files.clone(), self.metrics.clone());
+        let pruned = filesystem::blocking(move || {
+            // Their time is cut to seconds.
+            let is_old =
+                |record: &PulledRecord| record.last_updated() + SECOND < since && !images.contains(&record.image_ref);
+            for record in files.all::<PulledRecord>()?.into_iter().filter(is_old) {
+                files.remove::<PulledRecord>(&record.image_ref)?;
+            }
+            count(&files, &metrics);
+            Ok(())
+        });
+        if let Err(error) = pruned.await {
+            tracing::warn!(%error, "cannot remove records of images that are gone");
+        }
+    }
+}
+
+/// Updates the metrics of files. Blocks.
+fn count(files: &Files, metrics: &Metrics) {
+    if let (Ok(intents), Ok(records)) = (files.count::<Intent>(), files.count::<PulledRecord>()) {
+        metrics.images.set_files(intents, records);
+    }
+}

@@ -1,0 +1,179 @@
+//! Plugins that are shell commands, run in real time.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use serde_json::Value;
+use serde_json::json;
+
+use super::*;
+use crate::apiserver::recovery::Recovered;
+use crate::images::access::AccountUse;
+use crate::model::Clock;
+use crate::objects::ObjectsConfig;
+use crate::objects::Strategy;
+use crate::objects::tests::api::Api;
+
+const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
+/// Notes the request, then answers with the content of a file in which `TOKEN` is the token of the request.
+const SCRIPT: &str = r#"request=$(cat); echo "$request" >> "$LOG"
+token=$(printf %s "$request" | sed -n 's/.*"serviceAccountToken":"\([^"]*\)".*/\1/p'); sed "s/TOKEN/$token/" "$ANSWER""#;
+
+struct Room {
+    dir: tempfile::TempDir,
+    metrics: Arc<Metrics>,
+    api: Api,
+    providers: Providers,
+}
+
+impl Room {
+    /// With one plugin for `*.io`, whose configuration has these fields too.
+    fn new(changes: Value) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| dir.path().join(name);
+        fs::create_dir(path("bin")).expect("made");
+        symlink("/bin/sh", path("bin/p")).expect("linked");
+        let mut provider = json!({"name": "p", "apiVersion": V1, "matchImages": ["*.io"], "defaultCacheDuration": "10m",
+            "args": ["-c", SCRIPT], "env": [{"name": "LOG", "value": path("log")}, {"name": "ANSWER", "value": path("answer")}]});
+        provider.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
+        let config = json!({"kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1", "providers": [provider]});
+        fs::write(path("config"), config.to_string()).expect("written");
+        let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
+        let (api, metrics) = (Api::new(clock), Metrics::new());
+        let (strategy, recovered) = (Strategy::Get, Recovered::default());
+        let config = ObjectsConfig { strategy, recovered, sync_frequency: Duration::from_secs(60), clock, node: None };
+        let objects = Objects::new(&api.client(), config);
+        let providers = Providers::read(&path("config"), &path("bin"), true, objects, metrics.clone()).expect("valid");
+        Self { dir, metrics, api, providers }
+    }
+
+    fn answers(&self, changes: Value) {
+        let mut answer = json!({"kind": "CredentialProviderResponse", "apiVersion": V1, "cacheKeyType": "Image",
+            "auth": {"a.io": {"username": "u", "password": "TOKEN"}}});
+        answer.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
+        fs::write(self.dir.path().join("answer"), answer.to_string()).expect("written");
+    }
+
+    /// The requests so far.
+    fn requests(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    async fn found(&self, image: &str, account: &str) -> Vec<(String, CredentialSource)> {
+        let pod = json!({"metadata": {"name": "pod", "namespace": "ns", "uid": "u"},
+            "spec": {"containers": [], "serviceAccountName": account}});
+        let pod: Pod = serde_json::from_value(pod).expect("a pod");
+        let found = self.providers.matching(image, &pod).await;
+        found.iter().map(|one| (one.login.password.expose_secret().to_owned(), one.source.clone())).collect()
+    }
+
+    fn account(&self, uid: &str, annotations: Value) {
+        let account = json!({"metadata": {"name": "sa", "uid": uid, "annotations": annotations}});
+        self.api.put("serviceaccounts/ns/sa", account);
+    }
+
+    fn errors(&self) -> bool {
+        let line = "kubelet_credential_provider_plugin_errors_total{plugin_name=\"p\"} 1";
+        self.metrics.render().expect("metrics").contains(line)
+    }
+}
+
+#[tokio::test]
+async fn responses_are_cached_by_registry() {
+    for (duration, runs) in [("10m", 1), ("0s", 2)] {
+        let room = Room::new(json!({}));
+        let auth = json!({"a.io": {"username": "u", "password": "p"}});
+        room.answers(json!({"cacheKeyType": "Registry", "cacheDuration": duration, "auth": auth}));
+        assert_eq!(room.found("a.io/x", "").await, [("p".to_owned(), CredentialSource::Node)]);
+        assert_eq!(room.found("a.io/y", "").await.len(), 1);
+        assert_eq!(room.requests().len(), runs, "{duration}");
+        assert!(room.found("b.com/x", "").await.is_empty() && room.requests().len() == runs, "no pattern matches");
+    }
+}
+
+#[tokio::test]
+async fn a_failing_plugin_gives_nothing() {
+    let room = Room::new(json!({}));
+    room.answers(json!({"apiVersion": "credentialprovider.kubelet.k8s.io/v1beta1"}));
+    assert!(room.found("a.io/x", "").await.is_empty());
+    assert!(!room.errors(), "the program worked");
+    let room = Room::new(json!({"args": ["-c", "echo broken >&2; exit 1"]}));
+    assert!(room.found("a.io/x", "").await.is_empty());
+    assert!(room.errors());
+    let room = Room::new(json!({"args": ["-c", "yes | head -c 2000000"]}));
+    assert!(room.found("a.io/x", "").await.is_empty());
+    assert!(room.errors(), "output without end");
+}
+
+#[tokio::test]
+async fn concurrent_requests_for_an_image_share_a_run() {
+    let room = Room::new(json!({}));
+    room.answers(json!({"cacheDuration": "0s", "auth": {"a.io": {"username": "u", "password": "p"}}}));
+    let (one, other) = tokio::join!(room.found("a.io/x", ""), room.found("a.io/x", ""));
+    assert_eq!(one, [("p".to_owned(), CredentialSource::Node)]);
+    assert_eq!((one, room.requests().len()), (other, 1));
+    room.found("a.io/x", "").await;
+    assert_eq!(room.requests().len(), 2, "not cached");
+    let expected = json!({"kind": "CredentialProviderRequest", "apiVersion": V1, "image": "a.io/x"});
+    assert_eq!(room.requests()[0], expected);
+}
+
+fn attributes(changes: Value) -> Value {
+    let mut all =
+        json!({"serviceAccountTokenAudience": "registry", "cacheType": "Token", "requireServiceAccount": true});
+    all.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
+    json!({"tokenAttributes": all})
+}
+
+fn source(uid: &str) -> CredentialSource {
+    let [uid, namespace, name] = [uid, "ns", "sa"].map(str::to_owned);
+    CredentialSource::ServiceAccount(AccountUse { uid, namespace, name })
+}
+
+#[tokio::test]
+async fn plugins_get_a_token_of_the_service_account() {
+    let room = Room::new(attributes(json!({"optionalServiceAccountAnnotationKeys": ["example.com/role"]})));
+    room.answers(json!({}));
+    room.account("first", json!({"example.com/role": "reader", "other": "x"}));
+    assert_eq!(room.found("a.io/x", "sa").await, [("token-1".to_owned(), source("first"))]);
+    let request = room.requests().remove(0);
+    assert_eq!(request["serviceAccountToken"], "token-1");
+    assert_eq!(request["serviceAccountAnnotations"], json!({"example.com/role": "reader"}));
+    let asked = room.api.state().last_token.clone();
+    assert_eq!(asked["spec"]["audiences"], json!(["registry"]));
+    assert_eq!((&asked["metadata"]["uid"], &asked["spec"]["boundObjectRef"]["uid"]), (&json!("first"), &json!("u")));
+    room.found("a.io/x", "sa").await;
+    assert_eq!(room.requests().len(), 1, "cached");
+    room.account("second", json!({}));
+    assert_eq!(room.found("a.io/x", "sa").await, [("token-2".to_owned(), source("second"))]);
+}
+
+#[tokio::test]
+async fn a_token_is_no_credential_of_a_service_account() {
+    let room = Room::new(attributes(json!({"cacheType": "ServiceAccount"})));
+    room.answers(json!({}));
+    room.account("first", json!({}));
+    assert!(room.found("a.io/x", "sa").await.is_empty());
+    room.answers(json!({"auth": {"a.io": {"username": "u", "password": "issued"}}}));
+    assert_eq!(room.found("a.io/x", "sa").await, [("issued".to_owned(), source("first"))]);
+}
+
+#[tokio::test]
+async fn pods_without_what_a_plugin_requires() {
+    let required = json!({"requiredServiceAccountAnnotationKeys": ["example.com/role"]});
+    let room = Room::new(attributes(required));
+    room.answers(json!({"auth": {"a.io": {"username": "u", "password": "p"}}}));
+    assert!(room.found("a.io/x", "").await.is_empty(), "no service account");
+    assert!(room.found("a.io/x", "sa").await.is_empty(), "none of this name");
+    room.account("first", json!({}));
+    assert!(room.found("a.io/x", "sa").await.is_empty(), "no annotation");
+    assert!(room.requests().is_empty());
+    room.account("first", json!({"example.com/role": ""}));
+    assert_eq!(room.found("a.io/x", "sa").await.len(), 1);
+    let room = Room::new(attributes(json!({"requireServiceAccount": false})));
+    room.answers(json!({"auth": {"a.io": {"username": "u", "password": "p"}}}));
+    assert_eq!(room.found("a.io/x", "").await, [("p".to_owned(), CredentialSource::Node)]);
+}
