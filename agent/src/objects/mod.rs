@@ -1,5 +1,6 @@
 //! API objects that pods refer to: ConfigMaps and Secrets, each with a watch of its own while a registered pod refers
-//! to it; service account tokens; the services that become environment variables.
+//! to it; service account tokens; the services that become environment variables; RuntimeClasses; claims
+//! with their persistent volumes.
 //!
 //! Reads only what pods name; what an object is used for is known to environment and volumes. Serves cached objects
 //! while the API server is unavailable.
@@ -11,17 +12,19 @@
 //! ```
 
 mod cached_object;
+mod claims;
 mod error;
 mod kind;
 mod object_watch;
 mod references;
 mod registration;
 mod retry;
+mod runtime_classes;
 mod service_env;
 mod services;
 mod store;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod token;
 
 use std::collections::BTreeMap;
@@ -32,6 +35,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Client;
 use tokio::sync::watch;
 
@@ -43,8 +47,10 @@ pub use token::TokenKey;
 use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
 use crate::model::PodUid;
+use crate::model::spec;
 use references::References;
 use registration::RegistrationId;
+use runtime_classes::RuntimeClasses;
 use services::Services;
 use store::Store;
 use token::Tokens;
@@ -83,9 +89,12 @@ pub struct Objects {
 }
 
 struct Inner {
+    client: Client,
+    node: Option<watch::Receiver<Option<Arc<Node>>>>,
     config_maps: Store<ConfigMap>,
     secrets: Store<Secret>,
     services: Services,
+    runtime_classes: RuntimeClasses,
     tokens: Tokens,
 }
 
@@ -106,9 +115,12 @@ impl Objects {
         let reading = store::Reading::new(client.clone(), &config);
         Self {
             inner: Some(Arc::new(Inner {
+                client: client.clone(),
+                node: config.node.clone(),
                 config_maps: Store::new(reading.clone()),
                 secrets: Store::new(reading),
                 services: Services::start(client.clone(), config.recovered.clone()),
+                runtime_classes: RuntimeClasses::new(client.clone(), config.recovered.clone()),
                 tokens: Tokens::new(client.clone(), config.clock),
             })),
         }
@@ -126,6 +138,9 @@ impl Objects {
         let references = References::of(pod);
         inner.config_maps.register(registration.id, &references.config_maps, &registration.counter);
         inner.secrets.register(registration.id, &references.secrets, &registration.counter);
+        if spec::runtime_class(pod).is_some() {
+            inner.runtime_classes.ensure_watch();
+        }
         registration.objects = Arc::downgrade(inner);
     }
 
@@ -150,7 +165,32 @@ impl Objects {
     /// # Errors
     /// No token was issued, and no cached one is still valid.
     pub async fn token(&self, key: &TokenKey) -> Result<Token, ObjectError> {
-        self.inner.as_ref().ok_or(ObjectError::StandaloneToken)?.tokens.get(key).await
+        self.inner.as_ref().ok_or(ObjectError::StandaloneToken)?.tokens.get(key, None).await
+    }
+
+    /// As [`Objects::token`], but only of the service account with this UID: not of another one that has taken its name.
+    ///
+    /// # Errors
+    /// As [`Objects::token`]; the service account has another UID.
+    pub async fn token_of_account(&self, key: &TokenKey, account: &str) -> Result<Token, ObjectError> {
+        self.inner.as_ref().ok_or(ObjectError::StandaloneToken)?.tokens.get(key, Some(account)).await
+    }
+
+    /// A service account as it is now: one GET.
+    ///
+    /// # Errors
+    /// There is none; the API server does not answer within ten seconds, or denies the request.
+    pub async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, ObjectError> {
+        self.inner.as_ref().ok_or(ObjectError::Standalone)?.tokens.account(namespace, name).await
+    }
+
+    /// The runtime handler of the pod's RuntimeClass; empty, for the runtime's default, if the pod names none.
+    ///
+    /// # Errors
+    /// There is no such class; the classes cannot be read; there is no API server.
+    pub async fn runtime_handler(&self, pod: &Pod) -> Result<String, ObjectError> {
+        let Some(class) = spec::runtime_class(pod) else { return Ok(String::new()) };
+        self.inner.as_ref().ok_or(ObjectError::Standalone)?.runtime_classes.handler(class).await
     }
 
     /// The environment variables of services for containers in `namespace`: of all services of the namespace if `links`

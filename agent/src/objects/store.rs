@@ -145,7 +145,7 @@ impl<K: Kind> Store<K> {
 }
 
 /// Whether the text is a DNS subdomain, which needs no escaping in a path or query.
-fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     (1..=253).contains(&text.len())
         && text.chars().all(fits)

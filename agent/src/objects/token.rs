@@ -13,6 +13,7 @@ use k8s_openapi::api::authentication::v1::BoundObjectReference;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::authentication::v1::TokenRequestSpec;
 use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use kube::Client;
 use kube::api::PostParams;
@@ -40,6 +41,8 @@ const LAST_RETRY: Duration = Duration::from_secs(5 * 60);
 const FIRST_TOKEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a request may take while the cached token is valid.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the read of a service account may take.
+const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 const NO_TOKEN: &str = "the response of the API server has no token";
 
 /// What identifies a token: the contents of its TokenRequest.
@@ -101,11 +104,14 @@ impl CachedToken {
     }
 }
 
+/// A token, and the UID of the service account if it is to be of that one only.
+type HeldKey = (TokenKey, Option<String>);
+
 /// The cached tokens of all pods.
 pub(super) struct Tokens {
     client: Client,
     clock: Clock,
-    held: Mutex<HashMap<TokenKey, CachedToken>>,
+    held: Mutex<HashMap<HeldKey, CachedToken>>,
     /// Whether the API server has the subresource `serviceaccounts/token`.
     offered: OnceCell<bool>,
 }
@@ -115,14 +121,29 @@ impl Tokens {
         Self { client, clock, held: Mutex::default(), offered: OnceCell::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<TokenKey, CachedToken>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<HeldKey, CachedToken>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A service account.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, ObjectError> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
+        match tokio::time::timeout(ACCOUNT_TIMEOUT, accounts.get(name)).await {
+            Ok(read) => read.map_err(|error| ObjectError::Api(describe(&error))),
+            Err(_) => Err(ObjectError::Api(format!("the API server did not answer within {ACCOUNT_TIMEOUT:?}"))),
+        }
+    }
+
+    /// `account`: UID that the service account must have.
+    ///
     /// # Errors
     /// No token was issued, and no cached one is still valid.
-    pub(super) async fn get(&self, key: &TokenKey) -> Result<Token, ObjectError> {
-        let held = self.lock().get(key).cloned();
+    pub(super) async fn get(&self, key: &TokenKey, account: Option<&str>) -> Result<Token, ObjectError> {
+        let held_key = (key.clone(), account.map(str::to_owned));
+        let held = self.lock().get(&held_key).cloned();
         let now = self.clock.wall();
         let is_valid = held.as_ref().is_some_and(|held| now < held.expires);
         if let Some(held) = &held
@@ -135,7 +156,7 @@ impl Tokens {
         let timeout = if is_valid { RENEWAL_TIMEOUT } else { FIRST_TOKEN_TIMEOUT };
         let mut retry = Retry::default();
         let asked = loop {
-            match self.request(key, timeout).await {
+            match self.request(key, account, timeout).await {
                 // Only without a valid token: others can wait for the next time.
                 Err(Failure { refused: true, .. }) if !is_valid && let Some(soon) = retry.soon() => {
                     tokio::time::sleep(soon).await;
@@ -148,16 +169,16 @@ impl Tokens {
                 let now = self.clock.wall();
                 let mut all = self.lock();
                 all.retain(|_, held| now < held.expires);
-                all.insert(key.clone(), fresh.clone());
+                all.insert(held_key, fresh.clone());
                 Ok(fresh.token)
             }
-            Err(failure) => self.fall_back(key, held, failure.cause),
+            Err(failure) => self.fall_back(&held_key, held, failure.cause),
         }
     }
 
     /// The cached token, as long as it is valid.
-    fn fall_back(&self, key: &TokenKey, held: Option<CachedToken>, cause: String) -> Result<Token, ObjectError> {
-        let now = self.clock.wall();
+    fn fall_back(&self, held_key: &HeldKey, held: Option<CachedToken>, cause: String) -> Result<Token, ObjectError> {
+        let (key, now) = (&held_key.0, self.clock.wall());
         let held = match held {
             None => return Err(ObjectError::NoToken(cause)),
             Some(held) if held.expires < now => return Err(ObjectError::TokenExpired { key: key.to_string(), cause }),
@@ -168,15 +189,15 @@ impl Tokens {
             tracing::warn!(%key, cause, "cannot replace a service account token, the previous one is still valid");
         }
         let retry_at = (now + backoff.failed(0.0)).min(held.expires);
-        if let Some(cached) = self.lock().get_mut(key) {
+        if let Some(cached) = self.lock().get_mut(held_key) {
             cached.failed = Some(FailedReplacement { retry_at, backoff, cause });
         }
         Ok(Token { refresh_at: Some(retry_at), ..held.token })
     }
 
-    async fn request(&self, key: &TokenKey, timeout: Duration) -> Result<CachedToken, Failure> {
+    async fn request(&self, key: &TokenKey, account: Option<&str>, timeout: Duration) -> Result<CachedToken, Failure> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &key.namespace);
-        let wanted = request_of(key);
+        let wanted = request_of(key, account);
         let params = PostParams::default();
         let asked = accounts.create_token_request(&key.service_account, &params, &wanted);
         let answer = match tokio::time::timeout(timeout, asked).await {
@@ -214,11 +235,11 @@ impl Tokens {
     }
 
     pub(super) fn forget_pod(&self, uid: &PodUid) {
-        self.lock().retain(|key, _| key.pod.1 != *uid);
+        self.lock().retain(|(key, _), _| key.pod.1 != *uid);
     }
 }
 
-fn request_of(key: &TokenKey) -> TokenRequest {
+fn request_of(key: &TokenKey, account: Option<&str>) -> TokenRequest {
     let bound = BoundObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),
@@ -226,6 +247,7 @@ fn request_of(key: &TokenKey) -> TokenRequest {
         uid: Some(key.pod.1.to_string()),
     };
     TokenRequest {
+        metadata: ObjectMeta { uid: account.map(str::to_owned), ..ObjectMeta::default() },
         spec: Some(TokenRequestSpec {
             audiences: Some(key.audiences.clone()).filter(|audiences| !audiences.is_empty()),
             bound_object_ref: Some(bound),

@@ -12,7 +12,6 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::plugin::Plugins;
-use super::plugin::VolumePlugin;
 use crate::metrics::Metrics;
 
 /// Volumes that are set up, by pod; and where what happens to them is counted.
@@ -44,15 +43,22 @@ impl ActualState {
         }
     }
 
-    /// A volume was set up or refreshed, or could not be. One that does not refresh is counted the first time only: every
-    /// pass checks it.
-    pub(super) fn mounted(&self, uid: &str, volume: &str, plugin: &dyn VolumePlugin, took: Duration, ok: bool) {
-        if ok && !plugin.attributes().refreshes && self.holds(uid, volume) {
+    /// A volume of this plugin, which may refresh it, was set up or refreshed, or could not be. One that does not refresh is
+    /// counted the first time only: every pass checks it.
+    pub(super) fn mounted(
+        &self,
+        uid: &str,
+        volume: &str,
+        (plugin, refreshes): (&'static str, bool),
+        took: Duration,
+        ok: bool,
+    ) {
+        if ok && !refreshes && self.holds(uid, volume) {
             return;
         }
-        self.count(|metrics| metrics.volumes.operation("volume_mount", plugin.name(), took, ok));
+        self.count(|metrics| metrics.volumes.operation("volume_mount", plugin, took, ok));
         if ok {
-            self.add(uid, volume, plugin.name());
+            self.add(uid, volume, plugin);
         }
     }
 

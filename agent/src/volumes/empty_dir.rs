@@ -1,27 +1,35 @@
-//! emptyDir on disk.
+//! emptyDir on disk, in memory (tmpfs) and on huge pages (hugetlbfs).
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::fs::chown;
+use std::path::Path;
 
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Volume;
+use nix::mount::MsFlags;
+use nix::mount::mount;
+use nix::sys::statfs::HUGETLBFS_MAGIC;
 
 use super::PodDirs;
 use super::VolumeError;
+use super::api;
 use super::error::OnPath as _;
 use super::layout;
 use super::layout::make_dirs;
 use super::layout::set_mode;
+use super::medium::Medium;
 use super::plugin::Attributes;
 use super::plugin::Ready;
 use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::plugin::blocking;
 use super::teardown::VolumeOnDisk;
+use crate::filesystem;
 
-/// `kubernetes.io/empty-dir`, medium `""`.
+/// `kubernetes.io/empty-dir`.
 #[derive(Debug)]
 pub(super) struct EmptyDir;
 
@@ -39,8 +47,14 @@ impl VolumePlugin for EmptyDir {
     }
 
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
+        let source = target.volume.empty_dir.clone().unwrap_or_default();
+        let medium = Medium::of(target.pod, &source, target.memory);
         let (dirs, uid, volume) = (target.dirs.clone(), target.uid.to_owned(), target.volume.name.clone());
-        Box::pin(blocking(move || set_up(&dirs, &uid, &volume, target.fs_group).map(|()| Ready::default())))
+        let fs_group = target.fs_group;
+        Box::pin(async move {
+            let medium = medium?;
+            blocking(move || set_up(&dirs, &uid, &volume, medium, fs_group).map(|()| Ready::default())).await
+        })
     }
 
     fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {
@@ -49,12 +63,12 @@ impl VolumePlugin for EmptyDir {
     }
 }
 
-/// Makes the directory, writable for every user of the pod. Set up once, marked as ready; a directory that vanished is
-/// made again, empty.
-fn set_up(dirs: &PodDirs, uid: &str, volume: &str, fs_group: Option<u32>) -> Result<(), VolumeError> {
+/// Makes the directory, writable for every user of the pod, and mounts its medium. Set up once, marked as ready; a
+/// directory or mount that vanished, as a mount does when the machine restarts, is made again, empty.
+fn set_up(dirs: &PodDirs, uid: &str, volume: &str, medium: Medium, fs_group: Option<u32>) -> Result<(), VolumeError> {
     let dir = dirs.volume(uid, &layout::escaped(layout::EMPTY_DIR), volume)?;
     let marker = dirs.ready_marker(uid, volume)?;
-    if marker.exists() && dir.is_dir() {
+    if marker.exists() && is_there(&dir, medium)? {
         return Ok(());
     }
     if let Some(parent) = dir.parent() {
@@ -64,8 +78,15 @@ fn set_up(dirs: &PodDirs, uid: &str, volume: &str, fs_group: Option<u32>) -> Res
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         result => result.on("create", &dir)?,
     }
-    // Restores bits that the umask cleared.
-    set_mode(&dir, 0o777)?;
+    if !is_mount_point(&dir)? {
+        // Restores bits that the umask cleared.
+        set_mode(&dir, 0o777)?;
+        match medium {
+            Medium::Disk => {}
+            Medium::Memory { size } => api::mount_memory(&dir, size).on("mount tmpfs on", &dir)?,
+            Medium::HugePages { page_size, size } => mount_huge_pages(&dir, page_size, size)?,
+        }
+    }
     if let Some(group) = fs_group {
         apply_fs_group(&dir, group);
     }
@@ -75,10 +96,44 @@ fn set_up(dirs: &PodDirs, uid: &str, volume: &str, fs_group: Option<u32>) -> Res
     fs::write(&marker, "").on("create", &marker)
 }
 
+/// True if the volume needs no work. A pod's pages cannot change: other pages are those of another volume.
+fn is_there(dir: &Path, medium: Medium) -> Result<bool, VolumeError> {
+    match medium {
+        Medium::Disk => Ok(dir.is_dir()),
+        Medium::Memory { .. } => Ok(dir.is_dir() && is_mount_point(dir)?),
+        Medium::HugePages { page_size, .. } => {
+            if !(dir.is_dir() && is_mount_point(dir)?) {
+                return Ok(false);
+            }
+            let mounted = nix::sys::statfs::statfs(dir).on("inspect", dir)?;
+            let of_size = u64::try_from(mounted.block_size()).is_ok_and(|size| size == page_size);
+            if mounted.filesystem_type() == HUGETLBFS_MAGIC && of_size {
+                return Ok(true);
+            }
+            Err(VolumeError::PageSize { path: dir.to_owned(), page_size })
+        }
+    }
+}
+
+fn is_mount_point(dir: &Path) -> Result<bool, VolumeError> {
+    filesystem::is_mount_point(dir).on("inspect", dir)
+}
+
+fn mount_huge_pages(dir: &Path, page_size: u64, size: Option<i64>) -> Result<(), VolumeError> {
+    let size = size.map(|size| format!(",size={size}")).unwrap_or_default();
+    let options = format!("pagesize={page_size}{size}");
+    let mounted = mount(Some("nodev"), dir, Some("hugetlbfs"), MsFlags::empty(), Some(options.as_str()));
+    mounted.on("mount hugetlbfs on", dir)
+}
+
 /// New files belong to the pod's group. A failure is logged, not fatal, as upstream.
-fn apply_fs_group(dir: &std::path::Path, group: u32) {
-    let result = chown(dir, None, Some(group)).on("change the group of", dir);
-    if let Err(error) = result.and_then(|()| set_mode(dir, 0o2777)) {
+fn apply_fs_group(dir: &Path, group: u32) {
+    let apply = || {
+        let mode = fs::metadata(dir).on("inspect", dir)?.mode() & 0o7777;
+        chown(dir, None, Some(group)).on("change the group of", dir)?;
+        set_mode(dir, mode | 0o2770)
+    };
+    if let Err(error) = apply() {
         tracing::warn!(group, %error, "cannot apply fsGroup");
     }
 }

@@ -1,10 +1,13 @@
 //! Errors of volumes and pods' files.
 
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 
 use super::api::InvalidPath;
+use super::claims::ClaimError;
+use super::medium::MediumError;
 use crate::model::DownwardError;
 use crate::objects::ObjectError;
 
@@ -42,6 +45,74 @@ pub enum VolumeError {
         path: String,
         /// What is wrong with it.
         problem: String,
+    },
+    /// An emptyDir on a medium that the pod cannot have.
+    #[error(transparent)]
+    Medium(#[from] MediumError),
+    /// Huge pages of another size, or something else, lie where an emptyDir is to be.
+    #[error("{path} is not a hugetlbfs with pages of {page_size} bytes")]
+    PageSize {
+        /// The volume's directory.
+        path: PathBuf,
+        /// What the pod asks for.
+        page_size: u64,
+    },
+    /// A claim that cannot be used.
+    #[error(transparent)]
+    Claim(Box<ClaimError>),
+    /// A step on the persistent volume behind a claim failed.
+    #[error("{source}")]
+    PersistentVolume {
+        /// Its name.
+        name: String,
+        /// What was tried: `SetUp`.
+        step: &'static str,
+        /// The cause.
+        source: Box<VolumeError>,
+    },
+    /// A persistent volume that only one pod may use at a time (KEP-2485).
+    #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
+    InUse,
+    /// A persistent volume that other nodes have.
+    #[error("no matching NodeSelectorTerms")]
+    NodeAffinity,
+    /// Without the Node object its labels are not known.
+    #[error("the Node object was not received yet")]
+    NodeUnknown,
+    /// A persistent volume with mount options that is not mounted.
+    #[error("Mount options are not supported")]
+    MountOptions,
+    /// A CSI driver that is not registered at this agent.
+    #[error(
+        "kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name {driver} not found in the list of registered CSI drivers"
+    )]
+    CsiDriver {
+        /// Its name.
+        driver: String,
+    },
+    /// A local persistent volume that cannot be mounted.
+    #[error("local volume {path}: {problem}")]
+    LocalPath {
+        /// Its path on the node.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// mount(8) failed.
+    #[error("mount failed: {status}\nMounting command: mount\nMounting arguments: {arguments}\nOutput: {output}\n")]
+    MountProgram {
+        /// How it ended.
+        status: String,
+        /// Its arguments.
+        arguments: String,
+        /// What it said, in part.
+        output: String,
+    },
+    /// A volume whose place is known only once it is set up.
+    #[error("volume {volume:?} is not set up")]
+    NotSetUp {
+        /// Its name in the spec.
+        volume: String,
     },
     /// A volume this agent cannot provide.
     #[error("no volume plugin matched: volume {volume:?} is of a kind that is not supported yet")]
@@ -122,13 +193,37 @@ pub enum VolumeError {
 }
 
 /// A volume that cannot be set up. Its text is the message of event `FailedMount`.
-#[derive(Debug, thiserror::Error)]
-#[error("MountVolume.SetUp failed for volume {volume:?} : {error}")]
+#[derive(Debug)]
 pub struct FailedVolume {
     /// Its name in the spec.
     pub volume: String,
     /// The cause.
     pub error: VolumeError,
+}
+
+impl FailedVolume {
+    /// True if it is not known what to set up.
+    pub fn is_unprocessed(&self) -> bool {
+        matches!(self.error, VolumeError::Claim(_))
+    }
+}
+
+impl fmt::Display for FailedVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.error {
+            VolumeError::Claim(error) => write!(f, "{error}"),
+            VolumeError::PersistentVolume { name, step, source } => {
+                write!(f, "MountVolume.{step} failed for volume {name:?} : {source}")
+            }
+            error => write!(f, "MountVolume.SetUp failed for volume {:?} : {error}", self.volume),
+        }
+    }
+}
+
+impl From<ClaimError> for VolumeError {
+    fn from(error: ClaimError) -> Self {
+        Self::Claim(Box::new(error))
+    }
 }
 
 impl VolumeError {

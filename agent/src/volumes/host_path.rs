@@ -22,13 +22,16 @@ use super::plugin::VolumePlugin;
 use super::plugin::blocking;
 use super::teardown::VolumeOnDisk;
 
+/// Name of the plugin.
+pub(super) const NAME: &str = "kubernetes.io/host-path";
+
 /// `kubernetes.io/host-path`.
 #[derive(Debug)]
 pub(super) struct HostPath;
 
 impl VolumePlugin for HostPath {
     fn name(&self) -> &'static str {
-        "kubernetes.io/host-path"
+        NAME
     }
 
     fn supports(&self, volume: &Volume) -> bool {

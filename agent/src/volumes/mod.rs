@@ -4,7 +4,8 @@
 //! Nothing here follows a link out of a volume or removes what lies behind a mount point.
 //!
 //! ```text
-//!  <root>/pods/<uid>/volumes/kubernetes.io~empty-dir/<volume>   content
+//!  <root>/pods/<uid>/volumes/kubernetes.io~empty-dir/<volume>   content, or a tmpfs or hugetlbfs
+//!                   /volumes/kubernetes.io~{local-volume,nfs}/<persistent volume>   mounts, see `claims`
 //!                   /volumes/kubernetes.io~{configmap,secret,downward-api,projected}/<volume>   see `api/atomic.rs`
 //!                   /plugins/kubernetes.io~empty-dir/<volume>/ready
 //!                   /volume-subpaths/<volume>/<container>/<index>   bind mounts
@@ -14,19 +15,27 @@
 
 mod actual_state;
 mod api;
+mod claims;
 mod empty_dir;
 mod error;
+mod fs_group;
 mod host_path;
+mod image;
 mod layout;
+mod medium;
 mod mount_only;
+mod mount_program;
+mod nfs;
 mod plugin;
 mod pod_files;
+mod read;
 mod sub_path;
 mod teardown;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,14 +48,18 @@ use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::api::core::v1::VolumeMount;
 
 pub use api::InvalidPath;
+pub use claims::ClaimError;
+pub use claims::ClaimProblem;
 pub use error::FailedVolume;
 pub use error::VolumeError;
 pub use layout::PodDirs;
+pub use medium::MediumError;
 
 use crate::metrics::Metrics;
 use crate::model::Amount;
 use crate::model::spec;
 use crate::objects::Objects;
+use crate::recorder::Recorder;
 use actual_state::ActualState;
 use error::OnPath as _;
 use plugin::Plugins;
@@ -62,6 +75,8 @@ pub struct Volumes {
     objects: Objects,
     plugins: Plugins,
     actual: ActualState,
+    claims: claims::Known,
+    recorder: Option<Recorder>,
 }
 
 /// When volumes are to be refreshed, if none of the objects they are made from changes before.
@@ -73,18 +88,38 @@ pub struct RefreshDue {
     pub refresh_after: Option<Duration>,
 }
 
+/// A volume whose content can be counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeasurableVolume {
+    /// Its name in the pod.
+    pub name: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// The claim that it belongs to.
+    pub claim: Option<String>,
+    /// It takes space on the node's disk: upstream's local ephemeral volumes.
+    pub is_local: bool,
+}
+
 impl Volumes {
     /// Volumes below `root`, without an API server.
     pub fn new(root: &Path) -> Self {
         let objects = Objects::standalone();
-        let plugins = Plugins::new(&objects, &Arc::default());
-        Self { dirs: PodDirs::new(root), objects, plugins, actual: ActualState::default() }
+        let claims = claims::Known::default();
+        let plugins = Plugins::new(&objects, &Arc::default(), &claims, None);
+        Self { dirs: PodDirs::new(root), objects, plugins, actual: ActualState::default(), claims, recorder: None }
     }
 
     /// Makes volumes from these objects; `allocatable` is what containers without limits may use of the node.
     pub fn with_objects(mut self, objects: Objects, allocatable: BTreeMap<String, Amount>) -> Self {
-        self.plugins = Plugins::new(&objects, &Arc::new(allocatable));
+        self.plugins = Plugins::new(&objects, &Arc::new(allocatable), &self.claims, self.recorder.as_ref());
         self.objects = objects;
+        self
+    }
+
+    /// Records events on pods. To be called before [`Self::with_objects`].
+    pub fn with_recorder(mut self, recorder: Recorder) -> Self {
+        self.recorder = Some(recorder);
         self
     }
 
@@ -120,7 +155,7 @@ impl Volumes {
 
     /// The plugins of the volumes that a pod mounts, one for each volume.
     pub fn plugins_wanted(&self, pod: &Pod) -> impl Iterator<Item = &'static str> {
-        mounted_volumes(pod).filter_map(|volume| self.plugins.of(volume)).map(VolumePlugin::name)
+        mounted_volumes(pod).filter_map(|volume| Some(self.plugins.of(volume)?.backing(uid_of(pod), volume).0))
     }
 
     /// Names and folders of the pod's volumes that take space on the node's disk, if they are set up: upstream's local
@@ -133,6 +168,23 @@ impl Volumes {
         let folder = |volume: &Volume| self.plugins.of(volume)?.mount_path(&self.dirs, uid_of(pod), volume).ok();
         let found = mounted_volumes(pod).filter(is_local);
         found.filter_map(|volume| Some((volume.name.clone(), folder(volume)?))).collect()
+    }
+
+    /// The pod's volumes whose content can be counted, if they are set up: those that this agent fills, and those that
+    /// belong to a claim. What a `hostPath` has is not the pod's.
+    pub fn measurable(&self, pod: &Pod) -> Vec<MeasurableVolume> {
+        let local = self.on_disk(pod);
+        let one = |volume: &Volume| {
+            let plugin = self.plugins.of(volume)?;
+            let claim = claim_of(pod, volume);
+            if !plugin.is_measured(uid_of(pod), volume) {
+                return None;
+            }
+            let path = plugin.mount_path(&self.dirs, uid_of(pod), volume).ok()?;
+            let is_local = local.iter().any(|(name, _)| *name == volume.name);
+            Some(MeasurableVolume { name: volume.name.clone(), path, claim, is_local })
+        };
+        mounted_volumes(pod).filter_map(one).collect()
     }
 
     /// Paths of pods' files.
@@ -197,7 +249,9 @@ impl Volumes {
         let began = Instant::now();
         let target = Target { dirs: &self.dirs, pod, uid: uid_of(pod), volume, fs_group, memory };
         let done = plugin.set_up(target).await;
-        self.actual.mounted(uid_of(pod), &volume.name, plugin, began.elapsed(), done.is_ok());
+        let (name, backing) = plugin.backing(uid_of(pod), volume);
+        let refreshes = plugin.attributes().refreshes;
+        self.actual.mounted(uid_of(pod), &backing, (name, refreshes), began.elapsed(), done.is_ok());
         done
     }
 
@@ -205,8 +259,26 @@ impl Volumes {
     pub fn is_read_only(&self, pod: &Pod, volume: &str) -> bool {
         volumes(pod)
             .find(|found| found.name == volume)
-            .and_then(|found| self.plugins.of(found))
-            .is_some_and(|plugin| plugin.attributes().read_only)
+            .and_then(|found| Some((self.plugins.of(found)?, found)))
+            .is_some_and(|(plugin, found)| plugin.is_read_only(uid_of(pod), found))
+    }
+
+    /// True if the runtime may relabel the volume's files for a container (SELinux) although the agent did not make them: those
+    /// of a local volume.
+    pub fn is_relabelled(&self, pod: &Pod, volume: &str) -> bool {
+        let found = volumes(pod).find(|found| found.name == volume);
+        found
+            .and_then(|found| Some((self.plugins.of(found)?, found)))
+            .is_some_and(|(plugin, found)| plugin.is_relabelled(uid_of(pod), found))
+    }
+
+    /// Groups that the pod's processes join for the sake of its volumes, besides those of its spec: annotation
+    /// `pv.beta.kubernetes.io/gid` of the persistent volumes.
+    pub fn groups(&self, pod: &Pod) -> BTreeSet<i64> {
+        let mounted = mounted_volumes(pod).filter_map(|volume| self.plugins.of(volume)?.group(uid_of(pod), volume));
+        let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+        let stated = context.and_then(|context| context.supplemental_groups.as_deref()).unwrap_or_default();
+        mounted.filter(|group| !stated.contains(group)).collect()
     }
 
     /// The host path behind one `volumeMounts` entry; `sub_path` is `subPath` or the expanded `subPathExpr`, `index`
@@ -228,12 +300,7 @@ impl Volumes {
         let plugin = plugin.ok_or_else(|| VolumeError::Unsupported { volume: volume.name.clone() })?;
         let path = plugin.mount_path(&self.dirs, uid_of(pod), volume)?;
         let Some(sub_path) = sub_path.filter(|sub_path| !sub_path.is_empty()) else { return Ok(path) };
-        if sub_path.starts_with('/') {
-            return Err(VolumeError::AbsoluteSubPath(sub_path.to_owned()));
-        }
-        if sub_path::climbs(Path::new(sub_path)) {
-            return Err(VolumeError::ClimbingSubPath(sub_path.to_owned()));
-        }
+        check_sub_path(sub_path)?;
         let target = self.dirs.sub_path(uid_of(pod), &volume.name, container, index)?;
         let (inside, at) = (PathBuf::from(sub_path), target.clone());
         let (action, error) = match blocking(move || Ok(sub_path::bind(&path, &inside, &at))).await? {
@@ -251,6 +318,7 @@ impl Volumes {
     /// # Errors
     /// The first volume that stays.
     pub async fn tear_down(&self, uid: &str) -> Result<(), VolumeError> {
+        self.forget(uid);
         let (dirs, of_pod) = (self.dirs.clone(), uid.to_owned());
         let Some(found) = blocking(move || teardown::begin(&dirs, &of_pod)).await? else { return Ok(()) };
         let mut all = found.failed;
@@ -274,6 +342,11 @@ impl Volumes {
         all.and(ended)?;
         self.actual.torn_down(uid);
         Ok(())
+    }
+
+    /// Forgets which persistent volumes the pod uses.
+    fn forget(&self, uid: &str) {
+        self.plugins.all().for_each(|plugin| plugin.forget(uid));
     }
 
     /// True if nothing of the pod's volumes is left.
@@ -308,6 +381,13 @@ impl Volumes {
     }
 }
 
+/// The claim of a volume; that of a generic ephemeral volume is named after pod and volume.
+fn claim_of(pod: &Pod, volume: &Volume) -> Option<String> {
+    let named = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());
+    let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+    named.or_else(|| volume.ephemeral.as_ref().map(|_| format!("{pod_name}-{}", volume.name)))
+}
+
 fn uid_of(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap_or_default()
 }
@@ -319,6 +399,20 @@ fn fs_group(pod: &Pod) -> Option<u32> {
 
 fn volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
     pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten())
+}
+
+/// Whether a `subPath` stays inside its volume.
+///
+/// # Errors
+/// It is absolute, or has a part `..`.
+pub fn check_sub_path(sub_path: &str) -> Result<(), VolumeError> {
+    if sub_path.starts_with('/') {
+        return Err(VolumeError::AbsoluteSubPath(sub_path.to_owned()));
+    }
+    if sub_path::climbs(Path::new(sub_path)) {
+        return Err(VolumeError::ClimbingSubPath(sub_path.to_owned()));
+    }
+    Ok(())
 }
 
 /// Volumes some container mounts; others are not set up.

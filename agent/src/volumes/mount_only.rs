@@ -1,10 +1,11 @@
-//! Volumes of another kubelet that are nothing but a mount: undoing the mount leaves their source as it is. This agent
-//! sets none up.
+//! Volumes that are nothing but a mount: undoing the mount leaves their source as it is. Set up for claims (`claims`), or by
+//! another kubelet.
 
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Volume;
 
 use super::VolumeError;
+use super::claims;
 use super::plugin::Attributes;
 use super::plugin::Ready;
 use super::plugin::Target;
@@ -18,7 +19,7 @@ pub(super) struct MountOnly(&'static str);
 
 impl MountOnly {
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        ["kubernetes.io/nfs", "kubernetes.io/local-volume"].into_iter().map(Self)
+        [claims::LOCAL].into_iter().map(Self)
     }
 }
 

@@ -16,13 +16,18 @@ use k8s_openapi::api::core::v1::Volume;
 use super::PodDirs;
 use super::VolumeError;
 use super::api;
+use super::claims::Claims;
+use super::claims::Known;
 use super::empty_dir::EmptyDir;
 use super::host_path::HostPath;
+use super::image::Image;
 use super::layout;
 use super::mount_only::MountOnly;
+use super::nfs::Nfs;
 use super::teardown::VolumeOnDisk;
 use crate::model::Amount;
 use crate::objects::Objects;
+use crate::recorder::Recorder;
 
 /// One kind of volume.
 pub(super) trait VolumePlugin: Debug + Send + Sync {
@@ -33,6 +38,12 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
     /// True if the volume is of this kind.
     fn supports(&self, volume: &Volume) -> bool;
 
+    /// The plugin and the volume that a pod's volume comes down to, which name its directory: for a claim those of its
+    /// persistent volume, once that is known.
+    fn backing(&self, _uid: &str, volume: &Volume) -> (&'static str, String) {
+        (self.name(), volume.name.clone())
+    }
+
     /// What holds for all volumes of this kind.
     fn attributes(&self) -> Attributes;
 
@@ -42,6 +53,26 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
     /// A name that is no file name.
     fn mount_path(&self, dirs: &PodDirs, uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {
         dirs.volume(uid, &layout::escaped(self.name()), &volume.name)
+    }
+
+    /// True if containers cannot write the volume, whatever their mounts say. It is set up.
+    fn is_read_only(&self, _uid: &str, _volume: &Volume) -> bool {
+        self.attributes().read_only
+    }
+
+    /// True if what the volume holds is counted, where it is set up.
+    fn is_measured(&self, _uid: &str, _volume: &Volume) -> bool {
+        self.attributes().owns_content
+    }
+
+    /// True if the runtime may relabel files for a container (SELinux) that the agent did not make. The volume is set up.
+    fn is_relabelled(&self, _uid: &str, _volume: &Volume) -> bool {
+        false
+    }
+
+    /// A group that the pod's processes join for the sake of the volume. It is set up.
+    fn group(&self, _uid: &str, _volume: &Volume) -> Option<i64> {
+        None
     }
 
     /// Makes the volume available, or brings it up to date if [`Attributes::refreshes`]; one that is there stays. A future
@@ -57,6 +88,9 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
     /// # Errors
     /// Something of the volume stays.
     fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>>;
+
+    /// The pod is over: what is remembered of its volumes can go.
+    fn forget(&self, _uid: &str) {}
 }
 
 /// What holds for all volumes of a plugin.
@@ -97,9 +131,17 @@ pub(super) struct Ready {
 pub(super) struct Plugins(Arc<[Box<dyn VolumePlugin>]>);
 
 impl Plugins {
-    /// All plugins. Volumes are made from these objects; `allocatable` is what containers without limits may use.
-    pub(super) fn new(objects: &Objects, allocatable: &Arc<BTreeMap<String, Amount>>) -> Self {
-        let mut all: Vec<Box<dyn VolumePlugin>> = vec![Box::new(EmptyDir), Box::new(HostPath)];
+    /// All plugins. Volumes are made from these objects; `allocatable` is what containers without limits may use; `known` are
+    /// the persistent volumes of pods; events on pods go to `recorder`.
+    pub(super) fn new(
+        objects: &Objects,
+        allocatable: &Arc<BTreeMap<String, Amount>>,
+        known: &Known,
+        recorder: Option<&Recorder>,
+    ) -> Self {
+        let claims = Claims::new(objects.clone(), known.clone(), recorder.cloned());
+        let mut all: Vec<Box<dyn VolumePlugin>> =
+            vec![Box::new(EmptyDir), Box::new(HostPath), Box::new(Image), Box::new(Nfs), Box::new(claims)];
         for kind in api::Kind::ALL {
             all.push(Box::new(api::ObjectVolumes::new(kind, objects.clone(), allocatable.clone())));
         }
@@ -110,6 +152,11 @@ impl Plugins {
     /// The plugin that provides a volume.
     pub(super) fn of(&self, volume: &Volume) -> Option<&dyn VolumePlugin> {
         self.0.iter().find(|plugin| plugin.supports(volume)).map(|plugin| &**plugin)
+    }
+
+    /// All plugins.
+    pub(super) fn all(&self) -> impl Iterator<Item = &dyn VolumePlugin> {
+        self.0.iter().map(|plugin| &**plugin)
     }
 
     /// The plugin of a directory in a pod's `volumes`.

@@ -10,6 +10,7 @@ use super::layout;
 use super::layout::make_dir;
 use super::layout::make_dirs;
 use super::layout::set_mode;
+use super::plugin::blocking;
 use crate::filesystem;
 
 impl Volumes {
@@ -30,13 +31,16 @@ impl Volumes {
     ///
     /// # Errors
     /// The file cannot be made.
-    pub fn make_termination_file(&self, uid: &str, container: &str) -> Result<PathBuf, VolumeError> {
+    pub async fn make_termination_file(&self, uid: &str, container: &str) -> Result<PathBuf, VolumeError> {
         let dir = self.dirs.container(uid, container)?;
-        make_dirs(&dir)?;
-        let file = dir.join(format!("{:08x}", fastrand::u32(..)));
-        fs::OpenOptions::new().write(true).create_new(true).open(&file).on("create", &file)?;
-        set_mode(&file, 0o666)?;
-        Ok(file)
+        blocking(move || {
+            make_dirs(&dir)?;
+            let file = dir.join(format!("{:08x}", fastrand::u32(..)));
+            fs::OpenOptions::new().write(true).create_new(true).open(&file).on("create", &file)?;
+            set_mode(&file, 0o666)?;
+            Ok(file)
+        })
+        .await
     }
 
     /// Brings the pod's hosts file to `content` and returns its path. The file is changed in place: running containers
@@ -44,14 +48,17 @@ impl Volumes {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write_hosts_file(&self, uid: &str, content: &str) -> Result<PathBuf, VolumeError> {
+    pub async fn write_hosts_file(&self, uid: &str, content: String) -> Result<PathBuf, VolumeError> {
         let file = self.dirs.pod(uid)?.join(layout::HOSTS);
-        // Containers can write the file: it may have any length.
-        if filesystem::holds_exactly(&file, content.as_bytes()) {
-            return Ok(file);
-        }
-        fs::write(&file, content).on("write", &file)?;
-        set_mode(&file, 0o644)?;
-        Ok(file)
+        blocking(move || {
+            // Containers can write the file: it may have any length.
+            if filesystem::holds_exactly(&file, content.as_bytes()) {
+                return Ok(file);
+            }
+            fs::write(&file, content).on("write", &file)?;
+            set_mode(&file, 0o644)?;
+            Ok(file)
+        })
+        .await
     }
 }

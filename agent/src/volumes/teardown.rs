@@ -69,6 +69,19 @@ impl VolumeOnDisk {
         })
     }
 
+    /// As [`Self::unmount`], for a volume whose server does not answer: what waits for it fails. Blocking.
+    ///
+    /// # Errors
+    /// As [`Self::unmount`].
+    pub(super) fn force_unmount(&self) -> Result<(), VolumeError> {
+        self.in_plugins_directory(|dir, name| {
+            while dir.is_mounted(name)? {
+                filesystem::force_unmount_at(&dir.fd, name).on("unmount", &dir.at(name))?;
+            }
+            dir.remove_empty(name)
+        })
+    }
+
     /// Removes the volume's directory if it is empty. Blocking.
     ///
     /// # Errors

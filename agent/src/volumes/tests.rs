@@ -59,10 +59,87 @@ async fn an_empty_dir_is_removed_with_its_pod() {
     volumes.tear_down("u-1").await.expect("gone");
     assert!(volumes.is_torn_down("u-1"));
     assert_eq!(volumes.pods_on_disk().expect("a list"), ["u-1"]);
-    volumes.make_termination_file("u-1", "c").expect("a file");
+    volumes.make_termination_file("u-1", "c").await.expect("a file");
     volumes.remove_orphan("u-1").await.expect("gone");
     assert_eq!(volumes.pods_on_disk().expect("a list"), Vec::<String>::new());
     volumes.tear_down("u-1").await.expect("twice is fine");
+}
+
+/// Type, size, mode and group of a mounted directory.
+fn mounted(dir: &Path) -> (i64, u64, u32, u32) {
+    use std::os::unix::fs::MetadataExt as _;
+    let found = nix::sys::statfs::statfs(dir).expect("a file system");
+    let bytes = found.blocks() * u64::try_from(found.block_size()).expect("a size");
+    (found.filesystem_type().0, bytes, mode(dir), std::fs::metadata(dir).expect("it exists").gid())
+}
+
+#[test]
+fn an_empty_dir_in_memory_has_its_size_and_survives_the_agent() {
+    in_private_mounts(|| {
+        let (root, volumes) = make();
+        let mut pod = pod(
+            json!([{"name": "v", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}]),
+            json!([{"name": "v", "mountPath": "/v"}]),
+        );
+        block_on(volumes.set_up(&pod, Some(1 << 20))).expect("set up");
+        let dir = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v");
+        let tmpfs = nix::sys::statfs::TMPFS_MAGIC.0;
+        assert_eq!(mounted(&dir), (tmpfs, 64 << 10, 0o1777, 0));
+        let error = std::fs::write(dir.join("large"), vec![1; 65 << 10]).expect_err("it does not fit");
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+        std::fs::remove_file(dir.join("large")).expect("removed");
+        std::fs::write(dir.join("data"), "kept").expect("a file");
+
+        let next = Volumes::new(root.path());
+        block_on(next.set_up(&pod, None)).expect("set up again");
+        assert_eq!(std::fs::read_to_string(dir.join("data")).expect("the file"), "kept");
+        // A machine that restarts keeps directory and marker, not the mount.
+        crate::filesystem::unmount(&dir).expect("unmounted");
+        pod.spec.as_mut().expect("a spec").security_context =
+            Some(serde_json::from_value(json!({"fsGroup": 7})).expect("a context"));
+        block_on(next.set_up(&pod, Some(32 << 10))).expect("mounted again");
+        assert_eq!(mounted(&dir), (tmpfs, 32 << 10, 0o3777, 7));
+
+        block_on(next.tear_down("u-1")).expect("unmounted and gone");
+        assert!(next.is_torn_down("u-1") && !dir.exists());
+    });
+}
+
+#[test]
+fn an_empty_dir_of_huge_pages_has_the_pages_that_the_pod_requests() {
+    in_private_mounts(|| {
+        if !Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").exists() {
+            return keblet_skip::skip("the machine has no huge pages of 2 MiB");
+        }
+        let (root, volumes) = make();
+        let mut pod = pod(
+            json!([{"name": "v", "emptyDir": {"medium": "HugePages", "sizeLimit": "5Mi"}}]),
+            json!([{"name": "v", "mountPath": "/v"}]),
+        );
+        let failed = block_on(volumes.set_up(&pod, None)).expect_err("no request").remove(0).to_string();
+        let expected = "MountVolume.SetUp failed for volume \"v\" : medium HugePages: hugePages storage requested, but there \
+                        is no resource request for huge pages";
+        assert_eq!(failed, expected);
+        let dir = root.path().join("pods/u-1/volumes/kubernetes.io~empty-dir/v");
+        assert!(!dir.exists(), "nothing is left of a volume that cannot be");
+
+        let request = |pod: &mut Pod, size: &str| {
+            let resources = json!({"requests": {format!("hugepages-{size}"): "4Mi"}});
+            pod.spec.as_mut().expect("a spec").containers[0].resources =
+                Some(serde_json::from_value(resources).expect("resources"));
+        };
+        request(&mut pod, "2Mi");
+        for _ in 0..2 {
+            block_on(volumes.set_up(&pod, None)).expect("set up");
+        }
+        let (kind, bytes, _, _) = mounted(&dir);
+        assert_eq!((kind, bytes), (nix::sys::statfs::HUGETLBFS_MAGIC.0, 4 << 20), "whole pages only");
+        request(&mut pod, "1Gi");
+        let failed = block_on(volumes.set_up(&pod, None)).expect_err("other pages").remove(0);
+        assert!(matches!(failed.error, VolumeError::PageSize { .. }), "{failed}");
+        block_on(volumes.tear_down("u-1")).expect("unmounted and gone");
+        assert!(!dir.exists());
+    });
 }
 
 #[tokio::test]
@@ -211,36 +288,36 @@ fn sub_path_directories_have_the_volumes_mode_whatever_the_umask() {
     });
 }
 
-#[test]
-fn the_hosts_file_changes_in_place() {
+#[tokio::test]
+async fn the_hosts_file_changes_in_place() {
     use std::os::unix::fs::MetadataExt as _;
     let (_root, volumes) = make();
-    let file = volumes.write_hosts_file("u-1", "one\n").expect("written");
+    let file = volumes.write_hosts_file("u-1", "one\n".to_owned()).await.expect("written");
     let inode = std::fs::metadata(&file).expect("it exists").ino();
-    volumes.write_hosts_file("u-1", "two\n").expect("written");
+    volumes.write_hosts_file("u-1", "two\n".to_owned()).await.expect("written");
     assert_eq!(std::fs::read_to_string(&file).expect("text"), "two\n");
     assert_eq!(std::fs::metadata(&file).expect("it exists").ino(), inode);
     assert_eq!(mode(&file), 0o644);
 }
 
-#[test]
-fn a_hosts_file_that_a_container_has_made_huge_is_not_read() {
+#[tokio::test]
+async fn a_hosts_file_that_a_container_has_made_huge_is_not_read() {
     let (_root, volumes) = make();
-    let file = volumes.write_hosts_file("u-1", "one\n").expect("written");
+    let file = volumes.write_hosts_file("u-1", "one\n".to_owned()).await.expect("written");
     // Sparse, larger than any memory: to read it is to fail.
     let grown = std::fs::File::options().write(true).open(&file).expect("a file");
     grown.set_len(1 << 43).expect("a length");
     let began = Instant::now();
-    volumes.write_hosts_file("u-1", "one\n").expect("written");
+    volumes.write_hosts_file("u-1", "one\n".to_owned()).await.expect("written");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert_eq!(std::fs::read_to_string(&file).expect("text"), "one\n");
 }
 
-#[test]
-fn every_attempt_has_its_own_termination_file() {
+#[tokio::test]
+async fn every_attempt_has_its_own_termination_file() {
     let (_root, volumes) = make();
-    let one = volumes.make_termination_file("u-1", "c").expect("a file");
-    let two = volumes.make_termination_file("u-1", "c").expect("a file");
+    let one = volumes.make_termination_file("u-1", "c").await.expect("a file");
+    let two = volumes.make_termination_file("u-1", "c").await.expect("a file");
     assert_ne!(one, two);
     assert_eq!(mode(&one), 0o666);
 }
@@ -340,8 +417,12 @@ fn volumes_on_disk_are_those_that_count_as_ephemeral_storage() {
     ]);
     let mounted = ["disk", "memory", "config", "secret", "host"];
     let mounts: Vec<_> = mounted.map(|name| json!({"name": name, "mountPath": format!("/{name}")})).into();
-    let found = volumes.on_disk(&pod(all, json!(mounts)));
+    let pod = pod(all, json!(mounts));
+    let found = volumes.on_disk(&pod);
     let folder = |plugin: &str, name: &str| root.path().join(format!("pods/u-1/volumes/kubernetes.io~{plugin}/{name}"));
     let expected = [("disk", folder("empty-dir", "disk")), ("config", folder("configmap", "config"))];
     assert_eq!(found, expected.map(|(name, path)| (name.to_owned(), path)));
+    let measured = volumes.measurable(&pod);
+    let measured: Vec<_> = measured.iter().map(|volume| (volume.name.as_str(), volume.is_local)).collect();
+    assert_eq!(measured, [("disk", true), ("memory", false), ("config", true), ("secret", false)]);
 }

@@ -31,28 +31,30 @@ type Out = UnsyncBoxBody<Bytes, Infallible>;
 /// A watch and the sender of its frames.
 type Watcher = (String, mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>);
 
-pub(super) struct State {
+pub(crate) struct State {
     /// Objects by `configmaps/ns/name`.
     objects: BTreeMap<String, Value>,
     version: u64,
     watchers: Vec<Watcher>,
     /// Every request as `GET path?query`.
-    pub(super) requests: Vec<String>,
+    pub(crate) requests: Vec<String>,
     /// Connections are refused.
-    pub(super) away: bool,
+    pub(crate) away: bool,
     /// This many further requests are answered with 403.
-    pub(super) refusals: usize,
+    pub(crate) refusals: usize,
     /// Streaming lists are not supported.
-    pub(super) old: bool,
-    pub(super) tokens: usize,
+    pub(crate) old: bool,
+    pub(crate) tokens: usize,
+    /// The last request for a token.
+    pub(crate) last_token: Value,
 }
 
 /// The server, shared with the test.
 #[derive(Clone)]
-pub(super) struct Api(Arc<Mutex<State>>, Clock);
+pub(crate) struct Api(Arc<Mutex<State>>, Clock);
 
 impl Api {
-    pub(super) fn new(clock: Clock) -> Self {
+    pub(crate) fn new(clock: Clock) -> Self {
         let state = State {
             objects: BTreeMap::new(),
             version: 100,
@@ -62,15 +64,16 @@ impl Api {
             refusals: 0,
             old: false,
             tokens: 0,
+            last_token: Value::Null,
         };
         Self(Arc::new(Mutex::new(state)), clock)
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("unpoisoned")
     }
 
-    pub(super) fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         let api = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
             let api = api.clone();
@@ -80,20 +83,40 @@ impl Api {
     }
 
     /// Creates or changes an object, and notifies its watches.
-    pub(super) fn put(&self, key: &str, mut object: Value) {
+    pub(crate) fn put(&self, key: &str, mut object: Value) {
         let mut state = self.state();
         state.version += 1;
         let (namespace, name) = split(key);
-        let kind = if key.starts_with("secrets") { "Secret" } else { "ConfigMap" };
+        let kind = match key.split('/').next() {
+            Some("secrets") => "Secret",
+            Some("serviceaccounts") => "ServiceAccount",
+            _ => "ConfigMap",
+        };
         object["apiVersion"] = json!("v1");
         object["kind"] = json!(kind);
-        object["metadata"] = json!({"name": name, "namespace": namespace, "resourceVersion": state.version.to_string(),
+        let mut metadata = json!({"name": name, "namespace": namespace, "resourceVersion": state.version.to_string(),
             "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "long"}});
+        if let (Some(all), Some(given)) = (metadata.as_object_mut(), object["metadata"].as_object()) {
+            all.extend(given.clone());
+        }
+        object["metadata"] = metadata;
         let word = if state.objects.insert(key.to_owned(), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
         state.tell(key, word, &object);
     }
 
-    pub(super) fn delete(&self, key: &str) {
+    /// Creates or changes a RuntimeClass; its watch learns of it only if `announced`.
+    pub(super) fn put_class(&self, name: &str, handler: &str, announced: bool) {
+        let mut state = self.state();
+        state.version += 1;
+        let object = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": handler,
+            "metadata": {"name": name, "resourceVersion": state.version.to_string()}});
+        if announced {
+            state.tell("runtimeclasses/", "ADDED", &object);
+        }
+        state.objects.insert(format!("runtimeclasses/{name}"), object);
+    }
+
+    pub(crate) fn delete(&self, key: &str) {
         let mut state = self.state();
         if let Some(object) = state.objects.remove(key) {
             state.version += 1;
@@ -102,21 +125,21 @@ impl Api {
     }
 
     /// Begins or ends an outage; ends all watches.
-    pub(super) fn away(&self, away: bool) {
+    pub(crate) fn away(&self, away: bool) {
         let mut state = self.state();
         state.away = away;
         state.watchers.clear();
     }
 
     /// Number of open watches of single objects.
-    pub(super) fn watches(&self) -> usize {
+    pub(crate) fn watches(&self) -> usize {
         let mut state = self.state();
         state.watchers.retain(|(_, sender)| !sender.is_closed());
-        state.watchers.iter().filter(|(key, _)| !key.starts_with("services")).count()
+        state.watchers.iter().filter(|(key, _)| !key.starts_with("services") && !key.starts_with("runtime")).count()
     }
 
     /// Requests since they were last taken, those about services left out.
-    pub(super) fn take_requests(&self) -> Vec<String> {
+    pub(crate) fn take_requests(&self) -> Vec<String> {
         let all = std::mem::take(&mut self.state().requests);
         all.into_iter().filter(|request| !request.contains("services")).collect()
     }
@@ -146,10 +169,11 @@ impl Api {
     fn read(&self, path: &str, query: &str) -> Response<Out> {
         let mut state = self.state();
         let field = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=metadata.name%3D"));
-        let mut rest = path.trim_start_matches("/api/v1/").split('/');
+        let mut rest = path.trim_start_matches("/api/v1/").trim_start_matches("/apis/node.k8s.io/v1/").split('/');
         let key = match (rest.next(), rest.next(), rest.next(), rest.next().or(field)) {
             (Some("namespaces"), Some(namespace), Some(kind), Some(name)) => format!("{kind}/{namespace}/{name}"),
             (Some("services"), ..) => "services".to_owned(),
+            (Some("runtimeclasses"), name, ..) => format!("runtimeclasses/{}", name.unwrap_or_default()),
             _ => panic!("unexpected {path}?{query}"),
         };
         if !query.contains("watch=true") {
@@ -173,9 +197,10 @@ impl Api {
         let (sender, receiver) = mpsc::unbounded_channel();
         state.watchers.push((key.clone(), sender));
         if initial {
-            if let Some(object) = state.objects.get(&key).cloned() {
-                state.tell(&key, "ADDED", &object);
-            }
+            let of_key = |name: &String| *name == key || (key == "runtimeclasses/" && name.starts_with(&key));
+            let all: Vec<Value> =
+                state.objects.iter().filter(|(name, _)| of_key(name)).map(|(_, o)| o.clone()).collect();
+            all.iter().for_each(|object| state.tell(&key, "ADDED", object));
             let bookmark = json!({"apiVersion": "v1", "kind": "X", "metadata": {"resourceVersion": state.version.to_string(),
                 "annotations": {"k8s.io/initial-events-end": "true"}}});
             state.tell(&key, "BOOKMARK", &bookmark);
@@ -186,9 +211,11 @@ impl Api {
     fn token(&self, asked: &Value) -> Response<Out> {
         let mut state = self.state();
         state.tokens += 1;
-        let seconds = asked["spec"]["expirationSeconds"].as_u64().expect("a lifetime");
+        state.last_token = asked.clone();
+        let seconds = asked["spec"]["expirationSeconds"].as_u64().unwrap_or(3600);
         let expires = Timestamp::try_from(self.1.wall() + Duration::from_secs(seconds)).expect("in range");
         let mut answer = asked.clone();
+        answer["spec"]["expirationSeconds"] = seconds.into();
         answer["status"] =
             json!({"token": format!("token-{}", state.tokens), "expirationTimestamp": expires.to_string()});
         say(&answer)

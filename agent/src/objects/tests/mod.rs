@@ -1,6 +1,6 @@
 //! The object cache against a scripted API server, on paused time.
 
-mod api;
+pub(crate) mod api;
 
 use std::time::Duration;
 use std::time::SystemTime;
@@ -314,6 +314,22 @@ async fn tokens_are_kept_and_replaced_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_token_of_one_service_account_only() {
+    let room = Room::new(Strategy::Watch);
+    room.api.put("serviceaccounts/ns/sa", json!({"metadata": {"name": "sa", "uid": "first"}}));
+    let account = room.objects.service_account("ns", "sa").await.expect("there");
+    assert_eq!(account.metadata.uid.as_deref(), Some("first"));
+    let text = async |account| {
+        let token = room.objects.token_of_account(&key(600), account).await.expect("a token");
+        token.text.expose_secret().to_owned()
+    };
+    assert_eq!((text("first").await, text("first").await), ("token-1".into(), "token-1".into()));
+    assert_eq!(text("second").await, "token-2", "not the token of the account that had the name before");
+    assert_eq!(room.api.state().last_token["metadata"]["uid"], "second");
+    room.objects.service_account("ns", "none").await.expect_err("absent");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_token_request_denied_at_first_is_retried_soon() {
     let room = Room::new(Strategy::Watch);
     let _registration = room.register("u", &[], &[]);
@@ -351,4 +367,58 @@ async fn standalone_reads_fail() {
     let error = objects.token(&key(600)).await.expect_err("nothing").to_string();
     assert_eq!(error, "cannot use TokenManager when kubelet is in standalone mode");
     assert!(objects.service_variables("ns", true, true).await.expect("none").is_empty());
+}
+
+fn with_class(class: Option<&str>) -> Pod {
+    serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+        "spec": {"runtimeClassName": class, "containers": []}}))
+    .expect("a pod")
+}
+
+async fn handler(objects: &Objects, class: Option<&str>) -> Result<String, String> {
+    objects.runtime_handler(&with_class(class)).await.map_err(|error| error.to_string())
+}
+
+#[tokio::test(start_paused = true)]
+async fn runtime_classes_are_watched_once_a_pod_names_one() {
+    let room = Room::new(Strategy::Watch);
+    room.api.put_class("sandboxed", "runsc", true);
+    assert_eq!(handler(&room.objects, None).await, Ok(String::new()));
+    assert_eq!(handler(&room.objects, Some("")).await, Ok(String::new()));
+    assert_eq!(room.api.take_requests(), [""; 0], "no pod names a class");
+
+    room.objects.register(&with_class(Some("sandboxed")), &mut Registration::new("u".into()));
+    assert_eq!(handler(&room.objects, Some("sandboxed")).await, Ok("runsc".into()));
+    assert_eq!(handler(&room.objects, Some("sandboxed")).await, Ok("runsc".into()));
+    let requests = room.api.take_requests();
+    assert!(requests.len() == 1 && requests[0].contains("/runtimeclasses?"), "{requests:?}");
+    let unknown = Err("runtimeclass.node.k8s.io \"other\" not found".to_owned());
+    assert_eq!(handler(&room.objects, Some("other")).await, unknown);
+    room.api.put_class("new", "kata", false);
+    assert_eq!(handler(&room.objects, Some("new")).await, Ok("kata".into()), "the watch has not delivered it yet");
+    room.api.put_class("other", "crun", true);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    room.api.take_requests();
+    assert_eq!(handler(&room.objects, Some("other")).await, Ok("crun".into()));
+    assert_eq!(room.api.take_requests(), [""; 0], "the watch has it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn known_runtime_classes_outlast_the_api_server() {
+    let room = Room::new(Strategy::Watch);
+    room.api.put_class("sandboxed", "runsc", true);
+    assert_eq!(handler(&room.objects, Some("sandboxed")).await, Ok("runsc".into()));
+    room.api.away(true);
+    assert_eq!(handler(&room.objects, Some("sandboxed")).await, Ok("runsc".into()));
+    let unknown = Err("runtimeclass.node.k8s.io \"other\" not found".to_owned());
+    assert_eq!(handler(&room.objects, Some("other")).await, unknown);
+
+    let away = Room::new(Strategy::Watch);
+    away.api.away(true);
+    let error = handler(&away.objects, Some("sandboxed")).await.expect_err("never listed");
+    assert!(error.starts_with("failed to sync runtimeclass.node.k8s.io cache: "), "{error}");
+    let error = handler(&room.objects, Some("../x")).await.expect_err("no name");
+    assert_eq!(error, "runtimeclass.node.k8s.io \"../x\" cannot exist: the name is not a DNS subdomain");
+    let error = handler(&Objects::standalone(), Some("sandboxed")).await.expect_err("no API server");
+    assert_eq!(error, "not supported due to running kubelet in standalone mode");
 }

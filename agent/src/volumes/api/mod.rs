@@ -26,6 +26,7 @@ pub use payload::InvalidPath;
 
 pub(super) use tmpfs::can_avoid_swap;
 pub(super) use tmpfs::machine_swaps;
+pub(super) use tmpfs::mount_memory;
 
 use super::VolumeError;
 use super::error::OnPath as _;

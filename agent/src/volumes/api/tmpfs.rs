@@ -42,7 +42,8 @@ pub(super) fn prepare(dir: &Path, memory: Option<Option<i64>>) -> Result<(), Vol
     }
 }
 
-fn mount_memory(dir: &Path, size: Option<i64>) -> nix::Result<()> {
+/// Mounts a tmpfs of at most so many bytes, which is not swapped where the kernel can do without.
+pub(crate) fn mount_memory(dir: &Path, size: Option<i64>) -> nix::Result<()> {
     let size = size.filter(|size| *size > 0).map(|size| format!("size={size}"));
     if NOSWAP.load(Relaxed) {
         let options: Vec<&str> = size.as_deref().into_iter().chain(["noswap"]).collect();

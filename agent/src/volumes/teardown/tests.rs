@@ -9,6 +9,7 @@ use keblet_skip::mounts::in_private_mounts;
 use keblet_skip::mounts::tmpfs;
 use nix::mount::MsFlags;
 
+use super::begin;
 use crate::filesystem::is_mount_point;
 use crate::volumes::VolumeError;
 use crate::volumes::Volumes;
@@ -39,7 +40,7 @@ impl Node {
 
     /// What housekeeping does with an orphan.
     fn remove(&self) -> Result<(), VolumeError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
         runtime.block_on(async {
             self.volumes.tear_down("u").await?;
             self.volumes.remove_orphan("u").await
@@ -123,6 +124,19 @@ fn volumes_whose_plugin_only_mounts_are_unmounted() {
         let error = node.remove().expect_err("content").to_string();
         assert!(error.ends_with("share is not empty"), "{error}");
         assert!(node.source_is_whole() && share.join("written-while-not-mounted").exists());
+    });
+}
+
+#[test]
+fn a_volume_is_unmounted_by_force() {
+    in_private_mounts(|| {
+        let node = Node::new();
+        let share = node.pod("volumes/kubernetes.io~nfs/share");
+        bind(&node.source, &share);
+        bind(&node.source, &share);
+        let found = begin(node.volumes.dirs(), "u").expect("a list").expect("the pod's directory");
+        found.volumes[0].force_unmount().expect("unmounted");
+        assert!(!share.exists() && node.source_is_whole());
     });
 }
 

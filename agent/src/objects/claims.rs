@@ -1,0 +1,59 @@
+//! Claims and persistent volumes, read when a pod is to use them, and the Node. Nothing is cached: what a pod needs of a
+//! claim is needed once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::Api;
+
+use super::Objects;
+use super::error::ObjectError;
+use super::error::code;
+use super::error::describe;
+use super::store::is_name;
+
+/// Timeout of a GET.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Objects {
+    /// The claim, as it is now.
+    ///
+    /// # Errors
+    /// It does not exist, or is not read within ten seconds; there is no API server.
+    pub async fn claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, ObjectError> {
+        let inner = self.inner.as_ref().ok_or(ObjectError::Standalone)?;
+        read(Api::namespaced(inner.client.clone(), namespace), "persistentvolumeclaims", name).await
+    }
+
+    /// The persistent volume, as it is now.
+    ///
+    /// # Errors
+    /// As [`Self::claim`].
+    pub async fn persistent_volume(&self, name: &str) -> Result<PersistentVolume, ObjectError> {
+        let inner = self.inner.as_ref().ok_or(ObjectError::Standalone)?;
+        read(Api::all(inner.client.clone()), "persistentvolumes", name).await
+    }
+
+    /// The Node object, if it was received.
+    pub fn node(&self) -> Option<Arc<Node>> {
+        self.inner.as_ref()?.node.as_ref()?.borrow().clone()
+    }
+}
+
+async fn read<K>(api: Api<K>, kind: &'static str, name: &str) -> Result<K, ObjectError>
+where
+    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    if !is_name(name) {
+        return Err(ObjectError::BadName { kind, name: name.to_owned() });
+    }
+    match tokio::time::timeout(TIMEOUT, api.get(name)).await {
+        Ok(Ok(object)) => Ok(object),
+        Ok(Err(error)) if code(&error) == Some(404) => Err(ObjectError::NotFound { kind, name: name.to_owned() }),
+        Ok(Err(error)) => Err(ObjectError::Api(describe(&error))),
+        Err(_) => Err(ObjectError::Api(format!("reading {kind} {name} took longer than {TIMEOUT:?}"))),
+    }
+}

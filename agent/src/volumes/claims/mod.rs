@@ -1,0 +1,237 @@
+//! Volumes of claims: `persistentVolumeClaim` and generic `ephemeral` volumes, bound to `hostPath`, `local` and `nfs` volumes.
+//!
+//! ```text
+//!  claim ─▶ bound? ─▶ persistent volume ─▶ of this claim? ─▶ node affinity ─▶ hostPath: its path
+//!  (GET)                  (GET)                                             ├▶ local: bind mount, fsGroup
+//!                                                                           └▶ nfs: mount(8)
+//! ```
+//!
+//! None of these is attached to a node. Raw block volumes, CSI and other sources are refused.
+
+mod bound;
+mod known;
+mod local;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::core::v1::Volume;
+
+pub use bound::ClaimError;
+pub use bound::ClaimProblem;
+
+pub(super) use known::Known;
+
+use super::PodDirs;
+use super::VolumeError;
+use super::fs_group::ChangePolicy;
+use super::host_path;
+use super::layout;
+use super::nfs;
+use super::plugin::Attributes;
+use super::plugin::Ready;
+use super::plugin::Target;
+use super::plugin::VolumePlugin;
+use super::plugin::blocking;
+use super::teardown::VolumeOnDisk;
+use crate::model::node_selector;
+use crate::objects::Objects;
+use crate::recorder::Recorder;
+use bound::Wanted;
+use known::Source;
+use known::Used;
+use local::LocalMount;
+
+/// Plugin of local volumes, by which their directories are named.
+pub(super) const LOCAL: &str = "kubernetes.io/local-volume";
+
+/// `kubernetes.io/persistent-claim`.
+#[derive(Debug)]
+pub(super) struct Claims {
+    objects: Objects,
+    known: Known,
+    recorder: Option<Recorder>,
+}
+
+impl Claims {
+    pub(super) fn new(objects: Objects, known: Known, recorder: Option<Recorder>) -> Self {
+        Self { objects, known, recorder }
+    }
+
+    /// What the volume is: as remembered, or read from the API server and checked.
+    async fn resolve(&self, target: Target<'_>) -> Result<Arc<Used>, VolumeError> {
+        if let Some(used) = self.known.get(target.uid, &target.volume.name) {
+            return Ok(used);
+        }
+        let wanted = Wanted::of(target.pod, target.volume);
+        let wanted = wanted.ok_or_else(|| VolumeError::Unsupported { volume: target.volume.name.clone() })?;
+        let volume = self.read(target, &wanted).await.map_err(|problem| ClaimError {
+            namespace: target.pod.metadata.namespace.clone().unwrap_or_default(),
+            claim: wanted.claim.clone(),
+            problem,
+        })?;
+        let name = volume.metadata.name.clone().unwrap_or_default();
+        self.check_affinity(&volume).map_err(|error| failed(&name, "NodeAffinity check", error))?;
+        let used = Used {
+            name: name.clone(),
+            source: Source::of(&volume),
+            read_only: wanted.read_only,
+            is_exclusive: bound::is_exclusive(&volume),
+            options: known::options(&volume),
+            gid: known::gid(&volume),
+        };
+        let used = self.known.put(target.uid, &target.volume.name, used);
+        used.ok_or_else(|| failed(&name, "SetUp", VolumeError::InUse))
+    }
+
+    /// The persistent volume of a claim.
+    async fn read(&self, target: Target<'_>, wanted: &Wanted) -> Result<PersistentVolume, ClaimProblem> {
+        let namespace = target.pod.metadata.namespace.as_deref().unwrap_or_default();
+        let claim = self.objects.claim(namespace, &wanted.claim).await.map_err(ClaimProblem::Unreadable)?;
+        let name = bound::volume_of(&claim, wanted, target.pod)?;
+        let volume = self.objects.persistent_volume(name).await;
+        let unreadable = |error| ClaimProblem::UnreadableVolume { name: name.to_owned(), error };
+        let volume = volume.map_err(unreadable)?;
+        bound::check_volume(&volume, &claim, target.volume)?;
+        Ok(volume)
+    }
+
+    fn check_affinity(&self, volume: &PersistentVolume) -> Result<(), VolumeError> {
+        let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
+        let Some(required) = affinity.and_then(|affinity| affinity.required.as_ref()) else { return Ok(()) };
+        let node = self.objects.node().ok_or(VolumeError::NodeUnknown)?;
+        let labels = node.metadata.labels.clone().unwrap_or_default();
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        if node_selector::matches(required, name, &labels) { Ok(()) } else { Err(VolumeError::NodeAffinity) }
+    }
+
+    async fn mount(&self, target: Target<'_>, used: &Used) -> Result<(), VolumeError> {
+        match &used.source {
+            Source::HostPath(source) => {
+                if !used.options.is_empty() {
+                    return Err(failed(&used.name, "MountOptionSupport check", VolumeError::MountOptions));
+                }
+                let (path, kind) = (source.path.clone(), source.type_.clone().unwrap_or_default());
+                blocking(move || host_path::check(&path, &kind))
+                    .await
+                    .map_err(|error| failed(&used.name, "SetUp", error))
+            }
+            Source::Local(source) => {
+                let mount = LocalMount {
+                    name: used.name.clone(),
+                    source: Path::new("/").join(&source.path),
+                    target: target.dirs.volume(target.uid, &layout::escaped(LOCAL), &used.name)?,
+                    read_only: used.read_only,
+                    options: used.options.clone(),
+                    group: target.fs_group.map(|group| (group, policy(target))),
+                };
+                let tell = |kind, reason: &str, message: &str| {
+                    if let Some(recorder) = &self.recorder {
+                        recorder.pod_event(target.pod, "", kind, reason, message);
+                    }
+                };
+                mount.run(target.dirs, tell).await.map_err(|error| failed(&used.name, "SetUp", error))
+            }
+            Source::Nfs(source) => {
+                let read_only = used.read_only || source.read_only == Some(true);
+                let dir = target.dirs.volume(target.uid, &layout::escaped(nfs::NAME), &used.name)?;
+                let mounted = nfs::mount(source, read_only, &used.options, &dir).await;
+                mounted.map_err(|error| failed(&used.name, "SetUp", error))
+            }
+            Source::Csi(driver) => {
+                let error = VolumeError::CsiDriver { driver: driver.clone() };
+                Err(failed(&used.name, "MountDevice", error))
+            }
+            Source::Other => {
+                Err(failed(&used.name, "SetUp", VolumeError::Unsupported { volume: target.volume.name.clone() }))
+            }
+        }
+    }
+}
+
+/// The error of a step on a persistent volume.
+fn failed(name: &str, step: &'static str, error: VolumeError) -> VolumeError {
+    VolumeError::PersistentVolume { name: name.to_owned(), step, source: Box::new(error) }
+}
+
+fn policy(target: Target<'_>) -> ChangePolicy {
+    let context = target.pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    ChangePolicy::of(context.and_then(|context| context.fs_group_change_policy.as_deref()))
+}
+
+impl VolumePlugin for Claims {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/persistent-claim"
+    }
+
+    fn supports(&self, volume: &Volume) -> bool {
+        volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()
+    }
+
+    fn backing(&self, uid: &str, volume: &Volume) -> (&'static str, String) {
+        let Some(used) = self.known.get(uid, &volume.name) else { return (self.name(), volume.name.clone()) };
+        let plugin = match used.source {
+            Source::HostPath(_) => host_path::NAME,
+            Source::Local(_) => LOCAL,
+            Source::Nfs(_) => nfs::NAME,
+            Source::Csi(_) | Source::Other => self.name(),
+        };
+        (plugin, used.name.clone())
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes { fs_group: true, ..Attributes::default() }
+    }
+
+    fn is_read_only(&self, uid: &str, volume: &Volume) -> bool {
+        self.known.get(uid, &volume.name).is_some_and(|used| {
+            used.read_only || matches!(&used.source, Source::Nfs(source) if source.read_only == Some(true))
+        })
+    }
+
+    /// Of the others one is the host's, and one may wait for its server.
+    fn is_measured(&self, uid: &str, volume: &Volume) -> bool {
+        self.known.get(uid, &volume.name).is_some_and(|used| matches!(used.source, Source::Local(_)))
+    }
+
+    fn is_relabelled(&self, uid: &str, volume: &Volume) -> bool {
+        self.known.get(uid, &volume.name).is_some_and(|used| matches!(used.source, Source::Local(_)))
+    }
+
+    fn group(&self, uid: &str, volume: &Volume) -> Option<i64> {
+        self.known.get(uid, &volume.name)?.gid
+    }
+
+    fn mount_path(&self, dirs: &PodDirs, uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {
+        let used = self.known.get(uid, &volume.name);
+        let used = used.ok_or_else(|| VolumeError::NotSetUp { volume: volume.name.clone() })?;
+        match &used.source {
+            Source::HostPath(source) => Ok(PathBuf::from(&source.path)),
+            Source::Local(_) => dirs.volume(uid, &layout::escaped(LOCAL), &used.name),
+            Source::Nfs(_) => dirs.volume(uid, &layout::escaped(nfs::NAME), &used.name),
+            Source::Csi(_) | Source::Other => Err(VolumeError::Unsupported { volume: volume.name.clone() }),
+        }
+    }
+
+    fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
+        Box::pin(async move {
+            let used = self.resolve(target).await?;
+            self.mount(target, &used).await.map(|()| Ready::default())
+        })
+    }
+
+    /// Directories of claims are those of the plugins that their volumes have.
+    fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {
+        let volume = volume.clone();
+        Box::pin(blocking(move || volume.remove_if_empty()))
+    }
+
+    fn forget(&self, uid: &str) {
+        self.known.forget(uid);
+    }
+}

@@ -1,0 +1,270 @@
+//! Volumes of claims in a mount namespace of their own, with a scripted API server.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use keblet_skip::mounts::in_private_mounts;
+use kube::client::Body;
+use serde_json::Value;
+use serde_json::json;
+
+use super::*;
+use crate::apiserver::recovery::Recovered;
+use crate::model::Clock;
+use crate::objects::ObjectsConfig;
+use crate::objects::Strategy;
+use crate::recorder::testing::RecordedEvents;
+use crate::recorder::testing::listening;
+use crate::volumes::Volumes;
+
+type Replies = Arc<Mutex<BTreeMap<String, Value>>>;
+
+/// A node with the label `zone=a`, and an API server that answers GETs of what is in `replies`, by path.
+struct Room {
+    root: tempfile::TempDir,
+    replies: Replies,
+    volumes: Volumes,
+    events: RecordedEvents,
+    runtime: tokio::runtime::Runtime,
+}
+
+fn objects(replies: &Replies) -> Objects {
+    let replies = replies.clone();
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let reply = replies.lock().expect("unpoisoned").get(request.uri().path()).cloned();
+        async move {
+            let missing =
+                json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "no"});
+            let code = if reply.is_some() { 200 } else { 404 };
+            let body = Body::from(reply.unwrap_or(missing).to_string().into_bytes());
+            Ok::<_, std::io::Error>(http::Response::builder().status(code).body(body).expect("valid"))
+        }
+    });
+    let node = json!({"metadata": {"name": "n1", "labels": {"zone": "a"}}});
+    let node = tokio::sync::watch::channel(Some(Arc::new(serde_json::from_value(node).expect("a node")))).1;
+    let config = ObjectsConfig {
+        strategy: Strategy::default(),
+        recovered: Recovered::default(),
+        sync_frequency: Duration::from_secs(60),
+        clock: Clock::System,
+        node: Some(node),
+    };
+    Objects::new(&kube::Client::new(service, "default"), config)
+}
+
+impl Room {
+    fn new() -> Self {
+        let root = tempfile::tempdir().expect("a folder");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let replies = Replies::default();
+        let (recorder, events) = listening();
+        let objects = runtime.block_on(async { objects(&replies) });
+        let volumes = Volumes::new(root.path()).with_recorder(recorder).with_objects(objects, BTreeMap::new());
+        Self { root, replies, volumes, events, runtime }
+    }
+
+    /// A claim `data` that is bound to a persistent volume `pv` with this spec.
+    fn binds(&self, spec: Value) {
+        let mut spec = spec;
+        spec["claimRef"] = json!({"uid": "c-1"});
+        self.reply("persistentvolumes/pv", json!({"metadata": {"name": "pv"}, "spec": spec}));
+        let claim = json!({"metadata": {"name": "data", "namespace": "ns", "uid": "c-1"}, "spec": {"volumeName": "pv"},
+            "status": {"phase": "Bound"}});
+        self.reply("namespaces/ns/persistentvolumeclaims/data", claim);
+    }
+
+    fn reply(&self, path: &str, object: Value) {
+        self.replies.lock().expect("unpoisoned").insert(format!("/api/v1/{path}"), object);
+    }
+
+    fn set_up(&self, pod: &Pod) -> Result<(), String> {
+        let uid = pod.metadata.uid.as_deref().expect("a UID");
+        self.volumes.make_pod_dirs(uid).expect("the pod's folders");
+        let done = self.runtime.block_on(self.volumes.set_up(pod, None));
+        done.map(|_| ()).map_err(|mut failed| failed.remove(0).to_string())
+    }
+
+    fn mount_path(&self, uid: &str, plugin: &str) -> PathBuf {
+        self.root.path().join(format!("pods/{uid}/volumes/kubernetes.io~{plugin}/pv"))
+    }
+
+    /// A directory of the node with one file.
+    fn local_dir(&self) -> PathBuf {
+        let dir = self.root.path().join("disk");
+        fs::create_dir(&dir).expect("a folder");
+        fs::write(dir.join("file"), "kept").expect("a file");
+        dir
+    }
+}
+
+fn pod(uid: &str, group: Option<u32>, read_only: bool) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": uid, "namespace": "ns", "uid": uid},
+        "spec": {
+            "securityContext": {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"},
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data", "readOnly": read_only}}],
+            "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        },
+    }))
+    .expect("a pod")
+}
+
+#[test]
+fn a_local_volume_is_shared_by_pods_and_given_to_the_group_of_the_first() {
+    in_private_mounts(|| {
+        let mut room = Room::new();
+        let dir = room.local_dir();
+        let zone = json!({"key": "zone", "operator": "In", "values": ["a"]});
+        room.binds(json!({"local": {"path": dir},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}}}));
+        room.set_up(&pod("u-1", Some(77), false)).expect("mounted");
+        assert!(room.volumes.is_relabelled(&pod("u-1", None, false), "v"));
+        let one = room.mount_path("u-1", "local-volume");
+        let group = |path: &Path| fs::metadata(path).expect("it exists").gid();
+        assert_eq!((group(&one), group(&one.join("file"))), (77, 77));
+        fs::write(one.join("new"), "").expect("it is writable");
+        assert_eq!(room.events.take(), [""; 0]);
+
+        room.set_up(&pod("u-2", Some(88), false)).expect("mounted");
+        let two = room.mount_path("u-2", "local-volume");
+        assert!(two.join("new").exists());
+        assert_eq!((group(&two), group(&two.join("file"))), (77, 77), "another pod has it");
+        let message = "The requested fsGroup is 88, but the volume pv has GID 77. The volume may not be shareable.";
+        assert_eq!(room.events.take(), [format!("u-2 W AlreadyMountedVolume: {message}")]);
+
+        // The API server is not needed again: not while the agent runs, and no mount is made twice.
+        room.replies.lock().expect("unpoisoned").clear();
+        room.set_up(&pod("u-2", Some(88), false)).expect("known");
+        assert_eq!(room.events.take(), [""; 0]);
+        let is_measured = |room: &Room, uid| !room.volumes.measurable(&pod(uid, None, false)).is_empty();
+        assert!(is_measured(&room, "u-1"));
+        let local = |count| [("kubernetes.io/local-volume", count)].into();
+        assert_eq!(room.volumes.set_up_by_plugin(), local(2));
+        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
+        assert_eq!(room.volumes.set_up_by_plugin(), local(1));
+        assert!(!one.exists() && two.join("file").exists() && dir.join("new").exists());
+        assert!(!is_measured(&room, "u-1") && is_measured(&room, "u-2"));
+
+        // Of another agent's volumes the mount is undone, and nothing else.
+        let next = Volumes::new(room.root.path());
+        room.runtime.block_on(next.tear_down("u-2")).expect("unmounted");
+        assert!(!two.exists() && dir.join("file").exists() && next.is_torn_down("u-2"));
+    });
+}
+
+#[test]
+fn a_claim_that_is_used_read_only_cannot_be_written() {
+    in_private_mounts(|| {
+        let room = Room::new();
+        let dir = room.local_dir();
+        room.binds(json!({"local": {"path": dir}}));
+        let pod = pod("u-1", Some(77), true);
+        room.set_up(&pod).expect("mounted");
+        let error = fs::write(room.mount_path("u-1", "local-volume").join("new"), "").expect_err("read-only");
+        assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+        assert_eq!(fs::metadata(&dir).expect("it exists").gid(), 0, "nothing of it is changed");
+        assert!(room.volumes.is_read_only(&pod, "v"));
+        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
+        fs::write(dir.join("new"), "").expect("the node's directory is writable");
+    });
+}
+
+#[test]
+fn mount_options_of_a_local_volume_are_applied() {
+    in_private_mounts(|| {
+        let room = Room::new();
+        let dir = room.local_dir();
+        room.binds(json!({"local": {"path": dir}, "mountOptions": ["noexec"]}));
+        room.set_up(&pod("u-1", None, false)).expect("mounted");
+        let target = room.mount_path("u-1", "local-volume");
+        let flags = nix::sys::statvfs::statvfs(&target).expect("a file system").flags();
+        assert!(flags.contains(nix::sys::statvfs::FsFlags::ST_NOEXEC), "{flags:?}");
+        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
+    });
+}
+
+#[test]
+fn a_host_path_volume_is_its_path() {
+    let room = Room::new();
+    let dir = room.local_dir();
+    room.binds(json!({"hostPath": {"path": dir, "type": "Directory"}}));
+    let pod = pod("u-1", Some(77), false);
+    room.set_up(&pod).expect("checked");
+    let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
+    let source = room.runtime.block_on(room.volumes.mount_source(&pod, "c", 0, mount, None)).expect("a path");
+    assert_eq!(source, dir);
+    assert_eq!(fs::metadata(&dir).expect("it exists").gid(), 0, "fsGroup does not apply");
+    assert!(room.volumes.groups(&pod).is_empty() && !room.volumes.is_relabelled(&pod, "v"));
+    let annotated = json!({"metadata": {"name": "pv", "annotations": {"pv.beta.kubernetes.io/gid": "1234"}},
+        "spec": {"hostPath": {"path": dir, "type": "Directory"}, "claimRef": {"uid": "c-1"}}});
+    room.reply("persistentvolumes/pv", annotated);
+    room.volumes.forget("u-1");
+    room.set_up(&pod).expect("read again");
+    assert_eq!(room.volumes.groups(&pod), [1234].into());
+    let mut stated = pod.clone();
+    stated.spec.as_mut().expect("a spec").security_context =
+        Some(serde_json::from_value(json!({"supplementalGroups": [1234]})).expect("a context"));
+    assert!(room.volumes.groups(&stated).is_empty(), "it is in the spec already");
+    assert!(room.volumes.measurable(&pod).is_empty());
+    fs::remove_dir_all(&dir).expect("removed");
+    let expected = format!(
+        "MountVolume.SetUp failed for volume \"pv\" : hostPath type check failed: {} is not a directory",
+        dir.display()
+    );
+    assert_eq!(room.set_up(&pod), Err(expected));
+}
+
+#[test]
+fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
+    let room = Room::new();
+    let wrong_zone = json!({"required": {"nodeSelectorTerms":
+        [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]}});
+    let csi = "MountVolume.MountDevice failed for volume \"pv\" : kubernetes.io/csi: attacher.MountDevice failed to create \
+               newCsiDriverClient: driver name d.example not found in the list of registered CSI drivers";
+    let missing =
+        "error processing PVC ns/data: failed to fetch PVC from API server: persistentvolumeclaims \"data\" not found";
+    assert_eq!(room.set_up(&pod("u-1", None, false)), Err(missing.to_owned()));
+    for (spec, expected) in [
+        (
+            json!({"local": {"path": "/"}, "nodeAffinity": wrong_zone}),
+            "MountVolume.NodeAffinity check failed for volume \"pv\" : no matching NodeSelectorTerms",
+        ),
+        (json!({"csi": {"driver": "d.example", "volumeHandle": "h"}}), csi),
+        (
+            json!({"hostPath": {"path": "/"}, "mountOptions": ["ro"]}),
+            "MountVolume.MountOptionSupport check failed for volume \"pv\" : Mount options are not supported",
+        ),
+        (
+            json!({"local": {"path": "/no/such"}}),
+            "MountVolume.SetUp failed for volume \"pv\" : cannot inspect /no/such: No such file or directory (os error 2)",
+        ),
+        (
+            json!({"local": {"path": "/a/../b"}}),
+            "MountVolume.SetUp failed for volume \"pv\" : local volume /a/../b: must not contain '..'",
+        ),
+        (
+            json!({"local": {"path": "/dev/null"}}),
+            "MountVolume.SetUp failed for volume \"pv\" : local volume /dev/null: only directory and block device are \
+             supported",
+        ),
+        (
+            json!({"local": {"path": "/"}, "volumeMode": "Block"}),
+            "error processing PVC ns/data: volume v has volumeMode Block, but is specified in volumeMounts",
+        ),
+    ] {
+        room.binds(spec);
+        room.volumes.forget("u-1");
+        assert_eq!(room.set_up(&pod("u-1", None, false)), Err(expected.to_owned()));
+        assert!(!room.mount_path("u-1", "local-volume").exists());
+    }
+    room.binds(json!({"hostPath": {"path": "/"}, "accessModes": ["ReadWriteOncePod"]}));
+    room.volumes.forget("u-1");
+    room.set_up(&pod("u-1", None, false)).expect("the first");
+    let in_use = "MountVolume.SetUp failed for volume \"pv\" : volume uses the ReadWriteOncePod access mode and is already in \
+                  use by another pod";
+    assert_eq!(room.set_up(&pod("u-2", None, false)), Err(in_use.to_owned()));
+}

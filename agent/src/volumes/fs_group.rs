@@ -1,0 +1,288 @@
+//! Gives the files of a volume to the pod's `fsGroup` (KEP-695): a walk that follows no link, enters no mount and leaves the
+//! volume's own directory to the end, so that an interrupted one begins anew. What cannot be changed is counted and logged,
+//! not fatal, as upstream.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::fcntl::OFlag;
+use nix::fcntl::OpenHow;
+use nix::fcntl::ResolveFlag;
+use nix::fcntl::openat2;
+use nix::sys::stat::FileStat;
+use nix::sys::stat::SFlag;
+use nix::sys::stat::fstat;
+use nix::unistd::Gid;
+use nix::unistd::fchownat;
+use tokio::time::Instant;
+
+use super::VolumeError;
+use super::error::OnPath as _;
+use crate::filesystem;
+
+/// When a walk is reported for the first time, and how often then.
+const FIRST_REPORT: Duration = Duration::from_secs(30);
+const NEXT_REPORT: Duration = Duration::from_secs(60);
+
+/// Permissions that files get, and what directories get beside them: to be entered, and new files get their group.
+const FILE: u32 = 0o660;
+const DIRECTORY: u32 = 0o2110;
+
+/// `fsGroupChangePolicy`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum ChangePolicy {
+    /// Every time the volume is set up.
+    #[default]
+    Always,
+    /// Unless the volume's own directory has group and permissions already.
+    OnRootMismatch,
+}
+
+impl ChangePolicy {
+    pub(super) fn of(policy: Option<&str>) -> Self {
+        if policy == Some("OnRootMismatch") { Self::OnRootMismatch } else { Self::Always }
+    }
+
+    /// True if the walk is not needed for a directory of this group and mode.
+    fn is_satisfied(self, group: u32, found_group: u32, found_mode: u32) -> bool {
+        let wanted = FILE | DIRECTORY;
+        self == Self::OnRootMismatch && found_group == group && found_mode & wanted == wanted
+    }
+}
+
+/// Mode of a file after the walk.
+fn changed(mode: u32, is_dir: bool) -> u32 {
+    mode | FILE | if is_dir { DIRECTORY } else { 0 }
+}
+
+/// Applies the group to everything in the directory `root`. `count` grows by one for each file. Blocking.
+///
+/// # Errors
+/// The directory cannot be opened.
+pub(super) fn apply(root: &Path, group: u32, policy: ChangePolicy, count: &AtomicU64) -> Result<(), VolumeError> {
+    let dir = filesystem::open_root(root).on("open", root)?;
+    let held = fstat(&dir).on("inspect", root)?;
+    if policy.is_satisfied(group, held.st_gid, held.st_mode) {
+        return Ok(());
+    }
+    let mut walk = Walk { root: dir, group, count, failed: None };
+    walk.run();
+    if let Some((path, error)) = walk.failed {
+        tracing::warn!(root = %root.display(), group, first = %path.display(), %error, "cannot apply fsGroup to every file");
+    }
+    Ok(())
+}
+
+struct Walk<'a> {
+    root: OwnedFd,
+    group: u32,
+    count: &'a AtomicU64,
+    /// The first file that stays as it is.
+    failed: Option<(PathBuf, io::Error)>,
+}
+
+impl Walk<'_> {
+    /// Directories are opened from the root again: no tree exhausts descriptors, and none is left meanwhile.
+    fn run(&mut self) {
+        let mut left = vec![PathBuf::new()];
+        while let Some(path) = left.pop() {
+            let below = self.open(&path, OFlag::O_RDONLY | OFlag::O_DIRECTORY);
+            match below.map_err(io::Error::from).and_then(filesystem::entries) {
+                Ok(entries) => {
+                    for (name, _) in entries {
+                        let entry = path.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
+                        if self.visit(&entry) {
+                            left.push(entry);
+                        }
+                    }
+                }
+                Err(error) => self.fail(path, error),
+            }
+        }
+        self.visit(Path::new(""));
+    }
+
+    /// Changes one file; true if it is a directory.
+    fn visit(&mut self, path: &Path) -> bool {
+        self.count.fetch_add(1, Relaxed);
+        let change = |file: OwnedFd| -> io::Result<bool> {
+            let held = fstat(&file)?;
+            self.change(&file, &held)?;
+            Ok(kind(&held) == SFlag::S_IFDIR)
+        };
+        match self.open(path, OFlag::O_PATH).map_err(io::Error::from).and_then(change) {
+            Ok(is_dir) => is_dir && !path.as_os_str().is_empty(),
+            // Something of the agent's or the host's is mounted there: it is not the volume's.
+            Err(error) if error.raw_os_error() == Some(Errno::EXDEV as i32) => false,
+            // Removed by a container meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => {
+                self.fail(path.to_owned(), error);
+                false
+            }
+        }
+    }
+
+    fn change(&self, file: &OwnedFd, held: &FileStat) -> io::Result<()> {
+        fchownat(file, "", None, Some(Gid::from_raw(self.group)), AtFlags::AT_EMPTY_PATH)?;
+        // A link has no permissions of its own.
+        if kind(held) == SFlag::S_IFLNK {
+            return Ok(());
+        }
+        // The owner first: changing it clears mode bits.
+        let mode = changed(held.st_mode & 0o7777, kind(held) == SFlag::S_IFDIR);
+        let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+        fs::set_permissions(itself, fs::Permissions::from_mode(mode))
+    }
+
+    fn open(&self, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let how = OpenHow::new()
+            .flags(flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV);
+        openat2(&self.root, path, how)
+    }
+
+    fn fail(&mut self, path: PathBuf, error: io::Error) {
+        self.failed.get_or_insert((path, error));
+    }
+}
+
+fn kind(held: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(held.st_mode) & SFlag::S_IFMT
+}
+
+/// Waits for a walk through `dir`, and says with `tell` that it takes long: `count` is how many files it has changed.
+pub(super) async fn with_reports<T>(
+    walk: impl Future<Output = T>,
+    dir: &Path,
+    count: &AtomicU64,
+    tell: impl Fn(String),
+) -> T {
+    let mut walk = std::pin::pin!(walk);
+    let mut next = Instant::now() + FIRST_REPORT;
+    let mut is_first = true;
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut walk => return done,
+            () = tokio::time::sleep_until(next) => {
+                next += NEXT_REPORT;
+                tell(report(dir, (!is_first).then(|| count.load(Relaxed))));
+                is_first = false;
+            }
+        }
+    }
+}
+
+/// Upstream's message of event `VolumePermissionChangeInProgress`; `None`: the first one.
+fn report(dir: &Path, count: Option<u64>) -> String {
+    let dir = dir.display();
+    match count {
+        Some(count) => format!("Setting volume ownership for {dir}, processed {count} files."),
+        None => format!(
+            "Setting volume ownership for {dir} is taking longer than expected, consider using OnRootMismatch - \
+             https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+    use std::os::unix::fs::symlink;
+    use std::sync::Mutex;
+
+    use keblet_skip::mounts::in_private_mounts;
+    use keblet_skip::mounts::tmpfs;
+
+    use super::*;
+
+    #[test]
+    fn the_policy_and_the_modes() {
+        for (policy, group, mode, expected) in [
+            (None, 7, 0o2770, false),
+            (Some("Always"), 7, 0o2770, false),
+            (Some("OnRootMismatch"), 7, 0o2770, true),
+            (Some("OnRootMismatch"), 7, 0o42775, true),
+            (Some("OnRootMismatch"), 8, 0o2770, false),
+            (Some("OnRootMismatch"), 7, 0o770, false),
+            (Some("OnRootMismatch"), 7, 0o2750, false),
+            (Some("Sometimes"), 7, 0o2770, false),
+        ] {
+            assert_eq!(ChangePolicy::of(policy).is_satisfied(7, group, mode), expected, "{policy:?} {group} {mode:o}");
+        }
+        let table = [(0o644, false, 0o664), (0o4755, false, 0o4775), (0o755, true, 0o2775), (0o700, true, 0o2770)];
+        for (mode, is_dir, expected) in table {
+            assert_eq!(changed(mode, is_dir), expected);
+        }
+    }
+
+    fn seen(path: &Path) -> (u32, u32) {
+        let held = fs::symlink_metadata(path).expect("it exists");
+        (held.gid(), held.mode() & 0o7777)
+    }
+
+    #[test]
+    fn every_file_of_the_volume_and_no_other() {
+        in_private_mounts(|| {
+            let dir = tempfile::tempdir().expect("a folder");
+            let (volume, outside) = (dir.path().join("volume"), dir.path().join("outside"));
+            fs::create_dir_all(volume.join("a/b")).expect("folders");
+            for file in [volume.join("f"), volume.join("a/b/f"), outside.clone()] {
+                fs::write(&file, "").expect("a file");
+                fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("a mode");
+            }
+            symlink(&outside, volume.join("a/link")).expect("a link");
+            symlink(dir.path(), volume.join("dir-link")).expect("a link");
+            tmpfs(&volume.join("mounted"));
+            fs::write(volume.join("mounted/f"), "").expect("a file");
+            fs::set_permissions(&volume, fs::Permissions::from_mode(0o700)).expect("a mode");
+
+            let count = AtomicU64::new(0);
+            apply(&volume, 77, ChangePolicy::OnRootMismatch, &count).expect("applied");
+            assert_eq!([seen(&volume), seen(&volume.join("a/b"))], [(77, 0o2770), (77, 0o2775)]);
+            assert_eq!([seen(&volume.join("f")), seen(&volume.join("a/b/f"))], [(77, 0o660); 2]);
+            assert_eq!(seen(&volume.join("a/link")).0, 77, "the link itself");
+            assert_eq!(seen(&outside), (0, 0o600));
+            assert_eq!((seen(dir.path()).0, seen(&volume.join("mounted/f")).0), (0, 0));
+            assert_eq!(count.load(Relaxed), 8);
+
+            fs::write(volume.join("new"), "").expect("a file");
+            std::os::unix::fs::chown(volume.join("new"), None, Some(5)).expect("a group");
+            apply(&volume, 77, ChangePolicy::OnRootMismatch, &count).expect("nothing to do");
+            assert_eq!((seen(&volume.join("new")).0, count.load(Relaxed)), (5, 8));
+            apply(&volume, 77, ChangePolicy::Always, &count).expect("applied");
+            assert_eq!(seen(&volume.join("new")).0, 77);
+            apply(&dir.path().join("none"), 77, ChangePolicy::Always, &count).expect_err("no volume");
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_walk_is_reported() {
+        let (told, count) = (Mutex::new(Vec::new()), AtomicU64::new(0));
+        let walk = async {
+            tokio::time::sleep(Duration::from_secs(100)).await;
+            count.store(9, Relaxed);
+            tokio::time::sleep(Duration::from_secs(55)).await;
+            "done"
+        };
+        let tell = |text| told.lock().expect("unpoisoned").push(text);
+        assert_eq!(with_reports(walk, Path::new("/v"), &count, tell).await, "done");
+        let told = told.into_inner().expect("unpoisoned");
+        assert!(told[0].starts_with("Setting volume ownership for /v is taking longer than expected, consider using"));
+        let rest = [0, 9].map(|count| format!("Setting volume ownership for /v, processed {count} files."));
+        assert_eq!(told[1..], rest);
+    }
+}
