@@ -8,6 +8,7 @@ mod deb;
 mod demo;
 mod docs_paths;
 mod ebpf;
+mod image;
 mod interrupt;
 mod layers;
 mod licences;
@@ -19,6 +20,7 @@ mod run;
 mod setup;
 mod system;
 mod tiers;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -54,6 +56,8 @@ enum Task {
     Bench(bench::Arguments),
     /// Build a Debian package that replaces the kubelet.
     Deb(deb::Arguments),
+    /// Pack a container image that runs keblet, without a registry.
+    Image(image::Arguments),
     /// Check the imports of the agent's modules against `agent/layers.toml`.
     Layers,
     /// Check that every path and test in the documents exists.
@@ -62,6 +66,8 @@ enum Task {
     Licences,
     /// Run a private containerd: until Ctrl-C, or around a command, which finds it through KEBLET_RUNTIME_ENDPOINT.
     Containerd(run::Arguments),
+    /// Boot a small virtual machine with cgroup v2 and PSI, and run tests or any command in it.
+    Vm(vm::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -84,9 +90,11 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Ebpf(arguments) => ebpf::run(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Deb(arguments) => deb::deb(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Image(arguments) => image::image(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Layers => layers::check().map(|report| report.print()),
         Task::DocsPaths => docs_paths::check().map(|report| report.print()),
         Task::Licences => licences::check().map(|report| report.print()),
         Task::Containerd(arguments) => run::containerd(&arguments),
+        Task::Vm(arguments) => vm::vm(&arguments),
     }
 }

@@ -118,6 +118,9 @@ pub(crate) fn build_cluster(agent: bool) -> Result<()> {
 /// # Errors
 /// The build fails.
 pub(crate) fn build(name: &str, selection: &[&str]) -> Result<()> {
+    if setup::is_prebuilt() {
+        return Ok(());
+    }
     let mut command = Command::new(paths::cargo());
     command.args(["build", "--quiet"]).args(selection).current_dir(paths::repository());
     step(name, || system::quiet(&mut command))

@@ -38,6 +38,7 @@ pub(crate) struct Agent {
     folder: PathBuf,
     healthz: String,
     metrics: String,
+    pods: String,
     http: reqwest::Client,
 }
 
@@ -61,6 +62,7 @@ impl Agent {
             folder: folder.to_owned(),
             healthz: url(ports.healthz, "healthz"),
             metrics: url(ports.read_only, "metrics"),
+            pods: url(ports.read_only, "pods"),
             http: reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(10)).build()?,
         })
     }
@@ -119,6 +121,27 @@ impl Agent {
         Ok(Exposition::parse(&text))
     }
 
+    /// Reads a page of the read-only port, compressed as monitoring systems read it. Returns its length.
+    ///
+    /// # Errors
+    /// It does not respond, or with an error.
+    pub(crate) async fn scrape(&self, path: &str) -> anyhow::Result<usize> {
+        let url = self.metrics.replace("/metrics", &format!("/{path}"));
+        let request = self.http.get(&url).header("accept-encoding", "gzip");
+        let response = request.send().await.and_then(|response| response.error_for_status());
+        Ok(response.with_context(|| format!("cannot read {url}"))?.bytes().await?.len())
+    }
+
+    /// Its pods with their statuses.
+    ///
+    /// # Errors
+    /// `/pods` of the read-only port does not respond.
+    pub(crate) async fn pods(&self) -> anyhow::Result<Value> {
+        let response = self.http.get(&self.pods).send().await.and_then(|response| response.error_for_status());
+        let text = response.with_context(|| format!("cannot read {}", self.pods))?.text().await?;
+        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", self.pods))
+    }
+
     /// Stops it with SIGTERM, after [`STOP_LIMIT`] with SIGKILL.
     ///
     /// # Errors
@@ -134,7 +157,11 @@ impl Agent {
         Ok(())
     }
 
-    fn check_running(&mut self) -> anyhow::Result<()> {
+    /// Fails if it has exited.
+    ///
+    /// # Errors
+    /// It has; the error has the end of its log.
+    pub(crate) fn check_running(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait().context("cannot wait for the agent")? {
             None => Ok(()),
             Some(status) => bail!("the agent exited: {status}{}", self.log_tail()),
@@ -166,8 +193,9 @@ pub(crate) fn command(
     };
     let line = placeholders.iter().fold(template, |line, (name, value)| line.replace(name, value));
     let mut command = Command::new("/bin/sh");
-    // `exec`, so that signals and readings of /proc apply to the agent and not to the shell.
-    command.arg("-c").arg(format!("exec {line}"));
+    // `exec`, so that signals and readings of /proc apply to the agent and not to the shell. The agent ends with the
+    // benchmark, also if that is killed.
+    command.arg("-c").arg(format!("exec setpriv --pdeathsig TERM {line}"));
     command
 }
 
@@ -273,8 +301,10 @@ mod tests {
             let command = command(participant, Path::new("/bin/keblet"), "run --config={config}", &placeholders);
             command.as_std().get_args().nth(1).unwrap().to_string_lossy().into_owned()
         };
-        assert_eq!(line(&Participant::keblet()), r"exec '/bin/keblet' run --config='/it'\''s/config.yaml'");
-        assert_eq!(line(&peer("go {node} {config}")), r"exec go n '/it'\''s/config.yaml'");
+        let begin = "exec setpriv --pdeathsig TERM";
+        let keblet = format!(r"{begin} '/bin/keblet' run --config='/it'\''s/config.yaml'");
+        assert_eq!(line(&Participant::keblet()), keblet);
+        assert_eq!(line(&peer("go {node} {config}")), format!(r"{begin} go n '/it'\''s/config.yaml'"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `keblet-bench`: measures node agents side by side on a real runtime, alone (`pleg`) or as nodes of a real cluster
-//! (`cluster`).
+//! `keblet-bench`: measures node agents side by side on a real runtime, alone (`pleg`), as nodes of a real cluster
+//! (`cluster`), or when memory runs out (`pressure`).
 //!
 //! Owns the pods it creates, the bare CRI clients that agents are compared with, the agents it starts, and the reports.
 //! Times of processes are stamps that the processes write themselves. It changes only pods with its label and removes
@@ -21,11 +21,14 @@ mod folder;
 mod idle;
 mod manifest;
 mod metric;
+mod observer;
 mod participant;
 mod pleg;
+mod pressure;
 mod report;
 mod results;
 mod runtime_pods;
+mod scrape;
 mod stamps;
 mod usage;
 mod workload;
@@ -39,6 +42,10 @@ pub use common::Variant;
 pub use pleg::PlegArgs;
 pub use pleg::WorkloadKind;
 pub use pleg::run_pleg;
+pub use pressure::ClusterAccess;
+pub use pressure::PressureArgs;
+pub use pressure::PressurePart;
+pub use pressure::run_pressure;
 pub use report::merge;
 
 use anyhow::Context as _;

@@ -8,6 +8,7 @@ use clap::Subcommand;
 use keblet::cli::process;
 use keblet_bench::ClusterArgs;
 use keblet_bench::PlegArgs;
+use keblet_bench::PressureArgs;
 
 /// Measures node agents side by side in one run.
 #[derive(Debug, Parser)]
@@ -23,6 +24,8 @@ enum Command {
     Pleg(Box<PlegArgs>),
     /// Compare node agents as nodes of a real cluster
     Cluster(Box<ClusterArgs>),
+    /// Compare what agents report of OOM kills, on cgroup v2
+    Pressure(Box<PressureArgs>),
     /// Merge the JSON of several runs into one report
     Merge(MergeArgs),
 }
@@ -52,6 +55,7 @@ fn perform(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Pleg(args) => runtime.block_on(keblet_bench::run_pleg(*args)),
         Command::Cluster(args) => runtime.block_on(keblet_bench::run_cluster(*args)),
+        Command::Pressure(args) => runtime.block_on(keblet_bench::run_pressure(*args)),
         Command::Merge(args) => keblet_bench::merge(&args.files, &args.output),
     }
 }

@@ -38,6 +38,18 @@ pub(crate) enum Metric {
     ChurnGoneToCgroupRemoved,
     /// Pods at full density: first one created to the last one Ready.
     DensityCreateToAllReady,
+    /// An OOM kill to its report by the agent.
+    OomKillToReport,
+    /// An OOM kill of a main process to its container being terminated in the agent's statuses.
+    OomKillToStatus,
+    /// OOM kills that were not reported with their process and limit, percent.
+    OomWrongVerdicts,
+    /// Containers whose termination has a wrong reason, percent.
+    OomWrongReasons,
+    /// Races of a growing pod in which it was evicted before the kernel killed, percent.
+    RaceWon,
+    /// `memory.available` below the threshold to the pod's Evicted status in a watch.
+    RaceCrossingToEvicted,
     /// Processor seconds of the idle agent, per minute.
     IdleAgentCpu,
     /// Processor seconds of the runtime meanwhile, per minute.
@@ -50,6 +62,18 @@ pub(crate) enum Metric {
     IdleRssAnon,
     /// Resident memory of the idle agent, MiB.
     IdleRss,
+    /// Processor seconds of `keblet observe` beside an idle agent, per minute.
+    ObserveCpu,
+    /// Its resident memory, MiB.
+    ObserveRss,
+    /// CPU time of the agent for one scrape of `/metrics`.
+    ScrapeMetrics,
+    /// The same of `/metrics/cadvisor`.
+    ScrapeCadvisor,
+    /// The same of `/metrics/resource`.
+    ScrapeResource,
+    /// The same of `/stats/summary`.
+    ScrapeSummary,
 }
 
 /// Unit of a value.
@@ -60,6 +84,7 @@ pub(crate) enum Unit {
     CpuSecondsPerMinute,
     PerMinute,
     Mebibytes,
+    Percent,
 }
 
 /// Number of pods of each kind of workload.
@@ -71,7 +96,7 @@ pub(crate) struct PodCounts {
 
 impl Metric {
     /// All, in the order of the report.
-    pub(crate) const ALL: [Self; 22] = [
+    pub(crate) const ALL: [Self; 34] = [
         Self::AgentStartToNodeReady,
         Self::AgentStartToHealthy,
         Self::AgentStartToAllRunning,
@@ -88,12 +113,24 @@ impl Metric {
         Self::ChurnGoneToSandboxRemoved,
         Self::ChurnGoneToCgroupRemoved,
         Self::DensityCreateToAllReady,
+        Self::OomKillToReport,
+        Self::OomKillToStatus,
+        Self::OomWrongVerdicts,
+        Self::OomWrongReasons,
+        Self::RaceWon,
+        Self::RaceCrossingToEvicted,
         Self::IdleAgentCpu,
         Self::IdleRuntimeCpu,
         Self::IdleCriCalls,
         Self::IdleApiRequests,
         Self::IdleRssAnon,
         Self::IdleRss,
+        Self::ObserveCpu,
+        Self::ObserveRss,
+        Self::ScrapeMetrics,
+        Self::ScrapeCadvisor,
+        Self::ScrapeResource,
+        Self::ScrapeSummary,
     ];
 
     /// Heading of its table.
@@ -118,21 +155,34 @@ impl Metric {
             Self::ChurnGoneToSandboxRemoved => "churn, object gone to sandbox removed".to_owned(),
             Self::ChurnGoneToCgroupRemoved => "churn, object gone to pod cgroup removed".to_owned(),
             Self::DensityCreateToAllReady => format!("{idle} pods, first one created to all Ready"),
+            Self::OomKillToReport => format!("{pods} OOM kills, kill to its report in the agent's log"),
+            Self::OomKillToStatus => format!("{pods} OOM kills, kill of a main process to its terminated status"),
+            Self::OomWrongVerdicts => format!("{pods} OOM kills without the right process and limit in the report"),
+            Self::OomWrongReasons => format!("{pods} OOM kills, containers that terminated with a wrong reason"),
+            Self::RaceWon => "races of a growing pod in which it was evicted before the kernel killed".to_owned(),
+            Self::RaceCrossingToEvicted => "memory.available below the threshold to the Evicted status".to_owned(),
             Self::IdleAgentCpu => format!("{idle} idle pods, CPU of the agent per minute"),
             Self::IdleRuntimeCpu => format!("{idle} idle pods, CPU of the runtime per minute"),
             Self::IdleCriCalls => format!("{idle} idle pods, CRI calls per minute"),
             Self::IdleApiRequests => format!("{idle} idle pods, requests to the API server per minute"),
             Self::IdleRssAnon => format!("{idle} idle pods, anonymous resident memory of the agent"),
             Self::IdleRss => format!("{idle} idle pods, resident memory of the agent"),
+            Self::ObserveCpu => format!("{idle} idle pods, CPU of keblet observe per minute"),
+            Self::ObserveRss => format!("{idle} idle pods, resident memory of keblet observe"),
+            Self::ScrapeMetrics => format!("{idle} pods, CPU of the agent for one scrape of /metrics"),
+            Self::ScrapeCadvisor => format!("{idle} pods, CPU of the agent for one scrape of /metrics/cadvisor"),
+            Self::ScrapeResource => format!("{idle} pods, CPU of the agent for one scrape of /metrics/resource"),
+            Self::ScrapeSummary => format!("{idle} pods, CPU of the agent for one /stats/summary"),
         }
     }
 
     /// The unit of its values.
     pub(crate) fn unit(self) -> Unit {
         match self {
-            Self::IdleAgentCpu | Self::IdleRuntimeCpu => Unit::CpuSecondsPerMinute,
+            Self::IdleAgentCpu | Self::IdleRuntimeCpu | Self::ObserveCpu => Unit::CpuSecondsPerMinute,
             Self::IdleCriCalls | Self::IdleApiRequests => Unit::PerMinute,
-            Self::IdleRssAnon | Self::IdleRss => Unit::Mebibytes,
+            Self::IdleRssAnon | Self::IdleRss | Self::ObserveRss => Unit::Mebibytes,
+            Self::OomWrongVerdicts | Self::OomWrongReasons | Self::RaceWon => Unit::Percent,
             _ => Unit::Seconds,
         }
     }
@@ -154,6 +204,7 @@ impl Unit {
         match self {
             Self::CpuSecondsPerMinute => format!("{value:.2} s"),
             Self::PerMinute => format!("{value:.0}"),
+            Self::Percent => format!("{value:.2} %"),
             Self::Mebibytes => format!("{value:.1} MiB"),
             Self::Seconds if value.is_infinite() => "beyond".to_owned(),
             Self::Seconds if value.abs() < 1.0 => format!("{:.1} ms", value * 1e3),
@@ -173,6 +224,7 @@ mod tests {
         assert_eq!(Metric::ExitToNoticed.show(f64::INFINITY), "beyond");
         assert_eq!(Metric::IdleAgentCpu.show(0.05), "0.05 s");
         assert_eq!(Metric::IdleRss.show(19.96), "20.0 MiB");
+        assert_eq!(Metric::ScrapeCadvisor.show(0.012_345), "12.3 ms");
     }
 
     #[test]

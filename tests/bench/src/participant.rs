@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::ClusterArgs;
 use super::PlegArgs;
+use super::PressureArgs;
 use super::common::CommonArgs;
 use super::common::Peer;
 
@@ -69,6 +70,17 @@ impl Participant {
             );
         }
         choose(&args.common, [Self::BareClient, Self::keblet()], &args.peers)
+    }
+
+    /// Participants of `bench pressure`.
+    ///
+    /// # Errors
+    /// As for [`Self::of_pleg`].
+    pub(crate) fn of_pressure(args: &PressureArgs) -> anyhow::Result<Vec<Self>> {
+        if let Some(peer) = args.peers.iter().find(|peer| !peer.uses("{config}")) {
+            bail!("--peer {}: the command does not use {{config}}, so it cannot receive the pods", peer.name);
+        }
+        choose(&args.common, [Self::keblet()], &args.peers)
     }
 
     /// Name of its row.

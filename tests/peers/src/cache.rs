@@ -90,6 +90,11 @@ impl Cache {
         self.root.join("peers")
     }
 
+    /// qemu, kernel and root file system of the virtual machine of `cargo xtask vm`.
+    pub fn machine(&self) -> PathBuf {
+        self.root.join("machine")
+    }
+
     /// Checks that everything a private runtime needs exists.
     ///
     /// # Errors

@@ -25,6 +25,9 @@ pub struct Options {
     pub supervisor: Option<PathBuf>,
     /// The runtime reports the systemd cgroup driver (CRI `RuntimeConfig`) instead of cgroupfs.
     pub systemd_cgroup_driver: bool,
+    /// With the systemd cgroup driver, runc creates scopes through the running systemd; otherwise runc still writes
+    /// cgroup files itself.
+    pub systemd_scopes: bool,
 }
 
 /// Names and addresses of a running private runtime.
@@ -85,6 +88,9 @@ impl PrivateContainerd {
         }
         if options.systemd_cgroup_driver {
             command.arg("--systemd-cgroup-driver");
+        }
+        if options.systemd_scopes {
+            command.arg("--systemd-scopes");
         }
         let (supervisor, ready) = Supervisor::start(PROGRAM, &mut command).context("no private container runtime")?;
         Ok(Self { supervisor, ready })

@@ -13,6 +13,9 @@ Usage:
                                                   exit with K after N ms; with --once-file only the first time
                                                   (the file is created then), later starts run until SIGTERM
   probe oom --mb N [--child]                      touch N MiB; with --child a child does, and the parent keeps running
+  probe grow --mb-per-s N                         touch N MiB more every second, until SIGTERM
+  probe obey --commands PATH                      execute the lines of a FIFO: `main N` touches N MiB, `child N` forks
+                                                  a child that does and waits for its end, `exit K` exits with K
   probe web [--port P]                            answer every HTTP request with 200 (port 8080)
   probe fork-exit                                 fork a child that keeps running, then exit 0
 
@@ -36,6 +39,16 @@ pub(crate) enum Action {
         megabytes: usize,
         /// Whether a forked child does it.
         child: bool,
+    },
+    /// Touch more and more memory.
+    Grow {
+        /// MiB per second.
+        speed: usize,
+    },
+    /// Execute commands.
+    Obey {
+        /// The FIFO with the commands.
+        commands: PathBuf,
     },
     /// Serve HTTP.
     Web {
@@ -89,6 +102,26 @@ impl Action {
                     }
                 }
                 Ok(Self::Oom { megabytes: megabytes.ok_or("oom: --mb is missing")?, child })
+            }
+            "grow" => {
+                let mut speed = None;
+                while let Some(option) = options.next() {
+                    match option {
+                        "--mb-per-s" => speed = Some(options.number(option)?),
+                        _ => return Err(unknown(name, option)),
+                    }
+                }
+                Ok(Self::Grow { speed: speed.ok_or("grow: --mb-per-s is missing")? })
+            }
+            "obey" => {
+                let mut commands = None;
+                while let Some(option) = options.next() {
+                    match option {
+                        "--commands" => commands = Some(options.path(option)?),
+                        _ => return Err(unknown(name, option)),
+                    }
+                }
+                Ok(Self::Obey { commands: commands.ok_or("obey: --commands is missing")? })
             }
             "web" => {
                 let mut port = 8080;
@@ -167,6 +200,8 @@ mod tests {
             ("exit --code 3 --after-ms 250 --stamp /s --once-file /o", Action::Exit(exit)),
             ("oom --mb 64", Action::Oom { megabytes: 64, child: false }),
             ("oom --child --mb 64", Action::Oom { megabytes: 64, child: true }),
+            ("grow --mb-per-s 50", Action::Grow { speed: 50 }),
+            ("obey --commands /c", Action::Obey { commands: "/c".into() }),
             ("web", Action::Web { port: 8080 }),
             ("web --port 80", Action::Web { port: 80 }),
             ("fork-exit", Action::ForkExit),
@@ -185,6 +220,8 @@ mod tests {
             ("exit --code 256", "--code: \"256\" is not a number that fits"),
             ("exit --stamp", "--stamp needs a value"),
             ("oom --child", "oom: --mb is missing"),
+            ("grow", "grow: --mb-per-s is missing"),
+            ("obey", "obey: --commands is missing"),
             ("fork-exit now", "fork-exit: unknown option \"now\""),
         ];
         for (line, expected) in cases {

@@ -1,10 +1,11 @@
 //! The one program of the test images.
 //!
-//! Runs, exits, exhausts memory, serves HTTP or leaves an orphan, as a container of tests, the demo or the benchmark.
+//! Runs, exits, exhausts memory, executes commands, serves HTTP or leaves an orphan, as a container of tests, the demo or the benchmark.
 //! Writes timestamps of the monotonic clock, so that latency is measured by the containers themselves.
 
 mod arguments;
 mod memory;
+mod obey;
 mod process;
 mod stamp;
 mod web;
@@ -41,6 +42,8 @@ fn perform(action: Action) -> Result<u8, String> {
         Action::Run { stamp } => process::run(&stamp),
         Action::Exit(exit) => process::exit(&exit),
         Action::Oom { megabytes, child } => memory::exhaust(megabytes, child),
+        Action::Grow { speed } => memory::grow(speed),
+        Action::Obey { commands } => obey::execute(&commands),
         Action::Web { port } => web::serve(port),
         Action::ForkExit => process::fork_and_exit(),
     }

@@ -1,9 +1,17 @@
 //! Exhausts memory.
 
+use std::time::Duration;
+use std::time::Instant;
+
 use nix::unistd::ForkResult;
 use nix::unistd::fork;
 
 use crate::process;
+
+/// Interval at which memory is touched.
+const STEP: Duration = Duration::from_millis(5);
+/// Most memory of one step, in bytes.
+const MAX_STEP: usize = 32 << 20;
 
 /// Touches the memory and keeps it; with `child` in a child process, whose end the parent reports.
 ///
@@ -24,7 +32,35 @@ pub(crate) fn exhaust(megabytes: usize, child: bool) -> Result<u8, String> {
     }
 }
 
-fn hold(megabytes: usize) -> Result<u8, String> {
+/// Touches so many MiB more every second, in steps, until SIGTERM.
+///
+/// # Errors
+/// The memory cannot be reserved, or signals cannot be read.
+pub(crate) fn grow(speed: usize) -> Result<u8, String> {
+    let start = Instant::now();
+    let mut steps: Vec<Vec<u8>> = Vec::new();
+    let mut touched = 0;
+    loop {
+        let due = (start.elapsed().as_secs_f64() * (speed << 20) as f64) as usize;
+        // If touching takes longer than planned, it goes on as fast as it can.
+        let step = due.saturating_sub(touched).min(MAX_STEP);
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(step).map_err(|error| format!("cannot reserve {step} bytes: {error}"))?;
+        memory.resize(step, 1);
+        std::hint::black_box(&memory);
+        steps.push(memory);
+        touched += step;
+        if process::run_until_signal(Some(STEP))? {
+            return Ok(0);
+        }
+    }
+}
+
+/// Touches the memory and keeps it until SIGTERM.
+///
+/// # Errors
+/// The memory cannot be reserved.
+pub(crate) fn hold(megabytes: usize) -> Result<u8, String> {
     let mut memory: Vec<u8> = Vec::new();
     memory.try_reserve_exact(megabytes << 20).map_err(|error| format!("cannot reserve {megabytes} MiB: {error}"))?;
     // Not zero: the allocator can return zeroed pages without touching them.

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use anyhow::Result;
 
 use crate::cluster;
@@ -20,6 +21,10 @@ use crate::progress::step;
 use crate::run;
 use crate::setup;
 use crate::system;
+use crate::vm;
+
+/// Memory of the machine for the benchmark of pressure, in MiB.
+const PRESSURE_MEMORY: u32 = 3072;
 
 /// What to measure.
 #[derive(clap::Args)]
@@ -48,6 +53,10 @@ enum Benchmark {
     Pleg,
     /// Agents as nodes of a private cluster.
     Cluster,
+    /// OOM kills, on a private container runtime in the virtual machine of `cargo xtask vm`.
+    Pressure,
+    /// Pods that grow towards an eviction threshold, in a private cluster in the virtual machine.
+    Race,
 }
 
 /// Runs a benchmark of a release, or compares results with promises, or both.
@@ -76,7 +85,47 @@ fn measure(benchmark: Benchmark, arguments: &Arguments) -> Result<ExitCode> {
     match benchmark {
         Benchmark::Pleg => pleg(arguments, &program),
         Benchmark::Cluster => in_cluster(arguments, &program),
+        Benchmark::Pressure => {
+            let peers = peers(arguments, "--config {config} --root-dir {root} --cert-dir {root}/pki")?;
+            let around = &["xtask", "containerd", "--", "sh", "-c", ON_CONTAINERD, "sh"];
+            in_machine(arguments, &program, peers, around, &["--node-oom", "--only", "oom"])
+        }
+        Benchmark::Race => {
+            peers::control_plane()?;
+            let around = &["xtask", "cluster", "run", "--no-node", "--", "sh", "-c", IN_CLUSTER, "sh"];
+            in_machine(arguments, &program, peers(arguments, KUBELET_FLAGS)?, around, &["--only", "race"])
+        }
     }
+}
+
+/// In the machine, variables are expanded by its shell.
+const ON_CONTAINERD: &str =
+    r#"exec "$@" --runtime-endpoint "$KEBLET_RUNTIME_ENDPOINT" --cgroup-root "$KEBLET_CGROUP_ROOT""#;
+const IN_CLUSTER: &str = r#"exec "$@" --runtime-endpoint "$KEBLET_RUNTIME_ENDPOINT" \
+    --cgroup-root "$KEBLET_CGROUP_ROOT" --kubeconfig "$KUBECONFIG" --node-kubeconfig "$KEBLET_NODE_KUBECONFIG" \
+    --node-name "$KEBLET_NODE_NAME" --node-ip "$KEBLET_NODE_IP""#;
+
+/// The benchmark of pressure in a machine, which may run out of memory, with a command around it. The folder of the
+/// results is shared with the machine, programs are anyway.
+fn in_machine(
+    arguments: &Arguments,
+    program: &Path,
+    peers: Vec<OsString>,
+    around: &[&str],
+    options: &[&str],
+) -> Result<ExitCode> {
+    let interrupt = Interrupt::install()?;
+    run::build_cluster(false)?;
+    let mut words: Vec<OsString> = around.iter().map(OsString::from).collect();
+    words.push(program.into());
+    words.extend(["pressure", "--output", "/share", "--commit"].map(OsString::from));
+    words.push(commit()?.into());
+    words.extend(options.iter().map(OsString::from));
+    words.extend(peers);
+    words.extend(arguments.rest.iter().cloned());
+    let results = results(arguments);
+    std::fs::create_dir_all(&results).with_context(|| format!("cannot create {}", results.display()))?;
+    vm::command(&words, PRESSURE_MEMORY, &results, &interrupt)
 }
 
 fn pleg(arguments: &Arguments, program: &Path) -> Result<ExitCode> {

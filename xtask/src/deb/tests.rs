@@ -31,7 +31,7 @@ fn packaged(folder: &Path) -> PathBuf {
 
 #[test]
 fn the_kubernetes_version_is_the_agents() {
-    let source = repository("agent/src/cli/version.rs").expect("the agent's version");
+    let source = repository("agent/src/model/version.rs").expect("the agent's version");
     let source = String::from_utf8(source).expect("text");
     assert!(source.contains(&format!("KUBERNETES: &str = \"v{KUBERNETES}\"")));
 }

@@ -58,8 +58,8 @@ fn number(value: &Value) -> Option<f64> {
 
 /// `name[pid]`; `None` if the victim has no name.
 fn victim(fields: &Value) -> Option<String> {
-    let name = fields["victim"].as_str().filter(|name| !name.is_empty())?;
-    Some(fields["victim_pid"].as_i64().map_or_else(|| name.to_owned(), |pid| format!("{name}[{pid}]")))
+    let name = fields["comm"].as_str().filter(|name| !name.is_empty())?;
+    Some(fields["pid"].as_i64().map_or_else(|| name.to_owned(), |pid| format!("{name}[{pid}]")))
 }
 
 #[cfg(test)]
@@ -97,8 +97,8 @@ mod tests {
             let line = format!(r#"{{"target":"keblet::events","event":"OomKilled",{fields}}}"#);
             Event::parse(&line).and_then(|event| event.victim)
         };
-        assert_eq!(victim(r#""victim":"probe","victim_pid":77"#).as_deref(), Some("probe[77]"));
-        assert_eq!(victim(r#""victim":"","victim_pid":77"#), None);
-        assert_eq!(victim(r#""victim":null"#), None);
+        assert_eq!(victim(r#""comm":"probe","pid":77"#).as_deref(), Some("probe[77]"));
+        assert_eq!(victim(r#""comm":"","pid":77"#), None);
+        assert_eq!(victim(r#""comm":null"#), None);
     }
 }

@@ -54,12 +54,32 @@ impl Apt {
         step(&format!("downloading {}", packages.join(", ")), || {
             system::quiet(self.command("apt-get").arg("download").args(packages).current_dir(&archives))
         })?;
-        for archive in debs(&archives)? {
-            system::quiet(Command::new("dpkg-deb").arg("--extract").arg(&archive).arg(into))
-                .with_context(|| format!("cannot unpack {}", archive.display()))?;
-            fs::remove_file(&archive).with_context(|| format!("cannot remove {}", archive.display()))?;
-        }
-        Ok(())
+        extract_all(&archives, into)
+    }
+
+    /// Downloads packages with all packages that they depend on, whatever this system has installed, and unpacks them
+    /// into one folder.
+    ///
+    /// # Errors
+    /// A package cannot be downloaded or unpacked, or a dependency cannot be satisfied.
+    pub(crate) fn unpack_with_dependencies(&self, packages: &[&str], into: &Path) -> Result<()> {
+        step(&format!("downloading {} and what they need", packages.join(", ")), || {
+            let mut command = self.command("apt-get");
+            command.args(["-o", "Dir::State::status=/dev/null"]);
+            command.args(["install", "--download-only", "--yes", "--no-install-recommends"]).args(packages);
+            system::quiet(&mut command)
+        })?;
+        extract_all(&self.folder.path().join("archives"), into)
+    }
+
+    /// The packages that a package depends on directly.
+    ///
+    /// # Errors
+    /// apt-cache cannot be run.
+    pub(crate) fn dependencies(&self, package: &str) -> Result<Vec<String>> {
+        let text = system::output(self.command("apt-cache").args(["depends", package]))?;
+        let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends:"));
+        Ok(names.map(|name| name.trim().to_owned()).collect())
     }
 
     /// The version that would be downloaded; `None` if the package does not exist.
@@ -87,6 +107,8 @@ impl Apt {
             "Acquire::Languages=none".to_owned(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
             "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false".to_owned(),
+            // Mirrors drop connections.
+            "Acquire::Retries=3".to_owned(),
             // apt's sandbox user may have no access to the cache.
             "APT::Sandbox::User=".to_owned(),
         ];
@@ -99,6 +121,16 @@ impl Apt {
         }
         command
     }
+}
+
+/// Unpacks the packages of a folder and removes them.
+fn extract_all(archives: &Path, into: &Path) -> Result<()> {
+    for archive in debs(archives)? {
+        system::quiet(Command::new("dpkg-deb").arg("--extract").arg(&archive).arg(into))
+            .with_context(|| format!("cannot unpack {}", archive.display()))?;
+        fs::remove_file(&archive).with_context(|| format!("cannot remove {}", archive.display()))?;
+    }
+    Ok(())
 }
 
 fn debs(folder: &Path) -> Result<Vec<PathBuf>> {

@@ -30,11 +30,12 @@ const PASSWD: &str =
 const GROUP: &str = "root:x:0:\nprobe:x:1000:\nnogroup:x:65534:\n";
 
 /// An image of one layer.
-struct Image {
-    name: &'static str,
-    layer: Vec<u8>,
-    entrypoint: &'static [&'static str],
-    command: &'static [&'static str],
+pub(crate) struct Image<'a> {
+    /// Name and tag.
+    pub(crate) name: &'a str,
+    pub(crate) layer: Vec<u8>,
+    pub(crate) entrypoint: &'a [&'a str],
+    pub(crate) command: &'a [&'a str],
 }
 
 /// Packs the images unless the existing archive was made of the same programs.
@@ -89,10 +90,10 @@ fn busybox_layer(busybox: &[u8], applets: &str) -> Result<Vec<u8>> {
 }
 
 /// A layer under construction. Times and owners are zero, so that the same content has the same digest.
-struct Layer(Builder<Vec<u8>>);
+pub(crate) struct Layer(Builder<Vec<u8>>);
 
 impl Layer {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Builder::new(Vec::new()))
     }
 
@@ -104,20 +105,20 @@ impl Layer {
         self.folder("tmp", 0o1777)
     }
 
-    fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> Result<()> {
+    pub(crate) fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> Result<()> {
         append(&mut self.0, path, mode, EntryType::Regular, content)
     }
 
-    fn folder(&mut self, path: &str, mode: u32) -> Result<()> {
+    pub(crate) fn folder(&mut self, path: &str, mode: u32) -> Result<()> {
         append(&mut self.0, path, mode, EntryType::Directory, &[])
     }
 
-    fn link(&mut self, path: &str, target: &str) -> Result<()> {
+    pub(crate) fn link(&mut self, path: &str, target: &str) -> Result<()> {
         let mut header = header(0o777, EntryType::Symlink, 0);
         self.0.append_link(&mut header, path, target).with_context(|| format!("cannot pack {path}"))
     }
 
-    fn finish(self) -> Result<Vec<u8>> {
+    pub(crate) fn finish(self) -> Result<Vec<u8>> {
         self.0.into_inner().context("cannot pack a layer")
     }
 }
@@ -139,7 +140,10 @@ fn append<W: Write>(archive: &mut Builder<W>, path: &str, mode: u32, kind: Entry
 }
 
 /// Writes the OCI layout: an index of manifests, each of a configuration and a layer, all named by their digest.
-fn write_archive(path: &Path, images: &[Image]) -> Result<()> {
+///
+/// # Errors
+/// The archive cannot be written.
+pub(crate) fn write_archive(path: &Path, images: &[Image<'_>]) -> Result<()> {
     let partial = path.with_extension("partial");
     let file = File::create(&partial).with_context(|| format!("cannot create {}", partial.display()))?;
     let mut archive = Builder::new(file);

@@ -3,6 +3,7 @@
 //! ```text
 //! Debian packages ─▶ packages/   containerd 1.7, runc, CNI plugins, busybox: unpacked, not installed
 //!                 ─▶ containerd-2/
+//!                 ─▶ machine/    qemu, a kernel and a root file system for `cargo xtask vm`
 //! tests/probe ─────▶ probe/      the test program, linked statically
 //!         both ────▶ images/     one archive of all test images
 //! ```
@@ -10,7 +11,8 @@
 //! and does not change its configuration.
 
 pub(crate) mod apt;
-mod images;
+pub(crate) mod images;
+mod machine;
 mod packages;
 mod probe;
 pub(crate) mod sources;
@@ -20,6 +22,8 @@ use std::fs::File;
 use anyhow::Context as _;
 use anyhow::Result;
 use keblet_peers::Cache;
+
+use crate::vm;
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -36,7 +40,7 @@ pub(crate) struct Arguments {
 pub(crate) fn setup(arguments: &Arguments) -> Result<()> {
     if arguments.fresh {
         let root = Cache::locate();
-        for folder in ["packages", "containerd-2", "images", "probe"] {
+        for folder in ["packages", "containerd-2", "machine", "images", "probe"] {
             let folder = root.root().join(folder);
             if folder.exists() {
                 std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
@@ -45,6 +49,10 @@ pub(crate) fn setup(arguments: &Arguments) -> Result<()> {
     }
     let cache = prepare()?;
     prepare_containerd_2(&cache)?;
+    match vm::lacks() {
+        None => prepare_machine(&cache)?,
+        Some(lack) => println!("no virtual machine: {lack}"),
+    }
     for line in packages::versions(&cache)? {
         println!("{line}");
     }
@@ -61,6 +69,23 @@ pub(crate) fn prepare_containerd_2(cache: &Cache) -> Result<()> {
     packages::unpack_containerd_2(cache)
 }
 
+/// Adds the virtual machine to the cache, which `cargo xtask vm` and its tests need.
+///
+/// # Errors
+/// A package cannot be downloaded or unpacked.
+pub(crate) fn prepare_machine(cache: &Cache) -> Result<()> {
+    let _lock = lock(cache)?;
+    machine::unpack(cache)
+}
+
+/// Tells commands that cache and programs are complete and cannot be changed, as in the virtual machine.
+pub(crate) const PREBUILT_VARIABLE: &str = "KEBLET_PREBUILT";
+
+/// Whether nothing is to be fetched or built.
+pub(crate) fn is_prebuilt() -> bool {
+    std::env::var_os(PREBUILT_VARIABLE).is_some()
+}
+
 /// Serialises commands that fill the same cache.
 fn lock(cache: &Cache) -> Result<File> {
     let path = cache.root().join("lock");
@@ -75,6 +100,10 @@ fn lock(cache: &Cache) -> Result<File> {
 /// As [`setup`].
 pub(crate) fn prepare() -> Result<Cache> {
     let cache = Cache::locate();
+    if is_prebuilt() {
+        cache.check()?;
+        return Ok(cache);
+    }
     std::fs::create_dir_all(cache.root()).with_context(|| format!("cannot create {}", cache.root().display()))?;
     let _lock = lock(&cache)?;
     packages::unpack(&cache)?;

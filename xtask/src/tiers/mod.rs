@@ -6,13 +6,14 @@
 //! runtime   tests marked #[ignore]: a private containerd 1.7, then its scenarios on containerd 2 with a release build;
 //! root kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
 //! cluster   the ignored tests with `cluster_` in their name: root, and upstream's programs, built or given
+//! vm        tests of the runtime and kernel tiers with cgroup v2, in the machine of `cargo xtask vm`: root, Debian
 //! ```
 //! Reports which tier could not run and why; with `CI=true` that is a failure. The output of the test runner is passed
 //! through; only its results are summed up.
 
 mod host_guard;
 pub(crate) mod machine;
-mod tally;
+pub(crate) mod tally;
 
 use std::ffi::OsString;
 use std::io::BufRead as _;
@@ -30,12 +31,14 @@ use keblet_peers::CONTAINERD_VARIABLE;
 use keblet_peers::Cache;
 
 use crate::docs_paths;
+use crate::interrupt::Interrupt;
 use crate::layers;
 use crate::licences;
 use crate::paths;
 use crate::peers;
 use crate::run;
 use crate::setup;
+use crate::vm;
 use host_guard::HostGuard;
 use tally::Tally;
 
@@ -62,10 +65,12 @@ enum Tier {
     Kernel,
     /// Tests against a real control plane.
     Cluster,
+    /// Tests in a virtual machine with cgroup v2 and PSI.
+    Vm,
 }
 
 impl Tier {
-    const ALL: [Self; 5] = [Self::Tree, Self::Workspace, Self::Runtime, Self::Kernel, Self::Cluster];
+    const ALL: [Self; 6] = [Self::Tree, Self::Workspace, Self::Runtime, Self::Kernel, Self::Cluster, Self::Vm];
 
     fn name(self) -> &'static str {
         match self {
@@ -73,6 +78,7 @@ impl Tier {
             Self::Workspace => "workspace",
             Self::Runtime => "runtime",
             Self::Kernel => "kernel",
+            Self::Vm => "vm",
             Self::Cluster => "cluster",
         }
     }
@@ -83,6 +89,7 @@ impl Tier {
             Self::Tree | Self::Workspace => None,
             Self::Runtime => machine::lacks_for_runtime(),
             Self::Kernel => machine::lacks_for_kernel(),
+            Self::Vm => vm::lacks(),
             Self::Cluster => machine::lacks_for_runtime().or_else(peers::lacks),
         }
     }
@@ -115,7 +122,7 @@ pub(crate) fn test(arguments: &Arguments) -> Result<ExitCode> {
     let mut outcomes = Vec::new();
     let mut cache = None;
     for tier in tiers {
-        if cache.is_none() && matches!(tier, Tier::Runtime | Tier::Kernel | Tier::Cluster) {
+        if cache.is_none() && matches!(tier, Tier::Runtime | Tier::Kernel | Tier::Vm | Tier::Cluster) {
             cache = Some(prepare()?);
         }
         println!("\n== {}", tier.name());
@@ -133,6 +140,13 @@ pub(crate) fn test(arguments: &Arguments) -> Result<ExitCode> {
                 cargo_test(&["--workspace"], &["--ignored", "bpf", "--test-threads", "1"], cache.as_ref(), &[])?
             }
             Tier::Cluster => cluster(cache.as_ref())?,
+            Tier::Vm => match cache.as_ref().map_or(Ok(()), setup::prepare_machine) {
+                Ok(()) => in_machines(cache.as_ref())?,
+                Err(error) => {
+                    missing.push(format!("vm: {error:#}"));
+                    continue;
+                }
+            },
         };
         if tally == Tally::default() {
             missing.push(format!("{}: it has no tests", tier.name()));
@@ -164,7 +178,7 @@ fn workspace(fresh_seeds: Option<u32>) -> Result<Tally> {
 
 /// Each test has a runtime of its own, and mostly waits.
 fn runtime(cache: Option<&Cache>, with_systemd: bool) -> Result<Tally> {
-    let mut own = vec!["--ignored", "--test-threads", "2", "--skip", "bpf", "--skip", "cluster_"];
+    let mut own = vec!["--ignored", "--test-threads", "2", "--skip", "bpf", "--skip", "cluster_", "--skip", "vm_"];
     if !with_systemd {
         own.extend(["--skip", "systemd_"]);
     }
@@ -193,6 +207,16 @@ fn build_release() -> Result<PathBuf> {
 fn cluster(cache: Option<&Cache>) -> Result<Tally> {
     peers::control_plane()?;
     cargo_test(&["--workspace"], &["--ignored", "cluster_", "--test-threads", "24"], cache, &[])
+}
+
+/// Last of all tiers, as signals are handled from here on.
+fn in_machines(cache: Option<&Cache>) -> Result<Tally> {
+    let commands = ["--package", "xtask", "--test", "virtual_machine"];
+    let mut tally = cargo_test(&commands, &["--ignored", "--test-threads", "1"], cache, &[])?;
+    let sets = vm::suite::all(&Interrupt::install()?)?;
+    tally.passed += sets.passed;
+    tally.failed += sets.failed;
+    Ok(tally)
 }
 
 fn tree() -> Result<Tally> {

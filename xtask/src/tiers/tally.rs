@@ -2,7 +2,7 @@
 
 /// How many tests passed and failed.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     /// Passed.
     pub passed: usize,
     /// Failed.
@@ -11,7 +11,7 @@ pub(super) struct Tally {
 
 impl Tally {
     /// Adds a line of the runner's output if it is a result.
-    pub(super) fn read(&mut self, line: &str) {
+    pub(crate) fn read(&mut self, line: &str) {
         let plain = without_colours(line);
         let Some(result) = plain.strip_prefix("test result: ") else { return };
         for part in result.split([';', '.']) {

@@ -101,13 +101,26 @@ impl BareClient {
         Ok(gone)
     }
 
-    /// Runs a pod that completes at once, without any call after its exit.
+    /// Runs a pod that completes at once, until an agent may report it as succeeded: on the host's network when its process
+    /// has exited, with a network of its own when its sandbox is stopped.
     ///
     /// # Errors
     /// The runtime fails a call.
     pub(crate) async fn complete(&self, pod: &BenchPod) -> anyhow::Result<()> {
         let running = self.start_pod(pod).await?;
-        self.exited(&running.container).await
+        self.exited(&running.container).await?;
+        match self.settings.network {
+            PodNetwork::Own => self.stop_sandbox(&running.sandbox).await,
+            PodNetwork::Host => Ok(()),
+        }
+    }
+
+    async fn stop_sandbox(&self, sandbox: &str) -> anyhow::Result<()> {
+        if self.runtime.stop_pod_sandbox(sandbox).await.is_err() {
+            tokio::time::sleep(STOP_RETRY).await;
+            self.runtime.stop_pod_sandbox(sandbox).await?;
+        }
+        Ok(())
     }
 
     /// Runs a pod that completes at once, then removes it.
@@ -119,10 +132,7 @@ impl BareClient {
         let running = self.start_pod(pod).await?;
         self.exited(&running.container).await?;
         let noticed = monotonic_now()?;
-        if self.runtime.stop_pod_sandbox(&running.sandbox).await.is_err() {
-            tokio::time::sleep(STOP_RETRY).await;
-            self.runtime.stop_pod_sandbox(&running.sandbox).await?;
-        }
+        self.stop_sandbox(&running.sandbox).await?;
         let stopped = monotonic_now()?;
         self.runtime.remove_pod_sandbox(&running.sandbox).await?;
         let sandbox_removed = monotonic_now()?;

@@ -36,7 +36,7 @@ const PARALLEL: usize = 64;
 
 /// A client of the API server. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct ClusterClient {
+pub(crate) struct ClusterClient {
     pods: Api<Pod>,
     nodes: Api<Node>,
     accounts: Api<ServiceAccount>,
@@ -48,7 +48,7 @@ impl ClusterClient {
     ///
     /// # Errors
     /// The kubeconfig is unusable.
-    pub(super) async fn connect(kubeconfig: &Path, node: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn connect(kubeconfig: &Path, node: &str) -> anyhow::Result<Self> {
         let file = || format!("kubeconfig {}", kubeconfig.display());
         let read = Kubeconfig::read_from(kubeconfig).with_context(file)?;
         let config =
@@ -66,7 +66,7 @@ impl ClusterClient {
     ///
     /// # Errors
     /// There is none after [`ACCOUNT_LIMIT`].
-    pub(super) async fn until_usable(&self) -> anyhow::Result<()> {
+    pub(crate) async fn until_usable(&self) -> anyhow::Result<()> {
         let exists = |account: Option<&ServiceAccount>| account.is_some();
         let waiting = await_condition(self.accounts.clone(), "default", exists);
         let done = tokio::time::timeout(ACCOUNT_LIMIT, waiting).await;
@@ -75,7 +75,7 @@ impl ClusterClient {
     }
 
     /// Watches the benchmark's pods for as long as the handle is kept.
-    pub(super) fn watch(&self) -> (ObservedPods, AbortOnDropHandle<()>) {
+    pub(crate) fn watch(&self) -> (ObservedPods, AbortOnDropHandle<()>) {
         let observed = ObservedPods::default();
         let config = watcher::Config::default().labels(&selector());
         let events = watcher(self.pods.clone(), config).default_backoff();
@@ -87,7 +87,7 @@ impl ClusterClient {
     ///
     /// # Errors
     /// The watch fails.
-    pub(super) async fn node_ready(&self) -> anyhow::Result<u64> {
+    pub(crate) async fn node_ready(&self) -> anyhow::Result<u64> {
         let is_ready = |node: Option<&Node>| {
             let status = node.and_then(|node| node.status.as_ref());
             let mut conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
@@ -97,11 +97,27 @@ impl ClusterClient {
         monotonic_now()
     }
 
+    /// Waits until the node has no memory pressure: until then it admits no pod without requests.
+    ///
+    /// # Errors
+    /// The watch fails.
+    pub(crate) async fn without_memory_pressure(&self) -> anyhow::Result<()> {
+        let is_free = |node: Option<&Node>| {
+            let status = node.and_then(|node| node.status.as_ref());
+            let mut conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
+            conditions.any(|condition| condition.type_ == "MemoryPressure" && condition.status == "False")
+        };
+        await_condition(self.nodes.clone(), &self.node, is_free)
+            .await
+            .context("waiting for the end of the pressure")?;
+        Ok(())
+    }
+
     /// Creates the pods concurrently.
     ///
     /// # Errors
     /// The API server rejects one of them.
-    pub(super) async fn create(&self, pods: &[Pod]) -> anyhow::Result<()> {
+    pub(crate) async fn create(&self, pods: &[Pod]) -> anyhow::Result<()> {
         let create = async |pod: &Pod| {
             self.pods.create(&PostParams::default(), pod).await.map(drop).context("cannot create a pod")
         };
@@ -113,7 +129,7 @@ impl ClusterClient {
     ///
     /// # Errors
     /// The API server rejects one of the deletions.
-    pub(super) async fn delete(&self, names: &[String]) -> anyhow::Result<Vec<u64>> {
+    pub(crate) async fn delete(&self, names: &[String]) -> anyhow::Result<Vec<u64>> {
         let delete = async |name: &String| {
             let at = monotonic_now()?;
             self.pods.delete(name, &DeleteParams::default()).await.with_context(|| format!("cannot delete {name}"))?;
@@ -126,7 +142,7 @@ impl ClusterClient {
     ///
     /// # Errors
     /// A request fails, or the node still exists after [`REMOVAL_LIMIT`].
-    pub(super) async fn sweep(&self) -> anyhow::Result<()> {
+    pub(crate) async fn sweep(&self) -> anyhow::Result<()> {
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         let ours = ListParams::default().labels(&selector());
         self.pods.delete_collection(&at_once, &ours).await.context("cannot delete the benchmark's pods")?;

@@ -25,6 +25,9 @@ mod session;
 pub use args::ClusterArgs;
 pub use args::Part;
 
+pub(crate) use api::ClusterClient;
+pub(crate) use observed::ObservedPods;
+
 use session::Session;
 
 /// Measures, prints and writes the report. SIGINT and SIGTERM stop it early; its resources are removed either way.

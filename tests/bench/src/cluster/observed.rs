@@ -18,12 +18,15 @@ use crate::stamps::monotonic_now;
 
 /// First times, in nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct PodTimes {
-    pub(super) uid: Option<String>,
-    pub(super) ready: Option<u64>,
-    pub(super) terminated: Option<u64>,
-    pub(super) succeeded: Option<u64>,
-    pub(super) gone: Option<u64>,
+pub(crate) struct PodTimes {
+    pub(crate) uid: Option<String>,
+    pub(crate) ready: Option<u64>,
+    pub(crate) terminated: Option<u64>,
+    pub(crate) succeeded: Option<u64>,
+    pub(crate) failed: Option<u64>,
+    /// Why it failed.
+    pub(crate) reason: Option<String>,
+    pub(crate) gone: Option<u64>,
 }
 
 impl PodTimes {
@@ -46,19 +49,23 @@ impl PodTimes {
         first(&mut self.ready, is_ready());
         first(&mut self.terminated, ended());
         first(&mut self.succeeded, status.phase.as_deref() == Some("Succeeded"));
+        first(&mut self.failed, status.phase.as_deref() == Some("Failed"));
+        if self.reason.is_none() {
+            self.reason.clone_from(&status.reason);
+        }
     }
 }
 
 /// Times by pod name. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ObservedPods {
+pub(crate) struct ObservedPods {
     times: Arc<Mutex<HashMap<String, PodTimes>>>,
     changed: Arc<Notify>,
 }
 
 impl ObservedPods {
     /// Reads the watch until the stream ends.
-    pub(super) async fn follow(self, events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>>) {
+    pub(crate) async fn follow(self, events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>>) {
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
             let Ok(now) = monotonic_now() else { return };
@@ -90,7 +97,7 @@ impl ObservedPods {
     }
 
     /// Times of one pod.
-    pub(super) fn of(&self, name: &str) -> PodTimes {
+    pub(crate) fn of(&self, name: &str) -> PodTimes {
         self.lock().get(name).cloned().unwrap_or_default()
     }
 
@@ -98,7 +105,7 @@ impl ObservedPods {
     ///
     /// # Errors
     /// It is not known of a pod after `limit`.
-    pub(super) async fn wait(
+    pub(crate) async fn wait(
         &self,
         names: &[String],
         what: &str,
@@ -154,7 +161,8 @@ mod tests {
         {
             observed.take(event, at as u64);
         }
-        let expected = PodTimes { uid: None, ready: Some(1), terminated: Some(3), succeeded: Some(3), gone: Some(4) };
+        let expected =
+            PodTimes { ready: Some(1), terminated: Some(3), succeeded: Some(3), gone: Some(4), ..PodTimes::default() };
         assert_eq!(observed.lock()["p"], expected);
     }
 

@@ -14,6 +14,7 @@ use super::bench_node::Context;
 use super::parts;
 use super::parts::Row;
 use super::remains;
+use crate::common;
 use crate::common::Prerequisites;
 use crate::folder;
 use crate::manifest::PodSettings;
@@ -61,6 +62,7 @@ impl Session {
     /// Runtime or cluster cannot be cleaned, or a run's JSON cannot be written. Failures of participants are results.
     pub(super) async fn measure(&mut self) -> anyhow::Result<()> {
         for run in 0..self.context.args.common.runs {
+            common::free_removed_cgroups(&self.context.keblet);
             let mut participants: Vec<_> = self.participants.clone().into_iter().enumerate().collect();
             // Rotated, so that no participant always runs first or last.
             participants.rotate_left(run as usize % self.participants.len().max(1));

@@ -20,6 +20,7 @@ use crate::agent::Ports;
 use crate::bare_client::BareClient;
 use crate::bare_client::ExitDetection;
 use crate::bare_client::StopEvents;
+use crate::common;
 use crate::common::Prerequisites;
 use crate::folder;
 use crate::idle;
@@ -28,6 +29,7 @@ use crate::manifest::PodNetwork;
 use crate::manifest::PodSettings;
 use crate::metric::Metric;
 use crate::metric::PodCounts;
+use crate::observer;
 use crate::participant::Participant;
 use crate::report::Environment;
 use crate::report::Report;
@@ -35,6 +37,7 @@ use crate::report::Setup;
 use crate::results::Results;
 use crate::results::Series;
 use crate::runtime_pods;
+use crate::scrape;
 use crate::stamps;
 use crate::stamps::monotonic_now;
 use crate::workload;
@@ -117,6 +120,7 @@ impl Session {
         let selected = |kind: &WorkloadKind| self.args.workloads.is_empty() || self.args.workloads.contains(kind);
         let kinds: Vec<_> = WorkloadKind::ALL.into_iter().filter(selected).collect();
         for run in 0..self.args.common.runs {
+            common::free_removed_cgroups(&self.keblet);
             for kind in &kinds {
                 if *kind != WorkloadKind::Idle || run < self.args.common.idle_runs {
                     self.measure_all(*kind, run).await?;
@@ -253,6 +257,8 @@ impl Session {
         }
         if measurement.kind == WorkloadKind::Idle {
             self.watch_idle(measurement, Some(&agent)).await?;
+            scrape::measure(&mut self.results, measurement.participant.name(), &agent).await?;
+            self.measure_observer(measurement).await?;
         }
         self.collect(measurement, &begins).await?;
         if measurement.kind == WorkloadKind::Crash {
@@ -282,6 +288,15 @@ impl Session {
         tokio::time::sleep(IDLE_SETTLE).await;
         let (name, time) = (measurement.participant.name(), self.args.idle_time);
         idle::watch(&mut self.results, name, agent, self.runtime_pid, time).await
+    }
+
+    /// The observer costs the same beside any agent, so that it is measured once.
+    async fn measure_observer(&mut self, measurement: &Measurement<'_>) -> anyhow::Result<()> {
+        if *measurement.participant != Participant::keblet() {
+            return Ok(());
+        }
+        let (name, time) = (measurement.participant.name(), self.args.idle_time);
+        observer::measure(&mut self.results, name, &self.keblet, &self.endpoint, measurement.folder(), time).await
     }
 
     /// Only keblet has this histogram.

@@ -10,6 +10,17 @@ use keblet_peers::Cache;
 use keblet_peers::PAUSE_IMAGE;
 use serde_json::json;
 
+/// The cgroup driver that containerd reports and that runc uses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Driver {
+    /// Both cgroupfs.
+    Cgroupfs,
+    /// containerd reports systemd; runc writes cgroup files, as no systemd runs beside it.
+    ReportedSystemd,
+    /// Both systemd.
+    Systemd,
+}
+
 /// Names and paths of one private runtime.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
@@ -19,8 +30,8 @@ pub(crate) struct Layout {
     pub bridge: String,
     /// The cgroup for pods, as a path from the root of each hierarchy.
     pub cgroup_root: String,
-    /// Whether containerd reports the systemd cgroup driver.
-    pub systemd_cgroup_driver: bool,
+    /// How containers' cgroups are made.
+    pub driver: Driver,
     /// Second and third number of the pods' network `10.a.b.0/24`.
     network: (u8, u8),
 }
@@ -30,7 +41,7 @@ impl Layout {
     ///
     /// # Errors
     /// The folder cannot be created.
-    pub(crate) fn create(dir: Option<PathBuf>, systemd_cgroup_driver: bool) -> Result<Self> {
+    pub(crate) fn create(dir: Option<PathBuf>, driver: Driver) -> Result<Self> {
         let id = format!("{:06x}", fastrand::u32(..1 << 24));
         let dir = match dir {
             Some(dir) => {
@@ -41,7 +52,7 @@ impl Layout {
         let layout = Self {
             bridge: format!("kb-{id}"),
             cgroup_root: format!("/keblet-{id}"),
-            systemd_cgroup_driver,
+            driver,
             network: (fastrand::u8(64..128), fastrand::u8(..)),
             dir,
         };
@@ -81,7 +92,7 @@ impl Layout {
         self.dir.join("tmp")
     }
 
-    /// The OCI runtime that containerd executes with the systemd cgroup driver; see [`cgroupfs_runc`].
+    /// The OCI runtime that containerd executes if only it reports the systemd driver; see [`cgroupfs_runc`].
     pub(crate) fn runc_wrapper(&self) -> PathBuf {
         self.dir.join("runc-cgroupfs")
     }
@@ -160,9 +171,9 @@ SystemdCgroup = {systemd_cgroup}
         sandbox_image = quoted(Path::new(PAUSE_IMAGE)),
         cni_bin = quoted(&cache.cni_bin()),
         cni_conf = quoted(&layout.cni_conf()),
-        runc = quoted(&if layout.systemd_cgroup_driver { layout.runc_wrapper() } else { cache.runc() }),
+        runc = quoted(&if layout.driver == Driver::ReportedSystemd { layout.runc_wrapper() } else { cache.runc() }),
         runc_root = path("runc"),
-        systemd_cgroup = layout.systemd_cgroup_driver,
+        systemd_cgroup = layout.driver != Driver::Cgroupfs,
     )
 }
 
@@ -219,7 +230,7 @@ mod tests {
             dir: "/nowhere/a \"b\"".into(),
             bridge: "kb-000001".into(),
             cgroup_root: "/keblet-000001".into(),
-            systemd_cgroup_driver: false,
+            driver: Driver::Cgroupfs,
             network: (64, 7),
         }
     }

@@ -21,6 +21,8 @@ use crate::processes;
 use crate::processes::kill_and_wait;
 use crate::shared::LOG_LINKS;
 
+/// Mount point of cgroup v2 on machines without v1.
+const UNIFIED: &str = "/sys/fs/cgroup";
 const DYING_DEADLINE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -42,6 +44,7 @@ impl HostResources {
     /// # Errors
     /// A cgroup cannot be created or initialised.
     pub(crate) fn create_cgroups(&self) -> Result<()> {
+        enable_controllers();
         for cgroup in self.cgroups() {
             fs::create_dir(&cgroup).with_context(|| format!("cannot create cgroup {}", cgroup.display()))?;
             // A new cgroup of the v1 cpuset controller has no CPUs, and no process can be moved into it before.
@@ -116,6 +119,17 @@ impl HostResources {
 
     fn cgroups(&self) -> Vec<PathBuf> {
         hierarchies().into_iter().map(|root| root.join(self.cgroup_root.trim_start_matches('/'))).collect()
+    }
+}
+
+/// Permits cgroups of a machine with v2 only to use all controllers: agents require them in their root cgroup. Best effort,
+/// as agents name those that they lack. Nothing to do where the system has done it.
+fn enable_controllers() {
+    let read = |name: &str| fs::read_to_string(Path::new(UNIFIED).join(name)).unwrap_or_default();
+    let (available, enabled) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
+    let enabled: Vec<&str> = enabled.split_whitespace().collect();
+    for missing in available.split_whitespace().filter(|name| !enabled.contains(name)) {
+        let _ = fs::write(Path::new(UNIFIED).join("cgroup.subtree_control"), format!("+{missing}"));
     }
 }
 

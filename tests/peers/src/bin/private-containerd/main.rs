@@ -30,6 +30,7 @@ use serde_json::json;
 use tokio::signal::unix::SignalKind;
 use tokio::signal::unix::signal;
 
+use crate::config::Driver;
 use crate::config::Layout;
 use crate::runtime::Runtime;
 
@@ -50,6 +51,9 @@ struct Arguments {
     /// Report the systemd cgroup driver through CRI; runc still writes cgroup files itself.
     #[arg(long)]
     systemd_cgroup_driver: bool,
+    /// With --systemd-cgroup-driver, runc creates scopes through the running systemd.
+    #[arg(long, requires = "systemd_cgroup_driver")]
+    systemd_scopes: bool,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -69,7 +73,12 @@ async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
     let cache = arguments.cache.map_or_else(Cache::locate, Cache::at);
-    let layout = Layout::create(arguments.dir, arguments.systemd_cgroup_driver)?;
+    let driver = match (arguments.systemd_cgroup_driver, arguments.systemd_scopes) {
+        (false, _) => Driver::Cgroupfs,
+        (true, false) => Driver::ReportedSystemd,
+        (true, true) => Driver::Systemd,
+    };
+    let layout = Layout::create(arguments.dir, driver)?;
     let mut runtime = Runtime::new(cache, layout);
     let served = tokio::select! {
         served = serve(&mut runtime) => served,

@@ -25,6 +25,7 @@ use tokio::time::sleep;
 use tokio::time::timeout;
 
 use crate::config;
+use crate::config::Driver;
 use crate::config::Layout;
 use crate::cri::Cri;
 use crate::host_resources::HostResources;
@@ -63,7 +64,7 @@ impl Runtime {
         self.shared = Some(SharedFolders::enter()?);
         write(&self.layout.config(), &config::containerd(&self.layout, &self.cache))?;
         write(&self.layout.cni_list(), &config::cni(&self.layout))?;
-        if self.layout.systemd_cgroup_driver {
+        if self.layout.driver == Driver::ReportedSystemd {
             write_executable(&self.layout.runc_wrapper(), &config::cgroupfs_runc(&self.cache))?;
         }
         HostResources::of(&self.layout).create_cgroups()?;

@@ -1,0 +1,181 @@
+//! The order of a run: every part of every participant, each with a new agent on a clean runtime.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use anyhow::bail;
+use keblet::runtime::Runtime;
+use keblet::runtime::RuntimeEndpoint;
+use tempfile::TempDir;
+
+use super::PressureArgs;
+use super::PressurePart;
+use super::cgroups;
+use super::node::NodeRuntime;
+use super::node::PressureNode;
+use super::oom;
+use super::race;
+use super::race::Race;
+use crate::common::Prerequisites;
+use crate::folder;
+use crate::metric::Metric;
+use crate::metric::PodCounts;
+use crate::participant::Participant;
+use crate::report::Environment;
+use crate::report::Report;
+use crate::report::Setup;
+use crate::results::Results;
+use crate::results::Series;
+use crate::runtime_pods;
+
+/// One session of the benchmark.
+#[derive(Debug)]
+pub(super) struct Session {
+    args: PressureArgs,
+    participants: Vec<Participant>,
+    keblet: PathBuf,
+    endpoint: RuntimeEndpoint,
+    runtime: Runtime,
+    work: TempDir,
+    results: Results,
+    report: Report,
+}
+
+impl Session {
+    /// Checks that all prerequisites are met, and removes what an earlier session left.
+    ///
+    /// # Errors
+    /// A prerequisite is missing.
+    pub(super) async fn prepare(args: PressureArgs) -> anyhow::Result<Self> {
+        cgroups::check()?;
+        keblet::apiserver::tls::install_crypto();
+        let participants = Participant::of_pressure(&args)?;
+        if participants.is_empty() {
+            bail!("no participant is selected");
+        }
+        let Prerequisites { endpoint, runtime, environment, keblet } = args.common.prerequisites().await?;
+        let work = tempfile::Builder::new().prefix("keblet-bench-").tempdir().context("cannot create a folder")?;
+        runtime_pods::sweep(&runtime).await?;
+        let report = Report::new(setup(&args, &participants, environment));
+        Ok(Self { args, participants, keblet, endpoint, runtime, work, results: Results::default(), report })
+    }
+
+    /// Measures everything. May be dropped at any point; [`Self::clean_up`] removes what exists then.
+    ///
+    /// # Errors
+    /// The runtime cannot be cleaned, or a run's JSON cannot be written. Failures of participants are results.
+    pub(super) async fn measure(&mut self) -> anyhow::Result<()> {
+        let has_cluster = self.args.cluster.kubeconfig.is_some();
+        let selected = |part: &PressurePart| match self.args.parts.is_empty() {
+            true => has_cluster || *part != PressurePart::Race,
+            false => self.args.parts.contains(part),
+        };
+        let parts: Vec<_> = PressurePart::ALL.into_iter().filter(selected).collect();
+        for run in 0..self.args.common.runs {
+            for part in &parts {
+                for (index, participant) in self.participants.clone().iter().enumerate() {
+                    eprintln!("run {}/{}: {part:?}: {}", run + 1, self.args.common.runs, participant.name());
+                    let prefix = format!("p{run}{index}");
+                    if let Err(error) = self.one(*part, participant, &prefix).await {
+                        self.fail(participant, format!("{error:#}"));
+                    }
+                    runtime_pods::sweep(&self.runtime).await?;
+                    folder::remove(&self.work.path().join(&prefix))?;
+                }
+            }
+            let results = std::mem::take(&mut self.results);
+            self.report.add_run(results)?;
+        }
+        Ok(())
+    }
+
+    /// Removes pods and files.
+    ///
+    /// # Errors
+    /// Some cannot be removed.
+    pub(super) async fn clean_up(&mut self) -> anyhow::Result<()> {
+        runtime_pods::sweep(&self.runtime).await?;
+        folder::remove(self.work.path())
+    }
+
+    /// The finished runs.
+    pub(super) fn into_report(self) -> Report {
+        self.report
+    }
+
+    async fn one(&mut self, part: PressurePart, participant: &Participant, prefix: &str) -> anyhow::Result<()> {
+        let folder = self.work.path().join(prefix);
+        folder::create(&folder)?;
+        let node_runtime = NodeRuntime {
+            keblet: &self.keblet,
+            endpoint: &self.endpoint,
+            runtime: &self.runtime,
+            image: &self.args.common.image,
+            cgroup_root: &self.args.cgroup_root,
+        };
+        match part {
+            PressurePart::Oom => {
+                let mut node = PressureNode::start(participant, &node_runtime, &folder).await?;
+                let outcome = oom::measure(&mut node, &self.args, prefix).await?;
+                node.stop().await?;
+                self.add_oom(participant, outcome)
+            }
+            PressurePart::Race => {
+                let races = race::measure(participant, &node_runtime, &self.args, &folder, prefix).await?;
+                races.into_iter().for_each(|race| self.add_race(participant, race));
+                Ok(())
+            }
+        }
+    }
+
+    fn add_race(&mut self, participant: &Participant, race: Race) {
+        let name = participant.name();
+        println!(
+            "{name}: a pod that grows by {} MiB/s was evicted before the kernel killed in {} of {} races",
+            race.speed, race.evicted_first, race.runs
+        );
+        self.results.add(Metric::RaceWon, name, Series::Values(race.won_percent().into_iter().collect()));
+        self.results.add(Metric::RaceCrossingToEvicted, name, Series::Values(race.to_evicted));
+        race.failures.into_iter().for_each(|failure| self.fail(participant, failure));
+    }
+
+    fn add_oom(&mut self, participant: &Participant, outcome: oom::Outcome) -> anyhow::Result<()> {
+        let name = participant.name();
+        println!("\n{name}");
+        println!("{}", outcome.verdicts.render("verdicts (victim / whose memory)"));
+        println!("{}", outcome.reasons.render("reasons of terminated containers"));
+        let path = self.args.common.output.join(format!("pressure-oom-{}.json", name.replace(' ', "-")));
+        std::fs::create_dir_all(&self.args.common.output)
+            .and_then(|()| std::fs::write(&path, format!("{:#}\n", serde_json::json!(outcome))))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let percents = [
+            (Metric::OomWrongVerdicts, outcome.verdicts.wrong_percent()),
+            (Metric::OomWrongReasons, outcome.reasons.wrong_percent()),
+        ];
+        for (metric, percent) in percents {
+            self.results.add(metric, name, Series::Values(percent.into_iter().collect()));
+        }
+        self.results.add(Metric::OomKillToReport, name, Series::Values(outcome.to_report));
+        self.results.add(Metric::OomKillToStatus, name, Series::Values(outcome.to_status));
+        outcome.failures.into_iter().for_each(|failure| self.fail(participant, failure));
+        Ok(())
+    }
+
+    fn fail(&mut self, participant: &Participant, what: String) {
+        let failure = format!("{}: {what}", participant.name());
+        eprintln!("  {failure}");
+        self.results.failures.push(failure);
+    }
+}
+
+fn setup(args: &PressureArgs, participants: &[Participant], environment: Environment) -> Setup {
+    Setup {
+        benchmark: "pressure",
+        commit: args.common.commit.clone(),
+        references: Vec::new(),
+        participants: participants.iter().map(|participant| participant.name().to_owned()).collect(),
+        counts: PodCounts { pods: args.kills, idle: 0 },
+        environment,
+        output: args.common.output.clone(),
+    }
+}

@@ -1,0 +1,176 @@
+//! The tests that run in the machine: the same programs as in the runtime and kernel tiers, built on the host.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::BufRead as _;
+use std::io::BufReader;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::ExitCode;
+use std::process::Stdio;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::bail;
+use serde_json::Value;
+
+use super::machine::Machine;
+use super::machine::Output;
+use super::prepare;
+use crate::interrupt::Interrupt;
+use crate::paths;
+use crate::run;
+use crate::tiers::tally::Tally;
+
+/// The package of all tests.
+const PACKAGE: &str = "keblet-tests";
+/// Runs each program with its arguments, which are separated by a line; fails if one fails. Programs are as large as
+/// their debug information, of which nothing is read unless a test panics.
+const ALL: &str = "code=0; for program do $program || code=1; done; exit $code";
+
+/// Tests that run in one machine.
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
+pub(crate) enum Set {
+    /// BPF programs on the machine's kernel.
+    Kernel,
+    /// The agent on containerd with the cgroupfs driver.
+    Cgroupfs,
+    /// The agent on containerd with the systemd driver, with systemd as the first process.
+    Systemd,
+    /// Protection of requested memory, with the cgroupfs driver.
+    Protection,
+}
+
+/// A test program and the arguments of its runner.
+struct Program {
+    target: &'static str,
+    arguments: &'static [&'static str],
+}
+
+const CGROUPS: Program = Program { target: "scenarios_cgroups", arguments: &["--ignored", "--test-threads", "1"] };
+/// Names its cgroups as the driver cgroupfs does.
+const PROTECTION: Program =
+    Program { target: "scenarios_node_allocatable", arguments: &["--ignored", "--test-threads", "1", "vm_"] };
+
+impl Set {
+    const ALL: [Self; 4] = [Self::Kernel, Self::Cgroupfs, Self::Systemd, Self::Protection];
+    /// Those of `cargo xtask test`. The others are timed for a real processor: under emulation they fail now and then.
+    const OF_TIER: [Self; 2] = [Self::Cgroupfs, Self::Systemd];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+            Self::Protection => "protection",
+        }
+    }
+
+    fn programs(self) -> &'static [Program] {
+        match self {
+            Self::Kernel => &[Program { target: "kernel", arguments: &["--ignored", "--test-threads", "1", "bpf"] }],
+            Self::Cgroupfs | Self::Systemd => &[CGROUPS],
+            Self::Protection => &[PROTECTION],
+        }
+    }
+}
+
+/// Runs sets and prints the sum; all of them if none is named.
+///
+/// # Errors
+/// As [`all`].
+pub(super) fn run(sets: &[Set], interrupt: &Interrupt) -> Result<ExitCode> {
+    prepare()?;
+    run::build_programs()?;
+    let sets = if sets.is_empty() { &Set::ALL } else { sets };
+    let tally = perform(sets, interrupt)?;
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs the sets of the tier, each in a machine of its own; the cache and the programs are there.
+///
+/// # Errors
+/// The tests do not compile, or a machine does not boot.
+pub(crate) fn all(interrupt: &Interrupt) -> Result<Tally> {
+    perform(&Set::OF_TIER, interrupt)
+}
+
+fn perform(sets: &[Set], interrupt: &Interrupt) -> Result<Tally> {
+    let cache = keblet_peers::Cache::locate();
+    let targets = sets.iter().flat_map(|set| set.programs()).map(|program| program.target).collect::<Vec<_>>();
+    let built = build(&targets)?;
+    let mut tally = Tally::default();
+    for set in sets {
+        println!("\n== vm: {}", set.name());
+        let mut machine = Machine::new(&cache);
+        machine.systemd = *set == Set::Systemd;
+        machine.environment.extend(environment(*set));
+        let mut command: Vec<OsString> = ["sh", "-c", ALL, "sh"].map(OsString::from).into();
+        for program in set.programs() {
+            let path = built.get(program.target).with_context(|| format!("cargo built no test {}", program.target))?;
+            command.push(line(path, program.arguments));
+        }
+        let before = tally.failed;
+        let mut read = |line: &str| {
+            println!("{line}");
+            tally.read(line);
+        };
+        let code = machine.run(&command, Output::Lines(&mut read), interrupt)?;
+        // A runner that crashes reports no failed test.
+        if code != 0 && tally.failed == before {
+            tally.failed += 1;
+            println!("the tests exited with {code} without a failed test, which counts as a failure");
+        }
+        if interrupt.raised() {
+            bail!("interrupted");
+        }
+    }
+    Ok(tally)
+}
+
+/// The words are split again by the shell, so none may have spaces.
+fn line(program: &Path, arguments: &[&str]) -> OsString {
+    let mut line = program.as_os_str().to_owned();
+    for argument in arguments {
+        line.push(" ");
+        line.push(argument);
+    }
+    line
+}
+
+fn environment(set: Set) -> Vec<(String, OsString)> {
+    let driver = if set == Set::Systemd { "systemd" } else { "cgroupfs" };
+    let mut variables =
+        vec![("KEBLET_TEST_CGROUP_DRIVER".to_owned(), driver.into()), ("RUST_LIB_BACKTRACE".to_owned(), "0".into())];
+    variables.extend(std::env::var_os("CI").map(|ci| ("CI".to_owned(), ci)));
+    variables
+}
+
+/// Builds test programs; returns their paths by the name of their target.
+fn build(targets: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
+    let mut command = Command::new(paths::cargo());
+    command.args(["test", "--no-run", "--quiet", "--message-format", "json", "--package", PACKAGE]);
+    for target in targets {
+        command.args(["--test", target]);
+    }
+    command.current_dir(paths::repository()).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().context("cannot run cargo")?;
+    let output = child.stdout.take().context("cargo has no standard output")?;
+    let mut built = BTreeMap::new();
+    for line in BufReader::new(output).lines() {
+        let message: Value = serde_json::from_str(&line.context("cannot read cargo's output")?).unwrap_or_default();
+        if let Some(rendered) = message["message"]["rendered"].as_str() {
+            eprint!("{rendered}");
+        }
+        if let (Some(name), Some(path)) = (message["target"]["name"].as_str(), message["executable"].as_str()) {
+            built.insert(name.to_owned(), PathBuf::from(path));
+        }
+    }
+    let status = child.wait().context("cannot wait for cargo")?;
+    if !status.success() {
+        bail!("the tests do not compile");
+    }
+    Ok(built)
+}
