@@ -8,6 +8,7 @@
 //! ```
 
 pub mod admission;
+pub mod allocatable;
 pub mod apiserver;
 pub mod certificates;
 pub mod cgroups;
@@ -17,15 +18,20 @@ pub mod events;
 pub mod eviction;
 pub mod exit;
 pub mod filesystem;
+pub mod http_get;
 pub mod images;
 pub mod kernel;
+pub mod log_rotation;
 pub mod metrics;
 pub mod model;
 pub mod node;
 pub mod objects;
+pub mod observe;
+pub mod oom;
 pub mod pacing;
 pub mod pipeline;
 pub mod pleg;
+pub mod pressure;
 pub mod probes;
 pub mod recorder;
 pub mod retry;

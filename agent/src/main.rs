@@ -14,7 +14,9 @@ use keblet::cli::docs;
 use keblet::cli::doctor;
 use keblet::cli::host;
 use keblet::cli::logging;
+use keblet::cli::observe;
 use keblet::cli::process;
+use keblet::cli::reports;
 use keblet::cli::version;
 use keblet::config::Settings;
 use keblet::config::load;
@@ -42,10 +44,13 @@ fn main() -> Exit {
 }
 
 fn execute(command: Command) -> anyhow::Result<Exit> {
-    let out = &mut io::stdout().lock();
+    let out = &mut io::stdout();
     match command {
         Command::Run(args) => return run(&args),
         Command::Doctor(args) => return process::runtime()?.block_on(doctor::run(&args, out)),
+        Command::Observe(args) => return observe::run(&args),
+        Command::Oom(args) => reports::oom(&args, out)?,
+        Command::Pressure(args) => reports::pressure(&args, out)?,
         Command::Bench(args) => bench::run(&args)?,
         Command::Config(command) => config::run(command, out)?,
         Command::Version(args) => version::run(args, out)?,

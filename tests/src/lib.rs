@@ -1,9 +1,12 @@
 //! Peers for tests that need more than one crate: a simulated container runtime, the agent on a simulated node, the agent
 //! as a process on a real runtime or as a service of a real systemd, and the agent as a node of a real cluster.
 
+pub mod cgroups;
 pub mod cluster;
 pub mod cri;
 pub mod machine;
 pub mod node;
+pub mod observer;
+pub mod registry;
 pub mod seeds;
 pub mod standalone;

@@ -30,6 +30,8 @@ use keblet_peers::log_tail;
 use serde_json::Value;
 use serde_json::json;
 
+use crate::cgroups;
+
 /// Deadline of every wait; generous, for a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(90);
 /// The node's name, a suffix of the names of static pods.
@@ -47,6 +49,8 @@ pub struct StandaloneNode {
     pub layout: Node,
     /// Folder of stamp files, mounted under the same path in containers.
     pub stamps: PathBuf,
+    /// Further flags of the agent.
+    pub flags: Vec<String>,
 }
 
 impl StandaloneNode {
@@ -64,7 +68,12 @@ impl StandaloneNode {
     /// # Errors
     /// Same as [`Self::new`].
     pub fn with(changes: Value) -> Result<Self> {
-        let options = Options { systemd_cgroup_driver: changes["cgroupDriver"] == "systemd", ..Options::default() };
+        let options = Options {
+            systemd_cgroup_driver: changes["cgroupDriver"] == "systemd",
+            systemd_scopes: changes["cgroupDriver"] == "systemd"
+                && cgroups::Driver::of_test() == cgroups::Driver::Systemd,
+            ..Options::default()
+        };
         let containerd = PrivateContainerd::start(&Cache::locate(), &options)?;
         let mut all = json!({ "logging": { "format": "json", "verbosity": 2 } });
         if let (Some(all), Some(changes)) = (all.as_object_mut(), changes.as_object()) {
@@ -73,7 +82,7 @@ impl StandaloneNode {
         let layout = Node::create(containerd.ready(), &all)?;
         let stamps = containerd.ready().dir.join("stamps");
         fs::create_dir(&stamps).with_context(|| format!("cannot create {}", stamps.display()))?;
-        Ok(Self { agent: None, containerd, layout, stamps })
+        Ok(Self { agent: None, containerd, layout, stamps, flags: Vec::new() })
     }
 
     /// Starts the agent, for the first time or again.
@@ -100,7 +109,7 @@ impl StandaloneNode {
         };
         command.args(["run", "--hostname-override", NODE]);
         command.arg("--config").arg(&self.layout.config).arg("--root-dir").arg(&self.layout.root);
-        command.arg("--cert-dir").arg(self.layout.root.join("pki"));
+        command.arg("--cert-dir").arg(self.layout.root.join("pki")).args(&self.flags);
         self.agent = Some(Agent::start(&mut command, &self.layout, &mut self.containerd)?);
         Ok(())
     }
@@ -138,10 +147,8 @@ impl StandaloneNode {
     /// The agent exits with an error or a resource remains on the host.
     pub fn stop(mut self) -> Result<()> {
         let status = self.agent.take().context("no agent is running")?.end(TIMEOUT)?;
-        if !status.success() {
-            bail!("the agent exited with {status}");
-        }
-        let Self { containerd, agent: _, layout: _, stamps: _ } = self;
+        ensure!(status.success(), "the agent exited with {status}\n{}", self.log_excerpt());
+        let Self { containerd, agent: _, layout: _, stamps: _, flags: _ } = self;
         containerd.stop()
     }
 
@@ -300,16 +307,34 @@ impl StandaloneNode {
         get(self.layout.read_only_port, "/metrics").filter(|(code, _)| *code == 200).map(|(_, body)| body)
     }
 
+    /// The lines of `/metrics/cadvisor` that begin with this; none if it cannot be read.
+    pub fn cadvisor(&self, family: &str) -> Vec<String> {
+        let body = get(self.layout.read_only_port, "/metrics/cadvisor").map(|(_, body)| body).unwrap_or_default();
+        body.lines().filter(|line| line.starts_with(family)).map(str::to_owned).collect()
+    }
+
+    /// The lines of `/metrics/probes` that begin with this; none if it cannot be read.
+    pub fn probe_metrics(&self, family: &str) -> Vec<String> {
+        let body = get(self.layout.read_only_port, "/metrics/probes").map(|(_, body)| body).unwrap_or_default();
+        body.lines().filter(|line| line.starts_with(family)).map(str::to_owned).collect()
+    }
+
     /// The status of a pod in `/pods`; null if there is none.
     pub fn status(&self, name: &str) -> Value {
+        self.served(name)["status"].clone()
+    }
+
+    /// The UID of a pod in `/pods`.
+    pub fn uid(&self, name: &str) -> Option<String> {
+        self.served(name)["metadata"]["uid"].as_str().map(str::to_owned)
+    }
+
+    fn served(&self, name: &str) -> Value {
         let body = get(self.layout.read_only_port, "/pods").map(|(_, body)| body).unwrap_or_default();
         let list: Value = serde_json::from_str(&body).unwrap_or_default();
         let full = format!("{name}-{NODE}");
         let pods = list["items"].as_array().cloned().unwrap_or_default();
-        pods.into_iter()
-            .find(|pod| pod["metadata"]["name"] == full)
-            .map(|pod| pod["status"].clone())
-            .unwrap_or_default()
+        pods.into_iter().find(|pod| pod["metadata"]["name"] == full).unwrap_or_default()
     }
 
     fn log_excerpt(&self) -> String {

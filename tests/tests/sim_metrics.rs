@@ -1,24 +1,16 @@
 //! Metrics and events of the whole agent about its pods and containers.
 
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::time::Duration;
 
-use http_body_util::BodyExt as _;
 use keblet::metrics::Metrics;
-use keblet::model::Clock;
-use keblet::recorder::Deferral;
-use keblet::recorder::Loss;
-use keblet::recorder::Recorder;
-use keblet::recorder::RecorderObserver;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
 use keblet_tests::node::SensorSet;
 use keblet_tests::node::node;
 use keblet_tests::node::pod;
+use keblet_tests::node::recorder;
 use tokio::time::Instant;
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
 /// Deadline of every wait, on the simulated node's clock.
 const SOON: Duration = Duration::from_secs(900);
@@ -82,45 +74,6 @@ async fn orphaned_runtime_pods_are_counted() {
     drop(agent);
     let (_agent, metrics) = Agent::start_with_metrics(&sim, SensorSet::ALL, folder.path(), Vec::new());
     shows(&metrics, &["kubelet_orphaned_runtime_pods_total 1"]).await;
-}
-
-struct NothingIsLost;
-
-impl RecorderObserver for NothingIsLost {
-    fn lost(&self, why: Loss) {
-        panic!("{why:?}");
-    }
-}
-
-/// Recorded requests: method, and the event or the patch of it.
-type RecordedEvents = Arc<Mutex<Vec<(http::Method, serde_json::Value)>>>;
-
-struct AtOnce;
-
-impl Deferral for AtOnce {
-    async fn ready(&self, _: Duration) {}
-}
-
-/// A recorder, and the requests that it sends.
-fn recorder() -> (Recorder, RecordedEvents) {
-    let (recorder, queue) = Recorder::delivering("sim", Clock::System, Arc::new(NothingIsLost));
-    let requests = RecordedEvents::default();
-    let service = tower::service_fn({
-        let requests = requests.clone();
-        move |request: http::Request<kube::client::Body>| {
-            let requests = requests.clone();
-            async move {
-                let (head, body) = request.into_parts();
-                let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
-                let event = serde_json::from_slice(&body).map_err(std::io::Error::other)?;
-                requests.lock().expect("not poisoned").push((head.method, event));
-                let response = http::Response::builder().status(200);
-                response.body(kube::client::Body::from(body.to_vec())).map_err(std::io::Error::other)
-            }
-        }
-    });
-    tokio::spawn(queue.deliver(kube::Client::new(service, "default"), AtOnce, CancellationToken::new()));
-    (recorder, requests)
 }
 
 /// As in the kubelet, a long back-off repeats its event, as one event with an increasing count.

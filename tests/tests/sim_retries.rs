@@ -75,7 +75,7 @@ enum From {
     Crashes,
 }
 
-async fn refuse(method: Method, from: From) -> Observed {
+async fn reject(method: Method, from: From) -> Observed {
     let warnings = Warnings::default();
     let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(warnings.clone()));
     let (sim, folder) = node();
@@ -105,7 +105,7 @@ async fn refuse(method: Method, from: From) -> Observed {
 }
 
 async fn retries(method: Method, from: From, calls_in_ten_minutes: u64) -> Observed {
-    let observed = refuse(method, from).await;
+    let observed = reject(method, from).await;
     let Observed { calls, first, warnings, .. } = &observed;
     assert!(*calls <= calls_in_ten_minutes, "{method:?}: {calls} calls in ten minutes");
     assert!(first.len() <= 60, "{method:?}: {} warnings in the first ten minutes: {first:#?}", first.len());

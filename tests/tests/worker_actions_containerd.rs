@@ -2,6 +2,7 @@
 //! of the pod remains.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
+use keblet::apiserver::recovery::Recovered;
 use keblet::cgroups::CgroupName;
 use keblet::cgroups::Cgroups;
 use keblet::cgroups::Driver;
@@ -31,6 +33,9 @@ use keblet::model::SandboxStatus;
 use keblet::model::StartContainer;
 use keblet::model::TerminationFile;
 use keblet::model::pod_ref;
+use keblet::objects::Objects;
+use keblet::objects::ObjectsConfig;
+use keblet::objects::Strategy;
 use keblet::pacing::Pacing;
 use keblet::pacing::PacingPolicy;
 use keblet::recorder::Recorder;
@@ -56,6 +61,8 @@ use keblet_peers::Cache;
 use keblet_peers::Options;
 use keblet_peers::PrivateContainerd;
 use keblet_proto::cri::v1 as cri;
+use kube::client::Body;
+use serde_json::Value;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -238,6 +245,7 @@ fn container(status: cri::ContainerStatus, sandbox_id: &str) -> ContainerStatus 
         termination: TerminationFile::default(),
         pid: None,
         proven: None,
+        exit_observed: false,
     }
 }
 
@@ -377,4 +385,80 @@ async fn settled(node: &Node) -> PodSnapshot {
         assert!(Instant::now() < deadline, "still running: {snapshot:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Objects of an API server that answers GETs of these, by path.
+fn objects(replies: BTreeMap<&'static str, Value>) -> Objects {
+    let replies = Arc::new(replies);
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let reply = replies.get(request.uri().path()).cloned();
+        async move {
+            let missing =
+                json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "no"});
+            let code = if reply.is_some() { 200 } else { 404 };
+            let body = Body::from(reply.unwrap_or(missing).to_string().into_bytes());
+            Ok::<_, std::io::Error>(http::Response::builder().status(code).body(body).unwrap())
+        }
+    });
+    let config = ObjectsConfig {
+        strategy: Strategy::default(),
+        recovered: Recovered::default(),
+        sync_frequency: Duration::from_secs(60),
+        clock: Clock::System,
+        node: None,
+    };
+    Objects::new(&kube::Client::new(service, "default"), config)
+}
+
+#[tokio::test]
+#[ignore = "real runtime"]
+async fn pod_runs_with_its_runtime_class_and_the_volume_of_its_claim() {
+    let mut node = Node::start().await;
+    let disk = node.dir.join("act/disk");
+    fs::create_dir_all(&disk).unwrap();
+    fs::write(disk.join("file"), "from the disk\n").unwrap();
+    let class = |handler: &str| json!({"metadata": {"name": "c"}, "handler": handler});
+    let claim =
+        json!({"metadata": {"name": "data", "uid": "c-1"}, "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
+    let volume = json!({"metadata": {"name": "pv"}, "spec": {"local": {"path": disk}, "claimRef": {"uid": "c-1"}}});
+    let replies = [
+        ("/apis/node.k8s.io/v1/runtimeclasses/usual", class("runc")),
+        ("/apis/node.k8s.io/v1/runtimeclasses/odd", class("no-such")),
+        ("/api/v1/namespaces/default/persistentvolumeclaims/data", claim),
+        ("/api/v1/persistentvolumes/pv", volume),
+    ];
+    node.ctx = node.ctx.with_objects(objects(replies.into()));
+    let script = "cat /part/file; stat -c '%g %a' /part; echo new >/part/new; sleep 600";
+    let mut pod = pod(&disk, script);
+    // A static pod does not wait for the services of the cluster.
+    let source = [("kubernetes.io/config.source".to_owned(), "file".to_owned())];
+    pod.metadata.annotations = Some(source.into());
+    let spec = pod.spec.as_mut().unwrap();
+    spec.runtime_class_name = Some("odd".to_owned());
+    spec.security_context = Some(serde_json::from_value(json!({"fsGroup": 77})).unwrap());
+    spec.volumes.as_mut().unwrap()[1] =
+        serde_json::from_value(json!({"name": "host", "persistentVolumeClaim": {"claimName": "data"}})).unwrap();
+    let mount = json!({"name": "host", "mountPath": "/part"});
+    spec.containers[0].volume_mounts.as_mut().unwrap()[1] = serde_json::from_value(mount).unwrap();
+    let failed = execute(&node.ctx, &pass(&pod, node.snapshot().await), &plan(CREATE, None)).await;
+    let error = failed.errors[0].to_string();
+    assert!(error.contains("CreatePodSandboxError") && error.contains("no-such"), "{error}");
+
+    pod.spec.as_mut().unwrap().runtime_class_name = Some("usual".to_owned());
+    let outcome = execute(&node.ctx, &pass(&pod, node.snapshot().await), &plan(CREATE, None)).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    let log = node.log_with(0, "77 2775").await;
+    assert!(log.contains("from the disk"), "{log}");
+    let snapshot = node.snapshot().await;
+    let sandbox = node.ctx.runtime.pod_sandbox_status(snapshot.sandboxes[0].id.as_str(), false).await.unwrap();
+    assert_eq!(sandbox.status.runtime_handler, "runc");
+
+    terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), StopTerms { grace: Some(1), immediately: false })
+        .await
+        .unwrap();
+    cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
+    cleanup_orphan(&node.ctx, UID).await.unwrap();
+    assert!(!node.dir.join(format!("act/root/pods/{UID}")).exists());
+    assert_eq!(fs::read_to_string(disk.join("new")).unwrap(), "new\n", "written by the container, kept on the disk");
+    node.stop().await;
 }

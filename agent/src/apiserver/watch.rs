@@ -40,6 +40,9 @@ const PAGE: u32 = 500;
 const TOO_SHORT: Duration = Duration::from_secs(1);
 /// How long after its timeout a watch may end.
 const END_GRACE: Duration = Duration::from_secs(15);
+/// A streaming list that sends nothing for this long is started again. A server that has just started may accept one
+/// before it can serve it.
+const LIST_SILENCE: Duration = Duration::from_secs(30);
 /// The head of an answer must arrive within this time; API servers time out after a minute.
 const HEAD: Duration = Duration::from_secs(90);
 
@@ -146,7 +149,12 @@ where
     }
 
     async fn stream(&mut self, mut watch: Watch<K>) -> Option<Event<K>> {
-        match watch.next().await {
+        // No object is delivered until the list is complete, so that it must not take as long as a watch may.
+        let Ok(event) = tokio::time::timeout(LIST_SILENCE, watch.next()).await else {
+            self.pause("list", &format!("nothing was sent for {LIST_SILENCE:?}")).await;
+            return None;
+        };
+        match event {
             Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
                 self.state = State::Streaming(watch);
                 Some(Event::InitApply(object))

@@ -58,7 +58,7 @@ impl Asked {
         drop(self.answer.send(Response::builder().status(status).body(body).expect("a response")));
     }
 
-    fn refuse(self, code: u16, reason: &str) {
+    fn reject(self, code: u16, reason: &str) {
         self.json(code, &status(code, reason));
     }
 
@@ -79,7 +79,7 @@ fn object(name: &str, version: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "resourceVersion": version}})
 }
 
-fn tell(lines: &Lines, kind: &str, object: Value) {
+fn send(lines: &Lines, kind: &str, object: Value) {
     let line = format!("{}\n", json!({"type": kind, "object": object}));
     lines.send(Ok(Frame::data(Bytes::from(line)))).expect("the watch is open");
 }
@@ -147,8 +147,8 @@ async fn watching() -> (Server, Client, Lines) {
         asked.query
     );
     let lines = asked.stream();
-    tell(&lines, "ADDED", object("a", "9"));
-    tell(&lines, "BOOKMARK", bookmark("10", true));
+    send(&lines, "ADDED", object("a", "9"));
+    send(&lines, "BOOKMARK", bookmark("10", true));
     client.sees("init +a done").await;
     (server, client, lines)
 }
@@ -156,8 +156,8 @@ async fn watching() -> (Server, Client, Lines) {
 #[tokio::test(start_paused = true)]
 async fn a_streaming_list_continues_as_watch() {
     let (_server, mut client, lines) = watching().await;
-    tell(&lines, "MODIFIED", object("a", "11"));
-    tell(&lines, "DELETED", object("a", "12"));
+    send(&lines, "MODIFIED", object("a", "11"));
+    send(&lines, "DELETED", object("a", "12"));
     client.sees("=a -a").await;
 }
 
@@ -180,7 +180,7 @@ async fn watches_are_requested_for_five_to_ten_minutes() {
 async fn a_server_without_streaming_lists_gets_paginated_lists() {
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default());
-    server.next().await.refuse(422, "Invalid");
+    server.next().await.reject(422, "Invalid");
     let asked = server.next().await;
     assert!(asked.has_parameter("resourceVersion=0") && !asked.query.contains("limit="), "{}", asked.query);
     let list = |items: Value, version: &str, more: &str| {
@@ -200,7 +200,7 @@ async fn a_server_without_streaming_lists_gets_paginated_lists() {
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_ends_in_time_is_resumed_at_once() {
     let (mut server, mut client, lines) = watching().await;
-    tell(&lines, "BOOKMARK", bookmark("17", false));
+    send(&lines, "BOOKMARK", bookmark("17", false));
     tokio::time::sleep(Duration::from_secs(400)).await;
     drop(lines);
     let ended = Instant::now();
@@ -210,7 +210,7 @@ async fn a_watch_that_ends_in_time_is_resumed_at_once() {
         "{}",
         asked.query
     );
-    tell(&asked.stream(), "MODIFIED", object("a", "18"));
+    send(&asked.stream(), "MODIFIED", object("a", "18"));
     client.sees("=a").await;
 }
 
@@ -229,7 +229,7 @@ async fn a_broken_connection_is_waited_out_and_nothing_is_listed_twice() {
     let asked = server.next().await;
     assert!(asked.has_parameter("resourceVersion=10"), "{}", asked.query);
     let lines = asked.stream();
-    tell(&lines, "MODIFIED", object("a", "30"));
+    send(&lines, "MODIFIED", object("a", "30"));
     client.sees("=a").await;
 }
 
@@ -249,8 +249,8 @@ async fn the_end_of_an_absence_ends_the_pause() {
     recovery.answered(http::StatusCode::OK);
     let lines = server.next().await.stream();
     assert!(back.elapsed() <= Duration::from_millis(1001), "{:?}", back.elapsed());
-    tell(&lines, "ADDED", object("a", "9"));
-    tell(&lines, "BOOKMARK", bookmark("10", true));
+    send(&lines, "ADDED", object("a", "9"));
+    send(&lines, "BOOKMARK", bookmark("10", true));
     client.sees("init +a done").await;
 }
 
@@ -274,17 +274,17 @@ async fn an_expired_resource_version_leads_to_a_new_list() {
     for in_stream in [true, false] {
         let (mut server, mut client, lines) = watching().await;
         if in_stream {
-            tell(&lines, "ERROR", status(410, "Expired"));
+            send(&lines, "ERROR", status(410, "Expired"));
         } else {
             drop(lines);
             // It ended at once, so a pause comes first.
-            server.next().await.refuse(410, "Expired");
+            server.next().await.reject(410, "Expired");
         }
         let asked = server.next().await;
         assert!(asked.has_parameter("sendInitialEvents=true"), "{}", asked.query);
         let lines = asked.stream();
-        tell(&lines, "ADDED", object("b", "40"));
-        tell(&lines, "BOOKMARK", bookmark("41", true));
+        send(&lines, "ADDED", object("b", "40"));
+        send(&lines, "BOOKMARK", bookmark("41", true));
         client.sees("init +b done").await;
     }
 }
@@ -294,13 +294,28 @@ async fn an_interrupted_list_is_restarted() {
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default());
     let lines = server.next().await.stream();
-    tell(&lines, "ADDED", object("a", "1"));
+    send(&lines, "ADDED", object("a", "1"));
     client.sees("init +a").await;
     drop(lines);
     let lines = server.next().await.stream();
-    tell(&lines, "ADDED", object("b", "2"));
-    tell(&lines, "BOOKMARK", bookmark("3", true));
+    send(&lines, "ADDED", object("b", "2"));
+    send(&lines, "BOOKMARK", bookmark("3", true));
     client.sees("init +b done").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_sends_nothing_is_restarted() {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    let silent = server.next().await.stream();
+    client.sees("init").await;
+    let began = Instant::now();
+    let lines = server.next().await.stream();
+    assert!(began.elapsed() <= Duration::from_secs(35), "{:?}", began.elapsed());
+    send(&lines, "ADDED", object("a", "1"));
+    send(&lines, "BOOKMARK", bookmark("2", true));
+    client.sees("init +a done").await;
+    drop(silent);
 }
 
 #[tokio::test(start_paused = true)]
@@ -376,10 +391,10 @@ async fn failures_of_long_watches_do_not_grow_the_pause() {
             "{life}: {:?}",
             broken.elapsed()
         );
-        asked.refuse(410, "Expired");
+        asked.reject(410, "Expired");
         lines = server.next().await.stream();
         assert!(broken.elapsed() <= FIRST_PAUSE * 6, "{life}: {:?}", broken.elapsed());
-        tell(&lines, "BOOKMARK", bookmark("10", true));
+        send(&lines, "BOOKMARK", bookmark("10", true));
         client.sees("init done").await;
     }
 }

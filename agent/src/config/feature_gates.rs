@@ -193,7 +193,7 @@ mod tests {
         ] {
             assert!(gates.enabled(on), "{on}");
         }
-        for off in [Feature::EventedPLEG, Feature::MemoryQoS, Feature::SELinuxMount, Feature::GitRepoVolumeDriver] {
+        for off in [Feature::EventedPLEG, Feature::QOSReserved, Feature::SELinuxMount, Feature::GitRepoVolumeDriver] {
             assert!(!gates.enabled(off), "{off}");
         }
     }

@@ -170,7 +170,8 @@ gates! {
     MatchLabelKeysInPodTopologySpread on Beta free [];
     MatchLabelKeysInPodTopologySpreadSelectorMerge on Beta free [MatchLabelKeysInPodTopologySpread];
     MaxUnavailableStatefulSet off Beta free [];
-    MemoryQoS off Alpha free [];
+    // Of 1.37: with the defaults of its settings it protects and throttles nothing.
+    MemoryQoS on Beta free [];
     MultiCIDRServiceAllocator on GA locked [];
     MutableCSINodeAllocatableCount on GA locked [];
     MutablePodResourcesForSuspendedJobs on Beta free [];

@@ -3,6 +3,7 @@
 //! It may stand as a second document in the file of `--config` or in a file of its own (`--keblet-config`).
 
 use super::duration::GoDuration;
+use super::pressure::PressureSettings;
 use super::schema::document;
 
 /// `apiVersion` of the document.
@@ -16,7 +17,9 @@ document! {
     pub struct KebletConfiguration {
         sensors "sensors": Sensors, nested, used, "Which ways of noticing changes are used.";
         relist "relist": Relist, nested, used, "How often the runtime is listed as a whole.";
+        pressure "pressure": PressureSettings, nested, used, "When the kernel reports pressure, and what is done about it.";
         pacing "pacing": PacingSettings, nested, used, "By which rules one pod's work waits for another's.";
+        eviction "eviction": EvictionSettings, nested, used, "What evictions are decided by.";
     }
 }
 
@@ -48,4 +51,22 @@ document! {
         held_back_statuses "heldBackStatuses": bool = true, pointer, used, "Hold back the first status of a pod while containers are being started, 200 ms at most.";
         deferred_events "deferredEvents": bool = true, pointer, used, "Defer events while containers are being started or pods stopped, 2 s at most.";
     }
+}
+
+document! {
+    /// `eviction`
+    #[derive(Eq)]
+    pub struct EvictionSettings {
+        memory_available "memoryAvailable": MemoryAvailable, pointer, used, "What memory.available is: WorkingSet, the capacity less the working set of all cgroups, as a kubelet; or MemAvailable, the kernel's estimate of /proc/meminfo.";
+    }
+}
+
+/// `eviction.memoryAvailable`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum MemoryAvailable {
+    /// The capacity less the working set of the root cgroup, as in the kubelet.
+    #[default]
+    WorkingSet,
+    /// `MemAvailable` of `/proc/meminfo`; the working set where the kernel does not report it.
+    MemAvailable,
 }

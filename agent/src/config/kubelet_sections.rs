@@ -58,7 +58,7 @@ document! {
 document! {
     /// `memorySwap`
     pub struct MemorySwap {
-        swap_behavior "swapBehavior": String, value, later, "NoSwap (also when empty) or LimitedSwap.";
+        swap_behavior "swapBehavior": String, value, used, "NoSwap (also when empty) or LimitedSwap.";
     }
 }
 

@@ -20,6 +20,7 @@ pub mod keblet;
 pub mod kubelet;
 pub mod kubelet_sections;
 mod load;
+pub mod pressure;
 mod protections;
 pub mod quantity;
 pub mod schema;

@@ -206,6 +206,15 @@ impl Settings {
         if host.cgroup_v1 && self.kubelet.single_process_oom_kill == Some(false) {
             refuse("singleProcessOOMKill", "false is not possible on a cgroup v1 host".to_owned());
         }
+        if host.cgroup_v1 && self.kubelet.memory_swap.swap_behavior == "LimitedSwap" {
+            refuse(
+                "memorySwap.swapBehavior",
+                "swap feature is enabled and LimitedSwap but it is only supported with cgroupv2".to_owned(),
+            );
+        }
+        if host.cgroup_v1 && self.kubelet.memory_reservation_policy == "TieredReservation" {
+            refuse("memoryReservationPolicy", "TieredReservation protects memory only on a cgroup v2 host".to_owned());
+        }
         if host.swap_active && self.kubelet.fail_swap_on {
             refuse(
                 "failSwapOn",

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::eviction::Garbage;
+use crate::images::ImageGc;
 use crate::workers::act::gc;
 use crate::workers::registry::WorkerRegistry;
 use crate::workers::state::Phase;
@@ -14,12 +15,13 @@ use crate::workers::worker::WorkerContext;
 pub struct NodeGarbage {
     context: Arc<WorkerContext>,
     registry: WorkerRegistry,
+    images: Arc<ImageGc>,
 }
 
 impl NodeGarbage {
     /// Of the runtime of these workers.
-    pub(super) fn new(context: Arc<WorkerContext>, registry: WorkerRegistry) -> Self {
-        Self { context, registry }
+    pub(super) fn new(context: Arc<WorkerContext>, registry: WorkerRegistry, images: Arc<ImageGc>) -> Self {
+        Self { context, registry, images }
     }
 }
 
@@ -41,9 +43,9 @@ impl Garbage for NodeGarbage {
     }
 
     async fn remove_unused_images(&self, min_age: Duration) {
-        match self.context.act.images.remove_unused(&self.context.pleg.all(), min_age).await {
+        match self.images.remove_unused(min_age).await {
             Ok(removed) => tracing::info!(count = removed.count, bytes = removed.bytes, "unused images were removed"),
-            Err(error) => tracing::warn!(%error, "cannot determine the unused images"),
+            Err(error) => tracing::warn!(%error, "cannot remove all unused images"),
         }
     }
 }

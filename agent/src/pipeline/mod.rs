@@ -12,6 +12,7 @@
 mod garbage;
 mod housekeeping;
 mod observation;
+mod probed_pods;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub use observation::observe;
 
 use crate::admission::NodeOffer;
 use crate::cgroups::Cgroups;
+use crate::images::GcPolicy;
+use crate::images::ImageGc;
 use crate::images::Images;
 use crate::images::PullLimits;
 use crate::metrics::Metrics;
@@ -41,6 +44,7 @@ use crate::pacing::Pacing;
 use crate::pacing::PacingPolicy;
 use crate::pleg::PlegHandle;
 use crate::probes::ProbeResultStore;
+use crate::probes::Prober;
 use crate::recorder::Recorder;
 use crate::retry::RetryTracker;
 use crate::runtime::Runtime;
@@ -56,6 +60,7 @@ use crate::sync::KILL_CAPACITY;
 use crate::sync::KillRequest;
 use crate::sync::Mirrors;
 use crate::sync::PodAdmission;
+use crate::sync::ReadNode;
 use crate::sync::SharedPods;
 use crate::sync::SyncLoop;
 use crate::sync::SyncRequests;
@@ -83,6 +88,8 @@ pub struct Services {
     pub runtime_name: String,
     /// Images and the limits on pulling them.
     pub images: Images,
+    /// When unused images are removed; by default only for the eviction manager.
+    pub image_gc: GcPolicy,
     /// API objects that pods refer to.
     pub objects: Objects,
     /// Pods' directories and volumes.
@@ -117,6 +124,8 @@ pub struct Services {
     pub pacing: Pacing,
     /// What the node offers to pods.
     pub offer: watch::Receiver<NodeOffer>,
+    /// Reads the own Node for admission; `None` without an API server.
+    pub read_node: Option<ReadNode>,
     /// Time.
     pub clock: Clock,
     /// Feature gates of restarts.
@@ -170,11 +179,12 @@ pub struct Started<F> {
 }
 
 impl Services {
-    /// A standalone node with its files below `root`, without cgroups and limits on pulls.
+    /// A standalone node with its files below `root`, without cgroups and limits on pulls, on which any pods fit.
     pub fn new(runtime: Runtime, state: watch::Receiver<RuntimeState>, root: &Path, metrics: Arc<Metrics>) -> Self {
         let limits = PullLimits { parallel: None, per_second: 0, burst: 0 };
         Self {
             images: Images::new(runtime.clone(), limits),
+            image_gc: GcPolicy::default(),
             runtime,
             state,
             runtime_name: "containerd".to_owned(),
@@ -194,7 +204,8 @@ impl Services {
             observer: Arc::new(NoWorkerObserver),
             startups: Startups::default(),
             pacing: Pacing::for_this_machine(PacingPolicy::default()),
-            offer: watch::channel(NodeOffer::default()).1,
+            offer: watch::channel(NodeOffer::unlimited()).1,
+            read_node: None,
             clock: Clock::System,
             restarts: RestartGates::default(),
             max_backoff: backoff::DEFAULT_MAX,
@@ -229,13 +240,20 @@ impl Services {
             (self.pods.clone(), self.clock, self.recorder.clone(), self.startups.clone());
         let (closed, pressures) = (self.closed.clone(), self.pressures.clone());
         let requests = SyncRequests { kills: kills_receiver, closed, pressures };
-        let offer = self.offer.clone();
-        let context = Arc::new(self.worker_context(&running, tasks));
-        let garbage = NodeGarbage::new(context.clone(), running.registry.clone());
+        let evictions = EvictionSender::new(running.kills.clone());
+        let admission = PodAdmission::new(self.offer.clone(), evictions, self.read_node.clone());
+        let (image_gc, metrics) = (self.image_gc, self.metrics.clone());
+        let prober = probed_pods::prober(&self, &running);
+        tasks.spawn(prober.clone().run(shutdown.clone()));
+        let context = Arc::new(self.worker_context(&running, prober, tasks));
+        let images = Arc::new(ImageGc::new(context.act.images.clone(), image_gc, recorder.clone(), metrics));
+        let garbage = NodeGarbage::new(context.clone(), running.registry.clone(), images.clone());
+        let collecting = shutdown.clone();
+        tasks.spawn(async move { _ = collecting.run_until_cancelled(images.run()).await });
         let sync = SyncLoop {
             leftovers: Arc::new(OrphanCleanup::new(context.clone(), pods.clone())),
             workers: PodWorkers::counted_by(context, running.registry.clone()),
-            admission: PodAdmission::new(offer),
+            admission,
             pods,
             pleg: running.pleg.clone(),
             sources: desired.sources,
@@ -271,7 +289,7 @@ impl Services {
     }
 
     /// What all pod workers share.
-    fn worker_context(self, running: &Running, tasks: &mut JoinSet<()>) -> WorkerContext {
+    fn worker_context(self, running: &Running, prober: Prober, tasks: &mut JoinSet<()>) -> WorkerContext {
         let network = network_of(self.state.clone(), tasks);
         let mut act = ActContext::new(
             self.runtime,
@@ -294,6 +312,7 @@ impl Services {
             act,
             statuses: running.statuses.clone(),
             probes: running.probes.clone(),
+            prober,
             static_pod_starts: StaticPodStartQueue::default(),
             retries: RetryTracker::new(self.recorder.clone(), Some(metrics)),
             clock: self.clock,

@@ -12,6 +12,7 @@ use crate::events::process::ProcessWatch;
 use crate::events::sensors::RelistPeriods;
 use crate::events::sensors::SensorBoard;
 use crate::model::Clock;
+use crate::oom::OomReporter;
 use crate::pleg;
 use crate::pleg::PlegConfig;
 use crate::pleg::PlegHandle;
@@ -37,6 +38,8 @@ pub struct Observation {
     pub observer: Arc<dyn PlegObserver>,
     /// The wall clock.
     pub clock: Clock,
+    /// Reports OOM verdicts.
+    pub ooms: OomReporter,
 }
 
 /// Starts the PLEG. Its task ends when `shutdown` is cancelled.
@@ -45,7 +48,7 @@ pub fn observe(
     observation: Observation,
     shutdown: CancellationToken,
 ) -> (PlegHandle, JoinHandle<()>) {
-    let Observation { hints, watch, board, periods, observer, clock } = observation;
+    let Observation { hints, watch, board, periods, observer, clock, ooms } = observation;
     let config = PlegConfig {
         periods,
         parallel_inspections: PARALLEL_INSPECTIONS,
@@ -54,6 +57,7 @@ pub fn observe(
         observer,
         clock,
         board,
+        ooms,
     };
     pleg::start(runtime, hints, config, shutdown)
 }

@@ -44,6 +44,8 @@ pub enum Operation {
     RemoveOrphan,
     /// Removing log folders of pods that are gone.
     CollectLogs,
+    /// Limiting the cgroup of all pods.
+    EnforceAllocatable,
 }
 
 impl Operation {
@@ -58,6 +60,7 @@ impl Operation {
             Self::RemovePod => "remove_pod",
             Self::RemoveOrphan => "remove_orphan",
             Self::CollectLogs => "collect_logs",
+            Self::EnforceAllocatable => "enforce_allocatable",
         }
     }
 
@@ -70,6 +73,7 @@ impl Operation {
             Self::CollectGarbage => (60_000, 300_000),
             Self::RemovePod => (1_000, 300_000),
             Self::RemoveOrphan | Self::CollectLogs => (500, 122_000),
+            Self::EnforceAllocatable => (60_000, 60_000),
         };
         (Duration::from_millis(first), Duration::from_millis(longest))
     }
@@ -79,12 +83,16 @@ impl Operation {
         Backoff::new(first, longest)
     }
 
-    /// The event of a failure: its reason and message. Logs are reported for every new reason, as the kubelet does;
-    /// everything else once it is stuck.
+    /// The event of a failure: its reason and message. As in the kubelet, every failure to enforce node allocatable is
+    /// reported, and logs for every new reason; everything else once it is stuck.
     fn event(self, target: &str, failure: &Failure) -> Option<(&'static str, String)> {
         let Failure { reason, is_new, became_stuck, since } = *failure;
         match self {
             Self::CollectLogs => is_new.then(|| ("ContainerGCFailed", reason.to_owned())),
+            Self::EnforceAllocatable => {
+                let message = format!("Failed to update Node Allocatable Limits {target}: {reason}");
+                Some(("FailedNodeAllocatableEnforcement", message))
+            }
             _ if !became_stuck => None,
             Self::RemoveOrphan => {
                 let message = format!("orphaned pod {target:?} found, but volumes are not cleaned up: {reason}");

@@ -28,8 +28,17 @@ pub(super) fn strict(
     request: &Request,
     families: impl IntoIterator<Item = MetricFamily>,
 ) -> Response {
+    strict_encoded(metrics, request, |protobuf| encoded(protobuf, families))
+}
+
+/// As [`strict`], with a body that is encoded by the caller: as protobuf, or else as text.
+pub(super) fn strict_encoded(
+    metrics: &Metrics,
+    request: &Request,
+    encode: impl FnOnce(bool) -> Result<Vec<u8>, prometheus::Error>,
+) -> Response {
     let protobuf = wants_protobuf(request.headers());
-    let body = match encoded(protobuf, families) {
+    let body = match encode(protobuf) {
         Ok(body) => body,
         Err(error) => {
             let body = format!("An error has occurred while serving metrics:\n\n{error}\n");
@@ -44,7 +53,11 @@ pub(super) fn strict(
     }
 }
 
-fn encoded(protobuf: bool, families: impl IntoIterator<Item = MetricFamily>) -> Result<Vec<u8>, prometheus::Error> {
+/// All families in one format. Each is encoded and dropped before the next one is taken.
+pub(super) fn encoded(
+    protobuf: bool,
+    families: impl IntoIterator<Item = MetricFamily>,
+) -> Result<Vec<u8>, prometheus::Error> {
     let mut body = Vec::new();
     for family in families {
         if protobuf {

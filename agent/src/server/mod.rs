@@ -177,6 +177,20 @@ pub async fn run(
     tokio::try_join!(health, read_only).map(drop)
 }
 
+/// Serves a router of another program than the agent, such as the metrics of `keblet observe`, over HTTP until `shutdown`;
+/// with the same limits of connections.
+///
+/// # Errors
+/// The address cannot be bound within 5 s.
+pub async fn run_plain(
+    server: &'static str,
+    address: SocketAddr,
+    router: Router,
+    shutdown: CancellationToken,
+) -> Result<(), ListenError> {
+    listen::serve_or_fail(server, Some(address), router, &shutdown).await
+}
+
 /// Serves the main port until `shutdown`; requests in progress have 2 s to end.
 pub async fn run_main(main: Secure, options: Options, handles: Handles, mounted: Mounted, shutdown: CancellationToken) {
     let (guard, listening) = main.into_parts();

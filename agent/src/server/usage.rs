@@ -14,6 +14,7 @@ use axum::routing::any;
 use super::answer;
 use super::exposition;
 use crate::metrics::Metrics;
+use crate::metrics::append_text;
 use crate::stats::Stats;
 
 #[derive(Clone)]
@@ -55,6 +56,12 @@ async fn cadvisor(State(usage): State<Usage>, request: Request) -> Response {
     let metrics = usage.metrics.clone();
     let machine = tokio::task::spawn_blocking(move || metrics.gather_machine()).await;
     // The agent is shutting down.
-    let families = scrape.families().chain(machine.unwrap_or_default());
-    exposition::strict(&usage.metrics, &request, families)
+    let machine = machine.unwrap_or_default();
+    exposition::strict_encoded(&usage.metrics, &request, |protobuf| match protobuf {
+        true => exposition::encoded(true, scrape.families().chain(machine)),
+        false => {
+            let mut text = scrape.text();
+            append_text(&mut text, &machine).map(|()| text)
+        }
+    })
 }

@@ -190,12 +190,19 @@ impl PodView<'_> {
             return state::lost(reason, "The container could not be located when the pod was terminated");
         }
         // Without exit code a dead container cannot be reported as terminated yet.
-        state::of_instance(newest, self.input.runtime_type).unwrap_or_else(|| state::running(newest))
+        let state = state::of_instance(newest, self.input.runtime_type).unwrap_or_else(|| state::running(newest));
+        state::with_former_reason(state, newest, old.and_then(|old| old.state.as_ref()))
     }
 
     /// `lastState`: the state of the second newest instance, else taken from the previous status.
     fn last_state(&self, second: Option<&ContainerStatus>, id: &str, old: Option<&ApiStatus>) -> Option<ApiState> {
-        second.and_then(|second| state::of_instance(second, self.input.runtime_type)).or_else(|| {
+        let reported = second.and_then(|second| {
+            let state = state::of_instance(second, self.input.runtime_type)?;
+            let former =
+                old.and_then(|old| [&old.state, &old.last_state].into_iter().flatten().find(|of| is_same(of, &state)));
+            Some(state::with_former_reason(state, second, former))
+        });
+        reported.or_else(|| {
             let old = old?;
             let replaced = state::terminated(old.state.as_ref()).is_some() && old.container_id.as_deref() != Some(id);
             if replaced { old.state.clone() } else { old.last_state.clone() }
@@ -299,6 +306,12 @@ impl PodView<'_> {
             }
         }
     }
+}
+
+/// Both are terminations of the same instance.
+fn is_same(old: &ApiState, new: &ApiState) -> bool {
+    let id = |state| state::terminated(Some(state)).and_then(|terminated| terminated.container_id.as_ref());
+    id(old).is_some() && id(old) == id(new)
 }
 
 fn is_running(status: &ApiStatus) -> bool {

@@ -10,8 +10,8 @@ use crate::model::ProbeKind;
 use crate::model::ProbeResults;
 use crate::model::spec;
 
-/// Sets both fields of all containers. Without results a container is started and ready while it runs. A container that is
-/// proven dead is neither, even while its exit code is not known yet.
+/// Sets both fields of all containers. Without results a container is started and ready while it runs, unless it has a probe
+/// that is still to tell. A container that is proven dead is neither, even while its exit code is not known yet.
 pub(super) fn set_started_and_ready(
     pod: &Pod,
     snapshot: &PodSnapshot,
@@ -19,7 +19,9 @@ pub(super) fn set_started_and_ready(
     status: &mut PodStatus,
 ) {
     let permits = |container: &ContainerStatus, kind| {
-        probes.zip(snapshot.newest(&container.name)).is_none_or(|(probes, newest)| probes.permits(kind, &newest.id))
+        let Some((probes, newest)) = probes.zip(snapshot.newest(&container.name)) else { return true };
+        let has_result = probes.of_kind(kind).contains_key(&newest.id);
+        probes.permits(kind, &newest.id) && (has_result || !has_probe(pod, &container.name, kind))
     };
     let started = |container: &ContainerStatus| {
         let newest = snapshot.newest(&container.name);
@@ -36,6 +38,15 @@ pub(super) fn set_started_and_ready(
         let entry = spec::init_containers(pod).iter().find(|entry| entry.name == container.name);
         container.ready = if entry.is_some_and(spec::is_sidecar) { ready(container) } else { has_succeeded(container) };
     }
+}
+
+fn has_probe(pod: &Pod, name: &str, kind: ProbeKind) -> bool {
+    let mut containers = spec::lasting_containers(pod).filter(|container| container.name() == name);
+    containers.any(|container| match kind {
+        ProbeKind::Liveness => container.spec.liveness_probe.is_some(),
+        ProbeKind::Readiness => container.spec.readiness_probe.is_some(),
+        ProbeKind::Startup => container.spec.startup_probe.is_some(),
+    })
 }
 
 fn is_running(status: &ContainerStatus) -> bool {

@@ -9,6 +9,8 @@ use super::time;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 
+/// Reason of a container whose main process was killed by the OOM killer.
+const OOM_KILLED: &str = "OOMKilled";
 /// Reason of a container whose termination was not observed.
 pub(super) const UNKNOWN: &str = "ContainerStatusUnknown";
 
@@ -19,6 +21,24 @@ pub(super) fn of_instance(instance: &ContainerStatus, runtime_type: &str) -> Opt
         ContainerState::Exited => Some(exited(instance, instance.exit_code?, id(instance, runtime_type))),
         ContainerState::Created | ContainerState::Unknown => Some(waiting("", "")),
     }
+}
+
+/// `state` with the reason that an earlier process of the agent reported for the same exit, if one of the two is an OOM
+/// kill: that process had the kernel's evidence, this one has only the runtime's word.
+pub(super) fn with_former_reason(
+    mut state: ApiState,
+    instance: &ContainerStatus,
+    former: Option<&ApiState>,
+) -> ApiState {
+    let (Some(new), Some(former)) = (state.terminated.as_mut(), terminated(former)) else { return state };
+    let is_ordinary = |reason: Option<&str>| matches!(reason, Some("Completed" | "Error"));
+    let (old, now) = (former.reason.as_deref(), new.reason.as_deref());
+    let differs_in_oom = (old == Some(OOM_KILLED) && is_ordinary(now)) || (is_ordinary(old) && now == Some(OOM_KILLED));
+    if differs_in_oom && !instance.exit_observed && instance.proven.is_none() && former.container_id == new.container_id
+    {
+        new.reason.clone_from(&former.reason);
+    }
+    state
 }
 
 /// Running since the instance was started.
@@ -71,7 +91,7 @@ fn exited(instance: &ContainerStatus, exit_code: i32, id: String) -> ApiState {
 /// most likely give.
 fn reason(instance: &ContainerStatus, exit_code: i32) -> &str {
     match instance.proven {
-        Some(proven) if proven.oom_killed => "OOMKilled",
+        Some(proven) if proven.oom_killed => OOM_KILLED,
         Some(_) if instance.reason.is_empty() && exit_code == 0 => "Completed",
         Some(_) if instance.reason.is_empty() => "Error",
         _ => &instance.reason,

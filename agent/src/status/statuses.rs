@@ -244,6 +244,17 @@ impl Statuses {
         self.store().get(uid.as_str()).map(|stored| stored.status.clone())
     }
 
+    /// The last known status of a pod: the cached one, else its API object's, which an earlier agent may have sent.
+    pub fn last_known(&self, pod: &Pod) -> Option<PodStatus> {
+        let (uid, mirror) = (pod_ref(pod).uid, self.mirror(pod));
+        self.store().basis(uid.as_str(), pod, mirror.as_deref()).cloned()
+    }
+
+    /// The pod's primary address, once it is known.
+    pub fn pod_ip(&self, uid: &PodUid) -> Option<String> {
+        self.store().get(uid.as_str()).and_then(|stored| stored.status.pod_ip.clone())
+    }
+
     /// The last status said that all containers are being restarted (KEP-5532).
     pub fn restarting_all(&self, uid: &PodUid) -> bool {
         self.store().get(uid.as_str()).is_some_and(|stored| {

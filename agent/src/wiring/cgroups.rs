@@ -1,5 +1,7 @@
-//! The cgroups of pods: driver, root, and the QoS loop that weighs the Burstable class.
+//! The cgroups of pods: driver, root, node allocatable, and the QoS loop.
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,72 +9,212 @@ use anyhow::Context as _;
 use keblet_proto::cri::v1 as cri;
 use tokio_util::sync::CancellationToken;
 
+use crate::allocatable;
+use crate::allocatable::Enforcer;
 use crate::cgroups::CgroupName;
 use crate::cgroups::Cgroups;
 use crate::cgroups::Driver;
 use crate::cgroups::Layout;
+use crate::cgroups::QosPolicy;
+use crate::cgroups::ReservedMemory;
+use crate::config::Feature;
 use crate::config::Settings;
 use crate::metrics::Metrics;
+use crate::node::Machine;
+use crate::node::Sizes;
+use crate::node::resources::ResourceConfig;
+use crate::node::resources::pod_limits;
+use crate::recorder::Recorder;
+use crate::retry::RetryTracker;
 use crate::runtime::Runtime;
 use crate::sync::SharedPods;
 
 /// From this version on upstream takes the cgroup driver from the runtime only (KEP-4033).
-const DRIVER_NEEDED: &str = "1.37.0";
+const DRIVER_NEEDED: &str = "1.38.0";
+/// How often the runtime is asked for its driver, and the pause between.
+const DRIVER_TRIES: u32 = 3;
+const DRIVER_PAUSE: Duration = Duration::from_secs(2);
 
 /// Period of the QoS loop, as in the kubelet.
 const QOS_PERIOD: Duration = Duration::from_secs(60);
 /// Its period until every source of pods has been read.
 const QOS_START_PERIOD: Duration = Duration::from_secs(1);
 
-/// Creates the tree below `cgroupRoot`; `None` with `cgroupsPerQOS: false`. The runtime's own driver overrides the
-/// configured one (KEP-4033).
+/// Services that setting up cgroups needs.
+pub(super) struct Services<'a> {
+    /// The configuration.
+    pub settings: &'a Settings,
+    /// The container runtime.
+    pub runtime: &'a Runtime,
+    /// What is counted.
+    pub metrics: &'a Arc<Metrics>,
+    /// The machine's cgroup hierarchies.
+    pub layout: Layout,
+    /// The pods of this node.
+    pub pods: &'a SharedPods,
+    /// Events of the node.
+    pub recorder: &'a Recorder,
+}
+
+/// Creates the tree below `cgroupRoot` and enforces node allocatable; `None` with `cgroupsPerQOS: false`, where only a
+/// `cgroupRoot` is limited.
 ///
 /// # Errors
-/// `cgroupRoot` is invalid or lacks controllers; the systemd driver without systemd; the kernel or systemd refuses.
-pub(super) async fn prepare(
-    settings: &Settings,
-    runtime: &Runtime,
-    metrics: &Metrics,
-    layout: Layout,
-    pods: &SharedPods,
-) -> anyhow::Result<Option<Cgroups>> {
+/// `cgroupRoot` is invalid or lacks controllers; the systemd driver without systemd; the kernel or systemd refuses; a
+/// reserved cgroup cannot be limited; the runtime returns an error instead of its driver.
+pub(super) async fn prepare(services: Services<'_>, shutdown: &CancellationToken) -> anyhow::Result<Option<Cgroups>> {
+    let Services { settings, runtime, metrics, layout, pods, recorder } = services;
     let kubelet = &settings.kubelet;
-    if !kubelet.cgroups_per_qos {
-        return Ok(None);
-    }
-    let reported = match runtime.runtime_config().await {
-        Ok(driver) => {
-            if driver.is_none() {
-                metrics.node.runtime_losing_support(DRIVER_NEEDED);
-            }
-            driver
-        }
-        Err(error) => {
-            tracing::warn!(%error, "cannot read the cgroup driver of the runtime; using the configured one");
-            None
-        }
-    };
-    let driver = match reported {
-        Some(cri::CgroupDriver::Systemd) => Driver::Systemd,
-        Some(cri::CgroupDriver::Cgroupfs) => Driver::Cgroupfs,
-        None if kubelet.cgroup_driver == "systemd" => Driver::Systemd,
-        None => Driver::Cgroupfs,
-    };
+    let driver = driver(runtime, &kubelet.cgroup_driver, metrics).await?;
     let root =
         CgroupName::parse(&kubelet.cgroup_root).with_context(|| format!("cgroupRoot {:?}", kubelet.cgroup_root))?;
     let cgroups = Cgroups::new(layout, driver, root).context("setting up the cgroup driver")?;
-    cgroups.ensure_tree().await.context("creating the cgroups of pods")?;
-    Ok(Some(cgroups.with_requests(Arc::new(pods.clone()))))
+    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir).sizes;
+    let node = ThisNode { settings, sizes: machine.unwrap_or_default() };
+    let cgroups = if kubelet.cgroups_per_qos {
+        cgroups.ensure_tree().await.context("creating the cgroups of pods")?;
+        let policy = node.qos_policy(cgroups.layout());
+        if !policy.protects_memory {
+            cgroups.clear_memory_protection().await;
+        }
+        cgroups.with_requests(Arc::new(pods.clone()), policy)
+    } else {
+        cgroups
+    };
+    let retries = RetryTracker::new(recorder.clone(), Some(metrics.clone()));
+    let enforcer = Enforcer { cgroups: cgroups.clone(), recorder: recorder.clone(), retries };
+    node.enforce(enforcer, shutdown).await?;
+    Ok(kubelet.cgroups_per_qos.then_some(cgroups))
 }
 
-/// Keeps the CPU weight of the Burstable class at what its pods request, until `shutdown`.
+/// The runtime's own driver overrides the configured one (KEP-4033).
+async fn driver(runtime: &Runtime, configured: &str, metrics: &Metrics) -> anyhow::Result<Driver> {
+    let mut answer = runtime.runtime_config().await;
+    for _ in 1..DRIVER_TRIES {
+        let Err(error) = &answer else { break };
+        tracing::warn!(%error, "cannot read the cgroup driver of the runtime; asking again");
+        tokio::time::sleep(DRIVER_PAUSE).await;
+        answer = runtime.runtime_config().await;
+    }
+    let reported = answer.context("reading the cgroup driver of the runtime")?;
+    if reported.is_none() {
+        metrics.node.runtime_losing_support(DRIVER_NEEDED);
+    }
+    Ok(choose(reported, configured))
+}
+
+fn choose(reported: Option<cri::CgroupDriver>, configured: &str) -> Driver {
+    match reported {
+        Some(cri::CgroupDriver::Systemd) => Driver::Systemd,
+        Some(cri::CgroupDriver::Cgroupfs) => Driver::Cgroupfs,
+        None if configured == "systemd" => Driver::Systemd,
+        None => Driver::Cgroupfs,
+    }
+}
+
+/// What the values of cgroups follow from.
+struct ThisNode<'a> {
+    settings: &'a Settings,
+    sizes: Sizes,
+}
+
+impl ThisNode<'_> {
+    fn resource_config(&self) -> ResourceConfig {
+        let Settings { kubelet, flags, .. } = self.settings;
+        ResourceConfig::new(kubelet, flags.experimental_allocatable_ignore_eviction)
+    }
+
+    fn hugepage_sizes(&self) -> Vec<u64> {
+        self.sizes.hugepages.keys().copied().collect()
+    }
+
+    fn qos_policy(&self, layout: &Layout) -> QosPolicy {
+        let Settings { kubelet, gates, .. } = self.settings;
+        let tiered = kubelet.memory_reservation_policy == "TieredReservation";
+        let limits = pod_limits(&self.sizes, Some(&self.resource_config()));
+        let allocatable = limits.get("memory").map_or(0, |amount| amount.value());
+        let percent = kubelet.qos_reserved.get("memory").and_then(|text| text.strip_suffix('%')?.parse().ok());
+        let reserved = percent.filter(|_| allocatable > 0).map(|percent| ReservedMemory { percent, allocatable });
+        QosPolicy {
+            protects_memory: tiered && layout.is_v2() && gates.enabled(Feature::MemoryQoS),
+            reserved,
+            hugepage_sizes: self.hugepage_sizes(),
+        }
+    }
+
+    /// Limits the cgroup of all pods in the background, and reserved daemons before anything runs.
+    async fn enforce(&self, enforcer: Enforcer, shutdown: &CancellationToken) -> anyhow::Result<()> {
+        let Settings { kubelet, gates, .. } = self.settings;
+        // On v1 a cgroup has the CPUs of its parent, and cannot have more.
+        let is_v2 = enforcer.cgroups.layout().is_v2();
+        let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+        let cpus = if is_v2 { online.trim() } else { "" };
+        let protects_memory = gates.enabled(Feature::MemoryQoS);
+        let reservations = allocatable::reservations(kubelet, protects_memory, &self.hugepage_sizes(), cpus);
+        let root = enforcer.cgroups.root().clone();
+        let all_pods = if kubelet.cgroups_per_qos { root.kubepods() } else { root };
+        // A machine whose size is not known has no limits; the root of the hierarchy cannot have any.
+        if self.sizes != Sizes::default() && !all_pods.components().is_empty() {
+            let values = allocatable::kubepods(&self.sizes, kubelet, &self.resource_config(), cpus);
+            let enforcing = enforcer.clone().enforce_on_pods(all_pods, values);
+            tokio::spawn(shutdown.clone().run_until_cancelled_owned(enforcing));
+        }
+        enforcer.enforce_reservations(&reservations).await.context("enforcing node allocatable")
+    }
+}
+
+/// Keeps the QoS classes at what their pods request, until `shutdown`.
 pub(super) fn start_qos_loop(cgroups: &Cgroups, shutdown: &CancellationToken) {
     let cgroups = cgroups.clone();
     let update = async move {
         loop {
-            let is_complete = cgroups.update_burstable_weight().await;
+            let is_complete = cgroups.update_qos_classes().await;
             tokio::time::sleep(if is_complete { QOS_PERIOD } else { QOS_START_PERIOD }).await;
         }
     };
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(update));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::FlagValues;
+    use crate::config::load;
+
+    #[test]
+    fn the_runtime_overrides_the_configured_driver() {
+        let table = [
+            (Some(cri::CgroupDriver::Systemd), "cgroupfs", Driver::Systemd),
+            (Some(cri::CgroupDriver::Cgroupfs), "systemd", Driver::Cgroupfs),
+            (None, "systemd", Driver::Systemd),
+            (None, "cgroupfs", Driver::Cgroupfs),
+        ];
+        for (reported, configured, expected) in table {
+            assert_eq!(choose(reported, configured), expected, "{reported:?} {configured}");
+        }
+    }
+
+    fn policy(is_v2: bool, lines: &str) -> QosPolicy {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("config.yaml");
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        fs::write(&file, format!("{head}{lines}\n")).expect("a file");
+        let flags: FlagValues = [("config", file.to_str().expect("a path"))].into_iter().collect();
+        let settings = load(&flags).expect("settings");
+        let mount = folder.path().to_owned();
+        let v1 = Layout::V1 { controllers: [("memory".to_owned(), mount.clone())].into(), unified: None };
+        let sizes = Sizes { memory: 8 << 30, hugepages: [(2 << 20, 0)].into(), ..Sizes::default() };
+        ThisNode { settings: &settings, sizes }.qos_policy(&if is_v2 { Layout::V2 { mount } } else { v1 })
+    }
+
+    #[test]
+    fn the_policy_of_qos_classes_follows_from_settings() {
+        let default = QosPolicy { hugepage_sizes: vec![2 << 20], ..QosPolicy::default() };
+        assert_eq!(policy(true, ""), default);
+        let tiered = "memoryReservationPolicy: TieredReservation";
+        assert!(policy(true, tiered).protects_memory && !policy(false, tiered).protects_memory);
+        let reserved = "featureGates: {QOSReserved: true}\nqosReserved: {memory: 50%}\nkubeReserved: {memory: 1Gi}";
+        let expected = ReservedMemory { percent: 50, allocatable: 7 << 30 };
+        assert_eq!(policy(true, reserved), QosPolicy { reserved: Some(expected), ..default });
+    }
 }

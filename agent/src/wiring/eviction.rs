@@ -1,17 +1,17 @@
 //! Connects the eviction manager to the node, its pods and the kernel's notifications.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::pressure;
+use super::pressure::Wakes;
 use crate::cgroups::Cgroups;
 use crate::cgroups::Layout;
 use crate::config::Settings;
 use crate::config::eviction::thresholds;
-use crate::events::pressure;
+use crate::config::pressure::PressureScope;
 use crate::events::sensors::SensorBoard;
 use crate::eviction::Journal;
 use crate::eviction::Manager;
@@ -24,6 +24,8 @@ use crate::metrics::Metrics;
 use crate::model::Pressures;
 use crate::pipeline::NodeGarbage;
 use crate::pipeline::Running;
+use crate::pressure::PressureReader;
+use crate::pressure::ReclaimStalls;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::stats::Stats;
@@ -34,8 +36,8 @@ pub(super) struct Services<'a> {
     pub settings: &'a Settings,
     /// The machine's cgroup hierarchies.
     pub layout: Layout,
-    /// The cgroup of all pods; `None` with `cgroupsPerQOS: false`.
-    pub kubepods: Option<String>,
+    /// Where pods are observed.
+    pub watched: Watched,
     /// The container runtime.
     pub runtime: Runtime,
     /// Usage of pods.
@@ -54,28 +56,51 @@ pub(super) struct Services<'a> {
     pub metrics: Arc<Metrics>,
 }
 
+/// Where pods are observed.
+pub(super) struct Watched {
+    /// Their cgroups; `None` with `cgroupsPerQOS: false`.
+    pub cgroups: Option<Cgroups>,
+    /// Reclaim that they must do themselves; `None` without probes.
+    pub stalls: Option<ReclaimStalls>,
+}
+
 /// Starts the manager.
 pub(super) fn start(services: Services<'_>, shutdown: CancellationToken) {
     let settings = services.settings;
+    warn_of_scopes(settings, services.layout.is_v2());
+    let Watched { cgroups, stalls } = services.watched;
+    let kubepods = cgroups.as_ref().map(Cgroups::kubepods_path);
+    let pressure = pressure::Parts {
+        triggers: settings.keblet.pressure.triggers(),
+        layout: &services.layout,
+        cgroups: cgroups.as_ref(),
+        stalls: stalls.clone(),
+        registry: &services.running.registry,
+        board: services.board,
+        metrics: &services.metrics,
+    };
+    let Wakes { triggers, memory_events } = pressure::start(pressure, &shutdown);
     let sources = Sources {
+        pressure: PressureReader::new(services.layout.clone(), kubepods.clone(), stalls),
         layout: services.layout,
-        kubepods: services.kubepods,
+        kubepods,
+        cgroups,
         root: settings.flags.root_dir.clone(),
         runtime: services.runtime,
         stats: services.stats,
         volumes: services.running.volumes.clone(),
         garbage: services.garbage,
         min_image_age: settings.kubelet.image_minimum_gc_age.std(),
+        memory_available: settings.keblet.eviction.memory_available,
     };
-    let (wake, woken) = mpsc::channel(1);
-    tokio::spawn(pressure::follow(Path::new(pressure::MEMORY), services.board, wake));
     let pods = NodePods { registry: services.running.registry.clone(), evictions: services.running.evictions() };
     let manager = Manager::new(Parts {
         policy: policy(settings),
         observe: ThisNode::new(sources),
         pods,
         journal: Journal::open(&settings.flags.root_dir),
-        wake: woken,
+        wake: triggers,
+        memory_events,
         pressures: services.pressures,
         recorder: services.recorder,
         metrics: services.metrics,
@@ -83,9 +108,12 @@ pub(super) fn start(services: Services<'_>, shutdown: CancellationToken) {
     tokio::spawn(manager.run(shutdown));
 }
 
-/// The path of the cgroup of all pods.
-pub(super) fn kubepods(cgroups: Option<&Cgroups>) -> Option<String> {
-    cgroups.map(Cgroups::kubepods_path)
+/// Names policies that this node has no pressure for.
+fn warn_of_scopes(settings: &Settings, is_v2: bool) {
+    let policies = settings.keblet.pressure.policies();
+    for policy in policies.iter().filter(|policy| policy.scope == PressureScope::Kubepods && !is_v2) {
+        tracing::warn!(policy = policy.name, "the policy never holds: only cgroup v2 has the pressure of all pods");
+    }
 }
 
 fn policy(settings: &Settings) -> Policy {
@@ -95,5 +123,6 @@ fn policy(settings: &Settings) -> Policy {
         transition: kubelet.eviction_pressure_transition_period.std(),
         max_pod_grace: kubelet.eviction_max_pod_grace_period.into(),
         local_storage: kubelet.local_storage_capacity_isolation,
+        pressure: settings.keblet.pressure.policies(),
     }
 }

@@ -6,13 +6,17 @@ mod apiserver;
 mod certificates;
 mod cgroups;
 mod eviction;
+mod images;
+mod log_rotation;
 mod node;
 mod node_object;
 mod node_shutdown;
 mod notify;
 mod objects;
 mod observers;
+mod oom_score;
 mod pods;
+mod pressure;
 mod recording;
 mod sensors;
 mod server;
@@ -42,12 +46,13 @@ use crate::events;
 use crate::events::sensors::RelistPeriods;
 use crate::events::sensors::SensorBoard;
 use crate::images::Images;
-use crate::images::check_disk;
+use crate::kernel::bpf::Probes;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pressures;
 use crate::model::restart::RestartGates;
 use crate::objects::Objects;
+use crate::oom::OomReporter;
 use crate::pacing::Pacing;
 use crate::pacing::PacingPolicy;
 use crate::pipeline;
@@ -58,6 +63,7 @@ use crate::pipeline::Running;
 use crate::pipeline::Services;
 use crate::pipeline::Started;
 use crate::pleg::PlegHandle;
+use crate::pressure::ReclaimStalls;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
@@ -91,6 +97,8 @@ struct Bootstrap {
     pacing: Pacing,
     runtime: Runtime,
     board: SensorBoard,
+    /// Reports OOM verdicts.
+    ooms: OomReporter,
     /// State of the runtime.
     state: watch::Receiver<RuntimeState>,
     shared: SharedPods,
@@ -117,9 +125,10 @@ struct Prepared {
 pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watchdog = notify::watchdog()?;
     let (bootstrap, mut connection) = Bootstrap::prepare(settings, shutdown.clone()).await?;
-    let images = Images::new(bootstrap.runtime.clone(), node::pull_limits(&bootstrap.settings));
+    let images = images::prepare(&bootstrap.settings, bootstrap.runtime.clone(), &bootstrap.metrics)?;
     let own_node = bootstrap.join_cluster(&images);
     let objects = objects::start(&bootstrap.settings, bootstrap.api.as_ref(), Some(own_node.node.clone()));
+    let images = images.with_credentials(images::credentials(&bootstrap.settings, &objects, &bootstrap.metrics)?);
     let (started, later) = watch::channel(None);
     let stats = bootstrap.stats(&later)?;
     let serving = bootstrap.serve(verbosity, &own_node, &later, stats.clone())?;
@@ -131,38 +140,23 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         return serving.await.context("ending the servers")?;
     };
     let state = bootstrap.state.clone();
-    let Some(offer) = admission::follow(&bootstrap.settings, state, shutdown.clone()).await? else {
+    let object = own_node.node.clone();
+    let offer = admission::follow(&bootstrap.settings, node, state, object, shutdown.clone()).await?;
+    let Some(offer) = offer else {
         return serving.await.context("ending the servers")?;
     };
-    let cgroups = match cgroups::prepare(
-        &bootstrap.settings,
-        &bootstrap.runtime,
-        &bootstrap.metrics,
-        bootstrap.hierarchies.layout.clone(),
-        &bootstrap.shared,
-    )
-    .await
-    {
-        Ok(cgroups) => cgroups,
-        Err(error) => {
-            bootstrap.recording.setup_failed(&error, &shutdown).await;
-            return Err(error);
-        }
-    };
-    if let Some(cgroups) = &cgroups {
-        cgroups::start_qos_loop(cgroups, &shutdown);
-    }
-    let (disk_of, events) = (bootstrap.runtime.clone(), bootstrap.recorder.clone());
-    tokio::spawn(shutdown.clone().run_until_cancelled_owned(async move { check_disk(&disk_of, &events).await }));
-    let (pleg, pleg_task) = bootstrap.observe(cgroups.as_ref()).await;
+    images.recover().await;
+    let cgroups = bootstrap.cgroups(&shutdown).await?;
+    let (probes, (pleg, pleg_task)) = bootstrap.observe(cgroups.as_ref()).await;
     let volumes = bootstrap.volumes().await?;
-    let kubepods = eviction::kubepods(cgroups.as_ref());
+    let watched = eviction::Watched { cgroups: cgroups.clone(), stalls: bootstrap.stalls(probes) };
     let prepared = Prepared { images, objects, volumes, cgroups, offer, runtime_name: version.runtime_name };
     // Aborted when the agent ends.
     let mut tasks = JoinSet::new();
+    log_rotation::start(&bootstrap.settings, pleg.clone(), bootstrap.runtime.clone(), &mut tasks, &shutdown)?;
     let Started { running, garbage, sync } = bootstrap.start_pipeline(own_node, prepared, pleg, &mut tasks);
     bootstrap.await_node_shutdown(&running);
-    bootstrap.watch_resources(&running, garbage, kubepods, stats);
+    bootstrap.watch_resources(&running, garbage, watched, stats);
     started.send_replace(Some(running));
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
     tokio::select! {
@@ -181,6 +175,7 @@ impl Bootstrap {
         let observers = Arc::new(Observers(metrics.clone()));
         let node = node::describe(&settings)?;
         node_object::check(&settings)?;
+        oom_score::keep(settings.kubelet.oom_score_adj, &shutdown);
         let hierarchies = Hierarchies::detect().context("finding the cgroup hierarchies")?;
         let cgroup_version = if hierarchies.layout.is_v2() { 2 } else { 1 };
         observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
@@ -198,6 +193,8 @@ impl Bootstrap {
         tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
         let (shared, down) = (SharedPods::default(), watch::Sender::new(false));
         let pressures = watch::Sender::new(Pressures::default());
+        let desired = shared.clone();
+        let ooms = OomReporter::new(metrics.clone(), recorder.clone(), Arc::new(move |uid| desired.by_uid(uid)));
         let bootstrap = Self {
             settings,
             shutdown,
@@ -211,6 +208,7 @@ impl Bootstrap {
             pacing,
             runtime,
             board,
+            ooms,
             state,
             shared,
             down,
@@ -239,7 +237,7 @@ impl Bootstrap {
     /// Usage of the node and of its pods.
     fn stats(&self, later: &pods::Later) -> anyhow::Result<Stats> {
         let layout = self.hierarchies.layout.clone();
-        streams::stats(&self.settings, &self.node.name, &self.shared, later, &self.runtime, layout)
+        streams::stats(&self.settings, &self.node.name, &self.shared, later, &self.runtime, layout, self.ooms.counts())
     }
 
     /// The HTTP servers.
@@ -252,7 +250,8 @@ impl Bootstrap {
     ) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
         let Self { settings, shutdown, metrics, shared, board, .. } = self;
         let (node, api) = (&self.node.name, self.api.as_ref());
-        let read = pods::Server { metrics, board, shared, settings, verbosity };
+        let layout = self.hierarchies.layout.clone();
+        let read = pods::Server { metrics, board, shared, settings, verbosity, stats: stats.clone(), layout };
         let parts = server::Parts {
             node: node.clone(),
             mounted: streams::mounted(settings, stats, shared, later, &self.runtime, metrics),
@@ -263,12 +262,31 @@ impl Bootstrap {
         Ok(server::start(settings, parts, shutdown.clone()))
     }
 
-    /// The sensors, and the PLEG that they feed.
-    async fn observe(&self, cgroups: Option<&Cgroups>) -> (PlegHandle, JoinHandle<()>) {
+    /// The cgroups of pods, and the QoS loop. A failure is recorded on the node.
+    async fn cgroups(&self, shutdown: &CancellationToken) -> anyhow::Result<Option<Cgroups>> {
+        let services = cgroups::Services {
+            settings: &self.settings,
+            runtime: &self.runtime,
+            metrics: &self.metrics,
+            layout: self.hierarchies.layout.clone(),
+            pods: &self.shared,
+            recorder: &self.recorder,
+        };
+        let prepared = cgroups::prepare(services, shutdown).await;
+        match &prepared {
+            Ok(Some(cgroups)) => cgroups::start_qos_loop(cgroups, shutdown),
+            Ok(None) => {}
+            Err(error) => self.recording.setup_failed(error, shutdown).await,
+        }
+        prepared
+    }
+
+    /// The sensors with their probes, and the PLEG that they feed.
+    async fn observe(&self, cgroups: Option<&Cgroups>) -> (Option<Probes>, (PlegHandle, JoinHandle<()>)) {
         let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
         let (settings, runtime, shutdown) = (&self.settings, &self.runtime, &self.shutdown);
         let board = self.board.clone();
-        let reports = sensors::Reports { board, metrics: &self.metrics, recorder: &self.recorder };
+        let reports = sensors::Reports { board, metrics: &self.metrics };
         let sensing =
             sensors::start(settings, runtime, &self.hierarchies, cgroups, reports, hints, shutdown.clone()).await;
         let observation = Observation {
@@ -278,8 +296,14 @@ impl Bootstrap {
             periods: relist_periods(settings),
             observer: self.observers.clone(),
             clock: Clock::System,
+            ooms: self.ooms.clone(),
         };
-        pipeline::observe(runtime.clone(), observation, shutdown.clone())
+        (sensing.probes, pipeline::observe(runtime.clone(), observation, shutdown.clone()))
+    }
+
+    /// Reclaim stalls of pods, if probes count them.
+    fn stalls(&self, probes: Option<Probes>) -> Option<ReclaimStalls> {
+        Some(ReclaimStalls::new(Arc::new(probes?), self.hierarchies.containers.clone()?))
     }
 
     /// The volumes on disk, and a warning if volumes in memory may be swapped.
@@ -310,6 +334,7 @@ impl Bootstrap {
         let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), shutdown.clone());
         let services = Services {
             images: prepared.images,
+            image_gc: node::image_gc(settings),
             runtime_name: prepared.runtime_name,
             objects: prepared.objects,
             volumes: prepared.volumes,
@@ -323,6 +348,7 @@ impl Bootstrap {
             closed: self.down.subscribe(),
             pressures: self.pressures.subscribe(),
             offer: prepared.offer,
+            read_node: api.map(|api| admission::read_node(api, &self.node.name)),
             recorder: recorder.clone(),
             observer: self.observers.clone(),
             startups: api.map_or_else(Startups::default, |_| Startups::counting(metrics.clone())),
@@ -350,11 +376,11 @@ impl Bootstrap {
     }
 
     /// The eviction manager, which terminates pods through the pipeline.
-    fn watch_resources(&self, running: &Running, garbage: NodeGarbage, kubepods: Option<String>, stats: Stats) {
+    fn watch_resources(&self, running: &Running, garbage: NodeGarbage, watched: eviction::Watched, stats: Stats) {
         let services = eviction::Services {
             settings: &self.settings,
             layout: self.hierarchies.layout.clone(),
-            kubepods,
+            watched,
             runtime: self.runtime.clone(),
             stats,
             running,

@@ -10,7 +10,10 @@ use tokio::sync::watch;
 
 use crate::cgroups::Hierarchies;
 use crate::cli::host;
+use crate::cli::version::KUBERNETES;
+use crate::config::Feature;
 use crate::config::Settings;
+use crate::images::GcPolicy;
 use crate::images::PullLimits;
 use crate::kernel::selinux;
 use crate::node::Machine;
@@ -21,6 +24,7 @@ use crate::status::NodeAddresses;
 use crate::workers::act::NodeFiles;
 use crate::workers::generate::DnsSettings;
 use crate::workers::generate::HandlerFeatures;
+use crate::workers::generate::MemoryQos;
 use crate::workers::generate::NodeIps;
 use crate::workers::generate::NodeSettings;
 use crate::workers::generate::ResourceSettings;
@@ -77,6 +81,17 @@ pub(super) fn pull_limits(settings: &Settings) -> PullLimits {
     }
 }
 
+/// When unused images are removed.
+pub(super) fn image_gc(settings: &Settings) -> GcPolicy {
+    let kubelet = &settings.kubelet;
+    GcPolicy {
+        high: u64::try_from(kubelet.image_gc_high_threshold_percent).unwrap_or(0),
+        low: u64::try_from(kubelet.image_gc_low_threshold_percent).unwrap_or(0),
+        min_age: kubelet.image_minimum_gc_age.std(),
+        max_age: kubelet.image_maximum_gc_age.std(),
+    }
+}
+
 /// Files of the node.
 pub(super) fn files(settings: &Settings) -> NodeFiles {
     let resolv_conf = settings.kubelet.resolv_conf.clone();
@@ -110,6 +125,8 @@ impl Node {
                 selinux: selinux::is_enabled(Path::new("/")),
                 handlers: HandlerFeatures::new(runtime),
             },
+            stop_signals: settings.gates.enabled(Feature::ContainerStopSignals),
+            kubernetes_version: KUBERNETES.to_owned(),
         }
     }
 }
@@ -118,7 +135,8 @@ impl Node {
 fn resources(settings: &Settings, hierarchies: &Hierarchies) -> ResourceSettings {
     let kubelet = &settings.kubelet;
     let cgroup_v2 = hierarchies.layout.is_v2();
-    let sizes = Machine::read(Path::new("/"), &settings.flags.root_dir).sizes.unwrap_or_default();
+    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir);
+    let sizes = machine.sizes.unwrap_or_default();
     let config = ResourceConfig::new(kubelet, settings.flags.experimental_allocatable_ignore_eviction);
     let period = kubelet.cpu_cfs_quota_period.std().as_micros();
     ResourceSettings {
@@ -128,9 +146,23 @@ fn resources(settings: &Settings, hierarchies: &Hierarchies) -> ResourceSettings
         hugepage_sizes: sizes.hugepages.into_keys().collect(),
         page_size: page_size(),
         cgroup_v2,
+        protects_memory: cgroup_v2 && hierarchies.layout.offers("memory"),
         single_process_oom_kill: !cgroup_v2 || kubelet.single_process_oom_kill.unwrap_or(false),
-        swap: if hierarchies.limits_swap { Swap::Forbidden } else { Swap::NoController },
+        swap: swap(settings, hierarchies, machine.swap),
+        memory_qos: settings.gates.enabled(Feature::MemoryQoS).then(|| MemoryQos {
+            tiered: kubelet.memory_reservation_policy == "TieredReservation",
+            throttling_factor: kubelet.memory_throttling_factor,
+        }),
         pod_pids_limit: Some(kubelet.pod_pids_limit).filter(|limit| *limit > 0),
+    }
+}
+
+/// Swap of containers, on a machine with so many bytes of it.
+fn swap(settings: &Settings, hierarchies: &Hierarchies, node_swap: i64) -> Swap {
+    match settings.kubelet.memory_swap.swap_behavior.as_str() {
+        _ if !hierarchies.limits_swap => Swap::NoController,
+        "LimitedSwap" => Swap::Limited { node_swap },
+        _ => Swap::Forbidden,
     }
 }
 

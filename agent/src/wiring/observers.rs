@@ -26,7 +26,6 @@ use crate::recorder::Loss;
 use crate::recorder::RecorderObserver;
 use crate::runtime::CallObserver;
 use crate::runtime::FinishedCall;
-use crate::runtime::Operation;
 use crate::server::SensorReport;
 use crate::workers::act::SyncOutcome;
 use crate::workers::worker::WorkerObserver;
@@ -40,12 +39,7 @@ pub struct Observers(
 
 impl CallObserver for Observers {
     fn finished(&self, call: FinishedCall) {
-        let ok = call.error.is_none();
-        self.0.runtime.call(call.operation.metric(), call.duration, ok);
-        if call.operation == Operation::RunPodSandbox {
-            // Pods that ask for another handler than the default one are refused.
-            self.0.runtime.sandbox("", call.duration, ok);
-        }
+        self.0.runtime.call(call.operation.metric(), call.duration, call.error.is_none());
     }
 }
 
@@ -64,15 +58,6 @@ impl PlegObserver for Observers {
 
     fn contradiction(&self) {
         self.0.pleg.contradiction();
-    }
-
-    fn oom_kill(&self, is_init: Option<bool>) {
-        let victim = match is_init {
-            Some(true) => "init",
-            Some(false) => "child",
-            None => "other",
-        };
-        self.0.sensors.oom_kill(victim);
     }
 }
 
@@ -120,6 +105,10 @@ impl WorkerObserver for Observers {
 
     fn rejected(&self, reason: &str) {
         self.0.pods.rejected(reason);
+    }
+
+    fn preempted(&self, resource: &str) {
+        self.0.eviction.preempted(resource);
     }
 }
 
@@ -192,6 +181,7 @@ pub(super) fn announce(metrics: &Metrics, node: &str, cgroup_version: i64, gates
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::Operation;
 
     #[test]
     fn calls_are_counted_under_upstreams_names() {
@@ -202,7 +192,6 @@ mod tests {
         let text = metrics.render().unwrap();
         assert!(text.contains("kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"} 1\n"), "{text}");
         assert!(!text.contains("kubelet_runtime_operations_errors_total{"));
-        assert!(text.contains("kubelet_run_podsandbox_duration_seconds_count{runtime_handler=\"\"} 1\n"), "{text}");
     }
 
     #[test]
@@ -217,6 +206,7 @@ mod tests {
         counting.rejected("NodeShutdown");
         counting.rejected("OutOfexample.com/gpu");
         counting.rejected("UnsupportedFields");
+        counting.preempted("cpu");
         let text = metrics.render().unwrap();
         for line in [
             "kubelet_pod_worker_start_duration_seconds_bucket{le=\"0.005\"} 0",
@@ -229,6 +219,7 @@ mod tests {
             "kubelet_admission_rejections_total{reason=\"NodeShutdown\"} 1",
             "kubelet_admission_rejections_total{reason=\"OutOfExtendedResources\"} 1",
             "kubelet_admission_rejections_total{reason=\"Other\"} 1",
+            "kubelet_preemptions{preemption_signal=\"cpu\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }

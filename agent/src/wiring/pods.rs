@@ -2,35 +2,39 @@
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
-use std::path::Path;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::observers::sensor_reports;
+use crate::cgroups::Layout;
 use crate::cli::logging;
 use crate::cli::version::KUBERNETES;
 use crate::config::Settings;
 use crate::events::sensors::SensorBoard;
-use crate::kernel::usage::tree_usage;
+use crate::kernel::usage::AvailableMemory;
+use crate::kernel::usage::DiskUsage;
+use crate::metrics::ClaimStats;
 use crate::metrics::LogsOf;
 use crate::metrics::Metrics;
 use crate::metrics::PodOrigin;
 use crate::metrics::VolumeState;
 use crate::metrics::Working;
 use crate::model::Pod;
-use crate::model::PodSnapshot;
+use crate::model::PodRef;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::spec;
+use crate::node;
 use crate::pipeline::Running;
 use crate::runtime::RuntimeState;
 use crate::server;
 use crate::server::AgentState;
 use crate::server::Handles;
 use crate::server::SensorReport;
+use crate::stats::ClaimUsage;
+use crate::stats::Stats;
 use crate::sync::SharedPods;
 use crate::volumes::Volumes;
 use crate::workers::registry;
@@ -48,6 +52,10 @@ pub(super) struct Server<'a> {
     pub settings: &'a Settings,
     /// Verbosity of the log.
     pub verbosity: logging::Verbosity,
+    /// Usage of pods.
+    pub stats: Stats,
+    /// The machine's cgroup hierarchies.
+    pub layout: Layout,
 }
 
 /// The pipeline once the runtime has been reached, and `None` before.
@@ -56,8 +64,8 @@ pub(super) type Later = watch::Receiver<Option<Running>>;
 impl Server<'_> {
     /// Handles for the servers.
     pub(super) fn handles(&self, runtime: watch::Receiver<RuntimeState>, later: Later) -> Handles {
-        let pod_logs = PathBuf::from(&self.settings.kubelet.pod_logs_dir);
-        let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later, pod_logs };
+        let (stats, layout) = (self.stats.clone(), self.layout.clone());
+        let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later, stats, layout };
         let (board, verbosity) = (self.board.clone(), self.verbosity.clone());
         Handles {
             agent: Arc::new(Agent { gauges, board, runtime, verbosity }),
@@ -134,22 +142,34 @@ struct Gauges {
     metrics: Arc<Metrics>,
     shared: SharedPods,
     later: Later,
-    pod_logs: PathBuf,
+    stats: Stats,
+    layout: Layout,
 }
 
 impl Gauges {
+    /// Blocks; not to be called on a thread that runs async tasks.
     fn refresh(&self) {
+        if let Some(memory) = AvailableMemory::read(&self.layout, node::hugepages_in_all()) {
+            self.metrics.eviction.memory_available(memory.working_set, memory.mem_available);
+        }
         let (fixed, api): (Vec<Pod>, Vec<Pod>) = self.shared.all().into_iter().partition(|pod| spec::is_static(pod));
         self.metrics.pods.desired(PodOrigin::Static, fixed.len());
         self.metrics.pods.desired(PodOrigin::Api, api.len());
         self.metrics.pods.mirrors(self.shared.mirrors().len());
         let ephemeral = fixed.iter().chain(&api).map(|pod| spec::ephemeral_containers(pod).len()).sum();
         self.metrics.pods.ephemeral(ephemeral);
-        let Some(running) = &*self.later.borrow() else { return };
+        // Not borrowed: what follows borrows it again.
+        let Some(running) = &self.later.borrow().clone() else { return };
         let desired = fixed.into_iter().chain(api).map(|pod| (pod_ref(&pod).uid, pod)).collect();
         self.count_working(&desired, running);
         let snapshots = running.pleg.all();
-        self.metrics.pods.logs(logs(&self.pod_logs, &snapshots));
+        let logs = self.stats.logs();
+        self.metrics.pods.logs(logs.iter().map(|(pod, container, bytes)| (logs_of(pod, container), *bytes)));
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let claims = runtime.block_on(self.stats.claims());
+            self.metrics.volumes.claims(claims.iter().map(claim));
+        }
+        self.metrics.pressure.refresh();
         self.metrics.pods.observe_cache(&snapshots);
     }
 
@@ -180,15 +200,14 @@ impl Gauges {
     }
 }
 
-/// Bytes of the logs of containers that run, in pods' own folders below `folder`.
-fn logs<'a>(folder: &Path, snapshots: &'a [Arc<PodSnapshot>]) -> impl Iterator<Item = (LogsOf<'a>, u64)> {
-    let running = snapshots.iter().flat_map(|snapshot| snapshot.running().map(move |one| (&snapshot.pod, one)));
-    running.map(move |(pod, container)| {
-        let place = folder.join(pod.log_dir_name()).join(&container.name);
-        let of =
-            LogsOf { uid: pod.uid.as_str(), namespace: &pod.namespace, pod: &pod.name, container: &container.name };
-        (of, tree_usage(&place).0)
-    })
+fn logs_of<'a>(pod: &'a PodRef, container: &'a str) -> LogsOf<'a> {
+    LogsOf { uid: pod.uid.as_str(), namespace: &pod.namespace, pod: &pod.name, container }
+}
+
+fn claim(claim: &ClaimUsage) -> ClaimStats<'_> {
+    let DiskUsage { capacity, available, used, inodes, inodes_free, inodes_used } = claim.usage;
+    let ClaimUsage { namespace, name, .. } = claim;
+    ClaimStats { namespace, name, capacity, available, used, inodes, inodes_free, inodes_used }
 }
 
 /// Desired and actual volumes by plugin.
@@ -254,23 +273,6 @@ mod tests {
             let line = format!("kubelet_working_pods{{{labels}}} 1");
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }
-    }
-
-    #[test]
-    fn logs_are_measured_where_the_runtime_writes_them() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let snapshot = testing::snapshot(vec![testing::running("main", 0), testing::exited("done", 0, 0)]);
-        let folder = format!("{}_{}_{}/main", snapshot.pod.namespace, snapshot.pod.name, snapshot.pod.uid);
-        std::fs::create_dir_all(dir.path().join(&folder)).expect("a folder");
-        std::fs::write(dir.path().join(folder).join("0.log"), vec![b'x'; 100_000]).expect("a log");
-        let (metrics, all) = (Metrics::new(), [Arc::new(snapshot)]);
-        metrics.pods.logs(logs(dir.path(), &all));
-        let text = metrics.render().expect("metrics");
-        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("kubelet_container_log_")).collect();
-        let [line] = lines[..] else { panic!("one container runs: {lines:?}") };
-        assert!(line.contains(r#"container="main""#), "{line}");
-        let bytes: u64 = line.rsplit_once(' ').expect("a value").1.parse().expect("a number");
-        assert!(bytes >= 98_304, "{line}");
     }
 
     #[test]

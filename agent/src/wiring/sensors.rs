@@ -13,6 +13,8 @@ use crate::events::Hint;
 use crate::events::cri;
 use crate::events::kernel;
 use crate::events::kernel::KernelOptions;
+use crate::events::oom_fallback;
+use crate::events::oom_fallback::FallbackOptions;
 use crate::events::pidfd::PidfdWatch;
 use crate::events::process::NoProcessWatch;
 use crate::events::process::ProcessWatch;
@@ -21,9 +23,9 @@ use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
 use crate::kernel::bpf::Probes;
 use crate::kernel::btf;
+use crate::kernel::kmsg::KMSG;
 use crate::metrics::Metrics;
 use crate::model::Clock;
-use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 
 /// Running sensors.
@@ -31,7 +33,7 @@ pub(super) struct Sensing {
     /// Proves that processes are gone.
     pub watch: Arc<dyn ProcessWatch>,
     /// The loaded probes; they stay attached as long as this, or the stream of their records, lives.
-    pub _probes: Option<Probes>,
+    pub probes: Option<Probes>,
 }
 
 /// Where sensors report what is no hint.
@@ -40,8 +42,6 @@ pub(super) struct Reports<'a> {
     pub board: SensorBoard,
     /// Metrics.
     pub metrics: &'a Arc<Metrics>,
-    /// Events of the node.
-    pub recorder: &'a Recorder,
 }
 
 /// Starts the sensors that are enabled. One that cannot start is reported on the board.
@@ -59,9 +59,11 @@ pub(super) async fn start(
     let hierarchy = hierarchies.containers.clone().ok_or(HierarchyError::None);
     let probes = match &hierarchy {
         Ok(hierarchy) if sensors.bpf => {
-            let cgroup_root = cgroups.map_or_else(|| "/".to_owned(), Cgroups::kubepods_path);
-            let (recorder, metrics) = (reports.recorder.clone(), reports.metrics.clone());
-            let options = KernelOptions { cgroup_root, btf: btf::VMLINUX.into(), recorder, metrics };
+            let cgroup_root = root(cgroups);
+            let metrics = reports.metrics.clone();
+            let (btf, log) = (btf::VMLINUX.into(), KMSG.into());
+            let (deaths_ring, announce_containers) = (None, false);
+            let options = KernelOptions { cgroup_root, btf, log, deaths_ring, announce_containers, metrics };
             kernel::start(options, hierarchy.clone(), hints.clone(), board.clone(), shutdown.clone()).await
         }
         Ok(_) => {
@@ -73,6 +75,12 @@ pub(super) async fn start(
             None
         }
     };
+    if let Ok(hierarchy) = &hierarchy
+        && board.get(Sensor::Oom) != Some(SensorState::Up)
+    {
+        let options = FallbackOptions { cgroup_root: root(cgroups), log: KMSG.into() };
+        oom_fallback::start(options, hierarchy.clone(), hints.clone(), &board, shutdown.clone());
+    }
     let watch: Arc<dyn ProcessWatch> = match hierarchy {
         Ok(hierarchy) if sensors.pidfd => Arc::new(PidfdWatch::new(hierarchy, board.clone(), probes.is_some())),
         Ok(_) => {
@@ -89,7 +97,12 @@ pub(super) async fn start(
     } else {
         board.set(Sensor::RuntimeEvents, SensorState::Off);
     }
-    Sensing { watch, _probes: probes }
+    Sensing { watch, probes }
+}
+
+/// The cgroup of all pods.
+fn root(cgroups: Option<&Cgroups>) -> String {
+    cgroups.map_or_else(|| "/".to_owned(), Cgroups::kubepods_path)
 }
 
 fn without_probes(board: &SensorBoard, state: &SensorState) {

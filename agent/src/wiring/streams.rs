@@ -1,5 +1,6 @@
 //! Routers of logs, streams and usage.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,11 +13,13 @@ use crate::cgroups::Driver;
 use crate::cgroups::Layout;
 use crate::config::Feature;
 use crate::config::Settings;
+use crate::config::duration::GoDuration;
 use crate::metrics::Metrics;
 use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::pod_ref;
+use crate::oom::OomCounts;
 use crate::runtime::Runtime;
 use crate::server::Containers;
 use crate::server::Mounted;
@@ -29,7 +32,9 @@ use crate::stats::Snapshots;
 use crate::stats::Stats;
 use crate::stats::StatsSource;
 use crate::stats::SystemCgroups;
+use crate::stats::VolumeAt;
 use crate::sync::SharedPods;
+use crate::volumes::MeasurableVolume;
 
 /// Where a node keeps its logs.
 const NODE_LOGS: &str = "/var/log";
@@ -67,10 +72,15 @@ pub(super) fn stats(
     later: &Later,
     runtime: &Runtime,
     layout: Layout,
+    ooms: &OomCounts,
 ) -> anyhow::Result<Stats> {
     Ok(Stats::new(StatsSource {
         node_name: node_name.to_owned(),
         layout,
+        proc: PathBuf::from("/proc"),
+        volume_period: Some(settings.kubelet.volume_stats_agg_period)
+            .filter(|period| !period.is_negative())
+            .map(GoDuration::std),
         system: system_cgroups(settings)?,
         folders: Folders {
             root: settings.flags.root_dir.clone(),
@@ -78,6 +88,7 @@ pub(super) fn stats(
         },
         runtime: runtime.clone(),
         snapshots: Arc::new(Pods { shared: shared.clone(), later: later.clone() }),
+        ooms: ooms.clone(),
     }))
 }
 
@@ -109,6 +120,17 @@ impl PodLookup for Pods {
 impl Snapshots for Pods {
     fn all(&self) -> Vec<Arc<PodSnapshot>> {
         self.later.borrow().as_ref().map(|running| running.pleg.all()).unwrap_or_default()
+    }
+
+    fn volumes(&self) -> HashMap<PodUid, Vec<VolumeAt>> {
+        let later = self.later.borrow();
+        let Some(running) = later.as_ref() else { return HashMap::new() };
+        let at = |MeasurableVolume { name, path, claim, is_local }| VolumeAt { name, path, claim, is_local };
+        let of_pod = |pod: Pod| {
+            let volumes = running.volumes.measurable(&pod).into_iter().map(at).collect();
+            (pod_ref(&pod).uid, volumes)
+        };
+        self.shared.all().into_iter().map(of_pod).collect()
     }
 }
 

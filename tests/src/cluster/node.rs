@@ -1,6 +1,7 @@
 //! A node of the cluster: a private containerd and the agent on it.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
@@ -62,6 +63,26 @@ impl ClusterNode {
         Ok(node)
     }
 
+    /// As [`Self::start`], with another agent, which is called with a kubelet's flags.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_other(cluster: &Cluster, agent: &Path, changes: Value) -> Result<Self> {
+        let node = Self::prepare(cluster, changes).await?;
+        let arguments = node.node.cluster_arguments(&node.access);
+        node.start_program(Command::new(agent), arguments.into_iter().collect())?;
+        node.until_ready(cluster).await?;
+        Ok(node)
+    }
+
+    /// The runtime's socket.
+    ///
+    /// # Errors
+    /// The runtime is stopped.
+    pub fn socket(&self) -> Result<PathBuf> {
+        Ok(self.parts().containerd.as_ref().context("the runtime is stopped")?.ready().socket.clone())
+    }
+
     /// A runtime and a node's files; the agent is not started.
     ///
     /// # Errors
@@ -99,8 +120,11 @@ impl ClusterNode {
     /// # Errors
     /// The program cannot be started.
     pub async fn start_agent_with(&self, arguments: Vec<std::ffi::OsString>) -> Result<()> {
+        self.start_program(agent()?, arguments)
+    }
+
+    fn start_program(&self, mut command: Command, arguments: Vec<std::ffi::OsString>) -> Result<()> {
         let mut parts = self.parts();
-        let mut command = agent()?;
         command.args(arguments);
         let containerd = parts.containerd.as_mut().context("the runtime is stopped")?;
         let agent = Agent::start(&mut command, &self.node, containerd)?;

@@ -23,6 +23,9 @@ use super::store::ReportedStatus;
 use super::store::Sandbox;
 use super::trace::Instance;
 
+/// How often a command looks whether its container still runs.
+const EXEC_CHECK: Duration = Duration::from_millis(100);
+
 impl Engine {
     pub(super) async fn create_container(
         self: Arc<Self>,
@@ -88,6 +91,7 @@ impl Engine {
                 message: String::new(),
             },
             process: None,
+            oom_event: false,
             starting: false,
             removing: false,
             stopped: CancellationToken::new(),
@@ -261,7 +265,14 @@ impl Engine {
             let text = format!("failed to exec in container: timeout {limit:?} exceeded: context deadline exceeded");
             return Err(Status::deadline_exceeded(text));
         }
-        tokio::time::sleep(result.takes).await;
+        let ends = Instant::now() + result.takes;
+        while Instant::now() < ends {
+            // A command ends with its container.
+            if !self.state().store.container(&request.container_id)?.is_alive() {
+                return Err(Status::unknown("failed to exec in container: the container has exited"));
+            }
+            tokio::time::sleep(EXEC_CHECK.min(ends - Instant::now())).await;
+        }
         Ok(v1::ExecSyncResponse { stdout: result.stdout.into(), exit_code: result.code, ..Default::default() })
     }
 }

@@ -57,6 +57,8 @@ pub(super) struct State {
     pub(super) rng: fastrand::Rng,
     pub(super) conditions: Vec<v1::RuntimeCondition>,
     pub(super) exit_report: Duration,
+    /// The runtime misses OOM events.
+    pub(super) misses_oom_events: bool,
     pub(super) addresses: u32,
     held: Option<v1::ContainerEventResponse>,
 }
@@ -92,6 +94,7 @@ impl Engine {
             rng: fastrand::Rng::with_seed(options.seed),
             conditions: status::healthy(),
             exit_report: options.timings.exit_report,
+            misses_oom_events: false,
             addresses: 0,
             held: None,
         };

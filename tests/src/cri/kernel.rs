@@ -51,6 +51,8 @@ pub struct OomRecord {
     pub container_id: String,
     /// Whether the victim is the container's init (then an exit record follows).
     pub init: bool,
+    /// The container's init, or the process of an exec: the uppermost process above the victim.
+    pub root: u32,
     /// Time of the kill.
     pub at: Instant,
 }

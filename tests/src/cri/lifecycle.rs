@@ -101,7 +101,8 @@ impl Engine {
         };
         let at = Instant::now();
         if exit == Exit::Oom {
-            self.kernel.publish(KernelFact::Oom(OomRecord { pid, container_id: id.to_owned(), init: true, at }));
+            let container_id = id.to_owned();
+            self.kernel.publish(KernelFact::Oom(OomRecord { pid, container_id, init: true, root: pid, at }));
         }
         self.kernel.publish(KernelFact::Exit(ExitRecord { pid, container_id: id.to_owned(), exit, at, ns_init }));
         let (engine, id_gone) = (Arc::clone(self), id.to_owned());
@@ -156,6 +157,7 @@ impl Engine {
     /// whether the state changed.
     pub(super) fn report_exit(&self, id: &str, exit_code_lost: Option<&str>) -> bool {
         let mut state = self.state();
+        let misses_oom_events = state.misses_oom_events;
         let Some(container) = state.store.containers.get_mut(id) else { return false };
         let reported_running = matches!(container.status.state, ContainerRunning | ContainerUnknown);
         let Some((exit, exited_at)) = container.process.as_ref().and_then(|process| process.exit) else { return false };
@@ -171,7 +173,12 @@ impl Engine {
             }
             None => {
                 (status.exit_code, status.finished_at) = (exit.code(), exited_at);
-                status.reason = if exit == Exit::Oom { "OOMKilled".to_owned() } else { String::new() };
+                let has_oom_event = (exit == Exit::Oom || container.oom_event) && !misses_oom_events;
+                status.reason = match exit {
+                    _ if has_oom_event => "OOMKilled".to_owned(),
+                    Exit::Oom => "Error".to_owned(),
+                    _ => String::new(),
+                };
             }
         }
         container.stopped.cancel();

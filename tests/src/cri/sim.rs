@@ -137,11 +137,32 @@ impl SimRuntime {
     /// The OOM killer kills a child of a container's init process; the container keeps running.
     pub fn oom_child(&self, pod: &str, container: &str) -> Option<Instance> {
         let parent = self.trace(|trace| trace.live(pod, container).cloned())?;
-        let pid = self.engine.kernel.spawn(&parent.id, "");
-        let record = OomRecord { pid, container_id: parent.id.clone(), init: false, at: Instant::now() };
-        self.engine.kernel.publish(KernelFact::Oom(record));
-        self.engine.kernel.gone(pid);
+        let main = parent.pid;
+        self.oom_beside(&parent.id, |pid| main.unwrap_or(pid));
         Some(parent)
+    }
+
+    /// The OOM killer kills a process that an exec started in a container; the container keeps running.
+    pub fn oom_exec(&self, pod: &str, container: &str) -> Option<Instance> {
+        let beside = self.trace(|trace| trace.live(pod, container).cloned())?;
+        self.oom_beside(&beside.id, |pid| pid);
+        Some(beside)
+    }
+
+    fn oom_beside(&self, container_id: &str, root: impl FnOnce(u32) -> u32) {
+        let kernel = &self.engine.kernel;
+        let pid = kernel.spawn(container_id, "");
+        let (container_id, at) = (container_id.to_owned(), Instant::now());
+        if let Some(container) = self.engine.state().store.containers.get_mut(&container_id) {
+            container.oom_event = true;
+        }
+        kernel.publish(KernelFact::Oom(OomRecord { pid, container_id, init: false, root: root(pid), at }));
+        kernel.gone(pid);
+    }
+
+    /// The runtime misses OOM events from now on, and reports exits by SIGKILL with reason `Error`.
+    pub fn miss_oom_events(&self) {
+        self.engine.state().misses_oom_events = true;
     }
 
     /// Exits the pause processes of a pod's sandboxes, and returns their number.
@@ -177,6 +198,13 @@ impl SimRuntime {
         let mut statuses: Vec<_> = of_pod.map(super::status::sandbox).collect();
         statuses.sort_by_key(|status| status.created_at);
         statuses
+    }
+
+    /// Configurations that a pod's sandboxes were run with.
+    pub fn sandbox_configs(&self, pod: &str) -> Vec<v1::PodSandboxConfig> {
+        let state = self.engine.state();
+        let of_pod = state.store.sandboxes.values().filter(|sandbox| sandbox.metadata().name == pod);
+        of_pod.map(|sandbox| sandbox.config.clone()).collect()
     }
 
     /// Events lost to a full queue, and events sent to readers.

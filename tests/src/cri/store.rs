@@ -64,6 +64,8 @@ pub(super) struct Container {
     pub status: ReportedStatus,
     /// Its init process, once started.
     pub process: Option<Process>,
+    /// The runtime has had an OOM event for it: it reports its exit as `OOMKilled`, whatever the victim was.
+    pub oom_event: bool,
     /// A start is under way.
     pub starting: bool,
     /// A removal is under way.

@@ -5,18 +5,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use keblet::admission::NodeOffer;
+use keblet::cgroups::Cgroups;
 use keblet::eviction::Journal;
 use keblet::eviction::Manager;
 use keblet::eviction::NodePods;
 use keblet::eviction::Observe;
 use keblet::eviction::Parts;
 use keblet::eviction::Policy;
+use keblet::images::GcPolicy;
 use keblet::metrics::Metrics;
 use keblet::model::ConfigSource;
 use keblet::model::Pod;
 use keblet::model::PodUid;
 use keblet::model::PodUpdate;
 use keblet::model::Pressures;
+use keblet::oom::OomReporter;
 use keblet::pacing::Pacing;
 use keblet::pacing::PacingPolicy;
 use keblet::pipeline::Desired;
@@ -36,9 +40,12 @@ use keblet::status::TerminationReason;
 use keblet::status::manager::PodApi;
 use keblet::sync::EvictionSender;
 use keblet::sync::KillRequest;
+use keblet::sync::ReadNode;
+use keblet::sync::SharedPods;
 use keblet::wiring::Observers;
 use keblet::workers::act::NodeFiles;
 use keblet::workers::generate::NodeSettings;
+use keblet::workers::generate::ResourceSettings;
 use keblet::workers::state::KillOptions;
 use keblet::workers::worker::NoWorkerObserver;
 use keblet::workers::worker::WorkerObserver;
@@ -87,13 +94,22 @@ struct Listeners {
     seen: Seen,
     observer: Arc<dyn WorkerObserver>,
     recorder: Recorder,
+    metrics: Arc<Metrics>,
     api: Option<Api>,
+    cgroups: Option<Cgroups>,
+    resources: ResourceSettings,
+    image_gc: GcPolicy,
+    offer: NodeOffer,
+    read_node: Option<ReadNode>,
 }
 
 impl Default for Listeners {
     fn default() -> Self {
         let (observer, recorder) = (Arc::new(NoWorkerObserver), Recorder::default());
-        Self { seen: Seen::default(), observer, recorder, api: None }
+        let (metrics, resources) = (Metrics::new(), ResourceSettings::default());
+        let (seen, image_gc) = (Seen::default(), GcPolicy::default());
+        let (offer, read_node) = (NodeOffer::unlimited(), None);
+        Self { seen, observer, recorder, metrics, api: None, cgroups: None, resources, image_gc, offer, read_node }
     }
 }
 
@@ -117,6 +133,17 @@ impl Agent {
         recorder: Recorder,
     ) -> Self {
         Self::begin(sim, sensors, root, pods, Listeners { recorder, ..Listeners::default() })
+    }
+
+    /// As [`Agent::start`], with periodic garbage collection of images.
+    pub fn start_collecting_images(
+        sim: &SimRuntime,
+        sensors: SensorSet,
+        root: &Path,
+        pods: Vec<Pod>,
+        image_gc: GcPolicy,
+    ) -> Self {
+        Self::begin(sim, sensors, root, pods, Listeners { image_gc, ..Listeners::default() })
     }
 
     /// As [`Agent::start`], with statuses and final deletions sent to `api`.
@@ -144,14 +171,63 @@ impl Agent {
         pods: Vec<Pod>,
     ) -> (Self, Arc<Metrics>) {
         let metrics = Metrics::new();
-        let listeners = Listeners { observer: Arc::new(Observers(metrics.clone())), ..Listeners::default() };
+        let observer = Arc::new(Observers(metrics.clone()));
+        let listeners = Listeners { observer, metrics: metrics.clone(), ..Listeners::default() };
         (Self::begin(sim, sensors, root, pods, listeners), metrics)
     }
 
+    /// As [`Agent::start`], with events sent to `recorder`, the metrics that the real agent has, and reports of the PLEG
+    /// recorded in `seen`.
+    pub fn start_reporting(
+        sim: &SimRuntime,
+        sensors: SensorSet,
+        root: &Path,
+        pods: Vec<Pod>,
+        recorder: Recorder,
+        seen: Seen,
+    ) -> (Self, Arc<Metrics>) {
+        let metrics = Metrics::new();
+        let observer = Arc::new(Observers(metrics.clone()));
+        let metrics_of = metrics.clone();
+        let listeners = Listeners { seen, observer, recorder, metrics: metrics_of, ..Listeners::default() };
+        (Self::begin(sim, sensors, root, pods, listeners), metrics)
+    }
+
+    /// As [`Agent::start`], with cgroups of pods and settings of resources.
+    pub fn start_with_cgroups(
+        sim: &SimRuntime,
+        root: &Path,
+        pods: Vec<Pod>,
+        cgroups: Cgroups,
+        resources: ResourceSettings,
+    ) -> Self {
+        let listeners = Listeners { cgroups: Some(cgroups), resources, ..Listeners::default() };
+        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
+    }
+
+    /// As [`Agent::start_reporting`], on a node that offers this to pods. `read_node` is the API server's.
+    pub fn start_offering(
+        sim: &SimRuntime,
+        root: &Path,
+        pods: Vec<Pod>,
+        recorder: Recorder,
+        (offer, read_node): (NodeOffer, Option<ReadNode>),
+    ) -> (Self, Arc<Metrics>) {
+        let metrics = Metrics::new();
+        let observer = Arc::new(Observers(metrics.clone()));
+        let metrics_of = metrics.clone();
+        let listeners = Listeners { observer, recorder, metrics: metrics_of, offer, read_node, ..Listeners::default() };
+        (Self::begin(sim, SensorSet::ALL, root, pods, listeners), metrics)
+    }
+
     fn begin(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, listeners: Listeners) -> Self {
-        let Listeners { seen, observer, recorder, api } = listeners;
+        let Listeners { seen, observer, recorder, metrics, api, cgroups, resources, image_gc, offer, read_node } =
+            listeners;
         let runtime = super::pleg_harness::runtime(sim, RuntimeOptions::default());
-        let harness = PlegHarness::open_on(sim, sensors, &runtime, seen);
+        let shared = SharedPods::default();
+        let desired = shared.clone();
+        let ooms = OomReporter::new(metrics, recorder.clone(), Arc::new(move |uid| desired.by_uid(uid)));
+        let harness = PlegHarness::open_on(sim, sensors, &runtime, seen, ooms);
         let (aside, shutdown) = (CancellationToken::new(), CancellationToken::new());
         let mut tasks = JoinSet::new();
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
@@ -162,11 +238,16 @@ impl Agent {
         let (_, sources) = sources::start(no_sources(), clock(sim), Recorder::default(), aside.clone());
         let (closed, pressures) = (watch::Sender::new(false), watch::Sender::new(Pressures::default()));
         let services = Services {
-            node: NodeSettings { pod_logs_dir: root.join("logs"), ..NodeSettings::default() },
+            node: NodeSettings { pod_logs_dir: root.join("logs"), resources, ..NodeSettings::default() },
+            cgroups,
             files: NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: None },
             api: api.map(|api| Arc::new(api) as Arc<dyn PodApi>),
+            pods: shared,
             recorder,
             observer,
+            image_gc,
+            offer: watch::channel(offer).1,
+            read_node,
             closed: closed.subscribe(),
             pressures: pressures.subscribe(),
             pacing: Pacing::new(PacingPolicy::default(), 2),
@@ -236,6 +317,7 @@ impl Agent {
             pods: NodePods { registry: self.running.registry.clone(), evictions: self.evictions.clone() },
             journal: Journal::open(&self.root),
             wake: woken,
+            memory_events: mpsc::channel(1).1,
             pressures: self.pressures.clone(),
             recorder: Recorder::logging("sim"),
             metrics: metrics.clone(),

@@ -7,17 +7,24 @@ use std::sync::PoisonError;
 
 use keblet::events::ExitFacts;
 use keblet::events::Hint;
-use keblet::events::OomFacts;
 use keblet::events::RelistReason;
 use keblet::events::process::Gone;
 use keblet::events::process::Pinned;
 use keblet::events::process::ProcessWatch;
+use keblet::model::CgroupPlace;
+use keblet::model::CgroupRole;
 use keblet::model::ContainerId;
 use keblet::model::KernelMoment;
+use keblet::model::OomConfidence;
+use keblet::model::OomLimit;
+use keblet::model::OomMemory;
+use keblet::model::OomRecord;
+use keblet::model::OomRoot;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
+use crate::cri::Exit;
 use crate::cri::KernelFact;
 use crate::cri::SimRuntime;
 
@@ -59,26 +66,41 @@ impl ProcessWatch for SimWatch {
 pub async fn follow_kernel(mut facts: broadcast::Receiver<KernelFact>, hints: mpsc::Sender<Hint>) {
     loop {
         let hint = match facts.recv().await {
-            Ok(KernelFact::Exit(exit)) if exit.ns_init => Hint::Exit(ExitFacts {
+            Ok(KernelFact::Exit(exit)) if exit.ns_init || exit.exit == Exit::Oom => Hint::Exit(ExitFacts {
                 container: ContainerId::from(exit.container_id),
                 pid: exit.pid,
                 exit_code: exit.exit.code(),
+                signalled: exit.exit.wait_status() & 0x7f != 0,
+                oom_victim: exit.exit == Exit::Oom,
                 at: KernelMoment(exit.at),
             }),
             Ok(KernelFact::Exit(_)) => continue,
-            Ok(KernelFact::Oom(oom)) => Hint::Oom(OomFacts {
-                container: Some(ContainerId::from(oom.container_id)),
-                pid: oom.pid,
-                comm: "simulated".to_owned(),
-                anon_kib: 0,
-                at: KernelMoment(oom.at),
-            }),
+            Ok(KernelFact::Oom(oom)) => Hint::Oom(Box::new(oom_record(&oom))),
             Err(RecvError::Lagged(_)) => Hint::Gap(RelistReason::Dropped),
             Err(RecvError::Closed) => return,
         };
         if hints.send(hint).await.is_err() {
             return;
         }
+    }
+}
+
+/// A kill by the container's own limit.
+fn oom_record(oom: &crate::cri::OomRecord) -> OomRecord {
+    let place = CgroupPlace {
+        path: format!("/kubepods/{}", oom.container_id),
+        role: CgroupRole::Container,
+        pod: None,
+        container: Some(ContainerId::from(oom.container_id.as_str())),
+    };
+    OomRecord {
+        pid: Some(oom.pid),
+        comm: "simulated".to_owned(),
+        place: Some(place.clone()),
+        limit: OomLimit::Exceeded { place: Some(place), bytes: Some(64 << 20) },
+        memory: Some(OomMemory { anon_bytes: 60 << 20, file_bytes: 0, shmem_bytes: 0 }),
+        root: Some(OomRoot { pid: oom.root, is_init: oom.root != oom.pid || oom.init, in_cgroup: true }),
+        ..OomRecord::new(OomConfidence::Kernel, KernelMoment(oom.at))
     }
 }
 

@@ -16,7 +16,9 @@ mod api;
 mod kernel;
 mod pleg_harness;
 mod pods;
+mod recorded;
 mod seen;
+pub mod shortage;
 
 pub use agent::Agent;
 pub use api::Api;
@@ -27,6 +29,8 @@ pub use pleg_harness::SensorSet;
 pub use pleg_harness::runtime;
 pub use pods::PodOf;
 pub use pods::pod;
+pub use recorded::RecordedEvents;
+pub use recorded::recorder;
 pub use seen::Seen;
 
 const LIMIT: Duration = Duration::from_secs(900);

@@ -12,6 +12,7 @@ use keblet::events::sensors::SensorBoard;
 use keblet::events::sensors::SensorState;
 use keblet::metrics::Metrics;
 use keblet::model::Clock;
+use keblet::oom::OomReporter;
 use keblet::pipeline::Observation;
 use keblet::pipeline::observe;
 use keblet::pleg::PlegHandle;
@@ -74,11 +75,12 @@ pub struct PlegHarness {
 impl PlegHarness {
     /// Starts sensors and PLEG on a node.
     pub fn open(sim: &SimRuntime, sensors: SensorSet) -> Self {
-        Self::open_on(sim, sensors, &runtime(sim, RuntimeOptions::default()), Seen::default())
+        Self::open_on(sim, sensors, &runtime(sim, RuntimeOptions::default()), Seen::default(), OomReporter::default())
     }
 
-    /// Starts sensors and PLEG on a node, with this client and reports recorded in `seen`.
-    pub fn open_on(sim: &SimRuntime, sensors: SensorSet, runtime: &Runtime, seen: Seen) -> Self {
+    /// Starts sensors and PLEG on a node, with this client and reports recorded in `seen`, those of OOM kills also sent to
+    /// `ooms`.
+    pub fn open_on(sim: &SimRuntime, sensors: SensorSet, runtime: &Runtime, seen: Seen, ooms: OomReporter) -> Self {
         let board = SensorBoard::default();
         let (hints, hints_in) = mpsc::channel(HINT_CAPACITY);
         let shutdown = CancellationToken::new();
@@ -91,7 +93,9 @@ impl PlegHarness {
             periods: RelistPeriods::default(),
             observer: Arc::new(seen.clone()),
             clock: clock(sim),
+            ooms: ooms.clone(),
         };
+        tasks.spawn(seen.clone().follow(ooms.subscribe()));
         if sensors.events {
             let (hints, board, metrics) = (hints.clone(), board.clone(), Metrics::new());
             tasks.spawn(cri::follow(runtime.clone(), hints, board, clock(sim), metrics, shutdown.clone()));

@@ -9,7 +9,11 @@ use std::time::Duration;
 use keblet::events::RelistReason;
 use keblet::model::LifecycleEvent;
 use keblet::model::LifecycleKind;
+use keblet::model::OomVerdict;
+use keblet::model::OomVictim;
 use keblet::pleg::PlegObserver;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -26,7 +30,7 @@ struct Log {
     relists: Vec<(Instant, RelistReason, bool)>,
     inspections: u64,
     contradictions: u64,
-    oom_kills: Vec<Option<bool>>,
+    oom_kills: Vec<Arc<OomVerdict>>,
 }
 
 impl Default for Seen {
@@ -67,9 +71,25 @@ impl Seen {
         self.log().contradictions
     }
 
-    /// OOM kills: whether each was of a container's init process; `None` if the container is unknown.
-    pub fn oom_kills(&self) -> Vec<Option<bool>> {
+    /// Verdicts on OOM kills.
+    pub fn oom_kills(&self) -> Vec<Arc<OomVerdict>> {
         self.log().oom_kills.clone()
+    }
+
+    /// Victims of OOM kills.
+    pub fn oom_victims(&self) -> Vec<OomVictim> {
+        self.log().oom_kills.iter().map(|verdict| verdict.victim).collect()
+    }
+
+    /// Records verdicts until the agent ends.
+    pub(super) async fn follow(self, mut verdicts: broadcast::Receiver<Arc<OomVerdict>>) {
+        loop {
+            match verdicts.recv().await {
+                Ok(verdict) => self.note(|log| log.oom_kills.push(verdict)),
+                Err(RecvError::Lagged(missed)) => panic!("{missed} verdicts were missed"),
+                Err(RecvError::Closed) => return,
+            }
+        }
     }
 
     /// Waits until the reports meet a condition; false if they do not within `limit`.
@@ -110,9 +130,5 @@ impl PlegObserver for Seen {
 
     fn contradiction(&self) {
         self.note(|log| log.contradictions += 1);
-    }
-
-    fn oom_kill(&self, is_init: Option<bool>) {
-        self.note(|log| log.oom_kills.push(is_init));
     }
 }

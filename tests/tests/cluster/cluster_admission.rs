@@ -1,8 +1,17 @@
 //! Pods that the API server accepts and the node has to reject: status and event have the reason.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodStatus;
+use keblet_peers::BUSYBOX_IMAGE;
+use keblet_tests::cluster::Cluster;
+use keblet_tests::cluster::ClusterNode;
 use keblet_tests::cluster::Tenant;
+use keblet_tests::cluster::until;
+use kube::Api;
 use kube::api::ListParams;
 use serde_json::Value;
 use serde_json::json;
@@ -56,4 +65,89 @@ async fn pods_that_the_node_cannot_honour_are_rejected_with_upstreams_reason() {
     tenant.create::<Pod>(json!({ "metadata": { "name": "safe-sysctl" }, "spec": spec })).await.unwrap();
     tenant.until_ready("safe-sysctl").await.unwrap();
     tenant.delete_namespace().await.unwrap();
+}
+
+/// Binds a pod to the node past the scheduler.
+async fn bind(tenant: &Tenant, name: &str, requests: Value) {
+    let mut spec = tenant.shell("trap 'exit 1' TERM; sleep 3600 & wait");
+    spec["nodeName"] = json!(tenant.node.name());
+    spec["containers"][0]["resources"] = json!({ "requests": requests });
+    tenant.pod(name, spec).await.unwrap();
+}
+
+async fn rejection(tenant: &Tenant, name: &str) -> (String, String) {
+    let pod = tenant.until_phase(name, "Failed").await.unwrap();
+    let PodStatus { reason, message, container_statuses, .. } = pod.status.unwrap();
+    assert!(container_statuses.unwrap_or_default().is_empty(), "{name} never ran");
+    let folder = tenant.node.node.root.join("pods").join(pod.metadata.uid.unwrap());
+    assert!(!folder.exists(), "{} is left", folder.display());
+    (reason.unwrap(), message.unwrap())
+}
+
+fn full(resource: &str, requested: i64, used: i64, capacity: i64) -> (String, String) {
+    let numbers = format!("requested: {requested}, used: {used}, capacity: {capacity}");
+    let message = format!("Pod was rejected: Node didn't have enough resource: {resource}, {numbers}");
+    (format!("OutOf{resource}"), message)
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn pods_that_do_not_fit_are_rejected_and_critical_ones_preempt() {
+    let cluster = Cluster::shared().await.unwrap();
+    // The taint keeps pods of other tests away.
+    let changes = json!({
+        "maxPods": 2, "registerWithTaints": [{ "key": "small", "effect": "NoSchedule" }], "systemReserved": { "cpu": "100m" },
+    });
+    let node = Arc::new(ClusterNode::start(&cluster, changes).await.unwrap());
+    let nodes: Api<Node> = Api::all(cluster.client());
+    let capacity = nodes.get(node.name()).await.unwrap().status.unwrap().capacity.unwrap()["cpu"].0.clone();
+    let allocatable = capacity.parse::<i64>().unwrap() * 1000 - 100;
+    let tenant = Tenant::on(cluster, node, "room").await.unwrap();
+
+    bind(&tenant, "burstable", json!({ "cpu": "200m" })).await;
+    tenant.until_ready("burstable").await.unwrap();
+    bind(&tenant, "large", json!({ "cpu": "500" })).await;
+    assert_eq!(rejection(&tenant, "large").await, full("cpu", 500_000, 200, allocatable));
+    bind(&tenant, "best-effort", json!({})).await;
+    tenant.until_ready("best-effort").await.unwrap();
+    bind(&tenant, "third", json!({})).await;
+    assert_eq!(rejection(&tenant, "third").await, full("pods", 1, 2, 2));
+
+    // A static pod is critical: it takes the place of a pod of the lowest class.
+    let container =
+        json!({ "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": ["sleep", "3600"] });
+    let spec = json!({ "containers": [container], "terminationGracePeriodSeconds": 1 });
+    let manifest = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "critical" }, "spec": spec });
+    let file = tenant.node.node.manifests.join("critical.json");
+    std::fs::write(&file, manifest.to_string()).unwrap();
+    let preempted = |pod: Option<&Pod>| pod?.status.clone().filter(|status| status.phase.as_deref() == Some("Failed"));
+    let victim = tenant.until("best-effort", "preempted", preempted).await.unwrap();
+    let text = (victim.reason.as_deref(), victim.message.as_deref());
+    assert_eq!(text, (Some("Preempting"), Some("Preempted in order to admit critical pod")));
+    let disruption = victim.conditions.iter().flatten().find(|c| c.type_ == "DisruptionTarget").unwrap();
+    assert_eq!((disruption.status.as_str(), disruption.reason.as_deref()), ("True", Some("TerminationByKubelet")));
+    let mirrors: Api<Pod> = Api::namespaced(tenant.cluster.client(), "default");
+    let mirror = format!("critical-{}", tenant.node.name());
+    let runs = |pod: Option<&Pod>| {
+        let status = pod?.status.as_ref()?;
+        status.container_statuses.as_ref()?.first()?.state.as_ref()?.running.as_ref()?;
+        status.container_statuses.as_ref()?.first()?.container_id.clone()
+    };
+    let critical = until(&mirrors, &mirror, "the critical pod runs", runs).await.unwrap();
+    let kept = tenant.until("burstable", "it still runs", runs).await.unwrap();
+
+    // Restarted with room for one pod, the agent keeps both that run.
+    tenant.node.kill_agent().unwrap();
+    let mut arguments: Vec<_> = tenant.node.node.cluster_arguments(&tenant.node.access).into_iter().collect();
+    arguments.push("--max-pods=1".into());
+    tenant.node.start_agent_with(arguments).await.unwrap();
+    bind(&tenant, "late", json!({})).await;
+    assert_eq!(rejection(&tenant, "late").await, full("pods", 1, 2, 1));
+    assert_eq!(tenant.until("burstable", "it runs on", runs).await.unwrap(), kept);
+    assert_eq!(until(&mirrors, &mirror, "it runs on", runs).await.unwrap(), critical);
+
+    std::fs::remove_file(&file).unwrap();
+    keblet_tests::cluster::until_gone(&mirrors, &mirror).await.unwrap();
+    let (cluster, node) = tenant.delete_namespace().await.unwrap();
+    Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }

@@ -67,7 +67,11 @@ fn outcome(pod: &Pod) -> Option<String> {
 
 /// The reason in its status why it does not run.
 fn reason(pod: &Pod) -> Option<String> {
-    let container = pod.status.as_ref()?.container_statuses.as_ref()?.first()?;
+    let status = pod.status.as_ref()?;
+    if let Some(message) = &status.message {
+        return Some(message.clone());
+    }
+    let container = status.container_statuses.as_ref()?.first()?;
     let ended = |state: &Option<ContainerState>| state.as_ref()?.terminated.as_ref()?.message.clone();
     let waiting = || container.state.as_ref()?.waiting.as_ref()?.message.clone();
     ended(&container.last_state).or_else(|| ended(&container.state)).or_else(waiting)
@@ -121,6 +125,7 @@ const NOT_CONFIGURED: &[&str] = &["CreateContainerConfigError"];
 const NO_SANDBOX: &str = "FailedCreatePodSandBox";
 const RUNS: &[&str] = &["runs"];
 const NO_IMAGE: &[&str] = &["InvalidImageName"];
+const NO_ROOM: &[&str] = &["OutOfcpu"];
 
 /// Pods that the API server accepts, and the permitted states of each.
 fn accepted_pods(tenant: &Tenant) -> Vec<(Value, &'static [&'static str])> {
@@ -174,7 +179,7 @@ fn accepted_pods(tenant: &Tenant) -> Vec<(Value, &'static [&'static str])> {
                 "requests-all-resources",
                 json!({ "resources": { "limits": { "cpu": "1000000000", "memory": "9000Pi" } } }),
             ),
-            MAYBE,
+            NO_ROOM,
         ),
         (
             bound(tenant, "longest-grace-period", json!({}), json!({ "terminationGracePeriodSeconds": MOST_SECONDS })),

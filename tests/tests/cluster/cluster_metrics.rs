@@ -9,6 +9,7 @@ use anyhow::Result;
 use anyhow::ensure;
 use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
+use serde_json::Value;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -142,6 +143,7 @@ async fn dashboard_metrics_have_plausible_values() -> Result<()> {
     )
     .await?;
     usage(&tenant, &of_pod).await?;
+    volumes(&tenant).await?;
 
     tenant.kubectl().ok(&["delete", "pod", "worker"]).await?;
     let unmounted = ["empty-dir", "configmap", "projected"].map(|plugin| format!("kubernetes.io/{plugin}"));
@@ -174,6 +176,10 @@ async fn usage(tenant: &Tenant, of_pod: &[(&str, &str)]) -> Result<()> {
             ("container_spec_cpu_period", of_pod, |value| value == 100_000.0),
             ("container_cpu_cfs_periods_total", of_pod, some),
             ("container_network_receive_bytes_total", &of_pod[..2], |value| value >= 0.0),
+            ("container_processes", of_pod, some),
+            ("container_file_descriptors", of_pod, some),
+            ("container_ulimits_soft", of_pod, some),
+            ("container_fs_limit_bytes", &[("id", "/")], |value| value > MEBIBYTE),
             ("machine_cpu_cores", &[], some),
             ("machine_memory_bytes", &[], |value| value > 64.0 * MEBIBYTE),
         ],
@@ -198,4 +204,22 @@ async fn usage(tenant: &Tenant, of_pod: &[(&str, &str)]) -> Result<()> {
     let probes = self::page(tenant, "/metrics/probes").await?;
     assert!(probes.sum("process_start_time_seconds", &[]).is_some_and(|at| at > 0.0 && at <= now));
     Ok(())
+}
+
+/// The summary has the volumes of the pod. A kubelet measures those of a new pod within two minutes.
+async fn volumes(tenant: &Tenant) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(180);
+    let path = format!("/api/v1/nodes/{}/proxy/stats/summary", tenant.node.name());
+    loop {
+        let summary: Value = serde_json::from_str(&tenant.kubectl().ok(&["get", "--raw", &path]).await?)?;
+        let is_worker = |pod: &&Value| pod["podRef"]["namespace"] == tenant.namespace.as_str();
+        let pod = summary["pods"].as_array().into_iter().flatten().find(is_worker);
+        let volumes = pod.and_then(|pod| pod["volume"].as_array()).into_iter().flatten();
+        let used = |name: &str| volumes.clone().find(|volume| volume["name"] == name)?["inodesUsed"].as_u64();
+        if used("scratch") >= Some(1) && used("settings") >= Some(1) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "volumes are missing in {summary:#}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
 }

@@ -24,8 +24,8 @@ document! {
         lock_file "lock-file": String, value, later, "File locked while the agent runs.";
         exit_on_lock_contention "exit-on-lock-contention": bool, value, later, "End when another process opens the lock file.";
         runtime_cgroups "runtime-cgroups": String, value, used, "Cgroup of the container runtime.";
-        image_credential_provider_config "image-credential-provider-config": String, value, later, "File or directory that configures credential plugins.";
-        image_credential_provider_bin_dir "image-credential-provider-bin-dir": String, value, later, "Directory of credential plugins.";
+        image_credential_provider_config "image-credential-provider-config": String, value, used, "File or directory that configures credential plugins.";
+        image_credential_provider_bin_dir "image-credential-provider-bin-dir": String, value, used, "Directory of credential plugins.";
         minimum_container_ttl_duration "minimum-container-ttl-duration": GoDuration, value, later, "Youngest dead container that may be removed.";
         maximum_dead_containers_per_container "maximum-dead-containers-per-container": i32 = 1, value, later, "Dead instances kept of each container.";
         maximum_dead_containers "maximum-dead-containers": i32 = -1, value, later, "Dead containers kept in all; negative means no limit.";

@@ -260,6 +260,17 @@ fn bad_input_names_file_line_and_field() {
 }
 
 #[test]
+fn pressure_settings_are_rejected_with_file_and_line() {
+    let own = "apiVersion: keblet.dev/v1alpha1\nkind: KebletConfiguration\npressure:\n  policies:\n  - name: a\n    shortWindow: 10s\n";
+    let error = Case::new().main("").file("own.yaml", own).path_flag("keblet-config", "own.yaml").error();
+    assert_eq!(
+        error,
+        "invalid configuration: own.yaml:6: pressure.policies[0].shortWindow: 10s must be shorter than \
+         pressure.policies[0].longWindow (5s)"
+    );
+}
+
+#[test]
 fn several_violations_are_reported_together() {
     let error = Case::new().main("maxPods: -1\nport: 70000\n").flag("oom-score-adj", "-2000").error();
     assert_eq!(
@@ -310,6 +321,10 @@ fn hosts_are_refused_with_the_setting_that_allows_them() {
     assert!(Case::new().load().check_host(&HostFacts::default()).is_ok());
     let swap = HostFacts { cgroup_v1: false, swap_active: true };
     assert!(Case::new().load().check_host(&swap).is_err());
+    let limited = Case::new().main("failCgroupV1: false\nmemorySwap: {swapBehavior: LimitedSwap}\n").load();
+    let error = limited.check_host(&v1).expect_err("cgroup v1 cannot limit swap alone").to_string();
+    assert!(error.contains("LimitedSwap but it is only supported with cgroupv2"), "{error}");
+    assert!(limited.check_host(&HostFacts::default()).is_ok());
     assert!(Case::new().flag("fail-swap-on", "false").load().check_host(&swap).is_ok());
 }
 
@@ -373,7 +388,7 @@ fn configz_shows_what_the_api_would() {
 #[test]
 fn notices_name_what_has_no_effect() {
     let settings = Case::new()
-        .main("maxPods: 7\noomScoreAdj: -500\nfeatureGates: {MemoryQoS: true, NodeSwap: true}\n")
+        .main("maxPods: 7\nmaxOpenFiles: 500\nfeatureGates: {NativeHistograms: true, NodeSwap: true}\n")
         .flag("experimental-mounter-path", "/srv")
         .flag("file-check-frequency", "2m")
         .flag("log-cadvisor-usage", "true")
@@ -383,14 +398,15 @@ fn notices_name_what_has_no_effect() {
         "flag --file-check-frequency is deprecated; set fileCheckFrequency in the file of --config instead",
         "flag --log-cadvisor-usage is deprecated and has no effect",
         "feature gate NodeSwap=true will be removed in a future release",
-        "feature gate MemoryQoS=true is accepted but not honoured yet",
+        "feature gate NativeHistograms=true is accepted but not honoured yet",
         "--experimental-mounter-path is accepted but not honoured yet",
     ] {
         assert!(notices.contains(expected), "{expected:?} is missing in:\n{notices}");
     }
-    assert!(notices.lines().any(
-        |line| line.starts_with("oomScoreAdj (") && line.ends_with("main.yaml:4) is accepted but not honoured yet")
-    ));
+    assert!(
+        notices.lines().any(|line| line.starts_with("maxOpenFiles (")
+            && line.ends_with("main.yaml:4) is accepted but not honoured yet"))
+    );
     assert!(!notices.contains("fileCheckFrequency ("), "a field that is honoured has no notice");
 }
 

@@ -86,11 +86,6 @@ fn logs(config: &KubeletConfiguration, problems: &mut Problems) {
     });
 }
 
-/// `15%` as 15.
-pub(super) fn percentage(text: &str) -> Option<f64> {
-    text.strip_suffix('%')?.parse().ok().filter(|percent: &f64| percent.is_finite())
-}
-
 fn eviction_thresholds(config: &KubeletConfiguration, problems: &mut Problems) {
     for (field, thresholds) in [("evictionHard", &config.eviction_hard), ("evictionSoft", &config.eviction_soft)] {
         for (signal, value) in thresholds {

@@ -4,6 +4,7 @@
 
 mod cluster;
 mod limits;
+mod pressure;
 mod resources;
 mod server;
 
@@ -86,6 +87,7 @@ pub(super) fn keblet(config: &KebletConfiguration) -> Vec<Problem> {
     problems.require(relist.degraded_period <= relist.period, "relist.degradedPeriod", || {
         format!("{} is longer than relist.period ({})", relist.degraded_period, relist.period)
     });
+    pressure::check(&config.pressure, &mut problems);
     problems.0
 }
 

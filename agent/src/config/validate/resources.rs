@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use super::Problems;
-use super::limits::percentage;
 use crate::config::duration::GoDuration;
 use crate::config::feature_gates::Feature;
 use crate::config::feature_gates::FeatureGates;
@@ -14,6 +13,8 @@ use crate::model::Amount;
 const ENFORCEABLE: [&str; 6] =
     ["none", "pods", "system-reserved", "system-reserved-compressible", "kube-reserved", "kube-reserved-compressible"];
 const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
+/// Default of `memoryThrottlingFactor` up to 1.36.
+const FORMER_FACTOR: f64 = 0.9;
 const TOPOLOGY_POLICIES: [&str; 4] = ["none", "best-effort", "restricted", "single-numa-node"];
 
 pub(super) fn check(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Problems) {
@@ -88,8 +89,9 @@ fn reserved(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut 
     for (resource, amount) in &config.qos_reserved {
         let path = format!("qosReserved.{resource}");
         problems.require(resource == "memory", &path, || "only memory can be reserved".to_owned());
-        problems.require(percentage(amount).is_some_and(|percent| (0.0..=100.0).contains(&percent)), &path, || {
-            format!("{amount:?} is not a percentage, such as \"50%\"")
+        let percent = amount.strip_suffix('%').and_then(|percent| percent.parse::<u8>().ok());
+        problems.require(percent.is_some_and(|percent| percent <= 100), &path, || {
+            format!("{amount:?} is not a whole percentage, such as \"50%\"")
         });
     }
 }
@@ -213,10 +215,15 @@ fn cpu_quota(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut
 }
 
 fn memory(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut Problems) {
-    let factor = config.memory_throttling_factor;
-    problems.require(factor > 0.0 && factor <= 1.0, "memoryThrottlingFactor", || {
-        format!("{factor} is out of range; expected more than 0 and at most 1")
-    });
+    if let Some(factor) = config.memory_throttling_factor {
+        let field = "memoryThrottlingFactor";
+        problems.require(factor > 0.0 && factor <= 1.0, field, || {
+            format!("{factor} is out of range; expected more than 0 and at most 1")
+        });
+        // The default of 1.36, which an existing configuration may name.
+        let is_former_default = (factor - FORMER_FACTOR).abs() < f64::EPSILON;
+        problems.gated(!is_former_default, field, gates, Feature::MemoryQoS);
+    }
     problems.one_of("memoryReservationPolicy", &config.memory_reservation_policy, &["None", "TieredReservation"]);
     let tiered = config.memory_reservation_policy == "TieredReservation";
     problems.gated(tiered, "memoryReservationPolicy", gates, Feature::MemoryQoS);

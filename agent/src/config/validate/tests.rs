@@ -124,6 +124,7 @@ fn each_rule() {
         ("reservedSystemCPUs", json!({"reservedSystemCPUs": "0", "systemReservedCgroup": "/s"})),
         ("qosReserved", json!({"qosReserved": {"memory": "50%"}})),
         ("qosReserved.memory", json!({"qosReserved": {"memory": "1Gi"}, "featureGates": {"QOSReserved": true}})),
+        ("qosReserved.memory", json!({"qosReserved": {"memory": "12.5%"}, "featureGates": {"QOSReserved": true}})),
         ("cpuManagerPolicy", json!({"cpuManagerPolicy": "dynamic"})),
         ("cpuManagerPolicyOptions", json!({"cpuManagerPolicyOptions": {"full-pcpus-only": "true"}})),
         (
@@ -158,7 +159,11 @@ fn each_rule() {
         ("cpuCFSQuotaPeriod", json!({"cpuCFSQuotaPeriod": "2s"})),
         ("cpuCFSQuotaPeriod", json!({"cpuCFSQuotaPeriod": "50ms", "featureGates": {"CustomCPUCFSQuotaPeriod": false}})),
         ("memoryThrottlingFactor", json!({"memoryThrottlingFactor": 0.0})),
-        ("memoryReservationPolicy", json!({"memoryReservationPolicy": "TieredReservation"})),
+        ("memoryThrottlingFactor", json!({"memoryThrottlingFactor": 0.8, "featureGates": {"MemoryQoS": false}})),
+        (
+            "memoryReservationPolicy",
+            json!({"memoryReservationPolicy": "TieredReservation", "featureGates": {"MemoryQoS": false}}),
+        ),
         ("memorySwap.swapBehavior", json!({"memorySwap": {"swapBehavior": "UnlimitedSwap"}})),
         ("oomScoreAdj", json!({"oomScoreAdj": 1001})),
         ("maxOpenFiles", json!({"maxOpenFiles": -1})),

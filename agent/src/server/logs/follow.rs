@@ -19,6 +19,7 @@ use super::super::containers::Containers;
 use super::reader::ReadError;
 use super::reader::ReadOutcome;
 use super::reader::Reader;
+use super::successor::Lines;
 use super::watch::Following;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
@@ -176,8 +177,9 @@ impl Log {
                 }
             }
         } else {
+            let last = if self.follow.is_some() { last_step_of_follower } else { last_step };
             let step;
-            (reader, out, step) = self.reads.run(move || with(reader, last_step)).await?;
+            (reader, out, step) = self.reads.run(move || with(reader, last)).await?;
             step
         };
         match step {
@@ -215,11 +217,24 @@ fn with(mut reader: Reader, step: impl FnOnce(&mut Reader, &mut Vec<u8>) -> Resu
     (reader, out, step)
 }
 
-/// One read without following.
+/// One read without following: of the log alone.
 fn last_step(reader: &mut Reader, out: &mut Vec<u8>) -> Result<ReadOutcome, ReadError> {
     let step = reader.step(out)?;
     if step != ReadOutcome::End {
         return Ok(step);
+    }
+    reader.flush_last_line(out)?;
+    Ok(ReadOutcome::Done)
+}
+
+/// One read of a follower whose container has exited: it may have been rotated since the follower's last read.
+fn last_step_of_follower(reader: &mut Reader, out: &mut Vec<u8>) -> Result<ReadOutcome, ReadError> {
+    let step = reader.step(out)?;
+    if step != ReadOutcome::End {
+        return Ok(step);
+    }
+    if reader.continue_in_successor(Lines::Complete, out)? {
+        return Ok(ReadOutcome::More);
     }
     reader.flush_last_line(out)?;
     Ok(ReadOutcome::Done)

@@ -16,6 +16,7 @@ mod query;
 mod reader;
 mod shared;
 mod stamp;
+mod successor;
 mod tail;
 #[cfg(test)]
 mod tests;

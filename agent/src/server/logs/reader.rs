@@ -14,6 +14,8 @@ use super::filter::UnknownFormat;
 use super::shared::End;
 use super::shared::OpenLogs;
 use super::shared::SharedLog;
+use super::successor::Lines;
+use super::successor::successor;
 use super::tail;
 use crate::model::quote::go_quoted;
 
@@ -168,11 +170,9 @@ impl Reader {
     /// # Errors
     /// As [`Self::step`].
     pub(super) fn follow_rotation(&mut self, out: &mut Vec<u8>) -> Result<bool, ReadError> {
-        let Ok(there) = fs::metadata(&self.path) else {
-            // Renamed, and the runtime has not opened a new file yet.
-            return Ok(false);
-        };
-        if (there.dev(), there.ino()) == self.log.id {
+        if let Ok(there) = fs::metadata(&self.path)
+            && (there.dev(), there.ino()) == self.log.id
+        {
             let emptied = there.len() < self.position;
             if emptied {
                 self.line.clear();
@@ -182,11 +182,19 @@ impl Reader {
             }
             return Ok(emptied);
         }
-        let Ok(log) = self.logs.open(&self.path) else { return Ok(false) };
+        self.continue_in_successor(Lines::MayFollow, out)
+    }
+
+    /// After the end was reached: continues in the next file if the log was rotated and is complete. Returns whether it was.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub(super) fn continue_in_successor(&mut self, lines: Lines, out: &mut Vec<u8>) -> Result<bool, ReadError> {
+        let Some(next) = successor(&self.logs, &self.path, &self.log, lines) else { return Ok(false) };
         // Data written between the last read and the rotation.
         while self.step(out)? == ReadOutcome::More {}
         self.flush_last_line(out)?;
-        (self.log, self.position) = (log, 0);
+        (self.log, self.position) = (next, 0);
         Ok(true)
     }
 
@@ -230,6 +238,8 @@ impl Reader {
 mod tests {
     use std::fs::File;
     use std::io::Write as _;
+    use std::time::Duration;
+    use std::time::SystemTime;
 
     use proptest::prelude::*;
 
@@ -267,6 +277,8 @@ mod tests {
         file.write_all(line(2, "stdout", "F", "two").as_bytes()).unwrap();
         fs::write(&path, line(3, "stdout", "F", "three")).unwrap();
         let mut late = Vec::new();
+        assert!(!reader.follow_rotation(&mut late).unwrap(), "the old file was written just now");
+        file.set_modified(SystemTime::now() - Duration::from_secs(1)).unwrap();
         assert!(reader.follow_rotation(&mut late).unwrap());
         assert_eq!(late, b"two\n", "the end of the old file comes first");
         assert_eq!(read(&mut reader), "three\n");

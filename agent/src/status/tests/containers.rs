@@ -107,6 +107,30 @@ fn proven_deaths_are_reported_as_far_as_known() {
     assert_eq!(story(&restarted, "a"), "running after none, 1");
 }
 
+/// After a restart of the agent the evidence is gone, but not the reason that followed from it.
+#[test]
+fn a_reason_that_an_earlier_process_decided_is_kept() {
+    let with = |reason: &str, exit_observed: bool| {
+        let exited = exited("a", 0, 137);
+        ContainerStatus { reason: reason.into(), exit_observed, ..exited }
+    };
+    for (old, new, observed, expected) in [
+        ("OOMKilled", "Error", false, "OOMKilled"),
+        ("Error", "OOMKilled", false, "Error"),
+        ("Error", "OOMKilled", true, "OOMKilled"),
+        ("Error", "ContainerCannotRun", false, "ContainerCannotRun"),
+    ] {
+        let again = one("Never", vec![with(old, true)]).then(vec![with(new, observed)]);
+        assert_eq!(story(&again.generate(), "a"), format!("terminated 137 {expected} after none, 0"));
+        let restarted = one("Always", vec![with(old, true)]).then(vec![running("a", 1), with(new, observed)]);
+        assert_eq!(story(&restarted.generate(), "a"), format!("running after terminated 137 {expected}, 1"));
+    }
+    let mut another = with("OOMKilled", false);
+    another.id = "another".into();
+    let other = one("Always", vec![with("Error", true)]).then(vec![another]);
+    assert_eq!(story(&other.generate(), "a"), "terminated 137 OOMKilled after terminated 137 Error, 0");
+}
+
 #[test]
 fn the_previous_status_is_kept_without_instance() {
     let forgotten = |containers| one("Always", containers).then(vec![]);

@@ -41,6 +41,27 @@ fn probe_results_decide_which_containers_are_started_and_ready() {
 }
 
 #[test]
+fn a_container_with_a_probe_waits_for_its_result() {
+    for (kind, expected) in [
+        (ProbeKind::Readiness, (Some(true), false)),
+        (ProbeKind::Startup, (Some(false), false)),
+        (ProbeKind::Liveness, (Some(true), true)),
+    ] {
+        let mut pod = pod("Always", &[], &["a"]);
+        let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
+        let probe = Some(k8s_openapi::api::core::v1::Probe::default());
+        match kind {
+            ProbeKind::Readiness => container.readiness_probe = probe,
+            ProbeKind::Startup => container.startup_probe = probe,
+            ProbeKind::Liveness => container.liveness_probe = probe,
+        }
+        let status = Situation::new(pod, vec![running("a", 0)]).generate();
+        let a = super::container(&status, "a");
+        assert_eq!((a.started, a.ready), expected, "{kind:?}");
+    }
+}
+
+#[test]
 fn results_of_a_replaced_instance_do_not_count() {
     let situation = Situation::new(pod("Always", &[], &["a"]), vec![running("a", 2), exited("a", 1, 1)]);
     let old = ContainerId::from("a-1");

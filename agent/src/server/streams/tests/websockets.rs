@@ -29,7 +29,7 @@ async fn receive(client: &mut WebSocketStream<TcpStream>) -> Option<Vec<u8>> {
 
 impl Node {
     /// How many sessions were counted.
-    fn counted(&self, subresource: &str) -> u64 {
+    fn count(&self, subresource: &str) -> u64 {
         let name = format!("kubelet_websocket_streaming_requests_total{{subresource=\"{subresource}\"}} ");
         let metrics = self.metrics.render().unwrap();
         metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or_default()
@@ -59,7 +59,7 @@ async fn a_tunnel_passes_spdy_frames_unchanged() {
     assert_eq!(headers["upgrade"], "SPDY/3.1");
     assert_eq!(headers["x-stream-protocol-version"], "portforward.k8s.io");
     assert!(!headers.keys().any(|name| name.as_str().starts_with("sec-websocket")), "{headers:?}");
-    assert_eq!(node.counted("portforward"), 1);
+    assert_eq!(node.count("portforward"), 1);
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn the_fifth_protocol_is_spoken_here() {
     let result = receive(&mut client).await.unwrap();
     assert!(result[0] == 3 && result.ends_with(br#""status":"Success"}"#), "{result:?}");
     assert_eq!(receive(&mut client).await, None);
-    assert_eq!(node.counted("exec"), 1);
+    assert_eq!(node.count("exec"), 1);
     let dead = Node::start("http://127.0.0.1:1/x").await;
     let (head, stream) = dead.send("GET", "/attach/ns/pod/main?output=1", &headers).await;
     assert!(head.starts_with("http/1.1 101"), "errors are reported in the session: {head}");
@@ -141,7 +141,7 @@ async fn the_fifth_protocol_is_spoken_here() {
     let text = String::from_utf8(receive(&mut client).await.unwrap()).unwrap();
     assert!(text.contains("InternalError") && text.contains("error dialing backend"), "{text}");
     let (status, _) = node.answer("GET", "/exec/ns/nope/main?output=1", &headers).await;
-    assert_eq!((status, node.counted("exec")), (404, 1), "what is refused before is no session");
+    assert_eq!((status, node.count("exec")), (404, 1), "what is refused before is no session");
 }
 
 /// A runtime waits for the requested streams, which for attach are those of the container, not of the client.
@@ -211,7 +211,7 @@ async fn other_protocols_pass_through() {
         assert!(head.contains("upgrade: selected-by-runtime"), "{head}");
         let headers = passed.lock().unwrap().clone().unwrap();
         assert_eq!(headers["sec-websocket-protocol"], protocols);
-        assert_eq!(node.counted("exec"), 0);
+        assert_eq!(node.count("exec"), 0);
     }
     let node = Node::at("http://127.0.0.1:1/x", false).await;
     let refused = node.answer("GET", "/portForward/ns/pod", &offering("SPDY/3.1+portforward.k8s.io")).await;

@@ -1,0 +1,184 @@
+//! OOM kills that only counters or the runtime have witnessed: those before observing began, and all of them where neither
+//! probe nor kernel log report any. Pure.
+
+use std::collections::HashMap;
+
+use super::sample::CountedKills;
+use crate::observe::record::Confidence;
+use crate::observe::record::OomRecord;
+use crate::observe::record::PodName;
+use crate::observe::record::Scope;
+use crate::observe::record::Victim;
+
+/// Pods whose kills are compared at most; a node runs far fewer.
+const PODS: usize = 4096;
+
+/// Compares counters with those of the measurement before.
+#[derive(Debug, Default)]
+pub(super) struct KillCounts {
+    pods: HashMap<String, Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// It was measured.
+    measured: bool,
+    /// Kills counted in the pod's own cgroup.
+    of_pod: u64,
+    /// Kills counted in containers that exist, by id.
+    of_containers: HashMap<String, u64>,
+}
+
+/// A container that has exited, as the runtime reports it: its name and id.
+pub(super) type Dead = (String, String);
+
+impl KillCounts {
+    /// Forgets pods that are gone.
+    pub(super) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
+        self.pods.retain(|uid, _| exists(uid));
+    }
+
+    /// Takes the counters of a pod. `existed`: the pod was there before observing began; then its first counts are of
+    /// earlier kills, and `dead` are its containers of which the runtime says that they were OOM-killed.
+    pub(super) fn measured(&mut self, counted: &CountedKills, existed: bool, dead: &[Dead]) -> Vec<OomRecord> {
+        if self.pods.len() >= PODS && !self.pods.contains_key(&counted.pod.uid) {
+            return Vec::new();
+        }
+        let known = self.pods.entry(counted.pod.uid.clone()).or_default();
+        let is_first = !std::mem::replace(&mut known.measured, true);
+        let new = known.grown(counted);
+        if is_first && existed { earlier(counted, dead) } else { new }
+    }
+}
+
+impl Known {
+    /// Kills since the measurement before. The counter of the pod includes containers that are gone.
+    fn grown(&mut self, counted: &CountedKills) -> Vec<OomRecord> {
+        let mut of_containers = HashMap::new();
+        let mut records = Vec::new();
+        for (name, id, count) in &counted.of_containers {
+            let grown = count.saturating_sub(self.of_containers.get(id).copied().unwrap_or(0));
+            if grown > 0 {
+                records.push(record(&counted.pod, Some((name, id)), Victim::Unknown, grown, false));
+            }
+            of_containers.insert(id.clone(), *count);
+        }
+        self.of_containers = of_containers;
+        if let Some(count) = counted.of_pod {
+            let told: u64 = records.iter().map(|record| record.kills).sum();
+            let grown = count.saturating_sub(std::mem::replace(&mut self.of_pod, count)).saturating_sub(told);
+            if grown > 0 {
+                records.push(record(&counted.pod, None, Victim::Unknown, grown, false));
+            }
+        }
+        records
+    }
+}
+
+/// Kills before observing began: those counted in containers that exist, dead containers of the runtime, and the rest.
+fn earlier(counted: &CountedKills, dead: &[Dead]) -> Vec<OomRecord> {
+    let mut records = Vec::new();
+    for (name, id, count) in counted.of_containers.iter().filter(|(_, _, count)| *count > 0) {
+        records.push(record(&counted.pod, Some((name, id)), Victim::Unknown, *count, true));
+    }
+    records.extend(dead.iter().map(|(name, id)| by_runtime(&counted.pod, (name, id), true)));
+    let told: u64 = records.iter().map(|record| record.kills).sum();
+    let rest = counted.of_pod.unwrap_or(0).saturating_sub(told);
+    if rest > 0 {
+        records.push(record(&counted.pod, None, Victim::Unknown, rest, true));
+    }
+    records
+}
+
+/// A kill without a witness of the process.
+fn record(pod: &PodName, container: Option<(&str, &str)>, victim: Victim, kills: u64, earlier: bool) -> OomRecord {
+    OomRecord {
+        pod: Some(pod.clone()),
+        container: container.map(|(name, _)| name.to_owned()),
+        container_id: container.map(|(_, id)| id.to_owned()),
+        victim,
+        process: None,
+        scope: Scope::Unknown,
+        limit_bytes: None,
+        limit_cgroup: None,
+        memory: None,
+        kills,
+        earlier,
+        confidence: Confidence::Counter,
+        missing: ["process", "relation", "scope", "limit-bytes", "memory", "time"].map(str::to_owned).into(),
+    }
+}
+
+/// A kill of a container's main process, by the runtime's word.
+pub(super) fn by_runtime(pod: &PodName, container: (&str, &str), earlier: bool) -> OomRecord {
+    OomRecord {
+        confidence: Confidence::Runtime,
+        missing: ["process", "scope", "limit-bytes", "memory", "time"].map(str::to_owned).into(),
+        ..record(pod, Some(container), Victim::Main, 1, earlier)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(of_pod: Option<u64>, containers: &[(&str, u64)]) -> CountedKills {
+        let pod = PodName { namespace: "ns".into(), name: "web".into(), uid: "u".into() };
+        let of_containers = containers.iter().map(|(id, count)| ((*id).into(), (*id).into(), *count)).collect();
+        CountedKills { pod, of_pod, of_containers }
+    }
+
+    fn told(records: &[OomRecord]) -> Vec<(Option<&str>, Victim, u64)> {
+        records.iter().map(|record| (record.container.as_deref(), record.victim, record.kills)).collect()
+    }
+
+    #[test]
+    fn kills_before_the_start_are_reported_once() {
+        let mut kills = KillCounts::default();
+        let dead = [("old".to_owned(), "gone".to_owned())];
+        let records = kills.measured(&counted(Some(6), &[("a", 2), ("b", 0)]), true, &dead);
+        assert_eq!(
+            told(&records),
+            [(Some("a"), Victim::Unknown, 2), (Some("old"), Victim::Main, 1), (None, Victim::Unknown, 3)]
+        );
+        assert!(records.iter().all(|record| record.earlier && record.confidence != Confidence::Kernel));
+        for _ in 0..3 {
+            assert_eq!(kills.measured(&counted(Some(6), &[("a", 2), ("b", 0)]), true, &dead), []);
+        }
+    }
+
+    #[test]
+    fn kills_are_counted_once() {
+        let mut kills = KillCounts::default();
+        let records = kills.measured(&counted(Some(1), &[("a", 1)]), false, &[]);
+        assert_eq!(told(&records), [(Some("a"), Victim::Unknown, 1)], "the pod is new, and so are its kills");
+        assert!(!records[0].earlier);
+        assert_eq!(kills.measured(&counted(Some(1), &[("a", 1)]), false, &[]), []);
+        assert_eq!(kills.measured(&counted(Some(1), &[]), false, &[]), [], "the container is gone, its kill is known");
+    }
+
+    #[test]
+    fn a_kill_whose_container_is_gone_is_counted_in_the_pod() {
+        let mut kills = KillCounts::default();
+        kills.measured(&counted(Some(0), &[("a", 0)]), true, &[]);
+        assert_eq!(told(&kills.measured(&counted(Some(1), &[]), true, &[])), [(None, Victim::Unknown, 1)]);
+    }
+
+    #[test]
+    fn without_counters_of_pods_those_of_containers_count() {
+        let mut kills = KillCounts::default();
+        kills.measured(&counted(None, &[("a", 4)]), true, &[]);
+        let records = kills.measured(&counted(None, &[("a", 4), ("b", 2)]), true, &[]);
+        assert_eq!(told(&records), [(Some("b"), Victim::Unknown, 2)]);
+        assert_eq!(kills.measured(&counted(None, &[("a", 4), ("b", 2)]), true, &[]), []);
+    }
+
+    #[test]
+    fn counters_that_go_backwards_report_nothing() {
+        let mut kills = KillCounts::default();
+        kills.measured(&counted(Some(5), &[]), true, &[]);
+        for _ in 0..3 {
+            assert_eq!(kills.measured(&counted(Some(2), &[]), true, &[]), []);
+        }
+    }
+}

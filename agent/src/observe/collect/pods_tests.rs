@@ -1,0 +1,93 @@
+use tokio::time::Instant;
+
+use super::*;
+use crate::model::ProvenDeath;
+use crate::pleg::testing::container;
+use crate::pleg::testing::snapshot;
+
+const BEGAN: i64 = 1_000_000_000_000;
+
+fn exited(id: &str, name: &str, code: i32, finished: i64) -> ContainerStatus {
+    let mut status = container(id, name, ContainerState::Exited);
+    (status.exit_code, status.finished_at, status.reason) = (Some(code), finished, "Error".to_owned());
+    status
+}
+
+fn proven(id: &str, name: &str) -> ContainerStatus {
+    let mut status = exited(id, name, 137, BEGAN + 5);
+    status.reason.clear();
+    let proof = ProvenDeath { seen_at: Instant::now(), kernel_age: None, exit_code: Some(137), oom_killed: true };
+    status.proven = Some(proof);
+    status
+}
+
+fn update(known: &mut KnownPod, containers: Vec<ContainerStatus>) -> Vec<Record> {
+    known.update(&snapshot(Instant::now(), containers), BEGAN)
+}
+
+fn exits(records: &[Record]) -> Vec<(&str, Option<i32>, ExitSource, bool)> {
+    let exits = records.iter().filter_map(|record| match record {
+        Record::Exit(exit) => Some((exit.id.as_str(), exit.exit.exit_code, exit.source, exit.earlier)),
+        _ => None,
+    });
+    exits.collect()
+}
+
+#[tokio::test]
+async fn a_pod_is_reported_when_it_changes() {
+    let mut known = KnownPod::default();
+    let running = || vec![container("a", "web", ContainerState::Running)];
+    let records = update(&mut known, running());
+    let [Record::Pod(pod)] = &records[..] else { panic!("{records:?}") };
+    assert_eq!((pod.containers[0].name.as_str(), pod.containers[0].state), ("web", RunState::Running));
+    assert_eq!(update(&mut known, running()), []);
+    let [Record::Pod(gone)] = &known.removed()[..] else { panic!("not removed") };
+    assert!(gone.removed);
+}
+
+#[tokio::test]
+async fn exits_before_the_start_are_marked() {
+    let mut known = KnownPod::default();
+    let all = || vec![exited("b", "web", 1, BEGAN + 1), exited("a", "web", 2, BEGAN - 1)];
+    let records = update(&mut known, all());
+    let expected = [("a", Some(2), ExitSource::Runtime, true), ("b", Some(1), ExitSource::Runtime, false)];
+    assert_eq!(exits(&records), expected, "the oldest first");
+    assert_eq!(exits(&update(&mut known, all())), [], "once");
+}
+
+#[tokio::test]
+async fn a_proven_exit_is_reported_with_the_runtimes_reason() {
+    let mut known = KnownPod::default();
+    update(&mut known, vec![container("a", "web", ContainerState::Running)]);
+    let records = update(&mut known, vec![proven("a", "web")]);
+    assert_eq!(exits(&records), []);
+    let Record::Pod(pod) = &records[0] else { panic!("{records:?}") };
+    assert_eq!(pod.containers[0].state, RunState::Exited, "the pod is shown as it is");
+    assert!(pod.containers[0].last_exit.as_ref().unwrap().oom_killed);
+    let records = update(&mut known, vec![exited("a", "web", 137, BEGAN + 5)]);
+    assert_eq!(exits(&records), [("a", Some(137), ExitSource::Kernel, false)]);
+}
+
+#[tokio::test]
+async fn an_exit_that_the_runtime_forgets_is_reported_by_the_kernels_word() {
+    let mut known = KnownPod::default();
+    update(&mut known, vec![proven("a", "web")]);
+    let records = update(&mut known, vec![container("b", "web", ContainerState::Running)]);
+    assert_eq!(exits(&records), [("a", Some(137), ExitSource::Kernel, false)]);
+    let Record::Pod(pod) = &records[0] else { panic!("{records:?}") };
+    assert_eq!(pod.containers[0].last_exit.as_ref().unwrap().exit_code, Some(137), "it is the last exit of web");
+    update(&mut known, vec![proven("b", "web")]);
+    assert_eq!(exits(&known.removed()), [("b", Some(137), ExitSource::Kernel, false)]);
+}
+
+#[tokio::test]
+async fn the_instance_before_tells_the_last_exit() {
+    let mut known = KnownPod::default();
+    let mut running = container("b", "web", ContainerState::Running);
+    running.restart_count = 4;
+    let records = update(&mut known, vec![running, exited("a", "web", 3, BEGAN - 1)]);
+    let Record::Pod(pod) = &records[0] else { panic!("{records:?}") };
+    assert_eq!(pod.containers.len(), 1);
+    assert_eq!((pod.containers[0].id.as_str(), pod.containers[0].restarts), ("b", 4));
+    assert_eq!(pod.containers[0].last_exit.as_ref().unwrap().exit_code, Some(3));
+}

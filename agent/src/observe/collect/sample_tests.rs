@@ -1,0 +1,105 @@
+use super::*;
+use crate::cgroups::Hierarchy;
+use crate::cgroups::HierarchyKind;
+use crate::cgroups::Layout;
+use crate::observe::record::StallCause;
+
+const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+/// A cgroup v2 tree of files.
+struct Tree(tempfile::TempDir);
+
+impl Tree {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn write(&self, cgroup: &str, files: &[(&str, &str)]) {
+        let folder = self.0.path().join(cgroup);
+        fs::create_dir_all(&folder).unwrap();
+        files.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
+    }
+
+    fn sampler(&self) -> Sampler {
+        let mount = self.0.path().to_owned();
+        let containers =
+            Hierarchy { kind: HierarchyKind::Unified, number: 0, mount: mount.clone(), root: "/".to_owned() };
+        let layout = Layout::V2 { mount };
+        Sampler::new(Hierarchies { layout, containers: Some(containers), limits_swap: false }, "/".to_owned(), None)
+    }
+}
+
+fn target(uid: &str) -> Target {
+    let pod = PodName { namespace: "ns".into(), name: uid.into(), uid: uid.into() };
+    Target { pod, containers: vec![("main".to_owned(), ID.to_owned())] }
+}
+
+#[test]
+fn pods_are_measured_wherever_their_cgroups_are() {
+    let tree = Tree::new();
+    tree.write(
+        "x/kubepods/burstable/poda",
+        &[
+            ("memory.current", "1000\n"),
+            ("memory.max", "2000\n"),
+            ("memory.events", "oom_kill 3\n"),
+            ("memory.pressure", "some avg10=1.00 avg60=0 avg300=0 total=1000000\nfull avg10=0.5 total=5\n"),
+        ],
+    );
+    tree.write(&format!("x/kubepods/burstable/poda/{ID}"), &[("memory.events", "oom_kill 2\n")]);
+    let mut sampler = tree.sampler();
+    let measurement = sampler.measure(&[target("a"), target("unknown")]);
+    let [pod] = &measurement.pods[..] else { panic!("{measurement:?}") };
+    assert_eq!((pod.memory_bytes, pod.memory_limit_bytes, pod.cpu), (Some(1000), Some(2000), None));
+    assert_eq!(pod.memory.unwrap().some.total_seconds, 1.0);
+    assert_eq!(pod.reclaim, None, "there is no probe");
+    let counted = &measurement.oom_kills[0];
+    assert_eq!((counted.of_pod, &counted.of_containers[..]), (Some(3), &[("main".into(), ID.into(), 2)][..]));
+    assert!(measurement.stalls.is_empty(), "one measurement has no rates");
+    let node = measurement.node.unwrap();
+    assert!(node.memory_bytes.unwrap() > 0 && node.memory_limit_bytes > node.memory_bytes);
+}
+
+#[test]
+fn two_measurements_yield_rates_and_causes() {
+    let tree = Tree::new();
+    let pressure = |total: u64| format!("some avg10=9.00 avg60=0.00 avg300=0.00 total={total}\n");
+    tree.write("kubepods/poda", &[("memory.pressure", &pressure(0)), ("memory.current", "0\n")]);
+    tree.write("kubepods/podb", &[("memory.current", "0\n")]);
+    let mut sampler = tree.sampler();
+    let targets = [target("a"), target("b")];
+    sampler.measure(&targets);
+    // The time of the first measurement is moved back instead of waiting.
+    sampler.taken = sampler.taken.and_then(|taken| taken.checked_sub(Duration::from_secs(10)));
+    tree.write("kubepods/poda", &[("memory.pressure", &pressure(3_000_000))]);
+    tree.write("kubepods/podb", &[("memory.current", "52428800\n")]);
+    let measurement = sampler.measure(&targets);
+    let [stall] = &measurement.stalls[..] else { panic!("{measurement:?}") };
+    assert_eq!((stall.cause, stall.by.as_ref().unwrap().name.as_str()), (StallCause::OtherPod, "b"));
+    assert!((29.0..=30.0).contains(&stall.percent), "{stall:?}");
+}
+
+#[test]
+fn cgroups_that_vanish_are_measured_no_more() {
+    let tree = Tree::new();
+    tree.write("kubepods/poda", &[("memory.current", "5\n")]);
+    let mut sampler = tree.sampler();
+    sampler.measure(&[target("a")]);
+    fs::remove_dir_all(tree.0.path().join("kubepods")).unwrap();
+    let gone = sampler.measure(&[target("a")]);
+    assert_eq!(gone.pods[0].memory_bytes, None);
+    assert_eq!(gone.oom_kills[0].of_containers, []);
+    assert!(sampler.measure(&[]).pods.is_empty());
+    assert!(sampler.previous.is_empty());
+}
+
+#[test]
+fn the_machine_is_read_from_its_tables() {
+    assert_eq!(node_memory("MemTotal:  10 kB\nMemFree: 1 kB\nMemAvailable:   4 kB\n"), Some((6 * 1024, 10 * 1024)));
+    assert_eq!(node_memory("MemTotal: 10 kB\n"), None);
+    let stat = "cpu  10 0 10 70 10 0 0 0 5 5\ncpu0 5 0 5 35 5 0 0 0 5 5\n";
+    assert_eq!(busy_and_total(stat), Some((20, 50)));
+    assert_eq!(cpus((20, 50), (40, 60)), Some(2.0));
+    assert_eq!(cpus((20, 50), (10, 40)), None, "counters that go backwards");
+    assert_eq!(busy_and_total("what"), None);
+}

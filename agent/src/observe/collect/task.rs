@@ -1,0 +1,328 @@
+//! The collector's loop: joins snapshots, kills and measurements to records.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio::time::MissedTickBehavior;
+
+use super::CollectOptions;
+use super::Message;
+use super::costs;
+use super::kills;
+use super::kills::KillCounts;
+use super::oom;
+use super::pods::KnownPod;
+use super::sample::Measurement;
+use super::sample::Sampler;
+use super::sample::Target;
+use crate::events::sensors::Sensor;
+use crate::events::sensors::SensorBoard;
+use crate::events::sensors::SensorState;
+use crate::kernel::bpf::Losses;
+use crate::model::Clock;
+use crate::model::OomVerdict;
+use crate::model::PodUid;
+use crate::observe::record::ExitRecord;
+use crate::observe::record::Line;
+use crate::observe::record::Lost;
+use crate::observe::record::PressureRecord;
+use crate::observe::record::Ready;
+use crate::observe::record::Record;
+use crate::observe::record::RunState;
+use crate::observe::record::RuntimeRecord;
+use crate::observe::record::SensorRecord;
+use crate::observe::record::Start;
+use crate::observe::record::Timestamp;
+use crate::pleg::PlegHandle;
+
+/// The node is taken as reported when no pod has changed for this long after the first list, at the latest after the
+/// second. Without a runtime nothing is waited for.
+const QUIET: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the loop waits for.
+pub(super) struct Inputs {
+    pub(super) verdicts: broadcast::Receiver<Arc<OomVerdict>>,
+    pub(super) measures: mpsc::Receiver<oneshot::Sender<()>>,
+    pub(super) versions: oneshot::Receiver<(String, String)>,
+}
+
+/// The loop's state.
+pub(super) struct Task {
+    options: CollectOptions,
+    v2: bool,
+    pleg: PlegHandle,
+    board: SensorBoard,
+    sampler: Option<Sampler>,
+    out: mpsc::Sender<Message>,
+    began: i64,
+    pods: HashMap<PodUid, KnownPod>,
+    sensors: HashMap<Sensor, SensorState>,
+    /// Pods that existed before observing began, with their OOM-killed containers.
+    dead: HashMap<String, Vec<kills::Dead>>,
+    ready: bool,
+    kills: KillCounts,
+    losses: Losses,
+    reported: HashMap<String, PressureRecord>,
+}
+
+/// The receiver of messages is gone.
+struct Closed;
+
+impl Task {
+    pub(super) fn new(
+        options: CollectOptions,
+        v2: bool,
+        pleg: PlegHandle,
+        board: SensorBoard,
+        sampler: Sampler,
+        out: mpsc::Sender<Message>,
+    ) -> Self {
+        Self {
+            options,
+            v2,
+            pleg,
+            board,
+            sampler: Some(sampler),
+            out,
+            began: Clock::System.wall_nanos(),
+            pods: HashMap::new(),
+            sensors: HashMap::new(),
+            dead: HashMap::new(),
+            ready: false,
+            kills: KillCounts::default(),
+            losses: Losses::default(),
+            reported: HashMap::new(),
+        }
+    }
+
+    pub(super) async fn run(mut self, inputs: Inputs) {
+        // It ends when the receiver is dropped.
+        let _ = self.follow(inputs).await;
+    }
+
+    async fn follow(&mut self, inputs: Inputs) -> Result<(), Closed> {
+        let Inputs { mut verdicts, mut measures, mut versions } = inputs;
+        self.start().await?;
+        let mut sensors = self.board.subscribe();
+        let mut ticks = tokio::time::interval_at(Instant::now() + self.options.interval, self.options.interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut quiet, patience) = (Instant::now() + QUIET, Instant::now() + PATIENCE);
+        let mut named = false;
+        loop {
+            tokio::select! {
+                () = self.out.closed() => return Err(Closed),
+                changed = self.pleg.changed_pods() => {
+                    quiet = Instant::now() + QUIET;
+                    self.pods_changed(changed).await?;
+                }
+                verdict = verdicts.recv() => self.decided(verdict).await?,
+                Ok(()) = sensors.changed() => self.sensors_changed().await?,
+                version = &mut versions, if !named => {
+                    named = true;
+                    if let Ok((name, version)) = version {
+                        let endpoint = self.options.endpoint.to_string();
+                        self.send(Record::Runtime(RuntimeRecord { name, version, endpoint })).await?;
+                    }
+                }
+                _ = ticks.tick(), if self.ready => self.measure().await?,
+                Some(done) = measures.recv() => {
+                    self.measure().await?;
+                    self.message(Message::Measured(done)).await?;
+                }
+                () = tokio::time::sleep_until(quiet), if !self.ready => {
+                    quiet = Instant::now() + QUIET;
+                    if self.listed() || Instant::now() >= patience {
+                        self.become_ready().await?;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn start(&mut self) -> Result<(), Closed> {
+        let sensors = self.changed_sensors();
+        let start = Start {
+            node: self.options.node.clone(),
+            version: self.options.version.to_owned(),
+            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            cgroups: if self.v2 { "v2" } else { "v1" }.to_owned(),
+            sensors,
+        };
+        self.send(Record::Start(start)).await
+    }
+
+    fn changed_sensors(&mut self) -> Vec<SensorRecord> {
+        let report = self.board.report();
+        let changed = report.into_iter().filter(|(sensor, state)| self.sensors.get(sensor) != Some(state));
+        let changed: Vec<(Sensor, SensorState)> = changed.collect();
+        let records = changed.iter().map(|(sensor, state)| costs::record(*sensor, state, self.v2)).collect();
+        self.sensors.extend(changed);
+        records
+    }
+
+    async fn sensors_changed(&mut self) -> Result<(), Closed> {
+        for sensor in self.changed_sensors() {
+            self.send(Record::Sensor(sensor)).await?;
+        }
+        Ok(())
+    }
+
+    fn listed(&self) -> bool {
+        matches!(self.board.get(Sensor::Relist), Some(SensorState::Up))
+    }
+
+    /// Neither probe nor kernel log report OOM kills: counters and the runtime have to do.
+    fn kills_are_counted(&self) -> bool {
+        let is_up = |sensor| matches!(self.board.get(sensor), Some(SensorState::Up));
+        !is_up(Sensor::Oom) && !is_up(Sensor::KernelLog)
+    }
+
+    /// The first measurement contains what was counted before; what comes later is new.
+    async fn become_ready(&mut self) -> Result<(), Closed> {
+        self.ready = true;
+        let existing: Vec<String> = self.pods.keys().map(PodUid::to_string).collect();
+        for uid in existing {
+            self.dead.entry(uid).or_default();
+        }
+        self.measure().await?;
+        let pods = u64::try_from(self.pods.len()).unwrap_or(u64::MAX);
+        self.send(Record::Ready(Ready { pods })).await
+    }
+
+    async fn pods_changed(&mut self, changed: Vec<PodUid>) -> Result<(), Closed> {
+        for uid in changed {
+            let records = match self.pleg.cached(&uid).filter(|snapshot| !snapshot.pod.name.is_empty()) {
+                Some(snapshot) => self.pods.entry(uid).or_default().update(&snapshot, self.began),
+                None => self.pods.remove(&uid).map(KnownPod::removed).unwrap_or_default(),
+            };
+            for record in records {
+                let killed = self.killed_by_runtimes_word(&record);
+                self.send(record).await?;
+                if let Some(kill) = killed {
+                    self.send(kill).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Of exits that the runtime calls OOM kills: notes those from before, and reports those without other evidence.
+    fn killed_by_runtimes_word(&mut self, record: &Record) -> Option<Record> {
+        let Record::Exit(ExitRecord { pod, container, id, exit, earlier, .. }) = record else { return None };
+        if !exit.oom_killed {
+            return None;
+        }
+        if *earlier && !self.ready {
+            self.dead.entry(pod.uid.clone()).or_default().push((container.clone(), id.clone()));
+            return None;
+        }
+        // cgroup v2 counts in the pod what v1 forgets with the container.
+        let unwitnessed = !self.v2 && self.kills_are_counted();
+        unwitnessed.then(|| Record::Oom(kills::by_runtime(pod, (container, id), *earlier)))
+    }
+
+    async fn decided(&self, verdict: Result<Arc<OomVerdict>, RecvError>) -> Result<(), Closed> {
+        match verdict {
+            Ok(verdict) => {
+                let (time, record) = oom::record(&verdict);
+                self.line(Line::new(time, Record::Oom(record))).await
+            }
+            Err(RecvError::Lagged(deaths)) => self.send(Record::Lost(Lost { deaths, ..Lost::default() })).await,
+            // The PLEG has stopped: so does this task.
+            Err(RecvError::Closed) => Err(Closed),
+        }
+    }
+
+    /// Measures on a blocking thread.
+    async fn measure(&mut self) -> Result<(), Closed> {
+        let Some(mut sampler) = self.sampler.take() else { return Ok(()) };
+        let targets: Vec<Target> = self.pods.values().map(target).collect();
+        let measured = tokio::task::spawn_blocking(move || {
+            let measurement = sampler.measure(&targets);
+            (sampler, measurement)
+        });
+        match measured.await {
+            Ok((sampler, measurement)) => {
+                self.sampler = Some(sampler);
+                self.measured(measurement).await
+            }
+            Err(error) => {
+                self.board.set(Sensor::Pressure, SensorState::Down(format!("measuring failed: {error}")));
+                Ok(())
+            }
+        }
+    }
+
+    async fn measured(&mut self, measurement: Measurement) -> Result<(), Closed> {
+        let live = self.kills_are_counted();
+        for counted in &measurement.oom_kills {
+            let dead = self.dead.remove(&counted.pod.uid);
+            let mut records = self.kills.measured(counted, dead.is_some(), dead.as_deref().unwrap_or_default());
+            records.retain(|record| live || record.earlier);
+            for record in records {
+                self.send(Record::Oom(record)).await?;
+            }
+        }
+        let exists = |uid: &str| measurement.oom_kills.iter().any(|counted| counted.pod.uid == uid);
+        self.kills.retain(exists);
+        self.reported.retain(|uid, _| exists(uid));
+        if let Some(lost) = self.newly_lost(measurement.losses) {
+            self.send(Record::Lost(lost)).await?;
+        }
+        let now = Timestamp::from(SystemTime::now());
+        let pods = measurement.pods.into_iter().filter(|record| self.is_news(record)).collect::<Vec<_>>();
+        let pods = pods.into_iter().map(Record::Pressure);
+        let stalls = measurement.stalls.into_iter().map(Record::Stall);
+        let node = measurement.node.map(Record::Pressure);
+        for record in pods.chain(stalls).chain(node) {
+            self.line(Line::new(now, record)).await?;
+        }
+        Ok(())
+    }
+
+    fn newly_lost(&mut self, now: Losses) -> Option<Lost> {
+        let before = std::mem::replace(&mut self.losses, now);
+        let lost = Lost {
+            deaths: now.deaths.saturating_sub(before.deaths),
+            cgroups: now.cgroups.saturating_sub(before.cgroups),
+            watches: now.watches.saturating_sub(before.watches),
+        };
+        (lost != Lost::default()).then_some(lost)
+    }
+
+    /// An idle pod's pressure is reported once.
+    fn is_news(&mut self, record: &PressureRecord) -> bool {
+        let Some(pod) = &record.pod else { return true };
+        if self.reported.get(&pod.uid) == Some(record) {
+            return false;
+        }
+        self.reported.insert(pod.uid.clone(), record.clone());
+        true
+    }
+
+    async fn send(&self, record: Record) -> Result<(), Closed> {
+        self.line(Line::new(SystemTime::now().into(), record)).await
+    }
+
+    async fn line(&self, line: Line) -> Result<(), Closed> {
+        self.message(Message::Line(Box::new(line))).await
+    }
+
+    async fn message(&self, message: Message) -> Result<(), Closed> {
+        self.out.send(message).await.map_err(|_| Closed)
+    }
+}
+
+fn target(pod: &KnownPod) -> Target {
+    let running = pod.containers().iter().filter(|container| container.state == RunState::Running);
+    let containers = running.map(|container| (container.name.clone(), container.id.clone())).collect();
+    Target { pod: pod.name().clone(), containers }
+}

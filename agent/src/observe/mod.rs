@@ -1,0 +1,18 @@
+//! `keblet observe`: what happens on a node, beside any kubelet. Reads only.
+//!
+//! ```text
+//!  collect ──Line──▶ state (what is known) ──▶ view (terminal) · metrics (scrape) · report (tables)
+//!                └─▶ JSON lines ───replay───▶ the same
+//! ```
+//!
+//! `record` is the vocabulary. All that shows something is a function of `state`, which is a fold over records, so that
+//! recorded lines are shown like a live node.
+
+pub mod collect;
+pub mod metrics;
+pub mod record;
+pub mod replay;
+pub mod report;
+pub mod state;
+pub mod text;
+pub mod view;

@@ -1,0 +1,136 @@
+//! Compares records of kills with the counters of cgroups, so that no kill is lost with a record, and a mark of a process
+//! that was exiting anyway is not taken for a kill. Pure.
+
+use std::collections::HashMap;
+use std::collections::VecDeque;
+
+/// Cgroups with kills that are remembered.
+const MAX_CGROUPS: usize = 8192;
+
+/// OOM kills accounted for, by cgroup id.
+#[derive(Debug, Default)]
+pub struct KillCounters {
+    counted: HashMap<u64, u64>,
+    order: VecDeque<u64>,
+}
+
+/// What a counter value means for what was accounted before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CounterChange {
+    /// The counter has not moved: the process was exiting, and was only given memory to do so.
+    NotAKill,
+    /// One kill more; before it, this many were not reported.
+    Kill {
+        /// Kills without a record.
+        unreported: u64,
+    },
+}
+
+impl KillCounters {
+    /// The counter of a cgroup at a time without unreported kills: at its creation, or when watching it began.
+    pub fn begin(&mut self, cgroup: u64, counter: u64) {
+        if !self.counted.contains_key(&cgroup) {
+            self.set(cgroup, counter);
+        }
+    }
+
+    /// A record with the counter of its cgroup, which includes the kill. The first value of an unknown cgroup is a
+    /// beginning: kills before it are not news.
+    pub fn record(&mut self, cgroup: u64, counter: u64) -> CounterChange {
+        let known = self.counted.get(&cgroup).copied();
+        // A counter that goes backwards is that of another cgroup, or the kernel's error: it begins anew.
+        let before = known.filter(|before| *before <= counter).unwrap_or(counter.saturating_sub(1));
+        self.set(cgroup, counter);
+        if counter == before || counter == 0 {
+            return CounterChange::NotAKill;
+        }
+        CounterChange::Kill { unreported: counter - before - 1 }
+    }
+
+    /// A kill whose record had no counter.
+    pub fn uncounted(&mut self, cgroup: u64) {
+        if let Some(counted) = self.counted.get_mut(&cgroup) {
+            *counted += 1;
+        }
+    }
+
+    /// The counter as it is read later; the number of kills that were not reported. For an unknown cgroup this is a
+    /// beginning.
+    pub fn reconcile(&mut self, cgroup: u64, counter: u64) -> u64 {
+        let known = self.counted.get(&cgroup).copied();
+        let unreported = known.map_or(0, |known| counter.saturating_sub(known));
+        if known.is_none_or(|known| known != counter) {
+            // A record that is still queued may be ahead of an older reading of the file, never behind it.
+            self.set(cgroup, known.map_or(counter, |known| known.max(counter)));
+        }
+        unreported
+    }
+
+    fn set(&mut self, cgroup: u64, counter: u64) {
+        if self.counted.insert(cgroup, counter).is_none() {
+            self.order.push_back(cgroup);
+        }
+        while self.order.len() > MAX_CGROUPS {
+            if let Some(oldest) = self.order.pop_front() {
+                self.counted.remove(&oldest);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_and_counters_agree() {
+        let mut counters = KillCounters::default();
+        counters.begin(1, 0);
+        assert_eq!(counters.record(1, 1), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.record(1, 2), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.record(1, 2), CounterChange::NotAKill, "the process was exiting already");
+        assert_eq!(counters.reconcile(1, 2), 0);
+    }
+
+    #[test]
+    fn lost_records_are_found_by_the_next_one_or_by_reading() {
+        let mut counters = KillCounters::default();
+        counters.begin(1, 0);
+        assert_eq!(counters.record(1, 4), CounterChange::Kill { unreported: 3 });
+        assert_eq!(counters.reconcile(1, 9), 5);
+        assert_eq!(counters.reconcile(1, 9), 0);
+        counters.uncounted(1);
+        assert_eq!(counters.reconcile(1, 10), 0);
+    }
+
+    #[test]
+    fn kills_before_the_first_sight_are_not_news() {
+        let mut counters = KillCounters::default();
+        assert_eq!(counters.reconcile(1, 7), 0);
+        assert_eq!(counters.reconcile(1, 8), 1);
+        assert_eq!(counters.record(2, 5), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.record(3, 0), CounterChange::NotAKill);
+        counters.begin(2, 0);
+        assert_eq!(counters.reconcile(2, 5), 0, "a later beginning changes nothing");
+    }
+
+    #[test]
+    fn a_counter_that_goes_backwards_begins_anew() {
+        let mut counters = KillCounters::default();
+        counters.begin(1, 100);
+        assert_eq!(counters.record(1, 1), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.record(1, 2), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.reconcile(1, 1), 0, "an older reading");
+        assert_eq!(counters.reconcile(1, 3), 1);
+    }
+
+    #[test]
+    fn is_bounded() {
+        let mut counters = KillCounters::default();
+        for cgroup in 0..3 * MAX_CGROUPS as u64 {
+            counters.begin(cgroup, 1);
+            counters.record(cgroup, 2);
+        }
+        assert_eq!((counters.counted.len(), counters.order.len()), (MAX_CGROUPS, MAX_CGROUPS));
+    }
+}

@@ -1,0 +1,96 @@
+//! Pods as the prober sees them: addresses and states from statuses and the pod cache.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::EnvVar;
+use k8s_openapi::api::core::v1::PodStatus;
+
+use super::Running;
+use super::Services;
+use crate::model::ContainerId;
+use crate::model::ContainerState;
+use crate::model::KUBERNETES;
+use crate::model::Pod;
+use crate::model::PodUid;
+use crate::pleg::PlegHandle;
+use crate::probes::Parts;
+use crate::probes::ProbedPods;
+use crate::probes::Prober;
+use crate::status::Statuses;
+use crate::workers::generate::expand::expand;
+
+/// The longest argument of an exec probe, in bytes; the kernel's limit for one argument.
+const MAX_ARGUMENT: usize = 128 * 1024;
+
+struct Pods {
+    statuses: Statuses,
+    pleg: PlegHandle,
+}
+
+impl ProbedPods for Pods {
+    /// The status decides which address is the primary one. It may still have that of a replaced sandbox.
+    fn address(&self, pod: &PodUid) -> Option<String> {
+        let published = self.statuses.pod_ip(pod).filter(|ip| !ip.is_empty());
+        let current = self.pleg.cached(pod).map(|snapshot| snapshot.ips.clone()).unwrap_or_default();
+        match published {
+            Some(published) if current.is_empty() || current.contains(&published) => Some(published),
+            _ => current.into_iter().next(),
+        }
+    }
+
+    fn may_run(&self, pod: &PodUid, container: &ContainerId) -> bool {
+        let snapshot = self.pleg.cached(pod);
+        let found = snapshot.as_ref().and_then(|snapshot| snapshot.by_id(container));
+        found.is_none_or(|container| container.state == ContainerState::Running)
+    }
+
+    fn last_status(&self, pod: &Pod) -> Option<PodStatus> {
+        self.statuses.last_known(pod)
+    }
+}
+
+/// The prober of these pods.
+pub(super) fn prober(services: &Services, running: &Running) -> Prober {
+    Prober::new(Parts {
+        runtime: services.runtime.clone(),
+        results: running.probes.clone(),
+        pods: Arc::new(Pods { statuses: running.statuses.clone(), pleg: running.pleg.clone() }),
+        version: KUBERNETES,
+        expand: expand_argument,
+        clock: services.clock,
+        recorder: services.recorder.clone(),
+        metrics: services.metrics.clone(),
+    })
+}
+
+/// Only values that the spec states: those of references are empty, and other variables of the container are unknown.
+fn expand_argument(text: &str, env: &[EnvVar]) -> Result<String, usize> {
+    let lookup = |name: &str| {
+        let variable = env.iter().rev().find(|variable| variable.name == name)?;
+        Some(variable.value.as_deref().unwrap_or_default().as_bytes())
+    };
+    let expanded = expand(text, lookup, MAX_ARGUMENT)?;
+    Ok(String::from_utf8_lossy(&expanded).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn arguments_are_expanded_with_the_values_of_the_spec() {
+        let env: Vec<EnvVar> = serde_json::from_value(json!([
+            { "name": "A", "value": "first" },
+            { "name": "A", "value": "$(B)" },
+            { "name": "REF", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } },
+        ]))
+        .expect("variables");
+        for (text, expected) in [("$(A)", "$(B)"), ("[$(REF)]", "[]"), ("$(HOME) $$(A)", "$(HOME) $(A)")] {
+            assert_eq!(expand_argument(text, &env).as_deref(), Ok(expected));
+        }
+        let huge = vec![EnvVar { name: "A".into(), value: Some("x".repeat(1 << 16)), value_from: None }];
+        assert_eq!(expand_argument(&"$(A)".repeat(9), &huge), Err(9 << 16));
+    }
+}

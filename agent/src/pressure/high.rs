@@ -1,0 +1,104 @@
+//! `memory.high` of a pod's cgroups: a soft limit (cgroup v2, feature `MemoryQoS`) above which the kernel throttles tasks
+//! until they have reclaimed memory. Blocks for the time of a few files of the kernel.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::path::PathBuf;
+
+use cgroups_rs::fs::MaxValue;
+use cgroups_rs::fs::memory::MemController;
+use cgroups_rs::fs::memory::SetMemory;
+
+/// Cgroups of a pod that are looked at, at most: a container may create many below its own.
+const MAX_CGROUPS: usize = 64;
+
+/// A `memory.high` that is set.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct High {
+    /// The folder of the cgroup.
+    pub cgroup: PathBuf,
+    /// The value in bytes.
+    pub bytes: u64,
+    /// `memory.max` of the same cgroup, if it has one.
+    pub max: Option<u64>,
+}
+
+/// A `memory.high` that is to be raised.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Raise {
+    /// The folder of the cgroup.
+    pub cgroup: PathBuf,
+    /// The present value in bytes.
+    pub from: u64,
+    /// The new one; `None` for no limit.
+    pub to: Option<u64>,
+}
+
+/// Where `memory.high` is set: in the cgroup of a pod and those of its containers.
+pub(super) fn set_in(pod: &Path) -> Vec<High> {
+    let containers = fs::read_dir(pod).into_iter().flatten().flatten();
+    let containers = containers.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let all = std::iter::once(pod.to_owned()).chain(containers.take(MAX_CGROUPS).map(|entry| entry.path()));
+    all.filter_map(|cgroup| {
+        let number = |file: &str| fs::read_to_string(cgroup.join(file)).ok()?.trim().parse::<u64>().ok();
+        Some(High { bytes: number("memory.high")?, max: number("memory.max"), cgroup })
+    })
+    .collect()
+}
+
+/// Writes the new value, unless the present one is not the expected one: another program has changed it then.
+///
+/// # Errors
+/// The cgroup is gone, or the kernel refuses the value.
+pub fn raise(raise: &Raise) -> io::Result<bool> {
+    let present = fs::read_to_string(raise.cgroup.join("memory.high"))?;
+    if present.trim().parse() != Ok(raise.from) {
+        return Ok(false);
+    }
+    let value = match raise.to.and_then(|bytes| i64::try_from(bytes).ok()) {
+        Some(bytes) => MaxValue::Value(bytes),
+        None => MaxValue::Max,
+    };
+    let memory = MemController::new(raise.cgroup.clone(), PathBuf::new(), true);
+    let written = memory.set_mem(SetMemory { low: None, high: Some(value), min: None, max: None });
+    written.map(|()| true).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cgroup(folder: &Path, high: &str, max: &str) -> PathBuf {
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join("memory.high"), high).unwrap();
+        fs::write(folder.join("memory.max"), max).unwrap();
+        folder.to_owned()
+    }
+
+    #[test]
+    fn values_that_are_set_are_found_and_raised() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = cgroup(&dir.path().join("pod"), "max\n", "max\n");
+        let main = cgroup(&pod.join("main"), "1000\n", "2000\n");
+        cgroup(&pod.join("other"), "max\n", "2000\n");
+        let found = set_in(&pod);
+        assert_eq!(found, [High { cgroup: main.clone(), bytes: 1000, max: Some(2000) }]);
+        let read = || fs::read_to_string(main.join("memory.high")).unwrap().trim().to_owned();
+        assert!(raise(&Raise { cgroup: main.clone(), from: 1000, to: Some(1500) }).unwrap());
+        assert_eq!(read(), "1500");
+        assert!(
+            !raise(&Raise { cgroup: main.clone(), from: 1000, to: None }).unwrap(),
+            "another program has changed it"
+        );
+        assert!(raise(&Raise { cgroup: main.clone(), from: 1500, to: None }).unwrap());
+        assert_eq!(read(), "max");
+    }
+
+    #[test]
+    fn a_cgroup_that_is_gone() {
+        assert_eq!(set_in(Path::new("/no/such/cgroup")), []);
+        let gone = Raise { cgroup: "/no/such/cgroup".into(), from: 1, to: None };
+        assert!(raise(&gone).is_err());
+    }
+}

@@ -1,0 +1,44 @@
+//! Keeps the agent's own `oom_score_adj` at its configured value.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::kernel::oom_score;
+use crate::kernel::oom_score::Adjusted;
+use crate::kernel::proc;
+
+/// Time between two checks, as in the kubelet: a service manager may change it.
+const PERIOD: Duration = Duration::from_secs(300);
+
+/// Sets the value now and whenever it was changed, until `shutdown`. A value that is refused is logged once and given up:
+/// the agent runs without privileges too. Not in a PID namespace of its own, where the value is that of its container.
+pub(super) fn keep(value: i32, shutdown: &CancellationToken) {
+    if !proc::in_host_pid_namespace() {
+        return tracing::debug!("oomScoreAdj is not applied in a PID namespace of its own");
+    }
+    let keep = async move {
+        // A file of the kernel: nothing waits for a disk.
+        while apply(value) {
+            tokio::time::sleep(PERIOD).await;
+        }
+    };
+    tokio::spawn(shutdown.clone().run_until_cancelled_owned(keep));
+}
+
+/// False if the value cannot be set.
+fn apply(value: i32) -> bool {
+    match oom_score::set(Path::new("/proc/self"), value) {
+        Ok(Adjusted::Same) => true,
+        Ok(Adjusted::Changed { from }) => {
+            tracing::info!(from, to = value, "set the agent's own oom_score_adj");
+            true
+        }
+        Err(error) => {
+            let lack = "the kernel may kill the agent before pods; lowering it needs CAP_SYS_RESOURCE";
+            tracing::warn!(%error, oom_score_adj = value, lack, "cannot set oomScoreAdj");
+            false
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! A node that is short of something, as the test shows it to the eviction manager, and what the tests of evictions wait for.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::Once;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use keblet::cgroups::usage::Pressure;
+use keblet::cgroups::usage::PressureLine;
+use keblet::config::KubeletConfiguration;
+use keblet::config::eviction::Signal;
+use keblet::config::eviction::thresholds;
+use keblet::config::pressure::PressureSettings;
+use keblet::eviction::DiskLayout;
+use keblet::eviction::Garbage as _;
+use keblet::eviction::Needs;
+use keblet::eviction::Observe;
+use keblet::eviction::Policy;
+use keblet::eviction::Reading;
+use keblet::eviction::Readings;
+use keblet::eviction::Reclaim;
+use keblet::model::Pod;
+use keblet::model::PodUid;
+use keblet::pipeline::NodeGarbage;
+use keblet::pressure::NodeSample;
+use keblet::pressure::PodSample;
+use keblet::pressure::high::Raise;
+use keblet::stats::ContainerUsage;
+use keblet::stats::PodUsage;
+use serde_json::Value;
+use serde_json::json;
+use tokio::time::Instant;
+use tokio::time::sleep;
+use tracing::field::Field;
+use tracing::field::Visit;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::layer::SubscriberExt as _;
+
+use super::Agent;
+use super::pod;
+use crate::cri::SimRuntime;
+use crate::cri::Trace;
+
+/// The longest time that a test waits.
+pub const SOON: Duration = Duration::from_secs(60);
+/// Bytes of a mebibyte.
+pub const MIB: u64 = 1 << 20;
+
+/// So many seconds.
+pub const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// What the node shows, as the test sets it. Clones share it.
+#[derive(Clone, Default)]
+pub struct Shown(Arc<Mutex<State>>);
+
+/// What is shown.
+#[derive(Default)]
+pub struct State {
+    /// Available and capacity.
+    pub signals: HashMap<Signal, (u64, u64)>,
+    /// By pod.
+    pub usage: HashMap<PodUid, PodUsage>,
+    /// Where unused images and dead containers are removed, and what the node then has left on its disk.
+    pub garbage: Option<(NodeGarbage, u64)>,
+    /// What was removed.
+    pub reclaimed: Vec<Reclaim>,
+    /// How tasks wait for memory; without PSI nothing is known.
+    pub stall: Option<Stall>,
+    /// Why pods wait.
+    pub waiting: Vec<PodSample>,
+    /// Bytes charged to the cgroups of pods.
+    pub held: HashMap<PodUid, u64>,
+    /// Values of `memory.high`.
+    pub raised: Vec<Raise>,
+}
+
+/// Waiting of all tasks, and pages that the node has reclaimed.
+#[derive(Clone, Copy)]
+pub struct Stall {
+    since: Instant,
+    micros: u64,
+    /// Percent of the time from `since` on.
+    percent: u64,
+    scanned: u64,
+}
+
+impl Stall {
+    fn micros_now(&self) -> u64 {
+        let passed = u64::try_from(self.since.elapsed().as_micros()).expect("short");
+        self.micros + passed * self.percent / 100
+    }
+}
+
+impl Shown {
+    /// What is shown now.
+    ///
+    /// # Panics
+    /// Another holder has panicked.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("not poisoned")
+    }
+
+    /// So many MiB, or so many process ids, are left of a thousand.
+    pub fn left(&self, signal: Signal, number: u64) {
+        let unit = if signal == Signal::PidAvailable { 1 } else { MIB };
+        self.state().signals.insert(signal, (number * unit, 1000 * unit));
+    }
+
+    /// From now on tasks wait for memory for so many percent of the time; `reclaims`: because the node is short of it.
+    pub fn stalls(&self, percent: u64, reclaims: bool) {
+        let before = self.state().stall;
+        let micros = before.map_or(0, |stall| stall.micros_now());
+        let scanned = before.map_or(0, |stall| stall.scanned);
+        self.state().stall =
+            Some(Stall { since: Instant::now(), micros, percent, scanned: if reclaims { scanned.max(1) } else { 0 } });
+    }
+
+    /// Tasks wait for memory now.
+    pub fn is_stalled(&self) -> bool {
+        self.state().stall.is_some_and(|stall| stall.percent > 0)
+    }
+
+    /// The pod holds so many MiB of memory, and requests so many.
+    pub fn holds(&self, pod: &str, mib: u64, requested: u64) {
+        let (working_set, requested) = (mib * MIB, requested * MIB);
+        let sample =
+            PodSample { uid: uid(pod), name: format!("ns/{pod}"), working_set, requested, ..PodSample::default() };
+        self.state().waiting.push(sample);
+        self.uses(pod, mib);
+    }
+
+    /// The pod uses so many MiB of memory.
+    pub fn uses(&self, pod: &str, mib: u64) {
+        let memory = Some(mib * MIB);
+        let containers = [("main".to_owned(), ContainerUsage { memory, ..ContainerUsage::default() })].into();
+        self.state().usage.insert(uid(pod), PodUsage { memory, containers, ..PodUsage::default() });
+    }
+}
+
+impl Observe for Shown {
+    async fn readings(&mut self) -> Readings {
+        let at = Instant::now();
+        let signed = |number: u64| i64::try_from(number).expect("small");
+        let reading = |(signal, (available, capacity)): (&Signal, &(u64, u64))| {
+            (*signal, Reading { available: signed(*available), capacity: signed(*capacity), at })
+        };
+        Readings { signals: self.state().signals.iter().map(reading).collect(), disks: Some(DiskLayout::Shared) }
+    }
+
+    async fn usage(&mut self, _: &[Pod], _: bool) -> Result<HashMap<PodUid, PodUsage>, String> {
+        Ok(self.state().usage.clone())
+    }
+
+    async fn limited(&mut self, _: &[(Pod, Needs)]) -> Result<HashMap<PodUid, PodUsage>, String> {
+        Ok(self.state().usage.clone())
+    }
+
+    async fn reclaim(&mut self, what: Reclaim) {
+        let garbage = self.state().garbage.clone();
+        if let Some((garbage, left)) = garbage {
+            garbage.remove_dead_containers().await;
+            garbage.remove_unused_images(secs(120)).await;
+            self.left(Signal::NodeFsAvailable, left);
+        }
+        self.state().reclaimed.push(what);
+    }
+
+    async fn held(&mut self, pod: &Pod) -> Option<u64> {
+        self.state().held.get(pod.metadata.uid.as_deref().expect("a UID")).copied()
+    }
+
+    async fn pressure(&mut self, available: Option<u64>) -> Option<NodeSample> {
+        let mut state = self.state();
+        let pressure = state.stall.as_mut().map(|stall| {
+            stall.scanned += u64::from(stall.scanned > 0);
+            let line = PressureLine { total: stall.micros_now(), ..PressureLine::default() };
+            (Pressure { some: line, full: line }, stall.scanned)
+        });
+        let (node, scanned) = (pressure.map(|(node, _)| node), pressure.map_or(0, |(_, scanned)| scanned));
+        Some(NodeSample {
+            at: Instant::now(),
+            node,
+            kubepods: None,
+            scanned,
+            refaulted: 0,
+            limit_hits: None,
+            available,
+        })
+    }
+
+    async fn pressure_of(&mut self, pods: &[Pod]) -> Vec<PodSample> {
+        let lives =
+            |sample: &&PodSample| pods.iter().any(|pod| pod.metadata.uid.as_deref() == Some(sample.uid.as_str()));
+        self.state().waiting.iter().filter(lives).cloned().collect()
+    }
+
+    async fn raise(&mut self, raises: &[Raise]) -> usize {
+        self.state().raised.extend_from_slice(raises);
+        raises.len()
+    }
+}
+
+/// Evictions by these fields of the configuration.
+pub fn policy(fields: Value) -> Policy {
+    let mut document = json!({"evictionHard": {}, "enforceNodeAllocatable": ["none"]});
+    let (Some(document_fields), Value::Object(fields)) = (document.as_object_mut(), fields) else { panic!("objects") };
+    document_fields.extend(fields);
+    let kubelet: KubeletConfiguration = serde_json::from_value(document).expect("a configuration");
+    Policy {
+        thresholds: thresholds(&kubelet, false),
+        transition: kubelet.eviction_pressure_transition_period.std(),
+        max_pod_grace: kubelet.eviction_max_pod_grace_period.into(),
+        local_storage: true,
+        pressure: Vec::new(),
+    }
+}
+
+/// Evictions below 100 MiB of memory.
+pub fn hard_memory() -> Policy {
+    policy(json!({"evictionHard": {"memory.available": "100Mi"}}))
+}
+
+/// A pressure policy `thrash` with these fields, beside the thresholds of the configuration.
+pub fn with_pressure(base: Policy, fields: Value) -> Policy {
+    let mut document = json!({"name": "thrash", "mode": "Enforce"});
+    let (Some(document_fields), Value::Object(fields)) = (document.as_object_mut(), fields) else { panic!("objects") };
+    document_fields.extend(fields);
+    let settings: PressureSettings = serde_json::from_value(json!({"policies": [document]})).expect("a section");
+    Policy { pressure: settings.policies(), ..base }
+}
+
+/// The UID of the pod of this name.
+pub fn uid(name: &str) -> PodUid {
+    PodUid::from(format!("{name}-uid").as_str())
+}
+
+/// A pod of the API server that runs this program and requests so much memory.
+pub fn requesting(name: &str, program: &str, memory: Option<&str>) -> Pod {
+    let mut pod = ApiPod::clone(&pod(name).running("main", program).from_api().build());
+    let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
+    let requests = memory.map(|memory| [("memory".to_owned(), Quantity(memory.to_owned()))].into());
+    container.resources = Some(ResourceRequirements { requests, ..ResourceRequirements::default() });
+    Arc::new(pod)
+}
+
+/// Waits for a condition of the runtime.
+///
+/// # Panics
+/// It is not met in time.
+pub async fn until(sim: &SimRuntime, what: &str, condition: impl Fn(&Trace) -> bool) {
+    if let Err(unmet) = sim.until(what, SOON, condition).await {
+        panic!("{unmet}");
+    }
+}
+
+/// Waits for a condition.
+///
+/// # Panics
+/// It is not met in time.
+pub async fn until_true(what: &str, condition: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < SOON, "not in time: {what}");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The reason of a status.
+pub fn reason(status: Option<&PodStatus>) -> Option<&str> {
+    status.and_then(|status| status.reason.as_deref())
+}
+
+/// The pod's status says that it was evicted.
+pub fn is_evicted(agent: &Agent, name: &str) -> bool {
+    reason(agent.statuses.get(&uid(name)).as_ref()) == Some("Evicted")
+}
+
+thread_local! {
+    /// Events of the test that this thread runs.
+    static EVENTS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Keeps events, which the recorder logs. For the whole process: a subscriber of one thread may lose what another thread
+/// logs first.
+struct KeptEvents;
+
+impl<S: tracing::Subscriber> Layer<S> for KeptEvents {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() == "keblet::recorder" {
+            let mut line = Line::default();
+            event.record(&mut line);
+            EVENTS.with_borrow_mut(|events| events.push(line.0));
+        }
+    }
+}
+
+/// Keeps the events of this test from now on.
+pub fn keep_events() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let subscriber = tracing_subscriber::registry().with(KeptEvents);
+        tracing::subscriber::set_global_default(subscriber).expect("there is no other");
+    });
+    EVENTS.with_borrow_mut(Vec::clear);
+}
+
+/// How many events have this reason.
+pub fn events(reason: &str) -> usize {
+    let reason = format!("reason={reason:?}");
+    EVENTS.with_borrow(|events| events.iter().filter(|event| event.contains(&reason)).count())
+}
+
+#[derive(Default)]
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let _ = write!(self.0, "{field}={value:?} ");
+    }
+}
