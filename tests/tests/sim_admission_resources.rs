@@ -174,6 +174,33 @@ async fn running_pods_stay_admitted_when_the_agent_restarts_on_a_smaller_node() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn new_pods_of_the_api_server_are_decided_on_after_the_static_ones() {
+    let (sim, folder) = node();
+    let fixed = || pod("static").running("main", "run").build();
+    let (agent, _) = start(&sim, folder.path(), vec![fixed()], offer(10, 1000));
+    until(&sim, "the static pod runs", |l| l.live("static", "main").is_some()).await;
+    drop(agent);
+    std::fs::create_dir(folder.path().join("manifests")).expect("a folder");
+    let agent = Agent::start_before_static_pods(&sim, folder.path(), vec![plain("new")], offer(1, 1000));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(status(&agent, "new").phase, None, "not decided on");
+    agent.add(fixed()).await;
+    until_true("the new pod is rejected", || reason(&agent, "new").is_some()).await;
+    let message = "Pod was rejected: Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1";
+    assert_eq!(status(&agent, "new").message.as_deref(), Some(message));
+    assert!(is_live(&sim, "static") && sim.trace(|l| l.history("static", "main").count()) == 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_source_of_static_pods_that_delivers_nothing_delays_new_pods_two_seconds() {
+    let (sim, folder) = node();
+    let begin = Instant::now();
+    let _agent = Agent::start_before_static_pods(&sim, folder.path(), vec![plain("new")], offer(1, 1000));
+    until(&sim, "it runs", |l| l.live("new", "main").is_some()).await;
+    assert!((Duration::from_secs(2)..Duration::from_secs(4)).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_critical_pod_starts_when_the_pods_that_it_preempts_have_ended() {
     let (sim, folder) = node();
     let (recorder, events) = recorder();

@@ -111,3 +111,29 @@ async fn a_ready_sandbox_is_published_before_the_image_is_pulled() {
     assert!(status.pod_ip.is_some(), "{status:#?}");
     sim.until("it runs", Duration::from_secs(300), |l| l.live("web", "main").is_some()).await.expect("it runs");
 }
+
+/// The first status that shows the end of a container carries its termination message, though the kernel proves the exit
+/// before the runtime reports it.
+#[tokio::test(start_paused = true)]
+async fn a_proven_exit_is_published_with_its_termination_message() {
+    let (sim, folder) = node();
+    let web = pod("web").own_network().restarted("Never").running("main", "exit 3 20s").build();
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web]);
+    sim.until("it runs", SOON, |l| l.live("web", "main").is_some()).await.expect("it runs");
+    let mut files = std::fs::read_dir(folder.path().join("pods/web-uid/containers/main")).expect("its folder");
+    let file = files.next().expect("the file mounted for the message").expect("a readable folder").path();
+    std::fs::write(file, "out of coffee").expect("a message");
+    let terminated = || {
+        let containers = agent.statuses.get(&uid("web"))?.container_statuses?;
+        containers.into_iter().next()?.state?.terminated
+    };
+    let begin = Instant::now();
+    let terminated = loop {
+        if let Some(terminated) = terminated() {
+            break terminated;
+        }
+        assert!(begin.elapsed() < SOON, "no exit is published");
+        sleep(Duration::from_millis(1)).await;
+    };
+    assert_eq!((terminated.exit_code, terminated.message.as_deref()), (3, Some("out of coffee")));
+}

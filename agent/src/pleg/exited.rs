@@ -8,6 +8,7 @@ use keblet_proto::cri::v1;
 use super::task::CallResult;
 use super::task::PlegTask;
 use super::termination;
+use super::termination::MessageSource;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
@@ -38,7 +39,7 @@ impl PlegTask {
         container.message = status.message;
         container.proven = None;
         self.work.spawn(async move {
-            termination::append_message(&mut container).await;
+            termination::append_message(&mut container, MessageSource::FileOrLog).await;
             CallResult::Exited { uid, container }
         });
     }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::convert;
 use super::termination;
+use super::termination::MessageSource;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
@@ -184,7 +185,7 @@ async fn container_status(
     let pid = reply.pid();
     let mut container = convert::container(reply.status, pid, sandbox);
     if container.state == ContainerState::Exited {
-        termination::append_message(&mut container).await;
+        termination::append_message(&mut container, MessageSource::FileOrLog).await;
     }
     Ok(Some(container))
 }

@@ -38,4 +38,5 @@ pub use observer::NoObserver;
 pub use observer::PlegObserver;
 pub use task::PlegConfig;
 pub use task::start;
-pub use termination::with_termination_messages;
+pub use termination::MessageSource;
+pub use termination::TerminationMessages;

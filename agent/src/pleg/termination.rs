@@ -1,7 +1,9 @@
 //! The termination message of an exited container: the end of the file mounted for it, or else the end of its log
 //! (`terminationMessagePolicy: FallbackToLogsOnError`). Both are read up to a limit: the container writes them.
 
+use std::collections::HashMap;
 use std::io::SeekFrom;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -9,6 +11,7 @@ use tokio::fs::File;
 use tokio::io::AsyncReadExt;
 use tokio::io::AsyncSeekExt;
 
+use crate::model::ContainerId;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 
@@ -24,19 +27,51 @@ const LOG_WINDOW: u64 = 64 * 1024;
 const LOG_PAUSE: Duration = Duration::from_millis(10);
 const LOG_LOOKS: u32 = 10;
 
-/// The snapshot with the termination messages of containers whose exit the runtime has not confirmed yet.
-pub async fn with_termination_messages(snapshot: &PodSnapshot) -> PodSnapshot {
-    let mut snapshot = snapshot.clone();
-    let unconfirmed = snapshot.containers.iter_mut().filter(|container| container.proven.is_some());
-    join_all(unconfirmed.map(append_message)).await;
-    snapshot
+/// The sources of a termination message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MessageSource {
+    /// The mounted file only, which is read at once.
+    File,
+    /// The file, or else the log if the policy says so. A log is waited for up to 100 ms.
+    FileOrLog,
+}
+
+/// Termination messages of exits that the runtime has not reported yet: each is read once.
+#[derive(Debug, Default)]
+pub struct TerminationMessages(HashMap<ContainerId, (MessageSource, String)>);
+
+impl TerminationMessages {
+    /// The snapshot with the messages of containers whose exit is proven by the kernel only. One that was read from the
+    /// file is read again if `source` allows more.
+    pub async fn complete(&mut self, snapshot: Arc<PodSnapshot>, source: MessageSource) -> Arc<PodSnapshot> {
+        let is_unreported = |container: &ContainerStatus| container.proven.is_some();
+        self.0.retain(|id, _| snapshot.by_id(id).is_some_and(is_unreported));
+        if !snapshot.containers.iter().any(is_unreported) {
+            return snapshot;
+        }
+        let mut snapshot = Arc::unwrap_or_clone(snapshot);
+        let unreported = || snapshot.containers.iter().filter(|container| is_unreported(container));
+        let is_read = |id: &ContainerId| self.0.get(id).is_some_and(|(read, _)| *read >= source);
+        let missing = unreported().filter(|container| !is_read(&container.id)).cloned();
+        let read = join_all(missing.map(|mut container| async move {
+            append_message(&mut container, source).await;
+            (container.id, (source, container.message))
+        }));
+        self.0.extend(read.await);
+        for container in snapshot.containers.iter_mut().filter(|container| is_unreported(container)) {
+            if let Some((_, message)) = self.0.get(&container.id) {
+                container.message.clone_from(message);
+            }
+        }
+        Arc::new(snapshot)
+    }
 }
 
 /// Appends the termination message, if there is one, to the runtime's own message.
-pub(super) async fn append_message(container: &mut ContainerStatus) {
+pub(super) async fn append_message(container: &mut ContainerStatus, source: MessageSource) {
     let message = match from_file(container).await {
         Some(message) => message,
-        None if wants_log(container) => from_log(container).await,
+        None if source == MessageSource::FileOrLog && wants_log(container) => from_log(container).await,
         None => return,
     };
     if message.is_empty() {
@@ -120,7 +155,7 @@ mod tests {
         let mut c = container("a", "web", ContainerState::Exited);
         c.message = "runtime says".into();
         c.termination.host_path = Some(file.path().to_str().unwrap().into());
-        append_message(&mut c).await;
+        append_message(&mut c, MessageSource::FileOrLog).await;
         assert!(c.message.starts_with("runtime says: xxx") && c.message.ends_with("end"));
         assert_eq!(c.message.len(), "runtime says: ".len() + 4096);
     }
@@ -131,7 +166,7 @@ mod tests {
         std::fs::write(file.path(), [vec![0xff; 5000], b"end".to_vec()].concat()).unwrap();
         let mut c = container("a", "web", ContainerState::Exited);
         c.termination.host_path = Some(file.path().to_str().unwrap().into());
-        append_message(&mut c).await;
+        append_message(&mut c, MessageSource::FileOrLog).await;
         assert!(c.message.ends_with("\u{fffd}end") && c.message.len() <= 4096, "{} bytes", c.message.len());
     }
 
@@ -143,14 +178,14 @@ mod tests {
         let mut c = container("a", "web", ContainerState::Exited);
         c.log_path = log.path().to_str().unwrap().into();
         c.exit_code = Some(1);
-        append_message(&mut c).await;
+        append_message(&mut c, MessageSource::FileOrLog).await;
         assert_eq!(c.message, "");
         c.termination.fallback_to_logs = true;
-        append_message(&mut c).await;
+        append_message(&mut c, MessageSource::FileOrLog).await;
         assert_eq!(c.message, "one\ntwo words");
         c.message.clear();
         c.exit_code = Some(0);
-        append_message(&mut c).await;
+        append_message(&mut c, MessageSource::FileOrLog).await;
         assert_eq!(c.message, "");
     }
 
@@ -168,13 +203,13 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(7)).await;
             std::fs::write(&path, "t stderr F one\nt stderr P two").unwrap();
         });
-        append_message(&mut c).await;
+        append_message(&mut c, MessageSource::FileOrLog).await;
         assert_eq!(c.message, "one\ntwo");
         let silent = tempfile::NamedTempFile::new().unwrap();
         c.log_path = silent.path().to_str().unwrap().into();
         c.message.clear();
         let began = tokio::time::Instant::now();
-        append_message(&mut c).await;
+        append_message(&mut c, MessageSource::FileOrLog).await;
         assert_eq!((c.message.as_str(), began.elapsed().as_millis()), ("", 100));
     }
 

@@ -1,8 +1,9 @@
 //! Admission in the sync loop: decides once per pod UID, stores the decision, and publishes the status of rejected pods.
 //!
 //! Checks are decided at once, and a pod that does not pass waits only if that may be wrong: until the runtime has told
-//! whether it runs already, until the Node was read once more, or until other pods were evicted for it. What an admitted pod
-//! holds counts until its containers have ended, what a rejected one asked for never does.
+//! whether it runs already, until the Node was read once more, or until other pods were evicted for it. After an agent start
+//! new pods of the API server also wait for the static pods, which hold their resources already. What an admitted pod holds
+//! counts until its containers have ended, what a rejected one asked for never does.
 //!
 //! A pod can be rejected although its containers run, where this agent replaced another kubelet. Such a pod is not
 //! killed: it runs on unmanaged until it is deleted or removed, and then terminates with its own grace period. Once no
@@ -35,6 +36,7 @@ use crate::admission::NodeOffer;
 use crate::admission::Rejection;
 use crate::cgroups::QosClass;
 use crate::model::Backoff;
+use crate::model::ConfigSource;
 use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
@@ -54,6 +56,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const VIEW_LIMIT: Duration = Duration::from_secs(10);
 /// How long the Node may take to be read for a pod that its known labels reject.
 const NODE_READ_LIMIT: Duration = Duration::from_secs(10);
+/// How long new pods of the API server wait for the first static pods after an agent start. A source of static pods may be
+/// unreachable for good; files are read within milliseconds.
+const STATIC_PODS_LIMIT: Duration = Duration::from_secs(2);
 
 /// Reads the Node from the API server; `None` if that fails.
 pub type ReadNode = Arc<dyn Fn() -> BoxFuture<'static, Option<Arc<Node>>> + Send + Sync>;
@@ -77,12 +82,27 @@ pub struct PodAdmission {
     announced: HashSet<PodUid>,
     /// Pods that the PLEG was asked for, with whether they run.
     viewed: HashMap<PodUid, bool>,
+    /// Whether new pods of the API server may have to wait for static pods.
+    static_pods: StaticPods,
     tasks: JoinSet<Awaited>,
+}
+
+/// The wait for the first delivery of the sources of static pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StaticPods {
+    /// No pod has had to wait yet.
+    NotAwaited,
+    /// Pods wait, and the time limit runs.
+    Awaited,
+    /// No pod waits any more.
+    Over,
 }
 
 /// What a pod waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
+    /// The static pods, which come first.
+    StaticPods,
     /// The PLEG, which tells whether it runs.
     View,
     /// The newest version of the Node.
@@ -94,6 +114,8 @@ enum Wait {
 /// What pods have waited for has come.
 #[derive(Debug)]
 pub(super) enum Awaited {
+    /// The time to wait for static pods is over.
+    StaticPods,
     /// The runtime runs this pod, or does not.
     View(PodUid, bool),
     /// The Node was read for this pod, or could not be read.
@@ -125,6 +147,7 @@ impl PodAdmission {
             fresh_nodes: HashMap::new(),
             announced: HashSet::new(),
             viewed: HashMap::new(),
+            static_pods: StaticPods::NotAwaited,
             tasks: JoinSet::new(),
         }
     }
@@ -175,6 +198,17 @@ impl PodAdmission {
         });
     }
 
+    fn await_static_pods(&mut self, uid: &PodUid) {
+        self.waiting.insert(uid.clone(), Wait::StaticPods);
+        if self.static_pods == StaticPods::NotAwaited {
+            self.static_pods = StaticPods::Awaited;
+            self.tasks.spawn(async {
+                tokio::time::sleep(STATIC_PODS_LIMIT).await;
+                Awaited::StaticPods
+            });
+        }
+    }
+
     fn await_node(&mut self, uid: &PodUid, read: &ReadNode) {
         let (uid, reading) = (uid.clone(), read());
         self.waiting.insert(uid.clone(), Wait::Node);
@@ -218,6 +252,10 @@ impl SyncLoop {
             if is_terminal(pod) {
                 return true;
             }
+            if self.has_to_await_static_pods(&uid, pod) {
+                self.admission.await_static_pods(&uid);
+                return false;
+            }
             let Some(decision) = self.decide(&uid, pod) else { return false };
             self.admission.decisions.store(uid.clone(), decision);
             match self.admission.decisions.rejection(&uid) {
@@ -229,6 +267,28 @@ impl SyncLoop {
             }
         }
         !self.admission.is_rejected(&uid) && !self.admission.waiting.contains_key(&uid)
+    }
+
+    /// A new pod of the API server is decided on after the static pods of the node.
+    fn has_to_await_static_pods(&self, uid: &PodUid, pod: &Pod) -> bool {
+        let is_new = !spec::is_static(pod) && self.is_resumed(uid, pod) != Some(true);
+        is_new && self.admission.static_pods != StaticPods::Over && self.are_static_pods_missing()
+    }
+
+    fn are_static_pods_missing(&self) -> bool {
+        self.sources.waiting_for().iter().any(|source| *source != ConfigSource::Api)
+    }
+
+    /// A source has delivered: ends the wait for static pods when all their sources have.
+    pub(super) fn on_source_seen(&mut self) {
+        if self.admission.static_pods != StaticPods::Over && !self.are_static_pods_missing() {
+            self.end_wait_for_static_pods();
+        }
+    }
+
+    fn end_wait_for_static_pods(&mut self) {
+        self.admission.static_pods = StaticPods::Over;
+        self.decide_on_waiting(Wait::StaticPods);
     }
 
     /// The decision on a pod; `None` if it has to wait for one.
@@ -323,6 +383,7 @@ impl SyncLoop {
     /// What pods have waited for has come.
     pub(super) fn on_awaited(&mut self, awaited: Awaited) {
         match awaited {
+            Awaited::StaticPods => self.end_wait_for_static_pods(),
             Awaited::View(uid, runs) => {
                 if self.admission.waiting.get(&uid) == Some(&Wait::View) {
                     self.admission.viewed.insert(uid, runs);
@@ -354,8 +415,12 @@ impl SyncLoop {
         if !views.clone().all(|uid| viewed.contains_key(uid)) {
             return;
         }
-        let mut pods: Vec<Pod> = views.filter_map(|uid| self.pods.by_uid(uid)).collect();
-        self.admission.waiting.retain(|_, wait| *wait != Wait::View);
+        self.decide_on_waiting(Wait::View);
+    }
+
+    fn decide_on_waiting(&mut self, awaited: Wait) {
+        let waiting = self.admission.waiting.extract_if(|_, wait| *wait == awaited);
+        let mut pods: Vec<Pod> = waiting.filter_map(|(uid, _)| self.pods.by_uid(&uid)).collect();
         self.sort_for_admission(&mut pods);
         pods.into_iter().for_each(|pod| self.start_if_admitted(pod));
     }

@@ -153,6 +153,7 @@ impl SyncLoop {
         let before = self.sources.all_ready();
         let first_of_api = source == ConfigSource::Api && self.sources.waiting_for().contains(&source);
         self.sources.mark_seen(source);
+        self.on_source_seen();
         if first_of_api {
             self.reconcile_mirrors(None);
         }

@@ -147,7 +147,11 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     };
     images.recover().await;
     let cgroups = bootstrap.cgroups(&shutdown).await?;
-    let (probes, (pleg, pleg_task)) = bootstrap.observe(cgroups.as_ref()).await;
+    // Loading BPF programs takes seconds on a slow machine. What is loaded after the end is dropped with the process.
+    let observing = shutdown.run_until_cancelled(bootstrap.observe(cgroups.as_ref()));
+    let Some((probes, (pleg, pleg_task))) = observing.await else {
+        return serving.await.context("ending the servers")?;
+    };
     let volumes = bootstrap.volumes().await?;
     let watched = eviction::Watched { cgroups: cgroups.clone(), stalls: bootstrap.stalls(probes) };
     let prepared = Prepared { images, objects, volumes, cgroups, offer, runtime_name: version.runtime_name };

@@ -23,8 +23,8 @@ use crate::model::ContainerState;
 use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::spec;
-use crate::pleg;
 use crate::pleg::InspectError;
+use crate::pleg::MessageSource;
 use crate::retry::Operation;
 
 /// A stop in progress. Dropping it abandons the stop.
@@ -180,7 +180,7 @@ impl Worker {
 
     /// No process of the pod is left, and its API object does not wait for its sandboxes.
     async fn processes_exited(&mut self, pass: &PassContext, stop: Option<StopTask>) -> Next {
-        let last = Arc::new(pleg::with_termination_messages(&pass.snapshot).await);
+        let last = self.messages.complete(pass.snapshot.clone(), MessageSource::FileOrLog).await;
         self.publish(&pass.with_snapshot(last.clone()), Transition::Stopped);
         self.stopped(Stopped::BeforeSandboxes { last, stop })
     }

@@ -32,9 +32,12 @@ use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::backoff_delay;
 use crate::model::restart::RestartGates;
+use crate::model::restart::RestartPolicy;
 use crate::objects::Registration;
 use crate::pleg::InspectError;
+use crate::pleg::MessageSource;
 use crate::pleg::PlegHandle;
+use crate::pleg::TerminationMessages;
 use crate::probes::ProbeResultStore;
 use crate::probes::Prober;
 use crate::recorder::EventType;
@@ -157,6 +160,7 @@ pub struct Worker {
     pub(super) phase: PhaseData,
     pub(super) history: BackoffHistory,
     pub(super) status: StatusSources,
+    pub(super) messages: TerminationMessages,
     /// The pod's registration for API objects; ends with the worker.
     pub(super) interest: Registration,
     last_action: Option<LastAction>,
@@ -177,6 +181,7 @@ impl Worker {
             history: BackoffHistory::for_crash_loops(context.max_backoff),
             context,
             status: StatusSources::default(),
+            messages: TerminationMessages::default(),
             last_action: None,
             failing: None,
             pass_metrics: PassMetrics::default(),
@@ -319,7 +324,8 @@ impl Worker {
         &self.pod_ref.uid
     }
 
-    /// A snapshot sampled after this worker's last action.
+    /// A snapshot sampled after this worker's last action, with the termination messages of exits that the runtime has not
+    /// reported yet.
     pub(super) async fn view(&mut self) -> Result<Arc<PodSnapshot>, InspectError> {
         let (pleg, uid) = (&self.context.pleg, &self.pod_ref.uid);
         let viewed = match &mut self.last_action {
@@ -332,11 +338,19 @@ impl Worker {
                 }
             }
         };
-        if let Ok(view) = &viewed {
-            let pod = self.pod();
-            self.pass_metrics.observe_exits(pod.as_deref(), view, &*self.context.observer);
+        let (view, pod) = (viewed?, self.pod());
+        self.pass_metrics.observe_exits(pod.as_deref(), &view, &*self.context.observer);
+        Ok(self.messages.complete(view, self.message_source()).await)
+    }
+
+    /// The status of a pod that can end shows every message with the exit. A restart does not wait for a log.
+    fn message_source(&self) -> MessageSource {
+        let state = self.mailbox.state();
+        let can_end = state.pod.as_ref().is_none_or(|pod| RestartPolicy::of_pod(pod) != RestartPolicy::Always);
+        match can_end || state.termination_requested() {
+            true => MessageSource::FileOrLog,
+            false => MessageSource::File,
         }
-        viewed
     }
 
     /// The context of a pass over this pod as of this snapshot.

@@ -86,6 +86,7 @@ pub struct Agent {
     sync_loop: JoinSet<()>,
     shutdown: CancellationToken,
     tasks: JoinSet<()>,
+    _delivered: mpsc::Receiver<PodUpdate>,
     _aside: DropGuard,
 }
 
@@ -101,6 +102,8 @@ struct Listeners {
     image_gc: GcPolicy,
     offer: NodeOffer,
     read_node: Option<ReadNode>,
+    /// The folder of static pods: the first set of pods is then the API server's.
+    static_pods: Option<PathBuf>,
 }
 
 impl Default for Listeners {
@@ -108,8 +111,19 @@ impl Default for Listeners {
         let (observer, recorder) = (Arc::new(NoWorkerObserver), Recorder::default());
         let (metrics, resources) = (Metrics::new(), ResourceSettings::default());
         let (seen, image_gc) = (Seen::default(), GcPolicy::default());
-        let (offer, read_node) = (NodeOffer::unlimited(), None);
-        Self { seen, observer, recorder, metrics, api: None, cgroups: None, resources, image_gc, offer, read_node }
+        Self {
+            seen,
+            observer,
+            recorder,
+            metrics,
+            api: None,
+            cgroups: None,
+            resources,
+            image_gc,
+            offer: NodeOffer::unlimited(),
+            read_node: None,
+            static_pods: None,
+        }
     }
 }
 
@@ -220,9 +234,27 @@ impl Agent {
         (Self::begin(sim, SensorSet::ALL, root, pods, listeners), metrics)
     }
 
+    /// As [`Agent::start`], on a node that offers this to pods. The pods are the API server's; static ones are expected
+    /// until [`Agent::add`] delivers some.
+    pub fn start_before_static_pods(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, offer: NodeOffer) -> Self {
+        let static_pods = Some(root.join("manifests"));
+        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { offer, static_pods, ..Listeners::default() })
+    }
+
     fn begin(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, listeners: Listeners) -> Self {
-        let Listeners { seen, observer, recorder, metrics, api, cgroups, resources, image_gc, offer, read_node } =
-            listeners;
+        let Listeners {
+            seen,
+            observer,
+            recorder,
+            metrics,
+            api,
+            cgroups,
+            resources,
+            image_gc,
+            offer,
+            read_node,
+            static_pods,
+        } = listeners;
         let runtime = super::pleg_harness::runtime(sim, RuntimeOptions::default());
         let shared = SharedPods::default();
         let desired = shared.clone();
@@ -234,8 +266,9 @@ impl Agent {
         tasks.spawn(watch_runtime(runtime.clone(), state_sender, harness.board.subscribe(), aside.clone()));
         let (updates, receiver) = mpsc::channel(UPDATES);
         // The first set of pods is in the channel before the loop begins.
-        let _ = updates.try_send(PodUpdate::Add(ConfigSource::File, pods));
-        let (_, sources) = sources::start(no_sources(), clock(sim), Recorder::default(), aside.clone());
+        let first = if static_pods.is_some() { ConfigSource::Api } else { ConfigSource::File };
+        let _ = updates.try_send(PodUpdate::Add(first, pods));
+        let (delivered, sources) = sources::start(only(static_pods), clock(sim), Recorder::default(), aside.clone());
         let (closed, pressures) = (watch::Sender::new(false), watch::Sender::new(Pressures::default()));
         let services = Services {
             node: NodeSettings { pod_logs_dir: root.join("logs"), resources, ..NodeSettings::default() },
@@ -273,6 +306,7 @@ impl Agent {
             sync_loop,
             shutdown,
             tasks,
+            _delivered: delivered,
             _aside: aside.drop_guard(),
         }
     }
@@ -344,9 +378,10 @@ impl Agent {
     }
 }
 
-fn no_sources() -> SourcesConfig {
+/// Static pods of this folder, if any, and nothing else.
+fn only(static_pod_path: Option<PathBuf>) -> SourcesConfig {
     SourcesConfig {
-        static_pod_path: None,
+        static_pod_path,
         file_check_frequency: Duration::from_secs(20),
         static_pod_url: None,
         static_pod_url_headers: Vec::new(),
