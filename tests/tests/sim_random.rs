@@ -1,12 +1,12 @@
 //! The whole agent under random schedules: exits, lost and malformed events, failing, hanging and late calls, runtime
 //! restarts, agent restarts, an unavailable API server, pods added, removed and deleted with their grace period. Static
-//! and API pods, on the host's network and on their own, with init containers, sidecars and image pulls, on a
-//! containerd 1.7 and on a runtime with every feature. Afterwards:
+//! and API pods, on the host's network and on their own, with init containers, sidecars, image pulls, hooks and probes
+//! whose answers change, on a containerd 1.7 and on a runtime with every feature. Afterwards:
 //!
 //! - no container name ever had two live instances in a pod,
 //! - no restart count decreased,
 //! - no agent reported an exit twice, and every exit was reported,
-//! - within minutes after the faults end, the desired pods run or have finished, and nothing else is left.
+//! - within minutes after the faults end, the desired pods run and are ready or have finished, and nothing else is left.
 //!
 //! See [`seeds`] for the choice of seeds; a failure prints seed, schedule and trace.
 
@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Container;
 use keblet::model::Pod;
 use keblet_proto::cri::v1::ContainerState;
 use keblet_proto::cri::v1::ContainerStatus;
@@ -29,6 +30,8 @@ use keblet_tests::node::SensorSet;
 use keblet_tests::node::folder;
 use keblet_tests::node::pod;
 use keblet_tests::seeds;
+use serde_json::Value;
+use serde_json::json;
 use tokio::time::Instant;
 use tokio::time::sleep;
 
@@ -37,13 +40,13 @@ const SPAN: Duration = Duration::from_secs(25);
 const CONVERGENCE: Duration = Duration::from_secs(15 * 60);
 /// How long the final state has to last.
 const STABLE: Duration = Duration::from_secs(5);
-const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "j"];
+const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "h", "j", "p"];
 /// The image that has to be pulled.
 const PULLED: &str = "registry.example/app:1";
 
 /// Whether the pod comes from the API server and is deleted with a grace period.
 fn from_api(name: &str) -> bool {
-    matches!(name, "d" | "e" | "j")
+    matches!(name, "d" | "e" | "h" | "j" | "p")
 }
 
 fn pod_called(name: &str, generation: u32) -> PodOf {
@@ -53,6 +56,8 @@ fn pod_called(name: &str, generation: u32) -> PodOf {
         "c" => pod("c").host_pid().running("main", "exit 0 1s until 2 fork"),
         "d" => pod("d").from_api().own_network().sidecar("proxy", "exit 1 2s until 1").running("main", "term 2s"),
         "e" => pod("e").from_api().restarted("OnFailure").running("main", "exit 1 900ms until 1 term ignore"),
+        "h" => pod("h").from_api().own_network().running("main", "term 1s").running("side", "run"),
+        "p" => pod("p").from_api().own_network().running("main", "exit 1 5s until 1").sidecar("proxy", "run"),
         _ => pod("j").from_api().own_network().restarted("Never").sidecar("proxy", "run").running("main", "exit 0 2s"),
     };
     pod.uid(&uid(name, generation))
@@ -68,11 +73,34 @@ fn built(name: &str, generation: u32, deleting: bool) -> Pod {
     let mut pod = Arc::unwrap_or_clone(if deleting { pod.deleting() } else { pod }.build());
     if from_api(name) {
         for container in &mut pod.spec.as_mut().expect("a spec").containers {
+            equip(container, name);
             container.image = Some(PULLED.to_owned());
             container.image_pull_policy = Some(if name == "e" { "Always" } else { "IfNotPresent" }.to_owned());
         }
     }
     Arc::new(pod)
+}
+
+/// Hooks and probes, which run the commands scripted for the container.
+fn equip(container: &mut Container, pod: &str) {
+    let exec = || json!({ "exec": { "command": ["scripted"] } });
+    match (pod, container.name.as_str()) {
+        ("h", "main") => {
+            let hooks = json!({ "postStart": exec(), "preStop": exec() });
+            container.lifecycle = Some(serde_json::from_value(hooks).expect("hooks"));
+        }
+        ("p", "main") => {
+            let probe = |changes: Value| {
+                let mut probe = exec();
+                probe.as_object_mut().expect("a probe").extend(changes.as_object().expect("fields").clone());
+                Some(serde_json::from_value(probe).expect("a probe"))
+            };
+            container.startup_probe = probe(json!({ "periodSeconds": 1, "failureThreshold": 5 }));
+            container.liveness_probe = probe(json!({ "periodSeconds": 2, "failureThreshold": 2 }));
+            container.readiness_probe = probe(json!({ "periodSeconds": 1 }));
+        }
+        _ => {}
+    }
 }
 
 /// One schedule's node, agent and desired pods.
@@ -109,12 +137,22 @@ impl Scenario<'_> {
     async fn agent_action(&mut self) {
         self.deliver_deletions().await;
         let name = NAMES[self.rng.usize(..NAMES.len())];
+        if self.rng.bool() {
+            self.change_answers();
+        }
         match self.rng.u8(0..7) {
             0 => self.start_agent(),
             1 => self.api.set_unavailable(self.rng.bool()),
             2..=4 if self.desired.contains_key(name) => self.remove(name).await,
             _ => self.add(name).await,
         }
+    }
+
+    /// Hooks and probes succeed, fail, or take longer than they may.
+    fn change_answers(&mut self) {
+        let takes = Duration::from_millis(if self.rng.bool() { 50 } else { self.rng.u64(0..8000) });
+        let answer = ExecResult { code: i32::from(self.rng.u8(0..2)), takes, ..ExecResult::default() };
+        self.sim.script_exec(if self.rng.bool() { "h" } else { "p" }, "main", answer);
     }
 
     async fn remove(&mut self, name: &'static str) {
@@ -150,8 +188,8 @@ impl Scenario<'_> {
     /// Containers of this desired pod that run in the final state.
     fn runs(&self, name: &str, generation: u32) -> &'static [&'static str] {
         match name {
-            "a" => &["main", "side"],
-            "d" => &["proxy", "main"],
+            "a" | "h" => &["main", "side"],
+            "d" | "p" => &["proxy", "main"],
             // Restarted on failure only: a scheduled exit with code 0 completes it.
             "e" if self.reports_success(name, generation) => &[],
             "j" => &[],
@@ -205,7 +243,16 @@ impl Scenario<'_> {
             _ if runs.is_empty() => &["Succeeded"],
             _ => &["Running"],
         };
-        (from_api(name) && !expected.contains(&phase().as_str())).then(|| format!("phase {:?}", phase()))
+        if from_api(name) && !expected.contains(&phase().as_str()) {
+            return Some(format!("phase {:?}", phase()));
+        }
+        (name == "p" && !self.is_ready(name)).then(|| "not ready".to_owned())
+    }
+
+    fn is_ready(&self, name: &str) -> bool {
+        let pod = self.api.pod(name);
+        let conditions = pod.as_ref().and_then(|pod| pod.status.as_ref()?.conditions.as_ref());
+        conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
     }
 
     /// Waits until the desired state is reached and lasts.
@@ -250,7 +297,7 @@ impl Scenario<'_> {
 fn past_its_crashes(name: &str, instance: &Instance) -> bool {
     let crashes = match (name, instance.container.as_str()) {
         ("a" | "c", "main") => 2,
-        ("d", "proxy") | ("e", "main") => 1,
+        ("d", "proxy") | ("e" | "p", "main") => 1,
         _ => 0,
     };
     instance.attempt >= crashes
@@ -293,6 +340,7 @@ async fn schedule(seed: u64) {
     let plan = format!("{faults:#?}");
     faults.run(&sim, async || scenario.agent_action().await).await;
     scenario.api.set_unavailable(false);
+    ["h", "p"].iter().for_each(|name| sim.script_exec(name, "main", ExecResult::default()));
     scenario.settle(&plan).await;
     scenario.judge(&plan);
 }

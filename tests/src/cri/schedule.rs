@@ -145,7 +145,7 @@ fn random_exit(rng: &mut fastrand::Rng) -> Exit {
 
 fn random_call_fault(rng: &mut fastrand::Rng) -> CallFault {
     use Method::*;
-    const FAULTY: [Method; 12] = [
+    const FAULTY: [Method; 13] = [
         RunPodSandbox,
         StopPodSandbox,
         PodSandboxStatus,
@@ -158,11 +158,16 @@ fn random_call_fault(rng: &mut fastrand::Rng) -> CallFault {
         ContainerStatus,
         PullImage,
         ImageStatus,
+        ExecSync,
     ];
     // Some delays exceed every client deadline, so that calls take effect after the client gave up.
     let longest = if rng.u8(0..6) == 0 { 300_000 } else { 5000 };
     let delay = Duration::from_millis(rng.u64(1..longest));
+    let method = FAULTY[rng.usize(..FAULTY.len())];
+    // A kubelet waits for a pull or a postStart hook until it ends.
+    let has_deadline = ![PullImage, ExecSync].contains(&method);
     let kind = match rng.u8(0..6) {
+        2 | 3 if !has_deadline => FaultKind::Slow(delay),
         0 => FaultKind::Slow(delay),
         1 => FaultKind::LateAnswer(delay),
         2 => FaultKind::Hang,
@@ -170,5 +175,5 @@ fn random_call_fault(rng: &mut fastrand::Rng) -> CallFault {
         4 => FaultKind::Fail(Code::Unknown, "simulated failure".to_owned()),
         _ => FaultKind::FailAfter(Code::Unknown, "simulated failure after the effect".to_owned()),
     };
-    CallFault::on(FAULTY[rng.usize(..FAULTY.len())], kind).times(rng.u32(1..4))
+    CallFault::on(method, kind).times(rng.u32(1..4))
 }
