@@ -3,9 +3,14 @@
 
 use std::fs;
 use std::fs::File;
+use std::io::Read as _;
 use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::Mutex;
 
 use anyhow::Context as _;
 use anyhow::Result;
@@ -16,6 +21,7 @@ use keblet_tests::standalone::processes_with;
 use nix::mount::MsFlags;
 use nix::mount::mount;
 use serde_json::Value;
+use serde_json::json;
 
 fn is_ready(node: &StandaloneNode) -> bool {
     node.health("/readyz").is_some_and(|(code, _)| code == 200)
@@ -243,5 +249,37 @@ fn unwritable_agent_log_does_not_stop_the_agent() -> Result<()> {
     node.write_running_pod("late")?;
     node.until_running("late")?;
     until_healthy(&mut node)?;
+    node.stop()
+}
+
+/// Answers every request on this socket with what the manifest is then, until the process ends.
+fn serve(listener: TcpListener, manifest: Arc<Mutex<Value>>) {
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            // The agent sends a request without a body in one piece.
+            let _ = stream.read(&mut [0; 4096]).expect("a request");
+            let body = manifest.lock().expect("no panic").to_string();
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            // A request that the agent gave up has no reader.
+            let _ = stream.write_all(format!("{head}{body}").as_bytes());
+        }
+    });
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn static_pods_come_from_a_url_on_a_node_without_certificate_authorities() -> Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a free port")?;
+    let url = format!("http://{}/pods", listener.local_addr()?);
+    let mut node = StandaloneNode::with(json!({ "staticPodURL": url, "httpCheckFrequency": "1s" }))?;
+    let manifest = |node: &StandaloneNode, name: &str| node.pod(name, &["run", "--stamp", &node.stamp(name)]);
+    let served = Arc::new(Mutex::new(manifest(&node, "first")));
+    serve(listener, served.clone());
+    node.start_under(&["env", "SSL_CERT_FILE=/nonexistent", "SSL_CERT_DIR=/nonexistent"])?;
+    node.until_running("first")?;
+    *served.lock().expect("no panic") = manifest(&node, "second");
+    node.until_running("second")?;
+    node.until_true("the first pod is gone", |node| Ok(node.sandboxes("first")?.is_empty()))?;
     node.stop()
 }

@@ -126,7 +126,7 @@ async fn critical_pods_are_never_evicted() {
     assert!(agent.pressures.borrow().memory);
 }
 
-/// Dead containers of pods that have terminated, and images that nobody uses, are removed before a pod is evicted.
+/// Dead containers of pods that have terminated, and unused images, are removed before a pod is evicted.
 #[tokio::test(start_paused = true)]
 async fn a_full_disk_is_relieved_without_evicting_a_pod() {
     let (sim, folder) = node();
@@ -239,7 +239,7 @@ async fn an_agent_killed_during_an_eviction_finishes_it_when_it_is_started_again
     shown.left(Signal::MemoryAvailable, 500);
     sleep(secs(10)).await;
     let known = api.pod("web").expect("it is there");
-    assert_eq!(reason(known.status.as_ref()), None, "nobody knows of the eviction");
+    assert_eq!(reason(known.status.as_ref()), None, "the eviction is not published");
 
     let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known], &api);
     let _manager = agent.evict_by(hard_memory(), shown.clone());

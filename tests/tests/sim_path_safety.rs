@@ -1,5 +1,5 @@
-//! Pods that the API server lets nobody make, on the whole agent: what would lead outside its folders is neither run nor
-//! taken over later, and harms nobody else.
+//! Pods that the API server would not accept, on the whole agent: what would lead outside its folders is neither run nor
+//! taken over later, and affects no other pod.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -29,7 +29,7 @@ async fn thrashing(agent: &mut Agent, sim: &SimRuntime, shown: &Shown, fields: V
     shown.stalls(0, false);
     let (wake, metrics) = agent.evict_by(with_pressure(hard_memory(), fields), shown.clone());
     sleep(secs(30)).await;
-    assert_eq!(sim.trace(Trace::live_count), 3, "nobody waits");
+    assert_eq!(sim.trace(Trace::live_count), 3, "no pod waits");
     let kernel = shown.clone();
     tokio::spawn(async move {
         while !wake.is_closed() {

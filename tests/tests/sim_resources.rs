@@ -127,7 +127,7 @@ async fn pods_get_cgroups_with_their_limits_and_an_agent_restart_changes_none() 
 
     // A start that the agent's end interrupts is another matter.
     tokio::time::sleep(Duration::from_secs(10)).await;
-    // Values of an existing cgroup belong to whoever set them last.
+    // Values of an existing cgroup are those that were set last.
     let changed = tree.path().join(values[0].0);
     std::fs::write(&changed, "999").expect("written");
     let ran = sim.trace(|trace| trace.history("web", "main").count());

@@ -24,7 +24,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The image's name without the tag, as the manifests in `deploy` have it.
 const NAME: &str = "keblet.dev/keblet";
 const PROGRAM: &str = "usr/bin/keblet";
-/// Root, and whom files that belong to nobody are shown as.
+/// Root, and the user of files whose owner has no name.
 const PASSWD: &str = "root:x:0:0:root:/:/usr/bin/keblet\nnobody:x:65534:65534:nobody:/:/usr/bin/keblet\n";
 const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
 

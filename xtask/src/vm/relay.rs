@@ -44,7 +44,7 @@ impl<'a> Relay<'a> {
     }
 }
 
-/// Flushes after every read: somebody may be watching.
+/// Flushes after every read, so that output appears at once.
 fn copy(mut port: impl Read, mut to: impl Write) -> Result<()> {
     let mut buffer = vec![0; CHUNK];
     loop {

@@ -110,8 +110,8 @@ fn critical_pods_are_spared() {
     let (chosen, spared) = choose(&[&small, &critical, &fixed]);
     assert_eq!(chosen.map(|victim| names(&[victim.pod])), Some(vec!["small".to_owned()]));
     assert_eq!(names(&spared), ["fixed", "critical"]);
-    let (nobody, spared) = choose(&[&critical, &fixed]);
-    assert_eq!((nobody, spared.len()), (None, 2));
+    let (none, spared) = choose(&[&critical, &fixed]);
+    assert_eq!((none, spared.len()), (None, 2));
 }
 
 #[test]
@@ -215,6 +215,6 @@ fn the_signals_are_read_more_often_the_less_memory_is_left() {
     assert_eq!(pause(memory, "2148Mi", false), 2_000);
     assert_eq!(pause(memory, "110Mi", false), 100);
     assert_eq!(pause(memory, "99Mi", false), 100, "within a grace period");
-    assert_eq!(pause(memory, "99Mi", true), 10_000, "there was nobody to evict");
+    assert_eq!(pause(memory, "99Mi", true), 10_000, "no pod could be evicted");
     assert_eq!(pause(Signal::NodeFsAvailable, "110Mi", false), 10_000);
 }

@@ -203,7 +203,7 @@ async fn objects_needed_at_start_only_are_not_watched_for_ever() {
     tokio::time::sleep(Duration::from_secs(240)).await;
     assert_eq!(room.api.watches(), 2);
     tokio::time::sleep(Duration::from_secs(240)).await;
-    assert_eq!(room.api.watches(), 1, "nobody asked for five minutes");
+    assert_eq!(room.api.watches(), 1, "no pod needed it for five minutes");
     room.put("env", "2");
     assert_eq!((room.value("env").await, room.api.watches()), ("2".into(), 2));
     tokio::time::sleep(Duration::from_secs(600)).await;

@@ -133,7 +133,7 @@ fn the_schema_rejects_what_is_wrong() {
         check(&schema, &schema, &changed, "").unwrap_err()
     };
     wrong("/schema", "keblet.dev/observe/v2".into());
-    wrong("/victim", "somebody".into());
+    wrong("/victim", "unknown-victim".into());
     wrong("/kills", (-1).into());
     wrong("/pod", "shop/cart".into());
     let mut without = good.clone();

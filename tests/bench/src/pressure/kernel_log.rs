@@ -51,8 +51,11 @@ impl KernelLog {
         loop {
             while let Some(record) = self.record()? {
                 if let Some(kill) = parse(&record) {
-                    kills.push(kill);
                     quiet_since = Instant::now();
+                    // The chosen process of a group is logged once as such, and once more with its group.
+                    if kills.iter().all(|known: &Kill| known.pid != kill.pid) {
+                        kills.push(kill);
+                    }
                 }
             }
             if !kills.is_empty() && quiet_since.elapsed() > settle {
